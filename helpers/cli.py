@@ -1,4 +1,4 @@
-"""The `fusion` command. Errors are one line: what is wrong, how to mend it; the exit status is then 2."""
+"""The `fusion` command. Errors are one line: what is wrong and how to fix it; the exit status is then 2."""
 
 import argparse
 import os
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
         action="append",
         default=[],
         metavar=("STUDENT", "NN", "POINTS", "TEXT"),
-        help="add points by hand, or 0, and say why; kept in marks.csv of the report",
+        help="add points by hand, or 0, with a comment; saved in the report's marks.csv",
     )
     grade.add_argument("--by", default="", metavar="NAME", help="who comments (default: this user)")
     grade.add_argument("--variant", metavar="WORD", help="that the class's exercises were released with")
@@ -85,15 +85,15 @@ def main(argv: list[str] | None = None) -> int:
     new = commands.add_parser("new-exercise", help="an exercise to start from, for instructors")
     new.add_argument("name", help="its number and its name, such as 11_dropout")
 
-    inspect = commands.add_parser("inspect", help="what a kernel needs of a GPU that need not be here")
+    inspect = commands.add_parser("inspect", help="show a kernel's registers, spills and occupancy on any GPU")
     inspect.add_argument("kernel", metavar="module:kernel", help="kernels.elementwise.add_gelu:add_gelu_kernel, say")
     inspect.add_argument("arguments", nargs="*", metavar="argument", help='"*bf16" for a pointer, 8192, or BLOCK=1024')
     inspect.add_argument("--device", default="H100", help="a GPU of the course's catalogue (default: H100)")
 
-    analyse = commands.add_parser("analyse", help="which operations of a model to fuse, and what that brings")
+    analyse = commands.add_parser("analyse", help="list which operations of a model to fuse, and the gain")
     analyse.add_argument("model", metavar="model.py:build", help="a function that returns (module, inputs)")
     analyse.add_argument("--device", default="H200", help="a GPU of the course's catalogue (default: H200)")
-    analyse.add_argument("--backward", action="store_true", help="the gradients, too")
+    analyse.add_argument("--backward", action="store_true", help="include the gradients")
     analyse.add_argument("--no-epilogues", action="store_true", help="leave products and convolutions to the library")
     analyse.add_argument("--page", metavar="FILE", help="also write the report as a page, such as report.html")
 
@@ -101,7 +101,7 @@ def main(argv: list[str] | None = None) -> int:
     profile.add_argument("script", help="a Python file that launches its kernels when it is run")
     profile.add_argument("--launches", type=int, default=50, help="kernels that ncu looks at (default: 50)")
 
-    commands.add_parser("doctor", help="what this machine has, what is missing, how to get it")
+    commands.add_parser("doctor", help="check this machine: what it has, what is missing, how to get it")
     commands.add_parser("bench", help="measure the course's kernels on this machine", add_help=False)
 
     arguments, rest = parser.parse_known_args(argv)

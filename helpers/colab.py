@@ -1,4 +1,4 @@
-"""The first cell in a notebook that is open somewhere else, such as on Colab: what the course needs there, and the GPU.
+"""Set up the course in a notebook opened elsewhere, such as on Colab, from its first cell, and print the GPU.
 
     !git clone --quiet ADDRESS course
     %run course/helpers/colab.py
@@ -29,7 +29,7 @@ def named(requirement: str) -> str:
 
 
 def missing(pyproject: str, installed: set[str]) -> list[str]:
-    """The pins that a kernel needs and has not; `installed`: names as pip compares them.
+    """Return the pins that a kernel needs but lacks; `installed`: names as pip compares them.
 
     What these need in turn is left to pip, which keeps what is installed.
     """
@@ -38,7 +38,7 @@ def missing(pyproject: str, installed: set[str]) -> list[str]:
 
 
 def install(requirements: list[str], kept: dict[str, str]) -> None:
-    """Add what is missing; `kept`, name -> version, changes nothing of itself.
+    """Install missing packages, without changing those in `kept`, name -> version.
 
     Raises:
         RuntimeError: pip refused; with its last lines.
@@ -55,7 +55,8 @@ def install(requirements: list[str], kept: dict[str, str]) -> None:
 
 
 def show_widgets() -> None:
-    """Colab has ipywidgets 7, which shows a widget but gives nobody its view, and no other widgets unless asked."""
+    """Enable Colab's widgets: it has ipywidgets 7, which shows a widget but exposes no view, and custom widgets only on
+    request."""
     import ipywidgets
 
     if not hasattr(ipywidgets.DOMWidget, "_repr_mimebundle_"):

@@ -1,8 +1,7 @@
-"""The course as `fusion lab` opens it: its map drawn anew, no widget of a kernel that is gone, no answer before its
-question.
+"""The course as `fusion lab` opens it: the map redrawn, no widget of a dead kernel, no answer before its question.
 
-The file keeps all its outputs, for GitHub, nbviewer and nbval; what is taken away or folded is so in the page alone.
-Set as `ServerApp.contents_manager_class`.
+The file keeps all its outputs, for GitHub, nbviewer and nbval; outputs are removed or folded only in the page. Set as
+`ServerApp.contents_manager_class`.
 """
 
 import contextlib
@@ -27,7 +26,7 @@ OURS = '<div class="fusion-asked">'
 
 
 def write_map(course: Path) -> None:
-    """Draw the course's map anew; one that says the same stays untouched."""
+    """Redraw the course's map; leave an unchanged one untouched."""
     page, place = course_map(course), course / MAP
     if not place.exists() or place.read_text(encoding="utf-8") != page:
         place.write_text(page, encoding="utf-8")
@@ -59,27 +58,28 @@ class CourseContents(AsyncLargeFileManager):
 
 
 async def _comms(kernel) -> set[str]:
-    """What the kernel has open. It is asked on the channel that a busy kernel answers; one that starts has nothing."""
+    """Return the kernel's open widgets. The query uses the channel that a busy kernel answers; a starting kernel has no
+    widgets."""
     client = kernel.client()
     try:
         client.start_channels(shell=False, iopub=False, stdin=False, hb=False)
         client.control_channel.send(client.session.msg("comm_info_request", {}))
         reply = await client.get_control_msg(timeout=PATIENCE)
         return set(reply["content"].get("comms", ()))
-    except (Empty, RuntimeError, ZMQError):  # a page opens whatever becomes of its kernel meanwhile
+    except (Empty, RuntimeError, ZMQError):  # a page opens whatever happens to its kernel meanwhile
         return set()
     finally:
         client.stop_channels()
 
 
 def opened(notebook: dict, kept: dict[str, KeptGuess], living: set[str]) -> None:
-    """Change a notebook to what a reader meets: widgets only where their kernel has them, answers folded until they
-    were seen, guesses as they were typed.
+    """Change a notebook to the reader's view: widgets only where their kernel has them, answers folded until they were
+    seen, guesses as they were typed.
 
     Args:
-        kept: question -> what the reader said and saw.
-        living: the widgets of the kernel that runs the notebook. Whether one runs says nothing of what was seen: it
-            begins when the page is opened.
+        kept: question -> the reader's guess and whether the answer was shown.
+        living: the widgets of the kernel that runs the notebook. A running kernel does not mean that outputs were seen:
+            it starts when the page opens.
     """
     for cell in code_cells(notebook):
         cell["outputs"] = [output for output in cell["outputs"] if _still(output, kept, living)]
@@ -106,7 +106,7 @@ def as_stored(notebook: dict) -> None:
 
 
 def _still(output: dict, kept: dict[str, KeptGuess], living: set[str]) -> bool:
-    """Whether anything of an output is left without a widget that is gone; a question says what was guessed."""
+    """Return whether anything of an output remains without its dead widget; a question shows its guess."""
     data = output.get("data", {})
     if data.get(WIDGET_VIEW, {}).get("model_id") in living:
         return True
@@ -126,7 +126,7 @@ def _asked(question: str, unit: str, kept: KeptGuess | None) -> str:
 
 
 def _fold(cell: dict, waits: list[str]) -> None:
-    """As JupyterLab itself folds a cell's output; running the cell unfolds it, and guess.js after the last question."""
+    """Fold a cell's output as JupyterLab does; running the cell unfolds it, and guess.js after the last question."""
     jupyter = {key: value for key, value in cell["metadata"].get("jupyter", {}).items() if key != "outputs_hidden"}
     cell["metadata"].pop("collapsed", None)
     cell["metadata"].pop(WAITS, None)

@@ -1,4 +1,4 @@
-"""What this machine has for the course, what it lacks, and how to get that."""
+"""Check what this machine has for the course, what it lacks, and how to get that."""
 
 import os
 import platform

@@ -17,7 +17,7 @@ FIRST_LAYOUT = {
     "metadata": {"id": "default"},
 }
 SETTINGS = Path(__file__).parent / "jupyterlab"
-# What makes JupyterLab the course's own, whoever starts it.
+# The settings that make JupyterLab the course's own, however it is started.
 OF_COURSE = {
     "ServerApp.contents_manager_class": "helpers.course_contents.CourseContents",
     "ServerApp.kernel_websocket_connection_class": "helpers.prompt_websocket.PromptConnection",
@@ -34,10 +34,10 @@ def open_lab(port: int = 8888, browser: bool = True, options: list[str] | None =
     port: the first port to try, 1 to 65535.
     browser: open one, if this machine has one; the address is printed either way, on a line of its own.
     options: further options for JupyterLab; they override the course's own.
-    Raises FileNotFoundError where the lessons are not beside the package, ValueError for an impossible port.
+    Raises FileNotFoundError if the lessons are not next to the package, ValueError for an invalid port.
     """
     if not 1 <= port <= 65535:
-        raise ValueError(f"port {port} cannot exist: give one from 1024 to 65535")
+        raise ValueError(f"port {port} is invalid: choose one from 1024 to 65535")
     if not (COURSE / FIRST_LESSON).is_file():
         raise FileNotFoundError(
             f"no lessons in {COURSE}: install the course from its own folder (pip install -e .), "
@@ -112,7 +112,7 @@ def first_page() -> str:
 
 
 def browser_found() -> bool:
-    """Whether a browser can open a window here; one that would run inside the terminal does not count."""
+    """Return whether a browser can open a window here; one that would run inside the terminal does not count."""
     if not any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")):
         return False
     try:

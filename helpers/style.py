@@ -45,7 +45,7 @@ PAGE_SMALL = 12
 PAGE_LABEL = 10.5
 PAGE_CELL = 9.5  # of a value in the stepper
 
-# The whole text of a page of its own, such as a report: what `font` of its body is.
+# The `font` of a stand-alone page's body, such as a report's.
 REPORT_FONT = f"16px/1.5 system-ui, {FONT}"
 
 STYLE = {
@@ -95,6 +95,6 @@ def css(file: Path) -> str:
 
 
 def javascript(*files: Path) -> str:
-    """Return one script made of several files, which may use `STYLE.read`, `STYLE.written` and `STYLE.titleSize`."""
+    """Return one script that joins several files, which may use `STYLE.read`, `STYLE.written` and `STYLE.titleSize`."""
     style = {"read": READ, "written": WRITTEN, "titleSize": TITLE_SIZE}
     return "\n".join([f"const STYLE = {json.dumps(style)};", *(file.read_text(encoding="utf-8") for file in files)])

@@ -25,7 +25,7 @@ def check_activation(operation: str, act: str) -> None:
     """Check that ACTIVATIONS has `act`.
 
     Raises:
-        ValueError: it has not.
+        ValueError: it does not.
     """
     if not isinstance(act, str) or act not in ACTIVATIONS:
         raise ValueError(f"{operation} takes act of {', '.join(ACTIVATIONS)}, got {act!r}: choose one of them")
@@ -56,8 +56,8 @@ def normal(s):
 def sigmoid_base_2(z):
     """1 / (1 + 2^-z), which is sigmoid(z ln 2).
 
-    tl.sigmoid takes eleven instructions, of which a LayerNorm at memory's speed has not that many to spare: tl.exp2 is
-    one where tl.exp is four, and the square of tl.rsqrt is a reciprocal in two where a division takes five.
+    tl.sigmoid takes eleven instructions, more than a LayerNorm at memory speed can spare: tl.exp2 is one where tl.exp
+    is four, and the square of tl.rsqrt is a reciprocal in two where a division takes five.
     """
     root = tl.rsqrt(1.0 + tl.exp2(-z))
     return root * root
@@ -68,9 +68,9 @@ def gelu_of_16_bits(s, ACT: tl.constexpr, RESULT: tl.constexpr):
     """gelu or gelu_tanh in half the instructions, for results of 16 bits:  max(s, 0) - a 2^q(a),  a = |s|.
 
     2^q is the gate at -a, so that the tail keeps its digits. q is a minimax polynomial of the gate's log2 on a <= 4,
-    where PyTorch's own tail still has digits. Of all 16-bit s with |s| < 4 the worst result is off by 0.71 units in the
-    last place of bf16 and 0.70 of fp16 with tanh, 0.51 and 0.63 with erf; PyTorch's by 0.50, 1.3, 128 and 5.8.
-    -inf becomes NaN, as in PyTorch.
+    where PyTorch's own tail still has digits. Over all 16-bit s with |s| < 4, the worst result is off by 0.71 units in
+    the last place of bf16 and 0.70 of fp16 with tanh, 0.51 and 0.63 with erf; PyTorch's by 0.50, 1.3, 128 and 5.8. -inf
+    becomes NaN, as in PyTorch.
     """
     a = tl.minimum(tl.abs(s), 10.0)  # not inf * 0; at 10 the tail is below 1e-22
     if ACT == "gelu":
@@ -88,7 +88,7 @@ def gelu_of_16_bits(s, ACT: tl.constexpr, RESULT: tl.constexpr):
 
 @triton.jit
 def activate(s, ACT: tl.constexpr, RESULT: tl.constexpr = tl.float32):
-    """act(s), in the dtype of s; RESULT is what the caller rounds it to, and says how exact it has to be."""
+    """act(s), in the dtype of s; RESULT is the dtype that the caller rounds to, which sets the accuracy needed."""
     if ACT == "relu":
         y = tl.where(s < 0, 0.0, s)  # tl.maximum would turn NaN into 0
     elif (ACT == "gelu" or ACT == "gelu_tanh") and (RESULT.is_fp16() or RESULT.is_bf16()):
@@ -103,7 +103,7 @@ def activate(s, ACT: tl.constexpr, RESULT: tl.constexpr = tl.float32):
         if RESULT.is_fp16() or RESULT.is_bf16():
             y = s * sigmoid_base_2(1.4426950408889634 * s)  # log2(e)
         else:
-            y = s / (1.0 + tl.exp2(-1.4426950408889634 * s))  # a square of rsqrt is off by 2.5 times as much
+            y = s / (1.0 + tl.exp2(-1.4426950408889634 * s))  # a square of rsqrt has 2.5x the error
     return y
 
 

@@ -63,7 +63,7 @@ def check_dense(operation: str, name: str, tensor: torch.Tensor) -> None:
 
 
 def given(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """Those that are not None, by name."""
+    """Return those that are not None, by name."""
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
@@ -99,8 +99,8 @@ def check_columns(operation: str, x: torch.Tensor, **vectors: torch.Tensor) -> N
 
 
 def check_vectors(operation: str, x: torch.Tensor, size: int, of: str, unit: str, **vectors: torch.Tensor) -> None:
-    """Check that each vector has `size` floating-point values, one a `unit`, on x's device; `of` says where size comes
-    from.
+    """Check that each vector has `size` floating-point values, one per `unit`, on x's device; `of` names the source of
+    size.
 
     Raises:
         TypeError: a vector is not a floating-point tensor.
@@ -129,7 +129,7 @@ def check_labels(operation: str, logits: torch.Tensor, labels: torch.Tensor) -> 
 
     Raises:
         TypeError: logits are not a floating-point tensor, labels not one of int64.
-        ValueError: two devices, shapes that do not fit, no class, or shapes that fit (N, classes, ...) as well.
+        ValueError: two devices, shapes that do not fit, no class, or shapes that could also be (N, classes, ...).
     """
     check_alike(operation, logits=logits)
     check_columns(operation, logits)
@@ -170,7 +170,8 @@ def as_matrix(x: torch.Tensor) -> torch.Tensor:
 
 
 def channels_last(*images: torch.Tensor) -> bool:
-    """Whether all of (images, channels, height, width) have channels side by side in memory, and are not contiguous."""
+    """Return whether all of (images, channels, height, width) have contiguous channels, and are not contiguous
+    themselves."""
     last = torch.channels_last
     return all(x.dim() == 4 and x.is_contiguous(memory_format=last) and not x.is_contiguous() for x in images)
 
@@ -183,9 +184,9 @@ def _has(device: int) -> tuple[int, int]:
 
 
 def multiprocessors(x: torch.Tensor) -> int:
-    """How many x's GPU has; without one as many as an H200, so that the same kernels are launched as there.
+    """Return the SM count of x's GPU; without one an H200's, so that the same kernels are launched as there.
 
-    An observer of launches that stands for another GPU says how many that one has, as its `multiprocessors`.
+    An observer of launches that simulates another GPU has that one's count in `multiprocessors`.
     """
     told = getattr(runtime.observer(), "multiprocessors", None)
     if told is not None:
@@ -239,7 +240,7 @@ def check_linear(
 
 
 def autocasts(x: torch.Tensor) -> bool:
-    """Whether x is on a device for which autocast is on."""
+    """Return whether autocast is on for x's device."""
     return isinstance(x, torch.Tensor) and x.device.type in ("cuda", "cpu") and torch.is_autocast_enabled(x.device.type)
 
 
@@ -252,7 +253,7 @@ def as_autocast_says(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None
     return tuple(x.to(dtype) if isinstance(x, torch.Tensor) and x.dtype in lowered else x for x in tensors)
 
 
-# Smallest and largest of what has one name in all operations.
+# Smallest and largest value of arguments with the same name in all operations.
 LIMITS = {
     "eps": (0, math.inf),
     "p": (0, 1),
@@ -261,7 +262,8 @@ LIMITS = {
     "padding": (0, math.inf),
 }
 
-# What PyTorch, FlashAttention-2 or Liger-Kernel take besides, and what to use for it: this is a course, not a library.
+# Further arguments of PyTorch, FlashAttention-2 or Liger-Kernel, and their replacements: this is a course, not a
+# library.
 _FLEX = "torch.nn.attention.flex_attention.flex_attention with a {}"
 _ATTENTION = {
     "softcap": _FLEX.format("score_mod"),
@@ -286,8 +288,8 @@ INSTEAD = {
 
 
 def refuse(operation: str, given: dict) -> None:
-    """Raise TypeError for the first of these keyword arguments, which the operation does not have: what to use instead
-    (INSTEAD), or where to look."""
+    """Raise TypeError for the first of these unsupported keyword arguments, with its replacement (INSTEAD) or where to
+    look."""
     for name in given:
         instead = INSTEAD[operation].get(name)
         mend = f"use {instead}" if instead else f"see help(kernels.{operation})"
@@ -296,7 +298,7 @@ def refuse(operation: str, given: dict) -> None:
 
 _ORDER = "pass causal and scale by name: the order of scaled_dot_product_attention is another"
 _SHAPE = "leave the shape out, the last dimension is normalized"
-# (operations, argument, types, what to do): what callers give who know another function's arguments.
+# (operations, argument, types, what to do): arguments that callers pass by habit from another function.
 _MEANT = (
     (("flash_attention",), "causal", torch.Tensor, "for a mask use kernels.attention_scores with mask, times v"),
     (("flash_attention", "attention_scores"), "causal", type(None), _ORDER),
@@ -344,18 +346,20 @@ def _mend(operation: str, name: str, kind: type, value) -> str:
 
 
 def check_option(operation: str, name: str, value, kind: type, *, optional: bool = False) -> None:
-    """Check an argument that is no tensor.
+    """Check an argument that is not a tensor.
 
     Args:
         operation: the public function's name, for the message.
-        name: of the argument. LIMITS has the range of those that are alike in all operations.
-        value: what the caller gave.
-        kind: bool, int, float or str. A whole number is a float, a bool neither, a scalar of NumPy or PyTorch none.
+        name: the argument's. LIMITS has the range of those shared by all operations.
+        value: the caller's.
+        kind: bool, int, float or str. An int is accepted as a float, a bool as neither, a NumPy or PyTorch scalar as
+            none of them.
         optional: whether None stands for a value that the operation chooses.
 
     Raises:
         TypeError: another type.
-        ValueError: NaN, infinity, an integer beyond 64 bits, what LIMITS leaves out, or an eps that fp32 does not have.
+        ValueError: NaN, infinity, an integer beyond 64 bits, a value outside LIMITS, or an eps that fp32 cannot
+            represent.
     """
     if value is None and optional:
         return
@@ -404,7 +408,7 @@ def over_last(norm: Callable, shape: tuple[int, ...], x: Tensor, *vectors: Tenso
 
 
 def cdiv(size: int, block: int) -> int:
-    """How many blocks cover `size`: size / block, rounded up."""
+    """Return how many blocks cover `size`: size / block, rounded up."""
     return -(-size // block)
 
 

@@ -1,4 +1,5 @@
-"""What attention kernels share: the order of programs, the keys that a query sees, tile sizes and argument checks."""
+"""Shared code of the attention kernels: the order of programs, the keys that a query sees, tile sizes and argument
+checks."""
 
 import torch
 import triton
@@ -15,7 +16,7 @@ def longest_first(blocks, CAUSAL: tl.constexpr):
     """Return which head this program serves, and which of its `blocks` blocks of rows, the longest being 0.
 
     Causal programs differ in length: the longest of several heads start first, so that the last to finish are short.
-    Of several heads only, whose k and v stay in L2.
+    Only among several heads, whose k and v stay in L2.
     """
     pid = tl.program_id(0)
     if CAUSAL:
@@ -31,8 +32,8 @@ def longest_first(blocks, CAUSAL: tl.constexpr):
 
 @triton.jit
 def visible_keys(start, queries, keys, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Return, for the BLOCK_M queries from `start` on: the end of the keys that any of them sees (0 or less: none), the
-    last key that each sees, (BLOCK_M,), negative for none, and how many of the first keys all of them see."""
+    """Return, for the BLOCK_M queries starting at `start`: the end of the keys that any of them sees (0 or less: none),
+    the last key that each sees, (BLOCK_M,), negative for none, and how many of the first keys all of them see."""
     if CAUSAL:
         end = tl.minimum(keys, start + BLOCK_M + keys - queries)
         last = tl.minimum(start + tl.arange(0, BLOCK_M) + keys - queries, keys - 1)

@@ -1,10 +1,10 @@
 """The arithmetic of the course's operations, counted once: for each kernel's `work`, and for the instruments.
 
-Each of +, -, *, /, max, exp, tanh, erf and rsqrt counts one FLOP, a multiply-add two. What is done once a row is not
-counted, nor is arithmetic on integers.
+Each of +, -, *, /, max, exp, tanh, erf and rsqrt counts one FLOP, a multiply-add two. Work done once per row is not
+counted, nor is integer arithmetic.
 """
 
-# FLOPs an element.
+# FLOPs per element.
 RELU = 1
 GELU_TANH = 9
 SOFTMAX = 5  # max, subtraction, exp, sum, quotient
@@ -19,7 +19,7 @@ def product(rows: int, inner: int, columns: int) -> int:
 
 
 def attention(pairs: int, dim: int) -> int:
-    """FLOPs of q k^T and p v for so many pairs of a query and a key; softmax is left out, as the field does.
+    """FLOPs of q k^T and p v for that many pairs of a query and a key; softmax is left out, by convention.
 
     Source: Dao, "FlashAttention-2" (2023), section 4.1.
     """

@@ -1,8 +1,8 @@
 """Tensors as tensor descriptors take them, and so the copy engine (TMA) of a GPU of compute capability 9.0 or later.
 
-A descriptor tells of a tensor's shape and strides; a kernel then asks for a tile by its first element's place, and what
-lies outside the tensor reads as zero and is not written. Elements of a row stand side by side, and every row starts at
-a multiple of 16 bytes. Earlier GPUs have no such engine: there Triton compiles a descriptor into pointers and masks.
+A descriptor holds a tensor's shape and strides; a kernel then requests a tile by its first element's coordinates;
+elements outside the tensor read as zero and are not written. Rows must be contiguous, and every row must start at a
+multiple of 16 bytes. Earlier GPUs have no such engine: there Triton compiles a descriptor into pointers and masks.
 """
 
 import torch
@@ -28,7 +28,8 @@ def row_strides(x: torch.Tensor) -> list[int]:
 
 
 def describable(x: torch.Tensor) -> torch.Tensor:
-    """x where a descriptor can tell of it, else (odd strides, an odd start, expanded) a copy of which one can."""
+    """Return x if a descriptor can describe it, else (odd strides, an odd start, expanded) a copy that one can
+    describe."""
     unit = ALIGNMENT // x.element_size()
     apart = all(stride > 0 and stride % unit == 0 for stride in row_strides(x))
     if apart and (x.stride(-1) == 1 or x.shape[-1] == 1) and x.data_ptr() % ALIGNMENT == 0:
@@ -37,18 +38,18 @@ def describable(x: torch.Tensor) -> torch.Tensor:
 
 
 def is_described(matrix: torch.Tensor) -> bool:
-    """Return whether a descriptor can tell of (rows, cols) as it is."""
+    """Return whether a descriptor can describe (rows, cols) as it is."""
     stride = matrix.stride(0)
     return (matrix.data_ptr() | stride * matrix.itemsize) % ALIGNMENT == 0 and stride >= matrix.shape[1] > 0
 
 
 def takes_descriptors(*matrices: torch.Tensor) -> bool:
-    """Return whether descriptors can tell of these (rows, cols) as they are, and their GPU has room for large tiles."""
+    """Return whether descriptors can describe these (rows, cols) as they are, and large tiles fit on their GPU."""
     return all(map(is_described, matrices)) and shared_memory(matrices[0]) >= LARGE_TILES
 
 
 def described_rows(x: torch.Tensor) -> bool:
-    """Return whether a descriptor can tell of as_matrix(x), without making the copy that it may be."""
+    """Return whether a descriptor can describe as_matrix(x), without making the copy that it may need."""
     try:
         rows = x if x.dim() == 2 else x.view(x.shape[:-1].numel(), x.shape[-1])
     except RuntimeError:  # strides that no view has

@@ -40,7 +40,7 @@ _ALLOCATIONS = frozenset(
 
 
 class CachedLaunch(NamedTuple):
-    """A compiled kernel and what another launch of the same kind takes besides its arguments."""
+    """A compiled kernel, and everything except arguments that a launch of the same kind needs."""
 
     kernel: JITFunction
     compiled: Any
@@ -132,7 +132,7 @@ def watching() -> int:
 
 
 class _Operators(TorchDispatchMode):
-    """The tensors that are allocated inside of it, and whether nothing but that and views is asked of PyTorch."""
+    """Record the tensors allocated inside, and whether PyTorch is used only for that and for views."""
 
     def __init__(self):
         super().__init__()
@@ -148,7 +148,7 @@ class _Operators(TorchDispatchMode):
 
 
 class _Step(NamedTuple):
-    """One launch: `given` but for tensors, of which (place in given, number in the call) say where they go."""
+    """One launch: `given` without tensors, and (place in given, number in the call) for each tensor."""
 
     cached: CachedLaunch
     grid: tuple[int, int, int]
@@ -167,7 +167,7 @@ class Plan(NamedTuple):
     alone: bool  # one result, not a tuple
 
     def holds(self) -> bool:
-        """Whether Triton would launch the same kernels now."""
+        """Return whether Triton would launch the same kernels now."""
         return all(step.cached.holds() for step in self.steps)
 
     def run(self, arguments: tuple):
@@ -190,14 +190,14 @@ class Plan(NamedTuple):
 
 
 def _descriptor_of(base: Tensor | None, like):
-    """`like`, of another tensor of its kind: what its constructor checks was checked before."""
+    """Return a copy of `like` for another tensor of its kind, without the constructor's checks, which passed before."""
     found = object.__new__(type(like))
     found.__dict__ = like.__dict__ | {"base": base}
     return found
 
 
 def _plainly() -> bool:
-    """Whether a call made now is of tensors alone, by someone who only wants its result."""
+    """Return whether a call made now has only tensors and needs only its result."""
     return not (
         torch.compiler.is_compiling()  # first: torch.compile then looks no further
         or not enabled
@@ -257,7 +257,7 @@ def _plan(arguments: tuple, made: list[Tensor], launches: list, results) -> Plan
     tensors = [*arguments, *made]
     numbers = {x.data_ptr(): number for number, x in enumerate(tensors) if isinstance(x, Tensor)}
     if 0 in numbers or len(numbers) < sum(isinstance(x, Tensor) for x in tensors):
-        return None  # of two tensors at one address, nobody knows which one a kernel was given
+        return None  # with two tensors at one address, the kernel's argument is ambiguous
     steps = [_step(each, numbers) for each in launches]
     alone, found = not isinstance(results, tuple), []
     for x in (results,) if alone else results:
@@ -279,7 +279,7 @@ def _plan(arguments: tuple, made: list[Tensor], launches: list, results) -> Plan
 
 
 def _watched(function: Callable, arguments: tuple, named: dict) -> tuple:
-    """What the function returns, and its Plan, or None where there can be none."""
+    """Return the function's result and its Plan, or None if it cannot be planned."""
     _record_launches_of_catalogue()
     operators, before = _Operators(), _watching.launches
     launches = _watching.launches = []
@@ -296,7 +296,7 @@ def _watched(function: Callable, arguments: tuple, named: dict) -> tuple:
 
 def planned(function: Callable) -> Callable:
     """The function, of tensors and options to a tensor or a tuple of them and None, for calls made often."""
-    plans = {}  # kind -> False where it was seen once, None where there can be no plan, or the plan
+    plans = {}  # kind -> the plan, False if seen once, None if no plan is possible
     _every.append(plans)
 
     @functools.wraps(function)

@@ -18,7 +18,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 def absorb(peak, total, x):
     """Peak and total, (..., LANES), after x, (..., LANES, EACH); they start as -inf and 0. Past the end x is -inf."""
     higher = tl.maximum(peak, tl.max(x, axis=-1))
-    # A lane that has seen nothing but -inf would compute -inf - -inf.
+    # A lane that has seen only -inf would compute -inf - -inf.
     base = tl.where(higher == -float("inf"), 0.0, higher)
     total *= tl.exp2((peak - base) * LOG2_E)
     return higher, total + tl.sum(tl.exp2((x - tl.expand_dims(base, -1)) * LOG2_E), axis=-1)
@@ -26,7 +26,7 @@ def absorb(peak, total, x):
 
 @triton.jit
 def combine(peak, total):
-    """Each row's maximum, and its sum of exp(x - maximum): 0 for a row of nothing but -inf, NaN for one with NaN."""
+    """Each row's maximum, and its sum of exp(x - maximum): 0 for a row of only -inf, NaN for one with NaN."""
     top = tl.max(peak, axis=-1)
     base = tl.where(top == -float("inf"), 0.0, top)
     return top, tl.sum(total * tl.exp2((peak - tl.expand_dims(base, -1)) * LOG2_E), axis=-1)

@@ -45,7 +45,7 @@ def like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Once(torch.autograd.Function):
-    """A backward pass that autograd records (create_graph=True), so that nobody differentiates it unnoticed."""
+    """Records the backward pass in autograd (create_graph=True), so that differentiating it raises an error."""
 
     @staticmethod
     def forward(name, gradients, *arguments):
@@ -63,7 +63,7 @@ class _Once(torch.autograd.Function):
 
 
 def _options(forward: Callable) -> list[tuple[int, str, type, bool]]:
-    """Position, name, type and whether it may be None, of each argument of `forward` that is no tensor."""
+    """Position, name, type and whether it may be None, of each argument of `forward` that is not a tensor."""
     found = []
     for i, (name, parameter) in enumerate(inspect.signature(forward, eval_str=True).parameters.items()):
         kinds = typing.get_args(parameter.annotation) or (parameter.annotation,)
@@ -76,7 +76,7 @@ def _reference(name: str) -> str:
 
 
 def _refuse_transforms(name: str, tensors: list[torch.Tensor]) -> None:
-    """Refuse transforms of which a kernel would see only a part: tangents, which PyTorch would drop, and batches.
+    """Refuse transforms that a kernel would only partly see: tangents, which PyTorch would drop, and batches.
 
     Raises:
         RuntimeError: forward-mode differentiation, or vmap.
@@ -104,7 +104,7 @@ def _needs_gradient(arguments) -> bool:
 
 
 def _signed(x):
-    """x, with its sign in memory where it is a view that only says so: kernels read memory."""
+    """Return x; copy a lazily negated view, because kernels read memory."""
     return x.resolve_neg() if isinstance(x, torch.Tensor) else x
 
 
@@ -165,23 +165,23 @@ def register(
     is (it costs Python less than an operator does), an operator under torch.compile.
 
     Args:
-        name: of the public function; its operators are kernel_fusion::name, name_training and name_backward.
+        name: the public function's; its operators are kernel_fusion::name, name_training and name_backward.
         forward: (*arguments) -> y or a tuple, annotated as torch.library.custom_op asks. It allocates and launches.
-        fake: the same without data: returns what `forward` would allocate.
+        fake: the same without data: returns the tensors `forward` would allocate.
         training: (*arguments) -> (y, *more), where the backward pass needs more than forward's arguments and result.
         training_fake: the same without data.
-        keep: (arguments, result) -> what `backward` takes after the gradient: a tuple, its tensors first. `result` is
-            y, or all of what `training` returns.
+        keep: (arguments, result) -> the arguments of `backward` after the gradient: a tuple, its tensors first.
+            `result` is y, or everything `training` returns.
         backward: (grad_y, *kept) -> gradients. Without it, a backward pass raises RuntimeError.
         backward_fake: the same without data.
         gradients: (backward, needed, grad_y, *kept) -> a tuple, one for each of the first arguments, None for the rest.
-            Where not given, what `backward` returns. `needed` says of each argument whether its gradient is asked for.
-        results: how many tensors y is. Of several, `backward` and `gradients` take as many gradients before what is
-            kept; all but the first may be None.
+            By default, what `backward` returns. `needed` holds, per argument, whether its gradient is required.
+        results: the number of tensors in y. With several, `backward` and `gradients` take that many gradients before
+            the saved values; all except the first may be None.
         called: (arguments) -> the public function's name in messages, where several share the operation.
 
     Returns:
-        A function of forward's arguments, by position, that returns y. It checks those that are no tensors
+        A function of forward's arguments, by position, that returns y. It checks those that are not tensors
         (options.check_option). A second derivative through it raises RuntimeError.
     """
     called = called or (lambda arguments: name)
@@ -207,7 +207,7 @@ def register(
         def setup_context(ctx, inputs, output):
             kept = keep(inputs, output)
             tensors = [x for x in kept if isinstance(x, torch.Tensor)]
-            ctx.set_materialize_grads(False)  # no zeros for the rest of training's results: nobody differentiates them
+            ctx.set_materialize_grads(False)  # no zeros for the rest of training's results: never differentiated
             ctx.save_for_backward(*tensors)
             ctx.settings = kept[len(tensors) :]
             ctx.called = called(inputs)
@@ -296,7 +296,7 @@ def register(
 
 @dataclass(frozen=True)
 class Work:
-    """What an operation must do, however it is written: arithmetic, and the least bytes through device memory.
+    """An operation's minimum work in any implementation: arithmetic, and bytes through device memory.
 
     Args:
         flops: floating-point operations; a multiply-add counts two.
@@ -332,13 +332,13 @@ class Work:
 
 @dataclass(frozen=True)
 class FusedOp:
-    """One fused operation: how to run it, what it must equal, what it must cost.
+    """One fused operation: how to run it, its expected result, its minimum cost.
 
     Args:
-        name: its name in CATALOGUE, and of its file and public function.
+        name: the name of its entry in CATALOGUE, its file and its public function.
         fused: the public function: checks, allocates, launches.
         reference: the same in unfused PyTorch, taking the same arguments.
-        work: `work(shape, dtype) -> Work`: FLOPs and least bytes.
+        work: `work(shape, dtype) -> Work`: FLOPs and minimum traffic.
         kernel: the forward `@triton.jit` function, as the compiler takes it.
         settings: `settings(...) -> dict` of constexprs and launch options for a size.
         inputs: `inputs(*shape, dtype=, device=) -> tuple`: fresh random arguments for `fused` and `reference`.
@@ -346,13 +346,13 @@ class FusedOp:
             `kernel`, for compiling without launching.
         interpreter_shapes: shapes small enough for the interpreter, awkward ones first.
         gpu_shapes: shapes that benchmarks measure.
-        dtypes: what the operation takes.
-        gpu_dtypes: what benchmarks measure.
+        dtypes: those the operation takes.
+        gpu_dtypes: those benchmarks measure.
         backward_work: `backward_work(shape, dtype) -> Work` of one backward pass, where the operation has a gradient.
-        oracle: what `fused` must equal, where `reference` leaves that open: it draws its own random numbers, or says
-            nothing of the order of ties. `reference` itself where not given.
-        kernel_for: `kernel_for(*shape) -> kernel`: which kernel `compile_arguments(*shape)` are for, where wide rows
-            have one of their own. Always `kernel` where not given.
+        oracle: the exact expected result of `fused` if `reference` leaves it open: it draws its own random numbers, or
+            does not define the order of ties. `reference` by default.
+        kernel_for: `kernel_for(*shape) -> kernel`: the kernel that `compile_arguments(*shape)` belong to, if wide rows
+            have their own. Always `kernel` where not given.
     """
 
     name: str
@@ -380,5 +380,5 @@ class FusedOp:
 
     @property
     def group(self) -> str:
-        """The package of its file, which says how the work is split: "elementwise", "rowwise" or "tiled"."""
+        """The package of its file, named after how the work is split: "elementwise", "rowwise" or "tiled"."""
         return self.fused.__module__.split(".")[1]

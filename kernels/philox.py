@@ -25,7 +25,7 @@ def numbers(seed, row, four_cols, ROWS: tl.constexpr, COLS: tl.constexpr):
 @triton.jit
 def is_kept(number, p):
     """Return whether dropout with probability p keeps an element with this random number."""
-    # p of all 2^32 values are below. With p = 1 the product does not fit uint32, and what the cast gives is undefined.
+    # p of all 2^32 values are below. With p = 1 the product overflows uint32, and the cast is undefined.
     return number >= tl.minimum(p * 4294967296.0, 4294967040.0).to(tl.uint32)
 
 
@@ -103,7 +103,7 @@ def dropout_mask(seed: torch.Tensor, rows: int, cols: int, p: float) -> torch.Te
 
     Args:
         seed: int64 tensor of one value.
-        p: the probability to be dropped, 0 to 1.
+        p: the drop probability, 0 to 1.
     """
     fours = torch.arange(-(-(cols + 3) // 4), device=seed.device).expand(rows, -1)
     row = torch.arange(rows, device=seed.device)[:, None].expand_as(fours)
@@ -119,7 +119,7 @@ def new_seed(device: torch.device) -> torch.Tensor:
 
 
 def scale_of_kept(p: float) -> float:
-    """Return 1 / (1 - p), by which dropout multiplies what stays; 0 where nothing does."""
+    """Return 1 / (1 - p), dropout's factor for kept elements; 0 if nothing is kept."""
     return 1.0 / (1.0 - p) if p < 1 else 0.0
 
 

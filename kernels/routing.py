@@ -1,7 +1,7 @@
 """Tokens to their experts and back, for layers of experts: each token's top k, each expert's tokens, the weighted sum.
 
     route      ranks each token's experts by their logits; writes ranks and the logits of the chosen
-    gather     one program an expert lists its tokens; no atomics, so that the order is always the same
+    gather     one program per expert lists its tokens; no atomics, so that the order is always the same
     combine    each token's k rows of the experts' results, weighted and summed in the order of their ranks
 
 Nothing comes back to the host, so that a CUDA graph can hold it.
@@ -19,7 +19,8 @@ from kernels.arguments import FLOATS, cdiv, check_alike, check_option, next_powe
 
 @triton.jit
 def is_ahead(theirs, their_expert, mine, my_expert):
-    """Whether their logit ranks before mine: NaN first, so that its token cannot miss it; of equals the first."""
+    """Return whether their logit ranks before mine: NaN first, so that its token cannot miss it; the first of
+    equals."""
     theirs = tl.where(theirs != theirs, float("inf"), theirs)
     mine = tl.where(mine != mine, float("inf"), mine)
     return (theirs > mine) | ((theirs == mine) & (their_expert < my_expert))
@@ -27,7 +28,8 @@ def is_ahead(theirs, their_expert, mine, my_expert):
 
 @triton.jit
 def rank_experts(logits, expert, experts, TOP_K: tl.constexpr):
-    """Each expert's rank by its logit, of equals the first before; TOP_K from there on. All (tokens, BLOCK_EXPERTS)."""
+    """Return each expert's rank by its logit, the first of equals ahead; capped at TOP_K. All (tokens,
+    BLOCK_EXPERTS)."""
     value = tl.where(logits != logits, float("inf"), logits + 0.0)  # NaN first, so that its token cannot miss it
     bits = value.to(tl.int32, bitcast=True)
     # Integers in the order of the floats, the expert's number below them, so that no two are equal.
@@ -138,8 +140,8 @@ def check_experts(operation: str, x, logits, weight, scale, top_k: int) -> None:
     """Check the arguments of a layer of experts with int8 weights.
 
     Raises:
-        TypeError: an argument is not a tensor of a dtype that is taken.
-        ValueError: shapes that do not fit, top_k out of range, two devices, or tensors on the CPU beside a GPU.
+        TypeError: an argument is not a tensor of a supported dtype.
+        ValueError: shapes that do not fit, top_k out of range, two devices, or tensors on the CPU next to a GPU.
     """
     check_alike(operation, (torch.float32, torch.float16, torch.bfloat16), x=x)
     check_alike(operation, FLOATS, logits=logits)

@@ -56,7 +56,7 @@ def transformer_block(
         heads, key_heads: of queries, and of keys and values; heads is a multiple of key_heads.
 
     Returns:
-        A contiguous tensor of x's shape and dtype. What goes from one launch to the next is rounded to x's dtype.
+        A contiguous tensor of x's shape and dtype. Results passed between launches are rounded to x's dtype.
 
     Raises:
         TypeError, ValueError: as rms_norm, linear_act, flash_attention and ffn.
@@ -82,7 +82,7 @@ def _one_token(x, attention_norm, qkv, out, ffn_norm, gate, up, down, heads: int
 def transformer_block_reference(
     x, attention_norm, qkv, out, ffn_norm, gate, up, down, heads: int, key_heads: int
 ) -> Tensor:
-    """The same, as one writes it in PyTorch before thinking of memory."""
+    """Compute the same as one writes it in PyTorch before thinking of memory."""
     linear = functional.linear
     heads_of = split_heads(linear(rms_norm_reference(x, attention_norm), qkv), heads, key_heads)
     s = x + linear(flash_attention_reference(*heads_of, causal=True).transpose(1, 2).flatten(2), out)
@@ -93,7 +93,8 @@ def transformer_block_reference(
 def transformer_block_work(
     tokens: int, width: int, heads: int, key_heads: int, hidden: int, dtype: torch.dtype
 ) -> Work:
-    """FLOPs of the products and the causal attention, and least bytes: x and the weights in once, y out once."""
+    """Return FLOPs of the matmuls and the causal attention, and minimum traffic: x and the weights in once, y out
+    once."""
     dim = width // heads
     weights = width * ((heads + 2 * key_heads) * dim + heads * dim + 3 * hidden) + 2 * width
     flops = 2 * tokens * (weights - 2 * width) + 4 * heads * dim * (tokens * (tokens + 1) // 2)

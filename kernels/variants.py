@@ -24,7 +24,7 @@ STAGES = ("forward", "training", "backward")
 
 @dataclass(frozen=True)
 class Tuned:
-    """One tuned launcher: the calls it takes and what it gains.
+    """One tuned launcher: the calls it takes and its gain.
 
     Args:
         operation: name in CATALOGUE.

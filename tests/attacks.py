@@ -543,7 +543,7 @@ UNSCREENED = {
         kernel="@triton.jit\ndef add_gelu_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):\n    pass\n",
     ),
     "forged launches without a kernel": replace(
-        forged(_AS_MADE, state="fail", told="is no kernel of your answers"), kernel="pass"
+        forged(_AS_MADE, state="fail", told="is not a kernel of your answers"), kernel="pass"
     ),
     "a forged pass": forged('entry = {"stopped": {"state": "pass", "message": "", "look_at": ""}}'),
     "forged operators": forged(

@@ -113,7 +113,7 @@ RUN = {
     ),
     "results cached by shape": Attack(
         {"values", "other-values"} | BACKWARD,
-        "a tensor that nobody made",
+        "a tensor that was never created",
         changes={
             "forward": {
                 "def forward": "def fresh_forward",

@@ -153,7 +153,7 @@ KERNELS = {
     "the answer kept from the public sizes": Attack(
         launcher="seen = []\n\n\n" + LAUNCHER.replace("    return y", "    seen.append(y)\n    return seen[0]"),
         state="fail",
-        told="a tensor that nobody made",
+        told="a tensor that was never created",
     ),
 }
 

@@ -21,5 +21,5 @@ Around it:
     class_report, report_pages, exports, csv_tables, gradescope, similarity    what a teacher sees
     new_exercise                     the command `fusion new-exercise`
 
-docs/grading.md explains it for teachers, with what remains possible for an attacker.
+docs/grading.md explains it for teachers, and lists the attacks that remain possible.
 """

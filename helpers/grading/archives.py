@@ -1,4 +1,4 @@
-"""What lies in a folder or a zip, and in the zips in it. Nothing is unpacked, and no link is followed.
+"""List the contents of a folder or a zip, with nested zips. Nothing is unpacked, and no link is followed.
 
 A path in a zip is written as if the zip were a folder: `smith/homework.zip/03_fused_add_gelu.ipynb`.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from helpers.grading.grade import MAX_BYTES
 
-# Of a student's zip, with the zips in it.
+# Limits of a student's zip, with nested zips.
 MAX_ARCHIVE = 50_000_000  # bytes
 MAX_IN_ARCHIVE = 300  # files
 MAX_NESTED = 3  # zips in one another
@@ -30,14 +30,14 @@ Left = list[tuple[str, str]]  # path, reason
 
 @dataclass
 class Room:
-    """What may still be looked at of a student's zip: files, and bytes of the zips in it."""
+    """The remaining limits for a student's zip: files, and bytes of nested zips."""
 
     files: int = MAX_IN_ARCHIVE
     size: int = MAX_ARCHIVE
 
 
 def contents_of(root: Path) -> tuple[dict[str, Trail], Left]:
-    """The notebooks in a folder or zip, path -> trail, and what is no notebook, with the reason.
+    """Return the notebooks in a folder or zip, path -> trail, and other files, with the reason.
 
     Raises:
         ValueError: `root` is a file, but no zip.
@@ -50,7 +50,7 @@ def contents_of(root: Path) -> tuple[dict[str, Trail], Left]:
 
 
 def sort_out(root: Path, trail: Trail, trails: dict[str, Trail], left: Left, room: Room | None = None) -> None:
-    """Put a file where it belongs; of a zip, what is in it."""
+    """Sort one file, or the contents of a zip."""
     shown = "/".join(trail)
     suffix = Path(shown).suffix.lower()
     if suffix == ".zip":
@@ -109,7 +109,7 @@ def read_one(source: Path | io.BytesIO, name: str, most: int) -> bytes:
 
 
 def in_folder(root: Path) -> tuple[list[str], Left]:
-    """Files below a folder, and what is none of them, with the reason."""
+    """Return the files below a folder, and other entries, with the reason."""
     paths, below, left = [], [], []
     for folder, folders, files in os.walk(root):
         names = sorted(name for name in files + folders if not is_hidden(name))
@@ -131,12 +131,12 @@ def in_folder(root: Path) -> tuple[list[str], Left]:
 
 
 def in_zip(source: Path | io.BytesIO) -> tuple[list[str], Left]:
-    """Files in a zip, and what is none of them, with the reason; ValueError where it is no zip."""
+    """Return the files in a zip, and other entries, with the reason; ValueError if it is not a zip."""
     try:
         with zipfile.ZipFile(source) as archive:
             entries = archive.infolist()
     except (zipfile.BadZipFile, struct.error, NotImplementedError, ValueError):
-        raise ValueError("it is no zip, or a damaged one: make it anew") from None
+        raise ValueError("not a zip, or damaged: recreate it") from None
     paths, below, left = set(), [], []
     for entry in entries:
         path = entry.filename
@@ -152,7 +152,7 @@ def in_zip(source: Path | io.BytesIO) -> tuple[list[str], Left]:
         elif entry.flag_bits & 1:
             left.append((path, "encrypted"))
         elif entry.compress_type not in METHODS:
-            left.append((path, "packed by a method that is not read: make the zip anew"))
+            left.append((path, "unsupported compression: recreate the zip"))
         else:
             paths.add(path)
     left += empty(filter(None, below), [*paths, *(path for path, _ in left)])
@@ -160,7 +160,7 @@ def in_zip(source: Path | io.BytesIO) -> tuple[list[str], Left]:
 
 
 def is_hidden(name: str) -> bool:
-    """What editors and systems put beside a learner's work: `.ipynb_checkpoints`, `.git`, `__MACOSX`."""
+    """Return whether an editor or system created it: `.ipynb_checkpoints`, `.git`, `__MACOSX`."""
     return (name.startswith(".") and name != "..") or name in ("__MACOSX", "__pycache__")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file beside its place and move it there: a run that is stopped leaves it whole or absent."""
+    """Write a file next to its target and move it there: an interrupted run leaves it whole or absent."""
     beside = path.with_name(f".{path.name}.writing")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -16,5 +16,5 @@ def write_whole(path: Path, content: str | bytes) -> None:
         os.replace(beside, path)
     except OSError as error:
         raise OSError(
-            f"{path} cannot be written: {error.strerror}; make room or give another folder, then use --resume"
+            f"{path} cannot be written: {error.strerror}; make room or choose another folder, then use --resume"
         ) from None

@@ -1,4 +1,4 @@
-"""Finds the notebooks of a class in a folder or a zip, and tells whose each is and what it answers.
+"""Find the notebooks of a class in a folder or a zip, with each one's student and exercise.
 
 Nothing is unpacked and no link is followed. The student is read from the path, as learning platforms write it:
 
@@ -8,7 +8,7 @@ Nothing is unpacked and no link is followed. The student is read from the path, 
     smith_03_fused_add_gelu.ipynb, 03_fused_add_gelu_smith.ipynb           by hand
     submission_123/03_fused_add_gelu.ipynb                                 Gradescope, names in submission_metadata.yml
 
-In place of a notebook there may be a zip. Where two people have one name, the platform's number of each stands by it.
+A zip may replace a notebook. If two people share a name, the platform's number is appended.
 """
 
 import json
@@ -25,7 +25,7 @@ from helpers.grading.archives import MAX_ARCHIVE, METADATA, Trail, contents_of, 
 from helpers.grading.exercise import Exercise, number_of
 
 MAX_FILES = 100_000
-# From the path's start: what comes after it, in a student's own folder or archive, is the student's to name.
+# From the path's start: after it, in a student's own folder or archive, the student chooses the names.
 MOODLE = re.compile(r"(?P<student>[^/]+?)_(?P<id>\d+)_assignsubmission_")
 CANVAS = re.compile(
     r"(?P<student>[^/_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_[^/]+(?:\.zip/.+)?$", re.IGNORECASE | re.DOTALL
@@ -37,7 +37,7 @@ UNSEEN = re.compile("[\u00ad\u034f\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2
 
 @dataclass(frozen=True)
 class Submitter:
-    """One who handed in, as the platform tells: name, its own number, and what Gradescope knows besides."""
+    """A submitter as the platform names them: name, its own number, and Gradescope's other data."""
 
     name: str
     number: str = ""
@@ -47,10 +47,10 @@ class Submitter:
 
 @dataclass(frozen=True)
 class Found:
-    """A notebook to be graded: whose it is, what it answers, and where it lies below the folder or in the zip.
+    """A notebook to grade: its student, its exercise, and its path below the folder or in the zip.
 
     Args:
-        submitters: who handed it in; in Gradescope it may be several.
+        submitters: one, or several in Gradescope.
         handed_in: Gradescope's time; the other platforms' downloads hold none.
         late: Canvas marked it so.
     """
@@ -69,10 +69,10 @@ class Class:
 
     Args:
         root: the folder or zip.
-        found: what is to be graded, one for each student and exercise.
-        left: what is not, with the reason: (path, reason).
+        found: notebooks to grade, one per student and exercise.
+        left: other files, as (path, reason).
         trails: where each path leads, through zips in zips.
-        notes: what an instructor should know of it, a line each.
+        notes: remarks for the instructor, one line each.
     """
 
     root: Path
@@ -90,7 +90,7 @@ def class_in(root: Path, exercises: dict[str, Exercise], student: str | None = N
     """The notebooks in a folder or zip.
 
     Args:
-        exercises: those to be graded, by name.
+        exercises: those to grade, by name.
         student: a regular expression with a group `student`, searched in the path, instead of the usual ones.
 
     Raises:
@@ -99,13 +99,13 @@ def class_in(root: Path, exercises: dict[str, Exercise], student: str | None = N
     """
     pattern = compiled(student) if student else None
     if not root.exists():
-        raise FileNotFoundError(f"there is no folder or zip {root}: give the one with the submissions")
+        raise FileNotFoundError(f"no folder or zip {root}: pass the one with the submissions")
     try:
         trails, left = contents_of(root)
     except ValueError:
-        raise ValueError(f"{root} is no zip: give the folder, or the zip, with the submissions") from None
+        raise ValueError(f"{root} is not a zip: pass the folder, or the zip, with the submissions") from None
     if not trails and not left:
-        raise ValueError(f"{root} holds no notebook: give the folder, or the zip, with the submissions")
+        raise ValueError(f"{root} holds no notebook: pass the folder, or the zip, with the submissions")
     if len(trails) + len(left) > MAX_FILES:
         raise ValueError(f"{root} holds more than {MAX_FILES:,} files: grade a part of them at once")
     metadata = metadata_of_gradescope(root, METADATA)
@@ -158,7 +158,7 @@ def class_in(root: Path, exercises: dict[str, Exercise], student: str | None = N
 
 
 def found_at(student: str, exercise: str, path: str, below: str, whose: tuple[str, str], metadata: dict) -> Found:
-    """The notebook at `path`, `below` the folder that all are in, with what the platform tells of it."""
+    """Return the notebook at `path`, `below` the common folder, with the platform's data about it."""
     submitters, handed_in = metadata.get(below.split("/")[0], ((Submitter(*whose),), ""))
     canvas = None if handed_in else CANVAS.match(below)
     return Found(student, exercise, path, submitters, handed_in, bool(canvas and canvas["late"]))
@@ -168,14 +168,14 @@ def compiled(student: str) -> re.Pattern:
     try:
         pattern = re.compile(student)
     except re.error as error:
-        raise ValueError(f"--student {student!r} is no regular expression: {error}") from None
+        raise ValueError(f"--student {student!r} is not a regular expression: {error}") from None
     if "student" not in pattern.groupindex:
         raise ValueError(f"--student {student!r} has no group called student: write (?P<student>...)")
     return pattern
 
 
 def common_folder(notebooks: list[str], others: list[str]) -> str:
-    """The folder that all paths are in and that is no student's: what a zip of a folder starts with."""
+    """Return the common folder of all paths that is not a student's, such as the top folder of a zip."""
     parts = [path.split("/") for path in notebooks]
     tops = {part[0] for part in parts} | {path.split("/")[0] for path in others if "/" in path}
     alike = parts and len(tops - {"", ".."}) == 1 and all(len(part) > 1 for part in parts)
@@ -196,13 +196,13 @@ def natural(path: str) -> list:
 
 
 def exercise_of(path: str, read: Callable[[str], bytes], exercises: dict[str, Exercise]) -> tuple[str, str]:
-    """The exercise that a notebook answers, by its name or else by what it says of itself; or why none."""
+    """Return the exercise that a notebook answers, by its name or else by its metadata; or why there is none."""
     stem = Path(path).stem.lower()
     if named := [name for name in exercises if name in stem]:
         return named[0], ""
     if number := number_of(stem):
         found = next((name for name in exercises if name.startswith(f"{number}_")), "")
-        return found, f"exercise {number} is none that is graded now"
+        return found, f"exercise {number} is not being graded now"
     try:
         claimed = json.loads(read(path))["metadata"]["kernel_fusion"]["exercise"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -265,11 +265,11 @@ def submitters_in(entry: dict) -> tuple[Submitter, ...]:
     keys = (":name", ":email", ":sid")
     told = [[each.get(key) or "" for key in keys] for each in entry[":submitters"]]
     if not all(isinstance(value, str) for values in told for value in values):
-        raise TypeError("a submitter is told in text")
+        raise TypeError("a submitter's data is text")
     return tuple(Submitter(composed(name), "", composed(email), composed(sid)) for name, email, sid in told)
 
 
 def named(submitters: tuple[Submitter, ...]) -> tuple[str, str]:
-    """The names, and what tells them from others of the same names."""
+    """Return the names, and the numbers that distinguish them from equal names."""
     names, addresses = [each.name for each in submitters], [each.email for each in submitters]
     return ", ".join(filter(None, names)), ", ".join(filter(None, addresses))

@@ -1,14 +1,15 @@
 """The report on a class, made from the results kept in its folder: JSON first, all else from it.
 
-    results/<student>/<exercise>.json    each result, hidden checks' messages included
+    results/<student>/<exercise>.json    each result, with hidden checks' messages
     results/<student>/results.json       for Gradescope: hidden checks redacted and not shown
-    feedback/<student>.html              for the student, to be sent as it is: hidden checks redacted
-    feedback.zip                         all of these, by name; feedback_moodle.zip and feedback_canvas.zip, where the
-                                         hand-ins came from there: as the platform takes them back
+    feedback/<student>.html              for the student, send it as it is: hidden checks redacted
+    feedback.zip                         all of these, by name; feedback_moodle.zip and feedback_canvas.zip, if the
+                                         hand-ins came from there: in the platform's upload format
     grades.csv, junit.xml, report.html   for the instructor
     totals.csv                           students by exercises
     canvas.csv, moodle.csv, gradescope.csv, with a roster: for the platform
-    answers/<exercise>.html              for the instructor: each answer beside what the checks, hidden ones too, said
+    answers/<exercise>.html              for the instructor: each answer next to the messages of all checks, hidden ones
+                                         included
 
 Whatever came from a submission, its name included, is text here and nothing else: not a formula, not markup.
 """
@@ -44,7 +45,7 @@ def folder_of(out: Path, student: str) -> Path:
 def write(
     out: Path, students: Class, exercises: dict[str, Exercise], ungraded: dict[str, str], book: Gradebook
 ) -> None:
-    """Write every report from the results kept in `out` and the gradebook made of them."""
+    """Write every report from the results kept in `out` and their gradebook."""
     kept = results_in(out, students)
     write_whole(out / "grades.csv", exports.grades(book))
     write_whole(out / "totals.csv", exports.totals(book))
@@ -143,7 +144,7 @@ def junit(out: Path, students: Class) -> str:
             for name in ("timestamp", "hostname"):
                 suite.attrib.pop(name, None)
             for case in suite.iter("testcase"):
-                # The name of a temporary folder's notebook says nothing.
+                # The name of a temporary folder's notebook is meaningless.
                 case.set("classname", clean(f"{each.student}/{each.exercise}"))
             whole.append(suite)
     return ElementTree.tostring(whole, encoding="unicode", xml_declaration=True) + "\n"

@@ -1,8 +1,8 @@
-"""What a process gives up before it runs a submission: its namespaces, privileges, system calls, abundance.
+"""Confine a process before it runs a submission: drop its namespaces, privileges, system calls and resources.
 
-bubblewrap confines the programs that it starts. A process that was forked into a sandbox does here what bubblewrap
-would have done for it, which no package does: bubblewrap's --seccomp and libseccomp's bindings filter what is started
-anew, and to start Python and PyTorch anew takes longer than to grade.
+bubblewrap confines the programs that it starts. A process forked into a sandbox does here what bubblewrap would have
+done for it. No package does this: bubblewrap's --seccomp and libseccomp's bindings filter new programs, and restarting
+Python and PyTorch takes longer than grading.
 """
 
 import ctypes
@@ -20,11 +20,11 @@ ROOM = 1 << 30  # bytes of address space beyond data: libraries, and stacks and 
 
 @dataclass(frozen=True)
 class Allowance:
-    """What a process may use.
+    """A process's resource limits.
 
     Args:
-        memory: bytes of data that it may have; with ROOM, also what it may add to the addresses that it starts with,
-            which bounds shared memory, for that is not counted as data.
+        memory: bytes of data that it may have; with ROOM, also the limit on added address space, which bounds shared
+            memory, because that does not count as data.
         processor_time: seconds.
         file: bytes of the largest file that it may write.
         files: descriptors.
@@ -73,8 +73,8 @@ MAKE_FILES = {
     "aarch64": (34, 33, 36, 37, 437, 200),
 }
 OPEN = {"x86_64": {2: 1, 257: 2}, "aarch64": {56: 2}}  # open and openat: which argument holds the flags
-# Sockets of the file system, and of the Internet and its settings, of which a sandbox has a namespace of its own.
-# Others, such as those between a virtual machine and its host (AF_VSOCK), know no namespace.
+# Sockets of the file system, and of the Internet and its settings, for which a sandbox has its own namespace. Others,
+# such as those between a virtual machine and its host (AF_VSOCK), know no namespace.
 SOCKET = {"x86_64": 41, "aarch64": 198}
 FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -108,7 +108,7 @@ def call(name: str, *arguments) -> None:
 
 
 def enter(process: int) -> None:
-    """Enter every namespace of a process, of which `process` is a descriptor (pidfd); children enter that of PIDs.
+    """Enter every namespace of a process, given its descriptor (pidfd); children enter its PID namespace.
 
     Raises:
         OSError: Linux is older than 5.8, or forbids it.
@@ -118,7 +118,7 @@ def enter(process: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of what this process's children leave behind, in whatever namespace."""
+    """Become the parent of this process's orphaned descendants, in any namespace."""
     call("prctl", _CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -141,7 +141,7 @@ def limit_resources(limits: Allowance) -> None:
 def give_up_privileges() -> None:
     """No capability now or later: not by any program that is run, nor by a new user namespace.
 
-    Where root grades, this process becomes the user nobody, to whom root's files and /proc/sys are not to write.
+    When root grades, this process becomes the user nobody, who cannot write root's files and /proc/sys.
     """
     with open("/proc/sys/kernel/cap_last_cap") as last:
         for capability in range(int(last.read()) + 1):
@@ -156,7 +156,7 @@ def give_up_privileges() -> None:
 
 
 def filter_system_calls(program: bytes) -> None:
-    """Let the kernel refuse what a filter lists, from now on, to every thread of this process."""
+    """Make the kernel refuse a filter's system calls to every thread of this process from now on."""
     filtered = ctypes.byref(_Filter(len(program) // 8, program))
     # prctl would filter this thread alone.
     call("syscall", _SECCOMP[platform.machine()], _SET_FILTER, _ALL_THREADS, filtered)
@@ -170,7 +170,7 @@ _EPERM, _ENOSYS = 1, 38
 def denied_filter(processes: bool = False) -> bytes:
     """A filter, in the kernel's BPF, that answers the DENIED system calls with an error.
 
-    clone3 hides its flags in memory and is answered with ENOSYS, at which the C library falls back to clone.
+    clone3 hides its flags in memory and fails with ENOSYS, so the C library falls back to clone.
 
     Args:
         processes: whether new processes are allowed, or threads alone; new namespaces never are.

@@ -13,7 +13,7 @@ Cells = dict[str, str]
 
 
 def table_in(path: Path, known: dict[str, tuple[str, ...]]) -> tuple[list[tuple[int, Cells]], dict[str, str]]:
-    """The rows of a CSV file that say something, and the header: a column's name -> its field, or the name again.
+    """Return a CSV file's non-empty rows, and its header: a column's name -> its field, or the name again.
 
     Args:
         path: UTF-8, UTF-16 or, where it is neither, Windows-1252; with commas, semicolons or tabs.
@@ -33,7 +33,7 @@ def table_in(path: Path, known: dict[str, tuple[str, ...]]) -> tuple[list[tuple[
         raise ValueError(f"{path} has {len(content):,} bytes: is it the table?")
     text = decoded(content)
     if "\0" in text:
-        raise ValueError(f"{path} is no text: save it as CSV (UTF-8)")
+        raise ValueError(f"{path} is not text: save it as CSV (UTF-8)")
     text = re.sub(r"\Asep=(.)\r?\n", "", text)  # Excel's own first line
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter(text), strict=True)
     try:
@@ -66,13 +66,13 @@ def decoded(content: bytes) -> str:
 
 
 def delimiter(text: str) -> str:
-    """What stands between the columns' names; a comma where nothing does."""
+    """Return the delimiter between column names; a comma if there is none."""
     header = re.sub(r'"[^"]*"', "", text.lstrip().partition("\n")[0])
     return max(",;\t", key=header.count)
 
 
 def fields_of(path: Path, header: list[str], known: dict[str, tuple[str, ...]]) -> list[str]:
-    """The field of each column, or its name where it is none."""
+    """Return the field of each column, or its name if it is not a known field."""
     fields = []
     for name in header:
         plain = re.sub(r"[\s_-]+", " ", name).strip().lower()
@@ -85,11 +85,11 @@ def fields_of(path: Path, header: list[str], known: dict[str, tuple[str, ...]]) 
 
 
 def number(cell: str) -> Decimal:
-    """A number with a point or a comma before its decimals, exactly; ValueError where it is none, or may be two."""
+    """Parse a number with a decimal point or comma, exactly; ValueError if it is not a number, or ambiguous."""
     cell = cell.replace("−", "-").replace("\N{NO-BREAK SPACE}", "").strip()
     if re.fullmatch(r"[+-]?\d{1,9}(\.\d{1,9}|,\d{1,2})?", cell, re.ASCII):
         return Decimal(cell.replace(",", "."))
-    raise ValueError(f"{cell!r} is no number such as 1.5 or 1,5")
+    raise ValueError(f"{cell!r} is not a number such as 1.5 or 1,5")
 
 
 def shown(value: Decimal) -> str:
@@ -98,7 +98,7 @@ def shown(value: Decimal) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-FORMULA = tuple("=+-@|%'")  # what a spreadsheet takes for a formula's start, and what keeps it from doing so
+FORMULA = tuple("=+-@|%'")  # characters that start a formula in a spreadsheet, and the prefix that prevents it
 
 
 def as_text(cell: str) -> str:
@@ -111,7 +111,7 @@ def escaped(cell: str) -> str:
 
 
 def unescaped(cell: str) -> str:
-    """What `escaped` was given, and what people write, as it is."""
+    """Undo `escaped`; leave other text as it is."""
     return cell[1:] if cell.startswith("'") and cell[1:].lstrip().startswith(FORMULA) else cell
 
 

@@ -21,8 +21,8 @@ class Exercise:
         cells: the solution's code cells up to the last check, model answers included: `id`, `source`, `answer`, and
             `points` of a check.
         given: the same cells as a class gets them: stubs, and no hidden checks.
-        digest: of what the solution was built from.
-        variant: the name of the variant that a class was given, empty where it has the course's own.
+        digest: of the solution's sources.
+        variant: the name of the class's variant, empty for the course's own exercise.
     """
 
     name: str
@@ -77,7 +77,7 @@ def exercises_in(
             )
     if not found:
         known = ", ".join(path.stem for path in sorted(folder.glob("*.ipynb"))) or "none"
-        raise FileNotFoundError(f"no solution in {folder} is {only!r}: there are {known}")
+        raise FileNotFoundError(f"no solution in {folder} is {only!r}: choose from {known}")
     return found
 
 

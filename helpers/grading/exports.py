@@ -1,10 +1,10 @@
 """The gradebook in the columns that Canvas, Moodle and Gradescope have, and as one table, a row for each student.
 
-    Canvas      Gradebook > Import: lib/gradebook_importer.rb of instructure/canvas-lms says what it reads
+    Canvas      Gradebook > Import: format in lib/gradebook_importer.rb of instructure/canvas-lms
     Moodle      Grades > Import > CSV file, each column chosen there: grade/import/csv of moodle/moodle
     Gradescope  the columns of its own Download Grades; it imports no table of grades
 
-A grade that nobody gave is an empty cell.
+A missing grade is an empty cell.
 """
 
 from datetime import timedelta
@@ -14,7 +14,7 @@ from helpers.grading.gradebook import Entry, Gradebook, StudentGrades, remarks
 
 
 def grades(book: Gradebook) -> str:
-    """A line for each student and exercise: what the checks gave, what lateness took, what people added."""
+    """Return one line per student and exercise: points from checks, deduction for lateness, points by hand."""
     lines = [["student", "exercise", "earned", "points", "flags", "late", "off", "by hand", "final"]]
     for row, entry in book.graded():
         earned = shown(entry.earned) if entry.earned is not None else ""
@@ -52,7 +52,7 @@ def canvas(book: Gradebook) -> str:
 
 
 def moodle(book: Gradebook) -> str:
-    """Those with a grade; of the columns that tell who, those that are filled for all of them.
+    """Return students with a grade; of the identifying columns, those filled for all of them.
 
     Moodle gives the grade of a row with an empty cell there to the student of the row above.
     """

@@ -1,6 +1,6 @@
 """Every student's page in one zip, named as the platform expects it when feedback is uploaded.
 
-    feedback.zip           by name, to be sent or unpacked
+    feedback.zip           by name, to send or unpack
     feedback_moodle.zip    Assignment > Upload multiple feedback files in a zip
     feedback_canvas.zip    Assignment > Upload Submissions
 

@@ -2,19 +2,20 @@
 
     python -m helpers.grading.fork_server SOCKET
 
-To import takes longer than to run most submissions, so it is done once. The server knows nothing of a class: no
-exercise, no seed, no submission. On the socket it is sent, as JSON, what a fork becomes:
+Importing takes longer than running most submissions, so it is done once. The server knows nothing about a class: no
+exercise, no seed, no submission. It receives the fork's task on the socket, as JSON:
 
     {"kernel": arguments of ipykernel}    a submission's kernel
     {"replay": true}                      `helpers.grading.replay.replayer`, a socket as one more descriptor
     {"judge": true}                       `helpers.grading.replay.server`, a socket as one more descriptor
 
-with `root`, device and inode of the sandbox's root, and two descriptors: of a process in the sandbox (pidfd), and of
-the pipe whose end ends the sandbox. It answers with an empty line, or with why there is no fork.
+with `root`, device and inode of the sandbox's root, and two descriptors: a process in the sandbox (pidfd), and the pipe
+whose closing ends the sandbox. It answers with an empty line, or with the reason for refusing.
 
-A fork gives up what it shares with the server before it reads a byte of a submission: it enters every namespace of the
-sandbox at once, closes all descriptors but that pipe's, gives up all privileges, and takes on limits and a filter of
-system calls. What is left is a copy of the server's memory: libraries, and the layout of addresses, the same for each.
+A fork drops everything it shares with the server before it reads a byte of a submission: it enters every namespace of
+the sandbox at once, closes all descriptors except that pipe's, gives up all privileges, and takes on limits and a
+filter of system calls. Only a copy of the server's memory remains: libraries, and the same address layout for each
+fork.
 """
 
 import contextlib
@@ -52,7 +53,7 @@ def close_all_but(kept: int) -> None:
 
 
 def become(asked: dict, held: int, descriptors: list[int]) -> None:
-    """In the sandbox: from here on this is what was asked for."""
+    """Turn this process, in the sandbox, into the requested one."""
     os.setsid()
     os.chdir("/tmp")
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -102,7 +103,7 @@ def fork(connection: socket.socket, asked: dict, sandbox: int, held: int, *descr
 
 
 def import_all() -> None:
-    """What a submission's kernel and the judge need, from ipykernel to Triton's interpreter."""
+    """Import everything that a submission's kernel and the judge need, from ipykernel to Triton's interpreter."""
     import ipykernel.kernelapp  # noqa: F401
     import torch
     import triton
@@ -119,7 +120,7 @@ def import_all() -> None:
         tl.store(y_ptr, tl.load(x_ptr))
 
     torch.set_num_threads(1)
-    # PyTorch and Triton import half of themselves at first use, and read all of their own files at the first compile.
+    # PyTorch and Triton import many modules at first use, and read all their own files at the first compile.
     measure(copy_kernel[(1,)], torch.ones(1), torch.ones(1))
     with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
         triton.knobs.cache.dir = folder
@@ -131,7 +132,7 @@ def main() -> None:
     import_all()
     if threading.active_count() > 1 or len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("an import has started a thread, which a fork would not have")
-    # The forks are reaped by nobody's waiting: their sandbox ends only when they are gone.
+    # Forks are reaped without waiting: their sandbox ends only when they are gone.
     adopt_orphans()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.freeze()

@@ -26,7 +26,7 @@ MAX_SAID = 2000  # characters of a message
 
 @dataclass(frozen=True)
 class Check:
-    """One check of a submission: its state (one of STATES), what it is worth and what it earned."""
+    """One check of a submission: its state (one of STATES), its points and the points earned."""
 
     check: str
     state: str
@@ -38,13 +38,13 @@ class Check:
 
 @dataclass(frozen=True)
 class Result:
-    """What a submission earned, and why.
+    """A submission's points, and the reasons.
 
     Args:
         left_out: code cells added or changed outside the answers, none of them run.
-        flags: what an instructor may want to look at.
+        flags: remarks for the instructor to look at.
         seconds: how long the grading took.
-        answers: grade_id -> source, as it was handed in; empty where the notebook could not be read.
+        answers: grade_id -> source, as handed in; empty if the notebook could not be read.
     """
 
     exercise: str
@@ -72,7 +72,7 @@ def grade(content: bytes, name: str, judge: Judge, junit: Path | None = None) ->
     Args:
         content: the file's bytes.
         name: the file's name, for messages.
-        judge: of the exercise that it answers.
+        judge: the exercise's.
         junit: where nbval's JUnit XML goes, if anywhere; nothing is written where the notebook was not run.
     """
     started = time.monotonic()
@@ -154,7 +154,7 @@ def assembled(exercise: Exercise, answers: dict[str, str], calls: Path) -> Noteb
         if "points" in cell:
             source = f"from helpers.grading.replay.call_record import emit\n\nemit({cell['id']!r}, {str(calls)!r})"
             new = nbformat.v4.new_code_cell(source, id=cell["id"])
-            # nbval compares nothing where no output is stored. What is compared with is the judge's.
+            # nbval compares nothing where no output is stored. The expected values are the judge's.
             new.execution_count, new.outputs = 1, [nbformat.v4.new_output("display_data", {"text/plain": "values"})]
         elif not cell["answer"] and (only_shows(cell["source"]) or compiles(cell["source"])):
             continue  # a submission's sandbox has no compiler
@@ -165,12 +165,12 @@ def assembled(exercise: Exercise, answers: dict[str, str], calls: Path) -> Noteb
 
 
 def only_shows(source: str) -> bool:
-    """Whether a cell gives nothing a name, so that no other cell depends on it."""
+    """Return whether a cell assigns no name, so that no other cell depends on it."""
     return all(isinstance(statement, ast.Expr) for statement in ast.parse(source).body)
 
 
 def compiles(source: str) -> bool:
-    """Whether a cell asks the compiler something, and not only says how it will."""
+    """Return whether a cell runs the compiler, and does not only define how."""
     statements = [each for each in ast.parse(source).body if not isinstance(each, ast.FunctionDef)]
     return any(
         isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "compile_for"
@@ -204,7 +204,7 @@ def clean(text: str) -> str:
 
 
 def for_student(result: Result) -> Result:
-    """The result as its student may see it: of a hidden check, whether it passed and what it is worth."""
+    """Return the result as the student may see it: for a hidden check, only whether it passed and its points."""
     checks = tuple(
         replace(check, message="kept for the grading: other sizes and numbers than the public checks")
         if check.hidden and check.state in (FAIL, ERROR, NOT_ATTEMPTED)
@@ -215,7 +215,7 @@ def for_student(result: Result) -> Result:
 
 
 def result_from_json(written: dict) -> Result:
-    """The Result that `as_json` wrote; KeyError, TypeError or ValueError where it is none."""
+    """Return the Result that `as_json` wrote; KeyError, TypeError or ValueError if it is not one."""
     checks = tuple(Check(**check) for check in written["checks"])
     return Result(
         written["exercise"],

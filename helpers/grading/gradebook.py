@@ -1,4 +1,4 @@
-"""Who has how many points: what the checks gave, what lateness took, what people added. Every report says the same.
+"""Everyone's points: from checks, minus lateness, plus points by hand. Every report uses these.
 
 final = max(0, max(0, earned - late) + by hand), to the hundredth;  total = the sum of a student's finals
 """
@@ -26,14 +26,14 @@ LIKE_LATIN = str.maketrans(
 
 @dataclass(frozen=True)
 class Rules:
-    """What an instructor gave besides the submissions: the class, when it was due, what lateness costs, the marks."""
+    """The instructor's input apart from submissions: the class, due dates, the late rule, the marks."""
 
     roster: Roster | None = None
     due: DueDates = field(default_factory=DueDates)
     late: LateRule | None = None
     marks: tuple[Mark, ...] = ()
     marks_path: Path = Path("marks.csv")
-    course: tuple[str, ...] = ()  # all its exercises, of which marks may speak
+    course: tuple[str, ...] = ()  # all its exercises, which marks may name
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Entry:
     """One student's exercise.
 
     Args:
-        earned: of the checks; None where nothing was handed in, or the grader could not grade it.
-        folder: the student's name in the class's folder; empty where nothing was handed in.
-        when: in UTC; None where nothing tells.
-        late: after the due date and the student's extra time; None where it was late and nothing says by how much.
-        off: points that lateness took.
-        marks: what people said, in their order.
+        earned: from checks; None without a hand-in, or if the grader could not grade it.
+        folder: the student's name in the class's folder; empty without a hand-in.
+        when: in UTC; None if unknown.
+        late: after the due date and the student's extra time; None if late by an unknown amount.
+        off: points deducted for lateness.
+        marks: points by hand, in order.
     """
 
     exercise: str
@@ -70,12 +70,12 @@ class Entry:
 
     @property
     def counts(self) -> bool:
-        """Whether there is a grade at all: of the checks, or by hand."""
+        """True if there is any grade: from checks, or by hand."""
         return self.earned is not None or any(mark.points for mark in self.marks)
 
     @property
     def why(self) -> str:
-        """What the points were made of; empty where they are the checks' own."""
+        """The points' origin in words; empty if they are the checks' own."""
         if not self.off and not self.added:
             return ""
         parts = [f"{shown(self.earned)} by the checks"] if self.earned is not None else []
@@ -85,9 +85,9 @@ class Entry:
 
     @property
     def lateness(self) -> str:
-        """How late, in words; empty where it was not."""
+        """The delay in words; empty if in time."""
         if self.late is None:
-            return "late, nothing says by how much"
+            return "late by an unknown amount"
         return f"{shown_span(self.late)} late" if self.late else ""
 
 
@@ -96,8 +96,8 @@ class StudentGrades:
     """One of the class: a person of the roster, or a student that the roster does not have.
 
     Args:
-        student: how reports call him or her.
-        folders: the names under which there are hand-ins.
+        student: the name in reports.
+        folders: the names of the student's hand-ins.
     """
 
     student: str
@@ -119,9 +119,9 @@ class Gradebook:
     """The class's grades.
 
     Args:
-        rows: the roster's people in its order, then the students that it does not have; without one, all students.
+        rows: the roster's people in its order, then students missing from it; without one, all students.
         exercises: name -> points.
-        notes: what an instructor should know of it, a line each.
+        notes: remarks for the instructor, one line each.
     """
 
     rows: tuple[StudentGrades, ...]
@@ -130,11 +130,11 @@ class Gradebook:
     notes: tuple[str, ...]
 
     def rows_of(self, folder: str) -> list[StudentGrades]:
-        """Those who handed in under this name, several where they did so together."""
+        """Return the students who handed in under this name, several for a group."""
         return [row for row in self.rows if folder in row.folders]
 
     def total_of(self, folder: str) -> Decimal:
-        """Points of what was handed in under this name; where several did so and differ, the least of them."""
+        """Return the points of the hand-in under this name; the lowest, if group members differ."""
         return min(
             sum((entry.final for entry in row.entries if entry.folder == folder), Decimal(0))
             for row in self.rows_of(folder)
@@ -161,7 +161,7 @@ def gradebook(
     persons = {each.key: each for each in (rules.roster.people if rules.roster else ())}
     folders: dict[str, list[str]] = {key: [] for key in persons}
     for folder, found in sorted(people.items()):
-        # A stranger may have chosen the name by which reports call one of the class.
+        # A stranger may have chosen a name that reports use for a member of the class.
         stranger = f"{folder} (not in the roster)" if folder in persons else folder
         for key in [each.key for each in found] or [stranger]:
             folders.setdefault(key, []).append(folder)
@@ -184,7 +184,7 @@ def gradebook(
 
 
 def finder(roster: Roster | None, folders: dict[str, list[str]]):
-    """Name, number or address -> the students who are meant: of a hand-in of several, all."""
+    """Return a function: name, number or address -> the matching students, all of them for a group's hand-in."""
 
     def find(who: str) -> list[str]:
         if who in folders:
@@ -233,7 +233,7 @@ def entry_of(
 
 
 def cost(rule: LateRule | None, late: timedelta | None, points: Decimal) -> Decimal:
-    """Points off; of what is late by nobody knows how much, only a share that is taken once."""
+    """Return points off; for an unknown delay, only a share that is taken once."""
     if rule is None or (late is None and rule.unit):
         return Decimal(0)
     return rule.cost(timedelta.max if late is None else late, points)
@@ -268,7 +268,7 @@ def notes_on(rows: list[StudentGrades], worth: dict[str, Decimal], rules: Rules,
         notes.append(f"times that are not read: {listed(list(dict.fromkeys(unread)))}")
     if unknown := [row.student for row, entry in entries if entry.late is None]:
         taken = "" if rules.late and not rules.late.unit else ", and nothing is taken off"
-        notes.append(f"late, and nothing says by how much{taken}: {listed(unknown)}: write the time into marks.csv")
+        notes.append(f"late by an unknown amount{taken}: {listed(unknown)}: write the time into marks.csv")
     timeless = [row.student for row, entry in entries if not entry.when and entry.late is not None]
     if timeless and any(rules.due.of(entry.exercise) for _, entry in entries):
         notes.append(
@@ -283,7 +283,7 @@ def beyond(rows: list[StudentGrades]) -> list[tuple[StudentGrades, Entry]]:
 
 
 def lookalikes(rows: list[StudentGrades]) -> list[list[str]]:
-    """Names that are one but for accents, case, signs and forms of letters, of which the roster does not know both."""
+    """Return names that differ only in accents, case, signs and forms of letters, if the roster does not have both."""
     found: dict[str, list[StudentGrades]] = {}
     for row in rows:
         found.setdefault(plain(row.student.translate(LIKE_LATIN)), []).append(row)
@@ -317,7 +317,8 @@ def listed(names: list[str]) -> str:
 
 
 def remarks(entry: Entry, rules: Rules) -> list[str]:
-    """Why the points are not the checks' own, a line each: lateness, and what people said, with who and when."""
+    """Return why the points differ from the checks', one line each: lateness, and points by hand with author and
+    time."""
     lines = []
     if entry.lateness:
         taken = f": {shown(entry.off)} points off ({rules.late.text})" if entry.off and rules.late else ""

@@ -1,4 +1,4 @@
-"""`fusion gradescope`: the zip of an autograder for Gradescope, and what runs there.
+"""`fusion gradescope`: the zip of an autograder for Gradescope, and the code that runs there.
 
 Gradescope unpacks the zip at /autograder/source, runs its setup.sh once, as root, and for each submission starts a
 container, in which run_autograder reads /autograder/submission and writes /autograder/results/results.json:
@@ -77,19 +77,19 @@ def autograder(out: Path, only: str = "", variant: str = "", public_checks: bool
 
     Args:
         out: the zip, a new file.
-        only: the number of the exercise that the assignment is; all of them unless given.
+        only: the number of the assignment's exercise; by default all.
         variant: the word that the class's exercises were released with.
-        public_checks: what a container that cannot sandbox may do: see the module's docstring.
+        public_checks: for a container that cannot sandbox: see the module's docstring.
 
     Returns:
-        What was made, for people.
+        A summary to print.
 
     Raises:
         ValueError: `out` is there already; one line.
         FileNotFoundError: no such exercise; one line.
     """
     if out.exists():
-        raise ValueError(f"{out} is there already: give a new file, such as autograder.zip")
+        raise ValueError(f"{out} already exists: choose a new file, such as autograder.zip")
     names = list(exercises_in(only=only, drawn=partial(drawn, variant)))
     folder = "exercises" if public_checks else "solutions"
     with tempfile.TemporaryDirectory(prefix="fusion-gradescope-") as made:
@@ -124,7 +124,7 @@ def autograder(out: Path, only: str = "", variant: str = "", public_checks: bool
 
 
 def handed_in(root: Path, exercises: dict[str, Exercise]) -> tuple[dict[str, str], dict[str, Trail], Left]:
-    """Exercise -> path of the notebook that answers it, where each path leads, and what is not graded."""
+    """Return exercise -> path of the notebook that answers it, where each path leads, and the files not graded."""
     trails, left = contents_of(root)
     chosen: dict[str, str] = {}
     for path in sorted(trails, key=natural):
@@ -174,7 +174,7 @@ def score(folder: Path, public_checks: bool = False) -> None:
 
 
 def preview(exercise: Exercise, content: bytes, name: str) -> Result:
-    """A notebook's public checks, run as the user nobody, who may say what he likes: only points are bounded."""
+    """A notebook's public checks, run as the user nobody; its output may be forged, only points are bounded."""
     public = [cell for cell in exercise.given if "points" in cell and cell["pass"] is not None]
 
     def result(said: dict[str, tuple[str, str]], answers: dict[str, str]) -> Result:
@@ -220,7 +220,7 @@ def preview(exercise: Exercise, content: bytes, name: str) -> Result:
 
 
 def checks_here() -> None:
-    """As nobody: run the public checks of what stands on the standard input, and write what they said."""
+    """Run the public checks of the notebook on standard input, as nobody, and write their results."""
     asked = json.loads(sys.stdin.read())
     results = results_of(Submission(asked["exercise"], asked["original"], asked["answers"], 0))
     print(json.dumps([asdict(each) for each in results if each.state != HIDDEN]))

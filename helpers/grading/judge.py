@@ -1,10 +1,10 @@
-"""The trusted side of a run: what was shown is compared here, what was launched is replayed and checked elsewhere.
+"""The trusted side of a run: returned values are compared here, launches are replayed and checked elsewhere.
 
 Three things must agree before a check passes. The values that the submission's own kernel showed must be the model
 answer's, compared in this process. The record of its launches must pass the check itself, which `replay.server` runs,
-when it is replayed on other inputs by `replay.replayer`, in a process that runs none of its Python and is given nothing
-but these inputs. And what the replay computed must be the model answer's too: a kernel earns nothing for its traffic
-or its machine code if it computes something else.
+when it is replayed on other inputs by `replay.replayer`, in a process that runs none of its Python and receives only
+these inputs. And what the replay computed must be the model answer's too: a kernel earns nothing for its traffic or its
+machine code if it computes something else.
 """
 
 import base64
@@ -36,7 +36,7 @@ class Judge:
     """Verdicts on the checks of one exercise, all with inputs drawn from one seed.
 
     Attributes:
-        calls_file: what submissions are called with, for their sandbox to read.
+        calls_file: the submissions' arguments, readable in their sandbox.
     """
 
     def __init__(self, exercise: Exercise, seed: int):
@@ -76,7 +76,7 @@ class Judge:
 
     @contextlib.contextmanager
     def verdicts(self, answers: dict[str, str]) -> Iterator[Callable[[str, list[dict]], tuple[str, str]]]:
-        """What judges one submission: (check, what its cell showed) -> the check's state and message.
+        """Return a judge for one submission: (check, its cell's output) -> the check's state and message.
 
         Its launches are replayed in a process of its own, which ends with this context.
 
@@ -105,7 +105,7 @@ class Judge:
         if state != PASS:
             return state, message + (f"\nLook at {look_at}." if look_at else "")
         if not right or not all_same(reply["values"], self._kept[check]):
-            return FAIL, "it would pass, but what your notebook computed here is wrong: mend the values first"
+            return FAIL, "it would pass, but your notebook's values here are wrong: fix them first"
         return PASS, ""
 
     def _reply(self, request: dict, replaying: "Replaying") -> dict:
@@ -137,7 +137,7 @@ class Replaying:
         self._process: subprocess.Popen | None = None
 
     def descriptor(self) -> int:
-        """Of the socket by which the judging process talks to it."""
+        """The descriptor of the judging process's socket to it."""
         if self._process is None:
             self._process, self._connection = forked_with_socket("replay")
         return self._connection.fileno()
@@ -150,7 +150,7 @@ class Replaying:
 
 
 def forked_with_socket(kind: str) -> tuple[subprocess.Popen, socket.socket]:
-    """A process of this kind in a sandbox of its own, and the socket by which it is asked."""
+    """Fork a process of this kind in its own sandbox; return it and its socket."""
     ours, theirs = socket.socketpair()
     with theirs:
         return forked({kind: True}, [], [], [theirs.fileno()]), ours
@@ -168,16 +168,16 @@ def process_with_channel(kind: str) -> tuple[subprocess.Popen, Channel]:
 
 
 def all_same(values: list[dict | None], expected: list[dict]) -> bool:
-    """Whether as many tensors as expected are there, and each agrees."""
+    """Return whether there are as many tensors as expected, and each agrees."""
     pairs = zip(values, expected, strict=False)
     return len(values) == len(expected) and all(value is not None and same(value, wanted) for value, wanted in pairs)
 
 
 def same(shown: dict | list[dict], expected: dict | list[dict]) -> bool:
-    """Whether a result, a tensor or a tuple of them, is the one that `expected_as_json` wrote.
+    """Return whether a result, a tensor or a tuple of them, matches `expected_as_json`'s.
 
-    To 16 units in the last place of the largest value, and to what the model answer gains from inputs an ulp off; of
-    int8, to one code: the check that follows says how many may be one off.
+    The tolerance is 16 units in the last place of the largest value, plus the model answer's change for inputs an ulp
+    off; for int8, one code: the check that follows limits how many may be one off.
     """
     if isinstance(expected, list):
         return isinstance(shown, list) and all_same(shown, expected)

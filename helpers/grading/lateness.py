@@ -1,10 +1,10 @@
-"""When something was due, how late it came, and what that costs.
+"""Due dates, delays and the deduction for them.
 
     --due "2026-11-01 23:59 Europe/Berlin"        with its zone: +01:00, Z or a name
     --late "10 % a day, at most 50 %, grace 15 min"
 
-A share is of the points that the exercise is worth, as in Canvas; a day, an hour or a week that has begun counts whole,
-from the time when it was due. What comes within the grace costs nothing. Without "a day", the share is taken once.
+A share refers to the exercise's points, as in Canvas; each day, hour or week begun since the due date counts whole. A
+hand-in within the grace period costs nothing. Without "a day", the share is taken once.
 """
 
 import re
@@ -28,14 +28,14 @@ MAX_LATE = timedelta(days=36500)
 
 @dataclass(frozen=True)
 class LateRule:
-    """What lateness costs.
+    """The deduction for lateness.
 
     Args:
-        share: percent of the exercise's points, taken for each `unit` begun, or once where there is none.
+        share: percent of the exercise's points, taken for each `unit` begun, or once without a unit.
         unit: seconds, or 0.
         most: percent, at most.
-        grace: what comes so late costs nothing.
-        text: the rule as it was given.
+        grace: a delay up to this costs nothing.
+        text: the rule as given.
     """
 
     share: Decimal
@@ -53,7 +53,7 @@ class LateRule:
 
 
 def rule_in(text: str) -> LateRule:
-    """The rule that a line says; ValueError, one line, where it says none."""
+    """Parse a rule from a line; ValueError, one line, if it is not one."""
     share = unit = most = grace = None
     for clause in filter(None, (part.strip() for part in re.split(r"[,;](?!\d)", " ".join(text.lower().split())))):
         if match := re.fullmatch(r"at most (\d+(?:[.,]\d+)?) ?%", clause, re.ASCII):
@@ -64,11 +64,13 @@ def rule_in(text: str) -> LateRule:
             given, share = share, number(match[1])
             unit = UNITS.get(match[2], 0)
         else:
-            raise ValueError(f"--late {text!r}: {clause!r} says nothing: write 10 % a day, at most 50 %, grace 15 min")
+            raise ValueError(
+                f"--late {text!r}: {clause!r} is not understood: write 10 % a day, at most 50 %, grace 15 min"
+            )
         if given is not None:
-            raise ValueError(f"--late {text!r}: {clause!r} says a second time what stands before it: take one away")
+            raise ValueError(f"--late {text!r}: {clause!r} repeats an earlier part: remove one")
     if share is None:
-        raise ValueError(f"--late {text!r} says no share of the points: write 10 % a day, or 20 % once")
+        raise ValueError(f"--late {text!r} has no share of the points: write 10 % a day, or 20 % once")
     most = Decimal(100) if most is None else most
     if share > 100 or most > 100:
         raise ValueError(f"--late {text!r} takes more than 100 %: write at most that")
@@ -76,21 +78,21 @@ def rule_in(text: str) -> LateRule:
 
 
 def span_in(text: str) -> timedelta:
-    """A span of time, "90 min", "2 days" or "1 day 12 h"; ValueError where it is none."""
+    """Parse a span of time, "90 min", "2 days" or "1 day 12 h"; ValueError if it is not one."""
     text, total, at = text.lower().strip(), timedelta(), 0
     while match := SPAN.match(text, at):
         seconds = UNITS[{"minute": "min"}.get(match[2], match[2])]
         total += timedelta(seconds=float(number(match[1]) * seconds))
         at = match.end()
     if at < len(text) or not text:
-        raise ValueError(f"{text!r} is no span of time such as 90 min, 36 h or 2 days")
+        raise ValueError(f"{text!r} is not a span of time such as 90 min, 36 h or 2 days")
     if total > MAX_LATE:
         raise ValueError(f"{text!r} is more than a hundred years")
     return total
 
 
 def time_in(text: str, zone: tzinfo | None = None) -> datetime:
-    """A time with a zone, or in `zone`, in UTC; ValueError where it is none or its zone is not known."""
+    """Parse a time with a zone, or in `zone`; return it in UTC; ValueError if it is not one or its zone is unknown."""
     text = " ".join(text.split())
     for pattern in OF_MOODLE:
         try:
@@ -100,12 +102,12 @@ def time_in(text: str, zone: tzinfo | None = None) -> datetime:
         break
     else:
         if not (match := TIME.fullmatch(text)):
-            raise ValueError(f"{text!r} is no time such as 2026-11-01 23:59 +01:00")
+            raise ValueError(f"{text!r} is not a time such as 2026-11-01 23:59 +01:00")
         named = match[4] or ""
         try:
             moment = datetime.fromisoformat(f"{match[1]}T{match[2]}:{match[3] or '00'}")
         except ValueError as error:
-            raise ValueError(f"{text!r} is no time: {error}") from None
+            raise ValueError(f"{text!r} is not a time: {error}") from None
     if named:
         zone = zone_in(named)
     if zone is None:
@@ -113,7 +115,7 @@ def time_in(text: str, zone: tzinfo | None = None) -> datetime:
     try:
         return moment.replace(tzinfo=zone).astimezone(UTC)
     except OverflowError:
-        raise ValueError(f"{text!r} is no time of this age") from None
+        raise ValueError(f"{text!r} is out of range") from None
 
 
 def zone_in(named: str) -> tzinfo:
@@ -122,12 +124,12 @@ def zone_in(named: str) -> tzinfo:
     try:
         return UTC if named.upper() in ("Z", "UTC") else ZoneInfo(named)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise ValueError(f"no zone is called {named}: write +01:00, Z or Europe/Berlin") from None
+        raise ValueError(f"unknown zone {named}: write +01:00, Z or Europe/Berlin") from None
 
 
 @dataclass(frozen=True)
 class DueDates:
-    """When each exercise was due: number or name -> time in UTC; "" for those that are not named.
+    """Due dates: number or name -> time in UTC; "" for all others.
 
     `zone` is that of the first date: times in tables without one are read in it.
     """
@@ -141,13 +143,13 @@ class DueDates:
 
 
 def due_dates(given: list[str], exercises: list[str]) -> DueDates:
-    """From "2026-11-01 23:59 +01:00" for all, or "03=2026-11-01 23:59 +01:00"; ValueError where one says nothing."""
+    """Parse "2026-11-01 23:59 +01:00" for all, or "03=2026-11-01 23:59 +01:00"; ValueError if one is malformed."""
     dates, zone = {}, None
     for text in given:
         name, equals, when = text.rpartition("=")
         if equals and not any(f"{exercise}_".startswith(f"{name.strip()}_") for exercise in exercises):
             raise ValueError(
-                f"--due {text!r}: no exercise {name.strip()!r} is graded: there are {', '.join(exercises)}"
+                f"--due {text!r}: no exercise {name.strip()!r} is graded: choose from {', '.join(exercises)}"
             )
         if name.strip() in dates:
             raise ValueError(f"--due {text!r}: a second date: name its exercise, 03=2026-11-01 23:59 +01:00")
@@ -161,7 +163,7 @@ def due_dates(given: list[str], exercises: list[str]) -> DueDates:
 
 
 def shown_span(late: timedelta) -> str:
-    """How late, for people: "26 h", "3 days 2 h", "12 min"."""
+    """Format a delay, such as "26 h", "3 days 2 h", "12 min"."""
     minutes = -(-late // timedelta(minutes=1))
     days, hours = divmod(minutes // 60, 24)
     if minutes < 60:

@@ -1,7 +1,7 @@
 """`fusion mark report/`: one answer after another in a browser, points and a comment by keyboard, kept in marks.csv.
 
-A small server on this machine alone. Whoever has the address, with its token, may mark; nobody else. What comes from a
-submission is escaped, and the page runs no script but its own.
+A small server on this machine only. Marking needs the address with its token. Submission content is escaped, and the
+page runs only its own script.
 """
 
 import json
@@ -18,7 +18,7 @@ from helpers.grading.grade import Result, clean, result_from_json
 from helpers.grading.marks import Mark, add_mark, mark_of, marks_in
 from helpers.grading.report_pages import LIGHT, STYLE, beside
 
-MAX_BODY = 100_000  # bytes of what the page sends
+MAX_BODY = 100_000  # bytes that the page may send
 SCRIPT = Path(__file__).with_name("marking.js").read_text(encoding="utf-8")
 
 
@@ -31,12 +31,12 @@ def answers_kept(report: Path) -> list[tuple[str, Result]]:
     kept = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((report / "results").glob("*/*.json"))]
     found = [(each["student"], result_from_json(each["result"])) for each in kept if "result" in each]
     if not found:
-        raise FileNotFoundError(f"{report} holds no results: give the --out folder of a `fusion grade`")
+        raise FileNotFoundError(f"{report} holds no results: pass the --out folder of a `fusion grade`")
     return sorted(found, key=lambda each: (each[1].exercise, each[0]))
 
 
 def page(found: list[tuple[str, Result]], marks: list[Mark], nonce: str) -> str:
-    """The page: a section per answer, of which one is shown."""
+    """Return the page: a section per answer, one visible at a time."""
     sections = []
     for student, result in found:
         given = [mark for mark in marks if mark.student == student and mark.exercise == result.exercise]
@@ -83,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
             if (mark.student, mark.exercise) not in {
                 (who, result.exercise) for who, result in answers_kept(self.report)
             }:
-                raise ValueError("nobody handed that in")
+                raise ValueError("no such hand-in")
             if not mark.says:
                 raise ValueError("neither points nor a comment were given")
             add_mark(self.report / "marks.csv", mark, self.by)
@@ -115,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def server(report: Path, by: str = "") -> tuple[ThreadingHTTPServer, str]:
-    """A server for a report's folder, and its address; `by` says who marks, this user unless given.
+    """Return a server for a report's folder, and its address; `by` names the marker, by default this user.
 
     Raises:
         FileNotFoundError: the folder holds no results; one line.

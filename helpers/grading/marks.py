@@ -2,9 +2,9 @@
 
     student,exercise,points,comment,handed in,by,when
 
-Points are added to what the checks and the lateness left, -2 takes two off. A time under "handed in" stands in place of
-the platform's. Rows of one student and exercise add up. A row is someone's word: those without `by` and `when` get
-them when they are read, and no row is ever dropped.
+Points are added after checks and lateness, -2 deducts two. A time under "handed in" overrides the platform's. Rows of
+one student and exercise add up. Every row has an author: missing `by` and `when` are filled in on reading, and no row
+is ever dropped.
 """
 
 import fcntl
@@ -27,7 +27,7 @@ KNOWN = {field: (field,) for field in FIELDS}
 
 @dataclass(frozen=True)
 class Mark:
-    """What someone said of one student's exercise; `points` are added, `handed_in` is text, empty where not given."""
+    """A person's mark on one student's exercise; `points` are added, `handed_in` is text, empty if not given."""
 
     student: str
     exercise: str
@@ -72,7 +72,7 @@ def start_table(path: Path, rows: list[tuple[str, str]]) -> None:
 
 
 def mark_of(student: str, exercise: str, points: str, comment: str) -> Mark:
-    """A mark as the command line says it."""
+    """Return a mark from the command line's arguments."""
     try:
         added = number(points)
     except ValueError as error:
@@ -108,7 +108,7 @@ def write(path: Path, marks: list[Mark]) -> None:
         points = shown(mark.points) if mark.points else ""
         rest = map(escaped, (mark.comment, mark.handed_in, mark.by, mark.when))
         lines.append([escaped(mark.student), mark.exercise, points, *rest])
-    # With a byte-order mark, by which Excel knows that it is UTF-8.
+    # With a byte-order mark, so that Excel detects UTF-8.
     write_whole(path, "\ufeff" + written(lines))
 
 
@@ -131,7 +131,7 @@ def alone(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = open(path.with_name(f".{path.name}.lock"), "w")  # noqa: SIM115
     except OSError as error:
-        raise OSError(f"{path.parent} cannot be written: {error.strerror}: give another folder") from None
+        raise OSError(f"{path.parent} cannot be written: {error.strerror}: choose another folder") from None
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -143,12 +143,12 @@ def placed(
     """(student, exercise) -> marks, in the table's order.
 
     Args:
-        exercises: the names of all that the course has.
-        students: the keys of those who are called so; none where nobody is.
+        exercises: all names in the course.
+        students: the keys of students with a name; none for an unknown name.
         names: those that a message may propose.
 
     Raises:
-        ValueError: a mark of nobody, or of no exercise; one line.
+        ValueError: a mark without a known student or exercise; one line.
     """
     found: dict[tuple[str, str], list[Mark]] = {}
     for mark in marks:
@@ -156,11 +156,11 @@ def placed(
         meant = (f"{mark.exercise.lower()}_", f"0{mark.exercise.lower()}_")
         exercise = next((name for name in exercises if f"{name}_".startswith(meant)), None)
         if exercise is None:
-            raise ValueError(f"{path}: no exercise {mark.exercise!r}: there are {', '.join(exercises)}")
+            raise ValueError(f"{path}: no exercise {mark.exercise!r}: choose from {', '.join(exercises)}")
         if not (called := students(mark.student)):
             near = get_close_matches(mark.student, names, 1)
             mend = f"is it {near[0]!r}?" if near else "write the name as the report has it, or the id"
-            raise ValueError(f"{path}: nobody is called {mark.student!r}: {mend}")
+            raise ValueError(f"{path}: unknown student {mark.student!r}: {mend}")
         for student in called:
             found.setdefault((student, exercise), []).append(mark)
     return found

@@ -1,4 +1,4 @@
-"""`fusion new-exercise`: an exercise to start from, which runs, and whose tests ask for what it still lacks."""
+"""`fusion new-exercise`: a working exercise to start from, whose tests list what is missing."""
 
 import re
 from pathlib import Path
@@ -128,12 +128,12 @@ check_values(
 '''
 
 NEXT = """\
-{source} is an exercise that works: make it yours.
+{source} is a working exercise: make it yours.
 Then, in {answers}:
-  changed.diff  what differs from the model answer in a few lines: wrong_NAME and why, the check that rejects it, what
-                that says (a regular expression), and the lines to take out and put in, as in {example}
-  right_*.py    an answer in a style of its own, a `# %% grade_id="..."` cell for each answer cell
-Two right ones are needed and three wrong ones, for every check one that it rejects.
+  changed.diff  answers that change a few lines of the model answer: wrong_NAME and why, the check that rejects it, that
+                check's message (a regular expression), and the lines to remove and add, as in {example}
+  right_*.py    an answer in a different style, a `# %% grade_id="..."` cell for each answer cell
+You need two right ones and three wrong ones, and for every check one that it rejects.
 `make notebooks` builds it; `pytest tests/grading/test_exercises.py` fails until all of this is there and holds."""
 
 
@@ -145,7 +145,7 @@ def new_exercise(name: str, root: Path = COURSE) -> str:
         root: the course.
 
     Returns:
-        What is to be done next.
+        The next steps.
 
     Raises:
         ValueError: another kind of name, or an exercise of this number is there, or the tree is a class's; one line.
@@ -154,10 +154,10 @@ def new_exercise(name: str, root: Path = COURSE) -> str:
     if not exercises.is_dir():
         raise ValueError(f"{root} has no source/exercises: add exercises in the course, then `fusion release`")
     if not NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no exercise's name: give its number and its name, such as 11_dropout")
+        raise ValueError(f"{name!r} is not an exercise's name: write its number and its name, such as 11_dropout")
     number = name.partition("_")[0]
     if taken := sorted(exercises.glob(f"{number}_*.py")):
-        raise ValueError(f"{number} is taken by {taken[0].stem}: give another number")
+        raise ValueError(f"{number} is taken by {taken[0].stem}: choose another number")
     source, answers = exercises / f"{name}.py", exercises / "answers" / name
     answers.mkdir(parents=True)
     source.write_text(SOURCE.format(number=number, name=name), encoding="utf-8")

@@ -32,16 +32,16 @@ def release(out: Path, variant: str = "") -> list[str]:
 
     Args:
         out: a new folder.
-        variant: a word for the class, by which a variant is drawn of each exercise that has some; none unless given.
+        variant: a word for the class that picks a variant of each exercise that has some; by default none.
 
     Returns:
-        What stands in `out`, sorted, and the variants that were drawn.
+        The contents of `out`, sorted, and the chosen variants.
 
     Raises:
         ValueError: `out` holds something already, or an exercise holds an answer; one line.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} is not empty: give a new folder")
+        raise ValueError(f"{out} is not empty: choose a new folder")
     for path in sorted((COURSE / "exercises").glob("*.ipynb")):
         if re.search("(BEGIN|END) (SOLUTION|HIDDEN TESTS)", path.read_text(encoding="utf-8")):
             raise ValueError(f"{path} holds an answer or a hidden check: run `make notebooks`, then release again")
@@ -78,7 +78,7 @@ def pyproject(text: str) -> str:
 
 
 def readme(text: str) -> str:
-    """The README without what speaks of files that are left out."""
+    """Return the README without the parts about files that are left out."""
     sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
     kept = [section for section in sections if not section.startswith(tuple(f"## {s}\n" for s in SECTIONS_LEFT_OUT))]
     lines = [line for line in "".join(kept).splitlines() if not line.startswith("make test")]

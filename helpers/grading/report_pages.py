@@ -1,7 +1,7 @@
 """The report as pages: each is one file, which loads nothing and runs nothing.
 
-Whatever came from a submission, its name included, is text here and nothing else: it is escaped, and what would not
-show, or would turn the text around it, is shown as a replacement character.
+Everything from a submission, its name included, is treated as plain text: it is escaped, and characters that are
+invisible or change the direction of text appear as a replacement character.
 """
 
 from collections import Counter
@@ -56,7 +56,7 @@ def page(title: str, body: str, wide: bool = False) -> str:
 
 
 def rows(header: list[str], lines: list[list[str]]) -> str:
-    """A table; what stands in `lines` is HTML already."""
+    """Return a table; `lines` are already HTML."""
     head = "".join(f"<th>{escape(each)}</th>" for each in header)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>\n" for line in lines)
     return f"<table><tr>{head}</tr>\n{body}</table>\n"
@@ -70,7 +70,7 @@ def code(source: str) -> str:
 
 
 def beside(result: Result) -> str:
-    """The answers of a submission, and beside them what each check said."""
+    """Return a submission's answers next to each check's message."""
     answers = [f"<h3>{escape(name)}</h3>\n{code(source)}" for name, source in result.answers.items()]
     verdicts = [
         f'<div class="verdict" style="border-color: {EDGE.get(check.state, PURPLE)}"><b>{escape(check.check)}</b>: '
@@ -90,7 +90,7 @@ def beside(result: Result) -> str:
 
 
 def student_page(row: StudentGrades, results: dict[str, Result], book: Gradebook) -> str:
-    """What is sent to one of the class; of those who handed in together each has a page, as marks differ.
+    """Return one student's page; group members each get one, because marks differ.
 
     Args:
         results: exercise -> result as `for_student` gives it.
@@ -114,7 +114,7 @@ def student_page(row: StudentGrades, results: dict[str, Result], book: Gradebook
 
 
 def answers_page(exercise: str, graded: Kept, links: dict[str, str]) -> str:
-    """All answers to one exercise beside their verdicts; `links` gives each student's place in it."""
+    """Return all answers to one exercise next to their verdicts; `links` has each student's anchor."""
     parts = [
         f'<h2 id="{escape(links[student])}">{escape(clean(student))}: {result.earned:g} of {result.points:g} points'
         f"{escape(''.join(f', {flag}' for flag in result.flags))}</h2>\n{beside(result)}"
@@ -134,9 +134,9 @@ def class_page(
     """The class at a glance.
 
     Args:
-        left: what was not graded: (path, reason).
+        left: files not graded: (path, reason).
         pairs: exercise -> answers that are alike.
-        links: each student, as the class's folder and as the gradebook has it -> the name of the student's files.
+        links: each student, by name in the class's folder and in the gradebook -> the name of the student's files.
         book: everyone's points, after lateness and with those by hand.
     """
 
@@ -161,7 +161,9 @@ def class_page(
             hidden = " (hidden)" if check in exercise.hidden else ""
             lines.append([escape(check) + hidden, share, *counts])
         parts.append(rows(["check", "passed", *STATES], lines))
-        parts.append(f'<p><a href="answers/{escape(name)}.html">All answers beside what the checks said</a></p>\n')
+        parts.append(
+            f'<p><a href="answers/{escape(name)}.html">All answers next to the messages of all checks</a></p>\n'
+        )
     flagged = [
         [
             linked(student, result.exercise),
@@ -204,7 +206,7 @@ def class_page(
 
 
 def class_totals(book: Gradebook, links: dict[str, str], linked) -> str:
-    """Students by exercises, and what an instructor should know of them."""
+    """Return students by exercise, with remarks for the instructor."""
     grouped = any(row.person and row.person.group for row in book.rows)
     header = ["student", *(["group"] if grouped else []), *(name.partition("_")[0] for name in book.exercises), "total"]
     lines = []

@@ -30,7 +30,8 @@ KNOWN = {
     "handed in": ("handed in", "submission time", "last modified (submission)"),
 }
 UNIQUE = ("id", "login", "email", "number")
-# Of the platforms' own tables; what else is not read is told, lest "extra tim" be passed over.
+# Columns of the platforms' own tables; other unread columns are reported, so that a typo such as "extra tim" is
+# noticed.
 NOT_READ = """status; grade; maximum grade; grade can be changed; last modified (grade); feedback comments; online text;
 marker; marking workflow state; due date; institution; department; integration id; root account; role; total score;
 max points; submission id; lateness (h:m:s); total lateness (h:m:s); view count; submission count; last downloaded from
@@ -40,12 +41,12 @@ NOBODY = re.compile(r"points possible|student, test", re.IGNORECASE)  # rows of 
 
 @dataclass(frozen=True)
 class Person:
-    """One of the class; what is not known is empty.
+    """A member of the class; unknown fields are empty.
 
     Args:
-        key: the name, with the id where another has the same name: how reports call the person.
+        key: the name in reports, with the id if another has the same name.
         extra: time on top of everyone's.
-        handed_in: when, as the table says; for what the platform's files do not tell.
+        handed_in: the table's time, for platforms whose files have none.
     """
 
     key: str
@@ -98,10 +99,10 @@ def roster_in(path: Path) -> Roster:
     """The class in a table.
 
     Raises:
-        OSError, ValueError: it cannot be read, or does not say who is who; one line.
+        OSError, ValueError: it cannot be read, or does not identify people; one line.
     """
     rows, header = table_in(path, KNOWN)
-    # Canvas calls its own number ID, beside the institution's.
+    # Canvas calls its own number ID, apart from the institution's.
     fields = set(header.values())
     titles = [name.lower() for name in header]
     canvas = "sis login id" in titles or titles[:2] == ["student", "id"] or titles[:2] == ["lastname", "firstname"]
@@ -134,7 +135,7 @@ def roster_in(path: Path) -> Roster:
         elif cells.get("group") or cells.get("extra time"):
             raise ValueError(f"{path}, line {line}: whose group or extra time is this? It has no name and no id")
     if not told:
-        raise ValueError(f"{path} names nobody below its columns")
+        raise ValueError(f"{path} has no people below its columns")
     require_one_of_each(path, lines, told)
     return Roster(path, people_in(path, lines, told), unknown, others if canvas else None)
 
@@ -150,7 +151,7 @@ def require_one_of_each(path: Path, lines: list[int], told: list[Cells]) -> None
                 )
             if value and value in first:
                 raise ValueError(
-                    f"{path}: lines {first[value]} and {line} have one {field}, {cells[field]!r}: mend one"
+                    f"{path}: lines {first[value]} and {line} have one {field}, {cells[field]!r}: correct one"
                 )
             first[value] = line
 
@@ -189,7 +190,7 @@ def people_in(path: Path, lines: list[int], told: list[Cells]) -> tuple[Person, 
 
 
 def name_in(cells: Cells) -> str:
-    """The name as the table writes it; where it has none, what else tells who it is."""
+    """Return the name as in the table; without one, another identifier."""
     split = " ".join(filter(None, (cells.get("first name", ""), cells.get("last name", ""))))
     return cells.get("name") or split or next(cells[field] for field in ("id", "login", "email") if cells.get(field))
 
@@ -211,9 +212,9 @@ def names_of(person: Person) -> set[str]:
 
 
 def may_be(person: Person, name: str) -> bool:
-    """Whether a person of the roster is called so, maybe after a group: "Group A-Ann Smith" is how Moodle has it.
+    """Return whether a person of the roster has this name, maybe after a group, as in Moodle's "Group A-Ann Smith".
 
-    Whoever has no name there may be anyone.
+    A person without a name there may be anyone.
     """
     parts = name.split("-")
     ways = {plain("".join(parts[start:])) for start in range(len(parts))}
@@ -224,7 +225,7 @@ def may_be(person: Person, name: str) -> bool:
 
 
 def matched(roster: Roster, students: Class) -> dict[str, tuple[Person, ...]]:
-    """Student, as the class's folder has it -> who that is; nobody where the roster has none of them.
+    """Return student, by name in the class's folder -> people in the roster, empty if it has none of them.
 
     Raises:
         ValueError: a name may be several people's, or someone has two hand-ins of one exercise; one line.
@@ -244,7 +245,7 @@ def matched(roster: Roster, students: Class) -> dict[str, tuple[Person, ...]]:
 
 
 class Index:
-    """The roster's people by all that may tell who they are."""
+    """The roster's people by every identifier."""
 
     def __init__(self, roster: Roster):
         self.path = roster.path
@@ -260,7 +261,8 @@ class Index:
         return known or tuple(self.by["group"].get(found.student.casefold(), ()))
 
     def person(self, submitter: Submitter, found: Found) -> Person | None:
-        """Who that is, by the surest that is known: the platform's number, the address, the id, then the name.
+        """Return the person by the most reliable identifier known: the platform's number, the address, the id, then the
+        name.
 
         Raises:
             ValueError: number and name are two people's, or the name is several people's; one line.
@@ -286,8 +288,8 @@ class Index:
         if len(people) > 1:
             who = " or ".join(each.key for each in people)
             raise ValueError(
-                f"{found.path} may be of {who} in {self.path}: name its folder by the id, or give the roster a column "
-                "with the platform's number, ID in Canvas's gradebook, Identifier in Moodle's worksheet"
+                f"{found.path} may be of {who} in {self.path}: name its folder by the id, or add to the roster a "
+                f"column with the platform's number, ID in Canvas's gradebook, Identifier in Moodle's worksheet"
             )
         return people[0] if people else None
 

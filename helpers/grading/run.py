@@ -45,16 +45,16 @@ def grade_class(
     Args:
         submissions: a folder or a zip.
         out: the report's folder.
-        jobs: how many submissions at once; as many as there are processors unless given.
+        jobs: how many submissions at once; by default one per processor.
         only: grade only the exercise of this number or name.
-        resume: keep the results in `out` that are of the same notebooks, exercises and seed.
-        seed: decides all inputs; drawn and kept in out/run.json unless given.
+        resume: keep the results in `out` for the same notebooks, exercises and seed.
+        seed: decides all inputs; by default drawn and saved in out/run.json.
         student: a regular expression that finds the student in a path, in its group `student`.
-        cluster: address of the scheduler of a dask.distributed cluster; on this machine unless given.
+        cluster: address of the scheduler of a dask.distributed cluster; by default this machine is used.
         comments: student, exercise, points and text of each, put into out/marks.csv.
-        by: who says so, this user unless given.
-        given: `roster`, a table's path; `due`, dates; `late`, a rule; `variant`, the word that the class's variants
-            were drawn by; kept in out/run.json, so that --resume has them.
+        by: their author, by default this user.
+        given: `roster`, a table's path; `due`, dates; `late`, a rule; `variant`, the word for the class's variants;
+            saved in out/run.json, so that --resume has them.
 
     Returns:
         0, or 1 where the grader could not grade a submission.
@@ -70,7 +70,7 @@ def grade_class(
     students = class_in(submissions, exercises, student)
     rules = rules_of(kept, out / "marks.csv", by)
     said = [mark_of(*comment) for comment in comments]
-    # What contradicts itself is told before anything is graded or written.
+    # Contradictions are reported before anything is graded or written.
     gradebook(students, {}, exercises, replace(rules, marks=(*rules.marks, *said)))
     seed = prepared(out, kept, seed)
     for mark in said:
@@ -93,7 +93,7 @@ def grade_class(
             else:
                 keep(out, task, *done)
             bar.update()
-    # What people wrote while the class was graded counts, too.
+    # Marks written while the class was graded also count.
     rules = replace(rules, marks=tuple(marks_in(rules.marks_path, by)))
     results = {(student, result.exercise): result for student, result in class_report.results_in(out, students)}
     book = gradebook(students, results, exercises, rules)
@@ -109,7 +109,7 @@ def grade_class(
 def tasks_of(
     pending: list[Found], students: Class, exercises: dict[str, Exercise], seed: int, unread: dict[str, str]
 ) -> Iterator[Task]:
-    """The submissions, read one by one; what cannot be read is put into `unread`, path -> reason."""
+    """Yield the submissions, read one by one; unreadable ones go into `unread`, path -> reason."""
     for each in pending:
         try:
             content = students.read(each.path)
@@ -123,7 +123,7 @@ def tasks_of(
 
 
 def kept_run(out: Path, resume: bool) -> dict:
-    """What the run in `out` was told; nothing where there is none."""
+    """Return the options of the run in `out`; empty if there is none."""
     kept = out / "run.json"
     if kept.exists() and not resume:
         raise ValueError(f"{out} holds a report: add --resume to go on with it, or give another folder")
@@ -131,7 +131,7 @@ def kept_run(out: Path, resume: bool) -> dict:
 
 
 def prepared(out: Path, kept: dict, seed: int | None) -> int:
-    """The run's seed; `out` is then there, can be written, and says what the run was told."""
+    """Return the run's seed; create `out`, check that it is writable, and save the run's options there."""
     seed = kept.get("seed", secrets.randbits(32)) if seed is None else seed
     roster = {"roster": str(Path(kept["roster"]).resolve())} if kept.get("roster") else {}
     write_whole(out / "run.json", json.dumps(kept | roster | {"seed": seed}) + "\n")
@@ -139,7 +139,7 @@ def prepared(out: Path, kept: dict, seed: int | None) -> int:
 
 
 def rules_of(kept: dict, marks: Path, by: str) -> Rules:
-    """What the run was told of the class, its dates and its marks; ValueError, one line, where that makes no sense."""
+    """Return the run's options on the class, its dates and its marks; ValueError, one line, if they are invalid."""
     due, late = due_dates(kept.get("due", []), list(exercises_in())), kept.get("late")
     rule = rule_in(late) if late else None
     if rule and rule.unit and not due.dates:
@@ -153,7 +153,7 @@ def place_of(out: Path, each: Found) -> Path:
 
 
 def stamp(content: bytes, exercise: Exercise, seed: int) -> str:
-    """What a result depends on: the notebook, the exercise and the seed."""
+    """Return the key of a result: the notebook, the exercise and the seed."""
     parts = [content, exercise.digest.encode(), exercise.variant.encode(), str(seed).encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 

@@ -1,8 +1,8 @@
-"""The sandbox, made by bubblewrap: what a process in it can see and use.
+"""The sandbox, made by bubblewrap: its visible files and its limits.
 
 It sees the system, this Python and the course's helpers and kernels, read-only, and a few files that it is given. It
-has no network, no other process, no home, no environment. A submission's kernel moreover can start no process, write
-no byte to any file, and has bounds on memory and on processor time; it talks through sockets in a folder of its own.
+has no network, no other process, no home, no environment. A submission's kernel also cannot start a process or write to
+any file, and has limits on memory and processor time; it communicates through sockets in its own folder.
 
 Raises:
     RuntimeError: there is no working bubblewrap; one line, with the remedy. Nothing is graded then.
@@ -50,7 +50,7 @@ def require_sandbox() -> None:
 
 
 def environment() -> dict[str, str]:
-    """What a process in the sandbox has for an environment."""
+    """Return the environment variables of a process in the sandbox."""
     return {
         "PATH": "/usr/bin:/bin",
         "HOME": "/tmp",
@@ -150,7 +150,7 @@ def forked(asked: dict, seen: list[Path], written: list[Path], descriptors: Sequ
     """Let bubblewrap make a sandbox around a process that does nothing, and a fork of the server enter it.
 
     Args:
-        asked: what the fork becomes, as `fork_server` has it, with these descriptors.
+        asked: the fork's task, as `fork_server` defines it, with these descriptors.
         seen: files and folders to read, at their own paths.
         written: folders to write to.
 
@@ -161,7 +161,7 @@ def forked(asked: dict, seen: list[Path], written: list[Path], descriptors: Sequ
         RuntimeError: there is no sandbox, or no way into it; one line.
     """
     reading, writing = os.pipe()
-    # It ends, and all in the sandbox with it, when nobody holds the other end of its input.
+    # It ends, with everything in the sandbox, once the other end of its input is closed.
     idle = ["sh", "-c", f": >{STARTUP}/README; stat -c 'ready %d %i' /; read end"]
     sandbox = subprocess.Popen(
         command(idle, seen, written, ["--as-pid-1", "--info-fd", str(writing)]),

@@ -1,9 +1,9 @@
-"""Which answers of a class are alike beyond what the exercise gives: shown to the instructor, never scored.
+"""Find answers of a class that are alike beyond the exercise's given text: shown to the instructor, never scored.
 
-An answer is the set of its k-grams of tokens, as in Schleimer, Wilkerson and Aiken's "Winnowing" (SIGMOD 2003), all of
-which are kept: answers are short. Comments, docstrings and layout are no tokens, and a name that a learner may choose
-is as good as any other. What the exercise gives is taken off. The likeness of two answers is the share of their k-grams
-that both have.
+An answer is the set of all its k-grams of tokens, as in Schleimer, Wilkerson and Aiken's "Winnowing" (SIGMOD 2003),
+without sampling, since answers are short. Comments, docstrings and layout are not tokens, and names that a learner may
+choose count as equal. The exercise's given text is subtracted. The similarity of two answers is the share of their
+k-grams that both have.
 """
 
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ from pygments.token import Comment, Name, Number, String, Whitespace
 from helpers.grading.exercise import Exercise
 from helpers.grading.grade import Result
 
-GRAM = 8  # tokens: shorter ones, such as a masked load's end, stand in every kernel
+GRAM = 8  # tokens: shorter ones, such as a masked load's end, occur in every kernel
 # Between the repository's own right answers written apart, 0.45 alike at most, and the model answers with one place
 # changed, of which 19 in 20 are 0.57 alike or more: tests/grading/test_grade_similarity.py.
 THRESHOLD = 0.55
-FEWEST = 30  # k-grams of an answer: fewer are a formula, which all write alike
+FEWEST = 30  # k-grams of an answer: fewer are a formula, which everyone writes the same way
 MAX_READ = 50_000  # characters of an answer
-CUDA = 100  # characters from which on a string is no name or setting but CUDA C++
+CUDA = 100  # characters: a longer string is CUDA C++, not a name or setting
 
 # Its lines are counted as messages count them.
 PYTHON_LEXER, CUDA_LEXER = PythonLexer(stripnl=False), CudaLexer()

@@ -1,15 +1,15 @@
-"""Variants of an exercise: another formula, whose answer does not lie in `kernels/` for the taking.
+"""Variants of an exercise: another formula, whose answer is not in `kernels/`.
 
-source/exercises/variants/NAME.diff holds the variants of an exercise, written as what differs in its solution's cells.
-Blank lines stand between them, and between two places of one:
+source/exercises/variants/NAME.diff holds the variants of an exercise, written as changes to its solution's cells. Blank
+lines separate variants, and two changes in one:
 
     sigmoid: GELU in its sigmoid form
     -    return torch.nn.functional.gelu(a + b, approximate="tanh")
     +    return (a + b) * torch.sigmoid(1.702 * (a + b))
 
-A line that begins with a space is context. What is replaced must stand in one cell of the solution, and there once.
-What comes before the first name is changed in every variant. So text, reference, public and hidden checks and the model
-answer of a variant are the exercise's own but for these lines.
+A line that begins with a space is context. The replaced lines must occur exactly once, in one cell of the solution.
+Changes before the first name apply to every variant. So text, reference, public and hidden checks and the model answer
+of a variant match the exercise's except for these lines.
 """
 
 import copy
@@ -29,8 +29,8 @@ class Variant:
     Args:
         exercise: such as "03_fused_add_gelu".
         name: such as "sigmoid".
-        why: what it asks for instead.
-        changes: places, each as the lines that are replaced and those that replace them.
+        why: the task that it sets instead.
+        changes: each as the replaced lines and their replacement.
     """
 
     exercise: str
@@ -41,10 +41,10 @@ class Variant:
     def of(self, notebook: dict) -> dict:
         """The variant of the exercise's notebook, or of its solution's; an exercise lacks what is in the answers.
 
-        Outputs that it may change are left out, to be made by whoever runs it.
+        Outputs that it may change are left out, for the next run to create.
 
         Raises:
-            ValueError: what is to be replaced stands in no cell of a solution, or more than once; one line.
+            ValueError: the replaced lines are in no cell of a solution, or occur more than once; one line.
         """
         made = copy.deepcopy(notebook)
         course = made["metadata"]["kernel_fusion"]

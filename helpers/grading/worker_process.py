@@ -1,4 +1,4 @@
-"""How a process that grades submissions begins. Imports nothing that reads notebooks, so that it can come first."""
+"""Start a process that grades submissions. Imports nothing that reads notebooks, so that it can come first."""
 
 import ctypes
 import os

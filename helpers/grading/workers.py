@@ -1,4 +1,4 @@
-"""Where submissions are graded: in processes of this machine, or on the workers of a cluster.
+"""Grade submissions in processes of this machine, or on the workers of a cluster.
 
 Both are an executor of `concurrent.futures`, and every submission is graded by the same function, `work`.
 """
@@ -25,7 +25,7 @@ CONNECT_TIME = 15.0  # seconds
 
 @dataclass(frozen=True)
 class Task:
-    """A submission to be graded: whose and what it is, its bytes, the exercise that it answers, the run's seed."""
+    """A submission to grade: its student and name, its bytes, the exercise that it answers, the run's seed."""
 
     found: Found
     content: bytes
@@ -79,10 +79,10 @@ def close_judge() -> None:
 
 
 def graded_by(executor: Executor, tasks: Iterator[Task], most: int) -> Iterator[tuple[Task, Done]]:
-    """Each submission with what came of it, in the order in which they end; `most` are under way at once.
+    """Yield each submission with its outcome, in order of completion; at most `most` run at once.
 
     Raises:
-        WorkerDiedError: of a pool of processes.
+        WorkerDiedError: a process of the pool died.
     """
     running: dict[Future, Task] = {}
     while True:
@@ -114,7 +114,7 @@ def outcome(future: Future) -> Done:
 
 
 def graded_here(tasks: Iterator[Task], jobs: int) -> Iterator[tuple[Task, Done]]:
-    """Submissions graded by so many processes of this machine, as `graded_by` gives them."""
+    """Yield submissions graded by `jobs` processes of this machine, as `graded_by` does."""
     suspects, going = [], True
     while going:
         going = False

@@ -1,4 +1,4 @@
-"""What measures, compiles and computes: any callable, any kernel, a GPU that need not be there."""
+"""Measure, compile and predict: any callable, any kernel, on a GPU you may not have."""
 
 import lazy_loader
 

@@ -24,7 +24,7 @@ TENSOR_CORES = ("HMMA", "HGMMA", "UTCHMMA")
 
 @dataclass(frozen=True)
 class BenchedKernel:
-    """One launch of a Triton kernel as the function makes it: what it compiles to, and how its grid fills the GPU."""
+    """One launch of a Triton kernel by the function: its compiled resources, and how its grid fills the GPU."""
 
     grid: tuple[int, int, int]
     resources: Resources
@@ -33,7 +33,7 @@ class BenchedKernel:
 
 @dataclass(frozen=True, repr=False)
 class BenchReport:
-    """What `bench` found. `reference`, `difference` and `reference_prediction` are None without a reference.
+    """The results of `bench`. `reference`, `difference` and `reference_prediction` are None without a reference.
 
     difference: None where every value is the reference's within the dtype's tolerance, else what differs.
     kernels: each Triton launch, in order; operators of PyTorch are in `prediction.launches` alone.
@@ -58,8 +58,9 @@ class BenchReport:
         return Work(self.flops, self.traffic.unique_read, self.traffic.unique_written)
 
     def times(self) -> dict[str, dict[str, Timing]]:
-        """Clock -> function -> seconds on this machine, in turns with the reference: "alone", and on a GPU "call", what
-        a call in a row of calls costs its caller. Without a GPU kernels are interpreted: that says nothing of speed."""
+        """Return clock -> function -> seconds on this machine, alternating with the reference: "alone", and on a GPU
+        "call", the caller's cost per call in a row of calls. Without a GPU kernels are interpreted, so their times mean
+        nothing."""
         calls = {name: lambda each=each: each(*self.inputs) for name, each in self.functions.items()}
         if not torch.cuda.is_available():
             return {"alone": benchmark_together(calls, runs=3)}
@@ -75,7 +76,7 @@ class BenchReport:
         for each in self.kernels:
             needs, grid = each.resources, " x ".join(map(str, each.grid))
             spills = f"{needs.spill_bytes} B spilled" if needs.spill_bytes else "no spills"
-            lines += [("kernel", f"{needs.kernel}, grid {grid}, {needs.num_warps} warps a block")]
+            lines += [("kernel", f"{needs.kernel}, grid {grid}, {needs.num_warps} warps per block")]
             lines += [("", f"{needs.registers} registers, {spills}, {needs.shared_memory} B of shared memory")]
             lines += [("occupancy", repr(needs.occupancy())), ("waves", repr(each.waves))]
         at_best = self.roof.time(self.work)
@@ -92,14 +93,14 @@ class BenchReport:
 def bench(
     fn: Callable, *inputs, reference: Callable | None = None, flops: float = 0.0, device: str | Device = "H100"
 ) -> BenchReport:
-    """Everything that the course's instruments say of `fn(*inputs)`.
+    """Run all of the course's instruments on `fn(*inputs)`.
 
     Args:
         fn: any callable of tensors: a launcher of Triton kernels, PyTorch, or both.
-        inputs: its arguments, of any number.
+        inputs: its arguments, any number of them.
         reference: the same in plain PyTorch, to compare values, traffic and predicted time with.
-        flops: floating-point operations of the call, where the roofline's arithmetic is to count.
-        device: the GPU that it is compiled and predicted for; it need not be here.
+        flops: floating-point operations of the call, if the roofline should include arithmetic.
+        device: the GPU to compile and predict for, present or not.
 
     Raises:
         TypeError: fn or reference is not callable.

@@ -1,4 +1,4 @@
-"""The GPUs of the course, the GPU or CPU at hand, and GPUs of your own.
+"""The course's GPUs, this machine's GPU or CPU, and GPUs that you add.
 
 DEVICES["A100"].peak_flops["bf16"]      # FLOP/s
 DEVICES.load("my_gpus.toml")            # the form of helpers/instruments/devices.toml
@@ -36,7 +36,7 @@ FMA_PER_CLOCK = {
 # Source: as above, "32-bit floating-point reciprocal, reciprocal square root, base-2 logarithm, base 2 exponential".
 # 10.3: "twice the exponentials of Blackwell", 10.7 against 5 T/s; NVIDIA, "Inside NVIDIA Blackwell Ultra" (2025).
 SPECIAL_PER_CLOCK = dict.fromkeys(FMA_PER_CLOCK, 16) | {(10, 3): 32}
-SHARED_PER_CLOCK = 32 * 4  # bytes per clock and SM: 32 banks of 32 bits, as the guide says of each generation above
+SHARED_PER_CLOCK = 32 * 4  # bytes per clock and SM: 32 banks of 32 bits, as the guide lists for each generation above
 
 
 class PeakFlops(dict):
@@ -72,7 +72,7 @@ class Device:
     memory_bus_width: int | None  # bits
     memory_clock: float | None
     source: str
-    l2_bandwidth: float | None = None  # bytes/s, where it was measured: vendors do not tell it
+    l2_bandwidth: float | None = None  # bytes/s, if measured: vendors do not publish it
 
     @property
     def special_rate(self) -> float | None:
@@ -114,7 +114,7 @@ class Devices(dict):
         upper = {known.upper(): known for known in self}
         nearest = difflib.get_close_matches(str(name).upper(), upper, n=1, cutoff=0.0)
         raise ValueError(
-            f"no device is named {name!r}: the nearest is {upper[nearest[0]]!r}; the others are "
+            f"unknown device {name!r}: the nearest is {upper[nearest[0]]!r}; the others are "
             + ", ".join(known for known in self if known != upper[nearest[0]])
         )
 
@@ -157,18 +157,18 @@ def _device_from(name: str, entry, file: str) -> Device:
     numbers = {key: entry[key] for key in (*_NUMBERS, "tensor_clock_mhz", _L2[0]) if key in entry}
     for key, value in numbers.items():
         if not _positive(value):
-            raise ValueError(f"{file}: {name}: {key} is {value!r}: a number above 0 is expected")
+            raise ValueError(f"{file}: {name}: {key} is {value!r}: it must be a number above 0")
     for key in (*_STRINGS, _L2[1]):
         if key in entry and not isinstance(entry[key], str):
-            raise ValueError(f"{file}: {name}: {key} is {entry[key]!r}: a string is expected")
+            raise ValueError(f"{file}: {name}: {key} is {entry[key]!r}: it must be a string")
     peaks = entry["peak_tflops"]
     if not isinstance(peaks, dict) or not peaks or not all(_positive(value) for value in peaks.values()):
-        raise ValueError(f"{file}: {name}: peak_tflops is {peaks!r}: a table such as {{ fp32 = 19.5 }} is expected")
+        raise ValueError(f"{file}: {name}: peak_tflops is {peaks!r}: pass a table such as {{ fp32 = 19.5 }}")
     try:
         major, minor = map(int, entry["compute_capability"].split("."))
     except ValueError:
         raise ValueError(
-            f'{file}: {name}: compute_capability is {entry["compute_capability"]!r}: two numbers such as "8.6" expected'
+            f'{file}: {name}: compute_capability is {entry["compute_capability"]!r}: write it as "8.6"'
         ) from None
     return Device(
         name=name,
@@ -195,11 +195,11 @@ DEVICES.load(CATALOGUE_FILE)
 
 @functools.cache
 def this_device() -> Device:
-    """The machine at hand: its GPU as the driver describes it, or else its CPU as measured (in about a second).
+    """Return this machine's GPU as the driver describes it, or else its CPU as measured (in about a second).
 
-    A GPU's peaks are the catalogue's if the driver's name and SM count are in it (vendors rate some tensor cores below
-    the boost clock that the driver tells), computed from SMs and clock if not. A CPU's bandwidth is that of a copy,
-    reads and writes counted; its fp32 peak is the rate of a matrix product. Kept for the life of the process.
+    A GPU's peaks come from the device list if the driver's name and SM count are in it (vendors rate some tensor cores
+    below the boost clock that the driver reports); if not, they are computed from SMs and clock. A CPU's bandwidth is
+    that of a copy, reads and writes counted; its fp32 peak is the rate of a matmul. Kept for the life of the process.
     """
     return _this_gpu() if torch.cuda.is_available() else _this_cpu()
 

@@ -1,4 +1,4 @@
-"""What a look at this machine finds, and whether it can sandbox."""
+"""Diagnose this machine: what it has, and whether it can sandbox."""
 
 import os
 import shutil

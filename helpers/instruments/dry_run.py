@@ -1,8 +1,8 @@
-"""A run without data: what a call launches, at sizes that no interpreter could go through.
+"""A dry run: the launches of a call, at sizes too large to interpret.
 
 `dry_run` gives a function tensors of the right shapes that hold zeros and take no memory. Operators of PyTorch are
-not computed: their results have the right shape and hold zeros again. Of each Triton launch a few program instances
-are interpreted, the first, the last and some between, each metered on its own, and the rest are taken to be like them.
+not computed: their results have the right shape and hold zeros again. A few programs of each Triton launch are
+interpreted (the first, the last and some between), each metered separately, and the rest are assumed to be like them.
 The rules are those of the traffic meter, on a GPU: an operator that PyTorch has as one GPU kernel is one launch.
 """
 
@@ -32,14 +32,14 @@ from kernels.interpreter.runtime import kernel_code
 MAP_NORESERVE = 0x4000  # mmap(2) on Linux: Python's mmap does not name it in 3.11
 # What the special-function unit does, alone or as a step of it.
 SPECIAL = {np.exp, np.exp2, np.log, np.log2, np.sin, np.cos, np.sqrt, np.divide, np.true_divide}
-SAMPLED = 4  # program instances of a launch that are interpreted
-WORKED_OUT = 2**24  # elements of a tensor of integers, for they may be positions; a larger one is none
+SAMPLED = 4  # programs interpreted per launch
+WORKED_OUT = 2**24  # elements of a tensor of integers that may be positions; a larger one is not
 RANDOM = {torch.Tag.nondeterministic_seeded}
 
 
 @dataclass
 class MovedOperand:
-    """What one launch moves of one storage; distinct bytes, each counted once."""
+    """One launch's traffic to one storage, in distinct bytes."""
 
     read: int = 0
     written: int = 0
@@ -65,12 +65,12 @@ class EagerLaunch:
 class TritonLaunch:
     """One launch of a kernel; everything is of the whole grid, estimated from `sampled` of its program instances.
 
-    requested: bytes of the sectors of all loads and stores: what L1 is asked for.
-    loads: line of source -> bytes that an instance loads there, masked-off lanes among them.
-    rounds: how often an instance executes the load that it executes most often.
-    repeated: bytes that an instance loads again, having loaded them before; working_set: distinct bytes it moves.
-    flops: of `tl.dot`, whose operands are of the dtype `product`; most_flops: of the instance that does most.
-    operations: on floats, an element each; special: those of them that the special-function unit does.
+    requested: bytes of the sectors of all loads and stores, as L1 sees them.
+    loads: line of source -> bytes that a program loads there, including masked-off lanes.
+    rounds: executions per program of its most frequent load.
+    repeated: bytes that a program loads again; working_set: distinct bytes it moves.
+    flops: of `tl.dot`, with operands of dtype `product`; most_flops: of the busiest program.
+    operations: on floats, one element each; special: those done by the special-function unit.
     """
 
     name: str
@@ -105,7 +105,7 @@ class TritonLaunch:
 
 
 def dry_run(fn: Callable, *args, multiprocessors: int) -> list[EagerLaunch | TritonLaunch]:
-    """The launches of `fn(*args)`, in order, on a GPU with so many multiprocessors.
+    """Return the launches of `fn(*args)`, in order, on a GPU with that many SMs.
 
     Args:
         fn: any callable. Tensors that it does not get as arguments must be on the CPU.
@@ -117,7 +117,7 @@ def dry_run(fn: Callable, *args, multiprocessors: int) -> list[EagerLaunch | Tri
         ValueError: an operator whose result's shape depends on data.
     """
     if not callable(fn):
-        raise TypeError(f"a function and its arguments are expected, got {type(fn).__name__}: wrap it in a lambda")
+        raise TypeError(f"pass a function and its arguments, not {type(fn).__name__}: wrap it in a lambda")
     with dry_run_scope(multiprocessors) as stage:
         fn(*tree_map_only(torch.Tensor, stage.without_data, args))
     return stage.launches
@@ -125,14 +125,14 @@ def dry_run(fn: Callable, *args, multiprocessors: int) -> list[EagerLaunch | Tri
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a rehearsal is in the middle of: `launches` so far, and the account of their bytes."""
+    """The state of a dry run: `launches` so far, and their byte counts."""
 
     ledger: Ledger
     launches: list[EagerLaunch | TritonLaunch]
     meter: "_Shapes"
 
     def without_data(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same shape, strides and dtype; of a tensor of integers that has values, the values too."""
+        """Return a tensor of the same shape, strides and dtype; a tensor of integers that has values keeps them."""
         if tensor.is_floating_point() or tensor.is_complex():
             return _hollow(tensor.shape, tensor.stride(), tensor.dtype).requires_grad_(tensor.requires_grad)
         if tensor.is_meta:
@@ -149,7 +149,7 @@ class DryRun:
 
 @contextlib.contextmanager
 def dry_run_scope(multiprocessors: int) -> Iterator[DryRun]:
-    """Inside, what tensors of `without_data` go through is not computed, but noted in `launches`."""
+    """Inside, operations on tensors of `without_data` are recorded in `launches`, not computed."""
     ledger, launches = Ledger(), []
     sampler = _Sampler(ledger, launches, multiprocessors)
     with runtime.observed(sampler), _Shapes(ledger, launches) as shapes, _AsOnAGpu(shapes):
@@ -158,7 +158,7 @@ def dry_run_scope(multiprocessors: int) -> Iterator[DryRun]:
 
 
 def _hollow(size, stride, dtype: torch.dtype) -> torch.Tensor:
-    """A CPU tensor of zeros, of whose memory the system has made none yet, and promised none."""
+    """Return a CPU tensor of zeros whose memory the system has neither allocated nor reserved."""
     nbytes = 0
     if 0 not in size:
         nbytes = (sum((n - 1) * step for n, step in zip(size, stride, strict=True)) + 1) * dtype.itemsize
@@ -174,7 +174,7 @@ def _is_channels_last(tensor: torch.Tensor) -> bool:
 
 
 def _counts(tensor: torch.Tensor) -> bool:
-    """Whether it holds integers or truth values, which may say where something is read or written."""
+    """Return whether it holds integers or booleans, which may be addresses or masks."""
     return not (tensor.is_floating_point() or tensor.is_complex())
 
 
@@ -213,7 +213,7 @@ class _Shapes(EagerMeter):
         super().__init__(ledger)
         self._launches = launches
         self._moved = {}
-        self._unknown = set()  # storages of integers that nobody worked out
+        self._unknown = set()  # storages of integers that were not computed
         self._instead_of = {}  # id of positions made up for unknown ones -> themselves, the unknown
 
     def unknown(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -233,7 +233,7 @@ class _Shapes(EagerMeter):
         return super()._run(func, args, kwargs, given, body, place)
 
     def _spread(self, argument: str, given: dict) -> dict:
-        """Positions that nobody knows are taken to be as different as they can be."""
+        """Replace unknown positions by ones as spread out as possible."""
         of = given["self"]
 
         def spread(positions, dim):
@@ -298,7 +298,7 @@ class _Shapes(EagerMeter):
             # Meta tensors' rule is a CPU's. Source: cudnn_conv_suggest_memory_format, aten/src/ATen/native/ConvUtils.h.
             case "convolution" if any(_is_channels_last(each) for each in args[:2]):
                 result = result.contiguous(memory_format=torch.channels_last)
-            case "native_batch_norm" if not args[5]:  # what it normalises with is saved all the same
+            case "native_batch_norm" if not args[5]:  # its statistics are saved anyway
                 channels = args[0].shape[1]
                 result = result[0], *(torch.empty(channels, device="meta", dtype=torch.float32) for _ in result[1:])
             case "_fused_rms_norm":
@@ -320,7 +320,7 @@ class _Shapes(EagerMeter):
             self._launches.append(EagerLaunch(name, func, given, inputs, results, self._moved))
 
     def _own(self, tensor, name, footprint):
-        """What is read where positions were made up: the tensor of those that nobody knows."""
+        """Return the tensor that a read through made-up positions refers to: that of the unknown positions."""
         _, own = self._instead_of.get(id(tensor), (None, None))
         return (tensor, name, footprint) if own is None else (own, name, footprint_of(own))
 

@@ -1,4 +1,5 @@
-"""Fingerprints of the project's Triton and Gluon kernels, which tell whether a recorded kernel has changed since.
+"""Fingerprints of the project's Triton and Gluon kernels, which show whether a kernel has changed since it was
+recorded.
 
 A fingerprint has two parts, "code.settings". The code is the kernel's syntax tree with all device functions and
 constants that it uses. The settings are the trees of the functions that choose its launch options: functions in
@@ -26,7 +27,7 @@ Name = tuple[str, str]  # module, name in it
 
 
 class Module(NamedTuple):
-    """What a file defines at its top, and what it imports: local name -> (module, name), or (module, "")."""
+    """A file's top-level definitions, and its imports: local name -> (module, name), or (module, "")."""
 
     definitions: dict[str, ast.stmt]
     imports: dict[str, Name]
@@ -65,14 +66,14 @@ def _read(text: str) -> Module:
 
 
 def _is_kernel(node: ast.AST | None) -> bool:
-    """Whether a definition is a function for the GPU: decorated with triton.jit or gluon.jit."""
+    """Return whether a definition is a function for the GPU: decorated with triton.jit or gluon.jit."""
     return isinstance(node, Function) and any(
         ast.unparse(each).partition("(")[0].endswith("jit") for each in node.decorator_list
     )
 
 
 def _local_names(tree: ast.AST) -> set[str]:
-    """The parameters of a function and what it assigns: these hide what its module calls so."""
+    """Return a function's parameters and assigned names, which shadow the module's."""
     if not isinstance(tree, Function):
         return set()
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
@@ -80,7 +81,7 @@ def _local_names(tree: ast.AST) -> set[str]:
 
 
 def _root(node: ast.AST) -> str | None:
-    """The name of a name, or of what an attribute is taken from."""
+    """Return the name of a name node, or of an attribute's object."""
     node = node.value if isinstance(node, ast.Attribute) else node
     return node.id if isinstance(node, ast.Name) else None
 
@@ -120,7 +121,7 @@ class Code:
         self._uses: dict[Name, set[Name]] = {}
 
     def _resolve(self, module: str, name: str, seen: tuple = ()) -> Name | None:
-        """Where what `module` calls `name` is defined; (module, "") for a module; None outside of the project."""
+        """Return where the `name` in `module` is defined; (module, "") for a module; None outside of the project."""
         if module not in self.modules or (module, name) in seen:
             return None
         found = self.modules[module]
@@ -135,7 +136,7 @@ class Code:
         return None
 
     def _used(self, module: str, node: ast.AST) -> Name | None:
-        """What a name, or an attribute of an imported module, refers to in the project."""
+        """Return the project's definition that a name, or an attribute of an imported module, refers to."""
         if isinstance(node, ast.Name):
             found = self._resolve(module, node.id)
             return found if found and found[1] else None
@@ -148,7 +149,7 @@ class Code:
         return self.modules[where[0]].definitions[where[1]]
 
     def uses(self, where: Name) -> set[Name]:
-        """What the definition at `where` refers to in the project."""
+        """Return the project's definitions that the one at `where` refers to."""
         if where not in self._uses:
             tree = self.definition(where)
             local = _local_names(tree)
@@ -157,9 +158,9 @@ class Code:
         return self._uses[where]
 
     def code(self, where: Name) -> str:
-        """The digest of a definition's tree, with the digest of each definition that it uses in place of its name."""
+        """Return the digest of a definition's tree, with each definition that it uses replaced by that one's digest."""
         if where not in self._codes:
-            self._codes[where] = ""  # while this one is at work: of a definition that uses itself
+            self._codes[where] = ""  # in progress, for a definition that uses itself
             module, code = where[0], self
             tree = copy.deepcopy(self.definition(where))
             local = _local_names(tree)
@@ -218,7 +219,7 @@ class Code:
         return {where for where in every if where[0].startswith("kernels") and _returns_options(self.definition(where))}
 
     def settings(self, kernel: Name) -> str:
-        """The digest of what chooses a kernel's launch options."""
+        """Return the digest of the code that chooses a kernel's launch options."""
         launchers = self.launchers.get(kernel, set())
         chosen = {_digest(text) for launcher in launchers for text in self._written(kernel, launcher)}
         options, asked = self._options(launchers), set(launchers)
@@ -257,5 +258,5 @@ def fingerprints(folder: str = "") -> dict[str, str]:
 def is_current(recorded: Iterable[str] | None) -> bool:
     """Return whether every kernel with one of these fingerprints is still there as it was, wherever it is now.
 
-    False for None: of what was recorded without fingerprints nobody knows."""
+    False for None: without recorded fingerprints it is unknown."""
     return recorded is not None and set(recorded) <= set(fingerprints().values())

@@ -1,9 +1,9 @@
-"""Read the CSV that Nsight Compute's command line prints, and show its counters beside what our instruments say.
+"""Read the CSV that Nsight Compute's command line prints, and compare its counters with our instruments.
 
     ncu --section LaunchStats --section Occupancy ... --csv --page details --log-file mine.csv python script.py
 
-`read_ncu` takes the details page, a line a counter, and the raw page, a column a counter. Units are turned into base
-units (bytes, seconds, Hz; per cent stay), so that `--print-units` does not matter.
+`read_ncu` takes the details page, one line per counter, and the raw page, one column per counter. Units are converted
+to base units (bytes, seconds, Hz; % stays), so that `--print-units` does not matter.
 
 Source: Nsight Compute CLI, "Console Output"; Nsight Compute, "Metrics Reference".
 """
@@ -35,7 +35,7 @@ SECTORS = {
 
 @dataclass(frozen=True)
 class NcuCounter:
-    """A number of Nsight Compute's, in base units, and the unit; text where it is none."""
+    """One of Nsight Compute's values in base units, with its unit; text if it is not a number."""
 
     value: float | str
     unit: str
@@ -76,7 +76,7 @@ class NcuKernel:
 
 @dataclass(frozen=True)
 class CounterPair:
-    """A counter, what Nsight Compute counted, what one of our instruments says, and which."""
+    """A counter: Nsight Compute's value, our instrument's value, and the instrument."""
 
     counter: str
     counted: float
@@ -105,7 +105,7 @@ def read_ncu(source: str | Path) -> tuple[NcuKernel, ...]:
         denied = "ERR_NVGPUCTRPERM" in text
         why = "the driver lets only administrators read counters" if denied else "it has no column Kernel Name"
         raise ValueError(
-            f"no page of Nsight Compute: {why}; run `fusion profile script.py`, which says what is missing"
+            f"no page of Nsight Compute: {why}; run `fusion profile script.py`, which lists what is missing"
         )
     kernels = _details(table) if "Metric Name" in table[0] else _raw(table)
     return tuple(kernels)
@@ -158,12 +158,12 @@ def compare_counters(
     times: float = 1.0,
     work: Work | None = None,
 ) -> list[CounterPair]:
-    """The counters that our instruments answer as well.
+    """Return the counters that our instruments also report.
 
     Args:
-        resources: what `compile_for` says of the kernel, for the GPU that it was profiled on.
-        traffic: what `measure` says of the launch alone, with how many `times` fewer programs.
-        work: the operation's least bytes, each input read once and each output written once.
+        resources: `compile_for`'s result for the kernel, on the GPU that it was profiled on.
+        traffic: `measure`'s result for the launch alone, with `times` fewer programs.
+        work: the operation's minimum traffic, each input read once and each output written once.
     """
     found = []
     if resources is not None:

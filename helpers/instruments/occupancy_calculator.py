@@ -1,4 +1,4 @@
-"""Occupancy: how many blocks of a kernel fit on one SM, what stops the next one, what would let it in.
+"""Occupancy: how many blocks of a kernel fit on one SM, what limits them, and what one more block would need.
 
     occupancy((9, 0), threads=256, registers=70)    # 3 blocks, 24 of 64 warps (38 %), limited by registers: ...
 
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 WARP = 32  # threads
-MAX_THREADS = 1024  # a block
-MAX_REGISTERS = 255  # a thread
-REGISTERS = 65536  # an SM, and a block
+MAX_THREADS = 1024  # per block
+MAX_REGISTERS = 255  # per thread
+REGISTERS = 65536  # per SM, and per block
 REGISTER_UNIT = 256  # registers are allocated to a warp in this many
 SUB_PARTITIONS = 4  # of an SM: each has a quarter of the registers, and warps are dealt out to them in turn
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one SM of a compute capability has. Memory is in bytes."""
+    """The resources of one SM of a compute capability. Memory is in bytes."""
 
     warps: int
     blocks: int
@@ -74,9 +74,9 @@ def limits(compute_capability: tuple[int, int]) -> Limits:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Occupancy as one resource varies and the rest stay: `warps[i]` active warps an SM at `values[i]`.
+    """Occupancy as one resource varies and the rest stay: `warps[i]` active warps per SM at `values[i]`.
 
-    `values` are threads a block, registers a thread, or bytes of shared memory a block; `at` is the kernel's own.
+    `values` are threads per block, registers per thread, or bytes of shared memory per block; `at` is the kernel's own.
     """
 
     resource: str
@@ -117,7 +117,7 @@ class _Block:
 
     limits: Limits
     threads: int
-    registers: int  # a thread
+    registers: int  # per thread
     shared_memory: int  # static, bytes
     dynamic_shared_memory: int  # bytes
     barriers: int
@@ -178,12 +178,12 @@ class _Block:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """How a block of a kernel fills an SM.
+    """The number of a kernel's blocks that an SM holds, and the limits.
 
     Attributes:
         compute_capability: the SM's, such as (9, 0).
-        blocks: active blocks an SM; 0 if the kernel cannot be launched.
-        warps: active warps an SM.
+        blocks: active blocks per SM; 0 if the kernel cannot be launched.
+        warps: active warps per SM.
         fraction: warps / the SM's warps, 0 to 1.
         limiters: every resource that allows no more than `blocks`: "warps", "registers", "shared memory", "barriers",
             "blocks".
@@ -198,9 +198,10 @@ class Occupancy:
 
     @property
     def allocated(self) -> dict[str, tuple[int, int]]:
-        """What the hardware allocates to a block, and what an SM has: "warps", "registers", "shared memory" (bytes).
+        """Return the hardware's allocation per block, and the SM's total: "warps", "registers", "shared memory"
+        (bytes).
 
-        Registers come in units of REGISTER_UNIT per warp, shared memory with what the driver reserves.
+        Registers come in units of REGISTER_UNIT per warp, shared memory includes the driver's share.
         """
         block, unit = self._block, self._block.limits.shared_memory_unit
         size = block.shared_memory + block.limits.reserved_shared_memory + block.dynamic_shared_memory
@@ -215,8 +216,8 @@ class Occupancy:
     def one_more_block(self) -> dict[str, int]:
         """The least that must go, together, for one more block to fit.
 
-        "threads" a block, "registers" a thread, "shared memory" bytes a block, "barriers" a block. Empty where the
-        SM's own number of blocks is reached, or the carve-out is too small for any other block.
+        "threads" per block, "registers" per thread, "shared memory" bytes per block, "barriers" per block. Empty if the
+        SM's maximum number of blocks is reached, or the carve-out is too small for any other block.
         """
         block, wanted, less = self._block, self.blocks + 1, {}
         if wanted > block.limits.blocks:
@@ -285,7 +286,7 @@ class Occupancy:
         return Sweep(resource, tuple(values), tuple(self.warps_at(resource, value) for value in values), at)
 
     def warps_at(self, resource: str, value: int) -> int:
-        """Active warps an SM if the kernel had `value` of a `resource` of `sweep`, and all else stayed."""
+        """Return active warps per SM with `value` of a `resource` of `sweep`, everything else unchanged."""
         block = self._block
         if resource == "shared memory":
             used = block.shared_memory + block.dynamic_shared_memory
@@ -295,10 +296,10 @@ class Occupancy:
         return int(min(changed.blocks_allowed().values())) * changed.warps
 
     def waves(self, grid: int, sms: int) -> Waves:
-        """How `grid` blocks run on `sms` SMs, every block taking the same time.
+        """Return how `grid` blocks run on `sms` SMs, if every block takes the same time.
 
         Raises:
-            ValueError: a negative grid, no SM, or a kernel of which no block fits.
+            ValueError: a negative grid, no SM, or a kernel whose block does not fit.
         """
         if grid < 0 or sms < 1:
             raise ValueError(f"waves takes a grid of at least 0 blocks and 1 SM or more, got {grid} and {sms}")
@@ -334,21 +335,21 @@ def occupancy(
     """The blocks of a kernel that are active on one SM at a time.
 
     Args:
-        compute_capability: such as (9, 0); the table LIMITS has those of the catalogue.
-        threads: a block, 1 to 1024.
-        registers: a thread, 0 to 255; 0 if unknown, then they do not limit.
-        shared_memory: static, bytes a block, without what the driver reserves.
-        dynamic_shared_memory: bytes a block.
-        carveout: percent of the most shared memory that the SM should set aside; None leaves it to the driver.
-        barriers: named barriers a block (`ptxas -v` tells), at most 16; they can limit from 9.0 on.
+        compute_capability: such as (9, 0); the table LIMITS has those of the device list.
+        threads: per block, 1 to 1024.
+        registers: per thread, 0 to 255; 0 if unknown, then they do not limit.
+        shared_memory: static, bytes per block, without the driver's share.
+        dynamic_shared_memory: bytes per block.
+        carveout: percent of the maximum shared memory that the SM should set aside; None leaves it to the driver.
+        barriers: named barriers per block (from `ptxas -v`), at most 16; they can limit from 9.0 on.
 
     Raises:
         ValueError: a value outside these ranges, or more shared memory than a block can have.
     """
     of_sm = limits(compute_capability)
-    _check("threads a block", threads, 1, MAX_THREADS)
-    _check("registers a thread", registers, 0, MAX_REGISTERS)
-    _check("barriers a block", barriers, 0, 16)
+    _check("threads per block", threads, 1, MAX_THREADS)
+    _check("registers per thread", registers, 0, MAX_REGISTERS)
+    _check("barriers per block", barriers, 0, 16)
     if carveout is not None:
         _check("percent of shared memory as carve-out", carveout, 0, 100)
     for name, size in (("static", shared_memory), ("dynamic", dynamic_shared_memory)):
@@ -376,4 +377,4 @@ def occupancy(
 
 def _check(name: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
-        raise ValueError(f"{name}: {least} to {most} is expected, got {value}")
+        raise ValueError(f"{name}: {least} to {most}, not {value}")

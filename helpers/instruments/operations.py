@@ -1,13 +1,13 @@
-"""What well-known operations cost, launch by launch: FLOPs and bytes, unfused and fused.
+"""The cost of well-known operations, launch by launch: FLOPs and bytes, unfused and fused.
 
-Each operation takes `rows`, `columns` and the bytes of one element, and gives `Versions(unfused, fused)`. Every launch
-reads each of its inputs once and writes each of its outputs once, as eager PyTorch does it; intermediates have the
-inputs' dtype. Below, R = rows, C = columns and N = R*C. kernels/costs.py says what counts as a FLOP, and how many an
-operation takes.
+Each operation takes `rows`, `columns` and the bytes of one element, and returns `Versions(unfused, fused)`. Every
+launch reads each of its inputs once and writes each of its outputs once, as eager PyTorch does it; intermediates have
+the inputs' dtype. Below, R = rows, C = columns and N = R*C. kernels/costs.py defines what counts as a FLOP, and how
+many an operation takes.
 
-FLOPs say how much is computed, not by which units. An exponential is one FLOP, and takes a special function unit, of
-which an SM has an eighth to a quarter as many as fp32 units. So a launch also says how many results it needs of those,
-and how many FLOPs of the epilogue of a matrix product the CUDA cores do.
+FLOPs count the work, not the units that do it. An exponential is one FLOP on a special function unit; an SM has an
+eighth to a quarter as many of these as fp32 units. So a launch also lists its special function results, and the FLOPs
+of a matmul's epilogue on CUDA cores.
 """
 
 import math
@@ -34,9 +34,9 @@ class Launch:
     """One kernel launch, and which units its arithmetic takes.
 
     work: FLOPs as the field counts them, and bytes.
-    product: FLOPs of `work` that are a matrix product.
-    fp32: FLOPs on CUDA cores; of attention also those of its softmax, which the field leaves out of `work`.
-    special: results of special function units, each counted as one FLOP of `fp32`, too.
+    product: FLOPs of `work` in a matmul.
+    fp32: FLOPs on CUDA cores; for attention also its softmax, which `work` by convention omits.
+    special: results of special function units, each also counted as one FLOP of `fp32`.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Launch:
         return self.product > 0
 
     def times(self, device: Device, dtype: str) -> dict[str, float]:
-        """Seconds at least, by what takes them: "memory" and the units; they work at the same time.
+        """Return minimum seconds for "memory" and for each unit; they work at the same time.
 
         Raises:
             ValueError: the device has no peak for dtype, or none for fp32.
@@ -77,7 +77,7 @@ class Versions:
 
 @dataclass(frozen=True)
 class Cost:
-    """What launches take at best on a device: `time` in seconds, `unit` of the launches that take most of it."""
+    """The best case on a device: `time` in seconds, `unit` of the launches that take most of it."""
 
     launches: int
     work: Work
@@ -96,10 +96,10 @@ class Cost:
 
 
 def cost(launches: tuple[Launch, ...], device: Device, dtype: str) -> Cost:
-    """The roofline's least time of launches that follow one another; launch overhead is not in it.
+    """Return the roofline's minimum time for launches one after another, without launch overhead.
 
-    Of each launch, whichever of memory and units takes longest decides, the others' work hidden behind it. fp32's peak
-    is that of multiply-adds: arithmetic that is none takes up to twice the time counted here.
+    The slowest of memory and units sets each launch's time and hides the others' work. fp32's peak assumes
+    multiply-adds: other arithmetic takes up to twice the time counted here.
 
     Raises:
         ValueError: the device has no peak for dtype, or none for fp32.
@@ -114,12 +114,12 @@ def cost(launches: tuple[Launch, ...], device: Device, dtype: str) -> Cost:
 
 
 def _launch(name, itemsize, flops, reads, writes, special=0) -> Launch:
-    """A launch without a matrix product that reads and writes so many elements."""
+    """Return a launch without a matmul that reads and writes that many elements."""
     return Launch(name, Work(flops, reads * itemsize, writes * itemsize), fp32=flops, special=special)
 
 
 def _product(name, itemsize, product, reads, writes, epilogue=0) -> Launch:
-    """A matrix product of so many FLOPs, with those of its epilogue."""
+    """Return a matmul of that many FLOPs, plus those of its epilogue."""
     return Launch(name, Work(product + epilogue, reads * itemsize, writes * itemsize), product, fp32=epilogue)
 
 
@@ -138,7 +138,7 @@ def vector_add(rows: int, columns: int, itemsize: int) -> Versions:
 
 
 def gelu(rows: int, columns: int, itemsize: int) -> Versions:
-    """0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) written out in eight launches: 9 FLOPs an element.
+    """0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) unfused in eight launches: 9 FLOPs per element.
 
     Unfused, 10 N elements read and 8 N written; fused, N and N.
     """
@@ -159,7 +159,7 @@ def gelu(rows: int, columns: int, itemsize: int) -> Versions:
 def add_gelu(rows: int, columns: int, itemsize: int) -> Versions:
     """gelu(a + b), tanh form, with a library's GELU: the sum is written and read back between the two launches.
 
-    10 FLOPs an element; unfused, 3 N elements read and 2 N written; fused, 2 N and N.
+    10 FLOPs per element; unfused, 3 N elements read and 2 N written; fused, 2 N and N.
     """
     n = rows * columns
     special = TANH_RESULTS * n
@@ -240,16 +240,16 @@ def conv_bn_relu(rows: int, columns: int, itemsize: int) -> Versions:
 def attention(rows: int, columns: int, itemsize: int) -> Versions:
     """softmax(q k^T / 8) v over R tokens; q, k, v (R, C) in heads of 64 columns (the last one takes what is left).
 
-    Each of the two products is 2 R N FLOPs. Unfused, the S = heads * R * R scores are written by the first product,
+    Each of the two matmuls is 2 R N FLOPs. Unfused, the S = heads * R * R scores are written by the first matmul,
     scaled, softmaxed (5 FLOPs each) and read by the second. Fused (FlashAttention), they never leave the chip, and
-    what is done to them there is not counted.
+    their arithmetic there is not counted.
     """
     return _attention(rows, rows * columns, math.ceil(columns / HEAD) * rows**2, itemsize, causal=False)
 
 
 def attention_of_heads(tokens: int, heads: int, dim: int, itemsize: int, causal: bool = False) -> Versions:
-    """The same for so many heads of `dim` columns. Causal, a further launch masks the scores; fused, those that are
-    masked are not computed."""
+    """Return attention's cost for that many heads of `dim` columns. Causal, another launch masks the scores; fused,
+    masked scores are not computed."""
     return _attention(tokens, heads * tokens * dim, heads * tokens**2, itemsize, causal)
 
 

@@ -1,7 +1,7 @@
 """The most memory that a call holds at one time, beyond what was there before it, and its largest tensor.
 
-Every operator that PyTorch dispatches is seen, those of a backward pass included: what it allocates counts from then
-on, until the last tensor that shares the storage is gone. What an operator takes and gives back inside itself is not.
+Every operator that PyTorch dispatches is seen, including the backward pass: its allocations count until the last tensor
+that shares the storage is gone. Memory that an operator allocates and frees internally is not seen.
 """
 
 import weakref
@@ -20,7 +20,7 @@ from helpers.instruments.traffic.result import size
 
 @dataclass(frozen=True, repr=False)
 class Peak:
-    """What one call held: bytes at most at once, bytes and description of its largest tensor, and what it returned."""
+    """One call's peak: bytes held at once, bytes and description of its largest tensor, and the call's result."""
 
     bytes: int
     largest_bytes: int
@@ -62,13 +62,13 @@ class _Watch(TorchDispatchMode):
         self._alive: dict[int, weakref.ref] = {}
 
     def were_there(self, arguments) -> None:
-        """What an operator is given and did not come from another was there before."""
+        """Count operator arguments that no other operator produced as already there."""
         for each in tree_leaves(arguments):
             if isinstance(each, torch.Tensor):
                 self._meet(each, 0)
 
     def _meet(self, tensor: torch.Tensor, nbytes: int) -> bool:
-        """Whether its storage is a new one, which then counts `nbytes`."""
+        """Return whether its storage is new; if so, count `nbytes`."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._alive:

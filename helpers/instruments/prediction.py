@@ -1,4 +1,4 @@
-"""How long a call should take on a GPU that need not be there, term by term.
+"""Predict the time of a call on a GPU, present or not, term by term.
 
     predict(add_gelu, a, b, device="H200")
 
@@ -23,8 +23,8 @@ only in part:
 
     time = launch + ramp + the largest of DRAM, L2, matrix + 0.45 x arithmetic
 
-For other Triton kernels the instructions are those of the SASS compiled for the device, loops weighed by how often the
-rehearsal ran their loads. What PyTorch's kernels reach is a table of what they were measured to reach.
+For other Triton kernels the instructions are those of the SASS compiled for the device, with loops weighted by how
+often the dry run executed their loads. PyTorch's kernels use a table of measured throughput.
 
 L2 starts cold, as timing.py measures. A later launch finds in L2 what the ones before left there: bytes whose
 reuse distance (bytes moved since) is below a quarter of L2 all hit, and none beyond five quarters (three for bytes
@@ -36,10 +36,10 @@ above; the 0.45 was fitted to flash attention's.
 Other devices are taken to reach the same share of their bandwidth and the same rate per SM and clock.
 `python benchmarks/predictions.py` prints how far the predictions are from the recorded times, those of shapes that
 nothing was fitted to apart: there half of them are a sixth off or less, and one in ten is off by two fifths or more.
-Mostly it is too short a time: PyTorch's norms on rows that are no multiple of 4 elements, kernels of ours on lengths
-that are no multiple of 8, very few rows.
-Tiled kernels of ours at shapes held out are off by a quarter in the median, and PyTorch's convolutions and attention in
-steps by half: too short again, on small sizes and on rows that no descriptor can store.
+Mostly the time is too short: PyTorch's norms on rows that are not a multiple of 4 elements, our kernels on lengths that
+are not a multiple of 8, very few rows. Tiled kernels of ours at shapes held out are off by a quarter in the median, and
+PyTorch's convolutions and attention in steps by half: too short again, on small sizes and on rows that no descriptor
+can store.
 """
 
 import math
@@ -61,13 +61,14 @@ LAUNCH = 1.0e-6  # s: an empty kernel in a row of launches
 FIRST_ACCESS = 0.6e-6  # s: a copy of 64 KB, less an empty kernel and its own instructions
 FIRST_ACCESS_L2 = 0.2e-6  # s: the same for a copy of the copy
 BANDWIDTH_SHARE = 0.88  # of the datasheet's: a copy of 1 GB
-L2_BYTES = 39  # a clock and SM: a copy of 8 MB that lie in L2
+L2_BYTES = 39  # per clock and SM: a copy of 8 MB that are in L2
 MATRIX_SHARE = 0.81  # of the datasheet's peak: a bf16 product of 8192^3 (benchmarks/run.py)
 ATTENTION_SHARE = 0.34  # of the peak: PyTorch's FlashAttention-2, bf16, 4 x 16 x 4096 x 128 (benchmarks/peers)
 HITS_FROM = 0.25  # of L2's size: reuse distance up to which all bytes hit
 HITS_TO = {"written": 1.25, "read": 0.75}  # and beyond which none does
 
-# Latency of one warp's instructions, in cycles: on average, and what a step of a reduction across lanes or warps adds.
+# Latency of one warp's instructions, in cycles: on average, and the extra cycles of a reduction step across lanes or
+# warps.
 CYCLES = 2.6
 EXTRA_CYCLES = {"SHFL": 14, "BAR": 5, "LDS": 16}
 ROUND = 0.45e-6  # s: a load in a loop that is not the first
@@ -86,13 +87,13 @@ PIPELINES = {
 }
 _PIPELINE = {opcode: (name, cycles) for name, (cycles, opcodes) in PIPELINES.items() for opcode in opcodes.split()}
 PRODUCTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "tf32"}  # operands' dtype -> that of the peak
-BESIDE_PRODUCTS = 0.45  # of a tiled kernel's other arithmetic is not hidden by its products
-SUB_PARTITIONS = 4  # of an SM, each issuing one instruction a clock
+BESIDE_PRODUCTS = 0.45  # of a tiled kernel's other arithmetic is not hidden by its matmuls
+SUB_PARTITIONS = 4  # of an SM, each issuing one instruction per clock
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """What PyTorch's kernels of one kind reach.
+    """The throughput that PyTorch's kernels of one kind reach.
 
     latency: s, beyond the first access, of a launch with little to do.
     by_column: s for each column of a row, which one block works off; hidden where there are rows enough.
@@ -137,7 +138,8 @@ _COPIES = frozenset("copy_ _to_copy clone".split())
 
 @dataclass(frozen=True)
 class LaunchPrediction:
-    """One launch: `terms` in seconds by name, of which `time` is made as the module says; `note`: how it is known."""
+    """One launch: `terms` in seconds by name, combined into `time` as the module describes; `note`: the source of the
+    estimate."""
 
     name: str
     time: float
@@ -147,7 +149,7 @@ class LaunchPrediction:
 
 @dataclass(frozen=True, repr=False)
 class Prediction:
-    """What a call should take on a device.
+    """The predicted time of a call on a device.
 
     time: s, from the start of its first kernel to the end of its last.
     bound: the term that takes most of it.
@@ -195,12 +197,12 @@ def predict(fn: Callable, *args, device: str | Device = "H200") -> Prediction:
 def dry_run_for(device: Device, fn: Callable, *args) -> list[EagerLaunch | TritonLaunch]:
     """The launches of `fn(*args)` on `device`, for prediction_of and report.compiled; errors as of `predict`."""
     if device.sms is None:
-        raise ValueError(f"{device.name} is a CPU: name a GPU to predict for, such as device='H200'")
+        raise ValueError(f"{device.name} is a CPU: choose a GPU to predict for, such as device='H200'")
     return dry_run(fn, *args, multiprocessors=device.sms)
 
 
 def prediction_of(rehearsed: list[EagerLaunch | TritonLaunch], device: Device) -> Prediction:
-    """What `predict` says of launches that were rehearsed before."""
+    """Return the prediction for launches from an earlier dry run."""
     cache = L2Cache(device.l2_cache)
     launches = []
     for launch in rehearsed:
@@ -218,7 +220,8 @@ def launch_prediction(launch: EagerLaunch | TritonLaunch, missing: float, device
 
 
 def still_in_l2(distance: float, size: int, way: str) -> float:
-    """How likely bytes are still in an L2 of `size` bytes when `distance` bytes have moved since they were touched.
+    """Return how likely bytes are still in an L2 of `size` bytes when `distance` bytes have moved since they were
+    touched.
 
     `way` is "read" or "written".
     """
@@ -227,7 +230,7 @@ def still_in_l2(distance: float, size: int, way: str) -> float:
 
 
 class L2Cache:
-    """What earlier launches left in L2."""
+    """The contents that earlier launches left in L2."""
 
     def __init__(self, size: int):
         self._size = size
@@ -324,14 +327,14 @@ def _sampling(launch: TritonLaunch) -> str:
 
 
 def _first_access(missing: float, launch: EagerLaunch | TritonLaunch) -> float:
-    """Until the first bytes arrive: from L2 where the launch before left all of them."""
+    """Return the time until the first bytes arrive: from L2 if the previous launch left all of them there."""
     reads = any(operand.read for operand in launch.operands.values())
     written = sum(operand.written for operand in launch.operands.values())
     return FIRST_ACCESS if reads and missing > written else FIRST_ACCESS_L2
 
 
 def _cycles(resources: Resources, launch: TritonLaunch) -> tuple[float, float, float]:
-    """Cycles of one warp: on the pipeline that it uses most; alone, through the code once; and what loops add."""
+    """Return cycles of one warp: on its busiest pipeline; alone, through the code once; and added by loops."""
     instructions = disassemble(resources.cubin)
     loops = _iterations(instructions, resources.num_warps * WARP, launch)
     busy, once, again = Counter(), 0.0, 0.0
@@ -423,7 +426,7 @@ def _kind(launch: EagerLaunch, tensors: list[torch.Tensor]) -> str:
 
 
 def _reduction_rounds(outputs: int, length: int) -> int:
-    """How often in turn a thread of PyTorch's reduction waits for its four loads.
+    """Return how often a thread of PyTorch's reduction waits for its four loads, one after another.
 
     Source: setReduceConfig in aten/src/ATen/native/cuda/Reduce.cuh: up to 512 threads of a block share 16 outputs.
     """
@@ -445,7 +448,7 @@ def product_flops(operator, given: dict, results: list[torch.Tensor]) -> float:
     named = {each.name: given[each.name] for each in operator._schema.arguments if each.kwarg_only}
     plain = [value for name, value in given.items() if name not in named]
     outputs = results[0] if len(results) == 1 else results
-    if operator is torch.ops.aten.convolution_backward.default:  # it leaves out gradients that nobody wants
+    if operator is torch.ops.aten.convolution_backward.default:  # it skips gradients that are not required
         outputs = given["input"], given["weight"], None
     found = flop_registry[operator.overloadpacket](*plain, **named, out_val=outputs)
     return found / 2 if given.get("is_causal") else found

@@ -41,12 +41,13 @@ SHOWN = (
 
 
 def tool(name: str) -> str | None:
-    """Where "ncu" or "nsys" is, on the path or where its package puts it; None where it is not."""
+    """Return the path of "ncu" or "nsys", from PATH or its package's folder; None if missing."""
     return shutil.which(name) or next(iter(sorted(glob.glob(PLACES[name]), reverse=True)), None)
 
 
 def commands(script: Path, launches: int) -> dict[str, list[str]]:
-    """Tool -> its command for this script, what it writes beside it; ncu keeps the first `launches` kernels."""
+    """Return tool -> its command for this script, with the output next to it; ncu keeps the first `launches`
+    kernels."""
     sections = [word for section in SECTIONS for word in ("--section", section)]
     program = [sys.executable, str(script)]
     page = ["--csv", "--page", "details", "--print-units", "base", "--log-file", str(script.with_suffix(".ncu.csv"))]
@@ -58,7 +59,7 @@ def commands(script: Path, launches: int) -> dict[str, list[str]]:
 
 
 def missing() -> list[str]:
-    """What keeps the profilers from running here, a line each, and how to get it; nothing where nothing does."""
+    """Return what stops the profilers from running here, one line each, with the fix; empty if nothing does."""
     found = [f"no {name}: install {what}, or put it on the path" for name, what in TOOLS.items() if tool(name) is None]
     if not os.path.exists("/dev/nvidiactl"):
         found.insert(0, NO_GPU)
@@ -66,7 +67,7 @@ def missing() -> list[str]:
 
 
 def table(kernels: tuple[NcuKernel, ...]) -> str:
-    """A line a kernel: what one looks at first."""
+    """Return a table with one line per kernel: the counters to look at first."""
     heads = ("time", "of DRAM's rate", "registers", "achieved occupancy")
     lines = [f"{'kernel':40} " + "  ".join(f"{head:>18}" for head in heads)]
     for kernel in kernels:
@@ -77,7 +78,7 @@ def table(kernels: tuple[NcuKernel, ...]) -> str:
 
 
 def profile_script(script: str, launches: int = 50) -> str:
-    """Run the script under ncu, and under nsys where there is one, and say what they wrote and found.
+    """Run the script under ncu, and nsys if installed, and report their files and findings.
 
     Args:
         script: a Python file, which must launch its kernels when it is run.
@@ -90,7 +91,7 @@ def profile_script(script: str, launches: int = 50) -> str:
     """
     path = Path(script)
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file {script}: name a Python script that launches kernels")
+        raise FileNotFoundError(f"no file {script}: pass a Python script that launches kernels")
     lacks = missing()
     if NO_GPU in lacks:
         raise RuntimeError("; ".join(lacks))

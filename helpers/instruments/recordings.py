@@ -1,4 +1,4 @@
-"""Measurements recorded on a GPU, with their provenance, for machines that have none.
+"""Measurements recorded on a GPU, with their provenance, for machines without one.
 
 They are written by `fusion bench` to benchmarks/results/<gpu>.json.
 """
@@ -27,11 +27,11 @@ def dated(date: str, kernels: list[str] | None) -> str:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What was recorded on one GPU, in one run of the benchmark or in several.
+    """Records of one GPU, from one or several runs of the benchmark.
 
-    runs: {"date", "versions", "ceilings"} of each, the newest last; "kernels": name -> fingerprint, where known.
-    rows: every row, with the run that measured it as a number in `runs`; "kernels": the fingerprints of what ours
-        launched, where known. A row of provider "plain" also has "fused": our time beside it.
+    runs: {"date", "versions", "ceilings"} of each, the newest last; "kernels": name -> fingerprint, if known.
+    rows: every row, with the index of its run in `runs`; "kernels": the fingerprints of the kernels that ours
+        launched, if known. A row of provider "plain" also has "fused": our time next to it.
     experiments: name -> {"run", "times"}, and "kernels" as in rows.
     """
 
@@ -42,7 +42,7 @@ class Recorded:
 
     @property
     def _ceilings(self) -> dict:
-        """Of the newest run that timed kernels: an experiment that is added changes no other figure."""
+        """The ceilings of the newest run that timed kernels, so that adding an experiment changes no other figure."""
         return self.runs[max((row["run"] for row in self.rows), default=-1)]["ceilings"]
 
     @property
@@ -57,13 +57,13 @@ class Recorded:
 
     @property
     def label(self) -> str:
-        """What figures must be shown with: the GPU, the versions and days they were measured with, the course's own."""
+        """The label that figures must show: the GPU, the versions and days of measurement, the course's version."""
         return self._label(range(len(self.runs)))
 
     def label_of(self, *names: str) -> str:
-        """What the figures of these experiments or kernels must be shown with.
+        """Return the label that figures of these experiments or kernels must show.
 
-        It has the days of their runs alone, and tells where one was measured with an earlier version of a kernel.
+        It has only the days of their runs, and marks those measured with an earlier version of a kernel.
 
         Args:
             names: of experiments, or of kernels as rows have them, such as "softmax" or "softmax backward".
@@ -80,7 +80,7 @@ class Recorded:
                 runs += [row["run"] for row in rows if row["provider"] != "plain"]
             else:
                 raise ValueError(
-                    f"no experiment or kernel {name!r} is recorded: there are {', '.join(self.experiments)}"
+                    f"no experiment or kernel {name!r} is recorded: choose from {', '.join(self.experiments)}"
                 )
             items = (
                 [self.experiments[name]] if name in self.experiments else [r for r in rows if r["provider"] == "fused"]
@@ -109,22 +109,23 @@ class Recorded:
         found = {row["provider"]: Timing(**row["gpu"]) for row in self.rows if wanted.items() <= row.items()}
         if not found:
             known = sorted({(row["kernel"], tuple(row["shape"]), row["dtype"]) for row in self.rows})
-            raise ValueError(f"no recorded {kernel} of {tuple(shape)} in {dtype}: there are {known}")
+            raise ValueError(f"no recorded {kernel} of {tuple(shape)} in {dtype}: choose from {known}")
         return found
 
     def experiment(self, name: str) -> dict:
-        """What that experiment of benchmarks/experiments/ measured: dicts of dicts of Timing or counts; int keys.
+        """Return the measurements of that experiment in benchmarks/experiments/: dicts of dicts of Timing or counts;
+        int keys.
 
         Raises:
             ValueError: no such experiment is recorded.
         """
         if name not in self.experiments:
-            raise ValueError(f"no experiment {name!r} is recorded: there are {', '.join(self.experiments)}")
+            raise ValueError(f"no experiment {name!r} is recorded: choose from {', '.join(self.experiments)}")
         return _timings(self.experiments[name]["times"])
 
     def table(self, kernel: str, dtype: str) -> Table:
-        """Every size recorded for a kernel: the GPU's own time and its speed-up, the share of the copy
-        bandwidth, and what a call costs its caller where that was timed: for short work, where it decides."""
+        """Return every size recorded for a kernel: the GPU's own time and its speedup, the share of copy bandwidth, and
+        the caller's cost per call where it was timed: for short work, where it dominates."""
         providers = ("eager", "torch.compile", "fused")
         rows = [row for row in self.rows if (row["kernel"], row["dtype"]) == (kernel, dtype)]
         lines, runs, earlier = [], set(), False
@@ -177,7 +178,7 @@ def recorded(gpu: str = "h200") -> Recorded:
 
 
 def recorded_page(name: str, gpu: str = "h200") -> Path:
-    """Where a page or a trace lies that a profiler wrote on a GPU, recorded by benchmarks/profiles.py.
+    """Return the path of a profiler's page or trace from a GPU, recorded by benchmarks/profiles.py.
 
     Raises:
         ValueError: none of that name is recorded.

@@ -1,4 +1,4 @@
-"""What the compiler makes of a kernel, for a GPU that need not be there: registers, spills, shared memory, SASS.
+"""Compile a kernel for a GPU, present or not, and report registers, spills, shared memory and SASS.
 
     compile_for(add_gelu_kernel, x, y, out, n, device="A100", BLOCK=1024).registers
 
@@ -40,9 +40,9 @@ from helpers.instruments.sass import SassView, count, disassemble
 from helpers.instruments.source_lines import with_source
 from kernels.interpreter import configurations, runtime
 
-OLDEST = (7, 5)  # the oldest compute capability that Triton and its assembler target
+OLDEST = (7, 5)  # the lowest compute capability that Triton and its assembler target
 TENSOR_MEMORY = 512  # columns of an SM of compute capability 10.0
-LOG_FILE = "ptxas.log"  # kept in Triton's cache beside the cubin that it tells of
+LOG_FILE = "ptxas.log"  # kept in Triton's cache next to its cubin
 
 # The key of this Triton in Triton's cache, where there is no GPU: Triton itself reads its library's 460 MB in every
 # process that compiles.
@@ -56,23 +56,23 @@ _one_compilation_at_a_time = threading.RLock()  # Triton's settings and standard
 
 @dataclass(frozen=True, repr=False)
 class Resources:
-    """What one compiled kernel needs of a GPU.
+    """The resources that one compiled kernel needs.
 
     Attributes:
         kernel: its name.
         device: the Device that it was compiled for.
-        registers: a thread.
-        spill_stores, spill_loads: bytes a thread writes and reads back where registers ran out, each instruction
+        registers: per thread.
+        spill_stores, spill_loads: bytes per thread written and read back when registers run out, each instruction
             counted once, as `ptxas -v` counts them.
-        stack: bytes a thread, for spills and for whatever else lives there (tl.sin keeps a table in it).
-        static_shared_memory, dynamic_shared_memory: bytes a block, without what the driver reserves.
-        barriers: named barriers a block.
-        num_warps: a block, those that warp specialisation adds included.
+        stack: bytes per thread, for spills and other data (tl.sin keeps a table there).
+        static_shared_memory, dynamic_shared_memory: bytes per block, without the driver's share.
+        barriers: named barriers per block.
+        num_warps: per block, including those that warp specialisation adds.
         ptx: the code that Triton hands to NVIDIA's assembler.
         cubin: the assembled code.
-        file: where the kernel's own lines are to be read.
-        configuration: of an autotuned kernel, the one that was compiled, in words.
-        configurations: all of an autotuned kernel, in its order; those passed over say why.
+        file: the source of the kernel's own lines.
+        configuration: for an autotuned kernel, the compiled one, in words.
+        configurations: for an autotuned kernel, all of them in order, with the reason for each one skipped.
     """
 
     kernel: str
@@ -103,7 +103,7 @@ class Resources:
 
     @cached_property
     def instructions(self) -> Counter[str]:
-        """How often each instruction stands in the SASS, loads and stores by width in bits.
+        """Count each instruction in the SASS, loads and stores by width in bits.
 
         "LDG.128" and "STG.128" (16-byte loads and stores), "LDL.32", "STL.32" (stack), "HMMA", "HGMMA", "UTCHMMA"
         (tensor cores), "UTMALDG", "UTMASTG" (tensor-memory copies), "USETMAXREG", "FFMA" and so on; 0 if absent.
@@ -112,7 +112,7 @@ class Resources:
 
     @cached_property
     def sass(self) -> str:
-        """The machine code, an instruction a line."""
+        """Return the machine code, one instruction per line."""
         rows = ((each.label and f"{each.label}:\n") + f"    {each.text}" for each in disassemble(self.cubin))
         return "\n".join(rows)
 
@@ -136,7 +136,7 @@ class Resources:
         return SassView(found, file, spills=self.spill_bytes > 0)
 
     def occupancy(self, carveout: int | None = None) -> Occupancy:
-        """How many blocks of the kernel fit on an SM of the device; `carveout` as `occupancy` takes it."""
+        """Compute how many blocks of the kernel fit on an SM of the device; `carveout` as in `occupancy`."""
         return occupancy(
             self.device.compute_capability,
             threads=self.num_warps * WARP,
@@ -153,10 +153,10 @@ class Resources:
         return "\n".join(
             [
                 f"{self.kernel} on {self.device.name} (compute capability {major}.{minor}), {self.num_warps} warps",
-                f"  registers      {self.registers} a thread",
+                f"  registers      {self.registers} per thread",
                 f"  spills         {spills}",
-                f"  stack          {self.stack} B a thread",
-                f"  shared memory  {self.shared_memory} B a block",
+                f"  stack          {self.stack} B per thread",
+                f"  shared memory  {self.shared_memory} B per block",
                 f"  occupancy      {self.occupancy()}",
                 *([f"  configuration  {self.configuration}"] if self.configuration else []),
             ]
@@ -186,9 +186,9 @@ def compile_for(
     Args:
         args: as in a launch: tensors, TensorDescriptors, numbers; a torch.dtype stands for an aligned pointer to it.
         device: a name in DEVICES, or a Device.
-        num_warps: a block, a power of two up to 32; by default that of the configuration, or 4.
-        num_stages: loads in flight ahead of a loop's arithmetic; by default those of the configuration, or 3.
-        maxnreg: the most registers a thread may have, 1 to 255; None leaves it to the compiler.
+        num_warps: per block, a power of two up to 32; by default the configuration's, or 4.
+        num_stages: loads in flight ahead of a loop's arithmetic; by default the configuration's, or 3.
+        maxnreg: maximum registers per thread, 1 to 255; None leaves it to the compiler.
         constexprs: the kernel's other parameters by name, and any launch option of Triton.
 
     Raises:
@@ -206,7 +206,7 @@ def compile_for(
     if num_warps not in (None, 1, 2, 4, 8, 16, 32):
         raise ValueError(f"num_warps is a power of two from 1 to 32, got {num_warps}")
     if maxnreg is not None and not 1 <= maxnreg <= MAX_REGISTERS:
-        raise ValueError(f"maxnreg is 1 to {MAX_REGISTERS} registers a thread, got {maxnreg}")
+        raise ValueError(f"maxnreg is 1 to {MAX_REGISTERS} registers per thread, got {maxnreg}")
     options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg}
     options = {name: value for name, value in options.items() if value is not None} | constexprs
     if isinstance(kernel, JITFunction):
@@ -283,7 +283,7 @@ def _configured(kernel, args: tuple, options: dict) -> Iterator[tuple]:
 
 
 def _apart(argument):
-    """A copy of a tensor descriptor, for a hook to change; a tensor without data, for it to zero."""
+    """Return a copy of a tensor descriptor, for a hook to change, or a tensor without data for it to zero."""
     if isinstance(argument, torch.Tensor):
         return argument.to("meta")
     return copy.copy(argument) if isinstance(argument, TensorDescriptor) else argument
@@ -359,7 +359,7 @@ def _entry_file(ptx: str) -> str:
 
 def _target(device: Device) -> GPUTarget:
     if device.compute_capability is None:
-        raise ValueError(f"{device.name} is a CPU: name a GPU to compile for, such as device='H100'")
+        raise ValueError(f"{device.name} is a CPU: choose a GPU to compile for, such as device='H100'")
     limits(device.compute_capability)
     major, minor = device.compute_capability
     if (major, minor) < OLDEST:
@@ -371,7 +371,7 @@ def _target(device: Device) -> GPUTarget:
 
 
 def _as_launched(kernel: JITFunction, target: GPUTarget, args: tuple, options: dict) -> tuple[ASTSource, object]:
-    """What JITFunction.run would compile, found by its own functions but for any target."""
+    """Return what JITFunction.run would compile, using its own functions, for any target."""
     name = kernel.fn.__name__
     given = {key: value for key, value in options.items() if key in kernel.arg_names}
     try:
@@ -398,7 +398,7 @@ def _as_launched(kernel: JITFunction, target: GPUTarget, args: tuple, options: d
 
 
 def _compile(source: ASTSource, target: GPUTarget, options) -> tuple[CompiledKernel, str]:
-    """The compiled kernel, and what `ptxas -v` said about it: in the cubin itself, spills are not told from stack."""
+    """Return the compiled kernel and the output of `ptxas -v`: the cubin itself does not separate spills from stack."""
     with _one_compilation_at_a_time, knobs.nvidia.scope(), knobs.compilation.scope(), _naming(target):
         knobs.nvidia.dump_ptxas_log = True
         compiled, log = _compile_and_listen(source, target, options)
@@ -454,7 +454,7 @@ def _diagnosed() -> Iterator[None]:
 
 
 class _DriverNaming:
-    """Triton's driver, but for the target it names to this thread: some tl functions ask for it while they compile."""
+    """Triton's driver with a different target for this thread: some tl functions query it during compilation."""
 
     def __init__(self, target: GPUTarget, real):
         self._target, self._thread, self._real = target, threading.get_ident(), real
@@ -546,7 +546,7 @@ def inspect_kernel(where: str, arguments: Sequence[str] = (), device: str = "H10
         device: a name in DEVICES.
 
     Raises:
-        ValueError, TypeError: as compile_for; or no such module or kernel, or an argument that is none of these.
+        ValueError, TypeError: as compile_for; or no such module or kernel, or an unsupported argument.
     """
     module_name, colon, name = where.partition(":")
     if not (module_name and colon and name):
@@ -560,7 +560,7 @@ def inspect_kernel(where: str, arguments: Sequence[str] = (), device: str = "H10
     kernel = getattr(module, name, None)
     if not isinstance(undecorated(kernel), JITFunction):
         found = [key for key, value in vars(module).items() if isinstance(undecorated(value), JITFunction)]
-        raise ValueError(f"{module_name} has no @triton.jit kernel {name}: it has {', '.join(found) or 'none'}")
+        raise ValueError(f"{module_name} has no @triton.jit kernel {name}: choose from {', '.join(found) or 'none'}")
     op = getattr(module, "OP", None)
     if not arguments and getattr(op, "kernel", None) is kernel:
         positional, options = op.compile_arguments(*op.gpu_shapes[0], dtype=op.dtypes[0])
@@ -577,4 +577,4 @@ def _value(word: str):
         return ast.literal_eval(word)
     except (ValueError, SyntaxError):
         known = ", ".join(POINTERS)
-        raise ValueError(f"{word!r} is no argument: expected a number, NAME=VALUE or one of {known}") from None
+        raise ValueError(f"{word!r} is not an argument: pass a number, NAME=VALUE or one of {known}") from None

@@ -1,4 +1,4 @@
-"""The roofline model: the least time that a device needs for a piece of work.
+"""The roofline model: the minimum time that a device needs for a piece of work.
 
     attainable = min(peak, bandwidth * intensity)        FLOP/s
     ridge      = peak / bandwidth                        FLOP/byte, where the two meet
@@ -6,7 +6,7 @@
 L2's bandwidth, over the bytes that cross between L2 and the SMs, is a roof of its own, and so is shared memory's, over
 the bytes that cross between it and the registers; the slowest level decides. So do units: tensor cores multiply
 matrices, CUDA cores do other arithmetic, special function units exponentials, reciprocals and roots, each at its own
-rate. A data sheet's roof is what units and clock make; what a GPU holds is lower (`measured_device`).
+rate. A data sheet's roof is units times clock; the rate a GPU sustains is lower (`measured_device`).
 
 Sources: Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore
 architectures", CACM 52 (2009); for several levels, Yang, Kurth and Williams, "Hierarchical Roofline analysis for GPUs",
@@ -73,7 +73,7 @@ class Roofline:
 
     @property
     def ridge(self) -> float:
-        """Intensity in FLOP/byte from which the peak, no longer the memory, is the limit."""
+        """Intensity in FLOP/byte above which the peak, not the memory, is the limit."""
         return self.peak / self.bandwidth
 
     def attainable(self, intensity: float) -> float:
@@ -83,11 +83,12 @@ class Roofline:
             ValueError: the intensity is negative or NaN.
         """
         if not intensity >= 0:
-            raise ValueError(f"arithmetic intensity is {intensity}: FLOP/byte of at least 0 expected")
+            raise ValueError(f"arithmetic intensity is {intensity}: FLOP/byte must be at least 0")
         return min(self.peak, self.bandwidth * intensity)
 
     def bound(self, work: Work) -> str:
-        """What limits the work: "memory" ("L2", "shared memory") left of the ridge, "compute" from the ridge on."""
+        """Return the limit on the work: "memory" ("L2", "shared memory") left of the ridge, "compute" at or right of
+        it."""
         return LEVELS[self.level] if work.intensity < self.ridge else "compute"
 
     def time(self, work: Work) -> float:

@@ -1,4 +1,4 @@
-"""SASS, the machine code of an NVIDIA GPU: read from a cubin, counted by kind, shown with what matters marked."""
+"""SASS, the machine code of an NVIDIA GPU: read it from a cubin, count it by kind, show it with highlights."""
 
 import functools
 import html
@@ -25,7 +25,7 @@ KINDS = {
 }
 TENSOR_CORE = re.compile(r"(H|I|D|B|Q|O|HG|IG|QG|BG|UTC[A-Z]*)MMA")  # mma.sync, wgmma and tcgen05 of PTX
 SIZED = {"LDG", "LD", "LDGSTS", "STG", "ST", "LDS", "STS", "LDL", "STL"}
-SOURCE_WIDTH = 60  # letters of a source line beside its instructions
+SOURCE_WIDTH = 60  # letters of a source line next to its instructions
 WIDTH = re.compile(r"[USB]?(8|16|32|64|128|256)")  # a modifier that gives the bits per thread; without one they are 32
 
 _INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(.*?)\s*;")
@@ -119,7 +119,7 @@ def _without_padding(instructions: list[Instruction]) -> list[Instruction]:
 
 
 def count(instructions: Sequence[Instruction]) -> Counter[str]:
-    """How many instructions of each name there are; 0 for a name that does not occur."""
+    """Count the instructions of each name; 0 for a name that does not occur."""
     return Counter(sorted(instruction.name for instruction in instructions))
 
 
@@ -127,8 +127,8 @@ def count(instructions: Sequence[Instruction]) -> Counter[str]:
 class SassView:
     """SASS to read: kind, source line, instruction. As text, and as HTML with the marked lines in bold.
 
-    Lines are those of the kernel's own file or cell; another file's are named, as in standard.py:50. A line's text
-    stands beside the first of its neighbouring instructions.
+    Lines are those of the kernel's own file or cell; another file's are named, as in standard.py:50. A line's text is
+    next to the first of its consecutive instructions.
     """
 
     instructions: tuple[Instruction, ...]

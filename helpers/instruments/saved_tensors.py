@@ -1,4 +1,4 @@
-"""What autograd keeps of a forward pass for its backward pass: tensors that hold memory until the gradients are there.
+"""The tensors autograd saves for the backward pass, which hold memory until the gradients are computed.
 
 PyTorch itself tells, through torch.autograd.graph.saved_tensors_hooks, each time an operator saves a tensor.
 """
@@ -15,7 +15,7 @@ from helpers.instruments.traffic.result import size
 
 @dataclass(frozen=True, repr=False)
 class SavedTensors:
-    """What one call keeps: name -> bytes, of its arguments and of what it made; and what it returned."""
+    """One call's saved tensors: name -> bytes, of its arguments and of its intermediates; and its result."""
 
     arguments: dict[str, int]
     made: dict[str, int]
@@ -36,8 +36,8 @@ def saved_for_backward(fn: Callable, *args) -> SavedTensors:
     """Run `fn(*args)` and note what autograd saves in it, each storage once and whole.
 
     Args:
-        fn: any callable that tells its parameters' names.
-        args: its arguments; at least one tensor that requires a gradient, or nothing is kept.
+        fn: any callable with a readable signature.
+        args: its arguments; at least one tensor that requires a gradient, or nothing is saved.
     """
     saved = []  # the tensors themselves: an address that is free again may be another's
 

@@ -30,7 +30,7 @@ def with_source(message: str, file: str) -> str:
 
 @contextlib.contextmanager
 def naming_lines(file: str) -> Iterator[None]:
-    """What an executor of that file's code refuses, with the text of the line that it names."""
+    """Add the source line's text to an executor's refusals of that file's code."""
     try:
         yield
     except RuntimeError as error:

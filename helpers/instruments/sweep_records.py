@@ -1,15 +1,15 @@
-"""The kernels' sweep as it was recorded on a GPU: where a kernel stands behind a peer, and where it falls between the
-sizes that it is tuned for.
+"""The kernels' sweep as recorded on a GPU: where a kernel is slower than a peer, and where it drops between the sizes
+that it is tuned for.
 
 It is written by `fusion bench --sweep` to benchmarks/results/<gpu>_sweep.json. A point is a dict: "kernel",
 "direction", "shape", "dtype", "regime"; "gpu" and "calls": provider -> [median, low, high] in microseconds, the GPU's
-own time, cold L2, and a call's by the host's clock, warm caches, without gradients where it is forward, and there of
-BARE, too: launches of empty kernels, as many as ours and with the same arguments; "least": the microseconds that its
-ceiling allows; "refused": provider -> why; "waits": providers in whose calls the host waits for the GPU, so that their
-time on the GPU holds the host's; "run": which of the runs measured it; "kernels": the fingerprints of the kernels that
-ours launched. "ours": the same clocks of "fused" and, where a tuned kernel takes the point, of "plain", timed beside
-each other, with a "run" of its own, perhaps later, and the plain kernel's fingerprints; "fused_run": the run of our
-time beside the peers, where it is not theirs. A point that failed has "failed", why, in place of the times.
+own time, cold L2, and a call's by the host's clock, warm caches, forward calls without gradients. "calls" also has
+BARE: launches of empty kernels, as many as ours and with the same arguments; "least": the microseconds that its ceiling
+allows; "refused": provider -> why; "waits": providers in whose calls the host waits for the GPU, so that their time on
+the GPU holds the host's; "run": which of the runs measured it; "kernels": the fingerprints of the kernels that ours
+launched. "ours": the same clocks of "fused" and, if a tuned kernel takes the point, of "plain", timed together, with
+its own, perhaps later "run", and the plain kernel's fingerprints; "fused_run": the run of our time among the peers, if
+it is not theirs. A failed point has "failed", the reason, instead of times.
 """
 
 import functools
@@ -26,8 +26,9 @@ from helpers.instruments.tables import Table, table
 
 BEHIND = 1.03  # of a peer's time
 BARE = "bare launch"
-MAX_LAUNCHES = 1.5  # bare ones that a call may take
-# Shown, and nobody's peer: the product without what follows it; a scaling of the gradient that the forward pass made.
+MAX_LAUNCHES = 1.5  # empty launches that a call may take
+# Shown, but not counted as a peer: the product without what follows it; a scaling of the gradient that the forward pass
+# made.
 NOT_THE_SAME = {
     ("linear_act", "forward", "cuBLAS alone"),
     ("linear_act", "backward", "cuBLAS alone"),
@@ -45,7 +46,7 @@ SHAPES = {
 
 
 def key_of(point: dict) -> tuple:
-    """What names a point of the sweep."""
+    """Return the key of a point in the sweep."""
     return (point["kernel"], point["direction"], point["dtype"], point["regime"], tuple(point["shape"]))
 
 
@@ -78,7 +79,7 @@ def is_tuned(point: dict) -> bool:
 
 
 def is_earlier(point: dict) -> bool:
-    """Return whether our time beside the peers is not known to be of the kernel that takes the point today."""
+    """Return whether our time among the peers may come from an earlier kernel than today's."""
     return "gpu" in point and not is_current(point.get("kernels"))
 
 
@@ -88,7 +89,7 @@ def is_earlier_plain(point: dict) -> bool:
 
 
 def plain_ratio(point: dict, clock: str = "gpu") -> float:
-    """Return the plain kernel's time over ours, timed beside each other; 1 where no tuned kernel takes the point.
+    """Return the plain kernel's time over ours, timed together; 1 if no tuned kernel takes the point.
 
     NaN where that was not recorded."""
     ours = point.get("ours", {})
@@ -103,14 +104,14 @@ def bare_launches(point: dict) -> float:
 
 
 def within_spread(point: dict, clock: str = "gpu") -> bool:
-    """Whether our 10th percentile is no more than the best peer's 90th."""
+    """Return whether our 10th percentile is no more than the best peer's 90th."""
     _, low, _ = point[clock]["fused"]
     _, _, high = point[clock][best_peer(point, clock)]
     return low <= high
 
 
 def aligned(point: dict) -> bool:
-    """Whether a row-wise kernel's rows each begin at a multiple of 16 bytes, what one thread loads at once."""
+    """Return whether each row of a row-wise kernel starts at a multiple of 16 bytes, one thread's widest load."""
     return len(point["shape"]) != 2 or point["shape"][-1] * BYTES[point["dtype"]] % 16 == 0
 
 
@@ -123,7 +124,7 @@ CLOCKS = "GPU times are with cold L2, calls by the host's clock with warm caches
 
 @dataclass(frozen=True)
 class RecordedSweep:
-    """What the sweep recorded on one GPU.
+    """The sweep's records of one GPU.
 
     runs: {"date", "versions", "kernels" (name -> fingerprint), "ceilings"} of each, the newest last.
     points: see the module; ordered by kernel, direction, dtype, regime and shape.
@@ -145,14 +146,14 @@ class RecordedSweep:
             ValueError: nothing was recorded for that kernel.
         """
         if kernel not in self.kernels:
-            raise ValueError(f"the sweep has no {kernel!r}: there are {', '.join(self.kernels)}")
+            raise ValueError(f"the sweep has no {kernel!r}: choose from {', '.join(self.kernels)}")
         wanted = {"kernel": kernel, "dtype": dtype}
         wanted |= {"direction": direction} if direction else {}
         wanted |= {"regime": regime} if regime else {}
         return [point for point in self.points if wanted.items() <= point.items()]
 
     def label(self, points: Iterable[dict]) -> str:
-        """What figures must be shown with: the GPU, the versions and days that these points were measured with."""
+        """Return the label that figures must show: the GPU, the versions and days of these points."""
         return Recorded(
             self.gpu,
             [
@@ -165,12 +166,12 @@ class RecordedSweep:
 
     @functools.cached_property
     def _powers(self) -> dict[tuple, dict]:
-        """The points of powers of two columns that have a time, by key_of with the columns in place of the shape."""
+        """The timed points at power-of-two columns, by key_of with the columns instead of the shape."""
         with_time = (point for point in self.points if "least" in point and _is_power_of_2(point["shape"][-1]))
         return {(*key_of(point)[:-1], point["shape"][-1]): point for point in with_time}
 
     def neighbour(self, point: dict) -> dict | None:
-        """Of a row-wise kernel's point: the same at the nearest power of two columns, None where that has no time."""
+        """Return a row-wise kernel's point at the nearest power of two columns, None if that has no time."""
         *_, width = point["shape"]
         if _is_power_of_2(width) or len(point["shape"]) != 2:
             return None
@@ -198,10 +199,10 @@ class RecordedSweep:
             rows.append((*what, f"{point['least']:.1f} us", *times, *plain, against, calls if called else ""))
         columns = ("direction", "regime", "shape", "dtype", "ceiling allows", *providers)
         columns += (*(["plain"] if beside else []), "ours", "call: ours, best")
-        waits = "; (waits): the host waits for the GPU, and that is timed, too"
+        waits = "; (waits): the time includes the host waiting for the GPU"
         waits = waits if any(point.get("waits") for point in points) else ""
         told = [f"{kernel}, {self.label(points)}", f"{CLOCKS}{waits}"]
-        told += ["plain: the plain kernel's time / ours, timed beside each other"] if beside else []
+        told += ["plain: the plain kernel's time / ours, timed together"] if beside else []
         told += [f"shape: {SHAPES[kernel]}"] if kernel in SHAPES else []
         return table(columns, rows, "\n".join([*told, *self._earlier(points)]))
 
@@ -239,7 +240,8 @@ class RecordedSweep:
         return [line for *_, line in sorted(found, key=lambda each: (each[0] == "calls", each[1]))]
 
     def passes_behind(self, kernels: Iterable[str] = ()) -> list[str]:
-        """As `pass_of` names it, each kernel and direction with a point behind a peer; of all or the kernels named."""
+        """Return each kernel and direction with a point behind a peer, named as by `pass_of`, of all or the named
+        kernels."""
         chosen = [point for point in self.points if not kernels or point["kernel"] in kernels]
         late = (p for p in chosen if any(ratio(p, clock) > BEHIND for clock in ("gpu", "calls")))
         return list(dict.fromkeys(pass_of(point) for point in late))
@@ -247,7 +249,7 @@ class RecordedSweep:
     def over_bare(self, kernels: Iterable[str] = ()) -> list[str]:
         """A line for each point whose call takes over 1.5 bare launches, the worst first; of all or those named.
 
-        Calls are timed to the end of their work: the line says how long the GPU takes for it, too."""
+        Calls are timed to the end of their work; the line also has the GPU's time for it."""
         chosen = [point for point in self.points if not kernels or point["kernel"] in kernels]
         late = sorted((p for p in chosen if bare_launches(p) > MAX_LAUNCHES), key=bare_launches, reverse=True)
         return [
@@ -278,9 +280,9 @@ class RecordedSweep:
         ]
 
     def summary(self, kernels: Iterable[str] = ()) -> Table:
-        """A row a kernel and direction, of all kernels or those named: how many points, at how many ours is at most
-        3 % behind the best peer or ahead of it, our median and worst time in the best peer's, at how many it falls
-        between powers of two, "" where none is beside one. Above it, whose peers are which."""
+        """Return one row per kernel and direction, of all or the named kernels: number of points, number where ours is
+        at most 3 % behind the best peer or ahead of it, our median and worst time relative to the best peer, and number
+        of drops between powers of two, "" if none was comparable. The title lists each kernel's peers."""
         rows, shown = [], []
         for kernel in kernels or self.kernels:
             for direction in ("forward", "backward"):
@@ -313,7 +315,7 @@ class RecordedSweep:
         return table(columns, rows, "\n".join([f"the sweep, {self.label(shown)}", *told, *_peers(shown)]))
 
     def _earlier(self, points: list[dict]) -> list[str]:
-        """Lines that tell how many of these points show an earlier version of one of our kernels; none where none."""
+        """Return lines with the number of these points that show an earlier version of our kernels; none if zero."""
         found = [(sum(map(is_earlier, points)), "our"), (sum(map(is_earlier_plain, points)), "the plain")]
         text = f"of {len(points)} points show an earlier version of"
         lines = [f"{number} {text} {whose} kernel" for number, whose in found if number]
@@ -341,7 +343,7 @@ def _shape(point: dict, between: str) -> str:
 
 
 def _peers(points: Iterable[dict]) -> list[str]:
-    """Lines of who was timed beside which kernels; those who do another work left out."""
+    """Return lines with the peers timed against each kernel, without those that do different work."""
     of_kernel, kernels_of = {}, {}
     for point in points:
         names = (n for n in point.get("gpu", {}) if n != "fused" and (*_operation(point), n) not in NOT_THE_SAME)

@@ -4,7 +4,7 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 
-# What stands to the right, under the figure above it: "12", "-0.5 MB", "1.2 (3 x)", "64 x 128"; nothing, too.
+# Right-aligned cells: "12", "-0.5 MB", "1.2 (3 x)", "64 x 128"; also empty ones.
 FIGURE = re.compile(r"[-+]?[\d.,]+ ?(x [\d x]+|\(.*\)|[^\s:]*)|-?")
 
 
@@ -27,9 +27,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence], title: str = "") -> 
     """Rows under their columns' names: a column of figures to the right, one of words to the left.
 
     Args:
-        columns: a name, or number, each; "" where the rows speak for themselves.
-        rows: as many cells as columns; what is no text is shown as `str` has it.
-        title: a line, or some, above the table: of what, where recorded.
+        columns: a name or number each; "" if the rows are self-explanatory.
+        rows: as many cells as columns; anything but text is shown by `str`.
+        title: one or more lines above the table: the subject, the recording's label.
 
     Raises:
         ValueError: a row with more or fewer cells than there are columns.
@@ -52,7 +52,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence], title: str = "") -> 
 
 
 def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]], sides: Sequence[str], title: str = "") -> str:
-    """The same as HTML. A cell of figures is not broken; the first cell of a row names it."""
+    """Return the table as HTML. Cells of figures don't wrap; the first cell of a row names it."""
     styles = [f"text-align:{side}" + ";white-space:nowrap" * (side == "right") for side in sides]
     head = "".join(
         f'<th scope="col" style="text-align:{side}">{html.escape(name)}</th>'

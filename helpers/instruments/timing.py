@@ -1,12 +1,12 @@
-"""How long a call takes: medians with their spread, on the GPU by its own clock, on the CPU by the host's.
+"""Time calls: medians with their spread, on the GPU by its own clock, on the CPU by the host's.
 
 On a GPU every run starts with a cold L2: a buffer of twice its size is read, then as many bytes written as the timed
-call returns. So a call finds none of its inputs there and, where it has to make room, as many lines to write back as it
-leaves for the next: one that only reads waits for nobody's writes, and none writes for free. Work under 100 us is
-captured in a CUDA graph, several calls a replay (or queued several calls at a time, where it cannot be captured), so
-that neither the gaps between launches nor the clock's own cost counts. Functions measured together take turns, so that
-a clock that drifts drifts for all. `launches=True` asks the other question: what one call costs its caller, Python and
-launch included, in a row of calls.
+call returns. So no call finds its inputs there, and each writes back as many dirty lines as it leaves for the next: a
+call that only reads does not wait for another's writes, and no call writes for free. Work under 100 us is captured in a
+CUDA graph, several calls a replay (or queued several calls at a time, where it cannot be captured), so that neither the
+gaps between launches nor the clock's own cost counts. Functions measured together alternate, so that clock drift
+affects all of them. `launches=True` measures the caller's cost per call instead, Python and launch included, in a row
+of calls.
 """
 
 import gc
@@ -77,7 +77,7 @@ def benchmark_together(
     for function in functions.values():
         _check_callable(function)
     if runs < 3:
-        raise ValueError(f"benchmark takes at least 3 runs, got {runs}: a median of fewer says nothing")
+        raise ValueError(f"benchmark takes at least 3 runs, got {runs}: a median of fewer means nothing")
 
     on_gpu = torch.cuda.is_available()
     if launches:
@@ -97,7 +97,7 @@ def benchmark_together(
 
 @contextmanager
 def _no_garbage_collection():
-    """As timeit does: a collection in the middle of a queue of backward passes was timed as the GPU's."""
+    """Disable garbage collection, as timeit does: a collection amid queued backward passes was timed as the GPU's."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -147,7 +147,8 @@ def _cpu_sampler(function: Callable, cold: bool) -> Callable[[], float]:
 
 
 def _seconds_to_queue(work: Callable) -> float:
-    """How long the GPU is to wait while Python queues the work: twice what that takes now, and a little."""
+    """Return how long the GPU should wait while Python queues the work: twice the current queueing time, and a
+    little."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     work()
@@ -156,7 +157,7 @@ def _seconds_to_queue(work: Callable) -> float:
 
 
 def _queued(work: Callable, seconds: float, before: Callable = lambda: None) -> float:
-    """The GPU's time alone: after `before` it waits for so many seconds, while Python queues the work.
+    """Time the GPU alone: after `before` it waits that many seconds while Python queues the work.
 
     Where it woke before all was queued, gaps would be timed too: then it waits longer. Work that itself waits for the
     GPU is never queued in time, and is timed as it is.
@@ -176,7 +177,7 @@ def _queued(work: Callable, seconds: float, before: Callable = lambda: None) -> 
 
 
 def _bytes_of(result) -> int:
-    """Bytes of the tensors in what a function returned, each counted once."""
+    """Return the bytes of all tensors in a function's result, each counted once."""
     tensors = {each.data_ptr(): each for each in tree_leaves(result) if isinstance(each, torch.Tensor)}
     return sum(each.numel() * each.itemsize for each in tensors.values())
 

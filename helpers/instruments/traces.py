@@ -1,7 +1,7 @@
-"""A chrome trace, as torch.profiler exports it, read as what the GPU did when: kernels, gaps, and what to fuse by rule.
+"""Read a Chrome trace from torch.profiler as a GPU timeline: kernels, gaps, and a rule for what to fuse.
 
-The rule takes two signs that anybody can see in a trace: kernels in a row that are no products, and so move bytes, and
-gaps that are longer than the kernel before them, which more launches from Python would only add to.
+The rule uses two signs visible in any trace: consecutive kernels that are not matmuls, and so move bytes, and gaps
+longer than the kernel before them, which more launches from Python would only lengthen.
 """
 
 import json
@@ -14,7 +14,7 @@ ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCH = re.compile("cu(da)?(Graph)?Launch|cudaMemcpyAsync|cudaMemsetAsync")
 # What the kernels of products, convolutions and attention are called in cuBLAS, CUTLASS, cuDNN and the catalogue.
 PRODUCTS = re.compile("gemm|gemv|nvjet|cutlass|xmma|conv|flash|fmha|attention|linear|gated|_mm_|splitKreduce", re.I)
-# Where PyTorch's kernels say what they compute.
+# Where PyTorch's kernel names hold the operation.
 FUNCTORS = (
     r"CUDAFunctor(?:On[A-Z][a-z]+)?_(\w+)",
     r"(\w+?)_kernel_cuda",
@@ -26,13 +26,13 @@ FUNCTORS = (
     r"vectorized_(\w+?)_kernel",
     r"(\w+?)_kernel_impl",
 )
-WRAPPERS = ("Unary", "BUnary", "AUnary", "Binary", "gpu")  # round the functor that says it
+WRAPPERS = ("Unary", "BUnary", "AUnary", "Binary", "gpu")  # around the functor's name
 
 
 @dataclass(frozen=True)
 class TraceKernel:
-    """What ran on the GPU: its whole name, seconds from the trace's beginning, seconds it took, and when the host
-    launched it, where the trace says so."""
+    """A kernel that ran on the GPU: full name, start in seconds from the trace's beginning, duration in seconds, and
+    the host's launch time if the trace has it."""
 
     name: str
     start: float
@@ -45,7 +45,7 @@ class TraceKernel:
 
     @property
     def short_name(self) -> str:
-        """What a reader calls it: "add" of PyTorch's elementwise kernel for a sum."""
+        """A readable name, such as "add" for PyTorch's elementwise kernel for a sum."""
         if "at::native" in self.name or "cunn_" in self.name or "softmax_warp" in self.name:
             for pattern in FUNCTORS:
                 found = [each for each in re.findall(pattern, self.name) if each not in WRAPPERS]
@@ -55,13 +55,14 @@ class TraceKernel:
 
     @property
     def product(self) -> bool:
-        """Whether it is a product, a convolution or attention, by its name; else its time is that of its bytes."""
+        """Return whether its name is that of a matmul, a convolution or attention; other kernels' time goes into their
+        bytes."""
         return bool(PRODUCTS.search(self.name))
 
 
 @dataclass(frozen=True)
 class Opportunity:
-    """Kernels in a row that one kernel could do: their places in the timeline, and the sign that says so."""
+    """Consecutive kernels that one kernel could replace: their positions in the timeline, and the sign for it."""
 
     first: int
     last: int
@@ -104,8 +105,8 @@ class KernelTimeline:
         return tuple(i for i, each in enumerate(self.kernels) if text.lower() in each.name.lower())
 
     def opportunities(self) -> tuple[Opportunity, ...]:
-        """What the rule finds: runs of two or more kernels that are no products; a kernel that is none, right after
-        a product (an epilogue); and, where at least half of the gaps are longer than the kernel before, the whole."""
+        """Apply the rule: runs of two or more kernels that are not matmuls; such a kernel right after a matmul (an
+        epilogue); and, if at least half of the gaps are longer than the kernel before, the whole trace."""
         found, first = [], None
         for place, each in enumerate((*self.kernels, None)):
             if each is not None and not each.product:
@@ -123,17 +124,17 @@ class KernelTimeline:
 
 
 def read_trace(source: str | Path | dict) -> KernelTimeline:
-    """A chrome trace, a file or what its JSON holds, of torch.profiler's `export_chrome_trace`.
+    """Read a Chrome trace, a file or parsed JSON, from torch.profiler's `export_chrome_trace`.
 
     Raises:
-        ValueError: it is none, or holds nothing that ran on a GPU.
+        ValueError: it is not a trace, or nothing in it ran on a GPU.
     """
     trace = source
     if not isinstance(source, dict):
         try:
             trace = json.loads(Path(source).read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
-            raise ValueError(f"{source} is no chrome trace: {error}; export one with export_chrome_trace") from error
+            raise ValueError(f"{source} is not a Chrome trace: {error}; export one with export_chrome_trace") from error
     events = trace.get("traceEvents") if isinstance(trace, dict) else None
     if events is None:
         raise ValueError("a chrome trace has traceEvents: export one with torch.profiler's export_chrome_trace")

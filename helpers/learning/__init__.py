@@ -1,4 +1,4 @@
-"""What a learner is asked, and told: predictions, self-tests, checks with their outcomes and hints, progress."""
+"""The learner's side: predictions, self-tests, checks with their outcomes and hints, progress."""
 
 import lazy_loader
 

@@ -23,10 +23,10 @@ class CheckResult:
 
     Args:
         check: the check's grade_id.
-        state: "pass", "fail", "not attempted", "error", "refused" where the grading would run nothing of the answers,
-            or "hidden" where the check is kept for the grading.
-        points: points it is worth.
-        message: what was seen and where to look; empty for a pass.
+        state: "pass", "fail", "not attempted", "error", "refused" if grading would not run the answers, or "hidden" if
+            the check is kept for grading.
+        points: the check's points.
+        message: the observation and where to look; empty for a pass.
     """
 
     check: str
@@ -62,7 +62,7 @@ def results_of(submission: Submission, cell_timeout: float = CELL_TIMEOUT) -> li
             CheckResult(cell["id"], state, cell["points"], told)
             for cell, (state, told) in zip(checks, refused, strict=True)
         ]
-    # A check that needs no broken answer is run all the same.
+    # A check that needs no broken answer still runs.
     needed = {cell["id"] for cell in submission.original if "points" not in cell} - submission.answers.keys()
     answers = submission.answers | {answer: run_instead(why) for answer, why in found.refused.items()}
     runs = run_cells(assembled(replace(submission, answers=answers)), needed, cell_timeout)
@@ -73,7 +73,7 @@ def results_of(submission: Submission, cell_timeout: float = CELL_TIMEOUT) -> li
     for cell in checks:
         state, message = judged(cell, runs[cell["id"]], stopped)
         if state == ERROR and (missing := re.search(r"NameError: name '(\w+)' is not defined", message)):
-            # The answer that should have defined it, where one broke on its way.
+            # The answer that should have defined it, if that one broke.
             for answer, problem in unmade.items():
                 if re.search(rf"\b{missing[1]}\b", submission.answers[answer]):
                     message = f"not run: {problem}"
@@ -84,7 +84,7 @@ def results_of(submission: Submission, cell_timeout: float = CELL_TIMEOUT) -> li
 
 
 def judged(cell: dict, run: CellRun, stopped: str) -> tuple[str, str]:
-    """A check's state and message from what its cell showed; `stopped` says what nothing was run after."""
+    """Return a check's state and message from its cell's output; `stopped` names the cell after which nothing ran."""
     if cell["pass"] is None:
         return HIDDEN, ""
     if run.same:

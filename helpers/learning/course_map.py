@@ -1,4 +1,4 @@
-"""The course at a glance, as a page of Markdown: lessons, exercises, what is done, and where to go on."""
+"""The course at a glance, as a page of Markdown: lessons, exercises, progress, and the next step."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from helpers.learning.progress import Progress, progress_of, read
 from helpers.learning.questions import answers_of, text
 from helpers.learning.saved_guesses import kept_in
 
-# The course in three parts: the first lesson of each, its name, and what one learns in it.
+# The course in three parts: the first lesson of each, its name, and its topic.
 PARTS = (
     ("00", "Memory", "Why most kernels wait for memory, how to count what they move, and a first fused kernel."),
     ("04", "Kernels", "Fused kernels one idea at a time: elementwise, row-wise, matmul, attention, training, int8."),
@@ -23,12 +23,12 @@ WHAT = (
     "Each lesson is a notebook: it asks for your guess, then measures. Exercises ask you to write the kernel. No GPU "
     "is needed."
 )
-BOXES = 5  # of the bar that says how much of a lesson is done
+BOXES = 5  # of the bar that shows a lesson's progress
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """One lesson: what it says of itself, what was seen of it, and its exercises.
+    """One lesson: its description, its progress, and its exercises.
 
     Args:
         minutes: by its own first cell.
@@ -106,8 +106,8 @@ def course_map(course: Path) -> str:
             "",
             *map_table(lessons, course),
             "",
-            "A lesson is done when its questions are; what you guessed and what your checks said is kept beside the "
-            "notebooks. This page is drawn anew each time it is opened.",
+            "A lesson is done when its questions are; your guesses and check results are saved next to the "
+            "notebooks. This page is redrawn each time you open it.",
             "",
         ]
     )

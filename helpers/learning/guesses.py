@@ -1,4 +1,4 @@
-"""Predictions before measurements: a question, the learner's guess, what was found."""
+"""Predictions before measurements: a question, the learner's guess, the measurement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from helpers.learning.parse_guess import number_in
 from helpers.learning.saved_guesses import KeptGuess, keep, kept_in, notebook_here
 from helpers.style import css
 
-if TYPE_CHECKING:  # figures need matplotlib, and a lesson's first cell, which asks, is not to wait for it
+if TYPE_CHECKING:  # figures need matplotlib, and a lesson's first cell, which asks, should not wait for it
     from helpers.figures.frame.chart import Chart
     from helpers.figures.frame.explorer import Explorer
     from helpers.figures.frame.guess_mark import MarkedChart
@@ -28,7 +28,7 @@ _predictions: dict[str, Guess] = {}
 
 
 class GuessField(anywidget.AnyWidget):
-    """The field in the browser, and what is said under it. Each `turn` of the browser's is answered in `heard`."""
+    """The field in the browser, and the text under it. Each `turn` of the browser is answered in `heard`."""
 
     _esm = _HERE / "guess.js"
     _css = css(_HERE / "guess.css")
@@ -44,7 +44,7 @@ class GuessField(anywidget.AnyWidget):
 
 
 class Guess:
-    """A question with a field for the learner's guess, which `compare` sets beside the measurement."""
+    """A question with a field for the learner's guess, which `compare` shows next to the measurement."""
 
     def __init__(self, question: str, unit: str):
         self.question, self.unit = question, unit
@@ -61,7 +61,7 @@ class Guess:
         return self._read()[0]
 
     def _read(self) -> tuple[float | None, str]:
-        """The number, and what is to be asked about what was typed."""
+        """Return the number, and the question to ask about the typed text."""
         try:
             return number_in(self._field.typed, self.unit), ""
         except ValueError as error:
@@ -97,8 +97,8 @@ class Guess:
             axis: "x" or "y".
             at: from the question's unit to the axis'.
             panel: which of the chart's axes, from 0.
-            row: the horizontal bar that the guess is about, from 0; without it, all.
-            says: where the axis has another unit, the axis' value in words.
+            row: the guess's horizontal bar, from 0; without it, all.
+            says: the axis' value in words, if the axis has another unit.
 
         Raises:
             ValueError: another axis.
@@ -111,7 +111,7 @@ class Guess:
         def mark() -> None:
             guess = self.guess
             said = None
-            with contextlib.suppress(ZeroDivisionError):  # "0 times as fast" lies on no axis of times
+            with contextlib.suppress(ZeroDivisionError):  # "0 times as fast" is not on an axis of times
                 if guess is not None:
                     text = _you_said(guess, self.unit) + (f": {says(at(guess))}" if says else "")
                     said = GuessMark(text, axis, at(guess), panel, row)

@@ -24,7 +24,7 @@ class Hints:
     """The hints of an exercise: `hint(1)`, then `hint(2)`, for the check that failed last.
 
     Args:
-        hints: for each check, in the order in which they stand, its hints from the vaguest to the plainest.
+        hints: for each check, in their order, its hints from the vaguest to the plainest.
     """
 
     def __init__(self, **hints: tuple[str, ...]):
@@ -34,8 +34,8 @@ class Hints:
         return "Stuck? Run hint(1) in a cell of your own, then hint(2)."
 
     def __call__(self, number: int | str = 1, check: str | None = None) -> Hint:
-        """Return hint `number`, from 1, on `check`; without one, on the check that failed last, or else on the first
-        that has not passed. `hint("traffic")` is the first on that one."""
+        """Return hint `number`, from 1, on `check`; by default on the check that failed last, or else on the first not
+        passed yet. `hint("traffic")` is the first on that one."""
         if isinstance(number, str):
             number, check = 1, number
         if check is None:

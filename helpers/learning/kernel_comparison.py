@@ -1,4 +1,4 @@
-"""Beside each passed exercise: your kernel and the catalogue's, on a GPU that need not be there."""
+"""Compare your kernel with ours after each passed exercise, for a GPU you may not have."""
 
 import functools
 
@@ -21,7 +21,7 @@ RECORDED = {"eager": "PyTorch, unfused", "torch.compile": "torch.compile"}
 def compare_with_ours(
     mine, op, shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16, passed: str = "values"
 ) -> str:
-    """Your function and one of the catalogue on an H200: predicted, and what was recorded of the catalogue's.
+    """Compare your function with one of ours on an H200: predicted times, and the recorded time of ours.
 
     On a machine with a GPU both are timed there instead, in turns, L2 cold.
 
@@ -38,9 +38,7 @@ def compare_with_ours(
     record = recorded()
     times = record.times(op.name, shape, "bfloat16")
     if passed not in latest or latest[passed].state != PASS:
-        return Unquoted(
-            f"Once the check {passed!r} has passed, run this cell again: your kernel beside the catalogue's."
-        )
+        return Unquoted(f"Once the check {passed!r} has passed, run this cell again: your kernel vs ours.")
     inputs = op.inputs(*shape, dtype=dtype, device="cuda" if runtime.has_gpu() else "meta")
     functions = {"yours": mine, "the catalogue's": op.fused}
     calls = {who: functools.partial(function, *inputs) for who, function in functions.items()}

@@ -1,9 +1,8 @@
-"""Runs the code cells of a notebook with nbval and tells what became of each.
+"""Run the code cells of a notebook with nbval and report each one's outcome.
 
-nbval starts the kernel, runs the cells and compares their outputs with the stored ones. What it leaves open is closed
-here: a dead kernel is noticed at once, output is bounded while it is printed, a marker such as NBVAL_SKIP in a cell
-changes nothing, nothing beside the notebook is imported or written, and after a cell that ran out of time no other is
-started.
+nbval starts the kernel, runs the cells and compares their outputs with the stored ones. This module closes its gaps: a
+dead kernel is noticed at once, output is bounded while it is printed, a marker such as NBVAL_SKIP in a cell changes
+nothing, nothing next to the notebook is imported or written, and after a cell that ran out of time no other is started.
 """
 
 import collections
@@ -25,19 +24,19 @@ from nbformat import NotebookNode
 from nbval.kernel import CURRENT_ENV_KERNEL_NAME, RunningKernel
 from nbval.plugin import IPyNbCell, IPyNbFile
 
-MAX_OUTPUT = 10_000_000  # characters a cell may print, with what Jupyter puts around them
-MAX_HELD = 256 << 20  # bytes that this process may grow by: what a kernel sends is kept, though nobody asks for it
+MAX_OUTPUT = 10_000_000  # characters a cell may print, including Jupyter's wrapping
+MAX_HELD = 256 << 20  # bytes that this process may grow by: a kernel's messages are kept even if unread
 LOOK_AFTER = 0.05  # seconds
 
 
 @dataclass
 class CellRun:
-    """What became of one cell.
+    """One cell's outcome.
 
     Attributes:
-        same: it ran, and where the notebook stores outputs, showed the same.
-        outputs: what it showed, as nbformat has it.
-        problem: why it has no more to show, such as "ran for over 60 s"; empty where it ran to its end.
+        same: it ran, and matched the notebook's stored outputs, if any.
+        outputs: its outputs in nbformat.
+        problem: why its outputs are incomplete, such as "ran for over 60 s"; empty if it ran to its end.
     """
 
     same: bool = False
@@ -54,7 +53,7 @@ class WatchedKernel(RunningKernel):
 
     def __init__(self, *args, **kwargs):
         self.printed = collections.deque()  # messages taken from the kernel and not yet asked for
-        self.size = 0  # of what the cell has printed, in characters
+        self.size = 0  # characters that the cell has printed
         self.flooded = False
         self._stopped = threading.Event()
         super().__init__(*args, **kwargs)
@@ -108,7 +107,7 @@ class WatchedKernel(RunningKernel):
         return message
 
     def _refuse_flood(self):
-        """Of one print in a loop, either limit may be the first to be passed: it is told alike."""
+        """With one print in a loop, either limit may be hit first: the message is the same."""
         if self.flooded or self.size > MAX_OUTPUT:
             raise KernelProblemError(f"printed over {MAX_OUTPUT:,} characters: look for a print in a loop") from None
 
@@ -130,7 +129,7 @@ class WatchedNotebook(IPyNbFile):
     def collect(self):
         for item in super().collect():
             item.options = collections.defaultdict(bool, check=bool(item.cell.outputs))
-            # What a learner prints is no part of a check's outcome.
+            # A learner's prints do not affect a check's outcome.
             item.compare_outputs = lambda test, stored, item=item: self.recorder.compare(
                 item, [output for output in test if output.output_type != "stream"], stored
             )
@@ -138,7 +137,7 @@ class WatchedNotebook(IPyNbFile):
 
 
 class Recorder:
-    """A pytest plugin that collects the notebook and keeps what became of its cells."""
+    """A pytest plugin that collects the notebook and keeps its cells' outcomes."""
 
     def __init__(self, needed: set[str], cell_timeout: float, kernel_name: str, compare: Callable[..., bool]):
         self.needed = needed
@@ -212,7 +211,7 @@ def run_cells(
             os.devnull,
             "--rootdir",
             folder,
-            "--confcutdir",  # or all that lies beside the folder is looked at
+            "--confcutdir",  # or everything next to the folder is scanned
             folder,
             "--noconftest",
             "-p",

@@ -1,4 +1,4 @@
-"""What a check says: pass, fail, not attempted or error, with what it saw and where to look.
+"""A check's outcome: pass, fail, not attempted or error, with the observation and where to look.
 
 A check cell ends with a call that returns an Outcome, which Jupyter shows as text, as HTML, and as JSON of the type
 `application/vnd.kernel-fusion.check+json`, which `fusion check` reads. The text of a pass never depends on how the
@@ -43,8 +43,8 @@ class Outcome:
     Args:
         check: the check's name, which is its cell's grade_id.
         state: "pass", "fail", "not attempted" or "error".
-        message: what was seen, in one or a few lines.
-        look_at: what to look at next; empty for a pass.
+        message: the observation, in one or a few lines.
+        look_at: where to look next; empty for a pass.
     """
 
     check: str
@@ -76,8 +76,8 @@ class AnswerError(Exception):
     """Raised inside a check: the answer does not pass.
 
     Args:
-        message: what was seen.
-        look_at: what to look at, completing "Look at ...".
+        message: the observation.
+        look_at: where to look, completing "Look at ...".
     """
 
     def __init__(self, message: str, look_at: str):
@@ -141,8 +141,8 @@ def unwritten(name: str) -> Outcome:
 
 
 def syntax_error(name: str) -> Outcome | None:
-    """The outcome where Python cannot read a cell of this notebook that defines something: what follows from that is
-    not worth telling. None where it can."""
+    """Return the outcome if Python cannot parse a cell of this notebook that defines something, since later errors
+    follow from that; None if it can."""
     shell = get_ipython()
     wrong = unread(shell.user_ns.get("In", [])) if shell is not None else None
     return wrong and Outcome(
@@ -151,7 +151,7 @@ def syntax_error(name: str) -> Outcome | None:
 
 
 def unread(ran: list[str]) -> SyntaxError | None:
-    """Of the cells that were run, the latest that defines something and that Python cannot read."""
+    """Return the error of the latest executed cell that defines something and that Python cannot parse."""
     read = set()  # what a later cell defines once more, readably
     for source in reversed(ran):
         defined = set(re.findall(r"^def (\w+)", source, re.MULTILINE))
@@ -165,7 +165,7 @@ def unread(ran: list[str]) -> SyntaxError | None:
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception and those it came from: what a kernel raises is wrapped by the interpreter."""
+    """Yield an exception and its causes: the interpreter wraps a kernel's exceptions."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
@@ -189,7 +189,7 @@ def described(error: Exception, answer: Callable) -> tuple[str, str]:
 
 
 def asserted(trace: TracebackType | None) -> str:
-    """The line that a traceback ends at: what an assertion without a message claims."""
+    """Return the line where a traceback ends: the condition of an assertion without a message."""
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return linecache.getline(trace.tb_frame.f_code.co_filename, trace.tb_lineno).strip() if trace else ""
@@ -206,5 +206,5 @@ def innermost_line(trace: TracebackType | None, filename: str | None) -> str:
 
 
 def quoted_line(filename: str, number: int) -> str:
-    """A source line as people are told of it: "your line 7, `y = x`"."""
+    """Quote a source line in words: "your line 7, `y = x`"."""
     return f"your line {number}, `{linecache.getline(filename, number).strip()}`"

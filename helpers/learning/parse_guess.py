@@ -1,4 +1,4 @@
-"""A number as people type it: 312/2.039, 3.9M, 20 MB, 20 000. What can be read in two ways is asked about."""
+"""Parse a number as people type it: 312/2.039, 3.9M, 20 MB, 20 000. Ambiguous input raises a question."""
 
 import ast
 import math
@@ -24,13 +24,13 @@ LARGEST_POWER = 400  # 2^1024 and 10^309 are no longer numbers of the machine
 
 
 def number_in(text: str, unit: str = "") -> float | None:
-    """The number in `text`, in `unit`: a sum or a quotient is worked out, the unit may stand behind it.
+    """Return the number in `text`, in `unit`: a sum or a quotient is computed, the unit may follow it.
 
     Returns:
         None where the text is empty.
 
     Raises:
-        ValueError: it is no number, or could be one of two; one line that says what to type.
+        ValueError: it is not a number, or is ambiguous; one line with what to type.
     """
     shown = " ".join(text.split())
     plain = shown.translate({0x2212: "-", 0xD7: "*", 0xF7: "/"}).removeprefix("~").removeprefix("≈").strip()
@@ -59,7 +59,7 @@ def number_in(text: str, unit: str = "") -> float | None:
 
 
 def _without_unit(text: str, unit: str) -> tuple[str, float]:
-    """The text before its unit, and what a number in that unit is in the one asked for."""
+    """Return the text before its unit, and the factor from that unit to the requested one."""
     if found := re.search(r"(?<=[\d)\s.])\s*(%|[^\W\d_][^\d()*+^]*)$", text):
         typed = found[1].strip()
         before = text[: found.start()].strip()

@@ -1,7 +1,7 @@
-"""`fusion progress`: what the checks of each exercise last said, kept across restarts.
+"""`fusion progress`: the latest result of each exercise's checks, kept across restarts.
 
-Beside the notebooks, in `.progress/<exercise>.json`, stands each check's latest state with a digest of the answers that
-it was about. Check cells write it while a notebook runs in JupyterLab, and `fusion check` does. A state counts only as
+Each check's latest state, with a digest of the answers it checked, is in `.progress/<exercise>.json` next to the
+notebooks. Check cells write it while a notebook runs in JupyterLab, and `fusion check` does. A state counts only as
 long as the saved notebook holds those very answers.
 """
 
@@ -50,7 +50,7 @@ class Progress:
 
     @property
     def described(self) -> str:
-        """What is done and what is left, in words."""
+        """The progress so far, in words."""
         if not self.states and not self.changed:
             return "not checked yet"
         said = []
@@ -86,14 +86,14 @@ def record(notebook: Path, states: dict[str, str], answers: dict[str, str]) -> N
     kept = kept_in(place) | {check: {"state": state, **now} for check, state in states.items()}
     with contextlib.suppress(OSError):
         place.parent.mkdir(exist_ok=True)
-        # Written beside and moved, so that no reader finds half of it.
+        # Written next to the file and moved, so that no reader sees half of it.
         beside = place.with_suffix(f".{os.getpid()}")
         beside.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
         beside.replace(place)
 
 
 def kept_in(place: Path) -> dict[str, dict]:
-    """What `record` wrote; entries of another form are left out."""
+    """Return what `record` wrote, without malformed entries."""
     try:
         kept = json.loads(place.read_text(encoding="utf-8"))
         return {
@@ -115,7 +115,8 @@ def digest_of(answers: dict[str, str]) -> str:
 
 
 def course_of(notebook: Path) -> dict | None:
-    """What the build wrote into an exercise notebook: its name and its original cells; None where it is no exercise."""
+    """Return the build's data in an exercise notebook: its name and its original cells; None if it is not an
+    exercise."""
     content = read(notebook)
     course = content.get("metadata", {}).get("kernel_fusion", {}) if isinstance(content, dict) else {}
     return course if {"exercise", "original"} <= course.keys() else None
@@ -132,7 +133,7 @@ def read(notebook: Path) -> object:
 
 
 def progress_of(notebook: Path) -> Progress | None:
-    """What is known of the answers that an exercise notebook holds; None where the file is no exercise."""
+    """Return the progress of the answers in an exercise notebook; None if the file is not an exercise."""
     course = course_of(notebook)
     if course is None:
         return None
@@ -162,7 +163,7 @@ def report(folder: Path) -> str:
     """
     found = [each for path in sorted(folder.glob("*.ipynb")) if (each := progress_of(path)) is not None]
     if not found:
-        raise FileNotFoundError(f"{folder} holds no exercise: give the folder of the exercise notebooks")
+        raise FileNotFoundError(f"{folder} holds no exercise: pass the folder of the exercise notebooks")
     earned, points = sum(each.earned for each in found), sum(sum(each.points.values()) for each in found)
     total = f"{earned:g} of {points:g} points"
     return "\n".join([*map(str, found), f"{'':28} {total}", f"Kept in {folder / FOLDER}."])
@@ -172,7 +173,7 @@ def report(folder: Path) -> str:
 
 
 def watch() -> None:
-    """In a notebook's kernel, record what its check cells say from now on; elsewhere do nothing."""
+    """Record the results of check cells from now on, in a notebook's kernel; elsewhere do nothing."""
     name = os.environ.get("JPY_SESSION_NAME", "")  # Jupyter's server tells its kernels the notebook's path
     with contextlib.suppress(ImportError):
         from IPython import get_ipython
@@ -185,7 +186,7 @@ def watch() -> None:
 
 
 class Watcher:
-    """Keeps which answers have been run, screens them as the grading does, and records what the checks say of them."""
+    """Tracks which answers have run, screens them as the grading does, and records their check results."""
 
     def __init__(self, notebook: Path):
         self.notebook = notebook
@@ -205,7 +206,7 @@ class Watcher:
         answers = {answer: source for answer, source in self.ran.items() if answer in asked}
         refused = screened(answers, course["original"]).refused
         used = {getattr(each, "__name__", "") for each in functions}
-        for _ in answers:  # what a used function's cell names is used, too
+        for _ in answers:  # names in a used function's cell also count as used
             used |= {
                 word
                 for source in answers.values()

@@ -17,7 +17,7 @@ from helpers.learning.display_text import Unquoted
 MAX_PROGRAMS = 16  # what a picture holds
 HAZARDS = {
     "race": "two programs store to one element, and on a GPU either may be the last",
-    "out-of-bounds read": "lanes load what lies outside their tensor",
+    "out-of-bounds read": "lanes load outside their tensor",
     "out-of-bounds store": "lanes store outside their tensor",
     "unsynchronised read": "a program loads what another stored, and on a GPU that one may not have run yet",
 }
@@ -31,19 +31,19 @@ def puzzle(
     shared: tuple[str, ...] = (),
     **more,
 ) -> Chart | Unquoted:
-    """Run `kernel[(programs,)](*inputs, out, **more)` under the meter and say whether it is right.
+    """Run `kernel[(programs,)](*inputs, out, **more)` under the meter and judge it.
 
-    Right means: `out`, poisoned with NaN, ends as `wanted`; no lane lies outside its tensor, no two programs store to
-    one element, every element of each input is read, and once, and `out` is written once.
+    Right means: `out`, poisoned with NaN, ends as `wanted`; no lane is outside its tensor, no two programs store to one
+    element, every element of each input is read, and once, and `out` is written once.
 
     Args:
         kernel: the reader's @triton.jit kernel.
-        programs: how many instances to launch.
+        programs: how many to launch.
         inputs: its tensors, a few dozen elements each.
         wanted: the right result, of a floating-point dtype.
         shared: the kernel's names of inputs that many elements of the result share, such as a bias: a cache serves
             them, so they may be read again.
-        more: what else the kernel takes, by name: sizes, strides, its constexprs.
+        more: the kernel's other arguments, by name: sizes, strides, its constexprs.
 
     Returns:
         The picture, whose text begins with "Solved" or "Not yet"; one line where the kernel does not run.
@@ -56,7 +56,7 @@ def puzzle(
         raise ValueError(f"{programs} programs: a puzzle has 1 to {MAX_PROGRAMS}")
     for name, x in zip(kernel.arg_names, inputs, strict=False):
         if x.unique().numel() < x.numel():
-            raise ValueError(f"{name} of {kernel.fn.__name__} has equal numbers: give a puzzle distinct ones")
+            raise ValueError(f"{name} of {kernel.fn.__name__} has equal numbers: use distinct ones in a puzzle")
     out = torch.full_like(wanted, torch.nan, memory_format=torch.contiguous_format)
     try:
         traffic, accesses = trace(_named(kernel, programs, more, len(inputs) + 1), *inputs, out)
@@ -103,7 +103,7 @@ def owned(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def wrong_elements(out: torch.Tensor, wanted: torch.Tensor) -> set[int]:
-    """The elements that are not within two roundings of what is wanted."""
+    """Return the elements that are more than two roundings from `wanted`."""
     near = torch.isclose(out.double(), wanted.double(), rtol=2 * torch.finfo(wanted.dtype).eps, atol=0)
     return set((~near).flatten().nonzero().flatten().tolist())
 
@@ -155,7 +155,7 @@ def verdict(
     least: int,
     unread: dict[str, int],
 ) -> tuple[str, str]:
-    """(title, what more is to be said)."""
+    """Return (title, further text)."""
     if traffic.hazards:
         hazard = traffic.hazards[0]
         return f"Not yet: {HAZARDS.get(hazard.kind, hazard.kind)}", str(hazard)
@@ -175,8 +175,8 @@ def verdict(
             )
     if moved > least:
         enough = f"{least / out.numel():.4g} are enough"
-        return f"Not yet: right values, but {per_element}, and {enough}", "Red lanes move bytes that need not move."
-    return f"Solved: right values, every lane in its place, {per_element}", ""
+        return f"Not yet: right values, but {per_element}, and {enough}", "Red lanes move unnecessary bytes."
+    return f"Solved: right values, every lane on its own element, {per_element}", ""
 
 
 def panels_of(

@@ -9,8 +9,8 @@ HEADING = re.compile(r"^#{1,6} ", re.MULTILINE)
 def answers_of(notebook: dict) -> dict[str, list[dict]]:
     """Question -> the code cells that answer it; a cell may answer several.
 
-    They are all from behind the question to the one that compares, and on to the next question or heading, for what
-    follows an answer shows it in detail; any later cell that takes the guess up, as a chart with its mark does, or has
+    They are all from behind the question to the one that compares, and on to the next question or heading, because
+    outputs after an answer show it in detail; any later cell that uses the guess, as a chart with its mark does, or has
     the tag `answers-NAME`; and the table of all guesses.
     """
     cells = notebook["cells"]

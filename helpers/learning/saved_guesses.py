@@ -1,4 +1,4 @@
-"""What a learner said and saw in each lesson, kept across restarts in `.progress/<lesson>.guesses.json`.
+"""A learner's guesses and seen answers in each lesson, kept across restarts in `.progress/<lesson>.guesses.json`.
 
 Beside the notebooks, as the states of checks are. Only a notebook that Jupyter's server runs has a place: nbval and the
 build keep nothing and find nothing.
@@ -15,7 +15,7 @@ from helpers.learning.progress import FOLDER
 
 @dataclass(frozen=True)
 class KeptGuess:
-    """One question: what was typed, the number read in it, what was found (None: not seen yet), and its unit."""
+    """One question: the typed text, the number parsed from it, the measurement (None: not seen yet), and its unit."""
 
     typed: str
     guess: float | None
@@ -57,14 +57,14 @@ def _entry(entry: object) -> KeptGuess | None:
 
 
 def keep(notebook: Path | None, question: str, kept: KeptGuess) -> None:
-    """Where the notebook's folder cannot be written, nothing is kept."""
+    """Save a guess; do nothing if the notebook's folder is not writable."""
     if notebook is None:
         return
     place = place_of(notebook)
     entries = {name: asdict(each) for name, each in (kept_in(notebook) | {question: kept}).items()}
     with contextlib.suppress(OSError):
         place.parent.mkdir(exist_ok=True)
-        # Written beside and moved, so that no reader finds half of it.
+        # Written next to the file and moved, so that no reader sees half of it.
         beside = place.with_suffix(f".{os.getpid()}")
         beside.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
         beside.replace(place)

@@ -16,7 +16,7 @@ def self_test(
     """Judge the number a learner worked out: right within `within` of it (a fraction), or the hint.
 
     Args:
-        sealed: in place of a hint, and of a right answer that is no computation: the two as `with_seals` wrote them.
+        sealed: replaces the hint, and a right answer that is not a computation: both as `with_seals` wrote them.
 
     Raises:
         TypeError: the answer is not a number.
@@ -34,8 +34,8 @@ def self_test(
 
 
 def with_seals(source: str) -> str:
-    """A cell's source with the hint of its `self_test(answer, correct, hint)`, and a right answer written as a number
-    or a sum of numbers, out of sight: who wants to know can find out, but does not by reading the question.
+    """Return a cell's source with the hint of its `self_test(answer, correct, hint)`, and a right answer written as a
+    number or a sum of numbers, hidden: readers can decode it, but don't see it in the question.
 
     A call of another form stays as it is.
     """

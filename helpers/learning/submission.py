@@ -1,7 +1,7 @@
-"""A learner's notebook, and what is taken from it: the source of its answer cells, and nothing else.
+"""Read a learner's notebook: the source of its answer cells, and nothing else.
 
-An exercise notebook carries its own original, written by the build: its code cells, the points of each check and what
-a check shows at a pass. So a check cell that was edited, deleted or moved is run as it was given out.
+An exercise notebook carries its own original, written by the build: its code cells, the points of each check and a
+check's output for a pass. So an edited, deleted or moved check cell runs in its original form.
 """
 
 import json
@@ -32,13 +32,13 @@ def read_submission(path: Path) -> Submission:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is not a notebook, or of no exercise, or of another exercise than its name says, or an answer
-            cell is missing, doubled or no longer code. One line each, with the way to mend it.
+        ValueError: it is not a notebook, or not an exercise, or a different exercise from its name, or an answer cell
+            is missing, doubled or no longer code. One line each, with the fix.
     """
     notebook = read_notebook(path)
     course = notebook["metadata"].get("kernel_fusion")
     if not isinstance(course, dict) or not {"exercise", "original"} <= course.keys():
-        raise ValueError(f"{path} is no exercise of this course: give one of {listed(path)}")
+        raise ValueError(f"{path} is not an exercise of this course: choose one of {listed(path)}")
     exercise, original = course["exercise"], course["original"]
     named, held = (re.match(r"\d\d[a-z]?(?=_|$)", name) for name in (path.stem, exercise))
     if named and held and named[0] != held[0]:
@@ -70,12 +70,12 @@ def answers_in(notebook: dict, asked: list[str], path: Path | str) -> dict[str, 
 
 
 def up_to_the_last_check(cells: list[dict]) -> list[dict]:
-    """The code cells that can change what a check says; those after the last are to be read, not graded."""
+    """Return the code cells that can affect a check; cells after the last check are for reading."""
     return cells[: 1 + max(place for place, cell in enumerate(cells) if "points" in cell)]
 
 
 def left_out_of(notebook: dict, answers: dict[str, str], original: list[dict]) -> int:
-    """How many code cells were added, or changed outside the answers."""
+    """Count code cells that were added, or changed outside the answers."""
     unchanged = {cell["source"].strip() for cell in original}
     return sum(
         cell["cell_type"] == "code"
@@ -89,16 +89,16 @@ def left_out_of(notebook: dict, answers: dict[str, str], original: list[dict]) -
 def read_notebook(path: Path) -> dict:
     """The JSON of a notebook file, its cells and metadata known to be there."""
     if not path.is_file():
-        raise FileNotFoundError(f"there is no notebook {path}: give one of {listed(path)}")
+        raise FileNotFoundError(f"no notebook {path}: choose one of {listed(path)}")
     return parsed_notebook(path.read_bytes(), path)
 
 
 def parsed_notebook(content: bytes, path: Path | str) -> dict:
-    """The JSON of a notebook, its cells and metadata known to be there; ValueError where it is none."""
+    """Return a notebook's JSON with its cells and metadata checked; ValueError if it is not a notebook."""
     try:
         notebook = json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError):
-        raise ValueError(f"{path} is not a notebook, for it is not JSON: save it again from JupyterLab") from None
+        raise ValueError(f"{path} is not a notebook (not JSON): save it again from JupyterLab") from None
     cells = notebook.get("cells") if isinstance(notebook, dict) else None
     if not isinstance(cells, list) or not isinstance(notebook.get("metadata"), dict) or not all(map(is_cell, cells)):
         raise ValueError(f"{path} is JSON, but not a notebook of format 4: save it again from JupyterLab")

@@ -153,8 +153,8 @@ def add_gelu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """gelu(a + b), tanh form, in one launch, differentiable once.
 
     Args:
-        a: floating-point tensor of any shape and strides; what is not contiguous is copied first, but for images with
-            channels last, both.
+        a: floating-point tensor of any shape and strides, copied first if not contiguous, except when both
+            are channels-last images.
         b: tensor of a's shape, dtype and device.
 
     Returns:
@@ -174,19 +174,21 @@ def add_gelu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def add_gelu_reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The same, as one writes it in PyTorch before thinking of memory."""
+    """Compute the same as one writes it in PyTorch before thinking of memory."""
     return torch.nn.functional.gelu(a + b, approximate="tanh")
 
 
 def add_gelu_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes: 1 addition and GELU's 9 operations, tanh counted as one; a and b in once, y out once."""
+    """Return FLOPs and minimum traffic: 1 addition and GELU's 9 operations, tanh counted as one; a and b in once, y out
+    once."""
     elements = torch.Size(shape).numel()
     moved = elements * dtype.itemsize
     return Work(flops=(1 + costs.GELU_TANH) * elements, bytes_read=2 * moved, bytes_written=moved)
 
 
 def add_gelu_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes of the gradient: 20 operations, exp counted as one; gradient and sum in, one out."""
+    """Return FLOPs and minimum traffic of the gradient: 20 operations, exp counted as one; gradient and sum in, one
+    out."""
     elements = torch.Size(shape).numel()
     return Work(flops=20 * elements, bytes_read=2 * elements * dtype.itemsize, bytes_written=elements * dtype.itemsize)
 

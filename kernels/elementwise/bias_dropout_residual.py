@@ -9,7 +9,7 @@ Unfused, every step goes through memory, and dropout stores its mask for the bac
 No mask is stored: kernels/philox.py computes it from the seed, the row and the column, in the forward and again in the
 backward pass. That reads the gradient and writes x's, 4 B/element; residual's gradient is y's own. On the way each
 program sums the bias's gradient over its rows, in fp32; a small launch adds up these sums, unless one program takes all
-rows of its columns. There are no atomics, so the gradients are the same in every run.
+rows of its columns. Without atomics, gradients are identical in every run.
 
 Source: Vaswani et al., "Attention is all you need", arXiv:1706.03762, section 5.4.
 """
@@ -132,7 +132,7 @@ def bias_dropout_residual_backward_kernel(
 
 @cache
 def backward_settings(rows: int, cols: int, dtype: torch.dtype, sms: int) -> tuple[tuple[int, int], dict]:
-    """Return the backward's grid, along columns (of which 65,535 blocks may be too few) and rows, and its options.
+    """Return the backward's grid, along columns (65,535 blocks may be too few there) and rows, and its options.
 
     With few rows, a program takes all rows of its columns and leaves no sum to a second launch. Otherwise programs fill
     the GPU once, so that few sums are left. On an H200 in bf16: 16384 x 4096 in 89 us.
@@ -194,8 +194,8 @@ def bias_dropout_residual(
         residual: tensor of x's shape, dtype and device.
         seed: int64 tensor of one value on x's device: the same seed drops the same elements (see
             kernels.philox.dropout_mask). Without one, a small launch draws one from PyTorch's generator; under
-            torch.compile, whose generator is another, give one to have the same as without.
-        p: the probability to be dropped, 0 to 1; what stays is multiplied by 1 / (1 - p), as fp32.
+            torch.compile, whose generator differs, pass one to get the same result as without it.
+        p: the drop probability, 0 to 1; kept elements are multiplied by 1 / (1 - p), as fp32.
 
     Returns:
         A contiguous tensor of x's shape and dtype. The arithmetic is fp32 (fp64 for fp64 inputs), rounded once.
@@ -217,29 +217,30 @@ def bias_dropout_residual(
 def bias_dropout_residual_reference(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor | None = None, p: float = 0.1
 ) -> torch.Tensor:
-    """The same, as one writes it in PyTorch before thinking of memory; PyTorch's generator chooses what is dropped."""
+    """Compute the same as one writes it in PyTorch before thinking of memory; PyTorch's generator chooses the dropped
+    elements."""
     return residual + torch.nn.functional.dropout(x + bias, p)
 
 
 def bias_dropout_residual_oracle(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor, p: float = 0.1
 ) -> torch.Tensor:
-    """The same with the elements dropped that `seed` drops."""
+    """Compute the same, dropping the elements that `seed` drops."""
     rows = x.numel() // x.shape[-1] if x.numel() else 0
     mask = dropout_mask(seed, rows, x.shape[-1], p).view(x.shape)
     return residual + (x + bias) * mask.to(x.dtype) * scale_of_kept(p)
 
 
 def bias_dropout_residual_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes: two additions and a product per element, the random numbers' integers not counted; x,
-    bias, residual and the seed in once, y out once."""
+    """Return FLOPs and minimum traffic: two additions and a multiplication per element, without the generator's integer
+    operations; x, bias, residual and the seed in once, y out once."""
     elements, size = torch.Size(shape).numel(), dtype.itemsize
     return Work(flops=3 * elements, bytes_read=(2 * elements + shape[-1]) * size + 8, bytes_written=elements * size)
 
 
 def bias_dropout_residual_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes of the gradients: a product and an addition per element; y's gradient and the seed in once,
-    x's and the bias's out once (residual's is y's own)."""
+    """Return FLOPs and minimum traffic of the gradients: a multiplication and an addition per element; y's gradient and
+    the seed in once, x's and the bias's out once (residual's is y's own)."""
     elements, size = torch.Size(shape).numel(), dtype.itemsize
     return Work(flops=2 * elements, bytes_read=elements * size + 8, bytes_written=(elements + shape[-1]) * size)
 

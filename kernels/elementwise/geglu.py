@@ -143,7 +143,7 @@ def geglu(gate: torch.Tensor, up: torch.Tensor, approximate: str = "none") -> to
     """gelu(gate) * up in one launch, differentiable once.
 
     Args:
-        gate: floating-point tensor of any shape and strides; what is not contiguous is copied first.
+        gate: floating-point tensor of any shape and strides, copied first if not contiguous.
         up: tensor of gate's shape, dtype and device.
         approximate: "none" for GELU by the error function, "tanh" for its tanh form, as in torch.nn.functional.gelu.
 
@@ -165,18 +165,20 @@ def geglu(gate: torch.Tensor, up: torch.Tensor, approximate: str = "none") -> to
 
 
 def geglu_reference(gate: torch.Tensor, up: torch.Tensor, approximate: str = "none") -> torch.Tensor:
-    """The same, as one writes it in PyTorch before thinking of memory."""
+    """Compute the same as one writes it in PyTorch before thinking of memory."""
     return torch.nn.functional.gelu(gate, approximate=approximate) * up
 
 
 def geglu_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes: GELU's 5 operations, erf counted as one, and a product; gate and up in, y out, once."""
+    """Return FLOPs and minimum traffic: GELU's 5 operations, erf counted as one, and a multiplication; gate and up in,
+    y out, once."""
     elements = torch.Size(shape).numel()
     return Work(flops=6 * elements, bytes_read=2 * elements * dtype.itemsize, bytes_written=elements * dtype.itemsize)
 
 
 def geglu_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes of the gradients: 13 operations, erf and exp counted as one; three tensors in, two out."""
+    """Return FLOPs and minimum traffic of the gradients: 13 operations, erf and exp counted as one; three tensors in,
+    two out."""
     elements = torch.Size(shape).numel()
     return Work(
         flops=13 * elements, bytes_read=3 * elements * dtype.itemsize, bytes_written=2 * elements * dtype.itemsize

@@ -163,8 +163,8 @@ def residual_act(x: torch.Tensor, residual: torch.Tensor, act: str = "relu") -> 
     """act(x + residual) in one launch, differentiable once.
 
     Args:
-        x: floating-point tensor of any shape and strides; what is not contiguous is copied first, but for images with
-            channels last, both.
+        x: floating-point tensor of any shape and strides, copied first if not contiguous, except when both
+            are channels-last images.
         residual: tensor of x's shape, dtype and device.
         act: "relu", "gelu" (by the error function), "gelu_tanh" or "silu".
 
@@ -187,18 +187,19 @@ def residual_act(x: torch.Tensor, residual: torch.Tensor, act: str = "relu") -> 
 
 
 def residual_act_reference(x: torch.Tensor, residual: torch.Tensor, act: str = "relu") -> torch.Tensor:
-    """The same, as one writes it in PyTorch before thinking of memory."""
+    """Compute the same as one writes it in PyTorch before thinking of memory."""
     return ACTIVATIONS[act](x + residual)
 
 
 def residual_act_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes with ReLU: 1 addition and 1 comparison; x and residual in once, y out once."""
+    """Return FLOPs and minimum traffic with ReLU: 1 addition and 1 comparison; x and residual in once, y out once."""
     elements = torch.Size(shape).numel()
     return Work(flops=2 * elements, bytes_read=2 * elements * dtype.itemsize, bytes_written=elements * dtype.itemsize)
 
 
 def residual_act_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes of the gradient with ReLU: 1 comparison; the gradient and a bit in, one gradient out."""
+    """Return FLOPs and minimum traffic of the gradient with ReLU: 1 comparison; the gradient and a bit in, one gradient
+    out."""
     elements = torch.Size(shape).numel()
     return Work(
         flops=elements,

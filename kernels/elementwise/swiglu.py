@@ -123,7 +123,7 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up in one launch, differentiable once.
 
     Args:
-        gate: floating-point tensor of any shape and strides; what is not contiguous is copied first.
+        gate: floating-point tensor of any shape and strides, copied first if not contiguous.
         up: tensor of gate's shape, dtype and device.
 
     Returns:
@@ -140,18 +140,20 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def swiglu_reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """The same, as one writes it in PyTorch before thinking of memory."""
+    """Compute the same as one writes it in PyTorch before thinking of memory."""
     return torch.nn.functional.silu(gate) * up
 
 
 def swiglu_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes: SiLU's 4 operations, exp counted as one, and a product; gate and up in, y out, once."""
+    """Return FLOPs and minimum traffic: SiLU's 4 operations, exp counted as one, and a multiplication; gate and up in,
+    y out, once."""
     elements = torch.Size(shape).numel()
     return Work(flops=5 * elements, bytes_read=2 * elements * dtype.itemsize, bytes_written=elements * dtype.itemsize)
 
 
 def swiglu_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes of the gradients: 11 operations, exp counted as one; three tensors in, two out."""
+    """Return FLOPs and minimum traffic of the gradients: 11 operations, exp counted as one; three tensors in, two
+    out."""
     elements = torch.Size(shape).numel()
     return Work(
         flops=11 * elements, bytes_read=3 * elements * dtype.itemsize, bytes_written=2 * elements * dtype.itemsize

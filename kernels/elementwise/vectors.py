@@ -19,7 +19,7 @@ def has_tail(elements: int) -> bool:
 
 
 def launch(kernel, settings: dict, *tensors: torch.Tensor | None) -> None:
-    """Launch `kernel` over the elements of contiguous tensors, the first of which is not None.
+    """Launch `kernel` over the elements of contiguous tensors; the first is not None.
 
     Blocks are halved, down to 512 elements, while they leave SMs idle.
     """

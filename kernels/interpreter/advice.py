@@ -1,4 +1,4 @@
-"""What a failure inside an interpreted kernel means, in the words of kernels: Python's own speak of the interpreter."""
+"""Explain a failure inside an interpreted kernel in terms of kernels; Python's own message is about the interpreter."""
 
 import linecache
 import re
@@ -14,7 +14,7 @@ _NOT_IN_TL = {
 }
 _DTYPES = {"float": "float32", "half": "float16", "bfloat16": "bfloat16", "double": "float64", "int": "int32"}
 
-# (what Python or Triton says, what it means); \1 is what the first parentheses matched.
+# (Python's or Triton's message, its meaning); \1 is the match of the first parentheses.
 _MEANINGS = (
     (r"for \*\* or pow", "a block has no **: write s * s * s for a cube, tl.sqrt(s) for a root"),
     (r"for @:", "a block has no @: write tl.dot(a, b)"),
@@ -68,7 +68,7 @@ LONGEST = 300  # characters
 
 
 def _unsaid(error: Exception) -> str:
-    """An error without words: its name, and of an assertion, what it claims."""
+    """Describe an error without a message: its name, and for an assertion, its condition."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -78,7 +78,7 @@ def _unsaid(error: Exception) -> str:
 
 
 def meaning(error: Exception) -> str:
-    """One line for a person who wrote the kernel; what the error says itself where nothing better is known."""
+    """Return one line for the kernel's author; the error's own message if nothing better is known."""
     said = " ".join(str(error).split()) or _unsaid(error)
     if missing := re.fullmatch(r"module 'triton\.language(?:\.\w+)?' has no attribute '(\w+)'", said):
         mend = _NOT_IN_TL.get(missing[1], "build it from tl.exp, tl.log, tl.sqrt, tl.erf, tl.sigmoid and tl.where")

@@ -1,7 +1,7 @@
-"""Where an interpreted launch may load and store: in the tensors that it was given.
+"""Keep the loads and stores of an interpreted launch inside the tensors that it was given.
 
-NumPy's half of the interpreter goes to whatever address it is told, in this process's own memory. On a GPU a stray
-store is an "illegal memory access" at best, and at worst changes another tensor.
+The interpreter's NumPy half accesses any address in this process's own memory. On a GPU an out-of-bounds store is an
+"illegal memory access" at best, and at worst changes another tensor.
 """
 
 from collections.abc import Iterator

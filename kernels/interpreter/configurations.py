@@ -1,10 +1,10 @@
-"""Which configuration of an `@triton.autotune`d kernel runs where none can be timed.
+"""Choose the configuration of an `@triton.autotune`d kernel where none can be timed.
 
 A GPU times a kernel's configurations at its first call and keeps the fastest. Here the first one runs that the kernel's
 own rules leave: `prune_configs_by` is asked as Triton asks it, a configuration whose static assertions fail is passed
-over, and values of `@triton.heuristics` are computed as ever. What a GPU has already chosen for these arguments is
-taken. Hooks run as they would at the first call with these arguments: `pre_hook` and `reset_to_zero` once, as the end
-of tuning resets what tuning wrote; nothing needs to be restored (`restore_value`), for nothing was tried.
+over, and values of `@triton.heuristics` are computed as ever. A GPU's earlier choice for these arguments is reused.
+Hooks run as they would at the first call with these arguments: `pre_hook` and `reset_to_zero` once, as the end of
+tuning resets what tuning wrote; nothing needs to be restored (`restore_value`), for nothing was tried.
 
 Shared memory is not looked at: compile_for (helpers.instruments) compiles for a GPU and passes over what does not fit.
 """
@@ -16,7 +16,7 @@ import triton
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import AutotunerError
 
-# The arguments with which each kernel was called already, as its tuning tells them apart.
+# The arguments of each kernel's earlier calls, by its tuning key.
 _called: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
@@ -67,7 +67,7 @@ def pruned(tuner: Autotuner, arguments: dict, named: dict) -> list[triton.Config
 
 
 def _key(tuner: Autotuner, arguments: dict) -> tuple:
-    """As Autotuner.run makes it."""
+    """Return the key that Autotuner.run would use."""
     given = {name: value for name, value in arguments.items() if name in tuner.arg_names}
     key = [given[name] for name in tuner.keys if name in given]
     return tuple(key + [str(value.dtype) for value in given.values() if hasattr(value, "dtype")])
@@ -81,8 +81,7 @@ def candidates(tuner: Autotuner, arguments: dict, named: dict) -> Iterator[tuple
         named: its keyword arguments.
 
     Raises:
-        ValueError: the launch itself gives a value for what is tuned.
-        AutotunerError: as pruned.
+        ValueError: the launch itself sets a tuned parameter.
     """
     name = tuner.base_fn.__name__
     conflicts = named.keys() & {each for config in tuner.configs for each in config.kwargs}

@@ -1,10 +1,10 @@
-"""What a kernel promises the compiler about its values, held against the values.
+"""Check a kernel's promises to the compiler (tl.multiple_of and the like) against its values.
 
 The compiler believes `tl.multiple_of`, `tl.max_contiguous` and `tl.max_constancy`, and makes wide loads of what they
 say: where it is not true, a GPU reads and writes elsewhere. Triton's interpreter forgets them.
 
-A promise is kept as the compiler understands it (triton/include/triton/Analysis/AxisInfo.h): of multiple_of, by the
-first of each run of neighbours; of the others, within each group of so many values.
+A promise is checked as the compiler understands it (triton/include/triton/Analysis/AxisInfo.h): multiple_of on the
+first of each run of consecutive values, the others within each group of that many values.
 """
 
 import functools
@@ -14,7 +14,7 @@ import triton.language as tl
 
 
 def _kept(name: str, data: np.ndarray, axis: int, value: int, step: int) -> np.ndarray:
-    """Whether the promise holds, for each place along the last axis, which is `axis` of the block."""
+    """Return whether the promise holds, for each position along the last axis, which is `axis` of the block."""
     along = np.moveaxis(data.astype(np.int64), axis, -1)
     differences = np.diff(along, axis=-1)
     begins = np.ones(along.shape, bool)
@@ -27,7 +27,7 @@ def _kept(name: str, data: np.ndarray, axis: int, value: int, step: int) -> np.n
 
 
 def _promise(input, values, *, name: str):
-    """What Triton's function of this name is to the interpreter."""
+    """Check a promise in the interpreter, as Triton's function of this name."""
     if not isinstance(input, tl.tensor):
         return input
     values = values if isinstance(values, list | tuple) else [values]

@@ -1,4 +1,4 @@
-"""NVIDIA's libdevice in NumPy: what `tl.extra.cuda.libdevice` computes, by the names of its symbols.
+"""NVIDIA's libdevice in NumPy: the functions of `tl.extra.cuda.libdevice`, by symbol name.
 
 fp32 functions are computed in fp64 and rounded once; fp64 functions are within the errors that CUDA documents
 (CUDA C++ Programming Guide, "Mathematical Functions"). Special values are CUDA's. The fast_ functions are exact to the
@@ -55,7 +55,7 @@ def _erfcinv(x: np.ndarray) -> np.ndarray:
     log = np.log(small * (2 - small))
     half = 2 / (math.pi * 0.147) + log / 2
     guess = np.sqrt(np.maximum(np.sqrt(half * half - log / 0.147) - half, 0))
-    # From the central half on, erf's argument 1 - small is exact and small itself says less.
+    # Outside the central half, erf's argument 1 - small is exact, and small itself has fewer digits.
     central = small >= 0.5
     found = np.where(
         central,
@@ -273,7 +273,7 @@ def _in_fp64(function: Callable, dtype) -> Callable:
     return compute
 
 
-# Rounding in a direction: the nearest result, moved by one place where it lies on the wrong side of the exact one.
+# Rounding in a direction: the nearest result, moved by one place if it is on the wrong side of the exact one.
 
 
 def _exact_sqrt_side(root, x) -> int:
@@ -339,7 +339,8 @@ _WHOLE = {"rn": np.rint, "rz": np.trunc, "rd": np.floor, "ru": np.ceil}
 
 
 def _to_integer(mode: str, name: str, source: str) -> Callable:
-    """Saturates; NaN is 0, and from fp64 or to 64 bits the integer of which only the first bit is set (PTX's cvt)."""
+    """Convert with saturation; NaN becomes 0, and from fp64 or to 64 bits the integer with only the top bit set (PTX's
+    cvt)."""
     dtype = np.dtype({"int": np.int32, "uint": np.uint32, "ll": np.int64, "ull": np.uint64}[name])
     limits = np.iinfo(dtype)
     nan = 0 if source == "float" and dtype.itemsize < 8 else 1 << (8 * dtype.itemsize - 1)
@@ -503,7 +504,7 @@ def call(symbol: str, arguments: list[np.ndarray]) -> np.ndarray:
     """Return what libdevice's function gives, element by element.
 
     Args:
-        symbol: of the function, such as "__nv_tanhf".
+        symbol: the function's, such as "__nv_tanhf".
         arguments: arrays of one shape, in the symbol's dtypes.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Where a kernel runs: compiled where there is a GPU, in Triton's interpreter where there is none.
+"""Run kernels: compiled on a GPU, in Triton's interpreter without one.
 
 Importing this module is all it takes. `@triton.jit` keeps giving an ordinary `JITFunction`, so Triton's compiler can
 have any kernel at any time, for any GPU; only its launch differs. Without a GPU, `kernel[grid](...)` runs the kernel's
@@ -10,7 +10,7 @@ Triton's interpreter silently differs from the GPU in a few places. Here each is
 
     bfloat16                  Triton computes on the raw 16 bits; here on ml_dtypes' bfloat16, rounding to nearest even
     sums of 16-bit floats     rounded at every addition, in a GPU's order (see Reduce.sum): convert to fp32 first
-    maximum, minimum, clamp   drop NaN, as PTX's max and min do, unless propagate_nan says otherwise
+    maximum, minimum, clamp   drop NaN, as PTX's max and min do, unless propagate_nan is set
     tl.dot in tf32            operands lose their low 13 mantissa bits first, as Hopper's tensor cores drop them
     tl.dot with K < 16        refused, as the compiler refuses it
     tl.fma                    one rounding
@@ -20,8 +20,8 @@ Triton's interpreter silently differs from the GPU in a few places. Here each is
     float arguments           arrive as fp32, as in a compiled launch
     unknown launch options    refused
     multiple_of and its kin   held against the values: what is not true is refused
-    accesses outside          of every tensor of the launch: refused, for they would reach this process's memory
-    masked lanes              of a load without `other` hold NaN, or a number that is no index: a GPU promises nothing
+    accesses outside          every tensor of the launch: refused, because they would hit this process's memory
+    masked lanes              of a load without `other` hold NaN, or a value that is not an index: no guarantees
     loops that do not end     stopped after MAX_PASSES, or MAX_SECONDS
     grids that take hours     refused beyond MAX_PROGRAMS
     libdevice                 computed with the errors that CUDA documents, or smaller (see libdevice.py)
@@ -34,7 +34,7 @@ Those of a cooperative launch take turns, so that they can wait for each other's
 wait that never ends is refused as a deadlock, as is a grid larger than the GPU's multiprocessors.
 
 Raises (at import):
-    RuntimeError: TRITON_INTERPRET is set, which would put Triton's own interpreter in place of this one.
+    RuntimeError: TRITON_INTERPRET is set, which would replace this interpreter by Triton's own.
 """
 
 import ast
@@ -85,12 +85,12 @@ MAX_PASSES = 2**16  # through the loops of one program instance
 MAX_SECONDS = 8.0  # of a CPU, for one program instance that has made MANY_PASSES
 MANY_PASSES = 2**12
 MAX_PROGRAMS = 2**20  # of one launch, ten minutes of a small kernel
-RESIDENT = 132  # programs of a cooperative launch: one per multiprocessor of an H200, which any kernel can have
+RESIDENT = 132  # programs of a cooperative launch: one per SM of an H200, which any kernel fits
 LANES = 32  # of a warp
 VECTOR = 16  # bytes, the widest load of one lane
-MOST_HELD = 256  # elements of a block a thread, about its registers; twice as many compile for a minute
+MOST_HELD = 256  # elements of a block per thread, about its registers; twice as many compile for a minute
 
-# Code objects of interpreted kernels: a frame that runs one of these stands at a line of the kernel's own source.
+# Code objects of interpreted kernels: a frame that runs one of these is at a line of the kernel's own source.
 kernel_code: set[types.CodeType] = set()
 
 triton_run = JITFunction.run  # Triton's own launch
@@ -102,7 +102,7 @@ _triton_load = TritonSemantic._load_legacy
 _one_launch_at_a_time = threading.RLock()  # the interpreter's state is one object for the whole process
 _has_gpu = torch.cuda.is_available()
 _observer = None
-# Of the launch that is running:
+# The running launch:
 _bounds = Bounds({})
 _warps = 4
 _passes = 0  # of the program instance that is running
@@ -113,17 +113,17 @@ _seed: int | None = None  # of the order of a cooperative launch's programs
 
 
 def has_gpu() -> bool:
-    """Whether kernels run compiled: PyTorch sees a CUDA GPU."""
+    """Return whether kernels run compiled: PyTorch sees a CUDA GPU."""
     return _has_gpu
 
 
 def observer():
-    """What watches the launches made now, as `observed` was given it; None outside of it."""
+    """Return the current observer, as passed to `observed`; None outside of it."""
     return _observer
 
 
 def interprets() -> bool:
-    """Whether a launch made now is interpreted: there is no GPU, or a meter is watching."""
+    """Return whether a launch made now is interpreted: there is no GPU, or a meter is watching."""
     return _observer is not None or not has_gpu()
 
 
@@ -140,12 +140,12 @@ def observed(observer):
     lanes that may go through, or None for all: an access outside any tensor must not reach this process's memory.
 
     It may have more: `configured(name, said)`, after a launch of an autotuned kernel: which configuration ran and why;
-    `withdraw()`: the launch just reported ended at a static assertion and another is to come; `lock(address, took)`,
-    after each atomic of one element: whether it was a compare-and-swap that found what it compared with, or an exchange
-    of 0 for something else, as one takes a lock; in a cooperative launch, `resumed(index)` when a program goes on after
-    others have run, and `synchronised(address, acquires, releases)` after each atomic of one element.
-    One that also has `product(left, right)`, called with the operands of each `tl.dot` as arrays, wants none computed;
-    its `operation(function, elements)` is called at each operation on a block of floats, with NumPy's function for it.
+    `withdraw()`: the launch just reported ended at a static assertion and another will follow; `lock(address, took)`,
+    after each atomic of one element: whether it was a successful compare-and-swap, or an exchange of 0 for something
+    else, as in taking a lock; in a cooperative launch, `resumed(index)` when a program goes on after others have run,
+    and `synchronised(address, acquires, releases)` after each atomic of one element. One that also has `product(left,
+    right)`, called with the operands of each `tl.dot` as arrays, wants none computed; its `operation(function,
+    elements)` is called at each operation on a block of floats, with NumPy's function for it.
     """
     global _observer
     # The lock is not held meanwhile: autograd launches a GPU's backward kernels from a thread of its own.
@@ -185,8 +185,8 @@ def _np_dtype(dtype: tl.dtype) -> np.dtype:
     return kept
 
 
-# Triton makes a block's type and its shape anew at each operation, a third of what interpreting costs: here each shape
-# is made once. By its sizes and their types: shape, elements, name; and of a tensor, shape and elements as constants.
+# Triton recreates a block's type and shape at each operation, a third of the interpreter's time: here each shape is
+# created once. By its sizes and their types: shape, elements, name; and of a tensor, shape and elements as constants.
 _shapes: dict[tuple, tuple] = {(): ((), 1, "", tl.tuple([]), tl.constexpr(1))}
 
 
@@ -236,15 +236,15 @@ def _toward_zero(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _int_to_bfloat16(data: np.ndarray) -> np.ndarray:
-    # By way of fp32 a tie can appear that was none. Rounding to odd on the way (truncate, mark what was lost in the
-    # last bit) leaves one rounding, as cvt.rn.bf16.s32 has: Boldo and Melquiond, "When double rounding is odd", 2005.
+    # Going through fp32 can create a tie. Rounding to odd on the way (truncate, mark what was lost in the last bit)
+    # leaves one rounding, as cvt.rn.bf16.s32 has: Boldo and Melquiond, "When double rounding is odd", 2005.
     exact = data.astype(np.float64)
     truncated = _toward_zero(exact, np.dtype(np.float32))
     return (truncated.view(np.uint32) | (truncated != exact)).view(np.float32).astype(BFLOAT16)
 
 
 def _garbage(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """What the lanes hold that a mask keeps from loading: NaN, or a large integer."""
+    """Return the contents of masked-off lanes: NaN, or a large integer."""
     made = np.empty(shape, dtype)
     if dtype.kind in "iub":
         made.view(np.uint8).fill(0x5A)
@@ -257,7 +257,7 @@ def _allowed(kind: str, addresses: np.ndarray, mask, itemsize: int) -> np.ndarra
     """The lanes of an access that go through: the mask's, less what the observer withholds.
 
     Raises:
-        IndexError: one of them lies outside every tensor of the launch.
+        IndexError: one of them is outside every tensor of the launch.
     """
     global _accesses
     _accesses += 1
@@ -403,7 +403,7 @@ class Builder(interpreter.InterpreterBuilder):
         if propagate_nans == interpreter._ir.PROPAGATE_NAN.ALL:
             clamped = np.where(nan, arg.data, clamped)
         elif arg.dtype.scalar in (tl.float32, tl.float16) and np.all(low.data == -high.data):
-            # Symmetric bounds compile to min.xorsign.abs from compute capability 8.6 on: NaN becomes +-high.
+            # From compute capability 8.6, symmetric bounds compile to min.xorsign.abs: NaN becomes +-high.
             clamped = np.where(nan, np.copysign(high.data, arg.data), clamped)
         return interpreter.TensorHandle(clamped.astype(arg.data.dtype), arg.dtype.scalar)
 
@@ -447,9 +447,9 @@ def _halved(data: np.ndarray) -> np.ndarray:
 def _added_as_by_a_block(data: np.ndarray) -> np.ndarray:
     """Sums of 16-bit floats along the last axis, rounded at each addition, as a block adds a row that it loaded.
 
-    Each lane adds what it holds, 16 bytes side by side and the same again a block's width further, one after another;
-    then lanes and then warps are added by halves. That is the order of Triton 3.6's `tl.sum` on an H200; other
-    versions, and tiles, whose lanes lie otherwise, round in another order and as often.
+    Each lane adds its own values one after another: 16 contiguous bytes, then 16 more a block's width further, and so
+    on. Then lanes are added in halves, then warps. That is the order of Triton 3.6's `tl.sum` on an H200; other
+    versions, and tiles with another lane layout, round in another order, equally often.
     """
     length = data.shape[-1]
     side_by_side = min(VECTOR // data.itemsize, max(1, length // (LANES * _warps)))
@@ -471,7 +471,7 @@ class Reduce(interpreter.ReduceOps):
         data = data.ravel() if self.axis is None else np.moveaxis(data, self.axis, -1)
         if data.dtype in (np.float16, BFLOAT16):
             total = _added_as_by_a_block(data)
-        else:  # NumPy adds in pairs what lies side by side, and one after another what does not
+        else:  # NumPy adds contiguous values in pairs, and others one after another
             total = np.sum(np.ascontiguousarray(data), axis=-1)
         if self.keep_dims:
             total = np.expand_dims(total, tuple(range(len(input.shape))) if self.axis is None else self.axis)
@@ -582,7 +582,7 @@ def _resolved(value):
 
 
 def _resolved_in_another_module(value):
-    # Here Triton's compiler does not put the GPU's function in place of the empty one.
+    # Here Triton's compiler does not replace the empty function by the GPU's.
     if getattr(value, "__module__", None) == any_libdevice.__name__:
         raise NotImplementedError(
             f"Triton compiles {value.__name__} of triton.language.extra.libdevice only where the kernel's own file "
@@ -594,7 +594,7 @@ def _resolved_in_another_module(value):
 @contextlib.contextmanager
 def _language_interpreted():
     missing = object()
-    _interpreted_functions()  # found by what it replaces, so before it is replaced
+    _interpreted_functions()  # looked up by the function it replaces, so before the replacement
     before = [(owner, name, vars(owner).get(name, missing)) for owner, name, _ in _interpreted_language()]
     try:
         for owner, name, value in _interpreted_language():
@@ -831,7 +831,7 @@ def _interpret(
     global _bounds, _warps, _programs
     _bounds, _warps = Bounds(arguments), warps
     builder = interpreter.interpreter_builder
-    # Triton looks for overflow with eight operations to each of integers, and without debug=True tells nobody.
+    # Triton checks for overflow with eight operations per integer operation, and reports none without debug=True.
     builder.options = dataclasses.replace(builder.options, debug=debug, sanitize_overflow=debug)
     builder.set_grid_dim(*grid)
     constants = {kernel.arg_names[i] for i in kernel.constexprs}
@@ -966,7 +966,7 @@ _for_this_process = contextlib.ExitStack()  # replacements that are never undone
 
 
 def _install() -> None:
-    """Where there is no GPU, interpret every launch of this process; where there is one, change nothing."""
+    """Interpret every launch of this process if there is no GPU; otherwise change nothing."""
     if not has_gpu():
         _for_this_process.enter_context(_replaced(_replacements()))
         _for_this_process.enter_context(large_blocks_refused())

@@ -89,7 +89,7 @@ def settings(classes: int, dtype: torch.dtype, smoothed: bool = False) -> dict:
 
 
 def per_row(logits: Tensor, *values: int) -> Tensor:
-    """Allocate so many values per row, in fp32 (fp64 for fp64 logits)."""
+    """Allocate that many values per row, in fp32 (fp64 for fp64 logits)."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
     return torch.empty((*logits.shape[:-1], *values), dtype=dtype, device=logits.device)
 
@@ -207,7 +207,7 @@ def cross_entropy(
 
     Returns:
         Losses of shape (...), or one, in fp32 (fp64 for fp64 logits), as is the arithmetic, whatever autocast says. A
-        row of nothing but -inf, with NaN or with inf in it has the loss NaN, as in PyTorch.
+        row of only -inf, or with NaN or inf in it, has the loss NaN, as in PyTorch.
 
     Raises:
         TypeError: logits are not a floating-point tensor, labels not one of int64, or `more` is given.

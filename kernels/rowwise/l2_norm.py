@@ -32,7 +32,7 @@ def l2_norm_kernel(
     BLOCK_ROWS: tl.constexpr,  # rows of one program
     HEAD: tl.constexpr,  # columns of the first block, which every row fills
     TAIL: tl.constexpr,  # columns of the second block, which is masked
-    WIDE: tl.constexpr,  # whether there are more columns than HEAD + TAIL, to be read in chunks of TAIL
+    WIDE: tl.constexpr,  # whether there are more columns than HEAD + TAIL, read in chunks of TAIL
     COMPUTE: tl.constexpr,  # dtype of the arithmetic
 ):
     # int64 before the multiplications: row * stride may exceed 2**31.

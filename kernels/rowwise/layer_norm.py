@@ -40,7 +40,7 @@ from kernels.op import FusedOp, Work, like, planned, register
 from kernels.rowwise.blocks import MAX_COLUMNS, compute_dtype, row_blocks, row_settings
 from kernels.rowwise.sums import sums_of_programs
 
-MAX_BACKWARD_COLUMNS = 8192  # of a row in registers, beside its gradient, weight and the sums of two gradients
+MAX_BACKWARD_COLUMNS = 8192  # of a row in registers, next to its gradient, weight and the sums of two gradients
 FEW_ROWS_BACKWARD = {"BLOCK_ROWS": 64, "BLOCK_COLS": 64, "STAGES": 1, "num_warps": 8}
 WIDE_BACKWARD = {"BLOCK_ROWS": 1, "BLOCK_COLS": 1024, "STAGES": 3, "num_warps": 4}
 
@@ -71,7 +71,7 @@ def layer_norm_kernel(
     BLOCK_ROWS: tl.constexpr,  # rows of one program
     HEAD: tl.constexpr,  # columns of the first block, which every row fills
     TAIL: tl.constexpr,  # columns of the second block, which is masked
-    WIDE: tl.constexpr,  # whether there are more columns than HEAD + TAIL, to be read in chunks of TAIL
+    WIDE: tl.constexpr,  # whether there are more columns than HEAD + TAIL, read in chunks of TAIL
     ACT: tl.constexpr,  # a name in kernels.activations, or None
     COMPUTE: tl.constexpr,  # dtype of the arithmetic
 ):
@@ -174,7 +174,7 @@ def layer_norm_backward_kernel(
     bias_ptr,  # (cols,)
     mean_ptr,  # (rows,), from the forward pass
     rstd_ptr,  # (rows,)
-    grad_sum_ptr,  # (rows, cols), contiguous, to be added to grad_x, or None
+    grad_sum_ptr,  # (rows, cols), contiguous, added to grad_x, or None
     grad_x_ptr,  # (rows, cols), contiguous, x's dtype
     grad_weight_ptr,  # (programs, cols), in COMPUTE: each program's sum over its rows
     grad_bias_ptr,  # (programs, cols), in COMPUTE
@@ -189,8 +189,8 @@ def layer_norm_backward_kernel(
     ACT: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """With g = grad_x_hat, grad_x = rstd (g - mean(g) - x_hat mean(g x_hat)): what is left of g is orthogonal to ones
-    and to x_hat, for a row that is shifted or stretched is normalised to the same x_hat."""
+    """With g = grad_x_hat, grad_x = rstd (g - mean(g) - x_hat mean(g x_hat)): the remainder of g is orthogonal to ones
+    and to x_hat, because shifting or scaling a row leaves x_hat unchanged."""
     col0 = tl.arange(0, HEAD)[None, :]
     col1 = HEAD + tl.arange(0, TAIL)[None, :]
     weight0 = tl.load(weight_ptr + col0).to(COMPUTE)
@@ -282,7 +282,7 @@ def layer_norm_columns_kernel(
     rstd_ptr,  # (rows,)
     shift_ptr,  # (rows,), from layer_norm_row_terms_kernel
     slope_ptr,  # (rows,)
-    grad_sum_ptr,  # (rows, cols), contiguous, to be added to grad_x, or None
+    grad_sum_ptr,  # (rows, cols), contiguous, added to grad_x, or None
     grad_x_ptr,  # (rows, cols), contiguous, x's dtype
     grad_weight_ptr,  # (programs along the second axis of the grid, cols)
     grad_bias_ptr,  # the same

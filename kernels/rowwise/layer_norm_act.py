@@ -4,7 +4,7 @@
     fused     read x once, keep the row in registers, write y         8 B/element, one launch
 
 The kernels are those of kernels/rowwise/layer_norm.py, with ACT set. The backward pass recomputes z from x: it reads
-the gradient and x and writes x's gradient, 12 B/element in fp32, where PyTorch saves z and moves its gradient as well.
+the gradient and x and writes x's gradient, 12 B/element in fp32, where PyTorch saves z and also moves its gradient.
 
 Source: as of layer_norm; the activations' are in kernels/activations.py.
 """

@@ -1,4 +1,4 @@
-"""LayerNorm and int8 quantisation, one scale a row, in one kernel, as an int8 matrix product wants its input:
+"""LayerNorm and int8 quantisation, one scale per row, in one kernel, as an int8 matmul expects its input:
 
     y = layer_norm(x),   scale = max(|y|) / 127,   q = round(y / scale);   y is about q * scale
 
@@ -57,7 +57,7 @@ def layer_norm_int8_kernel(
     BLOCK_ROWS: tl.constexpr,  # rows of one program
     HEAD: tl.constexpr,  # columns of the first block, which every row fills
     TAIL: tl.constexpr,  # columns of the second block, which is masked
-    WIDE: tl.constexpr,  # whether there are more columns than HEAD + TAIL, to be read in chunks of TAIL
+    WIDE: tl.constexpr,  # whether there are more columns than HEAD + TAIL, read in chunks of TAIL
     COMPUTE: tl.constexpr,  # fp32
 ):
     # int64 before the multiplications: row * stride may exceed 2**31.
@@ -158,7 +158,7 @@ def layer_norm_int8(
     Returns:
         q: contiguous int8 tensor of x's shape, from -127 to 127, rounded to nearest, ties to even.
         scale: fp32 tensor of shape (..., 1): q * scale approximates the normalised row. In a row with a NaN or an
-            infinity it is NaN and says so; q is then arbitrary. A row of zeros has a scale of 1e-12 / 127.
+            infinity it is NaN; q is then arbitrary. A row of zeros has a scale of 1e-12 / 127.
 
     Raises:
         TypeError: an argument is not a tensor of such a dtype.

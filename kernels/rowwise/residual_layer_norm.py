@@ -8,7 +8,7 @@ Every layer of a GPT-2 begins so: y goes into the layer, s is the residual of th
 
 The rows are those of kernels/rowwise/layer_norm.py, loaded from two tensors. A row of more than 32768 columns is read
 twice, in chunks. The gradient of s, of x and of residual are one: layer_norm's backward kernels, with s for x, add s's
-own gradient to what comes through the norm before they write it, 16 B/element in fp32.
+own gradient to the norm's before they write it, 16 B/element in fp32.
 
 Source: Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450; torch.nn.functional.layer_norm.
 """
@@ -43,7 +43,7 @@ def residual_layer_norm_kernel(
     BLOCK_ROWS: tl.constexpr,  # rows of one program
     HEAD: tl.constexpr,  # columns of the first block, which every row fills
     TAIL: tl.constexpr,  # columns of the second block, which is masked
-    WIDE: tl.constexpr,  # whether there are more columns than HEAD + TAIL, to be read in chunks of TAIL
+    WIDE: tl.constexpr,  # whether there are more columns than HEAD + TAIL, read in chunks of TAIL
     COMPUTE: tl.constexpr,  # dtype of the arithmetic
 ):
     # int64 before the multiplications: row * stride may exceed 2**31.

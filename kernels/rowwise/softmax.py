@@ -220,7 +220,7 @@ def softmax(x: torch.Tensor, **more) -> torch.Tensor:
 
     Returns:
         A contiguous tensor of x's shape and dtype, whatever autocast says. The arithmetic is fp32 (fp64 for fp64
-        inputs), rounded once. A row of nothing but -inf, with NaN or with inf in it is NaN, as in PyTorch.
+        inputs), rounded once. A row of only -inf, or with NaN or inf in it, is NaN, as in PyTorch.
 
     Raises:
         TypeError: x is not a floating-point tensor, or `more` is given.

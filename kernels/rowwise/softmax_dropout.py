@@ -24,7 +24,7 @@ from kernels.op import FusedOp, Work, like, planned, register
 from kernels.philox import begin_fours, check_dropout, dropout_mask, kept_eights, new_seed, scale_of_kept
 from kernels.rowwise.blocks import CHUNK, compute_dtype, row_settings
 
-MAX_COLUMNS = 16384  # that a program holds in registers beside Philox's numbers, of one tensor
+MAX_COLUMNS = 16384  # of one tensor that a program holds in registers next to Philox's numbers
 
 
 @triton.jit
@@ -113,7 +113,7 @@ def softmax_dropout_online_kernel(
 
 
 def settings(cols: int, dtype: torch.dtype, tensors: int = 1) -> dict:
-    """Return HEAD, TAIL, BLOCK_ROWS, FOURS, COMPUTE and num_warps for rows of `cols` columns, of so many tensors."""
+    """Return HEAD, TAIL, BLOCK_ROWS, FOURS, COMPUTE and num_warps for rows of `cols` columns, of that many tensors."""
     chosen = row_settings(max(16, cols), dtype, tensors)  # HEAD of 8 at least
     chosen["TAIL"] = chosen["TAIL"] and max(8, chosen["TAIL"])  # kept_eights takes whole groups of eight columns
     return {**chosen, "FOURS": begin_fours(cols, 1)}
@@ -157,7 +157,8 @@ def _training(x: torch.Tensor, seed: torch.Tensor, p: float) -> tuple[torch.Tens
 
 @triton.jit
 def recompute(grad_y_ptr, x_ptr, row, first, inside, cols, top, log_total, seed, p, scale, FOURS: tl.constexpr):
-    """Return softmax and passed in the columns from `first` on, as `inside` has; 0 where that is false."""
+    """Return softmax and passed in the columns starting at `first`, with the shape of `inside`; 0 where that is
+    false."""
     ROWS: tl.constexpr = inside.shape[0]
     COLS: tl.constexpr = inside.shape[1]
     col = first + tl.arange(0, COLS)[None, :]
@@ -276,12 +277,12 @@ def softmax_dropout(x: torch.Tensor, seed: torch.Tensor | None = None, p: float 
         x: floating-point tensor of shape (..., cols), any strides; columns that are not side by side are copied first.
         seed: int64 tensor of one value on x's device: the same seed drops the same elements (see
             kernels.philox.dropout_mask). Without one, a small launch draws one from PyTorch's generator; under
-            torch.compile, whose generator is another, pass one to get the same numbers as without.
-        p: the probability to be dropped, 0 to 1; what stays is multiplied by 1 / (1 - p), as fp32.
+            torch.compile, whose generator differs, pass one to get the same numbers as without it.
+        p: the drop probability, 0 to 1; kept elements are multiplied by 1 / (1 - p), as fp32.
 
     Returns:
         A contiguous tensor of x's shape and dtype, whatever autocast says. The arithmetic is fp32 (fp64 for fp64
-        inputs), rounded once. A row of nothing but -inf, with NaN or with inf in it is NaN, as in PyTorch.
+        inputs), rounded once. A row of only -inf, or with NaN or inf in it, is NaN, as in PyTorch.
 
     Raises:
         TypeError: x is not a floating-point tensor, or seed is not int64.

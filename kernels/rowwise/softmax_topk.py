@@ -1,11 +1,11 @@
 """Softmax of each row and its k largest entries, in one launch: a mixture of experts' gate, a sampler's shortlist.
 
     unfused   softmax: read x, write y | topk: read y (several times), write values and indices
-    fused     read x once, write y once, values and indices beside it          4 B/element in 16 bits
+    fused     read x once, write y, values and indices once          4 B/element in 16 bits
 
 The k largest of a row are found without sorting it: k times the largest is taken and struck out. Values are compared as
-integers that hold the column, too, so that of equal values the lower column wins. A row of up to 4096 columns stays in
-registers; the rest of a wider one is read twice, as in online softmax, with the k largest so far beside each chunk.
+integers that also hold the column, so that the lower column wins a tie. A row of up to 4096 columns stays in registers;
+the rest of a wider one is read twice, as in online softmax, with the k largest so far next to each chunk.
 
 Source: torch.topk(torch.softmax(x, -1), k); Milakov and Gimelshein, arXiv:1805.02867, section 4.
 """
@@ -145,7 +145,7 @@ def softmax_topk(x: torch.Tensor, k: int = 8) -> tuple[torch.Tensor, torch.Tenso
     Returns:
         Probabilities of x's shape, values (..., k) in descending order, both of x's dtype, whatever autocast says, and
         indices (..., k) in int64. The order is that of x: of equal entries the lower index is first, and entries that
-        differ only before the softmax rounds them stay apart. A row of nothing but -inf, with NaN or with inf in it is
+        differ only before the softmax rounds them stay apart. A row of only -inf, or with NaN or inf in it, is
         NaN, as in PyTorch; its indices are x's order, with NaN as inf.
 
     Raises:

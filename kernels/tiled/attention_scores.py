@@ -29,10 +29,10 @@ LOWEST = tl.constexpr(-(2.0**120))  # times a scale of up to 2**7 still finite i
 
 @triton.jit
 def unscaled(given, SCALE: tl.constexpr, COMPUTE: tl.constexpr):
-    """Return the floating-point mask `given` over SCALE, to be added to scores before they are scaled.
+    """Return the floating-point mask `given` over SCALE, which is added to scores before scaling.
 
-    What is finite and below LOWEST, such as the least number of the dtype, becomes LOWEST: over SCALE it would be -inf,
-    and a row that hides all keys so is the mean of them, not empty.
+    A finite value below LOWEST, such as the dtype's minimum, becomes LOWEST: over SCALE it would be -inf, but a row
+    that hides all keys this way should be their mean, not empty.
     """
     given = given.to(COMPUTE)
     over = given * (1 / SCALE)
@@ -51,14 +51,14 @@ def scores(
     n,
     row,  # (BLOCK_M,), int64
     last,  # (BLOCK_M,), the last key that each row sees
-    by_all,  # so many keys all rows see
+    by_all,  # this many keys are visible to all rows
     queries,
     keys,
     SCALE: tl.constexpr,
     MASKED: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """Return q k^T + mask / SCALE for BLOCK_N keys from n on, -inf where a row must not see a key."""
+    """Return q k^T + mask / SCALE for BLOCK_N keys starting at n, -inf where a row must not see a key."""
     BLOCK_N: tl.constexpr = k_desc.block_shape[2]
     k = k_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, q.shape[1])
     s = tl.dot(q, k.T, input_precision="ieee", out_dtype=COMPUTE)
@@ -193,14 +193,14 @@ def attention_scores(
 
     Args:
         q: floating-point tensor of shape (batch, heads, queries, dim), dim up to 256. Any strides; rows that do not
-            start at multiples of 16 bytes, or whose elements are not side by side, are copied first.
+            start at multiples of 16 bytes, or whose elements are not contiguous, are copied first.
         k: (batch, key heads, keys, dim), of q's dtype and on its device. heads is a multiple of key heads; each key
             head serves that many neighbouring query heads.
-        causal: query i sees key j if j - keys <= i - queries: the last sees every key, each before it one less.
-        mask: of a shape that broadcasts to (batch, heads, queries, keys), any strides: bool, True where a query sees a
-            key, or floating-point, added to the scaled scores.
-        scale: of the scores, positive; 1 / sqrt(dim) where not given. The kernel is compiled for each.
-        dtype: of the result: q's or torch.float32; q's where not given.
+        causal: query i sees key j if j - keys <= i - queries: the last sees every key, each earlier query one less.
+        mask: broadcasts to (batch, heads, queries, keys), any strides: bool, True where a query sees a key, or
+            floating-point, added to the scaled scores.
+        scale: positive multiplier for the scores; 1 / sqrt(dim) where not given. The kernel is compiled for each.
+        dtype: the result's: q's (default) or torch.float32.
         enable_gqa, more: as in flash_attention.
 
     Returns:
@@ -221,7 +221,7 @@ def attention_scores(
 
 
 def attention_scores_reference(q, k, causal: bool = False, mask=None, scale: float | None = None, dtype=None) -> Tensor:
-    """The same, as one writes it in PyTorch before thinking of memory."""
+    """Compute the same as one writes it in PyTorch before thinking of memory."""
     if k.shape[1] not in (0, q.shape[1]):
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     s = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
@@ -236,8 +236,8 @@ def attention_scores_reference(q, k, causal: bool = False, mask=None, scale: flo
 
 
 def attention_scores_work(shape: tuple[int, int, int, int, bool], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes for (batch, heads, tokens, dim, causal) with p in fp32: a product, 2 dim operations, and 5
-    for the softmax, for each pair of a query and a key that it sees; q and k in once, p out once."""
+    """Return FLOPs and minimum traffic for (batch, heads, tokens, dim, causal) with p in fp32: a matmul, 2 dim
+    operations, and 5 for the softmax, for each pair of a query and a key that it sees; q and k in once, p out once."""
     batch, heads, tokens, dim, causal = shape
     pairs = batch * heads * (tokens * (tokens + 1) // 2 if causal else tokens**2)
     return Work((2 * dim + 5) * pairs, 2 * batch * heads * tokens * dim * dtype.itemsize, 4 * batch * heads * tokens**2)

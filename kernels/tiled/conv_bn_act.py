@@ -11,7 +11,7 @@ computes scale and shift in its epilogue: folding the scale into the weights bef
 A convolution is a matmul that reads x through the filter's windows (an implicit GEMM: no matrix of windows is ever
 written): a row is an output pixel, a column an output channel, and the sum runs over the filter's taps and the input's
 channels. In memory channels come last, so that a pixel's channels are adjacent. The kernel decodes pixel, tap and
-channel of every element and masks what lies outside the image: any sizes, on any GPU.
+channel of every element and masks those outside the image: any sizes, on any GPU.
 
 Source: Ioffe and Szegedy, arXiv:1502.03167 (batch norm); Chetlur et al., arXiv:1410.0759 (implicit GEMM).
 """
@@ -162,9 +162,10 @@ def conv_bn_act(
             x.to(memory_format=torch.channels_last); other strides are copied to that first.
         weight: (out_channels, channels, taps_h, taps_w), x's dtype; the same about memory.
         gamma, beta: (out_channels,), batch norm's weight and bias, of any floating-point dtype.
-        mean, var: (out_channels,), its running statistics, the same. A bias of the convolution's own comes off mean.
+        mean, var: (out_channels,), its running statistics, the same. Subtract the convolution's own bias, if any, from
+            mean.
         act: "relu", "gelu" (by the error function), "gelu_tanh" or "silu".
-        stride: of the filter in both directions, at least 1.
+        stride: the filter's in both directions, at least 1.
         padding: zeros around x on every side; None is half the filter: odd filters at stride 1 keep the size.
         eps: added to var, as fp32.
 
@@ -200,13 +201,13 @@ def _check(x, weight, vectors: dict[str, Tensor], act: str, stride: int, padding
 
 
 def conv_bn_act_reference(x, weight, gamma, beta, mean, var, act="relu", stride=1, padding=None, eps=1e-5) -> Tensor:
-    """The same, as one writes it in PyTorch before thinking of memory."""
+    """Compute the same as one writes it in PyTorch before thinking of memory."""
     s = torch.nn.functional.conv2d(x, weight, stride=stride, padding=paddings(weight, padding))
     return ACTIVATIONS[act](torch.nn.functional.batch_norm(s, mean, var, gamma, beta, eps=eps))
 
 
 def conv_bn_act_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Return FLOPs and least bytes at stride 1, padding None: a multiply-add per tap, channel and output, and three
+    """Return FLOPs and minimum traffic at stride 1, padding None: a multiply-add per tap, channel and output, and three
     operations per output for the epilogue; x, weight and four vectors in once, y out once."""
     images, channels, height, width, out_channels, taps = shape
     outputs = images * out_channels * (height + taps // 2 * 2 - taps + 1) * (width + taps // 2 * 2 - taps + 1)

@@ -11,8 +11,8 @@ In bf16 with 8192 tokens and 11008 hidden values each of these is 180 MB, 43 us 
 arithmetic of the layer takes 1.9 ms. The gated kernel reads x once for both products, into two sums per tile; the other
 launches are linear_act's.
 
-One launch for the whole layer would save h as well, but no SM can hold what a token's output is a sum of, 11008 hidden
-values times 4096 outputs (benchmarks/experiments/lesson_08.py).
+One launch for the whole layer would also save h, but no SM can hold the terms of a token's output, 11008 hidden values
+times 4096 outputs (benchmarks/experiments/lesson_08.py).
 
 The gate's backward pass starts from g = x gate^T and u = x up^T, which training keeps: the gradients of both come from
 one launch, and the matmuls, which have no epilogue, are left to PyTorch.
@@ -210,7 +210,8 @@ def ffn(
 
     Raises:
         TypeError: an argument is not a floating-point tensor, or the dtypes differ.
-        ValueError: shapes that do not fit, another act, up_bias beside a gate, two devices, or the CPU where a GPU is.
+        ValueError: shapes that do not fit, another act, up_bias together with a gate, two devices, or the CPU on a
+            machine with a GPU.
     """
     x, up, down, gate, up_bias, down_bias = as_autocast_says(x, up, down, gate, up_bias, down_bias)
     _check(act, x, up, down, gate, up_bias, down_bias)
@@ -243,15 +244,15 @@ class FeedForward(torch.nn.Module):
 
 
 def ffn_reference(x, up, down, gate=None, up_bias=None, down_bias=None, act: str = "gelu_tanh") -> Tensor:
-    """The same, as one writes it in PyTorch before thinking of memory."""
+    """Compute the same as one writes it in PyTorch before thinking of memory."""
     linear, activation = torch.nn.functional.linear, ACTIVATIONS[act]
     h = activation(linear(x, up, up_bias)) if gate is None else activation(linear(x, gate)) * linear(x, up)
     return linear(h, down, down_bias)
 
 
 def ffn_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Return FLOPs and least bytes for (tokens, width, hidden) or (tokens, width, hidden, gated) without biases: two or
-    three products, GELU's 9 operations and the gate's one; x and the weights in once, y out once."""
+    """Return FLOPs and minimum traffic for (tokens, width, hidden) or (tokens, width, hidden, gated) without biases:
+    two or three matmuls, GELU's 9 operations and the gate's one; x and the weights in once, y out once."""
     tokens, width, hidden, gated = (*shape, False)[:4]
     products = 3 if gated else 2
     flops = products * costs.product(tokens, width, hidden) + (costs.GELU_TANH + gated) * tokens * hidden
@@ -259,8 +260,8 @@ def ffn_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
 
 
 def ffn_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Return FLOPs and least bytes of all the layer's gradients: two products for each of the forward's, and GELU's 20
-    operations; grad_y, x, the weights and what was kept of the hidden values in once, the gradients out once."""
+    """Return FLOPs and minimum traffic of all the layer's gradients: two matmuls for each of the forward's, and GELU's
+    20 operations; grad_y, x, the weights and the saved hidden values in once, the gradients out once."""
     tokens, width, hidden, gated = (*shape, False)[:4]
     products = 3 if gated else 2
     return Work(

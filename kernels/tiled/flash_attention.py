@@ -10,8 +10,8 @@ At 4096 tokens and heads of 128 that is 206 MB per head against 4 MB, and linear
 and loops over the keys with an online softmax: a running maximum and sum per row, and the output so far scaled down
 whenever the maximum grows. Each program reads k and v again, from L2, where its neighbours of the same head have them.
 
-Training saves one number per row, lse = log2(sum exp2(s scale log2 e)), from which the backward pass recomputes the
-tiles of p instead of reading N x N numbers. With delta = sum(grad out) of each row and p = exp(s scale - lse):
+Training saves one value per row, lse = log2(sum exp2(s scale log2 e)); with it, the backward pass recomputes the tiles
+of p instead of reading N x N values. With delta = sum(grad out) of each row and p = exp(s scale - lse):
 
     grad_v = p^T grad,   grad_s = p (grad v^T - delta),   grad_q = grad_s k scale,   grad_k = grad_s^T q scale
 
@@ -295,11 +295,11 @@ def flash_attention(
 
     Args:
         q: floating-point tensor of shape (batch, heads, queries, dim), dim up to 256. Any strides; rows that do not
-            start at multiples of 16 bytes, or whose elements are not side by side, are copied first.
+            start at multiples of 16 bytes, or whose elements are not contiguous, are copied first.
         k, v: (batch, key heads, keys, dim), of q's dtype and on its device. heads is a multiple of key heads; each key
             head serves that many neighbouring query heads.
-        causal: query i sees key j if j - keys <= i - queries: the last sees every key, each before it one less.
-        scale: of the scores, positive; 1 / sqrt(dim) where not given. The kernel is compiled for each.
+        causal: query i sees key j if j - keys <= i - queries: the last sees every key, each earlier query one less.
+        scale: positive multiplier for the scores; 1 / sqrt(dim) where not given. The kernel is compiled for each.
         enable_gqa: whether k may have fewer heads than q, as PyTorch asks; it costs nothing.
 
     Returns:
@@ -336,7 +336,7 @@ class FlashAttention(torch.nn.Module):
 
 
 def flash_attention_reference(q, k, v, causal: bool = False, scale: float | None = None) -> Tensor:
-    """The same, as one writes it in PyTorch before thinking of memory."""
+    """Compute the same as one writes it in PyTorch before thinking of memory."""
     if k.shape[1] not in (0, q.shape[1]):
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     s = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
@@ -349,15 +349,15 @@ def flash_attention_reference(q, k, v, causal: bool = False, scale: float | None
 
 
 def flash_attention_work(shape: tuple[int, int, int, int, bool], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes for (batch, heads, tokens, dim, causal): two products, 4 dim operations for each pair of a
-    query and a key that it sees; q, k and v in once, the output out once."""
+    """Return FLOPs and minimum traffic for (batch, heads, tokens, dim, causal): two matmuls, 4 dim operations for each
+    pair of a query and a key that it sees; q, k and v in once, the output out once."""
     batch, heads, tokens, dim, causal = shape
     pairs, size = tokens * (tokens + 1) // 2 if causal else tokens**2, batch * heads * tokens * dim * dtype.itemsize
     return Work(flops=costs.attention(batch * heads * pairs, dim), bytes_read=3 * size, bytes_written=size)
 
 
 def flash_attention_backward_work(shape: tuple[int, int, int, int, bool], dtype: torch.dtype) -> Work:
-    """FLOPs and least bytes for (batch, heads, tokens, dim, causal): five products, one of which recomputes the
+    """Return FLOPs and minimum traffic for (batch, heads, tokens, dim, causal): five matmuls, including the recomputed
     scores; q, k, v, the output and its gradient in once, three gradients out once."""
     batch, heads, tokens, dim, causal = shape
     pairs = tokens * (tokens + 1) // 2 if causal else tokens**2

@@ -257,8 +257,8 @@ def linear_act(
 
     Raises:
         TypeError: an argument is not a floating-point tensor, or the dtypes differ.
-        ValueError: shapes that do not fit, act is none of these, tf32 for another dtype, two devices, or tensors on
-            the CPU where kernels run on a GPU.
+        ValueError: shapes that do not fit, an unknown act, tf32 for another dtype, two devices, or tensors on the CPU
+            where kernels run on a GPU.
     """
     x, weight, bias = as_autocast_says(x, weight, bias)
     if isinstance(residual, Tensor) and autocasts(x) and residual.dtype != x.dtype:
@@ -290,23 +290,23 @@ class LinearAct(torch.nn.Linear):
 
 
 def linear_act_reference(x, weight, bias=None, residual=None, act: str | None = "gelu_tanh") -> Tensor:
-    """The same, as one writes it in PyTorch before thinking of memory."""
+    """Compute the same as one writes it in PyTorch before thinking of memory."""
     s = torch.nn.functional.linear(x, weight, bias)
     y = s if act is None else ACTIVATIONS[act](s)
     return y if residual is None else y + residual
 
 
 def linear_act_work(shape: tuple[int, int, int], dtype: torch.dtype) -> Work:
-    """Return FLOPs and least bytes for (M, K, N) with bias and GELU's tanh form: 2 M K N, and 10 operations per element
-    of the result; x, weight and bias in once, y out once."""
+    """Return FLOPs and minimum traffic for (M, K, N) with bias and GELU's tanh form: 2 M K N, and 10 operations per
+    element of the result; x, weight and bias in once, y out once."""
     m, k, n = shape
     read, written = m * k + n * k + n, m * n
     return Work(costs.product(m, k, n) + (1 + costs.GELU_TANH) * m * n, read * dtype.itemsize, written * dtype.itemsize)
 
 
 def linear_act_backward_work(shape: tuple[int, int, int], dtype: torch.dtype) -> Work:
-    """Return FLOPs and least bytes of the three gradients for (M, K, N): two products, and 20 operations per element of
-    the result; grad_y, s, x and weight in once, the gradients out once."""
+    """Return FLOPs and minimum traffic of the three gradients for (M, K, N): two matmuls, and 20 operations per element
+    of the result; grad_y, s, x and weight in once, the gradients out once."""
     m, k, n = shape
     read, written = 2 * m * n + m * k + n * k, m * k + n * k + n
     return Work(4 * m * k * n + 20 * m * n, read * dtype.itemsize, written * dtype.itemsize)

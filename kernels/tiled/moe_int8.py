@@ -152,7 +152,7 @@ def moe_int8(
 
     Raises:
         TypeError: an argument is not a tensor of such a dtype.
-        ValueError: misfit shapes, top_k out of range, another `act`, two devices, or tensors on the CPU beside a GPU.
+        ValueError: misfit shapes, top_k out of range, another `act`, two devices, or tensors on the CPU next to a GPU.
     """
     check_activation("moe_int8", act)
     check_experts("moe_int8", x, logits, weight, scale, top_k)
@@ -162,7 +162,8 @@ def moe_int8(
 def moe_int8_reference(
     x: torch.Tensor, logits: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, top_k: int = 8, act: str = "silu"
 ) -> torch.Tensor:
-    """The same, as one writes it in PyTorch: an expert at a time, dequantised, over the tokens that chose it."""
+    """Compute the same as one writes it in PyTorch: one expert at a time, dequantised, over the tokens that chose
+    it."""
     rows = x.reshape(-1, x.shape[-1])
     values, chosen = logits.reshape(-1, len(weight)).to(torch.promote_types(logits.dtype, torch.float32)).topk(top_k)
     gates = values.softmax(dim=-1).to(x.dtype)
@@ -176,8 +177,8 @@ def moe_int8_reference(
 
 
 def moe_int8_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Return FLOPs and least bytes: a multiply-add per token, expert and weight; x, logits, and the weights and scales
-    of as many experts as tokens can choose in, y out once."""
+    """Return FLOPs and minimum traffic: a multiply-add per token, expert and weight; x, logits, and the weights and
+    scales of as many experts as tokens can choose in, y out once."""
     tokens, cols, out_cols, experts = shape
     top_k = min(8, experts)
     weights = min(experts, tokens * top_k) * out_cols * (cols + dtype.itemsize)

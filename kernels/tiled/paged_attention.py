@@ -366,9 +366,9 @@ def paged_attention_reference(
 
 
 def paged_attention_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Return FLOPs and least bytes for (sequences, heads, kv_heads, queries, keys, dim): two products, 4 dim FLOPs for
-    each pair of a query and a key that it sees; q, the sequences' pages and the block table in once, the
-    output out once."""
+    """Return FLOPs and minimum traffic for (sequences, heads, kv_heads, queries, keys, dim): two matmuls, 4 dim FLOPs
+    for each pair of a query and a key that it sees; q, the sequences' pages and the block table in once, the output out
+    once."""
     sequences, heads, kv_heads, queries, keys, dim = shape
     seen = min(queries, keys)
     pairs = seen * keys - seen * (seen - 1) // 2

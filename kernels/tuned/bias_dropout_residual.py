@@ -1,4 +1,4 @@
-"""bias_dropout_residual for contiguous rows of which 16 does not divide the columns, such as 50257 or 5000.
+"""bias_dropout_residual for contiguous rows whose columns are not a multiple of 16, such as 50257 or 5000.
 
 The plain kernels access such rows one element at a time, since the compiler cannot see 16-byte vectors in them, and
 for odd widths they evaluate Philox once per element. Here threads move whole vectors: a row is its aligned vectors and
@@ -93,7 +93,7 @@ def columns_of_rows(
     BLOCK_COLS: tl.constexpr,
     VECTOR: tl.constexpr,
 ):
-    """Write grad_x at these columns of every num_programs(1)-th row from first_row on, and store its sums."""
+    """Write grad_x at these columns of every num_programs(1)-th row starting at first_row, and store its sums."""
     step = tl.num_programs(1)
     sums = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
     for first in range(first_row, rows, step * BLOCK_ROWS):

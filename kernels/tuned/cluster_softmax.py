@@ -40,7 +40,7 @@ MIN_COLUMNS, MAX_COLUMNS = 32769, 327680  # 16 parts of 20480
 
 @triton.jit
 def cluster_sync():
-    """Wait for the cluster's other CTAs: what any of their threads stored before is visible after."""
+    """Wait for the cluster's other CTAs: earlier stores by any of their threads are visible afterwards."""
     tl.inline_asm_elementwise(
         """{ barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned; mov.u32 $0, 0; }""",
         *("=r,~{memory}", [], tl.int32),
@@ -134,7 +134,7 @@ def softmax_cluster_kernel(
     for i in tl.static_range(len(x)):
         low, high = halves(x[i], 0, DTYPE)
         top = tl.maximum(top, tl.max(tl.maximum(low, high), axis=1))
-    base = tl.where(top == -float("inf"), 0.0, top)  # a part of nothing but -inf would compute -inf - -inf
+    base = tl.where(top == -float("inf"), 0.0, top)  # a part of only -inf would compute -inf - -inf
     zero = opaque_zero(base, words)[:, None]
     total = tl.zeros((CTAS,), tl.float32)
     for i in tl.static_range(len(x)):
@@ -191,7 +191,8 @@ def softmax_backward_cluster_kernel(
 
 @cache
 def blocks_of(words: int) -> tuple[int, int]:
-    """Return HEAD and TAIL for parts of so many words: one block if that is more than three quarters full, else two."""
+    """Return HEAD and TAIL for parts of that many words: one block if that is more than three quarters full, else
+    two."""
     block = next_power_of_2(words)
     head = block // 2
     tail = max(next_power_of_2(words - head), head // 8) if block > 512 else block
@@ -207,8 +208,8 @@ def shape_of(cols: int, ctas: int) -> tuple[int, int, int, int]:
 
 @cache
 def settings(cols: int) -> dict:
-    """Return SHAPE and launch options, by trial on an H200: a thread has 32 or 40 elements, of which 64 registers hold
-    two tensors."""
+    """Return SHAPE and launch options, by trial on an H200: a thread has 32 or 40 elements; 64 registers hold two
+    tensors of them."""
     ctas, warps = (8, 16) if cols <= 131072 else (16, 8 if cols <= 163840 else 16)
     return {"SHAPE": shape_of(cols, ctas), "num_ctas": ctas, "num_warps": warps, "maxnreg": 64}
 

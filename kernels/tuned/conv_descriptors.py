@@ -1,7 +1,7 @@
 """conv_bn_act in 16 bits with tensor descriptors, on compute capability 9.0 and 10.0.
 
 **Boxes.** Channels in multiples of 8 (input channels of 16 where the stride is not 1) and sizes that are multiples of
-the stride. A block of the result is a box of pixels, and what one tap sees of x is the same box, shifted. So one tensor
+the stride. A block of the result is a box of pixels, and one tap reads the same box of x, shifted. So one tensor
 descriptor of x is enough: the copy engine (TMA) fetches the shifted box, and returns zeros where it sticks out of the
 image. A stride of two splits the image in 2 x 2 phases, the even and odd rows and columns; each tap reads boxes of one
 phase. Nothing is decoded or masked element by element, and the next tile's loads run under this tile's epilogue.
@@ -25,7 +25,7 @@ leave in halves, which makes room for a fourth stage: 1x1, 512 to 2048 at 14 x 1
 filter sees pixels that are adjacent: taps_w * channels elements without a gap. x is copied once so that each output
 column has this run to itself, starting at a cache line or its second half, the image's padding included. Then no tap
 looks sideways any more: the pixels of an image are one row, whatever its width, the filter has one column, and its next
-row sees what is an image's width further on. A descriptor may say so: its dimensions of pixels and of the filter's rows
+row sees what is an image's width further on. A descriptor may do so: its dimensions of pixels and of the filter's rows
 overlap. A 7 x 7 filter of three channels has 7 runs of 21 elements to read, not 49 taps of 3. The copies are one
 launch, and cost reading x and writing it taps_w / stride times; in a product each element is read many times. On an
 H200, bf16, next to boxes of an image padded to 16 bytes and cuDNN's fused kernel, in us: 5x5, 40 to 88 at 65 x 65 52,
@@ -51,8 +51,8 @@ from kernels.variants import tuned
 
 HALF_LINE = 32  # elements of 16 bits in half a cache line
 
-# Pixels, output and input channels of a tile, warps, stages, tiles at once on a multiprocessor, and microseconds of all
-# of these on an H200: of a step of 64 input channels or fewer, and to start and end.
+# Pixels, output and input channels of a tile, warps, stages, tiles at once on an SM, and microseconds of all of these
+# on an H200: per step of 64 input channels or fewer, and to start and end.
 TILES = (
     (256, 128, 64, 8, 4, 1, 0.69, 2.0),
     (256, 128, 32, 8, 6, 1, 0.40, 2.0),
@@ -72,10 +72,11 @@ def count_tiles(box: tuple[int, int, int], images: int, height: int, width: int)
 
 
 def box_of_pixels(pixels: int, images: int, height: int, width: int) -> tuple[int, int, int]:
-    """The box of `pixels` pixels, a power of two in each dimension, of which the fewest cover images of this size."""
+    """Return the box of `pixels` pixels, a power of two in each dimension, that covers images of this size with the
+    fewest boxes."""
     powers = [2**i for i in range(pixels.bit_length())]
     candidates = [box for box in product(powers, repeat=3) if prod(box) == pixels]
-    # Of equals the one with the fewest images and rows: its pixels are side by side.
+    # Among equals the one with the fewest images and rows: its pixels are contiguous.
     return min(candidates, key=lambda box: (count_tiles(box, images, height, width), box))
 
 
@@ -164,7 +165,7 @@ def conv_bn_act_descriptors_kernel(
         h = tile // (tiles_out * tiles_w) % tiles_h * BOX_H
         n = tile // (tiles_out * tiles_w * tiles_h) * BOX_N
         channel = k + tl.arange(0, BLOCK_OUT)
-        if ALONE:  # under the sums, nobody waits for their way from memory
+        if ALONE:  # their loads are in flight during the sums
             scale, shift = fold(gamma_ptr, beta_ptr, mean_ptr, var_ptr, eps, channel, out_channels)
         # The weights are the left operand: only there the compiler wants a block as it was loaded, not reshaped, to
         # leave it in shared memory for the tensor cores.
@@ -273,8 +274,8 @@ def copy_runs(
     source_ptr, runs_ptr, first, numbers, cols,
     APART: tl.constexpr, RUN: tl.constexpr, PITCH: tl.constexpr, BLOCK_COLS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write up to BLOCK_COLS of `cols` runs: RUN numbers each, the i-th from first + i * APART on, and zeros. What is
-    before the source's `numbers` numbers, and after, is zero, too."""
+    """Write up to BLOCK_COLS of `cols` runs: RUN values each, the i-th starting at first + i * APART, and zeros. Values
+    before and after the source's `numbers` values are also zero."""
     col = tl.arange(0, BLOCK_COLS)[:, None]
     for start in tl.static_range(0, PITCH, BLOCK):
         t = start + tl.arange(0, BLOCK)[None, :]
@@ -348,7 +349,7 @@ def write_runs(x, weight, cols: int, rows: int, pitch: int, stride: int = 1, pad
 
 
 def runs_of(weight_shape: tuple[int, ...], y_shape: tuple[int, ...], stride: int) -> tuple[int, int, int, int]:
-    """Of a picture: phases, rows of a phase, columns, and elements from one run to the next."""
+    """Return, for one image: phases, rows per phase, columns, and elements from one run to the next."""
     run = weight_shape[2] * weight_shape[3]
     pitch = max(16, next_power_of_2(run)) if run < HALF_LINE else cdiv(run, HALF_LINE) * HALF_LINE
     return min(stride, weight_shape[1]), y_shape[1] + (weight_shape[1] - 1) // stride, y_shape[2], pitch
@@ -356,7 +357,7 @@ def runs_of(weight_shape: tuple[int, ...], y_shape: tuple[int, ...], stride: int
 
 @lru_cache(maxsize=1024)
 def runs_plan(weight_shape: tuple[int, ...], y_shape: tuple[int, ...], stride: int, multiprocessors: int) -> tuple:
-    """As boxes_plan, for the copies."""
+    """Plan the copies, as boxes_plan does for the boxes."""
     images, height, width, out_channels = y_shape
     phases, rows, _, pitch = runs_of(weight_shape, y_shape, stride)
     taps, row = weight_shape[1], width * pitch
@@ -397,7 +398,7 @@ def copies_gain(x_shape, weight_shape, y_shape, stride: int, by_boxes: bool, mul
     shapes are of tensors with channels last."""
     if by_boxes and x_shape[3] % HALF_LINE == 0:  # nothing begins within half a line
         return False
-    # On an H200 the plain kernel takes 3.1 us for each 32 of what a tile sums; copies 4, and their bytes at 3.4 TB/s.
+    # On an H200 the plain kernel takes 3.1 us per 32 terms of a tile's sum; copies take 4, and their bytes at 3.4 TB/s.
     out_channels, taps_h, taps_w, _ = weight_shape
     depth, pixels = prod(weight_shape[1:]), prod(y_shape[:3])
     now = 3.1 * cdiv(cdiv(pixels, 128) * cdiv(out_channels, 128), multiprocessors) * cdiv(depth, 32)
@@ -432,7 +433,7 @@ def _takes(x, weight, gamma, beta, mean, var, act, stride, padding, eps) -> bool
 
 
 def compile_arguments(*shape: int, dtype: torch.dtype):
-    """As kernels.variants.Tuned.compile_arguments."""
+    """Return compile arguments as kernels.variants.Tuned defines them."""
     images, channels, height, width, out_channels, taps = shape
     if dtype.itemsize != 2 or channels % 8:
         return None

@@ -1,7 +1,7 @@
 """Tuned cross entropy and its gradient: rows of any alignment 16 bytes at a time, and programs by rows, width and SMs.
 
-Each lane keeps a maximum and a sum of its own, and lanes meet once at the row's end; the plain kernel reduces every
-chunk of a row. Rows that no 16-byte vector divides, such as of 50257 logits, are accessed 16 bytes at a time but for
+Each lane keeps its own maximum and sum, and lanes combine once at the row's end; the plain kernel reduces every chunk
+of a row. Rows that are not a multiple of 16 bytes, such as 50257 logits, are accessed 16 bytes at a time except at
 their edges (segments.py). Short rows share a warp; few rows have more warps each.
 """
 
@@ -96,11 +96,11 @@ def settings(
 ) -> tuple[int, dict]:
     """Return the forward's number of programs, and their constexprs and launch options.
 
-    Rows of up to 2 KB share a warp, which takes 4 KB at once, or 2 KB where they have edges besides. A wider row is
-    taken in one block after another: by a single warp, 2 KB at a time, up to 16 KB; by 4 warps, 1 KB each, up to 64 KB
-    (of 8 KB on where rows are few); then by 8, or by up to 32 where rows are too few for the SMs. Rows of 1 to 8 KB
-    that leave an eighth of such blocks idle share a warp, too, 1 KB or less of each at a time; if few, each has one,
-    and the next 2 KB in flight. Of few pack ones a warp has at most 4 rows. `debug` checks labels, not overflow.
+    Rows of up to 2 KB share a warp, which takes 4 KB at once, or 2 KB if they also have edges. A wider row is taken in
+    one block after another: by a single warp, 2 KB at a time, up to 16 KB; by 4 warps, 1 KB each, up to 64 KB (of 8 KB
+    on where rows are few); then by 8, or by up to 32 where rows are too few for the SMs. Rows of 1 to 8 KB that leave
+    an eighth of such blocks idle also share a warp, 1 KB or less of each at a time; if few, each has one, and the next
+    2 KB in flight. With few rows, a warp takes at most 4. `debug` checks labels, not overflow.
     """
     each, cached, whole = VECTOR_BYTES // dtype.itemsize, 2048 // dtype.itemsize, classes // vector * vector
     few, block = rows < 4096, max(each, next_power_of_2(whole))
@@ -174,7 +174,7 @@ def backward_settings(rows: int, classes: int, dtype: torch.dtype, vector: int, 
     """Return the backward's number of programs, their constexprs and launch options; they wait for loads alone.
 
     A program takes 2 KB of a row, 4 KB where rows have edges, or fewer columns of several rows, 2 KB in all and by one
-    warp, where that leaves less than an eighth of it idle. Of but 2048 rows it takes four, or one with edges.
+    warp, where that leaves less than an eighth of it idle. With only 2048 rows it takes four, or one with edges.
     """
     cols, cached = classes // vector * vector, 4096 // dtype.itemsize
     widest = cached if unaligned else cached // 2

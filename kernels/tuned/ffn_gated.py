@@ -86,7 +86,7 @@ def takes(x: Tensor, gate: Tensor, up: Tensor, act: str) -> bool:
 
 
 def compile_arguments(tokens: int, width: int, hidden: int, gated: bool = False, *, dtype: torch.dtype):
-    """As kernels.variants.Tuned.compile_arguments."""
+    """Return compile arguments as kernels.variants.Tuned defines them."""
     if not gated:
         return linear_descriptors.compile_arguments(tokens, width, hidden, dtype=dtype, bias=False)
     if dtype.itemsize != 2 or width % 8 or hidden % 8:

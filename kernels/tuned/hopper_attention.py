@@ -1,13 +1,13 @@
 """flash_attention's forward for 16-bit heads on compute capability 9.0, with the warps' roles written by hand.
 
 Serves heads of 65 to 256 columns, and those of 33 to 64 with at most 256 keys where tiles are many. It has the tiles,
-sums and online softmax of the plain kernel, in Gluon, Triton's lower level, where layouts, copies and barriers are
-written out. A program has nine warps: one asks the copy engine (TMA) for queries, keys and values, and two groups of
-four own 64 queries each. What the plain kernel cannot do:
+accumulators and online softmax of the plain kernel, in Gluon, Triton's lower level, where layouts, copies and barriers
+are explicit. A program has nine warps: one loads queries, keys and values with TMA, and two groups of four own 64
+queries each. Its gains over the plain kernel:
 
-    a group's product of scores for the next keys runs on the tensor cores together with the product of its last
-        probabilities and values, so that exponentials are waited for once, not twice, in a step
-    keys from the last on: those that some query must not see come first, and all other steps need no mask
+    a group's matmul of scores for the next keys runs on the tensor cores together with the matmul of its last
+        probabilities and values, so that a step waits for exponentials once, not twice
+    keys from last to first: those that some query must not see come first, and all other steps need no mask
     a program takes tile after tile: the next one's loads and, up to heads of 128, its first scores are in flight while
         the last one's output is stored
 
@@ -52,7 +52,7 @@ KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: 
 
 @cache  # Gluon takes tens of microseconds for one
 def _layout(tile: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
-    if len(tile) == 3:  # one value a row
+    if len(tile) == 3:  # one value per row
         return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=3)
     return gl.NVMMASharedLayout.get_default_for(list(tile), KINDS[dtype])
 
@@ -64,15 +64,15 @@ def swizzled(x: torch.Tensor, tile: list[int]) -> TensorDescriptor:
 
 @cache
 def heads_together(blocks: int, heads: int, programs: int) -> int:
-    """Of how many heads the longest of a causal kernel's tiles come first, as place takes it: of those that programs
-    have at a time, or of one, so that keys are in L2; of all where programs would get uneven shares so."""
+    """Return how many heads' longest causal tiles come first, as `place` takes it: the heads that programs have at a
+    time, or one, so that keys stay in L2; all of them if shares would be uneven otherwise."""
 
     def even(side: int) -> bool:
         shares = [0] * programs
         for tile in range(min(blocks * heads, 64 * programs)):  # more rounds only even out
             (turn, at), first = divmod(tile, programs), tile // (side * blocks) * side
             length = blocks - (tile - first * blocks) // min(side, heads - first)
-            shares[programs - 1 - at if turn % 2 else at] += length + 2  # what a tile takes besides steps
+            shares[programs - 1 - at if turn % 2 else at] += length + 2  # a tile's time apart from its steps
         return max(shares) * programs < 1.06 * sum(shares)
 
     return next((side for side in (programs // blocks, 1) if side and even(side)), heads)
@@ -88,7 +88,7 @@ def nth_tile(i):
 
 @gluon.jit
 def tile_count(tiles):
-    """How many tiles this program takes."""
+    """Return how many tiles this program takes."""
     rounds = tiles // gl.num_programs(0)
     return gl.where(nth_tile(rounds) < tiles, rounds + 1, rounds)
 
@@ -111,7 +111,7 @@ def of_product(columns):
 
 @gluon.jit
 def room(desc, COUNT: gl.constexpr, BARRIERS: gl.constexpr):
-    """COUNT tiles of desc in shared memory, BARRIERS that each say that it is full, and as many, empty."""
+    """Allocate COUNT tiles of desc in shared memory, with BARRIERS barriers for "full" and as many for "empty"."""
     ROWS: gl.constexpr = desc.block_type.shape[2]
     COLS: gl.constexpr = desc.block_type.shape[3]
     smem = gl.allocate_shared_memory(desc.dtype, [COUNT, 1, 1, ROWS, COLS], desc.layout)
@@ -125,14 +125,14 @@ def room(desc, COUNT: gl.constexpr, BARRIERS: gl.constexpr):
 
 @gluon.jit
 def free(barrier):
-    """Every warp of this group is done with what the barrier guards."""
+    """Signal that every warp of this group is done with the barrier's data."""
     synchronise()
     mbarrier.arrive(barrier, count=1)
 
 
 @gluon.jit
 def scores(q, of_k, at, layout: gl.constexpr, there=True):
-    """q k^T, under way as soon as k is there, or at once where nothing is to be `there`."""
+    """Start q k^T as soon as k arrives, or at once if `there` is false."""
     k_smem, k_full, _ = of_k
     STAGES: gl.constexpr = k_smem.shape[0]
     BLOCK_N: gl.constexpr = k_smem.shape[3]
@@ -144,7 +144,7 @@ def scores(q, of_k, at, layout: gl.constexpr, there=True):
 
 @gluon.jit
 def values(p, acc, of_v, at):
-    """acc + p v, under way as soon as v is there."""
+    """Start acc + p v as soon as v arrives."""
     v_smem, v_full, _ = of_v
     STAGES: gl.constexpr = v_smem.shape[0]
     v = v_smem.index(at % STAGES).reshape([v_smem.shape[3], v_smem.shape[4]])
@@ -154,9 +154,9 @@ def values(p, acc, of_v, at):
 
 @gluon.jit
 def up_to(s, n, last):
-    """The scores s of the keys from n on, -inf for those after a row's last."""
+    """Return the scores s of the keys starting at n, -inf for those after a row's last."""
     col = n + gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
-    # Of `where`, LLVM makes bits of one integer: five instructions, not two.
+    # LLVM turns `where` into bits of one integer: five instructions, not two.
     code: gl.constexpr = "{ .reg .pred p; setp.le.s32 p, $2, $3; selp.f32 $0, $1, 0fFF800000, p; }"
     each = [s, col[None, :], last[:, None]]
     return gl.inline_asm_elementwise(code, "=f,f,r,r", each, gl.float32, is_pure=True, pack=1)
@@ -164,7 +164,7 @@ def up_to(s, n, last):
 
 @gluon.jit
 def softmax_step(s, peak, total, SCALE: gl.constexpr):
-    """Of scores: probabilities, the new peak and total, what the sums so far shrink by."""
+    """Return, from scores: probabilities, the new running max and sum, and the factor that rescales earlier sums."""
     higher = gl.maximum(peak, gl.max(s, 1) * (SCALE * LOG2_E))
     # A row that has seen no key yet, or scores of -inf alone, would compute -inf - -inf.
     base = gl.where(higher == -float("inf"), 0.0, higher)
@@ -175,14 +175,14 @@ def softmax_step(s, peak, total, SCALE: gl.constexpr):
 
 @builtin
 def add_shared_to_global(tensor_desc, coord, src, _semantic=None):
-    """As tma.async_copy_shared_to_global, but adds: Triton 3.6 and 3.7 can, their Gluon has no name for it."""
+    """Do tma.async_copy_shared_to_global, but add: Triton 3.6 and 3.7 support it, their Gluon does not expose it."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle)
 
 
 @gluon.jit
 def put(desc, value, smem, at, ADD: gl.constexpr):
-    """Store a tile by way of smem, or add it to what is there, once the copy engine is done with the last one."""
+    """Store a tile through smem, or add it to memory, once TMA is done with the last one."""
     tma.store_wait(pendings=0)
     synchronise()
     smem.reshape(value.shape).store(value.to(desc.dtype))
@@ -231,9 +231,10 @@ def seen_until(row, block, queries, keys, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def load(q_desc, k_desc, v_desc, of_q, of_k, of_v, sizes, CAUSAL: gl.constexpr):
-    """The loading warp: each tile's queries, then its keys and values from the last on, as far ahead as there is room.
+    """Run the loading warp: each tile's queries, then its keys and values from last to first, as far ahead as buffers
+    allow.
 
-    of_q, of_k, of_v: room in shared memory, and the barriers that say that it is full, and empty.
+    of_q, of_k, of_v: buffers in shared memory, and their "full" and "empty" barriers.
     """
     q_smem, q_full, q_empty = of_q
     k_smem, k_full, k_empty = of_k
@@ -293,7 +294,8 @@ def walk(steps, masked, at, there, q, of_k, of_v, acc, p, peak, total, last, SCA
 
 @gluon.jit
 def first_scores(of_q, of_k, i, at, count, HALF: gl.constexpr, layout: gl.constexpr):
-    """Of the i-th of `count` tiles, under way as soon as it is there. After the last: of whatever the room holds."""
+    """Start the first scores of the i-th of `count` tiles as soon as it arrives. After the last: of whatever is in the
+    buffer."""
     q_smem, q_full, _ = of_q
     SLOTS: gl.constexpr = q_smem.shape[0] // 2
     mbarrier.wait(q_full.index(i % SLOTS), (i // SLOTS) & 1, pred=i < count)
@@ -303,7 +305,7 @@ def first_scores(of_q, of_k, i, at, count, HALF: gl.constexpr, layout: gl.conste
 
 @gluon.jit
 def store(tile, out, out_desc, at):
-    """A tile's output to memory, under way, once the last one's has left the room that both take."""
+    """Start storing a tile's output once the previous one has left their shared buffer."""
     tma.store_wait(pendings=0)
     synchronise()
     out.reshape([64, out.shape[3]]).store(tile.to(out.dtype))
@@ -379,7 +381,7 @@ def flash_attention_hopper_kernel(
     lse_ptr,  # fp32 (batch, heads, queries), or None where no backward pass will ask for it
     lse_row,  # elements from one head's to the next one's
     heads,
-    group,  # query heads a key head
+    group,  # query heads per key head
     queries,
     keys,
     tiles,  # of 128 queries, of all heads

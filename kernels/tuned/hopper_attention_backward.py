@@ -3,15 +3,15 @@
 Serves them unless PyTorch is asked for deterministic algorithms. In Gluon, as hopper_attention.py. A program has 128
 keys at a time, two groups of four warps 64 of them each, and loops over the queries of all heads that its key head
 serves, 64 at a time, 128 of heads up to 64. Scores and their gradients are computed once, keys down and queries across;
-the gradients of keys and values stay in registers. What is subtracted from either, lse and delta, is what its sum
-starts from. For grad_q, each group multiplies the scores' gradients of both, which pass through shared memory, by half
-of the keys' columns, or half of the queries' by all. It is summed over the blocks of keys in one of two ways:
+the gradients of keys and values stay in registers. The subtracted terms, lse and delta, initialise the accumulators.
+For grad_q, each group multiplies the scores' gradients of both, which pass through shared memory, by half of the keys'
+columns, or half of the queries' by all. It is summed over the blocks of keys in one of two ways:
 
-    added by the copy engine (TMA) to fp32 numbers in memory, in the order in which programs come to them, so that its
-        last bits may differ from run to run; a kernel before sets these to 0, and one after it rounds them
-    where there are at most two blocks and many heads, a program takes those of a head one after another, and each
-        thread keeps its part of the sum between them in memory that no other reads: 17 MB of 256 queries a head, which
-        L2 has, more of longer ones
+    added by TMA to fp32 values in memory, in the order in which programs reach them, so that its last bits may differ
+        from run to run; a kernel before sets these to 0, and one after rounds them
+    with at most two blocks and many heads, a program takes a head's blocks one after another, and each thread keeps its
+        part of the sum between them in memory that no other reads: 17 MB for 256 queries per head, which fit L2, more
+        for longer ones
 
 In us on an H200, bf16 (batch x heads x tokens x dim), causal / full; with seven products in Triton as recorded before,
 and cuDNN's in the same run:
@@ -56,20 +56,20 @@ from kernels.tuned.hopper_attention import (
 )
 from kernels.variants import tuned
 
-MIN_STEPS = 10  # of a split: what starting it, storing it in fp32 and adding it to the others takes, in steps
+MIN_STEPS = 10  # per split: the cost of starting it, storing it in fp32 and adding it to the others, in steps
 
 
 @gluon.jit
 def count_of(sizes, WHOLE: gl.constexpr):
-    """How many blocks of keys this program takes; WHOLE: all of a head, one after another."""
+    """Return how many blocks of keys this program takes; WHOLE: all of a head, one after another."""
     run = sizes[6] if WHOLE else 1
     return tile_count(sizes[5] // run) * run
 
 
 @gluon.jit
 def tile_of(i, sizes, CAUSAL: gl.constexpr, WHOLE: gl.constexpr, QUERIES: gl.constexpr):
-    """Batch, key head and part of this program's i-th block of keys, and its first key; the first query of a tile that
-    sees it; with which query head and query the part begins, and how many tiles of queries it has."""
+    """Return batch, key head and split of this program's i-th block of keys, and its first key; the first query of a
+    tile that sees it; the split's first query head and query, and its number of query tiles."""
     kv_heads, group, queries, keys, parts, tiles, blocks, side = sizes
     run = blocks if WHOLE else 1
     b, head, block = place(nth_tile(i // run) * run + i % run, kv_heads * parts, tiles, blocks, side)
@@ -93,7 +93,8 @@ def following(qh, n, first, queries, QUERIES: gl.constexpr):
 
 @gluon.jit
 def seen_since(row, start, queries, keys, CAUSAL: gl.constexpr):
-    """Of the keys `row` the first query that sees each; of the block from `start` on, the first that sees all."""
+    """Return, for the keys `row`, the first query that sees each; for the block starting at `start`, the first that
+    sees all."""
     # No query sees a key past the last: its score, 0, may be far too high.
     since, by_all = gl.where(row < keys, 0, queries + 128), 0
     if CAUSAL:
@@ -103,7 +104,7 @@ def seen_since(row, start, queries, keys, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def less(smem, factor, layout: gl.constexpr):
-    """What a sum of 64 keys' products starts from: factor times a number of each query, taken off."""
+    """Return the initial accumulator for 64 keys: minus factor times one value per query."""
     QUERIES: gl.constexpr = smem.shape[2]
     number = smem.reshape([QUERIES]).load(gl.SliceLayout(0, layout))
     off = gl.full([64], 0.0, gl.float32, gl.SliceLayout(1, layout)) - factor
@@ -114,14 +115,15 @@ def less(smem, factor, layout: gl.constexpr):
 
 @gluon.jit
 def starts(rows, stage, SCALE: gl.constexpr, layout: gl.constexpr):
-    """What the products of scores and of their probabilities' gradients start from: both before either is under way."""
+    """Return the initial accumulators of the matmuls for scores and for gradients of probabilities, both before either
+    starts."""
     lse_smem, delta_smem = rows
     return less(lse_smem.index(stage), 1 / (SCALE * LOG2_E), layout), less(delta_smem.index(stage), 1.0, layout)
 
 
 @gluon.jit
 def probabilities(s, n, since, by_all, SCALE: gl.constexpr):
-    """Of the scores of queries from n on."""
+    """Return the probabilities from the scores of queries starting at n."""
     of_cols: gl.constexpr = gl.SliceLayout(0, s.type.layout)
     if n < by_all:
         s = gl.where((n + gl.arange(0, s.shape[1], layout=of_cols))[None, :] >= since[:, None], s, -float("inf"))
@@ -130,13 +132,14 @@ def probabilities(s, n, since, by_all, SCALE: gl.constexpr):
 
 @gluon.jit
 def keys_seen(until, queries, keys, CAUSAL: gl.constexpr):
-    """How many of the keys some query before `until` sees."""
+    """Return how many of the keys any query before `until` sees."""
     return gl.minimum(until + keys - queries, keys) if CAUSAL else keys
 
 
 @gluon.jit
 def kept(scratch_ptr, tile, start, HALF: gl.constexpr, layout: gl.constexpr):
-    """Where each thread keeps its part of a tile's grad_q, and what the blocks of keys before `start` gave to it."""
+    """Return where each thread keeps its part of a tile's grad_q, and the contribution of the key blocks before
+    `start`."""
     row, col = gl.arange(0, 64, layout=gl.SliceLayout(1, layout)), gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
     inside = row[:, None] * 64 + col[None, :]
     mine = scratch_ptr + tile.to(gl.int64) * 8192 + (HALF * 4096 + inside)
@@ -145,8 +148,8 @@ def kept(scratch_ptr, tile, start, HALF: gl.constexpr, layout: gl.constexpr):
 
 @gluon.jit
 def give(desc, grad_q, mine, out, place, last, SCALE: gl.constexpr):
-    """A tile's grad_q so far: kept where `mine` says, or stored where this is the `last` block of keys that it sees;
-    added to what stands in memory where it is kept nowhere."""
+    """Put a tile's grad_q so far: keep it at `mine`, or store it if this is the `last` block of keys that it sees; add
+    it to memory if it is not kept."""
     if mine is None:
         put(desc, grad_q, out, place, True)
     elif last:
@@ -197,14 +200,14 @@ OF_HALF = gl.constexpr(of_product(64))
 
 @gluon.jit
 def across(rows, cols, start):
-    """start + rows cols^T, under way."""
+    """Start the matmul start + rows cols^T."""
     return hopper.warpgroup_mma(rows, cols.permute((1, 0)), start, is_async=True)
 
 
 @gluon.jit
 def of_queries(d_smem, side, k_smem, before, HALF: gl.constexpr, WHOLE: gl.constexpr):
-    """before, if WHOLE, and half of the product of both groups' gradients of scores and the keys, under way: half of
-    the columns where these are 128, half of the queries where they are."""
+    """Start `before`, if WHOLE, plus half of the matmul of both groups' score gradients with the keys: half of the
+    columns if there are 128, half of the queries if there are 128."""
     D: gl.constexpr = k_smem.shape[4]
     for i in gl.static_range(2):
         d, k = d_smem.index(2 * side + i), k_smem.index(i).reshape([64, D])
@@ -386,8 +389,8 @@ def num_splits(programs: int, steps: int, at_once: int, causal: bool) -> int:
 
     Args:
         programs: blocks of keys, of all key heads.
-        steps: what one loops over at most, tiles of queries of all its query heads.
-        at_once: programs that run at a time.
+        steps: maximum loop length, in query tiles of all its query heads.
+        at_once: programs that run concurrently.
         causal: lengths are then spread evenly from nothing to `steps`, and programs start from the longest.
     """
     if programs >= 2 * at_once:

@@ -101,7 +101,7 @@ def linear_act_descriptors_kernel(
     n,
     k,
     ACT: tl.constexpr,  # a name in kernels.activations, or None
-    PRECISION: tl.constexpr,  # of products of fp32; "ieee" for 16 bits, where it says nothing
+    PRECISION: tl.constexpr,  # of products of fp32; "ieee" for 16 bits, where it has no effect
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -130,16 +130,16 @@ def linear_act_descriptors_kernel(
 def settings(
     m: int, n: int, dtype: torch.dtype, residual: bool = False, keep_sum: bool = False, multiprocessors: int = 132
 ) -> dict:
-    """Tiles for an (m, n) result, with a residual read or the sum written beside it.
+    """Tiles for an (m, n) result, with a residual read or the sum also written.
 
-    Large tiles ask L2 for fewer bytes (128 x 256 for 3/4 of what 128 x 128 does), but multiprocessors take tiles in
-    rounds, and a last round for a few tiles takes as long as a full one: the fastest are those of TILES whose rounds
-    add up to the least time. A step of K is 128 bytes of a row, what the copy engine's swizzle spans; tiles of 64 rows,
-    which wait for memory and not for tensor cores, take two. Stages of loads are as many as fit beside a part of the
-    tile on its way out, up to four, for tiles of 64 rows up to six. A tile leaves in halves; in quarters where a second
-    tensor needs registers that halves would spill, and for 4-byte elements. Rows of a result that are no multiple of 16
-    bytes leave by address, which takes registers: in twice as many parts, and of large tiles one result alone. 16 rows
-    of tiles make a group: 132 tiles of 128 x 256 are about a square then.
+    Large tiles read fewer bytes from L2 (128 x 256 reads 3/4 of 128 x 128's), but SMs take tiles in waves, and a last
+    wave of a few tiles takes as long as a full one: the fastest of TILES is the one whose waves add up to the shortest
+    time. A step of K is 128 bytes of a row, the span of TMA's swizzle; tiles of 64 rows, which are memory-bound, take
+    two. Load stages are as many as fit next to a part of the tile being stored, up to four, or six for tiles of 64
+    rows. A tile leaves in halves; in quarters where a second tensor needs registers that halves would spill, and for
+    4-byte elements. Result rows that are not a multiple of 16 bytes are stored by address, which takes registers: in
+    twice as many parts, and only one result for large tiles. 16 rows of tiles make a group: 132 tiles of 128 x 256 are
+    about a square then.
     """
 
     def time(tile: tuple) -> float:
@@ -254,7 +254,7 @@ def _launch(x, weight, bias, residual, y, s, act: str | None, tf32: bool) -> Non
 
 
 def compile_arguments(m: int, k: int, n: int, *, dtype: torch.dtype, bias: bool = True):
-    """As kernels.variants.Tuned.compile_arguments."""
+    """Return compile arguments as kernels.variants.Tuned defines them."""
     if m <= FEW_ROWS or dtype.itemsize != 2 or k % 8:
         return None
     chosen = settings(m, n, dtype)

@@ -1,13 +1,12 @@
 """Linear layers of up to 32 rows, as where a model generates tokens, on tensor cores and, of one row, without them.
 
-Nearly all that such a layer reads is weights, each used by few rows: what counts is that they arrive at the memory's
-full rate.
+Such a layer reads almost only weights, each used by few rows: they must stream at full memory bandwidth.
 
 **Up to 32 rows** (linear_act in 16 bits or tf32, on compute capability 9.0 and 10.0, rows of x and weight as in
 linear_descriptors.py). A tile of linear_descriptors.py has at least 64 rows, most of them empty, and takes as much of x
 with each step of K as of the weights. Here the product is transposed, W x^T: the weights are the operand that must have
-64 rows, and x's rows are columns, of which 16 are enough; shared memory goes to weights in flight. Bias and GELU in
-bf16 on an H200, K = N = 4096, in us of one run:
+64 rows, and x's rows are columns, where 16 suffice; shared memory goes to weights in flight. Bias and GELU in bf16 on
+an H200, K = N = 4096, in us of one run:
 
     1, 2, 8, 16 rows    tiles of 64 x 64                 20.0, 22.0, 20.8, 19.1
                         here                             11.7, 11.8, 12.1, 12.2
@@ -15,8 +14,8 @@ bf16 on an H200, K = N = 4096, in us of one run:
 
 **One row** (linear_one_row, which kernels/transformer_block.py calls):  y = n W^T + residual,  or silu(n gate^T) * n
 up^T,  with n = rms_norm(x) or x. A program owns a few outputs and walks along K, and there are thousands of programs;
-each reads x again, from L2, so that it may as well normalise it: RMSNorm's factor is the same for all of K and is
-multiplied in at the end.
+each rereads x from L2, so it can also normalise it: RMSNorm's factor is the same for all of K and is multiplied in at
+the end.
 
     unfused   rms_norm: write n | gate: write g | up: write u | silu: write a | product: write h        five launches
     fused     write h                                                                                   one launch
@@ -50,7 +49,7 @@ def linear_act_few_kernel(
     n,
     k,
     ACT: tl.constexpr,  # a name in kernels.activations, or None
-    PRECISION: tl.constexpr,  # of products of fp32; "ieee" for 16 bits, where it says nothing
+    PRECISION: tl.constexpr,  # of products of fp32; "ieee" for 16 bits, where it has no effect
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -162,7 +161,7 @@ def linear_one_row_kernel(
     for first in range(0, k, BLOCK_K):
         col = first + tl.arange(0, BLOCK_K)
         inside = (row < n)[:, None] & (col < k)[None, :]
-        # Read once by one program alone: what stays in L2 should be x.
+        # Read once, by one program: L2 should keep x instead.
         weight = tl.load(weight_ptr + start + col[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
         x = tl.load(x_ptr + col, mask=col < k, other=0.0).to(tl.float32)
         if norm_ptr is not None:
@@ -195,9 +194,9 @@ def linear_one_row(
     Args:
         x: (..., k) with one row, floating-point, contiguous, as are the others; of one dtype and device.
         weight, gate: (n, k).
-        norm: (k,), the weight of the norm; x is taken as it is where not given.
+        norm: (k,), the weight of the norm; without it, x is used as it is.
         residual: (..., n).
-        eps: of the norm.
+        eps: the norm's.
 
     Returns:
         (..., n) of x's dtype; the arithmetic is fp32, rounded once.

@@ -87,7 +87,7 @@ def moe_int8_few_kernel(
         col = start + tl.arange(0, BLOCK_IN)[None, :]
         x = tl.load(x_ptr + token * x_row_stride + col, mask=col < cols, other=0.0).to(tl.float32)
         weight = tl.load(weight_ptr + row[:, None] * cols + col, mask=inside[:, None] & (col < cols), other=0)
-        # 2**23 + 128 + weight, made of bits: a conversion instruction is eight times slower.
+        # 2**23 + 128 + weight, assembled from bits: a conversion instruction is eight times slower.
         biased = (weight.to(tl.uint8, bitcast=True).to(tl.int32) ^ 0x4B000080).to(tl.float32, bitcast=True)
         acc += tl.sum((biased - 8388736.0) * x, axis=1)
     h = activate(acc * scale, ACT).reshape(BLOCK_SLOTS, BLOCK_OUT)
@@ -260,7 +260,7 @@ def moe_int8_descriptors_kernel(
     if expert < experts:
         place = (tile - tl.sum(tl.where(e < expert, tiles, 0), axis=0)) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
         inside = place < tl.load(count_ptr + expert)
-        # Past the expert's last token stands token 0: what it gives is not stored, and no load needs a mask.
+        # Token 0 pads the expert's last block: its results are not stored, and no load needs a mask.
         entry = tl.load(entry_ptr + expert.to(tl.int64) * tokens + place, mask=inside, other=0)
         first_out = tl.program_id(0) % tiles_out * BLOCK_OUT
         # Weights are the product's left matrix: tensor cores take that from registers, where conversion leaves it.
@@ -329,7 +329,7 @@ def _launch_for(x, weight):
 
 
 def compile_arguments(*shape: int, dtype: torch.dtype):
-    """As kernels.variants.Tuned.compile_arguments."""
+    """Return compile arguments as kernels.variants.Tuned defines them."""
     tokens, cols, out_cols, experts = shape
 
     def empty(*sizes, dtype=dtype):

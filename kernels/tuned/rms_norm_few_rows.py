@@ -2,7 +2,7 @@
 
 Time goes to launches there, and the plain backward needs two: one for the rows, one to sum the programs' shares of
 grad_weight. Here one launch holds both the programs for the rows' gradients and those for the sums over rows, and
-neither needs results of the other: it requests 20 B/element in fp32, of which L2 supplies the second reads.
+neither needs results of the other: it requests 20 B/element in fp32; the second reads hit L2.
 
 On an H200, bf16, 128 rows of 8192 take 6.5 us, in two launches 9.0 to 10.3 us.
 """
@@ -30,7 +30,7 @@ def rms_norm_few_rows_backward_kernel(
     x_ptr,  # (rows, cols), any row stride, unit column stride
     weight_ptr,  # (cols,)
     rstd_ptr,  # (rows,), in COMPUTE: 1 / rms of each row, from the forward
-    grad_sum_ptr,  # (rows, cols), contiguous, to be added to grad_x, or None
+    grad_sum_ptr,  # (rows, cols), contiguous, added to grad_x, or None
     grad_x_ptr,  # (rows, cols), contiguous, x's dtype
     grad_weight_ptr,  # (cols,), weight's dtype
     rows,

@@ -24,10 +24,10 @@ GAIN = "1.05x at 10923 x 12288, 1.14x at 4681 x 28672, 1.08x at 4096 x 32768 (H2
 
 @triton.jit
 def rms_norm_packed_kernel(
-    x_ptr,  # (rows, cols), rows and their stride whole vectors of 16 bytes, unit column stride, 16 bits an element
-    weight_ptr,  # (cols,), 16 bits an element
+    x_ptr,  # (rows, cols), rows and their stride whole vectors of 16 bytes, unit column stride, 16 bits per element
+    weight_ptr,  # (cols,), 16 bits per element
     y_ptr,  # (rows, cols), contiguous, x's dtype
-    rstd_ptr,  # (rows,), fp32, or None where no backward pass will ask for it
+    rstd_ptr,  # (rows,), fp32, or None without a backward pass
     words,  # of a row, two elements each
     x_row_stride,  # in elements
     eps,

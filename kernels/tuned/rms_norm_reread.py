@@ -55,7 +55,7 @@ def rms_norm_reread_backward_kernel(
     x_ptr,  # the same
     weight_ptr,  # (cols,)
     rstd_ptr,  # (rows,), fp32: 1 / rms of each row, from the forward
-    grad_sum_ptr,  # (rows, cols), contiguous, to be added to grad_x, or None
+    grad_sum_ptr,  # (rows, cols), contiguous, added to grad_x, or None
     grad_x_ptr,  # (rows, cols), contiguous, x's dtype
     grad_weight_ptr,  # (programs, cols), fp32: each program's sum over its rows
     rows,

@@ -52,7 +52,7 @@ def at_vector(element, VECTOR: tl.constexpr):
 def elements_before(start, VECTOR: tl.constexpr, UNALIGNED: tl.constexpr):
     """Return a row's misalignment: its elements before the first aligned vector, 0 unless UNALIGNED.
 
-    start: of the row, in elements from a 16-byte boundary; (BLOCK_ROWS, 1), int64, or one number.
+    start: the row's offset, in elements from a 16-byte boundary; (BLOCK_ROWS, 1), int64, or one number.
     """
     misalignment = 0
     if UNALIGNED:

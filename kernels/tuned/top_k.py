@@ -4,7 +4,7 @@ A row's columns are in groups: of neighbours in rows of up to 4096 columns, of a
 ones. The k groups with the largest maxima hold all k winners, for each of those groups has one entry at least as large
 as anything outside them. So k rounds over the maxima, which the softmax computes anyway, choose k groups; their
 columns, still in the cache, are read again, and k rounds over those give the winners. The plain kernel's rounds go over
-whole rows. Rows of any alignment are accessed 16 bytes at a time, but for their edges (segments.py).
+whole rows. Rows of any alignment are accessed 16 bytes at a time, except their edges (segments.py).
 
 Rows of more than 4096 columns are read twice: holding them leaves too few rows in flight. On an H200, bf16, k = 8, per
 cent of copy bandwidth against holding: 77 and 58 at 8192 columns, 82 and 50 at 16384.
@@ -39,8 +39,8 @@ def store_winners(
 ):  # fmt: skip
     """Find a row's winners in the groups (SLOTS keys) and the edge, and store their probabilities and columns.
 
-    The row starts at element `start` of x; a key's index counts cells of EACH columns from its first whole vector on,
-    after `misalignment` columns; the cells of one group are LANES apart.
+    The row starts at element `start` of x; a key's index counts cells of EACH columns starting at its first whole
+    vector, after `misalignment` columns; the cells of one group are LANES apart.
     """
     KEY: tl.constexpr = groups.dtype
     MIN_KEY: tl.constexpr = -(1 << (KEY.primitive_bitwidth - 1))

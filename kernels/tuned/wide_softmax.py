@@ -5,7 +5,7 @@ It gains 1.5x over the plain kernel's two fp32 blocks at 4096 x 32000 (H200, bf1
 A row is read once for its maximum and sum, and needed again to write y. 16-bit elements wait in registers packed two to
 each, a chunk after another, in rows of up to 20480 columns; beyond 65536 the last chunk waits, not packed. The rest is
 read again from its end back, and is mostly still in the L1 cache: by an H200's counters 16 % of a second read of 65536
-columns miss it. Rows of any alignment are accessed 16 bytes at a time, but for their edges (segments.py). A few rows,
+columns miss it. Rows of any alignment are accessed 16 bytes at a time, except their edges (segments.py). A few rows,
 and gradients of more than 65536 columns, are shared by clusters of programs instead: cluster_softmax.py.
 
 On an H200, bf16, us (with nothing cached, or in fp32): 7282 x 18432 take 136 (151). Wider rows cached whole leave an SM
@@ -62,7 +62,7 @@ def softmax_wide_kernel(
     place = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
     peak = tl.full((LANES,), -float("inf"), COMPUTE)
     total = tl.zeros((LANES,), COMPUTE)
-    end = 0  # of what is read twice
+    end = 0  # of the columns read twice
     if REREADS:
         end = (tl.cdiv(at_vector(cols, VECTOR), CHUNK) - NUM_CACHED) * CHUNK
         for start in tl.range(0, end, CHUNK):
@@ -99,7 +99,7 @@ def softmax_wide_kernel(
             at = end - CHUNK - back + place
             x = tl.load(x_first + at, mask=at < whole, eviction_policy="evict_first").to(COMPUTE)
             y = tl.exp2((x - top) * LOG2_E - shift).to(y_ptr.dtype.element_ty)
-            # What is written should not drive out of the L1 cache what is still to be read again.
+            # Stores should not evict data from L1 that will be read again.
             tl.store(y_first + at, y, mask=at < whole, eviction_policy="evict_first")
 
 
@@ -165,8 +165,8 @@ def softmax_backward_wide_kernel(
 
 
 def chunks(cols: int, vector: int, unaligned: bool, lanes: int, each: int, cached: int) -> dict:
-    """Return LANES, EACH, NUM_CACHED, NUM_UNMASKED and REREADS for rows of `cols` columns, at most `cached` chunks of
-    which stay in registers.
+    """Return LANES, EACH, NUM_CACHED, NUM_UNMASKED and REREADS for rows of `cols` columns, with at most `cached` chunks
+    in registers.
 
     Only in whole vectors of 16-bit elements are there two to a register; of others, half as many fit.
     """
@@ -201,8 +201,8 @@ def settings(cols: int, dtype: torch.dtype, vector: int, unaligned: bool) -> dic
 def backward_settings(cols: int, dtype: torch.dtype, vector: int, unaligned: bool) -> dict:
     """Return the backward's, by trial on an H200.
 
-    In 16 bits both rows are cached up to 32768 columns, which leaves an SM two programs up to 20480; of wider ones
-    49152 columns, or 40960 beside edges.
+    In 16 bits both rows are cached up to 32768 columns, which leaves room for two programs per SM up to 20480; in wider
+    rows 49152 columns, or 40960 with edges.
     """
     if dtype.itemsize != 2 or vector == 1:
         return chunks(cols, vector, unaligned, 1024, 16, 0)

@@ -1,8 +1,8 @@
-"""Tuned softmax_dropout and its gradient for rows of more than 8192 columns, part of which waits in registers packed.
+"""Tuned softmax_dropout and its gradient for rows of more than 8192 columns, partly packed in registers.
 
 A row is held as in wide_softmax.py, with registers left for Philox, and the rest of it is read twice; its mask is
-computed with y. The gradient is held with what is dropped set to 0 already: only what is read twice needs its mask
-twice, too. Rows of any alignment are accessed 16 bytes at a time, but for their edges (segments.py).
+computed with y. The gradient is held with dropped elements already set to 0: only columns read twice need their mask
+twice. Rows of any alignment are accessed 16 bytes at a time, except their edges (segments.py).
 """
 
 from functools import cache

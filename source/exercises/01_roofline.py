@@ -1,9 +1,8 @@
 # %% [markdown]
 # # Exercise 01: the roofline by hand [10 points]
 #
-# Count what an operation does and what it moves, find a GPU's ridge, and say what limits the operation there. You
-# write functions of plain numbers; the checks ask them about sizes that you have not seen. About 30 minutes.
-# Lesson 01 has all you need.
+# Count an operation's FLOPs and bytes, find a GPU's ridge, and name the operation's limit there. You write functions of
+# plain numbers; the checks ask them about sizes that you have not seen. About 30 minutes. Lesson 01 has all you need.
 #
 # **The formulas**
 #
@@ -20,7 +19,7 @@
 #          |         ./:
 #          |       ./  :
 #          |     ./    :     left of the ridge:  memory-bound
-#          |   ./      :     from the ridge on:  compute-bound
+#          |   ./      :     right of the ridge:  compute-bound
 #          | ./        :
 #          +-----------:-----------------  FLOP/byte
 # ```
@@ -51,9 +50,9 @@ flops, nbytes = relu(4096, 4096, 2)
 print(f"{flops:,} FLOP, {nbytes:,} bytes: {flops / nbytes:g} FLOP/byte")
 
 # %% [markdown]
-# **What answers may use:** the functions' arguments, `math`, and any Python that reaches nothing else: no other import,
-# and no other name from this notebook. `fusion check` and the grading refuse such a line, and say which.
-# (Outside the answer cells, do what you like.)
+# **What answers may use:** the functions' arguments, `math`, and plain Python: no other import, and no other name from
+# this notebook. `fusion check` and the grading refuse such a line, and name it. (Outside the answer cells, do what you
+# like.)
 #
 # ## An addition
 #
@@ -66,8 +65,8 @@ def vector_add(rows, columns, itemsize):
     # About 2 lines.
     # BEGIN SOLUTION
     numbers = rows * columns
-    # One addition a number. a and b come in, and c must go out as well: it is the read that
-    # everybody counts and the write that is forgotten.
+    # One addition per element. a and b come in, and c must go out: everyone counts the reads and
+    # forgets the write.
     return numbers, 3 * numbers * itemsize
     # END SOLUTION
 
@@ -94,14 +93,14 @@ def softmax(rows, columns, itemsize, fused):
     # About 5 lines.
     # BEGIN SOLUTION
     numbers = rows * columns
-    # max, -, exp, sum, /: one FLOP a number each. Fusing changes where intermediates live, not what
-    # is computed.
+    # max, -, exp, sum, /: one FLOP per element each. Fusing changes where intermediates live, not
+    # what is computed.
     flops = 5 * numbers
     if fused:
         # x in, y out. All in between stays on the chip.
         return flops, 2 * numbers * itemsize
-    # Five launches read x or what became of it (5), three of them write as much (3). m and s are
-    # written once and read once, one number per row each: next to nothing, but it is counted.
+    # Five launches read x or a tensor of its size (5), three of them write one (3). m and s are
+    # written once and read once, one value per row each: next to nothing, but it counts.
     return flops, (8 * numbers + 4 * rows) * itemsize
     # END SOLUTION
 
@@ -148,7 +147,7 @@ def bound(flops, nbytes, peak, bandwidth):
     # About 1 line.
     # BEGIN SOLUTION
     # Left of the ridge memory cannot deliver as fast as the units compute. On the ridge both are
-    # busy: from there on more bandwidth changes nothing, so it counts as compute-bound.
+    # busy: more bandwidth changes nothing, so it counts as compute-bound.
     return "memory" if flops / nbytes < ridge(peak, bandwidth) else "compute"
     # END SOLUTION
 
@@ -156,7 +155,7 @@ def bound(flops, nbytes, peak, bandwidth):
 # %% [markdown]
 # ## Which GPU?
 #
-# `gpus` is a dictionary, name → `[peak, bandwidth]`. Give the names of those on which an operation is compute-bound.
+# `gpus` is a dictionary, name → `[peak, bandwidth]`. Return the names of the GPUs that make an operation compute-bound.
 # The catalogue, in fp16:
 
 # %%
@@ -203,14 +202,14 @@ hint = Hints(
         ),
         "product": (
             "How many numbers has y, and what does one of them cost?",
-            "Bytes, not numbers: and the output is a matrix, too.",
+            "Bytes, not values: and the output is also a matrix.",
         ),
         "ridge": (
             "Where do the two lines of the picture meet?",
             "There bandwidth x intensity = peak. Which intensity is that?",
         ),
         "bound": (
-            "Left of the ridge, from the ridge on: what must you compare with it?",
+            "Left or right of the ridge: what must you compare with it?",
             "The operation's intensity is flops / nbytes. Compare it with the ridge.",
         ),
         "gpus": (
@@ -307,7 +306,7 @@ check_numbers(
 )
 
 # %% [markdown]
-# **On which GPUs?** The catalogue first, then GPUs that nobody has built.
+# **On which GPUs?** The course's GPUs first, then made-up ones.
 
 # %% grade_id="gpus" points=2
 check_numbers(

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Exercise 02: count the bytes [10 points]
 #
-# Six snippets of PyTorch. For each, say how many kernels it launches and how many bytes they move, **before** the meter
-# says it; then mend a worked example that forgot some. You write functions of `rows` and `columns`; the checks meter
+# Six snippets of PyTorch. For each, predict how many kernels it launches and how many bytes they move, **before** the
+# meter does; then fix a worked example that forgot some. You write functions of `rows` and `columns`; the checks meter
 # the snippets on shapes that you have not seen. About 30 minutes. Lesson 02 has all you need.
 #
 # **The formula**
@@ -34,7 +34,7 @@ from helpers.learning import Hints, check_counts, check_numbers, draw_questions
 #
 # - An operator that does work is one launch. It reads each of its inputs once and writes its output once.
 # - A number that is broadcast is read once. Python's numbers, such as the 2 in `x * 2`, cost nothing.
-# - In place is no cheaper: what changes is read, and written.
+# - In place is not cheaper: the tensor is still read and written.
 # - A view (`x.t()`, `x[None]`) moves nothing and launches nothing.
 # - A number has four bytes in float32, two in float16; a bool has one. `x` is float32 of `rows` × `columns` everywhere.
 #
@@ -56,9 +56,9 @@ print(count_scaled_sum(100, 50))
 measure(scaled_sum, *torch.rand(2, 100, 50)).launch_table()
 
 # %% [markdown]
-# **What answers may use:** the functions' arguments, `math`, and any Python that reaches nothing else: no other import,
-# and no other name from this notebook. `fusion check` and the grading refuse such a line, and say which.
-# Each gives two numbers: **launches, bytes**.
+# **What answers may use:** the functions' arguments, `math`, and plain Python: no other import, and no other name from
+# this notebook. `fusion check` and the grading refuse such a line, and name it. Each gives two numbers: **launches,
+# bytes**.
 #
 # ## 1. Scale and shift
 #
@@ -116,7 +116,7 @@ def count_turned(rows, columns):
     """Launches, bytes."""
     # About 2 lines.
     # BEGIN SOLUTION
-    # t() and view(-1) only say in another way where the numbers lie. contiguous() moves them all.
+    # t() and view(-1) only change shape and strides. contiguous() moves all elements.
     return 1, 4 * 2 * rows * columns
     # END SOLUTION
 
@@ -176,7 +176,7 @@ def count_halved(rows, columns):
     """Launches, bytes."""
     # About 2 lines.
     # BEGIN SOLUTION
-    # The conversion reads 4 bytes per number and writes 2; from then on numbers have 2 bytes.
+    # The conversion reads 4 bytes per element and writes 2; afterwards elements have 2 bytes.
     return 2, rows * columns * ((4 + 2) + (2 + 2))
     # END SOLUTION
 
@@ -226,7 +226,7 @@ def linear_gelu(rows, features):
 # %% tags=["hide-input"]
 hint = Hints(
     affine=(
-        "Write down one line for each launch: what comes in, what goes out.",
+        "Write down one line for each launch: inputs, outputs.",
         "scale and bias are read once each: columns numbers, however many rows there are.",
     ),
     **{
@@ -236,7 +236,7 @@ hint = Hints(
         )
     },
     turned=(
-        "Which of the three calls moves numbers in memory, and which only say where they lie?",
+        "Which of the three calls moves data, and which only change shape and strides?",
         "One launch: it reads every number and writes it to its new place.",
     ),
     centred=(
@@ -254,8 +254,8 @@ hint = Hints(
     ),
     **{
         "worked-example": (
-            "What does a linear layer have beside its input and its output?",
-            "weight and bias are read unfused and fused. What fusing saves is y, out and back.",
+            "What does a linear layer have besides its input and its output?",
+            "weight and bias are read unfused and fused. Fusing saves the round trip of y.",
         )
     },
 )
@@ -303,7 +303,7 @@ check_counts(
 tall = [
     (2, 3),
     *draw_questions(3, 3, range(2, 300), range(2, 300)),
-]  # a single row lies as its column does
+]  # a single row has its column's memory layout
 check_counts(
     count_turned, turned, lambda rows, columns: (fp32(rows, columns),), tall, parts, name="turned"
 )

@@ -60,7 +60,8 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / a.numel():g} B/eleme
 # ## Your kernel
 #
 # **What answers may use:** torch, triton and math. Kernels are Triton; around them, allocate, view, copy and launch.
-# What PyTorch computes earns nothing; `fusion check` and the grading refuse any other import or name, and say where.
+# Results computed by PyTorch earn nothing; `fusion check` and the grading refuse any other import or name, with the
+# line.
 #
 # `tl` has no `tanh` that runs without a GPU. Write it with a sigmoid, which it has: tanh(u) = 2 sigmoid(2u) - 1.
 # Compute in float32, whatever the inputs are.
@@ -77,7 +78,7 @@ def add_gelu_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
     # The last block overhangs the tensors: its lanes without an element must neither load nor
     # store.
     exists = element < elements
-    # float32 from here on: a 16-bit result is then rounded once, at the store, and not after every
+    # Compute in float32: a 16-bit result is then rounded once, at the store, and not after every
     # operation.
     a = tl.load(a_ptr + element, mask=exists).to(tl.float32)
     b = tl.load(b_ptr + element, mask=exists).to(tl.float32)
@@ -102,10 +103,10 @@ def add_gelu(a, b):
     """gelu(a + b), tanh form, in one launch."""
     # About 5 lines: make room for the result, count the programs, launch, return.
     # BEGIN SOLUTION
-    # The kernel walks memory in order. A transposed or strided tensor does not lie in order: it is
+    # The kernel walks memory in order. A transposed or strided tensor is not contiguous: it is
     # copied first.
     a, b = a.contiguous(), b.contiguous()
-    # Not zeros: filling them would be a launch, and 4 B/element, for values that nobody reads.
+    # Not zeros: filling them would be a launch, and 4 B/element, for values that are never read.
     y = torch.empty_like(a)
     # 1024 elements are 8 for each thread of 4 warps, two loads of 16 bytes; and enough programs to
     # fill any GPU.
@@ -129,8 +130,8 @@ hint = Hints(
         "Start from the message: the smallest input that fails, and the first index that is "
         "wrong. NaN where a number should be means that nothing was stored there.",
         "Sizes that no block divides need two things: a grid that is rounded up (triton.cdiv), "
-        "and one mask, element < elements, in both loads and in the store. Tensors that do not "
-        "lie in order: think of .contiguous().",
+        "and one mask, element < elements, in both loads and in the store. Non-contiguous "
+        "tensors: think of .contiguous().",
         "If every value is a little off, compare the constants with the formula: sqrt(2/pi) = "
         "0.7978845608, 0.044715, and in 2 sigmoid(2u) - 1 there are two twos.",
     ),
@@ -142,7 +143,7 @@ hint = Hints(
         "variable and use the variable twice.",
     ),
     vectorised=(
-        "A load of 16 bytes is four float32 that lie next to one another. How many elements does "
+        "A load of 16 bytes is four adjacent float32 values. How many elements does "
         "each thread have?",
         "Elements per thread = BLOCK / (32 num_warps), with 4 warps unless you say otherwise. And "
         "the lanes of a program must take neighbouring elements: tl.arange without a step.",
@@ -168,8 +169,8 @@ check_values(add_gelu, reference, elementwise_cases(2, seed=3, one_rounding=True
 check_traffic(add_gelu, (a, b), launches=1, bytes_per_element=12, name="traffic")
 
 # %% [markdown]
-# **What did the compiler make of it?** On an A100, each thread should move 16 bytes a step. A block that gives a thread
-# four neighbours or more allows it; lesson 03b shows it in the machine code.
+# **How does it compile?** On an A100, each thread should move 16 bytes per step. A block that gives a thread four
+# neighbours or more allows it; lesson 03b shows it in the machine code.
 
 # %% grade_id="vectorised" points=3
 check_vectorised(add_gelu, (a, b), device="A100", name="vectorised")

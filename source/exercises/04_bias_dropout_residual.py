@@ -82,7 +82,8 @@ def reference_backward(grad_y, p, seed):
 # ## Forward
 #
 # **What answers may use:** torch, triton and math. Kernels are Triton; around them, allocate, view, copy and launch.
-# What PyTorch computes earns nothing; `fusion check` and the grading refuse any other import or name, and say where.
+# Results computed by PyTorch earn nothing; `fusion check` and the grading refuse any other import or name, with the
+# line.
 #
 # All tensors have one dtype: float32, float16 or bfloat16. They may have any strides, no element, or more than 2^31.
 # `p` is a
@@ -103,7 +104,7 @@ def forward_kernel(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     exists = column < columns
     element = row * columns + column
-    # float32 from here on: a 16-bit result is then rounded once, at the store, and not after every
+    # Compute in float32: a 16-bit result is then rounded once, at the store, and not after every
     # operation.
     x = tl.load(x_ptr + element, mask=exists).to(tl.float32)
     # Every row rereads the bias, but it is small and stays in cache.
@@ -120,7 +121,7 @@ def forward(x, bias, residual, p, seed):
     """residual + dropout(x + bias), in one launch."""
     # About 6 lines: make room for the result, count the programs, launch, return.
     # BEGIN SOLUTION
-    # The kernel walks memory in order. What does not lie in order is copied first.
+    # The kernel walks memory in order. Non-contiguous tensors are copied first.
     x, bias, residual = x.contiguous(), bias.contiguous(), residual.contiguous()
     y = torch.empty_like(x)
     rows, columns = x.shape
@@ -146,15 +147,15 @@ def forward(x, bias, residual, p, seed):
 def backward_kernel(grad_y_ptr, grad_x_ptr, elements, p, scale, seed, BLOCK: tl.constexpr):
     # About 6 lines.
     # BEGIN SOLUTION
-    # No bias here, so rows and columns do not matter: one walk over all elements. Their numbers are
-    # those of the forward pass, for a contiguous tensor counts row by row as well; that is all it
-    # takes to get the same mask.
+    # No bias here, so rows and columns do not matter: one walk over all elements. Their numbers
+    # match the forward pass, because a contiguous tensor also counts row by row; that suffices for
+    # the same mask.
     element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exists = element < elements
     grad_y = tl.load(grad_y_ptr + element, mask=exists).to(tl.float32)
     kept = tl.rand(seed, element) >= p
-    # What was dropped did not move the result: its gradient is 0. What was kept was scaled, and so
-    # is its gradient.
+    # What was dropped did not move the result: its gradient is 0. Kept elements were scaled, and so
+    # are their gradients.
     tl.store(grad_x_ptr + element, tl.where(kept, grad_y * scale, 0.0), mask=exists)
     # END SOLUTION
 
@@ -212,7 +213,7 @@ hint = Hints(
             "outside the kernel.",
         ),
         "no-stored-mask": (
-            "What does your backward read beside the gradient?",
+            "What does your backward read besides the gradient?",
             "The gradient in, the gradient out: 8 B/element. The mask comes from tl.rand, not "
             "from memory.",
         ),
@@ -227,7 +228,7 @@ hint = Hints(
 hint
 
 # %% [markdown]
-# **How much is dropped?** On ones, at p = 0.3, and what becomes of the rest.
+# **How much is dropped?** On ones, at p = 0.3, and the scale of the rest.
 
 # %% grade_id="drop-rate" points=2
 check_drop_rate(forward, p=0.3, seed=5, name="drop-rate")
@@ -280,7 +281,7 @@ check_traffic(
 )
 
 # %% [markdown]
-# **Is nothing stored?** The backward, too, in one launch; 8 B/element: one gradient in, the other out.
+# **Is nothing stored?** The backward as well, in one launch; 8 B/element: one gradient in, the other out.
 
 # %% grade_id="no-stored-mask" points=1
 check_traffic(backward, (grad_y, 0.3, 7), launches=1, bytes_per_element=8, name="no-stored-mask")

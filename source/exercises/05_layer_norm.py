@@ -64,9 +64,10 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/ele
 # ## Your kernel
 #
 # **What answers may use:** torch, triton and math. Kernels are Triton; around them, allocate, view, copy and launch.
-# What PyTorch computes earns nothing; `fusion check` and the grading refuse any other import or name, and say where.
+# Results computed by PyTorch earn nothing; `fusion check` and the grading refuse any other import or name, with the
+# line.
 #
-# One program for each row. Compute in float32, whatever x is. The block is a power of two, the row need not be.
+# One program for each row. Compute in float32, whatever x is. The block is a power of two, rows have any length.
 
 
 # %% grade_id="kernel"
@@ -108,7 +109,7 @@ def layer_norm(x, weight, bias, eps):
     # About 6 lines: lay x out in rows, make room, choose the block, launch.
     # BEGIN SOLUTION
     cols = x.shape[-1]
-    # The kernel finds row r at r * cols. A tensor that does not lie so is copied first.
+    # The kernel finds row r at r * cols. A non-contiguous tensor is copied first.
     x = x.contiguous()
     y = torch.empty_like(x)
     # The block holds the whole row, whatever its width: that is what lets x be read once.

@@ -59,7 +59,8 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/ele
 # ## Your kernel
 #
 # **What answers may use:** torch, triton and math. Kernels are Triton; around them, allocate, view, copy and launch.
-# What PyTorch computes earns nothing; `fusion check` and the grading refuse any other import or name, and say where.
+# Results computed by PyTorch earn nothing; `fusion check` and the grading refuse any other import or name, with the
+# line.
 
 
 # %% grade_id="kernel"
@@ -90,8 +91,8 @@ def residual_rms_norm_kernel(
 # %% [markdown]
 # ## Its launcher
 #
-# x and the residual have one shape and one dtype, any number of dimensions, any strides, and any number of rows: more
-# than 2^31 elements, too.
+# x and the residual have one shape and one dtype, any number of dimensions, any strides, and any number of rows, even
+# more than 2^31 elements.
 
 
 # %% grade_id="launcher"
@@ -100,9 +101,9 @@ def residual_rms_norm(x, residual, weight, eps):
     # About 6 lines: lay both out in rows, make room for two results, choose the block, launch.
     # BEGIN SOLUTION
     cols = x.shape[-1]
-    # One of the two may lie in order and the other not: each is looked after.
+    # One of the two may be contiguous and the other not: handle each.
     x, residual = x.contiguous(), residual.contiguous()
-    # Two tensors, not the residual overwritten: whoever called may still need it, for a gradient
+    # Two tensors, without overwriting the residual: the caller may still need it, for a gradient
     # say.
     y, s = torch.empty_like(x), torch.empty_like(x)
     block = triton.next_power_of_2(cols)
@@ -124,7 +125,7 @@ def residual_rms_norm(x, residual, weight, eps):
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "Which of the two results is wrong? The message says: result 1 is y, result 2 is s.",
+        "Which of the two results is wrong? In the message, result 1 is y, result 2 is s.",
         "The mean square divides by the row's elements, cols, not by the block's lanes. And no "
         "mean is taken off: that would be LayerNorm.",
         "If an argument was changed, you store the sum over the residual: make room for it with "
@@ -132,7 +133,7 @@ hint = Hints(
     ),
     traffic=(
         "Count your loads and stores: x, residual and weight in; s and y out; each on one line.",
-        "The sum is at hand when the norm begins: do not load back what you have just stored.",
+        "The sum is still in registers when the norm begins: do not reload what you just stored.",
     ),
     large=(
         "Kernel integers are int32 unless an operand is int64. Which product in your offsets "

@@ -12,7 +12,7 @@
 # $$\text{values}_1 \ge \text{values}_2 \ge \dots \ge \text{values}_k \text{ the largest } p,
 # \text{ and their indices}$$
 #
-# Of equal elements, the one with the **lower index** comes first. (Elements so far below the maximum that their
+# Among equal elements, the one with the **lower index** comes first. (Elements so far below the maximum that their
 # probabilities round to the same number may come in either order.)
 #
 # **The picture**, for one row and k = 2:
@@ -67,7 +67,8 @@ print(f"softmax, then topk: {unfused.launches} launches, {each:.3g} B/element")
 # ## Your kernel
 #
 # **What answers may use:** torch, triton and math. Kernels are Triton; around them, allocate, view, copy and launch.
-# What PyTorch computes earns nothing; `fusion check` and the grading refuse any other import or name, and say where.
+# Results computed by PyTorch earn nothing; `fusion check` and the grading refuse any other import or name, with the
+# line.
 #
 # One program for each row. `tl.argmax` gives the lower of equal indices. k is known when the kernel is compiled, so a
 # loop over `tl.static_range(K)` is unrolled.
@@ -92,9 +93,9 @@ def softmax_topk_kernel(
     e = tl.exp(x - tl.max(x, axis=0))
     p = e / tl.sum(e, axis=0)
     tl.store(p_ptr + row * cols + col, p, mask=exists)
-    # What has won, and what does not exist, holds -1: less than any probability. With -inf and x
-    # instead of -1 and p, a column that has won could not be told from one that was -inf to begin
-    # with, and would win again.
+    # Past winners and columns that do not exist hold -1: less than any probability. With -inf and x
+    # instead of -1 and p, a past winner would look like a column that was -inf to begin with, and
+    # would win again.
     left = tl.where(exists, p, -1.0)
     for place in tl.static_range(K):
         # Chosen by its index, not by its value: of equal elements only one may leave.
@@ -119,7 +120,7 @@ def softmax_topk(x, k):
     # About 8 lines: lay x out in rows, make room for three results, choose the block, launch.
     # BEGIN SOLUTION
     cols = x.shape[-1]
-    # The kernel finds row r at r * cols. A tensor that does not lie so is copied first.
+    # The kernel finds row r at r * cols. A non-contiguous tensor is copied first.
     x = x.contiguous()
     p = torch.empty_like(x)
     values = torch.empty((*x.shape[:-1], k), dtype=x.dtype, device=x.device)
@@ -153,8 +154,8 @@ hint = Hints(
     ),
     traffic=(
         "x, once. The winners' values are in registers: neither x nor p is loaded to get them.",
-        "One launch: torch.topk, a copy or a conversion of the results would be more. Make the "
-        "results with the dtype that they are to have; tl.store converts.",
+        "One launch: torch.topk, a copy or a conversion of the results would be more. Allocate "
+        "the results in their final dtype; tl.store converts.",
     ),
     large=(
         "Kernel integers are int32 unless an operand is int64. Which product in your offsets "

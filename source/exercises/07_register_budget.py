@@ -46,7 +46,8 @@ for name in GPUS:
 # %% [markdown]
 # ## The first kernel: rows
 #
-# Softmax backwards. Of the softmax's input and the gradient of its result it makes the gradient of the input, unfused:
+# Softmax backwards. It computes the gradient of the softmax's input from that input and the gradient of the result,
+# unfused:
 
 
 # %%
@@ -57,7 +58,7 @@ def reference(x, dy):
 
 # %% [markdown]
 # A program holds `ROWS` whole rows, in bfloat16 outside and float32 inside. Count what is alive at once: that many
-# registers a number, and some more for addresses.
+# registers per element, and some more for addresses.
 
 
 # %%
@@ -98,21 +99,21 @@ def compiled_rows(columns, settings, device):
 compiled_rows(4096, {"ROWS": 1, "num_warps": 4}, "A100")
 
 # %% [markdown]
-# **What answers may use:** the functions' arguments, `math`, and any Python that reaches nothing else: no other import,
-# and no other name from this notebook. `fusion check` and the grading refuse such a line, and say which.
-# Try with the compiler; in the end, write down a rule.
+# **What answers may use:** the functions' arguments, `math`, and plain Python: no other import, and no other name from
+# this notebook. `fusion check` and the grading refuse such a line, and name it. Try with the compiler; in the end,
+# write down a rule.
 
 
 # %% grade_id="row-settings-answer"
 def row_settings(columns):
-    """{"ROWS": .., "num_warps": ..} for rows of so many numbers."""
+    """{"ROWS": .., "num_warps": ..} for rows of that many elements."""
     # About 4 lines.
     # BEGIN SOLUTION
     # Three wishes meet. 16 bytes are 8 numbers of bfloat16, so a thread needs 8 at least. Half of
     # an A100's 64 warps leaves 64 registers per thread (half of the 4090's 48 leaves 80, so the
     # A100 decides). And a number costs two to three registers here, since x and dy, later y and
-    # dy, are alive together: with 16 numbers per thread that still fits, with 32 it does not. So
-    # 8: what is left over is occupancy.
+    # dy, are alive together: with 16 numbers per thread that still fits, with 32 it does not. So 8:
+    # the rest is occupancy.
     numbers = 8
     # A row of 8192 needs 32 warps then. A short row needs one, but an SM holds only so many blocks
     # (32 and 24), and blocks of one warp would just reach half: 4 warps at least, which share
@@ -123,7 +124,7 @@ def row_settings(columns):
 
 
 # %% [markdown]
-# ## The second kernel: a tile
+# ## The second kernel: one tile
 #
 # Distances between the rows of a and the columns of b, in float32: $y_{ij} = \sum_k |a_{ik} - b_{kj}|$. No tensor core
 # does this. A program holds a tile of y and walks along k; each step loads `BLOCK_ROWS` numbers of a and `BLOCK_COLS`
@@ -180,16 +181,17 @@ compiled_tile(32, {"BLOCK_ROWS": 64, "BLOCK_COLS": 64, "num_warps": 4}, "A100")
 
 # %% grade_id="tile-settings-answer"
 def tile_settings(uses):
-    """{"BLOCK_ROWS": .., "BLOCK_COLS": .., "num_warps": ..}: of a tile that has so many uses."""
+    """{"BLOCK_ROWS": .., "BLOCK_COLS": .., "num_warps": ..}: for a tile whose elements have that
+    many uses."""
     # About 5 lines.
     # BEGIN SOLUTION
-    # Of all tiles with so many numbers a square one loads least: n x n uses each number n^2 / 2n =
-    # n/2 times.
+    # Among tiles of equal size a square one loads least: n x n uses each value n^2 / 2n = n/2
+    # times.
     side = 16
     while side / 2 < uses:
         side *= 2
-    # 16 numbers of the tile a thread: with 32, the compiler wants some 72 to 80 registers, and the
-    # A100 gives 64 at half occupancy. With fewer than 16 it unrolls the loop further and spends
+    # 16 elements of the tile per thread: with 32, the compiler wants some 72 to 80 registers, and
+    # the A100 gives 64 at half occupancy. With fewer than 16 it unrolls the loop further and spends
     # what was saved.
     warps = max(1, side * side // (32 * 16))
     return {"BLOCK_ROWS": side, "BLOCK_COLS": side, "num_warps": warps}
@@ -205,10 +207,10 @@ def tile_settings(uses):
 # %% tags=["hide-input"]
 hint = Hints(
     rows=(
-        "Work out numbers per thread = ROWS x columns / (32 num_warps) for what you tried, and "
-        "write the registers beside it. What is the least that 16 bytes ask for?",
-        "8 numbers of 2 bytes are 16 bytes. Find out how many numbers per thread the A100 stands, "
-        "then keep that number the same for every row length: more warps for longer rows, more "
+        "Work out numbers per thread = ROWS x columns / (32 num_warps) for each of your "
+        "settings, next to its registers. What minimum do 16 bytes need?",
+        "8 numbers of 2 bytes are 16 bytes. Find out how many elements per thread fit on the "
+        "A100, then keep that number for every row length: more warps for longer rows, more "
         "rows for short ones.",
         "A block has 32 warps at most, and an SM holds at most 32 blocks on an A100, 24 on an RTX "
         "4090: blocks of one warp fill half of it at best.",

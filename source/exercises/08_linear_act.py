@@ -164,7 +164,7 @@ def linear_act_kernel(
     # int64 before the multiplication by a stride, which may pass 2**31.
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     col = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    # float32: the sum of K products keeps its digits, and 65504 is no limit.
+    # float32: the sum of K products keeps its digits, and 65504 is not a limit.
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for start in range(0, K, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
@@ -181,9 +181,9 @@ def linear_act_kernel(
             mask=(k < K)[:, None] & (col < N)[None, :],
             other=0.0,
         )
-        # float16 operands, float32 sum: what a tensor core does in one instruction. Converted to
-        # float32 first, the operands would be multiplied as tf32: the same digits here, half the
-        # rate, twice the shared memory.
+        # float16 operands, float32 sum: one tensor-core instruction. Converted to float32 first,
+        # the operands would be multiplied as tf32: the same digits here, half the rate, twice the
+        # shared memory.
         acc = tl.dot(x, weight, acc)
     # The epilogue: the sum is in registers already, so bias and activation cost no traffic.
     s = acc + tl.load(bias_ptr + col, mask=col < N, other=0.0).to(tl.float32)[None, :]
@@ -218,8 +218,9 @@ def linear_act(x, weight, bias, activation):
     # BEGIN SOLUTION
     (m, k), n = x.shape, weight.shape[0]
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
-    # 64 x 64 outputs in float32 are 32 registers a thread with 4 warps; 32 along K are two steps of
-    # a tensor core. Twice as large tiles would load half as much, and suit large matrices better.
+    # 64 x 64 outputs in float32 are 32 registers per thread with 4 warps; 32 along K are two steps
+    # of a tensor core. Twice as large tiles would load half as much, and suit large matrices
+    # better.
     block_m = block_n = 64
     grid = (triton.cdiv(m, block_m), triton.cdiv(n, block_n))
     # The strides go along, so nothing is copied, transposed or not.
@@ -241,7 +242,8 @@ def linear_act(x, weight, bias, activation):
 hint = Hints(
     values=(
         "Start with one tile: row, col and k are vectors of tl.arange; row[:, None] and k[None, "
-        ":] make of them the addresses of a tile of x. For W^T it is k[:, None] and col[None, :].",
+        ":] turn them into the addresses of a tile of x. For W^T it is k[:, None] and "
+        "col[None, :].",
         "Masks: rows below M, columns below N, and k below K. The last is the one that shows: "
         "with other=0.0, products that do not exist add nothing.",
         "Take every stride from the arguments; y alone is new and contiguous, so its rows are N "
@@ -301,8 +303,8 @@ check_tensor_cores(
 )
 
 # %% [markdown]
-# **Does it reach a large matrix?** Of 4 million rows of 1024, which nobody has to allocate: two small launches
-# show what the large one would be, and its last program instance runs without memory.
+# **Does it reach a large matrix?** 4 million rows of 1024, without allocating them: two small launches predict the
+# large one, and its last program runs without memory.
 
 
 # %%
@@ -327,11 +329,11 @@ check_values(
 # END HIDDEN TESTS
 
 # %% [markdown]
-# ## Yours beside the catalogue's
+# ## Your kernel vs ours
 #
-# Not graded. Run it once the check above passes: how long your kernel should take on an H200, at a size that was
-# recorded there, beside `kernels.linear_act`. "Predicted" comes from the code that your
-# kernel compiles to; if this machine has a GPU, both are timed on it instead.
+# Not graded. Once the check above passes, this cell predicts the time of your kernel on an H200, at a size that was
+# recorded there, next to `kernels.linear_act`. The prediction comes from your compiled code; where this
+# machine has a GPU, both kernels are timed on it instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

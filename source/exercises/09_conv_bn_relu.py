@@ -4,7 +4,7 @@
 # A network in inference: a convolution with a bias, batch norm with running statistics, ReLU. Three kernels in PyTorch,
 # one in yours: an implicit GEMM that finds its pixels by computing, with batch norm folded in its epilogue. About 75
 # minutes, after [lesson 09](../notebooks/09_convolution.ipynb). It has the parts, for square filters and weights in
-# order; here filters may be of any two sizes, and both tensors may lie in memory as they like.
+# order; here filters may have any two sizes, and both tensors any memory layout.
 #
 # **The formula**, for output pixel $(p, q)$ of a picture and output channel $k$; $x$ is 0 outside the picture:
 #
@@ -161,8 +161,8 @@ def conv_bn_relu(x, weight, bias, gamma, beta, mean, var, stride, padding, eps):
     out_width = (width + 2 * padding - taps_w) // stride + 1
     y = torch.empty((images, out_height, out_width, out_channels), dtype=x.dtype, device=x.device)
     pixels = images * out_height * out_width
-    # 64 x 64 outputs in float32 are 32 registers a thread with 4 warps; larger tiles suit larger
-    # pictures better.
+    # 64 x 64 outputs in float32 are 32 registers per thread with 4 warps; larger tiles suit larger
+    # images better.
     block_pixels = block_out = 64
     grid = (triton.cdiv(pixels, block_pixels), triton.cdiv(out_channels, block_out))
     conv_bn_relu_kernel[grid](
@@ -197,8 +197,8 @@ hint = Hints(
         "the next row begins.",
     ),
     batch_norm=(
-        "Fold with a pencil first: y = scale * s + shift. What becomes of the convolution's bias, "
-        "which is part of s?",
+        "Fold with a pencil first: y = scale * s + shift. Where does the convolution's bias, "
+        "which is part of s, go?",
         "scale = gamma * tl.rsqrt(var + eps); shift = beta + (bias - mean) * scale. Then ReLU. "
         "All in float32.",
     ),
@@ -216,7 +216,7 @@ hint = Hints(
     traffic=(
         "How often is each value of x loaded? For each tap once, and all that for each tile of "
         "output channels. The weights: once for each tile of pixels.",
-        "Tiles of 64 x 64; the six vectors after the loop; nothing but y is written.",
+        "Tiles of 64 x 64; the six vectors after the loop; only y is written.",
     ),
     large=(
         "Integers in a kernel have 32 bits, unless an operand of the operation has 64: they end at "
@@ -263,8 +263,8 @@ check_passes(conv_bn_relu, part_of_larger, reads=(9, *6 * (4,)), name="traffic")
 check_tensor_cores(conv_bn_relu, inputs, devices=("A100", "H100"), name="tensor_cores")
 
 # %% [markdown]
-# **Does it reach a large tensor?** Of 2^21 pictures, which nobody has to allocate: two small launches show what
-# the large one would be, and its last program instance runs without memory.
+# **Does it reach a large tensor?** 2^21 images, without allocating them: two small launches predict the large one, and
+# its last program runs without memory.
 
 
 # %%
@@ -294,11 +294,11 @@ check_values(conv_bn_relu, reference, others, unlike=CONV_MISTAKES, name="other-
 # END HIDDEN TESTS
 
 # %% [markdown]
-# ## Yours beside the catalogue's
+# ## Your kernel vs ours
 #
-# Not graded. Run it once the checks above pass: how long your kernel should take on an H200, at a size that was
-# recorded there, beside `kernels.conv_bn_act`. "Predicted" comes from the code that your
-# kernel compiles to; if this machine has a GPU, both are timed on it instead.
+# Not graded. Once the checks above pass, this cell predicts the time of your kernel on an H200, at a size that was
+# recorded there, next to `kernels.conv_bn_act`. The prediction comes from your compiled code; where this
+# machine has a GPU, both kernels are timed on it instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

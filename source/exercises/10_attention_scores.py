@@ -95,7 +95,7 @@ def attention_scores_kernel(
     d = tl.arange(0, DIM)
     q_ptr += batch * q_stride_b + head * q_stride_h
     k_ptr += batch * k_stride_b + head * k_stride_h
-    # The head's index among all: its weights lie in order, N x N of them.
+    # The head's index among all: its N x N weights are contiguous.
     p_ptr += tl.program_id(1).to(tl.int64) * seq * seq
     # Once: the queries stay in registers for both passes.
     q = tl.load(
@@ -130,7 +130,7 @@ def attention_scores_kernel(
     # Rows without a key have a sum of 0; their weights are 0, not 0/0.
     share = tl.where(total > 0, 1.0 / total, 0.0)
 
-    # All keys now: the weights of those that no query sees are 0, and nobody else writes them.
+    # All keys now: the weights of those that no query sees are 0, and no other program writes them.
     for start in range(0, seq, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
         k = tl.load(
@@ -166,7 +166,7 @@ def attention_scores(q, k, valid):
     # BEGIN SOLUTION
     batch, heads, seq, dim = q.shape
     p = torch.empty((batch, heads, seq, seq), dtype=torch.float32, device=q.device)
-    # 32 queries a program for short sequences, so that there are enough programs; the tensor core
+    # 32 queries per program for short sequences, so that there are enough programs; the tensor core
     # takes no fewer than 16.
     block_m, block_n = 32, 64
     grid = (triton.cdiv(seq, block_m), batch * heads)
@@ -233,15 +233,15 @@ check_values(
 )
 
 # %% [markdown]
-# **Is it fused?** One launch, with q and k as they lie; the weights written once and never read; q read once, k at most
-# as often as tiles of 16 queries need it in two passes.
+# **Is it fused?** One launch, with q and k in their own layout; the weights written once and never read; q read once, k
+# at most as often as tiles of 16 queries need it in two passes.
 
 # %% grade_id="traffic" points=5
 check_passes(attention_scores, (q, k, valid), reads=(1, 16, 64), name="traffic")
 
 # %% [markdown]
-# **Does it reach many weights?** Of 60000 sequences of 256, which nobody has to allocate: two small launches show
-# what the large one would be, and its last program instance runs without memory.
+# **Does it reach many weights?** 60000 sequences of 256, without allocating them: two small launches predict the large
+# one, and its last program runs without memory.
 
 
 # %%
@@ -262,11 +262,11 @@ check_values(attention_scores, reference, others, unlike=SCORES_MISTAKES, name="
 # END HIDDEN TESTS
 
 # %% [markdown]
-# ## Yours beside the catalogue's
+# ## Your kernel vs ours
 #
-# Not graded. Run it once the check above passes: how long your kernel should take on an H200, at a size that was
-# recorded there, beside `kernels.attention_scores`. "Predicted" comes from the code that your
-# kernel compiles to; if this machine has a GPU, both are timed on it instead.
+# Not graded. Once the check above passes, this cell predicts the time of your kernel on an H200, at a size that was
+# recorded there, next to `kernels.attention_scores`. The prediction comes from your compiled code; where this
+# machine has a GPU, both kernels are timed on it instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

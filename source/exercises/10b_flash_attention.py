@@ -162,10 +162,10 @@ def flash_attention(q, k, v, causal):
     # About 7 lines: the sizes, room for the result, a grid of two dimensions, launch.
     # BEGIN SOLUTION
     batch, heads, seq, dim = q.shape
-    # The one allocation. There is no room for N x N weights, because there are none.
+    # The one allocation. No buffer for N x N weights: they never exist.
     o = torch.empty((batch, heads, seq, dim), dtype=q.dtype, device=q.device)
-    # 64 queries a program: each key and value that is loaded serves 64 rows. For dim 128, acc is 64
-    # registers a thread.
+    # 64 queries per program: each loaded key and value serves 64 rows. For dim 128, acc is 64
+    # registers per thread.
     block_m, block_n = 64, 64
     grid = (triton.cdiv(seq, block_m), batch * heads)
     flash_attention_kernel[grid](
@@ -221,8 +221,9 @@ hint
 check_values(flash_attention, reference, flash_cases(seed=11), unlike=FLASH_MISTAKES, name="values")
 
 # %% [markdown]
-# **Is there no N x N?** One launch, with q, k and v as they lie; no memory touched but q, k, v and the result, for 128
-# tokens and for 256. And a causal call loads at most 85 % of what a full one does: a program stops at its last query.
+# **Is there no N x N?** One launch, with q, k and v in their own layout; no memory touched but q, k, v and the result,
+# for 128 tokens and for 256. And a causal call loads at most 85 % of a full one's bytes: a program stops at its last
+# query.
 # <!-- given 85 %: what this exercise asks for -->
 
 # %% grade_id="traffic" points=7
@@ -241,8 +242,8 @@ check_linear_traffic(
 check_tensor_cores(flash_attention, (*shorter, True), devices=("A100", "H100"), name="tensor_cores")
 
 # %% [markdown]
-# **Does it reach many sequences?** 60000 of 512 tokens, which nobody has to allocate: two small launches
-# show what the large one would be, and its last program instance runs without memory.
+# **Does it reach many sequences?** 60000 of 512 tokens, without allocating them: two small launches predict the large
+# one, and its last program runs without memory.
 
 
 # %%
@@ -261,11 +262,11 @@ check_values(flash_attention, reference, others, unlike=FLASH_MISTAKES, name="ot
 # END HIDDEN TESTS
 
 # %% [markdown]
-# ## Yours beside the catalogue's
+# ## Your kernel vs ours
 #
-# Not graded. Run it once the check above passes: how long your kernel should take on an H200, at a size that was
-# recorded there, beside `kernels.flash_attention`. "Predicted" comes from the code that your
-# kernel compiles to; if this machine has a GPU, both are timed on it instead.
+# Not graded. Once the check above passes, this cell predicts the time of your kernel on an H200, at a size that was
+# recorded there, next to `kernels.flash_attention`. The prediction comes from your compiled code; where this
+# machine has a GPU, both kernels are timed on it instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

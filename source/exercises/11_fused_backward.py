@@ -51,7 +51,7 @@ from helpers.learning import (
 # %% [markdown]
 # ## The forward pass is given
 #
-# The arithmetic is float32, and float64 for float64: `COMPUTE` says which.
+# The arithmetic is float32, and float64 for float64, as set by `COMPUTE`.
 
 
 # %%
@@ -164,8 +164,8 @@ def backward_kernel(
 # %% [markdown]
 # ## Its launcher
 #
-# `x` is (..., cols), `grad_y` has its shape, both any strides; `weight` and `bias` are (cols,). All have one dtype, and
-# each gradient has it, too. At most `PROGRAMS` programs: on a GPU that would be two for each SM.
+# `x` is (..., cols), `grad_y` has its shape, both any strides; `weight` and `bias` are (cols,). All have one dtype,
+# which is also each gradient's. At most `PROGRAMS` programs: on a GPU that would be two for each SM.
 
 # %%
 PROGRAMS = 8
@@ -181,7 +181,8 @@ def backward(grad_y, x, weight, bias, eps):
     cols = x.shape[-1]
     rows = x.numel() // cols
     grad_x = torch.empty_like(x)
-    # One program even where there is no row: its sums are the zeros that nobody else would write.
+    # At least one program, even without rows: its sums are the zeros that would otherwise go
+    # unwritten.
     programs = max(1, min(rows, PROGRAMS))
     double = x.dtype == torch.float64
     # Wide until the last sum is made: 16 bits would round at every addition.
@@ -201,8 +202,8 @@ def backward(grad_y, x, weight, bias, eps):
 # %% [markdown]
 # ## For autograd
 #
-# This is all that it needs: what to keep, and a gradient for each argument, `None` for eps. Try it, once your functions
-# stand: `LayerNormGelu.apply(x, weight, bias, 1e-5).sum().backward()`.
+# It needs only this: what to save, and a gradient for each argument, `None` for eps. Try it once your functions work:
+# `LayerNormGelu.apply(x, weight, bias, 1e-5).sum().backward()`.
 
 
 # %%
@@ -232,12 +233,12 @@ hint = Hints(
         "bias's. Begin with 3: it is the sum of g_z, and needs the gate alone.",
         "Padding lanes: x - mean is not 0 there. tl.where, before it is squared. Both means "
         "divide by cols.",
-        "More rows than programs: range(tl.program_id(0), rows, tl.num_programs(0)), and what is "
-        "added up is stored after the loop.",
+        "More rows than programs: range(tl.program_id(0), rows, tl.num_programs(0)), and the "
+        "sums are stored after the loop.",
     ),
     gradcheck=(
-        "float64 goes all the way: every load .to(COMPUTE), the sums in registers in COMPUTE, and "
-        "the tensor of sums in float64 as well.",
+        "Use float64 throughout: every load .to(COMPUTE), the sums in registers in COMPUTE, and "
+        "the tensor of sums in float64.",
         "tl.zeros((BLOCK,), dtype=COMPUTE), and torch.float64 for the sums where x is float64.",
     ),
     traffic=(
@@ -293,8 +294,8 @@ check_gradient_traffic(
 check_repeats(backward, (grad_y, x, weight, bias, 1e-5), name="repeats")
 
 # %% [markdown]
-# **Does it reach a large tensor?** Of 2^22 rows of 1024, which nobody has to allocate: two small launches show
-# what the large one would be, and the first and last rows of its last program instance run without memory.
+# **Does it reach a large tensor?** 2^22 rows of 1024, without allocating them: two small launches predict the large
+# one, and the first and last rows of its last program run without memory.
 
 
 # %%

@@ -12,9 +12,10 @@
 #
 # $$q = \text{round}(y / s), \text{ kept within } \pm 127$$
 #
-# `clip`, from 0 to 1, says how much of the row's largest magnitude the codes reach to. Below 1, the few largest numbers
-# are all held at 127, and the many small ones get finer steps. Round to the nearest, of two as near to the **even**
-# one. Where a row holds NaN or infinity, its scale is NaN, so that nobody takes it for numbers, and its codes are 0.
+# `clip`, from 0 to 1, is the fraction of the row's largest magnitude that the codes cover. Below 1, the few largest
+# numbers are all held at 127, and the many small ones get finer steps. Round to the nearest, of two as near to the
+# **even** one. Where a row holds NaN or infinity, its scale is NaN, so that it cannot be mistaken for data, and its
+# codes are 0.
 #
 # **The picture**, for one row, clip 1:
 #
@@ -132,7 +133,7 @@ def layer_norm_int8(x, weight, bias, eps, clip):
     # About 8 lines: lay x out in rows, make room for both results, choose the block, launch.
     # BEGIN SOLUTION
     cols = x.shape[-1]
-    # The kernel finds row r at r * cols. A tensor that does not lie so is copied first.
+    # The kernel finds row r at r * cols. A non-contiguous tensor is copied first.
     x = x.contiguous()
     q = torch.empty_like(x, dtype=torch.int8)
     scale = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
@@ -171,12 +172,12 @@ hint = Hints(
         "that; the large constant does.",
         "Zeros: the 1e-12 belongs inside the scale, as the lower bound of the largest magnitude.",
         "clip below 1: y / scale goes up to 127 / clip. Clamp it to -127 and 127 before "
-        ".to(tl.int8); -128 is never used, so that -q is a code as well.",
+        ".to(tl.int8); -128 is never used, so that -q is also a code.",
     ),
     traffic=(
         "Count your tl.load lines on x, and the PyTorch operations in your launcher.",
         "y lives in registers: it is neither stored nor loaded. q is int8 from the start, one "
-        "byte an element.",
+        "byte per element.",
     ),
     large=(
         "Integers in a kernel have 32 bits, unless an operand of the operation has 64: they end at "
@@ -205,8 +206,8 @@ check_values(layer_norm_int8, reference, code_cases(12), unlike=INT8_MISTAKES, n
 check_passes(layer_norm_int8, (x, weight, bias, 1e-5, 1.0), reads=(1, 8, 8), name="traffic")
 
 # %% [markdown]
-# **Does it reach a large tensor?** Of 2^22 rows of 1024, which nobody has to allocate: two small launches show
-# what the large one would be, and its last program instance runs without memory.
+# **Does it reach a large tensor?** 2^22 rows of 1024, without allocating them: two small launches predict the large
+# one, and its last program runs without memory.
 
 
 # %%
@@ -225,11 +226,11 @@ check_values(layer_norm_int8, reference, other_cases, unlike=INT8_MISTAKES, name
 # END HIDDEN TESTS
 
 # %% [markdown]
-# ## Yours beside the catalogue's
+# ## Your kernel vs ours
 #
-# Not graded. Run it once the check above passes: how long your kernel should take on an H200, at a size that was
-# recorded there, beside `kernels.layer_norm_int8`. "Predicted" comes from the code that your
-# kernel compiles to; if this machine has a GPU, both are timed on it instead.
+# Not graded. Once the check above passes, this cell predicts the time of your kernel on an H200, at a size that was
+# recorded there, next to `kernels.layer_norm_int8`. The prediction comes from your compiled code; where this
+# machine has a GPU, both kernels are timed on it instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

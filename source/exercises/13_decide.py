@@ -2,8 +2,8 @@
 # # Exercise 13: decide what to fuse [15 points]
 #
 # You write three functions: may these operations be one kernel, is it worth it for two of them, and which partition of
-# a whole graph into kernels takes the least time? The last is judged against an exhaustive search. About 75 minutes.
-# Lesson 13 has all you need.
+# a whole graph into kernels is fastest? The last is judged against an exhaustive search. About 75 minutes. Lesson 13
+# has all you need.
 #
 # **The formulas**, for a group of operations in one kernel on an H200:
 #
@@ -47,17 +47,16 @@ from helpers.learning.allowed_calls import kernel_cost
 # %% [markdown]
 # ## A graph of plain values
 #
-# Operations stand in the order of the program. `reads` and `writes` name tensors; **who writes a tensor that is there
-# already overwrites it**, in place. `elsewhere` names those of `reads` of which an element's result needs other
-# elements than its own (or, in an operation over rows, than its own row): the factors of a product, what is shifted or
-# transposed. `results` are wanted in the end.
+# Operations are in program order. `reads` and `writes` name tensors; **writing an existing tensor overwrites it**, in
+# place. `elsewhere` names those of `reads` where a result needs elements other than its own (or, in an operation over
+# rows, than its own row): the operands of a matmul, shifted or transposed tensors. `results` are the final outputs.
 #
 # | kind | |
 # |---|---|
-# | `elementwise` | an element's result needs the same element of what it reads |
+# | `elementwise` | an element's result needs the same element of its inputs |
 # | `rows` | it needs the whole row: a norm, a softmax |
 # | `matmul` | a product, tile by tile |
-# | `opaque` | a library's kernel, of which nothing is known |
+# | `opaque` | a library's kernel, a black box |
 
 # %%
 ROWS, COLUMNS = 4096, 8192
@@ -83,8 +82,8 @@ small["operations"][0]
 # %% [markdown]
 # ## What a kernel costs is given
 #
-# `kernel_cost(graph, group)`, with a list of names, counts bytes, live values, registers a thread and seconds as the
-# analyser of lesson 13 does. It asks nobody whether there can be such a kernel.
+# `kernel_cost(graph, group)`, with a list of names, counts bytes, live values, registers per thread and seconds as the
+# analyser of lesson 13 does. It does not check whether such a kernel is possible.
 
 # %%
 rows = []
@@ -92,7 +91,7 @@ for group in (["add"], ["gelu"], ["add", "gelu"], ["add", "gelu", "softmax"]):
     cost = kernel_cost(small, group)
     moved, time = f"{cost['bytes'] / 1e6:.1f} MB", f"{cost['time'] * 1e6:.2f} us"
     rows.append((", ".join(group), moved, cost["live"], cost["registers"], time))
-table(("kernel", "bytes", "live", "registers a thread", "time"), rows)
+table(("kernel", "bytes", "live", "registers per thread", "time"), rows)
 
 # %% [markdown]
 # In your answers use the functions' arguments, plain Python, `math` and `kernel_cost`, and nothing else of this
@@ -100,12 +99,12 @@ table(("kernel", "bytes", "live", "registers a thread", "time"), rows)
 #
 # ## May it be one kernel?
 #
-# One operation alone always may. Of several:
+# One operation alone always may. With several:
 #
 # 1. an **opaque** operation is a kernel of its own;
 # 2. all go over as many rows and columns (**size**);
 # 3. at most one is a product, and with a product none needs whole rows: a **tile** holds no whole row;
-# 4. what one of them writes, none of the others reads **elsewhere**: another block may not have made it yet, or may
+# 4. no operation reads another's output **elsewhere**: another block may not have made it yet, or may
 #    have overwritten it already. Element by element, in place or not, is fine. (Lesson 13 also lets a block make such a
 #    value anew for itself, a prologue or a recomputation; here nothing is made twice);
 # 5. they hang **together**: from each one gets to each other by tensors that two of them read or write, whichever;
@@ -141,7 +140,7 @@ def is_legal(graph, group):
 
 
 def clash(one, two):
-    """Whether two operations, in the order of the program, can never be in one kernel."""
+    """Return whether two operations, in program order, can never be in one kernel."""
     kinds = {one["kind"], two["kind"]}
     if "opaque" in kinds or kinds == {"matmul"} or kinds == {"matmul", "rows"}:
         return True
@@ -159,14 +158,14 @@ def tensors_of(operation):
 
 
 def waits_for(later, earlier):
-    """Whether an operation must come after an earlier one, directly."""
+    """Return whether an operation directly depends on an earlier one."""
     return bool(
         set(earlier["writes"]) & tensors_of(later) or set(later["writes"]) & set(earlier["reads"])
     )
 
 
 def can_run(graph, groups):
-    """Whether kernels can run one after another."""
+    """Return whether kernels can run one after another."""
     operations = graph["operations"]
     place = {each["name"]: number for number, each in enumerate(operations)}
     # Run whatever waits for nothing that has not run. If that ends before all have, they wait for
@@ -204,7 +203,7 @@ def should_fuse(graph, one, two):
     # About 3 lines.
     # BEGIN SOLUTION
     apart = kernel_cost(graph, [one])["time"] + kernel_cost(graph, [two])["time"]
-    # A kernel over rows has as many blocks as rows: with few of them, what is fused into it slows
+    # A kernel over rows has as many blocks as rows: with few of them, operations fused into it slow
     # down to its pace.
     return is_legal(graph, [one, two]) and kernel_cost(graph, [one, two])["time"] < apart
     # END SOLUTION
@@ -214,8 +213,8 @@ def should_fuse(graph, one, two):
 # ## The whole graph
 #
 # A partition is a list of kernels, each a list of names; every operation is in one of them. All kernels together must
-# be able to run in some order: two groups, each of them legal, may wait for each other. Of all such partitions give one
-# of the least time. Joining the best pair again and again does not always find it, so try them all: each operation
+# be able to run in some order: two groups, each of them legal, may wait for each other. Among all such partitions
+# return a fastest one. Joining the best pair again and again does not always find it, so try them all: each operation
 # joins a group that is there, or begins one. With six operations that is quick. The transformer's layer has fifteen:
 # there, do not go on with a group that no further operation can make legal.
 
@@ -238,7 +237,8 @@ def partition(graph):
         return seen[key]
 
     def best(place, groups):
-        """(seconds, partition): the best way to go on with the operations from `place` on."""
+        """Return (seconds, partition): the best continuation with the operations starting at
+        `place`."""
         if place == len(operations):
             names = [[each["name"] for each in group] for group in groups]
             time = sum(cost(group) for group in names)
@@ -274,8 +274,8 @@ hint = Hints(
         "Take the rules one by one: 1 to 4 are about two operations at a time, so ask each pair "
         "of the group.",
         "Rule 5: begin with one operation's tensors, and take in the tensors of all that touch "
-        "them, until nothing is new. Rule 6: put the group and every other operation, alone, into "
-        "an order in which each comes after what it waits for. If there is none, something has to "
+        "them, until nothing is new. Rule 6: put the group and every other operation, alone, "
+        "into an order in which each comes after its dependencies. If there is none, something has to "
         "run between.",
         "Who waits: a read after a write, a write after a read, a write after a write. The last "
         "two are in place.",
@@ -287,8 +287,8 @@ hint = Hints(
     partitions=(
         "Place the operations one by one, each in every group that is there and in a new one; "
         "when all are placed, add up the times.",
-        "A group that is not legal yet may become so: by what hangs it together, or by what was "
-        "between. Ask is_legal when all are placed.",
+        "A group that is not legal yet may become so: by adding the operations that connect it, "
+        "or those in between. Ask is_legal when all are placed.",
         "Two legal groups may wait for each other: use what you wrote for rule 6, with all groups.",
     ),
     layer=(
@@ -378,7 +378,7 @@ check_legal(
 # END HIDDEN TESTS
 
 # %% grade_id="other-partitions" points=2
-# Other graphs are to be partitioned here when the exercise is graded.
+# Grading uses other graphs here.
 # BEGIN HIDDEN TESTS
 features = (
     "greedy",

@@ -9,7 +9,7 @@
 #
 # $$y_i = \frac{e^{x_i - m}}{\sum_j e^{x_j - m}}$$
 #
-# **The picture**, for a block of two warps and a row of 200, four numbers a load:
+# **The picture**, for a block of two warps and a row of 200, four elements per load:
 #
 # ```text
 #   row     0 1 2 3 | 4 5 6 7 | ...                ... | 196..199 |
@@ -49,7 +49,8 @@ def reference(x):
 
 # %% grade_id="softmax-cuda"
 def softmax_cuda(columns):
-    """{"source": CUDA C++, "kernel": its name, "threads": a block} for rows of so many columns."""
+    """{"source": CUDA C++, "kernel": its name, "threads": a block} for rows of that many
+    columns."""
     # About 40 lines, nearly all of them C++.
     # BEGIN SOLUTION
     source = """
@@ -95,7 +96,7 @@ template <int W, int EACH> __global__ void softmax(const float* x, float* y, int
   }
 }"""
     threads = 256
-    # Rows whose length is no multiple of four do not all start at a multiple of 16 bytes.
+    # Rows whose length is not a multiple of four do not all start at a multiple of 16 bytes.
     width = 4 if columns % 4 == 0 else 1
     each = -(-columns // (width * threads))
     return {"source": source, "kernel": f"softmax<{width}, {each}>", "threads": threads}
@@ -103,7 +104,7 @@ template <int W, int EACH> __global__ void softmax(const float* x, float* y, int
 
 
 # %% [markdown]
-# Try it: what the meter and the compiler say of it.
+# Try it with the meter and the compiler.
 
 # %% tags=["nbval-ignore-output"]
 try:
@@ -129,13 +130,14 @@ hint = Hints(
     values=(
         "Which threads have no number of the row? What do they bring into the maximum, and what "
         "into the sum?",
-        "Minus infinity is no maximum, and its exponential is 0. And what is the exponential of "
+        "Minus infinity is never the maximum, and its exponential is 0. And what is the "
+        "exponential of "
         "200?",
     ),
     sound=(
-        "Read the line that is named. Which two threads touch that word, and which barrier stands "
+        "Read the line that is named. Which two threads touch that word, and which barrier is "
         "between?",
-        "Every lane that the mask names must reach the shuffle: the threads without numbers, too. "
+        "Every lane that the mask names must reach the shuffle: even the threads without elements. "
         "And `of_warps` is written again by the second reduction: have all read it by then?",
         "A row of 1001 floats starts at a multiple of 4004 bytes. Which loads may start there?",
         "blockIdx.x and columns have 32 bits, and so has their product. Row 2^20 of 8192 columns "
@@ -175,7 +177,7 @@ check_cuda_memory_safety(softmax_cuda, [100, 1024, 1001], name="sound")
 check_cuda_traffic(softmax_cuda, [1001, 4096], name="traffic")
 
 # %% [markdown]
-# **Machine code**: the row lies in registers, and loads are wide where they may be.
+# **Machine code**: the row stays in registers, and loads are wide wherever allowed.
 
 # %% grade_id="code" points=4
 check_cuda_code(softmax_cuda, [1024, 1001, 4096, 8191, 8192], name="code")

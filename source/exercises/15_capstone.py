@@ -21,7 +21,7 @@
 # $$\frac{\partial L}{\partial x} = g_h \, a, \qquad
 # \frac{\partial L}{\partial gate} = g_h \, x \cdot s \, \big(1 + gate\,(1 - s)\big)$$
 #
-# **The picture**: what goes through memory, a row at a time.
+# **The picture**: traffic through memory, one row at a time.
 #
 # ```text
 #   forward    x, gate, residual --> [ h, r in registers ] --> y
@@ -90,7 +90,7 @@ measure(block, x, gate, residual, weight, 1e-5).launch_table()
 # ## Forward: your kernel and its launcher
 #
 # `x`, `gate` and `residual` are (..., cols), of any strides; `weight` is (cols,). All have one dtype, and so has `y`.
-# There may be no row at all.
+# There may be zero rows.
 
 
 # %% grade_id="forward-kernel"
@@ -117,7 +117,7 @@ def forward_kernel(
 # %% grade_id="forward"
 def forward(x, gate, residual, weight, eps):
     """The block, in one launch."""
-    # About 6 lines: lay the tensors out in rows, make room, launch.
+    # About 6 lines: lay the tensors out in rows, allocate, launch.
     # BEGIN SOLUTION
     x, gate, residual = x.contiguous(), gate.contiguous(), residual.contiguous()
     y, cols = torch.empty_like(x), x.shape[-1]
@@ -132,7 +132,7 @@ def forward(x, gate, residual, weight, eps):
 #
 # A program takes rows `program_id`, `program_id + num_programs`, and so on, at most `PROGRAMS` programs; it keeps its
 # sum of the weight's gradient in registers, and stores it once, at a place of its own. In float64 the arithmetic is
-# float64: `COMPUTE` says which.
+# float64, as set by `COMPUTE`.
 
 # %%
 PROGRAMS = 8
@@ -187,13 +187,14 @@ def backward_kernel(
 # %% grade_id="backward"
 def backward(grad_y, x, gate, weight, eps):
     """(grad_x, grad_gate, grad_weight): one kernel, and a sum over the programs' sums."""
-    # About 12 lines: lay the tensors out in rows, make room, launch, add up the partial sums.
+    # About 12 lines: lay the tensors out in rows, allocate, launch, add up the partial sums.
     # BEGIN SOLUTION
     grad_y, x, gate = grad_y.contiguous(), x.contiguous(), gate.contiguous()
     cols = x.shape[-1]
     rows = x.numel() // cols
     grad_x, grad_gate = torch.empty_like(x), torch.empty_like(x)
-    # One program even where there is no row: its sums are the zeros that nobody else would write.
+    # At least one program, even without rows: its sums are the zeros that would otherwise go
+    # unwritten.
     programs = max(1, min(rows, PROGRAMS))
     double = x.dtype == torch.float64
     # Wide until the last sum is made: 16 bits would round at every addition.
@@ -210,11 +211,11 @@ def backward(grad_y, x, gate, weight, eps):
 # %% [markdown]
 # ## Your report
 #
-# What a reader wants to know before they take your kernel, as a function of the sizes. **Forward, in float32**: what
-# the block launches and moves as it is given, counted as the meter counts; the least that it can move, each input read
-# once and `y` written once; by how many per cent that is less. And if a step of a model spends `share` of its time (0
-# to 1) in this block, which is bound by memory: how many times faster can the *whole step* get, at best, when only the
-# block is fused? Use the arguments and plain Python.
+# What a reader wants to know before they take your kernel, as a function of the sizes. **Forward, in float32**: the
+# launches and bytes of the given block, counted as the meter counts; the minimum traffic, each input read once and `y`
+# written once; and the saving in per cent. And if a step of a model spends `share` of its time (0 to 1) in this block,
+# which is bound by memory: how many times faster can the *whole step* get, at best, when only the block is fused? Use
+# the arguments and plain Python.
 
 
 # %% grade_id="report"
@@ -223,11 +224,11 @@ def report(rows, columns, share):
     # About 6 lines.
     # BEGIN SOLUTION
     n = rows * columns
-    # silu 2n, times x 3n, square 2n, mean n and a number a row, plus eps and rsqrt on those, times
-    # rstd 2n and a number a row, times weight 2n and the weight, plus residual 3n.
+    # silu 2n, times x 3n, square 2n, mean n and one value per row, plus eps and rsqrt on those,
+    # times rstd 2n and one value per row, times weight 2n and the weight, plus residual 3n.
     unfused = 4 * (15 * n + 6 * rows + columns)
     least = 4 * (4 * n + columns)
-    # Amdahl: what is not the block takes as long as before.
+    # Amdahl: the rest takes as long as before.
     return 9, unfused, least, 100 * (1 - least / unfused), 1 / (1 - share + share * least / unfused)
     # END SOLUTION
 
@@ -242,7 +243,7 @@ def report(rows, columns, share):
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "Start from the message: the smallest input that fails, and what it says to look at.",
+        "Start from the message: the smallest input that fails, and its hint.",
         "h is x times gate times sigmoid(gate); the mean of its squares divides by cols, and eps "
         "is inside the root.",
         "16 bits: every load .to(tl.float32), and one rounding, at the store.",
@@ -256,12 +257,12 @@ hint = Hints(
         "Begin with 3: it needs h and rstd alone.",
         "x and the gate share g_h. If both are wrong it is g_h; if only the gate's is, it is the "
         "slope of silu.",
-        "More rows than programs: range(tl.program_id(0), rows, tl.num_programs(0)), and what is "
-        "added up is stored after the loop.",
+        "More rows than programs: range(tl.program_id(0), rows, tl.num_programs(0)), and the "
+        "sums are stored after the loop.",
     ),
     gradcheck=(
-        "float64 goes all the way: every load .to(COMPUTE), the sum in registers in COMPUTE, and "
-        "the tensor of sums in float64 as well.",
+        "Use float64 throughout: every load .to(COMPUTE), the sum in registers in COMPUTE, and "
+        "the tensor of sums in float64.",
     ),
     **{
         "backward-cut": (
@@ -297,7 +298,7 @@ hint
 check_values(forward, block, norm_cases(3, 1, seed=15), unlike=BLOCK_MISTAKES, name="values")
 
 # %% [markdown]
-# **Is the traffic gone?** Grading meters another size as well.
+# **Is the traffic gone?** Grading also meters another size.
 
 # %%
 rows, columns = 93, 307
@@ -347,8 +348,8 @@ check_cut(backward, block_backward, of_backward, least=0.84, launches=3, name="b
 check_repeats(backward, of_backward, name="repeats")
 
 # %% [markdown]
-# **Do both reach a large tensor?** Of 2^22 rows of 1024, which nobody has to allocate: two small launches show
-# what the large one would be, and of its last program instance the first and last rows run without memory.
+# **Do both reach a large tensor?** 2^22 rows of 1024, without allocating them: two small launches predict the large
+# one, and the first and last rows of its last program run without memory.
 
 
 # %%

@@ -274,7 +274,7 @@ def test_label_widths_are_not_underestimated():
 
 
 def test_points_off_a_logarithmic_axis_are_refused():
-    with pytest.raises(ValueError, match="one of unfused, fused, single expected"):
+    with pytest.raises(ValueError, match="choose from unfused, fused, single"):
         Point("x", 1, 1, "other")
     for intensity in (0, -1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="finite numbers above 0"):

@@ -85,8 +85,8 @@ def test_the_text_by_hand():
     for kept in ("1.61 GB saved (34 %)", "1.24 GB saved (26 %)", "872 MB saved (18 %)", "67.1 MB saved (1.4 %)"):
         assert kept in text
     # (14 + 46 + 49 + 12) units and (4 + 6 + 28 + 12).
-    assert "unfused: 14.7 ms, of which norms, gate and additions move 8.12 GB" in text
-    assert "fused: 13.8 ms, of which norms, gate and additions move 3.36 GB" in text
+    assert "unfused: 14.7 ms; norms, gate and additions move 8.12 GB" in text
+    assert "fused: 13.8 ms; norms, gate and additions move 3.36 GB" in text
 
 
 def test_every_text_lies_on_the_picture_and_none_on_another():
@@ -121,8 +121,8 @@ def test_a_saved_notebook_keeps_a_picture_and_the_text():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"dtype": "int4"}, "'int4' on 'H200': one of bf16"),
-        ({"device": "T4"}, "'bf16' on 'T4': one of bf16, fp16, fp32 expected, on one of A10"),
+        ({"dtype": "int4"}, "'int4' on 'H200': choose from bf16"),
+        ({"device": "T4"}, "'bf16' on 'T4': choose from bf16, fp16, fp32, and from A10"),
         ({"tokens": 5}, "the tokens slider has no 5"),
         ({"width": 99}, "the width slider has no 99"),
     ],

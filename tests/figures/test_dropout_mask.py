@@ -34,7 +34,7 @@ def test_boxes_borders_and_text():
 
 
 def test_shapes_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"one \(rows, columns\) expected"):
+    with pytest.raises(ValueError, match=r"they must be one \(rows, columns\)"):
         Draw(COUNTERS, COUNTERS, KEPT[:1])
     one = Draw(COUNTERS, COUNTERS, KEPT)
     with pytest.raises(ValueError, match="cannot be compared"):

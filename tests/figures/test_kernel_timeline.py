@@ -67,5 +67,5 @@ def test_ways_of_about_one_length_share_an_axis():
 
 def test_a_picture_says_what_it_shows():
     assert "busy 75%" in repr(KernelTimelineExplorer({"eager": THREE}).chart())
-    with pytest.raises(ValueError, match="no timeline is called 'x'"):
+    with pytest.raises(ValueError, match="unknown timeline 'x'"):
         KernelTimelineExplorer({"eager": THREE}, "x")

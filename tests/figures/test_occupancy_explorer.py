@@ -152,12 +152,12 @@ def test_what_is_sent_stays_small():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"device": "H1000"}, "no device is named"),
-        ({"threads": 0}, "threads a block: 1 to 1024 is expected, got 0"),
-        ({"threads": 1025}, "threads a block: 1 to 1024 is expected, got 1025"),
+        ({"device": "H1000"}, "unknown device"),
+        ({"threads": 0}, "threads per block: 1 to 1024, not 0"),
+        ({"threads": 1025}, "threads per block: 1 to 1024, not 1025"),
         ({"threads": 100}, "the threads slider has no 100: choose from 32, 64, ..., 1024"),
         ({"registers": 0}, "the registers slider has no 0"),
-        ({"registers": 256}, "registers a thread: 0 to 255 is expected, got 256"),
+        ({"registers": 256}, "registers per thread: 0 to 255, not 256"),
         ({"shared_memory": 232449}, "232449 B of shared memory is 1 B more than a block can have"),
     ],
 )

@@ -30,9 +30,9 @@ def test_each_frame_says_what_the_compiler_said(explorer):
         explorer.operations.index = index
         found = compiled(steps, "H100")
         assert frame["text"] == explorer.text == explorer.chart().text
-        assert f">{found.registers} registers a thread<" in frame["svg"]
-        assert f">{found.spill_bytes} spilled bytes a thread<" in frame["svg"]
-        assert f">{found.occupancy().warps} active warps an SM<" in frame["svg"]
+        assert f">{found.registers} registers per thread<" in frame["svg"]
+        assert f">{found.spill_bytes} spilled bytes per thread<" in frame["svg"]
+        assert f">{found.occupancy().warps} active warps per SM<" in frame["svg"]
     assert "the first to spill is 16" in explorer.text
 
 
@@ -79,7 +79,7 @@ def test_shown_without_a_kernel_it_is_a_picture_and_a_line(explorer):
 
 
 @pytest.mark.parametrize(
-    ("device", "operations", "message"), [("V100", 1, "none of the GPUs to compile for"), ("H100", 2, "has no 2")]
+    ("device", "operations", "message"), [("V100", 1, "not a GPU to compile for"), ("H100", 2, "has no 2")]
 )
 def test_what_cannot_be_shown_is_refused_in_one_line(device, operations, message):
     with pytest.raises(ValueError, match=message) as refused:
@@ -91,7 +91,7 @@ def test_the_register_file_holds_whole_blocks():
     # 41 registers a thread cost a warp 1536; ten warps fit in each quarter: two blocks of 16, not three.
     chart = register_file_chart((9, 0), 512, (32, 41), "title")
     assert chart.text == (
-        "title. Blocks of 512 threads on an SM: 32 registers a thread, 4 blocks; 41 registers a thread, 2 blocks."
+        "title. Blocks of 512 threads on an SM: 32 registers per thread, 4 blocks; 41 registers per thread, 2 blocks."
     )
     boxes = [bar for bar in chart.figure.axes[0].patches if bar.get_width() == 1536 * 16]
     assert [box.get_x() for box in boxes] == [0, 1536 * 16]

@@ -171,9 +171,9 @@ def test_frames_stay_small_enough_to_send(explorer):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"device": "H1000"}, "no device is named"),
+        ({"device": "H1000"}, "unknown device"),
         ({"device": "V100", "dtype": "bf16"}, "V100 has no bf16 peak"),
-        ({"operations": ["gelu"]}, "no operation is named 'gelu'"),
+        ({"operations": ["gelu"]}, "unknown operation 'gelu'"),
         ({"rows": 5}, "the rows slider has no 5"),
         ({"columns": 0}, "the columns slider has no 0"),
     ],

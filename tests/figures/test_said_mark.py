@@ -55,7 +55,7 @@ def test_a_guess_about_one_bar_stays_on_it():
         assert row - 0.6 < places[0] < row < places[1] < row + 0.5
         _, words = map(float, re.search(r'<text x="([\d.]+)" y="([\d.]+)"', svg).groups())
         assert top - 5 < words < bottom
-    with pytest.raises(ValueError, match="a bar's guess lies on its axis 'x'"):
+    with pytest.raises(ValueError, match="a bar's guess is on axis 'x'"):
         GuessMark("you said 12 MB", "y", 12, row=0)
 
 
@@ -104,5 +104,5 @@ def test_a_chart_is_itself_until_something_is_said_and_after_it_is_taken_back():
 
 
 def test_another_axis_is_refused():
-    with pytest.raises(ValueError, match="on the axis 'z': 'x' or 'y' expected"):
+    with pytest.raises(ValueError, match="on axis 'z': use 'x' or 'y'"):
         GuessMark("you said 1", "z", 1)

@@ -75,7 +75,7 @@ def test_every_frame_is_that_of_its_sliders():
         assert 0 <= box.y0 < box.y1 <= height
 
 
-@pytest.mark.parametrize(("arguments", "name"), [({"group": 3}, "rows a group"), ({"wave": 17}, "wave")])
+@pytest.mark.parametrize(("arguments", "name"), [({"group": 3}, "rows per group"), ({"wave": 17}, "wave")])
 def test_bad_input_is_refused_in_one_line(arguments, name):
     with pytest.raises(ValueError, match=f"the {name} slider has no") as error:
         TileOrderExplorer(**arguments)

@@ -24,9 +24,9 @@ def test_each_bar_is_as_long_as_its_tensors_bytes(traffics):
 
 
 def test_the_title_is_worked_out_or_given(traffics):
-    assert traffic_chart(traffics).text.startswith("Fusing moves 1.67 times fewer bytes: unfused 2 launches")
+    assert traffic_chart(traffics).text.startswith("Fusing moves 1.67x fewer bytes: unfused 2 launches")
     other_way = {"unfused": traffics["fused"], "fused": traffics["unfused"]}
-    assert traffic_chart(other_way).text.startswith("Fusing moves 1.67 times more bytes")
+    assert traffic_chart(other_way).text.startswith("Fusing moves 1.67x more bytes")
     same = {"unfused": traffics["fused"], "fused": traffics["fused"]}
     assert traffic_chart(same).text.startswith("Fusing moves as many bytes")
     assert traffic_chart({"fused": traffics["fused"]}).text.startswith("The fused version moves 12 kB: fused 1 launch")
@@ -34,7 +34,7 @@ def test_the_title_is_worked_out_or_given(traffics):
 
 
 def test_bad_input_is_refused_in_one_line(traffics):
-    with pytest.raises(ValueError, match="a version is named 'eager': 'unfused' or 'fused' expected"):
+    with pytest.raises(ValueError, match="unknown version 'eager': use 'unfused' or 'fused'"):
         traffic_chart({"eager": traffics["unfused"]})
     with pytest.raises(ValueError, match="the fused version moves no byte"):
         traffic_chart({"fused": measure(lambda: None)})

@@ -30,7 +30,7 @@ def test_the_text_by_hand():
     # 2^24 numbers of 2 bytes; softmax: eight trips and the rows' maxima and sums, against one in, one out.
     assert TrafficExplorer("softmax", "bf16", "H100", 4096, 4096).text == (
         "H100 (3.35 TB/s), softmax in bf16, 4,096 x 4,096: unfused 5 launches, 268 MB, 80.1 µs; "
-        "fused 1 launch, 67.1 MB, 20 µs. Fusing moves 4.00 times fewer bytes."
+        "fused 1 launch, 67.1 MB, 20 µs. Fusing moves 4.00x fewer bytes."
     )
     assert TrafficExplorer("ReLU").text.endswith("Nothing to fuse: it is one launch already.")
 
@@ -89,9 +89,9 @@ def test_bars_are_as_long_as_the_bytes():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"operation": "attention"}, "'attention' in 'fp32': one of ReLU"),
-        ({"dtype": "int4"}, "in 'int4': one of"),
-        ({"device": "H1000"}, "no device is named"),
+        ({"operation": "attention"}, "'attention' in 'fp32': choose from ReLU"),
+        ({"dtype": "int4"}, "in 'int4': choose from"),
+        ({"device": "H1000"}, "unknown device"),
         ({"rows": 5}, "the rows slider has no 5"),
     ],
 )

@@ -71,7 +71,7 @@ def test_every_frame_is_that_of_its_sliders():
         shown = {byte // 32 for start in starts for byte in range(start, start + elements * itemsize)}
         assert frame["svg"].count('fill="none"') == len({sector for sector in shown if sector < 32})
         beyond = len({sector for sector in shown if sector >= 32})
-        assert (f"({beyond} of them lie further right than this picture)" in frame["svg"]) == (beyond > 0)
+        assert (f"({beyond} of them are to the right of this figure)" in frame["svg"]) == (beyond > 0)
 
 
 def test_boxes_stand_where_the_axes_put_them():

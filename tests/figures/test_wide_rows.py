@@ -164,7 +164,7 @@ def test_each_frame_shows_its_position():
 
 def test_a_row_that_does_not_fit_has_no_bar():
     explorer = WideRowsExplorer(columns=65536, warps=8)
-    assert "does not fit: 256 numbers" in explorer._stage.data["frames"][_index(explorer)]["svg"]
+    assert "does not fit: 256 elements" in explorer._stage.data["frames"][_index(explorer)]["svg"]
     assert not segments(explorer._case, "held")
     data, _ = explorer._repr_mimebundle_()
     assert data["text/plain"] == explorer.text

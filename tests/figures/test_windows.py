@@ -105,7 +105,7 @@ def test_titles():
     assert title(3, 1, 1) == "All tiles: 1,156 reads of 144 of 144 pixels, 4 to 9 times each"
     assert title(1, 2, 0, 0) == "Tile 0: 16 reads of 16 of 144 pixels, once each"
     assert title(1, 1, 2, 0) == "Tile 0 reads nothing: all it sees is padding"
-    assert title(3, 3, 1, 5) == "There is no tile 5: 4 x 4 pixels are made"
+    assert title(3, 3, 1, 5) == "No tile 5: the output has 4 x 4 pixels"
     assert title(3, 1, 1, 3, "the first") == "Tile 3: 14 reads of 14 of 144 pixels, once each"
 
 

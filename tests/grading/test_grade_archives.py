@@ -121,10 +121,10 @@ def test_what_is_not_graded_has_a_row(tmp_path, how):
         "empty/hw.zip": "an empty zip",
         "hidden/hw.zip": "an empty zip",
         "folder/hw.zip/homework": empty,
-        "no_zip/hw.zip": "it is no zip, or a damaged one: make it anew",
-        "cut/hw.zip": "it is no zip, or a damaged one: make it anew",
+        "no_zip/hw.zip": "not a zip, or damaged: recreate it",
+        "cut/hw.zip": "not a zip, or damaged: recreate it",
         f"out/hw.zip/../../{NOTEBOOK}": "a path that leads out of the zip",
-        f"lzma/hw.zip/{NOTEBOOK}": "packed by a method that is not read: make the zip anew",
+        f"lzma/hw.zip/{NOTEBOOK}": "unsupported compression: recreate the zip",
     }
     table = class_report.table(tmp_path, students, {}, gradebook(students, {}, exercises_in(), Rules()))
     assert all(f"not graded: {path}: {reason}" in table for path, reason in why.items())

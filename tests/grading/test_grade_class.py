@@ -144,7 +144,7 @@ def test_no_submissions_are_told_in_one_line(tmp_path, capsys, name, monkeypatch
     monkeypatch.setattr(run, "require_sandbox", lambda: None)
     (tmp_path / "text.zip").write_text("text")
     assert main(["grade", str(tmp_path / name), "--out", str(tmp_path / "out")]) == 2
-    assert re.fullmatch(r"fusion: .*(there is no folder or zip|is no zip).*\n", capsys.readouterr().err)
+    assert re.fullmatch(r"fusion: .*(no folder or zip|is not a zip).*\n", capsys.readouterr().err)
 
 
 # A run
@@ -286,7 +286,7 @@ def test_only_one_exercise():
     assert set(exercises_in(only="05")) == {"05_layer_norm"}
     assert set(exercises_in(only="05b_residual_rms_norm")) == {"05b_residual_rms_norm"}
     assert len(exercises_in()) > 2
-    with pytest.raises(FileNotFoundError, match="is '5': there are 01_"):
+    with pytest.raises(FileNotFoundError, match="is '5': choose from 01_"):
         exercises_in(only="5")
 
 

@@ -92,6 +92,6 @@ def test_a_full_disk_is_told_in_one_line_and_nothing_is_scored(tmp_path):
     told = ended.stderr.splitlines()[-1]
     assert re.fullmatch(
         rf"fusion: {out}/results/student\d+/{attacks.NAME}\.(json|xml) cannot be written: No space left on device; "
-        "make room or give another folder, then use --resume",
+        "make room or choose another folder, then use --resume",
         told,
     ), told

@@ -1,4 +1,4 @@
-"""`fusion new-exercise`: what it writes is an exercise that works, and the tests ask for its wrong answers."""
+"""`fusion new-exercise`: it writes a working exercise, whose tests ask for wrong answers."""
 
 import importlib.util
 from pathlib import Path
@@ -40,7 +40,7 @@ def states(cells: list[dict], folder: Path) -> list[str]:
 
 def test_the_new_exercise_works(course, build):
     said = new_exercise.new_exercise(NAME, course)
-    assert said.startswith(f"source/exercises/{NAME}.py is an exercise that works")
+    assert said.startswith(f"source/exercises/{NAME}.py is a working exercise")
     solution = build.read_source(course / "source" / "exercises" / f"{NAME}.py")
     cells = build.original_of(solution, solution)
     assert states(cells, course) == [PASS] * 3
@@ -67,9 +67,9 @@ def test_its_tests_fail_until_there_are_three_wrong_answers(course):
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("dropout", "'dropout' is no exercise's name: give its number and its name, such as 11_dropout"),
-        ("../11_x", "is no exercise's name"),
-        ("03_more", "03 is taken by 03_fused_add_gelu: give another number"),
+        ("dropout", "'dropout' is not an exercise's name: write its number and its name, such as 11_dropout"),
+        ("../11_x", "is not an exercise's name"),
+        ("03_more", "03 is taken by 03_fused_add_gelu: choose another number"),
     ],
 )
 def test_what_cannot_be_made_is_told_in_one_line(name, told, capsys):

@@ -184,8 +184,8 @@ def test_a_class_gets_its_variants_and_nothing_is_given_away(tmp_path, capsys):
     [
         ("quick: x\nwrongly", "'quick: x' begins with none of"),
         ("wrongly", "'wrongly' begins with none of"),
-        ("quick: x\n-nothing\n+something", "'nothing' stands 0 times in it, not once"),
-        ("quick: x\n-a = 1\n+a = 2", "'a = 1' stands 2 times in it, not once"),
+        ("quick: x\n-nothing\n+something", "'nothing' occurs 0 times in it, not once"),
+        ("quick: x\n-a = 1\n+a = 2", "'a = 1' occurs 2 times in it, not once"),
     ],
 )
 def test_a_variant_that_does_not_fit_is_told_in_one_line(text, told, tmp_path):

@@ -61,7 +61,7 @@ def test_a_mark_is_kept_in_the_table(report, address):
 
 def test_what_makes_no_sense_is_refused_and_nothing_is_kept(report, address):
     given = {"student": "Ann Smith", "exercise": NAME, "points": "1", "comment": ""}
-    assert refused(address, **given | {"student": "Bob"}) == (400, "nobody handed that in")
+    assert refused(address, **given | {"student": "Bob"}) == (400, "no such hand-in")
     assert refused(address, **given | {"points": "0"}) == (400, "neither points nor a comment were given")
     assert refused(address, **given | {"points": "one"})[0] == 400
     assert refused(address, student="Ann Smith")[0] == 400
@@ -109,5 +109,5 @@ def test_what_a_submission_says_stays_text(report):
 
 
 def test_a_folder_without_results_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="holds no results: give the --out folder of a `fusion grade`"):
+    with pytest.raises(FileNotFoundError, match="holds no results: pass the --out folder of a `fusion grade`"):
         mark_by_hand(tmp_path)

@@ -108,7 +108,7 @@ def test_every_module_of_it_is_imported_without_the_grader_and_its_own_command_r
     assert len(run.stdout.split()) > 80
     assert all(Path(line).is_relative_to(tree) for line in run.stdout.split())
     own, *told = run.stderr.splitlines()
-    assert "there is no notebook none.ipynb: give one of exercises/" in own
+    assert "no notebook none.ipynb: choose one of exercises/" in own
     needs = "fusion: {} needs helpers/grading, which is not in {}: run it in the course's repository"
     assert told == [needs.format(command.split()[0], tree) for command in commands[1:]]
 
@@ -152,5 +152,5 @@ def test_an_exercise_that_holds_an_answer_is_not_released(tmp_path, monkeypatch,
 def test_a_folder_that_holds_something_is_left_alone(tmp_path, capsys):
     (tmp_path / "mine").write_text("mine")
     assert main(["release", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"fusion: {tmp_path} is not empty: give a new folder\n"
+    assert capsys.readouterr().err == f"fusion: {tmp_path} is not empty: choose a new folder\n"
     assert os.listdir(tmp_path) == ["mine"]

@@ -65,9 +65,9 @@ def test_an_answer_comes_with_its_nonce_and_its_bytes():
         (says(lambda nonce: answer(nonce, b"{}") * 2), "said more than its answer"),
         (says(lambda nonce: answer(nonce, b" " * 1001)), "said too much"),
         (says(lambda nonce: HEAD.pack(nonce, 2, 1 << 62) + b"{}"), "said too much"),
-        (says(lambda nonce: answer(nonce, b"[]")), "said what is no message"),
-        (says(lambda nonce: answer(nonce, b"[" * 1000)), "said what is no message"),
-        (says(lambda nonce: answer(nonce, b"\xff")), "said what is no message"),
+        (says(lambda nonce: answer(nonce, b"[]")), "sent an invalid message"),
+        (says(lambda nonce: answer(nonce, b"[" * 1000)), "sent an invalid message"),
+        (says(lambda nonce: answer(nonce, b"\xff")), "sent an invalid message"),
     ],
 )
 def test_what_is_no_answer_ends_the_conversation(other, told):

@@ -107,7 +107,7 @@ def test_a_measured_l2_bandwidth_comes_with_its_source(tmp_path):
     [
         (ENTRY + "l2_bandwidth_gb_s = 2000", "lacks l2_bandwidth_source: an L2 bandwidth and its source go together"),
         (ENTRY + "l2_bandwidth_gb_s = 0\nl2_bandwidth_source = 's'", "l2_bandwidth_gb_s is 0"),
-        (ENTRY + "l2_bandwidth_gb_s = 1\nl2_bandwidth_source = 1", "l2_bandwidth_source is 1: a string"),
+        (ENTRY + "l2_bandwidth_gb_s = 1\nl2_bandwidth_source = 1", "l2_bandwidth_source is 1: it must be a string"),
         ("[", "is not a TOML file"),
         ("RTX = 1", "RTX is not a table"),
         (ENTRY.replace("sms = 84", ""), "lacks sms"),
@@ -115,7 +115,7 @@ def test_a_measured_l2_bandwidth_comes_with_its_source(tmp_path):
         (ENTRY.replace("sms = 84", "sms = -84"), "sms is -84"),
         (ENTRY.replace("sms = 84", 'sms = "84"'), "sms is '84'"),
         (ENTRY.replace('"8.6"', '"86"'), "compute_capability is '86'"),
-        (ENTRY.replace('"8.6"', "8.6"), "compute_capability is 8.6: a string"),
+        (ENTRY.replace('"8.6"', "8.6"), "compute_capability is 8.6: it must be a string"),
         (ENTRY.replace("fp32 = 38.7, ", "fp32 = 0, "), "peak_tflops is"),
     ],
 )

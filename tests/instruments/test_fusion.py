@@ -622,7 +622,7 @@ def test_the_command_analyses_a_model_that_a_file_builds(tmp_path, capsys):
     for wrong, said in (
         (["analyse", f"{tmp_path / 'mine.py'}:alone"], "(model, inputs)"),
         (["analyse", f"{tmp_path / 'mine.py'}:nothing"], "has no function nothing"),
-        (["analyse", f"{tmp_path / 'yours.py'}:build"], "there is no file"),
+        (["analyse", f"{tmp_path / 'yours.py'}:build"], "no file"),
         (["analyse", "no.such.module:build"], "cannot be imported"),
         (["analyse", "mine"], "names no function"),
         (["analyse", name, "--device", "H201"], "H201"),

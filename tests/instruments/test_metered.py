@@ -52,5 +52,5 @@ def test_the_reference_gpu_is_the_h200_and_another_can_be_asked_for():
 
 
 def test_another_gpu_is_one_that_is_known():
-    with pytest.raises(ValueError, match="no device is named 'H2000': the nearest is"):
+    with pytest.raises(ValueError, match="unknown device 'H2000': the nearest is"):
         backward_of_layer_norm("H2000")

@@ -81,5 +81,5 @@ def test_the_commands_name_every_section_and_counter(script):
 
 
 def test_no_such_script():
-    with pytest.raises(FileNotFoundError, match="there is no file"):
+    with pytest.raises(FileNotFoundError, match="no file"):
         profile_script("nowhere.py")

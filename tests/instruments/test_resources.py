@@ -466,10 +466,10 @@ def test_repr():
     fixed = {"registers": 70, "spill_stores": 8, "spill_loads": 12, "stack": 16, "num_warps": 8, "barriers": 0}
     assert repr(dataclasses.replace(found, **fixed)).splitlines() == [
         "add_silu on H100 (compute capability 9.0), 8 warps",
-        "  registers      70 a thread",
+        "  registers      70 per thread",
         "  spills         8 B stored, 12 B loaded",
-        "  stack          16 B a thread",
-        "  shared memory  0 B a block",
+        "  stack          16 B per thread",
+        "  shared memory  0 B per block",
         "  occupancy      3 blocks, 24 of 64 warps (38%), limited by registers: one more block needs 6 fewer registers",
     ]
     assert "spills         none" in repr(found)
@@ -609,7 +609,13 @@ def specialized_warps(a, b, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.conste
         (broken, F32[:1], {"BLOCK": 64}, ValueError, "broken_inside, `return y.missing`: AttributeError("),
         (bad_assembly, I32[:1], {"BLOCK": 128}, ValueError, "H100: Not a name of any known instruction: 'foo'"),
         (scaled, F32[:1], {"BLOCK": 64, "num_warps": 3}, ValueError, "num_warps is a power of two from 1 to 32, got 3"),
-        (scaled, F32[:1], {"BLOCK": 64, "maxnreg": 256}, ValueError, "maxnreg is 1 to 255 registers a thread, got 256"),
+        (
+            scaled,
+            F32[:1],
+            {"BLOCK": 64, "maxnreg": 256},
+            ValueError,
+            "maxnreg is 1 to 255 registers per thread, got 256",
+        ),
         (scaled, F32[:1], {"BLOCK": 64, "device": "H1000"}, ValueError, "the nearest is 'H100'"),
         (
             scaled,
@@ -683,7 +689,7 @@ def test_a_changed_global_is_told_as_in_a_launch(monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine's device is a GPU")
 def test_a_cpu_is_no_target():
-    with pytest.raises(ValueError, match="is a CPU: name a GPU to compile for, such as device='H100'"):
+    with pytest.raises(ValueError, match="is a CPU: choose a GPU to compile for, such as device='H100'"):
         compile_for(scaled, *F32[:1], BLOCK=64, device=this_device())
 
 
@@ -716,7 +722,7 @@ def test_inspect_any_kernel(tmp_path, monkeypatch):
     assert (found.num_warps, found.instructions["STG.128"]) == (2, 2)
     for where, arguments, message in (
         ("kernel_here", [], "named as module:kernel"),
-        ("kernel_here:full", [], "kernel_here has no @triton.jit kernel full: it has fill"),
+        ("kernel_here:full", [], "kernel_here has no @triton.jit kernel full: choose from fill"),
         ("yours:fill", [], "cannot import yours: No module named 'yours'"),
         (
             "kernel_here:fill",

@@ -71,5 +71,5 @@ def test_a_file_of_the_profilers(tmp_path):
         with pytest.raises(ValueError, match=why):
             read_trace(wrong)
     file.write_text("<html>")
-    with pytest.raises(ValueError, match="no chrome trace"):
+    with pytest.raises(ValueError, match="not a Chrome trace"):
         read_trace(file)

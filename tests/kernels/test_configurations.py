@@ -247,4 +247,4 @@ def test_fusion_inspect_takes_and_lists_them(capsys, monkeypatch):
     assert "\n  configurations 1: BLOCK=16, num_warps=4, num_stages=3: scale_body does not compile" in printed
     assert printed.endswith(" 3: BLOCK=64, num_warps=4, num_stages=3\n")
     assert main(["inspect", "test_configurations:other"]) != 0
-    assert "it has scale_body, scale_kernel" in capsys.readouterr().err
+    assert "choose from scale_body, scale_kernel" in capsys.readouterr().err

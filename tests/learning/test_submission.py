@@ -263,13 +263,13 @@ def doubled() -> dict:
 @pytest.mark.parametrize(
     ("content", "name", "told"),
     [
-        ("", "03_double.ipynb", "is not a notebook, for it is not JSON: save it again from JupyterLab"),
-        ("{", "03_double.ipynb", "is not a notebook, for it is not JSON"),
-        ("[" * 100_000, "03_double.ipynb", "is not a notebook, for it is not JSON"),
+        ("", "03_double.ipynb", "is not a notebook (not JSON): save it again from JupyterLab"),
+        ("{", "03_double.ipynb", "is not a notebook (not JSON)"),
+        ("[" * 100_000, "03_double.ipynb", "is not a notebook (not JSON)"),
         ("[]", "03_double.ipynb", "is JSON, but not a notebook of format 4"),
         ('{"worksheets": []}', "03_double.ipynb", "is JSON, but not a notebook of format 4"),
         ('{"cells": [1], "metadata": {}}', "03_double.ipynb", "is JSON, but not a notebook of format 4"),
-        ({"cells": [], "metadata": {}}, "03_double.ipynb", "is no exercise of this course: give one of"),
+        ({"cells": [], "metadata": {}}, "03_double.ipynb", "is not an exercise of this course: choose one of"),
         (notebook(), "05_layer_norm.ipynb", "holds exercise 03_double, not 05: rename it, or give the right file"),
         (notebook(exercise="05b_rms"), "05_rms.ipynb", "holds exercise 05b_rms, not 05"),
         (without(1), "03_double.ipynb", "has no answer cell 'answer': start again from a fresh copy of the exercise"),
@@ -288,7 +288,7 @@ def test_what_cannot_be_graded_is_told_in_one_line(saved, content, name, told):
 
 def test_bytes_that_are_no_text(tmp_path):
     (tmp_path / "03_double.ipynb").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="it is not JSON"):
+    with pytest.raises(ValueError, match="not JSON"):
         check_command.check_notebook(tmp_path / "03_double.ipynb")
 
 
@@ -296,7 +296,7 @@ def test_a_missing_notebook_names_those_there_are(tmp_path):
     folder = tmp_path / "exercises"
     folder.mkdir()
     (folder / "03_double.ipynb").write_text(json.dumps(notebook()))
-    with pytest.raises(FileNotFoundError, match=r"there is no notebook .*/04\.ipynb: give one of .*/03_double\.ipynb"):
+    with pytest.raises(FileNotFoundError, match=r"no notebook .*/04\.ipynb: choose one of .*/03_double\.ipynb"):
         check_command.check_notebook(folder / "04.ipynb")
 
 

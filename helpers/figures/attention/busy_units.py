@@ -1,4 +1,4 @@
-"""Which units attention keeps busy: times for pairs of a query and a key, by unit, and the live chart."""
+"""The units attention keeps busy: time per unit for pairs of a query and a key, and the live chart."""
 
 import functools
 from dataclasses import dataclass
@@ -52,12 +52,12 @@ class Units:
         if self.slowest == "memory":
             return f"{heads.capitalize()}, {self.tokens:,} tokens: memory is the limit"
         if exponentials > products:
-            return f"{heads.capitalize()}: exponentials take {plain(exponentials / products)} times as long as products"
+            return f"{heads.capitalize()}: exponentials take {plain(exponentials / products)}x as long as matmuls"
         return f"{heads.capitalize()}: exponentials take {plain(100 * exponentials / products)}% as long as products"
 
     @property
     def text(self) -> str:
-        """The line that says what the chart shows."""
+        """A one-line description of the chart."""
         each = ", ".join(f"{name} {si(self.times[unit], 's')}" for unit, name in BARS.items())
         turns, at_once = (si(of(self.times.values()), "s") for of in (sum, max))
         place = f"{self.device.name}, {self.dtype}, {self.tokens:,} tokens, a million pairs"
@@ -65,7 +65,7 @@ class Units:
 
 
 def units_axes() -> tuple[Figure, Axes]:
-    """What stays still: the bars' names and the axis."""
+    """Draw the static parts: the bars' names and the axis."""
     return still(SIZE, {name: FIRST + APART * line for line, name in enumerate(BARS.values())}, (PANEL,))
 
 
@@ -83,15 +83,15 @@ def _scene(case: Units, longest: float) -> Scene:
 
 
 def units_chart(case: Units) -> Chart:
-    """A bar a unit; the axis ends at the longest."""
+    """Draw one bar per unit; the axis ends at the longest."""
     return picture(*units_axes(), _scene(case, max(case.times.values())))
 
 
 class AttentionUnitsExplorer(Explorer):
     """Attention's units, with sliders for the heads' size and the tokens, and a choice of GPU and dtype.
 
-    Its controls are widgets: `dim`, `tokens`, `device` (a name) and `dtype`; what it shows is also the string `text`.
-    Displayed where no kernel runs, it is a picture and that text.
+    Its controls are widgets: `dim`, `tokens`, `device` (a name) and `dtype`; `text` describes the view. Without a
+    kernel it displays as a still image with that text.
 
     Raises:
         ValueError: an unknown GPU or dtype, or a value that is not on its slider.

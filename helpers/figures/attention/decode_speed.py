@@ -163,7 +163,7 @@ class DecodeSpeedExplorer(Explorer):
     """Bars for four kinds of cache, with sliders for batch and context, and a choice of format and GPU.
 
     Its controls are widgets: `batch`, `context`, `format` and `device` (names); the string `text` says the same.
-    Displayed where no kernel runs, it is a picture and that text.
+    Without a kernel it displays as a still image with that text.
 
     Raises:
         ValueError: a value that is not on its slider or among its choices.

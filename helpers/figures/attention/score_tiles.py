@@ -1,4 +1,5 @@
-"""The tiles of attention's scores: which a kernel computes, masks and skips, and what it asks for; the live picture."""
+"""The tiles of attention's scores: those a kernel computes, masks and skips, and the bytes it requests; the live
+figure."""
 
 from dataclasses import dataclass
 
@@ -11,12 +12,12 @@ from helpers.figures.frame.page_bars import Box, Label, Scene, picture, still, s
 from helpers.style import FUSED, LIMIT, STYLE
 
 TOKENS = (128, 256, 512, 1024, 2048)
-ROWS = (16, 32, 64, 128)  # queries a program, keys a tile
+ROWS = (16, 32, 64, 128)  # queries per program, keys per tile
 WALKS = {"every tile": False, "up to the diagonal": True}
 DIM, ITEMSIZE = 64, 2
 SIZE = (576, 258)  # points
 LEFT, TOP, SIDE = 62, 56, 180  # of the square of scores
-NOTES = 268  # where the numbers beside it begin
+NOTES = 268  # where the numbers next to it begin
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Tiles:
 
     @property
     def programs(self) -> list[tuple[int, int, int]]:
-        """Of each program: tiles that all of its queries see, tiles that some see, tiles that it computes in all."""
+        """Per program: tiles that all of its queries see, tiles that some see, tiles that it computes in total."""
         found = []
         for start in range(0, self.tokens, self.m):
             whole = (start + 1) // self.n
@@ -53,7 +54,8 @@ class Tiles:
 
     @property
     def bytes(self) -> int:
-        """What the programs ask for: k and v of each tile, q once and the output once; in 16 bits, heads of DIM."""
+        """Bytes that the programs request: k and v of each tile, q once and the output once; in 16 bits, head dim
+        DIM."""
         rows = 2 * self.n * sum(computed for *_, computed in self.programs) + 2 * self.tokens
         return rows * DIM * ITEMSIZE
 
@@ -65,26 +67,26 @@ class Tiles:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Tiles computed whole, tiles that the diagonal cuts, tiles that nobody needs."""
+        """Tiles computed whole, tiles that the diagonal cuts, unneeded tiles."""
         whole, cut = (sum(of[part] for of in self.programs) for part in (0, 1))
         return whole, cut, len(self.programs) * -(-self.tokens // self.n) - whole - cut
 
     @property
     def notes(self) -> list[str]:
-        """The numbers beside the picture."""
+        """The numbers next to the figure."""
         whole, cut, unseen = self.counts
         return [
             f"{len(self.programs):,} programs, {self.m} queries each",
             f"{whole:,} tiles that need no mask",
             f"{cut:,} tiles on the diagonal",
-            f"{unseen:,} tiles that nobody needs, {'skipped' if self.skips else 'computed all the same'}",
+            f"{unseen:,} unneeded tiles, {'skipped' if self.skips else 'computed anyway'}",
             f"{si(self.bytes, 'B')} asked for, a head of {DIM} in 16 bits",
             f"{si(4 * self.tokens * DIM * ITEMSIZE, 'B')} of them once only: q, k, v and the output",
         ]
 
     @property
     def text(self) -> str:
-        """The line that says what the chart shows."""
+        """A one-line description of the chart."""
         return f"{self.tokens:,} tokens: {'; '.join(self.notes)}. {self.finding}."
 
 
@@ -103,7 +105,7 @@ def _scene(case: Tiles) -> Scene:
 
 
 def tiles_axes():
-    """What stays still: the names of the sides, and what the colours mean."""
+    """Draw the static parts: the names of the sides, and the colour key."""
     figure, axes = still(SIZE, {}, ())
     key = "blue: computed, no mask; grey: computed and masked; open: skipped"
     with rc_context(STYLE):
@@ -113,15 +115,15 @@ def tiles_axes():
 
 
 def tiles_chart(case: Tiles) -> Chart:
-    """The square of a head's scores, a row of boxes a program."""
+    """Draw the square of a head's scores, one row of boxes per program."""
     return picture(*tiles_axes(), _scene(case))
 
 
 class AttentionTilesExplorer(Explorer):
-    """The tiles of a causal head, with sliders for tokens, queries a program, keys a tile, and a choice of walk.
+    """The tiles of a causal head, with sliders for tokens, queries per program, keys per tile, and a choice of walk.
 
-    Its controls are widgets: `tokens`, `m`, `n` and `walk`, one of WALKS; what it shows is also the string `text`.
-    Displayed where no kernel runs, it is a picture and that text.
+    Its controls are widgets: `tokens`, `m`, `n` and `walk`, one of WALKS; `text` describes the view. Without a kernel
+    it displays as a still image with that text.
 
     Raises:
         ValueError: a value that is not on its slider.
@@ -130,7 +132,7 @@ class AttentionTilesExplorer(Explorer):
     def __init__(self, tokens: int = 512, m: int = 64, n: int = 64, skips: bool = False):
         self.tokens = slider("tokens", TOKENS, tokens, [f"{each:,}" for each in TOKENS])
         self.m = slider("queries each", ROWS, m)
-        self.n = slider("keys a tile", ROWS, n)
+        self.n = slider("keys per tile", ROWS, n)
         self.walk = widgets.Dropdown(options=list(WALKS), value=list(WALKS)[skips], description="walk")
         super().__init__(FramePlayer(), [self.tokens, self.m, self.n], [[self.walk]])
 

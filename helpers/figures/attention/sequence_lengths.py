@@ -1,7 +1,7 @@
-"""Attention from 128 to 131,072 tokens, written out and fused: memory, bytes moved, least time; the live chart.
+"""Attention from 128 to 131,072 tokens, unfused and fused: memory, bytes moved, minimum time; the live chart.
 
-Bytes are of 16 bits an element. Written out, the product writes scores, another launch scales them (and one masks
-them), softmax and the second product follow; two N x N matrices a head are there at once. Fused, q, k and v come in and
+Bytes assume 16 bits per element. Unfused, the first matmul writes scores, another launch scales them (and one masks
+them), softmax and the second matmul follow; two N x N matrices per head exist at once. Fused, q, k and v come in and
 the output goes out, each once.
 """
 
@@ -60,7 +60,7 @@ class Attention:
 
     @property
     def fits(self) -> bool:
-        """Whether the unfused one, its q, k and v included, fits in the device's memory."""
+        """True if the unfused version, including q, k and v, fits in the device's memory."""
         inputs = 3 * self.heads * self.tokens * self.dim * ITEMSIZE
         return self.values["memory"]["unfused"] + inputs <= self.device.memory
 
@@ -72,11 +72,11 @@ class Attention:
         if not self.fits:
             return f"{size}: written out it does not fit in the {self.device.name}'s {si(self.device.memory, 'B')}"
         memory, moved, time = (plain(ratios[panel]) for panel in ("memory", "bytes", "time"))
-        return f"{size}: fused takes {memory} times less memory, {moved} times fewer bytes, {time} times less time"
+        return f"{size}: fused takes {memory}x less memory, {moved}x less traffic, {time}x less time"
 
     @property
     def text(self) -> str:
-        """The line that says what the chart shows."""
+        """A one-line description of the chart."""
         told, bound = [], self.costs
         for name in VERSIONS:
             memory, moved, time = (self.values[panel][name] for panel in ("memory", "bytes", "time"))
@@ -101,7 +101,7 @@ KEYS_FROM_TOP = (50, 64)  # of the values, unfused and fused
 
 
 def lengths_axes(device: Device) -> tuple[Figure, dict[str, Axes]]:
-    """What stays still: three panels over the tokens, and how much memory the device has."""
+    """Draw the static parts: three panels over the tokens, and the device's memory size."""
     width, height = SIZE
     with rc_context(STYLE):
         figure = Figure(figsize=(width / 72, height / 72))
@@ -156,8 +156,8 @@ def lengths_chart(case: Attention) -> Chart:
 class AttentionLengthsExplorer(Explorer):
     """Attention over more and more tokens, with sliders for tokens, heads and their size, and a choice of GPU.
 
-    Its controls are widgets: `tokens`, `heads`, `dim`, `device` (a name) and `causal` ("full" or "causal"); what it
-    shows is also the string `text`. Displayed where no kernel runs, it is a picture and that text.
+    Its controls are widgets: `tokens`, `heads`, `dim`, `device` (a name) and `causal` ("full" or "causal"); `text`
+    describes the view. Without a kernel it displays as a still image with that text.
 
     Raises:
         ValueError: an unknown GPU, or a value that is not on its slider.

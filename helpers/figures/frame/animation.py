@@ -1,4 +1,4 @@
-"""A film: what moves along one clock, played, paused and scrubbed; a still frame where no kernel runs.
+"""A film: objects that move along one clock, to play, pause and scrub; a still frame without a kernel.
 
 Everything is placed in Python, in pixels and in seconds of the film's own clock. The browser's script and the picture
 paint the same list: boxes that travel, boxes that appear or grow, counters that run.
@@ -22,7 +22,7 @@ _HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class MovingBox:
-    """A box that travels from one corner to another between two times, and is seen only on its way."""
+    """A box that travels from one corner to another between two times, visible only while it moves."""
 
     x0: float
     y0: float
@@ -62,7 +62,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Counter:
-    """A number of `name` that runs from 0 to `value` between two times; {} in `text` is where it stands."""
+    """A number of `name` that runs from 0 to `value` between two times; `text` shows it at {}."""
 
     name: str
     text: str
@@ -80,10 +80,10 @@ class Counter:
 
 @dataclass(frozen=True)
 class Animation:
-    """One film. `boxes`: outlines that stay, (x, y, width, height); `told`: what happens, (from when on, in words).
+    """One film. `boxes`: static outlines, (x, y, width, height); `told`: captions, (start time, text).
 
-    size: width and height; seconds: how long the film's own clock runs; plays: seconds that it takes to play.
-    unit: of the film's clock, as shown beside the slider, and `scale` units to a second of that clock.
+    size: width and height; seconds: the length of the film's own clock; plays: playing time in seconds.
+    unit: the clock's unit, shown next to the slider, with `scale` units per second of that clock.
     """
 
     size: tuple[float, float]
@@ -150,12 +150,12 @@ class FilmStage(anywidget.AnyWidget):
 
 
 class Film:
-    """One or several films under one set of controls; displayed where no kernel runs, a still frame. `text` says it.
+    """One or several films under one set of controls; a still frame without a kernel. `text` describes it.
 
     Args:
         scenes: name -> scene; with more than one, the reader chooses, and the first is shown.
-        choice: what the names are of.
-        frame: the time of the still frame, as a part of the film.
+        choice: the label of the names.
+        frame: the time of the still frame, as a fraction of the film.
     """
 
     def __init__(self, scenes: dict[str, Animation], choice: str = "", frame: float = 1.0):
@@ -170,7 +170,7 @@ class Film:
         return picture(first, first.seconds * self._frame)
 
     def data(self) -> dict:
-        """What the browser's script draws from."""
+        """The data that the browser's script draws."""
         return {"choice": self._choice, "scenes": [[name, _sent(scene)] for name, scene in self.scenes.items()]}
 
     def __repr__(self) -> str:

@@ -22,7 +22,7 @@ _GREY = {colors.to_hex(TEXT), colors.to_hex(LIMIT)}
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture and the line that says the same. A notebook shows the picture; a reader without it has the line."""
+    """An image and a line that describes it. A notebook shows the image; a screen reader has the line."""
 
     figure: Figure
     text: str
@@ -67,7 +67,8 @@ def page_of(png: str, width: int, height: int, alt: str) -> str:
 
 
 def with_still(view: dict, chart: Chart) -> tuple[dict, dict]:
-    """A live figure's MIME bundle: its widget, and for a page without a kernel the chart, which says how to move it."""
+    """Return a live figure's MIME bundle: its widget, and for a page without a kernel the chart, with a note on how to
+    run it."""
     still, metadata = chart._repr_mimebundle_()
     note = '<figcaption class="fusion-run-note">Run this cell to move it.</figcaption></figure>'
     still["text/html"] = still["text/html"].replace("</figure>", note)
@@ -91,7 +92,8 @@ def plain(value: float) -> str:
 
 
 def bar_axes(names: Sequence[str], longest: float, title: str, label: str) -> tuple[Figure, Axes]:
-    """A figure for one horizontal bar a name, the first on top: bar `number` lies at y = number, from 0 rightwards.
+    """Return a figure for one horizontal bar per name, the first on top: bar `number` is at y = number, from 0
+    rightwards.
 
     The axis' `label` begins at the picture's left edge, where a long one has room.
     """
@@ -101,7 +103,7 @@ def bar_axes(names: Sequence[str], longest: float, title: str, label: str) -> tu
         width, height = figure.bbox.size
         left = 12 + label_width(max(names, key=len))
         axes = figure.add_axes((left / width, below / height, 1 - (left + 12) / width, 1 - (28 + below) / height))
-        axes.set(xlim=(0, longest * 1.3), ylim=(len(names) - 0.4, -0.6))  # room for a label beside the longest bar
+        axes.set(xlim=(0, longest * 1.3), ylim=(len(names) - 0.4, -0.6))  # room for a label next to the longest bar
         axes.set_yticks(range(len(names)), names)
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="y", visible=False)
@@ -111,7 +113,7 @@ def bar_axes(names: Sequence[str], longest: float, title: str, label: str) -> tu
 
 
 def page_position(axes: Axes) -> Callable[[float, float], tuple[float, float]]:
-    """From data to points of the page, y downwards as an SVG counts it: the log-log axes' own transform.
+    """Return the map from data to page points, y downwards as in SVG: the log-log axes' own transform.
 
     Reduced to a straight line in each logarithm, which takes a microsecond a point.
     """

@@ -1,9 +1,8 @@
-"""What the explorers share: sliders over a chart whose still part is drawn once and kept.
+"""The base of all explorers: sliders over a chart whose static part is drawn once and kept.
 
-The still part (axes, limits, their labels) is drawn by matplotlib. What moves is a light SVG over it, its positions
-from the axes' own transform. Everything that a slider can ask for is sent to the browser beforehand, and a short script
-there, `frameOf(data, position)`, answers each move: asking the kernel was measured to take 20 to 60 ms on two busy
-cores.
+matplotlib draws the static part (axes, limits, their labels). The moving part is a light SVG over it, positioned by the
+axes' own transform. Everything that a slider can show is sent to the browser beforehand, and a short script there,
+`frameOf(data, position)`, handles each move: a round trip to the kernel was measured at 20 to 60 ms on two busy cores.
 """
 
 import io
@@ -27,15 +26,15 @@ POSITIONS = ("first", "second", "third")  # of the sliders, as the browser's scr
 
 
 def script(file: Path) -> str:
-    """The browser's side of an explorer: its own `frameOf`, and what shows the frames."""
+    """Return the browser's side of an explorer: its own `frameOf`, and the code that shows the frames."""
     return javascript(file, _HERE / "explorer.js")
 
 
 class Stage(anywidget.AnyWidget):
     """The chart in the browser. An explorer's own stage adds `_esm`: its script.
 
-    `data` is what `frameOf` draws from; `said` lies over it and in its text; `doing`, unless empty, stands in place of
-    the text while new data are made; `first`, `second` and `third` are the sliders' positions.
+    `data` is the input of `frameOf`; `said` is drawn over it and added to its text; `doing`, unless empty, replaces the
+    text while new data are computed; `first`, `second` and `third` are the sliders' positions.
     """
 
     _css = css(_HERE / "explorer.css")
@@ -55,7 +54,7 @@ class FramePlayer(Stage):
 
 
 class Explorer(ABC):
-    """Sliders and choices above a stage. A subclass says what is shown: `text`, `chart()` and `_still_and_data()`."""
+    """Sliders and choices above a stage. A subclass defines the content: `text`, `chart()` and `_still_and_data()`."""
 
     def __init__(self, stage: Stage, sliders: Iterable[widgets.SelectionSlider], choices: list[list[widgets.Widget]]):
         self._stage, self._sliders, self._choices = stage, list(sliders), [each for row in choices for each in row]
@@ -76,10 +75,10 @@ class Explorer(ABC):
 
     @abstractmethod
     def chart(self) -> Chart:
-        """What is shown, as a picture with its line of text.
+        """Return the current view as an image with its line of text.
 
         Raises:
-            ValueError: what is chosen cannot be drawn; `text` says why.
+            ValueError: the current choice cannot be drawn; `text` has the reason.
         """
 
     @abstractmethod
@@ -148,7 +147,7 @@ def still_svg(figure: Figure) -> str:
 
 
 def svg_opening(figure: Figure) -> str:
-    """The opening tag of an SVG that lies over a figure's still part: coordinates in points, y downwards."""
+    """Return the opening tag of an SVG over a figure's static part: coordinates in points, y downwards."""
     width, height = figure.bbox.size
     view = f'viewBox="0 0 {width:g} {height:g}" width="100%" aria-hidden="true"'
     return f'<svg {view} fill="currentColor" font-size="{TEXT_SIZE}">'

@@ -1,6 +1,6 @@
-"""What a reader said, marked on the axis of the chart that answers the question.
+"""Mark a reader's guess on the axis of the chart that answers the question.
 
-The mark is an SVG over the picture, its place from the axes' own transform. A guess beyond an axis stands at its end,
+The mark is an SVG over the image, positioned by the axes' own transform. A guess beyond an axis is drawn at its end,
 with an arrow.
 """
 
@@ -23,7 +23,7 @@ HALO = 'paint-order="stroke" stroke="var(--jp-layout-color0, Canvas)" stroke-wid
 class GuessMark:
     """A guess: `text`, such as "you said 12 MB", at `value` on the axis "x" or "y" of a chart's panel, from 0.
 
-    row: of a chart of horizontal bars the one that the guess is about, from 0; None: it is about all.
+    row: the guess's bar in a chart of horizontal bars, from 0; None: all bars.
     """
 
     text: str
@@ -34,13 +34,13 @@ class GuessMark:
 
     def __post_init__(self):
         if self.axis not in ("x", "y"):
-            raise ValueError(f"a guess lies on the axis {self.axis!r}: 'x' or 'y' expected")
+            raise ValueError(f"a guess is on axis {self.axis!r}: use 'x' or 'y'")
         if self.row is not None and self.axis != "x":
-            raise ValueError(f"a bar's guess lies on its axis 'x', not {self.axis!r}")
+            raise ValueError(f"a bar's guess is on axis 'x', not {self.axis!r}")
 
 
 def guess_mark_svg(figure: Figure, said: GuessMark) -> str:
-    """A dashed line across the panel at what was said, a diamond on the axis, and the words."""
+    """Draw a dashed line across the panel at the guess, a diamond on the axis, and the label."""
     axes, height = figure.axes[said.panel], figure.bbox.height
     left, right = axes.bbox.x0, axes.bbox.x1
     top, bottom = height - axes.bbox.y1, height - axes.bbox.y0
@@ -74,12 +74,12 @@ def guess_mark_svg(figure: Figure, said: GuessMark) -> str:
 
 
 def sentence(said: GuessMark) -> str:
-    """The mark in words, to stand behind a chart's own."""
+    """Return the mark in words, to append to a chart's own text."""
     return f"{said.text[0].upper()}{said.text[1:]}."
 
 
 class MarkedChart:
-    """A chart in a cell's output that shows what was said, also when it is said after the cell has run."""
+    """A chart in a cell's output that shows the guess, even if it comes after the cell has run."""
 
     def __init__(self, chart: Chart):
         self.chart = chart
@@ -88,7 +88,7 @@ class MarkedChart:
         self._drawn = chart._repr_mimebundle_()
 
     def mark(self, said: GuessMark | None) -> None:
-        """Show what was said; None: nothing."""
+        """Show the guess; None: nothing."""
         if said != self._said:
             self._said = said
             if self._update:

@@ -19,14 +19,13 @@ MAX = 450_000  # bytes of one figure's frames, packed
 
 
 def export_interactive(figure) -> dict | None:
-    """What shows a figure in a browser alone; None for one that is not live.
+    """Return the data that shows a figure without a kernel; None for one that is not live.
 
     Returns:
-        `text`: the line under it. `stage`: the name of the widget whose script draws it. `positions`: where its sliders
-        stand.
-        `sliders`, `choices`: a list of {`name`, `labels`, `at`} each; a choice that only a kernel can change has one
-        label. `states`: the stage's `still` and `data` for each combination of the choices, the last of them running
-        fastest; JSON, compressed (zlib), in base64.
+        `text`: the line under it. `stage`: the name of the widget whose script draws it. `positions`: its sliders'
+        positions. `sliders`, `choices`: a list of {`name`, `labels`, `at`} each; a choice that only a kernel can change
+        has one label. `states`: the stage's `still` and `data` for each combination of the choices, the last of them
+        running fastest; JSON, compressed (zlib), in base64.
     """
     if isinstance(figure, Film):
         return _alone(figure, FilmStage, figure.data())
@@ -80,7 +79,7 @@ def _options(widget) -> list[tuple]:
 
 
 def _states(figure: Explorer, choices: list) -> list[str] | None:
-    """Those of every combination; None where they are too large. The choices end as they were."""
+    """Return the states of every combination; None if they are too large. The choices are restored."""
     before, found = [choice.value for choice in choices], []
     for values in itertools.product(*([value for _, value in _options(choice)] for choice in choices)):
         _set(choices, values)

@@ -43,7 +43,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Scene:
-    """What moves: the title (the finding), bars, labels, and the line of text that says the same."""
+    """The moving parts: the title (the finding), bars, labels, and the line of text that describes them."""
 
     title: str
     boxes: tuple[Box, ...]
@@ -67,7 +67,7 @@ class Panel:
 
 
 def axis_end(longest: float) -> float:
-    """Where an axis for bars up to `longest` ends: a round number."""
+    """Return the end of an axis for bars up to `longest`: a round number."""
     power = 10.0 ** math.floor(math.log10(longest))
     return next(step * power for step in STEPS if step * power >= longest)
 
@@ -75,7 +75,7 @@ def axis_end(longest: float) -> float:
 def still(
     size: tuple[float, float], names: dict[str, float], panels: tuple[Panel, ...], more: float = 0
 ) -> tuple[Figure, Axes]:
-    """What stays: the bars' names, each at its y left of the first panel, the panels' heads, and their axes.
+    """Draw the static parts: the bars' names, each at its y left of the first panel, the panels' heads, and their axes.
 
     `size`: width and height; `more`: points below it for something else. Data of the axes are points of the page.
     """

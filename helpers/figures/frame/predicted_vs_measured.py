@@ -1,4 +1,4 @@
-"""What a reader said beside what was found: one line of a scale, and a table of all questions of a lesson."""
+"""A reader's prediction vs the measurement: one line with a scale, and a table of all questions of a lesson."""
 
 import html
 import math
@@ -12,17 +12,19 @@ WIDTH, HEIGHT = 560, 58
 LEFT, RIGHT = 12, 12  # free at the ends of the scale
 LETTER, GAP = 6.6, 12  # pixels: of a letter at most, between two labels
 AXIS = 30  # the scale's height in the picture, y downwards
-FAR = 20  # times apart: from here on the scale is logarithmic
+FAR = 20  # times apart: above this the scale is logarithmic
 CLOSE = 1.1  # times apart: as good as right, in the table's strip
 STRIP = 120  # pixels of the strip in the table
 STRIP_ENDS = 10  # times too few, times too many
 
 
 def predicted_vs_measured(said: float, found: float, unit: str) -> str:
-    """A scale as SVG: a bar up to what was found, a diamond at what was said. Empty where neither scale holds both.
+    """Return a scale as SVG: a bar up to the measurement, a diamond at the prediction. Empty if neither scale holds
+    both.
 
     Args:
-        said, found: in `unit`; a scale holds two numbers from 0 on, or two above 0 where they are far apart.
+        said, found: in `unit`; a linear scale holds two numbers of at least 0, a logarithmic one two above 0 that are
+            far apart.
     """
     low, high = sorted((said, found))
     if low < 0 or high == 0 or not math.isfinite(high):
@@ -79,7 +81,7 @@ def _labels(mark: float, end: float, said: float, found: float) -> list[tuple[fl
 
 
 def guesses_table(rows: Sequence[tuple[str, float | None, float | None, str]], number) -> Table:
-    """All questions as a table; as HTML with a strip in a last column that says how far each guess was off.
+    """Return all questions as a table; as HTML, a strip in the last column shows how far off each guess was.
 
     Args:
         rows: (question, said, found, unit).

@@ -1,4 +1,4 @@
-"""A kernel, line by line: what its lanes hold, what they read and write, and the bytes so far; live.
+"""A kernel, line by line: its lanes' values, their reads and writes, and the bytes so far; live.
 
 A launch is recorded as it runs (helpers.instruments.traffic.steps). Here its blocks and tensors get their places on the
 page, and each step the cells that it changes. The browser's script and the still picture paint the same cells.
@@ -37,7 +37,7 @@ from helpers.style import (
 
 _HERE = Path(__file__).parent
 WIDTH = 640  # of the picture; all in pixels
-LABEL, GAP = 14, 12  # above a grid, and beside it
+LABEL, GAP = 14, 12  # above a grid, and next to it
 WORD = 18  # height of a cell with a number in it
 LINE_OF_WORDS = 16  # lanes
 MEMORY = 170  # a tensor too large for numbers, at most this high
@@ -67,7 +67,7 @@ class Grid:
     largest: float = 0
 
     def fit(self, values: list[np.ndarray]) -> None:
-        """Take note of numbers that are to stand in the cells."""
+        """Note the numbers that will appear in the cells."""
         flat = np.concatenate([each.ravel() for each in values])
         if self.words:
             longest = max((len(word(value)) for value in flat), default=1)
@@ -149,8 +149,8 @@ def word(value) -> str:
 
 @dataclass
 class Frame:
-    """What a step changes. `cells`: [first, codes, texts] of neighbours; `lit`: grids; `now`: cells by what is done to
-    them; `boxes`: outlines of sectors; `flights`: (from, to) cells; `clear`: another program begins."""
+    """The changes of a step. `cells`: [first, codes, texts] of adjacent cells; `lit`: grids; `now`: cells by operation;
+    `boxes`: outlines of sectors; `flights`: (from, to) cells; `clear`: another program begins."""
 
     line: int
     program: int
@@ -173,7 +173,7 @@ class StepScene:
         self.programs = list(dict.fromkeys(step.program for step in recording.steps))
         several = [any(program[axis] for program in self.programs) for axis in range(3)]
         self._axes = 3 if several[2] else 2 if several[1] or "," in recording.who else 1
-        self._only_written: set[str] = set()  # what lay there before means nothing
+        self._only_written: set[str] = set()  # the previous contents mean nothing
         self.memories = {name: self._memory(memory) for name, memory in recording.memories.items()}
         self.blocks: dict[tuple, Grid] = {}
         for step in recording.steps:
@@ -181,7 +181,7 @@ class StepScene:
                 self._block(name, values)
             for move in step.moves:
                 self._block(move.name, move.values)
-        widths: dict[int, float] = {}  # tensors with as many columns lie one above another, cell above cell
+        widths: dict[int, float] = {}  # tensors with equal columns are stacked, cell above cell
         for grid in self.memories.values():
             widths[grid.columns] = max(widths.get(grid.columns, 0), grid.cell[0] if grid.words else 0)
         for grid in self.memories.values():
@@ -204,7 +204,7 @@ class StepScene:
         self.cells = first
         self._first_block = min((grid.first for grid in self.blocks.values()), default=first)
         self.initial = [self._before(memory) for memory in recording.memories.values()]
-        last, held = None, {}  # of each program, what its cells show: warps take turns
+        last, held = None, {}  # per program, the contents of its cells: warps take turns
         self.frames = []
         for step in recording.steps:
             frame = self._frame(step, step.program != last)
@@ -359,7 +359,7 @@ class StepScene:
         return codes, texts
 
     def data(self) -> dict:
-        """What the browser's script draws from."""
+        """Return the data that the browser's script draws."""
         last = self.recording.steps[-1]
         return {
             "size": [WIDTH, self.height],
@@ -387,7 +387,7 @@ class StepScene:
 
 
 def _equals(expression: str, values: list[np.ndarray]) -> str:
-    """ " = 2.43 + 4 = 6.43", or the shape of what is no single number."""
+    """ " = 2.43 + 4 = 6.43", or the shape of anything but a single number."""
     if values[-1].size > 1:
         return f": {' × '.join(map(str, values[-1].shape))} values"
     *parts, value = (word(each.ravel()[0]) for each in values)
@@ -395,7 +395,7 @@ def _equals(expression: str, values: list[np.ndarray]) -> str:
 
 
 def _garbage(values: np.ndarray) -> np.ndarray:
-    """Where a masked lane holds what no `other` says: the runtime puts NaN there, or this number."""
+    """Return where a masked lane without `other` holds garbage: the runtime puts NaN there, or this number."""
     if values.dtype.kind == "f":
         return np.isnan(values)
     return values == np.frombuffer(b"\x5a" * values.dtype.itemsize, values.dtype)[0]
@@ -497,7 +497,7 @@ def _fill(code: str, text: str, words: bool, now: str | None):
 
 
 def _paint(colour: str, opacity: float, words: bool):
-    """Under black words a tint that no page shines through: they read on a dark one, too."""
+    """Return an opaque tint for under black text, readable on a dark page as well."""
     if not words:
         return colour, opacity
     return tuple(opacity * part + 1 - opacity for part in to_rgb(colour))
@@ -512,7 +512,7 @@ class Stepper(anywidget.AnyWidget):
 
 
 class Watch:
-    """What `watch` gives: displayed, the live picture; where no kernel runs, a still one. `text` says the same.
+    """The result of `watch`: displays the live figure; without a kernel, a still one. `text` describes it.
 
     `traffic` is the meter's account of the launch, `recording` the steps.
     """
@@ -555,7 +555,7 @@ def watch(launch, *arguments, **more) -> Watch:
 
     Args:
         launch: `kernel[grid]`, or a function that launches one kernel.
-        arguments, more: what it takes; tensors of a few dozen elements.
+        arguments, more: its arguments; tensors of a few dozen elements.
 
     Raises:
         ValueError: nothing was launched, or more than one kernel.

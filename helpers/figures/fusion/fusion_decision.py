@@ -1,4 +1,4 @@
-"""The decision flowchart of lesson 13: five questions, answered by the analyser for what the sliders describe.
+"""The decision flowchart of lesson 13: five questions, answered by the analyser for the sliders' settings.
 
 legal      may one kernel do it? (legality.py)
 registers  do its values fit? (cost.py)
@@ -93,7 +93,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Asked:
-    """What the analyser says of the operations as one kernel: its cost, or why not; and as eager PyTorch runs them."""
+    """The analyser's result for the operations as one kernel: its cost, or why it is illegal; and for eager PyTorch."""
 
     eager_time: float
     launches: int
@@ -137,12 +137,12 @@ NO = (
     "Write an epilogue",
 )
 YES = "Let torch.compile do it"
-WRITTEN = {"pointwise": "the same elements in, the same out", "rows": "a block a row"}
+WRITTEN = {"pointwise": "the same elements in, the same out", "rows": "one block per row"}
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The way through the questions: of each that was come to, the answer and what it rests on."""
+    """The path through the questions: for each one reached, the answer and its basis."""
 
     answers: tuple[tuple[bool, str], ...]
     what: str
@@ -159,13 +159,13 @@ class Decision:
 
 
 def decide(kind: str, rows: int, operations: int, share: float, launched: str, device: str) -> Decision:
-    """What to do with a chain of `operations` of `kind` over rows of 4096 that is `share` of a step's time.
+    """Decide what to do with a chain of `operations` of `kind` over rows of 4096 that is `share` of a step's time.
 
     Raises:
         ValueError: none of KINDS or LAUNCHED, or an unknown device or a CPU.
     """
     if kind not in KINDS or launched not in LAUNCHED:
-        raise ValueError(f"{kind!r} launched {launched!r}: one of {', '.join(KINDS)}, and one of {LAUNCHED} expected")
+        raise ValueError(f"{kind!r} launched {launched!r}: choose from {', '.join(KINDS)}, and from {LAUNCHED}")
     found = asked(kind, rows, operations, device)
     launching = found.launches * _host() if launched == LAUNCHED[0] else 0.0
     rest = f"{share:.0%} of a step, launched {launched}, {device}"
@@ -208,7 +208,7 @@ OUTCOME_LEFT, OUTCOME_WIDTH = 380, 184
 
 
 def _places() -> list[tuple[tuple[float, float, float, float], tuple[float, float, float, float]]]:
-    """(left, top, width, height) of each question and of what no leads to; the last pair is what yes leads to."""
+    """Return (left, top, width, height) of each question and of its "no" box; the last pair is the "yes" box."""
     left, top, width, height = QUESTION
     return [
         ((left, top + n * PITCH, width, height), (OUTCOME_LEFT, top + n * PITCH, OUTCOME_WIDTH, height))
@@ -222,7 +222,7 @@ def _last() -> tuple[float, float, float, float]:
 
 
 def _flowchart() -> tuple[Figure, Axes]:
-    """What stays still: the questions, what follows of them, and the ways between."""
+    """Draw the static parts: the questions, their outcomes, and the paths between."""
     with rc_context(STYLE):
         figure = Figure(figsize=(SIZE[0] / 72, SIZE[1] / 72))
         axes = figure.add_axes((0, 0, 1, 1))
@@ -246,7 +246,7 @@ def _flowchart() -> tuple[Figure, Axes]:
 
 
 def _ways(decision: Decision) -> tuple[list, list, tuple]:
-    """What is lit: boxes of the questions come to, the ways taken, and the box at the end with its words."""
+    """Return the lit parts: boxes of the questions reached, the paths taken, and the final box with its text."""
     boxes, ways = [], []
     places = _places()
     for number, (yes, _) in enumerate(decision.answers):
@@ -261,14 +261,14 @@ def _ways(decision: Decision) -> tuple[list, list, tuple]:
 
 
 class FusionDecisionExplorer(Explorer):
-    """The flowchart, its lit way that of what the sliders describe.
+    """The flowchart, with the path for the sliders' settings lit.
 
     Its controls are widgets: the sliders `rows`, `operations` and `share` (of the step's time), and the choices `kind`,
-    `launched` and `device` (a name); what it shows is also the string `text`. Displayed where no kernel runs, it is a
-    picture and that text.
+    `launched` and `device` (a name); `text` describes the view. Without a kernel it displays as a still image with that
+    text.
 
     Raises:
-        ValueError: a kind, a way to launch or a device that is not to choose, or a value not on its slider.
+        ValueError: an unknown kind, way to launch or device, or a value not on its slider.
     """
 
     def __init__(

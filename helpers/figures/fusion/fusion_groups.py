@@ -1,4 +1,4 @@
-"""The analyser's kernels beside those that torch.compile made on a GPU, operation by operation; live over graphs.
+"""The analyser's kernels vs those that torch.compile generated on a GPU, operation by operation; live over graphs.
 
 Both are given: the plan, and for each operation the recorded kernels that compute it. An operation that two kernels
 work out is in both.
@@ -59,7 +59,7 @@ def rows_of(graph: TwoPartitions) -> list[GroupRow]:
 
 
 def told(name: str, graph: TwoPartitions) -> tuple[str, str]:
-    """The title, and the line that says the same as the picture."""
+    """Return the title, and the line that describes the figure."""
     rows = rows_of(graph)
     counts = [len({kernel for row in rows for kernel in getattr(row, side)}) for side in ("ours", "theirs")]
     same = graph.edges - len(graph.differing)
@@ -101,9 +101,9 @@ def _cells(rows: list[GroupRow]):
 
 
 class FusionGroupsExplorer(Explorer):
-    """Graph by graph, who makes one kernel of what. Its control is the slider `graph`; what it shows is also `text`.
+    """The operations that each one fuses, graph by graph. Its control is the slider `graph`; `text` describes the view.
 
-    Displayed where no kernel runs, it is a picture and that text.
+    Without a kernel it displays as a still image with that text.
 
     Raises:
         ValueError: a graph that is not among them, or has more operations than a picture holds.

@@ -1,4 +1,4 @@
-"""The visible score of lesson 13 for the kernels of a plan, and what another weight makes of the decision; live.
+"""The visible score of lesson 13 for the kernels of a plan, and how a weight changes the decision; live.
 
 The score and its weights are the analyser's (FusionScore); only the weight of the chosen part moves here, the others
 share the rest as they do now.
@@ -30,7 +30,7 @@ def _name(group: FusionGroup) -> str:
 
 
 def scene(groups: list[FusionGroup], part: str, weight: float) -> Scene:
-    """A bar for each kernel: what the part brings, then the rest of the score."""
+    """Return one bar per kernel: the part's share, then the rest of the score."""
     boxes, labels, advised, told = [], [], 0, []
     width = PANEL.right - PANEL.left
     for number, group in enumerate(groups):
@@ -49,11 +49,11 @@ def scene(groups: list[FusionGroup], part: str, weight: float) -> Scene:
 class FusionScoreExplorer(Explorer):
     """The score of each kernel of a plan that fuses, with a slider for the weight of the part that is chosen.
 
-    Its controls are widgets: `weight` and `part`; what it shows is also the string `text`. Displayed where no kernel
-    runs, it is a picture and that text.
+    Its controls are widgets: `weight` and `part`; `text` describes the view. Without a kernel it displays as a still
+    image with that text.
 
     Raises:
-        ValueError: a part that the score has not, or a plan that fuses nothing or too much for one picture.
+        ValueError: an unknown part of the score, or a plan that fuses nothing or too much for one picture.
     """
 
     def __init__(self, plan: FusionPlan, part: str = "registers"):
@@ -61,7 +61,7 @@ class FusionScoreExplorer(Explorer):
             raise ValueError(f"the score has no part {part!r}: choose from {', '.join(WEIGHTS)}")
         self._groups = _changed(plan)
         if not 1 <= len(self._groups) <= MAX:
-            raise ValueError(f"{len(self._groups)} kernels of several operations: a plan with 1 to {MAX} is expected")
+            raise ValueError(f"{len(self._groups)} kernels of several operations: pass a plan with 1 to {MAX}")
         self.weight = slider("weight", STEPS, WEIGHTS[part], [f"{each:.2f}" for each in STEPS])
         self.part = widgets.Dropdown(options=list(WEIGHTS), value=part, description="of")
         super().__init__(FramePlayer(), [self.weight], [[self.part]])

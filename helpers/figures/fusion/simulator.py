@@ -1,4 +1,4 @@
-"""The simulator of lesson 13: a graph whose edges fuse and unfuse, by click and by key; what that costs at once.
+"""The simulator of lesson 13: a graph whose edges fuse and unfuse, by click and by key, and the cost at once.
 
 Every kernel's cost and every refusal is the analyser's own (helpers/instruments/fusion), for each partition that legal
 steps reach from operations all apart, worked out beforehand: the page only looks up.
@@ -27,13 +27,13 @@ from helpers.instruments.fusion.search import partition
 from helpers.style import FUSED, LIMIT, PALETTE, SMALL_SIZE, STYLE, TEXT, TITLE_SIZE, UNFUSED
 
 MAX_NODES, MAX_PARTITIONS = 12, 3000
-BIG = 16  # tensors that two operations read count from this part of the largest on: no biases
+BIG = 16  # tensors that two operations read count above this fraction of the largest: no biases
 Partition = tuple[int, ...]  # the kernels, each as the bits of its operations, ascending
 
 
 @dataclass(frozen=True)
 class Handle:
-    """What can be fused: two operations of which one reads the other's result, or that read the same (`shared`)."""
+    """A fusible pair: two operations where one reads the other's result, or that read the same tensor (`shared`)."""
 
     first: int
     second: int
@@ -99,7 +99,7 @@ class Simulation:
         return pieces
 
     def _runs(self, groups: Partition) -> None:
-        """Whether there is an order in which each kernel comes after all that it waits for."""
+        """Return whether there is an order in which each kernel comes after all that it waits for."""
         done, left = 0, list(groups)
         while left:
             ready = [mask for mask in left if not self._before(mask) & ~(done | mask)]
@@ -148,7 +148,7 @@ class Simulation:
 
     @cached_property
     def eager(self) -> dict[str, float]:
-        """The same of eager PyTorch."""
+        """Totals for eager PyTorch."""
         costs = self.costs.eager
         return {
             "bytes": sum(each.work.bytes for each in costs),
@@ -164,7 +164,7 @@ def _handles(nodes) -> list[Handle]:
             pair = link.source, link.target
             found[pair] = max(found.get(pair, 0), link.nbytes)
     handles = [Handle(*pair, nbytes, shared=False) for pair, nbytes in sorted(found.items())]
-    inputs: dict[tuple, list] = {}  # tensors, by what is read of them
+    inputs: dict[tuple, list] = {}  # tensors, by the bytes read
     for node in nodes:
         for read in node.reads:
             inputs.setdefault(read.key, []).append((node.index, read.nbytes))
@@ -194,7 +194,7 @@ def _text(simulation: Simulation, groups: Partition) -> str:
 def _finding(simulation: Simulation, groups: Partition) -> str:
     gain = simulation.totals(simulation.apart)["time"] / simulation.totals(groups)["time"]
     if abs(gain - 1) < 0.005:
-        return "As fast as all apart" if groups != simulation.apart else "All apart: each operation a kernel"
+        return "As fast as all apart" if groups != simulation.apart else "All apart: one kernel per operation"
     return f"{gain:.2f} times as fast as all apart" if gain > 1 else f"{1 / gain:.2f} times slower than all apart"
 
 
@@ -220,7 +220,7 @@ BARS = {"bytes": ("bytes", "B"), "launches": ("launches", ""), "time": ("predict
 
 @dataclass(frozen=True)
 class Places:
-    """Where things stand, in points, y downwards: boxes' corners, a curve and the middle of each handle."""
+    """The layout, in points, y downwards: boxes' corners, a curve and the middle of each handle."""
 
     boxes: list[tuple[float, float]]
     curves: list[tuple[tuple[float, float], ...]]
@@ -261,7 +261,7 @@ def _places(simulation: Simulation) -> Places:
 
 
 def _is_hidden(first: int, second: int, columns: list[float], rows: list[int]) -> bool:
-    """Whether a box stands between two that have an edge."""
+    """Return whether a box is between two that have an edge."""
     between = [place for place, row in enumerate(rows) if rows[first] < row < rows[second]]
     for place in between:
         share = (rows[place] - rows[first]) / (rows[second] - rows[first])
@@ -277,7 +277,7 @@ def _at(curve: tuple, t: float) -> tuple[float, float]:
 
 
 def _colours(simulation: Simulation, groups: Partition) -> list[str]:
-    """Of each box: its kernel's, grey where it is alone."""
+    """Return each box's colour: its kernel's, grey if it is alone."""
     found = [LIMIT] * len(simulation.nodes)
     joined = [mask for mask in groups if mask.bit_count() > 1]
     for number, mask in enumerate(joined):
@@ -300,7 +300,7 @@ def _said(simulation: Simulation, handle: Handle, fused: bool) -> str:
 
 
 def _bars(simulation: Simulation, groups: Partition) -> list[tuple[float, float, float, float, str]]:
-    """Of each total: y, width now, at eager PyTorch's, at the best partition's, label."""
+    """Return per total: y, width now, in eager PyTorch, in the best partition, label."""
     now, eager, best = simulation.totals(groups), simulation.eager, simulation.totals(simulation.best)
     found = []
     for number, (key, (name, unit)) in enumerate(BARS.items()):
@@ -364,8 +364,8 @@ class SimulatorStage(Stage):
 class FusionSimulator(Explorer):
     """A graph whose edges fuse and unfuse: click an edge, or go to it with Tab or the arrow keys and press Enter.
 
-    Home takes all apart, End fuses as the analyser would. `toggle` does from Python what a click does; `groups` is what
-    is fused now, `text` says what it costs. Displayed where no kernel runs, it is a picture and that text.
+    Home unfuses everything, End fuses as the analyser would. `toggle` is a click from Python; `groups` is the current
+    partition, `text` its cost. Without a kernel it displays as a still image with that text.
     """
 
     def __init__(self, costs: Costs):

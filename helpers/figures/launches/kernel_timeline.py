@@ -1,4 +1,4 @@
-"""The timeline of a trace: what the GPU ran when, its gaps shaded, one kernel named at a time; searchable."""
+"""The timeline of a trace: the GPU's kernels, with gaps shaded, one kernel named at a time; searchable."""
 
 import re
 
@@ -14,15 +14,15 @@ from helpers.style import FAINT, FUSED, LIMIT, UNFUSED
 
 SIZE = (576, 200)  # points
 LEFT, RIGHT = 66, 560
-HOST, GPU, HIGH = 66, 96, 20  # where the two lanes are, and how high
+HOST, GPU, HIGH = 66, 96, 20  # position and height of the two lanes
 NAMED, FOUND = 136, 152  # the lines that say what is under the slider, and what the search found
-THIN = 0.4  # points: the least that is drawn of a kernel
+THIN = 0.4  # points: the minimum drawn width of a kernel
 LANES = {"launches": HOST, "GPU": GPU}
 PANEL = Panel(LEFT, RIGHT, "time", "s")
 
 
 def timeline_axes() -> tuple[Figure, Axes]:
-    """What stays still: the names of the lanes."""
+    """Draw the static parts: the names of the lanes."""
     return still(SIZE, LANES, (PANEL,))
 
 
@@ -45,8 +45,8 @@ def timeline_scene(way: str, timeline: KernelTimeline, place: int, search: str, 
     """The timeline of one way, a kernel under the slider and those that the search finds marked.
 
     Args:
-        place: of the kernel that is named.
-        wall: seconds that the axis has to hold: alike for ways that are compared.
+        place: the named kernel's position.
+        wall: seconds that the axis covers: equal for ways that are compared.
     """
     begin = min(timeline.kernels[0].start, *(start for start, _ in timeline.launches[:1] or ((1e9, 0),)))
     end = axis_end(max(wall, timeline.kernels[-1].end - begin))
@@ -87,8 +87,8 @@ def timeline_scene(way: str, timeline: KernelTimeline, place: int, search: str, 
 class KernelTimelineExplorer(Explorer):
     """Timelines of several ways to run one thing, a slider over the kernels, a choice of way, a search by name.
 
-    Its controls are widgets: `kernel` (a number from 1), `way` and `search`; what it shows is also the string `text`.
-    Displayed where no kernel runs, it is a picture and that text.
+    Its controls are widgets: `kernel` (a number from 1), `way` and `search`; `text` describes the view. Without a
+    kernel it displays as a still image with that text.
 
     Args:
         timelines: a name for each way -> what `read_trace` read.
@@ -101,7 +101,7 @@ class KernelTimelineExplorer(Explorer):
     def __init__(self, timelines: dict[str, KernelTimeline], way: str | None = None, search: str = ""):
         way = way or next(iter(timelines), "")
         if way not in timelines:
-            raise ValueError(f"no timeline is called {way!r}: choose from {', '.join(timelines)}")
+            raise ValueError(f"unknown timeline {way!r}: choose from {', '.join(timelines)}")
         self._timelines = timelines
         self._most = max(len(each.kernels) for each in timelines.values())
         self.kernel = slider("kernel", tuple(range(1, self._most + 1)), 1)
@@ -116,7 +116,7 @@ class KernelTimelineExplorer(Explorer):
 
     @property
     def _longest(self) -> float:
-        """So that ways of about one length share an axis, and a short one can still be seen."""
+        """The axis length: ways of similar length share an axis, and a short one stays visible."""
         wall = self._timelines[self.way.value].wall
         return max(each.wall for each in self._timelines.values() if each.wall <= 4 * wall)
 

@@ -1,4 +1,4 @@
-"""Who works when: four operations launched one by one, as one fused kernel, and as a CUDA graph, on one axis."""
+"""CPU and GPU over time: four operations launched one by one, as one fused kernel, and as a CUDA graph, on one axis."""
 
 from helpers.figures.frame.animation import Animation, Bar, Counter, Film, Note
 from helpers.figures.frame.chart import plain, si

@@ -22,7 +22,7 @@ CHAIN = 4  # operations of the recorded chains of many sizes
 
 @dataclass(frozen=True)
 class LaunchCosts:
-    """Seconds that one launch takes: of the CPU for a PyTorch operator and for a Triton kernel, and of the GPU."""
+    """Seconds per launch: CPU time for a PyTorch operator and for a Triton kernel, and GPU time."""
 
     operator: float
     triton: float
@@ -49,12 +49,13 @@ class ChainTime:
 
     @property
     def bound(self) -> str:
-        """What takes most of the time: "launching" or "memory"."""
+        """The bottleneck: "launching" or "memory"."""
         return "memory" if self.memory > max(self.cpu, self.starts) else "launching"
 
 
 def launch_costs(run: Recorded) -> LaunchCosts:
-    """What launches cost on a recorded machine, from the smallest of its `chain_sizes`: four operations, or one kernel.
+    """Return the cost of launches on a recorded machine, from the smallest of its `chain_sizes`: four operations, or
+    one kernel.
 
     So small a chain is all launch: a row of calls keeps the CPU busy, a CUDA graph of them only the GPU.
 
@@ -71,15 +72,15 @@ def chain_time(launches: int, nbytes: int, bandwidth: float, host: float, start:
     """The model's time for `launches` kernels that move `nbytes` bytes together.
 
     Args:
-        bandwidth: of the memory, bytes/s.
-        host: seconds of the CPU a launch; 0 for kernels replayed from a CUDA graph.
-        start: seconds of the GPU a launch, whatever its size.
+        bandwidth: the memory's, bytes/s.
+        host: CPU seconds per launch; 0 for kernels replayed from a CUDA graph.
+        start:             GPU seconds per launch, whatever its size.
 
     Raises:
         ValueError: fewer than one launch, or a bandwidth of 0.
     """
     if launches < 1 or bandwidth <= 0:
-        raise ValueError(f"{launches} launches at {bandwidth:g} B/s: at least 1, and a bandwidth above 0, expected")
+        raise ValueError(f"{launches} launches at {bandwidth:g} B/s: both must be positive")
     return ChainTime(launches, nbytes, launches * host, launches * start, nbytes / bandwidth)
 
 
@@ -105,7 +106,7 @@ class Curve:
 
 
 def launch_axes() -> tuple[Figure, Axes]:
-    """What stays still: the axes, time over the number of elements, both logarithmic."""
+    """Draw the static parts: the axes, time over the number of elements, both logarithmic."""
     with rc_context(STYLE):
         figure = Figure(figsize=(8, 4))
         axes = figure.add_axes((0.1, 0.12, 0.88, 0.78))
@@ -120,7 +121,8 @@ def launch_axes() -> tuple[Figure, Axes]:
 
 
 def label_heights(curves: tuple[Curve, ...]) -> list[float]:
-    """Points from each line's left end up to its label: the slower one's lies above its line, the other's below."""
+    """Return points from each line's left end up to its label: the slower one's is above its line, the other's
+    below."""
     slower = max(curves, key=lambda curve: curve.seconds[0])
     return [LABEL_UP if curve is slower else -LABEL_DOWN for curve in curves]
 
@@ -132,7 +134,7 @@ def launch_chart(curves: tuple[Curve, ...], elements: int, title: str, text: str
         curves: one for each version.
         elements: the size at which `curves` are marked.
         title: the finding that the chart shows.
-        text: the line that says the same to those who cannot see it.
+        text: the description for screen readers.
     """
     figure, axes = launch_axes()
     with rc_context(STYLE):
@@ -152,7 +154,7 @@ Spans = list[tuple[float, float]]  # start and end of each piece of work, in sec
 
 
 def timeline(chain: ChainTime) -> tuple[Spans, Spans]:
-    """When the CPU launches each kernel of a chain, and when the GPU runs it: not before, and one at a time."""
+    """Return when the CPU launches each kernel of a chain, and when the GPU runs it: later, and one at a time."""
     host, each = chain.cpu / chain.launches, chain.gpu / chain.launches
     launched = [(number * host, (number + 1) * host) for number in range(chain.launches)]
     ran, free = [], 0.0
@@ -171,7 +173,7 @@ LAUNCHED = ("from Python, fused in Triton", "from Python, fused in C++", "by a C
 
 @dataclass(frozen=True)
 class LaunchScene:
-    """What the explorer shows at one position of its sliders."""
+    """The explorer's view at one position of its sliders."""
 
     curves: tuple[Curve, Curve]  # unfused, fused
     elements: int
@@ -182,15 +184,15 @@ class LaunchScene:
 def launch_scene(device: Device, dtype: str, launched: str, elements: int, operations: int) -> LaunchScene:
     """A chain of `operations` that each read one tensor and write one, in the model of `chain_time`.
 
-    The memory is the device's, by its data sheet; what a launch costs was recorded, and is taken for every device.
+    The memory is the device's, by its data sheet; the cost of a launch was recorded, and is used for every device.
 
     Raises:
         ValueError: none of DTYPES or LAUNCHED, or fewer than one element or operation.
     """
     if dtype not in DTYPES or launched not in LAUNCHED:
-        raise ValueError(f"{dtype!r} launched {launched!r}: one of {DTYPES} and one of {LAUNCHED} expected")
+        raise ValueError(f"{dtype!r} launched {launched!r}: choose from {DTYPES} and from {LAUNCHED}")
     if elements < 1 or operations < 1:
-        raise ValueError(f"{operations} operations on {elements} elements: at least 1 of each expected")
+        raise ValueError(f"{operations} operations on {elements} elements: both must be at least 1")
     costs = _costs()
     operator, triton = {
         LAUNCHED[0]: (costs.operator, costs.triton),
@@ -262,8 +264,8 @@ def _table(scene: LaunchScene) -> str:
 class LaunchExplorer(Explorer):
     """Time over size of a chain, with sliders for numbers and operations, and a choice of GPU, dtype and launching.
 
-    Its controls are widgets: `elements`, `operations`, `device` (a name), `dtype` and `launched`; what it shows is also
-    the string `text`. Displayed where no kernel runs, it is a picture and that text.
+    Its controls are widgets: `elements`, `operations`, `device` (a name), `dtype` and `launched`; `text` describes the
+    view. Without a kernel it displays as a still image with that text.
 
     Raises:
         ValueError: an unknown device, dtype or way to launch, or a value not on the sliders.

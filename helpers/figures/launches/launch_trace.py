@@ -1,4 +1,4 @@
-"""Traces of one call: what the CPU launches and the GPU runs, one above the other on one time axis; live, to be read.
+"""Traces of one call: the CPU's launches and the GPU's kernels, one above the other on one time axis; live.
 
 A trace is rows of (where, name, start, duration): "host" or "GPU", in microseconds from the first.
 """
@@ -46,7 +46,7 @@ class Trace:
 
     @property
     def span(self) -> float:
-        """From the first kernel's start to the last one's end."""
+        """Seconds from the first kernel's start to the last one's end."""
         return self.kernels[-1].start + self.kernels[-1].duration - self.kernels[0].start
 
     @property
@@ -56,7 +56,7 @@ class Trace:
 
     @property
     def total(self) -> float:
-        """From the first launch to the end of the last kernel."""
+        """Seconds from the first launch to the end of the last kernel."""
         ends = [start + duration for start, duration in self.launches]
         return max(*ends, self.kernels[-1].start + self.kernels[-1].duration)
 
@@ -73,7 +73,7 @@ TOP, PITCH, LINE = 62, 54, 17
 
 
 def _axes(traces: Mapping[str, Trace]) -> tuple[Figure, Axes, float]:
-    """What stays still: the spans of all traces, on one axis; and points a microsecond."""
+    """Draw the static parts: the spans of all traces, on one axis; and return points per microsecond."""
     end = max(trace.total for trace in traces.values())
     scale = (RIGHT - LEFT) / end
     with rc_context(STYLE):
@@ -108,7 +108,9 @@ def _colour(name: str) -> str:
 
 def _finding(traces: Mapping[str, Trace]) -> str:
     shares = [100 * trace.busy / trace.total for trace in traces.values()]
-    return f"Of a call the GPU works {plain(min(shares))} to {plain(max(shares))} %, by who launches, and how"
+    return (
+        f"The GPU is busy {plain(min(shares))} to {plain(max(shares))} % of a call, depending on what launches, and how"
+    )
 
 
 def _head(name: str, trace: Trace) -> str:
@@ -127,10 +129,10 @@ def _text(traces: Mapping[str, Trace], way: str, number: int) -> str:
 
 
 class TraceExplorer(Explorer):
-    """Traces to be read kernel by kernel, with a slider for the way and one for the kernel.
+    """Traces to read kernel by kernel, with a slider for the way and one for the kernel.
 
-    Its controls are widgets: `way` and `kernel`; what it shows is also the string `text`. Displayed where no kernel
-    runs, it is a picture and that text.
+    Its controls are widgets: `way` and `kernel`; `text` describes the view. Without a kernel it displays as a still
+    image with that text.
 
     Raises:
         ValueError: a way or a kernel that is not there.

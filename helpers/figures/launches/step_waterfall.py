@@ -59,8 +59,8 @@ def micro(seconds: float) -> str:
 class WaterfallExplorer(Explorer):
     """Bars of a layer's time, way by way, with sliders for the layer and the clock.
 
-    Its controls are widgets: `layer` and `clock` (names); the string `text` says the same. Displayed where no kernel
-    runs, it is a picture and that text.
+    Its controls are widgets: `layer` and `clock` (names); the string `text` says the same. Without a kernel it displays
+    as a still image with that text.
 
     Args:
         times: layer -> clock -> way -> seconds per layer; the same ways, in the same order, everywhere.

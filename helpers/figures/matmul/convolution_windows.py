@@ -21,7 +21,7 @@ TILE = 16  # output pixels that a program makes
 
 @dataclass(frozen=True)
 class Windows:
-    """The map from a row of the matrix of windows, an output pixel, to the pixels that stand in it.
+    """The map from a row of the matrix of windows, an output pixel, to the pixels in it.
 
     A square filter of `taps` x `taps` over `height` x `width` pixels, moved by `stride`, with `padding` pixels of
     zeros on every side. Channels are left out: each pixel brings all of its own.
@@ -45,15 +45,15 @@ class Windows:
         return self.out_shape[0] * self.out_shape[1]
 
     def seen(self, pixel: int | np.ndarray, tap: int | np.ndarray) -> tuple[int, int] | tuple[np.ndarray, np.ndarray]:
-        """(row, column) in the picture of what output pixel `pixel` reads for `tap`; outside it, in the padding."""
+        """Return (row, column) in the image that output pixel `pixel` reads for `tap`; outside it, in the padding."""
         down, across = divmod(pixel, self.out_shape[1])
         r, s = divmod(tap, self.taps)
         return down * self.stride + r - self.padding, across * self.stride + s - self.padding
 
     def reads(self, pixels: range | None = None, tap: int | None = None) -> np.ndarray:
-        """How often each pixel is read for these output pixels and this tap, all where None.
+        """Count how often each pixel is read for these output pixels and this tap, all if None.
 
-        (height + 2 padding, width + 2 padding): what falls in the padding is counted there, though nothing is read.
+        (height + 2 padding, width + 2 padding): reads in the padding are counted there, though nothing is loaded.
         """
         counts = np.zeros((self.height + 2 * self.padding, self.width + 2 * self.padding), int)
         chosen = range(self.pixels) if pixels is None else pixels
@@ -63,7 +63,7 @@ class Windows:
         return counts
 
     def in_picture(self, counts: np.ndarray) -> np.ndarray:
-        """Of the counts that `reads` gives, those of the picture."""
+        """Return the part of `reads`'s counts inside the image."""
         return counts[self.padding :, self.padding :][: self.height, : self.width]
 
 
@@ -76,7 +76,7 @@ SHOWN = {"all": None, "the first": "first", "the middle": "middle", "the last": 
 
 @dataclass(frozen=True)
 class WindowsScene:
-    """What the explorer shows: the windows, a tile's number or "all", and which of the taps."""
+    """The explorer's view: the windows, a tile's number or "all", and the taps shown."""
 
     windows: Windows
     tile: int | str
@@ -109,7 +109,7 @@ class WindowsScene:
         )
         if not len(self.chosen):
             return (
-                f"There is no tile {self.tile}: {down} x {across} pixels are made",
+                f"No tile {self.tile}: the output has {down} x {across} pixels",
                 f"{place}: the last is {tiles - 1}",
             )
         counts = self.counts
@@ -132,7 +132,7 @@ LEFT, RIGHT, TOP = 14, 304, 66  # of the picture with its padding, of the output
 
 
 def _axes() -> tuple[Figure, Axes]:
-    """What stays still: one coordinate a point, y downwards, and the names of the two grids."""
+    """Draw the static parts: one coordinate per point, y downwards, and the names of the two grids."""
     with rc_context(STYLE):
         figure = Figure(figsize=(8, 4.3))
         width, height = figure.bbox.size
@@ -148,7 +148,7 @@ def _axes() -> tuple[Figure, Axes]:
 
 
 def _shade(share: float) -> str:
-    """From grey to blue, a white number readable on each."""
+    """Return a shade from grey to blue, with a white number readable on each."""
     grey, blue = (bytes.fromhex(colour[1:]) for colour in (LIMIT, FUSED))
     return "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in zip(grey, blue, strict=True))
 
@@ -171,11 +171,11 @@ class WindowsExplorer(Explorer):
     """A picture of 12 x 12 pixels and the output pixels of a convolution, in tiles of 16.
 
     Its controls are widgets: the sliders `tile`, `stride` and `padding`, and the choices `taps` (of the filter, down
-    and across) and `shown` (which of them); what it shows is also the string `text`. Displayed where no kernel runs, it
-    is a picture and that text.
+    and across) and `shown` (which of them); `text` describes the view. Without a kernel it displays as a still image
+    with that text.
 
     Raises:
-        ValueError: a filter that is not to choose, or a value that is not on its slider.
+        ValueError: an unknown filter, or a value that is not on its slider.
     """
 
     def __init__(self, taps: int = 3, stride: int = 1, padding: int = 1, tile: int | str = 0):

@@ -23,8 +23,8 @@ OUT_BYTES = 2  # of an element of the result, in every format
 
 @dataclass(frozen=True)
 class Format:
-    """How a layer's numbers are kept: bits of a weight with its share of a scale, bits of an activation, and the dtype
-    at whose rate they are multiplied."""
+    """A layer's number format: bits per weight with its share of a scale, bits per activation, and the dtype whose rate
+    the matmul uses."""
 
     weight_bits: float
     activation_bits: float
@@ -41,7 +41,7 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class ExpertLayer:
-    """`experts` linear layers from `cols` to `out_cols` numbers, of which each token takes `top_k`."""
+    """`experts` linear layers from `cols` to `out_cols` values; each token uses `top_k` of them."""
 
     experts: int
     top_k: int
@@ -49,7 +49,7 @@ class ExpertLayer:
     out_cols: int
 
     def touched(self, tokens: int) -> float:
-        """How many experts some token chooses, on average."""
+        """Return how many experts are chosen by any token, on average."""
         return self.experts * (1 - (1 - self.top_k / self.experts) ** tokens)
 
     def weight_bytes(self, tokens: int, kept: Format) -> float:
@@ -57,14 +57,14 @@ class ExpertLayer:
         return self.touched(tokens) * self.cols * self.out_cols * kept.weight_bits / 8
 
     def work(self, tokens: int, kept: Format) -> Work:
-        """FLOPs of the products, and least bytes."""
+        """Return FLOPs of the matmuls, and minimum traffic."""
         flops = 2 * tokens * self.top_k * self.cols * self.out_cols
         read = self.weight_bytes(tokens, kept) + tokens * self.cols * kept.activation_bits / 8
         return Work(round(flops), round(read), tokens * self.out_cols * OUT_BYTES)
 
 
 def seconds(work: Work, kept: Format, device: Device) -> tuple[float, float]:
-    """Of the bytes and of the arithmetic, by the data sheet; the longer is the time."""
+    """Return the time of the bytes and of the arithmetic, by the data sheet; the longer one is the layer's."""
     return work.bytes / device.memory_bandwidth, work.flops / device.peak_flops[kept.rate]
 
 
@@ -78,7 +78,7 @@ MAX_INTENSE = 4  # decades of its axis, from 1
 
 
 def along(intensity: float) -> float:
-    """Where an intensity lies on its panel, in points."""
+    """Return an intensity's position on its panel, in points."""
     decades = min(MAX_INTENSE, max(0.0, math.log10(intensity)))
     return INTENSITY.left + (INTENSITY.right - INTENSITY.left) * decades / MAX_INTENSE
 
@@ -121,7 +121,7 @@ def counted(tokens: int) -> str:
 
 
 def finding(layer: ExpertLayer, tokens: int, times: dict[str, float]) -> str:
-    """How many experts are read, and what the formats gain."""
+    """Return the finding: how many experts are read, and the formats' gain."""
     first, *others = times
     gains = ", ".join(f"{name.split()[0]} {times[first] / times[name]:.1f}x" for name in others)
     verb = "reads" if tokens == 1 else "read"
@@ -129,7 +129,7 @@ def finding(layer: ExpertLayer, tokens: int, times: dict[str, float]) -> str:
 
 
 def weights_axes():
-    """What stays still: the formats' names, the panels' heads and their axes."""
+    """Draw the static parts: the formats' names, the panels' heads and their axes."""
     return still(SIZE, BARS, (BYTES, INTENSITY, TIME))
 
 
@@ -147,9 +147,8 @@ SIZES = {"2048 x 768": (2048, 768), "4096 x 14336": (4096, 14336), "7168 x 2048"
 class ExpertWeightsExplorer(Explorer):
     """Bars for four formats of a layer of experts, with sliders for tokens and experts, and a choice of the rest.
 
-    Its controls are widgets: `tokens`, `experts`, `top_k`, `size` and `device` (names); what it shows is also the
-    string `text`. More experts a token than there are count as all. Displayed where no kernel runs, it is a picture and
-    that text.
+    Its controls are widgets: `tokens`, `experts`, `top_k`, `size` and `device` (names); `text` describes the view. If
+    `top_k` exceeds the number of experts, all count. Without a kernel it displays as a still image with that text.
 
     Raises:
         ValueError: a value that is not on its slider or among its choices.

@@ -1,4 +1,4 @@
-"""Stages of a loop that loads and multiplies, as a picture: who waits for whom with one stage, two, three."""
+"""Stages of a loop that loads and multiplies, drawn with one, two and three stages: which step waits for which."""
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""A matmul's tile, warps and stages: what they ask of L2, of registers and of shared memory on Hopper; live.
+"""A matmul's tile, warps and stages: their demand on L2, registers and shared memory on Hopper; live.
 
 The model, for 16-bit operands and fp32 sums on an SM of compute capability 9.0:
 
@@ -8,7 +8,7 @@ The model, for 16-bit operands and fp32 sums on an SM of compute capability 9.0:
                    (64 rows and more) read their operands there while the next stages arrive; of smaller tiles operands
                    go to registers first, which frees a stage
 
-`compile_for` tells what the compiler makes of it: within a fifth for the registers of tiles that do not spill.
+`compile_for` reports the compiler's result: within a fifth for the registers of tiles that do not spill.
 """
 
 from dataclasses import dataclass
@@ -25,16 +25,17 @@ from helpers.instruments.prediction import L2_BYTES
 from helpers.style import FUSED, LIMIT, STYLE, WRONG
 
 ITEMSIZE = 2  # bytes of an operand's element
-OTHERS = 48  # registers a thread: the median of what tests/figures/test_tile_choice.py compiles, less the sums
+OTHERS = 48  # registers per thread: median in tests/figures/test_tile_choice.py, without the accumulators
 GROUP_ROWS = 64  # the fewest rows of a warp group's product: PTX ISA, wgmma.mma_async
-FEWEST = 2048  # bytes of shared memory that every such kernel has, for its sums on their way out
+FEWEST = 2048  # bytes of shared memory that every such kernel has, for storing its accumulators
 DEVICE = DEVICES["H200"]
 SM = limits(DEVICE.compute_capability)
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """A tile of `rows` x `columns` results, summed in steps of `step` along K by `warps`, `stages` steps under way."""
+    """A tile of `rows` x `columns` results, summed in steps of `step` along K by `warps`, with `stages` steps in
+    flight."""
 
     rows: int
     columns: int
@@ -49,7 +50,7 @@ class Tiling:
 
     @property
     def fed(self) -> float:
-        """The share of their peak at which L2 feeds the tensor cores."""
+        """The share of peak that L2 sustains on the tensor cores."""
         return min(1.0, self.intensity / ridge())
 
     @property
@@ -72,7 +73,7 @@ class Tiling:
         return self.shared_memory <= SM.shared_memory_per_block
 
     def occupancy(self) -> Occupancy | None:
-        """How the SM is filled; None where the block does not fit."""
+        """The SM's occupancy; None if the block does not fit."""
         if not self.fits:
             return None
         return occupancy(
@@ -84,7 +85,7 @@ class Tiling:
 
 
 def ridge() -> float:
-    """FLOP a byte of L2 at which an SM's tensor cores are fed: its FLOP a clock over L2_BYTES."""
+    """Return the FLOP per byte of L2 that keeps an SM's tensor cores fed: its FLOP per clock over L2_BYTES."""
     return DEVICE.peak_flops["bf16"] / (DEVICE.sms * DEVICE.sm_clock * L2_BYTES)
 
 
@@ -95,7 +96,7 @@ def asked(tiling: Tiling, m: int, n: int, k: int) -> int:
 
 SIZE = (576, 208)  # points
 PANEL = Panel(150, 398, "share of the limit, on an H200")
-ROWS = {"FLOP a byte of L2": 66, "registers a thread": 97, "shared memory": 128, "warps": 159}
+ROWS = {"FLOP per byte of L2": 66, "registers per thread": 97, "shared memory": 128, "warps": 159}
 BAR = 20
 MAX = 1.15  # a bar ends here, of its limit
 LARGE = 4096  # rows, columns and K of the example in the text
@@ -107,7 +108,7 @@ def scene(tiling: Tiling) -> Scene:
     share = tiling.intensity / ridge()
     amounts = {
         "FLOP a byte of L2": (share, f"{plain(tiling.intensity)}; the ridge is {plain(ridge())}"),
-        "registers a thread": (tiling.registers / MAX_REGISTERS, f"{tiling.registers} of {MAX_REGISTERS}"),
+        "registers per thread": (tiling.registers / MAX_REGISTERS, f"{tiling.registers} of {MAX_REGISTERS}"),
         "shared memory": (
             tiling.shared_memory / SM.shared_memory_per_block,
             f"{tiling.shared_memory // 1024} of {SM.shared_memory_per_block // 1024} KB",
@@ -116,7 +117,7 @@ def scene(tiling: Tiling) -> Scene:
     }
     boxes, labels = [], []
     for name, (part, label) in amounts.items():
-        bad = part > 1 and name in ("registers a thread", "shared memory")
+        bad = part > 1 and name in ("registers per thread", "shared memory")
         width = min(part, MAX) * (PANEL.right - PANEL.left)
         if width:
             boxes.append(Box(PANEL.left, ROWS[name], width, BAR, WRONG if bad else FUSED))
@@ -152,10 +153,10 @@ STEPS = (32, 64, 128)
 
 
 class TileChoiceExplorer(Explorer):
-    """What a matmul's tile costs and brings, with sliders for the tile, warps and stages, and a choice of the step.
+    """Costs and benefits of a matmul's tile, with sliders for the tile, warps and stages, and a choice of the step.
 
-    Its controls are widgets: `tile` (rows, columns), `warps`, `stages` and `step` (along K); what it shows is also the
-    string `text`. Displayed where no kernel runs, it is a picture and that text.
+    Its controls are widgets: `tile` (rows, columns), `warps`, `stages` and `step` (along K); `text` describes the view.
+    Without a kernel it displays as a still image with that text.
 
     Raises:
         ValueError: a value that is not on its slider.

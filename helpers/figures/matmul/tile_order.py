@@ -37,7 +37,7 @@ def wave_tiles(wave: int, programs: int, tiles_m: int, tiles_n: int, group: int)
 
 
 def stripes(tiles: list[tuple[int, int]]) -> tuple[int, int]:
-    """How many stripes of x and of W some tiles need."""
+    """Count the stripes of x and of W that these tiles need."""
     return len({row for row, _ in tiles}), len({column for _, column in tiles})
 
 
@@ -55,7 +55,7 @@ WAVES = -(-SIDE * SIDE // PROGRAMS)
 GROUPS = (1, 2, 4, 8, 16, 32, 64)
 SIZE = (576, 380)  # points
 CELL = 4.5  # a tile of y
-X_LEFT, STRIPE = 40, 14  # x stands left of y, W^T above it
+X_LEFT, STRIPE = 40, 14  # x is left of y, W^T above it
 Y_LEFT, Y_TOP = X_LEFT + STRIPE + 8, 48 + STRIPE + 8
 BESIDE = Y_LEFT + SIDE * CELL + 20
 LINES = (84, 102, 120, 138, 156, 192, 210, 228, 264, 282)
@@ -102,7 +102,7 @@ def scene(group: int, wave: int) -> Scene:
     boxes += [_stripe(True, *each) for each in _runs(sorted({row for row, _ in now}))]
     boxes += [_stripe(False, *each) for each in _runs(sorted({column for _, column in now}))]
     of_x, of_w = stripes(now)
-    # 2 TILE^2 K FLOP a tile over 2 TILE K bytes a stripe.
+    # 2 TILE^2 K FLOP per tile over 2 TILE K bytes per stripe.
     intensity, ridge = len(now) * TILE / (of_x + of_w), Roofline(DEVICE, "bf16").ridge
     total, least = all_stripes(PROGRAMS, SIDE, SIDE, group), 2 * SIDE
     said = (
@@ -130,15 +130,15 @@ def scene(group: int, wave: int) -> Scene:
 class TileOrderExplorer(Explorer):
     """A wave of tiles and the stripes that it reads, with sliders for the order and the wave.
 
-    Its controls are widgets: the sliders `group` (rows of tiles) and `wave`; what it shows is also the string `text`.
-    Displayed where no kernel runs, it is a picture and that text.
+    Its controls are widgets: the sliders `group` (rows of tiles) and `wave`; `text` describes the view. Without a
+    kernel it displays as a still image with that text.
 
     Raises:
         ValueError: a value that is not on its slider.
     """
 
     def __init__(self, group: int = 1, wave: int = 3):
-        self.group = slider("rows a group", GROUPS, group)
+        self.group = slider("rows per group", GROUPS, group)
         self.wave = slider("wave", tuple(range(1, WAVES + 1)), wave)
         super().__init__(FramePlayer(), [self.group, self.wave], [])
 

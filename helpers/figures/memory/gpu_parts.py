@@ -1,8 +1,8 @@
-"""A GPU as a picture: what lies on the chip and what beside it, how large, and how long each takes over one megabyte.
+"""A GPU as a figure: parts on and off the chip, their sizes, and the time each takes per megabyte.
 
 The boxes show what is where; the bars below them are to scale in time. Sizes and rates are the device's in devices.toml
 (its `source`), and per SM those of NVIDIA's CUDA C++ Programming Guide: see helpers/instruments/devices.py and
-occupancy_calculator.py. No vendor tells how fast L2 is, so it has a bar only where it was measured.
+occupancy_calculator.py. No vendor publishes L2's speed, so it has a bar only if it was measured.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from helpers.style import FUSED, LIMIT, SMALL_SIZE, STYLE, TEXT, TITLE_SIZE
 
 MEGABYTE = 1_000_000
 NUMBERS = MEGABYTE // 2  # of 16 bits
-REGISTER_FILE = 4 * REGISTERS  # bytes an SM
+REGISTER_FILE = 4 * REGISTERS  # bytes per SM
 PARTS = (
     "memory",
     "L2",
@@ -46,7 +46,7 @@ WAYS = {
 
 @dataclass(frozen=True)
 class Part:
-    """A part in the picture, in points, y downwards; `lines` are its name and what it holds."""
+    """A part of the figure, in points, y downwards; `lines` are its name and its contents."""
 
     part: str
     left: float
@@ -63,7 +63,7 @@ def seconds_of(device: Device) -> dict[str, float]:
         ValueError: no GPU of known SMs.
     """
     if device.special_rate is None:
-        raise ValueError(f"{device.name} is no GPU whose SMs are known: choose from {', '.join(DEVICES)}")
+        raise ValueError(f"{device.name} is not a GPU whose SMs are known: choose from {', '.join(DEVICES)}")
     rates = {
         "memory": MEGABYTE / device.memory_bandwidth,
         "L2": MEGABYTE / device.l2_bandwidth if device.l2_bandwidth else None,
@@ -87,12 +87,12 @@ def boxes_of(device: Device) -> tuple[Part, ...]:
         Part("registers", left, top + 42, 136, 36, ("registers", f"{REGISTER_FILE // 1024} KB")),
         Part("shared memory", left + 144, top + 42, 144, 36, ("shared memory and L1", f"{shared // 1024} KB")),
         Part("L2", 348, TOP, 76, SM_HEIGHT, ("L2", f"{device.l2_cache / 2**20:g} MB", "for all SMs")),
-        Part("memory", 464, TOP, 100, SM_HEIGHT, ("memory", f"{device.memory / 2**30:g} GB", "beside the chip")),
+        Part("memory", 464, TOP, 100, SM_HEIGHT, ("memory", f"{device.memory / 2**30:g} GB", "next to the chip")),
     )
 
 
 def finding(device: Device, lit: str | None) -> str:
-    """What the picture says of the part that is lit."""
+    """Return the figure's text on the lit part."""
     took = seconds_of(device)
     if lit in ("L2", "registers", "SM"):
         size = device.l2_cache if lit == "L2" else REGISTER_FILE * device.sms
@@ -118,7 +118,7 @@ def gpu_picture(device: str | Device = "H200", lit: str | None = None) -> Chart:
     """
     device = DEVICES[device] if isinstance(device, str) else device
     if lit is not None and lit not in PARTS:
-        raise ValueError(f"no part of the picture is called {lit!r}: choose from {', '.join(PARTS)}")
+        raise ValueError(f"the figure has no part {lit!r}: choose from {', '.join(PARTS)}")
     took, title = seconds_of(device), finding(device, lit)
     bars = TOP + SM_HEIGHT + 40
     height = bars + ROW * len(took) + 22

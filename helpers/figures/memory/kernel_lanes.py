@@ -36,9 +36,8 @@ class KernelLine:
 
     Args:
         source: its text.
-        own: the elements in memory that are its tensor's; missing: those of them that somebody should store, and nobody
-            does.
-        lanes: what each program's block asks for there.
+        own: its tensor's elements in memory; missing: those that should be stored but are not.
+        lanes: the elements that each program's block accesses there.
     """
 
     source: str
@@ -54,7 +53,7 @@ def blocks_chart(panels: list[KernelLine], title: str, told: str) -> Chart:
 
     Args:
         panels: the lines, in order.
-        title: the finding that the chart shows; told: what more is to be said, in a sentence or two.
+        title: the finding that the chart shows; told: further text, a sentence or two.
     """
     lines = textwrap.wrap(told, 118)
     first = max(-BEYOND, min(min(lanes.elements.min() for lanes in panel.lanes) for panel in panels))

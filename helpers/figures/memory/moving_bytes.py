@@ -50,10 +50,10 @@ def traffic_animation(run: Recorded, numbers: int = 100_000_000, count: str = "G
     """The film, with the times of a recorded machine for add+GELU on as many fp32 numbers.
 
     Args:
-        count: what is counted as it crosses, "GB" or "tiles": the latter where the reader is still to find the bytes.
+        count: the unit of the counters, "GB" or "tiles": the latter if the reader has yet to find the bytes.
 
     Raises:
-        ValueError: those were not recorded; something else is to be counted.
+        ValueError: those were not recorded; another unit.
     """
     if count not in ("GB", "tiles"):
         raise ValueError(f"the animation counts 'GB' or 'tiles', not {count!r}")
@@ -83,7 +83,7 @@ def traffic_animation(run: Recorded, numbers: int = 100_000_000, count: str = "G
             Note("bus", bus - 4, CHIP - 6, "right"),
             Note("chip", left + 4, CHIP + 14),
         ]
-        # From the bus on: what adds, the register that holds the sum, what applies GELU.
+        # From the bus: the adder, the register that holds the sum, the GELU unit.
         units = {"add": left + 204, "register": left + 128, "GELU": left + 52}
         for name, x in units.items():
             boxes.append((x, CHIP + 20, *UNIT))
@@ -93,7 +93,7 @@ def traffic_animation(run: Recorded, numbers: int = 100_000_000, count: str = "G
             paint = SUM if name == "a + b" else colour
             x, y = left + 40 + tile * CELL[0], rows[name] + 8
             unit = {"y": "GELU", "a + b": "GELU" if inwards else "register"}.get(name, "add")
-            # A tile in leaves memory at its turn; one out leaves the chip when what it is made of has arrived.
+            # A tile in leaves memory at its turn; one out leaves the chip once its inputs have arrived.
             start = (number if inwards else number - 1 + CROSSING) * turn
             inside = units[unit] + UNIT[0] / 2 - CELL[0] / 2, CHIP + (6 if inwards else 45)
             corners = [(x, y + 2), (bus + 1, y + 2), (bus + 1, inside[1]), inside]

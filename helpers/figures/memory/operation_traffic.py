@@ -37,7 +37,7 @@ def _start() -> float:
 
 
 def _at(seconds: float) -> float:
-    """Where a time stands on the ruler."""
+    """Return a time's position on the ruler."""
     low, high = map(math.log10, SECONDS)
     way = (math.log10(min(max(seconds, SECONDS[0]), SECONDS[1])) - low) / (high - low)
     return MOVED.left + way * (RIGHT - MOVED.left)
@@ -78,11 +78,12 @@ def _moved(launches: tuple[Launch, ...]) -> int:
 def _finding(versions: Versions) -> str:
     if versions.fused == versions.unfused:
         return "Nothing to fuse: it is one launch already"
-    return f"Fusing moves {_moved(versions.unfused) / _moved(versions.fused):.2f} times fewer bytes"
+    return f"Fusing moves {_moved(versions.unfused) / _moved(versions.fused):.2f}x fewer bytes"
 
 
 def operation_axes():
-    """What stays still: the versions' names, the panel's head and its axis, and the ruler of times with one launch."""
+    """Draw the static parts: the versions' names, the panel's head and its axis, and the ruler of times with one
+    launch."""
     figure, axes = still(SIZE, BARS, (MOVED,), more=RULER)
     with rc_context(STYLE):
         axes.text(MOVED.left, SIZE[1] + 11, RULER_HEAD, va="center_baseline")
@@ -99,7 +100,7 @@ def operation_axes():
 
 
 def operation_chart(shown: Scene) -> Chart:
-    """One bar a version, as long as the bytes that it moves: what each launch reads, then what it writes."""
+    """Draw one bar per version, as long as its bytes: each launch's reads, then its writes."""
     return picture(*operation_axes(), shown)
 
 
@@ -113,8 +114,8 @@ SHOWN = ("ReLU", "vector add", "GELU", "add+GELU", "LayerNorm", "softmax")
 class TrafficExplorer(Explorer):
     """Bars of bytes, with sliders for rows and columns, and a choice of operation, dtype and GPU.
 
-    Its controls are widgets: `rows`, `columns`, `operation`, `dtype` and `device` (names); what it shows is also the
-    string `text`. Displayed where no kernel runs, it is a picture and that text.
+    Its controls are widgets: `rows`, `columns`, `operation`, `dtype` and `device` (names); `text` describes the view.
+    Without a kernel it displays as a still image with that text.
 
     Raises:
         ValueError: an operation, dtype or device that is not offered, or a value that is not on its slider.
@@ -130,7 +131,7 @@ class TrafficExplorer(Explorer):
     ):
         if operation not in SHOWN or dtype not in DTYPES:
             raise ValueError(
-                f"{operation!r} in {dtype!r}: one of {', '.join(SHOWN)} in one of {', '.join(DTYPES)} expected"
+                f"{operation!r} in {dtype!r}: choose from {', '.join(SHOWN)}, and from {', '.join(DTYPES)}"
             )
         DEVICES[device]  # refuses a name that it does not know
         self.rows = slider("rows", ROWS, rows, [f"{each:,}" for each in ROWS])

@@ -1,4 +1,4 @@
-"""Shared memory's banks: where the words lie that a warp reads of a tile, and the wavefronts it takes; live."""
+"""Shared memory's banks: the words that a warp reads from a tile, and the wavefronts it takes; live."""
 
 import ipywidgets as widgets
 from matplotlib import rc_context
@@ -69,8 +69,8 @@ def _boxes(read: str, width: int, k: int) -> list[tuple[int, int, str]]:
 class BanksExplorer(Explorer):
     """The words that a warp reads of a tile in shared memory, stacked on their banks.
 
-    Its controls are widgets: the sliders `width` (words a row) and `k`, and the choice `read`; what it shows is also
-    the string `text`. Displayed where no kernel runs, it is a picture and that text.
+    Its controls are widgets: the sliders `width` (words per row) and `k`, and the choice `read`; `text` describes the
+    view. Without a kernel it displays as a still image with that text.
 
     Raises:
         ValueError: a value that is not on the sliders.

@@ -1,4 +1,4 @@
-"""Traffic as a picture: what each version of a computation reads and writes, tensor by tensor."""
+"""Traffic as a figure: each version's reads and writes, tensor by tensor."""
 
 from matplotlib import rc_context
 
@@ -11,18 +11,18 @@ READ, WRITE = 0.62, 0.38  # heights of bars, of the distance between two
 
 
 def traffic_chart(versions: dict[str, Traffic], title: str | None = None) -> Chart:
-    """One bar a version, in the order given: first what is read, then, narrower, what is written.
+    """Draw one bar per version, in the given order: first reads, then, narrower, writes.
 
     Args:
-        versions: "unfused" and "fused", or one of them -> what the meter saw.
-        title: the finding that the chart shows; if none is given, how many times fewer bytes the fused version moves.
+        versions: "unfused" and "fused", or one of them -> the meter's result.
+        title: the finding that the chart shows; by default the factor by which fusing cuts the bytes.
 
     Raises:
         ValueError: a version of another name, or one that moves nothing.
     """
     for name, traffic in versions.items():
         if name not in ("unfused", "fused"):
-            raise ValueError(f"a version is named {name!r}: 'unfused' or 'fused' expected")
+            raise ValueError(f"unknown version {name!r}: use 'unfused' or 'fused'")
         if not traffic.bytes_total:
             raise ValueError(f"the {name} version moves no byte: there is nothing to draw")
     if not versions:
@@ -51,7 +51,7 @@ def _finding(versions: dict[str, Traffic]) -> str:
     if moved["unfused"] == moved["fused"]:
         return "Fusing moves as many bytes"
     ratio = max(moved.values()) / min(moved.values())
-    return f"Fusing moves {ratio:.2f} times {'fewer' if moved['fused'] < moved['unfused'] else 'more'} bytes"
+    return f"Fusing moves {ratio:.2f}x {'fewer' if moved['fused'] < moved['unfused'] else 'more'} bytes"
 
 
 def _segments(traffic: Traffic) -> list[tuple[str, int, float]]:

@@ -1,4 +1,4 @@
-"""The threads of a grid: a thread's block, warp and lane, the address it reads, what its warp fetches; live."""
+"""The threads of a grid: a thread's block, warp and lane, the address it reads, its warp's sectors; live."""
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -9,7 +9,7 @@ from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_
 from helpers.figures.memory.warp_load import LANES, SECTOR, WarpLoad
 from helpers.style import FUSED, LIMIT, STYLE, TEXT, TITLE_SIZE, WRONG
 
-BLOCKS, BLOCK = 4, 64  # blocks of the grid, threads a block
+BLOCKS, BLOCK = 4, 64  # blocks of the grid, threads per block
 WARPS = BLOCK // LANES  # a block
 STRIDES = (1, 2, 3, 4, 6, 8, 16, 32)  # elements
 THREADS = tuple(LANES * warp + lane for warp in range(BLOCKS * WARPS) for lane in (0, 1, 2, 3, 7, 8, 16, 31))
@@ -22,12 +22,13 @@ BOTTOM = FIRST_LINE + PITCH * LINES
 
 
 def load_of(thread: int, stride: int) -> WarpLoad:
-    """What the warp of `thread` reads in `x[i * stride]`: i the thread of the grid, x an aligned fp32 tensor."""
+    """Return the read of `thread`'s warp in `x[i * stride]`: i the thread of the grid, x an aligned fp32 tensor."""
     return WarpLoad(stride * ITEMSIZE, ITEMSIZE, thread // LANES * LANES * stride * ITEMSIZE)
 
 
 def _axes() -> tuple[Figure, Axes]:
-    """What stays still: a box a thread, a line a warp; below, memory in sectors from the warp's first one on."""
+    """Draw the static parts: one box per thread, one line per warp; below, memory in sectors starting at the warp's
+    first."""
     with rc_context(STYLE):
         figure = Figure(figsize=(8, 4.9))
         height = figure.bbox.height
@@ -88,8 +89,8 @@ _PAINT = {"warp": (FUSED, ""), "fetched": ("", LIMIT), "wanted": (FUSED, ""), "o
 class ThreadsExplorer(Explorer):
     """A grid of 4 blocks of 64 threads that read x[i * stride], with sliders for the stride and the thread i.
 
-    Its controls are widgets: `stride` and `thread`; what it shows is also the string `text`. Displayed where no kernel
-    runs, it is a picture and that text.
+    Its controls are widgets: `stride` and `thread`; `text` describes the view. Without a kernel it displays as a still
+    image with that text.
 
     Raises:
         ValueError: a value that is not on the sliders.

@@ -32,7 +32,7 @@ class WarpLoad:
 
     def __post_init__(self):
         if self.step < 0 or self.width < 1 or self.offset < 0:
-            raise ValueError(f"{self}: a width of at least 1 byte, and no negative step or offset, expected")
+            raise ValueError(f"{self}: width must be at least 1 byte, step and offset not negative")
 
     @property
     def starts(self) -> list[int]:
@@ -54,9 +54,9 @@ class WarpLoad:
 
     @property
     def beyond(self) -> str:
-        """What is said of sectors to the right of the picture; empty where it shows them all."""
+        """The note on sectors to the right of the figure; empty if it shows them all."""
         left_out = sum(sector * SECTOR >= SHOWN for sector in self.sectors)
-        return f"  ({left_out} of them lie further right than this picture)" if left_out else ""
+        return f"  ({left_out} of them are to the right of this figure)" if left_out else ""
 
     def __str__(self):
         fetched = SECTOR * len(self.sectors)
@@ -64,7 +64,7 @@ class WarpLoad:
 
 
 def warp_axes(rows: int) -> tuple[Figure, Axes]:
-    """What stays still: memory from left to right, a line at each sector."""
+    """Draw the static parts: memory from left to right, a line at each sector."""
     with rc_context(STYLE):
         figure = Figure(figsize=(8, 0.95 + 0.6 * rows))
         height = figure.bbox.height
@@ -79,7 +79,7 @@ def warp_axes(rows: int) -> tuple[Figure, Axes]:
 
 
 def blocks(load: WarpLoad) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """What is drawn of a load, as (first byte, bytes): the sectors fetched, and what each lane wants."""
+    """Return a load's drawing as (first byte, bytes): the sectors fetched, and the bytes each lane requests."""
     fetched = [(sector * SECTOR, SECTOR) for sector in load.sectors if sector * SECTOR < SHOWN]
     return fetched, [(start, load.width) for start in load.starts if start < SHOWN]
 
@@ -88,7 +88,7 @@ def warp_chart(loads: dict[str, WarpLoad], title: str) -> Chart:
     """One row per load: boxes are fetched sectors, filled parts the bytes that lanes request.
 
     Args:
-        loads: what to call each -> the load.
+        loads: name -> load.
         title: the finding that the chart shows.
     """
     figure, axes = warp_axes(len(loads))
@@ -133,8 +133,8 @@ def _told(dtype: str, stride: int, offset: int, elements: int) -> tuple[str, str
 class WarpExplorer(Explorer):
     """The sectors of a warp's load, with sliders for stride and offset, and a choice of dtype and elements per lane.
 
-    Its controls are widgets: `stride`, `offset`, `dtype` and `elements`; what it shows is also the string `text`.
-    Displayed where no kernel runs, it is a picture and that text.
+    Its controls are widgets: `stride`, `offset`, `dtype` and `elements`; `text` describes the view. Without a kernel it
+    displays as a still image with that text.
 
     Raises:
         ValueError: an unknown dtype, a number of elements per lane that is not offered, or a value not on the sliders.

@@ -84,14 +84,14 @@ class SmBar:
 
 
 def sm_bars(occupancy: Occupancy) -> list[SmBar]:
-    """What an SM's blocks take of its warps, registers and shared memory, as the hardware allocates them."""
+    """Return the blocks' share of an SM's warps, registers and shared memory, as the hardware allocates them."""
     limiters = {resource: limiter for limiter, resource in SWEPT.items()}
     allocated = {resource: occupancy.allocated[limiters.get(resource, resource)] for resource in PANELS}
     return [SmBar(resource, block, occupancy.blocks, total) for resource, (block, total) in allocated.items()]
 
 
 def occupancy_axes(of_sm: Limits) -> tuple[Figure, dict[str, Axes]]:
-    """What stays still on the chart: a panel for each resource; the dotted line is what the SM can hold."""
+    """Draw the static parts: a panel for each resource; the dotted line is the SM's limit."""
     with rc_context(STYLE):
         figure = Figure(figsize=(8, 3 + SM_HEIGHT / 72))
         points = figure.bbox.height
@@ -110,11 +110,11 @@ def occupancy_axes(of_sm: Limits) -> tuple[Figure, dict[str, Axes]]:
 
 
 def occupancy_chart(occupancy: Occupancy) -> Chart:
-    """How many warps are active as threads, registers or shared memory vary, and where this kernel stands.
+    """Draw active warps as threads, registers or shared memory vary, and mark this kernel.
 
     Above, the SM: a bar per resource, which its blocks fill; where the next block would not fit, it is dashed. Each
-    panel varies one resource and keeps the others. What limits is said above its panel; where changing that one
-    resource lets one more block in, an open mark shows the value.
+    panel varies one resource and keeps the others. Each panel's title names a limiting resource; where changing that
+    one resource lets one more block in, an open mark shows the value.
     """
     figure, panels = occupancy_axes(limits(occupancy.compute_capability))
     marker, colour = MARKERS["single"]
@@ -178,7 +178,7 @@ NO_LIMIT = 65536  # blocks: more than any SM holds, where infinity could not be 
 
 @functools.cache
 def _tables(compute_capability: tuple[int, int]) -> tuple[str, dict]:
-    """The chart's still part, and what the browser needs besides the sliders' values: see occupancy.js."""
+    """Return the chart's static part, and the browser's data apart from slider values: see occupancy.js."""
     of_sm = limits(compute_capability)
     figure, panels = occupancy_axes(of_sm)
     height = figure.bbox.height
@@ -235,14 +235,14 @@ class _OccupancyStage(Stage):
 class OccupancyExplorer(Explorer):
     """NVIDIA's occupancy calculator with sliders for threads, registers and shared memory, and a choice of GPU.
 
-    Its controls are widgets: `threads` (a block), `registers` (a thread), `shared_memory` (bytes a block) and `device`
-    (a name); what it shows is also the string `text`. Displayed where no kernel runs, it is a picture and that text.
+    Its controls are widgets: `threads` (per block), `registers` (per thread), `shared_memory` (bytes per block) and
+    `device` (a name); `text` describes the view. Without a kernel it displays as a still image with that text.
 
     Args:
         device: a name in DEVICES; the explorer can change it.
-        threads: a block, a multiple of 32 up to 1024.
-        registers: a thread, 1 to 255.
-        shared_memory: bytes a block, static and dynamic, without what the driver reserves.
+        threads: per block, a multiple of 32 up to 1024.
+        registers: per thread, 1 to 255.
+        shared_memory: bytes per block, static and dynamic, without the driver's share.
 
     Raises:
         ValueError: an unknown device, a value outside these ranges, or more shared memory than a block can have.

@@ -1,4 +1,4 @@
-"""The register file of one SM as a picture: how many blocks it holds at several numbers of registers a thread."""
+"""The register file of one SM as a figure: how many blocks it holds at several register counts per thread."""
 
 from collections.abc import Iterable
 
@@ -15,12 +15,12 @@ ROW = 0.5  # inches
 def register_file_chart(
     compute_capability: tuple[int, int], threads: int, registers: Iterable[int], title: str
 ) -> Chart:
-    """A bar a number of registers: the file, a box for each block that fits, and what is left over.
+    """Draw one bar per register count: the file, a box for each block that fits, and the rest.
 
     Args:
         compute_capability: the SM's, such as (9, 0).
-        threads: a block.
-        registers: numbers of registers a thread, a bar each, from the top.
+        threads: per block.
+        registers: register counts per thread, one bar each, from the top.
         title: the finding that the chart shows.
 
     Raises:
@@ -35,7 +35,7 @@ def register_file_chart(
         axes.set_xlabel("registers of one SM")
         axes.set_xticks([REGISTERS * quarter // 4 for quarter in range(5)])
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        axes.set_yticks(range(len(rows)), [f"{count} a thread" for count, _ in rows])
+        axes.set_yticks(range(len(rows)), [f"{count} per thread" for count, _ in rows])
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False)
         figure.text(axes.bbox.x0 / figure.bbox.width, 1 - 14 / height, title, size=TITLE_SIZE, weight="bold")
@@ -48,5 +48,5 @@ def register_file_chart(
                 )
             blocks = f"{found.blocks} block{'s' * (found.blocks != 1)}, {found.warps} warps"
             axes.text(REGISTERS * 1.015, row, blocks, va="center")
-    held = "; ".join(f"{count} registers a thread, {found.blocks} blocks" for count, found in rows)
+    held = "; ".join(f"{count} registers per thread, {found.blocks} blocks" for count, found in rows)
     return Chart(figure, f"{title}. Blocks of {threads} threads on an SM: {held}.")

@@ -33,12 +33,12 @@ class Growth:
 
     @property
     def first_spill(self) -> int | None:
-        """The fewest operations at which a register spills; None if none does."""
+        """The smallest number of operations that spills a register; None if none does."""
         spilling = (size for size, each in zip(self.sizes, self.compiled, strict=True) if each.spill_bytes)
         return next(spilling, None)
 
     def values(self, panel: str) -> list[int]:
-        """What a panel of the chart shows, for each size."""
+        """Return a panel's value for each size."""
         return [_VALUE[panel](each) for each in self.compiled]
 
     def finding(self, size: int) -> str:
@@ -46,28 +46,28 @@ class Growth:
         each = self.compiled[self.sizes.index(size)]
         share = f"{each.occupancy().fraction:.0%} occupancy"
         if each.spill_bytes:
-            return f"{size} fused operations spill {each.spill_bytes} bytes a thread, at {share}"
+            return f"{size} fused operations spill {each.spill_bytes} bytes per thread, at {share}"
         fit = "operation fits" if size == 1 else "operations fit"
-        return f"{size} fused {fit} in {each.registers} registers a thread, at {share}"
+        return f"{size} fused {fit} in {each.registers} registers per thread, at {share}"
 
     def text(self, size: int) -> str:
-        """The line that says what the chart shows."""
+        """A one-line description of the chart."""
         each, first = self.compiled[self.sizes.index(size)], self.first_spill
         last = "no size shown spills" if first is None else f"the first to spill is {first}"
         return f"{each.device.name}: {self.finding(size)}; {last}. Occupancy: {each.occupancy()!r}."
 
 
 _VALUE = {
-    "registers a thread": lambda each: each.registers,
-    "spilled bytes a thread": lambda each: each.spill_bytes,  # stored and loaded, as in every table
-    "active warps an SM": lambda each: each.occupancy().warps,
+    "registers per thread": lambda each: each.registers,
+    "spilled bytes per thread": lambda each: each.spill_bytes,  # stored and loaded, as in every table
+    "active warps per SM": lambda each: each.occupancy().warps,
 }
 
 
 def registers_axes(growth: Growth) -> tuple[Figure, dict[str, Axes]]:
-    """What stays still on the chart: a panel each with its curve; dotted is the most that there can be."""
+    """Draw the static parts: a panel per curve; the dotted line is the maximum."""
     most_warps = limits(growth.compiled[0].device.compute_capability).warps
-    tops = {"registers a thread": MAX_REGISTERS, "active warps an SM": most_warps}
+    tops = {"registers per thread": MAX_REGISTERS, "active warps per SM": most_warps}
     with rc_context(STYLE):
         figure = Figure(figsize=(8, 3))
         panels = {}
@@ -91,7 +91,7 @@ def registers_chart(growth: Growth, size: int) -> Chart:
     """The three panels with the marks at `size` operations, one of growth's sizes."""
     figure, panels = registers_axes(growth)
     with rc_context(STYLE):
-        left, height = panels["registers a thread"].bbox.x0 / figure.bbox.width, figure.bbox.height
+        left, height = panels["registers per thread"].bbox.x0 / figure.bbox.width, figure.bbox.height
         figure.text(left, 1 - TITLE_FROM_TOP / height, growth.finding(size), size=TITLE_SIZE, weight="bold")
         for panel, axes in panels.items():
             value = growth.values(panel)[growth.sizes.index(size)]
@@ -106,14 +106,14 @@ def registers_chart(growth: Growth, size: int) -> Chart:
 class RegistersExplorer(Explorer):
     """Registers, spills and occupancy over the operations fused, with a slider for these and a choice of GPU.
 
-    Its controls are widgets: `operations` and `device` (a name); what it shows is also the string `text`. Displayed
-    where no kernel runs, it is a picture and that text.
+    Its controls are widgets: `operations` and `device` (a name); `text` describes the view. Without a kernel it
+    displays as a still image with that text.
 
     Args:
-        compiled: (operations, name of a GPU) -> what `compile_for` gives.
-        sizes: the numbers of operations on the slider, rising.
+        compiled: (operations, name of a GPU) -> `compile_for`'s result.
+        sizes: the numbers of operations on the slider, ascending.
         device: a name in DEVICES that Triton compiles for.
-        operations: where the slider stands; the first of `sizes` if None.
+        operations: the slider's position; the first of `sizes` if None.
 
     Raises:
         ValueError: another device, or a number of operations that is not on the slider.
@@ -128,14 +128,14 @@ class RegistersExplorer(Explorer):
     ):
         gpus = [name for name, each in DEVICES.items() if (each.compute_capability or OLDEST) >= OLDEST]
         if device not in gpus:
-            raise ValueError(f"{device!r} is none of the GPUs to compile for: choose from {', '.join(gpus)}")
+            raise ValueError(f"{device!r} is not a GPU to compile for: choose from {', '.join(gpus)}")
         self._compiled, self._sizes, self._growth_on = compiled, tuple(sizes), functools.cache(self._compile)
         self.operations = slider("operations", self._sizes, self._sizes[0] if operations is None else operations)
         self.device = widgets.Dropdown(options=gpus, value=device, description="GPU")
         super().__init__(FramePlayer(), [self.operations], [[self.device]])
 
     def _compile(self, gpu: str) -> Growth:
-        """What all sizes need; the browser is told which is being compiled."""
+        """Compile all sizes, and show the browser which one is being compiled."""
         found = []
         for number, size in enumerate(self._sizes, 1):
             self._stage.doing = f"compiling {number} of {len(self._sizes)}: operations = {size}, {gpu}"

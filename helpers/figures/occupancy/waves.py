@@ -18,7 +18,7 @@ def waves_chart(waves: Waves) -> Chart:
         ValueError: an empty grid, which has no wave.
     """
     if not waves.count:
-        raise ValueError("an empty grid has no wave to draw: give waves() a grid of at least 1 block")
+        raise ValueError("an empty grid has no wave to draw: pass waves() a grid of at least 1 block")
     title = _finding(waves)
     slots = waves.blocks_per_wave
     with rc_context(STYLE):

@@ -29,11 +29,11 @@ def curves_chart(
     """A line for each of `curves`, and a dashed grey one, without marks, for each of `limit`.
 
     Args:
-        curves: name -> {value that was tried: what was found}; "unfused" or "eager" is orange, "fused" blue.
+        curves: name -> {value tried: result}; "unfused" or "eager" is orange, "fused" blue.
         title: the finding that the chart shows.
         x, y: what the axes count, with the unit.
         log: both axes logarithmic; else both begin at 0.
-        limit: name -> {value: what it can be at best}.
+        limit: name -> {value: the best possible result}.
 
     Raises:
         ValueError: no curve, one without a value, more than have a colour, or a value that no axis holds.

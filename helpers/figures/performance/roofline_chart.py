@@ -37,7 +37,7 @@ class Point:
 
     def __post_init__(self):
         if self.kind not in MARKERS:
-            raise ValueError(f"{self.label} is of kind {self.kind!r}: one of {', '.join(MARKERS)} expected")
+            raise ValueError(f"{self.label} is of kind {self.kind!r}: choose from {', '.join(MARKERS)}")
         if not (0 < self.intensity < math.inf and 0 < self.performance < math.inf):
             raise ValueError(
                 f"{self.label} is at {self.intensity} FLOP/byte and {self.performance} FLOP/s: "
@@ -60,12 +60,12 @@ class PlacedLabel:
         return self.x - (label_width(self.text) if self.align == "right" else 0)
 
 
-# Triton multiplies matrices on tensor cores from this compute capability on, and before it on CUDA cores.
+# Triton multiplies matrices on tensor cores at or above this compute capability, below it on CUDA cores.
 TENSOR_CORES_IN_TRITON = (8, 0)
 
 
 def _units(roof: Roofline) -> str:
-    """What a flat roof is the rate of."""
+    """Return the unit of a flat roof."""
     if roof.dtype == SPECIAL or not roof.device.compute_capability:
         return roof.dtype
     if roof.dtype == "fp32":
@@ -77,12 +77,12 @@ def _units(roof: Roofline) -> str:
 def roofline_axes(
     rooflines: Iterable[Roofline], measured: Roofline | None = None, key: bool = True, flat: bool = True
 ) -> tuple[Figure, Axes, list[PlacedLabel]]:
-    """What stays still on a roofline chart: axes, a slope for each level of memory, a flat roof for each peak.
+    """Draw the static parts of a roofline chart: axes, a slope for each level of memory, a flat roof for each peak.
 
-    All rooflines are of one device. The ridge of the highest peak over the lowest slope is marked. `measured`, the roof
-    that the device was found to hold, is dashed. With `key` the corner tells unfused marks from fused ones, which stand
-    for what is reached at best; without, marks are measurements. Without `flat` there are only slopes.
-    Also given: the labels, for others to keep clear of.
+    All rooflines are of one device. The ridge of the highest peak over the lowest slope is marked. `measured`, the
+    device's sustained roof, is dashed. With `key` the corner distinguishes unfused from fused marks, which are best
+    cases; without, marks are measurements. Without `flat` there are only slopes. Also return the labels, for others to
+    avoid.
     """
     rooflines = sorted(rooflines, key=lambda roof: (roof.bandwidth, -roof.peak))
     by_peak = {roof.peak: roof for roof in reversed(rooflines)}  # equal peaks share one line
@@ -168,7 +168,7 @@ def place_labels(
 ) -> list[PlacedLabel]:
     """A place for each point's label such that no two overlap, and none an obstacle or a mark.
 
-    Marks lie on a roof, with free space below it to the right and above it to the left: the label of an unfused point
+    Marks are on a roof, with free space below it to the right and above it to the left: the label of an unfused point
     goes left and upwards, any other right and downwards, or to the other side where `edges` (left, right) come first.
     """
     marks = [position(point.intensity, point.performance) for point in points]
@@ -207,10 +207,10 @@ def roofline_chart(
 
     Args:
         rooflines: one, or several of the same device in different dtypes.
-        points: what to mark.
+        points: the marks.
         title: the finding that the chart shows.
-        text: the line that says the same to those who cannot see it.
-        measured: the roof that the device was found to hold, dashed.
+        text: the description for screen readers.
+        measured: the device's sustained roof, dashed.
         flat: whether to draw the compute roof.
     """
     points = list(points)
@@ -232,7 +232,7 @@ def roofline_chart(
 
 
 def _has_pairs(points: list[Point]) -> bool:
-    """Whether some are unfused or fused, which the key in the corner tells apart."""
+    """Return whether some are unfused or fused, so that the corner needs a key."""
     return any(point.kind != "single" for point in points)
 
 
@@ -241,7 +241,7 @@ ROWS = (1, 4, 16, 64, 127, 128, 197, 256, 512, 1000, 1024, 1025, 2048, 4096, 819
 COLUMNS = (1, 16, 64, 127, 128, 512, 768, 1024, 1025, 2048, 4096, 5120, 8192, 11008, 16384)
 SHOWN = ("ReLU", "add+GELU", "LayerNorm", "softmax", "matmul+bias+ReLU", "attention")
 EVERYTHING = "everything"
-# The chart in steps: what each adds, and the operations that it shows.
+# The chart in steps: each one's addition, and its operations.
 STEPS = {
     "memory roof": ("add+GELU",),
     "compute roof": ("add+GELU", "matmul+bias+ReLU"),
@@ -252,7 +252,7 @@ STEPS = {
 
 @dataclass(frozen=True)
 class RooflineScene:
-    """What the roofline explorer shows: points, the finding, a line of text, and the costs of each operation."""
+    """The roofline explorer's view: points, the finding, a line of text, and the costs of each operation."""
 
     rooflines: tuple[Roofline, ...]
     measured: Roofline | None  # what the device holds in that dtype, where it was measured
@@ -264,7 +264,7 @@ class RooflineScene:
 
 
 def roofline_step(step: str, device: Device, dtype: str, rows: int, columns: int) -> RooflineScene:
-    """One of the first STEPS: one slope and a mark under it; the compute roof; what fusing moves.
+    """Return one of the first STEPS: one slope and a mark under it; the compute roof; the effect of fusing.
 
     Raises:
         ValueError: no peak for that dtype, or fewer than one row or column.
@@ -289,18 +289,18 @@ def roofline_step(step: str, device: Device, dtype: str, rows: int, columns: int
 
 
 def roofline_scene(device: Device, dtype: str, rows: int, columns: int, operations: Iterable[str]) -> RooflineScene:
-    """The roofline of some OPERATIONS on (rows, columns), unfused and fused, each launch at its least time.
+    """Return the roofline of some OPERATIONS on (rows, columns), unfused and fused, each launch at its minimum time.
 
     Raises:
         ValueError: no peak for that dtype, an unknown operation, or fewer than one row or column.
     """
     tensor = Roofline(device, dtype)
     if rows < 1 or columns < 1:
-        raise ValueError(f"{rows} rows of {columns}: at least 1 of each expected")
+        raise ValueError(f"{rows} rows of {columns}: both must be at least 1")
     points, costs = [], {}
     for name in operations:
         if name not in OPERATIONS:
-            raise ValueError(f"no operation is named {name!r}: choose from {', '.join(OPERATIONS)}")
+            raise ValueError(f"unknown operation {name!r}: choose from {', '.join(OPERATIONS)}")
         versions = OPERATIONS[name](rows, columns, ITEMSIZE[dtype])
         unfused = fused = cost(versions.unfused, device, dtype)
         if versions.fused != versions.unfused:
@@ -406,8 +406,8 @@ class RooflineExplorer(Explorer):
     """A roofline with sliders for rows and columns, and a choice of dtype, GPU and operations.
 
     Its controls are widgets: `show` (one of STEPS), `rows`, `columns`, `dtype`, `device` (a name) and `operations` (a
-    checkbox by name, in the last step); what it shows is also the string `text`. Displayed where no kernel runs, it is
-    a picture and that text.
+    checkbox by name, in the last step); `text` describes the view. Without a kernel it displays as a still image with
+    that text.
 
     Raises:
         ValueError: an unknown device, operation or step, a dtype the device has no peak for, a size not on the sliders.

@@ -1,4 +1,4 @@
-"""What a kernel reaches at every size of the sweep: the share of its ceiling over the size, beside the best peer's."""
+"""A kernel's share of its ceiling at every size of the sweep, next to the best peer's."""
 
 import math
 from collections import Counter
@@ -24,11 +24,11 @@ SIDE_BY_SIDE = 2**0.15  # from one mark to the next at the same place
 
 @dataclass(frozen=True)
 class View:
-    """How a kernel's points are laid out.
+    """The layout of a kernel's points.
 
-    x: what the axis counts.
-    at: a point's place on that axis.
-    panel: the panel that it stands in, beside its direction; None leaves it out.
+    x: the axis' label.
+    at: a point's position on that axis.
+    panel: the point's panel, apart from its direction; None leaves it out.
     joined: whether sizes follow each other, so that a line between them means something.
     """
 
@@ -62,9 +62,10 @@ ELEMENTS = View("elements", lambda point: math.prod(point["shape"]))
 
 
 def sweep_chart(found: RecordedSweep, kernel: str) -> Chart:
-    """A panel a direction and regime: ours in blue squares, the best peer at each size in orange circles, the ceiling
-    dashed at 100 %. Where rows do not begin at multiples of 16 bytes, marks are hollow and lines dotted. Where sizes do
-    not follow each other, a thin line joins ours and the peer's of each, and those of one place stand side by side.
+    """Draw one panel per direction and regime: ours in blue squares, the best peer at each size in orange circles, the
+    ceiling dashed at 100 %. Where rows do not begin at multiples of 16 bytes, marks are hollow and lines dotted. Where
+    sizes do not follow each other, a thin line joins ours and the peer's of each, and those at one position are side by
+    side.
 
     Args:
         found: a recorded sweep.
@@ -117,15 +118,15 @@ def _title(kernel: str, points: list[dict]) -> str:
 
 
 def _ceiling(points: list[dict]) -> str:
-    """What 100 % is: what takes longest of reading and writing, and of the products."""
+    """Describe 100 %: the slowest of reading and writing, and of the matmuls."""
     bounds = {point["ceiling"] for point in points}
     speed = "a copy's or a read's speed" if "read" in bounds else "a copy's speed"
     matrix = "; or the FLOPs at a large matmul's rate, if that is longer" if "matrix" in bounds else ""
-    return f"ceiling: the least bytes at {speed}{matrix}"
+    return f"ceiling: the minimum bytes at {speed}{matrix}"
 
 
 def _places(points: list[dict], view: View) -> list[float]:
-    """Where each stands on the axis: those that no line joins are moved off one another."""
+    """Return each point's position on the axis: points without a line are moved apart."""
     seen, places = Counter(), []
     for point in points:
         places.append(view.at(point) * (1 if view.joined else SIDE_BY_SIDE ** seen[view.at(point)]))

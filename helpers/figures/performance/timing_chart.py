@@ -26,7 +26,7 @@ def timing_chart(times: dict[str, Timing], where: str) -> Chart:
         raise ValueError("timing_chart takes name -> Timing, got no time: pass what benchmark_together returned")
     for name, timing in times.items():
         if timing.median <= 0:
-            raise ValueError(f"{name} took {timing.median} s: a time above 0 is expected, give it more work")
+            raise ValueError(f"{name} took {timing.median} s: too fast to time, give it more work")
     title = _finding(times)
     with rc_context(STYLE):
         # A few slow runs must not make the bars small: a spread that leaves the axis ends in an arrow.
@@ -46,7 +46,7 @@ def timing_chart(times: dict[str, Timing], where: str) -> Chart:
 
 
 def _finding(times: dict[str, Timing]) -> str:
-    """Compares fused with unfused, or else the fastest with the slowest; ranges that overlap are no difference."""
+    """Compare fused with unfused, or else the fastest with the slowest; overlapping ranges count as a tie."""
     unfused = next((name for name in times if KINDS.get(name) == "unfused"), None)
     if unfused and "fused" in times:
         slow, fast = times[unfused], times["fused"]

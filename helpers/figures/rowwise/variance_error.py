@@ -28,7 +28,7 @@ def _sum(rows: np.ndarray) -> np.ndarray:
 
 
 def mean_and_variance(way: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of each row, in the rows' own dtype and one of WAYS.
+    """Return each row's mean and variance, in the rows' own dtype and one of WAYS.
 
     Args:
         way: one of WAYS.
@@ -38,11 +38,11 @@ def mean_and_variance(way: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarra
         mean and variance, each (rows, 1).
 
     Raises:
-        ValueError: another way, or columns that are no power of two.
+        ValueError: another way, or columns that are not a power of two.
     """
     columns = rows.shape[1]
     if way not in WAYS or columns & (columns - 1):
-        raise ValueError(f"{way!r} over {columns} columns: one of {WAYS} and a power of two expected")
+        raise ValueError(f"{way!r} over {columns} columns: choose from {WAYS}, and a power of two")
     count = rows.dtype.type(columns)
     if way == "Welford":
         means, squares, merged = rows, np.zeros_like(rows), 1
@@ -61,14 +61,14 @@ def mean_and_variance(way: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 @functools.cache
 def layer_norm_errors(mean: float, columns: int, arithmetic: str) -> dict[str, float]:
-    """How far LayerNorm's results, each about 1, are from those of exact arithmetic: way -> the largest difference.
+    """Return the error of LayerNorm's results, each about 1, against exact arithmetic: way -> the largest difference.
 
     NaN where a result is not a number: the variance came out negative, or a sum overflowed.
 
     Args:
-        mean: of normally distributed rows of standard deviation 1.
-        columns: of a row, a power of two.
-        arithmetic: a name in ARITHMETIC; the rows are given in that dtype, so rounding them is no error of the way.
+        mean: the mean of normally distributed rows with standard deviation 1.
+        columns: per row, a power of two.
+            arithmetic: a name in ARITHMETIC; the rows are in that dtype, so rounding them does not count as an error.
     """
     dtype = ARITHMETIC[arithmetic]
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -104,7 +104,7 @@ class ErrorCurves:
         return layer_norm_errors(mean, self.columns, self.arithmetic)[way]
 
     def height(self, way: str, mean: float) -> float:
-        """Where the chart draws it: from its floor up, and at TOP what is not a number."""
+        """Return its height in the chart: from the floor up, NaN at TOP."""
         error = self.error(way, mean)
         return TOP if math.isnan(error) else max(FLOOR[self.arithmetic], error)
 
@@ -121,7 +121,7 @@ class ErrorCurves:
         return f"At a mean of {plain(mean)}, one pass is {plain(worse)} times further off than two"
 
     def text(self, mean: float) -> str:
-        """The line that says what the chart shows."""
+        """A one-line description of the chart."""
         told = (f"{way} {_said(self.error(way, mean))}" for way in WAYS)
         return f"{self.arithmetic}, {self.columns} columns. {self.finding(mean)}. Largest error: {', '.join(told)}."
 
@@ -131,7 +131,7 @@ def _said(error: float) -> str:
 
 
 def variance_axes(arithmetic: str) -> tuple[Figure, Axes]:
-    """What stays still on the chart: the axes, and the key of the curves."""
+    """Draw the static parts: the axes, and the key of the curves."""
     with rc_context(STYLE):
         figure = Figure(figsize=(8, 4))
         axes = figure.add_axes((0.085, 0.12, 0.875, 0.78))
@@ -176,8 +176,8 @@ SHAPES = {
 class VarianceExplorer(Explorer):
     """Error over mean with sliders for the mean and the columns, and a choice of arithmetic.
 
-    Its controls are widgets: `mean`, `columns` and `arithmetic`; what it shows is also the string `text`. Displayed
-    where no kernel runs, it is a picture and that text.
+    Its controls are widgets: `mean`, `columns` and `arithmetic`; `text` describes the view. Without a kernel it
+    displays as a still image with that text.
 
     Raises:
         ValueError: a value that is not on its slider, or an unknown arithmetic ("fp16", "fp32", "fp64").
@@ -187,7 +187,7 @@ class VarianceExplorer(Explorer):
         self.mean = slider("mean", MEANS, mean, [plain(each) for each in MEANS])
         self.columns = slider("columns", COLUMNS, columns)
         if arithmetic not in ARITHMETIC:
-            raise ValueError(f"no arithmetic is named {arithmetic!r}: choose from {', '.join(ARITHMETIC)}")
+            raise ValueError(f"unknown arithmetic {arithmetic!r}: choose from {', '.join(ARITHMETIC)}")
         self.arithmetic = widgets.Dropdown(options=list(ARITHMETIC), value=arithmetic, description="arithmetic")
         super().__init__(FramePlayer(), [self.mean, self.columns], [[self.arithmetic]])
 

@@ -1,4 +1,4 @@
-"""A softmax's wide row: when a block can hold it and what reading it again costs, the bars, and the live ones."""
+"""A softmax's wide row: when a block can hold it and the cost of rereading it, the bars, and the live ones."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from helpers.instruments.prediction import BANDWIDTH_SHARE, HITS_FROM, HITS_TO, 
 from helpers.style import FUSED, LIMIT, STYLE, TEXT
 
 READS = {"held": 1, "read twice": 2, "read three times": 3}
-LOOP_REGISTERS = 32  # a thread of a loop over blocks of 8 numbers a thread
+LOOP_REGISTERS = 32  # per thread of a loop over blocks of 8 elements per thread
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class WideRows:
 
     @property
     def fits(self) -> bool:
-        """Whether the block holds the row without spills."""
+        """True if the block holds the row without spills."""
         return self.numbers < self.room
 
     @property
@@ -53,7 +53,7 @@ class WideRows:
 
     @property
     def flight_bytes(self) -> int:
-        """Bytes of the rows at work: what L2 must keep for a second read."""
+        """Bytes of the rows in progress, which L2 must keep for a second read."""
         return self.in_flight * self.columns * ITEMSIZE[self.dtype]
 
     @property
@@ -90,11 +90,11 @@ class WideRows:
 
     @property
     def text(self) -> str:
-        """The line that says what the chart shows."""
+        """A one-line description of the chart."""
         size = self.device.l2_cache / 2**20
         l2 = f"{size:g} MiB of L2 keep up to {HITS_FROM * size:.3g} whole, nothing from {HITS_TO['read'] * size:.3g} on"
         at_work = f"{self.in_flight:,} row{'s' * (self.in_flight > 1)} at work, {self.flight_bytes / 2**20:,.3g} MiB"
-        place = f"{self.device.name}, {self.dtype}, {self.rows:,} x {self.columns:,}, {self.warps} warps a row"
+        place = f"{self.device.name}, {self.dtype}, {self.rows:,} x {self.columns:,}, {self.warps} warps per row"
         return f"{place}: {self.finding}. Looping: {at_work} to keep; {l2}."
 
 
@@ -104,7 +104,7 @@ PAINT = ((FUSED, 1.0), (FUSED, 0.25), (LIMIT, 1.0))  # from DRAM, from L2, writt
 
 
 def segments(case: WideRows, way: str) -> list[tuple[float, float, float, str, float]]:
-    """Of a way's bar: where each part starts, its width (both bytes a number), height, colour and opacity.
+    """Return a bar's parts: start, width (both in bytes per element), height, colour and opacity.
 
     A row that its block cannot hold has no bar.
     """
@@ -119,15 +119,17 @@ def segments(case: WideRows, way: str) -> list[tuple[float, float, float, str, f
 
 
 def label(case: WideRows, way: str) -> str:
-    """What stands beside a way's bar."""
+    """Return the label next to a bar."""
     if way == "held" and not case.fits:
-        return f"does not fit: {case.numbers} numbers a thread, which can have {case.room} registers for everything"
+        return f"does not fit: {case.numbers} elements per thread, which can have {case.room} registers for everything"
     return f"{si(case.dram_bytes(way), 'B')}, {si(case.least_time(way), 's')}"
 
 
 def wide_rows_axes(dtype: str, title: str = "") -> tuple[Figure, Axes]:
-    """What stays still on the chart: a line for each way, bytes a number to the right."""
-    key = "bytes a number: solid read from DRAM, faint from L2, narrow written; beside it, DRAM's bytes and least time"
+    """Draw the static parts: a line for each way, bytes per element to the right."""
+    key = (
+        "bytes per element: solid read from DRAM, faint from L2, narrow written; labels: DRAM's bytes and minimum time"
+    )
     figure, axes = bar_axes(list(READS), 4 * ITEMSIZE[dtype], title, key)
     axes.set_xticks(range(0, 4 * ITEMSIZE[dtype] + 1, ITEMSIZE[dtype]))
     return figure, axes
@@ -155,8 +157,8 @@ DTYPES = ("fp32", "fp16", "bf16")
 class WideRowsExplorer(Explorer):
     """Bytes of three ways to a softmax, with sliders for rows, columns and warps, and a choice of dtype and GPU.
 
-    Its controls are widgets: `columns`, `rows`, `warps`, `dtype` and `device` (a name); what it shows is also the
-    string `text`. Displayed where no kernel runs, it is a picture and that text.
+    Its controls are widgets: `columns`, `rows`, `warps`, `dtype` and `device` (a name); `text` describes the view.
+    Without a kernel it displays as a still image with that text.
 
     Raises:
         ValueError: an unknown GPU or dtype, or a value that is not on its slider.
@@ -170,7 +172,7 @@ class WideRowsExplorer(Explorer):
             raise ValueError(f"{dtype!r} on {device!r}: choose from {', '.join(DTYPES)} and from {', '.join(gpus)}")
         self.columns = slider("columns", COLUMNS, columns, [f"{each:,}" for each in COLUMNS])
         self.rows = slider("rows", ROWS, rows, [f"{each:,}" for each in ROWS])
-        self.warps = slider("warps a row", WARPS, warps)
+        self.warps = slider("warps per row", WARPS, warps)
         self.dtype = widgets.Dropdown(options=list(DTYPES), value=dtype, description="dtype")
         self.device = widgets.Dropdown(options=gpus, value=device, description="GPU")
         super().__init__(FramePlayer(), [self.columns, self.rows, self.warps], [[self.dtype, self.device]])

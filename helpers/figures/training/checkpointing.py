@@ -1,4 +1,4 @@
-"""What a transformer's layer keeps between its passes, and what keeping less costs: the bars of four ways, live."""
+"""The tensors a transformer layer saves for backward, and the cost of saving fewer: bars for four ways, live."""
 
 import functools
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ INNER = 3.5  # width of the gate, in widths of the layer: Llama 3 8B
 
 @dataclass(frozen=True)
 class Way:
-    """What one layer does in a forward and a backward pass.
+    """The work of one layer in a forward and a backward pass.
 
-    flops: of matrix products and attention, by tensor cores.
-    moved: bytes of everything else, norms, gate and additions, which are bound by memory.
-    kept: bytes that lie in memory from the forward pass to the backward one.
+    flops: matmuls and attention, on tensor cores.
+    moved: bytes of everything else, norms, gate and additions, which are memory-bound.
+    kept: bytes saved in memory from the forward pass to the backward pass.
     """
 
     flops: float
@@ -31,7 +31,7 @@ class Way:
     kept: float
 
     def seconds(self, device: Device, dtype: str) -> tuple[float, float]:
-        """Of products and of the rest, each at the data sheet's rate."""
+        """Return seconds of matmuls and of the rest, each at the data sheet's rate."""
         return self.flops / device.peak_flops[dtype], self.moved / device.memory_bandwidth
 
 
@@ -39,7 +39,7 @@ def layer_ways(tokens: int, width: int, itemsize: int, inner: float = INNER) -> 
     """The four ways of a layer: RMSNorm, attention (fused in all four), RMSNorm, SwiGLU, two residuals.
 
     A unit below is a tensor of tokens x width; the gate's are `inner` of them. Weights and their gradients are the same
-    in all four, and left out; so is what has one number a token.
+    in all four, and left out; so is everything with one value per token.
     """
     unit, wide = tokens * width * itemsize, inner
     products = 2 * tokens * width * width * (4 + 3 * inner)
@@ -85,14 +85,14 @@ def scene(ways: dict[str, Way], device: Device, dtype: str, what: str) -> Scene:
         share = f"{plain(float(f'{100 * LAYERS * way.kept / device.memory:.2g}'))} %"
         labels.append(Label(f"{time}, {moved}", TIME.left + products + rest + 5, y, "left"))
         labels.append(Label(f"{kept} ({share})", KEPT.left + way.kept * kept_scale + 5, y, "left"))
-        told.append(f"{name}: {time}, of which norms, gate and additions move {moved}, and {kept} saved ({share})")
+        told.append(f"{name}: {time}; norms, gate and additions move {moved}, and {kept} saved ({share})")
     labels += [*TIME.ends(time_end, SIZE), *KEPT.ends(kept_end, SIZE)]
     title = finding(ways, seconds)
     return Scene(title, tuple(boxes), tuple(labels), f"{what}: {'; '.join(told)}. {title}.")
 
 
 def finding(ways: dict[str, Way], seconds: dict[str, tuple[float, float]]) -> str:
-    """What either way of recomputing costs and saves against the fused layer."""
+    """Return the cost and saving of either way of recomputing, against the fused layer."""
     _, fused, cheap, whole = ways
     costs = [100 * (sum(seconds[name]) / sum(seconds[fused]) - 1) for name in (cheap, whole)]
     saves = [100 * (1 - ways[name].kept / ways[fused].kept) for name in (cheap, whole)]
@@ -103,12 +103,12 @@ def finding(ways: dict[str, Way], seconds: dict[str, tuple[float, float]]) -> st
 
 
 def checkpointing_axes():
-    """What stays still: the ways' names, the panels' heads and their axes."""
+    """Draw the static parts: the ways' names, the panels' heads and their axes."""
     return still(SIZE, BARS, (TIME, KEPT))
 
 
 def checkpointing_chart(shown: Scene) -> Chart:
-    """One bar a way in each panel: a step's time on one layer, and what it keeps between its passes."""
+    """Draw one bar per way in each panel: a step's time on one layer, and the bytes it saves for backward."""
     return picture(*checkpointing_axes(), shown)
 
 
@@ -120,8 +120,8 @@ DTYPES = ("bf16", "fp16", "fp32")
 class CheckpointingExplorer(Explorer):
     """Bars for four ways to train a layer, with sliders for tokens and width, and a choice of dtype and GPU.
 
-    Its controls are widgets: `tokens`, `width`, `dtype` and `device` (names); what it shows is also the string `text`.
-    Displayed where no kernel runs, it is a picture and that text.
+    Its controls are widgets: `tokens`, `width`, `dtype` and `device` (names); `text` describes the view. Without a
+    kernel it displays as a still image with that text.
 
     Raises:
         ValueError: an unknown dtype or device, a device without that dtype, or a value that is not on its slider.
@@ -130,9 +130,7 @@ class CheckpointingExplorer(Explorer):
     def __init__(self, tokens: int = 8192, width: int = 4096, dtype: str = "bf16", device: str = "H200"):
         devices = [name for name, each in DEVICES.items() if set(DTYPES) <= each.peak_flops.keys()]
         if dtype not in DTYPES or device not in devices:
-            raise ValueError(
-                f"{dtype!r} on {device!r}: one of {', '.join(DTYPES)} expected, on one of {', '.join(devices)}"
-            )
+            raise ValueError(f"{dtype!r} on {device!r}: choose from {', '.join(DTYPES)}, and from {', '.join(devices)}")
         self.tokens = slider("tokens", TOKENS, tokens, [f"{each:,}" for each in TOKENS])
         self.width = slider("width", WIDTHS, width, [f"{each:,}" for each in WIDTHS])
         self.dtype = widgets.Dropdown(options=list(DTYPES), value=dtype, description="dtype")

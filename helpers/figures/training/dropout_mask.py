@@ -1,4 +1,4 @@
-"""Random masks as a picture: which counter each element's number is drawn with, by which program, and what is kept."""
+"""Random masks as a figure: the counter and the program that draw each element's number, and the elements kept."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ HEAD, FOOT = 50, 26
 
 @dataclass(frozen=True)
 class Draw:
-    """How a kernel draws a mask: for each element of (rows, columns) its counter, its program, and whether it is kept.
+    """A kernel's mask: for each element of (rows, columns) its counter, its program, and whether it is kept.
 
     Three arrays of one shape: integers, integers and bool.
     """
@@ -28,14 +28,16 @@ class Draw:
     def __post_init__(self):
         shapes = {array.shape for array in (self.counters, self.programs, self.kept)}
         if len(shapes) != 1 or self.kept.ndim != 2:
-            raise ValueError(f"counters, programs and kept have shapes {sorted(shapes)}: one (rows, columns) expected")
+            raise ValueError(
+                f"counters, programs and kept have shapes {sorted(shapes)}: they must be one (rows, columns)"
+            )
 
 
 def mask_chart(draws: dict[str, Draw], title: str) -> Chart:
-    """A panel a kernel, side by side; elements that one keeps and the first does not, or the reverse, stand out.
+    """Draw one panel per kernel, side by side; elements on which a mask differs from the first stand out.
 
     Args:
-        draws: who draws -> the mask; all of one shape.
+        draws: name -> the mask; all of one shape.
         title: the finding that the chart shows.
 
     Raises:
@@ -43,7 +45,7 @@ def mask_chart(draws: dict[str, Draw], title: str) -> Chart:
     """
     shapes = {draw.kept.shape for draw in draws.values()}
     if len(shapes) != 1:
-        raise ValueError(f"masks of shapes {sorted(shapes)} cannot be compared: give one or more of the same shape")
+        raise ValueError(f"masks of shapes {sorted(shapes)} cannot be compared: pass masks of one shape")
     ((rows, columns),) = shapes
     first, told = next(iter(draws.values())), []
     with rc_context(STYLE):

@@ -37,7 +37,7 @@ class Steps:
 
 
 def bias_dropout_residual(n: int, b: int) -> Steps:
-    """residual + dropout(x + bias). A stored mask takes 1 B an element.
+    """residual + dropout(x + bias). A stored mask takes 1 B per element.
 
     Unfused: add (2b), dropout (2b + 1), add (3b); backward, dropout (2b + 1) and the bias's sum (b). Fused, the sum is
     made on the way.
@@ -123,7 +123,7 @@ def scene(steps: Steps, device: Device, what: str) -> Scene:
 
 
 def finding(steps: Steps) -> str:
-    """What recomputing changes against storing, both fused."""
+    """Return the effect of recomputing against storing, both fused."""
     stored, recomputed = steps.stored, steps.recomputed
     if recomputed.moved == stored.moved:
         moves = "as many bytes"
@@ -139,12 +139,12 @@ def _share(fraction: float) -> str:
 
 
 def recomputation_axes():
-    """What stays still: the versions' names, the panels' heads and their axes."""
+    """Draw the static parts: the versions' names, the panels' heads and their axes."""
     return still(SIZE, {NAMES[name]: y for name, y in BARS.items()}, (MOVED, KEPT))
 
 
 def recomputation_chart(shown: Scene) -> Chart:
-    """One bar a version in each panel: what a training step moves, and what it keeps between its passes."""
+    """Draw one bar per version in each panel: the bytes a training step moves, and those it saves for backward."""
     return picture(*recomputation_axes(), shown)
 
 
@@ -156,8 +156,8 @@ DTYPES = ("bf16", "fp16", "fp32")
 class RecomputationExplorer(Explorer):
     """Bars for three versions, with sliders for rows and columns, and a choice of operation, dtype and GPU.
 
-    Its controls are widgets: `rows`, `columns`, `operation`, `dtype` and `device` (names); what it shows is also the
-    string `text`. Displayed where no kernel runs, it is a picture and that text.
+    Its controls are widgets: `rows`, `columns`, `operation`, `dtype` and `device` (names); `text` describes the view.
+    Without a kernel it displays as a still image with that text.
 
     Raises:
         ValueError: an unknown operation, dtype or device, or a value that is not on its slider.
@@ -173,7 +173,7 @@ class RecomputationExplorer(Explorer):
     ):
         if operation not in TRAINING_STEPS or dtype not in DTYPES:
             raise ValueError(
-                f"{operation!r} in {dtype!r}: one of {', '.join(TRAINING_STEPS)} in one of {', '.join(DTYPES)} expected"
+                f"{operation!r} in {dtype!r}: choose from {', '.join(TRAINING_STEPS)}, and from {', '.join(DTYPES)}"
             )
         DEVICES[device]  # refuses a name that it does not know
         self.rows = slider("rows", ROWS, rows, [f"{each:,}" for each in ROWS])

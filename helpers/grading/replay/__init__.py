@@ -4,8 +4,8 @@ In:   the record of a call, written in the submission's sandbox: allocations, co
 Out:  a verdict per check, with the values of the replay, its traffic and its compiled kernels.
 
 The record is a claim: "these launches, of these kernels of mine, compute the result". It holds no values, so replaying
-it on other inputs proves or refutes it, whoever wrote it. The meter, the compiler and the reference see the replay
-alone, in a process where no submitted Python ever runs: only kernels in the closed language of
+it on other inputs proves or refutes it, whoever wrote it. The meter, the compiler and the reference see only the
+replay, in a process where no submitted Python ever runs: only kernels in the restricted language of
 `helpers.learning.submission_policy.kernel_language`.
 
 Three processes, which trust one another only downwards:

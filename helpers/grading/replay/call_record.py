@@ -1,6 +1,6 @@
-"""In a submission's sandbox: calls the answer, shows what it returned and what it did to get there.
+"""Call the answer in a submission's sandbox, and show its result and its recorded steps.
 
-Nothing shown here is believed. Values are compared outside, and what was done is done again in another process
+Nothing shown here is trusted. Values are compared outside, and the steps are replayed in another process
 (`replayed_call`).
 """
 
@@ -30,7 +30,7 @@ def emit(check: str, calls: str) -> None:
 
     Args:
         check: a check's grade_id.
-        calls: the file that says, for each check, what is called with which inputs.
+        calls: the file with each check's calls and their inputs.
     """
     answers = get_ipython().user_ns
     shown: list[dict] = []
@@ -49,7 +49,7 @@ def emit(check: str, calls: str) -> None:
 
 @functools.partial(as_check, compiled=False)  # the replay compiles
 def record_call(answer, inputs: tuple, entry: dict) -> str:
-    """Call the answer; what it returned and what it did are put into `entry`."""
+    """Call the answer; put its result and its steps into `entry`."""
     record = Record(inputs)
 
     def recorded(*inputs):
@@ -77,7 +77,7 @@ def record_call(answer, inputs: tuple, entry: dict) -> str:
 
 
 class Record(TorchDispatchMode):
-    """What happens inside it: operators that make or change tensors, and launches, in `steps`."""
+    """Records operators that make or change tensors, and launches, in `steps`."""
 
     def __init__(self, inputs: tuple):
         super().__init__()
@@ -130,7 +130,7 @@ class Record(TorchDispatchMode):
             self._launching = False
 
     def _write(self, value):
-        """An argument as JSON: what JSON has not is a dictionary of one entry."""
+        """Return an argument as JSON; types that JSON lacks become a dictionary of one entry."""
         match value:
             case None | bool() | int() | float() | str():
                 return value

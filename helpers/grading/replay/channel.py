@@ -1,7 +1,7 @@
-"""Messages between two processes of which one believes nothing that the other says.
+"""Messages between two processes, one of which does not trust the other.
 
-A message is a JSON object and bytes that it speaks of, each bounded in size. A question carries a nonce, which the
-answer must bring back; sending and receiving have one deadline; what is said beside the answer ends the conversation.
+A message is a JSON object and the bytes that it describes, each bounded in size. A question carries a nonce, which the
+answer must return; sending and receiving share one deadline; any other message ends the conversation.
 """
 
 import json
@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 
 HEAD = struct.Struct("!16sQQ")  # nonce, bytes of JSON, bytes of the rest
-MAX_JSON = 8 << 20  # bytes; what JSON becomes in Python is up to twenty times as large
+MAX_JSON = 8 << 20  # bytes; JSON is up to 20x larger as Python objects
 MAX_BYTES = 256 << 20
 PART = 1 << 20  # bytes of one read or write
 
 
 class ChannelError(Exception):
-    """The other process did not keep to the conversation: it is to be ended. One line."""
+    """The other process broke the protocol: end it. One line."""
 
 
 class Channel:
@@ -43,7 +43,7 @@ class Channel:
         """Send a question and wait for its answer.
 
         Raises:
-            ChannelError: there is none within `seconds`, or something else was said.
+            ChannelError: no answer within `seconds`, or another message.
         """
         deadline = time.monotonic() + seconds
         if self._waiting():
@@ -106,7 +106,7 @@ class Channel:
         except (ValueError, RecursionError):
             said = None
         if not isinstance(said, dict):
-            raise ChannelError("said what is no message")
+            raise ChannelError("sent an invalid message")
         return nonce, said, payload, descriptors
 
     def _read(self, size: int, deadline: float | None) -> bytes:

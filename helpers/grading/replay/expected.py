@@ -1,4 +1,4 @@
-"""What is expected of a call: the model answer's values, and how far an ulp in the inputs moves them."""
+"""The expected result of a call: the model answer's values, and how far an ulp in the inputs moves them."""
 
 from collections.abc import Callable
 
@@ -11,13 +11,13 @@ from helpers.learning.checks.values import as_tuple, fresh_copy, moved_by_one_ul
 def expected_as_json(answer: Callable, inputs: tuple, result: object) -> dict | list[dict]:
     """`values_as_json(result)`, and in each tensor's entry `slack`, a float.
 
-    Two right answers may round differently on their way. Where the inputs' last digits decide, as in a norm at mean
-    10^4, they may then differ by far more than rounding; by no more, in order, than inputs do that are an ulp apart.
+    Two right answers may round differently in between. Where the inputs' last digits decide, as in a norm at mean 10^4,
+    they may then differ by far more than rounding, but by no more in order of magnitude than for inputs an ulp apart.
 
     Args:
         answer: the model answer.
-        inputs: of the call.
-        result: what it gave.
+        inputs: the call's.
+        result: its result.
     """
     written = values_as_json(result)
     if written == PLAIN:
@@ -33,5 +33,5 @@ def expected_as_json(answer: Callable, inputs: tuple, result: object) -> dict | 
 
 
 def _moved(x: torch.Tensor) -> torch.Tensor:
-    """A copy that lies in memory as x does, each element an ulp up or down."""
+    """Return a copy with x's memory layout, each element an ulp up or down."""
     return fresh_copy(x).copy_(moved_by_one_ulp(x, x.dtype)) if x.is_floating_point() else x

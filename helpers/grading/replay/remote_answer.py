@@ -34,9 +34,9 @@ class Replay:
         ask: (question, payload) -> (reply, payload) of the replay's process; ChannelError where there is none.
 
     Attributes:
-        results: what each call gave, in that order.
-        stopped: what the sandbox said where a call did not end.
-        ended: why the replay's process is to be ended, if it is.
+        results: each call's result, in that order.
+        stopped: the sandbox's message if a call did not end.
+        ended: the reason to end the replay's process, if any.
     """
 
     def __init__(self, answers: dict[str, str], calls: list[dict], ask: Callable[[dict, bytes], tuple[dict, bytes]]):
@@ -59,7 +59,7 @@ class Replay:
         return call
 
     def asked(self, question: dict, inputs: tuple = ()) -> tuple[dict, list[torch.Tensor]]:
-        """What the replay's process replies, with the tensors that came along."""
+        """Return the replay process's reply, with its tensors."""
         views, raw = inputs_packed(inputs)
         question |= {"answers": self._answers, "inputs": views, "storages": [len(each) for each in raw]}
         try:
@@ -73,18 +73,18 @@ class Replay:
             self.ended = str(broken)
             raise
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError):
-            self.ended = "said what is no result"
+            self.ended = "sent an invalid result"
             raise ChannelError(self.ended) from None
         if error is not None:
             raise error
         return reply, tensors
 
     def read(self, make: Callable):
-        """`make()`, of what the replay's process said; ChannelError where it makes no sense."""
+        """Return `make()` of the replay process's reply; ChannelError if the reply is malformed."""
         try:
             return make()
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-            self.ended = "said what is no result"
+            self.ended = "sent an invalid result"
             raise ChannelError(self.ended) from None
 
 
@@ -137,7 +137,8 @@ class RemoteAnswer:
     def strays(
         self, smaller: tuple, larger: tuple, share: float
     ) -> tuple[list[tuple], list[tuple], tuple[str, str] | None]:
-        """The grids that two calls launch, and what `checks.offsets.find_overflow` finds in what they grow to."""
+        """Return the grids that two calls launch, and the findings of `checks.offsets.find_overflow` after growing
+        them."""
         calls = []
         for inputs in (smaller, larger):
             call = self._question(self._replay.next_call())
@@ -166,7 +167,7 @@ class RemoteAnswer:
         return self._replay.read(lambda: traffic_from_json(reply["traffic"], result))
 
     def _keep_sound(self, reply: dict, tensors: list[torch.Tensor], inputs: tuple) -> None:
-        """Keep a call's result for a check that asks for no traffic: a stray store fails that one, too."""
+        """Keep a call's result for a check that needs no traffic: an out-of-bounds store also fails that one."""
         result = self._result(reply, tensors)
         require_no_hazards(self._traffic(reply, result), described(inputs))
         self._replay.results.append(result)
@@ -195,7 +196,7 @@ class CudaElsewhere:
     def resources_for(self, threads: int) -> Resources:
         reply, _ = self._replay.asked({"cuda": self._asked, "threads": threads})
         file = self._replay.read(lambda: text(reply["file"]))
-        if re.fullmatch(r"<\w*\.cu [0-9a-f]{8}>", file):  # by which hazards name its lines
+        if re.fullmatch(r"<\w*\.cu [0-9a-f]{8}>", file):  # the name of its lines in memory errors
             lines = self._asked["source"].splitlines(keepends=True)
             linecache.cache[file] = (len(self._asked["source"]), None, lines, file)
         return self._replay.read(lambda: resources_from_json(reply["resources"]))

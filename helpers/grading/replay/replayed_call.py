@@ -12,7 +12,7 @@ from helpers.learning.outcome import AnswerError
 
 MAX_STEPS = 64  # operators and launches of one call
 
-# What PyTorch may do beside the kernels: make room, copy, add. The rest of a computation is the kernels'.
+# What PyTorch may do around the kernels: allocate, copy, add. The rest of a computation is the kernels'.
 ALLOCATE = (
     "empty empty_strided empty_like new_empty new_empty_strided zeros zeros_like new_zeros ones ones_like new_ones"
 )
@@ -30,9 +30,9 @@ class ReplayedCall:
 
     Args:
         name: the answer's name.
-        parameters: the names of its parameters, by which the meter knows the inputs.
+        parameters: the names of its parameters, the meter's names for the inputs.
         call: the record.
-        kernels: name -> kernel, those of the submission.
+        kernels: name -> kernel, the submission's.
     """
 
     def __init__(self, name: str, parameters: list[str], call: dict, kernels: dict[str, JITFunction]):
@@ -89,7 +89,7 @@ class ReplayedCall:
     def _kernel(self, name: str) -> JITFunction:
         if name not in self._kernels:
             raise AnswerError(
-                f"{name!r} is launched, which is no kernel of your answers",
+                f"{name!r} is launched, but is not a kernel of your answers",
                 "your answer cells: a kernel is a function under @triton.jit, not inside another function",
             )
         return self._kernels[name]
@@ -116,7 +116,7 @@ def signature_of(parameters: list[str]) -> inspect.Signature:
 
 
 def result_of(view: dict | list[dict], storages: Storages) -> torch.Tensor | tuple[torch.Tensor, ...]:
-    """What a call returned: a tensor, or a tuple of some."""
+    """Return a call's result: a tensor, or a tuple of tensors."""
     if isinstance(view, dict):
         return storages.tensor_of(view)
     if len(view) > MAX_RESULTS:

@@ -1,22 +1,22 @@
-"""The process in which a submission's kernels run: it gets inputs, and gives back outputs and what it took to get them.
+"""The process in which a submission's kernels run: it gets inputs, and returns outputs and their cost.
 
 It knows one submission's answers and the inputs of one call at a time, and nothing else: no expected value, no seed,
 no model answer, no other student. It answers questions of `server` on its one socket:
 
     {"answers", "name", "parameters", "call", "backwards", "inputs", "storages"}    launches a recorded call again,
-        under the meter, programs from last to first if they are to run backwards
+        under the meter, from the last program to the first if "backwards"
         -> {"tensors", "several", "changed", "traffic"}
     the same with "share", and "smaller", the steps of a smaller call    and grows the launches
-        -> the same with "stray", as `checks.offsets.find_overflow` tells it
-    the same with "devices"    and compiles what the call launches, for each of these
+        -> the same with "stray", as `checks.offsets.find_overflow` returns it
+    the same with "devices"    and compiles the call's launches for each of these
         -> the same with "compiled"
     {"cuda": {"source", "name", "device"}, "threads"}    compiles CUDA C++
         -> {"resources", "file"}
     the same with "grid", "block", "inputs", "storages"    launches it, under the meter
         -> {"tensors", "several", "changed", "traffic"}
 
-or, to any of them, {"raised"}. "tensors" are the results and then the inputs that were changed, whose places are in
-"changed". All tensors travel as bytes beside the message.
+or, to any of them, {"raised"}. "tensors" are the results and then the inputs that were changed, whose positions are in
+"changed". All tensors travel as bytes with the message.
 """
 
 import contextlib

@@ -6,15 +6,14 @@ It is asked on its one socket. The first question names the exercise:
                                        "kept": {check: [values, ..]}}
                                   ->  {"unfit": why the exercise cannot be judged, one line}
 
-`cells` are the solution's code cells as `source/build.py` describes them, with the model answers. The reply says what
-each check calls, on inputs for submissions to see, and what the model answer gives for these; and what it gives for
-the inputs that no submission sees. Every later question is one check of one submission, judged on the latter. What the
-submission launched is launched again by `replayer`, in a process of its own, to which a descriptor comes with the
-question. Where a check asks for plain values, such as numbers, there is nothing to replay: they are judged as the
-submission gave them, for the inputs that it saw:
+`cells` are the solution's code cells as `source/build.py` describes them, with the model answers. The reply has each
+check's calls on the inputs that submissions see, with the model answer's results; and its results on the inputs that no
+submission sees. Every later question is one check of one submission, judged on the latter. `replayer` repeats the
+submission's launches in its own process, whose descriptor comes with the question. Where a check asks for plain values,
+such as numbers, there is nothing to replay: they are judged as the submission gave them, for the inputs that it saw:
 
     {"check": id, "answers": {grade_id: source}, "calls": [records]}
-        -> {"state", "message", "look_at", "values", "replay": why the replay's process is to be ended, if it is}
+        -> {"state", "message", "look_at", "values", "replay": the reason to end the replay's process, if any}
 """
 
 import ast
@@ -45,7 +44,7 @@ MAX_SAID = 4000  # characters of a message
 
 
 class UnluckyDrawError(ValueError):
-    """On these inputs the model answer rounds worse than a check allows."""
+    """The model answer's rounding on these inputs exceeds a check's tolerance."""
 
 
 class ChangingCallsError(ValueError):
@@ -82,7 +81,7 @@ class RunExercise:
         return last and eval(compile(ast.Expression(last.value), str(path), "eval"), self.namespace)
 
     def run_check(self, check: str, answers: dict[str, Callable], folder: Path) -> Outcome:
-        """The outcome of a check's cell with other functions in place of the model answers."""
+        """Return the outcome of a check's cell with the model answers replaced by other functions."""
         cases.draw = self.seed
         # A check's cell may draw inputs of its own: the same each time.
         torch.manual_seed(self.seed)
@@ -90,7 +89,7 @@ class RunExercise:
         return self._run(self.checks[check], folder / f"{check}.py")
 
     def calls(self, folder: Path) -> dict[str, list[dict]]:
-        """What each check calls, found by running it on the model answers."""
+        """Find each check's calls by running it on the model answers."""
         model = {name: self.namespace[name] for name in self.functions}
         found = {}
         for check in self.checks:
@@ -126,12 +125,12 @@ def _noted(answer: Callable, calls: list[tuple]) -> Callable:
 def judged(
     exercise: RunExercise, request: dict, folder: Path, ask: Callable[[dict, bytes], tuple[dict, bytes]]
 ) -> dict:
-    """The verdict on one check of one submission, with what its launches computed.
+    """Return the verdict on one check of one submission, with its launches' results.
 
     Args:
-        request: as the module's docstring has it.
+        request: see the module's docstring.
         folder: for the check's own text.
-        ask: of the replay's process.
+        ask: queries the replay's process.
     """
     parameters = parameters_of(request["answers"])
     replay = Replay(request["answers"], request["calls"], ask)
@@ -158,13 +157,13 @@ def verdict(state: str, message: str, look_at: str = "") -> dict:
 def known_by(theirs: list[str], own: list[str]) -> list[str]:
     """The names that the meter gives the arguments: the submission's where there are as many, or else the model's.
 
-    With too few or too many it would give none, and go by what the kernel calls them.
+    With too few or too many it would use none, and take the kernel's names.
     """
     return theirs if len(theirs) == len(own) else own
 
 
 def parameters_of(answers: dict[str, str]) -> dict[str, list[str]]:
-    """The names of the parameters of each function of the answers that is no kernel."""
+    """Return the parameter names of each function in the answers that is not a kernel."""
     return {
         statement.name: [argument.arg for argument in (*statement.args.posonlyargs, *statement.args.args)]
         for source in answers.values()
@@ -176,7 +175,7 @@ def parameters_of(answers: dict[str, str]) -> dict[str, list[str]]:
 def drawn_exercise(
     cells: list[dict], seed: int, purpose: str, folder: Path
 ) -> tuple[RunExercise, dict[str, list[dict]]]:
-    """An exercise on inputs drawn for one purpose, and what its checks call: the first draw that is not unlucky.
+    """Draw an exercise's inputs for one purpose, and its checks' calls: the first draw that is not unlucky.
 
     Raises:
         UnluckyDrawError: none is, so it is the model answer that is wrong.
@@ -205,7 +204,7 @@ def require_alike(check: str, seen: list[dict], kept: list[dict]) -> None:
 
 
 def called(call: dict | None) -> str:
-    """A call as far as a record of its launches hangs on it, for people."""
+    """Describe the parts of a call that its launch record depends on."""
     if call is None:
         return "nothing"
     return f"{call['function']}({', '.join(map(described, call['inputs']))})"
@@ -261,7 +260,7 @@ class Server:
         for check in seen_calls.keys() - self._plain:
             require_alike(check, seen_calls[check], kept_calls[check])
         self._exercise = exercise
-        # Plain values are judged on what submissions see, of which there may be another number.
+        # Plain values are judged on the inputs that submissions see; their count may differ.
         judged_on = kept_calls | {check: seen_calls[check] for check in self._plain}
         kept = {check: [call["values"] for call in calls] for check, calls in judged_on.items()}
         return {"shown": seen_calls, "kept": kept}

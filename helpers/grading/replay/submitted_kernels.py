@@ -1,6 +1,6 @@
 """The kernels of a submission, made from the syntax trees that the policy has passed: no other line of it is run.
 
-No text is read a second time. What Triton's compiler and the interpreter take for a kernel's source is the tree itself.
+No text is parsed twice. Triton's compiler and the interpreter use the tree itself as a kernel's source.
 """
 
 import ast
@@ -39,7 +39,7 @@ def kernels_of(answers: dict[str, str]) -> dict[str, JITFunction]:
     known = {name: getattr(builtins, name) for name in KERNEL_BUILTINS | {"NotImplementedError"}}
     namespace = {"__name__": "answers", "__builtins__": known, "tl": tl, "triton": triton, "math": math}
     for kernel in names.kernels.values():
-        check_kernel(kernel, names)  # again, here: what runs beside the meter is what this process has checked
+        check_kernel(kernel, names)  # again, here: this process runs next to the meter only code that it has checked
         for node in ast.walk(kernel):
             if isinstance(node, ast.Name) and node.id in names.constants and node.id not in namespace:
                 namespace[node.id] = constant(names.constants[node.id], namespace)
@@ -67,7 +67,7 @@ def made(kernel: ast.FunctionDef, file: str, namespace: dict) -> JITFunction:
 
 
 def file_of(answer: str) -> str:
-    """What an answer's lines are known by; there is no such file."""
+    """Return the file name for an answer's lines; no such file exists."""
     return f"<answer {answer}>"
 
 

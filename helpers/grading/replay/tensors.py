@@ -54,11 +54,11 @@ class Storages:
         """The tensor that a view describes.
 
         Raises:
-            ValueError: it lies outside its storage, or has another dtype than what the storage was made with.
+            ValueError: it is outside its storage, or its dtype differs from the storage's.
         """
         number, dtype = view["storage"], DTYPES[view["dtype"]]
         if not (isinstance(number, int) and 0 <= number < len(self.tensors)):
-            raise ValueError("a tensor that nobody made")
+            raise ValueError("a tensor that was never created")
         base = self.tensors[number]
         if base.dtype.itemsize != dtype.itemsize:
             raise ValueError(f"a view of {name_of(base.dtype)} as {name_of(dtype)} is not graded")
@@ -78,7 +78,7 @@ def name_of(dtype: torch.dtype) -> str:
 def inputs_as_json(inputs: tuple) -> dict:
     """`{"storages": [bytes in base64], "inputs": [views]}`, strides, offsets and shared storages included.
 
-    An input that is no tensor stands as `{"plain": value}`.
+    An input that is not a tensor is written as `{"plain": value}`.
     """
     views, raw = inputs_packed(inputs)
     return {"storages": [base64.b64encode(each).decode() for each in raw], "inputs": views}
@@ -114,7 +114,7 @@ def inputs_unpacked(views: list[dict], raw: list[bytes]) -> tuple:
 
 
 def tensors_packed(tensors: list[torch.Tensor]) -> tuple[list[dict], bytes]:
-    """`[{"dtype", "shape"}]`, and all elements in order: what a tensor is to whoever reads its values."""
+    """`[{"dtype", "shape"}]`, and all elements in order, without layout."""
     raw = [tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
     return [{"dtype": name_of(each.dtype), "shape": list(each.shape)} for each in tensors], b"".join(raw)
 
@@ -145,7 +145,7 @@ def tensors_unpacked(described: list[dict], raw: bytes) -> list[torch.Tensor]:
 
 
 def is_plain(value: object) -> bool:
-    """Whether JSON has this result as it is: no tensor, and not nothing."""
+    """Return whether JSON can hold this result as it is: not a tensor, and not None."""
     if isinstance(value, dict):
         return all(isinstance(key, str) and is_plain(item) for key, item in value.items())
     return all(map(is_plain, value)) if isinstance(value, list | tuple) else isinstance(value, int | float | str)
@@ -158,7 +158,7 @@ PLAIN = {"dtype": "plain", "shape": [], "values": ""}
 def values_as_json(result: object) -> dict | list[dict]:
     """`{"dtype", "shape", "values"}`: elements in order, in base64, little-endian float64 or int64; or PLAIN.
 
-    Of a tuple of tensors, a list of these.
+    For a tuple of tensors, return a list.
     """
     if isinstance(result, tuple) and any(isinstance(tensor, torch.Tensor) for tensor in result):
         return [values_as_json(tensor) for tensor in result]

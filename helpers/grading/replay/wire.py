@@ -1,4 +1,4 @@
-"""What a replay found, as messages: traffic, compiled kernels, and why there is nothing of these.
+"""A replay's findings as messages: traffic, compiled kernels, or why there are none.
 
 Each is written in the replay's process and read in the judge's, which takes it for no more than its types say.
 """
@@ -92,7 +92,7 @@ def traffic_from_json(said: dict, result: object) -> Traffic:
 
 
 def resources_as_json(resources: Resources) -> dict:
-    """All of it but the machine code, of which the instructions are counted here."""
+    """Return everything except the machine code; its instructions are counted here."""
     return {
         "kernel": resources.kernel,
         "device": resources.device.name,
@@ -137,7 +137,7 @@ KINDS = {kind.__name__: kind for kind in (NotImplementedError, RuntimeError, Typ
 
 
 def error_from_json(said: dict) -> Exception:
-    """What the replay raised, to be raised here."""
+    """Rebuild the replay's exception, for raising here."""
     kind, message = text(said["kind"]), text(said["message"])
     if kind == "AnswerError":
         return AnswerError(message, text(said["look_at"]))

@@ -1,8 +1,9 @@
 """Compile CUDA C++ with NVIDIA's compiler, and run it on a GPU or execute its PTX on the CPU.
 
 In:   a string of CUDA C++, a kernel's name, and at launch a grid, a block and PyTorch tensors (`cuda_kernel`).
-Out:  the tensors, changed as a GPU would change them; registers, spills and SASS (`kernel.resources`); and to whoever
-      observes the launch (the traffic meter, the stepper): every access of every warp, races, accesses out of bounds.
+Out:  the tensors, changed as a GPU would change them; registers, spills and SASS (`kernel.resources`);
+      and for an observer of the launch (the traffic meter, the stepper): every access of every warp, races,
+      out-of-bounds accesses.
 
 A launch on the CPU passes through these modules:
 
@@ -19,14 +20,14 @@ Steps take what they compute from:
     arithmetic, floats, integers  results rounded as a GPU rounds them
     matrix, warp                  mma and ldmatrix; shuffles, votes, matches, reductions
     access, spaces, memory        loads, stores and atomics; checked addresses; tensors, shared and local memory
-    barriers, sanitizer           who waits for whom; races and reads of uninitialised shared memory
+    barriers, sanitizer           waiting threads; races and reads of uninitialised shared memory
 
-`gpu` launches on a real GPU instead; `observers` is where the meter registers, so that neither imports the other. What
-differs from a GPU is listed in `kernel`. To add an instruction, start at the table in `decode` and run
-`pytest tests/cuda/test_cuda_coverage.py`.
+`gpu` launches on a real GPU instead; `observers` is where the meter registers, so that neither imports the other.
+`kernel` lists the differences from a GPU. To add an instruction, start at the table in `decode` and run `pytest
+tests/cuda/test_cuda_coverage.py`.
 
-The instructions of PTX that the executor covers, by what stands before the first dot; any other, and any modifier that
-these do not take, is refused by name before the kernel starts.
+The PTX instructions that the executor supports, by the name before the first dot. Any other instruction, and any
+unsupported modifier, is refused by name before the kernel starts.
 
     arithmetic       add sub mul mad fma div rem neg abs min max rcp sqrt rsqrt ex2 lg2 sin cos tanh copysign
                      in u16 s16 u32 s32 u64 s64, f16 f16x2 bf16 bf16x2 f32 f64 as the PTX ISA has them; rounding modes

@@ -28,7 +28,7 @@ def space_of(modifiers) -> tuple[str, list[str]]:
 
 
 class Place:
-    """Where an instruction reads or writes: the same for a load, a store, an atomic."""
+    """The address operand of an instruction, the same for a load, a store and an atomic."""
 
     def __init__(self, decoder, instruction: PtxInstruction, operand, space: str, nbytes: int):
         self._base, self._offset = decoder.address(operand)
@@ -36,7 +36,8 @@ class Place:
         self._strong = not _STRONG.isdisjoint(instruction.modifiers)
 
     def resolve(self, machine, threads, kind: str):
-        """For each memory space at hand: (threads, memory by item size -> array, byte offsets), all within bounds.
+        """Return, for each memory space addressed: (threads, memory by item size -> array, byte offsets), all within
+        bounds.
 
         kind: "read", "write" or "atomic".
         """
@@ -184,9 +185,10 @@ def _atomic(decoder, instruction: PtxInstruction):
 
 
 def _swaps(bits: np.ndarray, index: np.ndarray, expected: np.ndarray, old: np.ndarray):
-    """The lanes whose compare-and-swap succeeds, in turns with one lane an address; the others' `old` is filled in.
+    """Return the lanes whose compare-and-swap succeeds, in turns with one lane per address; fill in `old` of the
+    others.
 
-    Contended, one lane in thousands succeeds: a turn for each lane would take thousands of times as long.
+    Under contention one lane in thousands succeeds: a turn per lane would be thousands of times slower.
     """
     left = np.arange(index.size)
     while left.size:
@@ -204,7 +206,7 @@ def _swaps(bits: np.ndarray, index: np.ndarray, expected: np.ndarray, old: np.nd
 
 
 def _turns(index: np.ndarray):
-    """Lanes in groups of which each has an address to itself: those that come first, those that come second, ..."""
+    """Split lanes into groups without repeated addresses: the first lane per address, the second per address, ..."""
     order = np.argsort(index, kind="stable")
     ranked = index[order]
     first = np.flatnonzero(np.concatenate([[True], ranked[1:] != ranked[:-1]]))

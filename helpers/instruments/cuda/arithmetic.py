@@ -1,4 +1,4 @@
-"""What each arithmetic instruction of PTX computes, as a function of NumPy arrays.
+"""The arithmetic instructions of PTX as functions of NumPy arrays.
 
 `operation(instruction)` gives the function, the type of the result and the types of the operands. Semantics are those
 of NVIDIA's "Parallel Thread Execution ISA"; approximate instructions (.approx, .full) are computed in fp64 and rounded
@@ -15,10 +15,10 @@ ROUNDINGS = ("rn", "rz", "rm", "rp")
 
 
 def operation(instruction: PtxInstruction) -> Operation:
-    """How to compute an arithmetic instruction.
+    """Return the function that computes an arithmetic instruction.
 
     Raises:
-        UnknownInstructionError: it is none that this executor knows.
+        UnknownInstructionError: this executor does not support it.
     """
     build = BUILDERS.get(instruction.opcode)
     if build is None or not instruction.modifiers:
@@ -36,7 +36,7 @@ def _only(modifiers, *allowed) -> set[str]:
 
 
 def _float(compute, modifiers, type, operands: int) -> Operation:
-    """With what .ftz, .sat and .relu add to it."""
+    """Wrap `compute` with the effects of .ftz, .sat and .relu."""
     flushing = "ftz" in modifiers and type in ("f32", "f16", "f16x2")
     final = [floats.flush] if flushing else []
     final += [floats.saturate] if "sat" in modifiers else []
@@ -188,7 +188,7 @@ def _set_predicate(modifiers, type):
 
 
 def _set(modifiers, type):
-    """1.0 or all ones where the comparison holds; the result's type stands before the operands'."""
+    """set: 1.0 or all ones where the comparison holds; the result's type precedes the operands'."""
     modifiers = [modifier for modifier in modifiers if modifier != "ftz"]
     if len(modifiers) != 2 or modifiers[1] not in DTYPES:
         raise UnknownInstructionError
@@ -230,7 +230,7 @@ def _test(modifiers, type):
 
 
 def _convert(modifiers, source):
-    """cvt: the result's type stands last but one."""
+    """cvt: the result's type is the second to last modifier."""
     *modifiers, result = modifiers
     modifiers = _only(modifiers, *ROUNDINGS, "rni", "rzi", "rmi", "rpi", "rna", "ftz", "sat", "relu", "satfinite")
     if result == "tf32" and source == "f32" and modifiers <= {"rna", "rn"}:
@@ -274,7 +274,7 @@ def _pack(upper, lower):
 
 
 def _tf32(mode):
-    """To 10 bits of mantissa: nearest, halves away from zero (rna) or to even (rn)."""
+    """Round to 10 bits of mantissa: to nearest, ties away from zero (rna) or to even (rn)."""
 
     def convert(value):
         bits = np.asarray(value).view(np.uint32)

@@ -1,4 +1,5 @@
-"""Barriers of a block: who waits, who may go on, and what the meter is told of those that not all threads reach."""
+"""Barriers of a block: which threads wait or go on, and a report to the meter of barriers that some threads never
+reach."""
 
 from typing import NamedTuple
 
@@ -13,18 +14,18 @@ class Blocked(NamedTuple):
     threads: np.ndarray
     next: int  # basic block
     barrier: int
-    expected: int | None  # threads, where the instruction says so
+    expected: int | None  # threads, if the instruction gives a count
     line: int
     reduction: tuple | None  # how, key of the result, each thread's vote
 
     def of(self, chosen: np.ndarray) -> "Blocked":
-        """Those of the threads that are chosen."""
+        """Return the entries of the chosen threads."""
         votes = self.reduction and (*self.reduction[:2], self.reduction[2][chosen])
         return self._replace(threads=self.threads[chosen], reduction=votes)
 
 
 class Barriers:
-    """Those of the blocks that run together, `padded` threads each."""
+    """The barriers of all blocks that run together, `padded` threads each."""
 
     def __init__(self, machine, padded: int):
         self._machine, self._padded, self._blocks = machine, padded, machine.blocks
@@ -53,7 +54,7 @@ class Barriers:
         return np.bincount(np.flatnonzero(self._machine.alive) // self._padded, minlength=self._blocks)
 
     def release(self) -> bool:
-        """Let the threads go on whose barrier is complete: reached by all living threads, or by as many as it names."""
+        """Release the threads whose barrier is complete: all living threads reached it, or as many as it names."""
         parked, self._parked = self._parked, []
         alive = self._living()
         arrived = {each.barrier: np.zeros(self._blocks, np.int64) for each in parked}
@@ -93,7 +94,7 @@ class Barriers:
             self._machine.views[out][each.threads] = result[each.threads // self._padded]
 
     def _check_barriers(self, going: list[Blocked], stuck: bool) -> None:
-        """Whether all threads of each block came, and to the same barrier; one that ended before is not missed."""
+        """Check that all threads of each block reached the same barrier; threads that ended earlier don't count."""
         kind = "barrier not reached by all threads"
         arrived, lines = np.zeros(self._blocks, np.int64), np.zeros(self._blocks, np.int64)
         for each in going:

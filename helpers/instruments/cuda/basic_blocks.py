@@ -23,7 +23,7 @@ class Basic:
 
     @property
     def leaves(self) -> bool:
-        """Whether it does nothing but end its threads."""
+        """Return whether it only ends its threads."""
         return not self.steps and self.end is not None and self.end.opcode in ("ret", "exit") and not self.end.guard
 
 

@@ -33,14 +33,14 @@ _DIRECTIVE = re.compile(r"\W*include\s*<([\w./]+)>")
 
 
 class CompileError(ValueError):
-    """The compiler refused the source; its messages, with the lines that they speak of."""
+    """The compiler rejected the source; holds its messages with the source lines they refer to."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """ptx and cubin of one compilation; entry: the kernel's mangled name; log: what `ptxas -v` said of it.
+    """ptx and cubin of one compilation; entry: the kernel's mangled name; log: the output of `ptxas -v`.
 
-    file: what linecache knows the source by.
+    file: the source's name in linecache.
     """
 
     entry: str
@@ -109,7 +109,8 @@ def _remember(file: str, source: str) -> str:
 
 @functools.cache
 def include_folders() -> list[str]:
-    """Where NVIDIA's headers lie: CUDA's own with Triton, `cuda/std` and `nv/target` in their package or toolkit."""
+    """Return the folders of NVIDIA's headers: CUDA's own with Triton, `cuda/std` and `nv/target` in their package or
+    toolkit."""
     folders = [Path(triton.__file__).parent / "backends/nvidia/include"]
     package = importlib.util.find_spec("nvidia")
     roots = [Path(root) / "cu13/include" for root in (package.submodule_search_locations if package else ())]
@@ -119,7 +120,7 @@ def include_folders() -> list[str]:
 
 
 def check_includes(source: str) -> None:
-    """Whether every #include names a header of NVIDIA's own, in angle brackets, and nothing else asks for a file.
+    """Check that every #include names one of NVIDIA's headers, in angle brackets, and nothing else reads a file.
 
     Raises:
         CompileError: one does not. Directives within comments and strings count too: text cannot hide one.

@@ -1,8 +1,8 @@
-"""From instructions to steps: functions that carry one instruction out for many threads at once.
+"""Turn instructions into steps: functions that execute one instruction for many threads at once.
 
 A step is called as step(machine, threads): `threads` are places in the machine's arrays, ascending, or None for all of
-them. Registers that hold the same value in every thread (parameters, block sizes, what is computed from these alone)
-are computed once, here.
+them. Registers that hold the same value in every thread (parameters, block sizes, values computed from these alone) are
+computed once, here.
 """
 
 from collections import Counter
@@ -90,7 +90,7 @@ class Decoder:
     # Operands
 
     def key(self, operand, type: str):
-        """What a step looks up in the machine's views, (type, slot), or a NumPy scalar."""
+        """Return a step's key into the machine's views, (type, slot), or a NumPy scalar."""
         dtype = DTYPES[type]
         if isinstance(operand, Register):
             constant = self.constants.get(operand.slot)
@@ -126,7 +126,7 @@ class Decoder:
         return (("s" if type[0] == "s" else "u") + operand.kind, operand.slot), True
 
     def single(self, operand) -> bool:
-        """Whether one instruction alone writes this register."""
+        """Return whether exactly one instruction writes this register."""
         return self._written[operand.slot] == 1
 
     # Instructions

@@ -1,8 +1,8 @@
 """Runs a program for all threads of many blocks at once.
 
-Threads are rows of NumPy arrays, 32 to a warp, blocks one after another. Those that stand at the same basic block run
-together; of several groups the one that stands first in the program goes on, so that threads which parted meet again
-where their ways join. A barrier parks the threads that reach it until their block is complete.
+Threads are rows of NumPy arrays, 32 to a warp, blocks one after another. Threads at the same basic block run together;
+the group earliest in the program runs next, so that diverged threads reconverge where their paths join. A barrier parks
+the threads that reach it until their block is complete.
 """
 
 import numpy as np
@@ -45,10 +45,10 @@ class Machine:
     """One launch.
 
     Args:
-        memory: what the launch may touch.
+        memory: the storages that the launch may access.
         grid, block: three sizes each.
-        shared, local: bytes a block and a thread.
-        observer: told of every access, or None; see helpers.instruments.traffic.cuda_meter.
+        shared, local: bytes per block and per thread.
+        observer: notified of every access, or None; see helpers.instruments.traffic.cuda_meter.
         skipped: blocks at the grid's start that do not run.
     """
 
@@ -94,7 +94,7 @@ class Machine:
         self._deferred: dict[int, list] = {}
         turns = 0
         while self._waiting or self._resume():
-            # Now and then the last: the first may be spinning for what only that one can give.
+            # Now and then the last: the first may be spinning on a value that only the last can write.
             turns += len(self._waiting) > 1
             number = max(self._waiting) if turns % PATIENCE == PATIENCE - 1 else min(self._waiting)
             self._run_block(number, self._merged(self._waiting.pop(number)))
@@ -225,7 +225,7 @@ class Machine:
     _forced = False
 
     def _resume(self) -> bool:
-        """When nobody can run: those that waited for lanes of their warp, then those at barriers."""
+        """Release, when no thread can run, the threads waiting for lanes of their warp, then those at barriers."""
         if self._deferred:
             deferred, self._deferred = self._deferred, {}
             before = {number: sum(map(len, pieces)) for number, pieces in deferred.items()}
@@ -253,7 +253,7 @@ class Machine:
         """Tell the observer; without one, a kernel that does this is stopped.
 
         Raises:
-            RuntimeError: nobody observes.
+            RuntimeError: there is no observer.
         """
         block, index = self.where(thread)
         if self.observer is not None:

@@ -1,4 +1,4 @@
-"""A launch on the GPU at hand, through cuda-core, on PyTorch's current stream; tensors are not copied."""
+"""A launch on the local GPU, through cuda-core, on PyTorch's current stream; tensors are not copied."""
 
 import functools
 

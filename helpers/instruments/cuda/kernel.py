@@ -5,14 +5,14 @@
     add[blocks, threads](x, y, out, n)
 
 With a GPU the kernel runs there, on PyTorch's stream. Without one, or while `measure` watches, the PTX that NVRTC wrote
-is executed on the CPU (executor.py); an instruction that is not covered is refused by name. What differs from a GPU:
+is executed on the CPU (executor.py); an instruction that is not covered is refused by name. Differences from a GPU:
 
-    approximate instructions    rounded once from fp64: ex2, rsqrt, sqrt, rcp .approx lie 1 ulp from an H200, division
-                                .full 2, lg2 1 ulp or 2^-22, sin and cos 2^-20.5, tanh 2^-11
-    mma                         sums in fp64, rounded once: 2^-20 from an H200 for numbers of ordinary size
+    approximate instructions    rounded once from fp64: ex2, rsqrt, sqrt, rcp .approx are within 1 ulp of an H200,
+                                division .full 2, lg2 1 ulp or 2^-22, sin and cos 2^-20.5, tanh 2^-11
+    mma                         sums in fp64, rounded once: 2^-20 from an H200 for values of ordinary size
     NaN                         is NaN, with other bits
-    atomics on floats           in the order of threads, one of those that a GPU may choose
-    cp.async                    copies at once; a wait that is missing is not seen
+    atomics on floats           in thread order, one of the orders a GPU may choose
+    cp.async                    copies immediately; a missing wait is not detected
     blocks                      run a few at a time: one must not wait for another that comes much later
 """
 
@@ -59,9 +59,9 @@ def cuda_kernel(
 
     Args:
         source: the text; NVIDIA's own headers may be included, such as <cuda_bf16.h>, <cooperative_groups.h>.
-        name: of the `__global__` function; of a template with its arguments, "softmax<256>".
+        name: the `__global__` function's; for a template with its arguments, "softmax<256>".
         device: a name in DEVICES, or a Device; compute capability 7.5 or later.
-        options: of NVRTC, as fields of cuda.core.ProgramOptions: {"use_fast_math": True, "max_register_count": 32}.
+        options: NVRTC's, as fields of cuda.core.ProgramOptions: {"use_fast_math": True, "max_register_count": 32}.
 
     Raises:
         CompileError: the source does not compile; a ValueError with NVRTC's log and the line marked.
@@ -95,7 +95,7 @@ class CudaKernel:
 
     @property
     def file(self) -> str:
-        """What linecache and `by_line` know the source by."""
+        """The source's name in linecache and `by_line`."""
         return self._compiled.file
 
     @property
@@ -113,7 +113,7 @@ class CudaKernel:
 
     @cached_property
     def parameters(self) -> list[DeclaredParameter]:
-        """As the source declares them; named by number where the text cannot be read."""
+        """Return the parameters as the source declares them; numbered if the source cannot be parsed."""
         function = re.match(r"[\w:]+", self.name)[0].split("::")[-1]
         count = len(self.declared)
         text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", self.source, flags=re.DOTALL)
@@ -138,7 +138,8 @@ class CudaKernel:
         return int(bound[1]) if bound else MAX_THREADS
 
     def resources_for(self, threads: int, dynamic_shared_memory: int = 0) -> Resources:
-        """The same, for blocks of `threads` threads and `dynamic_shared_memory` bytes: what occupancy depends on."""
+        """Return the resources for blocks of `threads` threads and `dynamic_shared_memory` bytes, on which occupancy
+        depends."""
         log = self._compiled.log
 
         def logged(pattern: str) -> int:
@@ -162,7 +163,7 @@ class CudaKernel:
 
     @property
     def log(self) -> str:
-        """What `ptxas -v` said of the kernel."""
+        """The output of `ptxas -v` for the kernel."""
         return self._compiled.log.strip()
 
     def __getitem__(self, configuration) -> "CudaLaunch":
@@ -216,9 +217,9 @@ class CudaLaunch:
     skipped: int = 0
 
     def after(self, blocks: int) -> "CudaLaunch":
-        """The same launch without its first blocks, and without the rows that they would see: row 0 of every tensor
-        lies where row `blocks` of the whole one would, up to 2^35 bytes from its start. Nothing before it is allocated;
-        an offset that overflows on its way there strays. Without a GPU, or under `measure`."""
+        """Return the same launch without its first blocks and their rows: row 0 of every tensor is where row `blocks`
+        of the whole tensor would be, up to 2^35 bytes from its start. Nothing before it is allocated, so an offset that
+        overflows goes out of bounds. Without a GPU, or under `measure`."""
         return replace(self, skipped=blocks)
 
     @property
@@ -232,7 +233,7 @@ class CudaLaunch:
 
     @property
     def resources(self) -> Resources:
-        """What this launch needs of the device."""
+        """The resources that this launch needs."""
         return self.kernel.resources_for(int(np.prod(self.block)), self.dynamic_shared_memory)
 
     def __call__(self, *arguments) -> None:
@@ -270,7 +271,7 @@ class CudaLaunch:
         used = self.resources.shared_memory
         if used > most:
             raise ValueError(
-                f"{kernel.name} needs {used} B of shared memory; {kernel.device.name} has {most} B a block"
+                f"{kernel.name} needs {used} B of shared memory; {kernel.device.name} has {most} B per block"
             )
 
     def _checked(self, arguments) -> tuple:

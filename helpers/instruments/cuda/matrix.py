@@ -1,4 +1,4 @@
-"""What a warp does with matrices: tensor-core products and the loads that feed them.
+"""Matrix instructions of a warp: tensor-core matmuls and the loads that feed them.
 
 The fragments are those of the PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type" and the like.
 """

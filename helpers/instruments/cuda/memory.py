@@ -1,8 +1,8 @@
 """The memory that a launch sees: tensors and module variables (global), a block's shared memory, a thread's locals.
 
-Addresses are the executor's own: storage k starts at (k + 1) << 36, so that one that strays is in no other's reach, and
-the start of every storage is aligned as a GPU aligns it. Shared and local addresses count from 0 within a block or a
-thread; as generic addresses they lie in windows of their own.
+Addresses are the executor's own: storage k starts at (k + 1) << 36, so that an out-of-bounds address hits no other
+storage, and the start of every storage is aligned as a GPU aligns it. Shared and local addresses count from 0 within a
+block or a thread; as generic addresses they have their own windows.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.uint64
 class Segment:
     """One storage, or one variable of the module, with the parts of it that the launch may touch.
 
-    name: of the first tensor in it; base: its address for the kernel; extents: (low, high) bytes within it.
+    name: that of the first tensor in it; base: its address for the kernel; extents: (low, high) bytes within it.
     """
 
     name: str
@@ -81,7 +81,8 @@ class GlobalMemory:
         return segment
 
     def find(self, addresses: np.ndarray, nbytes: int) -> tuple[Segment | None, np.ndarray, np.ndarray | None]:
-        """The storage that the first address lies in, offsets within it, and which lanes are in bounds (None: all)."""
+        """Return the storage that holds the first address, offsets within it, and which lanes are in bounds (None:
+        all)."""
         place = (int(addresses.flat[0]) >> STORAGE_BITS) - 1
         if not 0 <= place < len(self.segments):
             return None, addresses, np.zeros(addresses.shape, bool)

@@ -1,4 +1,4 @@
-"""Who watches the launches made now: the meter tells the executor here, so that neither imports the other."""
+"""The observer of current launches: the meter registers here with the executor, so that neither imports the other."""
 
 import contextlib
 
@@ -7,7 +7,7 @@ _executed = 0
 
 
 def observer():
-    """What watches the launches made now; None outside of `observed`."""
+    """Return the observer of current launches; None outside of `observed`."""
     return _observer
 
 
@@ -20,11 +20,10 @@ def observed(by):
     `chunk(machine)` before some of its blocks run;
     `access(kind, line, segment, threads, offsets, nbytes)` at each load ("read"), store ("write") and atomic of global
     memory, `shared(...)` and `local(...)` the same without a segment, with offsets into the chunk's own;
-    `stored(line, threads, offsets, lost, changed)` after a store to global memory, for each number a lane stores:
-    which lanes' values another one's has overwritten, and which differ from what was there before;
-    `block_synchronised(blocks)`, `warp_synchronised(threads)`;
-    `hazard(kind, line, where, block, thread, count)`.
-    It may have `outside(kind, line, segment, threads, offsets)`: before the hazard, the lanes that stray from a tensor.
+    `stored(line, threads, offsets, lost, changed)` after a store to global memory, for each value a lane stores: which
+    lanes' values another one's has overwritten, and which differ from the previous contents;
+    `block_synchronised(blocks)`, `warp_synchronised(threads)`; `hazard(kind, line, where, block, thread, count)`. It
+    may have `outside(kind, line, segment, threads, offsets)`: before the hazard, the lanes that stray from a tensor.
     """
     global _observer
     before, _observer = _observer, by

@@ -1,4 +1,4 @@
-"""What an instruction computes: a function of NumPy arrays, with the PTX types of its result and operands."""
+"""An instruction's operation: a function of NumPy arrays, with the PTX types of its result and operands."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -131,7 +131,7 @@ def _entry(text: str, entry: str) -> re.Match:
 
 
 def parameters(text: str, entry: str) -> dict[str, Parameter]:
-    """Those of the kernel `entry`, in order."""
+    """Return the parameters of the kernel `entry`, in order."""
     found, offset = {}, 0
     for align, type, name, count in _PARAMETER.findall(_entry(text, entry)[1]):
         size = width(type) * int(count or 1)
@@ -169,7 +169,7 @@ def _declare(program: Program, match: re.Match) -> None:
 
 
 class _Body:
-    """Reads the statements of one function; a call of another puts that one's statements in its place.
+    """Reads the statements of one function; a call to another function is inlined.
 
     names: register name, or "prefix<" of a numbered family, -> Register or kind; a called function's parameters.
     call: "" for the kernel, else what tells this call's labels from all others.
@@ -203,7 +203,7 @@ class _Body:
                 else:
                     braces += (piece == "{") - (piece == "}")
                     statement += piece
-                    if piece.strip().endswith(":"):  # a label stands before a brace or an instruction
+                    if piece.strip().endswith(":"):  # a label precedes a brace or an instruction
                         statement = self._labelled(statement)
             statement += " "
 

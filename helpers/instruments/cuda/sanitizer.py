@@ -1,4 +1,4 @@
-"""Shared, global and local memory watched: races that nothing prevents, and reads of what nobody wrote.
+"""Watch shared, global and local memory for races and reads of uninitialised memory.
 
 Every cell of shared memory keeps who wrote it last and who read it since, and when: a block's barriers count its time,
 a warp's __syncwarp and barriers count the warp's own. Two accesses of one cell by two threads race if one of them
@@ -28,7 +28,7 @@ class SharedWatch:
     """Shared memory of the blocks that run together.
 
     Args:
-        threads: of all these blocks, whole warps; padded: threads a block; size: bytes a block.
+        threads: of all these blocks, in whole warps; padded: threads per block; size: bytes per block.
     """
 
     def __init__(self, threads: int, padded: int, size: int):
@@ -51,7 +51,7 @@ class SharedWatch:
         self._warp_time[warps] += 1
 
     def access(self, kind: str, threads: np.ndarray, offsets: np.ndarray, nbytes: int) -> list[SharedFault]:
-        """What is wrong with one load ("read"), store ("write") or atomic; offsets count through all blocks."""
+        """Return the faults of one load ("read"), store ("write") or atomic; offsets run through all blocks."""
         if nbytes < self._cell:
             self._refine(nbytes)
         cells = offsets // self._cell
@@ -125,7 +125,7 @@ class GlobalFault(NamedTuple):
 
 
 class _Shadow:
-    """Who touched each cell of one allocation last and when; 0: nobody, else a thread of the grid from 1."""
+    """The thread that last touched each cell of one allocation, and when; 0: none, else a thread of the grid from 1."""
 
     def __init__(self, nbytes: int, cell: int):
         self.cell = cell
@@ -145,7 +145,7 @@ class _Shadow:
 
 
 def _places(cells, chosen: np.ndarray) -> np.ndarray:
-    """Those of the cells, an array or a slice, that are chosen by a mask or by number."""
+    """Return the cells, an array or a slice, chosen by a mask or by index."""
     if not isinstance(cells, slice):
         return cells[chosen]
     return cells.start + (np.flatnonzero(chosen) if chosen.dtype == bool else chosen)

@@ -13,7 +13,7 @@ class Spaces:
     """Global memory, and the shared and local memory of the blocks that run together.
 
     Args:
-        padded: threads a block, in whole warps.
+        padded: threads per block, in whole warps.
         shared_limit: bytes of shared memory that a block may touch.
     """
 
@@ -30,7 +30,7 @@ class Spaces:
 
     @staticmethod
     def _poisoned(size: int) -> dict[int, np.ndarray]:
-        """Memory that nobody has written: NaN in every floating-point type."""
+        """Return memory in its uninitialised state: NaN in every floating-point type."""
         memory = np.full(size, 0xFF, np.uint8)
         return {itemsize: memory.view(kind) for itemsize, kind in UNSIGNED.items()}
 

@@ -1,4 +1,4 @@
-"""What the threads of a warp do together: shuffles, votes, matches, reductions."""
+"""Warp instructions: shuffles, votes, matches, reductions."""
 
 import numpy as np
 
@@ -29,7 +29,7 @@ def by_warp(machine, threads, values: np.ndarray, fill) -> np.ndarray:
 
 
 def ballot(machine, threads, holds: np.ndarray) -> np.ndarray:
-    """For each warp, a bit a lane."""
+    """Return, for each warp, one bit per lane."""
     rows = by_warp(machine, threads, np.asarray(holds, bool), False)
     return np.packbits(rows, axis=1, bitorder="little").view(np.uint32).ravel()
 
@@ -207,7 +207,7 @@ def _elect(decoder, instruction: PtxInstruction):
 
 
 def _sync(decoder, instruction: PtxInstruction):
-    """bar.warp.sync: the machine has waited for the lanes; what they wrote is seen from here on."""
+    """bar.warp.sync: the machine has waited for the lanes; their earlier writes are visible from here."""
     return lambda machine, threads: machine.warp_synchronised(threads)
 
 

@@ -23,7 +23,7 @@ def analyse_named(
         ValueError: there is no such function or device, it gives something else, or its model cannot be analysed.
     """
     if device not in DEVICES:
-        raise ValueError(f"no device is called {device!r}: choose from {', '.join(DEVICES)}")
+        raise ValueError(f"unknown device {device!r}: choose from {', '.join(DEVICES)}")
     build = _function(name)
     model, inputs, keywords = _given(build(), name)
     with _Bar() as bar:
@@ -36,7 +36,7 @@ def analyse_named(
 
 
 def _given(given, name: str) -> tuple:
-    """(model, inputs, keywords) of what a function returned; inputs in a dict are keyword arguments."""
+    """Return (model, inputs, keywords) from a function's result; inputs in a dict are keyword arguments."""
     if not (isinstance(given, tuple) and len(given) in (2, 3)):
         raise ValueError(f"{name} gives {type(given).__name__}: it must return (model, inputs)")
     model, inputs, *more = given
@@ -68,7 +68,7 @@ def _module(place: str):
 
 def _file(path: Path):
     if not path.is_file():
-        raise ValueError(f"there is no file {path}: name one that defines a function which returns (model, inputs)")
+        raise ValueError(f"no file {path}: pass a file with a function that returns (model, inputs)")
     sys.path.insert(0, str(path.parent.resolve()))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""Which operations of a model to fuse, on which GPU, and what that brings."""
+"""Decide which operations of a model to fuse on a GPU, and predict the gain."""
 
 from collections.abc import Callable
 
@@ -25,19 +25,19 @@ def analyse(
     epilogues: bool = True,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> FusionPlan:
-    """The partition of `model(*inputs)` into kernels that should take the least time on a GPU that need not be here.
+    """Find the partition of `model(*inputs)` into kernels with the shortest predicted time on a GPU, present or not.
 
     Args:
-        model: an nn.Module, a torch.export.ExportedProgram, or any function that can be traced: a whole training step,
-            too. All that it can reach is left as it was.
+        model: an nn.Module, a torch.export.ExportedProgram, or any function that can be traced, even a whole training
+            step. All that it can reach is left as it was.
         inputs: its arguments. Tensors on any device: `torch.empty(shape, dtype=..., device="meta")` takes no memory.
-            Only shapes, strides and dtypes count, and the values of integers, which may be positions: of those that
-            nobody knows, as many different ones as there can be.
+            Only shapes, strides and dtypes count, and the values of integers, which may be positions; unknown ones are
+            assumed as spread out as possible.
         keywords: its keyword arguments.
         device: a name in DEVICES, or a Device.
         backward: also the gradients of all parameters and inputs that require one.
-        epilogues: whether to build kernels round matrix products and convolutions, too; else the library keeps them.
-        progress: called with what is being done, how much of it is done, and how much there is.
+        epilogues: whether to also build kernels around matmuls and convolutions; else the library keeps them.
+        progress: called with the current task, the amount done and the total.
 
     Raises:
         TypeError: model cannot be called.
@@ -65,14 +65,14 @@ def analyse(
 
 
 def costs_of(model: Callable, *inputs, device: str | Device = "H200", backward=False, epilogues=True) -> Costs:
-    """What `analyse` searches in: the nodes of the graph, which of them one kernel may do, and its cost."""
+    """Return the search space of `analyse`: the graph's nodes, which of them can share a kernel, and its cost."""
     return _prepare(model, inputs, None, device, backward, epilogues, None)[3]
 
 
 def _prepare(model, inputs, keywords, device, backward, epilogues, progress):
     device = device if isinstance(device, Device) else DEVICES[device]
     if device.sms is None:
-        raise ValueError(f"{device.name} is a CPU: name a GPU to fuse for, such as device='H200'")
+        raise ValueError(f"{device.name} is a CPU: choose a GPU to fuse for, such as device='H200'")
     traced = _part_of(progress, "trace")
     traced(0, 1)
     graph, tensors = capture(model, *inputs, keywords=keywords, backward=backward)
@@ -167,9 +167,9 @@ def _edges(steps: list[TracedStep], inlined: list[TracedStep], legality: Legalit
 
 
 def _through_readers(source: int, step: TracedStep, nodes: list[FusionNode], legality: Legality) -> tuple[bool, str]:
-    """Of an operation that its readers work out: legal if one of them may be in the producer's kernel."""
+    """Judge an operation that its readers recompute: legal if one of them may be in the producer's kernel."""
     verdicts = [_judge(source, node.index, legality) for node in nodes if step in node.inlined]
-    return max(verdicts, default=(False, "nobody reads it"))
+    return max(verdicts, default=(False, "it has no reader"))
 
 
 def _judge(source: int, target: int, legality: Legality) -> tuple[bool, str]:

@@ -1,17 +1,16 @@
 """The graph of a model as eager PyTorch runs it on a GPU: one node an ATen operator, below autograd.
 
 Nothing is decomposed further and nothing made functional, so that each node is what eager PyTorch launches, views and
-writes in place included. The backward pass is autograd's own, traced likewise: AOTAutograd's joint graph has the same
-operators, but is functional, so that what a model writes in place would be copies there. Where PyTorch takes another
-way on a GPU than on a CPU (gpu_ways.py: RMSNorm, dropout, attention, recurrent layers, autocast, optimizers), the
-GPU's is taken.
+writes in place included. The backward pass is autograd's own, traced the same way: AOTAutograd's joint graph has the
+same operators, but is functional, so in-place writes would become copies. Where PyTorch takes another way on a GPU than
+on a CPU (gpu_ways.py: RMSNorm, dropout, attention, recurrent layers, autocast, optimizers), the GPU's is taken.
 
 The model itself is never run. Every tensor that it can reach is exchanged for one without values while it is traced,
 and put back afterwards (hollow.py), so that a training step leaves weights, gradients and the optimizer's state alone.
 
-Each node says where it comes from: meta["module"], the path of the nn.Module; meta["line"], the innermost line of
-source outside PyTorch; meta["unsure"], where present, what is not known of it. An input of which meta["host"] is true
-stays on the CPU: the steps that an optimizer has counted.
+Each node records its origin: meta["module"], the path of the nn.Module; meta["line"], the innermost line of source
+outside PyTorch; meta["unsure"], if present, what is unknown about it. An input with meta["host"] true stays on the CPU,
+such as an optimizer's step count.
 """
 
 import contextlib
@@ -45,17 +44,17 @@ def capture(
     """Trace `model(*inputs, **keywords)` without running it.
 
     Args:
-        model: an nn.Module, any function, or a torch.export.ExportedProgram, of which sizes that are left open stay
-            symbols in the graph's shapes. What torch.compile made is unwrapped. A function may be a whole training
-            step: modules and optimizers that it reaches become inputs of the graph, and are left as they were. A step
-            of an optimizer that has no state yet is traced as one after the first.
+        model: an nn.Module, any function, or a torch.export.ExportedProgram, whose dynamic sizes stay symbols in the
+            graph's shapes. What torch.compile made is unwrapped. A function may be a whole training
+            step: modules and optimizers that it reaches become inputs of the graph, and are left as they were. An
+                optimizer step without state is traced as a later step.
         inputs: its arguments, nested or not; tensors on any device, "meta" among them.
         keywords: its keyword arguments.
-        backward: also the gradients of all that requires one, parameters and inputs: of the result, if it is one
-            number, else of its product with gradients that become inputs of the graph.
+        backward: also the gradients of all parameters and inputs that require one: of the result if it is a scalar,
+            else of its product with gradients that become inputs of the graph.
 
     Returns:
-        the graph, and what it takes: the tensors of parameters, buffers and inputs, then others that it reaches.
+        the graph and its inputs: the tensors of parameters, buffers and inputs, then others that it reaches.
 
     Raises:
         TypeError: model cannot be called.
@@ -64,7 +63,7 @@ def capture(
     exported = model if isinstance(model, torch.export.ExportedProgram) else None
     model = exported.module() if exported else unwrapped(model)
     if not callable(model):
-        raise TypeError(f"a module or a function is expected, got {type(model).__name__}: wrap it in a lambda")
+        raise TypeError(f"pass a module or a function, not {type(model).__name__}: wrap it in a lambda")
     keywords = dict(keywords or {})
     open_sizes = _open_sizes(exported) if exported else []
     fake = open_sizes[0].fake_mode if open_sizes else FakeTensorMode(allow_non_fake_inputs=True)
@@ -95,7 +94,7 @@ def capture(
 
 
 def unwrapped(model):
-    """What torch.compile was given, of a compiled module or function."""
+    """Return the original of a module or function compiled by torch.compile."""
     while (
         inner := getattr(model, "_orig_mod", None) or getattr(model, "_torchdynamo_orig_callable", None)
     ) is not None:
@@ -218,12 +217,12 @@ def _refuse_writes(func, args, kwargs) -> None:
             if isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor):
                 raise ValueError(
                     f"{func.overloadpacket.__name__} writes to a tensor of shape {tuple(tensor.shape)} that the "
-                    "analyser cannot find in the function: pass it, or what holds it, as an argument"
+                    "analyser cannot find in the function: pass it, or the object that holds it, as an argument"
                 )
 
 
 def _is_library(file: str) -> bool:
-    """PyTorch, Python's own modules, and this one: lines of theirs say nothing of a model."""
+    """Return whether a file is PyTorch's, Python's or this module, whose lines mean nothing to a model's author."""
     standard = file.startswith(_STANDARD) and "site-packages" not in file
     return standard or file.startswith((*_LIBRARIES, "<frozen", "<string>", "<eval_with_key>"))
 
@@ -237,7 +236,7 @@ def _line(frame) -> tuple[str, int] | None:
 
 
 def _refusal(error: Exception, model) -> str:
-    """One line: what cannot be traced, why, and the line of source that asks for it."""
+    """Return one line: the operation that cannot be traced, why, and its source line."""
     reason = _reason(error)
     frames = [each for each in traceback.extract_tb(error.__traceback__) if not _is_library(each.filename)]
     if not frames:

@@ -1,8 +1,8 @@
-"""What a kernel of several operations moves, holds and takes.
+"""The bytes, registers and time of a kernel that does several operations.
 
-    bytes     what others made, read once, and what others need, written once
+    bytes     inputs from other kernels, read once, and outputs for other kernels, written once
     time      launch + ramp + the largest of memory, L2 and the units' roofs
-    registers a thread's values that are alive at once, and its addresses
+    registers live values per thread, and its addresses
 
 The roofs are those of operations.Launch.times, at the share of the data sheet's rates that prediction.py measured.
 """
@@ -38,7 +38,7 @@ ATTENTION_SHARE = 0.45  # of the tensor cores' peak: kernels/tiled/flash_attenti
 
 @dataclass(frozen=True)
 class GroupCost:
-    """As FusionGroup has it. bound: what takes most of the time."""
+    """A group's cost, with FusionGroup's fields. bound: the resource that takes most of the time."""
 
     kind: str
     work: Work
@@ -50,7 +50,8 @@ class GroupCost:
 
 
 def pointwise_registers(live: int, width: float) -> int:
-    """Of a thread; width: bytes of an element's inputs and results, which wait packed while each is worked off."""
+    """Return registers per thread; width: bytes of an element's inputs and results, which wait packed until each is
+    processed."""
     return OTHERS + round(VALUES / 4 * width) + live
 
 
@@ -65,7 +66,7 @@ def row_registers(live: int, operations: int, length: int) -> int:
 
 
 def memory_time(nbytes: float, device: Device, share: float = 1.0) -> float:
-    """Seconds; share: of the bandwidth, that as many blocks as there are can ask for."""
+    """Return seconds; share: the fraction of the bandwidth that this many blocks can use."""
     return nbytes / (share * prediction.BANDWIDTH_SHARE * device.memory_bandwidth)
 
 
@@ -86,7 +87,7 @@ class Costs:
         """The least cost of one kernel; of a single node, PyTorch's own or one of its own.
 
         Args:
-            placed: nodes that are known to lie outside; a result that no other of them reads is not stored yet.
+            placed: nodes known to be outside; a result that none of them reads is not stored yet.
 
         Raises:
             NotLegalError: no kernel can do it.
@@ -162,7 +163,7 @@ class Costs:
         return GroupCost(kind, work, launches, time, live, registers, bound)
 
     def _has_prologue(self, group: list[FusionNode], mask: int) -> bool:
-        """Whether something is done to a factor of the product on its way to it."""
+        """Return whether an operand of the matmul is transformed before it."""
         return any(
             link.target == node.index and mask >> link.source & 1 and self.nodes[link.source].points > node.points // 16
             for node in group

@@ -1,4 +1,4 @@
-"""Who does a group already: a kernel of this course, a call of PyTorch, torch.compile.
+"""Find existing kernels for a group: this course's, a PyTorch call, torch.compile.
 
 The kernels are named, not imported: the instruments know no kernel. Casts between dtypes are left out of a pattern.
 """

@@ -1,7 +1,7 @@
-"""A Triton kernel for a pointwise group, written out to be compiled: what the group's registers really are.
+"""Generate and compile a Triton kernel for a pointwise group, for its real register count.
 
-It loads each tensor where it lies in a row with the others, or round again where it is smaller; what it computes is the
-group's formula, but for dropout and other layouts, which it refuses.
+It loads each tensor contiguously, wrapping around a smaller one, and computes the group's formula. It refuses dropout
+and other layouts.
 """
 
 import importlib.util
@@ -39,7 +39,7 @@ def compiled(plan: FusionPlan, group: FusionGroup) -> Resources:
     """Compile a kernel of the group for the plan's device.
 
     Raises:
-        ValueError: the group is no pointwise one, or has an operator without a formula here.
+        ValueError: the group is not pointwise, or has an operator without a formula here.
     """
     source, pointers = kernel_source(plan, group)
     with tempfile.TemporaryDirectory() as folder:
@@ -52,7 +52,7 @@ def compiled(plan: FusionPlan, group: FusionGroup) -> Resources:
 
 
 def kernel_source(plan: FusionPlan, group: FusionGroup) -> tuple[str, list[torch.dtype]]:
-    """The kernel's source, and what its pointers point to.
+    """Return the kernel's source and the dtypes of its pointers.
 
     Raises:
         ValueError: as `compiled`.
@@ -104,7 +104,7 @@ def _numel(node: Node) -> int:
 
 
 def _source(node: Node, plan: FusionPlan) -> Node:
-    """What a view is a view of."""
+    """Return the base of a view."""
     while node.name in plan.by_name and not plan.by_name[node.name].launches:
         node = node.args[0]
     return node

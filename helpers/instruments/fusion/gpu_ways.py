@@ -1,11 +1,11 @@
-"""Where PyTorch takes another way on a GPU than on a CPU: the GPU's, for tensors that are traced on a CPU.
+"""Use PyTorch's GPU paths, where they differ from the CPU's, for tensors traced on a CPU.
 
-    RMSNorm, dropout, cells of recurrent layers    one kernel each, which a CPU takes apart
-    attention       FlashAttention, the memory-efficient kernel, or products and a softmax, by PyTorch's own conditions
+    RMSNorm, dropout, cells of recurrent layers    one kernel each, which a CPU splits up
+    attention       FlashAttention, the memory-efficient kernel, or matmuls and a softmax, by PyTorch's own conditions
     LSTM, GRU, RNN  one call of cuDNN
     autocast        CUDA's rules on which operators run in 16 bits and which in fp32
     optimizers      the foreach kernels, CUDA's default
-    flex_attention  the kernel that torch.compile makes of it
+    flex_attention  the kernel that torch.compile generates
     "cuda"          as a device: stays where it is
 
 What is chosen inside a library, or depends on values, is marked as uncertain.
@@ -59,7 +59,7 @@ _reasons: list[str] = []
 
 @contextlib.contextmanager
 def uncertain(reason: str) -> Iterator[None]:
-    """Operators traced inside are marked with what is not known of them."""
+    """Mark operators traced inside as uncertain, with the reason."""
     _reasons.append(reason)
     try:
         yield
@@ -68,7 +68,7 @@ def uncertain(reason: str) -> Iterator[None]:
 
 
 def uncertainty() -> str | None:
-    """What is not known of an operator that is traced now."""
+    """Return the reason that the operator being traced is uncertain."""
     return _reasons[-1] if _reasons else None
 
 
@@ -119,10 +119,10 @@ def _dropout(input, p=0.5, training=True, inplace=False):
 
 
 def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """As PyTorch chooses on a GPU (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
+    """Choose as PyTorch does on a GPU (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
 
-    FlashAttention takes 16-bit values without a mask, fewer heads of keys among them; the memory-efficient kernel the
-    rest, but not fewer heads; what neither takes is written out in products and a softmax.
+    FlashAttention takes 16-bit values without a mask, also with fewer key heads; the memory-efficient kernel takes the
+    rest, except fewer key heads; anything else runs as matmuls and a softmax.
     """
     given = query, key, value
     settings = torch.backends.cuda
@@ -147,7 +147,7 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
 
 
 def _flex_attention(query, key, value, score_mod, block_mask, scale, kernel_options, *others):
-    """The kernel that torch.compile makes of it, without what its mask lets it skip."""
+    """Return the kernel that torch.compile generates, without the blocks that its mask skips."""
     with uncertain("flex_attention: its time without what score_mod adds and the mask leaves out"):
         found = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, False, scale=scale)
     return found[0], found[1], found[1]
@@ -208,7 +208,7 @@ def _recurrent(name: str):
 
     def run(input, hx, params, has_biases, num_layers=None, dropout=0.0, train=False, bidirectional=False, *rest):
         if isinstance(params, bool) or isinstance(hx, list | tuple) == (name != "LSTM"):
-            raise ValueError(f"a packed sequence's lengths are values: give {name} a padded tensor")
+            raise ValueError(f"a packed sequence's lengths are data: pass {name} a padded tensor")
         hidden = list(hx) if name == "LSTM" else [hx]
         with uncertain(why):
             found = _stand_ins.cudnn_rnn(input, hidden, list(params), num_layers, bidirectional, bool(rest and rest[0]))
@@ -328,7 +328,7 @@ def _foreach_by_default(params, differentiable, use_fused=False) -> tuple[bool, 
     return False, not differentiable
 
 
-STEPS = 1000.0  # of an optimizer that has been running for a while: what depends on it is a number, and no kernel
+STEPS = 1000.0  # of an optimizer that has been running for a while: results from it are scalars, not kernels
 
 
 def _number(value):

@@ -1,6 +1,6 @@
-"""The graph in which the partition is sought: operations that launch, and what one hands to another.
+"""The graph that the search partitions: operations that launch, and the tensors that link them.
 
-An operation that is cheaper worked out again than read back is no node of its own: each of its readers works it out.
+An operation that is cheaper to recompute than to read back is not a node of its own: each of its readers recomputes it.
 """
 
 import math
@@ -32,8 +32,8 @@ INLINED_READS = 4  # Inductor's realize_reads_threshold: an operation of more re
 class Link:
     """A tensor that one node hands to another, maybe through operations that are worked out again.
 
-    argument: under which the reader takes it. permuted: read in another order than it is written in. part: some of its
-    elements only. expanded: an element more than once.
+    argument: the reader's name for it. permuted: read in a different order than written. part: only some of its
+        elements. expanded: an element more than once.
     """
 
     source: int
@@ -48,9 +48,9 @@ class Link:
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """What a node reads of memory that no other node hands to it, or does if that one lies in another kernel.
+    """A node's read from memory: of a tensor without a producer node, or whose producer is in another kernel.
 
-    key: of the bytes: storage, footprint, and who wrote them. missing: of nbytes, those that L2 does not have.
+    key: identifies the bytes by storage, footprint and writer. missing: the part of nbytes not in L2.
     """
 
     key: tuple
@@ -124,13 +124,13 @@ def nodes_of(
 
 
 def _inlined(steps: list[TracedStep], kinds: list[str], readers: dict[int, set[int]]) -> list[TracedStep]:
-    """Operations that all their readers work out again, for that moves no more bytes than to write and read them.
+    """Return operations that all their readers recompute, because that moves no more bytes than storing the result.
 
-    Of n kernels that need a result, all read what it is made of, or one writes it and n - 1 read it.
+    With n kernels that need a result, either all read its inputs, or one writes it and n - 1 read it.
     """
     overwritten = {other for step in steps for other, wait in step.waits.items() if not wait.tensors}
     gone: set[int] = set()
-    made_of: dict[int, dict[tuple, int]] = {}  # elementwise step -> bytes of what it reads, in the end
+    made_of: dict[int, dict[tuple, int]] = {}  # elementwise step -> bytes that it ultimately reads
     for step in steps:
         kind, read = kinds[step.index], {}
         if kind not in POINTWISE or is_random(step) or step.index in overwritten or len(step.writes) != 1:
@@ -207,14 +207,14 @@ def _connect(node, step, steps, gone, place, nodes, missing, through) -> None:
 
 
 def _written_out(other: int, steps, gone, place) -> set[int]:
-    """The nodes that stand for a step: itself, or what an operation that is worked out again waits for."""
+    """Return the nodes that represent a step: itself, or the dependencies of a recomputed operation."""
     if other not in gone:
         return {place[other]}
     return {found for each in steps[other].waits for found in _written_out(each, steps, gone, place)}
 
 
 def _relation(theirs: TensorAccess, mine: TensorAccess, through) -> tuple[bool, bool, bool]:
-    """(permuted, part, expanded) of a read, and of what it was read for."""
+    """Return (permuted, part, expanded) of a read combined with those of its reader."""
     part = mine.footprint != theirs.footprint and mine.footprint.nbytes < theirs.footprint.nbytes
     expanded = mine.points > mine.footprint.nbytes // mine.dtype.itemsize
     here = (not part and not keeps_order(theirs, mine), part, expanded)
@@ -222,17 +222,17 @@ def _relation(theirs: TensorAccess, mine: TensorAccess, through) -> tuple[bool, 
 
 
 def _overwrites(step: TracedStep, earlier: TracedStep) -> bool:
-    """Whether a step writes into what an earlier one reads."""
+    """Return whether a step overwrites an input of an earlier one."""
     return any(mine.storage == theirs.storage for mine in step.writes for theirs in earlier.reads)
 
 
 def _reads_elsewhere(first: TracedStep, then: TracedStep) -> bool:
-    """Whether what `then` overwrites is read by `first` for other elements of its result than that one."""
+    """Return whether `first` reads the elements that `then` overwrites for other elements of its result."""
     return (kind_of(first) in ELSEWHERE or base_name(first) in SHIFTS) and _overwrites(then, first)
 
 
 def _aligned(first: TracedStep, then: TracedStep) -> bool:
-    """Whether what `then` overwrites is of `first`, element by element."""
+    """Return whether `then` overwrites the data of `first` element by element."""
     touched = [*first.reads, *first.writes]
     return all(
         mine.footprint == theirs.footprint and keeps_order(theirs, mine) and theirs.points == mine.points

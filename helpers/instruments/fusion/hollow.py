@@ -1,8 +1,8 @@
 """Every tensor that a function can reach, exchanged for one without values, and put back afterwards.
 
-What a function reaches: its arguments, what it closes over, the globals that it names, and from there the attributes of
-objects and the items of lists, dicts and tuples. All of these are put back as they were, whatever the function did to
-them: weights, gradients, the state of an optimizer, a module's caches, a list of losses.
+A function reaches its arguments, its closure and the globals that it names, and from there the attributes of objects
+and the items of lists, dicts and tuples. All of these are restored afterwards, whatever the function did to them:
+weights, gradients, the state of an optimizer, a module's caches, a list of losses.
 """
 
 import collections
@@ -53,8 +53,8 @@ class Hollow:
         """Exchange all that is reached from `roots`, a list whose items are exchanged too.
 
         Args:
-            again: also tensors without values that have come to be since, which are taken to be inputs.
-            instead: of each stand-in, what is to stand there from now on.
+            again: also exchange tensors without values created since, which count as inputs.
+            instead: the replacement of each stand-in.
         """
         self._again = again
         self._instead = {id(mine): other for mine, other in zip(self.stand_ins, instead, strict=False)}
@@ -89,11 +89,11 @@ class Hollow:
         self._enter(value, made)
 
     def optimizers(self, fresh: bool = False) -> list[torch.optim.Optimizer]:
-        """Those that were reached; `fresh`: without state yet."""
+        """Return the optimizers that were reached; `fresh`: only those without state."""
         return [each for each in self._optimizers if not (fresh and each.state)]
 
     def on_the_host(self) -> set[int]:
-        """Ids of the exchanged tensors in which optimizers count steps, which stay on the CPU unless they are told."""
+        """Return ids of the exchanged tensors in which optimizers count steps, which stay on the CPU by default."""
         found = set()
         known = {id(stand_in): id(tensor) for tensor, stand_in in self._of.values()}
         for each in self._optimizers:
@@ -115,7 +115,7 @@ class Hollow:
         return names
 
     def made_since(self, roots: list) -> list[torch.Tensor]:
-        """Tensors without values that can be reached and are no stand-ins: what outlives the call."""
+        """Return reachable tensors without values that are not stand-ins: they outlive the call."""
         found: dict[int, torch.Tensor] = {}
         waiting, seen = [roots, *self._optimizers, *self._modules], set()
         while waiting:
@@ -136,7 +136,7 @@ class Hollow:
         return list(found.values())
 
     def _value(self, value):
-        """What stands for a value: of a tuple with tensors in it, another tuple."""
+        """Return a value's stand-in: for a tuple with tensors in it, another tuple."""
         if isinstance(value, torch.Tensor):
             return self._exchanged(value)
         if isinstance(value, tuple) and not isinstance(value, torch.Size):
@@ -169,7 +169,7 @@ class Hollow:
             waiting += self._enter_parts(each)
 
     def _enter_parts(self, each) -> list:
-        """Exchange the tensors that an object holds; returns what is to be walked in turn."""
+        """Exchange the tensors that an object holds; return the objects to visit next."""
         if isinstance(each, dict):
             return self._exchange_dict(each)
         if isinstance(each, list | collections.deque):
@@ -308,13 +308,13 @@ def _names(code) -> set[str]:
 
 
 def is_users(file: str) -> bool:
-    """Whether a source file is the user's own: no package's, no part of Python or of the course."""
+    """Return whether a source file is the user's own, not a package's, Python's or the course's."""
     return not file.startswith((_STANDARD, "<frozen", *_COURSE)) and not _is_installed(str(Path(file).parent))
 
 
 @functools.cache
 def _is_installed(folder: str) -> bool:
-    """Whether a folder belongs to a package that pip put where it is."""
+    """Return whether a folder belongs to a package that pip installed."""
     top = Path(folder)
     while (top / "__init__.py").is_file():
         top = top.parent

@@ -1,8 +1,8 @@
-"""Which operations one kernel can do, and why not.
+"""Decide which operations one kernel can do, with the reason if not.
 
-A kernel is built round the elements of one shape ("pointwise"), the rows of a reduction ("rows"), the tiles of a matrix
-product or a convolution, with what is done to them before they are stored ("matmul", "convolution"), or attention's two
-products with a softmax between. All of them run without waiting for another block.
+A kernel is built around the elements of one shape ("pointwise"), the rows of a reduction ("rows"), the tiles of a
+matmul or a convolution with its epilogue ("matmul", "convolution"), or attention's two matmuls with a softmax between.
+All of them run without waiting for another block.
 """
 
 import functools
@@ -15,9 +15,9 @@ ROWS = ("reduction", "normalisation")
 SPLIT_KEPT = 64  # fewer results than that, of more than SPLIT_LENGTH elements each, take several blocks a result
 SPLIT_LENGTH = 2**14
 COLUMNS = 32  # results that are neighbours in memory: 64 to 128 bytes, which are fetched at once
-MANY_BLOCKS = 128  # about as many as a large GPU has multiprocessors
-INDEXED = frozenset(["self", "weight", "input"])  # arguments that a gather reads at places it is told
-LARGEST = 64  # operations of one kernel: beyond, nobody reads it
+MANY_BLOCKS = 128  # about as many as a large GPU has SMs
+INDEXED = frozenset(["self", "weight", "input"])  # arguments that a gather reads at data-dependent positions
+LARGEST = 64  # operations of one kernel: a larger one is unreadable
 
 
 class NotLegalError(ValueError):
@@ -36,7 +36,7 @@ def bits(mask: int) -> tuple[int, ...]:
 
 
 class Legality:
-    """What may stand in one kernel, for one graph.
+    """The rules for what can share a kernel, for one graph.
 
     Args:
         epilogues: whether kernels may be built round matrix products and convolutions.
@@ -78,8 +78,8 @@ class Legality:
         return found == mask
 
     def stored(self, mask: int, placed: int) -> int:
-        """The nodes inside whose results go to memory: kept, read by one of those placed outside, or by nobody, which
-        PyTorch writes all the same."""
+        """Return the nodes inside whose results go to memory: kept, read by a node placed outside, or unread (which
+        PyTorch writes anyway)."""
         found = 0
         for place in bits(mask):
             readers = self.readers[place]
@@ -88,7 +88,7 @@ class Legality:
         return found
 
     def kind(self, mask: int, stored: int) -> str:
-        """What the kernel of these nodes is built round.
+        """Return what the kernel of these nodes is built around.
 
         Raises:
             NotLegalError: there is no such kernel.
@@ -124,7 +124,7 @@ class Legality:
         inside = [link for node in group for link in node.links if mask >> link.target & 1]
         for node in group:
             if node.kind in ("opaque", "attention"):
-                raise NotLegalError(f"{node.name} is a kernel of its own, of which nothing else is known")
+                raise NotLegalError(f"{node.name} is a separate kernel about which nothing else is known")
             for source, aligned in node.aligned.items():
                 if mask >> source & 1 and not aligned:
                     raise NotLegalError(f"{node.name} overwrites what other elements of the kernel still read")
@@ -162,7 +162,7 @@ class Legality:
                 raise NotLegalError("the layout changes between them: rows of one are not rows of the other")
             target = self.nodes[link.target]
             wide = target.points > kept or target.kind in ROWS
-            # A normalisation that takes many blocks a row is two kernels, of which others may join the second.
+            # A normalisation with many blocks per row is two kernels; other operations may join the second.
             reduced = self.nodes[link.source].kind != "normalisation"
             if link.source in made_of_rows and reduced and wide and is_split(space):
                 raise NotLegalError("every block would have to wait for all others: the reduction takes many blocks")
@@ -192,7 +192,7 @@ class Legality:
             if node.index == product.index:
                 continue
             if node.kind not in POINTWISE and self.down[node.index] >> product.index & 1:
-                raise NotLegalError(f"each tile of {product.name} would wait for whole rows, and make them anew")
+                raise NotLegalError(f"each tile of {product.name} would wait for whole rows, and recompute them")
             if node.kind not in POINTWISE:
                 raise NotLegalError(f"a tile of {product.name} holds no whole row for {node.name}")
             if self.up[node.index] & sum(1 << place for place in after):
@@ -201,14 +201,14 @@ class Legality:
                     raise NotLegalError(f"{node.name} goes over other elements than a tile of {product.name}")
         for link in inside:
             if link.target == product.index and product.kind == "convolution":
-                raise NotLegalError("each input of a convolution is read by several windows, and would be made anew")
+                raise NotLegalError("several windows read each input of a convolution, and would recompute it")
             if link.source in after and link.part:
-                raise NotLegalError("the parts that it reads lie in different tiles")
+                raise NotLegalError("the parts that it reads are in different tiles")
         for node in group:
             if node.index in after:
                 continue
             if stored >> node.index & 1:
-                raise NotLegalError(f"{node.name} is stored too, and would be made anew by each column of tiles")
+                raise NotLegalError(f"{node.name} is also stored, and each column of tiles would recompute it")
             if any(link.target == product.index for link in inside if link.source == node.index):
                 made_of = sum(read.nbytes for read in node.reads)
                 if made_of > sum(write.nbytes for write in node.step.writes):
@@ -240,14 +240,14 @@ class Legality:
             if node.kind in POINTWISE and node.points > scores:
                 raise NotLegalError(f"{node.name} goes over more than the scores")
             if node.kind not in POINTWISE and node not in (first, last, softmax[0]):
-                raise NotLegalError(f"{node.name} is no part of attention")
+                raise NotLegalError(f"{node.name} is not part of attention")
         if any(link.target == last.index and link.argument not in ("self", "batch1", "") for link in inside):
             raise NotLegalError("the scores are the second factor")
         return "attention"
 
 
 def _neighbours(nodes: list[FusionNode]) -> list[int]:
-    """Of each node, the bits of those that it shares a tensor with."""
+    """Return, for each node, the bit mask of the nodes that it shares a tensor with."""
     found = [0] * len(nodes)
     readers: dict[int, int] = {}
     for node in nodes:
@@ -263,7 +263,7 @@ def _neighbours(nodes: list[FusionNode]) -> list[int]:
 
 
 def is_split(space) -> bool:
-    """Whether a reduction takes several blocks for each of its results."""
+    """Return whether a reduction takes several blocks for each of its results."""
     kept = math.prod(size for size, reduced in space if not reduced)
     length = math.prod(size for size, reduced in space if reduced)
     if space and not space[-1][1]:  # neighbours in memory belong to different results: a block takes COLUMNS of them
@@ -292,7 +292,7 @@ def _alone(node: FusionNode) -> str:
 
 
 def _through(source: FusionNode, target: FusionNode, link: Link) -> None:
-    """Whether a value can stay in registers from one node to the other, by their kinds."""
+    """Check that a value can stay in registers between two nodes of these kinds."""
     if source.name == "nll_loss_forward" and target.points > 1:
         raise NotLegalError(f"{target.name} would wait for the sum over all rows")
     if source.kind == "scatter":

@@ -1,4 +1,4 @@
-"""What each operation of a traced graph moves, and which other operations it waits for.
+"""Account for each operation of a traced graph: the bytes it moves and the operations it waits for.
 
 The graph is rehearsed node by node under the traffic meter's rules (dry_run.py), so that launches and bytes are the
 meter's own. Dependences are those of memory, byte ranges of storages, so that views and writes in place need no rules
@@ -24,7 +24,7 @@ _NOTHING = ALLOCATES | FREE | frozenset("empty_like new_empty new_empty_strided 
 
 @dataclass(frozen=True, eq=False)
 class TensorAccess:
-    """A tensor as an operation reads or writes it. `storage` tells memory apart; `name`: of the argument."""
+    """A tensor as an operation reads or writes it. `storage` identifies the memory; `name`: the argument's."""
 
     storage: int
     shape: tuple[int, ...]
@@ -33,11 +33,11 @@ class TensorAccess:
     dtype: torch.dtype
     footprint: Footprint
     name: str = ""
-    nbytes: int = 0  # that are moved: of an indexed tensor, those of the rows that are asked for
+    nbytes: int = 0  # moved bytes: for an indexed tensor, those of the requested rows
 
     @property
     def points(self) -> int:
-        """Elements, an expanded one as often as it stands there."""
+        """Number of elements, counting an expanded one each time it occurs."""
         return math.prod(self.shape)
 
 
@@ -45,8 +45,8 @@ class TensorAccess:
 class TracedStep:
     """One node of the graph. `reads` and `writes` of memory; `launches` as they were rehearsed; `waits`: step -> Wait.
 
-    kept: of the writes, those that outlive the graph: results, and what the caller's own tensors now hold.
-    A step without launches makes something of which no kernel is known.
+    kept: the writes that outlive the graph: results, and new values of the caller's own tensors. A step without
+        launches produces something that no known kernel computes.
     """
 
     index: int
@@ -72,7 +72,7 @@ class Wait:
 
 
 def account(graph: GraphModule, tensors: list[torch.Tensor], multiprocessors: int, progress=None) -> list[TracedStep]:
-    """The steps of the graph, views left out but for the shape that they give what is read through them.
+    """Return the steps of the graph without views, which only set the shape of reads through them.
 
     Raises:
         ValueError: an operator whose result's shape depends on data.
@@ -155,7 +155,7 @@ class _Walk(Interpreter):
         return result
 
     def _is_on_the_host(self, given: dict) -> bool:
-        """Whether an operator works on nothing but numbers that stay on the CPU, and constants."""
+        """Return whether an operator works only on scalars that stay on the CPU, and constants."""
         storages = [self._stage.ledger.storage(each) for value in given.values() for each in tensors_of(value)]
         known = [id(each) in self._numbers for each in storages]
         return any(known) and all(mine or each.free for mine, each in zip(known, storages, strict=True))
@@ -185,9 +185,9 @@ def _weigh(step: TracedStep) -> None:
 
 
 def _wait(walk: _Walk) -> None:
-    """Find, storage by storage, whose bytes a step reads, and after whom it must write."""
-    written: dict[int, list[tuple[TracedStep, TensorAccess]]] = {}  # what each storage holds, by whom
-    read: dict[int, list[tuple[TracedStep, TensorAccess]]] = {}  # who has read that
+    """Find, per storage, the steps whose bytes a step reads, and those that it must write after."""
+    written: dict[int, list[tuple[TracedStep, TensorAccess]]] = {}  # per storage: its contents, by writer
+    read: dict[int, list[tuple[TracedStep, TensorAccess]]] = {}  # its readers
     for step in walk.steps:
         for mine in step.reads:
             for other, theirs in written.get(mine.storage, ()):
@@ -212,7 +212,7 @@ def _wait(walk: _Walk) -> None:
 
 
 def _meet(one: TensorAccess, other: TensorAccess) -> bool:
-    """Whether they may share a byte: their ranges overlap."""
+    """Return whether they may share a byte: their ranges overlap."""
     return one.footprint.low < other.footprint.high and other.footprint.low < one.footprint.high
 
 

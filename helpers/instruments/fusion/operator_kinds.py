@@ -1,4 +1,4 @@
-"""What kind of work an ATen operator does, over which iteration space, and how much arithmetic.
+"""Classify ATen operators: kind of work, iteration space, amount of arithmetic.
 
 FLOPs are counted as kernels/costs.py says. Matrix products, convolutions and attention are counted by PyTorch's own
 torch.utils.flop_counter.
@@ -35,7 +35,7 @@ RANDOM = {torch.Tag.nondeterministic_seeded}
 # Also tagged as reductions: sum mean amax amin prod var var_mean std argmax argmin any all logsumexp norm.
 REDUCTIONS = frozenset("sum mean amax amin max min prod var std var_mean argmax argmin any all norm logsumexp".split())
 REDUCTIONS |= {"linalg_vector_norm", "std_mean", "count_nonzero"}
-# Rows in, rows out: the reduction and what its result is for in one operator.
+# Rows in, rows out: the reduction and the use of its result in one operator.
 SOFTMAX = frozenset("_softmax _log_softmax _safe_softmax _softmax_backward_data _log_softmax_backward_data".split())
 LOSSES = frozenset("mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits".split())
 SCANS = frozenset("cumsum cumprod logcumsumexp cummax cummin".split())
@@ -60,7 +60,8 @@ SCATTERS = frozenset(
     "upsample_bilinear2d_backward".split()
 )
 
-# FLOPs an element, and results of special function units; any other elementwise operator takes one FLOP and none.
+# FLOPs per element, and special-function results; any other elementwise operator takes one FLOP and no special
+# function.
 ARITHMETIC = {
     "gelu": (costs.GELU_TANH, TANH_RESULTS),
     "gelu_backward": (2 * costs.GELU_TANH, TANH_RESULTS),
@@ -141,7 +142,7 @@ def is_random(step: TracedStep) -> bool:
 
 
 def kind_of(step: TracedStep) -> str:
-    """As TracedOperation.kind, but for "view"."""
+    """Return TracedOperation.kind (never "view")."""
     target = step.node.target
     name, own = base_name(step), target.overloadpacket.__name__
     if target.namespace not in ("aten", "as_on_a_gpu") or not step.writes or not step.launches:
@@ -173,7 +174,7 @@ def kind_of(step: TracedStep) -> str:
 
 
 def _is_summed(step: TracedStep) -> bool:
-    """Whether a loss is summed or averaged."""
+    """Return whether a loss is summed or averaged."""
     return bool(step.given.get("reduction", 1))
 
 
@@ -215,7 +216,7 @@ def space_of(step: TracedStep, kind: str) -> Space:
 
 
 def points_of(step: TracedStep, kind: str) -> int:
-    """Elements that the operation goes over: of its result, or of what it reduces or scatters."""
+    """Return the number of elements the operation visits: of its result, or of the input it reduces or scatters."""
     if is_foreach(step):
         return max(sum(each.points for each in step.writes), 1)
     read = [each.points for each in step.reads]
@@ -260,7 +261,7 @@ def arithmetic_of(step: TracedStep, kind: str) -> Arithmetic:
 
 
 def keeps_order(theirs: TensorAccess, mine: TensorAccess) -> bool:
-    """Whether a tensor is read through views in the order of the elements in which it was written, expanded or not."""
+    """Return whether a tensor is read through views in the element order in which it was written, expanded or not."""
     return _order(theirs) == _order(mine)
 
 
@@ -282,10 +283,12 @@ _OF_A_CPU = re.compile(r"_for_cpu|^_?mkldnn_|^onednn|^_sparse_|^_mkl_")
 
 
 def unsure_of(step: TracedStep) -> str:
-    """What is not known of an operation; empty where its launches, bytes and arithmetic are."""
+    """Return what is unknown about an operation; empty if its launches, bytes and arithmetic are known."""
     target, name = step.node.target, step.node.target.overloadpacket.__name__
     if _OF_A_CPU.search(name) or target.namespace in ("mkldnn", "mkl", "onednn"):
-        return f"{target.namespace}.{name}: PyTorch has it for a CPU alone; what a GPU runs is not known, and left out"
+        return (
+            f"{target.namespace}.{name}: PyTorch implements it for CPUs only; the GPU's work is unknown, and left out"
+        )
     if reason := step.node.meta.get("unsure"):
         return reason
     if not step.launches:
@@ -308,12 +311,12 @@ def _is_channels_first(step: TracedStep) -> bool:
 
 
 def is_left_out(step: TracedStep) -> bool:
-    """Whether there is no kernel of a GPU's to put a price on."""
+    """Return whether it is left out because no GPU kernel is known to cost."""
     return not step.launches or bool(_OF_A_CPU.search(step.node.target.overloadpacket.__name__))
 
 
 def is_known(name: str) -> bool:
-    """Whether what PyTorch's kernel of it reaches was measured, or follows from its FLOPs."""
+    """Return whether the throughput of PyTorch's kernel for it was measured, or follows from its FLOPs."""
     return name in MEASURED or getattr(torch.ops.aten, name, None) in flop_registry
 
 
@@ -332,7 +335,7 @@ def launches_of(step: TracedStep) -> int:
     if not step.launches or not name.startswith((FOREACH, *FUSED_OPTIMIZERS)):
         return len(step.launches)
     lists = [value for value in step.given.values() if isinstance(value, list | tuple) and tensors_of(value)]
-    depth = len(lists) + (name[-1] != "_")  # what is no update in place makes another list
+    depth = len(lists) + (name[-1] != "_")  # an operator that is not in place makes another list
     most = TENSORS_OF_A_LAUNCH[min(depth, len(TENSORS_OF_A_LAUNCH)) - 1]
     launches = tensors = blocks = 0
     for tensor in tensors_of(lists[0]):

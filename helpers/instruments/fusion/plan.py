@@ -1,4 +1,4 @@
-"""What the analyser says of a model: its operations, the edges between them, and which of them one kernel should do."""
+"""The analyser's result: a model's operations, the edges between them, and the groups to fuse into one kernel."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ def plain_name(operator: str) -> str:
 
 
 def source_name(file: str) -> str:
-    """A source file's name for people: "cell" of one that a notebook made of a cell."""
+    """Return a readable name of a source file: "cell" for a notebook's cell."""
     return "cell" if "ipykernel" in file else Path(file).name
 
 
@@ -25,16 +25,16 @@ def source_name(file: str) -> str:
 class TracedOperation:
     """One ATen operator of the traced graph, as eager PyTorch runs it.
 
-    name: of its FX node, such as "add_1"; target: the operator, such as "aten.add.Tensor".
+    name: its FX node's, such as "add_1"; target: the operator, such as "aten.add.Tensor".
     kind: "elementwise", "broadcast" (elementwise over inputs of several shapes), "reduction", "normalisation",
         "matmul", "convolution", "attention", "gather", "scatter", "view" or "opaque".
     shape, dtype, strides: of its first result.
     work: FLOPs, and the bytes that the traffic meter counts; launches: of a GPU, 0 for a view.
     added_launches: of these, what a library adds to the one kernel that the meter counts, such as cuDNN's conversions.
     time: s, predicted, L2 as the operations before left it.
-    module: path of the nn.Module that called it; line: file and number of the innermost line outside PyTorch; of the
+    module: path of the nn.Module that called it; line: file and number of the innermost line outside PyTorch; for the
         backward pass, those of the operation that it differentiates.
-    unsure: what is not known of it, empty where nothing is missing; `time` is then the least that it can take.
+    unsure: what is unknown about it, empty if nothing is; `time` is then a lower bound.
     """
 
     name: str
@@ -62,8 +62,8 @@ class TracedOperation:
 class FusionEdge:
     """A tensor that one operation makes and another reads, through views or not; both launch kernels.
 
-    nbytes: that the consumer reads of it. legal: whether one kernel may do both; reason: why, or why not.
-    ordering: the consumer only has to come later, for it overwrites what the producer reads or writes.
+    nbytes: that the consumer reads. legal: whether one kernel may do both; reason: why, or why not.
+    ordering: the consumer only has to come later, because it overwrites data that the producer reads or writes.
     """
 
     producer: str
@@ -103,11 +103,11 @@ class FusionGroup:
     """Operations that one kernel should do.
 
     operations: their names, in the graph's order; each operation that launches is in one group.
-    recomputed: operations of other groups that this one works out again instead of reading their result.
-    kind: what its kernel is built round: "pointwise", "rows", "matmul", "convolution", "attention"; "eager" for an
-        operation that stays PyTorch's own kernel.
-    work, launches, time, work_unfused, launches_unfused, time_unfused: fused, and as eager PyTorch does it.
-    registers: a thread, estimated from `live`, the values an element that are alive at once.
+    recomputed: operations of other groups that this one recomputes instead of reading their result.
+    kind: the loop that its kernel is built around: "pointwise", "rows", "matmul", "convolution", "attention"; "eager"
+        for an operation that stays PyTorch's own kernel.
+    work, launches, time, work_unfused, launches_unfused, time_unfused: fused, and in eager PyTorch.
+    registers: per thread, estimated from `live`, the values per element that are alive at once.
     """
 
     operations: tuple[str, ...]
@@ -128,7 +128,7 @@ class FusionGroup:
 class FusionPlan:
     """A partition of a model's operations into kernels. Bytes and seconds.
 
-    graph: what was traced; `graph(*inputs)` runs it eagerly.
+    graph: the traced graph; `graph(*inputs)` runs it eagerly.
     """
 
     device: Device
@@ -140,12 +140,12 @@ class FusionPlan:
 
     @cached_property
     def today(self) -> "FusionPlan":
-        """The plan with what torch.compile supplies: products and convolutions stay the library's."""
+        """Return the plan that torch.compile can deliver: matmuls and convolutions stay the library's."""
         return self._today() if self._today else self
 
     @cached_property
     def unsure(self) -> dict[str, tuple[TracedOperation, ...]]:
-        """What is not known -> the operations that it is not known of, those that take longest first."""
+        """Unknown fact -> the operations it concerns, longest first."""
         found: dict[str, list[TracedOperation]] = {}
         for operation in self.operations:
             if operation.unsure:
@@ -155,7 +155,7 @@ class FusionPlan:
 
     @property
     def unsure_share(self) -> float:
-        """Of the predicted time of eager PyTorch, that of operations of which something is not known."""
+        """Share of eager PyTorch's predicted time spent in uncertain operations."""
         unsure = sum(each.time for operations in self.unsure.values() for each in operations)
         return unsure / self.time_unfused if self.time_unfused else float(bool(self.unsure))
 
@@ -189,7 +189,7 @@ class FusionPlan:
 
     @cached_property
     def fused_edges(self) -> frozenset[tuple[str, str]]:
-        """(producer, consumer) of each edge whose tensor need not go through memory: one kernel works out both."""
+        """(producer, consumer) of each edge whose tensor stays out of memory because one kernel computes both."""
         found = set()
         for group in self.groups:
             inside = {*group.operations, *group.recomputed}
@@ -201,7 +201,8 @@ class FusionPlan:
         return frozenset(found)
 
     def report(self):
-        """What to fuse, what it saves, who does it and what would change that: FusionReport, a table and a page."""
+        """Return a FusionReport (a table and a page): what to fuse, what it saves, which tool does it and what would
+        change that."""
         from helpers.instruments.fusion.plan_report import FusionReport  # which reads plans, as the next does
 
         return FusionReport(self)
@@ -216,7 +217,7 @@ class FusionPlan:
         """The Resources of a kernel generated of a pointwise group, for the plan's device: its real registers.
 
         Raises:
-            ValueError: the group is no pointwise one, or has an operator that is not generated.
+            ValueError: the group is not pointwise, or has an operator that is not generated.
         """
         from helpers.instruments.fusion.generated_kernel import compiled
 

@@ -1,4 +1,5 @@
-"""A plan as text and as a page: what to fuse, what it brings, who does it, what would change the decision."""
+"""Report a plan as text and as a page: what to fuse, the gain, the tool that does it, what would change the
+decision."""
 
 import html
 import linecache
@@ -16,11 +17,11 @@ from helpers.style import FAINT, REPORT_FONT
 
 HEAD = ("operations", "kernel of", "bytes", "launches", "predicted", "share", "registers", "score")
 HEAD += ("where", "who does it", "flips")
-IN_LINE = 8  # of these, those that stand in the first line of a row of text
+IN_LINE = 8  # of these, the number in the first line of a text row
 PLACES = 4  # modules or lines that a row names
-REASONS = 6  # things that are not known, of which the report's first lines name each
-REACH = 0.3  # by which a weight may change to count as what flips a decision
-FUSE = 0.5  # a score from which on fusing is advised
+REASONS = 6  # unknown facts that the report's first lines list one by one
+REACH = 0.3  # change of a weight that counts as flipping a decision
+FUSE = 0.5  # lowest score at which fusing is advised
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>What to fuse on {device}</title><style>
 :root {{ color-scheme: light dark }} body {{ font: {font}; margin: 2rem auto; max-width: 70rem }}
@@ -52,7 +53,7 @@ class FusionReport:
         )
 
     def headlines(self) -> list[str]:
-        """What it brings, with kernels that somebody has to write and with torch.compile's today; what is not sure."""
+        """Return the gain with kernels still to be written and with torch.compile's today, and what is uncertain."""
         plan, today = self.plan, self.plan.today
         lines = [self.summary()]
         if today.time_fused <= 1.005 * plan.time_fused:
@@ -79,7 +80,7 @@ class FusionReport:
         return sorted(changed, key=lambda group: group.time - group.time_unfused)
 
     def folded(self) -> list[list[FusionGroup]]:
-        """The same, groups of equal layers together: the same operators on as many bytes."""
+        """Return the groups, those of equal layers together: the same operators on as many bytes."""
         found: dict[tuple, list[FusionGroup]] = {}
         for group in self.groups():
             names = tuple(self.plan.by_name[name].operator for name in group.operations)
@@ -125,7 +126,7 @@ class FusionReport:
         return "; ".join(found)
 
     def who(self, group: FusionGroup) -> str:
-        """Which kernel of kernels/, which call of PyTorch does it, and what torch.compile does."""
+        """Return the kernel in kernels/ and the PyTorch call that do it, and whether torch.compile does."""
         names = [self.plan.by_name[name].operator for name in group.operations]
         found = [*libraries_for(group.kind, names), COMPILE.get(group.kind)]
         if call := call_for(group.kind, names):
@@ -174,7 +175,7 @@ class FusionReport:
 
 
 def flips(group: FusionGroup) -> list[str]:
-    """What would turn the decision on a group: another weight of the score, or launches that cost nothing."""
+    """Return the changes that would flip the decision on a group: another weight of the score, or free launches."""
     found = []
     for name, weight in WEIGHTS.items():
         part, others = (group.score.weighing(name, all_or_none) for all_or_none in (1, 0))
@@ -203,7 +204,7 @@ def _shortened(names: list[str]) -> str:
 
 
 def _together(paths: list[str]) -> str:
-    """Paths of modules, what they begin with written once."""
+    """Join module paths, with their common prefix written once."""
     more = f", {len(paths) - PLACES} more" if len(paths) > PLACES else ""
     parts = [path.split(".") for path in paths[:PLACES]]
     common = []
@@ -220,7 +221,7 @@ def _alike(parts: tuple[str, ...]) -> bool:
 
 
 def _source(lines: list[tuple[str, int]]) -> str:
-    """Lines of source: file and numbers, and what the first of them says."""
+    """Return source lines as text: file and numbers, and the text of the first."""
     files: dict[str, list[str]] = {}
     for file, number in lines[:PLACES]:
         files.setdefault(source_name(file), []).append(str(number))
@@ -235,7 +236,7 @@ def _time(seconds: float) -> str:
 
 
 def _unbroken(cell: str) -> str:
-    """As HTML, in which no line ends between a number and its unit."""
+    """Return the cell as HTML, without a line break between a number and its unit."""
     return re.sub(r"(\d) (?=[kMGTmu]?[Bs]\b)", r"\1&nbsp;", html.escape(cell))
 
 

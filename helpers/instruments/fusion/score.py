@@ -1,4 +1,4 @@
-"""The visible score of lesson 13: what speaks for fusing, in five parts with weights."""
+"""The visible score of lesson 13: the case for fusing, in five weighted parts."""
 
 from helpers.instruments.devices import Device
 from helpers.instruments.fusion.cost import GroupCost
@@ -6,17 +6,17 @@ from helpers.instruments.fusion.plan import FusionScore
 from helpers.instruments.occupancy_calculator import occupancy
 from helpers.instruments.roofline import Work
 
-BLOCK = 256  # threads, for what registers leave of the occupancy
+BLOCK = 256  # threads, for the occupancy that registers allow
 
 # How much easier than attention a kernel of each kind is to get right.
 SIMPLICITY = {"eager": 1.0, "pointwise": 1.0, "rows": 0.75, "matmul": 0.5, "convolution": 0.5, "attention": 0.25}
-# How little there is to keep up: torch.compile writes pointwise and row kernels anew by itself, PyTorch has attention.
+# How little upkeep there is: torch.compile regenerates pointwise and row kernels by itself, PyTorch has attention.
 LITTLE_UPKEEP = {"eager": 1.0, "pointwise": 1.0, "rows": 1.0, "matmul": 0.5, "convolution": 0.5, "attention": 1.0}
 
 
 def score_of(cost: GroupCost, unfused: Work, launches: int, device: Device) -> FusionScore:
-    """The parts of a group: bandwidth, the share of bytes saved; launches, the share of launches saved; registers, the
-    occupancy that they allow; complexity and upkeep, by what the kernel is built round."""
+    """Return a group's score in parts: bandwidth, the share of bytes saved; launches, the share of launches saved;
+    registers, the occupancy that they allow; complexity and upkeep, by the loop that the kernel is built around."""
     registers = 1.0
     if cost.kind != "eager":
         registers = occupancy(device.compute_capability, threads=BLOCK, registers=max(1, cost.registers)).fraction

@@ -1,4 +1,4 @@
-"""The partition of a graph into kernels that takes the least time.
+"""Find the fastest partition of a graph into kernels.
 
 Up to EXACT operations, exactly: kernels are put one after another, each after all that it waits for, and the best way
 to do a set of operations that is closed under waiting is kept (dynamic programming). Beyond, the operations are placed
@@ -83,8 +83,8 @@ def exact(costs: Costs, groups: dict[int, float]) -> list[int]:
 
 
 def _added_up(times: Iterable[float]) -> float:
-    """One after another, as `sum` did before Python 3.12: of many partitions that take the same time, rounding says
-    which go on, and every Python must find the same."""
+    """Add one after another, as `sum` did before Python 3.12: rounding decides between partitions of equal time, and
+    every Python must choose the same."""
     return reduce(operator.add, times, 0.0)
 
 
@@ -97,7 +97,7 @@ class _Placed:
         self.groups, self.of, self.times, self.time = groups, of, times, time
 
     def with_node(self, node: int, number: int, costs: Costs, placed: int, whole: int) -> "_Placed | None":
-        """With the node in kernel `number`; None where that is not legal.
+        """Return the state with the node placed in kernel `number`; None if that is illegal.
 
         A kernel that becomes illegal because the node reads what it does not store falls into its operations. `whole`:
         all of kernel `number`, which costs nothing until it is there.
@@ -120,7 +120,7 @@ class _Placed:
         return _Placed(groups, of, times, _added_up(times.values()))
 
     def makes_cycle(self, node: int, number: int, costs: Costs) -> bool:
-        """Whether another kernel that the node waits for waits for kernel `number` itself."""
+        """Return whether another kernel that the node waits for itself waits for kernel `number`."""
         first = bits(self.groups[number] & -self.groups[number])[0]
         waiting = [self.of[source] for source in bits(costs.nodes[node].before) if self.of[source] != number]
         seen = set()
@@ -205,7 +205,7 @@ def _cyclic(costs: Costs, groups: set[int], one: int, other: int) -> bool:
 
 
 def attention_groups(costs: Costs) -> list[int]:
-    """Two products with a softmax between, and what is elementwise between them, where one kernel may do it."""
+    """Return groups of two matmuls with a softmax and elementwise operations between, if one kernel may do them."""
     found = []
     for node in costs.nodes:
         if node.name not in SOFTMAX or node.kind != "normalisation":
@@ -222,7 +222,7 @@ def attention_groups(costs: Costs) -> list[int]:
 
 
 def _chain(costs: Costs, node, way: int) -> int | None:
-    """From a softmax to the product before or after it, through elementwise operations."""
+    """Walk from a softmax through elementwise operations to the matmul before or after it."""
     mask, waiting = 0, [node.index]
     product = None
     while waiting:

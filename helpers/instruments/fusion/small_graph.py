@@ -1,12 +1,12 @@
-"""A small graph of plain values: what one kernel may do of it, and what that costs by the analyser's account.
+"""A small graph of plain values: which operations one kernel may do, and the analyser's cost for it.
 
     {"tensors": {name: bytes},
      "operations": [{"name", "kind", "rows", "columns", "reads", "elsewhere", "writes", "flops"}, ..],
      "results": [names of tensors that are wanted in the end]}
 
-Operations stand in the order of the program; one that writes a tensor that is there already overwrites it. `kind` is
-"elementwise", "rows" (each result needs its whole row), "matmul" or "opaque" (a library's kernel). `elsewhere` are
-those of `reads` of which an element's result needs other elements than its own, or its row. `flops`: of a product.
+Operations are in program order; one that writes an existing tensor overwrites it. `kind` is "elementwise", "rows" (each
+result needs its whole row), "matmul" or "opaque" (a library's kernel). `elsewhere` lists those of `reads` where a
+result needs elements other than its own, or its own row. `flops`: a matmul's.
 """
 
 from itertools import combinations
@@ -34,7 +34,7 @@ RULES = (*OF_PAIRS, "together", "between", "registers")
 
 
 def kernel_cost(graph: dict, group: list[str]) -> dict:
-    """What one kernel of these operations costs on an H200, whether or not there can be one.
+    """Return the cost of one kernel of these operations on an H200, legal or not.
 
     Args:
         graph: as this module has it.
@@ -45,12 +45,12 @@ def kernel_cost(graph: dict, group: list[str]) -> dict:
         "registers": a thread's; "time": seconds.
 
     Raises:
-        ValueError: group is no list of names of this graph's operations; one line.
+        ValueError: group is not a list of this graph's operation names; one line.
     """
     operations = graph["operations"]
     known = {each["name"] for each in operations}
     if isinstance(group, str) or not group or not known.issuperset(group):
-        raise ValueError(f"a list of names of operations is expected, got {group!r}"[:200])
+        raise ValueError(f"pass a list of operation names, not {group!r}"[:200])
     inside = [place for place, each in enumerate(operations) if each["name"] in group]
     made_by = producers(graph)
     reads = {
@@ -80,7 +80,7 @@ def kernel_cost(graph: dict, group: list[str]) -> dict:
 
 
 def producers(graph: dict) -> list[dict[str, int | None]]:
-    """Of each operation: tensor that it reads -> place of the operation that wrote it last; None: it was given."""
+    """Return, per operation: tensor that it reads -> index of the operation that wrote it last; None for an input."""
     last: dict[str, int] = {}
     found = []
     for place, each in enumerate(graph["operations"]):
@@ -118,8 +118,8 @@ def _live(graph: dict, inside: list[int], made_by: list[dict]) -> int:
 
 
 def dependencies(graph: dict) -> list[set[int]]:
-    """Of each operation, the places of those that it must come after: it reads or overwrites what they write, or
-    overwrites what they read."""
+    """Return, per operation, the indices of those that it must follow: it reads or overwrites their outputs, or
+    overwrites their inputs."""
     found = []
     for place, later in enumerate(graph["operations"]):
         touched = {*later["reads"], *later["writes"]}
@@ -162,7 +162,7 @@ def illegal_reason(graph: dict, group: list[str], ignoring: str = "") -> str:
 
 
 def _broken(rule: str, graph: dict, members: list[dict]) -> str:
-    """How operations break a rule; empty where they do not."""
+    """Explain how operations break a rule; empty if they don't."""
     if rule in OF_PAIRS:
         return next((why for pair in combinations(members, 2) if (why := _clash(rule, *pair))), "")
     match rule:
@@ -181,7 +181,7 @@ def _broken(rule: str, graph: dict, members: list[dict]) -> str:
             return f"{_first_between(graph, names)} has to run between them"
         case "registers":
             registers = kernel_cost(graph, [each["name"] for each in members])["registers"]
-            return f"it takes {registers} registers a thread, {MAX_REGISTERS} are there" * (registers > MAX_REGISTERS)
+            return f"it takes {registers} registers per thread, {MAX_REGISTERS} are there" * (registers > MAX_REGISTERS)
     raise ValueError(f"no such rule: {rule}")
 
 

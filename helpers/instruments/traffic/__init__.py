@@ -6,14 +6,14 @@ What is counted, for eager PyTorch:
     once, whatever its own implementation does. Only elements count: views, expanded (stride 0) dimensions, Python
     scalars and empty tensors cost nothing. Operators in place read and write what they change; fill_, zero_, copy_, the
     random ones and `out=` do not read their destination. Allocating without contents (`empty`) is free. Indexing reads
-    the elements that are indexed, each once. `.item()` reads its element and launches nothing. An operator made of
-    others (a backward pass, `clone`, a custom operator) counts as what runs inside.
+    the elements that are indexed, each once. `.item()` reads its element and launches nothing. A composite operator (a
+    backward pass, `clone`, a custom operator) counts as the operators inside it.
 
 and for Triton kernels:
 
-    A load or store of one program instance counts each distinct byte once: a scalar that all lanes load is one element,
-    and the same data loaded twice counts twice. Masked-off lanes and the part of a tensor descriptor's tile that lies
-    outside its tensor count nothing. An atomic counts as a read and a write of every active lane.
+    A load or store of one program counts each distinct byte once: a scalar that all lanes load is one element, and the
+    same data loaded twice counts twice. Masked-off lanes and the part of a tensor descriptor's tile outside its tensor
+    count nothing. An atomic counts as a read and a write of every active lane.
 
 and for CUDA C++ (helpers.instruments.cuda):
 
@@ -59,8 +59,8 @@ class MeteredElsewhere(Protocol):
 def measure(fn: Callable, *args, device: str | Device | None = None) -> Traffic:
     """Run `fn(*args)` and count the memory traffic of every PyTorch operator and Triton kernel in it.
 
-    Tensors are named as the caller knows them: by fn's parameters, or by the variables that a lambda uses; what fn
-    returns is "result"; others by the kernel's parameter or the operator that made them.
+    Tensors are named as the caller knows them: by fn's parameters, or by the variables that a lambda uses; fn's result
+    is "result"; other tensors are named by the kernel's parameter or the operator that created them.
 
     Args:
         fn: any callable; its keyword arguments go in a lambda, `measure(lambda: gelu(x, approximate="tanh"))`.
@@ -119,7 +119,7 @@ def _names(fn, args) -> list[tuple[str, torch.Tensor]]:
     if isinstance(fn, torch.nn.Module):
         seen = _state(fn)
         fn = fn.forward
-    with contextlib.suppress(TypeError, ValueError):  # a builtin tells no names; a wrong call is for fn to refuse
+    with contextlib.suppress(TypeError, ValueError):  # a builtin has no parameter names; fn itself rejects a wrong call
         seen |= inspect.signature(fn).bind(*args).arguments
     code = getattr(fn, "__code__", None)
     if code is not None:

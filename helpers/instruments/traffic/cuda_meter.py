@@ -12,9 +12,9 @@ from helpers.instruments.traffic.triton_meter import tensors_in
 class CudaMeter:
     """Enters every CUDA launch in a ledger; the observer of `helpers.instruments.cuda.observers.observed`.
 
-    A request is one load, store or atomic of one warp. It counts each distinct byte once: what all lanes read is one
-    element. An atomic counts as a read and a write of every active lane. Requests are those of the PTX: where the
-    assembler makes one wide access of neighbouring ones, a GPU has fewer, and of shared memory fewer wavefronts, too.
+    A request is one load, store or atomic of one warp. It counts each distinct byte once: an element that all lanes
+    read counts once. An atomic counts as a read and a write of every active lane. Requests are those of the PTX: where
+    the assembler merges neighbouring accesses into a wide one, a GPU has fewer, and fewer wavefronts in shared memory.
     """
 
     def __init__(self, ledger: Ledger):
@@ -127,7 +127,7 @@ class CudaMeter:
         return region, f"{{0}}{element(segment.tensor, offset)}"
 
     def _variable(self, kind, number, segment, threads, offsets, nbytes) -> None:
-        """Count an access of a `__device__` variable; one that nobody writes is a table, which the caches hold."""
+        """Count an access of a `__device__` variable; a read-only one is a table, which stays in cache."""
         if kind == "read" and id(segment) not in self._changed:
             return
         self._changed.add(id(segment))
@@ -165,7 +165,7 @@ class CudaMeter:
             self.hazard(found.kind, number, where, *self._machine.where(found.thread), found.count)
 
     def local(self, kind, number, threads, offsets, nbytes) -> None:
-        """Watch a thread's local arrays: what is read must have been written."""
+        """Watch a thread's local arrays for reads before any write."""
         if kind != "write" and not (written := self._local[offsets]).all():
             first = int(np.flatnonzero(~written)[0])
             where = f"a local array, byte {int(offsets[first]) % self._machine.local_size}"

@@ -10,7 +10,7 @@ import kernels.interpreter.runtime
 from helpers.instruments.traffic.footprint import Footprint, from_starts
 from helpers.instruments.traffic.ledger import ByteCount, Ledger, footprint_of
 
-# In place, and blind to what was there. bernoulli_ reads its probabilities, but not its destination.
+# In place, without reading the old values. bernoulli_ reads its probabilities, but not its destination.
 OVERWRITES = frozenset(
     "fill_ zero_ copy_ normal_ uniform_ random_ bernoulli_ exponential_ geometric_ cauchy_ log_normal_ "
     "_foreach_copy_ _foreach_zero_".split()
@@ -31,10 +31,10 @@ ONE_KERNEL = frozenset("copy_ convolution convolution_backward _grouped_mm".spli
 # Without a tensor for a result, and yet reading one. Others of that kind ask for a shape or a flag.
 READS_WITHOUT_RESULT = frozenset(["equal", "_local_scalar_dense"])
 
-# .item() copies an element to the host: bytes, but no kernel.
+# .item() copies one element to the host: bytes, but no kernel.
 NOT_A_LAUNCH = frozenset(["_local_scalar_dense"])
 
-# Arguments of which an operator takes the shape alone.
+# Arguments used only for their shape.
 SHAPE_ONLY = {"nll_loss_backward": {"self"}, "nll_loss2d_backward": {"self"}}
 
 # Which elements of `self` an indexing operator reads: a function of the elements' ids and the other arguments.
@@ -65,8 +65,8 @@ _RUNTIME = kernels.interpreter.runtime.__file__
 class EagerMeter(TorchDispatchMode):
     """Enters every operator that PyTorch runs in a ledger.
 
-    Operators arrive below autograd, so a backward pass is seen as it runs. One that is written in terms of others
-    (`linear`, `zeros`, a custom operator that launches Triton kernels) is not a launch; what it does inside is.
+    Operators arrive below autograd, so a backward pass is seen as it runs. One composed of others (`linear`, `zeros`, a
+    custom operator that launches Triton kernels) is not a launch; the operators inside it are.
     """
 
     def __init__(self, ledger: Ledger):
@@ -108,7 +108,7 @@ class EagerMeter(TorchDispatchMode):
             if name in WRAPS_A_SCALAR and result.dim() == 0:
                 self._ledger.storage(result).free = True
         else:
-            read, changed = read_and_changed(func, given)  # before it runs, for it may change its own index
+            read, changed = read_and_changed(func, given)  # before it runs, because it may change its own index
             result = self._compute(func, args, kwargs)
             self._enter(func, given, read, changed, result, place)
         return result
@@ -208,7 +208,7 @@ def _body(func, given):
     """The dispatch key whose kernel runs `func` as other operators; None where it is one kernel of its device."""
     name = func.name()
     device = "CUDA" if any(tensor.is_cuda for tensor in tensors_of(list(given.values()))) else "CPU"
-    # silu_backward and a few more have a form made of others, and a kernel, which PyTorch prefers.
+    # silu_backward and a few others have both a composite form and a kernel, which PyTorch prefers.
     if _has_kernel(name, "CompositeImplicitAutograd") and not _has_kernel(name, device):
         return _KEYS.CompositeImplicitAutograd
     plain_name = func.overloadpacket.__name__
@@ -222,7 +222,7 @@ def _body(func, given):
 def read_and_changed(func, given, whole: bool = False) -> tuple[list, list]:
     """(tensor, name, footprint) of each argument that the operator reads, and of each that it changes in place.
 
-    `whole`: of an indexed tensor all of it, whatever the index selects.
+    `whole`: count all of an indexed tensor, whatever the index selects.
     """
     name = func.overloadpacket.__name__
     select = READS_AT.get(name) or WRITES_AT.get(name)
@@ -231,7 +231,7 @@ def read_and_changed(func, given, whole: bool = False) -> tuple[list, list]:
         if argument.is_out or argument.name in SHAPE_ONLY.get(name, ()):
             continue
         mutable = argument.alias_info is not None and argument.alias_info.is_write
-        # Older schemas do not say that training updates the running statistics.
+        # Older schemas do not declare that training updates the running statistics.
         mutable |= argument.name in ("running_mean", "running_var") and bool(given.get("training"))
         indexed = select is not None and argument.name == "self"
         accumulates = name in ACCUMULATES or given.get("accumulate", False)

@@ -1,4 +1,4 @@
-"""Which bytes of a storage an access touches: sets of bytes, counted exactly and kept small."""
+"""The bytes of a storage that an access touches: compact sets of bytes, counted exactly."""
 
 from math import gcd
 
@@ -8,10 +8,10 @@ SECTOR = 32  # bytes: the unit in which an NVIDIA GPU's L1 and L2 move data (Nsi
 
 
 class Footprint:
-    """A set of distinct bytes: runs of `run` bytes, `dims` of (count, stride in bytes), from `low` on.
+    """A set of distinct bytes: runs of `run` bytes, `dims` of (count, stride in bytes), starting at `low`.
 
-    Runs are disjoint and ascend, so nothing is counted twice. `low` may be negative: a footprint stands relative to a
-    base that each method takes.
+    Runs are disjoint and ascend, so nothing is counted twice. `low` may be negative: a footprint is relative to a base
+    that each method takes.
     """
 
     __slots__ = ("dims", "high", "low", "nbytes", "run")
@@ -40,14 +40,14 @@ class Footprint:
         self.of(byte_map, base)[...] = True
 
     def starts(self) -> np.ndarray:
-        """Where each run starts, ascending, relative to the base."""
+        """Return the start of each run, ascending, relative to the base."""
         starts = np.array([self.low], dtype=np.int64)
         for count, stride in reversed(self.dims):
             starts = (np.arange(count, dtype=np.int64)[:, None] * stride + starts).ravel()
         return starts
 
     def sectors(self, base: int) -> int:
-        """How many sectors hold at least one of these bytes; the storage starts on a sector."""
+        """Count the sectors that hold at least one of these bytes; the storage starts on a sector."""
         return _sectors(base + self.low, self.run, self.dims)
 
 
@@ -57,7 +57,7 @@ def _sectors(start: int, run: int, dims: tuple[tuple[int, int], ...]) -> int:
     (count, stride), inner = dims[0], dims[1:]
     extent = run + sum((size - 1) * step for size, step in inner)
     if stride % SECTOR == 0 and (start % SECTOR + extent - 1) // SECTOR < stride // SECTOR:
-        return count * _sectors(start, run, inner)  # every block of runs lies alike in sectors of its own
+        return count * _sectors(start, run, inner)  # every block of runs has the same position in sectors of its own
     period = SECTOR // gcd(stride, SECTOR)
     blocks, rest = divmod(count, period)
     last = start % SECTOR + (period - 1) * stride + extent - 1
@@ -150,8 +150,8 @@ def from_strided(offset: int, shape, strides, itemsize: int) -> Footprint | None
     """The bytes of a strided tensor; None when it has no elements.
 
     Args:
-        offset: of its first element, in bytes from the start of the storage.
-        shape, strides: as PyTorch has them, in elements; stride 0 (an expanded dimension) adds no bytes.
+        offset: position of its first element, in bytes from the start of the storage.
+        shape, strides: as in PyTorch, in elements; stride 0 (an expanded dimension) adds no bytes.
         itemsize: bytes of an element.
     """
     if 0 in shape:
@@ -178,7 +178,7 @@ def from_strided(offset: int, shape, strides, itemsize: int) -> Footprint | None
 
 
 class ByteSet:
-    """Which bytes of a storage were touched: an interval while that says it all, a map of bytes after."""
+    """The bytes of a storage touched so far: an interval as long as that is exact, then a byte map."""
 
     __slots__ = ("_map", "high", "low", "size")
 
@@ -209,20 +209,20 @@ class ByteSet:
         self.high = max(high, self.high)
 
     def covers(self, footprint: Footprint, base: int = 0) -> bool:
-        """Whether every byte of `footprint` is in this set."""
+        """Return whether every byte of `footprint` is in this set."""
         if base + footprint.low < self.low or base + footprint.high > self.high:
             return False
         return self._map is None or bool(footprint.of(self._map, base).all())
 
     def meets(self, footprint: Footprint, base: int = 0) -> bool:
-        """Whether any byte of `footprint` is in this set."""
+        """Return whether any byte of `footprint` is in this set."""
         if base + footprint.high <= self.low or base + footprint.low >= self.high:
             return False
         return bool(footprint.of(self.map(), base).any())
 
     @property
     def scattered(self) -> bool:
-        """Whether it is more than the interval from `low` to `high`."""
+        """Return whether it is more than the interval from `low` to `high`."""
         return self._map is not None
 
     def map(self) -> np.ndarray:

@@ -11,8 +11,8 @@ from helpers.instruments.source_lines import source_line, with_source
 class Hazard:
     """The first of its kind at one line of a kernel.
 
-    kind: "out-of-bounds read", "out-of-bounds store", "out-of-bounds atomic", "uninitialised read", "race" or, of what
-        another program of the same launch stored, "unsynchronised read"; of CUDA C++ also "misaligned read",
+    kind: "out-of-bounds read", "out-of-bounds store", "out-of-bounds atomic", "uninitialised read", "race" or, for data
+        stored by another program of the same launch, "unsynchronised read"; in CUDA C++ also "misaligned read",
         "misaligned store", "barrier not reached by all threads", "wrong mask" and "shuffle from an absent lane".
     where: the tensor and the first such element; program: the program instance, in CUDA C++ the block; elements: how
         many in this access; thread: in CUDA C++, the first such thread of the block.

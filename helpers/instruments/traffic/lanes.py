@@ -1,4 +1,4 @@
-"""What each lane of each program instance asked for: a kernel's loads and stores, one by one."""
+"""Record the address that each lane of each program accesses: a kernel's loads and stores, one by one."""
 
 import functools
 import sys
@@ -18,8 +18,8 @@ class Access:
     """One load, store or atomic of one program instance.
 
     kind: "read", "write" or "atomic"; place: (file, line) of the kernel; program: three ints.
-    tensor: the kernel's parameter; elements: (lanes,) int64, what each lane asks for, counted in memory from that
-        tensor's first element; active: (lanes,) bool, False where the mask keeps a lane out.
+    tensor: the kernel's parameter; elements: (lanes,) int64, each lane's element, counted in memory from the tensor's
+        first; active: (lanes,) bool, False for masked-off lanes.
     """
 
     kind: str
@@ -55,8 +55,8 @@ class LaneRecorder:
         while frame.f_code not in runtime.kernel_code:
             frame = frame.f_back
         place, first = (frame.f_code.co_filename, frame.f_lineno), int(addresses.ravel()[0])
-        # A line stays with the tensor that it began in: its later blocks may lie wholly outside. In a function that the
-        # kernel calls, that is a line for each place it is called from.
+        # A line stays with the tensor that it began in: its later blocks may be entirely outside. In a function that
+        # the kernel calls, that is a line for each place it is called from.
         key = [kind]
         caller = frame
         while caller is not None:

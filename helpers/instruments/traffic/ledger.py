@@ -26,9 +26,9 @@ class Line(ByteCount):
     """Bytes requested by one line of source.
 
     `requests` counts warps' worth of lanes (32 elements with at least one active) of a Triton kernel's loads, stores
-    and atomics, `request_sectors` the 32-byte sectors of each. Eager operators have none. Of CUDA C++ alone:
-    `shared_requests` to shared memory, one a warp; `shared_wavefronts` that serve them, `bank_conflicts` of which are
-    more than as many bytes without a conflict would have taken.
+    and atomics, `request_sectors` the 32-byte sectors of each. Eager operators have zero. CUDA C++ only:
+    `shared_requests` to shared memory, one per warp; `shared_wavefronts` that serve them, `bank_conflicts`, the
+    wavefronts beyond those that the bytes need without a conflict.
     """
 
     requests: int = 0
@@ -54,7 +54,7 @@ class Region(ByteCount):
 
 @dataclass(eq=False)
 class Storage:
-    """What is known of one storage during a call."""
+    """The state of one storage during a call."""
 
     alive: StorageWeakRef  # keeps the identity of a freed storage from being given to another
     size: int  # bytes
@@ -65,7 +65,7 @@ class Storage:
     regions: list[Region] = field(default_factory=list)
 
     def region(self, footprint: Footprint, name: str) -> Region:
-        """The named tensor that the footprint lies in; `name` is given where there is none."""
+        """Return the named tensor that holds the footprint; a new one called `name` if there is none."""
         inside = ByteSet(self.size)
         for region in self.regions:
             if region.footprint is None or region.footprint == footprint:
@@ -124,7 +124,7 @@ class Ledger:
         return record
 
     def name(self, tensor: torch.Tensor, name: str, given: bool = False) -> None:
-        """Call this tensor `name` from now on, unless it has a name already; `given`: it is the caller's name."""
+        """Name this tensor `name` unless it already has a name; `given`: the name comes from the caller."""
         footprint = footprint_of(tensor)
         if footprint is None:
             return

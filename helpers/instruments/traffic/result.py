@@ -1,4 +1,4 @@
-"""What the meter found: the record that a lesson shows."""
+"""The meter's result: the record that a lesson shows."""
 
 import textwrap
 from dataclasses import dataclass, replace
@@ -14,30 +14,32 @@ from helpers.instruments.traffic.ledger import ByteCount, Ledger, Line
 
 @dataclass(frozen=True, repr=False)
 class Traffic:
-    """Memory traffic of one call. All in bytes, unless said.
+    """Memory traffic of one call. All in bytes unless noted.
 
-    bytes_read, bytes_written: requested of memory.
-    launches: eager operators and Triton launches that did work; atomics: lanes of atomic operations.
+    bytes_read, bytes_written: requested from memory.
+    launches: eager operators and Triton launches that did work.
+    atomics: lanes of atomic operations.
     unique_read, unique_written: distinct bytes over the whole call.
-    sectors_read, sectors_written: 32-byte sectors, summed over program instances' loads and stores, and operators.
-    shared_requests, shared_wavefronts, bank_conflicts: of CUDA C++, see Line; 0 for Triton, whose compiler lays out
+    sectors_read, sectors_written: 32-byte sectors, summed over the loads and stores of all programs, and operators.
+    shared_requests, shared_wavefronts, bank_conflicts: CUDA C++ only, see Line; 0 for Triton, whose compiler lays out
         shared memory itself.
-    by_tensor: name -> Moved; "outside" is what lay outside every tensor of a launch.
+    by_tensor: name -> Moved; "outside" is traffic outside every tensor of a launch.
     by_line: (file, line) -> Line, of the kernel's source, or of the line that called an eager operator.
     by_launch: (name, Moved) of each launch, in order.
-    hazards: out-of-bounds accesses, uninitialised reads and races of the kernels; of CUDA C++ also what Hazard lists.
+    hazards: out-of-bounds accesses, uninitialised reads and races of the kernels; for CUDA C++ also the others that
+        Hazard lists.
         Initial contents are known of tensors that the call itself allocates. A race is two program instances storing
         to one byte, and no lock that the second holds which the first held or gave back: a word that a compare-and-swap
         took, or an exchange of 0, until the next atomic there. An unsynchronised read loads a byte that another program
         of the launch has stored, with no atomic on one word that the writer makes after its store and the reader before
         its load. In CUDA C++ a race is two threads at one place of shared memory, a tensor or a `__device__` variable,
         one of them with a plain store, and no barrier, __syncwarp or atomic between. In global memory a store of the
-        value that is there already does not race, and an atomic or volatile access orders everything its block did
-        before: a missing __threadfence, or an atomic on the wrong place, is not found.
+        same value does not race, and an atomic or volatile access orders all earlier accesses of its block: a missing
+        __threadfence, or an atomic on the wrong address, is not found.
     elements: of the result, if it is one tensor and none in the call has more; else None.
-    result: what the function returned.
-    configurations: (kernel, configuration) of each kernel of @triton.autotune: where nothing is timed, the first of its
-        configurations runs that fits.
+    result: the function's result.
+    configurations: (kernel, configuration) of each @triton.autotune kernel: if nothing is timed, the first
+        configuration that fits runs.
     """
 
     bytes_read: int

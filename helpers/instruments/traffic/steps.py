@@ -1,4 +1,4 @@
-"""A launch line by line: what each line of a kernel read, wrote and gave a name to, and the bytes so far.
+"""Record a launch line by line: the values that each line of a kernel reads, writes and names, and the bytes so far.
 
 The lines and the values are those of the interpreter's own run of the kernel; the bytes are the meter's.
 """
@@ -61,7 +61,7 @@ class _Source:
 
 
 def block_names(statement: ast.stmt | None, kinds: list[str]) -> list[str | None]:
-    """What a statement calls the blocks that it loads and stores, in order; None: it has no name for one."""
+    """Return a statement's names for the blocks that it loads and stores, in order; None for an unnamed one."""
     calls = [
         node
         for node in ast.walk(statement or ast.Pass())
@@ -86,7 +86,7 @@ def block_names(statement: ast.stmt | None, kinds: list[str]) -> list[str | None
 
 
 class StepRecorder(LaneRecorder):
-    """Follows the kernel's lines and keeps what they do; what it observes it passes on to the meter."""
+    """Follows the kernel's lines and records them; passes its observations on to the meter."""
 
     def __init__(self, before):
         super().__init__(before)
@@ -101,7 +101,10 @@ class StepRecorder(LaneRecorder):
         instances = super().launch(kernel, grid, arguments, originals)
         if self.recording is not None:
             self._stop()
-            raise ValueError(f"watch follows one launch, and {kernel.fn.__name__} is the second: give it kernel[grid]")
+            raise ValueError(
+                f"watch follows one launch, and {kernel.fn.__name__} is the second: "
+                "write watch(kernel[grid], *arguments)"
+            )
         self.recording = Recording(kernel.fn.__name__, "program")
         self._hosts = dict(self._tensors)
         try:
@@ -196,7 +199,7 @@ class StepRecorder(LaneRecorder):
             self._give_up(f"its blocks hold more than {MAX_NUMBERS:,} numbers")
 
     def _prefix(self, frame) -> str:
-        """What stands before the names of a function that the kernel calls."""
+        """Return the prefix for names in a function that the kernel calls."""
         return "" if frame is self._frames[0][0] else f"{frame.f_code.co_name}: "
 
     def _changed(self, frame) -> dict[str, np.ndarray]:
@@ -242,7 +245,7 @@ class StepRecorder(LaneRecorder):
 
 
 def _shown(value) -> np.ndarray | None:
-    """A local variable of a kernel as an array; None for what has no picture: addresses, functions, tuples."""
+    """Return a kernel's local variable as an array; None for addresses, functions and tuples, which are not drawn."""
     if isinstance(value, tl.constexpr):
         value = value.value
     if isinstance(value, tl.tensor):
@@ -251,7 +254,7 @@ def _shown(value) -> np.ndarray | None:
 
 
 def _returned(statement: ast.stmt | None, given, frame) -> list[tuple[str, list[np.ndarray]]]:
-    """What a `return` gives, expression by expression: the value, behind those of the two that it adds, if it does."""
+    """Return the values of a `return`, expression by expression; for a sum, its two terms come first."""
     if not isinstance(statement, ast.Return):
         return []
     several = isinstance(statement.value, ast.Tuple)
@@ -268,7 +271,8 @@ def _returned(statement: ast.stmt | None, given, frame) -> list[tuple[str, list[
 
 
 def _of_tl(node: ast.expr) -> bool:
-    """Whether all that an expression calls is Triton's own, which may be asked again: a kernel's function may load."""
+    """Return whether an expression calls only Triton's own functions, which are safe to call again: the kernel's may
+    load."""
     calls = [each.func for each in ast.walk(node) if isinstance(each, ast.Call)]
     return all(isinstance(call, ast.Attribute) and ast.unparse(call.value) == "tl" for call in calls)
 
@@ -316,7 +320,7 @@ def record(fn: Callable, *args, **more) -> tuple[Traffic, Recording]:
     traffic = measure(watched, *args)
     found = [recorder.finished() for recorder in recorders if recorder.recording is not None]
     if not found:
-        raise ValueError("watch was given nothing that launches a kernel: write watch(kernel[grid], *arguments)")
+        raise ValueError("watch found no kernel launch: write watch(kernel[grid], *arguments)")
     if len(found) > 1:
-        raise ValueError("watch follows one launch, and this makes two: give it kernel[grid]")
+        raise ValueError("watch follows one launch, and this makes two: write watch(kernel[grid], *arguments)")
     return traffic, found[0]

@@ -19,7 +19,7 @@ PATTERNS_KEPT = 8  # of each load or store: a loop's full blocks, its tail, and 
 
 
 class Pattern:
-    """What one load or store touches relative to its first lane; program instances mostly repeat it elsewhere."""
+    """The bytes one load or store touches, relative to its first lane; other programs mostly repeat it elsewhere."""
 
     __slots__ = ("_counts", "_itemsize", "_lanes", "_starts", "footprint", "mask", "relative")
 
@@ -37,7 +37,7 @@ class Pattern:
         self._counts = {}
 
     def counts(self, base: int) -> tuple[int, int, int, int]:
-        """(active lanes, sectors, requests, sectors summed over requests) when the first lane stands at byte `base`."""
+        """Return (active lanes, sectors, requests, sectors summed over requests) with the first lane at byte `base`."""
         counts = self._counts.get(base % SECTOR)
         if counts is None:
             counts = self._counts[base % SECTOR] = self._count(base % SECTOR)
@@ -52,7 +52,7 @@ class Pattern:
 
 
 def _distinct(values: np.ndarray) -> int:
-    """How many of the values differ; where they ascend, as they mostly do, none is sorted."""
+    """Count distinct values; if they ascend, as they mostly do, without sorting."""
     steps = np.diff(values)
     return np.unique(values).size if (steps < 0).any() else 1 + np.count_nonzero(steps)
 
@@ -117,7 +117,7 @@ class Operand:
             self._elements.add(self.footprint)
 
     def holds(self, footprint: Footprint, origin: int) -> bool:
-        """Whether the bytes of `footprint` at address `origin` are all this tensor's own."""
+        """Return whether the bytes of `footprint` at address `origin` are all this tensor's own."""
         if origin + footprint.low < self.low or origin + footprint.high > self.high:
             return False
         return self._elements is None or self._elements.covers(footprint, origin - self.base)
@@ -135,7 +135,7 @@ class Operand:
 class TritonMeter:
     """Enters every Triton launch in a ledger, and watches for accesses that a GPU would not forgive.
 
-    An observer for `kernels.interpreter.runtime.observed`. `multiprocessors`: of the GPU it stands for, if any.
+    An observer for `kernels.interpreter.runtime.observed`. `multiprocessors`: the simulated GPU's, if any.
     """
 
     def __init__(self, ledger: Ledger, multiprocessors: int | None = None):
@@ -144,7 +144,7 @@ class TritonMeter:
         self._pending = []
 
     def launch(self, kernel, grid, arguments: dict, originals: dict | None = None) -> None:
-        """Before a launch.
+        """Note a launch before it runs.
 
         Args:
             kernel: the JITFunction; grid: three ints.

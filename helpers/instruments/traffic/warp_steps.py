@@ -1,4 +1,4 @@
-"""A CUDA launch step by step, a warp at a time: what its lanes load and store, and the floats that are named.
+"""Record a CUDA launch step by step, one warp at a time: its lanes' loads and stores, and named floats.
 
 The executor runs many warps at once. Here each warp's steps up to a barrier are put one after another, which is an
 order that a GPU may choose too.
@@ -62,7 +62,7 @@ class WarpRecorder:
     def launch(self, launch, arguments, originals, memory) -> None:
         self._before.launch(launch, arguments, originals, memory)
         if self.recording is not None:
-            raise ValueError(f"watch follows one launch, and {launch.kernel.name} is the second: give it one")
+            raise ValueError(f"watch follows one launch, and {launch.kernel.name} is the second: launch one")
         self.recording = Recording(re.match(r"\w+", launch.kernel.name)[0], "block, warp")
         lines = launch.kernel.source.rstrip().split("\n")
         self._text = dict(enumerate(lines, 1))
@@ -96,7 +96,7 @@ class WarpRecorder:
                         block.steps[at] = self._followed(block.steps[at], instruction, name)
 
     def _named(self, instruction, after) -> str | None:
-        """What the source calls this instruction's result, if it is the last float that its line works out."""
+        """Return the source's name for this instruction's result, if it is the last float that its line computes."""
         if not _floating(instruction) or (after and _floating(after) and after.line == instruction.line):
             return None
         found = ASSIGNED.findall(self._text.get(instruction.line, ""))

@@ -1,4 +1,4 @@
-"""What is kept of a launch that is watched: its tensors, its steps, what each step moved and gave a name to."""
+"""The record of a watched launch: its tensors, its steps, and the values that each step moves and names."""
 
 from dataclasses import dataclass, field
 
@@ -10,21 +10,21 @@ from helpers.instruments.cuda.memory import bytes_of
 from helpers.instruments.traffic.footprint import SECTOR
 
 MAX_LANES = 1024  # of a block
-MAX_ELEMENTS = 4096  # of a tensor, with what lies between its rows
+MAX_ELEMENTS = 4096  # of a tensor, including the gaps between its rows
 MAX_STEPS = 1500
 MAX_NUMBERS = 120_000  # of all blocks of all steps
 
 
 class TooLargeError(Exception):
-    """A launch that no picture holds; its text says why."""
+    """A launch too large to draw; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """A tensor of the launch as it lies in memory, counted in elements from its first.
+    """A tensor of the launch as laid out in memory, counted in elements from its first.
 
-    strides: in elements; first_byte: of its first element, from the start of a sector.
-    before: (places,) what lies there before the launch; own: (places,) False between rows that lie apart.
+    strides: in elements; first_byte: its first element's offset from the start of a sector.
+    before: (places,) contents before the launch; own: (places,) False in the gaps between rows.
     """
 
     name: str
@@ -46,9 +46,9 @@ class Memory:
 class Move:
     """One load ("read"), store ("write") or atomic of one program instance, or of one warp.
 
-    name: what the source calls the block.
-    elements: of the block's shape, what each lane asks for; active: where no mask keeps a lane out; outside: of the
-        active ones, those outside every tensor; values: what came, or what lay there afterwards.
+    name: the block's name in the source.
+    elements: in the block's shape, each lane's element; active: lanes not masked off; outside: active lanes outside
+        every tensor; values: those loaded, or in memory after the store.
     nbytes, sectors: as the meter counts them.
     """
 
@@ -67,9 +67,9 @@ class Move:
 class KernelStep:
     """One statement that one program instance, or one warp, has carried out.
 
-    line: of the source shown, counted from 0. named: name -> value of what the statement gave a value: a block, or an
-    array of one number; masked where a lane takes no part. gave: of what a called function returns, each expression and
-    its value, behind the values of what it adds up. read, written: bytes of the launch so far.
+    line: in the source shown, counted from 0. named: name -> value assigned by the statement: a block, or an array of
+        one number; masked for inactive lanes. gave: each expression that a called function returns and its value, after
+        the terms that it adds up. read, written: bytes of the launch so far.
     """
 
     program: tuple[int, ...]
@@ -83,7 +83,8 @@ class KernelStep:
 
 @dataclass
 class Recording:
-    """A launch, step by step. `source`: (line number in its file, text) of each line shown; `who`: what runs a step."""
+    """A launch, step by step. `source`: (line number in its file, text) of each line shown; `who`: "program" or "warp",
+    whichever runs a step."""
 
     kernel: str
     who: str
@@ -122,7 +123,7 @@ def memory_of(name: str, tensor: torch.Tensor) -> Memory:
 
 
 def flat_of(tensor: torch.Tensor, span: int) -> np.ndarray:
-    """What lies in memory from a tensor's first element on, without an operator, which a meter would count."""
+    """Return memory starting at a tensor's first element, without an operator, which a meter would count."""
     first, itemsize = tensor.storage_offset(), tensor.element_size()
     name = str(tensor.dtype).removeprefix("torch.")
     dtype = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)

@@ -1,4 +1,5 @@
-"""What the check cells of an exercise call, each giving an Outcome. Every check takes the answer first and `name=`."""
+"""The checks that an exercise's check cells call; each returns an Outcome. Every check takes the answer first and
+`name=`."""
 
 from helpers.learning.progress import watch
 

@@ -23,13 +23,13 @@ def check_budget(
 
     Args:
         answer: the learner's function: a question -> the kernel's settings, {name: power of two}.
-        compiled: (question, settings, device) -> Resources, or ValueError where these settings will not do.
-        tile: (question, settings) -> how many numbers one program holds.
-        questions: what is asked, the simplest first.
-        settings: the names that are expected, num_warps among them.
+        compiled: (question, settings, device) -> Resources, or ValueError for settings that cannot work. tile:
+            (question, settings) -> how many elements one program holds.
+        questions: simplest first.
+        settings: the expected names, including num_warps.
         devices: names in helpers.instruments.devices.DEVICES.
-        occupancy: the least share of an SM's warps, 0 to 1.
-        wide: whether every load and store must move 16 bytes a thread.
+        occupancy: the minimum share of an SM's warps, 0 to 1.
+        wide: whether every load and store must move 16 bytes per thread.
         name: the check's name.
     """
     questions = list(questions)
@@ -40,7 +40,7 @@ def check_budget(
         numbers = tile(question, chosen) / (WARP * chosen["num_warps"])
         if numbers > MAX_REGISTERS:  # the compiler would work on it for minutes
             raise AnswerError(
-                f"{asked}: {numbers:g} numbers a thread, which has {MAX_REGISTERS} registers at most",
+                f"{asked}: {numbers:g} elements per thread, which has {MAX_REGISTERS} registers at most",
                 "the tile, and the warps that share it",
             )
         for device in devices:
@@ -55,19 +55,19 @@ def check_budget(
 
 
 def require_settings(chosen: object, names: tuple[str, ...], asked: str) -> None:
-    """Raise AnswerError where settings are no dictionary of the names expected, each a power of two."""
+    """Raise AnswerError unless settings are a dictionary of the expected names, each a power of two."""
     if not isinstance(chosen, dict) or set(chosen) != set(names):
         wanted = ", ".join(f"{name!r}: .." for name in names)
         raise AnswerError(f"{asked}: expected {{{wanted}}}", "what your function returns")
     for name, value in chosen.items():
         if type(value) is not int or value < 1 or value & (value - 1):
-            raise AnswerError(f"{asked}: {name} is {value!r}, a whole power of two is expected", f"how {name} is made")
+            raise AnswerError(f"{asked}: {name} is {value!r}, not a power of two", f"how {name} is made")
     if chosen["num_warps"] > 32:
         raise AnswerError(f"{asked}: a block has 32 warps at most", "how num_warps is made")
 
 
 def require_wide_accesses(resources: Resources, asked: str) -> None:
-    """Raise AnswerError where a load or store moves less than 16 bytes a thread."""
+    """Raise AnswerError if a load or store moves less than 16 bytes per thread."""
     try:
         check_widths(resources)
     except AnswerError as error:
@@ -77,11 +77,11 @@ def require_wide_accesses(resources: Resources, asked: str) -> None:
 def require_resources(resources: Resources, least: float, asked: str) -> None:
     """Raise AnswerError where registers spill or too few warps fit on an SM."""
     found, device = resources.occupancy(), resources.device.name
-    needs = f"{resources.registers} registers a thread, {resources.shared_memory} B of shared memory a block"
+    needs = f"{resources.registers} registers per thread, {resources.shared_memory} B of shared memory per block"
     if resources.spill_bytes:
         raise AnswerError(
             f"{asked}: spills {resources.spill_bytes} B on {device}; {needs}",
-            "the tile, and the warps that share it: fewer numbers a thread need fewer registers",
+            "the tile, and the warps that share it: fewer elements per thread need fewer registers",
         )
     if found.fraction < least:
         raise AnswerError(

@@ -1,4 +1,4 @@
-"""Inputs on which a kernel that looks right turns out wrong."""
+"""Inputs that expose kernels that only look right."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import torch
 
 from kernels.interpreter import runtime
 
-# Which of the possible random inputs are drawn: 0 for learners; the grading sets a number that nobody has seen.
+# The seed of random inputs: 0 for learners; grading sets a secret one.
 draw = 0
 
 
@@ -18,22 +18,23 @@ PLACES = ("first", "second", "third", "fourth")
 
 @dataclass(frozen=True)
 class Case:
-    """One call of the answer, best with one difficulty that simpler ones have not.
+    """One call of the answer, ideally with one difficulty that simpler cases lack.
 
     Args:
-        label: what is special about the inputs, for people.
+        label: what is special about the inputs, in words.
         inputs: the arguments of the call, a tensor first.
-        look_at: where an answer that fails here, and on no simpler case, is likely to be wrong.
-        input_error: of a result that hangs on its inputs' last digits, as a norm's at mean 10^4 or a softmax's of large
-            scores: what an ulp of this dtype in the inputs does is forgiven.
-        arguments: those that are not tensors, for people: "k = 4".
-        whole: whether no block or tile of the usual sizes overhangs, so that a stray access is no forgotten mask.
-        relative: whether a small number in a result must be as right as a large one, as among probabilities.
+        look_at: the likely place of the mistake in an answer that fails here but on no simpler case.
+        input_error: for a result that depends on its inputs' last digits, as a norm's at mean 10^4 or a softmax's of
+            large scores: the effect of an ulp of this dtype in the inputs is forgiven.
+        arguments: those that are not tensors, in words: "k = 4".
+        whole: whether blocks and tiles of the usual sizes fit exactly, so that an out-of-bounds access is not a
+            forgotten mask.
+        relative: whether small values in a result must be as accurate as large ones, as among probabilities.
         one_rounding: whether a result of 16 bits must be the exact one, rounded once: computed in float32 throughout.
-        conditioning: by how much a good algorithm may magnify roundings, as a variance about another point than the
-            mean does: units in the last place are allowed times this.
-        nearby: (reference, inputs) -> results of inputs so near these that a right answer may be as far off: the
-            tolerance is as wide as they lie apart.
+        conditioning: by how much a good algorithm may magnify roundings, as a variance about a point other than the
+            mean does: the allowed units in the last place are multiplied by this.
+        nearby: (reference, inputs) -> results of inputs so close to these that a right answer may be as far off: the
+            tolerance is the distance between them.
     """
 
     label: str
@@ -49,7 +50,7 @@ class Case:
 
     @property
     def where(self) -> str:
-        """The call as people are told of it: "transposed, k = 4, shape (65, 3), float32"."""
+        """The call in words: "transposed, k = 4, shape (65, 3), float32"."""
         return described(self.inputs, ", ".join(filter(None, (self.label, self.arguments))))
 
     @property
@@ -59,14 +60,15 @@ class Case:
 
 
 def described(inputs: tuple, label: str = "") -> str:
-    """A call's inputs as people are told of them: "transposed, shape (33, 31), float32"."""
+    """Describe a call's inputs in words: "transposed, shape (33, 31), float32"."""
     first = inputs[0]
     kind = f"shape {tuple(first.shape)}, {str(first.dtype).removeprefix('torch.')}"
     return f"{label}, {kind}" if label else kind
 
 
 def transposed(x: torch.Tensor) -> torch.Tensor:
-    """x's values, lying in memory with its axes in the opposite order; of a vector, every second element of another."""
+    """Return x's values, with its axes in the opposite order in memory; for a vector, every second element of
+    another."""
     if x.dim() < 2:
         return torch.stack([x, -x], dim=-1)[..., 0]
     axes = tuple(range(x.dim()))[::-1]
@@ -76,7 +78,7 @@ def transposed(x: torch.Tensor) -> torch.Tensor:
 def in_turn(
     inputs: list, moved: Callable[[torch.Tensor], torch.Tensor], what: str, look_at: str, **kind
 ) -> Iterator[Case]:
-    """A case for each tensor of a call, in which that one alone lies otherwise: "the second transposed"."""
+    """Yield a case for each tensor of a call in which only that one has another layout: "the second transposed"."""
     for place, x in enumerate(inputs):
         if isinstance(x, torch.Tensor) and x.dtype != torch.bool:
             alone = (*inputs[:place], moved(x), *inputs[place + 1 :])

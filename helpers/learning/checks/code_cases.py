@@ -1,4 +1,4 @@
-"""Inputs on which a kernel that normalises rows and quantises them to int8 turns out wrong."""
+"""Inputs that expose mistakes in a kernel that normalises rows and quantises them to int8."""
 
 import itertools
 from collections.abc import Callable
@@ -22,8 +22,8 @@ def quantised_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest:
     """Calls of `layer_norm_int8(x, weight, bias, eps, clip)`, clip 1: 16 rows, for the largest magnitudes of two may be
     positive by chance; norm_cases; rows of mean 10^4.
 
-    A scale depends on one element of its row, and PyTorch's own may be right to the last digit by chance: what an ulp
-    in the inputs makes, and the roundings of a mean, is forgiven.
+    A scale depends on one element of its row, and PyTorch's own may be right to the last digit by chance: the effect of
+    an ulp in the inputs, and of a mean's roundings, is forgiven.
     """
     draw = normal(seed + 1)
     rows = Case("", (64 * draw(16, 64), draw(64), draw(64), 1e-5), "the formula")  # too large for eps to matter
@@ -40,7 +40,7 @@ def quantised_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest:
 
 
 def norms_nearby(reference: Callable, inputs: tuple) -> list[tuple]:
-    """What `reference` makes of a call whose float32 arithmetic went as far astray as a good kernel's can.
+    """Return results of `reference` with float32 arithmetic as far off as a good kernel's can be.
 
     y = z * weight + bias may be a small difference of large numbers, and one sign for both would hide it: so x, weight
     and bias are an ulp off in all combinations of signs. And the mean of n numbers, summed in pairs, has log2(n)
@@ -50,7 +50,7 @@ def norms_nearby(reference: Callable, inputs: tuple) -> list[tuple]:
 
     Args:
         reference: (x, weight, bias, eps, ..) -> (codes, scales).
-        inputs: of the call: x (.., n), weight and bias (n,), any of the three in any dtype.
+        inputs: the call's: x (.., n), weight and bias (n,), any of the three in any dtype.
     """
     x, weight, bias, eps, *more = inputs
     signs = itertools.product((1, -1), repeat=2)
@@ -74,7 +74,7 @@ def norms_nearby(reference: Callable, inputs: tuple) -> list[tuple]:
 
 
 def _off(x: torch.Tensor, sign: int = 1) -> torch.Tensor:
-    """In float64, x an ulp of float32 off, every other element up, or down where `sign` is -1."""
+    """Return x in float64, an ulp of float32 off, every other element up, or down if `sign` is -1."""
     return x.double() + sign * (moved_by_one_ulp(x, torch.float32) - x.double())
 
 

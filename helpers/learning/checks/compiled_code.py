@@ -1,4 +1,4 @@
-"""What does the compiler make of the answer's kernels, on a GPU that need not be there?"""
+"""Check the compiled code of the answer's kernels, for a GPU you may not have."""
 
 import inspect
 from collections.abc import Callable
@@ -16,7 +16,7 @@ WIDTHS = (8, 16, 32, 64, 128)  # bits of one thread's load or store
 
 @as_check
 def check_vectorised(answer: Callable, inputs: tuple[torch.Tensor, ...], device: str = "A100") -> str:
-    """Compile each kernel that `answer(*inputs)` launches: global memory in steps of 16 bytes a thread, no spills.
+    """Compile each kernel that `answer(*inputs)` launches: global memory in steps of 16 bytes per thread, no spills.
 
     Args:
         answer: the learner's function.
@@ -76,7 +76,7 @@ def launches(
 ) -> tuple[list[tuple[JITFunction, tuple, dict]], Traffic]:
     """The kernels that `answer(*inputs)` launches, each with its positional and keyword arguments; and its traffic.
 
-    A launch of no program at all is none.
+    A launch without programs does not count.
     """
     seen = []
 

@@ -1,4 +1,4 @@
-"""Inputs on which a convolution with batch norm and ReLU turns out wrong."""
+"""Inputs that expose mistakes in a convolution with batch norm and ReLU."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ class _Draw:
         self.draw = normal(seed)
 
     def call(self, label: str, look_at: str, x, filters, stride: int = 1, padding: int = 0, eps: float = 1e-5) -> Case:
-        """`x` and `filters` are shapes. gamma is positive; batch norm changes nothing but its eps."""
+        """`x` and `filters` are shapes. gamma is positive; batch norm is the identity except for its eps."""
         out, channels, taps_h, taps_w = filters
         weight = self.draw(*filters) / (2 * channels * taps_h * taps_w) ** 0.5
         pictures, ones, zeros = self.draw(*x) / 2, torch.ones(out), torch.zeros(out)
@@ -73,7 +73,7 @@ def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3),
     wide = draw.call("part of larger pictures", STRIDES, (2, 32, 9, 12), (16, 16, 3, 3), padding=1)
     x, weight, *rest = wide.inputs
     found.append(replace(wide, inputs=(x[:, ::2, 1:8, ::2], weight.transpose(0, 1), *rest)))
-    large = draw.call("sums that pass 65504 on their way", "the accumulator: fp16 cannot hold these sums",
+    large = draw.call("partial sums that pass 65504", "the accumulator: fp16 cannot hold these sums",
                       (1, 64, 4, 4), (16, 64, 1, 1))  # fmt: skip
     large.inputs[0][:, :32], large.inputs[0][:, 32:], large.inputs[1][:] = 200.0, -199.0, 100.0
     found.append(large)
@@ -82,7 +82,7 @@ def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3),
         "where a weight of 0 makes NaN of NaN"
     )
     special = draw.call("NaN in one pixel", nan, (1, 16, 6, 6), (16, 16, 3, 3), padding=1)
-    special.inputs[0][0, :, 2, 2] = torch.nan  # in channel 0 as well, which a sum that goes on too far meets next
+    special.inputs[0][0, :, 2, 2] = torch.nan  # also in channel 0, which a sum that runs too far reaches next
     found.append(special)
     found.append(draw.call("no picture", "the empty tensor", (0, 16, 4, 4), (16, 16, 1, 1)))
     return found

@@ -30,15 +30,15 @@ softmax_of_rows = functools.partial(torch.softmax, dim=-1)
 
 @as_check
 def check_cuda_rows(answer: Callable, reference: Callable, columns: Iterable[int], scales: Iterable[float]) -> str:
-    """Run the kernel, a block a row, and compare it with `reference`, to twice PyTorch's own error.
+    """Run the kernel, one block per row, and compare it with `reference`, to twice PyTorch's own error.
 
     Args:
         answer: the learner's function: columns -> {"source", "kernel", "threads"}; the kernel takes
             (const float* x, float* y, int columns), x and y of (rows, columns).
         reference: x -> y.
         columns: the widths that are tried, the simplest first.
-        scales: of x, which is drawn from the normal distribution: each is tried. The last row lies below -200;
-            where x is scaled, the second holds one number, far lower still.
+        scales: of x, which is drawn from the normal distribution: each is tried. The last row is below -200; where x is
+            scaled, the second holds one value, far lower still.
         name: the check's name.
     """
     widths = list(columns)
@@ -96,7 +96,7 @@ def check_cuda_traffic(answer: Callable, columns: Iterable[int], reference: Call
 def check_cuda_code(
     answer: Callable, columns: Iterable[int], device: str = "H100", reference: Callable = softmax_of_rows
 ) -> str:
-    """Compile the kernel: everything in registers, and 16 bytes a load and store where rows allow it.
+    """Compile the kernel: everything in registers, and 16 bytes per load and store where rows allow it.
 
     Args:
         answer, columns, reference: as of check_cuda_memory_safety.
@@ -108,13 +108,13 @@ def check_cuda_code(
         need = kernel.resources_for(chosen["threads"])
         if need.spill_bytes or need.stack:
             raise AnswerError(
-                f"{width} columns: {need.spill_bytes} B spilled, {need.stack} B of stack a thread: "
-                "numbers lie in memory that should lie in registers",
+                f"{width} columns: {need.spill_bytes} B spilled, {need.stack} B of stack per thread: "
+                "values in memory that should be in registers",
                 "arrays whose index the compiler does not know, and how many numbers a thread holds",
             )
         if width % 4 == 0 and not (need.instructions["LDG.128"] and need.instructions["STG.128"]):
             raise AnswerError(
-                f"{width} columns: no load or no store moves 16 bytes a thread, though every row is aligned",
+                f"{width} columns: no load or no store moves 16 bytes per thread, though every row is aligned",
                 "float4, or a struct of four floats with alignas(16)",
             )
         traffic, x, y = launched(chosen, kernel, width)
@@ -125,7 +125,7 @@ def check_cuda_code(
 
 
 def require_large_offsets(answer: Callable, reference: Callable) -> None:
-    """Raise AnswerError where a row that lies past 2^31 elements is not found."""
+    """Raise AnswerError if a row past 2^31 elements is not found."""
     chosen, kernel = compiled(answer, LARGE_COLUMNS)
     _, x, y = launched(chosen, kernel, LARGE_COLUMNS)
     require_right_values(x, y, reference, f"{LARGE_COLUMNS} columns")
@@ -141,18 +141,18 @@ def require_large_offsets(answer: Callable, reference: Callable) -> None:
 
 
 def require_wide_accesses(traffic: Traffic, x: torch.Tensor, width: int) -> None:
-    """Raise AnswerError where warps ask more often than with 16 bytes a lane, whatever else the binary holds."""
+    """Raise AnswerError if warps make more requests than 16 bytes per lane need, whatever else the binary holds."""
     requests = sum(line.requests for line in traffic.by_line.values())
     least = 2 * x.nbytes // (16 * WARP)  # x loaded and y stored
     if requests > 1.25 * least:
         raise AnswerError(
-            f"{width} columns: {requests} loads and stores of a warp ran, {least} are enough with 16 bytes a thread",
+            f"{width} columns: {requests} loads and stores of a warp ran, {least} are enough with 16 bytes per thread",
             "which of the loads and stores run: each of them should move a float4",
         )
 
 
 def compiled(answer: Callable, width: int, device: str = "H100") -> tuple[dict, CudaKernel]:
-    """What was answered for a width, and its kernel."""
+    """Return the answer for a width, and its kernel."""
     chosen = answer(width)
     if not isinstance(chosen, dict) or set(chosen) != KEYS:
         raise AnswerError(
@@ -164,7 +164,7 @@ def compiled(answer: Callable, width: int, device: str = "H100") -> tuple[dict, 
     if not isinstance(source, str) or len(source) > MAX_SOURCE:
         raise AnswerError(f"the source is a string of at most {MAX_SOURCE:,} characters", "source")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise AnswerError(f"{str(name)[:60]!r} is no kernel's name: expected one as softmax or softmax<4>", "kernel")
+        raise AnswerError(f"{str(name)[:60]!r} is not a kernel's name: write softmax or softmax<4>", "kernel")
     if type(threads) is not int or threads % 32 or not 32 <= threads <= MAX_THREADS:
         raise AnswerError(f"threads is {threads!r}: expected whole warps, 32 to {MAX_THREADS}", "threads")
     try:
@@ -176,7 +176,7 @@ def compiled(answer: Callable, width: int, device: str = "H100") -> tuple[dict, 
 
 
 def run(answer: Callable, width: int, scale: float = 1.0) -> tuple[Traffic, torch.Tensor, torch.Tensor]:
-    """What was answered for a width, launched."""
+    """Launch the answer for a width."""
     return launched(*compiled(answer, width), width, scale)
 
 
@@ -202,7 +202,7 @@ def launched(
 def require_right_values(
     x: torch.Tensor, y: torch.Tensor, reference: Callable, where: str, look_at: str = FIRST_WRONG
 ) -> None:
-    """Raise AnswerError where y lies further from the reference than twice PyTorch's own error."""
+    """Raise AnswerError if y is further from the reference than twice PyTorch's own error."""
     expected = reference(x)
     wrong = differs(y, reference(x.double()), expected)
     if wrong.any():

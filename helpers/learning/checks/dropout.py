@@ -1,4 +1,4 @@
-"""Dropout whose mask is a function of a seed: the numbers behind it, and checks of what drops, and how often."""
+"""Dropout whose mask is a function of a seed: its random numbers, and checks of which elements drop, and how often."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from kernels.philox import philox
 
 
 def kept_elements(seed: int, elements: int, p: float, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Which elements dropout keeps, (elements,) of bool: those for which `tl.rand(seed, element)` is p or more."""
+    """Return the elements dropout keeps, (elements,) of bool: those with `tl.rand(seed, element)` at least p."""
     # p is rounded to float32 as a kernel's argument is.
     return drawn(seed, elements, device) >= torch.tensor(p, dtype=torch.float32, device=device)
 
@@ -61,7 +61,7 @@ def dropout_cases(
         low = inputs[0].dtype in (torch.float16, torch.bfloat16)
         found.append(Case(label, (*inputs, p, seed), look_at, torch.float32, told, one_rounding=low))
 
-    formula = "the formula: what is dropped, what is scaled, what is added after"
+    formula = "the formula: which part is dropped, scaled, added afterwards"
     number = "each element's number, row * columns + column, and whose column the bias is"
     extent = "the grid and the mask: how many programs run, which of their elements exist, and each element's number"
     for shape in shapes:
@@ -123,7 +123,7 @@ def check_drop_rate(answer: Callable, p: float, seed: int, rows: int = 20, cols:
     if abs(share - p) > 5 * deviation:
         raise AnswerError(
             f"x = 1, bias = 0, residual = 0, p = {p}: {share:.1%} of {y.numel()} elements are 0, {p:.0%} expected",
-            "which side of p is dropped, and what numbers each element gets",
+            "which side of p is dropped, and each element's random number",
         )
     scale = 1 / (1 - p)
     wrong = (y != 0) & ((y - scale).abs() > 1e-5 * scale)
@@ -139,7 +139,8 @@ def check_drop_rate(answer: Callable, p: float, seed: int, rows: int = 20, cols:
 
 @as_check
 def check_same_mask(forward: Callable, backward: Callable, p: float, seed: int, rows: int = 3, cols: int = 700) -> str:
-    """On ones, `forward(x, bias, residual, p, seed)` and `backward(grad, p, seed)` must be 0 at the same elements.
+    """Check that on ones, `forward(x, bias, residual, p, seed)` and `backward(grad, p, seed)` are 0 at the same
+    elements.
 
     Args:
         forward, backward: the learner's functions.
@@ -165,14 +166,14 @@ def check_same_mask(forward: Callable, backward: Callable, p: float, seed: int, 
 
 
 def result_of(answer: Callable, inputs: tuple, what: str) -> torch.Tensor:
-    """What a call gives, under the meter; AnswerError where it has not the first input's shape whole."""
+    """Return a call's result, under the meter; AnswerError unless it has the first input's full shape."""
     with outputs_start_as_nan():
         traffic = measure(answer, *inputs)
     require_no_hazards(traffic, described(inputs))
     result, x = traffic.result, inputs[0]
     if not isinstance(result, torch.Tensor) or result.shape != x.shape:
         kind = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
-        raise AnswerError(f"{what} gives {kind}, a tensor of shape {tuple(x.shape)} is expected", "what it returns")
+        raise AnswerError(f"{what} gives {kind}: return a tensor of shape {tuple(x.shape)}", "what it returns")
     if result.isnan().any():
         first = tuple(result.isnan().nonzero()[0].tolist())
         raise AnswerError(f"{what} gives NaN at {first}", "the grid and the store: what was never written is NaN here")

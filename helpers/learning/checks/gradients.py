@@ -19,7 +19,7 @@ from helpers.learning.checks.values import as_tuple, outputs_start_as_nan
 from helpers.learning.outcome import AnswerError, as_check
 from kernels.interpreter import runtime
 
-# Of gradcheck, whose step h is 1e-6. Its difference quotient errs by the rounding of two values, u |y| / h, which is
+# For gradcheck, whose step h is 1e-6. Its difference quotient errs by the rounding of two values, u |y| / h, which is
 # 1e-16 * 5 / 1e-6 = 5e-10 for values to 5, and by h^2 / 6 times the third derivative, which is less: 1.5e-9 at most on
 # 500 draws of the exercises' inputs. Arithmetic in float32 errs by 3e-8 at least on each of them.
 ATOL, RTOL = 5e-9, 1e-8
@@ -37,7 +37,7 @@ def gradient_cases(
     """Calls of `backward(grad_y, x, .., weight, .., eps)` of a norm with an activation, the simplest first.
 
     After grad_y come `tensors` of its shape, then `vectors` of its columns: x, weight and bias by default.
-    Where the reference adds up in float32 (`wide`), there are also fp16 rows whose sums pass 65504 on their way.
+    Where the reference adds up in float32 (`wide`), there are also fp16 rows whose partial sums pass 65504.
 
     Rows of 64 and of each of `widths` elements; `rows` rows, more than programs; more dimensions; each tensor with
     strides of its own; another eps, which elsewhere is too small to matter; a large mean; an activation far from 0;
@@ -66,7 +66,7 @@ def gradient_cases(
         return Case(label, (grad_y, x, *more, eps), look_at, input_error=x.dtype)
 
     found = [call("", "that result's formula, one term after another", 2, 64)]
-    # Of fewer rows, the largest error of PyTorch's own, which the tolerance is made of, is a matter of luck.
+    # With fewer rows, PyTorch's own largest error, which sets the tolerance, is a matter of luck.
     found += [
         call("", f"{BLOCK}; and {PADDING}" if cols == max(widths) else PADDING, 8, cols) for cols in sorted(widths)
     ]
@@ -102,8 +102,8 @@ def gradient_cases(
 
 
 def sums_that_pass_65504(draw: Callable, tensors: int, vectors: int) -> Case:
-    """128 rows in fp16, of which 8 programs in turn take rows of one sign: what each has to add up passes 65504, and
-    what they have together does not."""
+    """Return 128 rows in fp16, dealt to 8 programs so that each gets rows of one sign: each program's sum passes 65504,
+    the total does not."""
 
     def alike(rows: torch.Tensor) -> torch.Tensor:  # four rows, and the same four again
         return rows.expand(16, 2, 4, 33).reshape(128, 33)
@@ -166,14 +166,14 @@ def check_gradcheck(answer: Callable, forward: Callable, inputs: tuple) -> str:
 
 @as_check
 def check_gradient_traffic(answer: Callable, inputs: tuple, launches: int, rest: float) -> str:
-    """Meter `answer(grad_y, x, ..)`: both read once, x's gradient written once, and all else is little; and the same
-    where float32 inputs become bfloat16, but for the partial sums, which stay wide.
+    """Meter `answer(grad_y, x, ..)`: both read once, x's gradient written once, little else; and the same with bfloat16
+    inputs instead of float32, except the partial sums, which stay wide.
 
     Args:
         answer: the learner's backward pass, returning x's gradient first.
         inputs: its arguments.
-        launches: at most.
-        rest: what weights, partial sums and their sums may move, in times x's bytes.
+        launches: maximum.
+        rest: allowed traffic of weights, partial sums and their sums, in units of x's bytes.
         name: the check's name.
     """
     require_gradient_traffic(answer, inputs, launches, rest)
@@ -259,5 +259,5 @@ def last_program_first() -> Iterator[None]:
 
 
 def runs_backwards() -> bool:
-    """Whether programs are taken from last to first now: a launch in another process must be as well."""
+    """Return whether programs now run from last to first, so that a launch in another process can do the same."""
     return runtime._in_order.__name__ == "backwards"

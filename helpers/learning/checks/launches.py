@@ -1,5 +1,4 @@
-"""What holds for every kernel that an answer launches, whatever is checked: a compiler takes it, and its constants are
-plain.
+"""Checks on every kernel that an answer launches: the compiler accepts it, and its constants are plain.
 
 `as_check` watches the launches of each check by itself, and the grader's replay those of each submission; no exercise
 has to ask.
@@ -44,7 +43,7 @@ class Launches(contextlib.AbstractContextManager):
 
     def __enter__(self) -> "Launches":
         self._replaced = contextlib.ExitStack()
-        # A meter puts the interpreter's launch in place of Triton's: either is watched.
+        # A meter replaces Triton's launch by the interpreter's: both are watched.
         for owner, name in ((runtime, "_interpreted_run"), (JITFunction, "run")):
             watched = self._watched(getattr(owner, name))
             self._replaced.enter_context(mock.patch.object(owner, name, watched))
@@ -70,7 +69,7 @@ class Launches(contextlib.AbstractContextManager):
         pointers = tuple((name, value.dtype) for name, value in given.items() if isinstance(value, torch.Tensor))
         settings = {name: value for name, value in kwargs.items() if name not in kernel.arg_names}
         form = (kernel, pointers, *(tuple(sorted(each.items(), key=str)) for each in (constants, settings)))
-        with contextlib.suppress(TypeError):  # an argument without a hash, such as a list that is no constant
+        with contextlib.suppress(TypeError):  # an argument without a hash, such as a list that is not a constant
             self._forms.setdefault(form, (kernel, args, kwargs))
 
     def require_compiled(self) -> None:
@@ -109,7 +108,9 @@ def require_plain(kernel: str, name: str, value: object) -> None:
 MAX_REORDERED = 8  # programs of a call that is repeated in other orders; one with atomics always is
 _launched: set[JITFunction] = set()  # watched, in the call that is measured
 _in_any_order: weakref.WeakSet[JITFunction] = weakref.WeakSet()  # kernels repeated in other orders, without atomics
-ROUNDINGS = 32  # units in the last place of the largest value: by what atomic additions in another order may differ
+ROUNDINGS = (
+    32  # units in the last place of the largest value: the difference allowed for atomic additions in another order
+)
 
 
 def measure_in_any_order(answer: Callable, *inputs) -> Traffic:
@@ -156,7 +157,7 @@ ORDERS = {"from last to first": lambda programs: programs[::-1], "shuffled": shu
 
 @contextlib.contextmanager
 def programs_run(reordered: Callable[[list], list]) -> Iterator[None]:
-    """Let the interpreter take the programs of each launch in the order that `reordered` makes of them."""
+    """Make the interpreter run the programs of each launch in the order that `reordered` returns."""
     in_order = runtime._in_order
     with mock.patch.object(runtime, "_in_order", lambda grid: reordered(list(in_order(grid)))):
         yield
@@ -189,7 +190,7 @@ def require_alike(one: object, other: object, where: str) -> None:
     pairs = zip(*(each if isinstance(each, tuple) else (each,) for each in (one, other)), strict=False)
     for mine, again in pairs:
         if not isinstance(mine, torch.Tensor) or not isinstance(again, torch.Tensor) or mine.shape != again.shape:
-            continue  # the comparison with the reference says what is wrong
+            continue  # the comparison with the reference reports what is wrong
         apart = (mine != again) & ~((mine != mine) & (again != again))
         if mine.is_floating_point() and apart.any():
             largest = mine[mine.isfinite()].abs().max() if mine.isfinite().any() else mine.new_ones(())

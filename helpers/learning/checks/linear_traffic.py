@@ -11,8 +11,8 @@ from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.checks.passes import require_one_launch
 from helpers.learning.outcome import AnswerError, as_check
 
-# Of a full call's bytes in a causal one. With as many queries in a tile as half of the sequence, three quarters of the
-# keys and values are loaded; with smaller tiles, fewer.
+# A causal call's share of a full call's bytes. With as many queries in a tile as half of the sequence, three quarters
+# of the keys and values are loaded; with smaller tiles, fewer.
 SKIPPED = 0.85
 
 

@@ -71,10 +71,11 @@ def on_tensor_cores(resources: Resources) -> bool:
 
 @as_check
 def check_one_rounding(answer: Callable, reference: Callable, cases: Iterable[Case]) -> str:
-    """Each element of `answer` is the exact value, rounded once to the result's dtype, but for fp32's own error.
+    """Check that each element of `answer` is the exact value, rounded once to the result's dtype, up to fp32's own
+    error.
 
-    A value that is rounded on its way, before the activation say, or summed in fp16, is further off; so is one by a
-    formula that is only nearly the activation's.
+    A value rounded in between, before the activation say, or summed in fp16, is further off; so is one from an
+    approximation of the activation.
 
     Args:
         answer: the learner's function, returning one tensor of 16 bits.
@@ -117,7 +118,7 @@ def require_one_rounding(answer: Callable, reference: Callable, case: Case) -> N
 
 
 def wrong_formula(wrong: list[Case], look_at: str) -> str:
-    """Where to look: a rounding harms every curved activation, a formula that is nearly right only its own."""
+    """Return where to look: a rounding harms every curved activation, an approximate formula only its own."""
     activations = {case.arguments for case in wrong}
     if len(activations) == 1 and activations <= {"gelu", "silu"}:
         return f"the formula of {activations.pop()}: the others are right, so nothing else is rounded early"

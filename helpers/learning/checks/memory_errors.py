@@ -25,9 +25,9 @@ def require_no_hazards(traffic: Traffic, inputs: str, otherwise: str = "") -> No
     """Raise AnswerError at the first hazard that the meter saw in a call.
 
     Args:
-        traffic: of the call.
-        inputs: what it was called with.
-        otherwise: where to look instead of at a mask, of tensors that do not lie in order.
+        traffic: the call's.
+        inputs: its inputs in words.
+        otherwise: where to look instead of at a mask, for non-contiguous tensors.
     """
     # A store past a row's end meets the next row's owner first, and leaves the tensor only at the last.
     for hazard in sorted(traffic.hazards, key=lambda each: not each.kind.startswith("out-of-bounds")):
@@ -41,7 +41,7 @@ def require_no_hazards(traffic: Traffic, inputs: str, otherwise: str = "") -> No
 
 
 def has_mask(file: str, line: int) -> bool:
-    """Whether every load, store and atomic at a source line has a mask, and there is one."""
+    """Return whether every load, store and atomic at a source line has a mask, and there is one."""
     calls = memory_calls("".join(linecache.getlines(file)))
     here = [masked for lines, masked in calls.items() if line in lines]
     return bool(here) and all(here)

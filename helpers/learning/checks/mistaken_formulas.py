@@ -1,6 +1,6 @@
-"""Formulas with one mistake each: an answer that computes one of them is told its mistake by name.
+"""Formulas with one mistake each: an answer that computes one of them gets its mistake named.
 
-Each dictionary is for `check_values(unlike=...)` of one exercise: what the mistaken formula is called -> the formula, a
+Each dictionary is for `check_values(unlike=...)` of one exercise: the mistaken formula's name -> the formula, a
 function of the exercise's own arguments. Only an answer that differs from the reference is compared with them.
 """
 
@@ -178,7 +178,7 @@ def _attention(q, k, v, causal, scale=lambda dim: dim**-0.5, diagonal: int = 0, 
 
 
 def _in_tiles(q, k, v, causal, keys: int, order: str):
-    """Flash attention with a mistake in what is carried from one tile of keys to the next."""
+    """Compute flash attention with a mistake in the state carried from one tile of keys to the next."""
     s = _scores(q, k)
     if causal:
         s = s.masked_fill(~_earlier(s), -torch.inf)

@@ -26,13 +26,13 @@ def draw_questions(seed: int, count: int, *choices: Sequence) -> list[tuple]:
 def check_numbers(
     answer: Callable, expected: Callable, questions: Iterable[tuple], parts: tuple[str, ...] = (), within: float = 0.01
 ) -> str:
-    """Ask `answer` each question, and compare what it gives with what `expected` gives; the first that differs is told.
+    """Call `answer` on each question, compare its result with that of `expected`, and report the first that differs.
 
     Args:
         answer: the learner's function of plain values.
         expected: the same, known to be right: a number, a string, a set of strings, or a tuple of numbers.
         questions: arguments, the simplest first.
-        parts: what the numbers of a tuple are called, with their unit: "bytes", "FLOP".
+        parts: names of a tuple's numbers, with their unit: "bytes", "FLOP".
         within: by how much a number may differ, relative to it.
         name: the check's name.
     """
@@ -46,7 +46,7 @@ def check_numbers(
 def check_counts(
     answer: Callable, snippet: Callable, inputs: Callable, questions: Iterable[tuple], parts: tuple[str, ...]
 ) -> str:
-    """Compare what `answer` counts with what the meter sees; the first question that differs is told, launch by launch.
+    """Compare the counts of `answer` with the meter's, and report the first question that differs, launch by launch.
 
     Args:
         answer: the learner's function of a question, giving as many whole numbers as there are parts.
@@ -85,10 +85,10 @@ def compare(got: object, expected: object, asked: str, parts: tuple[str, ...], w
     """Raise AnswerError where an answer is of another kind than expected, or differs."""
     got = listed(got)
     if isinstance(got, torch.Tensor):
-        raise AnswerError(f"{asked} gives a tensor, plain numbers are expected", "what your function returns")
+        raise AnswerError(f"{asked} gives a tensor: return plain numbers", "what your function returns")
     if isinstance(expected, tuple):
         if not isinstance(got, list | tuple) or len(got) != len(expected):
-            wanted = f"{len(expected)} values are expected: {', '.join(parts)}"
+            wanted = f"{len(expected)} values are needed: {', '.join(parts)}"
             where = RETURN if got is None else "what your function returns"
             raise AnswerError(f"{asked} gives {shown(got)}; {wanted}", where)
         if is_swapped(got, expected, within):
@@ -101,7 +101,7 @@ def compare(got: object, expected: object, asked: str, parts: tuple[str, ...], w
     elif isinstance(expected, set):
         names = got["set"] if isinstance(got, dict) and got.keys() == {"set"} else got
         if not isinstance(names, list | tuple) or not all(isinstance(each, str) for each in names):
-            raise AnswerError(f"{asked} gives {shown(got)}; a list of names is expected", "what your function returns")
+            raise AnswerError(f"{asked} gives {shown(got)}: return a list of names", "what your function returns")
         if wrong := sorted(set(names) ^ expected):
             where = "should not be there" if wrong[0] in names else "is missing"
             raise AnswerError(f"{asked}: {wrong[0]} {where}; got {shown(sorted(names))}", "the condition for that one")
@@ -119,7 +119,7 @@ def listed(value: object) -> object:
 
 
 def is_swapped(got: Sequence, expected: tuple, within: float) -> bool:
-    """Whether these are the expected numbers in another order."""
+    """Return whether these are the expected numbers in another order."""
     if not all(isinstance(number, numbers.Real) for number in (*got, *expected)):
         return False
 
@@ -144,7 +144,7 @@ def compare_one(got: object, expected: float | str, asked: str, within: float) -
         raise AnswerError(f"{asked}: got {shown(got)}, expected {expected!r}", "which side of the ridge it is on")
     if isinstance(got, bool) or not isinstance(got, numbers.Real):
         where = RETURN if got is None else "what your function returns"
-        raise AnswerError(f"{asked}: got {shown(got)}, a number is expected", where)
+        raise AnswerError(f"{asked}: got {shown(got)}, not a number", where)
     # NaN is close to nothing.
     if not math.isclose(got, expected, rel_tol=within, abs_tol=0.0):
         raise AnswerError(f"{asked}: got {shown(got)}, expected {shown(expected)}", times_off(got, expected))
@@ -154,12 +154,12 @@ RETURN = "what your function returns: print shows a value and returns None"
 
 
 def times_off(got: float, expected: float) -> str:
-    """Where to look, from the factor by which a number is off."""
+    """Return where to look, given the factor by which a number is off."""
     ratio = got / expected if expected else 0
     if not math.isfinite(ratio):
         return "that number, which is not finite"
     if math.isclose(got * expected, 1.0, rel_tol=1e-2) and not 0.5 < ratio < 2:
-        return "which number divides which: yours is the inverse of what is expected"
+        return "which number divides which: yours is the inverse of the right value"
     if ratio > 0:
         if known := {2: "twice", 4: "4 times", 0.5: "half", 0.25: "a quarter of"}.get(round(ratio, 3)):
             return f"a factor: yours is {known} the expected value"
@@ -180,6 +180,6 @@ def times_off(got: float, expected: float) -> str:
 
 def shown(value: object) -> str:
     if isinstance(value, numbers.Real) and not isinstance(value, int):
-        value = float(value)  # NumPy's say what they are beside what they say
+        value = float(value)  # NumPy's repr includes the type
     text = f"{value:.6g}" if isinstance(value, float) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

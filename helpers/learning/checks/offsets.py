@@ -1,10 +1,10 @@
 """Do a kernel's offsets reach tensors of more than 2^31 elements?
 
-No machine need hold such a tensor. The answer is called on two small inputs, of 32 and of 64 rows say; what differs
-between the two launches, grid, sizes, strides, grows in proportion, so the launch for any number of rows is known. Its
+No machine need hold such a tensor. The answer is called on two small inputs, of 32 and of 64 rows say; the differences
+between the two launches (grid, sizes, strides) grow in proportion, so the launch for any number of rows is known. Its
 last program instance is interpreted without memory: every load gives nothing, and integers that pass their 32 bits are
-found where they do, by Triton's own check (`sanitize_overflow`). Of a long loop, as over the rows of a large tensor,
-the first passes are made and the last.
+found where they do, by Triton's own check (`sanitize_overflow`). In a long loop, as over the rows of a large tensor,
+only the first iterations and the last run.
 """
 
 import linecache
@@ -64,7 +64,7 @@ def check_offsets(
 def find_overflow(
     smaller: list[tuple[tuple, dict]], larger: list[tuple[JITFunction, tuple, dict]], share: float
 ) -> tuple[str, str] | None:
-    """What goes wrong in the launches of a larger size yet, and where to look; None where nothing does.
+    """Return what goes wrong in launches of an even larger size, and where to look; None if nothing does.
 
     Args:
         smaller: grid, and arguments by name, of each launch of the smaller call.
@@ -90,7 +90,7 @@ def find_overflow(
                     what, remedy = "of 64 bits is cut to 32", "leave element numbers and offsets in int64"
                 elif "program_id" not in linecache.getline(*error.place) and not axes:
                     remedy = (
-                        "make one operand int64 with .to(tl.int64), before the product; a row counted in a loop, too"
+                        "make one operand int64 with .to(tl.int64), before the product; also a row counted in a loop"
                     )
                 return f"{kernel.fn.__name__}: an integer {what}", f"{quoted_line(*error.place)}: {remedy}"
             if watching.left < 0 or "passes through loops" in str(error):
@@ -137,7 +137,7 @@ def widened(axes: list[int]) -> str:
 
 
 class Enough(Exception):  # noqa: N818
-    """A program instance has made so many accesses that the rest will be like them."""
+    """A program has made enough accesses: the rest will be like them."""
 
 
 class LastInstance:
@@ -173,7 +173,7 @@ def long_loops_cut(kernel: JITFunction) -> Iterator[None]:
         return passes if len(passes) <= 2 * ENDS else [*passes[:ENDS], *passes[-ENDS:]]
 
     def of_tensors(*bounds) -> list:
-        # As compiled, where the loop's variable has 32 bits: Python's own would grow with what it is multiplied by.
+        # As compiled, where the loop variable has 32 bits: Python's own would widen with its factors.
         return [interpreter._implicit_cvt(each) for each in ends(*bounds)]
 
     with (

@@ -1,4 +1,4 @@
-"""The partition of a small graph into kernels that takes the least time, found by looking at all that can be it."""
+"""Find the fastest partition of a small graph into kernels by exhaustive search."""
 
 from itertools import combinations
 
@@ -11,13 +11,13 @@ def time_of(graph: dict, groups: list[list[str]]) -> float:
 
 
 def best_partition(graph: dict, ignoring: str = "", ordered: bool = True, grown: bool = False) -> list[list[str]]:
-    """The partition of least time, a list of kernels, each a list of names.
+    """Return the fastest partition, a list of kernels, each a list of names.
 
     Args:
-        graph: as helpers.instruments.fusion.small_graph has it.
-        ignoring: one of that module's RULES, which kernels need not keep.
+        graph: as in helpers.instruments.fusion.small_graph.
+        ignoring: one of that module's RULES, which kernels may break.
         ordered: whether the kernels must be able to run one after another.
-        grown: whether each kernel must be legal all the while that its operations join it, in the program's order.
+        grown: whether each kernel must be legal at every step as its operations join it in program order.
     """
     names = [each["name"] for each in graph["operations"]]
     by_first: dict[int, list[tuple[float, int]]] = {}
@@ -63,7 +63,7 @@ def legal_groups(graph: dict, ignoring: str = "") -> list[tuple[int, list[str]]]
 
 
 def overwrites(graph: dict, group: list[str]) -> bool:
-    """Whether one of these operations overwrites what one before it reads."""
+    """Return whether one of these operations overwrites an input of an earlier one."""
     members = [each for each in graph["operations"] if each["name"] in group]
     return any({*one["reads"]} & {*two["writes"]} for one, two in combinations(members, 2))
 
@@ -88,7 +88,7 @@ def joined(graph: dict, whatever: bool = False) -> list[list[str]]:
 
 
 def joinings(graph: dict, groups: list[list[str]]) -> list[tuple[float, list[str], list[str]]]:
-    """Of a partition, every two kernels that may be joined, with the seconds that this saves."""
+    """Return every two kernels of a partition that may be joined, with the seconds that this saves."""
     found = []
     for one, other in combinations(groups, 2):
         both, rest = [*one, *other], [group for group in groups if group not in (one, other)]

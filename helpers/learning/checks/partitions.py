@@ -1,4 +1,4 @@
-"""Does an answer know what one kernel may do, what is worth fusing, and the best partition of a graph into kernels?"""
+"""Check an answer on which operations one kernel may do, which fusions pay off, and the best partition of a graph."""
 
 import contextlib
 import copy
@@ -16,7 +16,7 @@ from helpers.learning.outcome import AnswerError, as_check
 
 LIMIT = 20.0  # seconds for one check's calls of an answer
 SAME = 1 + 1e-9  # times: sums of seconds in another order
-CLEAR = 0.01  # of the time of two kernels: what fusing must save or cost before it is asked
+CLEAR = 0.01  # of the time of two kernels: the saving or cost of fusing required for a question
 ASKED = 8  # groups of each graph, legal or not
 
 # Rule -> where to look, as the exercise numbers them.
@@ -86,7 +86,7 @@ def check_legal(answer: Callable, questions: Iterable[tuple[dict, list[str]]]) -
 
 
 def rule_of(graph: dict, group: list[str], rule: str) -> bool:
-    """Whether a group breaks this rule, and none that stands before it."""
+    """Return whether a group breaks this rule, and no earlier one."""
     return illegal_reason(graph, group) != illegal_reason(graph, group, rule)
 
 
@@ -114,7 +114,7 @@ def check_edges(answer: Callable, questions: Iterable[tuple[dict, str, str]]) ->
 
 @as_check
 def check_partitions(answer: Callable, graphs: Iterable[dict]) -> str:
-    """Ask `answer(graph)` for a partition, and compare its time with the least that there is.
+    """Ask `answer(graph)` for a partition, and compare its time with the minimum.
 
     Args:
         answer: the learner's function: a list of kernels, each a list of names.
@@ -129,26 +129,24 @@ def check_partitions(answer: Callable, graphs: Iterable[dict]) -> str:
             time, least = time_of(graph, got), time_of(graph, best_partition(graph))
             if time > least * SAME:
                 told(
-                    f"{answer.__name__}(graph) takes {1e6 * time:.2f} us, {1e6 * least:.2f} us can be had: {got}",
+                    f"{answer.__name__}(graph) takes {1e6 * time:.2f} us, {1e6 * least:.2f} us is possible: {got}",
                     "partitions that it never tries, and what it takes for the best of those that it does",
                     graph,
                 )
-    return f"the least time on {len(graphs)} graphs."
+    return f"the minimum time on {len(graphs)} graphs."
 
 
 def require_bool(got: object, asked: str) -> None:
     if not isinstance(got, bool):
-        raise AnswerError(f"{asked} gives {got!r:.80}, True or False is expected", "what your function returns")
+        raise AnswerError(f"{asked} gives {got!r:.80}: return True or False", "what your function returns")
 
 
 def require_partition(got: object, graph: dict, function: str) -> None:
-    """Raise AnswerError where this is no partition of the graph into kernels that can run."""
+    """Raise AnswerError unless this is a partition of the graph into kernels that can run."""
     asked = f"{function}(graph)"
     listed = isinstance(got, list | tuple) and all(isinstance(group, list | tuple) for group in got)
     if not listed or not all(isinstance(name, str) for group in got for name in group):
-        raise AnswerError(
-            f"{asked} gives {got!r:.80}; a list of lists of names is expected", "what your function returns"
-        )
+        raise AnswerError(f"{asked} gives {got!r:.80}: return a list of lists of names", "what your function returns")
     known = [each["name"] for each in graph["operations"]]
     counted = Counter(name for group in got for name in group)
     if strange := sorted(counted.keys() - set(known)):
@@ -181,7 +179,8 @@ def told(what: str, look_at: str, graph: dict, group: Iterable[str] = ()) -> Non
 
 
 def line_of(operation: dict) -> str:
-    """An operation in a line: "mul: elementwise, 64 x 512, s u -> m", with a mark at what is read elsewhere."""
+    """Describe an operation in one line: "mul: elementwise, 64 x 512, s u -> m", marking inputs read at other
+    elements."""
     reads = " ".join(f"{each}*" if each in operation["elsewhere"] else each for each in operation["reads"])
     size = f"{operation['rows']} x {operation['columns']}"
     return f"{operation['name']}: {operation['kind']}, {size}, {reads} -> {' '.join(operation['writes'])}"

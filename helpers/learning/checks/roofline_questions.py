@@ -1,4 +1,4 @@
-"""What operations cost and what limits them, as the exercise on rooflines asks it: plain values in and out."""
+"""Costs and limits of operations, for the exercise on rooflines: plain values in and out."""
 
 import random
 from collections.abc import Callable
@@ -31,12 +31,12 @@ def ridge(peak: float, bandwidth: float) -> float:
 
 
 def bound(flops: float, nbytes: float, peak: float, bandwidth: float) -> str:
-    """What limits an operation: "memory" left of the ridge, "compute" from the ridge on."""
+    """Return an operation's limit: "memory" left of the ridge, "compute" at or right of it."""
     return "memory" if flops / nbytes < ridge(peak, bandwidth) else "compute"
 
 
 def compute_bound_on(flops: float, nbytes: float, gpus: dict[str, list[float]]) -> set[str]:
-    """The names of the GPUs, {name: [peak, bandwidth]}, on which an operation is compute-bound."""
+    """Return the names of the GPUs, {name: [peak, bandwidth]}, that make an operation compute-bound."""
     return {name for name, (peak, bandwidth) in gpus.items() if bound(flops, nbytes, peak, bandwidth) == "compute"}
 
 
@@ -46,7 +46,7 @@ def fp16_gpus() -> dict[str, list[float]]:
 
 
 def products_and_gpus(seed: int, count: int) -> list[tuple]:
-    """(flops, nbytes, gpus) of matrix products from small to large, on GPUs that nobody has built."""
+    """Return (flops, nbytes, gpus) of matmuls from small to large, on made-up GPUs."""
     draw = random.Random(seed + (cases.draw << 16))
     found = []
     for number in range(count):

@@ -1,4 +1,4 @@
-"""Inputs on which a kernel that works on rows turns out wrong."""
+"""Inputs that expose mistakes in a row-wise kernel."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -62,7 +62,7 @@ def norm_cases(
         return Case(label, inputs, look_at, one_rounding=low, conditioning=shift_conditioning(sum(rows)))
 
     found = [call("", "the formula", 2, 64)]
-    # Of fewer numbers, the largest error of PyTorch's own, which the tolerance is made of, is a matter of luck.
+    # With fewer values, PyTorch's own largest error, which sets the tolerance, is a matter of luck.
     found.append(call("eps 0.5 and small values", eps, 8, 64, adding=0.5, scale=0.25))
     constant = call("a constant row", "eps: without it, this row divides by zero", 2, 64)
     constant.inputs[0][0] = 3.0
@@ -95,7 +95,7 @@ def norm_cases(
 
 
 def shift_conditioning(rows: torch.Tensor) -> float:
-    """By how much roundings may grow in a variance about any element of its row: 1 + z^2 of the furthest element.
+    """Return how much roundings may grow in a variance about any element of its row: 1 + z^2 of the furthest element.
 
     E[(x - c)^2] - (mean - c)^2 subtracts two numbers that are (mean - c)^2 / variance times what is left.
     """

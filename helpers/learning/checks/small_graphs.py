@@ -17,8 +17,8 @@ NAMES = {
 WEIGHTS = {"elementwise": 11, "rows": 4, "matmul": 3, "opaque": 2}
 OPERATIONS = 6  # of a drawn graph: 203 partitions
 TRIES = 2000
-CLEARLY = 1.02  # times: how much worse a partition must be to be told from the best
-# What a drawn graph can be made to turn on, beside each of RULES.
+CLEARLY = 1.02  # times: how much slower a partition must be to count as worse than the best
+# Features that a drawn graph can depend on, besides each of RULES.
 GREEDY, APART, PAIR, CYCLE, LATE, IN_PLACE, FAR = "greedy", "apart", "pair", "cycle", "late", "in place", "far"
 
 
@@ -28,8 +28,8 @@ def drawn_graphs(seed: int, *features: str) -> list[dict]:
     A feature is one of RULES: ignoring it, a partition looks better than there is; GREEDY: joining the pair that saves
     most, again and again, ends at a worse one; APART: the best has kernels that may be joined, and should not be; PAIR:
     so has some pair of operations; CYCLE: the best groups, each harmless, would wait for each other; LATE: a group of
-    the best is legal only when its last operation is there; IN_PLACE: one of the best overwrites, and may; FAR: two
-    operations stand between two others, one after the other, and some go over fewer rows, not columns.
+    the best is legal only once its last operation joins; IN_PLACE: one of the best overwrites, and may; FAR: two
+    operations are between two others, one after the other, and some go over fewer rows, not columns.
     """
     drawn = seed + (cases.draw << 16)
     return [json.loads(_graph_with(feature, f"{drawn} {place}")) for place, feature in enumerate(features)]
@@ -63,7 +63,7 @@ def _drawn(draw: random.Random, feature: str) -> dict:
         sizes |= dict.fromkeys(("a", "b", "c", "d"), (rows, columns)) | dict.fromkeys(("e", "f"), (rows // 2, columns))
     while len(operations) < OPERATIONS:
         kind = draw.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-        # Rather what was made just now than what was given.
+        # Prefer recent results to inputs.
         near = list(sizes)[::-1]
         first = draw.choice(near[:3])
         size = sizes[first]
@@ -104,7 +104,7 @@ def _drawn(draw: random.Random, feature: str) -> dict:
     tensors = {name: itemsize * size[0] * size[1] for name, size in sizes.items()} | weights
     read = {tensor for each in operations for tensor in each["reads"]}
     written = [each["writes"][0] for each in operations]
-    # What nobody reads is what was wanted; what the caller gave holds what was written over it.
+    # Unread results are the outputs; an overwritten input holds its new values.
     results = sorted({each for each in written if each not in read or each in ("x", "y")} | {written[-1]})
     used = read | set(written)
     return {
@@ -115,7 +115,7 @@ def _drawn(draw: random.Random, feature: str) -> dict:
 
 
 def _crossed(draw: random.Random, rows: int, columns: int) -> list[dict]:
-    """Two pairs that read the same tensor, of which each waits for one of the other pair's results."""
+    """Return two pairs that read the same tensor, each waiting for one of the other pair's results."""
 
     size = rows, columns
     first = [_elementwise("scale_x", size, ["x"], [], "a"), _elementwise("roll_a", size, ["y", "a"], ["a"], "b")]
@@ -137,8 +137,8 @@ def at_the_limit() -> list[dict]:
 
 
 def overwritten_and_turned() -> list[tuple[dict, list[str]]]:
-    """(graph, group), neither legal: what stands between the group waits for it only because both write one tensor;
-    and two operations over as many elements, in other rows and columns."""
+    """Return (graph, group) twice, neither legal: operations between the group wait for it only because both write one
+    tensor; and two operations over equally many elements, in different rows and columns."""
     size, turned = (4096, 8192), (8192, 4096)
     between = [
         _elementwise("relu", size, ["x"], [], "t"),

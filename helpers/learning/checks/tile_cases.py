@@ -1,4 +1,4 @@
-"""Inputs on which a kernel that works on tiles turns out wrong."""
+"""Inputs that expose mistakes in a tiled kernel."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ def linear_cases(
 ) -> list[Case]:
     """Calls of `linear_act(x, weight, bias, activation)`: (M, K), (N, K), (N,) in fp16.
 
-    A single tile with each activation, with NaN, with sums of +-200, with values at which a sum of fp16 overflows;
+    Return a single tile with each activation, with NaN, with sums of +-200, with values whose fp16 sum overflows;
     several whole tiles; then each of `sizes`, (M, N, K); each operand alone and both transposed, and in wider matrices;
     no row at all.
     """
@@ -47,7 +47,7 @@ def linear_cases(
         far.inputs[0][::2] *= -1
         found.append(far)
     found.append(call("a long row", "the walk along K: every slice is added to the sum", 16, 16, 256, scale=0.25))
-    large = call("sums that pass 65504 on their way", "the accumulator: fp16 cannot hold these sums", 16, 16, 256)
+    large = call("partial sums that pass 65504", "the accumulator: fp16 cannot hold these sums", 16, 16, 256)
     large.inputs[0][:, :128], large.inputs[0][:, 128:], large.inputs[1][:] = 200.0, -199.0, 100.0
     found.append(large)
     found.append(replace(call("whole tiles", TILES, 128, 256, 128), whole=True))
@@ -78,7 +78,7 @@ def rounding_cases(seed: int) -> list[Case]:
         for m, k in ((16, 16), (40, 200))
         for name in ACTIVATIONS
     ]
-    # There 16 bits resolve the result best beside what a constant with few digits does to it.
+    # There 16 bits best resolve the effect of a constant with few digits.
     for name in ("gelu", "silu"):
         x, weight, bias = draw(32, 16) / 8, draw(32, 16) / 8, draw(32) / 8 - 2
         found.append(Case("sums near -2", (x.half(), weight.half(), bias.half(), name), "the rounding", arguments=name))
@@ -112,7 +112,7 @@ def _growing(draw, shape: tuple[int, int, int, int], tensors: int) -> tuple:
 def _planned(
     draw, shape: tuple[int, int, int, int], tensors: int, of_queries: torch.Tensor, of_keys: torch.Tensor
 ) -> tuple:
-    """Scores that are `of_queries[i] * of_keys[j]`, but for little."""
+    """Return scores close to `of_queries[i] * of_keys[j]`."""
     q, k, *v = _attention_call(draw, shape, tensors, scale=0.125)
     q[..., 0], k[..., 0] = of_queries.to(q.device), shape[-1] ** 0.5 * of_keys.to(k.device)
     return q, k, *v
@@ -124,20 +124,20 @@ def _far_below_zero(draw, shape: tuple[int, int, int, int], tensors: int, score:
 
 
 def _far_apart(draw, shape: tuple[int, int, int, int], tensors: int) -> tuple:
-    """Every second query's scores are 32 times as large: 120, and the others' not 4."""
+    """Return scores 32x larger for every second query: 120, against less than 4."""
     queries = torch.ones(shape[2])
     queries[1::2] = 32.0
     return _planned(draw, shape, tensors, queries, torch.full((shape[2],), 3.75))
 
 
 def _steep(draw, shape: tuple[int, int, int, int], tensors: int, step: float = 4.0) -> tuple:
-    """Each key's score is `step` above that of the key before: what is hidden from a query is above what it sees."""
+    """Return scores that grow by `step` per key: a query's hidden scores are above its visible ones."""
     return _planned(draw, shape, tensors, torch.full((shape[2],), step), torch.arange(float(shape[2])))
 
 
 def _of_large_products(draw, shape: tuple[int, int, int, int], tensors: int) -> tuple:
-    """Four keys share a row's weight, with scores near 1000 that are sums of far larger products: what float16 rounds
-    off a query or a score shows in the weights."""
+    """Return four keys that share a row's weight, with scores near 1000 summed from far larger products: rounding a
+    query or a score to float16 shows in the weights."""
     q, k, *v = (draw(*shape) for _ in range(tensors))
     along = 200 * q[:, :, :1]
     q = along * torch.linspace(0.999, 1.001, shape[2], device=q.device)[:, None]
@@ -180,7 +180,7 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
     def call(label: str, look_at: str, inputs: tuple) -> Case:
         batch, _, seq, _ = inputs[0].shape
         valid = torch.ones(batch, seq, dtype=torch.bool, device=inputs[0].device)
-        # The weights are float32, and so are the scores that they hang on.
+        # The weights are float32, and so are the scores that they depend on.
         return Case(label, (*inputs, valid), look_at, input_error=torch.float32)
 
     base = "the scale, 1/sqrt(dim), and the causal mask: key j for query i where j <= i"
@@ -194,7 +194,7 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
     found.append(call("scores of -12000", MASKED_WITH, _far_below_zero(extreme, tile, 2, -12000.0)))
     found.append(call("queries far apart", OWN_MAXIMUM, _far_apart(extreme, tile, 2)))
     found.append(call("hidden scores above visible ones", MASK_FIRST, _steep(extreme, (1, 1, WHOLE, 16), 2)))
-    # The last of 16 sees all keys, in a window as well: what a hidden one's weight is in such a row is not asked.
+    # The last of 16 sees all keys, in a window as well: the weight of a hidden key in such a row is not checked.
     special = call("NaN in the last query", KEPT_NAN, _attention_call(extreme, (1, 1, 16, 16), 2))
     special.inputs[0][..., -1, 3] = torch.nan
     found.append(special)

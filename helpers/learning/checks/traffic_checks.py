@@ -24,8 +24,8 @@ def check_traffic(
         answer: the learner's function, returning one tensor.
         inputs: its arguments.
         launches: Triton kernels and PyTorch operators that do work.
-        bytes_per_element: bytes requested of memory, over the elements of the result.
-        cached: places among the inputs of what is so small that every program may read it: a cache serves it.
+        bytes_per_element: bytes requested from memory per element of the result.
+        cached: positions of inputs so small that every program may read them from cache.
         name: the check's name.
     """
     names = list(inspect.signature(answer).parameters)
@@ -80,7 +80,7 @@ def in_16_bits(inputs: tuple) -> tuple | None:
 
 @contextlib.contextmanager
 def told_of_16_bits() -> Iterator[None]:
-    """Let a failure say that it is one of bfloat16 alone."""
+    """Make a failure report that only bfloat16 fails."""
     try:
         yield
     except AnswerError as error:
@@ -92,16 +92,16 @@ def told_of_16_bits() -> Iterator[None]:
 
 @as_check
 def check_cut(answer: Callable, unfused: Callable, inputs: tuple, least: float, launches: int) -> str:
-    """Meter `answer(*inputs)` beside `unfused(*inputs)`: so much less traffic, in no more launches than given, and the
-    same result, to twice PyTorch's own error: what is not computed moves nothing. And the same where float32 inputs
-    become bfloat16.
+    """Meter `answer(*inputs)` against `unfused(*inputs)`: that much less traffic, at most the given launches, and the
+    same result, to twice PyTorch's own error, since skipping work also saves traffic. Then repeat with bfloat16 inputs
+    instead of float32.
 
     Args:
         answer: the learner's function.
-        unfused: what it fuses, in PyTorch.
+        unfused: the same in unfused PyTorch.
         inputs: arguments of both.
-        least: what the traffic has to be cut by, as a fraction of the unfused.
-        launches: at most.
+        least: the minimum cut in traffic, as a fraction of the unfused.
+        launches: maximum.
         name: the check's name.
     """
     told = require_cut(answer, unfused, inputs, least, launches)
@@ -132,7 +132,7 @@ def require_cut(answer: Callable, unfused: Callable, inputs: tuple, least: float
 
 
 def most_moved(traffic: Traffic, answer: Callable, inputs: tuple) -> str:
-    """Where to look for bytes too many: what is read again, or else the tensor between that moves most."""
+    """Return where to look for excess bytes: rereads, or else the intermediate tensor that moves most."""
     again = ", ".join(f"{name}, read {times}" for name, times in repeats(traffic, answer, inputs) if name != "weight")
     if again:
         return f"{again}: use the variable that already holds the value"
@@ -157,7 +157,7 @@ def repeats(traffic: Traffic, answer: Callable, inputs: tuple) -> list[tuple[str
 
 
 def lines_of(traffic: Traffic, elements: int) -> list[str]:
-    """What each source line reads and writes, in bytes per element of the result."""
+    """Return each source line's reads and writes, in bytes per element of the result."""
     return [
         f"{quoted_line(file, number)}: {line.read / elements:.4g} read, {line.written / elements:.4g} written"
         for (file, number), line in traffic.by_line.items()

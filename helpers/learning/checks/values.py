@@ -2,10 +2,10 @@
 
 The reference runs twice: in float64, which is taken for exact, and in the inputs' own dtype, which shows the error
 that PyTorch itself makes. An answer may make twice that error, plus one unit in the last place of the largest value.
-Where the result depends on digits that the inputs no longer have, as a norm's at mean 10^4, a case says so
-(`input_error`): then it may also make the error that one unit in the last place of the inputs makes. Where an exercise
-asks for float32 throughout, a case in 16 bits says so (`one_rounding`): then an element may be off by half a unit in
-its last place, and by what float32 arithmetic loses.
+Where the result depends on digits that the inputs no longer have, as a norm's at mean 10^4, a case is marked
+(`input_error`): then it may also have the error caused by one unit in the last place of the inputs. Where an exercise
+asks for float32 throughout, a case in 16 bits is marked (`one_rounding`): then an element may be off by half a unit in
+its last place, plus float32's own error.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ PATIENCE = 20.0  # seconds for all cases, once one has failed
 def check_values(
     answer: Callable, reference: Callable, cases: Iterable[Case], unlike: dict[str, Callable] | None = None
 ) -> str:
-    """Call `answer` on each case and compare it with `reference`; the first case that differs is told.
+    """Call `answer` on each case and compare it with `reference`; report the first case that differs.
 
     Each call has fresh inputs and outputs that start as NaN, and must leave its inputs as they were. Kernels run under
     the meter, which sees accesses outside their tensors and races, and then compiled where there is a GPU.
@@ -37,7 +37,7 @@ def check_values(
             tuple of tensors.
         reference: the same in PyTorch.
         cases: calls, the simplest first.
-        unlike: what to say that an answer computes -> a function in PyTorch: other formulas than the one asked for.
+        unlike: description -> a function in PyTorch: mistaken formulas to recognise.
         name: the check's name.
     """
     cases = list(cases)
@@ -52,12 +52,13 @@ def check_values(
 
 
 def try_each(cases: list[Case], judge: Callable[[Case], None], hint: Callable[[list[Case], str], str] | None = None):
-    """Judge every case, and raise AnswerError for the first that fails, which says how the others went.
+    """Judge every case, and raise AnswerError for the first that fails, with a summary of the others.
 
     Args:
-        cases: calls, each with one difficulty more than those before it, so that the first to fail tells what is wrong.
-        judge: raises AnswerError where the answer is wrong on a case.
-        hint: the cases that failed, and where the first of them says to look -> where to look.
+        cases: calls, each with one difficulty more than those before it, so that the first failure identifies the
+            mistake.
+        judge: raises AnswerError if the answer is wrong on a case.
+        hint: (the cases that failed, the first one's place to look) -> where to look.
     """
     failed: dict[int, AnswerError] = {}
     tried, began = 0, time.monotonic()
@@ -93,8 +94,8 @@ def check_case(
 ) -> None:
     """Raise AnswerError where `answer` differs from `reference` on one case.
 
-    An answer that agrees with another formula is said to compute it only if that one would have `passed` as well what
-    the answer has.
+    An answer that agrees with another formula is reported as computing it only if that one would also have `passed` the
+    same cases.
     """
     inputs = of_tensors(fresh_copy, case.inputs)
     with outputs_start_as_nan():
@@ -130,7 +131,7 @@ def would_pass(formula: Callable, reference: Callable, case: Case) -> bool:
 
 
 def compare(got: object, inputs: list, reference: Callable, case: Case, written: dict[str, int] | None = None) -> None:
-    """Raise AnswerError where the result of a call, or what became of its inputs, is not as the reference has it.
+    """Raise AnswerError if a call's result, or its inputs afterwards, differ from the reference's.
 
     `written` is how many bytes were stored to each tensor, by the meter's names.
     """
@@ -191,11 +192,11 @@ def differs(
     relative: bool = False,
     conditioning: float = 1.0,
 ) -> torch.Tensor:
-    """Where `got` is further from `exact` than the tolerance; NaN and inf must be where PyTorch has them.
+    """Return where `got` is further from `exact` than the tolerance; NaN and inf must be where PyTorch has them.
 
-    Each of `near` is exact for inputs that are an ulp off, say: the tolerance is wider by how far the furthest is.
-    Where the tolerance is `relative`, each number has its own, in proportion to it. Integers must be equal, but for
-    int8, which holds codes of what was rounded.
+    Each of `near` is exact for inputs that are, say, an ulp off: the tolerance grows by the distance to the furthest.
+    If the tolerance is `relative`, each value has its own, in proportion to it. Integers must be equal, except int8,
+    which holds rounded codes.
     """
     if usual.dtype == torch.int8:
         return other_codes(got, exact, usual, near)
@@ -219,9 +220,9 @@ def differs(
 
 
 def rounded_twice(got: torch.Tensor, exact: torch.Tensor, single: torch.Tensor, case: Case) -> torch.Tensor:
-    """Where `got`, of 16 bits, is further from `exact` than one rounding and what float32 arithmetic loses.
+    """Return where `got`, in 16 bits, is further from `exact` than one rounding plus float32's own error.
 
-    `single` is the reference in float32: another order of its operations may lose a few times as much.
+    `single` is the reference in float32: another order of its operations may lose several times more.
     """
     nearest = exact.to(got.dtype)
     finite = nearest.isfinite()
@@ -246,11 +247,11 @@ def in_float32(x: torch.Tensor) -> torch.Tensor:
 def other_codes(
     got: torch.Tensor, exact: torch.Tensor, usual: torch.Tensor, near: Iterable[torch.Tensor]
 ) -> torch.Tensor:
-    """Where `got` is more than one code from `exact`; and where it is one code off, if that is so in many places.
+    """Return where `got` is more than one code from `exact`; and where it is one code off, if that happens often.
 
-    A number that is rounded to a code may be so near the middle of two that the last digit decides. That is rare: one
-    in a hundred may, or twice as many as PyTorch's own, and as many as differ in any of `near`: what lies between the
-    inputs of two that are off either way changes no other code.
+    A value rounded to a code may be so close to the middle of two that the last digit decides. That is rare: one in a
+    hundred may, or twice as many as PyTorch's own, and as many as differ in any of `near`: inputs between two that are
+    off either way change no other code.
     """
     apart = (got.int() - exact.int()).abs()
     moved = torch.zeros_like(exact, dtype=torch.bool)
@@ -269,7 +270,8 @@ def in_float64(x: torch.Tensor) -> torch.Tensor:
 
 
 def moved_by_one_ulp(x: object, dtype: torch.dtype) -> object:
-    """In float64, every other element an ulp of `dtype` up, the rest an ulp down; other values stay as they are."""
+    """Return x in float64, every other element an ulp of `dtype` up, the rest an ulp down; other values stay as they
+    are."""
     if not isinstance(x, torch.Tensor) or not x.is_floating_point():
         return x
     sign = 1 - 2 * (torch.arange(x.numel(), device=x.device).view(x.shape) % 2)
@@ -296,7 +298,7 @@ def in_order(inputs: tuple) -> bool:
 
 
 def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, case: Case, whole: bool) -> str:
-    """Where to look; `whole` says that every element of the result was stored."""
+    """Return where to look; `whole`: every element of the result was stored."""
     if stored_in_another_layout(got, usual):
         return (
             f"the result's strides, {got.stride()}: torch.empty_like copies the layout of the tensor it is given, and "
@@ -312,7 +314,7 @@ def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, ca
             f"where the NaN comes from: a masked load without other=, an exponential that overflows, 0 / 0, inf - inf; "
             f"and {case.look_at}"
         )
-    # So these were never stored, or came of reading what was never stored.
+    # So these were never stored, or come from reading memory that was never stored.
     if unwritten.all():
         return f"the grid and the store: no element was written, or else NaN was, and then {case.look_at}"
     first = int(unwritten.flatten().nonzero()[0])
@@ -322,7 +324,7 @@ def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, ca
 
 
 def stored_in_another_layout(got: torch.Tensor, usual: torch.Tensor) -> bool:
-    """Whether every value is right in memory order: the result's strides alone are not as the kernel stores."""
+    """Return whether every value is right in memory order, so that only the result's strides are wrong."""
     room = got.untyped_storage().nbytes() // got.itemsize - got.storage_offset()
     if got.is_contiguous() or not got.is_floating_point() or got.numel() > room:
         return False

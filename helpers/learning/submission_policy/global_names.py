@@ -1,4 +1,4 @@
-"""Which names of an answer Python looks up in the notebook, and not in a function's own variables.
+"""Find the names of an answer that Python looks up in the notebook, not in a function's own variables.
 
 The compiler decides, and it is asked: a name that no instruction loads from the globals is the answer's own, whatever
 it is called, so that a local variable may be called `bytes`.
@@ -36,7 +36,7 @@ def defined(tree: ast.Module) -> dict[str, int]:
     found: dict[str, int] = {}
     code = compiled(tree)
     for each in code_of(code):
-        # An assignment expression in a comprehension stores past the code that it stands in.
+        # An assignment expression in a comprehension stores outside the comprehension's own scope.
         names = {"STORE_GLOBAL", "DELETE_GLOBAL"} | ({"STORE_NAME", "DELETE_NAME"} if each is code else set())
         for instruction in dis.get_instructions(each):
             if instruction.opname in names:
@@ -52,7 +52,7 @@ def compiled(tree: ast.Module) -> CodeType:
         RefusedError: Python's compiler does not take it, though its parser does, such as `return` outside a function.
     """
     try:
-        with warnings.catch_warnings(action="ignore"):  # of code that nobody has run yet
+        with warnings.catch_warnings(action="ignore"):  # of code that has not run yet
             return compile(copy.deepcopy(tree), "<answer>", "exec", dont_inherit=True)
     except SyntaxError as error:
         raise RefusedError(ast.Pass(lineno=error.lineno or 0), f"SyntaxError: {error.msg}") from None

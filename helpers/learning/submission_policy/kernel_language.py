@@ -1,7 +1,7 @@
 """The language of kernels, decided from an answer's text alone; `launcher_language` decides on the Python around them.
 
-Kernels are interpreted and compiled beside the meter, so theirs is a closed language: what is not listed here is
-refused. Nothing in the list leads to a module, a frame or an attribute of the interpreter.
+Kernels are interpreted and compiled in the meter's process, so their language is restricted: anything not listed here
+is refused. Nothing in the list leads to a module, a frame or an attribute of the interpreter.
 """
 
 import ast
@@ -50,7 +50,7 @@ _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
 
 @dataclass(frozen=True)
 class Refusal:
-    """What the policy does not allow: the answer cell's grade_id, the line in it (0: the whole cell), and why."""
+    """A refusal by the policy: the answer cell's grade_id, the line in it (0: the whole cell), and why."""
 
     answer: str
     line: int
@@ -61,7 +61,7 @@ class Refusal:
 
 
 class RefusedError(Exception):
-    """Raised where a node is not allowed; the first argument says why."""
+    """Raised for a node that is not allowed; the first argument is the reason."""
 
     def __init__(self, node: ast.AST, why: str):
         super().__init__(why)
@@ -74,7 +74,7 @@ class SyntaxRefusedError(RefusedError):
 
 @dataclass
 class Names:
-    """What the answer cells of one submission define for their kernels."""
+    """The names that the answer cells of one submission define for their kernels."""
 
     language: set[str]  # names of triton.language
     triton: set[str]
@@ -84,7 +84,7 @@ class Names:
 
 
 def parsed(source: str) -> ast.Module:
-    """An answer's syntax tree; RefusedError where it has none, or where others would read another from the text."""
+    """Return an answer's syntax tree; RefusedError if it has none, or if other tools would parse it differently."""
     if len(source) > MAX_TEXT:
         raise RefusedError(ast.Module(), f"it has {len(source):,} characters: at most {MAX_TEXT:,} are graded")
     if found := characters_of_two_readings(source):
@@ -100,9 +100,9 @@ def parsed(source: str) -> ast.Module:
             raise RefusedError(node, "magics and shell commands are not graded") from None
         raise SyntaxRefusedError(node, error.msg) from None
     except (ValueError, RecursionError, MemoryError):
-        raise RefusedError(ast.Module(), "Python cannot read it: it is nested too deeply, or is no text") from None
+        raise RefusedError(ast.Module(), "Python cannot read it: it is nested too deeply, or not text") from None
     if rewritten:
-        raise RefusedError(tree, "IPython would run other code than stands here: no prompts, no magics")
+        raise RefusedError(tree, "IPython would run other code than this: no prompts, no magics")
     for statement in tree.body:
         if is_kernel(statement) and (why := as_triton_reads(source, statement)):
             raise RefusedError(statement, why)
@@ -127,7 +127,7 @@ def names_of(trees: dict[str, ast.Module]) -> Names:
 
 
 def is_kernel(statement: ast.stmt) -> bool:
-    """Whether this is a function under `@triton.jit`, and nothing else."""
+    """Return whether this is a function under `@triton.jit`, and nothing else."""
     return (
         isinstance(statement, ast.FunctionDef)
         and len(statement.decorator_list) == 1
@@ -234,7 +234,7 @@ def check_attribute(node: ast.Attribute, local: set[str], names: Names) -> None:
 
 
 def is_number(node: ast.expr, names: Names) -> bool:
-    """Whether a constant is made of plain numbers, tl.constexpr and math."""
+    """Return whether a constant consists of plain numbers, tl.constexpr and math."""
     match node:
         case ast.Constant(value=int() | float() | None):
             return True

@@ -1,8 +1,8 @@
-"""Which Python may stand around an answer's kernels: functions that allocate, view and launch.
+"""The Python allowed around an answer's kernels: functions that allocate, view and launch.
 
-It is a closed language, as that of kernels is: statements, names and attributes that are not listed here are refused.
-No name in it leads to a module beyond these, a frame, a class or code as text. Launchers run in the sandbox only, so
-this says early, and in words, what would fail there.
+It is a restricted language, like the kernels': statements, names and attributes that are not listed here are refused.
+No name in it leads to a module beyond these, a frame, a class or code as text. Launchers run only in the sandbox, so
+this reports early, and in words, what would fail there.
 """
 
 import ast
@@ -25,7 +25,7 @@ _VIEWS = (
     "as_strided broadcast_to view_as_real clone repeat_interleave roll flip tril triu gather scatter index_select "
     "take_along_dim masked_select where cat stack"
 )
-# Not for a launcher to compute: that is the kernel's. The judge says so, with the operator's name.
+# Not for a launcher to compute: that is the kernel's. The judge reports it, with the operator's name.
 _COMPUTED = (
     "abs neg add sub subtract mul multiply div divide true_divide pow sqrt rsqrt reciprocal square exp exp2 expm1 log "
     "log2 log1p sigmoid tanh sin cos erf relu softmax log_softmax logsumexp sum mean var std prod amax amin aminmax "
@@ -59,7 +59,7 @@ MODULES = {
     "math": OF_MATH,
 }
 USUAL = {"torch": "torch", "triton": "triton", "tl": "triton.language", "math": "math"}
-# Of tensors, dtypes, shapes and plain values.
+# Attributes of tensors, dtypes, shapes and plain values.
 OF_VALUES = frozenset(
     f"{_VIEWS} {_COMPUTED} half float double short int long bool bfloat16 "
     "shape size stride numel nelement dim ndim dtype device layout itemsize element_size nbytes data_ptr type "
@@ -114,7 +114,7 @@ def check_launchers(tree: ast.Module, kept: set[str]) -> None:
         check_parts(statement, modules, own)
 
 
-# Of the course's dependencies and the standard library: an import of these that no line uses changes nothing.
+# From the course's dependencies and the standard library: an unused import of these changes nothing.
 UNUSED = frozenset(
     "numpy torch triton triton.language math matplotlib matplotlib.pyplot typing functools itertools collections "
     "dataclasses operator random time statistics fractions decimal string re".split()
@@ -123,7 +123,7 @@ UNUSED_NAMES = UNUSED - set("torch triton triton.language".split())  # modules w
 
 
 def is_unused_import(statement: ast.AST, taken: set[str]) -> bool:
-    """Whether this imports, from modules that are harmless by themselves, under names that nobody uses.
+    """Return whether this imports only from harmless modules, under names that are never used.
 
     Args:
         taken: names that the answer uses, and those of the exercise's own.
@@ -191,7 +191,7 @@ def check_attribute(node: ast.Attribute, modules: dict[str, str], is_base: bool)
 
 
 def module_parts(node: ast.Attribute, modules: dict[str, str]) -> list[ast.expr]:
-    """What names the module that an attribute is taken from: `torch.nn` and `torch` of `torch.nn.functional`."""
+    """Return the expressions that name an attribute's module: `torch.nn` and `torch` of `torch.nn.functional`."""
     parts = []
     if module_of(node.value, modules):
         inner = node.value
@@ -245,7 +245,7 @@ def named(name: str, module: str, node: ast.AST, kept: set[str]) -> dict[str, st
 
 
 def names_bound(statement: ast.stmt) -> set[str]:
-    """Every name that a statement, or what stands inside it, gives a meaning."""
+    """Return every name that a statement binds, including nested statements."""
     names = set()
     for node in ast.walk(statement):
         match node:

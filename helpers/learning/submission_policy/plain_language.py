@@ -1,8 +1,8 @@
-"""Which Python an answer may be written in that gives numbers or settings, and launches nothing.
+"""The Python allowed in answers that return numbers or settings, and launch nothing.
 
-Such an answer leaves no launches that could be done again: its values are all there is. So it must not reach what
-would work them out for it, the meter, the compiler, the roofline, which its sandbox holds. All of Python is open that
-cannot: what is closed leads to another name of the notebook, to a module other than math, or into the interpreter.
+Such an answer leaves no launches to replay: only its values. So it must not reach tools in its sandbox that would
+compute them: the meter, the compiler, the roofline. All other Python is allowed: only access to other names of the
+notebook, to modules other than math, or to the interpreter is refused.
 """
 
 import ast
@@ -19,7 +19,8 @@ BUILTINS = frozenset(
     "ArithmeticError AssertionError Exception IndexError KeyError LookupError NotImplementedError OverflowError "
     "RuntimeError StopIteration TypeError ValueError ZeroDivisionError".split()
 )
-# Of numbers, strings, lists, dictionaries, sets and tuples. Not str.format, whose fields reach attributes by text.
+# Methods of numbers, strings, lists, dictionaries, sets and tuples. Not str.format, whose fields reach attributes by
+# text.
 METHODS = frozenset(
     "add append bit_count bit_length capitalize casefold center clear copy count difference difference_update discard "
     "endswith extend find fromkeys get index insert intersection intersection_update isalnum isalpha isdecimal isdigit "
@@ -53,7 +54,7 @@ KNOWN = (*STATEMENTS, *EXPRESSIONS, *PARTS, ast.Module)
 
 
 def screen_plain(answers: dict[str, str], kept: Iterable[str] = (), lent: Iterable[str] = ()) -> list[Refusal]:
-    """What is refused in answers that give plain values, at most one refusal for each answer.
+    """Return the refusals in answers that return plain values, at most one per answer.
 
     Args:
         answers: grade_id -> source, which `screening.screen` lets through.
@@ -65,7 +66,7 @@ def screen_plain(answers: dict[str, str], kept: Iterable[str] = (), lent: Iterab
     try:
         own = {name for tree in trees.values() for name in defined(tree)} - set(kept) - NOT_OPEN
     except RefusedError:
-        own = set()  # `check_answer` says so of the answer that is not compiled
+        own = set()  # `check_answer` reports it for the answer, which is not compiled
     taken = {node.id for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.Name)} | set(kept)
     refusals = []
     for answer, tree in trees.items():
@@ -80,9 +81,9 @@ def check_answer(tree: ast.Module, known: set[str], taken: set[str], kept: set[s
     """Raise RefusedError at the first thing in an answer that is not in the language.
 
     Args:
-        known: what it may look up in the notebook.
-        taken: names that the answers use, and those of the exercise's own.
-        kept: those of the exercise's own.
+        known: names that it may look up in the notebook.
+        taken: names used by the answers and by the exercise itself.
+            kept: names used by the exercise itself.
     """
     outside = looked_up(tree)
     # A name that one function looks up is the module here, whatever it is in another.

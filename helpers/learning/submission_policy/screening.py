@@ -1,4 +1,4 @@
-"""What is graded of a submission's answers, decided from their text: `fusion check` and `fusion grade` ask the same."""
+"""Decide from the text which of a submission's answers are graded, the same for `fusion check` and `fusion grade`."""
 
 import ast
 import re
@@ -35,7 +35,7 @@ class Screened:
 
     @property
     def refusals(self) -> list[Refusal]:
-        """What is refused, after what cannot be read: what is missed may be defined there."""
+        """Refusals, those of unparsable answers first: a missing name may be defined there."""
         return [*self.unreadable.values(), *self.refused.values()] if self.refused else []
 
     @property
@@ -58,12 +58,12 @@ def screened(answers: dict[str, str], cells: list[dict]) -> Screened:
         except SyntaxRefusedError as error:
             unreadable[answer] = Refusal(answer, error.line, f"SyntaxError: {error}")
         except RefusedError:
-            pass  # `screen` says so
+            pass  # `screen` reports it
     readable = {answer: source for answer, source in answers.items() if answer not in unreadable}
     kept, plain, lent = kept_by(cells), plain_answers(cells), lent_by(cells)
     refused: dict[str, Refusal] = {}
     while True:
-        # What is run is screened by itself: no answer leans on what one that is left out would have defined.
+        # The code to run is screened again: no answer may depend on definitions in one that is left out.
         missing = unreadable.keys() | refused.keys()
         promised = promised_by(cell for cell in cells if cell["answer"] and cell["id"] in missing)
         found = screen(readable, kept, plain)
@@ -76,7 +76,7 @@ def screened(answers: dict[str, str], cells: list[dict]) -> Screened:
 
 
 def screen(answers: dict[str, str], kept: Iterable[str] = (), plain: Iterable[str] = ()) -> list[Refusal]:
-    """What the policy refuses in a submission's answers, at most one refusal for each answer.
+    """Return the policy's refusals in a submission's answers, at most one per answer.
 
     Args:
         answers: grade_id -> source.
@@ -111,13 +111,13 @@ def screen(answers: dict[str, str], kept: Iterable[str] = (), plain: Iterable[st
 
 
 def defining(trees: dict[str, ast.Module], why: str) -> str:
-    """The last answer with a kernel that `why` names: of two alike, the one that would take the place of the first."""
+    """Return the last answer with a kernel that `why` names: of two with one name, the one that overrides the other."""
     kernels = [(answer, each.name) for answer, tree in trees.items() for each in tree.body if is_kernel(each)]
     return next(answer for answer, name in reversed(kernels) if name in why.split())
 
 
 def run_instead(why: Refusal) -> str:
-    """What is run in the place of an answer that is left out: it fails, and says why."""
+    """Return code to run instead of an answer that is left out: it fails with the reason."""
     return f"raise SyntaxError({str(why)!r})"
 
 
@@ -147,7 +147,7 @@ def needing(left_out: Container[str], cells: list[dict]) -> set[str]:
 
 
 def refusal_behind(message: str, found: Screened, cells: list[dict]) -> Refusal | None:
-    """The refused answer for want of which a check came to no end: its function or kernel is the name missed."""
+    """Return the refused answer whose absence broke a check: it defines the missing function or kernel."""
     missing = re.search(r"NameError: name '(\w+)' is not defined", message)
     defining = {cell["id"]: cell["source"] for cell in cells if cell["answer"]}
     for answer, refusal in found.refused.items():
@@ -167,7 +167,7 @@ def promised_by(cells: Iterable[dict]) -> dict[str, str]:
 
 
 def is_plain(cells: list[dict]) -> bool:
-    """Whether an exercise asks for numbers or settings, and for no kernel."""
+    """Return whether an exercise asks for numbers or settings, not for a kernel."""
     return not any("@triton.jit" in cell["source"] for cell in cells if cell["answer"])
 
 
@@ -198,7 +198,7 @@ LENDING = "helpers.learning.allowed_calls"
 
 
 def lent_by(cells: list[dict]) -> set[str]:
-    """What an exercise lends to answers in plain Python: its imports from LENDING, by their own names."""
+    """Return what an exercise lends to answers in plain Python: its imports from LENDING, by their own names."""
     return {
         alias.name
         for cell in cells

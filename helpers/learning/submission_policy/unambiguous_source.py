@@ -35,7 +35,7 @@ def characters_of_two_readings(source: str) -> tuple[int, str] | None:
 
 
 def is_rewritten_by_ipython(source: str, tree: ast.Module) -> bool:
-    """Whether IPython makes other code of a cell before it runs it; white space apart."""
+    """Return whether IPython rewrites a cell before running it, other than its white space."""
     run = TransformerManager().transform_cell(source)
     if run.strip() == source.strip():
         return False

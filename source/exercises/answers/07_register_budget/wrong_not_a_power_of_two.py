@@ -1,6 +1,6 @@
 # The tile that would just do, of a size that no block has.
 # rejected by: tile
-# told: BLOCK_ROWS is 48, a whole power of two is expected|is \d+, a whole power of two
+# told: BLOCK_ROWS is 48, not a power of two|is \d+, not a power of two
 
 
 # %% grade_id="tile-settings-answer"
