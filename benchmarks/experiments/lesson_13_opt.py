@@ -20,12 +20,14 @@ WIDTH, HEADS, HIDDEN, LAYERS = 5120, 40, 20480, 40
 TOKENS = (64, 512, 2048)
 EPS = 1e-5
 NAMES = (
-    "attention_weight attention_bias qkv qkv_bias out out_bias ffn_weight ffn_bias up up_bias down down_bias"
+    "hidden attention_weight attention_bias qkv qkv_bias out out_bias ffn_weight ffn_bias up up_bias down down_bias"
 ).split()
 
 
 def layer_inputs(tokens: int, width: int = WIDTH, hidden: int = HIDDEN, **options) -> tuple[Tensor, ...]:
-    """x (1, tokens, width), then the weights in the order of NAMES, of a size that leaves every result about as large."""
+    """x (1, tokens, width), then in the order of NAMES: what is added to hidden scores, once per model; the weights.
+
+    Weights are of a size that leaves every result about as large."""
 
     def matrix(rows: int, cols: int) -> tuple[Tensor, Tensor]:
         return torch.randn(rows, cols, **options) / cols**0.5, torch.randn(rows, **options) / 8
@@ -35,7 +37,8 @@ def layer_inputs(tokens: int, width: int = WIDTH, hidden: int = HIDDEN, **option
 
     weights = *norm(), *matrix(3 * width, width), *matrix(width, width)
     weights += (*norm(), *matrix(hidden, width), *matrix(width, hidden))
-    return torch.randn(1, tokens, width, **options), *weights
+    hidden = torch.full((tokens, tokens), torch.finfo(weights[0].dtype).min, **options).triu(1)
+    return torch.randn(1, tokens, width, **options), hidden, *weights
 
 
 def heads_of(qkv: Tensor, heads: int) -> tuple[Tensor, ...]:
@@ -43,15 +46,13 @@ def heads_of(qkv: Tensor, heads: int) -> tuple[Tensor, ...]:
     return qkv.unflatten(-1, (3 * heads, -1)).transpose(1, 2).chunk(3, dim=1)
 
 
-def attention_by_operator(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attention_by_operator(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
     """Causal attention with the matrix of scores, softmax in fp32: transformers' "eager"."""
-    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
-    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-    scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2) + hidden
     return functional.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype) @ v
 
 
-def attention_of_pytorch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attention_of_pytorch(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
@@ -59,7 +60,7 @@ def layer(attention: Callable, heads: int, x: Tensor, *weights: Tensor) -> Tenso
     """The layer in eager PyTorch."""
     w = dict(zip(NAMES, weights, strict=True))
     h = functional.layer_norm(x, x.shape[-1:], w["attention_weight"], w["attention_bias"], EPS)
-    seen = attention(*heads_of(functional.linear(h, w["qkv"], w["qkv_bias"]), heads))
+    seen = attention(*heads_of(functional.linear(h, w["qkv"], w["qkv_bias"]), heads), w["hidden"])
     x = x + functional.linear(seen.transpose(1, 2).flatten(2), w["out"], w["out_bias"])
     h = functional.layer_norm(x, x.shape[-1:], w["ffn_weight"], w["ffn_bias"], EPS)
     h = functional.relu(functional.linear(h, w["up"], w["up_bias"]))
