@@ -82,7 +82,7 @@ PROGRAMS = {"steps": run_steps, "add_gelu": run_add_gelu}
 
 
 def trace() -> dict:
-    """Return the last call of `steps` as torch.profiler records it with stacks; times in microseconds from its start."""
+    """Return the last call of `steps` by torch.profiler, with stacks; microseconds from its start."""
     on_gpu = torch.cuda.is_available()
     weight, grad = torch.randn(2, WIDTH if on_gpu else 64, WIDTH, device="cuda" if on_gpu else "cpu")
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
@@ -101,9 +101,7 @@ def trace() -> dict:
 def last_call(trace: dict) -> dict:
     """Cut a trace to the last CALL, and of Python's calls to those of this file's functions."""
     events = trace["traceEvents"]
-    begin = max(
-        each["ts"] for each in events if each.get("name") == CALL and each.get("cat") == "user_annotation"
-    )
+    begin = max(each["ts"] for each in events if each.get("name") == CALL and each.get("cat") == "user_annotation")
     kept = []
     for each in events:
         if each.get("ph") != "X" or each.get("cat") not in KEPT or each["ts"] < begin:
