@@ -898,9 +898,16 @@ l2_norms, rows_of = h100.experiment("cuda_l2_norm"), []
 for shape, taken in l2_norms.items():
     rows_of.append((shape, *(f"{1e6 * each.median:.0f} us" for each in taken.values())))
 display(table(("fp32", *taken), rows_of, h100.label_of("cuda_l2_norm")))
-VERDICT14A
+for shape, taken in l2_norms.items():
+    slower = taken["to learn"].median / taken["to race"].median
+    beside = taken["Triton"].median / taken["to race"].median
+    print(f"{shape}: to learn {slower:.2f}x the time to race, Triton {beside:.2f}x")
 
 # %% [markdown]
+# The one to race is level with Triton's: both read the row once and are near copy bandwidth. The one to learn from reads
+# it twice, its loads are narrow and its tree has a barrier per step; the wider the row, the less of it the caches still
+# have for the second read.
+#
 # ### nvcc and a Makefile
 #
 # `cuda_kernel` compiles with NVRTC, the compiler as a library. A C++ project calls `nvcc`, and writes into a Makefile
@@ -1017,9 +1024,15 @@ for name in ("main.cpp", "cuda.cu"):
 # %% tags=["hide-input"]
 inline = h100.experiment("cuda_load_inline")
 print(h100.label_of("cuda_load_inline"))
-VERDICT14B
+print(f"built in {inline['build seconds']:.0f} s, largest error {inline['largest error']:.1e}")
+for clock, what in (("gpu", "the GPU's time, 32768 rows"), ("call", "a call, 64 rows")):
+    both = (f"{way} {1e6 * time.median:.0f} us" for way, time in inline[clock].items())
+    print(f"{what}: {', '.join(both)}")
 
 # %% [markdown]
+# The kernel is the same and so is its time on the GPU. A call through C++ is far cheaper than one of `cuda_kernel`, which
+# checks its arguments in Python; the build is the price, paid once per change of the source.
+#
 # ### Other languages for kernels
 #
 # - **CUTLASS**: NVIDIA's C++ templates for matmuls, built on *layouts*, functions from coordinates to memory offsets;
