@@ -5,7 +5,7 @@
     ncu_full.txt       `ncu --set full` of one launch of add+GELU, as it is printed
     ncu_sets.txt       `ncu --list-sets`
     gap.trace.json     torch.profiler's trace of `steps`, with_stack=True: kernels, launches, operators, Python's calls
-    gap_nsys.csv       the same by Nsight Systems, where it is installed: QUERY, on what `nsys export --type sqlite` wrote
+    gap_nsys.csv       the same by Nsight Systems, where it is installed: QUERY on its SQLite export
     outputs.json       the commands, the versions, the day, the GPU; and the error of a tool that failed
 
 `python -m benchmarks.profiler_outputs program NAME` is the program that ncu and nsys run.
