@@ -58,6 +58,7 @@ STEPS = (
     ),
     Step("profiles", "-m benchmarks.profiles --seconds 3600 --out .venv/profiles.json"),
     Step("pages", "-m benchmarks.profiles --take .venv/profiles.json", (f"{RECORDS}/{{gpu}}_profiles",)),
+    Step("outputs", "-m benchmarks.profiler_outputs", (f"{RECORDS}/{{gpu}}_profiles",)),
     Step("libraries", "-m benchmarks.libraries", (f"{RECORDS}/libraries.json",)),
     Step("libraries-cpu", "-m benchmarks.libraries", (f"{RECORDS}/libraries_cpu.json",), on_gpu=False),
     Step("semantics", "tests/gpu_semantics.py tests/data/{gpu}_semantics.npz", ("tests/data/{gpu}_semantics.npz",)),

@@ -21,6 +21,7 @@ from helpers.instruments.recordings import recorded  # noqa: E402, as build.py t
 CLAIM = re.compile(r"\*\*[Cc]laim: ?(.*?)\*\*", re.DOTALL)
 VERDICT = re.compile(r"\*\*Verdict: ?(.*?)\*\*(.*?)(?:\n\n|\Z)", re.DOTALL)
 SHOWN_VERDICT = re.compile(r"^Verdict: (.*?\.)(?:\s+|\Z)(.*?)(?:\n\n|\Z)", re.DOTALL | re.MULTILINE)
+RECORDS = ("h200", "h100_80gb_hbm3")
 HEADING = """\
 # Claims that circulate, and how they fared
 
@@ -46,6 +47,11 @@ def in_one_line(text: str) -> str:
     return " ".join(text.split()).strip(" *,")
 
 
+def recorded_in(text: str, shown: str) -> set[str]:
+    """Of RECORDS, those that a cell reads, or whose label it shows."""
+    return {name for name in RECORDS if name[:4] in text or f"{recorded(name).gpu}, PyTorch" in shown}
+
+
 def claims_in(path: Path) -> list[dict]:
     """The claims of one built lesson, in order: claim, conditions, measured, on, verdict.
 
@@ -60,7 +66,7 @@ def claims_in(path: Path) -> list[dict]:
                 shown = shown_by(cell)
                 verdict = SHOWN_VERDICT.search(shown)
                 open_claim["measured"] += [measured] if (measured := SHOWN_VERDICT.sub("", shown).rstrip()) else []
-                open_claim["recorded"] |= "h200" in text
+                open_claim["recorded"] |= recorded_in(text, shown)
                 if verdict:
                     found.append(open_claim | {"verdict": in_one_line(verdict[1]), "why": in_one_line(verdict[2])})
                     open_claim = None
@@ -73,7 +79,7 @@ def claims_in(path: Path) -> list[dict]:
                 raise ValueError(f"{path.name}: no **Verdict: ...** on the claim {open_claim['claim']!r}")
             after = text[claim.end() :].split("\n\n")[0]
             quoted = in_one_line(claim[1]).strip('"')
-            open_claim = {"claim": quoted, "conditions": in_one_line(after), "measured": [], "recorded": False}
+            open_claim = {"claim": quoted, "conditions": in_one_line(after), "measured": [], "recorded": set()}
     if open_claim is not None:
         raise ValueError(f"{path.name}: no **Verdict: ...** on the claim {open_claim['claim']!r}")
     if unshown := [each["claim"] for each in found if not each["measured"]]:
@@ -91,7 +97,8 @@ def page(root: Path = ROOT) -> str:
         lines += [f"| {link} | {each['claim']} | {each['verdict']} |" for each in claims]
     for path, claims in of_lesson.items():
         for each in claims:
-            on = recorded("h200").label if each["recorded"] else "no GPU: counted by the meter, or compiled"
+            labels = [recorded(name).label for name in RECORDS if name in each["recorded"]]
+            on = "; ".join(labels) or "no GPU: counted by the meter, or compiled"
             lines += [f"\n## {each['claim']}\n", f"Lesson [{path.stem}](../notebooks/{path.name}), on {on}.\n"]
             if each["conditions"]:
                 lines += [f"Tried so: {each['conditions']}\n"]

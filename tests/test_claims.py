@@ -38,7 +38,7 @@ def test_a_claim_its_conditions_what_was_measured_and_the_verdict(tmp_path):
         "claim": "fusing is 2 times faster.",
         "conditions": "On 1024 rows, in fp32.",
         "measured": ["1.0 times"],
-        "recorded": False,
+        "recorded": set(),
         "verdict": "fails here.",
         "why": "The bytes are the same.",
     }
@@ -46,6 +46,15 @@ def test_a_claim_its_conditions_what_was_measured_and_the_verdict(tmp_path):
     assert "| [01](../notebooks/01_lesson.ipynb) | fusing is 2 times faster. | fails here. |" in page
     assert "1.0 times\n```" in page
     assert "3 ms" not in page
+
+
+@pytest.mark.parametrize("gpu", claims.RECORDS)
+def test_the_page_names_the_gpu_whose_record_a_claim_was_tried_on(tmp_path, gpu):
+    label = claims.recorded(gpu).label
+    lesson(tmp_path / "notebooks", ("markdown", CLAIM), ("code", f"{label}\n1.0 times"), ("markdown", VERDICT))
+    page = claims.page(tmp_path)
+    assert f"on {label}.\n" in page
+    assert "on no GPU" not in page
 
 
 def test_a_verdict_may_be_in_the_output_that_answers(tmp_path):

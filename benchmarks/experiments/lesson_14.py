@@ -1,15 +1,20 @@
 """Lesson 14: CUDA by hand.
 
-add+GELU and a transpose in CUDA C++ as lesson 14 writes them: wide loads, registers capped, bank conflicts.
+add+GELU and a transpose in CUDA C++ as lesson 14 writes them: wide loads, registers capped, bank conflicts. And an L2
+norm twice, to learn from and to race, launched by the course's `cuda_kernel` and from an extension of load_inline.
 """
 
+import tempfile
+import time
 from functools import partial
 
 import torch
 
+from benchmarks.experiments import timed
 from helpers.instruments.cuda.kernel import cuda_kernel
 from helpers.instruments.devices import this_device
 from helpers.instruments.timing import Timing, benchmark_together
+from kernels import l2_norm
 from kernels.elementwise.add_gelu import add_gelu_kernel, settings
 
 ADD_GELU = r"""
@@ -62,6 +67,71 @@ __global__ void transpose(const float* x, float* y, int n) {
 }
 """
 
+REDUCE = """
+struct Sum { __device__ float operator()(float a, float b) { return a + b; } };
+struct Max { __device__ float operator()(float a, float b) { return fmaxf(a, b); } };
+
+template <typename Op>
+__device__ float of_block(float v, float* of_warps) {
+  Op op;
+  for (int far = 16; far > 0; far /= 2) v = op(v, __shfl_xor_sync(0xffffffff, v, far));
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = v;
+  __syncthreads();  // every warp has stored its value
+  v = of_warps[0];
+  for (int warp = 1; warp < blockDim.x / 32; warp++) v = op(v, of_warps[warp]);
+  __syncthreads();  // all have read: the next reduction may overwrite
+  return v;
+}"""
+
+L2_TO_LEARN = """
+__global__ void l2_to_learn(const float* x, float* y, int columns, float eps) {
+  __shared__ float sums[256];
+  const float* row = x + (long long)blockIdx.x * columns;
+  float sum = 0;
+  for (int c = threadIdx.x; c < columns; c += blockDim.x) sum += row[c] * row[c];
+  sums[threadIdx.x] = sum;
+  __syncthreads();
+  for (int half = blockDim.x / 2; half > 0; half /= 2) {  // a tree: 128 sums, 64, ..., 1
+    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+    __syncthreads();
+  }
+  float norm = sqrtf(sums[0]);
+  if (norm < eps) norm = eps;
+  y += (long long)blockIdx.x * columns;
+  for (int c = threadIdx.x; c < columns; c += blockDim.x) y[c] = row[c] / norm;
+}"""
+
+L2_TO_RACE = """
+template <int THREADS>
+__global__ void __launch_bounds__(THREADS)
+l2_to_race(const float4* x, float4* y, int columns, float eps) {
+  __shared__ float of_warps[32];
+  int fours = columns / 4;  // the launch promises rows of whole float4, at most 16 * THREADS columns
+  x += (long long)blockIdx.x * fours, y += (long long)blockIdx.x * fours;
+  float4 v[4];
+  float sum = 0;
+  for (int k = 0; k < 4; k++) {
+    int c = threadIdx.x + k * THREADS;
+    v[k] = c < fours ? x[c] : float4{0, 0, 0, 0};
+    sum += v[k].x * v[k].x + v[k].y * v[k].y + v[k].z * v[k].z + v[k].w * v[k].w;
+  }
+  float norm = sqrtf(of_block<Sum>(sum, of_warps));
+  float scale = 1 / (norm < eps ? eps : norm);
+  for (int k = 0; k < 4; k++) {
+    int c = threadIdx.x + k * THREADS;
+    if (c < fours) y[c] = {v[k].x * scale, v[k].y * scale, v[k].z * scale, v[k].w * scale};
+  }
+}"""
+
+L2_HOST = """
+torch::Tensor l2_norm(torch::Tensor x, double eps, int64_t stream) {
+  auto y = torch::empty_like(x);
+  l2_to_race<256><<<x.size(0), 256, 0, (cudaStream_t)stream>>>(
+      (const float4*)x.data_ptr<float>(), (float4*)y.data_ptr<float>(), x.size(1), eps);
+  return y;
+}"""
+L2_DECLARED = "torch::Tensor l2_norm(torch::Tensor x, double eps, int64_t stream);"
+
 THREADS = (128, 256, 512, 1024)  # a block
 SIZES = (2**20, 3052 * 2**15)  # elements: whole blocks of every way; the second is near the 100 million of the claim
 # What to call it -> the kernel, the numbers a thread.
@@ -78,6 +148,8 @@ CAPS = {
     "bounds, 8 blocks": "bounded<8>",
     "maxnreg 24": "capped<24>",
 }
+L2_SHAPES = ((32768, 1024), (32768, 4096), (8192, 16384))  # rows, columns; fp32
+L2_EPS = 1e-12
 MATRIX = 8192  # rows and columns of what is transposed
 TILES = {"tile[32][32]": 32, "tile[32][33]": 33}
 
@@ -105,6 +177,78 @@ def transposed(x: torch.Tensor, width: int) -> torch.Tensor:
     kernel = cuda_kernel(TRANSPOSE, f"transpose<{width}>", device=this_device() if x.is_cuda else "H200")
     kernel[(len(x) // 32, len(x) // 32), (32, 32)](x, y, len(x))
     return y
+
+
+def l2_to_learn(x: torch.Tensor) -> torch.Tensor:
+    """x / max(||x||, eps) of each row of a contiguous fp32 matrix, in blocks of 256 threads; reads x twice."""
+    y = torch.empty_like(x)
+    kernel = cuda_kernel(L2_TO_LEARN, "l2_to_learn", device=this_device() if x.is_cuda else "H200")
+    kernel[len(x), 256](x, y, x.shape[1], L2_EPS)
+    return y
+
+
+def l2_to_race(x: torch.Tensor) -> torch.Tensor:
+    """The same, x read once; rows of a multiple of 4 columns, at most 16384."""
+    y, threads = torch.empty_like(x), max(32, 2 ** (x.shape[1] - 1).bit_length() // 16)
+    source = REDUCE + L2_TO_RACE
+    kernel = cuda_kernel(source, f"l2_to_race<{threads}>", device=this_device() if x.is_cuda else "H200")
+    kernel[len(x), threads](x, y, x.shape[1], L2_EPS)
+    return y
+
+
+def l2_norms(shape: str) -> dict:
+    """Way -> a call that normalises the rows of fp32 numbers, of a shape such as "32768 x 1024"."""
+    x = torch.randn(*map(int, shape.split(" x ")), device="cuda")
+    ways = {
+        "by operator": lambda x: x / (x * x).sum(-1, keepdim=True).sqrt().clamp_min(L2_EPS),
+        "F.normalize": torch.nn.functional.normalize,
+        "to learn": l2_to_learn,
+        "to race": l2_to_race,
+        "Triton": l2_norm,
+    }
+    return {way: partial(function, x) for way, function in ways.items()}
+
+
+def build_extension(folder: str, **options):
+    """Compile the racing L2 norm as an extension of PyTorch, into a folder; `options` of load_inline."""
+    from torch.utils.cpp_extension import load_inline
+
+    source = REDUCE + L2_TO_RACE + L2_HOST
+    return load_inline(
+        name="l2_norm_inline",
+        cpp_sources=L2_DECLARED,
+        cuda_sources=source,
+        functions=["l2_norm"],
+        build_directory=folder,
+        extra_cuda_cflags=["-Xptxas=-v"],
+        **options,
+    )
+
+
+def measure_load_inline() -> dict:
+    """Seconds of the build, the largest error against fp64, and the times of both ways to launch one kernel."""
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        extension = build_extension(folder)
+        seconds = time.perf_counter() - start
+        x = torch.randn(32768, 4096, device="cuda")
+
+        def by_extension():
+            return extension.l2_norm(x, L2_EPS, torch.cuda.current_stream().cuda_stream)
+
+        exact = torch.nn.functional.normalize(x.double(), eps=L2_EPS)
+        error = (by_extension().double() - exact).abs().max().item()
+        few = x[:64].contiguous()
+        calls = {
+            "load_inline": lambda: extension.l2_norm(few, L2_EPS, torch.cuda.current_stream().cuda_stream),
+            "cuda_kernel": partial(l2_to_race, few),
+        }
+        return {
+            "build seconds": seconds,
+            "largest error": error,
+            "gpu": benchmark_together({"load_inline": by_extension, "cuda_kernel": partial(l2_to_race, x)}, runs=20),
+            "call": benchmark_together(calls, runs=10, launches=True),
+        }
 
 
 def measure() -> dict[int, dict[int, dict[str, Timing]]]:
@@ -141,4 +285,6 @@ EXPERIMENTS = {
     "cuda_four_ways": measure,
     "cuda_caps": measure_caps,
     "cuda_transpose": measure_transpose,
+    "cuda_l2_norm": timed(l2_norms, [f"{r} x {c}" for r, c in L2_SHAPES], runs=30),
+    "cuda_load_inline": measure_load_inline,
 }

@@ -1249,6 +1249,78 @@ print(f"one row reads its weights at {share(point):.0%} of copy bandwidth")
 # The course's kernel copies them into padded rows first, one more launch. (The chart shows one shape of weights, the
 # table counts all.)
 #
+# ### Fuse below 100 FLOP/byte, leave the rest to cuBLAS?
+#
+# **Claim: "arithmetic intensity below 100: consider fusing; above: leave it to cuBLAS."** Intensity here is that of the
+# fused operation, with each tensor counted once. *Gained* is the time of eager PyTorch, whose matmuls are cuBLAS's, over
+# that of the fused kernel; *by the library* is the same for cuBLASLt's own GELU epilogue, where there is one.
+
+# %% tags=["hide-input"]
+import statistics
+
+h100_sweep = recorded_sweep("h100_80gb_hbm3")
+
+
+def intensity(point):
+    """Return FLOP/byte of a fused operation in bf16, each tensor read or written once."""
+    if point["kernel"] == "linear_act":
+        m, k, n = point["shape"]
+        return m * k * n / (m * k + k * n + m * n)
+    if point["kernel"] == "flash_attention":
+        batch, heads, key_heads, queries, keys, dim, _ = point["shape"]
+        return heads * queries * keys / (heads * queries + key_heads * keys)
+    return 3 / 4  # a norm: square, add, multiply; two bytes in, two out
+
+
+def gained(point, provider="fused"):
+    return median(point, "eager") / median(point, provider)
+
+
+CASES = {
+    "RMSNorm, 32768 x 4096": ("rms_norm", [32768, 4096]),
+    "linear + GELU, 8 x 4096 x 4096": ("linear_act", [8, 4096, 4096]),
+    "128 x 4096 x 4096": ("linear_act", [128, 4096, 4096]),
+    "2048 x 1024 x 4096": ("linear_act", [2048, 1024, 4096]),
+    "4096 x 4096 x 4096": ("linear_act", [4096, 4096, 4096]),
+    "1023 x 4097 x 4099": ("linear_act", [1023, 4097, 4099]),
+    "attention, one query, 65536 keys": ("flash_attention", [1, 32, 8, 1, 65536, 128, False]),
+    "attention, 1024 tokens, dim 128": ("flash_attention", [16, 16, 16, 1024, 1024, 128, False]),
+}
+rows, shown = [], []
+for name, (kernel, shape) in CASES.items():
+    (point,) = (
+        each
+        for each in h100_sweep.of(kernel, "forward")
+        if each["shape"] == shape and each["dtype"] == "bf16"
+    )
+    shown.append(point)
+    rule = "fuse" if intensity(point) < 100 else "leave"
+    library = "cuBLASLt epilogue"
+    by_library = f"{gained(point, library):.2f}x" if library in point["gpu"] else ""
+    rows.append((name, f"{intensity(point):.3g}", rule, f"{gained(point):.2f}x", by_library))
+columns = ("", "FLOP/byte", "by the claim", "gained", "by the library")
+display(table(columns, rows, h100_sweep.label(shown)))
+linears = h100_sweep.of("linear_act", "forward")
+for side, those in (
+    ("below", [each for each in linears if intensity(each) < 100]),
+    ("above", [each for each in linears if intensity(each) >= 100]),
+):
+    gains = [gained(each) for each in those]
+    ahead = sum(gained(each) > 1.03 * gained(each, "cuBLASLt epilogue") for each in those)
+    print(
+        f"{side} 100, {len(those)} linear layers: gained {statistics.median(gains):.2f}x in the",
+        end="",
+    )
+    print(f" median, {max(gains):.2f}x at most; {ahead} faster than the library's epilogue")
+
+# %% [markdown]
+# **Verdict: fails as a rule.** Linear layers gain about as much above 100 as below it, and the largest gain above it is
+# attention's: fused it does hundreds of FLOP per byte, and unfused its matrix of scores goes through memory several
+# times. Intensity tells which roof an operation is under, not how many bytes lie *between* its steps, and those are what
+# fusing saves. What holds is the advice for one matmul: above 100 the library's own epilogue is as fast as our kernel or
+# faster at nearly every size. So leave it to cuBLAS, but fused. (The two exceptions have rows that are not aligned, which
+# our kernel copies first.)
+#
 # ### Stream-K
 #
 # **Stream-K** is for grids that do not fill their last wave. It deals out all steps of all tiles evenly, so an SM may

@@ -821,6 +821,218 @@ print("within 0.002 of the exact value:", torch.allclose(y.double(), expected, a
 # fp32's. And that is the error of `t`: far left of zero, `1 + t` cancels, and the small remainder of GELU may be wrong
 # by a large part of itself. (The executor here rounds such instructions from double precision, so it flatters them.)
 #
+# ### L2 norm twice: to learn from, and to race
+#
+# The L2 norm divides each row by the root of its sum of squares. The first version shows every step. Each thread adds up
+# its own elements; then the sums meet in shared memory, in a **tree**: half of the threads add the other half's sums,
+# then half of those, until one sum is left.
+
+# %%
+l2_to_learn_source = """
+__global__ void l2_to_learn(const float* x, float* y, int columns, float eps) {
+  __shared__ float sums[256];
+  const float* row = x + (long long)blockIdx.x * columns;
+  float sum = 0;
+  for (int c = threadIdx.x; c < columns; c += blockDim.x) sum += row[c] * row[c];
+  sums[threadIdx.x] = sum;
+  __syncthreads();
+  for (int half = blockDim.x / 2; half > 0; half /= 2) {  // a tree: 128 sums, 64, ..., 1
+    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+    __syncthreads();
+  }
+  float norm = sqrtf(sums[0]);
+  if (norm < eps) norm = eps;
+  y += (long long)blockIdx.x * columns;
+  for (int c = threadIdx.x; c < columns; c += blockDim.x) y[c] = row[c] / norm;
+}"""
+
+# %% [markdown]
+# The second one is to race: `float4`, the row in registers, shuffles before shared memory, one division per row instead
+# of one per element, and a template, so that the compiler knows the block's size.
+
+# %%
+l2_to_race_source = """
+template <int THREADS>
+__global__ void __launch_bounds__(THREADS)
+l2_to_race(const float4* x, float4* y, int columns, float eps) {
+  __shared__ float of_warps[32];
+  int fours = columns / 4;  // the launch promises rows of whole float4, at most 16 * THREADS columns
+  x += (long long)blockIdx.x * fours, y += (long long)blockIdx.x * fours;
+  float4 v[4];
+  float sum = 0;
+  for (int k = 0; k < 4; k++) {
+    int c = threadIdx.x + k * THREADS;
+    v[k] = c < fours ? x[c] : float4{0, 0, 0, 0};
+    sum += v[k].x * v[k].x + v[k].y * v[k].y + v[k].z * v[k].z + v[k].w * v[k].w;
+  }
+  float norm = sqrtf(of_block<Sum>(sum, of_warps));
+  float scale = 1 / (norm < eps ? eps : norm);
+  for (int k = 0; k < 4; k++) {
+    int c = threadIdx.x + k * THREADS;
+    if (c < fours) y[c] = {v[k].x * scale, v[k].y * scale, v[k].z * scale, v[k].w * scale};
+  }
+}"""
+
+# %% tags=["hide-input"]
+x, y = torch.randn(2, 16, 4096, device=device)
+exact = torch.nn.functional.normalize(x.double(), eps=1e-12)
+learned = cuda_kernel(l2_to_learn_source, "l2_to_learn")
+raced = cuda_kernel(reduce_source + l2_to_race_source, "l2_to_race<256>")
+rows_of = []
+for name, kernel in (("to learn from", learned), ("to race", raced)):
+    found = measure(kernel[16, 256], x, y, 4096, 1e-12)
+    right = torch.allclose(y.double(), exact, rtol=1e-5, atol=1e-7)
+    barriers = kernel.resources.instructions["BAR"]
+    per_element = f"{found.bytes_total / x.numel():g} B"
+    rows_of.append((name, right, per_element, found.shared_requests, barriers, len(found.hazards)))
+columns = ("", "right", "per element", "shared memory requests", "barriers in the code", "races")
+table(columns, rows_of)
+
+# %% [markdown]
+# The first version reads each row twice. (The second read may find the row in L1 or L2: then DRAM supplies it once.) On an
+# H100, beside PyTorch and the course's Triton kernel:
+
+# %% tags=["hide-input"]
+h100 = recorded("h100_80gb_hbm3")
+l2_norms, rows_of = h100.experiment("cuda_l2_norm"), []
+for shape, taken in l2_norms.items():
+    rows_of.append((shape, *(f"{1e6 * each.median:.0f} us" for each in taken.values())))
+display(table(("fp32", *taken), rows_of, h100.label_of("cuda_l2_norm")))
+for shape, taken in l2_norms.items():
+    slower = taken["to learn"].median / taken["to race"].median
+    beside = taken["Triton"].median / taken["to race"].median
+    print(f"{shape}: to learn {slower:.2f}x the time to race, Triton {beside:.2f}x")
+
+# %% [markdown]
+# The one to race is level with Triton's: both read the row once and are near copy bandwidth. The one to learn from reads
+# it twice, its loads are narrow and its tree has a barrier per step; the wider the row, the less of it the caches still
+# have for the second read.
+#
+# ### nvcc and a Makefile
+#
+# `cuda_kernel` compiles with NVRTC, the compiler as a library. A C++ project calls `nvcc`, and writes into a Makefile
+# what is typed:
+
+# %%
+program_source = r"""
+int main() {
+  const int rows = 1000, columns = 4096;
+  float* x;
+  if (cudaError_t error = cudaMallocManaged(&x, 2 * sizeof(float) * rows * columns)) {
+    printf("%s\n", cudaGetErrorString(error));
+    return 1;
+  }
+  float* y = x + rows * columns;
+  for (int i = 0; i < rows * columns; i++) x[i] = i % 7 - 3;
+  l2_to_race<256><<<rows, 256>>>((float4*)x, (float4*)y, columns, 1e-12f);
+  cudaDeviceSynchronize();
+  double squares = 0;
+  for (int c = 0; c < columns; c++) squares += double(y[c]) * y[c];
+  printf("the first row's norm is now %.5f\n", sqrt(squares));
+}"""
+makefile = """
+l2_norm: l2_norm.o
+\tnvcc -arch=sm_90 l2_norm.o -o l2_norm
+l2_norm.o: l2_norm.cu
+\tnvcc -arch=sm_90 -O3 -Xptxas=-v -c l2_norm.cu -o l2_norm.o
+"""
+
+# %%
+import tempfile
+from pathlib import Path
+
+from helpers.instruments.cuda.toolkit import in_toolkit
+
+project = Path(tempfile.mkdtemp())
+headers = "#include <cmath>\n#include <cstdio>\n"
+(project / "l2_norm.cu").write_text(headers + reduce_source + l2_to_race_source + program_source)
+(project / "Makefile").write_text(makefile)
+print(in_toolkit("make", project))
+same = raced.resources.registers
+print(f"the same kernel by NVRTC, as cuda_kernel compiles it: {same} registers")
+
+# %% [markdown]
+# `-Xptxas=-v` hands `-v` to ptxas, NVIDIA's assembler. Its lines are those that `cuda_kernel(...).log` keeps: registers,
+# spills, barriers, shared memory, per kernel and GPU. (The mangled name has the template's argument in it: `c++filt`
+# prints it as C++.) `make` runs the second command again only if `l2_norm.cu` has changed. And `nvcc` is no compiler
+# itself; with `--dryrun` it lists the programs that it calls:
+
+# %% tags=["hide-input"]
+steps = in_toolkit("nvcc -arch=sm_90 --dryrun -c l2_norm.cu -o l2_norm.o", project)
+called = re.findall(r"^#\$ (?:\S*/)?\"?(?:\$CICC_PATH/)?([a-z+]+)\"? +-", steps, re.MULTILINE)
+print(" > ".join(called))
+
+# %% [markdown]
+# `gcc -E` preprocesses; `cudafe++` splits the file into the host's part and the GPU's; `cicc` compiles the GPU's part to
+# PTX and `ptxas` that to machine code; `fatbinary` packs both into the object file that gcc makes of the host's part. The
+# program needs a GPU to run. Without one, its error check speaks:
+
+# %% tags=["nbval-ignore-output"]
+print(in_toolkit("./l2_norm", project))
+
+# %% [markdown]
+# ### load_inline: the kernel as a PyTorch extension
+#
+# `torch.utils.cpp_extension.load_inline` takes the same C++ as strings, writes a binding for Python, has `nvcc` and the
+# C++ compiler build a library, and imports it. You write the function between PyTorch and the kernel:
+
+# %%
+host_source = """
+torch::Tensor l2_norm(torch::Tensor x, double eps, int64_t stream) {
+  auto y = torch::empty_like(x);
+  l2_to_race<256><<<x.size(0), 256, 0, (cudaStream_t)stream>>>(
+      (const float4*)x.data_ptr<float>(), (float4*)y.data_ptr<float>(), x.size(1), eps);
+  return y;
+}"""
+declared = "torch::Tensor l2_norm(torch::Tensor x, double eps, int64_t stream);"
+
+
+def build(folder):
+    from torch.utils.cpp_extension import load_inline
+
+    return load_inline(
+        name="l2_norm_inline",
+        cpp_sources=declared,
+        cuda_sources=reduce_source + l2_to_race_source + host_source,
+        functions=["l2_norm"],
+        build_directory=str(folder),
+        extra_cuda_cflags=["-Xptxas=-v"],
+    )
+
+
+# %% [markdown]
+# With a GPU the next cell builds and runs it. Without one PyTorch has no CUDA libraries to link against: the cell stops
+# `load_inline` after it has written its files, and shows them (of `cuda.cu`, what stands before your code).
+
+# %% tags=["hide-input", "nbval-ignore-output"]
+from unittest.mock import patch
+
+from torch.utils import cpp_extension
+
+if runtime.has_gpu():
+    extension = build(project)
+    stream = torch.cuda.current_stream().cuda_stream
+    found = extension.l2_norm(x, 1e-12, stream)
+    print("right:", torch.allclose(found.double(), exact, rtol=1e-5, atol=1e-7))
+else:
+    with patch.object(cpp_extension, "_jit_compile"):
+        build(project)
+for name in ("main.cpp", "cuda.cu"):
+    text = (project / name).read_text().split("struct Sum")[0]
+    print(f"--- {name}", text.strip(), sep="\n")
+
+# %% tags=["hide-input"]
+inline = h100.experiment("cuda_load_inline")
+print(h100.label_of("cuda_load_inline"))
+print(f"built in {inline['build seconds']:.0f} s, largest error {inline['largest error']:.1e}")
+for clock, what in (("gpu", "the GPU's time, 32768 rows"), ("call", "a call, 64 rows")):
+    both = (f"{way} {1e6 * time.median:.0f} us" for way, time in inline[clock].items())
+    print(f"{what}: {', '.join(both)}")
+
+# %% [markdown]
+# The kernel is the same and so is its time on the GPU. A call through C++ is far cheaper than one of `cuda_kernel`, which
+# checks its arguments in Python; the build is the price, paid once per change of the source.
+#
 # ### Other languages for kernels
 #
 # - **CUTLASS**: NVIDIA's C++ templates for matmuls, built on *layouts*, functions from coordinates to memory offsets;

@@ -20,6 +20,7 @@
 # %% tags=["hide-input"]
 import csv
 import inspect
+import itertools
 import json
 import os
 import re
@@ -814,10 +815,43 @@ for part in page.rstrip().split("\n\n"):
 
 # %% [markdown]
 # By default `ncu` collects the set `basic`: Speed of Light, launch and occupancy. `--set full` collects nearly all
-# sections: also the scheduler and warp statistics, the instruction mix, the memory tables and the roofline charts.
-# `ncu --list-sets` prints what each set has. More sections need more replays of each kernel, so pick kernels as well:
-# `--kernel-name regex:gated --launch-skip 3 --launch-count 1`.
-#
+# sections. The tool lists its sets itself; this list, and the page below, are of an H100:
+
+# %% tags=["hide-input"]
+H100 = "h100_80gb_hbm3"
+outputs = json.loads(recorded_page("outputs.json", H100).read_text())
+print(outputs["gpu"], outputs["date"], "Nsight Compute", outputs["ncu"])
+sets = recorded_page("ncu_sets.txt", H100).read_text()
+print("$ ncu --list-sets")
+for line in sets.splitlines():
+    print(
+        textwrap.fill(" ".join(line.split()), 96, subsequent_indent=10 * " ")
+        if line.split()
+        else ""
+    )
+
+# %% [markdown]
+# More sections need more replays of each kernel, so pick kernels as well: `--kernel-name regex:gated --launch-skip 3
+# --launch-count 1`. One launch of add+GELU with `--set full` has these sections:
+
+# %% tags=["hide-input"]
+full_page = recorded_page("ncu_full.txt", H100).read_text()
+sections = full_page.split("Section: ")[1:]
+rows = []
+for section in sections:
+    title, *lines = section.splitlines()
+    numbers = sum(bool(re.match(r"\s+\S.*\s[\d,.]+$", line)) for line in lines)
+    rules = [line.split()[0] for line in lines if re.match(r"\s+(INF|OPT|WRN)\s", line)]
+    rows.append((title.strip(), numbers, " ".join(rules)))
+display(table(("section", "numbers", "advice"), rows))
+wanted = ("Scheduler Statistics", "Instruction Statistics", "Memory Workload Analysis Tables")
+for section in sections:
+    title, *lines = section.rstrip().splitlines()
+    if title.strip() in wanted[:1]:
+        print("    Section:", title)
+        print("\n".join(line for line in lines if re.match(r"\s+(-|Metric|\S.*\d$)", line)))
+
+# %% [markdown]
 # Read a full page in this order:
 #
 # 1. **Speed of Light**: which roof, and how far below it.
@@ -874,13 +908,97 @@ table(("operator", "called in"), rows)
 # In Perfetto the Python calls are the rows above the operators. `record_function("gate")` marks a region of your own by
 # name, without stacks; in `nsys` the same is an NVTX range, `torch.cuda.nvtx.range("gate")`.
 #
+# On a GPU the same trace says which Python function launched which kernel: the kernel's correlation number leads to its
+# launch, and the launch lies within the calls. A training step with gradient clipping, on an H100:
+
+# %%
+from benchmarks import profiler_outputs
+
+print(inspect.getsource(profiler_outputs.clip))
+print(inspect.getsource(profiler_outputs.update))
+
+# %% tags=["hide-input"]
+gap_trace = json.loads(recorded_page("gap.trace.json", H100).read_text())["traceEvents"]
+launches_of = {
+    each["args"]["correlation"]: each
+    for each in gap_trace
+    if each["cat"].startswith("cuda_") and "aunch" in each["name"]
+}
+python_calls = [each for each in gap_trace if each["cat"] == "python_function"]
+ran = sorted((each for each in gap_trace if each["cat"] == "kernel"), key=lambda each: each["ts"])
+
+
+def ends(event):
+    return event["ts"] + event["dur"]
+
+
+def called_in(event):
+    """Return the Python functions around an event, outermost first."""
+    around = [c for c in python_calls if c["ts"] <= event["ts"] and ends(event) <= ends(c)]
+    return " > ".join(each["name"].rpartition(": ")[2] for each in around)
+
+
+def short(name):
+    """Return a kernel's name without its templates' arguments."""
+    return re.findall(r"\w+", name.partition("<")[0].partition("(")[0])[-1][:32]
+
+
+rows = []
+for kernel in ran[: len(ran) // profiler_outputs.STEPS]:
+    launch = launches_of[kernel["args"]["correlation"]]
+    rows.append((short(kernel["name"]), f"{kernel['dur']:.0f} us", called_in(launch)))
+table(("the first step's kernels", "time", "launched in"), rows, outputs["gpu"])
+
+# %% [markdown]
 # ### How to read a gap
 #
-# `nsys export --type sqlite` writes a report's events as tables: kernels in `CUPTI_ACTIVITY_KIND_KERNEL`, launches in
-# `CUPTI_ACTIVITY_KIND_RUNTIME`, each with `start`, `end` and a `correlationId` that joins a kernel to its launch. A
-# chrome trace has the same three, and the question is the same: had the CPU launched the next kernel when this one
-# ended? Here are the fused block's longest gaps, from the trace above:
+# `nsys profile --trace cuda,nvtx -o report python script.py` records a timeline; `nsys export --type sqlite` writes its
+# events as tables: kernels in `CUPTI_ACTIVITY_KIND_KERNEL`, launches in `CUPTI_ACTIVITY_KIND_RUNTIME`, each with `start`
+# and `end` in nanoseconds and a `correlationId` that joins a kernel to its launch; names are numbers that `StringIds`
+# resolves. So a timeline is read by a query:
 # <!-- given: Nsight Systems documentation, SQLite export schema -->
+
+# %%
+print(profiler_outputs.QUERY)
+
+# %% [markdown]
+# `nsys` is not installed on the machine of these records. But the trace above has the same columns. Put into tables of
+# these names, it answers the same query:
+
+# %% tags=["hide-input"]
+import sqlite3
+
+base = sqlite3.connect(":memory:")
+base.execute("CREATE TABLE StringIds (id, value)")
+base.execute('CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (correlationId, start, "end")')
+base.execute('CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (correlationId, start, "end", shortName)')
+for number, kernel in enumerate(ran):
+    correlation = kernel["args"]["correlation"]
+    launch = launches_of[correlation]
+    nanoseconds = [[1e3 * each["ts"], 1e3 * ends(each)] for each in (launch, kernel)]
+    base.execute("INSERT INTO StringIds VALUES (?, ?)", (number, short(kernel["name"])))
+    base.execute(
+        "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?)", (correlation, *nanoseconds[0])
+    )
+    base.execute(
+        "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?)",
+        (correlation, *nanoseconds[1], number),
+    )
+timeline = base.execute(profiler_outputs.QUERY).fetchall()
+rows = []
+for before, after in itertools.pairwise(timeline):
+    gap, late = after[1] - before[2], after[3] - before[2]
+    verdict = "the CPU is late" if late > 0 else "the GPU is busy: launched before"
+    rows.append(
+        (f"{before[0]} > {after[0]}", f"{gap / 1e3:.1f} us", f"{late / 1e3:.1f} us", verdict)
+    )
+table(("between", "gap", "launched after the end", ""), rows)
+
+# %% [markdown]
+# A late launch after a kernel whose result Python reads is `norm.item()`: the CPU waits for the GPU, then the GPU for the
+# CPU. The condition can stay on the GPU: `grad * (most / norm).clamp(max=1)` clips without asking.
+#
+# Here are the fused block's longest gaps, from the trace in the main part:
 
 # %% tags=["hide-input"]
 fused_timeline = timelines["fused"]
@@ -941,6 +1059,45 @@ table(("", "unfused", "fused", "faster", "read", "unfused, each"), rows)
 # | softmax | four passes, and the index arithmetic |
 # | linear+GELU | GELU's pass; the matmul is not faster |
 # | attention | three round trips of the scores |
+#
+# ### add+GELU by a table of counters
+#
+# Lesson 03 tried the time of a claim about add+GELU. The claim comes with a table of counters, for a million fp32
+# elements:
+#
+# **Claim: "fusing add and GELU raises the L2 hit rate from 65 to 78 % and occupancy from 75 to 85 %, cuts DRAM reads from
+# 12 to 8 MB, and makes it 1.86 times faster."** The same counters on an H100, of both kernels together and of the one
+# that replaces them, for a million elements and for 32 times as many; with caches emptied before each kernel, as `ncu`
+# does by default, and as the program leaves them (`--cache-control none`):
+# <!-- given 32 times: 2^25 over 2^20 elements -->
+
+# %% tags=["hide-input"]
+h100 = recorded(H100)
+by_caches, rows = h100.experiment("add_gelu_counters"), []
+for caches, by_size in by_caches.items():
+    for elements, by_way in by_size.items():
+        took = {}
+        for way, by_kernel in by_way.items():
+            each = list(by_kernel.values())
+            total = {name: sum(one[name] for one in each) for name in each[0]}
+            took[way] = total["nanoseconds"]
+            occupied = sum(one["nanoseconds"] * one["occupancy"] for one in each) / took[way]
+            hits = f"{100 * total['L2 hits'] / total['L2 sectors']:.0f}%"
+            of_reads = f"{100 * total['L2 read hits'] / total['L2 read']:.0f}%"
+            read = f"{total['DRAM read'] / 1e6:.1f} MB"
+            gain = f"{took['unfused'] / took[way]:.2f}x"
+            name = f"{elements:,} {way}, {caches}"
+            time = f"{took[way] / 1e3:.1f} us"
+            rows.append((name, hits, of_reads, f"{occupied:.0f}%", read, time, gain))
+columns = ("caches", "L2 hits", "of reads", "occupancy", "DRAM read", "time", "faster")
+table(columns, rows, h100.label_of("add_gelu_counters"))
+
+# %% [markdown]
+# **Verdict: holds for the DRAM reads, with emptied caches, and fails for the rest.** The L2 hit rate *falls*, or stays:
+# what hits in L2 are stores and, in the program, what the addition has just written, and fusing removes both. Occupancy
+# hardly changes. A million elements are too few to fill this GPU, whatever the kernels do. With caches as the program
+# leaves them GELU reads nearly nothing from DRAM even unfused. And no row reaches the claimed time. A hit rate is no goal:
+# the bytes that are never requested cannot hit.
 #
 # ### Why one token is slow
 #

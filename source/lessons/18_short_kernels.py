@@ -430,6 +430,7 @@ persistent = predict_first("8B layer, one persistent kernel, as a graph", unit="
 persistent
 
 # %% tags=["hide-input"]
+print(h100.label_of("short_kernels_small", "short_kernels_8B"))
 for name in SHAPES:
     ways = {way: time * 1e6 for way, time in times[name]["graph"].items()}
     listed = ", ".join(f"{way} {ways[way]:.1f} us" for way in (
