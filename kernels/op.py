@@ -351,6 +351,7 @@ class FusedOp:
         backward_work: `backward_work(shape, dtype) -> Work` of one backward pass, where the operation has a gradient.
         oracle: what `fused` must equal, where `reference` leaves that open: it draws its own random numbers, or says
             nothing of the order of ties. `reference` itself where not given.
+        writes: positions of the arguments that `fused` writes, in place.
         kernel_for: `kernel_for(*shape) -> kernel`: which kernel `compile_arguments(*shape)` are for, where wide rows
             have one of their own. Always `kernel` where not given.
     """
@@ -369,6 +370,7 @@ class FusedOp:
     gpu_dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,)
     backward_work: Callable[..., Work] | None = None
     oracle: Callable | None = None
+    writes: tuple[int, ...] = ()
     kernel_for: Callable[..., JITFunction] | None = None
 
     def __post_init__(self):

@@ -344,7 +344,7 @@ def decoder_layer(
         out: (width, heads dim); heads is a multiple of key_heads.
         gate, up: (hidden, width).
         down: (width, hidden).
-        eps: added to the mean squares of both norms.
+        eps: added to the mean squares of both norms, as fp32.
 
     Returns:
         (y, s, key, value): y (width,), for the next layer's x; s (width,), for its residual; key and value (key_heads,
