@@ -1,8 +1,9 @@
-"""FlashInfer's decode attention over pages and its samplers, where it is installed.
+"""FlashInfer's decode attention over pages, where it is installed.
 
 It is no dependency of the course: `pip install flashinfer-python` adds the column; it compiles its kernels with nvcc at
 the first call. vLLM's own attention and samplers are FlashInfer's or FlashAttention's, and its wheel is not timed here.
-FlashInfer has no single operation for rope_cache: rotation and the write into pages are two.
+FlashInfer has no single operation for rope_cache: rotation and the write into pages are two. Its samplers make a random
+generator in the call, which fails in a CUDA graph, and the GPU's time is taken in one.
 """
 
 from collections.abc import Callable
@@ -16,12 +17,11 @@ WORKSPACE = 128 * 2**20  # bytes, what its documentation gives a wrapper
 
 
 def peers(name: str, inputs: tuple) -> dict[str, Callable]:
-    """Decode of one query per sequence; samplers that draw from their own random numbers."""
-    makers = {"paged_attention": _decode, "sample": _sampler}
-    if name not in makers or find_spec("flashinfer") is None or not runtime.has_gpu():
+    """Decode of one query per sequence."""
+    if name != "paged_attention" or find_spec("flashinfer") is None or not runtime.has_gpu():
         return {}
     try:
-        return {"FlashInfer": makers[name](*inputs)}
+        return {"FlashInfer": _decode(*inputs)}
     except Exception as error:  # its compiler, or a size that it refuses: a row that says so
         return {"FlashInfer": _refuse(error)}
 
@@ -41,22 +41,8 @@ def _decode(q, k_cache, v_cache, block_table, lengths) -> Callable:
     workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=q.device)
     wrapper = BatchDecodeWithPagedKVCacheWrapper(workspace, "HND", use_tensor_cores=heads // kv_heads > 1)
     last = lengths - (each - 1) * page
-    wrapper.plan(
-        starts, pages, last.int(), heads, kv_heads, dim, page, q_data_type=q.dtype, kv_data_type=k_cache.dtype
-    )
+    wrapper.plan(starts, pages, last.int(), heads, kv_heads, dim, page, q_data_type=q.dtype, kv_data_type=k_cache.dtype)
     return lambda q, k, v, *_: wrapper.run(q[:, :, 0], (k, v))[:, :, None]
-
-
-def _sampler(logits, *_) -> Callable:
-    from flashinfer import sampling
-
-    def sample(logits, seed, temperature, top_k=0, top_p=1.0):
-        scaled = logits / temperature
-        if top_k or top_p < 1:
-            return sampling.top_k_top_p_sampling_from_logits(scaled, top_k or logits.shape[1], top_p)
-        return sampling.sampling_from_logits(scaled)
-
-    return sample
 
 
 def _refuse(error: Exception) -> Callable:

@@ -5,7 +5,14 @@ import torch
 
 from helpers.instruments import measure
 from helpers.learning.checks import arrangements, cases
-from helpers.learning.checks.arrangements import a_layer, budget_of, check_arrangement, cost, joined_reason, layers_asked
+from helpers.learning.checks.arrangements import (
+    a_layer,
+    budget_of,
+    check_arrangement,
+    cost,
+    joined_reason,
+    layers_asked,
+)
 from helpers.learning.outcome import FAIL, PASS
 
 PLAIN = a_layer(4, 8, *(False,) * 4)

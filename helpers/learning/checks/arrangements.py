@@ -36,6 +36,10 @@ def a_layer(width: int, hidden: int, norm: bool, gated: bool, first_gate: bool, 
         found.append(operation("side", "product", hidden, side_weight=hidden * width, **{given: width}))
         found.append(operation("active", "elementwise", hidden, side=hidden))
         found.append(operation("inner", "elementwise", hidden, active=hidden, up=hidden))
+    elif post_norm:
+        # Of the product's length, and it reads nothing that the layer makes.
+        found.append(operation("mask", "elementwise", hidden, noise=hidden))
+        found.append(operation("inner", "elementwise", hidden, up=hidden, mask=hidden))
     else:
         found.append(operation("inner", "elementwise", hidden, up=hidden))
     found.append(operation("down", "product", width, down_weight=hidden * width, inner=hidden))
@@ -50,7 +54,7 @@ def a_layer(width: int, hidden: int, norm: bool, gated: bool, first_gate: bool, 
 def layers_asked(seed: int, count: int) -> list[dict]:
     """The plainest layer, one with every part, then others drawn at random."""
     draw = random.Random(seed + (cases.draw << 16))
-    parts = [(False,) * 4, (True,) * 4]
+    parts = [(False,) * 4, (True,) * 4, (True, False, True, True)]
     parts += [tuple(draw.random() < 0.5 for _ in range(4)) for _ in range(count)]
     return [a_layer(draw.choice((8, 24, 96)), draw.choice((16, 40, 200)), *each) for each in parts]
 
@@ -99,9 +103,7 @@ def budget_of(layer: dict) -> tuple[int, int]:
         first = max((where[t] for t in new["reads"] if t in where), default=0)
         for at in range(first, len(groups)):
             if not joined_reason([*groups[at], new]):
-                go_on(
-                    place + 1, [*groups[:at], [*groups[at], new], *groups[at + 1 :]], where | {new["name"]: at}
-                )
+                go_on(place + 1, [*groups[:at], [*groups[at], new], *groups[at + 1 :]], where | {new["name"]: at})
         go_on(place + 1, [*groups, [new]], where | {new["name"]: len(groups)})
 
     go_on(0, [], {})
@@ -150,7 +152,9 @@ def require_launches(got: object, layer: dict, function: str) -> None:
     for group in got:
         for name in group:
             if early := sorted(set(known[name]["reads"]) & known.keys() - done):
-                raise AnswerError(f"{function}: {name} runs before {early[0]}, which it reads: {shown(got)}", "the order")
+                raise AnswerError(
+                    f"{function}: {name} runs before {early[0]}, which it reads: {shown(got)}", "the order"
+                )
             done.add(name)
         if why := joined_reason([known[name] for name in group]):
             raise AnswerError(f"{function} has the launch {' '.join(group)}, but {why}", "the rules of a launch")

@@ -88,7 +88,11 @@ def arrange(operations, results):
         for i in range(max(needs, default=0), len(names)):
             kinds = [each["kind"] for each in members[i]]
             alike = members[i][0]["length"] == new["length"]
-            if alike and new["kind"] != "product" and not (new["kind"] == "norm" and "product" in kinds):
+            if (
+                alike
+                and new["kind"] != "product"
+                and not (new["kind"] == "norm" and "product" in kinds)
+            ):
                 names[i].append(new["name"])
                 members[i].append(new)
                 break
