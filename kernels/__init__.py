@@ -1,9 +1,7 @@
 """The fused kernels of the course.
 
 The public functions, such as `kernels.add_gelu`, and modules, such as `kernels.LayerNorm`, are in the file of their
-operation: the plain kernel, the one its lesson builds. `CATALOGUE` maps each operation's name to its FusedOp; it lacks
-rope_cache, because tests and benchmarks of an entry rely on its inputs staying as they were, and decoder_layer, whose
-scores of inputs far from zero are too ill-conditioned for the tests that every entry passes.
+operation: the plain kernel, the one its lesson builds. `CATALOGUE` maps each operation's name to its FusedOp.
 kernels/tuned/ has faster kernels for some calls; `variant` chooses between the two.
 """
 
@@ -45,6 +43,7 @@ CATALOGUE = {
         bias_dropout_residual,
         conv_bn_act,
         cross_entropy,
+        decoder_layer,
         ffn,
         flash_attention,
         geglu,
@@ -59,6 +58,7 @@ CATALOGUE = {
         residual_layer_norm,
         residual_rms_norm,
         rms_norm,
+        rope_cache,
         sample,
         softmax,
         softmax_dropout,

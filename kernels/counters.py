@@ -21,6 +21,13 @@ def signal(counter_ptr):
 
 
 @triton.jit
+def complete(counter_ptr, shares):
+    """Add 1 to a counter, and return whether this was the last of `shares`: whoever completes it sees all stores."""
+    tl.debug_barrier()
+    return tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == shares - 1
+
+
+@triton.jit
 def wait(counter_ptr, value):
     """Wait until a counter has reached `value`; stores made before its signals can be loaded afterwards."""
     while tl.atomic_add(counter_ptr, 0, sem="acquire", scope="gpu") < value:

@@ -351,6 +351,7 @@ class FusedOp:
         backward_work: `backward_work(shape, dtype) -> Work` of one backward pass, where the operation has a gradient.
         oracle: the exact expected result of `fused` if `reference` leaves it open: it draws its own random numbers, or
             does not define the order of ties. `reference` by default.
+        writes: positions of the arguments that `fused` changes in place.
         kernel_for: `kernel_for(*shape) -> kernel`: the kernel that `compile_arguments(*shape)` belong to, if wide rows
             have their own. Always `kernel` where not given.
     """
@@ -369,6 +370,7 @@ class FusedOp:
     gpu_dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,)
     backward_work: Callable[..., Work] | None = None
     oracle: Callable | None = None
+    writes: tuple[int, ...] = ()
     kernel_for: Callable[..., JITFunction] | None = None
 
     def __post_init__(self):

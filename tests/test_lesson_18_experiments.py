@@ -43,16 +43,17 @@ def test_five_launches_that_read_each_weight_once():
         assert found.by_tensor[name].read == inputs[place].nbytes
 
 
-def test_a_dependent_launch_compiles_to_griddepcontrol():
+@pytest.mark.parametrize("late", [False, True])
+def test_a_dependent_launch_compiles_to_griddepcontrol(late):
     x = torch.empty(64, device="meta", dtype=torch.bfloat16)
     weight = torch.empty(64, 64, device="meta", dtype=torch.bfloat16)
     kinds = {
         empty_kernel: ((x,), {}),
         rows_kernel: (
             (weight, None, x, None, None, x, None, None, 64, 64, EPS),
-            {"BLOCK": 64, "BLOCK_N": 16, "BLOCK_K": 64},
+            {"BLOCK_N": 16, "BLOCK_K": 64, "LATE": late},
         ),
-        one_query_kernel: ((x, x, x, x, 2, 1, 4, 0.1), {"D": 16, "BLOCK_KEYS": 16}),
+        one_query_kernel: ((x, x, x, x, 2, 1, 4, 0.1), {"D": 16, "BLOCK_KEYS": 16, "LATE": late}),
     }
     for kernel, (arguments, options) in kinds.items():
         ptx = compile_for(kernel, *arguments, device="H200", **options, PDL=True, launch_pdl=True).ptx

@@ -17,6 +17,7 @@ from kernels.elementwise.rope_cache import OP, rope_cache_reference
 from kernels.rowwise.sample import sample_reference
 
 HEADS, KEY_HEADS, DIM = 32, 8, 128  # of Llama 3 8B
+RECORD = "h100_80gb_hbm3.json"  # where these are recorded, in benchmarks/results
 SPLITS = (1, 2, 4, 8, 16, 32, 64)
 REFERENCE_POINTS = ((1, 8192), (1, 65536), (16, 8192), (128, 4096))  # sequences, tokens in each cache
 ROWS = (1, 2, 4, 8, 16)  # of q per sequence, as speculation has them

@@ -1,7 +1,8 @@
 """Lesson 18: short kernels, and what stands between them.
 
-A decoder layer of one token, written in six ways: eager, compiled, one kernel per step, the same with programmatic
-dependent launch, and the persistent kernel; each launched from Python and replayed from a CUDA graph.
+A decoder layer of one token, written in seven ways: eager with a product for each of q, k and v, eager, compiled, one
+kernel per step, the same with programmatic dependent launch, signalled early and late, and the persistent kernel; each
+launched from Python and replayed from a CUDA graph.
 """
 
 from collections.abc import Callable
@@ -15,13 +16,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 import kernels
 from helpers.instruments.timing import Timing, benchmark_together
-from kernels.tiled.decoder_layer import OP, decoder_layer_reference, product
+from kernels.tiled.decoder_layer import OP, attend, decoder_layer_reference, product, weight_block
 
 # The sizes of Qwen3 0.6B, but with a head dimension of 64 (its own is 128), and of Llama 3 8B.
 SHAPES = {"small": (1024, 16, 8, 3072, 512), "8B": (4096, 32, 8, 14336, 1024)}
 RECORD = "h100_80gb_hbm3.json"  # where these are recorded, in benchmarks/results
 LAYERS = 8  # with weights of their own: one layer's would stay in L2
 EPS = 1e-6
+BLOCK_N, BLOCK_K = 8, 1024  # the persistent kernel's tiles
 EMPTY = 100  # empty kernels per call
 
 
@@ -45,25 +47,29 @@ def rows_kernel(
     rows,
     cols,
     eps,
-    BLOCK: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
+    LATE: tl.constexpr,
 ):
-    row, col = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK)
+    tile, row = tl.program_id(0), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    weight = weight_block(weight_ptr, tile, 0, rows, cols, BLOCK_N, BLOCK_K)  # which no kernel writes
     if PDL:
-        gdc_launch_dependents()  # the next kernel's programs may start as soon as there is room
+        if not LATE:
+            gdc_launch_dependents()  # the next kernel's programs may start as soon as there is room
         gdc_wait()  # until the kernel before has ended and its stores are visible
-    rstd = 1.0
-    if norm_ptr is not None:
-        s = tl.load(x_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
-        if residual_ptr is not None:
-            s += tl.load(residual_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
-        rstd = tl.rsqrt(tl.sum(s * s, axis=0) / cols + eps)
-    y = product(weight_ptr, row, rows, x_ptr, residual_ptr, norm_ptr, rstd, cols, BLOCK_K=BLOCK_K)
+    given = weight_ptr if other_ptr is None else other_ptr
+    after = rows if other_ptr is None else tile  # a tile beyond the last is not loaded
+    y, weight = product(
+        weight, weight_ptr, tile, given, after, rows, cols, x_ptr, residual_ptr, norm_ptr, eps, BLOCK_N, BLOCK_K
+    )
     if other_ptr is not None:
-        u = product(other_ptr, row, rows, x_ptr, residual_ptr, norm_ptr, rstd, cols, BLOCK_K=BLOCK_K)
+        u, weight = product(
+            weight, other_ptr, tile, other_ptr, rows, rows, cols, x_ptr, residual_ptr, norm_ptr, eps, BLOCK_N, BLOCK_K
+        )
         y = y * tl.sigmoid(y) * u
+    if PDL and LATE:
+        gdc_launch_dependents()  # only now, with all weights loaded, may others take registers and warps
     if first_ptr is not None:
         y += tl.load(first_ptr + row, mask=row < rows, other=0.0).to(tl.float32)
         y += tl.load(second_ptr + row, mask=row < rows, other=0.0).to(tl.float32)
@@ -83,53 +89,47 @@ def one_query_kernel(
     D: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     PDL: tl.constexpr,
+    LATE: tl.constexpr,
 ):
     head, d = tl.program_id(0), tl.arange(0, D)
     key_head = head // (heads // key_heads)
     if PDL:
-        gdc_launch_dependents()
+        if not LATE:
+            gdc_launch_dependents()
         gdc_wait()
-    q = tl.load(qkv_ptr + head * D + d).to(tl.float32) * scale
-    new = qkv_ptr + (heads + key_head) * D + d
-    peak = tl.sum(q * tl.load(new).to(tl.float32), axis=0)
-    acc = tl.load(new + key_heads * D).to(tl.float32)
-    total = 1.0
-    for start in range(0, keys, BLOCK_KEYS):
-        key = start + tl.arange(0, BLOCK_KEYS)
-        at = (key[:, None].to(tl.int64) * key_heads + key_head) * D + d[None, :]
-        k = tl.load(keys_ptr + at, mask=key[:, None] < keys, other=0.0).to(tl.float32)
-        score = tl.where(key < keys, tl.sum(k * q[None, :], axis=1), -float("inf"))
-        higher = tl.maximum(peak, tl.max(score, axis=0))
-        p, shrink = tl.exp(score - higher), tl.exp(peak - higher)
-        v = tl.load(values_ptr + at, mask=key[:, None] < keys, other=0.0).to(tl.float32)
-        acc = acc * shrink + tl.sum(p[:, None] * v, axis=0)
-        total = total * shrink + tl.sum(p, axis=0)
-        peak = higher
+    new = qkv_ptr + (heads + key_head) * D
+    acc, _, total = attend(
+        qkv_ptr + head * D, new, new + key_heads * D, keys_ptr + key_head * D, values_ptr + key_head * D,
+        0, keys, True, key_heads * D, D, scale, D, BLOCK_KEYS,
+    )  # fmt: skip
+    if PDL and LATE:
+        gdc_launch_dependents()
     tl.store(seen_ptr + head * D + d, (acc / total).to(seen_ptr.dtype.element_ty))
 
 
 def layer_in_steps(
-    x, residual, attention_norm, qkv, keys, values, out, ffn_norm, gate, up, down, pdl: bool = False
+    x, residual, attention_norm, qkv, keys, values, out, ffn_norm, gate, up, down, pdl: bool = False, late: bool = False
 ) -> tuple[Tensor, Tensor]:
     """(y, s) of decoder_layer in five launches, a kernel per step; the norms are computed by those who need them.
 
-    pdl: each kernel is launched before the one before it has ended, and waits for its stores (sm_90 and above).
+    pdl: each kernel is launched before the one before it has ended, and waits for its stores (sm_90 and above); with
+        `late` a kernel lets the next one start when it has loaded everything, otherwise at once.
     """
     length, key_heads, dim = keys.shape
     width, heads, hidden = len(x), out.shape[1] // dim, len(gate)
     found, seen, s, between, y = (x.new_empty(size) for size in (len(qkv), heads * dim, width, hidden, width))
-    options = {"PDL": pdl, "num_warps": 8} | ({"launch_pdl": True} if pdl else {})
+    options = {"PDL": pdl, "LATE": late, "num_warps": 8} | ({"launch_pdl": True} if pdl else {})
 
     def rows_of(weight, other, given, residual, norm, result, first=None, second=None):
         rows, cols = weight.shape
-        rows_kernel[(triton.cdiv(rows, 16),)](
+        rows_kernel[(triton.cdiv(rows, BLOCK_N),)](
             weight, other, given, residual, norm, result, first, second, rows, cols, EPS,
-            BLOCK=triton.next_power_of_2(cols), BLOCK_N=16, BLOCK_K=512, **options,
+            BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, **options,
         )  # fmt: skip
 
     rows_of(qkv, None, x, residual, attention_norm, found)
     one_query_kernel[(heads,)](
-        found, keys, values, seen, heads, key_heads, length, dim**-0.5, D=dim, BLOCK_KEYS=32, **options
+        found, keys, values, seen, heads, key_heads, length, dim**-0.5, D=dim, BLOCK_KEYS=64, **options
     )
     rows_of(out, None, seen, None, None, s, x, residual)
     rows_of(gate, up, s, None, ffn_norm, between)
@@ -187,6 +187,7 @@ def ways(shape: tuple[int, ...]) -> dict[str, Callable[[], Tensor]]:
         "torch.compile": torch.compile(decoder_layer_reference, dynamic=False),
         "kernel per step": layer_in_steps,
         "dependent launch": lambda *given: layer_in_steps(*given, pdl=True),
+        "dependent, late signal": lambda *given: layer_in_steps(*given, pdl=True, late=True),
         "persistent kernel": kernels.decoder_layer,
     }
     return {

@@ -1,3 +1,5 @@
+from .checks.arrangements import check_arrangement as check_arrangement
+from .checks.arrangements import layers_asked as layers_asked
 from .checks.budget import check_budget as check_budget
 from .checks.cases import elementwise_cases as elementwise_cases
 from .checks.code_cases import code_cases as code_cases

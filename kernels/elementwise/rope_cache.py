@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import check_together, check_vectors, given, next_power_of_2
+from kernels.arguments import check_option, check_together, check_vectors, given, next_power_of_2
 from kernels.op import FusedOp, Work
 
 
@@ -167,7 +167,7 @@ def rope_cache(
         key_cache, value_cache: (pages, key heads, page_size, dim), of q's dtype, written in place; any strides but one
             within a head. For a cache of (pages, page_size, key heads, dim), as vLLM has it, pass .transpose(1, 2).
         q_weight, k_weight: (dim,), an RMSNorm of each head before the rotation; none where not given.
-        eps: the norm's, added to the mean square.
+        eps: the norm's, added to the mean square, as fp32.
 
     Returns:
         A contiguous tensor of q's shape and dtype. The arithmetic is fp32, rounded once.
@@ -178,8 +178,9 @@ def rope_cache(
             range, two devices, or tensors on the CPU where kernels run on a GPU.
         RuntimeError: a gradient is asked for.
     """
+    check_option("rope_cache", "eps", eps, float)
     check_together("rope_cache", OP.dtypes, q=q, k=k, v=v, key_cache=key_cache, value_cache=value_cache)
-    _check_shapes(q, k, v, cos_sin, positions, slots, key_cache, value_cache, eps)
+    _check_shapes(q, k, v, cos_sin, positions, slots, key_cache, value_cache)
     check_vectors(
         "rope_cache", q, q.shape[2], "q's head dimension", "element", **given(q_weight=q_weight, k_weight=k_weight)
     )
@@ -188,8 +189,8 @@ def rope_cache(
     return rope_cache_op(q, k, v, cos_sin, positions, slots, key_cache, value_cache, q_weight, k_weight, float(eps))
 
 
-def _check_shapes(q, k, v, cos_sin, positions, slots, key_cache, value_cache, eps) -> None:
-    if q.dim() != 3 or q.shape[2] % 2 or not q.shape[2]:
+def _check_shapes(q, k, v, cos_sin, positions, slots, key_cache, value_cache) -> None:
+    if q.dim() != 3 or q.shape[2] % 2:
         raise ValueError(f"rope_cache takes q of (tokens, heads, even dim), got {tuple(q.shape)}: reshape it")
     if k.dim() != 3 or k.shape != v.shape or (k.shape[0], k.shape[2]) != (q.shape[0], q.shape[2]):
         raise ValueError(
@@ -220,8 +221,6 @@ def _check_shapes(q, k, v, cos_sin, positions, slots, key_cache, value_cache, ep
             raise ValueError(
                 f"rope_cache takes tensors on one device, got q on {q.device} and {name} on {x.device}: move one"
             )
-    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < float("inf"):
-        raise ValueError(f"rope_cache takes eps as a finite number of at least 0, got {eps!r:.40}: 1e-6 is usual")
 
 
 def rope_table(max_position: int, dim: int, base: float = 10000.0, device=None) -> Tensor:
@@ -266,12 +265,12 @@ PAGE_SIZE = 16
 
 def _inputs(tokens: int, heads: int, key_heads: int, dim: int, device="cpu", **options) -> tuple:
     q, k, v = (torch.randn(tokens, n, dim, device=device, **options) for n in (heads, key_heads, key_heads))
-    positions = torch.randperm(4 * tokens, device=device)[:tokens]
+    positions = torch.randperm(tokens, device=device)  # each row of the table is read by one token
     pages = -(-tokens // PAGE_SIZE) + 1
     slots = torch.randperm(pages * PAGE_SIZE, device=device)[:tokens]
     caches = torch.zeros(2, pages, key_heads, PAGE_SIZE, dim, device=device, **options)
     q_weight, k_weight = torch.randn(2, dim, device=device, **options)
-    return q, k, v, rope_table(4 * tokens, dim, device=device), positions, slots, *caches, q_weight, k_weight
+    return q, k, v, rope_table(tokens, dim, device=device), positions, slots, *caches, q_weight, k_weight
 
 
 def _compile_arguments(tokens: int, heads: int, key_heads: int, dim: int, dtype: torch.dtype) -> tuple[tuple, dict]:
@@ -294,4 +293,5 @@ OP = FusedOp(
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1, 1, 2), (5, 4, 2, 36), (20, 2, 1, 64)),
     gpu_shapes=((1, 32, 8, 128), (64, 32, 8, 128), (4096, 32, 8, 128)),
+    writes=(6, 7),
 )

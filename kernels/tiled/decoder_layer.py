@@ -8,12 +8,13 @@ by one program, however the layer is cut, and at one token almost all traffic is
 each kernel starts when the last program of the previous one has ended, and ramps up its loads from zero.
 
     a kernel per step    residual + norm | q, k, v | attention | out, residual | norm | gate, up, SwiGLU | down
-    here                 one launch with a counter between steps, after a launch that zeroes the four counters
+    here                 one launch with a counter between steps, after a launch that zeroes the counters
 
 One program per multiprocessor takes tiles of each product in turn. A tile that is stored adds 1 to the counter of its
-step; a program that needs the step's result waits for all tiles. Every program computes both norms
-itself: width values from L2, and no counter. Heads that share a key head each read its cache, all but the first from
-L2.
+step; a program that needs the step's result waits for all tiles, with the first block of its next weight already in
+flight: weights depend on no counter. Every program computes both norms itself, in the loop of the product that needs
+them. Each head's keys are shared out, so that every program has some; the program that completes a head merges its
+shares. Heads that share a key head each read its cache, all but the first from L2.
 
 What it costs: the registers of its worst step for all steps, no library's product, and a wrong count hangs the GPU. The
 interpreter reports such a count as a deadlock, and a missing wait as a race (kernels/interpreter/resident.py).
@@ -30,27 +31,86 @@ from torch.nn import functional
 
 from kernels import costs
 from kernels.arguments import cdiv, check_option, check_together, multiprocessors, next_power_of_2
-from kernels.counters import signal, wait
+from kernels.counters import complete, signal, wait
 from kernels.op import FusedOp, Work, like, planned, register
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @triton.jit
-def product(weight_ptr, row, rows, x_ptr, residual_ptr, norm_ptr, rstd, cols, BLOCK_K: tl.constexpr):
-    """Rows of a weight (rows, cols) times x (cols,), or times rms_norm(x + residual) where there is a norm: fp32."""
-    acc = tl.zeros((row.shape[0], BLOCK_K), tl.float32)
+def weight_block(weight_ptr, tile, start, rows, cols, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Request columns `start` to `start + BLOCK_K` of a tile of a weight (rows, cols); a tile beyond the last is 0."""
+    row, col = tile * BLOCK_N + tl.arange(0, BLOCK_N), start + tl.arange(0, BLOCK_K)
+    inside = (row[:, None] < rows) & (col[None, :] < cols)
+    return tl.load(weight_ptr + row[:, None].to(tl.int64) * cols + col[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def product(
+    weight, weight_ptr, tile, next_ptr, next_tile, rows, cols, x_ptr, residual_ptr, norm_ptr, eps,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Return a tile of weight (rows, cols) times x (cols,), fp32, and the first block of the next tile, in flight.
+
+    weight is the tile's own first block, requested before. With a norm, x is rms_norm(x + residual): its mean square
+    is summed in the same loop and divides the result.
+    """
+    acc, squares = tl.zeros((BLOCK_N, BLOCK_K), tl.float32), tl.zeros((BLOCK_K,), tl.float32)
     for start in range(0, cols, BLOCK_K):
+        # A block is requested before the one that has arrived is used: loads never run dry, not even between tiles.
+        if start + BLOCK_K < cols:
+            following = weight_block(weight_ptr, tile, start + BLOCK_K, rows, cols, BLOCK_N, BLOCK_K)
+        else:
+            following = weight_block(next_ptr, next_tile, 0, rows, cols, BLOCK_N, BLOCK_K)
         col = start + tl.arange(0, BLOCK_K)
         x = tl.load(x_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
         if residual_ptr is not None:
             x += tl.load(residual_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
         if norm_ptr is not None:
-            x = x * rstd * tl.load(norm_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
-        inside = (row[:, None] < rows) & (col[None, :] < cols)
-        weight = tl.load(weight_ptr + row[:, None].to(tl.int64) * cols + col[None, :], mask=inside, other=0.0)
+            squares += x * x
+            x *= tl.load(norm_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
         acc += weight.to(tl.float32) * x[None, :]
-    return tl.sum(acc, axis=1)
+        weight = following
+    found = tl.sum(acc, axis=1)
+    if norm_ptr is not None:
+        found *= tl.rsqrt(tl.sum(squares, axis=0) / cols + eps)
+    return found, weight
+
+
+@triton.jit
+def attend(
+    q_ptr, new_key_ptr, new_value_ptr, keys_ptr, values_ptr, first, last, own, stride, dim, scale,
+    BLOCK_D: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+):  # fmt: skip
+    """Return the sum of values, maximum and sum of one query over keys `first` to `last`, and its token's own key."""
+    d = tl.arange(0, BLOCK_D)
+    q = tl.load(q_ptr + d, mask=d < dim, other=0.0).to(tl.float32) * scale
+    peak = tl.sum(q * tl.load(new_key_ptr + d, mask=d < dim, other=0.0).to(tl.float32), axis=0)
+    peak, total = tl.where(own, peak, -float("inf")), tl.where(own, 1.0, 0.0)
+    acc = tl.where(own, tl.load(new_value_ptr + d, mask=d < dim, other=0.0).to(tl.float32), 0.0)
+    for start in range(first, last, BLOCK_KEYS):
+        key = start + tl.arange(0, BLOCK_KEYS)
+        at = key[:, None].to(tl.int64) * stride + d[None, :]
+        inside = (key[:, None] < last) & (d[None, :] < dim)
+        k = tl.load(keys_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        v = tl.load(values_ptr + at, mask=inside, other=0.0)  # requested before the scores are known
+        score = tl.where(key < last, tl.sum(k * q[None, :], axis=1), -float("inf"))
+        higher = tl.maximum(peak, tl.max(score, axis=0))
+        p, shrink = tl.exp(score - higher), tl.exp(peak - higher)
+        acc = acc * shrink + tl.sum(p[:, None] * v.to(tl.float32), axis=0)
+        total = total * shrink + tl.sum(p, axis=0)
+        peak = higher
+    return acc, peak, total
+
+
+@triton.jit
+def merge(parts_ptr, dim, SPLITS: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Return attention's result for one head from its SPLITS shares of (dim values, maximum, sum)."""
+    part_ptr, d = parts_ptr + tl.arange(0, SPLITS) * (dim + 2), tl.arange(0, BLOCK_D)
+    peak = tl.load(part_ptr + dim)
+    weight = tl.exp(peak - tl.max(peak, axis=0))  # finite: the first share has the token's own key
+    values = tl.load(part_ptr[:, None] + d[None, :], mask=d[None, :] < dim, other=0.0)
+    return tl.sum(values * weight[:, None], axis=0) / tl.sum(tl.load(part_ptr + dim + 1) * weight, axis=0)
 
 
 @triton.jit
@@ -69,9 +129,10 @@ def decoder_layer_kernel(
     y_ptr,  # (width,)
     sum_ptr,  # (width,): x + residual + what attention adds
     qkv_ptr,  # ((heads + 2 key_heads) dim,)
+    parts_ptr,  # (heads, SPLITS, dim + 2) fp32: a share of the keys: sum of values, maximum, sum
     seen_ptr,  # (heads dim,): attention's result
     hidden_ptr,  # (hidden,)
-    counters_ptr,  # (4,) int32, zero: tiles of q, k, v; heads; tiles of out; tiles of hidden values
+    counters_ptr,  # (4 + heads,) int32, zero: tiles of q, k, v; heads; tiles of out; tiles of hidden; shares of a head
     width,
     heads,
     key_heads,
@@ -80,7 +141,7 @@ def decoder_layer_kernel(
     keys,
     eps,
     scale,
-    BLOCK: tl.constexpr,  # at least width
+    SPLITS: tl.constexpr,  # shares of the keys, a power of two
     BLOCK_N: tl.constexpr,  # rows of a product's tile
     BLOCK_K: tl.constexpr,  # columns at a time
     BLOCK_D: tl.constexpr,  # at least dim
@@ -88,79 +149,89 @@ def decoder_layer_kernel(
 ):
     me, programs = tl.program_id(0), tl.num_programs(0)
     dtype = y_ptr.dtype.element_ty
-    all_cols, n = tl.arange(0, BLOCK), tl.arange(0, BLOCK_N)
+    n, d = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
 
     # q, k, v of the normalised sum.
-    s = tl.load(x_ptr + all_cols, mask=all_cols < width, other=0.0).to(tl.float32)
-    s += tl.load(residual_ptr + all_cols, mask=all_cols < width, other=0.0).to(tl.float32)
-    rstd = tl.rsqrt(tl.sum(s * s, axis=0) / width + eps)
     rows = (heads + 2 * key_heads) * dim
+    weight = weight_block(qkv_weight_ptr, me, 0, rows, width, BLOCK_N, BLOCK_K)
     for tile in range(me, tl.cdiv(rows, BLOCK_N), programs):
+        found, weight = product(
+            weight, qkv_weight_ptr, tile, qkv_weight_ptr, tile + programs, rows, width,
+            x_ptr, residual_ptr, attention_norm_ptr, eps, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
         row = tile * BLOCK_N + n
-        found = product(
-            qkv_weight_ptr, row, rows, x_ptr, residual_ptr, attention_norm_ptr, rstd, width, BLOCK_K=BLOCK_K
-        )
         tl.store(qkv_ptr + row, found.to(dtype), mask=row < rows)
         signal(counters_ptr)
 
-    # Attention, a head at a time: the new token's own key first, then the cache's.
-    d = tl.arange(0, BLOCK_D)
-    if me < heads:
+    # Attention, a share of a head's keys at a time; whoever completes a head merges its shares.
+    if me < heads * SPLITS:
         wait(counters_ptr, tl.cdiv(rows, BLOCK_N))
-    for head in range(me, heads, programs):
+    for share in range(me, heads * SPLITS, programs):
+        head, part = share // SPLITS, share % SPLITS
         key_head = head // (heads // key_heads)
-        q = tl.load(qkv_ptr + head * dim + d, mask=d < dim, other=0.0).to(tl.float32) * scale
-        new = qkv_ptr + (heads + key_head) * dim + d
-        peak = tl.sum(q * tl.load(new, mask=d < dim, other=0.0).to(tl.float32), axis=0)
-        acc = tl.load(new + key_heads * dim, mask=d < dim, other=0.0).to(tl.float32)
-        total = 1.0
-        for start in range(0, keys, BLOCK_KEYS):
-            key = start + tl.arange(0, BLOCK_KEYS)
-            at = (key[:, None].to(tl.int64) * key_heads + key_head) * dim + d[None, :]
-            inside = (key[:, None] < keys) & (d[None, :] < dim)
-            score = tl.sum(tl.load(keys_ptr + at, mask=inside, other=0.0).to(tl.float32) * q[None, :], axis=1)
-            score = tl.where(key < keys, score, -float("inf"))
-            higher = tl.maximum(peak, tl.max(score, axis=0))
-            p, shrink = tl.exp(score - higher), tl.exp(peak - higher)
-            value = tl.load(values_ptr + at, mask=inside, other=0.0).to(tl.float32)
-            acc = acc * shrink + tl.sum(p[:, None] * value, axis=0)
-            total = total * shrink + tl.sum(p, axis=0)
-            peak = higher
-        tl.store(seen_ptr + head * dim + d, (acc / total).to(dtype), mask=d < dim)
-        signal(counters_ptr + 1)
+        new = qkv_ptr + (heads + key_head) * dim
+        size = tl.cdiv(keys, SPLITS)
+        first = part * size
+        acc, peak, total = attend(
+            qkv_ptr + head * dim, new, new + key_heads * dim, keys_ptr + key_head * dim, values_ptr + key_head * dim,
+            first, tl.minimum(first + size, keys), part == 0, key_heads * dim, dim, scale, BLOCK_D, BLOCK_KEYS,
+        )  # fmt: skip
+        part_ptr = parts_ptr + share * (dim + 2)
+        tl.store(part_ptr + d, acc, mask=d < dim)
+        tl.store(part_ptr + dim, peak)
+        tl.store(part_ptr + dim + 1, total)
+        if complete(counters_ptr + 4 + head, SPLITS):
+            seen = merge(parts_ptr + head * SPLITS * (dim + 2), dim, SPLITS, BLOCK_D)
+            tl.store(seen_ptr + head * dim + d, seen.to(dtype), mask=d < dim)
+            signal(counters_ptr + 1)
 
-    # The output product, added to the residual stream.
+    # The output product, added to the residual stream. Its weight depends on no counter: requested before the wait.
+    weight = weight_block(out_ptr, me, 0, width, heads * dim, BLOCK_N, BLOCK_K)
     wait(counters_ptr + 1, heads)
     for tile in range(me, tl.cdiv(width, BLOCK_N), programs):
+        found, weight = product(
+            weight, out_ptr, tile, out_ptr, tile + programs, width, heads * dim,
+            seen_ptr, None, None, eps, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
         row = tile * BLOCK_N + n
-        found = product(out_ptr, row, width, seen_ptr, None, None, 1.0, heads * dim, BLOCK_K=BLOCK_K)
         found += tl.load(x_ptr + row, mask=row < width, other=0.0).to(tl.float32)
         found += tl.load(residual_ptr + row, mask=row < width, other=0.0).to(tl.float32)
         tl.store(sum_ptr + row, found.to(dtype), mask=row < width)
         signal(counters_ptr + 2)
 
     # The gated feed-forward layer of the normalised sum: hidden values, then the result.
+    weight = weight_block(gate_ptr, me, 0, hidden, width, BLOCK_N, BLOCK_K)
     wait(counters_ptr + 2, tl.cdiv(width, BLOCK_N))
-    s = tl.load(sum_ptr + all_cols, mask=all_cols < width, other=0.0).to(tl.float32)
-    rstd = tl.rsqrt(tl.sum(s * s, axis=0) / width + eps)
     for tile in range(me, tl.cdiv(hidden, BLOCK_N), programs):
+        g, weight = product(
+            weight, gate_ptr, tile, up_ptr, tile, hidden, width, sum_ptr, None, ffn_norm_ptr, eps, BLOCK_N, BLOCK_K
+        )
+        u, weight = product(
+            weight, up_ptr, tile, gate_ptr, tile + programs, hidden, width,
+            sum_ptr, None, ffn_norm_ptr, eps, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
         row = tile * BLOCK_N + n
-        g = product(gate_ptr, row, hidden, sum_ptr, None, ffn_norm_ptr, rstd, width, BLOCK_K=BLOCK_K)
-        u = product(up_ptr, row, hidden, sum_ptr, None, ffn_norm_ptr, rstd, width, BLOCK_K=BLOCK_K)
         tl.store(hidden_ptr + row, (g * tl.sigmoid(g) * u).to(dtype), mask=row < hidden)
         signal(counters_ptr + 3)
 
+    weight = weight_block(down_ptr, me, 0, width, hidden, BLOCK_N, BLOCK_K)
     wait(counters_ptr + 3, tl.cdiv(hidden, BLOCK_N))
     for tile in range(me, tl.cdiv(width, BLOCK_N), programs):
+        found, weight = product(
+            weight, down_ptr, tile, down_ptr, tile + programs, width, hidden,
+            hidden_ptr, None, None, eps, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
         row = tile * BLOCK_N + n
-        found = product(down_ptr, row, width, hidden_ptr, None, None, 1.0, hidden, BLOCK_K=BLOCK_K)
         tl.store(y_ptr + row, found.to(dtype), mask=row < width)
 
 
-def settings(width: int, dim: int) -> dict:
+def settings(heads: int, dim: int, keys: int, programs: int) -> dict:
     """Return the kernel's blocks and launch options; cooperative: all programs run at once, or the launch fails."""
-    blocks = {"BLOCK": next_power_of_2(width), "BLOCK_D": next_power_of_2(dim)}
-    return {**blocks, "BLOCK_N": 16, "BLOCK_K": 512, "BLOCK_KEYS": 32, "num_warps": 8, "launch_cooperative_grid": True}
+    # As many shares as fill the programs, but none shorter than a block of keys.
+    shares = max(1, min(programs // heads, keys // 64))
+    blocks = {"SPLITS": 1 << (shares.bit_length() - 1), "BLOCK_D": next_power_of_2(dim), "BLOCK_KEYS": 64}
+    # Few rows per tile: a narrow result has one for every program.
+    return {**blocks, "BLOCK_N": 8, "BLOCK_K": 1024, "num_warps": 8, "launch_cooperative_grid": True}
 
 
 def _forward(
@@ -180,14 +251,15 @@ def _forward(
     given = x, residual, attention_norm, qkv, keys, values, out, ffn_norm, gate, up, down
     given = [each.contiguous() for each in given]
     (width,), (length, key_heads, dim), hidden = x.shape, keys.shape, len(gate)
-    heads = out.shape[1] // dim
+    heads, programs = out.shape[1] // dim, multiprocessors(x)
     y, s, found, seen, between = (x.new_empty(size) for size in (width, width, len(qkv), heads * dim, hidden))
-    counters = torch.zeros(4, dtype=torch.int32, device=x.device)
-    sizes, chosen = (width, heads, key_heads, dim, hidden, length), settings(width, dim)
-    programs = min(multiprocessors(x), cdiv(max(len(qkv), width, hidden), chosen["BLOCK_N"]))
+    sizes, chosen = (width, heads, key_heads, dim, hidden, length), settings(heads, dim, length, programs)
+    parts = torch.empty(heads * chosen["SPLITS"] * (dim + 2), dtype=torch.float32, device=x.device)
+    counters = torch.zeros(4 + heads, dtype=torch.int32, device=x.device)
+    programs = min(programs, cdiv(max(len(qkv), width, hidden), chosen["BLOCK_N"]))
     with torch.cuda.device_of(x):
         decoder_layer_kernel[(programs,)](
-            *given, y, s, found, seen, between, counters, *sizes, eps, dim**-0.5, **chosen
+            *given, y, s, found, parts, seen, between, counters, *sizes, eps, dim**-0.5, **chosen
         )
     return y, s, found
 
@@ -272,7 +344,7 @@ def decoder_layer(
         out: (width, heads dim); heads is a multiple of key_heads.
         gate, up: (hidden, width).
         down: (width, hidden).
-        eps: added to the mean squares of both norms.
+        eps: added to the mean squares of both norms, as fp32.
 
     Returns:
         (y, s, key, value): y (width,), for the next layer's x; s (width,), for its residual; key and value (key_heads,
@@ -338,10 +410,13 @@ def _inputs(width: int, heads: int, key_heads: int, hidden: int, keys: int, **op
 
 def _compile_arguments(width: int, heads: int, key_heads: int, hidden: int, keys: int, *, dtype: torch.dtype):
     given = _inputs(width, heads, key_heads, hidden, keys, dtype=dtype, device="meta")
-    made = (torch.empty(size, dtype=dtype, device="meta") for size in (width, width, len(given[3]), width, hidden))
-    counters = torch.empty(4, dtype=torch.int32, device="meta")
-    sizes = width, heads, key_heads, width // heads, hidden, keys
-    return (*given, *made, counters, *sizes, 1e-6, 0.1), settings(width, width // heads)
+    y, s, found, seen, between = (
+        torch.empty(size, dtype=dtype, device="meta") for size in (width, width, len(given[3]), width, hidden)
+    )
+    parts, counters = torch.empty(1, device="meta"), torch.empty(4, dtype=torch.int32, device="meta")
+    dim = width // heads
+    sizes, chosen = (width, heads, key_heads, dim, hidden, keys), settings(heads, dim, keys, multiprocessors(y))
+    return (*given, y, s, found, parts, seen, between, counters, *sizes, 1e-6, 0.1), chosen
 
 
 OP = FusedOp(

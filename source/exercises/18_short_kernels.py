@@ -3,8 +3,8 @@
 #
 # When a decoder layer serves one token, the operations between its products are so short that launching them takes
 # longer than moving their bytes. Fuse three of them, an addition, a norm and a gate, into one kernel. Then predict the
-# launches, bytes and time of a layer, and how many launches fit into a time budget. About 45 minutes,
-# after exercise 05b.
+# launches, bytes and time of a layer, arrange its operations in as few launches as possible, and count the launches
+# that a time budget allows. About 55 minutes, after exercise 05b.
 #
 # **The formulas**, for each row of $n$ elements:
 #
@@ -41,12 +41,14 @@ import triton.language as tl
 from helpers.instruments import measure
 from helpers.learning import (
     Hints,
+    check_arrangement,
     check_counts,
     check_numbers,
     check_offsets,
     check_passes,
     check_values,
     draw_questions,
+    layers_asked,
     norm_cases,
 )
 
@@ -166,6 +168,53 @@ def count_fused(width, hidden):
 
 
 # %% [markdown]
+# ## Arrange a layer
+#
+# That was by hand, for one layer. Now write it for any: some have norms, gates or a second product. An operation is a
+# dictionary, and the result has the operation's name:
+#
+# ```python
+# {"name": "s", "kind": "elementwise", "reads": {"x": 64, "residual": 64}, "length": 64}
+# {"name": "up", "kind": "product", "reads": {"up_weight": 6400, "s": 64}, "length": 100}
+# ```
+#
+# `reads` has the elements of each tensor read, `length` those of the result. Operations are given in an order that can
+# run. One launch can do several of them if
+#
+# 1. at most one is a product, and it comes first: what follows is its epilogue;
+# 2. none is a norm, if one is a product: a tile has only a part of the row (kind `"norm"`);
+# 3. all results have the same length.
+#
+# Launches run one after another, so each operation comes after those whose results it reads. **The budget of a layer**
+# is the fewest launches that its operations allow and, with these, the fewest bytes: a launch reads each tensor that
+# it doesn't make once, and writes what another launch or the caller needs.
+
+
+# %% grade_id="arrange-answer"
+def arrange(operations, results):
+    """A list of launches, each a list of names, in the order in which they run; results: what the caller needs."""
+    # About 12 lines.
+    # BEGIN SOLUTION
+    launches, where = [], {}
+    for new in operations:
+        # Not before any launch that makes what it reads.
+        first = max((where[tensor] for tensor in new["reads"] if tensor in where), default=0)
+        at = len(launches)
+        for number in range(first, len(launches)):
+            kinds = {each["kind"] for each in launches[number]}
+            same = all(each["length"] == new["length"] for each in launches[number])
+            epilogue = "product" not in kinds or new["kind"] == "elementwise"
+            if same and epilogue and new["kind"] != "product" and at == len(launches):
+                at = number
+        if at == len(launches):
+            launches.append([])
+        launches[at].append(new)
+        where[new["name"]] = at
+    return [[each["name"] for each in launch] for launch in launches]
+    # END SOLUTION
+
+
+# %% [markdown]
 # ## Launched, or a graph
 #
 # Times are in microseconds, `bandwidth` is in bytes per microsecond. Use the formulas at the top.
@@ -220,6 +269,11 @@ hint = Hints(
         "A product reads its weight and a vector, and writes a vector.",
         "Fused: a tensor that only its own kernel needs is not written or read. s is needed twice.",
     ),
+    arrange=(
+        "Take the operations one by one. Which launch makes the latest of what this one reads?",
+        "An operation joins the first launch, from that one on, whose rules it keeps; if there is none, it begins one.",
+        "A product begins a launch, always. A norm can't join a product's launch, an elementwise operation can.",
+    ),
     time=(
         "From Python, each launch takes the longer of two: the call, or the gap and the bytes.",
         "A graph is called once, and each of its kernels has its gap.",
@@ -272,7 +326,7 @@ def fused_layer(width, hidden):
 
 sizes = [(4, 8), *draw_questions(1, 4, (8, 24, 96), (16, 40, 200))]
 
-# %% grade_id="counts" points=2
+# %% grade_id="counts" points=1
 check_counts(
     count_layer, short_layer, layer_inputs, sizes, parts=("launches", "bytes"), name="counts"
 )
@@ -281,6 +335,12 @@ check_counts(
 check_numbers(
     count_fused, fused_layer, sizes, parts=("launches", "bytes"), within=0.0, name="fused"
 )
+
+# %% [markdown]
+# **Within the budget?** The plainest layer, one with every part, and others.
+
+# %% grade_id="arrange" points=2
+check_arrangement(arrange, layers_asked(4, 6), name="arrange")
 
 # %% [markdown]
 # **Times and budgets**: where the CPU is the slower one, and where the GPU is.
@@ -314,7 +374,7 @@ check_numbers(microseconds, right_time, times, within=1e-6, name="time")
 # %% grade_id="budget" points=1
 check_numbers(most_launches, right_budget, budgets, within=0.0, name="budget")
 
-# %% grade_id="other-values" points=2
+# %% grade_id="other-values" points=1
 # Other widths and other numbers are checked here when the exercise is graded.
 # BEGIN HIDDEN TESTS
 check_values(

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 
 import kernels
+from benchmarks.experiments.lesson_17 import RECORD
 from helpers.figures import DecodeSpeedExplorer, DecodeStep, Point, roofline_chart
 from helpers.figures.attention.decode_speed import CACHES
 from helpers.instruments import DEVICES, Roofline, compile_for, measure, recorded, table
@@ -31,7 +32,18 @@ from kernels.interpreter import runtime
 
 torch.manual_seed(0)
 device = "cuda" if runtime.has_gpu() else "cpu"
-gpu, h200 = DEVICES["H200"], recorded("h200")
+gpu, h200, h100 = DEVICES["H200"], recorded("h200"), recorded(RECORD.removesuffix(".json"))
+
+
+def in_us(name, first):
+    found = h100.experiment(name)
+    ways = [*next(iter(found.values()))]
+    rows = [
+        (key, *(f"{1e6 * each[way].median:.1f}" for way in ways)) for key, each in found.items()
+    ]
+    title = f"{h100.label_of(name)}\nus on the GPU, cold L2"
+    return table((first, *map(str, ways)), rows, title)
+
 
 # %% [markdown]
 # ## Prefill and decode on one roofline
@@ -402,9 +414,15 @@ title = f"{h200.label_of('attention_decode')}\n8 key heads; us on the GPU, cold 
 table(("keys", *ways), rows, title)
 
 # %% [markdown]
-# How many splits? Enough to fill the GPU: batch x key heads x splits of at least a few programs per SM. With 64
-# sequences of 8 key heads there are 512 programs without any split, and splitting only adds its cost. Servers choose
-# per step, from the lengths in the batch.
+# How many splits? Enough to fill the GPU: batch x key heads x splits of at least a few programs per SM. Here are such
+# kernels for several sequences, by the number of splits:
+
+# %% tags=["hide-input"]
+in_us("serving_splits", "sequences x tokens")
+
+# %% [markdown]
+# One sequence needs many splits. 16 sequences of 8 key heads are 128 programs without any, nearly one per SM, and 128
+# sequences are 1024: there, splits add only their cost. Servers choose per step, from the lengths in the batch.
 #
 # ## Paged keys
 #
@@ -514,16 +532,22 @@ print(
 #
 # Before attention, each new token's q and k are normed and rotated
 # ([RoPE](../docs/glossary.md#rope)), and k and v go into their page. Written in PyTorch, each step is a launch or
-# several. `kernels.rope_cache` does it in one. **How many launches does PyTorch need?** (A norm for q and one for k;
-# cosines looked up; halves multiplied, subtracted, added and joined; two writes by index.)
+# several. `kernels.rope_cache` does it in one. This does the same in PyTorch, for 16-bit tensors. Each operation is a
+# launch, and so are an index and a comparison; `rms_norm` is eight, two of them conversions to fp32 and back; a view or
+# a `chunk` is none, and a conversion of the cosines' row is one. **How many launches are that?**
+
+# %% tags=["hide-input"]
+import inspect
+
+from kernels.elementwise import rope_cache
+
+print(inspect.getsource(rope_cache.rope_cache_reference))
 
 # %% tags=["hide-input"]
 rope_launches = predict_first("launches of norm, rotation and cache write in PyTorch", unit="")
 rope_launches
 
 # %% tags=["hide-input"]
-from kernels.elementwise import rope_cache
-
 inputs = rope_cache.OP.inputs(16, 8, 2, 128, dtype=torch.float16, device=device)
 copies = [x.clone() for x in inputs]
 unfused, fused = (
@@ -536,16 +560,68 @@ print("same cache:", torch.allclose(inputs[6], copies[6], **close))
 for name, found in (("PyTorch", unfused), ("one kernel", fused)):
     launches = "1 launch" if found.launches == 1 else f"{found.launches} launches"
     print(f"{name}: {launches}, {found.unique_total / 1e3:.0f} kB")
-rope_launches.compare(unfused.launches)
+rope_launches.compare(
+    unfused.launches,
+    "Two rotations of 17 each: 8 for the norm, 2 for the angles, 6 for the rotation, 1 to join the "
+    "halves. 8 more find the slots, 4 write.",
+)
 
 # %% [markdown]
 # Fusion saves bytes too, but at one token per user they are kilobytes, and take less than a microsecond: **here the
-# launches count.**
-# Lesson 18 measures what a launch costs.
+# launches count.** (Eager PyTorch also waits for the CPU, where it looks for the tokens that have a slot.)
+
+# %% tags=["hide-input"]
+in_us("serving_rope_cache", "tokens")
+
+# %% [markdown]
+# With thousands of tokens, in prefill, the bytes count, and our kernel, one warp per head, loses to `torch.compile`.
 #
-# The same holds for the other neighbour, residual + norm + quantisation before a matmul. Its bytes are lesson 12's; in
-# decode it matters because it replaces three or four launches of a few microseconds each, twice per layer.
-#
+# The same holds for the other neighbour: residual, norm and quantisation before a matmul with int8 weights (lesson 12),
+# twice per layer. One program per row, everything in registers:
+
+
+# %%
+@triton.jit
+def add_norm_int8_kernel(
+    x_ptr, residual_ptr, weight_ptr, s_ptr, y_ptr, scale_ptr, BLOCK: tl.constexpr
+):
+    row, col = tl.program_id(0), tl.arange(0, BLOCK)
+    at = row * BLOCK + col
+    s = tl.load(x_ptr + at).to(tl.float32) + tl.load(residual_ptr + at).to(tl.float32)
+    tl.store(s_ptr + at, s)  # the next residual
+    h = s * tl.rsqrt(tl.sum(s * s) / BLOCK + 1e-6) * tl.load(weight_ptr + col).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(h)) / 127, 1e-12)
+    tl.store(scale_ptr + row, scale)
+    rounded = tl.floor(h / scale + 0.5)
+    tl.store(y_ptr + at, tl.minimum(tl.maximum(rounded, -127), 127).to(tl.int8))
+
+
+# %% tags=["hide-input"]
+def add_norm_int8(x, residual, weight):
+    s, y = torch.empty_like(x), torch.empty(x.shape, dtype=torch.int8, device=device)
+    scale = torch.empty(len(x), 1, device=device)
+    add_norm_int8_kernel[(len(x),)](x, residual, weight, s, y, scale, BLOCK=x.shape[1])
+    return s, y, scale
+
+
+def add_norm_int8_reference(x, residual, weight):
+    s = x + residual
+    h = torch.nn.functional.rms_norm(s.float(), (s.shape[1],), weight.float(), 1e-6)
+    scale = (h.abs().amax(1, keepdim=True) / 127).clamp(min=1e-12)
+    return s, (h / scale + 0.5).floor().clamp(-127, 127).to(torch.int8), scale
+
+
+given = (*torch.randn(2, 16, 1024, device=device, dtype=torch.float16),
+         torch.rand(1024, device=device, dtype=torch.float16) + 0.5)  # fmt: skip
+unfused, fused = (measure(each, *given) for each in (add_norm_int8_reference, add_norm_int8))
+codes = (unfused.result[1].int() - fused.result[1].int()).abs().max().item()
+print(f"codes differ by at most {codes}; scales agree: "
+      f"{torch.allclose(unfused.result[2], fused.result[2], rtol=2e-3)}")  # fmt: skip
+for name, found in (("PyTorch", unfused), ("one kernel", fused)):
+    launches = "1 launch" if found.launches == 1 else f"{found.launches} launches"
+    print(f"{name}: {launches}, {found.bytes_total / 1e3:.0f} kB")
+
+# %% [markdown]
 # ### Quantised caches
 #
 # The cache is most of the bytes, so store it in a byte per element. Keys and values are converted when they are written
@@ -660,7 +736,29 @@ hotter = torch.multinomial(torch.where(p > 0, (few.double() / 1.1).softmax(0), 0
 print(f"20,000 draws at temperature 1.1: probability {probability_of(hotter):.0e}")
 
 # %% [markdown]
-# A temperature wrong by a tenth is caught; no single draw looks wrong.
+# A temperature wrong by a tenth is caught; no single draw looks wrong. The edges, where samplers fail, have
+# definite answers: top_p = 0 keeps the most probable token, and all that equal it; a logit of $-\infty$ is never
+# drawn; where only one token is left, it is drawn, whatever the filters are. top_p = 1 keeps all:
+
+# %% tags=["hide-input"]
+edges = {
+    "top_p = 0": ([1.0, 3.0, 2.0, -1.0], 0.0),
+    "top_p = 0, a tie": ([1.0, 3.0, 3.0, -1.0], 0.0),
+    "top_p = 1": ([1.0, 1.0, 1.0, 1.0], 1.0),
+    "two at -inf": ([-torch.inf, 1.0, -torch.inf, 1.0], 1.0),
+    "one left": ([-torch.inf, -torch.inf, 0.5, -torch.inf], 0.9),
+}
+rows = []
+for name, (values, p) in edges.items():
+    given = torch.tensor(values, device=device).expand(100, 4).contiguous()
+    drawn = kernels.sample(given, torch.tensor(0, device=device), 1.0, 0, p)
+    rows.append((name, str(values), str(sorted(set(drawn.tolist())))))
+display(table(("", "logits", "tokens in 100 draws"), rows))
+in_us("serving_sample", "")
+
+# %% [markdown]
+# The recording is of 131,072 logits per row. With a filter, one row takes longer than `torch.compile`'s sort does: one
+# program reads it several times. 64 rows cost hardly more than one.
 #
 # ## Speculation: several rows of q
 #
@@ -695,6 +793,12 @@ columns = (
 )
 display(table(columns, rows))
 print(f"tokens per step: {accepted(4):.1f} with 4 rows, {accepted(8):.1f} with 8")
+
+# %% [markdown]
+# That is the limit. Attention to 16 caches of 8192 tokens, as recorded, by rows of q:
+
+# %% tags=["hide-input"]
+in_us("serving_rows", "rows of q")
 
 # %% [markdown]
 # Rows multiply intensity as grouped heads do: 4 query heads times 8 rows make a tile of 32, and the padding of our
@@ -761,8 +865,6 @@ for name, locate, given in (("in order", in_order, None), ("paged", by_page, pag
 # ### The sampler's kernel
 
 # %% tags=["hide-input"]
-import inspect
-
 from kernels.rowwise.sample import sample_kernel
 
 print(inspect.getsource(sample_kernel.fn))

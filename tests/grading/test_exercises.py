@@ -53,6 +53,22 @@ def test_a_wrong_answer_is_rejected_by_the_check_meant_for_it(answer, tmp_path):
     assert not answer.never_told or not re.search(answer.never_told, str(outcome)), outcome
 
 
+# In `make test` those whose check takes milliseconds, and one of each exercise's kernels.
+TWENTY = [answer for answer in WRONG if answer.exercise in ("17_flash_decoding", "18_short_kernels")]
+QUICK = {"counts", "fused", "arrange", "time", "budget", "traffic", "large"}
+MARKED_TWENTY = [pytest.param(each, marks=[] if each.rejected_by in QUICK else [pytest.mark.long]) for each in TWENTY]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("answer", MARKED_TWENTY, ids=str)
+def test_a_wrong_answer_is_rejected_by_name_on_twenty_draws(answer, tmp_path):
+    exercise = answered(answer, tmp_path)
+    for exercise.seed in range(20):
+        outcome = exercise.run_check(answer.rejected_by, {}, tmp_path)
+        assert outcome.state == FAIL, (exercise.seed, outcome)
+        assert re.search(answer.told, str(outcome)), (exercise.seed, outcome)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("answer", WRONG, ids=str)
 def test_a_wrong_answer_is_no_error_in_the_checks_before(answer, tmp_path):

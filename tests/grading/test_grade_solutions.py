@@ -143,3 +143,35 @@ def test_a_partition_that_is_none_earns_nothing(code, told):
     assert earned in ({"legal", "edges"}, {"legal", "edges", "other-groups"}), result.checks
     (message,) = [check.message for check in result.checks if check.check == "partitions"]
     assert re.search(told, message)
+
+
+WRONG_IN_SANDBOX = [
+    ("17_flash_decoding", "split", "inside = key < last", "inside = key <= last", {"values"}),
+    ("17_flash_decoding", "merge", "top = tl.maximum(tl.max(peak, axis=0), -1e38)", "top = tl.max(peak, axis=0)", None),
+    ("18_short_kernels", "kernel", "gate * tl.sigmoid(gate)", "tl.sigmoid(gate)", {"values"}),
+    ("18_short_kernels", "arrange-answer", "if same and epilogue", "if False and epilogue", {"arrange"}),
+]
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(bubblewrap().remedy), reason="needs bubblewrap: apt-get install bubblewrap")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("name", "cell", "old", "new", "lost"), WRONG_IN_SANDBOX)
+def test_a_wrong_answer_handed_in_loses_the_points_of_its_checks(name, cell, old, new, lost):
+    """Exercises 17 and 18 graded as hand-ins: the check meant for the mistake fails, and those of other cells stand."""
+    exercise = exercises_in(only=name)[name]
+    notebook = json.loads((SOLUTIONS / f"{name}.ipynb").read_text())
+    for each in notebook["cells"]:
+        if each["id"] == cell:
+            source = "".join(each["source"])
+            assert source.count(old) == 1
+            each["source"] = source.replace(old, new)
+    judge = Judge(exercise, seed=5)
+    try:
+        result = grade(json.dumps(notebook).encode(), f"{name}.ipynb", judge)
+    finally:
+        judge.close()
+    failed = {check.check for check in result.checks if check.state == "fail"}
+    assert (lost or {"values"}) <= failed, result.checks
+    assert 0 < result.earned < result.points
+    assert failed <= {"values", "traffic", "large", "arrange", "other-values"}, result.checks

@@ -7,6 +7,7 @@ import torch
 from accuracy import as_tuple, assert_as_accurate, doubled, is_float
 
 import kernels
+from helpers.instruments import measure
 from kernels import CATALOGUE
 from kernels.interpreter import runtime
 
@@ -47,8 +48,8 @@ def test_strides_and_offsets(op, device, poisoned):
         lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),  # columns first
     ):
         inputs = [
-            strided(x) if isinstance(x, torch.Tensor) else x
-            for x in op.inputs(*shape, dtype=torch.float32, device=device)
+            strided(x) if isinstance(x, torch.Tensor) and i not in op.writes else x
+            for i, x in enumerate(op.inputs(*shape, dtype=torch.float32, device=device))
         ]
         check(op, inputs)
 
@@ -56,18 +57,21 @@ def test_strides_and_offsets(op, device, poisoned):
 @OPS
 def test_inputs_stay_as_they_were(op, device):
     inputs = op.inputs(*op.interpreter_shapes[-1], dtype=torch.float32, device=device)
-    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
-    before = [x.clone() for x in tensors]
+    before = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
     op.fused(*inputs)
-    for x, kept in zip(tensors, before, strict=True):
-        assert torch.equal(x, kept)
+    for i, (x, kept) in enumerate(zip(inputs, before, strict=True)):
+        if isinstance(x, torch.Tensor):
+            assert torch.equal(x, kept) == (i not in op.writes)
 
 
 @OPS
 def test_empty(op, device):
     shape = op.interpreter_shapes[-1]
     for empty in ((0, *shape[1:]), (0,) * len(shape)):
-        inputs = op.inputs(*empty, dtype=torch.float32, device=device)
+        try:
+            inputs = op.inputs(*empty, dtype=torch.float32, device=device)
+        except ZeroDivisionError:  # of a head dimension: width over no heads
+            continue
         try:
             op.oracle(*inputs)
         except (RuntimeError, IndexError, ZeroDivisionError):  # what PyTorch refuses
@@ -91,8 +95,11 @@ def test_work_counts_least_bytes(op):
     shape = op.interpreter_shapes[-1]
     work = op.work(shape, torch.float32)
     inputs = op.inputs(*shape, dtype=torch.float32)
-    assert work.bytes_read == sum(math.prod(x.shape) * x.itemsize for x in inputs if isinstance(x, torch.Tensor))
-    if not runtime.has_gpu():
+    read = [x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and i not in op.writes]
+    assert work.bytes_read == sum(math.prod(x.shape) * x.itemsize for x in read)
+    if op.writes:  # a part of them, as the meter sees it
+        assert work.bytes_written == measure(op.fused, *inputs).bytes_written
+    elif not runtime.has_gpu():
         outputs = as_tuple(op.fused(*inputs))
         assert work.bytes_written == sum(math.prod(x.shape) * x.itemsize for x in outputs)
 
@@ -109,7 +116,6 @@ def test_a_wrong_answer_is_not_as_accurate(device):
 
 def test_public_names_are_the_operations_and_their_modules():
     modules = ("FeedForward", "FlashAttention", "LayerNorm", "LayerNormAct", "LinearAct", "RMSNorm")
-    apart = ("decoder_layer", "rope_cache")  # kernels/__init__.py says why
-    assert set(dir(kernels)) == {*CATALOGUE, *modules, *apart, "CATALOGUE", "variant"}
+    assert set(dir(kernels)) == {*CATALOGUE, *modules, "CATALOGUE", "variant"}
     assert issubclass(kernels.LayerNorm, torch.nn.LayerNorm)
     assert list(CATALOGUE) == sorted(CATALOGUE)

@@ -94,7 +94,7 @@ def planted(tmp_path, change):
     return made._forward
 
 
-WAITS = re.findall(r"^ +(?:if me < heads:\n +)?wait\(.*\)$", SOURCE, re.MULTILINE)
+WAITS = re.findall(r"^ +(?:if me < heads \* SPLITS:\n +)?wait\(.*\)$", SOURCE, re.MULTILINE)
 
 
 def call(forward):

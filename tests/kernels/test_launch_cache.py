@@ -25,6 +25,9 @@ DEVICES = itertools.count(1000)
 SHAPES = {"conv_bn_act": (2, 64, 14, 14, 64, 3), "flash_attention": (2, 4, 256, 64, True), "linear_act": (40, 64, 128)}
 SHAPES |= {"moe_int8": CATALOGUE["moe_int8"].interpreter_shapes[-1], "ffn": (256, 64, 128, True)}
 SHAPES |= {"attention_scores": (1, 2, 64, 32, True), "paged_attention": (2, 4, 1, 2, 4096, 64)}
+# An operator zeroes decoder_layer's counters before each launch, and rope_cache writes into its arguments.
+NOT_PLANNED = {"decoder_layer", "rope_cache"}
+SHAPES |= {"decoder_layer": (1024, 16, 8, 3072, 512), "rope_cache": (64, 32, 8, 128)}
 
 
 @triton.jit
@@ -134,6 +137,8 @@ def test_every_operation_is_planned_and_launched_as_it_is_written(gpu, name):
             expected = expected or seen
             assert seen == expected
             assert {stream for _, _, stream, *_ in gpu.made} == {gpu.device}
+        if name in NOT_PLANNED:
+            return
         assert 2 * gpu.asked == 3 * asked  # the first two calls, and one on the other device
     assert any(type(each) is launch_cache.Plan for each in kept_of(CATALOGUE[name].fused).values())
 

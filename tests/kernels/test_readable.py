@@ -11,6 +11,7 @@ from kernels import CATALOGUE
 ROOT = Path(kernels.__file__).parent
 MAX_IMPORTS = 5  # modules of the project that a plain file imports
 MAX_HELPERS = 3  # functions of the project that its forward kernel calls
+WHOLE_LAYER = {"decoder_layer": 7}  # five kernels' worth of steps, and what orders them
 MAX_LINES = {"plain": 9700, "in all": 16_400}  # of kernels/: all but tuned/ and interpreter/, and with them
 
 
@@ -78,7 +79,7 @@ def test_a_plain_file_needs_few_others(name):
 def test_a_plain_kernel_calls_few_functions(name):
     kernel = CATALOGUE[name].kernel.fn
     called = helpers_called(tree_of(kernel.__module__.rsplit(".", 1)[1]), kernel.__name__)
-    assert len(called) <= MAX_HELPERS, sorted(called)
+    assert len(called) <= WHOLE_LAYER.get(name, MAX_HELPERS), sorted(called)
 
 
 @pytest.mark.parametrize("name", CATALOGUE)

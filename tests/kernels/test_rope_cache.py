@@ -62,7 +62,7 @@ def test_what_has_no_slot_is_left_alone(device):
 
 def test_a_position_that_the_table_lacks_is_nan(device):
     inputs = list(OP.inputs(5, 2, 1, 8, dtype=torch.float32, device=device))
-    inputs[4] = torch.tensor([0, 19, 20, -1, 2**40], device=device)
+    inputs[4] = torch.tensor([0, 4, 5, -1, 2**40], device=device)
     y = rope_cache(*inputs)
     assert y.isnan().all(-1).all(-1).tolist() == [False, False, True, True, True]
 
@@ -158,7 +158,7 @@ def test_under_torch_compile(device):
         ({"positions": torch.ones(5).int()}, TypeError, "takes positions in a tensor of torch.int64, got torch.int32"),
         ({"slots": torch.ones(4).long()}, ValueError, r"takes slots of \(5,\), one per token, got \(4,\)"),
         ({"q_weight": torch.ones(8)}, ValueError, r"takes q_weight of q's head dimension, \(16,\), got \(8,\)"),
-        ({"eps": -1.0}, ValueError, "takes eps as a finite number of at least 0, got -1.0"),
+        ({"eps": -1.0}, ValueError, "takes eps of 0 or above, got -1.0"),
         (
             {"q": torch.ones(5, 4, 16, requires_grad=True)},
             RuntimeError,

@@ -7,7 +7,7 @@ from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_
 from helpers.figures.frame.page_bars import Box, Label, Panel, Scene, axis_end, picture, still, svg
 from helpers.style import FUSED, LIMIT, TEXT, UNFUSED
 
-SIZE = (576, 274)  # points
+SIZE = (576, 304)  # points, for seven ways
 TOP, PITCH, BAR = 64, 30, 18
 PANEL = Panel(132, 400, "time per layer; | of its bytes; blue: predicted", "s")
 

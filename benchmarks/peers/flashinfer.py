@@ -1,0 +1,52 @@
+"""FlashInfer's decode attention over pages, where it is installed.
+
+It is no dependency of the course: `pip install flashinfer-python` adds the column; it compiles its kernels with nvcc at
+the first call. vLLM's own attention and samplers are FlashInfer's or FlashAttention's, and its wheel is not timed here.
+FlashInfer has no single operation for rope_cache: rotation and the write into pages are two. Its samplers make a random
+generator in the call, which fails in a CUDA graph, and the GPU's time is taken in one.
+"""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
+
+from kernels.interpreter import runtime
+
+WORKSPACE = 128 * 2**20  # bytes, what its documentation gives a wrapper
+
+
+def peers(name: str, inputs: tuple) -> dict[str, Callable]:
+    """Decode of one query per sequence."""
+    if name != "paged_attention" or find_spec("flashinfer") is None or not runtime.has_gpu():
+        return {}
+    try:
+        return {"FlashInfer": _decode(*inputs)}
+    except Exception as error:  # its compiler, or a size that it refuses: a row that says so
+        return {"FlashInfer": _refuse(error)}
+
+
+def _decode(q, k_cache, v_cache, block_table, lengths) -> Callable:
+    """The plan, made once per step for all layers, is not timed: a server reads the lengths on the CPU for it."""
+    from flashinfer import BatchDecodeWithPagedKVCacheWrapper
+
+    if q.shape[2] != 1:
+        raise ValueError("its decode wrapper takes one query per sequence")
+    sequences, heads, _, dim = q.shape
+    kv_heads, page = k_cache.shape[1:3]
+    each = torch.div(lengths + page - 1, page, rounding_mode="floor")
+    starts = torch.zeros(sequences + 1, dtype=torch.int32, device=q.device)
+    starts[1:] = each.cumsum(0)
+    pages = torch.cat([row[:count] for row, count in zip(block_table, each.tolist(), strict=True)])
+    workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=q.device)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(workspace, "HND", use_tensor_cores=heads // kv_heads > 1)
+    last = lengths - (each - 1) * page
+    wrapper.plan(starts, pages, last.int(), heads, kv_heads, dim, page, q_data_type=q.dtype, kv_data_type=k_cache.dtype)
+    return lambda q, k, v, *_: wrapper.run(q[:, :, 0], (k, v))[:, :, None]
+
+
+def _refuse(error: Exception) -> Callable:
+    def call(*_) -> None:
+        raise error
+
+    return call
