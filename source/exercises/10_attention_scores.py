@@ -251,12 +251,12 @@ def sequences(batch):
 
 
 # %% grade_id="large" points=1
-check_offsets(attention_scores, sequences, sizes=(1, 2), size=60000, name="large")
+check_offsets(attention_scores, sequences, sizes=(1, 2), size=60000, programs=108, name="large")
 
 # %% grade_id="other-values" points=4
 # Other lengths, other masks and other numbers are checked here when the exercise is graded.
 # BEGIN HIDDEN TESTS
-others = scores_cases(seed=1729, shapes=((1, 2, 65, 64), (2, 1, 31, 16)))
+others = scores_cases(seed=1729, shapes=((1, 2, 65, 128), (5, 1, 31, 16), (1, 20, 17, 16)))
 others += masked_cases(seed=1729, seq=70)
 check_values(attention_scores, reference, others, unlike=SCORES_MISTAKES, name="other-values")
 # END HIDDEN TESTS
