@@ -61,7 +61,8 @@ RIGHT = {
         },
     },
     "11_fused_backward": {
-        "16 programs of 8": {PROGRAMS: "programs = max(1, min(rows, 5))"},
+        "no program for no row": {PROGRAMS: "programs = min(rows, PROGRAMS)"},
+        "five programs": {PROGRAMS: "programs = max(1, min(rows, 5))"},
         "slope of sigmoid": {
             GRAD_Z: "slope = 1.702 * gate * (1.0 - gate)\n        grad_z = grad_y * gate + grad_y * z * slope"
         },
@@ -101,7 +102,8 @@ RIGHT = {
         "size_t": {
             "long long start = (long long)blockIdx.x * columns;": "size_t start = (size_t)blockIdx.x * columns;"
         },
-        "pointer first": {"-INFINITY, sum": "-3.402823466e38f, sum"},
+        "shuffle down": {"__shfl_xor_sync(0xffffffff, v, far)": "__shfl_down_sync(0xffffffff, v, far)"},
+        "lowest number": {"-INFINITY, sum": "-3.402823466e38f, sum"},
     },
     "15_capstone": {
         "silu by exponential": {H: "h = x * (gate / (1.0 + tl.exp(-gate)))"},

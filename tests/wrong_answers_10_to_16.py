@@ -264,7 +264,6 @@ WRONG = {
         "rows to 64": {ROWS: "for row in range(tl.program_id(0), tl.minimum(rows, 32), tl.num_programs(0)):"},
         "first rows twice": {ROWS: "for row in range(tl.program_id(0) // 2, rows, tl.num_programs(0)):"},
         "one program": {PROGRAMS: "programs = 1"},
-        "no program for no row": {PROGRAMS: "programs = min(rows, PROGRAMS)"},
         "sums overlap": {
             "at = tl.program_id(0) * cols + col": "at = tl.program_id(0) * (cols - 1) + col",
         },
@@ -379,7 +378,6 @@ WRONG = {
         "divided with an eps": {"v[k].of[w] /= sum;": "v[k].of[w] /= sum + 1e-4f;"},
         "exponent clipped": {EXPF: "__expf(fmaxf(v[k].of[w] - peak, -10.0f))"},
         "too much in the sum": {EXPF: "__expf(v[k].of[w] - peak) + 1e-5f"},
-        "shuffle down": {"__shfl_xor_sync(0xffffffff, v, far)": "__shfl_down_sync(0xffffffff, v, far)"},
         "no first barrier, one warp's words": {"of_warps[threadIdx.x / 32] = v;": "of_warps[0] = v;"},
         "last warp forgotten": {"warp < blockDim.x / 32": "warp < blockDim.x / 32 - 1"},
         "starts at row 0": {"long long start = (long long)blockIdx.x * columns;": "long long start = 0;"},
@@ -397,7 +395,7 @@ WRONG = {
         },
         "int product": {"(long long)blockIdx.x * columns": "(long long)(int)(blockIdx.x * columns)"},
         "offset in float": {"(long long)blockIdx.x * columns": "(long long)((float)blockIdx.x * columns)"},
-        "atomic maximum by cast": {PEAK: "float peak = -3.0e38f / 10, sum = 0;"},
+        "peak from -3e37": {PEAK: "float peak = -3.0e38f / 10, sum = 0;"},
     },
     "15_capstone": {
         "h in 16 bits": {H: "h = (x * gate * tl.sigmoid(gate))" + LOW},
@@ -452,7 +450,6 @@ WRONG = {
         "weight's of the last row": {OF_W15: "grad_weight = grad_y * h_hat"},
         "weight's of g w": {OF_W15: "grad_weight += along * h_hat"},
         "one program": {PROGRAMS: "programs = 1"},
-        "no program for no row": {PROGRAMS: "programs = min(rows, PROGRAMS)"},
         "g clipped": {GRAD_H: GRAD_H + "\n        grad_h = tl.minimum(tl.maximum(grad_h, -1e4), 1e4)"},
         "gradients exchanged": {"return grad_x, grad_gate, sums": "return grad_gate, grad_x, sums"},
         "report: 8 launches": {"return 9, unfused": "return 8, unfused"},

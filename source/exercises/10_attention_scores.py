@@ -240,14 +240,14 @@ check_values(
 check_passes(attention_scores, (q, k, valid), reads=(1, 16, 64), name="traffic")
 
 # %% [markdown]
-# **Does it reach many weights?** Of 60000 sequences of 256, which nobody has to allocate: two small launches show
+# **Does it reach many weights?** Of 60000 sequences of 512, which nobody has to allocate: two small launches show
 # what the large one would be, and its last program instance runs without memory.
 
 
 # %%
 def sequences(batch):
-    q, k = (torch.randn(batch, 1, 256, 16, device=device).half() for _ in range(2))
-    return q, k, torch.ones(batch, 256, dtype=torch.bool, device=device)
+    q, k = (torch.randn(batch, 1, 512, 128, device=device).half() for _ in range(2))
+    return q, k, torch.ones(batch, 512, dtype=torch.bool, device=device)
 
 
 # %% grade_id="large" points=1
