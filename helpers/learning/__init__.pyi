@@ -47,6 +47,7 @@ from .checks.rewrites import check_rewrites as check_rewrites
 from .checks.rewrites import graph_table as graph_table
 from .checks.rewrites import in_torch_compile as in_torch_compile
 from .checks.rewrites import rewrite_cases as rewrite_cases
+from .checks.row_cases import activation_cases as activation_cases
 from .checks.row_cases import large_mean_cases as large_mean_cases
 from .checks.row_cases import norm_cases as norm_cases
 from .checks.row_cases import topk_cases as topk_cases

@@ -240,23 +240,23 @@ check_values(
 check_passes(attention_scores, (q, k, valid), reads=(1, 16, 64), name="traffic")
 
 # %% [markdown]
-# **Does it reach many weights?** 60000 sequences of 256, without allocating them: two small launches predict the large
+# **Does it reach many weights?** 60000 sequences of 512, without allocating them: two small launches predict the large
 # one, and its last program runs without memory.
 
 
 # %%
 def sequences(batch):
-    q, k = (torch.randn(batch, 1, 256, 16, device=device).half() for _ in range(2))
-    return q, k, torch.ones(batch, 256, dtype=torch.bool, device=device)
+    q, k = (torch.randn(batch, 1, 512, 128, device=device).half() for _ in range(2))
+    return q, k, torch.ones(batch, 512, dtype=torch.bool, device=device)
 
 
 # %% grade_id="large" points=1
-check_offsets(attention_scores, sequences, sizes=(1, 2), size=60000, name="large")
+check_offsets(attention_scores, sequences, sizes=(1, 2), size=60000, programs=108, name="large")
 
 # %% grade_id="other-values" points=4
 # Other lengths, other masks and other numbers are checked here when the exercise is graded.
 # BEGIN HIDDEN TESTS
-others = scores_cases(seed=1729, shapes=((1, 2, 65, 64), (2, 1, 31, 16)))
+others = scores_cases(seed=1729, shapes=((1, 2, 65, 128), (5, 1, 31, 16), (1, 20, 17, 16)))
 others += masked_cases(seed=1729, seq=70)
 check_values(attention_scores, reference, others, unlike=SCORES_MISTAKES, name="other-values")
 # END HIDDEN TESTS

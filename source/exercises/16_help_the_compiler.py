@@ -31,6 +31,8 @@ import triton.language as tl
 from helpers.instruments import measure
 from helpers.learning import (
     Hints,
+    activation_cases,
+    check_offsets,
     check_passes,
     check_rewrites,
     check_values,
@@ -59,6 +61,7 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/ele
 # ## Your kernel
 #
 # x and up have one shape and one dtype, any number of dimensions and any strides. Compute in float32, and round once.
+# There may be more than 2^31 elements.
 # **What the kernel's answer may use:** torch, triton and math, as in exercise 05b.
 
 
@@ -201,6 +204,12 @@ hint = Hints(
         "x and up are read once, y is written once, in one launch. Load x into registers, and use "
         "it twice.",
         "Round once, at the store: every load .to(tl.float32).",
+        "Registers spill where a thread holds too many columns: num_warps grows with the block.",
+    ),
+    large=(
+        "Integers in a kernel have 32 bits, unless an operand of the operation has 64: they end at "
+        "2^31. Which product in your offsets may pass that?",
+        "tl.program_id(0).to(tl.int64), before anything is multiplied with it.",
     ),
     finds=(
         "Start from the end: each mul may be the last one. Which of its arguments is a silu?",
@@ -219,16 +228,33 @@ hint = Hints(
 hint
 
 # %% [markdown]
-# **Does the kernel compute the right thing?** Odd widths, views, NaN, three dtypes, one wide row.
+# **Does the kernel compute the right thing?** Odd widths, views, NaN, three dtypes, one wide row, large weights.
 
 # %% grade_id="values" points=3
-check_values(gated_norm, reference, norm_cases(2, 1, seed=16), name="values")
+asked = norm_cases(2, 1, seed=16, one_rounding=True) + activation_cases(2, seed=16)
+check_values(gated_norm, reference, asked, name="values")
 
 # %% [markdown]
-# **Is it fused?** One launch; x and up read once, the result written once.
+# **Is it fused?** One launch; x and up read once, the result written once. And no register spills in rows of 8192 on an
+# A100.
 
-# %% grade_id="traffic" points=3
-check_passes(gated_norm, (x, up, weight, 1e-6), reads=(1, 1, 8), name="traffic")
+# %% grade_id="traffic" points=2
+wide = *torch.randn(2, 2, 8192), torch.randn(8192), 1e-6
+check_passes(gated_norm, (x, up, weight, 1e-6), reads=(1, 1, 8), widest=wide, name="traffic")
+
+# %% [markdown]
+# **Does it reach a large tensor?** 2^22 rows of 1024, without allocating them: two small launches show how a launch
+# grows, and the last program of the large one runs without memory. The grid must grow with the tensor, or have at least
+# 108 programs, one for each SM of an A100.
+
+
+# %%
+def rows_of(rows):
+    return *torch.randn(2, rows, 1024), torch.randn(1024), 1e-6
+
+
+# %% grade_id="large" points=1
+check_offsets(gated_norm, rows_of, sizes=(16, 32), size=2**22, programs=108, name="large")
 
 # %% [markdown]
 # **Does the pass find its places?** Each is tried: the graph is rewritten, and its values, its nodes and its metered
@@ -249,7 +275,7 @@ check_rewrites(find_places, rewrite_cases(16, places=False), name="leaves")
 check_values(
     gated_norm,
     reference,
-    norm_cases(2, 1, seed=1729, widths=(2, 255, 2049), widest=5001),
+    norm_cases(2, 1, seed=1729, widths=(2, 255, 2049), widest=5001, one_rounding=True),
     name="other-values",
 )
 # END HIDDEN TESTS

@@ -108,7 +108,10 @@ def code_cases(seed: int, cols: int = 64) -> list[Case]:
             zero,
             bias=none,
         ),
-        call("values beyond the last code", CLAMP, draw(3, cols), clip=0.5),
+        call(
+            "values beyond the last code", f"clip, in the scale and in the codes; and {CLAMP}", draw(3, cols), clip=0.5
+        ),
         call("one step beyond the last code", CLAMP, signs, beyond, none, 0.0, clip=0.5),
         call("one outlier", "the scale: each row has its own, and an outlier spoils no other row", outlier),
+        call("another clip", "clip: any number from 0 to 1, in the scale and in the codes", draw(3, cols), clip=0.8125),
     ]

@@ -9,6 +9,7 @@ from triton.runtime.jit import JITFunction
 
 from helpers.instruments.resources import Resources, compile_for
 from helpers.instruments.traffic import MeteredElsewhere, Traffic, measure
+from helpers.learning.checks.cases import described
 from helpers.learning.outcome import AnswerError, as_check
 
 WIDTHS = (8, 16, 32, 64, 128)  # bits of one thread's load or store
@@ -43,6 +44,13 @@ def require_no_spills(resources: Resources, where: str = "") -> None:
             f"on {resources.device.name}, with {warps}",
             "num_warps and the block: more warps, or fewer elements per program, need fewer registers per thread",
         )
+
+
+def require_no_spills_at(answer: Callable, widest: tuple, device: str) -> None:
+    """Raise AnswerError where a kernel of `answer(*widest)` spills; of no inputs, nothing is compiled."""
+    if widest:
+        for resources in compiled_launches(answer, widest, (device,))[0]:
+            require_no_spills(resources, described(widest))
 
 
 def check_widths(resources: Resources) -> None:

@@ -12,8 +12,9 @@ from torch.autograd.gradcheck import GradcheckError
 
 from helpers.instruments.traffic import measure
 from helpers.learning.checks.cases import PLACES, Case, described, transposed
+from helpers.learning.checks.compiled_code import require_no_spills_at
 from helpers.learning.checks.memory_errors import require_no_hazards
-from helpers.learning.checks.row_cases import BLOCK, LOW_PRECISION, PADDING, STRIDES, WIDEN, normal
+from helpers.learning.checks.row_cases import BLOCK, LOW_PRECISION, PADDING, STRIDES, WIDEN, normal, shift_conditioning
 from helpers.learning.checks.traffic_checks import in_16_bits, launched, lines_of, told_of_16_bits
 from helpers.learning.checks.values import as_tuple, outputs_start_as_nan
 from helpers.learning.outcome import AnswerError, as_check
@@ -41,9 +42,9 @@ def gradient_cases(
 
     Rows of 64 and of each of `widths` elements; `rows` rows, more than programs; more dimensions; each tensor with
     strides of its own; another eps, which elsewhere is too small to matter; a large mean; an activation far from 0;
-    NaN; 16 bits; no row at all. (In float64 the reference is no better than the answer: there check_gradcheck is
-    the judge. In rows of one element the gradient of x is 0, the difference of two equal products, and a GPU that
-    multiplies and adds in one step is off by a rounding.)
+    NaN; 16 bits, in which each gradient must be rounded once; no row at all. (In float64 the reference is no better
+    than the answer: there check_gradcheck is the judge. In rows of one element the gradient of x is 0, the difference
+    of two equal products, and a GPU that multiplies and adds in one step is off by a rounding.)
     """
     draw = normal(seed)
 
@@ -63,6 +64,9 @@ def gradient_cases(
         x, cols = of_x(draw(*grad_y.shape, mean=mean, **kind) * size), grad_y.shape[-1]
         more = [draw(*grad_y.shape, **kind) for _ in range(tensors - 1)] + [draw(cols, **kind) for _ in range(vectors)]
         more[0] = more[0] * scale  # the gate, or the weights that make what the activation sees
+        if x.dtype in LOW_PRECISION:
+            # A variance about another point than the mean is a right one: x may be centred in two ways.
+            return Case(label, (grad_y, x, *more, eps), look_at, one_rounding=True, conditioning=shift_conditioning(x))
         return Case(label, (grad_y, x, *more, eps), look_at, input_error=x.dtype)
 
     found = [call("", "that result's formula, one term after another", 2, 64)]
@@ -92,8 +96,10 @@ def gradient_cases(
         found.append(special)
     for dtype in LOW_PRECISION:
         name = str(dtype).removeprefix("torch.")
-        widen = f"{name}: load, convert to float32, compute, then store"
+        widen = f"{name}: load, convert to float32, compute, and round each gradient once, when it is stored"
         found.append(call(name, widen, 2, 127, dtype=dtype, size=1.0))
+        sums = f"{name}: a program's sums stay in float32, and so does the tensor of sums, until the last sum is made"
+        found.append(call(f"{name}, many rows", sums, 40, 33, dtype=dtype, size=1.0))
     found.append(call("float16, mean 80", WIDEN, 1, 4096, dtype=torch.float16, mean=20.0, size=4.0))
     if wide:
         found.append(sums_that_pass_65504(draw, tensors, vectors))
@@ -165,15 +171,20 @@ def check_gradcheck(answer: Callable, forward: Callable, inputs: tuple) -> str:
 
 
 @as_check
-def check_gradient_traffic(answer: Callable, inputs: tuple, launches: int, rest: float) -> str:
+def check_gradient_traffic(
+    answer: Callable, inputs: tuple, launches: int, rest: float, widest: tuple = (), device: str = "A100"
+) -> str:
     """Meter `answer(grad_y, x, ..)`: both read once, x's gradient written once, little else; and the same with bfloat16
-    inputs instead of float32, except the partial sums, which stay wide.
+    inputs instead of float32, except the partial sums, which stay wide. With `widest`, no
+    register of that call spills.
 
     Args:
         answer: the learner's backward pass, returning x's gradient first.
         inputs: its arguments.
         launches: maximum.
         rest: allowed traffic of weights, partial sums and their sums, in units of x's bytes.
+        widest: arguments of a call on the widest rows that are promised.
+        device: the GPU that this call is compiled for, a name in helpers.instruments.devices.DEVICES.
         name: the check's name.
     """
     require_gradient_traffic(answer, inputs, launches, rest)
@@ -181,6 +192,7 @@ def check_gradient_traffic(answer: Callable, inputs: tuple, launches: int, rest:
     if low is not None:
         with told_of_16_bits():
             require_gradient_traffic(answer, low, launches, 2 * rest)
+    require_no_spills_at(answer, widest, device)
     return f"grad_y and x are read once, x's gradient is written once, all else is under {rest:g} times x's bytes."
 
 

@@ -171,6 +171,10 @@ def times_off(got: float, expected: float) -> str:
             for factor in (size, 2.0 ** (10 * round(math.log2(size) / 10))):
                 if math.isclose(ratio * factor, 1.0, rel_tol=1e-3):
                     return f"the unit: yours is in {unit}"
+    if isinstance(expected, float) and not expected.is_integer():  # a ratio: no part of it was counted
+        if math.isclose(got, expected, rel_tol=1e-2):
+            return "its last digits: do not round, and do not leave out a small term"
+        return f"the formula of that number: yours is too {'large' if ratio > 1 else 'small'}"
     return (
         "what is counted too often, or with too large a size"
         if ratio > 1

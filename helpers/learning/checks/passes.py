@@ -7,7 +7,7 @@ import torch
 
 from helpers.instruments.traffic import Traffic, measure
 from helpers.learning.checks.cases import described
-from helpers.learning.checks.compiled_code import compiled_launches, require_no_spills
+from helpers.learning.checks.compiled_code import require_no_spills_at
 from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.checks.traffic_checks import MORE_LAUNCHES, in_16_bits, launched, lines_of, told_of_16_bits
 from helpers.learning.checks.values import as_tuple
@@ -34,9 +34,7 @@ def check_passes(
     if low is not None:
         with told_of_16_bits():
             require_passes(answer, low, reads)
-    if widest:
-        for resources in compiled_launches(answer, widest, (device,))[0]:
-            require_no_spills(resources, described(widest))
+    require_no_spills_at(answer, widest, device)
     return "1 launch; what must be read once is read once, results are written once and nothing else is."
 
 

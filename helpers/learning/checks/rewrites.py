@@ -118,6 +118,14 @@ def cubed(x, weight, up):
     return silu(normed(x.abs(), weight, power=3)) * up
 
 
+def without_keepdim(x, weight, up):
+    return silu(x * torch.rsqrt(x.pow(2).mean(-1) + 1e-6) * weight) * up
+
+
+def eps_of_a_tensor(x, weight, up):
+    return silu(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + up.pow(2).mean(-1, keepdim=True)) * weight) * up
+
+
 def with_gelu(x, weight, up):
     return gelu(normed(x, weight)) * up
 
@@ -161,6 +169,8 @@ def rewrite_cases(seed: int, *, places: bool, rows: int = 6, cols: int = 40) -> 
         RewriteCase("64 bits", gated, inputs(double), 0),
         RewriteCase("the root is another tensor's", other_norm, inputs(), 0),
         RewriteCase("a mean over columns", by_columns, inputs(), 0),
+        RewriteCase("means along the wrong dimension", without_keepdim, inputs(shape=(cols, cols)), 0),
+        RewriteCase("eps is a tensor", eps_of_a_tensor, inputs(), 0),
         RewriteCase("a third power", cubed, inputs(), 0),
         RewriteCase("another activation", with_gelu, inputs(), 0),
         RewriteCase("up is one row", gated, inputs(flat=True), 0),

@@ -94,6 +94,13 @@ def norm_cases(
     return found
 
 
+def activation_cases(tensors: int, seed: int) -> list[Case]:
+    """Calls of `norm(x, .., weight, eps)` with an activation of the norm, whose weights are 100 times as large."""
+    draw = normal(seed)
+    inputs = (*(64 * draw(4, 64) for _ in range(tensors)), 100 * draw(64), 1e-5)
+    return [Case("an activation far from 0", inputs, "the activation far from 0: e^y overflows float32 for y above 88")]
+
+
 def shift_conditioning(rows: torch.Tensor) -> float:
     """Return how much roundings may grow in a variance about any element of its row: 1 + z^2 of the furthest element.
 

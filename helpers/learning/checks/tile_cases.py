@@ -85,7 +85,7 @@ def rounding_cases(seed: int) -> list[Case]:
     return found
 
 
-LENGTHS = ((1, 1, 1, 16), (2, 3, 33, 16), (1, 1, 130, 32))
+LENGTHS = ((1, 1, 1, 16), (4, 3, 33, 16), (1, 1, 130, 32))
 PEAK = 150.0  # of scores whose exponentials no fp32 holds: e^88.8 is too large
 
 
@@ -135,6 +135,22 @@ def _steep(draw, shape: tuple[int, int, int, int], tensors: int, step: float = 4
     return _planned(draw, shape, tensors, torch.full((shape[2],), step), torch.arange(float(shape[2])))
 
 
+MANY_KEYS = 1536
+
+
+def _many_small_weights(draw) -> tuple:
+    """16 keys share 63 of 64 parts of each row's weight and 1520 keys the rest; in a sum of 16 bits that has passed
+    the 16 keys' weights, those of a tile of 64 keys (the first head's) or 128 (the second's) are lost, or nearly:
+    less than half a unit in its last place. Values are 1, and so is every result."""
+    q, k, v = (torch.zeros_like(draw(1, 2, MANY_KEYS, 16)) for _ in range(3))
+    q[..., 0] = 1.0
+    for head, tile in enumerate((64, 128)):
+        # 16 weights of 1 have a last place of 2^-6 in float16; 0.45 of it, spread over a tile.
+        k[:, head, 16:, 0] = 4.0 * torch.log(torch.tensor(0.45 * 2**-6 / tile))
+    v += 1.0
+    return q.half(), k.half(), v.half()
+
+
 def _of_large_products(draw, shape: tuple[int, int, int, int], tensors: int) -> tuple:
     """Return four keys that share a row's weight, with scores near 1000 summed from far larger products: rounding a
     query or a score to float16 shows in the weights."""
@@ -162,6 +178,7 @@ IN_FLOAT32 = (
     "what is rounded to 16 bits before the exponential: q and k go into tl.dot as loaded, and the scale multiplies the "
     "float32 scores"
 )
+TOTAL = "the running sum of the weights: it stays in float32, for float16 loses what is small beside it"
 ACCUMULATOR = "the accumulator: fp16 cannot hold this sum; acc is float32 until it is divided"
 KEPT_NAN = "what becomes of NaN: a query that has one has a row of NaN, and no other has"
 HEADS = "the strides: four for each tensor, and which are whose"
@@ -198,7 +215,7 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
     special = call("NaN in the last query", KEPT_NAN, _attention_call(extreme, (1, 1, 16, 16), 2))
     special.inputs[0][..., -1, 3] = torch.nan
     found.append(special)
-    found.append(replace(call("several heads", HEADS, _attention_call(draw, (2, 3, 64, 16), 2)), whole=True))
+    found.append(replace(call("several heads", HEADS, _attention_call(draw, (2, 9, 64, 16), 2)), whole=True))
     found += [call("", EDGES, _attention_call(draw, shape, 2)) for shape in shapes]
     found += [call(*turned) for turned in _turned(draw, 2)]
     found.append(call("no batch", "the empty tensor", _attention_call(draw, (0, 2, 16, 16), 2)))
@@ -249,8 +266,8 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
 
     A tile or two, full and causal; scores whose exponentials overflow; another dim; scores that grow along the keys;
     large scores; scores far below 0; queries of a tile whose scores are far apart; hidden scores above visible ones;
-    values whose sum passes 65504; NaN; then each of `shapes`, both full and causal; each tensor alone with its axes in
-    the opposite order; heads that are not contiguous; no batch at all.
+    many small weights beside a few large; values whose sum passes 65504; NaN; then each of `shapes`, both full and
+    causal; each tensor alone with its axes in the opposite order; heads that are not contiguous; no batch at all.
     """
     draw = normal(seed)
     extreme = normal(seed + 1)
@@ -273,12 +290,13 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
     found.append(call("scores of -12000", MASKED_WITH, _far_below_zero(extreme, tile, 3, -12000.0), True, **single))
     found.append(call("queries far apart", OWN_MAXIMUM, _far_apart(extreme, two, 3), **single))
     found.append(call("hidden scores above visible ones", MASK_FIRST, _steep(extreme, two, 3), True, **single))
+    found.append(call("many small weights", TOTAL, _many_small_weights(extreme)))
     q, k, v = _attention_call(extreme, two, 3)
     found.append(call("values about 1000", ACCUMULATOR, (q / 4, k, 1000 + 64 * v)))
     special = call("NaN in the last query", KEPT_NAN, _attention_call(extreme, tile, 3))
     special.inputs[0][..., -1, 3] = torch.nan
     found.append(special)
-    found.append(replace(call("several heads", HEADS, _attention_call(draw, (2, 3, 64, 16), 3)), whole=True))
+    found.append(replace(call("several heads", HEADS, _attention_call(draw, (2, 9, 64, 16), 3)), whole=True))
     found += [call("", EDGES, _attention_call(draw, shape, 3), causal) for shape in shapes for causal in (False, True)]
     found += [call(*turned, True) for turned in _turned(draw, 3)]
     found.append(call("no batch", "the empty tensor", _attention_call(draw, (0, 2, 16, 16), 3)))

@@ -8,6 +8,7 @@ import torch
 
 from helpers.instruments.traffic import Traffic, measure
 from helpers.learning.checks.cases import Case, described
+from helpers.learning.checks.compiled_code import require_no_spills_at
 from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.checks.values import compare, fresh_copy, of_tensors, outputs_start_as_nan
 from helpers.learning.outcome import AnswerError, as_check, quoted_line
@@ -91,10 +92,18 @@ def told_of_16_bits() -> Iterator[None]:
 
 
 @as_check
-def check_cut(answer: Callable, unfused: Callable, inputs: tuple, least: float, launches: int) -> str:
+def check_cut(
+    answer: Callable,
+    unfused: Callable,
+    inputs: tuple,
+    least: float,
+    launches: int,
+    widest: tuple = (),
+    device: str = "A100",
+) -> str:
     """Meter `answer(*inputs)` against `unfused(*inputs)`: that much less traffic, at most the given launches, and the
     same result, to twice PyTorch's own error, since skipping work also saves traffic. Then repeat with bfloat16 inputs
-    instead of float32.
+    instead of float32. With `widest`, no register of that call spills.
 
     Args:
         answer: the learner's function.
@@ -102,6 +111,8 @@ def check_cut(answer: Callable, unfused: Callable, inputs: tuple, least: float, 
         inputs: arguments of both.
         least: the minimum cut in traffic, as a fraction of the unfused.
         launches: maximum.
+        widest: arguments of a call on the widest rows that are promised.
+        device: the GPU that this call is compiled for, a name in helpers.instruments.devices.DEVICES.
         name: the check's name.
     """
     told = require_cut(answer, unfused, inputs, least, launches)
@@ -109,6 +120,7 @@ def check_cut(answer: Callable, unfused: Callable, inputs: tuple, least: float, 
     if low is not None:
         with told_of_16_bits():
             require_cut(answer, unfused, low, least, launches)
+    require_no_spills_at(answer, widest, device)
     return told
 
 

@@ -1,4 +1,4 @@
-# Forward, a program takes four rows; backward, the sums are kept in two dimensions and added up at the end.
+# A program takes several short rows at a time; the sums are kept in two dimensions and added up at the end.
 
 # %%
 import torch
@@ -40,16 +40,18 @@ def forward(x, gate, residual, weight, eps):
     rows = x.numel() // cols
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     operands = [each.contiguous() for each in (x, gate, residual)]
-    forward_kernel[(triton.cdiv(rows, 4),)](
+    block = triton.next_power_of_2(cols)
+    together = max(1, 1024 // block)
+    forward_kernel[(triton.cdiv(rows, together),)](
         *operands,
         weight,
         y,
         rows,
         cols,
         eps,
-        ROWS=4,
-        BLOCK=triton.next_power_of_2(cols),
-        num_warps=4,
+        ROWS=together,
+        BLOCK=block,
+        num_warps=8,
     )
     return y
 
@@ -105,7 +107,9 @@ def backward(grad_y, x, gate, weight, eps):
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grad_gate = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     wide = torch.promote_types(x.dtype, torch.float32)
-    programs = max(1, min(triton.cdiv(rows, 2), PROGRAMS))
+    block = triton.next_power_of_2(cols)
+    together = 2 if block < 2048 else 1
+    programs = max(1, min(triton.cdiv(rows, together), PROGRAMS))
     sums = torch.empty(programs, cols, dtype=wide, device=x.device)
     compute = tl.float64 if wide == torch.float64 else tl.float32
     operands = [each.contiguous() for each in (grad_y, x, gate)]
@@ -119,9 +123,9 @@ def backward(grad_y, x, gate, weight, eps):
         cols,
         eps,
         COMPUTE=compute,
-        ROWS=2,
-        BLOCK=triton.next_power_of_2(cols),
-        num_warps=4,
+        ROWS=together,
+        BLOCK=block,
+        num_warps=16,
     )
     return grad_x, grad_gate, sums.sum(0).to(x.dtype)
 

@@ -1,0 +1,56 @@
+"""Right answers to exercises 10 to 16 in other styles pass every check: two of them here, all in the long run."""
+
+import contextlib
+import io
+import re
+
+import mistakes
+import pytest
+from right_answers_10_to_16 import RIGHT
+
+from helpers.grading.exercise import exercises_in
+from helpers.grading.replay import server
+from helpers.learning.checks import cases
+from helpers.learning.outcome import PASS
+
+ALL = [(exercise, name) for exercise, found in RIGHT.items() for name in found]
+SAMPLE = [("14_cuda_softmax", "shuffle down"), ("16_help_the_compiler", "square root")]
+
+
+@pytest.fixture(autouse=True)
+def inputs_of_learners(monkeypatch):
+    monkeypatch.setattr(cases, "draw", 0)
+
+
+def refused(exercise: str, changes: dict[str, str], folder) -> dict[str, str]:
+    """What each check says that does not pass, where the changes are made in the model answer."""
+    cells = []
+    for cell in exercises_in(only=exercise)[exercise].cells:
+        source = mistakes.without_comments(cell["source"]) if cell["answer"] else cell["source"]
+        for old, new in changes.items() if cell["answer"] else ():
+            source = re.sub(mistakes.wrapped(old), lambda _, new=new: new, source)
+        cells.append(cell | {"source": source})
+    with contextlib.redirect_stdout(io.StringIO()):
+        run = server.RunExercise(cells, 0, folder)
+        found = {check: run.run_check(check, {}, folder) for check in run.checks}
+    return {check: str(outcome) for check, outcome in found.items() if outcome.state != PASS}
+
+
+@pytest.mark.parametrize(("exercise", "name"), SAMPLE)
+def test_a_right_answer_in_another_style_passes(exercise, name, tmp_path):
+    assert refused(exercise, RIGHT[exercise][name], tmp_path) == {}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("exercise", "name"), ALL)
+def test_every_right_answer_passes(exercise, name, tmp_path):
+    assert refused(exercise, RIGHT[exercise][name], tmp_path) == {}
+
+
+@pytest.mark.parametrize(("exercise", "name"), ALL)
+def test_every_text_to_be_replaced_stands_in_the_model_answer(exercise, name):
+    cells = exercises_in(only=exercise)[exercise].cells
+    model = [mistakes.without_comments(cell["source"]) for cell in cells if cell["answer"]]
+    for old in RIGHT[exercise][name]:
+        assert any(re.search(mistakes.wrapped(old), source) for source in model), old
