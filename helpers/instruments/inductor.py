@@ -9,7 +9,7 @@ import importlib.util
 import re
 import tempfile
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,6 +162,16 @@ def absent_gpu(device: Device) -> list:
         ("torch.cuda.current_device", lambda: 0),
         ("torch.utils._triton.triton_hash_with_backend", lambda: "absent"),
         ("torch._inductor.scheduler.has_triton", lambda *_: True),
+        ("torch._higher_order_ops.flex_attention._permute_strides", permuted),
     ]
     changes = [mock.patch(name, replacement) for name, replacement in patched]
     return [*changes, mock.patch.object(DeviceProperties, "create", staticmethod(lambda _: known))]
+
+
+def permuted(out: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """Return a tensor like `out` whose dimensions lie in the order of these strides. PyTorch's own copies data too."""
+    order = sorted(range(out.dim()), key=lambda dim: strides[dim])
+    made, step = [0] * out.dim(), 1
+    for dim in order:
+        made[dim], step = step, step * out.shape[dim]
+    return out.new_empty_strided(out.shape, made)
