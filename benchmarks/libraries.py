@@ -181,7 +181,17 @@ def nvcc_command(tile: str, include: str, out: Path) -> list[str]:
     height, width, schedule, cluster = CUTLASS_TILES[tile]
     sizes = [f"-DTILE_M={height}", f"-DTILE_N={width}", f"-DSCHEDULE={schedule}", f"-DCLUSTER_M={cluster}"]
     sizes += ["-DEPILOGUE_COOPERATIVE"] if schedule == "Cooperative" else []
-    flags = ["-std=c++17", "-O3", "-w", "-arch=sm_90a", "--expt-relaxed-constexpr", "-Xcompiler", "-fPIC", "-shared"]
+    flags = [
+        "-std=c++17",
+        "-O3",
+        "-DNDEBUG",
+        "-w",
+        "-arch=sm_90a",
+        "--expt-relaxed-constexpr",
+        "-Xcompiler",
+        "-fPIC",
+        "-shared",
+    ]
     return ["nvcc", *flags, "-I", include, *sizes, str(CUTLASS_SOURCE), "-o", str(out)]
 
 
