@@ -1,4 +1,4 @@
-"""Lesson 16: stage texts come from the installed packages; CUTLASS's file and its script agree; records carry kernels."""
+"""Lesson 16: stage texts come from the installed packages; CUTLASS's file and script agree; records name kernels."""
 
 import json
 import re
