@@ -716,7 +716,9 @@ table(("file in csrc/libtorch_stable/ or passes/fusion/", "what it fuses", "less
 # %% [markdown]
 # (Names as of 2026; `passes/` is in `vllm/compilation/`.) Experts' matmuls are Triton, in `layers/fused_moe/`, or
 # CUTLASS. Exercise 16 builds such a pass. `rms_quant_fusion.py` registers one pattern per way to quantise, and refuses
-# a weight whose dtype differs from x's, as yours must. One of the kernels, predicted: SiLU and product of a gate, 16384 rows of 11008, in bf16 on an H200. **By what
+# a weight whose dtype differs from x's, as yours must.
+#
+# One of the kernels, predicted: SiLU and product of a gate, 16384 rows of 11008, in bf16 on an H200. **By what
 # factor is it faster fused, by the analyser?**
 
 # %% tags=["hide-input"]
