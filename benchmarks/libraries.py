@@ -1,19 +1,24 @@
 """What compilers and libraries make of lesson 16's functions on this GPU: XLA, cuBLASLt and cuDNN's graphs.
 
-    python benchmarks/libraries.py [--out FILE] [--small]
+    python -m benchmarks.libraries [--out FILE] [--small] [--only PART ...]
 
-Recorded: XLA's HLO of `gated` before and after its optimisation, with the kinds of its fusions and the bytes by its own
-cost analysis; times of `gated` by eager PyTorch, torch.compile and XLA; of a linear layer with GELU by cuBLASLt's
+Recorded: XLA's HLO of `gated` before and after its optimisation, with the kinds of its fusions and the bytes by its
+own cost analysis; times of `gated` by eager PyTorch, torch.compile and XLA; of a linear layer with GELU by cuBLASLt's
 epilogue (`torch._addmm_activation`), eager, torch.compile and this course's kernel; of convolution + bias + ReLU by
-cuDNN's fused call and by a graph built with nvidia-cudnn-frontend, where that is installed. What does not run is
-recorded with its error. Results are written after every part. Without a GPU, XLA's texts are those for the CPU, and
-nothing is timed.
+cuDNN's fused call and by a graph built with nvidia-cudnn-frontend, where that is installed; of linear + bias + GELU
+by CUTLASS (cutlass_linear_gelu.cu, built by nvcc once per tile; its headers in the folder CUTLASS_INCLUDE). What does
+not run is recorded with its error, and the fingerprints of the kernels that each part launches with it. Results are
+written after every part. Without a GPU, XLA's texts are those for the CPU, and nothing is timed.
 """
 
 import argparse
+import ctypes
 import json
+import os
 import re
 import statistics
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -22,6 +27,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
+from benchmarks.calls import fingerprints_of, forget_launched, launched_kernels
 from benchmarks.provenance import RESULTS, date_and_versions, provenance
 from helpers.instruments.timing import benchmark_together
 from kernels.tiled.linear_act import linear_act
@@ -31,6 +37,14 @@ SHAPE = (32768, 4096)
 SMALL = (64, 256)
 LINEARS = ((8192, 1024, 4096), (128, 4096, 4096), (4096, 4096, 4096))  # tokens, in, out
 CONVOLUTIONS = ((32, 64, 56, 56, 64, 3), (32, 256, 28, 28, 256, 3))  # images, channels, height, width, out, taps
+CUTLASS_SOURCE = Path(__file__).with_name("cutlass_linear_gelu.cu")
+# tile of the result, schedule of its warps, thread blocks in a cluster
+CUTLASS_TILES = {
+    "128x256 cooperative": (128, 256, "Cooperative", 2),
+    "128x128 pingpong": (128, 128, "Pingpong", 2),
+    "64x128 pingpong": (64, 128, "Pingpong", 1),
+    "64x64 pingpong": (64, 64, "Pingpong", 1),
+}
 EPS = 1e-6
 CALLS = 20  # in a row, by the host's clock
 RUNS = 20
@@ -162,6 +176,88 @@ def linear_gelu(tokens: int, inner: int, out: int) -> dict:
     return measured(calls, functional.gelu(x.double() @ weight.double().t() + bias.double(), approximate="tanh"))
 
 
+def nvcc_command(tile: str, include: str, out: Path) -> list[str]:
+    """Return the command that builds CUTLASS_SOURCE for one of CUTLASS_TILES."""
+    height, width, schedule, cluster = CUTLASS_TILES[tile]
+    sizes = [f"-DTILE_M={height}", f"-DTILE_N={width}", f"-DSCHEDULE={schedule}", f"-DCLUSTER_M={cluster}"]
+    sizes += ["-DEPILOGUE_COOPERATIVE"] if schedule == "Cooperative" else []
+    flags = [
+        "-std=c++17",
+        "-O3",
+        "-DNDEBUG",
+        "-w",
+        "-arch=sm_90a",
+        "--expt-relaxed-constexpr",
+        "-Xcompiler",
+        "-fPIC",
+        "-shared",
+    ]
+    return ["nvcc", *flags, "-I", include, *sizes, str(CUTLASS_SOURCE), "-o", str(out)]
+
+
+def cutlass_build(include: str, folder: Path) -> dict[str, Path | str]:
+    """Build every tile at once: tile -> its library, or what nvcc said. Built before: not again."""
+    files = {tile: folder / f"{tile.replace(' ', '_')}.so" for tile in CUTLASS_TILES}
+    started = {
+        tile: subprocess.Popen(nvcc_command(tile, include, file), stderr=subprocess.PIPE, text=True)
+        for tile, file in files.items()
+        if not file.exists()
+    }
+    errors = {tile: process.communicate()[1] for tile, process in started.items()}
+    return {tile: file if file.exists() else errors[tile][-400:] for tile, file in files.items()}
+
+
+def cutlass_call(file: Path, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Callable:
+    """Return the call of a built library: gelu_tanh(x W^T + bias).
+
+    Raises:
+        RuntimeError: CUTLASS does not take these sizes.
+    """
+    function = ctypes.CDLL(str(file)).linear_gelu
+    pointer = ctypes.c_void_p
+    function.argtypes = [pointer] * 4 + [ctypes.c_int] * 4 + [pointer, ctypes.POINTER(ctypes.c_size_t), pointer]
+    y, size = torch.empty(len(x), len(weight), dtype=x.dtype, device=x.device), ctypes.c_size_t()
+    sms = torch.cuda.get_device_properties(x.device).multi_processor_count
+    given = [each.data_ptr() for each in (x, weight, bias, y)] + [*x.shape, len(weight), sms]
+    if status := function(*given, None, ctypes.byref(size), None):
+        raise RuntimeError(f"CUTLASS status {status}")
+    workspace = torch.empty(size.value + 1, dtype=torch.uint8, device=x.device)
+
+    def call():
+        stream = torch.cuda.current_stream().cuda_stream
+        if status := function(*given, workspace.data_ptr(), ctypes.byref(size), stream):
+            raise RuntimeError(f"CUTLASS status {status}")
+        return y
+
+    return call
+
+
+def cutlass_linear_gelu(tokens: int, inner: int, out: int) -> dict:
+    """Time gelu_tanh(x W^T + bias) in fp16 by CUTLASS at each tile, cuBLASLt's epilogue and linear_act."""
+    include = os.environ.get("CUTLASS_INCLUDE")
+    if include is None:
+        return {"error": "CUTLASS_INCLUDE names no folder with CUTLASS's headers"}
+    options = {"dtype": torch.float16, "device": "cuda"}
+    x, bias = torch.randn(tokens, inner, **options), torch.randn(out, **options)
+    weight = torch.randn(out, inner, **options) / inner**0.5
+    folder = Path(os.environ.get("CUTLASS_BUILT") or tempfile.gettempdir()) / "cutlass_linear_gelu"
+    folder.mkdir(parents=True, exist_ok=True)
+    calls, refused = {}, {}
+    for tile, built in cutlass_build(include, folder).items():
+        try:
+            if isinstance(built, str):
+                raise RuntimeError(built)
+            calls[tile] = cutlass_call(built, x, weight, bias)
+        except Exception as error:
+            refused[tile] = said(error)
+    calls |= {
+        "cuBLASLt epilogue": lambda: torch._addmm_activation(bias, x, weight.t(), use_gelu=True),
+        "ours": lambda: linear_act(x, weight, bias, act="gelu_tanh"),
+    }
+    wanted = functional.gelu(x.double() @ weight.double().t() + bias.double(), approximate="tanh")
+    return measured(calls, wanted) | refused
+
+
 def conv_bias_relu(images: int, channels: int, height: int, width: int, out: int, taps: int) -> dict:
     """Time relu(conv(x) + bias) by eager, cuDNN's fused call and a graph of cuDNN's frontend; fp16, channels last."""
     options = {"dtype": torch.float16, "device": "cuda"}
@@ -255,11 +351,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, help="in benchmarks/results unless given")
     parser.add_argument("--small", action="store_true", help="small sizes")
+    parser.add_argument("--only", nargs="+", metavar="PART", help="these parts; the others stay as `--out` has them")
     options = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     gpu = torch.cuda.get_device_name() if on_gpu else "CPU"
     out = options.out or RESULTS / RECORDS["GPU" if on_gpu else "CPU"]
     record = provenance() if on_gpu else {"gpu": gpu, **date_and_versions(), "ceilings": {}}
+    if options.only and out.exists():
+        record = json.loads(out.read_text()) | record
     record["packages"] = {}
     for module in ("jax", "cudnn", "cutlass"):
         record["packages"][module] = whether_there(module)
@@ -269,7 +368,11 @@ def main() -> None:
         parts += [("gated", (), lambda: gated_times(shape))]
         parts += [("conv_bias_relu", size, lambda size=size: conv_bias_relu(*size)) for size in CONVOLUTIONS]
         parts += [("linear_gelu", size, lambda size=size: linear_gelu(*size)) for size in LINEARS]
+        parts += [("cutlass", size, lambda size=size: cutlass_linear_gelu(*size)) for size in LINEARS]
     for name, size, part in parts:
+        if options.only and name not in options.only:
+            continue
+        forget_launched()
         try:
             found = part()
         except Exception as error:
@@ -278,6 +381,9 @@ def main() -> None:
             record.setdefault(name, {})[" x ".join(map(str, size))] = found
         else:
             record[name] = found
+        # What each part launched of this project: "part" -> fingerprints, from which a table tells its age.
+        launched = record.setdefault("kernels", {})
+        launched[name] = sorted({*launched.get(name, []), *fingerprints_of(launched_kernels())})
         out.write_text(json.dumps(record, indent=1) + "\n")
     print(f"written: {out}")
 

@@ -7,6 +7,7 @@ from .devices import this_device as this_device
 from .fusion import FusionPlan as FusionPlan
 from .fusion import analyse as analyse
 from .inductor import InductorCode as InductorCode
+from .inductor import flex_code as flex_code
 from .inductor import inductor_code as inductor_code
 from .ncu_pages import CounterPair as CounterPair
 from .ncu_pages import NcuCounter as NcuCounter

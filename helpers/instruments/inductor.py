@@ -9,7 +9,7 @@ import importlib.util
 import re
 import tempfile
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,6 +136,32 @@ def inductor_code(function: Callable, *inputs: torch.Tensor, device: str | Devic
     return InductorCode(graph, lowered, seen["before"], seen["after"], dict(KERNEL.findall(wrapper)), wrapper, device)
 
 
+def flex_code(
+    score_mod: Callable, *, batch: int, heads: int, tokens: int, head_dim: int, device: str | Device = "H100", **options
+) -> InductorCode:
+    """Compile FlexAttention with a `score_mod`, in bf16 and without a mask, as `inductor_code` does.
+
+    Args:
+        score_mod: score, batch, head, query index, key index -> score.
+        options: of torch._inductor.config, by name.
+    """
+    from torch._higher_order_ops.flex_attention import flex_attention
+    from torch.nn.attention.flex_attention import noop_mask
+
+    whole = 1 << 30  # FlexAttention's own block size without a mask: one block covers everything
+    kernel_options = {"BACKEND": "TRITON", "PRESCALE_QK": False, "ROWS_GUARANTEED_SAFE": False, "WRITE_DQ": True}
+    kernel_options |= {"BLOCKS_ARE_CONTIGUOUS": False, "OUTPUT_LOGSUMEXP": False, "OUTPUT_MAX": False}
+
+    def attention(q, k, v, counts, blocks):
+        lists = (counts, blocks, None, None)
+        mask = (tokens, tokens, *lists, *lists, None, None, None, None, whole, whole, noop_mask)
+        return flex_attention(q, k, v, score_mod, mask, head_dim**-0.5, kernel_options, (), ())[0]
+
+    q = torch.empty(batch, heads, tokens, head_dim, dtype=torch.bfloat16, device="meta")
+    counts, blocks = (torch.empty(size, dtype=torch.int32, device="meta") for size in ((1, 1, 1), (1, 1, 1, 1)))
+    return inductor_code(attention, q, q, q, counts, blocks, device=device, **options)
+
+
 def absent_gpu(device: Device) -> list:
     """Return context managers that make Inductor see this GPU."""
     from torch._inductor.runtime.hints import DeviceProperties
@@ -162,6 +188,16 @@ def absent_gpu(device: Device) -> list:
         ("torch.cuda.current_device", lambda: 0),
         ("torch.utils._triton.triton_hash_with_backend", lambda: "absent"),
         ("torch._inductor.scheduler.has_triton", lambda *_: True),
+        ("torch._higher_order_ops.flex_attention._permute_strides", permuted),
     ]
     changes = [mock.patch(name, replacement) for name, replacement in patched]
     return [*changes, mock.patch.object(DeviceProperties, "create", staticmethod(lambda _: known))]
+
+
+def permuted(out: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """Return a tensor like `out` whose dimensions lie in the order of these strides. PyTorch's own copies data too."""
+    order = sorted(range(out.dim()), key=lambda dim: strides[dim])
+    made, step = [0] * out.dim(), 1
+    for dim in order:
+        made[dim], step = step, step * out.shape[dim]
+    return out.new_empty_strided(out.shape, made)

@@ -30,6 +30,7 @@ from torch.nn import functional as F
 
 from helpers.instruments import (
     compile_for,
+    flex_code,
     inductor_code,
     measure,
     recorded,
@@ -287,15 +288,26 @@ print(f"Inductor {after.launches} launch, {after.bytes_total / x.numel():.1f} B/
 
 # %% [markdown]
 # (The weight counts once per row; a GPU reads most of it from L2.) *Vertical* fusion follows an edge. *Horizontal*
-# fusion joins loops that share an input. Without a shared input Inductor leaves loops apart by default; its
-# [combo kernels](../docs/glossary.md#combo-kernel), an option not used here, are meant for these:
+# fusion joins loops that share an input. Without a shared input Inductor leaves loops apart by default. A
+# [combo kernel](../docs/glossary.md#combo-kernel), an option, puts them into one launch: programs take turns, each
+# computes one loop. (Inductor refuses one that would raise peak memory too much; here it may.)
 
 # %%
 three = (8192, 4096), (8192, 4096), (8192, 4096)
 shared = inductor_code(lambda a: (a.relu(), a.sigmoid(), a.tanh()), meta(8192, 4096))
 apart = inductor_code(lambda a, b, c: (a.relu(), b.sigmoid(), c.tanh()), *(meta(*s) for s in three))
+inputs = [meta(*s) for s in three]
+anyhow = {"combo_kernels": True, "combo_kernel_peak_memory_pct_threshold": None}
+combo = inductor_code(lambda a, b, c: (a.relu(), b.sigmoid(), c.tanh()), *inputs, **anyhow)
 print("one input:", *shared.calls)
 print("three inputs:", *apart.calls)
+print("three inputs, combo kernel:", *combo.calls)
+
+# %% tags=["hide-input"]
+(source,) = combo.kernels.values()
+for line in source.splitlines():
+    if re.search(r"pid|tl.load|tl.store", line):
+        print(line)
 
 # %% [markdown]
 # ## Stage 4: PTX
@@ -471,6 +483,29 @@ score_puzzle(
 # <details><summary>Answer</summary><code>visible = (query >= key) & (query - key < 4)</code>. A key after the query has a
 # negative distance, which is less than 4 too.</details>
 #
+# What Inductor does with such a function, here one that caps scores, as some models do: `flex_code` hands it an
+# H100's properties and attention's shapes. These lines of its Triton are your function, between the two matmuls:
+
+
+# %%
+def capped(score, batch, head, query, key):
+    return 20 * torch.tanh(score / 20)
+
+
+flex = flex_code(capped, batch=4, heads=16, tokens=4096, head_dim=64)
+print(*flex.calls)
+
+# %% tags=["hide-input"]
+(source,) = flex.kernels.values()
+lines = source.splitlines()
+first = next(number for number, line in enumerate(lines) if "tmp0 = (qk)" in line)
+dots = [number for number, line in enumerate(lines) if "tl.dot(" in line]
+before, after = max(n for n in dots if n < first), min(n for n in dots if n > first)
+print(f"{len(lines)} lines; yours, and the matmuls around them:")
+for number in (before, *range(first, first + 6), after):
+    print(f"{number:4} {lines[number].split('#')[0].rstrip()}")
+
+# %% [markdown]
 # Inductor's matmuls are templates in the same way. By default it calls cuBLAS and launches the activation apart. With
 # `mode="max-autotune"` it also times Triton templates, whose hole takes the epilogue. Here it may choose from one:
 
@@ -628,9 +663,33 @@ print(
 )
 
 # %% [markdown]
-# A tree sees one fragment. So what crosses a tile, such as a row's norm, cannot be an EVT, as in lesson 08. (CUTLASS was not
-# timed here: its Python package was not installed on the GPU's machine.)
-#
+# A tree sees one fragment. So what crosses a tile, such as a row's norm, cannot be an EVT, as in lesson 08. In C++ the
+# tree is a type. From the file that nvcc compiles for an H100:
+
+# %% tags=["hide-input"]
+from benchmarks.libraries import CUTLASS_SOURCE, CUTLASS_TILES
+
+text = CUTLASS_SOURCE.read_text()
+print(text[text.index("// The tree") : text.index("using Epilogue =")].strip())
+
+# %% [markdown]
+# The result's **tile** is left open. CUTLASS's builder derives the number of pipeline stages from it. Which tile is
+# best depends on the problem's size: CUTLASS's profiler times candidates, and so does our script. *Chosen* is the
+# fastest.
+
+# %% tags=["hide-input"]
+print("candidates:", *CUTLASS_TILES, sep="\n  ")
+rows = []
+for size, found in libraries.get("cutlass", {}).items():
+    tiles = {name: found[name] for name in CUTLASS_TILES if "gpu" in found.get(name, {})}
+    if tiles:
+        chosen = min(tiles, key=lambda name: tiles[name]["gpu"]["median"])
+        others = (micro(found[name]) for name in ("cuBLASLt epilogue", "ours"))
+        rows.append((size, chosen, micro(tiles[chosen]), *others))
+columns = ("tokens x in x out", "tile chosen", "CUTLASS", "cuBLASLt epilogue", "ours (08)")
+table(columns, rows, title if rows else "not recorded on this GPU")
+
+# %% [markdown]
 # ## A serving engine
 #
 # vLLM is where these ways meet: its own CUDA kernels, Triton, CUTLASS, and passes for Inductor's pattern matcher that
@@ -638,22 +697,28 @@ print(
 
 # %% tags=["hide-input"]
 rows = [
-    ("csrc/activation_kernels.cu", "SiLU and product of a gate", "04"),
-    ("csrc/layernorm_kernels.cu", "residual + RMSNorm", "05"),
-    ("csrc/layernorm_quant_kernels.cu", "RMSNorm + quantisation", "12"),
-    ("csrc/attention/merge_attn_states.cu", "joining parts of attention", "10"),
-    ("csrc/cache_kernels_fused.cu", "RoPE + write to the KV cache", "17"),
-    ("csrc/cutlass_moe/, fused_moe.py", "grouped matmuls of experts", "12"),
-    ("compilation/fusion.py", "pass: RMSNorm, then quantise", "16"),
-    ("compilation/activation_quant_fusion.py", "pass: SiLU and product, then quantise", "16"),
-    ("compilation/fusion_attn.py", "pass: attention, then quantise", "16"),
-    ("compilation/collective_fusion.py", "pass: all-reduce, then RMSNorm", "16"),
+    ("activation_kernels.cu", "SiLU or GELU of a gate, and product", "04"),
+    ("layernorm_kernels.cu", "residual + RMSNorm", "05"),
+    ("layernorm_quant_kernels.cu", "residual + RMSNorm + fp8, scale known", "12"),
+    ("quantization/activation_kernels.cu", "SiLU and product + fp8", "12"),
+    ("quantization/fused_kernels/", "RMSNorm or SiLU + scale per token or block", "12"),
+    ("moe/topk_softmax_kernels.cu", "the router's softmax + top k", "06"),
+    ("moe/moe_align_sum_kernels.cu", "rows sorted by expert", "12"),
+    ("attention/merge_attn_states.cu", "joining parts of attention", "17"),
+    ("cache_kernels_fused.cu", "RoPE + write to the KV cache", "17"),
+    ("pass: rms_quant_fusion.py", "RMSNorm, then quantise", "16"),
+    ("pass: act_quant_fusion.py", "SiLU and product, then quantise", "16"),
+    ("pass: attn_quant_fusion.py", "attention, then quantise", "16"),
+    ("pass: allreduce_rms_fusion.py", "all-reduce, then RMSNorm", "16"),
 ]
-table(("file in vLLM (compilation/ is in vllm/)", "what it fuses", "lesson"), rows)
+table(("file in csrc/libtorch_stable/ or passes/fusion/", "what it fuses", "lesson"), rows)
 
 # %% [markdown]
-# Exercise 16 builds such a pass. Quantisation follows a different operator in every model, so each pass has several
-# patterns. One of the kernels, predicted: SiLU and product of a gate, 16384 rows of 11008, in bf16 on an H200. **By what
+# (Names as of 2026; `passes/` is in `vllm/compilation/`.) Experts' matmuls are Triton, in `layers/fused_moe/`, or
+# CUTLASS. Exercise 16 builds such a pass. `rms_quant_fusion.py` registers one pattern per way to quantise, and refuses
+# a weight whose dtype differs from x's, as yours must.
+#
+# One of the kernels, predicted: SiLU and product of a gate, 16384 rows of 11008, in bf16 on an H200. **By what
 # factor is it faster fused, by the analyser?**
 
 # %% tags=["hide-input"]
@@ -675,21 +740,41 @@ gate_gain.compare(
 )
 
 # %% [markdown]
+# Lesson 04's `swiglu` does the same as vLLM's first file, and the meter takes it:
+
+# %%
+from kernels import swiglu
+
+gate, up = torch.randn(2, 64, 256)
+for name, call in {"eager": lambda g, u: F.silu(g) * u, "fused": swiglu}.items():
+    seen = measure(call, gate, up)
+    print(f"{name}: {seen.launches} launches, {seen.bytes_total / gate.numel():.3g} B/element")
+
+# %% [markdown]
 # ## When to reach for which
 
 # %% tags=["hide-input"]
 ratio = {name: square[name]["gpu"]["median"] / square["ours"]["gpu"]["median"] for name in square}
+convolution = list(libraries["conv_bias_relu"].values())[-1]
+of_conv = (
+    convolution["eager"]["gpu"]["median"] / convolution["cudnn_convolution_relu"]["gpu"]["median"]
+)
 gain = libraries["gated"]["eager"]["median"] / libraries["gated"]["torch.compile"]["median"]
 rows = [
     ("elementwise, one reduction per row", "torch.compile", f"{gain:.1f}x over eager, above"),
     ("matmul + bias + activation", "the library's epilogue", f"eager takes {ratio['eager']:.2f}x"),
-    ("convolution + bias + ReLU", "cuDNN, fused", "the table of convolutions"),
+    ("convolution + bias + ReLU", "cuDNN, fused", f"eager takes {of_conv:.2f}x"),
     (
         "other algorithm for the same result",
         "your kernel, or a pattern",
         f"{loads[False]} loads, not {loads[True]}",
     ),
-    ("attention with another score", "FlexAttention", "the puzzle of the window"),
+    ("attention with another score", "FlexAttention", f"{len(flex.calls)} kernel, score inlined"),
+    (
+        "independent small loops",
+        "combo kernels",
+        f"{len(combo.calls)} launch, not {len(apart.calls)}",
+    ),
     ("your kernel in other people's models", "a pattern pass", "the puzzle of the pattern"),
     (
         "your kernel between elementwise neighbours",
@@ -758,7 +843,7 @@ print("JAX", on_cpu["jax"], "on a CPU, kinds:", *on_cpu["kinds"])
 print("the GPU's", xla["kinds"], "is compiled by", re.search(r'"kind":"(\w+)"', xla["after"])[1])
 
 # %% [markdown]
-# With JAX installed (`pip install jax`) this cell compiles it here:
+# With the course's extra (`pip install -e .[jax]`) this cell compiles it here:
 
 # %% tags=["nbval-ignore-output"]
 try:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.instruments import compile_for, inductor_code, measure
+from helpers.instruments import compile_for, flex_code, inductor_code, measure
 
 
 def meta(*shape, dtype=torch.bfloat16):
@@ -65,3 +65,31 @@ def test_which_kernel_must_be_named_where_there_are_several():
 def test_the_gpu_is_unknown_in_one_line():
     with pytest.raises(ValueError, match="unknown device"):
         inductor_code(torch.relu, meta(8), device="H900")
+
+
+def test_combo_kernels_put_loops_without_a_shared_input_into_one_launch():
+    three = [meta(64, 4096) for _ in range(3)]
+
+    def loops(a, b, c):
+        return a.relu(), b.sigmoid(), c.tanh()
+
+    assert len(inductor_code(loops, *three).calls) == 3
+    together = inductor_code(loops, *three, combo_kernels=True, combo_kernel_peak_memory_pct_threshold=None)
+    assert len(together.calls) == 1
+    (source,) = together.kernels.values()
+    assert source.count("tl.store") == 3
+    assert "pid % 3" in source
+
+
+def test_a_score_mod_is_inlined_between_the_two_matmuls():
+    sizes = {"batch": 1, "heads": 2, "tokens": 256, "head_dim": 64}
+    made = [
+        flex_code(lambda score, b, h, q, k: 20 * torch.tanh(score / 20), **sizes),
+        flex_code(lambda score, b, h, q, k: score, **sizes),
+    ]
+    capped, plain = (next(iter(code.kernels.values())) for code in made)
+    assert [len(code.calls) for code in made] == [1, 1]
+    assert "tanh" not in plain
+    before, after = capped.split("libdevice.tanh", 1)
+    assert "qk = tl.dot(" in before
+    assert "tl.dot(" in after
