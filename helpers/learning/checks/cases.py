@@ -34,6 +34,8 @@ class Case:
             mean does: units in the last place are allowed times this.
         nearby: (reference, inputs) -> results of inputs so near these that a right answer may be as far off: the
             tolerance is as wide as they lie apart.
+        compared: how many of a tuple's results have values to compare: those after are open, as which of several NaN is
+            the largest. None for all.
     """
 
     label: str
@@ -46,6 +48,7 @@ class Case:
     one_rounding: bool = False
     conditioning: float = 1.0
     nearby: Callable[[Callable, tuple], list[tuple]] | None = None
+    compared: int | None = None
 
     @property
     def where(self) -> str:
