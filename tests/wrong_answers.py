@@ -393,6 +393,16 @@ WRONG = {
         "nan0": {"s = x + residual": "s = x + residual\n    s = tl.where(s == s, s, 0.0)"},
     },
     "06_softmax_topk": {
+        "NaN row dropped": {
+            'mask=exists, other=-float("inf")).to(tl.float32)': 'mask=exists, other=-float("inf")).to(tl.float32)\n'
+            '    x = tl.where(x == x, x, -float("inf"))'
+        },
+        "NaN row zero": {"p = e / tl.sum(e, axis=0)": "p = e / tl.sum(e, axis=0)\n    p = tl.where(p == p, p, 0.0)"},
+        "max at most 1000": {"x - tl.max(x, axis=0)": "x - tl.minimum(tl.max(x, axis=0), 1000.0)"},
+        "small left out": {"tl.sum(e, axis=0)": "tl.sum(tl.where(e > 1e-6, e, 0.0), axis=0)"},
+        "NaN to uniform": {
+            "p = e / tl.sum(e, axis=0)": "p = e / tl.sum(e, axis=0)\n    p = tl.where(p == p, p, 1.0 / cols)"
+        },
         "max0": {"tl.max(x, axis=0)": "tl.maximum(tl.max(x, axis=0), 0.0)"},
         "first element": {"tl.max(x, axis=0)": 'tl.max(tl.where(col == 0, x, -float("inf")), axis=0)'},
         "first64": {"tl.max(x, axis=0)": 'tl.max(tl.where(col < 64, x, -float("inf")), axis=0)'},
@@ -491,7 +501,18 @@ WRONG = {
         "rows of 16 bits": {"(long long)blockIdx.x * columns;": "(long long)(blockIdx.x % 65536) * columns;"},
         "padding -1e30": {"v[k].of[w] = -INFINITY;": "v[k].of[w] = -1e30f;"},
     },
+    "09_conv_bn_relu": {
+        "eps max": {
+            "tl.load(var_ptr + k, mask=exists, other=1.0) + eps": (
+                "tl.maximum(tl.load(var_ptr + k, mask=exists, other=1.0), eps)"
+            )
+        },
+        "sums of 1024": {"depth = TAPS_H * TAPS_W * channels": "depth = tl.minimum(TAPS_H * TAPS_W * channels, 1024)"},
+    },
     "08_linear_act": {
+        "sums of 1024": {"range(0, K, BLOCK_K)": "range(0, tl.minimum(K, 1024), BLOCK_K)"},
+        "sums of 2048": {"range(0, K, BLOCK_K)": "range(0, tl.minimum(K, 2048), BLOCK_K)"},
+        "silu 1.702": {"s * tl.sigmoid(s)": "s * tl.sigmoid(1.702 * s)"},
         "product 16": {"acc = tl.dot(x, weight, acc)": "acc += tl.dot(x, weight).to(tl.float16).to(tl.float32)"},
         "gelu 0.7071": {"0.7071067811865476": "0.7071"},
         "silu naive": {"s * tl.sigmoid(s)": "s * tl.exp(s) / (1 + tl.exp(s))"},

@@ -20,6 +20,8 @@ SAMPLE = [
     ("06_softmax_topk", "other-10000"),
     ("06_softmax_topk", "sum16"),
     ("06_softmax_topk", "list.sort"),
+    ("06_softmax_topk", "NaN row zero"),
+    ("09_conv_bn_relu", "eps max"),
     ("05_layer_norm", "warps1"),
     ("05_layer_norm", "convert after"),
     ("05b_residual_rms_norm", "list"),

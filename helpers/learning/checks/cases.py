@@ -35,6 +35,8 @@ class Case:
             mean does: the allowed units in the last place are multiplied by this.
         nearby: (reference, inputs) -> results of inputs so close to these that a right answer may be as far off: the
             tolerance is the distance between them.
+        compared: number of a tuple's results whose values are compared; those after are open, such as which of several
+            NaN is the largest. None for all.
     """
 
     label: str
@@ -47,6 +49,7 @@ class Case:
     one_rounding: bool = False
     conditioning: float = 1.0
     nearby: Callable[[Callable, tuple], list[tuple]] | None = None
+    compared: int | None = None
 
     @property
     def where(self) -> str:

@@ -77,6 +77,8 @@ def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3),
                       (1, 64, 4, 4), (16, 64, 1, 1))  # fmt: skip
     large.inputs[0][:, :32], large.inputs[0][:, 32:], large.inputs[1][:] = 200.0, -199.0, 100.0
     found.append(large)
+    walk = "the walk over taps and channels: every slice is added"
+    found.append(draw.call("many channels", walk, (1, 2500, 3, 3), (16, 2500, 1, 1)))
     nan = (
         "ReLU: tl.where(y < 0, 0, y) lets NaN through, y > 0 and tl.maximum do not; and loads past the filter's end, "
         "where a weight of 0 makes NaN of NaN"
@@ -107,7 +109,8 @@ def batch_norm_cases(
         found.append(draw.normed(bias, negative=False))
         negative = draw.call("gamma below 0", "the order: batch norm first, ReLU last", *shapes, padding=1)
         found.append(draw.normed(negative))
-        for variance, eps in ((1e-6, 1e-3), (0.0, 1e-5)):
+        # Up to twice eps: there the larger of the two, or eps left out, is not nearly the sum.
+        for variance, eps in ((1e-6, 1e-3), (0.0, 1e-5), (2e-3, 1e-3)):
             small = draw.call(f"variances to {variance:g}, eps {eps:g}", "eps: added to the variance, inside the root",
                               *shapes, padding=1, eps=eps)  # fmt: skip
             x, weight, own, gamma, beta, mean, var, *rest = draw.normed(small).inputs

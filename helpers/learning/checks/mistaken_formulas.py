@@ -34,6 +34,11 @@ def _sigmoid_for_silu(x, weight, bias, activation):
     return s.sigmoid() if activation == "silu" else ACTIVATIONS[activation](s)
 
 
+def _other_gate(x, weight, bias, activation):
+    s = functional.linear(x, weight, bias)
+    return s * (1.702 * s).sigmoid() if activation == "silu" else ACTIVATIONS[activation](s)
+
+
 LINEAR_MISTAKES: dict[str, Callable] = {
     "the formula without the bias": lambda x, w, b, act: ACTIVATIONS[act](functional.linear(x, w)),
     "the formula without the activation": lambda x, w, b, act: functional.linear(x, w, b),
@@ -41,6 +46,7 @@ LINEAR_MISTAKES: dict[str, Callable] = {
         lambda x, w, b, act: ACTIVATIONS[act](functional.linear(x, w)) + b
     ),
     "sigmoid(s) instead of s sigmoid(s)": _sigmoid_for_silu,
+    "s sigmoid(1.702 s) instead of s sigmoid(s)": _other_gate,
     "the formula with silu and gelu exchanged": _gelu_as_silu,
     **{f"a sum over the first {n} products alone": partial(_linear, first=n) for n in SLICES},
     **{f"a sum over the last slice of {n} products alone": partial(_linear, last=n) for n in SLICES},
@@ -68,6 +74,10 @@ def _root_and_eps(x, w, b, gamma, beta, mean, var, stride, padding, eps):
     s = functional.conv2d(x, w, b, stride, padding)
     scale = gamma / (var.sqrt() + eps)
     return torch.relu((s - _of_channels(mean, s)) * _of_channels(scale, s) + _of_channels(beta, s))
+
+
+def _larger_of_variance_and_eps(x, w, b, gamma, beta, mean, var, stride, padding, eps):
+    return torch.relu(_norm(functional.conv2d(x, w, b, stride, padding), mean, var.clamp(min=eps), gamma, beta, 0.0))
 
 
 def _mean_not_scaled(x, w, b, gamma, beta, mean, var, stride, padding, eps):
@@ -114,6 +124,7 @@ CONV_MISTAKES: dict[str, Callable] = {
     "the formula without gamma": _no_gamma,
     "the formula with the variance for the deviation": _variance_for_deviation,
     "the formula with eps outside the root": _root_and_eps,
+    "the formula with the larger of variance and eps": _larger_of_variance_and_eps,
     "the formula with the mean taken off after scaling": _mean_not_scaled,
     "a convolution with the filter turned by 180 degrees": _flipped,
 }

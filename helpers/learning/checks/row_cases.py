@@ -135,9 +135,10 @@ def large_mean_cases(vectors: int, seed: int, widths: tuple[int, ...] = (64, 100
 def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int = 5000) -> list[Case]:
     """Calls of `softmax_topk(x, k)` on rows of multiples of 1/16, so that many are equal and the rest well apart.
 
-    Means of 1000, -1000 and -20000; halves 200 apart; 16 winners, without ties; a wide row that is a power of two; rows
-    of equal elements; -inf; then padding, in rows of each of `widths` elements, with k from 1 to 5, and as many winners
-    as there are columns; more dimensions; strided and transposed tensors; 16 bits; `widest` elements; no row at all.
+    Means of 1000, 20000, -1000 and -20000; halves 200 apart; 16 winners, without ties; a wide row that is a power of
+    two; many small probabilities; rows of equal elements; -inf; NaN; then padding, in rows of each of `widths`
+    elements, with k from 1 to 5, and as many winners as there are columns; more dimensions; strided and transposed
+    tensors; 16 bits; `widest` elements; no row at all.
     """
     draw = normal(seed)
 
@@ -150,6 +151,7 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
     ties = "ties: of equal elements the lower index comes first, and none comes twice"
     found = [call("", "softmax, and the largest of a row", 1, 2, 64)]
     found.append(call("mean 1000", "the exponential: take the row's maximum off first", 1, 2, 64, mean=1e3))
+    found.append(call("mean 20000", "the exponential: take off all of the row's maximum", 1, 2, 64, mean=2e4))
     below = "the maximum: it is that of the row, and -inf where there is no element; 0 is larger than any number here"
     found.append(call("mean -1000", below, 1, 2, 64, mean=-1e3))
     spread = call("one half 200 above the other", "the maximum: that of the whole row, wherever it is", 1, 2, 128)
@@ -161,13 +163,20 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
     rounds.inputs[0][:] = rounds.inputs[0].argsort() / 16
     found.append(rounds)
     found.append(call("a wide row", BLOCK, 2, 1, 8192))
+    small = call("one 16 above 8191 others", "the sum: small exponentials count, there may be many", 1, 1, 8192)
+    small.inputs[0][:] = 0.0
+    small.inputs[0][0, 100] = 16.0
+    found.append(small)
     equal = call("equal elements", ties, 3, 2, 8)
     equal.inputs[0][:] = 1.0
     pairs = call("every element twice", ties, 6, 2, 16)
     pairs.inputs[0][:, 8:] = pairs.inputs[0][:, :8]
     masked = call("only three finite", "elements of -inf: their probability is 0, and yet each can win once", 5, 2, 16)
     masked.inputs[0][:, 3:] = -torch.inf
-    found += [equal, pairs, masked]
+    # p alone: which of several NaN is the largest is left open.
+    unknown = call("NaN in one row", "NaN: a probability of a row that holds it is NaN, and no other row's", 2, 2, 64)
+    unknown.inputs[0][0, 3] = torch.nan
+    found += [equal, pairs, masked, replace(unknown, compared=1)]
     found += [call("", PADDING, min(cols, 5), 3, cols) for cols in sorted(widths)]
     negative = call("every element below 0", f"{PADDING}; 0 is a larger number than any here", 2, 2, 100, mean=-50.0)
     found.append(negative)

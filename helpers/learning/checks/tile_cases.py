@@ -47,6 +47,8 @@ def linear_cases(
         far.inputs[0][::2] *= -1
         found.append(far)
     found.append(call("a long row", "the walk along K: every slice is added to the sum", 16, 16, 256, scale=0.25))
+    longer = "the walk along K, which ends only at K: x and weight may have any width"
+    found.append(call("a very long row", longer, 16, 16, 5000, scale=0.125))
     large = call("partial sums that pass 65504", "the accumulator: fp16 cannot hold these sums", 16, 16, 256)
     large.inputs[0][:, :128], large.inputs[0][:, 128:], large.inputs[1][:] = 200.0, -199.0, 100.0
     found.append(large)

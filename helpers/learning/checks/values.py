@@ -167,7 +167,7 @@ def compare(got: object, inputs: list, reference: Callable, case: Case, written:
     if case.input_error is not None:
         moved = [*moved, as_tuple(reference(*(moved_by_one_ulp(x, case.input_error) for x in case.inputs)))]
     single = as_tuple(reference(*of_tensors(in_float32, case.inputs))) if case.one_rounding else exact
-    for number, (name, (mine, truth, wanted)) in enumerate(zip(names, results, strict=True)):
+    for number, (name, (mine, truth, wanted)) in enumerate(zip(names[: case.compared], results, strict=False)):
         if case.one_rounding and wanted.dtype in (torch.float16, torch.bfloat16):
             wrong = rounded_twice(mine, truth, single[number], case)
             wanted = truth.to(wanted.dtype)
