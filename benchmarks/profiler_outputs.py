@@ -27,6 +27,7 @@ from benchmarks.hardware_counters import profiler
 from benchmarks.provenance import RESULTS, file_name, provenance
 from helpers.instruments.profile_script import tool
 
+PAGES = ("outputs.json", "ncu_sets.txt", "ncu_full.txt", "gap.trace.json")
 ELEMENTS = 2**25
 STEPS, WIDTH = 3, 4096
 CALL = "the steps"

@@ -17,6 +17,7 @@ from helpers.instruments.timing import Timing, benchmark_together
 
 # Zhang et al., "OPT: Open Pre-trained Transformer Language Models", arXiv:2205.01068, table 1.
 WIDTH, HEADS, HIDDEN, LAYERS = 5120, 40, 20480, 40
+RECORD = "h100_80gb_hbm3.json"  # where these are recorded, in benchmarks/results
 TOKENS = (64, 512, 2048)
 EPS = 1e-5
 NAMES = (

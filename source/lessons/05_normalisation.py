@@ -679,7 +679,7 @@ h200.table("l2_norm", "bfloat16")
 # %%
 import inspect
 
-from benchmarks.experiments.lesson_05 import NORMS, inputs
+from benchmarks.experiments.lesson_05 import NORMS, RECORD, inputs
 
 for by_operator, *_ in NORMS.values():
     print(inspect.getsource(by_operator))
@@ -702,7 +702,7 @@ columns = ("B/element", "operators", "by operator", "PyTorch's call", "ours", "b
 display(table(columns, rows))
 
 # %% tags=["hide-input"]
-h100 = recorded("h100_80gb_hbm3")
+h100 = recorded(RECORD.removesuffix(".json"))
 by_size = h100.experiment("norms_by_operator")
 called = h100.experiment("norms_by_operator_called")
 OTHERS, rows = ("by operator", "PyTorch", "torch.compile"), []

@@ -1258,7 +1258,8 @@ print(f"one row reads its weights at {share(point):.0%} of copy bandwidth")
 # %% tags=["hide-input"]
 import statistics
 
-h100_sweep = recorded_sweep("h100_80gb_hbm3")
+SWEEP = "h100_80gb_hbm3_sweep.json"
+h100_sweep = recorded_sweep(SWEEP.removesuffix("_sweep.json"))
 
 
 def intensity(point):

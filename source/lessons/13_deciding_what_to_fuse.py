@@ -945,7 +945,7 @@ table(
 # layers do:
 
 # %% tags=["hide-input"]
-h100 = recorded("h100_80gb_hbm3")
+h100 = recorded(opt.RECORD.removesuffix(".json"))
 names = {64: "opt_layer_64", 512: "opt_layer_512", 2048: "opt_layer_2048"}
 layers = {tokens: h100.experiment(name) for tokens, name in names.items()}
 rows = []

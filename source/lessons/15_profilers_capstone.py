@@ -818,7 +818,9 @@ for part in page.rstrip().split("\n\n"):
 # sections. The tool lists its sets itself; this list, and the page below, are of an H100:
 
 # %% tags=["hide-input"]
-H100 = "h100_80gb_hbm3"
+from benchmarks.experiments.lesson_15 import RECORD
+
+H100 = RECORD.removesuffix(".json")
 outputs = json.loads(recorded_page("outputs.json", H100).read_text())
 print(outputs["gpu"], outputs["date"], "Nsight Compute", outputs["ncu"])
 sets = recorded_page("ncu_sets.txt", H100).read_text()
