@@ -37,7 +37,9 @@ import nbformat
 from anywidget import AnyWidget
 from latex2mathml.converter import convert
 from nbconvert import HTMLExporter
+from nbconvert.filters import Highlight2HTML
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+from nbconvert.filters.widgetsdatatypefilter import WidgetsDataTypeFilter
 from PIL import Image
 from traitlets.config import Config
 
@@ -146,6 +148,20 @@ def words_of(markup: str) -> str:
 # Pages
 
 
+class Exporter(HTMLExporter):
+    """nbconvert's, without its second reading of the finished page, which takes half of the time.
+
+    It looks for pictures without a description, and here each has one.
+    """
+
+    def from_notebook_node(self, nb, resources=None, **more):
+        highlight = Highlight2HTML(pygments_lexer=nb.metadata.get("language_info", {}).get("pygments_lexer"))
+        self.register_filter("highlight_code", highlight)
+        shown = self._init_resources(resources)
+        self.register_filter("filter_data_type", WidgetsDataTypeFilter(self._nb_metadata, parent=self, resources=shown))
+        return super(HTMLExporter, self).from_notebook_node(nb, shown, **more)
+
+
 class Site:
     """The pages in `out`, of the course in `root`."""
 
@@ -166,7 +182,7 @@ class Site:
                 "filters": {"markdown2html": lambda text: text},  # cells come as markup
             }
         )
-        self.exporter = HTMLExporter(config=config)
+        self.exporter = Exporter(config=config)
 
     def address(self, url: str, page: Page) -> str:
         """Where a link of a page's text leads on the site; empty where it has nothing to show for it."""
@@ -230,7 +246,7 @@ class Site:
         markup, _ = self.exporter.from_notebook_node(notebook)
         self._save(page.target, markup)
         if page.source.suffix == ".ipynb":
-            self._copy(page.source.as_posix())
+            self._save(page.source.as_posix(), to_run((self.root / page.source).read_text(encoding="utf-8")))
 
     def _save(self, name: str, text: str) -> None:
         (self.out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -285,10 +301,11 @@ class Site:
                 )
         return tried
 
-    def _picture(self, png: str, page: Page) -> str:
-        """A picture in a file of its own, read when it comes into sight."""
-        content = base64.b64decode(png)
-        name = f"assets/pictures/{hashlib.sha256(content).hexdigest()[:12]}.png"
+    def _picture(self, encoded: str, page: Page) -> str:
+        """A picture, PNG or WebP, in a file of its own, read when it comes into sight."""
+        content = base64.b64decode(encoded)
+        kind = "webp" if content[8:12] == b"WEBP" else "png"
+        name = f"assets/pictures/{hashlib.sha256(content).hexdigest()[:12]}.{kind}"
         (self.out / name).parent.mkdir(parents=True, exist_ok=True)
         (self.out / name).write_bytes(content)
         return f'<img loading="lazy" src="{page.root}{name}"'
@@ -363,6 +380,16 @@ class Site:
             for anchor, text in page.texts.items():
                 entries.append([page.target, anchor, page.name, titles.get(anchor, ""), text.strip()])
         self._save("assets/search.js", f"window.fusionSearch = {json.dumps(entries, ensure_ascii=False)};\n")
+
+
+def to_run(notebook: str) -> str:
+    """A notebook without its pictures, to be run: they are most of its bytes, and running draws them again."""
+    content = json.loads(notebook)
+    for output in [each for cell in content["cells"] for each in cell.get("outputs", ())]:
+        data = output.get("data", {})
+        if data.pop("image/png", None):
+            data.pop("text/html", None)  # the same picture, with its description
+    return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
 
 
 def found_in(question: str, cells: list[nbformat.NotebookNode]) -> str:

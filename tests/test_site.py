@@ -118,6 +118,9 @@ def course(tmp_path_factory):
     return build_site.build(root, root / "site")
 
 
+TABLE = nbformat.v4.new_code_cell(
+    outputs=[nbformat.v4.new_output("display_data", {"text/html": "<table></table>", "text/plain": "a table"})]
+)
 PUZZLE = """# %% [markdown]
 # # 00 Tried: a lesson
 #
@@ -281,11 +284,35 @@ def test_the_first_page_is_small(sample):
     assert bytes_of(sample, "index") - (sample.out / "assets/search.js").stat().st_size < 500_000
 
 
+def test_a_notebook_to_run_has_no_pictures(course):
+    """They were half of the site's bytes, and running draws them again; all else stays."""
+    there, here = (nbformat.read(root / "notebooks/00_small.ipynb", as_version=4) for root in (course.root, course.out))
+    kinds = [sorted(output.data) for cell in here.cells for output in cell.get("outputs", ())]
+    assert kinds == [["text/plain"]] * len(kinds)
+    assert '"image/png": "' in nbformat.writes(there)
+    assert len(nbformat.writes(here)) < 20_000 < len(nbformat.writes(there))
+    assert [(cell.source, cell.metadata) for cell in here.cells] == [
+        (cell.source, cell.metadata) for cell in there.cells
+    ]
+    tables = build_site.to_run(nbformat.writes(nbformat.v4.new_notebook(cells=[TABLE])))
+    assert "<table>" in tables
+
+
+def test_every_picture_has_a_description(sample):
+    """nbconvert would look for that, at the price of half of the time that building takes."""
+    pictures = [
+        node for path in sample.out.rglob("*.html") for node in markup(sample.out, path.with_suffix("")).select("img")
+    ]
+    assert len(pictures) > 10
+    assert [node for node in pictures if not node.has_attr("alt")] == []
+
+
 @pytest.mark.long
 def test_the_whole_site_is_whole(whole):
     assert broken_links(whole, set()) == []
     sizes = {page.target: bytes_of(whole, page.target.removesuffix(".html")) for page in whole.pages}
     assert {name: size for name, size in sizes.items() if size >= 3_000_000} == {}
+    assert sum(path.stat().st_size for path in whole.out.rglob("*") if path.is_file()) < 25_000_000
     assert len(sizes) == len(list(whole.out.rglob("*.html"))) - 1  # and the first page
 
 
