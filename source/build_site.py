@@ -9,7 +9,8 @@ no kernel would still be ours to show.
   that is stale, no page is built.
 - A puzzle offers lines to try, each with its recorded outcome (source/record_puzzles.py).
 - What answers a question is folded until the reader guesses or asks; what answers several, until the last of them. An
-  explorer moves without a guess, unless its opening line says what was found.
+  explorer moves without a guess, unless its opening line says what was found; so does the film that opens a lesson,
+  unless one of its counters does.
 - Formulas become MathML here; a page asks nothing of any other host, and works from a folder as well as from a server.
 
     python source/build_site.py                  build site/
@@ -30,6 +31,7 @@ import pkgutil
 import re
 import shutil
 import sys
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -261,8 +263,10 @@ class Site:
             asks[question] = {"number": number, "found": founds[-1]}
             for cell in cells:
                 folds.setdefault(cell.id, []).append(number)
+        opening = True  # before the first section
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
+                opening = opening and not re.search(r"^## ", cell.source, re.MULTILINE)
                 cell.source = self.markup(cell.source, page)
                 continue
             called = record_puzzles.CALL.search(cell.source)
@@ -281,8 +285,8 @@ class Site:
                             call = cell.source.strip().rpartition("\n")[2]
                             raise ValueError(f"{page.source}: the figure of `{call}` is not recorded: {RECORD_IT}")
                         output.live, live[cell.id] = cell.id, known[cell.id]
-                        if output.fold and "Explorer(" in cell.source and not _tagged_as_answer(cell):
-                            told = _text(output)
+                        if output.fold and (opening or "Explorer(" in cell.source) and not _tagged_as_answer(cell):
+                            told = f"{_text(output)} {counted_by(known[cell.id])}"
                             output.fold = [each for each in output.fold if says(told, founds[each])] or None
         return live
 
@@ -404,6 +408,14 @@ def says(text: str, found: str) -> bool:
     """Whether a number of `text` is what was found, within 1 %; true where no number is known."""
     wanted = _numbers(found)
     return not wanted or any(math.isclose(each, wanted[0], rel_tol=0.01) for each in _numbers(text))
+
+
+def counted_by(figure: dict) -> str:
+    """What the counters of a recorded film end at; empty where the figure is not one."""
+    if not figure.get("states"):
+        return ""
+    data = json.loads(zlib.decompress(base64.b64decode(figure["states"][0])))["data"]
+    return " ".join(f"{counter[4]:g}" for _, scene in data.get("scenes", ()) for counter in scene["counters"])
 
 
 def _numbers(text: str) -> list[float]:

@@ -219,6 +219,7 @@ class Visit:
 
     def open(self, name: str):
         self.page.goto(f"{self.address}{name}.html")
+        self.page.wait_for_selector("body[data-measured]")  # which parts scroll from the keyboard is known
         return self.page
 
     def elsewhere(self) -> list[str]:

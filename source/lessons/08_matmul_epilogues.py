@@ -41,7 +41,7 @@ h200 = recorded("h200")
 # %% tags=["hide-input"]
 from helpers.figures import TileHierarchyExplorer
 
-TileHierarchyExplorer("the result", tile=(128, 128))
+TileHierarchyExplorer("an instruction", tile=(128, 128))
 
 # %% [markdown]
 # ## How much can fusion save?

@@ -46,7 +46,7 @@ def _scene(mask: str) -> Animation:
             if kind == "hidden":
                 continue
             # Faint throughout: the tiles to compute.
-            bars.append(Bar(x + 1, y + 1, CELL - 2, CELL - 2, 0.0, 0.0, FUSED if kind == "whole" else LIMIT, 0.2))
+            bars.append(Bar(x + 1, y + 1, CELL - 2, CELL - 2, 0.0, 0.0, FUSED if kind == "whole" else LIMIT, 0.35))
             paint = FUSED if kind == "whole" else LIMIT
             movers.append(MovingBox(x + 2, y + 2, x + 2, y + 2, CELL - 4, CELL - 4, time, time + 1, paint))
             movers.append(MovingBox(x + 2, TOP - 21, x + 2, TOP - 21, CELL - 4, 13, time, time + 1, SKY_BLUE))

@@ -23,7 +23,12 @@ def drawn_once(axes: DrawAxes, *given) -> tuple[str, str]:
 
 
 class SceneExplorer(Explorer):
-    """Sliders over scenes, a scene for each of their positions. A subclass defines `_axes` and `_scene`."""
+    """Sliders over scenes, a scene for each of their positions. A subclass defines `_axes` and `_scene`.
+
+    `_quiet`: whether the picture shows all that its text says, which then need not stand below it.
+    """
+
+    _quiet = True
 
     @staticmethod
     @abstractmethod
@@ -48,6 +53,6 @@ class SceneExplorer(Explorer):
         still, opening = drawn_once(self._axes)
         options = [[value for _, value in each.options] for each in self._sliders]
         scenes = itertools.starmap(self._scene, itertools.product(*options))
-        frames = [{"svg": svg(opening, each), "text": each.text, "table": ""} for each in scenes]
+        frames = [{"svg": svg(opening, each), "text": each.text, "table": "", "quiet": self._quiet} for each in scenes]
         columns, layers = (*map(len, options[1:]), 1, 1)[:2]
         return still, {"frames": frames, "columns": columns, "layers": layers}

@@ -173,6 +173,7 @@ class TileChoiceExplorer(SceneExplorer):
     """
 
     _axes = staticmethod(_axes)
+    _quiet = False  # the text has the bytes of a whole matmul, too
 
     def __init__(self, tile: tuple[int, int] = (128, 128), warps: int = 8, stages: int = 3, step: int = 64):
         if step not in STEPS:

@@ -68,7 +68,7 @@ class TileHierarchy:
         return GROUP_ROWS * self.columns // GROUP
 
     def notes(self) -> tuple[str, ...]:
-        """What each level is made of."""
+        """Return one sentence per level."""
         of = "A warp group takes all" if self.groups == 1 else f"Each of {self.groups} warp groups takes"
         return (
             f"The result, {M:,} x {N:,}: {self.programs:,} tiles, each the work of one program",

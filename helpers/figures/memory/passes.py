@@ -87,6 +87,14 @@ PASSES = {
         (Pass("all three", ("x",), ("y",)),),
         "Batch norm and ReLU act on sums that are still in registers",
     ),
+    "backward": Passes(
+        (
+            Pass("dy * w", ("dy",), ("scaled",)), Pass("mean", ("scaled", "x"), ()),
+            Pass("dx", ("scaled", "x"), ("dx",)), Pass("dw", ("dy", "x"), ()),
+        ),
+        (Pass("dx and dw", ("dy", "x"), ("dx",)),),
+        "Fused, RMSNorm's backward pass reads dy and x once",
+    ),
     "int8": Passes(
         (
             Pass("LayerNorm", ("x",), ("normed",)), Pass("max |row|", ("normed",), ()),
