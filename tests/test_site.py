@@ -439,6 +439,15 @@ def test_an_explorer_moves_without_a_guess_unless_it_tells(chromium, tried):
         assert visit.errors == []
 
 
+def test_a_lesson_opens_with_its_film_unless_that_tells(sample, course):
+    page = markup(sample.out, "notebooks/00_welcome")
+    films = page.select(".live")
+    assert not films[0].find_parent(class_="answer"), "the first question has another answer"
+    known = json.loads((course.root / "source/site/live/00_small.json").read_text())["figures"]
+    assert build_site.counted_by(known["figure0"]).split()[0] == "2"  # GB, unfused
+    assert build_site.counted_by(known["figure1"]) == ""
+
+
 @pytest.mark.parametrize(
     ("text", "found", "told"),
     [
