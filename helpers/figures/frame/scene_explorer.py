@@ -25,7 +25,7 @@ def drawn_once(axes: DrawAxes, *given) -> tuple[str, str]:
 class SceneExplorer(Explorer):
     """Sliders over scenes, a scene for each of their positions. A subclass defines `_axes` and `_scene`.
 
-    `_quiet`: whether the picture shows all that its text says, which then need not stand below it.
+    `_quiet`: whether the picture shows everything in its text. If so, the text is not displayed below it.
     """
 
     _quiet = True

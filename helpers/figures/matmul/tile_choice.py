@@ -73,7 +73,7 @@ class Tiling:
         return self.shared_memory <= SM.shared_memory_per_block
 
     def occupancy(self) -> Occupancy | None:
-        """How the SM is filled; None where the block does not fit."""
+        """Return how the SM is filled; None where the block does not fit."""
         if not self.fits:
             return None
         return occupancy(
@@ -173,7 +173,7 @@ class TileChoiceExplorer(SceneExplorer):
     """
 
     _axes = staticmethod(_axes)
-    _quiet = False  # the text has the bytes of a whole matmul, too
+    _quiet = False  # the text also has the bytes of a whole matmul
 
     def __init__(self, tile: tuple[int, int] = (128, 128), warps: int = 8, stages: int = 3, step: int = 64):
         if step not in STEPS:
