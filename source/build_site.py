@@ -9,7 +9,8 @@ no kernel would still be ours to show.
   that is stale, no page is built.
 - A puzzle offers lines to try, each with its recorded outcome (source/record_puzzles.py).
 - What answers a question is folded until the reader guesses or asks; what answers several, until the last of them. An
-  explorer moves without a guess, unless its opening line says what was found.
+  explorer moves without a guess, unless its opening line says what was found; so does the film that opens a lesson,
+  unless one of its counters does.
 - Formulas become MathML here; a page asks nothing of any other host, and works from a folder as well as from a server.
 
     python source/build_site.py                  build site/
@@ -30,6 +31,7 @@ import pkgutil
 import re
 import shutil
 import sys
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,7 +39,9 @@ import nbformat
 from anywidget import AnyWidget
 from latex2mathml.converter import convert
 from nbconvert import HTMLExporter
+from nbconvert.filters import Highlight2HTML
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+from nbconvert.filters.widgetsdatatypefilter import WidgetsDataTypeFilter
 from PIL import Image
 from traitlets.config import Config
 
@@ -146,6 +150,20 @@ def words_of(markup: str) -> str:
 # Pages
 
 
+class Exporter(HTMLExporter):
+    """nbconvert's, without its second reading of the finished page, which takes half of the time.
+
+    It looks for pictures without a description, and here each has one.
+    """
+
+    def from_notebook_node(self, nb, resources=None, **more):
+        highlight = Highlight2HTML(pygments_lexer=nb.metadata.get("language_info", {}).get("pygments_lexer"))
+        self.register_filter("highlight_code", highlight)
+        shown = self._init_resources(resources)
+        self.register_filter("filter_data_type", WidgetsDataTypeFilter(self._nb_metadata, parent=self, resources=shown))
+        return super(HTMLExporter, self).from_notebook_node(nb, shown, **more)
+
+
 class Site:
     """The pages in `out`, of the course in `root`."""
 
@@ -166,7 +184,7 @@ class Site:
                 "filters": {"markdown2html": lambda text: text},  # cells come as markup
             }
         )
-        self.exporter = HTMLExporter(config=config)
+        self.exporter = Exporter(config=config)
 
     def address(self, url: str, page: Page) -> str:
         """Where a link of a page's text leads on the site; empty where it has nothing to show for it."""
@@ -230,7 +248,7 @@ class Site:
         markup, _ = self.exporter.from_notebook_node(notebook)
         self._save(page.target, markup)
         if page.source.suffix == ".ipynb":
-            self._copy(page.source.as_posix())
+            self._save(page.source.as_posix(), to_run((self.root / page.source).read_text(encoding="utf-8")))
 
     def _save(self, name: str, text: str) -> None:
         (self.out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -245,8 +263,10 @@ class Site:
             asks[question] = {"number": number, "found": founds[-1]}
             for cell in cells:
                 folds.setdefault(cell.id, []).append(number)
+        opening = True  # before the first section
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
+                opening = opening and not re.search(r"^## ", cell.source, re.MULTILINE)
                 cell.source = self.markup(cell.source, page)
                 continue
             called = record_puzzles.CALL.search(cell.source)
@@ -265,8 +285,8 @@ class Site:
                             call = cell.source.strip().rpartition("\n")[2]
                             raise ValueError(f"{page.source}: the figure of `{call}` is not recorded: {RECORD_IT}")
                         output.live, live[cell.id] = cell.id, known[cell.id]
-                        if output.fold and "Explorer(" in cell.source and not _tagged_as_answer(cell):
-                            told = _text(output)
+                        if output.fold and (opening or "Explorer(" in cell.source) and not _tagged_as_answer(cell):
+                            told = f"{_text(output)} {counted_by(known[cell.id])}"
                             output.fold = [each for each in output.fold if says(told, founds[each])] or None
         return live
 
@@ -285,10 +305,11 @@ class Site:
                 )
         return tried
 
-    def _picture(self, png: str, page: Page) -> str:
-        """A picture in a file of its own, read when it comes into sight."""
-        content = base64.b64decode(png)
-        name = f"assets/pictures/{hashlib.sha256(content).hexdigest()[:12]}.png"
+    def _picture(self, encoded: str, page: Page) -> str:
+        """A picture, PNG or WebP, in a file of its own, read when it comes into sight."""
+        content = base64.b64decode(encoded)
+        kind = "webp" if content[8:12] == b"WEBP" else "png"
+        name = f"assets/pictures/{hashlib.sha256(content).hexdigest()[:12]}.{kind}"
         (self.out / name).parent.mkdir(parents=True, exist_ok=True)
         (self.out / name).write_bytes(content)
         return f'<img loading="lazy" src="{page.root}{name}"'
@@ -365,6 +386,16 @@ class Site:
         self._save("assets/search.js", f"window.fusionSearch = {json.dumps(entries, ensure_ascii=False)};\n")
 
 
+def to_run(notebook: str) -> str:
+    """A notebook without its pictures, to be run: they are most of its bytes, and running draws them again."""
+    content = json.loads(notebook)
+    for output in [each for cell in content["cells"] for each in cell.get("outputs", ())]:
+        data = output.get("data", {})
+        if data.pop("image/png", None):
+            data.pop("text/html", None)  # the same picture, with its description
+    return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+
+
 def found_in(question: str, cells: list[nbformat.NotebookNode]) -> str:
     """What was found, number and unit, in one of the outputs that answer: a line of its own, or the table of all."""
     line = re.compile(rf"^{re.escape(question)}(?:: (.*); you made no guess| +- +(.*))$", re.MULTILINE)
@@ -377,6 +408,14 @@ def says(text: str, found: str) -> bool:
     """Whether a number of `text` is what was found, within 1 %; true where no number is known."""
     wanted = _numbers(found)
     return not wanted or any(math.isclose(each, wanted[0], rel_tol=0.01) for each in _numbers(text))
+
+
+def counted_by(figure: dict) -> str:
+    """What the counters of a recorded film end at; empty where the figure is not one."""
+    if not figure.get("states"):
+        return ""
+    data = json.loads(zlib.decompress(base64.b64decode(figure["states"][0])))["data"]
+    return " ".join(f"{counter[4]:g}" for _, scene in data.get("scenes", ()) for counter in scene["counters"])
 
 
 def _numbers(text: str) -> list[float]:

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 from source.made_from import Project, changed, older_than  # noqa: E402, this runs as a script
 
 LIVE = Path("source/site/live")
-CALLS = ("Explorer(", "watch(", "traffic_animation(", "_timeline(", "fusion_simulator(")  # that give a live figure
+CALLS = ("Explorer(", "watch(", "_animation(", "_timeline(", "fusion_simulator(")  # that give a live figure
 
 
 def cells_of(lesson: Path) -> list[dict]:

@@ -19,6 +19,7 @@ that a reader replaces, and each further one is what might stand there; a paragr
 
 import base64
 import importlib.util
+import io
 import itertools
 import json
 import re
@@ -28,6 +29,7 @@ import tempfile
 from pathlib import Path
 
 import jupytext
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -85,15 +87,22 @@ def outcomes(kernel: str, cell: str, choices: list[str]) -> list[tuple[str, obje
 
 
 def record(lesson: Path) -> dict[str, list[dict]]:
-    """Kernel -> `line`, `title`, `text` and `picture` (PNG, base64; empty where there is none) of each choice."""
+    """Kernel -> `line`, `title`, `text` and `picture` (WebP, base64; empty where there is none) of each choice."""
     found = {}
     for kernel, (cell, choices) in puzzles_of(lesson).items():
         found[kernel] = []
         for line, shown in outcomes(kernel, cell, choices) if choices else ():
             text = repr(shown)
-            picture = base64.b64encode(shown.png()).decode() if hasattr(shown, "png") else ""
+            picture = base64.b64encode(webp(shown.png())).decode() if hasattr(shown, "png") else ""
             found[kernel].append({"line": line, "title": text.partition("\n")[0], "text": text, "picture": picture})
     return {kernel: choices for kernel, choices in found.items() if choices}
+
+
+def webp(png: bytes) -> bytes:
+    """The same pixels in two thirds of the bytes."""
+    packed = io.BytesIO()
+    Image.open(io.BytesIO(png)).convert("RGBA").save(packed, "WEBP", lossless=True, method=2)
+    return packed.getvalue()
 
 
 def file_of(lesson: Path, root: Path = ROOT) -> Path:

@@ -118,6 +118,9 @@ def course(tmp_path_factory):
     return build_site.build(root, root / "site")
 
 
+TABLE = nbformat.v4.new_code_cell(
+    outputs=[nbformat.v4.new_output("display_data", {"text/html": "<table></table>", "text/plain": "a table"})]
+)
 PUZZLE = """# %% [markdown]
 # # 00 Tried: a lesson
 #
@@ -216,6 +219,7 @@ class Visit:
 
     def open(self, name: str):
         self.page.goto(f"{self.address}{name}.html")
+        self.page.wait_for_selector("body[data-measured]")  # which parts scroll from the keyboard is known
         return self.page
 
     def elsewhere(self) -> list[str]:
@@ -281,11 +285,35 @@ def test_the_first_page_is_small(sample):
     assert bytes_of(sample, "index") - (sample.out / "assets/search.js").stat().st_size < 500_000
 
 
+def test_a_notebook_to_run_has_no_pictures(course):
+    """They were half of the site's bytes, and running draws them again; all else stays."""
+    there, here = (nbformat.read(root / "notebooks/00_small.ipynb", as_version=4) for root in (course.root, course.out))
+    kinds = [sorted(output.data) for cell in here.cells for output in cell.get("outputs", ())]
+    assert kinds == [["text/plain"]] * len(kinds)
+    assert '"image/png": "' in nbformat.writes(there)
+    assert len(nbformat.writes(here)) < 20_000 < len(nbformat.writes(there))
+    assert [(cell.source, cell.metadata) for cell in here.cells] == [
+        (cell.source, cell.metadata) for cell in there.cells
+    ]
+    tables = build_site.to_run(nbformat.writes(nbformat.v4.new_notebook(cells=[TABLE])))
+    assert "<table>" in tables
+
+
+def test_every_picture_has_a_description(sample):
+    """nbconvert would look for that, at the price of half of the time that building takes."""
+    pictures = [
+        node for path in sample.out.rglob("*.html") for node in markup(sample.out, path.with_suffix("")).select("img")
+    ]
+    assert len(pictures) > 10
+    assert [node for node in pictures if not node.has_attr("alt")] == []
+
+
 @pytest.mark.long
 def test_the_whole_site_is_whole(whole):
     assert broken_links(whole, set()) == []
     sizes = {page.target: bytes_of(whole, page.target.removesuffix(".html")) for page in whole.pages}
     assert {name: size for name, size in sizes.items() if size >= 3_000_000} == {}
+    assert sum(path.stat().st_size for path in whole.out.rglob("*") if path.is_file()) < 25_000_000
     assert len(sizes) == len(list(whole.out.rglob("*.html"))) - 1  # and the first page
 
 
@@ -409,6 +437,15 @@ def test_an_explorer_moves_without_a_guess_unless_it_tells(chromium, tried):
         page.get_by_role("button", name="Show me").first.click()
         assert telling.is_visible()
         assert visit.errors == []
+
+
+def test_a_lesson_opens_with_its_film_unless_that_tells(sample, course):
+    page = markup(sample.out, "notebooks/00_welcome")
+    films = page.select(".live")
+    assert not films[0].find_parent(class_="answer"), "the first question has another answer"
+    known = json.loads((course.root / "source/site/live/00_small.json").read_text())["figures"]
+    assert build_site.counted_by(known["figure0"]).split()[0] == "2"  # GB, unfused
+    assert build_site.counted_by(known["figure1"]) == ""
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from .attention.busy_units import AttentionUnitsExplorer as AttentionUnitsExplorer
 from .attention.decode_speed import DecodeSpeedExplorer as DecodeSpeedExplorer
 from .attention.decode_speed import DecodeStep as DecodeStep
+from .attention.masked_tiles import mask_animation as mask_animation
 from .attention.score_tiles import AttentionTilesExplorer as AttentionTilesExplorer
 from .attention.sequence_lengths import AttentionLengthsExplorer as AttentionLengthsExplorer
 from .frame.stepper import watch as watch
@@ -24,11 +25,14 @@ from .matmul.expert_weights import ExpertWeightsExplorer as ExpertWeightsExplore
 from .matmul.pipeline_stages import stages_chart as stages_chart
 from .matmul.tile_choice import TileChoiceExplorer as TileChoiceExplorer
 from .matmul.tile_choice import Tiling as Tiling
+from .matmul.tile_hierarchy import TileHierarchyExplorer as TileHierarchyExplorer
 from .matmul.tile_order import TileOrderExplorer as TileOrderExplorer
 from .memory.gpu_parts import gpu_picture as gpu_picture
 from .memory.kernel_lanes import blocks_chart as blocks_chart
 from .memory.moving_bytes import traffic_animation as traffic_animation
 from .memory.operation_traffic import TrafficExplorer as TrafficExplorer
+from .memory.passes import passes_animation as passes_animation
+from .memory.requests_and_dram import request_animation as request_animation
 from .memory.shared_memory_banks import BanksExplorer as BanksExplorer
 from .memory.tensor_traffic import traffic_chart as traffic_chart
 from .memory.thread_addresses import ThreadsExplorer as ThreadsExplorer

@@ -90,10 +90,7 @@ bytes_moved
 # Now ask the [meter](../docs/glossary.md#meter). It watches every operator that PyTorch runs and every load and store of
 # a Triton kernel, and adds up the bytes. Its line ends with the bytes (B) per element of the result.
 #
-# The meter counts the bytes that kernels **request**. The program decides that, so it needs no GPU. The bytes that then
-# cross between chip and DRAM can be fewer: between the two is a cache, [L2](../docs/glossary.md#l2), which may still
-# hold recently written data. On tensors far larger than L2, as the hundred million elements timed below, the two are
-# nearly the same. Where they differ, the lessons name the one they mean.
+# The meter counts the bytes that kernels **request**. The program decides that, so it needs no GPU.
 
 # %%
 unfused = measure(lambda: gelu(a + b, approximate="tanh"))
@@ -107,6 +104,16 @@ bytes_moved.compare(unfused.bytes_total / 1e6)
 
 # %%
 unfused.launch_table()
+
+# %% [markdown]
+# The bytes that then cross between chip and DRAM can be fewer: between the two is a cache,
+# [L2](../docs/glossary.md#l2), which may still hold what was just written. **Watch which tiles of the sum it still has**,
+# at three sizes. Where requests and DRAM traffic differ, the lessons name the one they mean.
+
+# %% tags=["hide-input"]
+from helpers.figures import request_animation
+
+request_animation("H200")
 
 # %% [markdown]
 # ## Adding in place

@@ -27,6 +27,14 @@ h200 = recorded("h200")
 x = torch.rand(1000, 1000, device=device)
 
 # %% [markdown]
+# Three operations in a row, as three kernels and as one. Press **Play**: every crossing takes as long as its bytes.
+
+# %% tags=["hide-input"]
+from helpers.figures import passes_animation
+
+passes_animation("chain")
+
+# %% [markdown]
 # ## Count first: three lines of PyTorch
 #
 # `x` is 1000 × 1000 in fp32; `scale` and `bias` are one row each. **How many MB do its launches move?** Every

@@ -40,6 +40,14 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")
 
 # %% [markdown]
+# The end of a sublayer, and its backward pass. Press **Play**, and follow the mask.
+
+# %% tags=["hide-input"]
+from helpers.figures import passes_animation
+
+passes_animation("dropout")
+
+# %% [markdown]
 # ## The end of a transformer's sublayer
 #
 # Attention and feed-forward layer both end the same way: add a bias, drop some elements (the rest are divided by

@@ -33,6 +33,14 @@ torch.manual_seed(0)
 x = torch.randn(64, 1024, device=device)
 
 # %% [markdown]
+# The passes over one tensor, x. Press **Play**: how often is each row read?
+
+# %% tags=["hide-input"]
+from helpers.figures import passes_animation
+
+passes_animation("norm")
+
+# %% [markdown]
 # ## The cost of the unfused version
 #
 # Each step of the formula is an operator:

@@ -36,6 +36,14 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")
 
 # %% [markdown]
+# Tiles within tiles: move *level*.
+
+# %% tags=["hide-input"]
+from helpers.figures import TileHierarchyExplorer
+
+TileHierarchyExplorer("an instruction", tile=(128, 128))
+
+# %% [markdown]
 # ## How much can fusion save?
 #
 # Take a layer of 4096 x 4096 weights on 4096 rows, in bfloat16. Unfused, it takes two launches: the library's matmul,

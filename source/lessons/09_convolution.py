@@ -40,6 +40,14 @@ def normal(*shape):
 
 
 # %% [markdown]
+# What follows a convolution, as kernels of its own and in its kernel. Press **Play**.
+
+# %% tags=["hide-input"]
+from helpers.figures import passes_animation
+
+passes_animation("convolution")
+
+# %% [markdown]
 # ## The cost of the unfused version
 #
 # Two images of 14 x 14 pixels with 16 channels, in fp16. A filter of 3 x 3 **taps** moves one pixel at a time

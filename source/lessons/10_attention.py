@@ -44,6 +44,14 @@ def random_inputs(heads, tokens, d):
 
 
 # %% [markdown]
+# This is the kernel that you will build. Press **Play**, then choose another mask.
+
+# %% tags=["hide-input"]
+from helpers.figures import mask_animation
+
+mask_animation()
+
+# %% [markdown]
 # ## The cost of the unfused version
 #
 # Each token has a *query*, a *key* and a *value* of $d$ elements each: the rows of three matrices q, k and v. A

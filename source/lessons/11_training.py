@@ -40,6 +40,14 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")
 
 # %% [markdown]
+# The kernel that you will write, and the steps that it replaces. Press **Play**.
+
+# %% tags=["hide-input"]
+from helpers.figures import passes_animation
+
+passes_animation("backward")
+
+# %% [markdown]
 # ## Autograd cannot see a kernel
 #
 # RMSNorm, as in lesson 05: divide each row by its root mean square, scale each column by a weight. One program per row.

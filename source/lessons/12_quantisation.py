@@ -36,6 +36,14 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")
 
 # %% [markdown]
+# LayerNorm to int8, in three kernels and in one. Press **Play**: q has small elements, and nothing else is written.
+
+# %% tags=["hide-input"]
+from helpers.figures import passes_animation
+
+passes_animation("int8")
+
+# %% [markdown]
 # ## Int8 and its scale
 #
 # An int8 holds integers from -128 to 127. To store other numbers in it, choose a

@@ -36,6 +36,14 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 gpu, h100 = DEVICES["H100"], recorded(RECORD.removesuffix(".json"))
 
 # %% [markdown]
+# Four short kernels after one another, launched in three ways. Press **Play**: who waits for whom? (Recorded on an H200.)
+
+# %% tags=["hide-input"]
+from helpers.figures import launch_timeline
+
+launch_timeline(recorded("h200"))
+
+# %% [markdown]
 # ## Where does the time go?
 #
 # Two layers, without rotary embedding, for one token and one sequence, in bf16. *small* has the size of a layer of

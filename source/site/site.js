@@ -38,13 +38,22 @@
   const here = contents.querySelector("[aria-current]");
   if (here) contents.scrollTop = here.offsetTop - contents.clientHeight / 3;
 
-  // What is wider than its place scrolls in it, from the keyboard too.
-  const wide = () => {
-    for (const node of document.querySelectorAll("main pre, main .output, main .wide, main .formula, main .live")) {
-      const scrolls = node.scrollWidth > node.clientWidth + 1;
-      if (scrolls) node.tabIndex = 0;
+  // What is wider than its place scrolls in it, from the keyboard too: measured one by one, when nothing else runs.
+  const idle = window.requestIdleCallback ?? ((work) => setTimeout(() => work({ timeRemaining: () => 0 }), 50));
+  let unmeasured = [];
+  const some = (deadline) => {
+    do {
+      const node = unmeasured.shift();
+      if (!node) break;
+      if (node.scrollWidth > node.clientWidth + 1) node.tabIndex = 0;
       else node.removeAttribute("tabindex");
-    }
+    } while (deadline.timeRemaining() > 15);
+    if (unmeasured.length) idle(some);
+    else document.body.dataset.measured = "yes";
+  };
+  const wide = () => {
+    if (!unmeasured.length) idle(some);
+    unmeasured = [...document.querySelectorAll("main pre, main .output, main .wide, main .formula, main .live")];
   };
   addEventListener("resize", wide);
   addEventListener("load", wide);

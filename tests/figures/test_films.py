@@ -8,10 +8,17 @@ import torch
 from drawn import TAKES_ARROWS, bare_page
 from torch.nn.functional import gelu
 
+from helpers.figures.attention.masked_tiles import MASKS, TILE, kinds, mask_animation
 from helpers.figures.frame.animation import Animation, Bar, Counter, Film, FilmStage, MovingBox, Note
 from helpers.figures.launches.launch_animation import SIZES, launch_timeline, ways
 from helpers.figures.memory.moving_bytes import TILES, traffic_animation, trips
-from helpers.instruments import measure, recorded
+from helpers.figures.memory.passes import PASSES, passes_animation
+from helpers.figures.memory.requests_and_dram import SIZES as REQUEST_SIZES
+from helpers.figures.memory.requests_and_dram import TILES as REQUEST_TILES
+from helpers.figures.memory.requests_and_dram import request_animation, tiles_in_l2, traffic
+from helpers.instruments import DEVICES, measure, recorded
+from helpers.instruments.dry_run import dry_run
+from helpers.instruments.prediction import L2Cache
 from kernels import add_gelu
 
 H200 = recorded("h200")
@@ -73,7 +80,16 @@ def test_a_size_that_was_not_recorded_is_refused():
         ways(H200, 999)
 
 
-@pytest.mark.parametrize("film", [traffic_animation(H200), launch_timeline(H200)])
+FILMS = [
+    traffic_animation(H200),
+    launch_timeline(H200),
+    request_animation(),
+    mask_animation(),
+    *map(passes_animation, PASSES),
+]
+
+
+@pytest.mark.parametrize("film", FILMS)
 def test_the_still_frame_is_small_and_says_what_it_shows(film):
     bundle, metadata = film._repr_mimebundle_()
     assert metadata["image/png"]["alt"] == bundle["text/plain"] == film.text
@@ -92,6 +108,70 @@ def test_what_counts_in_the_animation_lies_apart():
     boxes = sorted((text.get_window_extent() for text in counters), key=lambda box: box.x0)
     assert len(boxes) == 4
     assert all(after.x0 - before.x0 > 1.5 * before.width for before, after in pairwise(boxes))  # a wider font
+
+
+@pytest.mark.parametrize("elements", REQUEST_SIZES.values())
+def test_requests_and_dram_traffic_are_the_meters_and_the_predictions(elements):
+    few = torch.randn(2, 1000)
+    per_element = measure(lambda: gelu(few[0] + few[1], approximate="tanh")).bytes_total / 1000
+    requested, crossed = traffic(elements)
+    assert requested == per_element * elements
+    a, b = torch.empty(2, elements, device="meta")
+    cache = L2Cache(DEVICES["H200"].l2_cache)
+    launches = dry_run(lambda a, b: gelu(a + b), a, b, multiprocessors=DEVICES["H200"].sms)
+    assert crossed == pytest.approx(sum(sum(cache.pass_through(each).values()) for each in launches))
+
+
+def test_tiles_that_l2_still_has_take_no_way_to_dram():
+    found = {elements: tiles_in_l2(elements) for elements in REQUEST_SIZES.values()}
+    assert next(iter(found.values())) == REQUEST_TILES
+    assert list(found.values())[-1] == 0
+    for (name, elements), scene in zip(REQUEST_SIZES.items(), request_animation().scenes.values(), strict=True):
+        requested, crossed = (counter.value for counter in scene.counters)
+        assert (requested, crossed) == tuple(pytest.approx(each / 1e6) for each in traffic(elements)), name
+        legs = [each for each in scene.movers if each.y0 != each.y1]
+        assert len(legs) == 2 * 5 * REQUEST_TILES - found[elements]
+
+
+def test_tiles_under_a_mask_are_what_torch_would_mask():
+    queries, keys = torch.arange(512)[:, None], torch.arange(512)[None, :]
+    sees = {
+        "causal": keys <= queries,
+        "none": torch.ones(512, 512, dtype=torch.bool),
+        "window of 128": (keys <= queries) & (queries - keys < 128),
+        "two documents": torch.block_diag(torch.ones(192, 192), torch.ones(320, 320)).bool() & (keys <= queries),
+    }
+    assert sees.keys() == MASKS.keys()
+    for mask, seen in sees.items():
+        parts = seen.unflatten(0, (-1, TILE)).unflatten(2, (-1, TILE)).sum((1, 3))
+        named = [["hidden" if not each else "whole" if each == TILE**2 else "cut" for each in row] for row in parts]
+        assert kinds(mask) == named
+        (computed,) = mask_animation().scenes[mask].counters
+        assert computed.value == int((parts > 0).sum())
+
+
+@pytest.mark.parametrize("what", PASSES)
+def test_passes_cross_in_order_and_fusing_moves_less(what):
+    shown = PASSES[what]
+    for way in ("unfused", "fused"):
+        written = set()
+        for each in getattr(shown, way):
+            made = {tensor for other in getattr(shown, way) for tensor in other.writes}
+            assert set(each.reads) & made <= written, "nothing is read before it is written"
+            written |= set(each.writes)
+        assert shown.moved(way) == sum(shown.size(t) for each in getattr(shown, way) for t in each.reads + each.writes)
+    assert shown.moved("fused") < shown.moved("unfused")
+
+
+def test_the_chain_moves_what_the_meter_counts():
+    x, scale, bias = torch.rand(100, 1000), torch.rand(1000), torch.rand(1000)
+    found = measure(lambda x, scale, bias: torch.relu(x * scale + bias), x, scale, bias).bytes_total
+    assert found == PASSES["chain"].moved("unfused") * x.nbytes + scale.nbytes + bias.nbytes
+
+
+def test_unknown_passes_are_refused():
+    with pytest.raises(ValueError, match="no passes 'sort' here: choose from chain"):
+        passes_animation("sort")
 
 
 LONG = Animation(

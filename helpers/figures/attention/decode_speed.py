@@ -4,15 +4,15 @@ A step makes one token for each sequence of the batch. It reads all weights once
 The model has the size of Llama 3 8B; attention stores its keys and values in four ways.
 """
 
-import functools
 import math
 from dataclasses import dataclass
 
 import ipywidgets as widgets
 
 from helpers.figures.frame.chart import Chart, plain, si
-from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening
-from helpers.figures.frame.page_bars import Box, Label, Panel, Scene, axis_end, picture, still, svg
+from helpers.figures.frame.explorer import FramePlayer, slider
+from helpers.figures.frame.page_bars import Box, Label, Panel, Scene, axis_end, picture, still
+from helpers.figures.frame.scene_explorer import SceneExplorer
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.roofline import Work
 from helpers.style import FUSED, LIMIT, TEXT
@@ -159,7 +159,7 @@ BATCHES = tuple(2**power for power in range(10))
 CONTEXTS = tuple(2**power for power in range(10, 18))
 
 
-class DecodeSpeedExplorer(Explorer):
+class DecodeSpeedExplorer(SceneExplorer):
     """Bars for four kinds of cache, with sliders for batch and context, and a choice of format and GPU.
 
     Its controls are widgets: `batch`, `context`, `format` and `device` (names); the string `text` says the same.
@@ -168,6 +168,8 @@ class DecodeSpeedExplorer(Explorer):
     Raises:
         ValueError: a value that is not on its slider or among its choices.
     """
+
+    _axes = staticmethod(decode_axes)
 
     def __init__(self, batch: int = 1, context: int = 8192, format: str = "bf16, cache bf16", device: str = "H200"):
         devices = [name for name, each in DEVICES.items() if "fp8" in each.peak_flops]
@@ -182,22 +184,3 @@ class DecodeSpeedExplorer(Explorer):
 
     def _scene(self, batch: int, context: int) -> Scene:
         return scene(batch, context, self.format.value, DEVICES[self.device.value])
-
-    @property
-    def text(self) -> str:
-        return self._scene(self.batch.value, self.context.value).text
-
-    def chart(self) -> Chart:
-        return decode_chart(self._scene(self.batch.value, self.context.value))
-
-    def _still_and_data(self) -> tuple[str, dict]:
-        drawn, opening = _still()
-        scenes = (self._scene(batch, context) for batch in BATCHES for context in CONTEXTS)
-        frames = [{"svg": svg(opening, each), "text": each.text, "table": ""} for each in scenes]
-        return drawn, {"frames": frames, "columns": len(CONTEXTS)}
-
-
-@functools.cache
-def _still():
-    figure, _ = decode_axes()
-    return still_svg(figure), svg_opening(figure)

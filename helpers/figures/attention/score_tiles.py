@@ -7,8 +7,9 @@ import ipywidgets as widgets
 from matplotlib import rc_context
 
 from helpers.figures.frame.chart import Chart, plain, si
-from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening
-from helpers.figures.frame.page_bars import Box, Label, Scene, picture, still, svg
+from helpers.figures.frame.explorer import FramePlayer, slider
+from helpers.figures.frame.page_bars import Box, Label, Scene, picture, still
+from helpers.figures.frame.scene_explorer import SceneExplorer
 from helpers.style import FUSED, LIMIT, STYLE
 
 TOKENS = (128, 256, 512, 1024, 2048)
@@ -119,7 +120,7 @@ def tiles_chart(case: Tiles) -> Chart:
     return picture(*tiles_axes(), _scene(case))
 
 
-class AttentionTilesExplorer(Explorer):
+class AttentionTilesExplorer(SceneExplorer):
     """The tiles of a causal head, with sliders for tokens, queries per program, keys per tile, and a choice of walk.
 
     Its controls are widgets: `tokens`, `m`, `n` and `walk`, one of WALKS; `text` describes the view. Without a kernel
@@ -128,6 +129,8 @@ class AttentionTilesExplorer(Explorer):
     Raises:
         ValueError: a value that is not on its slider.
     """
+
+    _axes = staticmethod(tiles_axes)
 
     def __init__(self, tokens: int = 512, m: int = 64, n: int = 64, skips: bool = False):
         self.tokens = slider("tokens", TOKENS, tokens, [f"{each:,}" for each in TOKENS])
@@ -143,16 +146,5 @@ class AttentionTilesExplorer(Explorer):
     def _case(self) -> Tiles:
         return self._at(self.tokens.value, self.m.value, self.n.value)
 
-    @property
-    def text(self) -> str:
-        return self._case.text
-
-    def chart(self) -> Chart:
-        return tiles_chart(self._case)
-
-    def _still_and_data(self) -> tuple[str, dict]:
-        figure, _ = tiles_axes()
-        opening = svg_opening(figure)
-        cases = (self._at(tokens, m, n) for tokens in TOKENS for m in ROWS for n in ROWS)
-        frames = [{"svg": svg(opening, _scene(case)), "text": case.text, "table": ""} for case in cases]
-        return still_svg(figure), {"frames": frames, "columns": len(ROWS), "layers": len(ROWS)}
+    def _scene(self, tokens: int, m: int, n: int) -> Scene:
+        return _scene(self._at(tokens, m, n))

@@ -65,7 +65,7 @@ function render({ model, el }) {
     if (playing) { // no voice can keep up
       if (status.textContent !== told) status.textContent = told;
     } else {
-      const line = `${clock.textContent}: ${told} ${numbers.map((number, place) => `${scene.counters[place][0]} ${number}`).join(", ")}.`;
+      const line = `${clock.textContent}: ${told}${numbers.length ? ` ${numbers.map((number, place) => `${scene.counters[place][0]} ${number}`).join(", ")}.` : ""}`;
       slider.setAttribute("aria-valuetext", clock.textContent);
       chart.setAttribute("aria-label", `${scene.title}. ${line}`);
       status.textContent = line;

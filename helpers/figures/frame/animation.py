@@ -103,7 +103,7 @@ class Animation:
         """The line of text at a time."""
         now = [text for start, text in self.told if start <= time] or [""]
         numbers = ", ".join(f"{counter.name} {counter.at(time)}" for counter in self.counters)
-        return f"{plain(time * self.scale)} {self.unit}: {now[-1]} {numbers}."
+        return f"{plain(time * self.scale)} {self.unit}: {now[-1]}" + (f" {numbers}." if numbers else "")
 
 
 def picture(scene: Animation, time: float) -> Chart:

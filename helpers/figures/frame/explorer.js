@@ -37,7 +37,12 @@ function render({ model, el }) {
     }
   };
   let text = "";
+  let quiet = false; // whether the picture says all of it: then the line is for those who hear the page
   let doing = "";
+  const write = () => {
+    line.textContent = doing || text;
+    line.classList.toggle("fusion-heard", quiet && !doing);
+  };
   let waits = null;
   const wait = () => (waits = setTimeout(() => (isBusy(el) ? wait() : work(SILENT)), PATIENCE));
   const work = (what) => {
@@ -46,14 +51,15 @@ function render({ model, el }) {
     const busy = doing !== "" && doing !== SILENT;
     if (busy) wait();
     chart.setAttribute("aria-busy", String(busy));
-    line.textContent = doing || text;
+    write();
   };
   const show = () => {
     const frame = frameOf(model.get("data"), ["first", "second", "third"].map((slider) => model.get(slider)));
     moving.innerHTML = frame.svg;
     text = `${frame.text} ${model.get("said").text}`.trim();
+    quiet = Boolean(frame.quiet) && !model.get("said").text;
     chart.setAttribute("aria-label", text);
-    line.textContent = doing || text;
+    write();
     table.innerHTML = frame.table;
   };
   const redraw = () => {

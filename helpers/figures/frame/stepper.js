@@ -52,7 +52,8 @@ function render({ model, el }) {
     make(line, "code", {}, text || " ");
     return line;
   });
-  const view = make(panes, "div", { class: "fusion-stepper-view" }); // as high as the window allows: it scrolls to what changes
+  // As high as the window allows: it scrolls to what changes, and from the keyboard.
+  const view = make(panes, "div", { class: "fusion-stepper-view", tabindex: 0, role: "group", "aria-label": "values" });
   const chart = make(view, "div", { class: "fusion-stepper-chart", role: "img" });
   const [width, height] = data.size;
   const rounded = (number) => Math.round(number * 10) / 10;

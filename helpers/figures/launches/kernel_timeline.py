@@ -6,9 +6,10 @@ import ipywidgets as widgets
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from helpers.figures.frame.chart import Chart, plain, si
-from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening
-from helpers.figures.frame.page_bars import Box, Label, Panel, Scene, axis_end, picture, still, svg
+from helpers.figures.frame.chart import plain, si
+from helpers.figures.frame.explorer import FramePlayer, slider
+from helpers.figures.frame.page_bars import Box, Label, Panel, Scene, axis_end, still
+from helpers.figures.frame.scene_explorer import SceneExplorer
 from helpers.instruments.traces import KernelTimeline
 from helpers.style import FAINT, FUSED, LIMIT, UNFUSED
 
@@ -84,7 +85,7 @@ def timeline_scene(way: str, timeline: KernelTimeline, place: int, search: str, 
     return Scene(finding, tuple(boxes), tuple(labels), f"{finding}. {says}; {searched}.")
 
 
-class KernelTimelineExplorer(Explorer):
+class KernelTimelineExplorer(SceneExplorer):
     """Timelines of several ways to run one thing, a slider over the kernels, a choice of way, a search by name.
 
     Its controls are widgets: `kernel` (a number from 1), `way` and `search`; `text` describes the view. Without a
@@ -97,6 +98,9 @@ class KernelTimelineExplorer(Explorer):
     Raises:
         ValueError: no timeline of that name.
     """
+
+    _axes = staticmethod(timeline_axes)
+    _quiet = False  # the text has the search
 
     def __init__(self, timelines: dict[str, KernelTimeline], way: str | None = None, search: str = ""):
         way = way or next(iter(timelines), "")
@@ -119,17 +123,3 @@ class KernelTimelineExplorer(Explorer):
         """The axis length: ways of similar length share an axis, and a short one stays visible."""
         wall = self._timelines[self.way.value].wall
         return max(each.wall for each in self._timelines.values() if each.wall <= 4 * wall)
-
-    @property
-    def text(self) -> str:
-        return self._scene(self.kernel.value).text
-
-    def chart(self) -> Chart:
-        return picture(*timeline_axes(), self._scene(self.kernel.value))
-
-    def _still_and_data(self) -> tuple[str, dict]:
-        figure, _ = timeline_axes()
-        opening = svg_opening(figure)
-        scenes = (self._scene(number) for number in range(1, self._most + 1))
-        frames = [{"svg": svg(opening, each), "text": each.text, "table": ""} for each in scenes]
-        return still_svg(figure), {"frames": frames, "columns": 1}

@@ -244,4 +244,4 @@ def _frame(figure: Figure, scene: WindowsScene) -> dict[str, str]:
         f'<g stroke="{LIMIT}" stroke-width="0.6">{drawn}</g>'
         f'<g font-size="{SMALL_SIZE}" text-anchor="middle">{"".join(numbers)}</g></svg>'
     )
-    return {"svg": svg, "text": f"{title}. {line}", "table": ""}
+    return {"svg": svg, "text": f"{title}. {line}", "table": "", "quiet": True}

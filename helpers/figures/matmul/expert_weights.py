@@ -5,15 +5,15 @@ rows in and out once. Tokens choose evenly and each for itself, so that of E exp
 chosen by somebody, on average.
 """
 
-import functools
 import math
 from dataclasses import dataclass
 
 import ipywidgets as widgets
 
 from helpers.figures.frame.chart import Chart, plain, si
-from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening
-from helpers.figures.frame.page_bars import Box, Label, Panel, Scene, axis_end, picture, still, svg
+from helpers.figures.frame.explorer import FramePlayer, slider
+from helpers.figures.frame.page_bars import Box, Label, Panel, Scene, axis_end, picture, still
+from helpers.figures.frame.scene_explorer import SceneExplorer
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.roofline import Work
 from helpers.style import FUSED, LIMIT, TEXT
@@ -144,7 +144,7 @@ TOP_K = (1, 2, 4, 8)
 SIZES = {"2048 x 768": (2048, 768), "4096 x 14336": (4096, 14336), "7168 x 2048": (7168, 2048)}
 
 
-class ExpertWeightsExplorer(Explorer):
+class ExpertWeightsExplorer(SceneExplorer):
     """Bars for four formats of a layer of experts, with sliders for tokens and experts, and a choice of the rest.
 
     Its controls are widgets: `tokens`, `experts`, `top_k`, `size` and `device` (names); `text` describes the view. If
@@ -153,6 +153,8 @@ class ExpertWeightsExplorer(Explorer):
     Raises:
         ValueError: a value that is not on its slider or among its choices.
     """
+
+    _axes = staticmethod(weights_axes)
 
     def __init__(
         self, tokens: int = 64, experts: int = 64, top_k: int = 8, size: str = "2048 x 768", device: str = "H200"
@@ -171,22 +173,3 @@ class ExpertWeightsExplorer(Explorer):
     def _scene(self, tokens: int, experts: int) -> Scene:
         layer = ExpertLayer(experts, min(self.top_k.value, experts), *SIZES[self.size.value])
         return scene(layer, tokens, DEVICES[self.device.value])
-
-    @property
-    def text(self) -> str:
-        return self._scene(self.tokens.value, self.experts.value).text
-
-    def chart(self) -> Chart:
-        return weights_chart(self._scene(self.tokens.value, self.experts.value))
-
-    def _still_and_data(self) -> tuple[str, dict]:
-        drawn, opening = _still()
-        scenes = (self._scene(tokens, experts) for tokens in TOKENS for experts in EXPERTS)
-        frames = [{"svg": svg(opening, each), "text": each.text, "table": ""} for each in scenes]
-        return drawn, {"frames": frames, "columns": len(EXPERTS)}
-
-
-@functools.cache
-def _still():
-    figure, _ = weights_axes()
-    return still_svg(figure), svg_opening(figure)

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 import ipywidgets as widgets
 from matplotlib import rc_context
 
-from helpers.figures.frame.chart import Chart, plain, si
-from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening
-from helpers.figures.frame.page_bars import BELOW, Box, Label, Panel, Scene, picture, still, svg
+from helpers.figures.frame.chart import plain, si
+from helpers.figures.frame.explorer import FramePlayer, slider
+from helpers.figures.frame.page_bars import BELOW, Box, Label, Panel, Scene, still
+from helpers.figures.frame.scene_explorer import SceneExplorer
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.occupancy_calculator import MAX_REGISTERS, WARP, Occupancy, limits, occupancy
 from helpers.instruments.prediction import L2_BYTES
@@ -152,7 +153,17 @@ STAGES = (1, 2, 3, 4, 5, 6)
 STEPS = (32, 64, 128)
 
 
-class TileChoiceExplorer(Explorer):
+def _axes():
+    figure, axes = still(SIZE, ROWS, (PANEL,))
+    bottom = SIZE[1] - BELOW
+    axes.plot((PANEL.right, PANEL.right), (51, bottom), color=LIMIT, lw=1, ls=":")
+    with rc_context(STYLE):
+        for x, name in ((PANEL.left, "0"), (PANEL.right, "the limit")):
+            axes.text(x, bottom + 12, name, ha="center", va="center_baseline")
+    return figure, axes
+
+
+class TileChoiceExplorer(SceneExplorer):
     """Costs and benefits of a matmul's tile, with sliders for the tile, warps and stages, and a choice of the step.
 
     Its controls are widgets: `tile` (rows, columns), `warps`, `stages` and `step` (along K); `text` describes the view.
@@ -161,6 +172,9 @@ class TileChoiceExplorer(Explorer):
     Raises:
         ValueError: a value that is not on its slider.
     """
+
+    _axes = staticmethod(_axes)
+    _quiet = False  # the text also has the bytes of a whole matmul
 
     def __init__(self, tile: tuple[int, int] = (128, 128), warps: int = 8, stages: int = 3, step: int = 64):
         if step not in STEPS:
@@ -171,29 +185,5 @@ class TileChoiceExplorer(Explorer):
         self.step = widgets.Dropdown(options=STEPS, value=step, description="K a step")
         super().__init__(FramePlayer(), [self.tile, self.warps, self.stages], [[self.step]])
 
-    def _scene(self) -> Scene:
-        return scene(Tiling(*self.tile.value, self.step.value, self.warps.value, self.stages.value))
-
-    @property
-    def text(self) -> str:
-        return self._scene().text
-
-    def chart(self) -> Chart:
-        return picture(*_axes(), self._scene())
-
-    def _still_and_data(self) -> tuple[str, dict]:
-        figure, _ = _axes()
-        opening, step = svg_opening(figure), self.step.value
-        scenes = (scene(Tiling(*tile, step, warps, stages)) for tile in TILES for warps in WARPS for stages in STAGES)
-        frames = [{"svg": svg(opening, each), "text": each.text, "table": ""} for each in scenes]
-        return still_svg(figure), {"frames": frames, "columns": len(WARPS), "layers": len(STAGES)}
-
-
-def _axes():
-    figure, axes = still(SIZE, ROWS, (PANEL,))
-    bottom = SIZE[1] - BELOW
-    axes.plot((PANEL.right, PANEL.right), (51, bottom), color=LIMIT, lw=1, ls=":")
-    with rc_context(STYLE):
-        for x, name in ((PANEL.left, "0"), (PANEL.right, "the limit")):
-            axes.text(x, bottom + 12, name, ha="center", va="center_baseline")
-    return figure, axes
+    def _scene(self, tile: tuple[int, int], warps: int, stages: int) -> Scene:
+        return scene(Tiling(*tile, self.step.value, warps, stages))

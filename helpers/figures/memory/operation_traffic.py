@@ -7,8 +7,9 @@ import ipywidgets as widgets
 from matplotlib import rc_context
 
 from helpers.figures.frame.chart import Chart, si
-from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening
-from helpers.figures.frame.page_bars import Box, Label, Panel, Scene, axis_end, picture, still, svg
+from helpers.figures.frame.explorer import FramePlayer, slider
+from helpers.figures.frame.page_bars import Box, Label, Panel, Scene, axis_end, picture, still
+from helpers.figures.frame.scene_explorer import SceneExplorer
 from helpers.figures.launches.launch_overhead import launch_costs
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.operations import ITEMSIZE, OPERATIONS, Launch, Versions
@@ -111,7 +112,7 @@ DTYPES = ("fp32", "fp16", "bf16")
 SHOWN = ("ReLU", "vector add", "GELU", "add+GELU", "LayerNorm", "softmax")
 
 
-class TrafficExplorer(Explorer):
+class TrafficExplorer(SceneExplorer):
     """Bars of bytes, with sliders for rows and columns, and a choice of operation, dtype and GPU.
 
     Its controls are widgets: `rows`, `columns`, `operation`, `dtype` and `device` (names); `text` describes the view.
@@ -120,6 +121,8 @@ class TrafficExplorer(Explorer):
     Raises:
         ValueError: an operation, dtype or device that is not offered, or a value that is not on its slider.
     """
+
+    _axes = staticmethod(operation_axes)
 
     def __init__(
         self,
@@ -148,22 +151,3 @@ class TrafficExplorer(Explorer):
         return operation_scene(
             versions, device, f"{device.name} ({memory}), {operation} in {dtype}, {rows:,} x {columns:,}"
         )
-
-    @property
-    def text(self) -> str:
-        return self._scene(self.rows.value, self.columns.value).text
-
-    def chart(self) -> Chart:
-        return operation_chart(self._scene(self.rows.value, self.columns.value))
-
-    def _still_and_data(self) -> tuple[str, dict]:
-        still, opening = _still()
-        scenes = (self._scene(rows, columns) for rows in ROWS for columns in COLUMNS)
-        frames = [{"svg": svg(opening, each), "text": each.text, "table": ""} for each in scenes]
-        return still, {"frames": frames, "columns": len(COLUMNS)}
-
-
-@functools.cache
-def _still():
-    figure, _ = operation_axes()
-    return still_svg(figure), svg_opening(figure)

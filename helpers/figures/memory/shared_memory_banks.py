@@ -127,4 +127,4 @@ def _frame(figure: Figure, axes: Axes, read: str, width: int, k: int) -> dict[st
         + "".join(f'<path d="{path}" fill="{colour}"/>' for colour, path in drawn.items())
         + f'<g fill="white" font-size="{SMALL_SIZE}" text-anchor="middle">{numbers}</g></svg>'
     )
-    return {"svg": svg, "text": f"{title}. {name}", "table": ""}
+    return {"svg": svg, "text": f"{title}. {name}", "table": "", "quiet": True}

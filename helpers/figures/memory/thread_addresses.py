@@ -142,4 +142,4 @@ def _frame(figure: Figure, axes: Axes, thread: int, stride: int) -> dict[str, st
         paths.append(f'<path d="{drawn}" fill="{fill or "none"}" stroke="{edge or "none"}"/>')
     opening = svg_opening(figure) + svg_title(title, 0.02 * figure.bbox.width, 15)
     svg = f'{opening}<text x="{0.02 * figure.bbox.width:.1f}" y="30">{name}</text>{"".join(paths)}</svg>'
-    return {"svg": svg, "text": f"{title}. {name}", "table": ""}
+    return {"svg": svg, "text": f"{title}. {name}", "table": "", "quiet": True}

@@ -192,4 +192,4 @@ def _frame(figure: Figure, axes: Axes, *place) -> dict[str, str]:
         + boxes(wanted, full / 2, 0.5, f'fill="{LIMIT}"')
         + "</svg>"
     )
-    return {"svg": svg, "text": f"{title}. {name}: {load}", "table": ""}
+    return {"svg": svg, "text": f"{title}. {name}: {load}", "table": "", "quiet": True}

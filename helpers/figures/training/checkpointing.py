@@ -1,13 +1,13 @@
 """The tensors a transformer layer saves for backward, and the cost of saving fewer: bars for four ways, live."""
 
-import functools
 from dataclasses import dataclass
 
 import ipywidgets as widgets
 
 from helpers.figures.frame.chart import Chart, plain, si
-from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening
-from helpers.figures.frame.page_bars import Box, Label, Panel, Scene, axis_end, picture, still, svg
+from helpers.figures.frame.explorer import FramePlayer, slider
+from helpers.figures.frame.page_bars import Box, Label, Panel, Scene, axis_end, picture, still
+from helpers.figures.frame.scene_explorer import SceneExplorer
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.operations import ITEMSIZE
 from helpers.style import FUSED, LIMIT, UNFUSED
@@ -117,7 +117,7 @@ WIDTHS = (1024, 2048, 3072, 4096, 5120, 6144, 8192)
 DTYPES = ("bf16", "fp16", "fp32")
 
 
-class CheckpointingExplorer(Explorer):
+class CheckpointingExplorer(SceneExplorer):
     """Bars for four ways to train a layer, with sliders for tokens and width, and a choice of dtype and GPU.
 
     Its controls are widgets: `tokens`, `width`, `dtype` and `device` (names); `text` describes the view. Without a
@@ -126,6 +126,8 @@ class CheckpointingExplorer(Explorer):
     Raises:
         ValueError: an unknown dtype or device, a device without that dtype, or a value that is not on its slider.
     """
+
+    _axes = staticmethod(checkpointing_axes)
 
     def __init__(self, tokens: int = 8192, width: int = 4096, dtype: str = "bf16", device: str = "H200"):
         devices = [name for name, each in DEVICES.items() if set(DTYPES) <= each.peak_flops.keys()]
@@ -141,22 +143,3 @@ class CheckpointingExplorer(Explorer):
         dtype, device = self.dtype.value, DEVICES[self.device.value]
         what = f"{device.name}, a layer of {tokens:,} tokens x {width:,} in {dtype}"
         return scene(layer_ways(tokens, width, ITEMSIZE[dtype]), device, dtype, what)
-
-    @property
-    def text(self) -> str:
-        return self._scene(self.tokens.value, self.width.value).text
-
-    def chart(self) -> Chart:
-        return checkpointing_chart(self._scene(self.tokens.value, self.width.value))
-
-    def _still_and_data(self) -> tuple[str, dict]:
-        drawn, opening = _still()
-        scenes = (self._scene(tokens, width) for tokens in TOKENS for width in WIDTHS)
-        frames = [{"svg": svg(opening, each), "text": each.text, "table": ""} for each in scenes]
-        return drawn, {"frames": frames, "columns": len(WIDTHS)}
-
-
-@functools.cache
-def _still():
-    figure, _ = checkpointing_axes()
-    return still_svg(figure), svg_opening(figure)

@@ -1,14 +1,14 @@
 """Storing or recomputing: the bytes that a training step moves and keeps, their bars, and the live bars over sizes."""
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import ipywidgets as widgets
 
 from helpers.figures.frame.chart import Chart, label_width, plain, si
-from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening
-from helpers.figures.frame.page_bars import Box, Label, Panel, Scene, axis_end, picture, still, svg
+from helpers.figures.frame.explorer import FramePlayer, slider
+from helpers.figures.frame.page_bars import Box, Label, Panel, Scene, axis_end, picture, still
+from helpers.figures.frame.scene_explorer import SceneExplorer
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.operations import ITEMSIZE
 from helpers.style import FUSED, INK, UNFUSED
@@ -153,7 +153,7 @@ COLUMNS = (256, 512, 1024, 2048, 4096, 8192, 11008, 16384)
 DTYPES = ("bf16", "fp16", "fp32")
 
 
-class RecomputationExplorer(Explorer):
+class RecomputationExplorer(SceneExplorer):
     """Bars for three versions, with sliders for rows and columns, and a choice of operation, dtype and GPU.
 
     Its controls are widgets: `rows`, `columns`, `operation`, `dtype` and `device` (names); `text` describes the view.
@@ -162,6 +162,8 @@ class RecomputationExplorer(Explorer):
     Raises:
         ValueError: an unknown operation, dtype or device, or a value that is not on its slider.
     """
+
+    _axes = staticmethod(recomputation_axes)
 
     def __init__(
         self,
@@ -187,22 +189,3 @@ class RecomputationExplorer(Explorer):
         operation, dtype, device = self.operation.value, self.dtype.value, DEVICES[self.device.value]
         what = f"{device.name} ({si(device.memory_bandwidth, 'B/s')}), {operation} in {dtype}, {rows:,} x {columns:,}"
         return scene(TRAINING_STEPS[operation](rows * columns, ITEMSIZE[dtype]), device, what)
-
-    @property
-    def text(self) -> str:
-        return self._scene(self.rows.value, self.columns.value).text
-
-    def chart(self) -> Chart:
-        return recomputation_chart(self._scene(self.rows.value, self.columns.value))
-
-    def _still_and_data(self) -> tuple[str, dict]:
-        scenes = (self._scene(rows, columns) for rows in ROWS for columns in COLUMNS)
-        still, opening = _still()
-        frames = [{"svg": svg(opening, each), "text": each.text, "table": ""} for each in scenes]
-        return still, {"frames": frames, "columns": len(COLUMNS)}
-
-
-@functools.cache
-def _still():
-    figure, _ = recomputation_axes()
-    return still_svg(figure), svg_opening(figure)

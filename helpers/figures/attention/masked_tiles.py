@@ -1,0 +1,94 @@
+"""Animate attention without the matrix of scores: tiles of queries against tiles of keys, under several masks."""
+
+from helpers.figures.frame.animation import Animation, Bar, Counter, Film, MovingBox, Note
+from helpers.style import FUSED, GREEN, LIMIT, SKY_BLUE
+
+TOKENS, TILE = 512, 64
+TILES = TOKENS // TILE
+WINDOW = 128  # keys that a query sees under the window, itself the last
+DOCUMENT = 192  # tokens of the first of two documents
+# Whether a query sees a key.
+MASKS = {
+    "causal": lambda query, key: key <= query,
+    "none": lambda query, key: True,
+    f"window of {WINDOW}": lambda query, key: query - WINDOW < key <= query,
+    "two documents": lambda query, key: key <= query and (key < DOCUMENT) == (query < DOCUMENT),
+}
+WIDTH, TOP, LEFT, CELL = 620, 78, 92, 25  # pixels
+SIDE = 344  # left edge of the chip and the counters
+KINDS = ("hidden", "cut", "whole")
+
+
+def kind_of(mask: str, row: int, column: int) -> str:
+    """Return whether the queries of a tile see all its keys ("whole"), some ("cut") or none ("hidden")."""
+    sees = MASKS[mask]
+    seen = sum(
+        sees(query, key)
+        for query in range(row * TILE, (row + 1) * TILE)
+        for key in range(column * TILE, (column + 1) * TILE)
+    )
+    return "whole" if seen == TILE**2 else "cut" if seen else "hidden"
+
+
+def kinds(mask: str) -> list[list[str]]:
+    """Return the kind of each tile, a list for each tile of queries."""
+    return [[kind_of(mask, row, column) for column in range(TILES)] for row in range(TILES)]
+
+
+def _scene(mask: str) -> Animation:
+    found, movers, bars = kinds(mask), [], []
+    count = {kind: sum(row.count(kind) for row in found) for kind in KINDS}
+    time, right = 0.0, LEFT + TILES * CELL
+    for row, of_row in enumerate(found):
+        y, started = TOP + row * CELL, time
+        for column, kind in enumerate(of_row):
+            x = LEFT + column * CELL
+            if kind == "hidden":
+                continue
+            # Faint throughout: the tiles to compute.
+            bars.append(Bar(x + 1, y + 1, CELL - 2, CELL - 2, 0.0, 0.0, FUSED if kind == "whole" else LIMIT, 0.35))
+            paint = FUSED if kind == "whole" else LIMIT
+            movers.append(MovingBox(x + 2, y + 2, x + 2, y + 2, CELL - 4, CELL - 4, time, time + 1, paint))
+            movers.append(MovingBox(x + 2, TOP - 21, x + 2, TOP - 21, CELL - 4, 13, time, time + 1, SKY_BLUE))
+            # The tile is folded into the running maximum, sum and output, and is gone.
+            movers.append(MovingBox(x + 2, y + 8, SIDE + 8, TOP + 34, 10, 10, time + 0.5, time + 1, paint))
+            time += 1
+        movers.append(MovingBox(LEFT - 21, y + 2, LEFT - 21, y + 2, 13, CELL - 4, started, time, SKY_BLUE))
+        movers.append(MovingBox(SIDE + 22, TOP + 46, right + 7, y + 2, 13, CELL - 4, time - 0.4, time, GREEN))
+        bars.append(Bar(right + 7, y + 2, 13, CELL - 4, time, time, GREEN))
+        for share in range(round(time - started)):  # the sum grows with each tile
+            done = started + share + 1
+            width = 120 * (share + 1) / TILES
+            movers.append(MovingBox(SIDE + 22, TOP + 34, SIDE + 22, TOP + 34, width, 9, done, max(done, time), GREEN))
+    for place in range(TILES):
+        bars.append(Bar(LEFT + place * CELL + 2, TOP - 21, CELL - 4, 13, 0.0, 0.0, SKY_BLUE, 0.3))
+        bars.append(Bar(LEFT - 21, TOP + place * CELL + 2, 13, CELL - 4, 0.0, 0.0, SKY_BLUE, 0.3))
+    computed = count["whole"] + count["cut"]
+    boxes = (
+        (LEFT, TOP, TILES * CELL, TILES * CELL),
+        (right + 5, TOP, 17, TILES * CELL),
+        (SIDE, TOP, WIDTH - SIDE - 4, 62),
+    )
+    notes = (
+        Note("keys, values", LEFT, TOP - 28), Note("queries", LEFT - 28, TOP + 14, "right"),
+        Note("output", right + 4, TOP - 8),
+        Note("on the chip: running maximum, sum, output", SIDE + 8, TOP + 18),
+        Note("blue: no mask needed; grey: masked", SIDE, TOP + 92), Note("empty: never computed", SIDE, TOP + 110),
+        Note(f"of {TILES**2} tiles of scores, computed", SIDE, TOP + 142),
+        Note("of them kept in memory: 0", SIDE, TOP + 186),
+    )  # fmt: skip
+    told = (
+        (0.0, "A program takes a tile of queries and goes over the keys, tile by tile."),
+        (float(len([kind for kind in found[0] if kind != "hidden"])), "Each tile of scores is used and dropped."),
+        (time, "Every output is written once; the matrix of scores was never in memory."),
+    )
+    title = "The scores exist one tile at a time" + {"none": ""}.get(mask, "; tiles that the mask hides are skipped")
+    return Animation(
+        (WIDTH, TOP + TILES * CELL + 10), time, 12.0, "tiles", 1.0, title, tuple(movers), tuple(bars), notes,
+        (Counter("tiles of scores computed", "{}", SIDE, TOP + 160, computed, 0.0, time, 0),), boxes, told,
+    )  # fmt: skip
+
+
+def mask_animation() -> Film:
+    """The film, with a choice of mask."""
+    return Film({mask: _scene(mask) for mask in MASKS}, "mask", frame=0.56)

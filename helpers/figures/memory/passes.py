@@ -1,0 +1,173 @@
+"""Animate the passes over tensors that kernels make, unfused and fused side by side, on one clock.
+
+Each kernel goes over its tensors tile by tile: a tile of each that it reads comes to the chip, one of each that it
+writes goes back. Each crossing takes as long as its bytes: the kernels are taken to wait for memory alone.
+"""
+
+from dataclasses import dataclass
+
+from helpers.figures.frame.animation import Animation, Bar, Film, MovingBox, Note
+from helpers.style import FUSED, PURPLE, UNFUSED
+
+TILES = 6  # of each tensor, in the picture
+WIDTH, BESIDE = 620, 28  # pixels
+NAMES = 92  # of the tensors, left of their tiles
+CELL, ROW, TOP = (33, 12), 21, 54
+CHIP = 54  # height
+FLIGHT = 1.6  # crossings that one tile is in flight
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One kernel: the tensors that it reads and writes."""
+
+    name: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Both ways to compute one thing. `sizes`: of tensors whose elements are smaller, as a share of the others'."""
+
+    unfused: tuple[Pass, ...]
+    fused: tuple[Pass, ...]
+    title: str
+    sizes: tuple[tuple[str, float], ...] = ()
+
+    def crossings(self, way: str) -> list[tuple[int, str, int, bool]]:
+        """Return (kernel, tensor, tile, whether it goes to the chip) of each crossing, in order."""
+        return [
+            (number, tensor, tile, inwards)
+            for number, each in enumerate(getattr(self, way))
+            for tile in range(TILES)
+            for tensors, inwards in ((each.reads, True), (each.writes, False))
+            for tensor in tensors
+        ]
+
+    def size(self, tensor: str) -> float:
+        return dict(self.sizes).get(tensor, 1.0)
+
+    def moved(self, way: str) -> float:
+        """Return the bytes moved, in bytes of one tensor."""
+        return sum(self.size(tensor) for _, tensor, *_ in self.crossings(way)) / TILES
+
+
+PASSES = {
+    "chain": Passes(
+        (
+            Pass("x * scale", ("x",), ("scaled",)), Pass("+ bias", ("scaled",), ("shifted",)),
+            Pass("ReLU", ("shifted",), ("y",)),
+        ),
+        (Pass("all three", ("x",), ("y",)),),
+        "Each kernel of a chain reads what the one before it wrote",
+    ),
+    "dropout": Passes(
+        (
+            Pass("+ bias", ("x",), ("biased",)), Pass("dropout", ("biased",), ("dropped", "mask")),
+            Pass("+ residual", ("dropped", "residual"), ("y",)), Pass("backward", ("dy", "mask"), ("dx",)),
+        ),
+        (Pass("forward", ("x", "residual"), ("y",)), Pass("backward", ("dy",), ("dx",))),
+        "Fused, the mask is never stored: the backward pass computes it again",
+        (("mask", 0.25),),
+    ),
+    "norm": Passes(
+        (
+            Pass("mean", ("x",), ()), Pass("variance", ("x",), ()), Pass("normalise", ("x",), ("normed",)),
+            Pass("ReLU", ("normed",), ("y",)),
+        ),
+        (Pass("a row is kept", ("x",), ("y",)),),
+        "One program that keeps a row on the chip reads it once",
+    ),
+    "convolution": Passes(
+        (
+            Pass("convolution", ("x",), ("sums",)), Pass("batch norm", ("sums",), ("normed",)),
+            Pass("ReLU", ("normed",), ("y",)),
+        ),
+        (Pass("all three", ("x",), ("y",)),),
+        "Batch norm and ReLU act on sums that are still in registers",
+    ),
+    "backward": Passes(
+        (
+            Pass("dy * w", ("dy",), ("scaled",)), Pass("mean", ("scaled", "x"), ()),
+            Pass("dx", ("scaled", "x"), ("dx",)), Pass("dw", ("dy", "x"), ()),
+        ),
+        (Pass("dx and dw", ("dy", "x"), ("dx",)),),
+        "Fused, RMSNorm's backward pass reads dy and x once",
+    ),
+    "int8": Passes(
+        (
+            Pass("LayerNorm", ("x",), ("normed",)), Pass("max |row|", ("normed",), ()),
+            Pass("quantise", ("normed",), ("q, int8",)),
+        ),
+        (Pass("all three", ("x",), ("q, int8",)),),
+        "Quantised where the row is computed, only small elements go back",
+        (("q, int8", 0.5),),
+    ),
+}  # fmt: skip
+
+
+def _half(shown: Passes, way: str, left: float, chip: float, half: float) -> tuple[list, list, list, list, float]:
+    """Draw one way: its movers, bars, notes and boxes, and when it ends."""
+    kernels, colour = getattr(shown, way), UNFUSED if way == "unfused" else FUSED
+    read = {tensor for each in kernels for tensor in each.reads}
+    written = {tensor for each in kernels for tensor in each.writes}
+    tensors = list(dict.fromkeys(tensor for each in kernels for tensor in (*each.reads, *each.writes)))
+    movers, bars, boxes, time = [], [], [], 0.0
+    count = f"{len(kernels)} kernels" if len(kernels) > 1 else "1 kernel"
+    notes = [Note(f"{way}: {count}", left, 38, bold=True), Note("chip", left + 5, chip + 14)]
+    rows = {tensor: TOP + ROW * number for number, tensor in enumerate(tensors)}
+    for tensor, y in rows.items():
+        notes.append(Note(tensor, left + NAMES - 8, y + 11, "right"))
+        boxes.append((left + NAMES, y, TILES * CELL[0], CELL[1] + 4))
+        if tensor not in written:
+            wide = (CELL[0] - 4) * shown.size(tensor)
+            bars += [
+                Bar(left + NAMES + tile * CELL[0] + 2, y + 2, wide, CELL[1], 0.0, 0.0, colour, 0.45)
+                for tile in range(TILES)
+            ]
+    boxes.append((left, chip, half, CHIP))
+    pitch = (half - 8) / len(kernels)  # of their names in the chip
+    spans = [[float("inf"), 0.0] for _ in kernels]
+    for number, tensor, tile, inwards in shown.crossings(way):
+        paint = PURPLE if tensor in read & written else colour
+        at = left + NAMES + tile * CELL[0] + 2, rows[tensor] + 2
+        unit = left + 4 + (number + 0.5) * pitch - CELL[0] / 2, chip + 8
+        size, wide = shown.size(tensor), (CELL[0] - 4) * shown.size(tensor)
+        corners = (*at, *unit) if inwards else (*unit, *at)
+        end = time + FLIGHT * size
+        movers.append(MovingBox(*corners, wide, CELL[1], time, end, paint))
+        if not inwards:
+            bars.append(Bar(*at, wide, CELL[1], end, end, paint))
+        spans[number] = [min(spans[number][0], time), max(spans[number][1], end)]
+        time += size
+    for number, (each, (start, end)) in enumerate(zip(kernels, spans, strict=True)):
+        x = left + 4 + number * pitch
+        notes.append(Note(each.name, x + pitch / 2, chip + 40, "center"))
+        movers.append(MovingBox(x + 3, chip + 46, x + 3, chip + 46, pitch - 6, 4, start, end, colour))
+    return movers, bars, notes, boxes, max(end for _, end in spans)
+
+
+def passes_animation(what: str) -> Film:
+    """The film of one of PASSES.
+
+    Raises:
+        ValueError: none of these.
+    """
+    if what not in PASSES:
+        raise ValueError(f"no passes {what!r} here: choose from {', '.join(PASSES)}")
+    shown, half = PASSES[what], (WIDTH - BESIDE) / 2
+    tensors = {tensor for each in shown.unfused for tensor in (*each.reads, *each.writes)}
+    chip = TOP + ROW * len(tensors) + 22
+    halves = [_half(shown, way, place * (half + BESIDE), chip, half) for place, way in enumerate(("unfused", "fused"))]
+    movers, bars, notes, boxes = (tuple(item for of in halves for item in of[part]) for part in range(4))
+    ends = [of[4] for of in halves]
+    told = (
+        (0.0, "Every kernel reads its inputs from memory and writes its results there."),
+        (ends[1], "The fused version is done."),
+        (ends[0], "Both have the same result."),
+    )
+    scene = Animation(
+        (WIDTH, chip + CHIP + 8), max(ends), 12.0, "crossings", 1.0, shown.title, movers, bars, notes, (), boxes, told
+    )
+    return Film({what: scene}, frame=0.4)

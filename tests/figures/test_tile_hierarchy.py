@@ -1,0 +1,75 @@
+"""The tiles within a matmul: what Triton compiles for each shape that the figure shows, and the frames."""
+
+import re
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from drawn import assert_texts_lie_apart
+
+from helpers.figures.frame.explorer import Stage
+from helpers.figures.matmul.tile_hierarchy import LEVELS, STEP, TILES, TileHierarchy, TileHierarchyExplorer
+from helpers.instruments import compile_for
+
+
+@triton.jit
+def product_kernel(x_ptr, w_ptr, y_ptr, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    row, col, k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, K, BK):
+        x = tl.load(x_ptr + row[:, None] * K + start + k[None, :])
+        w = tl.load(w_ptr + col[:, None] * K + start + k[None, :])
+        acc = tl.dot(x, w.T, acc)
+    tl.store(y_ptr + row[:, None] * BN + col[None, :], acc)
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_instructions_are_those_that_triton_compiles(tile):
+    """Also how many there are per step: each warp group of the block runs all of them, on its own 64 rows."""
+    shown = TileHierarchy(*tile)
+    x = torch.empty(4096, 4096, dtype=torch.bfloat16)
+    y = torch.empty(4096, 4096)
+    shape = {"BM": tile[0], "BN": tile[1], "BK": STEP}
+    made = compile_for(product_kernel, x, x, y, 4096, **shape, num_warps=4 * shown.groups, device="H100")
+    found = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m\d+n\d+k\d+)", made.ptx)
+    assert found == [shown.instruction.split()[1]] * (STEP // 16)
+    assert len(found) * shown.flops * shown.groups == 2 * tile[0] * tile[1] * STEP
+    sums = re.findall(r"wgmma\.mma_async[^{]*\{([^}]*)\}", made.ptx)[0]
+    assert len(sums.split(",")) == shown.sums
+
+
+def test_each_frame_shows_its_position():
+    explorer = TileHierarchyExplorer()
+    frames = explorer._stage.data["frames"]
+    assert len(frames) == len(LEVELS) * len(TILES)
+    for number, frame in enumerate(frames):
+        explorer.level.index, explorer.tile.index = divmod(number, len(TILES))
+        assert frame["text"] == explorer.text
+        chart = explorer.chart()
+        assert chart.text == explorer.text
+        assert_texts_lie_apart(chart.figure)
+    with pytest.raises(ValueError, match="the tile slider has no"):
+        TileHierarchyExplorer(tile=(32, 32))
+
+
+HEARD = "document.querySelector('[role=status]').getBoundingClientRect().width"
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_line_that_the_picture_repeats_is_heard_and_not_seen(chromium, quiet):
+    explorer = TileHierarchyExplorer()
+    frames = [frame | {"quiet": quiet} for frame in explorer._stage.data["frames"]]
+    given = {"still": explorer._stage.still, "data": explorer._stage.data | {"frames": frames}, "said": {"text": ""}}
+    page = chromium.new_page()
+    page.set_content(f"<style>{Stage._css}</style><div></div>")
+    script = str(explorer._stage._esm).replace("export default", "window.stage =")
+    page.evaluate(
+        f"""given => {{ {script}
+        const model = {{ get: name => given[name] ?? 0, on: () => {{}} }};
+        stage.render({{ model, el: document.body.lastChild }}); }}""",
+        given,
+    )
+    assert page.get_by_role("status").inner_text() == frames[0]["text"]
+    assert page.get_by_role("img").get_attribute("aria-label") == frames[0]["text"]
+    assert (page.evaluate(HEARD) <= 1) == quiet
