@@ -192,7 +192,7 @@ def count_fused(width, hidden):
 
 # %% grade_id="arrange-answer"
 def arrange(operations, results):
-    """A list of launches, each a list of names, in the order in which they run; results: names that the caller needs."""
+    """A list of launches, each a list of names, in the order in which they run. The caller needs `results`."""
     # About 12 lines.
     # BEGIN SOLUTION
     launches, where = [], {}
