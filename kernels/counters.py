@@ -22,7 +22,7 @@ def signal(counter_ptr):
 
 @triton.jit
 def complete(counter_ptr, shares):
-    """Add 1 to a counter, and return whether this was the last of `shares`: whoever completes it sees all stores."""
+    """Add 1 to a counter, and return whether it now has all `shares`; the last program sees all stores."""
     tl.debug_barrier()
     return tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == shares - 1
 

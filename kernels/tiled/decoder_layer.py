@@ -163,7 +163,7 @@ def decoder_layer_kernel(
         tl.store(qkv_ptr + row, found.to(dtype), mask=row < rows)
         signal(counters_ptr)
 
-    # Attention, a share of a head's keys at a time; whoever completes a head merges its shares.
+    # Attention, a share of a head's keys at a time; the program that completes a head merges its shares.
     if me < heads * SPLITS:
         wait(counters_ptr, tl.cdiv(rows, BLOCK_N))
     for share in range(me, heads * SPLITS, programs):

@@ -181,7 +181,7 @@ def count_fused(width, hidden):
 # `reads` has the elements of each tensor read, `length` those of the result. Operations are given in an order that can
 # run. One launch can do several of them if
 #
-# 1. at most one is a product, and it comes first: what follows is its epilogue;
+# 1. at most one is a product, and it comes first: the rest is its epilogue;
 # 2. none is a norm, if one is a product: a tile has only a part of the row (kind `"norm"`);
 # 3. all results have the same length.
 #
@@ -192,7 +192,7 @@ def count_fused(width, hidden):
 
 # %% grade_id="arrange-answer"
 def arrange(operations, results):
-    """A list of launches, each a list of names, in the order in which they run; results: what the caller needs."""
+    """A list of launches, each a list of names, in the order in which they run. The caller needs `results`."""
     # About 12 lines.
     # BEGIN SOLUTION
     launches, where = [], {}
@@ -271,7 +271,7 @@ hint = Hints(
     ),
     arrange=(
         "Take the operations one by one. Which launch makes the latest of what this one reads?",
-        "An operation joins the first launch, from that one on, whose rules it keeps; if there is none, it begins one.",
+        "An operation joins that launch or the first later one whose rules it keeps, or begins a new one.",
         "A product begins a launch, always. A norm can't join a product's launch, an elementwise operation can.",
     ),
     time=(

@@ -421,8 +421,9 @@ table(("keys", *ways), rows, title)
 in_us("serving_splits", "sequences x tokens")
 
 # %% [markdown]
-# One sequence needs many splits. 16 sequences of 8 key heads are 128 programs without any, nearly one per SM, and 128
-# sequences are 1024: there, splits add only their cost. Servers choose per step, from the lengths in the batch.
+# One sequence needs many splits. 16 sequences of 8 key heads are 128 programs without any, nearly one per SM, and splits
+# only add their cost. 128 sequences are 1024 programs: a few splits shorten the tail a little, many cost. Servers choose
+# per step, from the lengths in the batch.
 #
 # ## Paged keys
 #
@@ -532,9 +533,9 @@ print(
 #
 # Before attention, each new token's q and k are normed and rotated
 # ([RoPE](../docs/glossary.md#rope)), and k and v go into their page. Written in PyTorch, each step is a launch or
-# several. `kernels.rope_cache` does it in one. This does the same in PyTorch, for 16-bit tensors. Each operation is a
+# several. `kernels.rope_cache` does it in one. This does the same in PyTorch, for fp16 tensors. Each operation is a
 # launch, and so are an index and a comparison; `rms_norm` is eight, two of them conversions to fp32 and back; a view or
-# a `chunk` is none, and a conversion of the cosines' row is one. **How many launches are that?**
+# a `chunk` needs no launch, and a conversion of the cosines' row is one. **How many launches are that?**
 
 # %% tags=["hide-input"]
 import inspect

@@ -1,7 +1,7 @@
 """Does an answer arrange a layer's operations in launches, in an order that can run, within a budget?
 
 A layer is {"operations": [...], "results": [...]}. An operation is {"name", "kind", "reads", "length"}: its kind is
-"elementwise", "norm" or "product", `reads` has the elements of each tensor that it reads, and what it writes has its
+"elementwise", "norm" or "product", `reads` has the elements of each tensor that it reads, and its result has its
 name and `length` elements. A product reads its weight and a vector. The operations are in an order that can run.
 """
 
@@ -37,7 +37,7 @@ def a_layer(width: int, hidden: int, norm: bool, gated: bool, first_gate: bool, 
         found.append(operation("active", "elementwise", hidden, side=hidden))
         found.append(operation("inner", "elementwise", hidden, active=hidden, up=hidden))
     elif post_norm:
-        # Of the product's length, and it reads nothing that the layer makes.
+        # As long as the product's result; it reads nothing that the layer makes.
         found.append(operation("mask", "elementwise", hidden, noise=hidden))
         found.append(operation("inner", "elementwise", hidden, up=hidden, mask=hidden))
     else:

@@ -38,7 +38,7 @@ def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129)) -> list[Case]:
     found = [
         call("one split", "the formula: softmax(q k^T / sqrt(dim)) v", [0, 32]),
         call("two equal splits", merge, [0, 32, 64]),
-        call("unequal splits", "the bounds: split i has keys bounds[i] to bounds[i + 1]", [0, 5, 48, 64, 77]),
+        call("unequal splits", "the bounds: split i has keys bounds[i] to bounds[i + 1]", [0, 5, 17, 33, 48]),
         call(
             "several blocks per split", "the loop over a split's blocks: rescale when the maximum grows", [0, 300, 333]
         ),
