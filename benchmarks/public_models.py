@@ -36,10 +36,10 @@ ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "benchmarks" / "results" / "h100_80gb_hbm3_models.json"
 PAGE = ROOT / "docs" / "public_models.md"
 NOTES = (
-    "Where it is far off, and what is known of why:",
+    "The largest errors, with the cause if known:",
     "",
-    "- BERT, DistilBERT and RoBERTa, compiled: while it is traced, transformers makes a mask where eager has none, and",
-    "  with it PyTorch 2.11 takes the way of products and a softmax in fp32. Compiled is slower than eager there.",
+    "- BERT, DistilBERT and RoBERTa, compiled: while it is traced, transformers builds a mask that eager does without,",
+    "  and with it PyTorch 2.11 takes the way of products and a softmax in fp32. Compiled is slower than eager there.",
     "- Llama, GPT-2 and Qwen3, eager: the trace has that mask too, and eager's `is_causal` is faster.",
     "- The others that are more than 30 % off are held out, and their kernels have not been looked at.",
 )

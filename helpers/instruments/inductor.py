@@ -195,7 +195,7 @@ def absent_gpu(device: Device) -> list:
 
 
 def permuted(out: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """Return a tensor like `out` whose dimensions lie in the order of these strides. PyTorch's own copies data too."""
+    """Return a tensor like `out` with its dimensions in the order of these strides. PyTorch's own copies data too."""
     order = sorted(range(out.dim()), key=lambda dim: strides[dim])
     made, step = [0] * out.dim(), 1
     for dim in order:

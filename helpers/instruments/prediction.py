@@ -455,7 +455,7 @@ def product_flops(operator, given: dict, results: list[torch.Tensor]) -> float:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill a range of memory, each once."""
+    """Return whether its elements fill a range of memory without gaps or overlaps."""
     return (
         sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
         == tensor.numel()

@@ -117,7 +117,7 @@ def forward_kernel(
 # %% grade_id="forward"
 def forward(x, gate, residual, weight, eps):
     """The block, in one launch."""
-    # About 7 lines: lay the tensors out in rows, make room, choose block and warps, launch.
+    # About 7 lines: reshape the tensors to rows, allocate, choose block and warps, launch.
     # BEGIN SOLUTION
     x, gate, residual = x.contiguous(), gate.contiguous(), residual.contiguous()
     y, cols = torch.empty_like(x), x.shape[-1]
@@ -189,7 +189,7 @@ def backward_kernel(
 # %% grade_id="backward"
 def backward(grad_y, x, gate, weight, eps):
     """(grad_x, grad_gate, grad_weight): one kernel, and a sum over the programs' sums."""
-    # About 12 lines: lay the tensors out in rows, allocate, launch, add up the partial sums.
+    # About 12 lines: reshape the tensors to rows, allocate, launch, add up the partial sums.
     # BEGIN SOLUTION
     grad_y, x, gate = grad_y.contiguous(), x.contiguous(), gate.contiguous()
     cols = x.shape[-1]

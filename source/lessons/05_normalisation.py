@@ -695,7 +695,7 @@ for by_operator, *_ in NORMS.values():
 # %% [markdown]
 # **Claim: "LayerNorm and RMSNorm run 2 to 4 times faster fused."** It names no baseline, so here are three: the operators
 # above, PyTorch's own call, and `torch.compile` of the operators, in bf16. First the bytes, by the meter (PyTorch's
-# RMSNorm on a CPU is made of operators; on a GPU it is one kernel, so only LayerNorm's call has a number here):
+# RMSNorm on a CPU consists of operators; on a GPU it is one kernel, so only LayerNorm's call has a number here):
 
 # %% tags=["hide-input"]
 rows = []
@@ -725,8 +725,8 @@ table(columns, rows, h100.label_of("norms_by_operator", "norms_by_operator_calle
 # %% [markdown]
 # **Verdict: fails against either baseline.** Against the operators it is far too modest: they move many times the bytes,
 # and slowly. Against PyTorch's own call, which is already fused, it is too generous, and `torch.compile` of the operators
-# is close to our kernel on the large tensors. Whoever calls a norm on a small tensor gains still less, or loses: there
-# the launch counts.
+# is close to our kernel on the large tensors. On a small tensor you gain even less, or lose: there
+# the launch dominates.
 #
 # ### The course's own kernel
 #

@@ -1325,8 +1325,8 @@ for side, those in (
 # %% [markdown]
 # **Verdict: fails as a rule.** Linear layers gain about as much above 100 as below it, and the largest gain above it is
 # attention's: fused it does hundreds of FLOP per byte, and unfused its matrix of scores goes through memory several
-# times. Intensity tells which roof an operation is under, not how many bytes lie *between* its steps, and those are what
-# fusing saves. What holds is the advice for one matmul: above 100 the library's own epilogue is as fast as our kernel or
+# times. Intensity shows which roof limits an operation, not how many bytes move *between* its steps, and fusing saves those.
+# For a single matmul the advice does hold: above 100 the library's own epilogue is as fast as our kernel or
 # faster at nearly every size. So leave it to cuBLAS, but fused. (The two exceptions have rows that are not aligned, which
 # our kernel copies first.)
 #

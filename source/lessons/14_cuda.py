@@ -890,7 +890,7 @@ table(columns, rows_of)
 
 # %% [markdown]
 # The first version reads each row twice. (The second read may find the row in L1 or L2: then DRAM supplies it once.) On an
-# H100, beside PyTorch and the course's Triton kernel:
+# H100, next to PyTorch and the course's Triton kernel:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_14 import RECORD
@@ -956,8 +956,8 @@ print(f"the same kernel by NVRTC, as cuda_kernel compiles it: {same} registers")
 # %% [markdown]
 # `-Xptxas=-v` hands `-v` to ptxas, NVIDIA's assembler. Its lines are those that `cuda_kernel(...).log` keeps: registers,
 # spills, barriers, shared memory, per kernel and GPU. (The mangled name has the template's argument in it: `c++filt`
-# prints it as C++.) `make` runs the second command again only if `l2_norm.cu` has changed. And `nvcc` is no compiler
-# itself; with `--dryrun` it lists the programs that it calls:
+# prints it as C++.) `make` runs the second command again only if `l2_norm.cu` has changed. And `nvcc` itself
+# compiles nothing; with `--dryrun` it lists the programs that it calls:
 
 # %% tags=["hide-input"]
 steps = in_toolkit("nvcc -arch=sm_90 --dryrun -c l2_norm.cu -o l2_norm.o", project)
@@ -966,7 +966,7 @@ print(" > ".join(called))
 
 # %% [markdown]
 # `gcc -E` preprocesses; `cudafe++` splits the file into the host's part and the GPU's; `cicc` compiles the GPU's part to
-# PTX and `ptxas` that to machine code; `fatbinary` packs both into the object file that gcc makes of the host's part. The
+# PTX and `ptxas` that to machine code; `fatbinary` packs both into the object file that gcc compiles from the host's part. The
 # program needs a GPU to run. Without one, its error check speaks:
 
 # %% tags=["nbval-ignore-output"]
@@ -1004,7 +1004,7 @@ def build(folder):
 
 # %% [markdown]
 # With a GPU the next cell builds and runs it. Without one PyTorch has no CUDA libraries to link against: the cell stops
-# `load_inline` after it has written its files, and shows them (of `cuda.cu`, what stands before your code).
+# `load_inline` after it has written its files, and shows them (for `cuda.cu`, only the part above your code).
 
 # %% tags=["hide-input", "nbval-ignore-output"]
 from unittest.mock import patch

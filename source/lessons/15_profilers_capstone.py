@@ -910,8 +910,8 @@ table(("operator", "called in"), rows)
 # In Perfetto the Python calls are the rows above the operators. `record_function("gate")` marks a region of your own by
 # name, without stacks; in `nsys` the same is an NVTX range, `torch.cuda.nvtx.range("gate")`.
 #
-# On a GPU the same trace says which Python function launched which kernel: the kernel's correlation number leads to its
-# launch, and the launch lies within the calls. A training step with gradient clipping, on an H100:
+# On a GPU the same trace shows which Python function launched which kernel: the kernel's correlation number leads to its
+# launch, and the launch falls inside the calls. A training step with gradient clipping, on an H100:
 
 # %%
 from benchmarks import profiler_outputs
@@ -1069,7 +1069,7 @@ table(("", "unfused", "fused", "faster", "read", "unfused, each"), rows)
 #
 # **Claim: "fusing add and GELU raises the L2 hit rate from 65 to 78 % and occupancy from 75 to 85 %, cuts DRAM reads from
 # 12 to 8 MB, and makes it 1.86 times faster."** The same counters on an H100, of both kernels together and of the one
-# that replaces them, for a million elements and for 32 times as many; with caches emptied before each kernel, as `ncu`
+# that replaces them, for 1 million elements and for 32 million; with caches emptied before each kernel, as `ncu`
 # does by default, and as the program leaves them (`--cache-control none`):
 # <!-- given 32 times: 2^25 over 2^20 elements -->
 
@@ -1095,11 +1095,11 @@ columns = ("caches", "L2 hits", "of reads", "occupancy", "DRAM read", "time", "f
 table(columns, rows, h100.label_of("add_gelu_counters"))
 
 # %% [markdown]
-# **Verdict: holds for the DRAM reads, with emptied caches, and fails for the rest.** The L2 hit rate *falls*, or stays:
-# what hits in L2 are stores and, in the program, what the addition has just written, and fusing removes both. Occupancy
+# **Verdict: holds for the DRAM reads, with emptied caches, and fails for the rest.** The L2 hit rate *falls*, or stays
+# the same: most hits are stores and, in the program, reads of the sum that was just written, and fusing removes both. Occupancy
 # hardly changes. A million elements are too few to fill this GPU, whatever the kernels do. With caches as the program
-# leaves them GELU reads nearly nothing from DRAM even unfused. And no row reaches the claimed time. A hit rate is no goal:
-# the bytes that are never requested cannot hit.
+# leaves them GELU reads nearly nothing from DRAM even unfused. And no row reaches the claimed time. Don't aim for
+# a high hit rate: bytes that are never requested cannot hit.
 #
 # ### Why one token is slow
 #

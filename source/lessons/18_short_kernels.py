@@ -541,7 +541,7 @@ table(columns, rows, h100.label_of("short_kernels_small", "short_kernels_8B"))
 #
 # Why does our megakernel win on the small layer and lose at 8B? What it removes, gaps, ramp-ups and tails, is most of a
 # short kernel's time and little of a long one's. At 8B the matmuls decide, and ours are slower than cuBLAS's: five
-# separate kernels with the same matmul lose there, too. A megakernel needs
+# separate kernels with the same matmul also lose there. A megakernel needs
 #
 # - **matmuls as fast as the library's**, with enough loads in flight. Ours has one block of weights on the way per
 #   program, and one program per SM; asynchronous copies and a deep pipeline would have more;

@@ -116,7 +116,7 @@ def test_the_course_s_own_right_answers_fail_a_variant_and_are_told_why(variant,
             outcome = run.run_check(check, {}, tmp_path / str(place))
             assert outcome.state == FAIL, outcome
             assert re.search(r"this is what kernels\.\w+ computes, and not what is asked for", outcome.message), outcome
-            assert "the formula at the head of this exercise" in outcome.look_at
+            assert "the formula at the top of this exercise" in outcome.look_at
 
 
 @pytest.mark.long

@@ -1,6 +1,6 @@
-"""What PyTorch's libraries launch for one operator, where it is not one kernel at a copy's bandwidth.
+"""The kernels that PyTorch's libraries launch for one operator, if it is not one kernel at a copy's bandwidth.
 
-    matrix product     waves of output tiles, each at what one SM's tensor cores reach; slow where a row does not start
+    matrix product     waves of output tiles, each at the rate of one SM's tensor cores; slow if a row does not start
                        at a multiple of 16 bytes
     convolution        a product of tiles; cuDNN converts NCHW tensors to NHWC and back; PyTorch adds the bias after it
     batch norm         16-bit parameters are converted, and 1 / sqrt(var + eps) is a kernel of its own
@@ -33,7 +33,8 @@ PRODUCT_START = 3.0e-6  # s: launch, first tiles of the operands, last tile's st
 TILE_START = 0.9e-6  # s between one tile of a block and its next: sums stored, next operands fetched
 SPLITS = (1, 2, 4, 8)  # parts of the inner dimension, where there are few tiles
 SPLIT_TIME = 2.0e-6  # s: the sum of the parts
-CORES_SHARE = 0.6  # of the fp32 peak outside tensor cores: PyTorch's products of fp32 use no TF32 unless told to
+# Of the fp32 peak outside tensor cores. PyTorch's fp32 products use no TF32 by default.
+CORES_SHARE = 0.6
 # Of the tensor cores' peak where rows start at no multiple of 16 bytes: older kernels with narrow copies serve them.
 UNALIGNED_SHARE = {"even": 0.13, "odd": 0.096}
 FEW_CHANNELS = 8  # below these, a convolution's copies are narrow
@@ -69,7 +70,7 @@ def library_kernels(
 
     Args:
         launch: the operator and its tensors.
-        predicted: what prediction.py says of it, from which the bytes come that L2 does not have.
+        predicted: its prediction by prediction.py, which includes the bytes that miss L2.
         compiled: as Inductor calls the library.
     """
     name = launch.operator.overloadpacket.__name__
@@ -94,7 +95,7 @@ def product_time(
 
 
 def _tiles_time(batch: int, rows: int, columns: int, inner: int, peak: float, device: Device) -> float:
-    """Of the tile and the number of parts that end first."""
+    """Return the seconds of the fastest tile shape and number of parts."""
     one_sm = prediction.MATRIX_SHARE * peak / device.sms
     return min(
         PRODUCT_START
@@ -115,7 +116,7 @@ def _tensor_peak(dtype: torch.dtype, device: Device) -> float:
 
 
 def _alignment(*sizes: int) -> str:
-    """Of rows that start at multiples of these elements of 16 bits."""
+    """Return the alignment of rows that start at multiples of these numbers of 16-bit elements."""
     step = math.gcd(*sizes)
     return "yes" if step % 8 == 0 else "odd" if step % 2 else "even"
 
@@ -127,7 +128,7 @@ def _leading(tensor: torch.Tensor) -> int:
 
 
 def as_an_h100(device: Device) -> float:
-    """How much longer its SMs take together for the same instructions."""
+    """Return how much longer all its SMs together take for the same instructions, relative to an H100."""
     return H100_SMS * H100_CLOCK / (device.sms * device.sm_clock)
 
 
@@ -153,7 +154,7 @@ def _product(launch, predicted, device, compiled):
 
 
 def _is_padded(rows: int, columns: int, inner: int, device: Device) -> bool:
-    """Whether Inductor pads a product to aligned rows: is_mm_compute_bound in torch/_inductor/fx_passes/pad_mm.py."""
+    """Return whether Inductor pads a product to aligned rows: is_mm_compute_bound in its fx_passes/pad_mm.py."""
     intensity = rows * columns * inner / (rows * inner + inner * columns + rows * columns)
     return intensity > device.peak_flops["bf16"] / device.memory_bandwidth
 
@@ -213,7 +214,7 @@ def _convolved(x, weight, result, groups, predicted, device, compiled) -> list[L
         share = prediction.BANDWIDTH_SHARE * DEPTHWISE_NHWC_BANDWIDTH
         return [LibraryKernel(name, _bytes_time(_size(x) + _size(result), device, share))]
     flops = 2.0 * result.numel() * channels * taps
-    # cuDNN's convolutions of fp32 use TF32 unless told not to (torch.backends.cudnn.allow_tf32).
+    # cuDNN's fp32 convolutions use TF32 by default (torch.backends.cudnn.allow_tf32).
     peak = _tensor_peak(x.dtype, device)
     if x.shape[1] < FEW_CHANNELS:
         time = PRODUCT_START + flops / (FEW_CHANNELS_SHARE * peak) + _memory(predicted)

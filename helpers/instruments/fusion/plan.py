@@ -29,8 +29,8 @@ class TracedOperation:
     kind: "elementwise", "broadcast" (elementwise over inputs of several shapes), "reduction", "normalisation",
         "matmul", "convolution", "attention", "gather", "scatter", "view" or "opaque".
     shape, dtype, strides: of its first result.
-    work: FLOPs, and the bytes that the traffic meter counts; launches: of a GPU, 0 for a view.
-    added_launches: of these, what a library adds to the one kernel that the meter counts, such as cuDNN's conversions.
+    work: FLOPs, and the bytes that the traffic meter counts; launches: as on a GPU, 0 for a view.
+    added_launches: those that a library adds to the one kernel the meter counts, such as cuDNN's conversions.
     time: s, predicted, L2 as the operations before left it.
     module: path of the nn.Module that called it; line: file and number of the innermost line outside PyTorch; for the
         backward pass, those of the operation that it differentiates.

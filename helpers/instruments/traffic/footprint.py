@@ -137,7 +137,7 @@ def from_starts(starts: np.ndarray, itemsize: int) -> Footprint:
 
 
 def _distinct(starts: np.ndarray) -> np.ndarray:
-    """Each once, in order. Where they lie close, they are marked in a map of bytes: sorting many takes far longer."""
+    """Return them sorted, each once. Dense ones are marked in a map of bytes: sorting many takes far longer."""
     low, high = int(starts.min()), int(starts.max())
     if high - low > 8 * starts.size:
         return np.unique(starts)

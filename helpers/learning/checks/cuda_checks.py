@@ -221,7 +221,7 @@ def require_right_values(
         for other, formula in UNLIKE.items():
             if not differs(y, formula(x.double()), formula(x)).any():
                 said = f"{said}\nthis is what {other} computes, and not what is asked for"
-                look_at = "the formula at the head of this exercise, beside yours"
+                look_at = "the formula at the top of this exercise, next to yours"
                 break
         raise AnswerError(said, look_at)
 

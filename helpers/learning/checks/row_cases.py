@@ -95,7 +95,7 @@ def norm_cases(
 
 
 def activation_cases(tensors: int, seed: int) -> list[Case]:
-    """Calls of `norm(x, .., weight, eps)` with an activation of the norm, whose weights are 100 times as large."""
+    """Calls of `norm(x, .., weight, eps)` with an activation of the norm, and weights of about 100."""
     draw = normal(seed)
     inputs = (*(64 * draw(4, 64) for _ in range(tensors)), 100 * draw(64), 1e-5)
     return [Case("an activation far from 0", inputs, "the activation far from 0: e^y overflows float32 for y above 88")]

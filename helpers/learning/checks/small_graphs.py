@@ -137,11 +137,11 @@ def at_the_limit() -> list[dict]:
 
 
 def nearly_even() -> list[dict]:
-    """Pairs of which one kernel saves 1.5 to 5 % of the time of two, and pairs of which it costs 1.5 to 2 %: whether to
-    fuse is a question of more or less, not of by how much."""
+    """Pairs where one kernel saves 1.5 to 5 % of the time of two, and pairs where it costs 1.5 to 2 % more: fuse for any
+    gain, however small."""
     draw = random.Random(cases.draw)
     found = []
-    for deep in (24576, draw.choice((12288, 16384)), 8192):  # a large product, and a GELU that is small beside it
+    for deep in (24576, draw.choice((12288, 16384)), 8192):  # a large product and a small GELU
         size = {"rows": 8192, "columns": 8192}
         linear = {"kind": "matmul", **size, "reads": ["x", "w"], "elsewhere": ["x", "w"], "writes": ["s"]}
         operations = [
@@ -150,7 +150,7 @@ def nearly_even() -> list[dict]:
         ]
         tensors = dict.fromkeys(("x", "w"), 2 * 8192 * deep) | dict.fromkeys(("s", "t"), 2 * 8192 * 8192)
         found.append({"tensors": tensors, "operations": operations, "results": ["t"]})
-    # Fewer rows than multiprocessors: what an elementwise operation reads goes at the softmax's pace, once fused.
+    # Fewer rows than multiprocessors: once fused, an elementwise operation's reads go at the softmax's pace.
     for rows, inputs in draw.sample([(72, 5), (80, 6)], 2) + draw.sample([(80, 5), (88, 6)], 1):
         names, size = [f"x{number}" for number in range(inputs)], (rows, 32768)
         operations = [

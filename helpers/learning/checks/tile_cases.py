@@ -180,7 +180,7 @@ IN_FLOAT32 = (
     "what is rounded to 16 bits before the exponential: q and k go into tl.dot as loaded, and the scale multiplies the "
     "float32 scores"
 )
-TOTAL = "the running sum of the weights: it stays in float32, for float16 loses what is small beside it"
+TOTAL = "the running sum of the weights: it stays in float32, because float16 drops small terms"
 ACCUMULATOR = "the accumulator: fp16 cannot hold this sum; acc is float32 until it is divided"
 KEPT_NAN = "what becomes of NaN: a query that has one has a row of NaN, and no other has"
 HEADS = "the strides: four for each tensor, and which are whose"
@@ -268,7 +268,7 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
 
     A tile or two, full and causal; scores whose exponentials overflow; another dim; scores that grow along the keys;
     large scores; scores far below 0; queries of a tile whose scores are far apart; hidden scores above visible ones;
-    many small weights beside a few large; values whose sum passes 65504; NaN; then each of `shapes`, both full and
+    many small weights among a few large; values whose sum passes 65504; NaN; then each of `shapes`, both full and
     causal; each tensor alone with its axes in the opposite order; heads that are not contiguous; no batch at all.
     """
     draw = normal(seed)

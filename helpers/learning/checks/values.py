@@ -110,7 +110,7 @@ def check_case(
         if not other:
             raise
         message = f"{error}\nthis is what {other} computes, and not what is asked for"
-        raise AnswerError(message, "the formula at the head of this exercise, beside yours") from error
+        raise AnswerError(message, "the formula at the top of this exercise, next to yours") from error
     if runtime.has_gpu():
         inputs = of_tensors(fresh_copy, case.inputs)
         with outputs_start_as_nan():
