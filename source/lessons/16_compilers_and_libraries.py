@@ -271,6 +271,8 @@ x_loads.compare(
 # %%
 narrow = inductor_code(gated, x, weight, up)
 kernel = narrow.kernel()
+device = "cuda" if torch.cuda.is_available() else "cpu"
+given = [each.to(device) for each in (x, weight, up)]
 
 
 def by_inductor(x, weight, up):
@@ -279,10 +281,8 @@ def by_inductor(x, weight, up):
     return y
 
 
-print(
-    "largest difference:", f"{(by_inductor(x, weight, up) - gated(x, weight, up)).abs().max():.0e}"
-)
-before, after = measure(gated, x, weight, up), measure(by_inductor, x, weight, up)
+print("largest difference:", f"{(by_inductor(*given) - gated(*given)).abs().max():.0e}")
+before, after = measure(gated, *given), measure(by_inductor, *given)
 print(f"eager {before.launches} launches, {before.bytes_total / x.numel():.1f} B/element")
 print(f"Inductor {after.launches} launch, {after.bytes_total / x.numel():.1f} B/element")
 

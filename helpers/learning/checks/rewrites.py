@@ -19,6 +19,7 @@ from helpers.instruments.traffic import measure
 from helpers.learning.checks import cases
 from helpers.learning.display_text import Unquoted
 from helpers.learning.outcome import PASS, AnswerError, as_check, latest
+from kernels.interpreter import runtime
 
 KEYS = ("x", "weight", "up", "eps", "result")
 NEAR = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -272,6 +273,7 @@ def in_torch_compile(find_places: Callable, kernel: Callable, function: Callable
     if any(name not in latest or latest[name].state != PASS for name in ("values", "finds")):
         return Unquoted("Once the checks 'values' and 'finds' have passed, run this cell again.")
     graphs, ordered = [], []
+    inputs = [each.to("cuda" if runtime.has_gpu() else each.device) for each in inputs]
 
     def backend(module, _inputs):
         graphs.extend([module, rewritten(module, find_places(plain_graph(module)), kernel)])
