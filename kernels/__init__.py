@@ -3,10 +3,14 @@
 The public functions, such as `kernels.add_gelu`, and modules, such as `kernels.LayerNorm`, are in the file of their
 operation: the plain kernel, the one its lesson builds. `CATALOGUE` maps each operation's name to its FusedOp.
 kernels/tuned/ has faster kernels for some calls; `variant` chooses between the two.
+
+`kernels.adamw` is public and not in CATALOGUE: it takes lists of tensors and returns None, and what reads the catalogue
+(tests, sweeps, PyTorch's operators, recorded times) takes tensors and compares results. Its OP is in its file.
 """
 
 import sys
 
+from kernels.elementwise.adamw import adamw
 from kernels.elementwise.add_gelu import add_gelu
 from kernels.elementwise.bias_dropout_residual import bias_dropout_residual
 from kernels.elementwise.geglu import geglu
@@ -75,6 +79,7 @@ __all__ = [
     "LayerNormAct",
     "LinearAct",
     "RMSNorm",
+    "adamw",
     "add_gelu",
     "attention_scores",
     "bias_dropout_residual",
