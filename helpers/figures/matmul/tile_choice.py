@@ -108,7 +108,7 @@ def scene(tiling: Tiling) -> Scene:
     found = tiling.occupancy()
     share = tiling.intensity / ridge()
     amounts = {
-        "FLOP a byte of L2": (share, f"{plain(tiling.intensity)}; the ridge is {plain(ridge())}"),
+        "FLOP per byte of L2": (share, f"{plain(tiling.intensity)}; the ridge is {plain(ridge())}"),
         "registers per thread": (tiling.registers / MAX_REGISTERS, f"{tiling.registers} of {MAX_REGISTERS}"),
         "shared memory": (
             tiling.shared_memory / SM.shared_memory_per_block,
