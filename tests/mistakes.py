@@ -692,7 +692,7 @@ MISTAKES = [
         ("grid", {"forward_kernel[(x.numel() // cols,)]": "forward_kernel[(x.shape[0],)]"}),
         (
             "hard-coded size",
-            {"block_size = triton.next_power_of_2(cols)\n    forward_kernel": "block_size = 1024\n    forward_kernel"},
+            {"block_size = triton.next_power_of_2(cols)\n    warps": "block_size = 1024\n    warps"},
         ),
         ("scale", {"h = x * gate * tl.sigmoid(gate)": "h = x * tl.sigmoid(gate)"}, "the formula"),
         ("in place", {"y, cols = torch.empty_like(x), x.shape[-1]": "y, cols = x, x.shape[-1]"}),

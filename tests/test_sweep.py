@@ -35,7 +35,7 @@ def test_row_wise_kernels_are_timed_at_forty_widths_and_norms_at_those_up_to_327
             wanted = len(widths) if direction == "forward" or op.backward_work else 0
             if op.group == "rowwise":
                 assert seen[name, direction, "256 MB"] == seen[name, direction, "2048 rows"] == wanted, name
-            elif op.group == "elementwise":
+            elif op.group == "elementwise" and name != "rope_cache":  # of which lesson 17 has the sizes
                 assert seen[name, direction, "elements"] == 5, name
     sizes = [rows_for("256 MB", width, dtype) * width * dtype.itemsize for width in WIDTHS for dtype in op.dtypes]
     assert max(abs(size / 2**28 - 1) for size in sizes) < 1e-3

@@ -31,7 +31,7 @@ from .memory.gpu_parts import gpu_picture as gpu_picture
 from .memory.kernel_lanes import blocks_chart as blocks_chart
 from .memory.moving_bytes import traffic_animation as traffic_animation
 from .memory.operation_traffic import TrafficExplorer as TrafficExplorer
-from .memory.passes import passes_animation as passes_animation
+from .memory.pass_counts import passes_animation as passes_animation
 from .memory.requests_and_dram import request_animation as request_animation
 from .memory.shared_memory_banks import BanksExplorer as BanksExplorer
 from .memory.tensor_traffic import traffic_chart as traffic_chart

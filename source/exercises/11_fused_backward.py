@@ -165,8 +165,8 @@ def backward_kernel(
 # ## Its launcher
 #
 # `x` is (..., cols), `grad_y` has its shape, both any strides; `weight` and `bias` are (cols,). All have one dtype,
-# which is also each gradient's: in 16 bits, round it once, when you store it. At most `PROGRAMS` programs: on a GPU
-# that would be two for each SM.
+# which is also each gradient's: in float16 and bfloat16, round it once, when you store it. At most `PROGRAMS` programs:
+# on a GPU that would be two for each SM.
 
 # %%
 PROGRAMS = 8

@@ -90,7 +90,7 @@ measure(block, x, gate, residual, weight, 1e-5).launch_table()
 # ## Forward: your kernel and its launcher
 #
 # `x`, `gate` and `residual` are (..., cols), of any strides; `weight` is (cols,). All have one dtype, and so has `y`.
-# In 16 bits, round once, when you store. There may be zero rows.
+# In float16 and bfloat16, round once, when you store. There may be zero rows.
 
 
 # %% grade_id="forward-kernel"
@@ -134,7 +134,7 @@ def forward(x, gate, residual, weight, eps):
 #
 # A program takes rows `program_id`, `program_id + num_programs`, and so on, at most `PROGRAMS` programs; it keeps its
 # sum of the weight's gradient in registers, and stores it once, at a place of its own. In float64 the arithmetic is
-# float64, as set by `COMPUTE`. In 16 bits, round each gradient once, when you store it.
+# float64, as set by `COMPUTE`. In float16 and bfloat16, round each gradient once, when you store it.
 
 # %%
 PROGRAMS = 8

@@ -901,9 +901,9 @@ print(f"of {saved * 1e6:.0f} us that it would save, {launches * 1e6:.0f} us are 
 # Both times are too short by nearly a third: such kernels are all start and end, and the model knows little of either.
 # The ratio is about right.
 #
-# ### OPT-13B, layer by layer
+# ### One large model, layer by layer
 #
-# The claim of 120 and 80 ms is usually made of one model:
+# That claim is usually made of one model:
 #
 # **Claim: "OPT-13B's forward pass goes from 120 to 80 ms by fusion."** It names no GPU, no number of tokens and no
 # baseline. The model is 40 equal layers. Here is one, with attention operator by operator or as PyTorch's fused call:

@@ -12,7 +12,7 @@ from helpers.figures.attention.masked_tiles import MASKS, TILE, kinds, mask_anim
 from helpers.figures.frame.animation import Animation, Bar, Counter, Film, FilmStage, MovingBox, Note
 from helpers.figures.launches.launch_animation import SIZES, launch_timeline, ways
 from helpers.figures.memory.moving_bytes import TILES, traffic_animation, trips
-from helpers.figures.memory.passes import PASSES, passes_animation
+from helpers.figures.memory.pass_counts import PASSES, passes_animation
 from helpers.figures.memory.requests_and_dram import SIZES as REQUEST_SIZES
 from helpers.figures.memory.requests_and_dram import TILES as REQUEST_TILES
 from helpers.figures.memory.requests_and_dram import request_animation, tiles_in_l2, traffic

@@ -30,6 +30,8 @@ MARKED = [
 
 @pytest.mark.parametrize(("name", "shape"), MARKED, ids=str)
 def test_launches_and_bytes_are_those_of_a_gpu(recorded, name, shape):
+    if (name, shape) not in recorded:
+        pytest.skip(f"run python benchmarks/metered.py on a GPU for {name}")
     here, there = metered(CATALOGUE[name], shape, "cpu"), recorded[name, shape]
     assert {way: here[way] for way in there} == there
     if here.keys() != there.keys():

@@ -163,8 +163,11 @@ def test_a_kernel_costs_what_the_analyser_says(function):
         assert ours["bytes"] == theirs.work.bytes
         assert ours["live"] == theirs.live
         assert ours["registers"] == theirs.registers
-        if theirs.bound in ("memory", "tensor cores"):
+        if theirs.bound == "memory":
             assert math.isclose(ours["time"], theirs.time, rel_tol=0.02)  # the analyser knows what L2 still holds
+        if theirs.bound == "tensor cores":  # the analyser counts whole waves of tiles: up to a wave in ten more
+            assert ours["time"] <= theirs.time * 1.001
+            assert theirs.time <= 1.1 * ours["time"]
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ SPLITS = (1, 2, 4, 8)  # parts of the inner dimension, where there are few tiles
 SPLIT_TIME = 2.0e-6  # s: the sum of the parts
 # Of the fp32 peak outside tensor cores. PyTorch's fp32 products use no TF32 by default.
 CORES_SHARE = 0.6
-# Of the tensor cores' peak where rows start at no multiple of 16 bytes: older kernels with narrow copies serve them.
+# Share of the tensor cores' peak if rows start at no multiple of 16 bytes: older kernels with narrow copies serve them.
 UNALIGNED_SHARE = {"even": 0.13, "odd": 0.096}
 FEW_CHANNELS = 8  # below these, a convolution's copies are narrow
 FEW_CHANNELS_SHARE = 0.04

@@ -18,7 +18,7 @@ WEIGHTS = {"elementwise": 11, "rows": 4, "matmul": 3, "opaque": 2}
 OPERATIONS = 6  # of a drawn graph: 203 partitions
 TRIES = 2000
 CLEARLY = 1.02  # times: how much slower a partition must be to count as worse than the best
-# Features that a drawn graph can depend on, besides each of RULES.
+# Features that a drawn graph can depend on, in addition to each of RULES.
 GREEDY, APART, PAIR, CYCLE, LATE, IN_PLACE, FAR = "greedy", "apart", "pair", "cycle", "late", "in place", "far"
 
 
