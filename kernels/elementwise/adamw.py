@@ -7,7 +7,7 @@
     unfused   a dozen elementwise kernels per tensor      p, m, v and temporaries read and written again and again
     fused     read p, g, m and v once, write p, m and v   one launch for all tensors
 
-A program owns one chunk of one tensor. Two tables in device memory tell it which: chunk_ptr has each chunk's tensor and
+A program owns one chunk of one tensor, found by two tables in device memory: chunk_ptr has each chunk's tensor and
 first element, tensor_ptr each tensor's four addresses and its size. Where found_inf is set no program writes.
 
 Source: Loshchilov and Hutter, arXiv:1711.05101 (AdamW); torch.optim.AdamW(fused=True), whose kernels take the tables as
@@ -50,7 +50,7 @@ def adamw_kernel(
     chunk_ptr,  # (programs, 2) int64: tensor and first element
     step_ptr,  # one fp32 element, or None: `step` then
     scale_ptr,  # one fp32 element that the gradients are divided by, or None
-    found_inf_ptr,  # one fp32 element, not 0 where the step is to be skipped, or None
+    found_inf_ptr,  # one fp32 element; if it isn't 0, the step is skipped; or None
     memory,  # the tensors that the addresses point into, where the interpreter checks and meters accesses, or None
     step,
     lr,
@@ -84,7 +84,7 @@ def adamw_kernel(
     skipped = False
     if found_inf_ptr is not None:
         skipped = tl.load(found_inf_ptr) != 0
-    # In fp64: in fp32, 1 - 0.999 would keep 4 digits.
+    # fp64: in fp32, 1 - beta**step would lose the digits that cancel.
     rate = lr / (1 - tl.exp(step.to(tl.float64) * log1)).to(tl.float32)
     root2 = tl.sqrt_rn((1 - tl.exp(step.to(tl.float64) * log2)).to(tl.float32))
     col = tl.arange(0, CHUNK)
