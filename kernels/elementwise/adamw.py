@@ -84,7 +84,7 @@ def adamw_kernel(
     skipped = False
     if found_inf_ptr is not None:
         skipped = tl.load(found_inf_ptr) != 0
-    # In fp64: in fp32, 1 - 0.999 would keep 4 digits.
+    # fp64: in fp32, 1 - beta**step would lose the digits that cancel.
     rate = lr / (1 - tl.exp(step.to(tl.float64) * log1)).to(tl.float32)
     root2 = tl.sqrt_rn((1 - tl.exp(step.to(tl.float64) * log2)).to(tl.float32))
     col = tl.arange(0, CHUNK)
