@@ -4,8 +4,8 @@ The public functions, such as `kernels.add_gelu`, and modules, such as `kernels.
 operation: the plain kernel, the one its lesson builds. `CATALOGUE` maps each operation's name to its FusedOp.
 kernels/tuned/ has faster kernels for some calls; `variant` chooses between the two.
 
-`kernels.adamw` is public and not in CATALOGUE: it takes lists of tensors and returns None, and what reads the catalogue
-(tests, sweeps, PyTorch's operators, recorded times) takes tensors and compares results. Its OP is in its file.
+`kernels.adamw` is public and not in CATALOGUE: it takes lists of tensors and returns None, and readers of the catalogue
+(tests, sweeps, PyTorch's operators, recorded times) take tensors and compare results. Its OP is in its file.
 """
 
 import sys
