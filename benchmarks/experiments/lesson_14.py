@@ -106,7 +106,7 @@ template <int THREADS>
 __global__ void __launch_bounds__(THREADS)
 l2_to_race(const float4* x, float4* y, int columns, float eps) {
   __shared__ float of_warps[32];
-  int fours = columns / 4;  // the launch promises rows of whole float4, at most 16 * THREADS columns
+  int fours = columns / 4;  // rows of whole float4, at most 16 * THREADS columns
   x += (long long)blockIdx.x * fours, y += (long long)blockIdx.x * fours;
   float4 v[4];
   float sum = 0;

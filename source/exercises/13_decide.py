@@ -275,8 +275,8 @@ hint = Hints(
         "of the group.",
         "Rule 5: begin with one operation's tensors, and take in the tensors of all that touch "
         "them, until nothing is new. Rule 6: put the group and every other operation, alone, "
-        "into an order in which each comes after its dependencies. If there is none, something has to "
-        "run between.",
+        "into an order in which each comes after its dependencies. If there is none, something "
+        "has to run between.",
         "Who waits: a read after a write, a write after a read, a write after a write. The last "
         "two are in place.",
     ),

@@ -192,7 +192,7 @@ def count_fused(width, hidden):
 
 # %% grade_id="arrange-answer"
 def arrange(operations, results):
-    """A list of launches, each a list of names, in the order in which they run. The caller needs `results`."""
+    """A list of launches, each a list of names, in running order. The caller needs `results`."""
     # About 12 lines.
     # BEGIN SOLUTION
     launches, where = [], {}
@@ -271,8 +271,10 @@ hint = Hints(
     ),
     arrange=(
         "Take the operations one by one. Which launch makes the latest of what this one reads?",
-        "An operation joins that launch or the first later one whose rules it keeps, or begins a new one.",
-        "A product begins a launch, always. A norm can't join a product's launch, an elementwise operation can.",
+        "An operation joins that launch or the first later one whose rules it keeps, "
+        "or begins a new one.",
+        "A product begins a launch, always. A norm can't join a product's launch, "
+        "an elementwise operation can.",
     ),
     time=(
         "From Python, each launch takes the longer of two: the call, or the gap and the bytes.",

@@ -725,8 +725,8 @@ table(columns, rows, h100.label_of("norms_by_operator", "norms_by_operator_calle
 # %% [markdown]
 # **Verdict: fails against either baseline.** Against the operators it is far too modest: they move many times the bytes,
 # and slowly. Against PyTorch's own call, which is already fused, it is too generous, and `torch.compile` of the operators
-# is close to our kernel on the large tensors. On a small tensor you gain even less, or lose: there
-# the launch dominates.
+# is close to our kernel on the large tensors. Against that call you gain even less on a small
+# tensor, or lose: there the launch dominates.
 #
 # ### The course's own kernel
 #

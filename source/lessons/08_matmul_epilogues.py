@@ -1257,7 +1257,7 @@ print(f"one row reads its weights at {share(point):.0%} of copy bandwidth")
 # The course's kernel copies them into padded rows first, one more launch. (The chart shows one shape of weights, the
 # table counts all.)
 #
-# ### Fuse below 100 FLOP/byte, leave the rest to cuBLAS?
+# ### Fuse at low intensity, leave the rest to cuBLAS?
 #
 # **Claim: "arithmetic intensity below 100: consider fusing; above: leave it to cuBLAS."** Intensity here is that of the
 # fused operation, with each tensor counted once. *Gained* is the time of eager PyTorch, whose matmuls are cuBLAS's, over

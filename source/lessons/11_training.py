@@ -1045,11 +1045,12 @@ steps = {"fused": fused_step}
 for foreach in (False, True):
     optimizer = torch.optim.AdamW(params, foreach=foreach)
     steps[f"foreach={foreach}"] = partial(eager_step, optimizer, foreach)
+rows = []
 for name, one_step in steps.items():
     measure(one_step)  # the first step allocates moments, or makes the table
     found = measure(one_step)
-    passes = found.bytes_total / (4 * sum(sizes))
-    print(f"{name:13} {found.launches:2} launches, {passes:.1f} passes")
+    rows.append((name, found.launches, f"{found.bytes_total / (4 * sum(sizes)):.1f}"))
+table(("step", "launches", "passes"), rows)
 
 # %% [markdown]
 # `foreach=True` merges launches across tensors and saves no pass: each operator still goes through memory. The search

@@ -961,7 +961,8 @@ for tokens, clocks in layers.items():
     plan = foretold[tokens, "by operator"]
     said, found = plan.time_unfused / plan.time_fused, eager / taken["ours"].median
     print(
-        f"{tokens} tokens: torch.compile {eager / compiled:.2f}x, ours {found:.2f}x, predicted {said:.2f}x"
+        f"{tokens} tokens: torch.compile {eager / compiled:.2f}x, ours {found:.2f}x, "
+        f"predicted {said:.2f}x"
     )
 
 # %% [markdown]
@@ -969,4 +970,4 @@ for tokens, clocks in layers.items():
 # thousand tokens, `torch.compile` alone comes to about the claimed ratio. With PyTorch's fused attention no fusion is
 # left that shows: the library's eager time is as good as `torch.compile`'s, and ours is a little behind both. With few
 # tokens nearly all the time is the weights', which no fusion makes fewer. The analyser foretold the order and missed the
-# size: it takes each unfused kernel for a good one, and counts no slower matmul for ours.
+# size.

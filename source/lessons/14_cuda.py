@@ -856,7 +856,7 @@ template <int THREADS>
 __global__ void __launch_bounds__(THREADS)
 l2_to_race(const float4* x, float4* y, int columns, float eps) {
   __shared__ float of_warps[32];
-  int fours = columns / 4;  // the launch promises rows of whole float4, at most 16 * THREADS columns
+  int fours = columns / 4;  // rows of whole float4, at most 16 * THREADS columns
   x += (long long)blockIdx.x * fours, y += (long long)blockIdx.x * fours;
   float4 v[4];
   float sum = 0;
@@ -907,8 +907,7 @@ for shape, taken in l2_norms.items():
 
 # %% [markdown]
 # The one to race is level with Triton's: both read the row once and are near copy bandwidth. The one to learn from reads
-# it twice, its loads are narrow and its tree has a barrier per step; the wider the row, the less of it the caches still
-# have for the second read.
+# it twice.
 #
 # ### nvcc and a Makefile
 #
@@ -1032,8 +1031,8 @@ for clock, what in (("gpu", "the GPU's time, 32768 rows"), ("call", "a call, 64 
     print(f"{what}: {', '.join(both)}")
 
 # %% [markdown]
-# The kernel is the same and so is its time on the GPU. A call through C++ is far cheaper than one of `cuda_kernel`, which
-# checks its arguments in Python; the build is the price, paid once per change of the source.
+# The kernel is the same and so is its time on the GPU. A call through C++ is far cheaper than one of `cuda_kernel`; the
+# build is the price, paid once per change of the source.
 #
 # ### Other languages for kernels
 #

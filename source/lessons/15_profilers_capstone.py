@@ -1086,7 +1086,7 @@ for caches, by_size in by_caches.items():
             occupied = sum(one["nanoseconds"] * one["occupancy"] for one in each) / took[way]
             hits = f"{100 * total['L2 hits'] / total['L2 sectors']:.0f}%"
             of_reads = f"{100 * total['L2 read hits'] / total['L2 read']:.0f}%"
-            read = f"{total['DRAM read'] / 1e6:.1f} MB"
+            read = f"{total['DRAM read'] / 2**20:.1f} MiB"
             gain = f"{took['unfused'] / took[way]:.2f}x"
             name = f"{elements:,} {way}, {caches}"
             time = f"{took[way] / 1e3:.1f} us"

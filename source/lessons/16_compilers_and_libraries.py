@@ -503,7 +503,7 @@ dots = [number for number, line in enumerate(lines) if "tl.dot(" in line]
 before, after = max(n for n in dots if n < first), min(n for n in dots if n > first)
 print(f"{len(lines)} lines; yours, and the matmuls around them:")
 for number in (before, *range(first, first + 6), after):
-    print(f"{number:4} {lines[number].split('#')[0].rstrip()}")
+    print(f"{number}: {lines[number].split('#')[0].strip()}")
 
 # %% [markdown]
 # Inductor's matmuls are templates in the same way. By default it calls cuBLAS and launches the activation apart. With

@@ -297,8 +297,8 @@ for name in SHAPES:
     print(f"{name}: {ways['kernel per step'] * 1e6:.1f} us without, {with_it * 1e6:.1f} us with")
 dependent.compare(
     round(times["8B"]["graph"]["dependent launch"] * 1e6),
-    "Slower, where microseconds should be saved. Here a kernel lets its successor start at once, and "
-    "the waiting programs hold registers and warps that the running kernel could use.",
+    "Slower, where microseconds should be saved. Here a kernel lets its successor start at once, "
+    "and the waiting programs hold registers and warps that the running kernel could use.",
 )
 for name in SHAPES:
     late = times[name]["graph"].get("dependent, late signal")
