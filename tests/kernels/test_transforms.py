@@ -15,7 +15,10 @@ import kernels
 from kernels import CATALOGUE, launch_cache
 from kernels.interpreter import runtime
 
-OPS = pytest.mark.parametrize("op", CATALOGUE.values(), ids=CATALOGUE)
+# rope_cache writes into a cache it is given and has no gradient: PyTorch's own rules for such operators answer, in its
+# words, and a forward-mode derivative is not refused.
+DIFFERENTIABLE = {name: op for name, op in CATALOGUE.items() if name != "rope_cache"}
+OPS = pytest.mark.parametrize("op", DIFFERENTIABLE.values(), ids=DIFFERENTIABLE)
 
 
 @pytest.fixture
