@@ -11,8 +11,8 @@ from helpers.grading.variants import drawn
 COURSE = Path(__file__).resolve().parents[2]
 FOLDERS = ("notebooks", "exercises", "kernels", "helpers", "benchmarks", ".devcontainer")
 FILES = "LICENSE environment.yml postBuild requirements.lock setup.sh .gitignore".split()
-# In docs/.
-PAGES = "claims.md doors.md fusion_proof.md public_models.md journey_dark.gif journey_light.gif using.md glossary.md".split()
+PAGES = "claims.md doors.md fusion_proof.md public_models.md using.md glossary.md".split()  # in docs/
+PAGES += ["journey_dark.gif", "journey_light.gif"]
 FOR_INSTRUCTORS = "helpers/grading"
 MADE_HERE = (
     "__pycache__",
