@@ -29,7 +29,10 @@ def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129)) -> list[Case]:
             q[:, 0], k[..., 0] = dim**0.5, torch.as_tensor(score, device=k.device).to(k.dtype)
         ends = torch.tensor(bounds, device=q.device)
         given = f"bounds {bounds}" if len(bounds) < 8 else f"{len(bounds) - 1} splits"
-        return Case(label, (q, k, v, ends), look_at, input_error=q.dtype, arguments=given, conditioning=4.0)
+        # A score's rounding is in proportion to it, and the exponential takes it on as it is.
+        largest = 0.0 if score is None else float(torch.as_tensor(score).abs().max())
+        conditioning = max(4.0, largest)
+        return Case(label, (q, k, v, ends), look_at, input_error=q.dtype, arguments=given, conditioning=conditioning)
 
     merge = "the merge: each split's sum and values times exp(its maximum - the largest maximum)"
     empty = "an empty split: its maximum is -inf, its sum and values 0, and -inf - -inf is NaN"
