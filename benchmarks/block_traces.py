@@ -38,8 +38,14 @@ TOKENS = 512
 
 def trace_of(call: Callable, calls: int = 3) -> dict:
     """The trace of the last of several calls: {"traceEvents": [...]}, times in microseconds from its beginning."""
+    return trimmed(whole_trace(call, calls))
+
+
+def whole_trace(call: Callable, calls: int = 3, **options) -> dict:
+    """The trace of several calls, each a range named CALL; options: of torch.profiler.profile."""
     on_gpu = torch.cuda.is_available()
-    with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu) as found:
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
+    with profile(activities=activities, **options) as found:
         for _ in range(calls):
             with record_function(CALL):
                 call()
@@ -48,14 +54,18 @@ def trace_of(call: Callable, calls: int = 3) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
         found.export_chrome_trace(str(file))
-        return trimmed(json.loads(file.read_text()))
+        return json.loads(file.read_text())
+
+
+def last_begin(events: list[dict]) -> float:
+    """When the last range named CALL begins, in the trace's microseconds."""
+    return max(each["ts"] for each in events if each.get("name") == CALL and each.get("cat") == "user_annotation")
 
 
 def trimmed(trace: dict) -> dict:
     """What belongs to the last CALL: kernels, launches, the outermost operators, and the arrows between them."""
     events = trace["traceEvents"]
-    marks = [each for each in events if each.get("name") == CALL and each.get("cat") == "user_annotation"]
-    begin = max(each["ts"] for each in marks)
+    begin = last_begin(events)
     kept, covered = [], begin
     for each in sorted(events, key=lambda each: (each.get("ts", 0), -each.get("dur", 0))):
         if each["ph"] == "M":

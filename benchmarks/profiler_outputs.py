@@ -18,11 +18,12 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
 
+from benchmarks.block_traces import CALL, last_begin, whole_trace
 from benchmarks.hardware_counters import profiler
 from benchmarks.provenance import RESULTS, file_name, provenance
 from helpers.instruments.profile_script import tool
@@ -30,7 +31,6 @@ from helpers.instruments.profile_script import tool
 PAGES = ("outputs.json", "ncu_sets.txt", "ncu_full.txt", "gap.trace.json")
 ELEMENTS = 2**25
 STEPS, WIDTH = 3, 4096
-CALL = "the steps"
 # Each kernel with the time of its launch, as the SQLite export of nsys has them.
 QUERY = """\
 SELECT name.value AS kernel, k.start, k."end", r.start AS launched
@@ -86,23 +86,13 @@ def trace() -> dict:
     """Return the last call of `steps` by torch.profiler, with stacks; microseconds from its start."""
     on_gpu = torch.cuda.is_available()
     weight, grad = torch.randn(2, WIDTH if on_gpu else 64, WIDTH, device="cuda" if on_gpu else "cpu")
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
-    with profile(activities=activities, with_stack=True) as found:
-        for _ in range(3):
-            with record_function(CALL):
-                steps(weight, grad)
-                if on_gpu:
-                    torch.cuda.synchronize()
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "trace.json"
-        found.export_chrome_trace(str(file))
-        return last_call(json.loads(file.read_text()))
+    return last_call(whole_trace(partial(steps, weight, grad), with_stack=True))
 
 
 def last_call(trace: dict) -> dict:
     """Cut a trace to the last CALL, and of Python's calls to those of this file's functions."""
     events = trace["traceEvents"]
-    begin = max(each["ts"] for each in events if each.get("name") == CALL and each.get("cat") == "user_annotation")
+    begin = last_begin(events)
     kept = []
     for each in events:
         if each.get("ph") != "X" or each.get("cat") not in KEPT or each["ts"] < begin:

@@ -22,6 +22,7 @@ import statistics
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -67,16 +68,6 @@ def hugging_face(name: str, config: str, device: str, dtype: torch.dtype = BF16,
 def text(name: str, config: str, rows: int, columns: int, **sizes):
     def build(device):
         return hugging_face(name, config, device, **sizes), (tokens(rows, columns, device),), {}
-
-    return build
-
-
-def language(name: str, config: str, rows: int, columns: int, **sizes):
-    """As `text`, without the cache of keys and values that generation would ask for."""
-
-    def build(device):
-        model = hugging_face(name, config, device, use_cache=False, **sizes)
-        return model, (tokens(rows, columns, device),), {}
 
     return build
 
@@ -164,21 +155,24 @@ def graph_network(name: str):
     return build
 
 
+def training_step(loss_of: Callable, optimizer: torch.optim.Optimizer) -> Callable:
+    def step(*given):
+        optimizer.zero_grad()
+        loss = loss_of(*given)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
 def llama_step(device):
     """Forward, backward and AdamW of a small Llama."""
     device = "cpu" if device == "meta" else device
     sizes = {"vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4}
     sizes |= {"num_attention_heads": 16, "num_key_value_heads": 4, "use_cache": False}
     model = hugging_face("LlamaForCausalLM", "LlamaConfig", device, **sizes).train()
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def step(ids):
-        optimizer.zero_grad()
-        loss = model(ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = training_step(lambda ids: model(ids, labels=ids).loss, torch.optim.AdamW(model.parameters()))
     return step, (tokens(4, 512, device),), {}
 
 
@@ -187,21 +181,14 @@ def resnet_step(device):
     device = "cpu" if device == "meta" else device
     model = importlib.import_module("torchvision.models").resnet18().to(device).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def step(x, labels):
-        optimizer.zero_grad()
-        loss = functional.cross_entropy(model(x), labels)
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = training_step(lambda x, labels: functional.cross_entropy(model(x), labels), optimizer)
     return step, (torch.randn(64, 3, 224, 224, device=device), torch.arange(64, device=device)), {}
 
 
 LLAMA = {"vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 6}
-LLAMA |= {"num_attention_heads": 32, "num_key_value_heads": 4}
+LLAMA |= {"num_attention_heads": 32, "num_key_value_heads": 4, "use_cache": False}
 QWEN = {"vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 6}
-QWEN |= {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+QWEN |= {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "use_cache": False}
 MODELS = {
     "BERT": text("BertModel", "BertConfig", 32, 128, num_hidden_layers=6),
     "ConvNeXt-T": vision("timm", "convnext_tiny", 64),
@@ -209,15 +196,15 @@ MODELS = {
     "DistilBERT": text("DistilBertModel", "DistilBertConfig", 16, 512),
     "EfficientNet-B0": vision("timm", "efficientnet_b0", 64),
     "GCN": graph_network("GCNConv"),
-    "GPT-2": language("GPT2LMHeadModel", "GPT2Config", 8, 1024, n_layer=6),
+    "GPT-2": text("GPT2LMHeadModel", "GPT2Config", 8, 1024, n_layer=6, use_cache=False),
     "GRU": recurrent("GRU"),
     "GraphSAGE": graph_network("SAGEConv"),
     "LSTM": recurrent("LSTM"),
-    "Llama": language("LlamaForCausalLM", "LlamaConfig", 4, 1024, **LLAMA),
+    "Llama": text("LlamaForCausalLM", "LlamaConfig", 4, 1024, **LLAMA),
     "Llama, training step": llama_step,
     "MLP-Mixer": vision("timm", "mixer_b16_224", 64),
     "MobileNet-V3": vision("torchvision", "mobilenet_v3_large", 64),
-    "Qwen3": language("Qwen3ForCausalLM", "Qwen3Config", 8, 512, **QWEN),
+    "Qwen3": text("Qwen3ForCausalLM", "Qwen3Config", 8, 512, **QWEN),
     "RegNetY": vision("timm", "regnety_016", 64),
     "ResNet-18, training step": resnet_step,
     "ResNet-50": vision("torchvision", "resnet50", 64),

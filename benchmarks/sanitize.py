@@ -102,7 +102,7 @@ def cases() -> list[Case]:
     for name, op in CATALOGUE.items():
         tiled = op.group == "tiled"
         usual = BIASED if name == "bias_dropout_residual" else ROWS if op.group == "rowwise" else ELEMENTS
-        own = tiled or name == "rope_cache"
+        own = tiled or len(op.interpreter_shapes[0]) > 2
         shapes = (*op.interpreter_shapes, *SHAPES.get(name, ())) if own else usual
         shapes = [shape for shape in shapes if name != "softmax_topk" or shape[-1] >= LEAST_FOR_TOP_K]
         found += [Case(name, shape, torch.bfloat16, offset) for shape in shapes for offset in (0, 1)]

@@ -14,6 +14,7 @@ import io
 import re
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -834,6 +835,26 @@ def mistaken(mistake: Mistake, folder: Path) -> server.RunExercise:
         cells.append(cell | {"source": source})
     with contextlib.redirect_stdout(io.StringIO()):
         return server.RunExercise(cells, 0, folder)
+
+
+def changed(exercise: str, changes: dict[str, str]) -> list[dict]:
+    """The exercise's cells, with the changes made in its model answers one after the other."""
+    cells = []
+    for cell in exercises_in(only=exercise)[exercise].cells:
+        source = cell["source"]
+        if cell["answer"]:
+            source = without_comments(source)
+            for old, new in changes.items():
+                source = re.sub(wrapped(old), lambda _, new=new: new, source)
+        cells.append(cell | {"source": source})
+    return cells
+
+
+def not_in_the_model(exercise: str, texts: Iterable[str]) -> list[str]:
+    """Those of the texts that stand in no model answer of the exercise."""
+    cells = exercises_in(only=exercise)[exercise].cells
+    model = [without_comments(cell["source"]) for cell in cells if cell["answer"]]
+    return [text for text in texts if not any(re.search(wrapped(text), source) for source in model)]
 
 
 def without_comments(source: str) -> str:

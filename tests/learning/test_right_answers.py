@@ -2,13 +2,11 @@
 
 import contextlib
 import io
-import re
 
 import mistakes
 import pytest
 from right_answers_10_to_16 import RIGHT
 
-from helpers.grading.exercise import exercises_in
 from helpers.grading.replay import server
 from helpers.learning.checks import cases
 from helpers.learning.outcome import PASS
@@ -24,14 +22,8 @@ def inputs_of_learners(monkeypatch):
 
 def refused(exercise: str, changes: dict[str, str], folder) -> dict[str, str]:
     """What each check says that does not pass, where the changes are made in the model answer."""
-    cells = []
-    for cell in exercises_in(only=exercise)[exercise].cells:
-        source = mistakes.without_comments(cell["source"]) if cell["answer"] else cell["source"]
-        for old, new in changes.items() if cell["answer"] else ():
-            source = re.sub(mistakes.wrapped(old), lambda _, new=new: new, source)
-        cells.append(cell | {"source": source})
     with contextlib.redirect_stdout(io.StringIO()):
-        run = server.RunExercise(cells, 0, folder)
+        run = server.RunExercise(mistakes.changed(exercise, changes), 0, folder)
         found = {check: run.run_check(check, {}, folder) for check in run.checks}
     return {check: str(outcome) for check, outcome in found.items() if outcome.state != PASS}
 
@@ -50,7 +42,4 @@ def test_every_right_answer_passes(exercise, name, tmp_path):
 
 @pytest.mark.parametrize(("exercise", "name"), ALL)
 def test_every_text_to_be_replaced_stands_in_the_model_answer(exercise, name):
-    cells = exercises_in(only=exercise)[exercise].cells
-    model = [mistakes.without_comments(cell["source"]) for cell in cells if cell["answer"]]
-    for old in RIGHT[exercise][name]:
-        assert any(re.search(mistakes.wrapped(old), source) for source in model), old
+    assert mistakes.not_in_the_model(exercise, RIGHT[exercise][name]) == []

@@ -153,11 +153,11 @@ class Costs:
             "CUDA cores": 2 * times["CUDA cores"],  # the peak is that of multiply-adds
             SPECIAL: times.get(SPECIAL, 0.0),
         }
-        if kind in ("matmul", "convolution"):
+        if kind in PRODUCTS:
             library = sum(self.eager[node.index].time for node in group if node.kind in PRODUCTS)
             terms["tensor cores"] = library - start_time(kind)
-        if kind in PRODUCTS and self._has_prologue(group, mask):
-            terms["tensor cores"] /= PROLOGUE_SHARE
+            if self._has_prologue(group, mask):
+                terms["tensor cores"] /= PROLOGUE_SHARE
         bound = max(terms, key=terms.get)
         time = launches * start_time(kind) + terms[bound] + by_row
         return GroupCost(kind, work, launches, time, live, registers, bound)

@@ -53,6 +53,7 @@ GATHER_BANDWIDTH = 0.70
 SCATTERED = 0.8  # fp32 sums by atomics, a clock and SM
 POOLING_BANDWIDTH, POOLING_BACKWARD_BANDWIDTH = 0.4, 0.19
 H100_SMS, H100_CLOCK = 132, 1.98e9  # what the times above are of
+LAUNCHED = prediction.LAUNCH + prediction.FIRST_ACCESS  # s: a kernel with next to nothing to do
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,8 @@ def product_time(
 ) -> float:
     """Seconds of `batch` products (rows, inner) @ (inner, columns), without what memory adds."""
     flops = 2.0 * batch * rows * columns * inner
-    if dtype == torch.float64:
-        return PRODUCT_START + flops / (CORES_SHARE * device.peak_flops["fp32"] / 2)
-    if dtype == torch.float32:
-        return PRODUCT_START + flops / (CORES_SHARE * device.peak_flops["fp32"])
+    if dtype in (torch.float32, torch.float64):
+        return PRODUCT_START + flops / (CORES_SHARE * device.peak_flops["fp32"] * 4 / dtype.itemsize)
     peak = _tensor_peak(dtype, device)
     if aligned != "yes":
         return PRODUCT_START + flops / (UNALIGNED_SHARE[aligned] * peak)
@@ -160,14 +159,15 @@ def _is_padded(rows: int, columns: int, inner: int, device: Device) -> bool:
 
 
 def _bytes_time(nbytes: float, device: Device, share: float = prediction.BANDWIDTH_SHARE) -> float:
-    return prediction.LAUNCH + prediction.FIRST_ACCESS + nbytes / (share * device.memory_bandwidth)
+    return LAUNCHED + nbytes / (share * device.memory_bandwidth)
 
 
 def _size(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _is_channels_first(x: torch.Tensor) -> bool:
+def is_channels_first(x: torch.Tensor) -> bool:
+    """Return whether it holds images in NCHW order, which cuDNN converts."""
     return x.dim() == 4 and x.shape[1] > 1 and x.stride(1) != 1
 
 
@@ -188,12 +188,10 @@ def _convolution_backward(launch, predicted, device, compiled):
     gradient, x, weight = given.get("grad_output"), given.get("input"), given.get("weight")
     if not isinstance(x, torch.Tensor) or x.dim() not in (3, 4) or given.get("transposed"):
         return None
-    wanted = list(given.get("output_mask", (True, True, False)))
-    kernels = []
-    for one in range(2):
-        if wanted[one]:
-            kernels += _convolved(x, weight, gradient, given.get("groups", 1), predicted, device, compiled)
-    if wanted[2] and not compiled:
+    of_x, of_weight, of_bias = given.get("output_mask", (True, True, False))
+    kernels = _convolved(x, weight, gradient, given.get("groups", 1), predicted, device, compiled)
+    kernels *= of_x + of_weight
+    if of_bias and not compiled:
         kernels.append(LibraryKernel("sum of the bias's gradient", _bytes_time(_size(gradient), device)))
     return kernels
 
@@ -202,15 +200,12 @@ def _convolved(x, weight, result, groups, predicted, device, compiled) -> list[L
     """One of the three products of a convolution, which all have the same factors in another order."""
     outputs, channels, taps = weight.shape[0], weight.shape[1], math.prod(weight.shape[2:])
     positions = result.numel() // result.shape[1]
-    first = _is_channels_first(x) and not compiled
+    first = is_channels_first(x) and not compiled
     name = predicted.name
     if channels == 1 and groups > 1:
         if first:
-            return [
-                LibraryKernel(
-                    name, LAUNCHED + result.numel() * (DEPTHWISE[0] + DEPTHWISE[1] * taps) * as_an_h100(device)
-                )
-            ]
+            each = (DEPTHWISE[0] + DEPTHWISE[1] * taps) * as_an_h100(device)
+            return [LibraryKernel(name, LAUNCHED + result.numel() * each)]
         share = prediction.BANDWIDTH_SHARE * DEPTHWISE_NHWC_BANDWIDTH
         return [LibraryKernel(name, _bytes_time(_size(x) + _size(result), device, share))]
     flops = 2.0 * result.numel() * channels * taps
@@ -247,7 +242,7 @@ def _batch_norm(launch, predicted, device, compiled):
         return None
     if given.get("training", True):
         return [LibraryKernel(predicted.name, _statistics_time("forward", 3, x, device))]
-    share = BATCH_NORM_BANDWIDTH["NCHW" if _is_channels_first(x) else "NHWC"]
+    share = BATCH_NORM_BANDWIDTH["NCHW" if is_channels_first(x) else "NHWC"]
     kernels = [LibraryKernel("1 / sqrt(var + eps)", INVERSE_DEVIATION)]
     if x.dtype.itemsize == 2:
         kernels.insert(0, LibraryKernel("parameters to fp32", CONVERSION))
@@ -327,19 +322,14 @@ def _recurrent(launch, predicted, device, compiled):
     given = launch.arguments
     x, hidden, weights = given["x"], given["hidden"][0], given["weights"]
     layers, width = hidden.shape[0], hidden.shape[-1]
-    batch_first = given.get("batch_first")
-    steps, batch = (x.shape[1], x.shape[0]) if batch_first else (x.shape[0], x.shape[1])
+    batch, steps = x.shape[:2] if given.get("batch_first") else x.shape[1::-1]
     gates = weights[0].shape[0]
-    step = product_time(1, batch, gates, width, x.dtype, device)
-    pointwise = LAUNCHED
     inputs = product_time(1, batch * steps, gates, max(x.shape[-1], width), x.dtype, device)
-    kernels = [LibraryKernel("products of the inputs", inputs)] * layers
-    return kernels + [LibraryKernel("product of a step", step), LibraryKernel("gates of a step", pointwise)] * (
-        layers * steps
-    )
+    product = product_time(1, batch, gates, width, x.dtype, device)
+    step = [LibraryKernel("product of a step", product), LibraryKernel("gates of a step", LAUNCHED)]
+    return layers * [LibraryKernel("products of the inputs", inputs), *steps * step]
 
 
-LAUNCHED = prediction.LAUNCH + prediction.FIRST_ACCESS
 _MAKERS = {
     **dict.fromkeys("mm addmm bmm baddbmm".split(), _product),
     "convolution": _convolution,

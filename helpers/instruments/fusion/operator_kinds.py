@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from helpers.instruments.fusion.library_kernels import is_channels_first
 from helpers.instruments.fusion.operation_account import TensorAccess, TracedStep
 from helpers.instruments.fusion.plan import plain_name
 from helpers.instruments.operations import EXP_RESULTS, TANH_RESULTS
@@ -297,17 +298,14 @@ def unsure_of(step: TracedStep) -> str:
         return f"{target.namespace}.{name}: a custom operator; counted as one kernel that moves its tensors once"
     if kind_of(step) == "opaque" and not is_known(name) and not name.startswith((FOREACH, *FUSED_OPTIMIZERS)):
         return f"aten.{name}: how its kernels work is not known; counted as one that moves its tensors once"
-    if name in CONVOLUTIONS and _is_channels_first(step):
-        return (
-            "convolutions of NCHW tensors: cuDNN may convert their layout before and after, which channels_last avoids"
-        )
+    if name in CONVOLUTIONS:
+        given = [node.meta.get("val") for node in step.node.all_input_nodes]
+        if is_channels_first(max(given, key=torch.Tensor.numel)):
+            return (
+                "convolutions of NCHW tensors: cuDNN may convert their layout before and after, which channels_last "
+                "avoids"
+            )
     return ""
-
-
-def _is_channels_first(step: TracedStep) -> bool:
-    given = [node.meta.get("val") for node in step.node.all_input_nodes]
-    main = max(given, key=torch.Tensor.numel)
-    return main.dim() == 4 and main.shape[1] > 1 and main.stride(1) != 1
 
 
 def is_left_out(step: TracedStep) -> bool:

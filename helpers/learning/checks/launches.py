@@ -108,9 +108,8 @@ def require_plain(kernel: str, name: str, value: object) -> None:
 MAX_REORDERED = 8  # programs of a call that is repeated in other orders; one with atomics always is
 _launched: set[JITFunction] = set()  # watched, in the call that is measured
 _in_any_order: weakref.WeakSet[JITFunction] = weakref.WeakSet()  # kernels repeated in other orders, without atomics
-ROUNDINGS = (
-    32  # units in the last place of the largest value: the difference allowed for atomic additions in another order
-)
+# Units in the last place of the largest value: the difference allowed for atomic additions in another order.
+ROUNDINGS = 32
 
 
 def measure_in_any_order(answer: Callable, *inputs) -> Traffic:
