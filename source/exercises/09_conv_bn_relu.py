@@ -71,7 +71,7 @@ print(f"{unfused.launches} launches; x, weight and the result: {least / 1e3:.4g}
 # %% [markdown]
 # **How many times does a kernel read x if each program computes 64 output pixels for all 64 channels, one tap at a
 # time? How many times does it read the weights?** Write your answers down, and the traffic check will compare them with
-# what it measures.
+# its own count.
 #
 # ## Your kernel
 #
