@@ -772,13 +772,14 @@ display(
 )
 
 # %% [markdown]
-# Forward, on large tensors, both norms come close to copy bandwidth up to 16384 columns, whether the width is a power of
-# two or not. Odd rows cost more, most of all LayerNorm's wide ones; ours are ahead of every peer there. Two gaps:
+# On large tensors, RMSNorm's forward pass runs close to copy bandwidth at nearly every width, powers of two or not. Odd
+# widths cost more, but mostly less than they cost the others. Where are we behind?
 #
-# - The widest rows of RMSNorm: one SM's registers do not hold such a row, so a part of it is read again. QuACK spreads
-#   such a row over several SMs.
-# - Narrow rows: where a kernel takes a few microseconds, most of it is start and end. `fusion bench --recorded --sweep`
-#   lists every point.
+# - Wide rows of LayerNorm whose width is not a power of two: at 14336 columns, for example, `torch.compile` is well ahead.
+#   Nobody has found out why; if you have a GPU, that's a good one to profile.
+# - Backward, many rows of RMSNorm: QuACK and `torch.compile` lead from about 2000 columns on.
+# - Narrow rows: a kernel of a few microseconds is mostly start and end. `fusion bench --recorded --sweep` lists every
+#   point.
 #
 # The last table has the time of a **call** from Python. For work this short it is mostly the launch: *bare launch* is an
 # empty kernel with the same arguments. A call adds checks, allocation and waiting for the GPU; backward, also autograd,

@@ -956,16 +956,16 @@ odd = of_width[4099]["fused"][0] / of_width[4096]["fused"][0]
 print(f"softmax, rows of 4099 against rows of 4096: {odd:.2f} times the time")
 
 # %% [markdown]
-# So odd rows can be as fast: threads move whole vectors of 16 bytes from the first aligned address in a row, and a
-# small extra block takes the few elements before and after. At other widths see the hollow marks: the fewer columns,
-# the larger the share of a row's two ends; the widest rows cost something as well. QuACK refuses odd rows; the best of
-# the others is far behind.
+# So odd rows can be nearly as fast: threads move whole 16-byte vectors starting at the first aligned address in a row,
+# and a small extra block handles the few elements before and after. The hollow marks show the other odd widths: the
+# narrower the row, the more its two ends weigh, and the widest rows pay a little as well. QuACK refuses odd rows, and
+# the others mostly trail there.
 #
-# Softmax is behind elsewhere: at few narrow rows, and above about 12000 columns, where QuACK is mostly ahead. A row
-# fills much of an SM's registers there, so few rows are in flight at once, and QuACK shares the widest among several
-# SMs; ours does so for few rows and for the widest gradients, and otherwise reads most of such a row twice. Cross
-# entropy reads each row once at any width and leads at the widest; at narrower ones, where QuACK keeps the row too,
-# look at the chart. (Backward, a few points are slightly above the ceiling: softmax reads two elements there for each
+# Softmax trails elsewhere: on few narrow rows, and above about 25,000 columns, where QuACK is ahead. Such a row fills
+# much of an SM's registers, so few rows are in flight at once. QuACK splits the widest rows across several SMs. Ours
+# does that only for few rows and for the widest gradients; otherwise it reads most of such a row twice. Cross entropy
+# reads each row once at any width, and is level with QuACK or ahead at the widest. At narrower widths QuACK keeps the
+# row on the chip as well, and the two are close. (Backward, a few points are slightly above the ceiling: softmax reads two elements there for each
 # that it writes, a copy one.)
 # <!-- given 16 bytes: as above -->
 #

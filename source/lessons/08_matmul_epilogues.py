@@ -1266,9 +1266,6 @@ print(f"one row reads its weights at {share(point):.0%} of copy bandwidth")
 # %% tags=["hide-input"]
 import statistics
 
-SWEEP = "h100_80gb_hbm3_sweep.json"
-h100_sweep = recorded_sweep(SWEEP.removesuffix("_sweep.json"))
-
 
 def intensity(point):
     """Return FLOP/byte of a fused operation in bf16, each tensor read or written once."""
@@ -1299,7 +1296,7 @@ rows, shown = [], []
 for name, (kernel, shape) in CASES.items():
     (point,) = (
         each
-        for each in h100_sweep.of(kernel, "forward")
+        for each in at_all_sizes.of(kernel, "forward")
         if each["shape"] == shape and each["dtype"] == "bf16"
     )
     shown.append(point)
@@ -1308,8 +1305,8 @@ for name, (kernel, shape) in CASES.items():
     by_library = f"{gained(point, library):.2f}x" if library in point["gpu"] else ""
     rows.append((name, f"{intensity(point):.3g}", rule, f"{gained(point):.2f}x", by_library))
 columns = ("", "FLOP/byte", "by the claim", "gained", "by the library")
-display(table(columns, rows, h100_sweep.label(shown)))
-linears = h100_sweep.of("linear_act", "forward")
+display(table(columns, rows, at_all_sizes.label(shown)))
+linears = at_all_sizes.of("linear_act", "forward")
 for side, those in (
     ("below", [each for each in linears if intensity(each) < 100]),
     ("above", [each for each in linears if intensity(each) >= 100]),
