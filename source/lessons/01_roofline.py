@@ -291,7 +291,8 @@ puzzle(sum_kernel, 3, left, right, wanted=left + right, BLOCK=4)
 #
 # b = tl.load(b_ptr + tl.arange(0, BLOCK))
 #
-# b = tl.load(b_ptr + element) -->
+# b = tl.load(b_ptr + element)
+# -->
 
 # %% [markdown]
 # ## Arithmetic that costs nothing
@@ -402,7 +403,8 @@ puzzle(half_kernel, 3, signed, wanted=torch.relu(0.5 * signed), BLOCK=4)
 #
 # y = tl.maximum(x, 0.0)
 #
-# y = tl.minimum(y, 0.0) -->
+# y = tl.minimum(y, 0.0)
+# -->
 
 # %% [markdown]
 # ## Your predictions vs the measurements
@@ -492,7 +494,8 @@ table(("", "ridge in fp16", "in its narrowest format", "which is"), rows, "FLOP/
 # **Verdict: fails in 16 bits since the H100, holds in each generation's narrowest format.** An H200 isn't a new
 # generation, just an H100 with faster memory, so its ridge is further to the left. From the H100 to the B200 the fp16
 # ridge didn't move. But fp8 and fp4 were added, and their ridges are several times further right. <!-- given 16 bits:
-# fp16 -->
+# fp16
+# -->
 #
 # ### Which unit limits attention?
 #

@@ -287,7 +287,8 @@ puzzle(add_relu_kernel, 3, first, second, wanted=torch.relu(first + second), BLO
 # s = tl.load(y_ptr + element)
 #     tl.store(y_ptr + element, tl.maximum(s, 0.0))
 #
-# tl.store(y_ptr + element, tl.maximum(s, 0.0)) -->
+# tl.store(y_ptr + element, tl.maximum(s, 0.0))
+# -->
 
 # %% [markdown]
 # ## On your own CPU

@@ -177,7 +177,8 @@ puzzle(mask_kernel, 3, tenths, wanted=2 * tenths, elements=10, BLOCK=4)
 #
 # exists = tl.arange(0, BLOCK) < elements
 #
-# exists = element < elements - 1 -->
+# exists = element < elements - 1
+# -->
 #
 # In their addition kernel, a colleague has written `<=`. Let the meter review it:
 
@@ -369,7 +370,8 @@ puzzle(square_kernel, 3, hundreds, wanted=squares, BLOCK=4)
 #
 # x = tl.load(x_ptr + element) / 10
 #
-# x = tl.load(x_ptr + element).to(tl.float32) -->
+# x = tl.load(x_ptr + element).to(tl.float32)
+# -->
 #
 # So first load, then `.to(tl.float32)`, then compute. The cast adds no traffic, because it works on values that are
 # already in registers, and the store rounds to the dtype of `y_ptr`. Range is only one reason to do it. The other is
@@ -442,7 +444,8 @@ puzzle(row_kernel, 3, middle, wanted=2 * middle, stride=middle.stride(0), COLUMN
 #
 # x = tl.load(x_ptr + (row * COLUMNS + column) * stride)
 #
-# x = tl.load(x_ptr + row * (COLUMNS + stride) + column) -->
+# x = tl.load(x_ptr + row * (COLUMNS + stride) + column)
+# -->
 #
 # `add_kernel` doesn't know about strides. If we give it such a view, and zeros to add to it, it simply takes 12
 # elements of each in the order they have in memory:
@@ -495,7 +498,8 @@ puzzle(block_sum_kernel, 3, quarters, wanted=sums, BLOCK=4)
 #
 # tl.store(y_ptr + program, tl.sum(x))
 #
-# tl.store(y_ptr + 1, tl.sum(x)) -->
+# tl.store(y_ptr + 1, tl.sum(x))
+# -->
 #
 # You can't always see a [data race](../docs/glossary.md#data-race) in the values. If all programs store the same value,
 # or the right one happens to come last, tests can pass for months. The meter reports it anyway, because it records
