@@ -493,9 +493,8 @@ table(("", "ridge in fp16", "in its narrowest format", "which is"), rows, "FLOP/
 # %% [markdown]
 # **Verdict: fails in 16 bits since the H100, holds in each generation's narrowest format.** An H200 isn't a new
 # generation, just an H100 with faster memory, so its ridge is further to the left. From the H100 to the B200 the fp16
-# ridge didn't move. But fp8 and fp4 were added, and their ridges are several times further right. <!-- given 16 bits:
-# fp16
-# -->
+# ridge didn't move. But fp8 and fp4 were added, and their ridges are several times further right.
+# <!-- given 16 bits: fp16 -->
 #
 # ### Which unit limits attention?
 #
