@@ -1267,7 +1267,7 @@ print(f"one row reads its weights at {share(point):.0%} of copy bandwidth")
 import statistics
 
 
-def intensity(point):
+def flop_per_byte(point):
     """Return FLOP/byte of a fused operation in bf16, each tensor read or written once."""
     if point["kernel"] == "linear_act":
         m, k, n = point["shape"]
@@ -1300,16 +1300,16 @@ for name, (kernel, shape) in CASES.items():
         if each["shape"] == shape and each["dtype"] == "bf16"
     )
     shown.append(point)
-    rule = "fuse" if intensity(point) < 100 else "leave"
+    rule = "fuse" if flop_per_byte(point) < 100 else "leave"
     library = "cuBLASLt epilogue"
     by_library = f"{gained(point, library):.2f}x" if library in point["gpu"] else ""
-    rows.append((name, f"{intensity(point):.3g}", rule, f"{gained(point):.2f}x", by_library))
+    rows.append((name, f"{flop_per_byte(point):.3g}", rule, f"{gained(point):.2f}x", by_library))
 columns = ("", "FLOP/byte", "by the claim", "gained", "by the library")
 display(table(columns, rows, at_all_sizes.label(shown)))
 linears = at_all_sizes.of("linear_act", "forward")
 for side, those in (
-    ("below", [each for each in linears if intensity(each) < 100]),
-    ("above", [each for each in linears if intensity(each) >= 100]),
+    ("below", [each for each in linears if flop_per_byte(each) < 100]),
+    ("above", [each for each in linears if flop_per_byte(each) >= 100]),
 ):
     gains = [gained(each) for each in those]
     ahead = sum(gained(each) > 1.03 * gained(each, "cuBLASLt epilogue") for each in those)
