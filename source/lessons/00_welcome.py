@@ -260,7 +260,11 @@ explorer = TrafficExplorer("add+GELU", "fp32", device="H200", rows=1024, columns
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. GELU gains most: in single steps it takes eight launches, and fusing saves everything they write for each other. ReLU and the addition are a single launch to begin with, so there's nothing to save. 2. It depends on how many intermediate tensors there are. The dtype doesn't matter, and the size hardly does (LayerNorm of a single row reads weights as large as the row, fused or not). 3. Only the time. The requested bytes depend on the program alone.</details>
+# <details><summary>What you should see</summary>1. GELU gains most: in single steps it takes eight launches, and fusing
+# saves everything they write for each other. ReLU and the addition are a single launch to begin with, so there's
+# nothing to save. 2. It depends on how many intermediate tensors there are. The dtype doesn't matter, and the size
+# hardly does (LayerNorm of a single row reads weights as large as the row, fused or not). 3. Only the time. The
+# requested bytes depend on the program alone.</details>
 #
 # ## Fewer bytes, less time?
 #
@@ -392,16 +396,20 @@ predictions()
 # ## Test yourself
 #
 # 1. What exactly does fusing add and GELU remove: operations, reads, writes, launches?
-# <details><summary>Answer</summary>One write and one read of the sum, and one launch. It doesn't remove a single operation.</details>
+# <details><summary>Answer</summary>One write and one read of the sum, and one launch. It doesn't remove a single
+# operation.</details>
 #
 # 2. Why can the meter count bytes without a GPU?
-# <details><summary>Answer</summary>Because it counts requests, and the program determines which addresses it reads and writes. The chip determines how long that takes, and how many of the requests its caches can serve.</details>
+# <details><summary>Answer</summary>Because it counts requests, and the program determines which addresses it reads and
+# writes. The chip determines how long that takes, and how many of the requests its caches can serve.</details>
 #
 # 3. A kernel reads one tensor and writes one. Can fusing anything into it make it move fewer bytes than that?
-# <details><summary>Answer</summary>No. It still has to read its input once and write its output once. Fusing only removes the traffic between kernels.</details>
+# <details><summary>Answer</summary>No. It still has to read its input once and write its output once. Fusing only
+# removes the traffic between kernels.</details>
 #
 # 4. A friend makes GELU's arithmetic twice as fast. What happens to the time on an A100?
-# <details><summary>Answer</summary>On a large tensor, nothing you could measure. The GPU is waiting for memory.</details>
+# <details><summary>Answer</summary>On a large tensor, nothing you could measure. The GPU is waiting for
+# memory.</details>
 #
 # 5. Three elementwise kernels run one after another (in an elementwise kernel, each element of the result depends on
 #    one element of the input). Each reads one tensor and writes one. By what factor does fusing all three reduce the

@@ -183,7 +183,12 @@ explorer = RooflineExplorer(device="A100", operations=few, show="memory roof")
 share.on(explorer, "y", at=lambda percent: percent / 100 * a100.peak)
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. The matmul moves, because it uses each element of its inputs once per column. Every other operation uses an element the same number of times, however wide the tensor is. 2. and 3. It happens between two positions of the slider; the cell below finds out where. With few rows, attention is memory-bound. With many rows it is still memory-bound if it's unfused, because its scores, one for each pair of rows, make a round trip to memory. (On a T4, only libraries reach the tensor cores' roof, since Triton doesn't use tensor cores on GPUs that old.)</details>
+# <details><summary>What you should see</summary>1. The matmul moves, because it uses each element of its inputs once
+# per column. Every other operation uses an element the same number of times, however wide the tensor is. 2. and 3. It
+# happens between two positions of the slider; the cell below finds out where. With few rows, attention is memory-bound.
+# With many rows it is still memory-bound if it's unfused, because its scores, one for each pair of rows, make a round
+# trip to memory. (On a T4, only libraries reach the tensor cores' roof, since Triton doesn't use tensor cores on GPUs
+# that old.)</details>
 
 
 # %% tags=["hide-input"]
@@ -280,7 +285,8 @@ left, right = torch.arange(12.0), 100 - torch.arange(12.0) ** 2
 puzzle(sum_kernel, 3, left, right, wanted=left + right, BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>b = tl.load(b_ptr + element)</code>: the second input has to be read as well.</details>
+# <details><summary>Answer</summary><code>b = tl.load(b_ptr + element)</code>: the second input has to be read as
+# well.</details>
 #
 # <!-- choices
 # b = a
@@ -392,7 +398,8 @@ signed = torch.arange(12.0) - 6
 puzzle(half_kernel, 3, signed, wanted=torch.relu(0.5 * signed), BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>y = tl.maximum(y, 0.0)</code>. It costs no bytes: the element is in a register already, and the result is no larger than before.</details>
+# <details><summary>Answer</summary><code>y = tl.maximum(y, 0.0)</code>. It costs no bytes: the element is in a register
+# already, and the result is no larger than before.</details>
 #
 # <!-- choices
 # # <- a line here
@@ -417,16 +424,21 @@ predictions()
 #
 # 1. Two operations do the same number of FLOPs, but one of them moves half as many bytes. Both are memory-bound. Which
 #    is faster, and by how much at best?
-# <details><summary>Answer</summary>The one with half the bytes, by a factor of two. Their time is bytes over bandwidth.</details>
+# <details><summary>Answer</summary>The one with half the bytes, by a factor of two. Their time is bytes over
+# bandwidth.</details>
 #
 # 2. Where does fusing move a point on the roofline chart, and why not straight up?
-# <details><summary>Answer</summary>To the right, along the roof, because the FLOPs are the same and there are fewer bytes. Going straight up would mean beating the roof at the same intensity, but fusing changes the intensity.</details>
+# <details><summary>Answer</summary>To the right, along the roof, because the FLOPs are the same and there are fewer
+# bytes. Going straight up would mean beating the roof at the same intensity, but fusing changes the
+# intensity.</details>
 #
 # 3. An operation is compute-bound on a T4. Must it be compute-bound on an H100?
-# <details><summary>Answer</summary>No. The H100's ridge is further to the right, so the same intensity can be memory-bound there.</details>
+# <details><summary>Answer</summary>No. The H100's ridge is further to the right, so the same intensity can be
+# memory-bound there.</details>
 #
 # 4. You fuse a ReLU into a large matmul. What do you save, and does it matter?
-# <details><summary>Answer</summary>You save a write and a read of the result, and a launch. But the matmul is compute-bound, so that's only a small share of its time, as you can see in the explorer.</details>
+# <details><summary>Answer</summary>You save a write and a read of the result, and a launch. But the matmul is
+# compute-bound, so that's only a small share of its time, as you can see in the explorer.</details>
 #
 # 5. Fused LayerNorm reads each fp16 element once, writes it once, and does seven operations on it. What is its
 #    intensity, if you leave out the few bytes of weights? Replace the dots with your number.

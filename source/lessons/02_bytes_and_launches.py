@@ -272,7 +272,8 @@ first, second = torch.arange(12.0) - 6, 3 * torch.arange(12.0) - 20
 puzzle(add_relu_kernel, 3, first, second, wanted=torch.relu(first + second), BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary>Delete two lines: the first <code>tl.store</code> and the <code>tl.load</code> after it. The sum is already in <code>s</code>.</details>
+# <details><summary>Answer</summary>Delete two lines: the first <code>tl.store</code> and the <code>tl.load</code> after
+# it. The sum is already in <code>s</code>.</details>
 #
 # <!-- choices
 # tl.store(y_ptr + element, s)
@@ -424,7 +425,9 @@ print(f"; copies {h200.copy_bandwidth / 1e9:,.0f} GB/s")
 launch_timeline(h200)
 
 # %% [markdown]
-# <details><summary>What you should see</summary>When the four are launched one by one, the GPU still has work left after the CPU has launched everything, if there are at least 4,194,304 elements. At 65,536 the GPU spends most of its time waiting, so that's where fusing or a graph gains most.</details>
+# <details><summary>What you should see</summary>When the four are launched one by one, the GPU still has work left
+# after the CPU has launched everything, if there are at least 4,194,304 elements. At 65,536 the GPU spends most of its
+# time waiting, so that's where fusing or a graph gains most.</details>
 #
 # So in a row of calls, the slower of the two sets the pace:
 #
@@ -475,7 +478,11 @@ explorer = LaunchExplorer(device="H200", elements=1_000_000, operations=4)
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. It starts to climb where its bytes take as long as its launch. A launch from Triton costs more than an operator's, so that happens later. 2. One or two operations, because so few operators cost less than one launch from Triton. From C++ the fused kernel is never slower. 3. It saves the GPU's starts: you pay for one instead of one per operation. 4. Less. With slower memory, the bytes take up most of the time even for smaller tensors.</details>
+# <details><summary>What you should see</summary>1. It starts to climb where its bytes take as long as its launch. A
+# launch from Triton costs more than an operator's, so that happens later. 2. One or two operations, because so few
+# operators cost less than one launch from Triton. From C++ the fused kernel is never slower. 3. It saves the GPU's
+# starts: you pay for one instead of one per operation. 4. Less. With slower memory, the bytes take up most of the time
+# even for smaller tensors.</details>
 #
 # **At what size do the bytes of a single PyTorch operator take as long as its launch, on an H200?** The operator reads
 # four bytes per element and writes four. You'll find its launch cost and the GPU's copy bandwidth above the timeline.
@@ -558,18 +565,22 @@ predictions()
 # ## Test yourself
 #
 # 1. `x.mul_(2)` instead of `x = x * 2`: how many bytes of traffic does it save?
-# <details><summary>Answer</summary>None. It reads x and writes x either way. What it saves is the space for a second tensor.</details>
+# <details><summary>Answer</summary>None. It reads x and writes x either way. What it saves is the space for a second
+# tensor.</details>
 #
 # 2. A chain of three: `y = x * 2`, `z = y + 1`, `w = relu(z)`. Another operation needs `z` as well. What does fusing
 #    all three still save?
-# <details><summary>Answer</summary>The write and the read of y, and the read of z. You still have to write z because something else needs it, so three passes out of six remain.</details>
+# <details><summary>Answer</summary>The write and the read of y, and the read of z. You still have to write z because
+# something else needs it, so three passes out of six remain.</details>
 #
 # 3. A kernel has the right result and runs in one launch. How could it still move many times too many bytes?
-# <details><summary>Answer</summary>By storing or loading the same data over and over, like the store in the loop. You can't see that in the values, but you can see it in the meter's table by line.</details>
+# <details><summary>Answer</summary>By storing or loading the same data over and over, like the store in the loop. You
+# can't see that in the values, but you can see it in the meter's table by line.</details>
 #
 # 4. Your model calls many small kernels, and the profiler shows the GPU idle half of the time. What will help, and what
 #    won't?
-# <details><summary>Answer</summary>Fewer launches will help: fuse the kernels, or replay them from a CUDA graph. A GPU with faster memory won't, because nothing is waiting for memory here.</details>
+# <details><summary>Answer</summary>Fewer launches will help: fuse the kernels, or replay them from a CUDA graph. A GPU
+# with faster memory won't, because nothing is waiting for memory here.</details>
 #
 # 5. `relu(a * b + c)` with four tensors of the same size (the three inputs and the result). What share of the traffic
 #    does fusing save, in %? Replace the dots with your number.

@@ -166,7 +166,8 @@ tenths = torch.arange(10.0)
 puzzle(mask_kernel, 3, tenths, wanted=2 * tenths, elements=10, BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>exists = element < elements</code>: a position counts if its element exists, whatever block it is in.</details>
+# <details><summary>Answer</summary><code>exists = element < elements</code>: a position counts if its element exists,
+# whatever block it is in.</details>
 #
 # <!-- choices
 # exists = element < BLOCK
@@ -359,7 +360,8 @@ squares = (hundreds.float() ** 2 / 100).half()
 puzzle(square_kernel, 3, hundreds, wanted=squares, BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>tl.load(x_ptr + element).to(tl.float32)</code>: fp16 can't represent squares above 65504. fp32 can, and the quotient fits into fp16 again.</details>
+# <details><summary>Answer</summary><code>tl.load(x_ptr + element).to(tl.float32)</code>: fp16 can't represent squares
+# above 65504. fp32 can, and the quotient fits into fp16 again.</details>
 #
 # <!-- choices
 # x = tl.load(x_ptr + element)
@@ -433,7 +435,8 @@ middle = torch.arange(18.0).view(3, 6)[:, 1:5]
 puzzle(row_kernel, 3, middle, wanted=2 * middle, stride=middle.stride(0), COLUMNS=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>x_ptr + row * stride</code>, plus the column: the next row begins one stride further on, not one row length.</details>
+# <details><summary>Answer</summary><code>x_ptr + row * stride</code>, plus the column: the next row begins one stride
+# further on, not one row length.</details>
 #
 # <!-- choices
 # x = tl.load(x_ptr + row * COLUMNS + column)
@@ -487,7 +490,8 @@ sums = quarters.view(3, 4).sum(1)
 puzzle(block_sum_kernel, 3, quarters, wanted=sums, BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>tl.store(y_ptr + program, tl.sum(x))</code>: every program gets a place of its own. If they share one, whichever program stores last wins, and the order is undefined.</details>
+# <details><summary>Answer</summary><code>tl.store(y_ptr + program, tl.sum(x))</code>: every program gets a place of its
+# own. If they share one, whichever program stores last wins, and the order is undefined.</details>
 #
 # <!-- choices
 # tl.store(y_ptr, tl.sum(x))
@@ -560,16 +564,21 @@ predictions()
 # ## Test yourself
 #
 # 1. A kernel has no mask, and your tensors all have 4096 × 4096 elements, in blocks of 1024. Is it wrong?
-# <details><summary>Answer</summary>Not for those tensors. It will be for the first one whose length isn't a multiple of the block size, and you may not notice from the values alone.</details>
+# <details><summary>Answer</summary>Not for those tensors. It will be for the first one whose length isn't a multiple of
+# the block size, and you may not notice from the values alone.</details>
 #
 # 2. Only the store is masked. What can go wrong?
-# <details><summary>Answer</summary>The loads still read past the end. Those values never get stored, but you may not be allowed to read that address. The meter reports an out-of-bounds read.</details>
+# <details><summary>Answer</summary>The loads still read past the end. Those values never get stored, but you may not be
+# allowed to read that address. The meter reports an out-of-bounds read.</details>
 #
 # 3. Two programs store the same correct value to one element. Does it matter?
-# <details><summary>Answer</summary>Not for the result. But it's one store too many, and it hides the next mistake: once the values differ, the result depends on which program came last.</details>
+# <details><summary>Answer</summary>Not for the result. But it's one store too many, and it hides the next mistake: once
+# the values differ, the result depends on which program came last.</details>
 #
 # 4. You pass a slice `x[:, 1:]` of a matrix to this lesson's `fused_kernel`. What happens?
-# <details><summary>Answer</summary>The result is wrong. The kernel takes as many consecutive elements as the slice has, but they aren't the slice's elements. Pass strides, or make it contiguous in the host wrapper. (With strides it's right, but its loads are narrow, as you'll see in lesson 03b.)</details>
+# <details><summary>Answer</summary>The result is wrong. The kernel takes as many consecutive elements as the slice has,
+# but they aren't the slice's elements. Pass strides, or make it contiguous in the host wrapper. (With strides it's
+# right, but its loads are narrow, as you'll see in lesson 03b.)</details>
 #
 # 5. `y = relu(a * b + c)` in one kernel, fp16. How many bytes per element does it move? Replace the dots with your
 #    number.
