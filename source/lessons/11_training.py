@@ -35,7 +35,7 @@ from helpers.learning import predict_first, predictions, puzzle, self_test
 from kernels.interpreter import runtime
 
 torch.manual_seed(0)
-torch.set_num_threads(1)  # more threads do not speed up tensors this small
+torch.set_num_threads(1)  # more threads don't speed up tensors this small
 device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")
 
@@ -386,7 +386,7 @@ rows = []
 for way, of_runs in repeated.items():
     counts = (of_runs["different"], of_runs["columns"])
     rows.append((way, *counts, f"{of_runs['error']:.0e}", f"{1e6 * times[way].median:.0f} us"))
-columns = ("", "different", "in columns, of 4096", "largest error", "time")
+columns = ("", "different", "columns affected, of 4096", "largest error", "time")
 display(table(columns, rows, h200.label_of("gradient_sums", "gradient_repeats")))
 repeats.compare(
     repeated["atomics, a program a row"]["different"],
@@ -656,7 +656,7 @@ def norm_and_gate(x, weight, up):
 
 up = torch.randn_like(x, requires_grad=True)
 large, again = describe(cut(norm_and_gate, default_partition, x, weight, up), x)
-print(f"as autograd cuts: {len(large)} saved, {', '.join(large)}")
+print(f"autograd's cut: {len(large)} saved, {', '.join(large)}")
 
 # %% [markdown]
 # (`primals` are the function's arguments, in order.) **How many tensors as large as `x` does the minimum cut save?**
@@ -840,7 +840,7 @@ for number in (0, 1, 2, 3):
 
 # %% tags=["hide-input"]
 apart = max(abs(one - other) for one, other in zip(*runs.values(), strict=True))
-print("fused and unfused losses agree to a hundred-thousandth over 8 steps:", apart < 1e-5)
+print("fused and unfused losses agree to within 1e-5 over 8 steps:", apart < 1e-5)
 
 # %% [markdown]
 # The difference starts out in the last digit of an fp32 value, because the kernels add in a different order, and
@@ -885,7 +885,9 @@ print(
     "\nVerdict: holds, for the whole of this small model. "
     f"{100 * (1 - kept['fused'] / kept['unfused']):.1f} % less."
 )
-print("Most of the rest is the matmuls' inputs, which both save. At other sizes it will differ.")
+print(
+    "Most of the rest is the matmuls' inputs, which both save. At other sizes the saving differs."
+)
 
 # %% [markdown]
 # Next, a larger version of the model on an H200: six layers of width 1024, 8192 tokens per step in sequences of 1024,
@@ -909,7 +911,7 @@ first = on_h200["unfused"]["losses"]
 for name in ("torch.compile", "fused"):
     off = [abs(loss - first[number]) for number, loss in on_h200[name]["losses"].items()]
     print(f"{name}: loss off by at most {max(off):.4f} in {len(off)} steps")
-print("losses of a second fused run that differ:", on_h200["fused"]["again"])
+print("losses that differ in a second fused run:", on_h200["fused"]["again"])
 step_memory.compare(
     on_h200["unfused"]["peak"] / on_h200["fused"]["peak"],
     "The N x N scores and the logits are gone. torch.compile was given attention and loss unfused, "
@@ -990,7 +992,9 @@ for budget in (1.0, 0.6, 0.3):
     with functorch_config.patch(activation_memory_budget=budget):
         graphs = cut(with_matmul, min_cut_rematerialization_partition, x, weight, up, projection)
     large, again = describe(graphs, x)
-    print(f"budget {budget}: {len(large)} saved, {', '.join(large)}; again: {', '.join(again)}")
+    print(
+        f"budget {budget}: {len(large)} saved, {', '.join(large)}; recomputed: {', '.join(again)}"
+    )
 
 # %% [markdown]
 # ### A fake that is wrong

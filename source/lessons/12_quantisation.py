@@ -171,7 +171,7 @@ def furthest(found, expected):
 
 x, weight = torch.randn(8, 1000, device=device), torch.randn(1000, device=device)
 off = furthest(norm_int8(x, weight, careless), in_pytorch(x, weight))
-print("random rows, clip 1: within one of PyTorch's:", off <= 1)
+print("random rows, clip 1: within 1 of PyTorch:", off <= 1)
 
 # %% [markdown]
 # It passes, and with random numbers it nearly always would. **Now `clip` is 0.5, and $y/s$ is 200 somewhere. What does
@@ -224,7 +224,7 @@ def careful(y, scale):
 
 print("careful ", converted(HARD, careful))
 off = furthest(norm_int8(x, weight, careful, 0.5), in_pytorch(x, weight, 0.5))
-print("clip 0.5: within one of PyTorch's:", off <= 1)
+print("clip 0.5: within 1 of PyTorch:", off <= 1)
 
 # %% [markdown]
 # The third problem input is a row that contains NaN. `tl.max` and `tl.maximum` drop NaN unless you pass
@@ -266,7 +266,7 @@ for cols, ways in separate.items():
     rows.append((cols, *(f"{1e6 * each:.0f} us, {each / one:.2f}x" for each in taken)))
 heads = ("columns", "PyTorch's LayerNorm, then int8", "our LayerNorm, then int8", "one kernel")
 display(table(heads, rows, h200.label_of("quantised_layer_norm")))
-print("\nVerdict: fair, against PyTorch's norm; by bytes it would be 7 to 3.")
+print("\nVerdict: fair, against PyTorch's norm; counting bytes, it's 7 to 3.")
 print("Against our norm, the gain is a little less than the bytes suggest. Against one kernel per")
 print("operator it would be far larger. With such a number, always ask what the baseline was.")
 
@@ -437,10 +437,10 @@ from benchmarks.experiments.lesson_12 import expert_inputs, fused_experts, separ
 
 inputs = [each.to(device) for each in expert_inputs(1, (1, 512, 1024), dtype=torch.float16)]
 off = furthest(fused_experts(*inputs), separate_experts(*inputs))
-print("quantised results within one:", off <= 1)
+print("quantised results within 1 of each other:", off <= 1)
 one = measure(fused_experts, *inputs)
 by_hand = 3 * inputs[1].numel() + 2 * inputs[1].numel()  # 1 in, 2 out; 2 in
-print(f"weights in three kernels: {by_hand / 1e6:.2f} MB; one: {one.unique_total / 1e6:.2f} MB")
+print(f"weights in three kernels: {by_hand / 1e6:.2f} MB; in one: {one.unique_total / 1e6:.2f} MB")
 weight_bytes.compare(
     by_hand / inputs[1].numel(),
     "The three kernels read one byte, write two and read two per weight. The one kernel reads one.",
@@ -836,8 +836,8 @@ self_test(answer, round(ExpertLayer(32, 4, 1, 1).touched(8), 1), "E (1 - (1 - k/
 # ### Grouped matmul
 #
 # One token's 8 experts are enough work for one small kernel. 8192 tokens make 64 matmuls, with different numbers of
-# rows that aren't known until the router has chosen. One launch per matmul would mean 64 launches, plus a round trip to
-# the host to find out their sizes. The grouped matmul (`kernels/tiled/moe_int8.py`) does it all in one launch. Its grid
+# rows that aren't known until the router has chosen. Launching each of them separately would take 64 kernels, plus a
+# round trip to the host to find out their sizes. The grouped matmul (`kernels/tiled/moe_int8.py`) does it all in one launch. Its grid
 # is large enough for the worst case. Each program counts through the experts' tiles until it finds its own, and surplus
 # programs exit immediately:
 
@@ -863,7 +863,7 @@ for tokens in (128, 512, 8192):
     padded = 32 * ((count + 31) // 32).sum().item()
     empty = 100 * (1 - tokens * 8 / padded)
     found.append((tokens, f"{count.min()} to {count.max()}", f"{empty:.0f} %"))
-table(("tokens", "per expert", "of the tiles' rows are empty"), found)
+table(("tokens", "per expert", "empty rows in the tiles"), found)
 
 # %% [markdown]
 # With few tokens, half of the arithmetic is wasted, **but it hardly matters**, because arithmetic isn't the bottleneck
