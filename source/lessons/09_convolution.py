@@ -990,7 +990,7 @@ print("cuDNN's speed over ours:", ", ".join(f"{each:.2f}" for each in ahead), en
 print(f"the library wins {sum(each > 1 for each in ahead)} of {len(ahead)}")
 
 # %% [markdown]
-# Both are faster than eager PyTorch at every size. Does their order depend on depth? To find out, we timed 32 images of
+# Both are faster than eager PyTorch at every size. Does the winner depend on depth? To find out, we timed 32 images of
 # 28 x 28 with 3 x 3 taps and equal numbers of input and output channels:
 
 # %% tags=["hide-input"]

@@ -336,10 +336,10 @@ again.compare(
 )
 
 # %% [markdown]
-# ## FlashAttention: weigh the values as well
+# ## FlashAttention: fuse the second matmul
 #
-# We only need the probabilities to weigh the values. As soon as a program has a tile of them, it can multiply it by its
-# tile of values, add the product to a running sum, **and forget the tile**. With $m_i$ the maximum of row $i$,
+# We only need the probabilities to weight the values. As soon as a program has a tile of them, it can multiply it by
+# its tile of values, add the product to a running sum, **and forget the tile**. With $m_i$ the maximum of row $i$,
 #
 # $$o_i = \frac{\sum_j e^{s_{ij} - m_i}\, v_j}{\sum_j e^{s_{ij} - m_i}}$$
 #
@@ -390,9 +390,9 @@ short = random_inputs(heads=2, tokens=64, d=64)
 print("right:", torch.allclose(flash(take_in, *short).float(), exact(*short), atol=1e-3))
 
 # %% [markdown]
-# It's right, but 64 tokens are just one tile of 64 keys. Let's also try two and five tiles, and add a test that needs
-# no reference: **set every value to 1**. The weights add up to 1, so the result has to be 1. **At how many of these
-# three lengths does that test fail?**
+# It's right, but 64 tokens fit in one tile of 64 keys. Let's also try two and five tiles, and add a test that needs no
+# reference: **set every value to 1**. The weights add up to 1, so the result has to be 1. **At how many of these three
+# lengths does that test fail?**
 
 # %% tags=["hide-input"]
 noticed = predict_first("lengths at which values of 1 expose the first version, of three", unit="")
@@ -500,8 +500,8 @@ for tokens in (64, 100, 320):
 
 # %% [markdown]
 # Now watch it run on 32 tokens in tiles of 16. Scores are higher in the second tile, and each value is its key's
-# position. `s` and `p` are computed, used and thrown away, and `shrink` corrects `acc` one time. No N × N tensor ever
-# reaches memory.
+# position. `s` and `p` are computed, used and thrown away, and `shrink` corrects `acc` between the tiles. No N × N
+# tensor ever reaches memory.
 
 # %% tags=["hide-input"]
 from helpers.figures import watch
@@ -865,8 +865,8 @@ for tokens in (128, 256, 512, 1024, 2048, 4096):
 table(("tokens", "saved, unfused", "fused", ""), rows)
 
 # %% [markdown]
-# **Verdict: holds at some lengths (256 and 512 tokens for this block), but isn't a rule.** The saving depends on N, so no
-# single number can describe it: at 128 tokens it's less, and at 4096 most of the memory is gone.
+# **Verdict: holds at some lengths (256 and 512 tokens for this block), but isn't a rule.** The saving depends on N, so
+# no single number can describe it: at 128 tokens it's less, and at 4096 most of the memory is gone.
 #
 # [Lesson 11](11_training.ipynb) derives the backward pass.
 #
@@ -918,9 +918,9 @@ text = f"{title}. On an H200: {'; '.join(each)}"
 intensity.on(roofline_chart(roof, points, title, text), "x")
 
 # %% [markdown]
-# So a decoding kernel should read k and v a single time, at copy bandwidth, for all queries of a group. `flash_kernel`
-# runs one program per head and tile of queries. With one query and eight key heads, that's eight programs for the whole
-# GPU, each looping over 65,536 keys alone. The fix is the one from lesson 06: **split the row**. Each part computes the
+# So a decoding kernel should read k and v only once, at copy bandwidth, for all queries of a group. `flash_kernel` runs
+# one program per head and tile of queries. With one query and eight key heads, that's eight programs for the whole GPU,
+# each looping over 65,536 keys alone. The fix is the one from lesson 06: **split the row**. Each part computes the
 # maximum, sum and numerator of its own keys, and a second launch combines them:
 
 # %% tags=["hide-input"]
@@ -1163,9 +1163,9 @@ tiles
 # <details><summary>What you should see</summary>1. It falls from a third to a few hundredths, because the number of
 # tiles on the diagonal grows with the tokens, and the number of all tiles with their square. 2. The tiles on the
 # diagonal are larger, so more is wasted, and there are fewer programs, which may leave SMs idle. 3. Queries. Each
-# program reads the keys it needs a single time, so with fewer programs they're read less often. 4. It has as many tiles
-# as there are rows of tiles, and the first has one. Start the longest first, as the course's kernel does, because a
-# long one started last would keep a single SM busy after all others had finished.</details>
+# program reads the keys it needs only once, so with fewer programs they're read less often. 4. It has as many tiles as
+# there are rows of tiles, and the first has one. Start the longest first, as the course's kernel does, because a long
+# one started last would keep a single SM busy after all others had finished.</details>
 #
 # ### How near to the roofs
 #

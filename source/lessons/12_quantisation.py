@@ -463,18 +463,18 @@ display(table(columns, rows, h200.label_of("quantised_experts")))
 print("\nVerdict: holds for few tokens, and reverses for many.")
 print("Up to 64 tokens per expert, most of the time is spent on the weights' bytes. Beyond that,")
 print("arithmetic matters, and the fused kernel has to unpack each weight again for every tile of")
-print("tokens, while the three kernels unpack it just one time.")
+print("tokens, while the three kernels unpack it only once.")
 
 # %% [markdown]
 # So fuse this for decoding, but not for long prompts.
 #
 # ## Why the number of tokens matters
 #
-# A linear layer reads its weights the same number of times however many tokens you give it. With $T$ tokens there are
-# $n \cdot m$ weights, $T(n + m)$ activations and $2Tnm$ FLOPs. If there are few tokens, nearly all of the bytes are
-# weights, and the arithmetic intensity in bf16 is about $T$ FLOP/byte. At $T = 1$, that's two hundred times below the
-# ridge point. This is the situation in [decoding](../docs/glossary.md#decode), where each user generates one token at a
-# time. Experts make it worse: if 64 tokens take 8 of 64 experts each, that's only *eight per expert*, yet nearly all 64
+# A linear layer reads its weights once, no matter how many tokens you give it. With $T$ tokens there are $n \cdot m$
+# weights, $T(n + m)$ activations and $2Tnm$ FLOPs. If there are few tokens, nearly all of the bytes are weights, and
+# the arithmetic intensity in bf16 is about $T$ FLOP/byte. At $T = 1$, that's two hundred times below the ridge point.
+# This is the situation in [decoding](../docs/glossary.md#decode), where each user generates one token at a time.
+# Experts make it worse: if 64 tokens take 8 of 64 experts each, that's only *eight per expert*, yet nearly all 64
 # experts are read. If the router spreads tokens evenly, a token misses a given expert with probability $1 - k/E$, and
 # all $T$ tokens miss it with probability $(1 - k/E)^T$. Try the following:
 #
