@@ -157,7 +157,7 @@ def attention_scores_kernel(
 # ## Its launcher
 #
 # q and k are (batch, heads, seq, dim) in float16 with any strides, and dim is 16, 32, 64 or 128. valid is a contiguous
-# (batch, seq) tensor of bool that says which keys are real rather than padding.
+# (batch, seq) tensor of bool, true for real keys and false for padding.
 
 
 # %% grade_id="launcher"

@@ -196,7 +196,7 @@ hint = Hints(
         "that order.",
     ),
     traffic=(
-        "The message lists everything you read and write. Is there anything besides q, k, v and "
+        "The message lists everything you read and write. Is there anything except q, k, v and "
         "the result?",
         "Don't store s or e. Pass e straight into tl.dot with the tile of v. And acc is a variable "
         "of the loop, not a tensor in memory.",

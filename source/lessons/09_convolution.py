@@ -314,7 +314,7 @@ puzzle(border_kernel, 3, image, taps, wanted=convolved, shared=both, rows=3, wid
 # -->
 #
 # In two dimensions, the mask has to check both the row and the column. `window` is `first_window` with the following
-# line in place of the old mask, so it no longer needs `place`:
+# line instead of the old mask, so it no longer needs `place`:
 #
 # ```python
 # there = (row >= 0) & (row < height) & (col >= 0) & (col < width)
@@ -868,9 +868,9 @@ pencil.compare(
 
 # %% [markdown]
 # **Claim: "fusing Conv + BN + ReLU makes it 1.41 times faster."** The source doesn't give a size, a dtype or a GPU, but
-# it does say that it compares three kernels with one. So we'll compare PyTorch's three kernels with cuDNN's one, first
-# in bf16 with channels last, then in fp32 with channels first, which is PyTorch's default. (In fp32, cuDNN multiplies
-# in tf32, which PyTorch allows for convolutions by default.)
+# it does compare three kernels with one. So we'll compare PyTorch's three kernels with cuDNN's one, first in bf16 with
+# channels last, then in fp32 with channels first, which is PyTorch's default. (In fp32, cuDNN multiplies in tf32, which
+# PyTorch allows for convolutions by default.)
 
 # %% tags=["hide-input"]
 print(h200.label_of("conv_steps"))

@@ -998,7 +998,7 @@ predictions()
 #
 # 3. FlashAttention's memory is linear in N but its time isn't. So why is it faster?
 # <details><summary>Answer</summary>The matmuls are N × N either way, but the matrix no longer makes its round trips
-# through memory, which took several times longer than the matmuls.</details>
+# through memory, which took several times the matmuls' time.</details>
 #
 # 4. Two parts of a row were computed separately. The first has maximum 1, sum 4 and numerator 8, and the second has
 #    maximum 3, sum 2 and numerator 10. What does attention return? Replace the dots with your number.

@@ -303,7 +303,7 @@ for shape in ((1, 5), (6, 3), (5, 1)):
     print(f"full, {shape[0]} x {shape[1]}:", gradcheck(full, *shape))
 
 # %% [markdown]
-# So the formula is right, but gradcheck says nothing about rounding: a correct formula can still lose accuracy in fp32
+# So the formula is right, but gradcheck doesn't cover rounding: a correct formula can still lose accuracy in fp32
 # or bf16. To find out, we'll take float64 as the truth and compare our error in each gradient with PyTorch's error in
 # the same dtype:
 
@@ -727,7 +727,7 @@ large, again = describe(cut(model_of_mine, min_cut_rematerialization_partition, 
 print(f"{len(large)} saved, {', '.join(large)}; recomputed: {', '.join(again)}")
 
 # %% [markdown]
-# We get one graph with your kernel as a node. But the cut now saves the norm's result as well, because the partitioner
+# We get one graph with your kernel as a node. But the cut now also saves the norm's result, because the partitioner
 # can't look inside your operator and doesn't know that it's cheap to recompute. **Every kernel you register takes a
 # decision away from the compiler.** You could fuse the gate into the kernel too. Otherwise the compiler may save more
 # than it should.

@@ -516,7 +516,7 @@ columns = ("tokens", "experts read", "lower bound", "recorded", others)
 table(columns, rows, f"{h200.label_of('moe_int8')}\nthe GPU's own time, cold L2")
 
 # %% [markdown]
-# Between 8 and 64 tokens the time hardly changes, even though there's eight times as much arithmetic. The extra tokens
+# Between 8 and 64 tokens the time hardly changes, even though the arithmetic grows eightfold. The extra tokens
 # are nearly free, which is why servers wait to fill a batch.
 #
 # What about other formats? This is one large dense layer, 8192 to 28,672, as in Llama 3 with 70 billion parameters.
@@ -837,9 +837,9 @@ self_test(answer, round(ExpertLayer(32, 4, 1, 1).touched(8), 1), "E (1 - (1 - k/
 #
 # One token's 8 experts are enough work for one small kernel. 8192 tokens make 64 matmuls, with different numbers of
 # rows that aren't known until the router has chosen. Launching each of them separately would take 64 kernels, plus a
-# round trip to the host to find out their sizes. The grouped matmul (`kernels/tiled/moe_int8.py`) does it all in one launch. Its grid
-# is large enough for the worst case. Each program counts through the experts' tiles until it finds its own, and surplus
-# programs exit immediately:
+# round trip to the host to find out their sizes. The grouped matmul (`kernels/tiled/moe_int8.py`) does it all in one
+# launch. Its grid is large enough for the worst case. Each program counts through the experts' tiles until it finds its
+# own, and surplus programs exit immediately:
 
 # %% tags=["hide-input"]
 from kernels.tiled.moe_int8 import moe_int8_kernel
