@@ -83,7 +83,7 @@ unfused = measure(written_out, x, w)
 y = unfused.result
 given = x.nbytes + w.nbytes
 print(f"{unfused.launches} launches, {unfused.bytes_total / 1e3:.0f} kB;", end=" ")
-print(f"x and w are {given / 1e3:.0f} kB of them")
+print(f"{given / 1e3:.0f} kB of that is x and w")
 trips.compare(
     round((unfused.bytes_total - given) / y.nbytes),
     "The convolution writes its output, then batch norm reads and writes, then ReLU reads and "
@@ -121,7 +121,7 @@ windows = F.unfold(x.float(), 3, padding=1)
 product = (w.float().reshape(32, -1) @ windows).reshape(2, 32, 14, 14)
 right = F.conv2d(x.float(), w.float(), padding=1)
 print("the same:", torch.allclose(product, right, atol=1e-2))
-print("windows, each of taps x channels:", tuple(windows.shape))
+print("windows, each taps x channels:", tuple(windows.shape))
 larger.compare(
     windows.numel() / x.numel(),
     "Each pixel is in one window per tap. (The border of "
@@ -150,7 +150,11 @@ rows = []
 for shape, times in bf16.items():
     both = (f"{1e6 * times[name].median:.0f} us" for name in ("windows, product", "conv"))
     rows.append((named(shape), *both))
-columns = "images x channels x height x width, filters", "windows written", "library's convolution"
+columns = (
+    "images x channels x height x width, filters",
+    "im2col and matmul",
+    "library's convolution",
+)
 table(columns, rows, f"{h200.label_of('conv_steps')}, bf16")
 
 # %% [markdown]
@@ -310,7 +314,7 @@ puzzle(border_kernel, 3, image, taps, wanted=convolved, shared=both, rows=3, wid
 # -->
 #
 # In two dimensions, the mask has to check both the row and the column. `window` is `first_window` with the following
-# line in place of the old mask, so it no longer needs `place`:
+# line instead of the old mask, so it no longer needs `place`:
 #
 # ```python
 # there = (row >= 0) & (row < height) & (col >= 0) & (col < width)
@@ -865,9 +869,9 @@ pencil.compare(
 
 # %% [markdown]
 # **Claim: "fusing Conv + BN + ReLU makes it 1.41 times faster."** The source doesn't give a size, a dtype or a GPU, but
-# it does say that it compares three kernels with one. So we'll compare PyTorch's three kernels with cuDNN's one, first
-# in bf16 with channels last, then in fp32 with channels first, which is PyTorch's default. (In fp32, cuDNN multiplies
-# in tf32, which PyTorch allows for convolutions by default.)
+# it does compare three kernels with one. So we'll compare PyTorch's three kernels with cuDNN's one, first in bf16 with
+# channels last, then in fp32 with channels first, which is PyTorch's default. (In fp32, cuDNN multiplies in tf32, which
+# PyTorch allows for convolutions by default.)
 
 # %% tags=["hide-input"]
 print(h200.label_of("conv_steps"))
@@ -876,8 +880,8 @@ for kind, of_kind in steps.items():
     ratios = (f"{apart.median / fused_conv.median:.2f}" for apart, fused_conv in pairs)
     print(f"{kind}: {', '.join(ratios)} times faster on the GPU")
 depth = 4 * ridge / 0.41
-print(f"1.41 times, by the formula: at a depth of {depth:.0f},", end=" ")
-print(f"so at {depth / 9:.0f} channels of 3 x 3 taps")
+print(f"the formula gives 1.41 times at a depth of {depth:.0f},", end=" ")
+print(f"which is {depth / 9:.0f} channels with 3 x 3 taps")
 print(
     "\nVerdict: fair for one depth, but not for convolutions in general. In each dtype, one of the "
     "four\nsizes comes close to it, though not the same one. A deep convolution gains less because "
@@ -960,7 +964,7 @@ for shape, times in bf16.items():
     trips_time = times["conv, BN, ReLU"].median - times["conv"].median
     speed = 4 * 2 * results / trips_time / h200.copy_bandwidth
     rows.append((named(shape), f"{rate:.0%}", f"{speed:.0%}"))
-columns = ("", "convolution, of a matmul's rate", "trips, of copy bandwidth")
+columns = ("", "convolution, % of matmul rate", "memory trips, % of copy bandwidth")
 table(columns, rows, h200.label_of("conv_steps"))
 
 # %% [markdown]
@@ -987,7 +991,7 @@ print("cuDNN's speed over ours:", ", ".join(f"{each:.2f}" for each in ahead), en
 print(f"the library wins {sum(each > 1 for each in ahead)} of {len(ahead)}")
 
 # %% [markdown]
-# Both are faster than eager PyTorch at every size. Does their order depend on depth? To find out, we timed 32 images of
+# Both are faster than eager PyTorch at every size. Does the winner depend on depth? To find out, we timed 32 images of
 # 28 x 28 with 3 x 3 taps and equal numbers of input and output channels:
 
 # %% tags=["hide-input"]
@@ -1049,7 +1053,7 @@ for name, kernel in (("the lesson's", compiled("H200")), ("with boxes", with_box
 display(table(("", *names), rows))
 times = bf16[LARGE[1]]
 ratio = times["the lesson's kernel"].median / times["fused"].median
-print(f"with boxes: {ratio:.1f} times faster on an H200, and its tiles are larger")
+print(f"with boxes: {ratio:.1f} times faster on an H200 (and with larger tiles)")
 
 # %% [markdown]
 # There are restrictions: the number of channels has to be a multiple of 8 (16 if the stride isn't 1), the tensors have

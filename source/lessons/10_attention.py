@@ -240,7 +240,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 p_safe = probabilities(safe_rows_kernel, sees_keys, before)
 hidden = later | ~before
 identity = torch.eye(100, device=device).half().expand(2, 100, 100)
-with sdpa_kernel(SDPBackend.MATH):  # the backend that takes any mask
+with sdpa_kernel(SDPBackend.MATH):  # the backend that supports any mask
     theirs = F.scaled_dot_product_attention(few_q, few_k, identity, attn_mask=~hidden)
 print(
     "rows of zeros:",
@@ -248,7 +248,7 @@ print(
     " NaN:",
     p_safe.isnan().any().item(),
 )
-print("as PyTorch's:", torch.allclose(p_safe, theirs.float(), atol=1e-3))
+print("same as PyTorch:", torch.allclose(p_safe, theirs.float(), atol=1e-3))
 
 # %% [markdown]
 # The kernel below forgets to mask keys past the end. They load as 0, so their score is 0, and its exponential is 1.
@@ -316,9 +316,7 @@ def row_sums_kernel(q_ptr, k_ptr, real_ptr, lse_ptr, tokens, scale, SEES: tl.con
 lse = torch.empty(2, 100, device=device)
 row_sums_kernel[(7, 2)](few_q, few_k, before, lse, 100, 32**-0.5, SEES=sees_keys, D=32, M=16, N=32)
 few_s = ((few_q @ few_k.mT).float() / 32**0.5).masked_fill(hidden, -torch.inf)
-print(
-    "logarithms of the sums, as PyTorch's:", torch.allclose(lse, few_s.logsumexp(dim=-1), atol=2e-3)
-)
+print("log-sum-exp, same as PyTorch:", torch.allclose(lse, few_s.logsumexp(dim=-1), atol=2e-3))
 
 # %% [markdown]
 # In [exercise 10](../exercises/10_attention_scores.ipynb) you'll add a second loop that computes **the same scores
@@ -338,10 +336,10 @@ again.compare(
 )
 
 # %% [markdown]
-# ## FlashAttention: weigh the values as well
+# ## FlashAttention: fuse the second matmul
 #
-# We only need the probabilities to weigh the values. As soon as a program has a tile of them, it can multiply it by its
-# tile of values, add the product to a running sum, **and forget the tile**. With $m_i$ the maximum of row $i$,
+# We only need the probabilities to weight the values. As soon as a program has a tile of them, it can multiply it by
+# its tile of values, add the product to a running sum, **and forget the tile**. With $m_i$ the maximum of row $i$,
 #
 # $$o_i = \frac{\sum_j e^{s_{ij} - m_i}\, v_j}{\sum_j e^{s_{ij} - m_i}}$$
 #
@@ -392,9 +390,9 @@ short = random_inputs(heads=2, tokens=64, d=64)
 print("right:", torch.allclose(flash(take_in, *short).float(), exact(*short), atol=1e-3))
 
 # %% [markdown]
-# It's right, but 64 tokens are just one tile of 64 keys. Let's also try two and five tiles, and add a test that needs
-# no reference: **set every value to 1**. The weights add up to 1, so the result has to be 1. **At how many of these
-# three lengths does that test fail?**
+# It's right, but 64 tokens fit in one tile of 64 keys. Let's also try two and five tiles, and add a test that needs no
+# reference: **set every value to 1**. The weights add up to 1, so the result has to be 1. **At how many of these three
+# lengths does that test fail?**
 
 # %% tags=["hide-input"]
 noticed = predict_first("lengths at which values of 1 expose the first version, of three", unit="")
@@ -408,7 +406,7 @@ for tokens in (64, 128, 320):
     error = (flash(take_in, q, k, v).float() - exact(q, k, v)).abs().max().item()
     caught += ones_off > 1e-3
     rows.append((tokens, f"{tokens // 64} x 64", f"{ones_off:.2f}", f"{error:.2f}"))
-display(table(("tokens", "tiles", "values of 1 off by", "random values by"), rows))
+display(table(("tokens", "tiles", "error, values of 1", "error, random values"), rows))
 noticed.compare(
     caught,
     "The weights do add up to 1, but they're the wrong weights. acc and total are wrong by the "
@@ -502,8 +500,8 @@ for tokens in (64, 100, 320):
 
 # %% [markdown]
 # Now watch it run on 32 tokens in tiles of 16. Scores are higher in the second tile, and each value is its key's
-# position. `s` and `p` are computed, used and thrown away, and `shrink` corrects `acc` one time. No N × N tensor ever
-# reaches memory.
+# position. `s` and `p` are computed, used and thrown away, and `shrink` corrects `acc` between the tiles. No N × N
+# tensor ever reaches memory.
 
 # %% tags=["hide-input"]
 from helpers.figures import watch
@@ -842,7 +840,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 def kept(attention, tokens):
-    """Bytes that a block's forward pass saves, without its weights."""
+    """Return the bytes that a block's forward pass saves, without its weights."""
     with FakeTensorMode():
         block, sizes = Block(attention), {}
         own = {weight.untyped_storage()._cdata for weight in block.parameters()}
@@ -867,8 +865,8 @@ for tokens in (128, 256, 512, 1024, 2048, 4096):
 table(("tokens", "saved, unfused", "fused", ""), rows)
 
 # %% [markdown]
-# **Verdict: true at some lengths (256 and 512 tokens for this block), but not a rule.** The saving depends on N, so no
-# single number can describe it: at 128 tokens it's less, and at 4096 most of the memory is gone.
+# **Verdict: holds at some lengths (256 and 512 tokens for this block), but isn't a rule.** The saving depends on N, so
+# no single number can describe it: at 128 tokens it's less, and at 4096 most of the memory is gone.
 #
 # [Lesson 11](11_training.ipynb) derives the backward pass.
 #
@@ -920,9 +918,9 @@ text = f"{title}. On an H200: {'; '.join(each)}"
 intensity.on(roofline_chart(roof, points, title, text), "x")
 
 # %% [markdown]
-# So a decoding kernel should read k and v a single time, at copy bandwidth, for all queries of a group. `flash_kernel`
-# runs one program per head and tile of queries. With one query and eight key heads, that's eight programs for the whole
-# GPU, each looping over 65,536 keys alone. The fix is the one from lesson 06: **split the row**. Each part computes the
+# So a decoding kernel should read k and v only once, at copy bandwidth, for all queries of a group. `flash_kernel` runs
+# one program per head and tile of queries. With one query and eight key heads, that's eight programs for the whole GPU,
+# each looping over 65,536 keys alone. The fix is the one from lesson 06: **split the row**. Each part computes the
 # maximum, sum and numerator of its own keys, and a second launch combines them:
 
 # %% tags=["hide-input"]
@@ -966,9 +964,7 @@ for keys, by_heads in decoding.items():
         least = 2 * 2 * 128 * keys * key_heads / rates["copy_bytes_per_second"]
         took = (f"{1e6 * times[way].median:.1f}" if way in times else "" for way in ways)
         rows.append((f"{keys:,}", key_heads, f"{1e6 * least:.1f}", *took))
-title = (
-    f"{h200.label_of('attention_decode')}\nus on the GPU, cold L2, by parts, and as others do it"
-)
+title = f"{h200.label_of('attention_decode')}\nus on the GPU, cold L2: ours by number of parts, and other kernels"
 display(table(("keys", "key heads", "at copy bandwidth", *ways), rows, title))
 split_gain.compare(
     decoding[65536][8][1].median / decoding[65536][8][64].median,
@@ -1002,7 +998,7 @@ predictions()
 #
 # 3. FlashAttention's memory is linear in N but its time isn't. So why is it faster?
 # <details><summary>Answer</summary>The matmuls are N × N either way, but the matrix no longer makes its round trips
-# through memory, which took several times longer than the matmuls.</details>
+# through memory, which took several times the matmuls' time.</details>
 #
 # 4. Two parts of a row were computed separately. The first has maximum 1, sum 4 and numerator 8, and the second has
 #    maximum 3, sum 2 and numerator 10. What does attention return? Replace the dots with your number.
@@ -1102,7 +1098,7 @@ for heads, tokens, d in ((1, 128, 64), (2, 256, 64), (1, 512, 128)):
     print(fused_model == measure(flash, rescales, *inputs).unique_total)
 
 # %% [markdown]
-# Next, 16 heads of dimension 128 on an H200, in bf16, where `-` means that it didn't fit. "fused took" is an older
+# Next, 16 heads of dimension 128 on an H200, in bf16, where `-` means that it didn't fit. "fused, time" is an older
 # kernel of ours than the one in *Attention by other kernels* below, so compare it with the other columns here, not with
 # that table.
 
@@ -1118,7 +1114,7 @@ for tokens, found in h200.experiment("attention_lengths").items():
     row += [si(model["fused"].time, "s"), si(found["fused"].median, "s")]
     row += [si(found["eager memory"], "B") if fits else "-", si(found["fused memory"], "B")]
     rows.append((f"{tokens:,}", *row))
-columns = ("tokens", "unfused at least", "unfused took", "fused at least", "fused took")
+columns = ("tokens", "unfused, bound", "unfused, time", "fused, bound", "fused, time")
 table((*columns, "unfused memory", "fused memory"), rows, h200.label_of("attention_lengths"))
 
 # %% [markdown]
@@ -1167,9 +1163,9 @@ tiles
 # <details><summary>What you should see</summary>1. It falls from a third to a few hundredths, because the number of
 # tiles on the diagonal grows with the tokens, and the number of all tiles with their square. 2. The tiles on the
 # diagonal are larger, so more is wasted, and there are fewer programs, which may leave SMs idle. 3. Queries. Each
-# program reads the keys it needs a single time, so with fewer programs they're read less often. 4. It has as many tiles
-# as there are rows of tiles, and the first has one. Start the longest first, as the course's kernel does, because a
-# long one started last would keep a single SM busy after all others had finished.</details>
+# program reads the keys it needs only once, so with fewer programs they're read less often. 4. It has as many tiles as
+# there are rows of tiles, and the first has one. Start the longest first, as the course's kernel does, because a long
+# one started last would keep a single SM busy after all others had finished.</details>
 #
 # ### How near to the roofs
 #
@@ -1199,7 +1195,7 @@ for heads, d in ((32, 64), (16, 128)):
     took = [times[name].median for name in ("fused", "cuDNN")]
     all_of_it = (products, exponentials, products + exponentials, *took)
     rows.append((d, *(f"{1e6 * each:.0f} us" for each in all_of_it)))
-columns = ("head dim", "matmuls", "exponentials", "in turn", "took, fused", "took, cuDNN")
+columns = ("head dim", "matmuls", "exponentials", "one after the other", "fused", "cuDNN")
 table(columns, rows, h200.label_of("flash_attention", "roofs"))
 
 # %% [markdown]
@@ -1322,7 +1318,7 @@ print(
 
 # %% tags=["hide-input"]
 def rescalings(s, slack):
-    """How often per tile a row's maximum moves, after the first; s: (rows, tiles, keys), base 2."""
+    """Return how often per tile a row's maximum moves, after the first; s: (rows, tiles, keys), base 2."""
     peak, moves = s[:, 0].amax(-1), 0
     for each in s[:, 1:].amax(-1).T:
         moved = each > peak + slack
@@ -1434,7 +1430,7 @@ from helpers.instruments import benchmark_together
 if runtime.has_gpu():
     many = [torch.randn(64, 4096, 64, dtype=torch.float16, device="cuda") for _ in range(3)]
     ways = {
-        "written out": lambda: written_out(*many),
+        "unfused": lambda: written_out(*many),
         "flash, base e": lambda: flash(rescales, *many),
         "up to the diagonal": lambda: causal_flash(*many, True, True),
         "PyTorch's": lambda: F.scaled_dot_product_attention(*(x[None] for x in many)),
