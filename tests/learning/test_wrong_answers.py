@@ -39,6 +39,8 @@ SAMPLE = [
     ("14_cuda_softmax", "widened late"),
     ("14_cuda_softmax", "padding -1e30"),
     ("10_attention_scores", "four heads"),
+    ("10_attention_scores", "maximum of the last tile"),
+    ("10_attention_scores", "share with an eps"),
     ("10b_flash_attention", "total in 16 bits"),
     ("10b_flash_attention", "total in 16 bits, tiles of 128"),
     ("11_fused_backward", "sums in registers of 16 bits"),
