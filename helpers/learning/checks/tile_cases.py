@@ -207,8 +207,8 @@ HEADS = "the strides: four for each tensor, and which are whose"
 def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGTHS) -> list[Case]:
     """Calls of `attention_scores(q, k, valid)`: (batch, heads, seq, dim) in fp16; (batch, seq) in bool, all True.
 
-    One tile; scores whose exponentials overflow; other dims; scores that grow or fall along the keys; scores far
-    below 0; queries of a tile whose scores are far apart; hidden scores above visible ones; NaN; then each of `shapes`; each
+    One tile; scores whose exponentials overflow; other dims; scores that grow or fall along the keys; scores far below
+    0; queries of a tile whose scores are far apart; hidden scores above visible ones; NaN; then each of `shapes`; each
     tensor alone with its axes in the opposite order; heads that are not contiguous; no batch at all.
     """
     draw = normal(seed)
@@ -290,9 +290,9 @@ def masked_cases(seed: int, seq: int = 40) -> list[Case]:
 def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGTHS) -> list[Case]:
     """Calls of `flash_attention(q, k, v, causal)`: (batch, heads, seq, dim) in fp16 and a bool.
 
-    A tile or two, full and causal; scores whose exponentials overflow; another dim; scores that grow or fall along
-    the keys; large scores; scores far below 0; queries of a tile whose scores are far apart; hidden scores above visible ones;
-    many small weights among a few large; values whose sum passes 65504; NaN; then each of `shapes`, both full and
+    A tile or two, full and causal; scores whose exponentials overflow; another dim; scores that grow or fall along the
+    keys; large scores; scores far below 0; queries of a tile whose scores are far apart; hidden scores above visible
+    ones; many small weights among a few large; values whose sum passes 65504; NaN; then each of `shapes`, both full and
     causal; each tensor alone with its axes in the opposite order; heads that are not contiguous; no batch at all.
     """
     draw = normal(seed)
