@@ -1,4 +1,4 @@
-"""Does the model answer pass every check of exercises 10 to 16, whatever inputs are drawn?
+"""Does the model answer pass every check of exercises 10 to 18, whatever inputs are drawn?
 
     python tests/model_draws.py                     500 draws of each exercise; exit status 1 where one fails
     python tests/model_draws.py --only 11 --draws 50 --start 100
@@ -28,6 +28,8 @@ EXERCISES = (
     "14_cuda_softmax",
     "15_capstone",
     "16_help_the_compiler",
+    "17_flash_decoding",
+    "18_short_kernels",
 )
 OF_NO_VALUE = {"traffic", "large", "large-gradient", "tensor_cores", "code"}
 
@@ -47,7 +49,7 @@ def failures(exercise: str, draws: range) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Run the checks of exercises 10 to 16 on the model answers.")
+    parser = argparse.ArgumentParser(description="Run the checks of exercises 10 to 18 on the model answers.")
     parser.add_argument("--only", default="", metavar="NN", help="one exercise, by its number or name")
     parser.add_argument("--draws", type=int, default=500)
     parser.add_argument("--start", type=int, default=0)

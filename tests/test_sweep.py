@@ -13,7 +13,7 @@ from triton.runtime.jit import JITFunction
 import kernels
 from benchmarks import bare_launch
 from benchmarks.sweep import run as sweep
-from benchmarks.sweep.points import POINTS, VOCABULARY_KERNELS, WIDTHS, rows_for
+from benchmarks.sweep.points import POINTS, SERVING, VOCABULARY_KERNELS, WIDTHS, build, rows_for
 from benchmarks.tried import SWEPT
 from helpers.figures.performance.sweep_chart import sweep_chart
 from helpers.instruments import fingerprints
@@ -33,12 +33,25 @@ def test_row_wise_kernels_are_timed_at_forty_widths_and_norms_at_those_up_to_327
         for direction in ("forward", "backward"):
             widths = [width for width in WIDTHS if width <= 32768 or name in VOCABULARY_KERNELS]
             wanted = len(widths) if direction == "forward" or op.backward_work else 0
-            if op.group == "rowwise":
+            if name in SERVING:
+                wanted = 0 if direction == "backward" else sum(map(len, SERVING[name].values()))
+                assert sum(n for (kernel, way, _), n in seen.items() if (kernel, way) == (name, direction)) == wanted
+            elif op.group == "rowwise":
                 assert seen[name, direction, "256 MB"] == seen[name, direction, "2048 rows"] == wanted, name
-            elif op.group == "elementwise" and name != "rope_cache":  # of which lesson 17 has the sizes
+            elif op.group == "elementwise":
                 assert seen[name, direction, "elements"] == 5, name
     sizes = [rows_for("256 MB", width, dtype) * width * dtype.itemsize for width in WIDTHS for dtype in op.dtypes]
     assert max(abs(size / 2**28 - 1) for size in sizes) < 1e-3
+
+
+@pytest.mark.parametrize("kernel", SERVING)
+def test_what_a_decode_step_consists_of_can_be_timed(kernel):
+    point = sweep.tiny(next(point for point in POINTS if point.kernel == kernel))
+    calls, work = build(point, "cpu")
+    assert set(calls) == {"fused", "plain", "eager"}
+    assert work.bytes > 0
+    for call in calls.values():
+        call()
 
 
 @pytest.mark.skipif(runtime.has_gpu(), reason="on a GPU, `fusion bench --sweep` takes real sizes")

@@ -1,9 +1,9 @@
-"""FlashInfer's decode attention over pages, where it is installed.
+"""FlashInfer's decode attention over pages and its sampler, where it is installed.
 
 It is no dependency of the course: `pip install flashinfer-python` adds the column; it compiles its kernels with nvcc at
 the first call. vLLM's own attention and samplers are FlashInfer's or FlashAttention's, and its wheel is not timed here.
-FlashInfer has no single operation for rope_cache: rotation and the write into pages are two. Its samplers make a random
-generator in the call, which fails in a CUDA graph, and the GPU's time is taken in one.
+FlashInfer has no single operation for rope_cache: rotation and the write into pages are two. Its sampler makes a random
+generator in the call, which fails in a CUDA graph, so the sweep times that one by queued calls.
 """
 
 from collections.abc import Callable
@@ -17,11 +17,12 @@ WORKSPACE = 128 * 2**20  # bytes, what its documentation gives a wrapper
 
 
 def peers(name: str, inputs: tuple) -> dict[str, Callable]:
-    """Decode of one query per sequence."""
-    if name != "paged_attention" or find_spec("flashinfer") is None or not runtime.has_gpu():
+    """Decode of one query per sequence, and a draw from all tokens."""
+    makers = {"paged_attention": _decode, "sample": _draw}
+    if name not in makers or find_spec("flashinfer") is None or not runtime.has_gpu():
         return {}
     try:
-        return {"FlashInfer": _decode(*inputs)}
+        return {"FlashInfer": makers[name](*inputs)}
     except Exception as error:  # its compiler, or a size that it refuses: a row that says so
         return {"FlashInfer": _refuse(error)}
 
@@ -43,6 +44,15 @@ def _decode(q, k_cache, v_cache, block_table, lengths) -> Callable:
     last = lengths - (each - 1) * page
     wrapper.plan(starts, pages, last.int(), heads, kv_heads, dim, page, q_data_type=q.dtype, kv_data_type=k_cache.dtype)
     return lambda q, k, v, *_: wrapper.run(q[:, :, 0], (k, v))[:, :, None]
+
+
+def _draw(logits, seed, temperature=1.0, top_k=0, top_p=1.0) -> Callable:
+    """Its Gumbel-max kernel takes fp32 logits and no temperature: a conversion and a division come first."""
+    from flashinfer.sampling import sampling_from_logits
+
+    if top_k or top_p < 1:
+        raise ValueError("with a filter it draws by another kernel, which is not timed here")
+    return lambda x, *_: sampling_from_logits(x.float() / temperature)
 
 
 def _refuse(error: Exception) -> Callable:

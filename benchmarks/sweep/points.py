@@ -4,11 +4,13 @@ The table of benchmarks/run.py shows sizes that kernels are tuned for. Between t
 no power of two leaves lanes idle, an odd one takes away the alignment that wide loads need. So the widths here are
 those of models in use, multiples of 8 and of 64, odd numbers and primes, and the powers of two to hold them against.
 Only kernels whose rows may be a vocabulary are timed beyond WIDEST_HIDDEN columns: no hidden size is that wide.
+What a decode step consists of (SERVING) has sizes of its own: tokens, sequences and caches of models in use.
 """
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from heapq import merge
+from itertools import zip_longest
 
 import torch
 
@@ -60,6 +62,37 @@ CALL_WIDTHS = (1000, 4096)
 SIZES = (1_000_003, 10_000_019, 100_000_007, 65_537, 4_099)
 SIZES_OF_ROWS = ((1021, 4099), (16381, 5120), (2039, 50257), (4093, 12289), (257, 1000))
 
+# Kernels of a decode step: regime -> shapes, as the catalogue's `inputs` take them.
+SERVING = {
+    "rope_cache": {
+        "tokens": tuple((tokens, 32, 8, 128) for tokens in (64, 1, 4096, 8, 512, 1000, 16384)),
+        "heads": ((64, 64, 8, 128), (64, 16, 8, 128), (64, 32, 32, 128), (4096, 64, 8, 128), (64, 32, 8, 64)),
+    },
+    "decoder_layer": {
+        "layers": (
+            (1024, 16, 8, 3072, 512),
+            (4096, 32, 8, 14336, 1024),
+            (2048, 32, 8, 8192, 1024),
+            (3072, 24, 8, 8192, 1024),
+            (1024, 16, 8, 3072, 8192),
+            (4096, 32, 8, 14336, 8192),
+        )
+    },
+    "sample": {
+        f"{rows} rows": tuple((rows, width) for width in (131072, 128256, 32000, 151936, 50257)) for rows in (1, 64, 16)
+    },
+    "paged_attention": {
+        "decode": (
+            (1, 32, 8, 1, 65536, 128),
+            (8, 32, 8, 1, 8192, 128),
+            (64, 32, 8, 1, 2048, 128),
+            (1, 32, 8, 1, 8192, 128),
+            (1, 32, 32, 1, 65536, 128),
+            (128, 32, 8, 1, 4096, 128),
+        )
+    },
+}
+
 
 def rows_for(regime: str, width: int, dtype: torch.dtype) -> int:
     """Rows of `width` elements: 2048, or as many as make 256 MB."""
@@ -71,7 +104,7 @@ def _directions(name: str) -> tuple[str, ...]:
 
 
 def _row_wise() -> list[Point]:
-    kernels = [name for name, op in CATALOGUE.items() if op.group == "rowwise"]
+    kernels = [name for name, op in CATALOGUE.items() if op.group == "rowwise" and name not in SERVING]
     kernels.sort(key=lambda name: (name not in FP32_KERNELS, name))
     return [
         Point(name, direction, (rows_for(regime, width, DTYPES[dtype]), width), dtype, regime, call)
@@ -91,10 +124,19 @@ def _elementwise() -> list[Point]:
         Point(name, direction, size, "bf16", "elements")
         for row in range(len(SIZES))
         for name, op in CATALOGUE.items()
-        if op.group == "elementwise"
+        if op.group == "elementwise" and name not in SERVING
         for direction in _directions(name)
         for size in [SIZES_OF_ROWS[row] if name == "bias_dropout_residual" else (SIZES[row],)]
     ]
+
+
+def _serving() -> list[Point]:
+    panels = [
+        [Point(name, "forward", shape, "bf16", regime) for shape in shapes]
+        for name, regimes in SERVING.items()
+        for regime, shapes in regimes.items()
+    ]
+    return [point for turn in zip_longest(*panels) for point in turn if point is not None]
 
 
 def interleaved(*lists: list[Point]) -> list[Point]:
@@ -103,7 +145,7 @@ def interleaved(*lists: list[Point]) -> list[Point]:
     return [lists[n][i] for _, n, i in merge(*ranked)]
 
 
-POINTS = interleaved(_row_wise(), _elementwise())
+POINTS = interleaved(_row_wise(), _elementwise(), _serving())
 
 
 def build(point: Point, device: str, only: Collection[str] = ()) -> tuple[dict[str, Callable[[], object]], Work]:

@@ -26,6 +26,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import math
 import os
 import select
 import subprocess
@@ -46,6 +47,7 @@ from benchmarks.sweep.points import Point, interleaved
 from benchmarks.tried import SWEPT, shared_by, wrapped
 from helpers.instruments.fingerprints import fingerprints
 from helpers.instruments.sweep_records import RecordedSweep, is_earlier, key_of, recorded_sweep
+from kernels import CATALOGUE
 from kernels.interpreter import runtime
 
 RUNS = 10
@@ -64,6 +66,8 @@ def tiny(point: Point) -> Point:
     """The point at a size for the interpreter: it shows that the code runs."""
     if point.kernel in tiled.PROVIDERS:
         return tiled.tiny(point)
+    if point.kernel in row_wise.SERVING:
+        return replace(point, shape=min(CATALOGUE[point.kernel].interpreter_shapes, key=math.prod))
     return replace(
         point, shape=tuple(min(n, 3 if i == 0 and len(point.shape) > 1 else 130) for i, n in enumerate(point.shape))
     )
@@ -305,8 +309,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="PROVIDER", default=[], help="time these, such as fused plain")
     parser.add_argument("--changed", action="store_true", help="points recorded with an earlier version of a kernel")
     parser.add_argument("--workers", type=int, default=WORKERS, help=f"processes a GPU (default: {WORKERS})")
-    parser.add_argument("--recorded", action="store_true", help="measure nothing; show what was recorded on an H200")
-    parser.add_argument("--gpu", default="h200", metavar="NAME", help="whose record, by its file (default: h200)")
+    parser.add_argument("--recorded", action="store_true", help="measure nothing; show what was recorded on a GPU")
+    parser.add_argument("--gpu", default="h100_80gb_hbm3", metavar="NAME", help="whose record (default: %(default)s)")
     parser.add_argument("--record", nargs="+", type=Path, metavar="FILE", help="measure nothing; merge these lines")
     options = parser.parse_args(arguments)
     if options.record:

@@ -42,6 +42,9 @@ SHAPES = {
     "linear_act": "rows x numbers to a row of x x columns of y",
     "conv_bn_act": "pictures x channels x height x width x filters x taps x stride",
     "flash_attention": "batch x heads x key heads x queries x keys x width",
+    "paged_attention": "sequences x heads x key heads x queries x keys x width",
+    "rope_cache": "tokens x heads x key heads x width",
+    "decoder_layer": "width x heads x key heads x hidden x keys",
 }
 
 
@@ -372,7 +375,7 @@ def _beside_plain(point: dict) -> str:
     return f"{median(point['ours'], 'plain'):.1f} us, {plain_ratio(point):.2f} x"
 
 
-def recorded_sweep(gpu: str = "h200") -> RecordedSweep:
+def recorded_sweep(gpu: str = "h100_80gb_hbm3") -> RecordedSweep:
     """The recorded sweep of a GPU, by the name of its file in benchmarks/results.
 
     Raises:

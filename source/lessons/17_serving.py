@@ -1,17 +1,17 @@
 # %% [markdown]
 # # 17 Serving: the roofline of one token
 #
-# A prompt of a thousand tokens goes through a model in one pass. Its answer takes one pass *per token*, and each pass
-# reads all weights and the whole memory of the conversation. **What limits that, which kernels serve it, and what does
-# each trick of a serving system change in the bytes?**
+# A model reads a thousand-token prompt in one pass. It then writes the answer at one pass *per token*, and every one of
+# those passes rereads all the weights and everything it has cached about the conversation. **What limits that, which
+# kernels do the work, and how does each trick in a serving system change the bytes?**
 #
 # After this lesson you can
 #
-# - place prefill and decode on one roofline, and compute the most tokens per second that a GPU can give;
-# - predict the effect there of batching, grouped heads, latent attention, formats and speculation;
-# - split a query's keys among programs, merge the parts, and count what that costs;
-# - read keys through a block table, and choose the size of a page;
-# - fuse what surrounds attention: rotation and cache writes, quantised caches, the draw of the next token.
+# - put prefill and decode on one roofline, and work out a GPU's maximum tokens per second;
+# - predict how batching, grouped heads, latent attention, formats and speculation move that maximum;
+# - split a query's keys across programs, merge the results, and count what the split costs;
+# - read keys through a block table, and pick a page size;
+# - fuse the work around attention: rotation and cache writes, quantised caches, and sampling the next token.
 #
 # About 65 minutes. It builds on [10](10_attention.ipynb) (attention) and [06](06_softmax.ipynb) (online softmax), and
 # leads to [exercise 17](../exercises/17_flash_decoding.ipynb).
@@ -49,16 +49,17 @@ def in_us(name, first):
 # ## Prefill and decode on one roofline
 #
 # [Prefill](../docs/glossary.md#prefill) runs the model over a whole prompt. [Decode](../docs/glossary.md#decode) runs
-# it for one new token per sequence. The matmuls are the same, with fewer rows; attention compares one query with all
-# earlier keys, which were kept, with their values, in the [KV cache](../docs/glossary.md#kv-cache).
+# it for one new token per sequence. Decode does the same matmuls with far fewer rows, and its attention compares a
+# single query with every earlier key. Those keys and their values are saved in the
+# [KV cache](../docs/glossary.md#kv-cache).
 #
-# A step of decode reads every weight once, and every cached key and value once. Everything else, one row of
-# activations per sequence, is thousands of times smaller. So the bytes are the weights' and the cache's, and **the
-# time of a step is at least those bytes over the bandwidth.**
+# A decode step reads every weight once, and every cached key and value once. The only other traffic is one row of
+# activations per sequence, which is thousands of times smaller. So to a good approximation the bytes are the weights
+# plus the cache, and **a step takes at least those bytes divided by the bandwidth.**
 #
-# Take a model of the size of Llama 3 8B, in bf16: a step multiplies with 7.5 billion weights. Each of its 32 layers
-# keeps 8 keys and 8 values of 128 elements per token. An H200 has 4.8 TB/s, in
-# its data sheet. **How many tokens per second can one user get at most, with 8192 tokens in the cache?**
+# Take a model the size of Llama 3 8B in bf16. A step multiplies by 7.5 billion weights, and each of the 32 layers
+# caches 8 keys and 8 values of 128 elements per token. The H200's data sheet promises 4.8 TB/s. **With 8192 tokens in
+# the cache, how many tokens per second can a single user get at most?**
 # <!-- given 4.8 TB/s: NVIDIA H200 datasheet -->
 
 # %% tags=["hide-input"]
@@ -69,10 +70,10 @@ one_user
 grouped = CACHES["8 key heads"]
 alone = DecodeStep(grouped, batch=1, context=8192, format="bf16, cache bf16")
 print(f"weights {alone.weight_bytes / 1e9:.1f} GB, cache {alone.cache_bytes / 1e9:.2f} GB")
-one_user.compare(round(alone.tokens_per_second(gpu)), "Bandwidth over bytes; FLOPs don't matter.")
+one_user.compare(round(alone.tokens_per_second(gpu)), "Bandwidth over bytes. FLOPs don't matter.")
 
 # %% [markdown]
-# The roofline of one step, for one user and for 64, next to the prefill of one prompt of 8192 tokens:
+# Here's a decode step on the roofline, for one user and for 64, next to the prefill of a single 8192-token prompt:
 
 # %% tags=["hide-input"]
 roof = Roofline(gpu, "bf16")
@@ -91,22 +92,24 @@ listed = "; ".join(f"{name}: {each:,.1f} FLOP/byte" for name, each in of_steps.i
 roofline_chart(roof, points, title, f"{title}. On an H200, ridge {roof.ridge:.0f}: {listed}")
 
 # %% [markdown]
-# Prefill's weights serve thousands of rows; a decode step's serve one row per sequence. A larger batch moves the
-# weights' share to the right: 64 users share one read of the weights. **It doesn't move the cache's share at all**,
-# because each user has a cache of their own. That is why batching alone stops helping.
+# In prefill, each weight you load is used for thousands of rows. In decode it's used for one row per sequence. Batching
+# fixes that for the weights: 64 users share a single read, so that part of the step moves right on the roofline. **It
+# does nothing for the cache**, because every user has their own. That's why batching alone eventually stops helping.
 #
 # ## The cache in bytes
 #
-# Per token and layer, attention keeps a key and a value per key head. Four designs, for 32 query heads of 128 elements:
+# For each token and layer, attention caches one key and one value per key head. With 32 query heads of 128 elements,
+# there are four common designs:
 #
 # - *one key head per query head* (MHA), the original;
 # - **grouped heads** (GQA): 8 key heads, each shared by four query heads;
-# - one key head for all (MQA);
-# - **latent attention** (MLA): one vector of 512 elements per token, the source of each head's keys and values,
-#   and 64 more that carry the rotation. The matrix that would expand keys is multiplied into the query
-#   instead, so all heads read the same 576 elements: MQA with a long head, whose values are its keys' first 512.
+# - a single key head shared by all query heads (MQA);
+# - **latent attention** (MLA): one vector of 512 elements per token, from which every head's keys and values are
+#   derived, plus 64 elements that carry the rotation. You could expand that vector into keys with a matrix, but MLA
+#   folds the matrix into the query instead. All heads then read the same 576 elements, so this is MQA with one long
+#   head whose values are the first 512 elements of its keys.
 #
-# MLA's numbers are DeepSeek-V2's (arXiv:2405.04434).
+# The MLA sizes are those of DeepSeek-V2 (arXiv:2405.04434).
 
 # %% tags=["hide-input"]
 rows = []
@@ -116,11 +119,13 @@ for name, cache in CACHES.items():
 table(("", "per token and layer, bf16", "intensity of attention"), rows)
 
 # %% [markdown]
-# The intensity grows with the query heads that share a byte. Below the
-# [ridge point](../docs/glossary.md#ridge-point) attention waits for memory, whatever it computes. MLA is nearest to
-# it: with the 128 heads of DeepSeek's models it is past the ridge, and its kernel needs tensor cores at full rate.
+# The more query heads share each cached byte, the higher the intensity. Below the
+# [ridge point](../docs/glossary.md#ridge-point), attention is memory-bound no matter how much it computes. MLA comes
+# closest. With the 128 heads that DeepSeek's models use, it is past the ridge, so its kernel has to keep the tensor
+# cores running at full rate.
 #
-# **With 8 key heads in bf16, at how many tokens in the batch's caches together do they weigh as much as the weights?**
+# **Take 8 key heads in bf16. How many tokens can the batch's caches hold in total before they are as large as the
+# weights?**
 
 # %% tags=["hide-input"]
 as_heavy = predict_first("cached tokens that weigh as much as 7.5 billion weights", unit="tokens")
@@ -131,36 +136,38 @@ per_token = alone.cache_bytes / 8192
 print(f"{per_token / 1024:.0f} KiB per token in 32 layers")
 as_heavy.compare(
     round(alone.weight_bytes / per_token),
-    "One user with a long document, or 64 with a few pages each: the same bytes per step.",
+    "One user with a long document costs as many bytes per step as 64 users with a few pages each.",
 )
 
 # %% [markdown]
-# Now vary it. The bars show one step: bytes, intensity, and tokens per second for the whole batch; the mark is what the
-# same batch would reach without any cache.
+# Now try other settings. The bars show the bytes, the intensity and the whole batch's tokens per second for one step.
+# The mark shows how fast the same batch would be if it had no cache to read.
 #
-# 1. One sequence of 8192 tokens: which cache is fastest, and by how much? At 131,072 tokens?
-# 2. 8192 tokens each: raise the batch until 8 key heads no longer fit. What share of the mark do they reach just
-#    before?
-# 3. At that batch, what does an fp8 cache gain? What do fp8 weights gain on top?
-# 4. Which caches ever get past the ridge?
+# 1. Start with one sequence of 8192 tokens. Which cache is fastest, and by how much? What about 131,072 tokens?
+# 2. Go back to 8192 tokens and raise the batch until 8 key heads no longer fit in memory. How close to the mark does
+#    the last batch that fits get?
+# 3. At that batch size, how much does an fp8 cache help? How much do fp8 weights add on top of it?
+# 4. Can you get any of the caches past the ridge?
 
 # %% tags=["hide-input"]
 explorer = DecodeSpeedExplorer(batch=64, context=8192)
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. They hardly differ at 8192 tokens, because weights are most of the
-# bytes; at 131,072 the cache of 32 heads is several times the weights. 2. 64 sequences fit, 128 don't; at 64 the cache
-# is most of the bytes, and less than a fifth of the mark is left. 3. An fp8 cache gains most of a doubling, and lets
-# 128 fit; fp8 weights add little, because the weights are no longer most of the bytes. 4. None with a long context: the
-# intensity of a step tends to that of its attention, which batching doesn't change. With 1024 tokens and hundreds of
-# sequences, one key head and the latent do.</details>
+# <details><summary>What you should see</summary>1. At 8192 tokens they barely differ, because most of the bytes are
+# weights. At 131,072 tokens, the cache of 32 key heads is several times as large as the weights. 2. 64 sequences fit
+# and 128 don't. At 64 most of the bytes are cache, and you get less than a fifth of the mark. 3. An fp8 cache nearly
+# doubles the speed and makes room for 128 sequences. fp8 weights add little, because the weights are no longer where
+# most of the bytes are. 4. Not with a long context, because the intensity of the step approaches that of its attention,
+# and batching doesn't change that. With 1024 tokens and hundreds of sequences, one key head and the latent
+# do.</details>
 #
 # ## Split over keys, in steps
 #
-# A decode kernel has to read k and v at copy bandwidth. Let's build one, for one sequence. Query heads that share a key
-# head are the rows of one tile, so that each key is loaded once for all of them. `attend` is lesson 10's loop, from
-# `first` to `last`. `LOCATE` returns where in the cache a key is; in order, for now.
+# A good decode kernel reads k and v at copy bandwidth. Let's build one for a single sequence. We put the query heads
+# that share a key head into the rows of one tile, so each key is loaded once for all of them. `attend` is the loop from
+# lesson 10, running from `first` to `last`. `LOCATE` returns a key's position in the cache. For now the keys are in
+# order.
 
 
 # %%
@@ -192,11 +199,11 @@ def attend(q, k_ptr, v_ptr, table_ptr, first, last, stride, scale, LOCATE: tl.co
 
 
 # %% [markdown]
-# With one program per key head, this is a whole attention kernel. Count its programs: 8 key heads are 8 programs, and
-# an H200 has 132 SMs. For a long cache of one user, 124 of them do nothing.
+# Run one program per key head and you have a complete attention kernel. But 8 key heads make only 8 programs, and an
+# H200 has 132 SMs. If a single user has a long cache, 124 SMs sit idle.
 #
-# So give a key head's keys to several programs. Each [split](../docs/glossary.md#split) computes the output as if there
-# were no other keys, and keeps its maximum and its sum: the merge needs them.
+# So we share out each key head's keys among several programs. Each [split](../docs/glossary.md#split) computes its
+# output as if its own keys were the only ones, and also stores its maximum and its sum, because the merge needs both.
 
 
 # %%
@@ -229,12 +236,12 @@ def split_kernel(
 
 
 # %% [markdown]
-# Now the merge. A split's sum $t_i$ is relative to its *own* maximum $m_i$. Its weight among the others is its sum
-# relative to the largest maximum $m$:
+# Next, the merge. Each split computed its sum $t_i$ relative to its *own* maximum $m_i$. To weight the splits against
+# each other, we rescale all the sums to the overall maximum $m$:
 #
 # $$y = \frac{\sum_i w_i\, \text{out}_i}{\sum_i w_i}, \qquad w_i = t_i\, e^{m_i - m}$$
 #
-# **Write it**, for d = 1: each program merges the four splits of one row. As given, the maxima don't count.
+# **Now write it**, for d = 1. Each program merges the four splits of one row. The code below ignores the maxima.
 
 
 # %%
@@ -257,9 +264,9 @@ wanted = (outs * weight).sum(1) / weight.sum(1)
 puzzle(weights_kernel, 3, peaks, totals, outs, wanted=wanted, SPLITS=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>weight = total * tl.exp(peak - tl.max(peak))</code>: with
-# <code>tl.exp(peak)</code> alone, every weight of the second row is 0, and its result 0 / 0, as in any softmax that
-# doesn't subtract its maximum.</details>
+# <details><summary>Answer</summary><code>weight = total * tl.exp(peak - tl.max(peak))</code>. If you use
+# <code>tl.exp(peak)</code> alone, every weight in the second row underflows to 0 and the result is 0 / 0, just like a
+# softmax that doesn't subtract its maximum.</details>
 #
 # <!-- choices
 # weight = total + 0 * peak
@@ -273,10 +280,11 @@ puzzle(weights_kernel, 3, peaks, totals, outs, wanted=wanted, SPLITS=4)
 # weight = total * tl.exp(peak - tl.max(peak))
 # -->
 #
-# A split can be empty: seven splits of a short sequence, or sequences of different lengths in one batch. Its maximum is
-# $-\infty$, its sum 0. It drops out of the merge by itself, as $e^{-\infty - m} = 0$, unless *every* split is empty:
-# then $-\infty - -\infty$ is NaN. Attention to no keys returns 0, as PyTorch's does. Below, three sequences have 3, 1
-# and 0 splits. As given, the sum of the one without is NaN. **Change the marked line so that it is 0.**
+# Splits can be empty, for example when you cut a short sequence into seven splits, or when the sequences in a batch
+# have different lengths. An empty split has a maximum of $-\infty$ and a sum of 0. The merge ignores it automatically,
+# because $e^{-\infty - m} = 0$. The exception is when *every* split is empty, because $-\infty - -\infty$ is NaN.
+# Attention over no keys should return 0, as it does in PyTorch. The three sequences below have 3, 1 and 0 splits, and
+# the code computes a sum of NaN for the last one. **Change the marked line to make it 0.**
 
 
 # %%
@@ -297,8 +305,8 @@ wanted = torch.stack([(sums[:3] * (peaks[:3] - 3).exp()).sum(), sums[3], torch.t
 puzzle(empty_splits_kernel, 3, first, count, peaks, sums, wanted=wanted, SPLITS=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>top = tl.maximum(tl.max(peak), -1e30)</code>: any finite number does that no
-# real score is below. The sum is then 0; the kernel that divides by it takes 1 instead.</details>
+# <details><summary>Answer</summary><code>top = tl.maximum(tl.max(peak), -1e30)</code>. Any finite number works as long
+# as every real score is above it. The sum is then 0, and the kernel that divides by it uses 1 instead.</details>
 #
 # <!-- choices
 # top = tl.max(peak)
@@ -312,8 +320,8 @@ puzzle(empty_splits_kernel, 3, first, count, peaks, sums, wanted=wanted, SPLITS=
 # top = tl.minimum(tl.max(peak), 1e30)
 # -->
 #
-# Both together, in the kernel that merges, one program per row. It is the catalogue's own (`exp2` is faster than `exp`,
-# and takes $\log_2 e$ as a factor):
+# The merge kernel does both, with one program per row. This one is straight from our catalogue. It uses `exp2`, which
+# is faster than `exp` and needs a factor of $\log_2 e$:
 
 
 # %%
@@ -365,8 +373,8 @@ def decode(q, k, v, splits, keys=None, pages=None, locate=in_order):
 
 
 # %% [markdown]
-# What does it cost? The partial results are written by one launch and read by the next. **With 2048 keys, 4 query heads
-# per key head and 128 elements in fp16: how many bytes do 16 splits add, in % of the cache?**
+# What does splitting cost? One launch writes the partial results and the next one reads them back. **Take 2048 keys, 4
+# query heads per key head and 128 elements in fp16. How many bytes do 16 splits add, as a percentage of the cache?**
 
 # %% tags=["hide-input"]
 split_cost = predict_first("bytes that 16 splits of 128 keys add", unit="% of the cache")
@@ -395,13 +403,14 @@ for splits in (1, 4, 16, 31):
 display(table(("splits", "programs", "launches", "bytes over the cache", "right"), rows))
 split_cost.compare(
     round(more[16], 1),
-    "Per row and split 130 fp32 values go out and come back, and q's 128 are read again; the "
-    "split's 128 keys and values are read once for four rows.",
+    "For each row and split, 130 fp32 values are written and read back, and the 128 elements of q "
+    "are read again. The split's 128 keys and values are read once for all four rows.",
 )
 
 # %% [markdown]
-# (Of 31 splits, in whole blocks, 16 get 128 keys each and 15 are empty, and the result is right.) So splits cost little
-# while each has hundreds of keys. The gain, from lesson 10's recording of such kernels, one sequence, bf16:
+# So splits are cheap as long as each one has hundreds of keys. (A split is a whole number of blocks, so if you ask for
+# 31, 16 of them get 128 keys each and 15 are empty. The result is still right.) How much do they gain? Lesson 10
+# recorded such kernels for one sequence in bf16:
 
 # %% tags=["hide-input"]
 decoding = h200.experiment("attention_decode")
@@ -414,26 +423,29 @@ title = f"{h200.label_of('attention_decode')}\n8 key heads; us on the GPU, cold 
 table(("keys", *ways), rows, title)
 
 # %% [markdown]
-# How many splits? Enough to fill the GPU: batch x key heads x splits of at least a few programs per SM. Here are such
-# kernels for several sequences, by the number of splits:
+# How many splits do you need? Enough to fill the GPU, so batch x key heads x splits should give every SM at least a few
+# programs. Here is what happens with several sequences as the number of splits grows:
 
 # %% tags=["hide-input"]
 in_us("serving_splits", "sequences x tokens")
 
 # %% [markdown]
-# One sequence needs many splits. 16 sequences of 8 key heads are 128 programs without any, nearly one per SM, and splits
-# only add their cost. 128 sequences are 1024 programs: a few splits shorten the tail a little, many cost. Servers choose
-# per step, from the lengths in the batch.
+# A single sequence needs many splits. With 16 sequences and 8 key heads you have 128 programs before you split
+# anything, which is nearly one per SM, so splitting costs time and gains nothing. 128 sequences make 1024 programs.
+# There, a few splits shorten the tail slightly and many splits make things worse. That's why servers pick the number of
+# splits at every step, based on the lengths in the batch.
 #
 # ## Paged keys
 #
-# A conversation grows by a token per step, to an unknown length. Reserve the longest possible, and most
-# of the memory stays empty. vLLM's answer (arXiv:2309.06180) is an operating system's: **pages** of 16 tokens, given
-# out one at a time, and a [block table](../docs/glossary.md#block-table) per sequence that lists its pages in order.
+# A conversation grows by one token per step, and you don't know how long it will get. If you reserve memory for the
+# longest possible one, most of that memory is never used. vLLM (arXiv:2309.06180) borrowed its solution from operating
+# systems. It hands out **pages** of 16 tokens one at a time, and each sequence has a
+# [block table](../docs/glossary.md#block-table) that lists its pages in order.
 # <!-- given 16 tokens: vLLM's default block size -->
 #
-# A key is then found in two steps: which page, and where in it. **Write it.** One program gathers 8 tokens of a
-# sequence from pages of 4, `cache` holds their values. As given, it treats the table's entry as the position itself.
+# To find a key, you first look up its page and then compute its place within the page. **Write that line.** Each
+# program below gathers 8 tokens of a sequence from pages of 4, and `cache` holds their values. The code treats the
+# table entry as if it were the position.
 
 
 # %%
@@ -451,8 +463,8 @@ puzzle(page_kernel, 2, pages, stored, wanted=torch.arange(1.0, 17), KEYS=8, PAGE
        shared=("table_ptr",))  # fmt: skip
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>slot = page * PAGE + key % PAGE</code>: a page's number counts pages; its
-# first token is at that many whole pages.</details>
+# <details><summary>Answer</summary><code>slot = page * PAGE + key % PAGE</code>. The table holds page numbers, so you
+# multiply by the page size to get the position of the page's first token.</details>
 #
 # <!-- choices
 # slot = page + key % PAGE
@@ -466,7 +478,7 @@ puzzle(page_kernel, 2, pages, stored, wanted=torch.arange(1.0, 17), KEYS=8, PAGE
 # slot = page + key // PAGE
 # -->
 #
-# In our kernel it is another `LOCATE`, and nothing else changes:
+# Our kernel just needs a different `LOCATE`:
 
 
 # %%
@@ -477,8 +489,9 @@ def by_page(key, inside, table_ptr, PAGE: tl.constexpr):
 
 
 # %% [markdown]
-# What does the detour cost in bytes? Same keys and values, in pages in random order. **With pages of 16
-# tokens, 2 key heads of 128 elements in fp16: how large is the block table, in % of the cache?**
+# How many extra bytes does this lookup cost? We'll store the same keys and values in pages and shuffle them. **With
+# pages of 16 tokens and 2 key heads of 128 elements in fp16, how large is the block table as a percentage of the
+# cache?**
 
 # %% tags=["hide-input"]
 table_cost = predict_first("bytes of the block table, pages of 16 tokens", unit="% of the cache")
@@ -499,21 +512,22 @@ columns = ("tokens per page", "same result", "block table", "empty slots, 64 seq
 display(table(columns, rows))
 reserved = 100 * (1 - lengths.sum() / (64 * 8192)).item()
 print(f"without pages, 8192 tokens reserved per sequence: {reserved:.0f} % empty")
-table_cost.compare(100 * 4 / (16 * 2 * 2 * 128 * 2), "4 bytes per page of 16 KiB.")
+table_cost.compare(100 * 4 / (16 * 2 * 2 * 128 * 2), "That's 4 bytes per 16 KiB page.")
 
 # %% [markdown]
-# The table's bytes are nothing. Nor do small pages waste [sectors](../docs/glossary.md#sector): even a page of one
-# token is rows of 256 bytes, eight whole sectors. Small pages cost *latency and addresses*: k can't be
-# requested before the table's entry has arrived, and a tile of 64 keys has 64 base addresses instead of one. A copy
-# engine ([TMA](../docs/glossary.md#tma)) fetches a rectangle, so it needs one instruction per page. Large pages waste
-# memory at every sequence's end, and prompts that begin alike share only the pages that are alike in whole. **At 16 the
-# table and the empty slots are both below 1 %**; the latency is not measured here.
+# The table itself is negligible. Small pages don't waste [sectors](../docs/glossary.md#sector) either, because even a
+# page of one token consists of 256-byte rows, which are eight full sectors. What small pages do cost is *latency and
+# addresses*. You can't request k until the table entry has arrived, and a tile of 64 keys has 64 base addresses instead
+# of one. The copy engine ([TMA](../docs/glossary.md#tma)) fetches rectangles, so it needs an instruction for every
+# page. Large pages have the opposite problem: they waste memory at the end of each sequence, and prompts with a common
+# prefix can share only the pages that match completely. **At 16 tokens the table and the empty slots are both below 1
+# %.** We haven't measured the latency here.
 # <!-- given 256 bytes: 128 elements of fp16, as in the cell above -->
 #
 # ### `kernels.paged_attention`
 #
-# The catalogue's kernel is this one for a batch: a table row and a length per sequence, a few queries each, pages that
-# don't exist refused. It chooses the splits itself.
+# The catalogue's kernel does the same for a batch. Each sequence has its own row in the table, its own length and a few
+# queries. The kernel rejects pages that don't exist, and it picks the number of splits for you.
 
 # %% tags=["hide-input"]
 order = torch.randperm(128, device=device, dtype=torch.int32)
@@ -531,11 +545,16 @@ print(
 # %% [markdown]
 # ## Around attention
 #
-# Before attention, each new token's q and k are normed and rotated
-# ([RoPE](../docs/glossary.md#rope)), and k and v go into their page. Written in PyTorch, each step is a launch or
-# several. `kernels.rope_cache` does it in one. This does the same in PyTorch, for fp16 tensors. Each operation is a
-# launch, and so are an index and a comparison; `rms_norm` is eight, two of them conversions to fp32 and back; a view or
-# a `chunk` needs no launch, and a conversion of the cosines' row is one. **How many launches are that?**
+# Before attention can run, each new token's q and k are normalised and rotated ([RoPE](../docs/glossary.md#rope)), and
+# k and v are written into their page. `kernels.rope_cache` does all of it in one launch. The cell below shows the
+# PyTorch version. For fp16 tensors, you can count its launches line by line:
+#
+# - each arithmetic operation, comparison, `&`, `nonzero`, `cat` and lookup with an index tensor is one launch;
+# - so is an assignment to indexed elements, and the conversion of the cosines and sines to fp16;
+# - `rms_norm` takes eight, and converting its weight takes none because that's already fp16;
+# - views such as `chunk`, `[:, 0]` and `[:, None]` don't launch anything.
+#
+# **How many launches is that?** Remember that `rotate` runs twice.
 
 # %% tags=["hide-input"]
 import inspect
@@ -563,22 +582,24 @@ for name, found in (("PyTorch", unfused), ("one kernel", fused)):
     print(f"{name}: {launches}, {found.unique_total / 1e3:.0f} kB")
 rope_launches.compare(
     unfused.launches,
-    "Two rotations of 17 each: 8 for the norm, 2 for the angles, 6 for the rotation, 1 to join the "
-    "halves. 8 more find the slots, 4 write.",
+    "Each of the two rotations takes 17: 8 for the norm, 2 for the angles, 6 for the rotation and "
+    "1 to join the halves. Finding the slots takes 8 more, and the two writes take 2 each.",
 )
 
 # %% [markdown]
-# Fusion saves bytes too, but at one token per user they are kilobytes, and take less than a microsecond: **here the
-# launches count.** (Eager PyTorch also waits for the CPU, where it looks for the tokens that have a slot.)
+# Fusion saves bytes too, but with one token per user we're talking about kilobytes, which take less than a microsecond
+# to move. **Here it's the launches that matter.** (In eager mode, the CPU also has to wait for the GPU, because
+# `nonzero` can't allocate its result before it knows how many tokens have a slot.)
 
 # %% tags=["hide-input"]
 in_us("serving_rope_cache", "tokens")
 
 # %% [markdown]
-# With thousands of tokens, in prefill, the bytes count, and our kernel, one warp per head, loses to `torch.compile`.
+# In prefill, with thousands of tokens, the bytes do matter, and our kernel with its one warp per head loses to
+# `torch.compile`.
 #
-# The same holds for the other neighbour: residual, norm and quantisation before a matmul with int8 weights (lesson 12),
-# twice per layer. One program per row, everything in registers:
+# You can fuse the work before an int8 matmul (lesson 12) in the same way. Twice per layer, it adds the residual,
+# normalises and quantises. We use one program per row and keep everything in registers:
 
 
 # %%
@@ -625,9 +646,10 @@ for name, found in (("PyTorch", unfused), ("one kernel", fused)):
 # %% [markdown]
 # ### Quantised caches
 #
-# The cache is most of the bytes, so store it in a byte per element. Keys and values are converted when they are written
-# and converted back in registers. What does it do to the result? Attention over 4096 tokens, against float64; keys with
-# one outlier channel, ten times the rest, as models have them (KIVI, arXiv:2402.02750):
+# Since most of the bytes are cache, let's store it in one byte per element. We quantise keys and values when we write
+# them, and convert them back in registers when we read them. How much does that hurt the result? The table below shows
+# the error of attention over 4096 tokens, compared with float64. One channel of the keys is ten times larger than the
+# others, because real models have such outliers (KIVI, arXiv:2402.02750):
 
 
 # %% tags=["hide-input"]
@@ -666,25 +688,27 @@ for name, grid in (("fp8 (e4m3)", (e4m3, 448)), ("int8", (int8, 127))):
 table(("", "keys quantised", "values quantised"), rows)
 
 # %% [markdown]
-# Errors in values average out over thousands of tokens; errors in keys go through an exponential. In int8 the large
-# channel sets the step of all the others, unless each channel has its own scale, which needs a group of tokens to be
-# complete before it is known. In fp8 an error is proportional to its element, so most of the error is the large
-# channel's own, wherever the scale is; a scale per token puts just this element at the grid's end, where it is exact.
-# **Try the model's own keys before you choose**: a table for normal numbers would show none of this.
+# Errors in the values average out over thousands of tokens. Errors in the keys end up in an exponential. With int8, the
+# large channel determines the step size for all the others unless every channel has its own scale, and you can't
+# compute that scale until you have a whole group of tokens. With fp8, errors are proportional to the element, so most
+# of the error comes from the large channel wherever you put the scale. A scale per token happens to put exactly that
+# element at the end of the grid, where it's represented exactly. **Test with keys from your own model before you
+# choose.** With normally distributed keys you wouldn't have seen any of this.
 #
 # ## The next token
 #
-# The last matmul gives a logit per entry of the vocabulary, 128 thousand of them. **Sampling** divides by a
-# temperature, keeps the top k or the most probable with a total of p (*top-p*), and draws. By the book that is a
-# softmax, a sort, a cumulative sum and a search: for one token per user.
+# The last matmul produces one logit per vocabulary entry, which is 128 thousand of them. **Sampling** divides them by a
+# temperature, keeps the top k, or the most probable tokens up to a total probability of p (*top-p*), and draws one. The
+# textbook version needs a softmax, a sort, a cumulative sum and a search, all to get one token per user.
 #
-# `kernels.sample` needs no sort and stores no softmax. With $e_i$ exponential random numbers,
+# `kernels.sample` doesn't sort, and it doesn't store a softmax. If the $e_i$ are exponential random numbers, then
 #
 # $$\arg\max_i \; x_i / T - \log e_i \quad \text{is } i \text{ with probability } \text{softmax}(x / T)_i$$
 #
-# so one pass with a running maximum draws from *all* tokens. Then it checks its candidate: how many tokens have a
-# larger logit, and with how much probability? If that is too many, it draws again from those above, in the same pass
-# as the check. The first pass plus one per candidate: **with top_p = 0.9, how often is a row read on average?**
+# so it can draw from *all* tokens in a single pass by keeping a running maximum. A second pass then checks the
+# candidate by counting the tokens with larger logits and adding up their probability. If the candidate fails the
+# filter, the kernel needs a new one from the tokens above it, and it has already drawn that in the same pass. The total
+# is one pass, plus one for every candidate. **With top_p = 0.9, how often is a row read on average?**
 
 # %% tags=["hide-input"]
 passes = predict_first("passes over the logits per draw, top_p = 0.9", unit="passes")
@@ -699,14 +723,14 @@ for seed in range(60):
 print("passes:", {count: reads.count(count) for count in sorted(set(reads))}, "in one launch")
 passes.compare(
     round(sum(reads) / len(reads), 1),
-    "One to draw, one to check, and one more for the tenth that the filter refuses. All but the "
-    "first come from L2.",
+    "One to draw, one to check, and another for the tenth of the draws that the filter rejects. "
+    "Only the first one reads from DRAM. The others hit L2.",
 )
 
 # %% [markdown]
-# Is it right? A sampler can't be compared number by number. Its *distribution* can: draw many times, count, and ask how
-# probable counts so far from the expected ones are (Pearson's chi-squared test). A wrong sampler gives a probability
-# near 0:
+# Is it correct? You can't compare a sampler's output element by element, but you can test its *distribution*. Draw many
+# times, count the tokens, and compute how likely it is to get counts this far from the expected ones (Pearson's
+# chi-squared test). For a wrong sampler that probability is close to 0:
 
 # %% tags=["hide-input"]
 from kernels.rowwise.sample import sample_oracle
@@ -737,9 +761,10 @@ hotter = torch.multinomial(torch.where(p > 0, (few.double() / 1.1).softmax(0), 0
 print(f"20,000 draws at temperature 1.1: probability {probability_of(hotter):.0e}")
 
 # %% [markdown]
-# A temperature wrong by a tenth is caught; no single draw looks wrong. The edges, where samplers fail, have
-# definite answers: top_p = 0 keeps the most probable token, and all that equal it; a logit of $-\infty$ is never
-# drawn; where only one token is left, it is drawn, whatever the filters are. top_p = 1 keeps all:
+# The test catches a temperature that is off by a tenth, although every single draw looks fine. The edge cases, where
+# samplers tend to break, have exact answers. With top_p = 0 you get the most probable token, or one of those tied with
+# it. A logit of $-\infty$ is never drawn. If only one token is possible, you always get it, whatever the filters. And
+# top_p = 1 keeps everything:
 
 # %% tags=["hide-input"]
 edges = {
@@ -758,15 +783,17 @@ display(table(("", "logits", "tokens in 100 draws"), rows))
 in_us("serving_sample", "")
 
 # %% [markdown]
-# The recording is of 131,072 logits per row. With a filter, one row takes longer than `torch.compile`'s sort does: one
-# program reads it several times. 64 rows cost hardly more than one.
+# These times are for 131,072 logits per row. With a filter, our kernel is slower on a single row than the sort in
+# `torch.compile`, because a single program has to read that row several times. On the other hand, 64 rows take barely
+# longer than one.
 #
 # ## Speculation: several rows of q
 #
-# A small model guesses the next tokens, and the large one checks them all in one step: q has 4 or 8 rows per sequence.
-# The bytes stay the same, since rows share weights and cache. FLOPs grow with the rows. **While a step waits for
-# memory, extra rows are free**, and each accepted guess is a token for nothing. With 7 guesses, each right with
-# probability 0.7 if those before it are, on an H200:
+# In speculative decoding, a small model guesses the next few tokens and the large one checks all of them in one step,
+# so q has 4 or 8 rows per sequence. The bytes don't change, because the rows share the weights and the cache, but the
+# FLOPs grow with the number of rows. **As long as the step is memory-bound, extra rows are free**, and so is every
+# token that was guessed correctly. Suppose each guess is right with a probability of 0.7, provided the ones before it
+# were. With up to 7 guesses on an H200, you get:
 
 
 # %% tags=["hide-input"]
@@ -796,15 +823,16 @@ display(table(columns, rows))
 print(f"tokens per step: {accepted(4):.1f} with 4 rows, {accepted(8):.1f} with 8")
 
 # %% [markdown]
-# That is the limit. Attention to 16 caches of 8192 tokens, as recorded, by rows of q:
+# So much for the limit. Here are recorded times of attention over 16 caches of 8192 tokens, by the number of rows of q:
 
 # %% tags=["hide-input"]
 in_us("serving_rows", "rows of q")
 
 # %% [markdown]
-# Rows multiply intensity as grouped heads do: 4 query heads times 8 rows make a tile of 32, and the padding of our
-# kernel's 16 rows turns into work. All three batches gain the same factor here, but 64 sequences with 8 rows are near
-# the ridge: past it rows stop being free, and a larger batch gains less than one user does.
+# Extra rows raise the intensity just like grouped heads do. 4 query heads times 8 rows make a tile of 32, so the rows
+# that were padding in our 16-row tile now do useful work. In the first table, all three batches gain the same factor.
+# But 64 sequences with 8 rows are already close to the ridge. Beyond it extra rows are no longer free, so a larger
+# batch would gain less than a single user does.
 #
 # ## Your predictions vs the measurements
 
@@ -814,25 +842,26 @@ predictions()
 # %% [markdown]
 # ## Test yourself
 #
-# 1. You double the batch, and tokens per second rise by a tenth. Which bytes grew?
-# <details><summary>Answer</summary>The cache's: it is most of a step's bytes, and each sequence brings its own. Fewer
-# key heads, a latent, or a byte per element would help; a larger batch doesn't.</details>
+# 1. You double the batch, and tokens per second go up by only a tenth. Which bytes grew?
+# <details><summary>Answer</summary>The cache. It makes up most of the step's bytes, and every new sequence brings its
+# own. Fewer key heads, a latent or one byte per element would help, but a larger batch won't.</details>
 #
-# 2. 128 sequences, 8 key heads, an H200. How many splits?
-# <details><summary>Answer</summary>One: 1024 programs are several per SM already. Unless one sequence is far longer
-# than the others: then split that one, or its program is the tail that all wait for.</details>
+# 2. You serve 128 sequences with 8 key heads on an H200. How many splits should you use?
+# <details><summary>Answer</summary>One, because 1024 programs already give every SM several. The exception is a
+# sequence that's far longer than the rest. Split that one, or everything waits for its program at the end.</details>
 #
 # 3. A merge kernel divides each split's result by its own sum, then averages the results. When is it right?
-# <details><summary>Answer</summary>When all splits have the same weight, sum times the exponential of the maximum: in a
-# test with equal keys and splits of equal length, for instance.</details>
+# <details><summary>Answer</summary>When all splits have the same weight, which is the sum times the exponential of the
+# maximum. A test with identical keys and splits of equal length wouldn't catch the bug.</details>
 #
-# 4. Your sampler draws a uniform number with steps of $2^{-24}$ and takes its logarithm. Why can 128 thousand logits
-# expose it?
-# <details><summary>Answer</summary>The winner is the most extreme of 128 thousand numbers, where such steps
-# are coarse, and 0 or 1 comes up every hundred rows: infinite noise, and a random token.</details>
+# 4. Your sampler draws a uniform random number with a resolution of $2^{-24}$ and takes its logarithm. Why can 128
+# thousand logits expose it?
+# <details><summary>Answer</summary>The winner is the most extreme of 128 thousand random numbers, and at the extremes
+# that resolution is coarse. About once every hundred rows you'd even draw an exact 0 or 1. Its noise is infinite, so
+# the sampler picks a random token.</details>
 #
-# 5. A step reads as many bytes of weights as of cache, both in bf16. By what factor is it faster, at most, with an fp8
-# cache? Replace the dots by your number, to two digits after the point.
+# 5. A step reads as many bytes of weights as of cache, both in bf16. What speedup can you get at most by switching the
+# cache to fp8? Replace the dots with your answer, to two decimal places.
 
 # %%
 answer = ...
@@ -841,8 +870,8 @@ self_test(answer, round((2 + 2) / (2 + 1), 2), "(2 + 2) bytes over (2 + 1)")
 # %% [markdown]
 # ## Now you
 #
-# [Exercise 17](../exercises/17_flash_decoding.ipynb) asks for both kernels of flash-decoding: splits of unequal
-# lengths, an empty one, and scores far below zero.
+# In [exercise 17](../exercises/17_flash_decoding.ipynb) you write both kernels of flash-decoding. They have to handle
+# splits of different lengths, empty ones, and scores far below zero.
 
 # %% [markdown]
 # ## Going further

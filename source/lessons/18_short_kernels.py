@@ -1,16 +1,17 @@
 # %% [markdown]
 # # 18 Short kernels: the time between them
 #
-# A decoder layer of one token is two dozen kernels, and most of them are over before the CPU has launched the next
-# one. **Where does the time go, how do you remove it, and is one kernel for the whole layer worth writing?**
+# To run one token through a decoder layer, PyTorch launches about two dozen kernels, and most of them finish before the
+# CPU has launched the next one. **Where does the time go, how do you get rid of it, and is it worth writing a single
+# kernel for the whole layer?**
 #
 # After this lesson you can
 #
-# - split a layer's time into call, launch, ramp-up, tail and bytes;
-# - predict what a CUDA graph and fewer launches save;
-# - write kernels that start before the kernel ahead of them has ended, and find the two PTX instructions for it;
-# - write programs of one kernel that wait for each other, and find a race or a deadlock without a GPU;
-# - say how far each step is from the time of the bytes, and when to stop.
+# - break a layer's time down into call, gap, ramp-up, tail and bytes;
+# - predict how much you save with a CUDA graph or with fewer launches;
+# - write kernels that start before the previous kernel has finished, and find the two PTX instructions behind it;
+# - write a kernel whose programs wait for each other, and find races and deadlocks in it without a GPU;
+# - say how far each version is from the time its bytes need, and when to stop.
 #
 # About 55 minutes. It builds on [02](02_bytes_and_launches.ipynb) (launches), [16](16_compilers_and_libraries.ipynb)
 # (compilers) and [17](17_serving.ipynb) (decode), and leads to [exercise 18](../exercises/18_short_kernels.ipynb).
@@ -36,7 +37,8 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 gpu, h100 = DEVICES["H100"], recorded(RECORD.removesuffix(".json"))
 
 # %% [markdown]
-# Four short kernels after one another, launched in three ways. Press **Play**: who waits for whom? (Recorded on an H200.)
+# Here are four short kernels in a row, launched in three different ways and recorded on an H200. Press **Play** and
+# watch whether the CPU is waiting for the GPU or the other way round.
 
 # %% tags=["hide-input"]
 from helpers.figures import launch_timeline
@@ -46,13 +48,13 @@ launch_timeline(recorded("h200"))
 # %% [markdown]
 # ## Where does the time go?
 #
-# Two layers, without rotary embedding, for one token and one sequence, in bf16. *small* has the size of a layer of
-# Qwen3 0.6B, but with heads of 64 elements, not 128; *8B* that of Llama 3 8B. A timed call runs a stack of eight layers, each with
-# its own weights, so that weights come from DRAM; all times below are per layer. The cache holds 512 tokens (small) or
-# 1024 (8B). The recordings are from an H100.
+# We'll look at two layers in bf16, both for one token of one sequence and without rotary embeddings. *small* is a layer
+# of Qwen3 0.6B, except that its heads have 64 elements instead of 128. *8B* is a layer of Llama 3 8B. The cache holds
+# 512 tokens (small) or 1024 (8B). Each timed call runs a stack of eight layers with different weights, because a single
+# layer's weights might stay in L2. All times below are per layer, and they were recorded on an H100.
 # <!-- given 0.6 B: the model's name -->
 #
-# Almost all bytes are weights, and each is read once. At the bandwidth of the data sheet they take this long:
+# Nearly all the bytes are weights, and each weight is read once. At the data sheet's bandwidth, that takes:
 
 # %% tags=["hide-input"]
 floors = {
@@ -63,7 +65,7 @@ for name, floor in floors.items():
     print(f"{name}: {floor * gpu.memory_bandwidth / 1e6:.0f} MB, {floor * 1e6:.1f} us at least")
 
 # %% [markdown]
-# **Eager PyTorch calls the small layer. What share of its time do these bytes explain?**
+# **Now run the small layer in eager PyTorch. How much of its time do these bytes account for?**
 
 # %% tags=["hide-input"]
 explained = predict_first("share of the eager time that the small layer's bytes explain", unit="%")
@@ -81,23 +83,24 @@ times = {
 print(h100.label_of("short_kernels_small", "short_kernels_8B", "short_kernels_empty"))
 eager = times["small"]["call"]["eager"]
 print(f"{eager * 1e6:.0f} us per layer, for {floors['small'] * 1e6:.1f} us of bytes")
-explained.compare(round(100 * floors["small"] / eager, 1), "The rest is between the kernels.")
+explained.compare(round(100 * floors["small"] / eager, 1), "The rest is time between kernels.")
 
 # %% [markdown]
-# A kernel costs more than its bytes, in four places:
+# On top of its bytes, each kernel costs you time in four places:
 #
 # ```text
 #  CPU   |  call  |  call  |  call  |
 #  GPU            | ramp-up, bytes, tail | gap | ramp-up, bytes, tail | gap |
 # ```
 #
-# - **call**: Python, the dispatcher and the driver prepare a [launch](../docs/glossary.md#launch);
-# - **gap**: the GPU ends one kernel, makes its stores visible, and starts the next one;
-# - **ramp-up**: no load is in flight when a kernel starts, and the first bytes take a whole latency to arrive;
-# - **tail**: the last programs run while other SMs are idle ([tail](../docs/glossary.md#tail)).
+# - **call**: Python, the dispatcher and the driver prepare the [launch](../docs/glossary.md#launch);
+# - **gap**: the GPU finishes one kernel, makes its stores visible, and starts the next one;
+# - **ramp-up**: a new kernel has no loads in flight, so it waits a full memory latency for its first bytes;
+# - **tail**: the last few programs are still running while the other SMs are idle ([tail](../docs/glossary.md#tail)).
 #
-# The first two can be measured without any work: launch a hundred empty kernels in a row, from Python, then as one
-# [CUDA graph](../docs/glossary.md#cuda-graph). **How long does a launch of an empty Triton kernel from Python take?**
+# You can measure the first two with kernels that do nothing. Launch a hundred of them in a row from Python, then replay
+# them as a single [CUDA graph](../docs/glossary.md#cuda-graph). **How long does it take to launch an empty Triton
+# kernel from Python?**
 
 # %% tags=["hide-input"]
 empty_call = predict_first("one empty Triton kernel, called from Python", unit="us")
@@ -114,21 +117,22 @@ display(
 )
 empty_call.compare(
     round(empty["132 programs"]["call"].median / EMPTY * 1e6, 1),
-    "PyTorch's own operators, in C++, take less. In a graph about a microsecond is left: the gap.",
+    "PyTorch's own operators are launched from C++ and take less. In a graph, you're left with the "
+    "gap, which is about a microsecond.",
 )
 
 # %% [markdown]
-# That gives a model, the one of exercise 18, for $k$ launches that move $B$ bytes at the bandwidth $W$:
+# From these two we can build a simple model. A layer that makes $k$ launches and moves $B$ bytes at bandwidth $W$ takes
 #
 # $$t_\text{launched} = k \cdot \max\Big(\text{call},\ \text{gap} + \frac{B / k}{W}\Big), \qquad
-# t_\text{graph} = \text{call} + k \cdot \text{gap} + \frac{B}{W}$$
+# t_\text{graph} = \frac{\text{call}}{L} + k \cdot \text{gap} + \frac{B}{W}$$
 #
-# Our recordings replay eight layers with one call, so an eighth of it is a layer's. The model knows nothing of ramp-up
-# and tail. We'll see how much that matters.
+# where $L$ is the number of layers in a graph, because you pay for one call per replay. In our recordings $L$ is 8, and
+# in exercise 18 it is 1. The model ignores ramp-up and tail, and we'll see how much that matters.
 #
 # ## Remove the call: CUDA graphs
 #
-# A CUDA graph records the launches of a function once, and replays them with one call:
+# A CUDA graph records all the launches in a function once and replays them with a single call:
 #
 # ```python
 # graph = torch.cuda.CUDAGraph()
@@ -138,10 +142,10 @@ empty_call.compare(
 # graph.replay()
 # ```
 #
-# Shapes and addresses are fixed, no value may be read on the CPU inside, and the recorded memory stays allocated. For a
-# decode step with a fixed batch that is acceptable; serving systems record one graph per batch size.
+# In return, shapes and addresses are fixed, the CPU can't read any values inside the graph, and the graph's memory
+# remains allocated. Decode steps can live with that. Serving systems simply record one graph for each batch size.
 #
-# The meter counts the launches of the eager layer:
+# Let's count the launches in the eager layer:
 
 # %%
 inputs = OP.inputs(64, 4, 2, 72, 5, dtype=torch.float32, device=device)
@@ -149,8 +153,8 @@ eager_launches = measure(decoder_layer_reference, *inputs).launches
 print(f"eager: {eager_launches} launches per layer")
 
 # %% [markdown]
-# **By what factor is the small eager layer faster as a graph?** Use the model: a call of a PyTorch operator and its gap
-# are in the table's last row.
+# **How much faster is the small eager layer as a graph?** Use the model. The last row of the table has the call and the
+# gap of a PyTorch operator.
 
 # %% tags=["hide-input"]
 as_graph = predict_first("small layer, eager: time called over time as a graph", unit="times")
@@ -163,18 +167,21 @@ large = {clock: times["8B"][clock]["eager"] for clock in ("call", "graph")}
 print(f"8B called: {large['call'] * 1e6:.0f} us; as a graph: {large['graph'] * 1e6:.0f} us")
 as_graph.compare(
     round(small["call"] / small["graph"], 1),
-    "No kernel changed. The larger layer gains less: some of its kernels outlast a call.",
+    "And we didn't change a single kernel. The larger layer gains less, because some of its kernels "
+    "take longer than a call.",
 )
 
 # %% [markdown]
-# `torch.compile` fuses the elementwise operations around the matmuls, so it has fewer launches to make; its
-# `mode="reduce-overhead"` also records a graph. Here graphs are recorded by hand, for every way.
+# `torch.compile` fuses the elementwise operations around the matmuls, which leaves fewer kernels to launch. With
+# `mode="reduce-overhead"` it also records a CUDA graph. To compare all versions on equal terms, we recorded the graphs
+# by hand.
 #
 # ## Fewer launches: fuse along and across
 #
-# **Along**: an operation and the next one, as in all lessons so far. The residual and the norm are one kernel, with one
-# trap: the sum is needed twice, by the norm and by the next residual. Below, row $i$ of the result is $s = x + r$ and
-# then $s$ over its root mean square. **Change the marked line** so that the next layer gets its residual.
+# You can fuse **along** the data flow, an operation with the one after it, as we've done in every lesson so far. The
+# residual addition and the norm fit into one kernel, but there's a catch: you need the sum twice, for the norm and as
+# the next residual. Row $i$ of the result below should contain $s = x + r$, followed by $s$ divided by its root mean
+# square. **Change the marked line** so that the next layer gets the right residual.
 
 
 # %%
@@ -196,8 +203,8 @@ normed = s * (s.square().mean(1, keepdim=True) + 1e-6).rsqrt()
 puzzle(add_norm_kernel, 3, x, residual, wanted=torch.stack([s, normed], 1).flatten(), COLS=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>kept = s</code>: with <code>x</code> the norm is right, so this layer is
-# right, and every later layer has lost the stream.</details>
+# <details><summary>Answer</summary><code>kept = s</code>. If you store <code>x</code>, the norm is still right, and so
+# is this layer. But every layer after it has lost the residual stream.</details>
 #
 # <!-- choices
 # kept = x
@@ -211,18 +218,18 @@ puzzle(add_norm_kernel, 3, x, residual, wanted=torch.stack([s, normed], 1).flatt
 # kept = s * tl.rsqrt(tl.sum(s * s, axis=0) / COLS + 1e-6)
 # -->
 #
-# **Across**: operations that don't depend on each other but read the same input. q, k and v are three matmuls of one
-# vector. Put the three weights below each other, once, when the model is loaded, and one matmul computes all three:
-# **[horizontal fusion](../docs/glossary.md#horizontal-fusion)**. It saves launches, and gives the GPU one kernel that
-# fills it instead of three that may not.
+# You can also fuse **across**, which means merging operations that read the same input but don't depend on each other.
+# q, k and v come from three matmuls with the same vector. If you stack the three weights when you load the model, a
+# single matmul computes all of them. This is **[horizontal fusion](../docs/glossary.md#horizontal-fusion)**. It saves
+# launches, and it replaces three kernels that may be too small to fill the GPU with one that isn't.
 
 # %%
 apart = measure(lesson_18.layer_product_by_product, *inputs).launches
 print(f"q, k, v apart: {apart} launches per layer; together: {eager_launches}")
 
 # %% [markdown]
-# Take the 8B layer as a graph. **How many microseconds per layer do the saved launches bring?** The model has an
-# answer, from the gap alone.
+# **How many microseconds per layer does that save for the 8B layer as a graph?** According to the model, it's just the
+# gaps.
 
 # %% tags=["hide-input"]
 across = predict_first("8B layer as a graph: saved by one matmul for q, k, v", unit="us")
@@ -236,14 +243,15 @@ gap = empty["torch add"]["graph"].median / EMPTY
 print(f"by the gaps alone: {(apart - eager_launches) * gap * 1e6:.1f} us")
 across.compare(
     round((times["8B"]["graph"]["eager, a product each"] - times["8B"]["graph"]["eager"]) * 1e6, 1),
-    "More than the gaps. A likely reason: k and v alone are short matmuls, each with a ramp-up "
-    "and a tail of its own.",
+    "That's more than the gaps. Probably because k and v on their own are short matmuls, and each "
+    "one has its own ramp-up and tail.",
 )
 
 # %% [markdown]
-# Both directions together leave five kernels: norm + q, k, v; attention; output + residual; norm + gate, up and SwiGLU;
-# down. Each matmul computes the norm it needs by itself, since a vector from L2 costs less than a launch.
-# `benchmarks/experiments/lesson_18.py` has these kernels, plain Triton without tensor cores, which one row doesn't need.
+# If we fuse in both directions, five kernels are left: norm + q, k, v; attention; output + residual; norm + gate, up
+# and SwiGLU; and down. Every program of a matmul recomputes the norm it needs, because reading a vector from L2 is
+# cheaper than another launch. The kernels are in `benchmarks/experiments/lesson_18.py`. They are plain Triton and don't
+# use tensor cores, since you don't need those for a single row.
 
 # %%
 steps = measure(lesson_18.layer_in_steps, *inputs)
@@ -252,11 +260,12 @@ print(f"a kernel per step: {steps.launches} launches per layer")
 # %% [markdown]
 # ## Start earlier: dependent launches
 #
-# In a stream, a kernel starts after the one before it has ended. Two instructions of Hopper relax that
-# ([programmatic dependent launch](../docs/glossary.md#programmatic-dependent-launch)): the first lets the next kernel's
-# programs be placed on the GPU, as far as there is room; the other waits until the kernel before has ended and its
-# stores are visible. Everything before the wait overlaps with the kernel ahead: the launch, address arithmetic, and
-# loads of tensors that the kernel before doesn't write, such as weights. Triton has both, and a launch option:
+# Normally, a kernel in a stream can't start until the previous one has finished. Hopper has two instructions that relax
+# this rule ([programmatic dependent launch](../docs/glossary.md#programmatic-dependent-launch)). The first one allows
+# the GPU to start programs of the next kernel wherever there's room. The second one waits until the previous kernel has
+# finished and its stores are visible. Whatever you do before that wait overlaps with the previous kernel. That includes
+# the launch itself, address arithmetic, and loading tensors that the previous kernel doesn't write, such as weights.
+# Triton exposes both instructions, plus a launch option:
 
 
 # %%
@@ -278,11 +287,12 @@ for line in compiled.ptx.splitlines():
         print(" ".join(line.split("//")[0].split()))
 
 # %% [markdown]
-# Forget the wait, and the kernel reads what the one before has not stored yet: a race between two launches. It compiles,
-# and may even pass its tests. Put the wait *behind* the first load of an activation: the same race.
+# If you forget the wait, the kernel may read values that the previous one hasn't stored yet. That's a race between two
+# launches, but it compiles and might even pass your tests. You get the same race if you put the wait *after* the first
+# load of an activation.
 #
-# The empty kernels above have rows with dependent launches. So, for the five kernels of the 8B layer as a graph, **how
-# many microseconds per layer with dependent launches?**
+# The table of empty kernels above has rows with dependent launches. Based on those, **how many microseconds per layer
+# will our five kernels take for 8B, as a graph with dependent launches?**
 
 # %% tags=["hide-input"]
 per_step = times["8B"]["graph"]["kernel per step"]
@@ -297,8 +307,8 @@ for name in SHAPES:
     print(f"{name}: {ways['kernel per step'] * 1e6:.1f} us without, {with_it * 1e6:.1f} us with")
 dependent.compare(
     round(times["8B"]["graph"]["dependent launch"] * 1e6),
-    "Slower, where microseconds should be saved. Here a kernel lets its successor start at once, "
-    "and the waiting programs hold registers and warps that the running kernel could use.",
+    "It got slower, although we expected to save time. Each kernel lets the next one start right "
+    "away, and the waiting programs tie up registers and warps that the running kernel could use.",
 )
 for name in SHAPES:
     late = times[name]["graph"].get("dependent, late signal")
@@ -306,27 +316,29 @@ for name in SHAPES:
         print(f"{name}, signalled when all weights are loaded: {late * 1e6:.1f} us")
 
 # %% [markdown]
-# So the place of the signal decides: at the end of the loop it costs nothing, and saves a little where kernels are
-# short. A technique that makes an empty kernel faster has shown nothing about yours.
+# So it matters where you signal. At the end of the loop it does no harm and saves a little time when kernels are short.
+# And just because a technique speeds up an empty kernel doesn't mean it will speed up yours.
 #
 # ## No launches: one persistent kernel
 #
-# The last step: **one kernel for the whole layer**, a small [megakernel](../docs/glossary.md#megakernel). One program
-# per SM ([persistent](../docs/glossary.md#persistent-kernel)) takes tiles of every step in turn. Between two steps the
-# programs wait for each other, through counters in memory (`kernels/counters.py`):
+# The final step is to put **the whole layer into one kernel**, a small [megakernel](../docs/glossary.md#megakernel). It
+# runs one program per SM ([persistent](../docs/glossary.md#persistent-kernel)), and each program works on some tiles of
+# every step. Between steps, the programs wait for each other using counters in memory (`kernels/counters.py`):
 #
 # ```python
 # signal(counter_ptr)       # add 1; a program that sees it sees earlier stores (release)
 # wait(counter_ptr, value)  # loop until the counter has reached value (acquire)
 # ```
 #
-# Waiting is safe only if every program that should signal is running. A
-# [cooperative launch](../docs/glossary.md#cooperative-launch) (`launch_cooperative_grid=True`) fails unless all programs
-# fit on the GPU at once. Without it, a program can wait for one that never gets a place.
+# Waiting like this is only safe if every program you're waiting for is actually running. With a
+# [cooperative launch](../docs/glossary.md#cooperative-launch) (`launch_cooperative_grid=True`), the launch fails unless
+# all programs fit on the GPU at the same time. Without it, a program can wait forever for one that never gets onto an
+# SM.
 #
-# A GPU runs programs in any order, so one good run proves little. `check_orders` runs the programs in several orders,
-# and reports every access that no counter orders. **Puzzle: every program doubles its element, then sums all. Correct the
-# marked line.** The barrier is not enough: it orders the threads of one program.
+# The GPU can run programs in any order, so a single successful run proves very little. `check_orders` runs the programs
+# in several orders and reports every access that isn't ordered by a counter. **In this puzzle, every program doubles
+# its own element and then adds up all of them. Fix the marked line.** A barrier isn't enough, because it only
+# synchronises the threads within one program.
 
 
 # %%
@@ -353,12 +365,12 @@ shares = torch.arange(1.0, 7.0)
 order_puzzle(double_then_sum, shares, wanted=(2 * shares.sum()).expand(6))
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>wait(counter_ptr, programs)</code>. In the order of the grid the last program
-# would be right without it, and only that one. <code>wait(counter_ptr, 1)</code> passes as soon as anyone has
-# stored.</details>
+# <details><summary>Answer</summary><code>wait(counter_ptr, programs)</code>. Without it, if the programs run in grid
+# order, only the last one gets the right result. <code>wait(counter_ptr, 1)</code> continues as soon as any program has
+# stored its element.</details>
 #
-# Now tiles: the first step has fewer of them than there are programs. On a GPU the kernel below hangs, without a
-# message, until someone ends the process. Here you get a report. **Find the wrong count.**
+# The next puzzle has tiles, and its first step has fewer tiles than there are programs. On a GPU this kernel would hang
+# without any message until you kill the process. Here you get a report instead. **Find the wrong count.**
 
 
 # %%
@@ -386,12 +398,14 @@ shares = torch.arange(1.0, 5.0)
 order_puzzle(tiles_then_sum, shares, wanted=(2 * shares.sum()).expand(6))
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>wait(counter_ptr, tiles)</code>: tiles signal, not programs; two programs have
-# no tile. With more tiles than programs, the wrong line is a race instead: all wait for too little.</details>
+# <details><summary>Answer</summary><code>wait(counter_ptr, tiles)</code>. There is one signal per tile, not per
+# program, and two of the programs have no tile. If there were more tiles than programs, the wrong line would be a race
+# instead, because nobody would wait long enough.</details>
 #
-# The catalogue's `kernels.decoder_layer` is the whole layer in this style, four counters between five steps, and one per
-# head, whose keys several programs share. A program requests the first block of its next weight *before* it waits:
-# weights depend on no counter. Read it: `kernels/tiled/decoder_layer.py`. Here it runs in six orders of its programs:
+# `kernels.decoder_layer` in our catalogue is the whole layer written this way. It has four counters between its five
+# steps, plus one for each head, because several programs share a head's keys. Each program requests the first block of
+# its next weight *before* it waits, which is safe because no program writes the weights. The code is in
+# `kernels/tiled/decoder_layer.py`. Let's run its programs in six different orders:
 
 # %%
 whole = measure(kernels.decoder_layer, *inputs)
@@ -404,8 +418,9 @@ if not runtime.has_gpu():
     print("hazards in six orders:", len(hazards))
 
 # %% [markdown]
-# It has costs before it runs. All steps share one launch, so all have the registers of the worst one, and the
-# number of programs of all. No library's matmul can be called inside. And a wrong count hangs the GPU.
+# A megakernel has its drawbacks, even before you run it. Since all steps share one launch, every step gets as many
+# registers as the greediest one needs, and all of them run with the same number of programs. You can't call a library
+# matmul inside it. And if you get a count wrong, the GPU hangs.
 
 # %% tags=["hide-input"]
 from kernels.tiled.decoder_layer import decoder_layer_kernel
@@ -435,8 +450,8 @@ for name, each in compiled.items():
     print(f"{name}: {each.registers} registers per thread, {each.spill_bytes} bytes spilled")
 
 # %% [markdown]
-# **Claim: "One persistent kernel per layer is faster than a graph of its parts."** Take the 8B layer as a graph.
-# You know eager's time and that of the five kernels. **What does the persistent kernel take?**
+# **Claim: "One persistent kernel per layer is faster than a graph of its parts."** Let's test that on the 8B layer, as
+# a graph. You've seen the times of eager PyTorch and of our five kernels. **How long does the persistent kernel take?**
 
 # %% tags=["hide-input"]
 persistent = predict_first("8B layer, one persistent kernel, as a graph", unit="us")
@@ -458,21 +473,21 @@ held = {name: gain > 1 for name, gain in gains.items()}
 verdict = {0: "fails", 1: "holds for the small layer alone", 2: "holds"}[sum(held.values())]
 persistent.compare(
     round(times["8B"]["graph"]["persistent kernel"] * 1e6),
-    f"Verdict: {verdict}. Against the faster of torch.compile and our five kernels: small "
-    f"{gains['small']:.2f}x, 8B {gains['8B']:.2f}x.",
+    f"Verdict: {verdict}. Compared with the faster of torch.compile and our five kernels, small "
+    f"runs at {gains['small']:.2f}x the speed and 8B at {gains['8B']:.2f}x.",
 )
 
 # %% [markdown]
 # ## The whole waterfall
 #
-# All steps, one below the other. Grey is what both a step and the one before it take; open is what a step removes;
-# orange is what it adds. The line is the time of the bytes, blue is the model's prediction where we know the launches
-# (none for `torch.compile`, whose kernels we haven't counted).
+# Here are all the steps in one chart. Grey is the time that a step has in common with the one above it, the outlined
+# part is the time it saves, and orange is time it adds. The line marks the time of the bytes. Blue is the model's
+# prediction, which we have for every step except `torch.compile`, because we didn't count its kernels.
 #
-# 1. Small layer, called: which bars follow the model, and which number of the model dominates?
-# 2. The same as a graph: how far is each bar from its prediction?
-# 3. 8B as a graph: what separates eager from our five kernels, if eager has more gaps?
-# 4. Called, 8B: for which ways does a graph hardly matter?
+# 1. Look at the small layer, called from Python. Which bars follow the model, and which term of the model dominates?
+# 2. Switch to graphs. How far is each bar from its prediction?
+# 3. Switch to 8B as a graph. Eager has more gaps than our five kernels, so what explains the difference between them?
+# 4. For 8B, which versions hardly benefit from a graph?
 
 # %% tags=["hide-input"]
 launches = {
@@ -507,19 +522,21 @@ print(h100.label_of("short_kernels_small", "short_kernels_8B"))
 WaterfallExplorer(times, floors, model)
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. Launches x call dominates: the CPU is the limit, the GPU waits, and
-# <code>torch.compile</code> gains nothing. All bars are above the model: it has the call of an empty kernel or of an
-# addition, and a dozen arguments, results to allocate or a busy CPU cost more. 2. Eager is a third above it, our kernels
-# are two to three times above it. Gaps are not what is left. 3. Only the kernels themselves: our matmuls and attention
-# against cuBLAS and SDPA. 4. For our own: their kernels last about as long as their calls, so the CPU keeps up.</details>
+# <details><summary>What you should see</summary>1. The number of launches times the call dominates. The CPU is the
+# bottleneck, the GPU waits for it, and <code>torch.compile</code> gains nothing. All bars are above the model, because
+# it uses the call of an empty kernel or an addition. Passing a dozen arguments and allocating results takes longer, and
+# so does a busy CPU. 2. Eager is a third above its prediction, and our kernels are two to three times above theirs, so
+# it isn't the gaps that are left. 3. The kernels themselves. Our matmuls and our attention are up against cuBLAS and
+# SDPA. 4. Ours. Their kernels take about as long as their calls, so the CPU can keep up.</details>
 #
-# So in a graph the model explains most of eager's time and less than half of our kernels' on the small layer. It
-# assumes that a kernel moves its bytes at the bandwidth from its first cycle to its last. In a kernel of a few
-# microseconds, ramp-up and tail take their share of these.
+# For the small layer as a graph, then, the model explains most of eager's time but less than half of our kernels'. It
+# assumes that a kernel moves bytes at full bandwidth from the first cycle to the last. When a kernel takes just a few
+# microseconds, ramp-up and tail are a large part of it.
 #
 # ## When to stop
 #
-# The floor doesn't move: bytes at the bandwidth. No launch trick can win more than the distance to it.
+# The floor is always the same: the bytes divided by the bandwidth. No launch trick can save more than the distance
+# between you and that floor.
 
 # %% tags=["hide-input"]
 rows = []
@@ -533,25 +550,27 @@ columns = ("as a graph", "small", "of its bytes", "8B", "of its bytes")
 table(columns, rows, h100.label_of("short_kernels_small", "short_kernels_8B"))
 
 # %% [markdown]
-# **The verdict.** Record a graph first: it takes a few lines, changes no kernel, and gives the most. Then let a
-# compiler fuse everything between the matmuls. At 8B, that is near enough to the floor to look elsewhere: fewer bytes
-# (lesson 12), or more tokens per weight (lesson 17). On the small layer a large factor is left: the megakernel takes a
-# part of it, more than anything else here. Where no graph is possible, launch less: called, our kernels take less than
+# **The verdict.** Record a graph first. It takes a few lines, you don't have to touch a kernel, and it gives you the
+# biggest gain. Next, let a compiler fuse everything between the matmuls. At 8B, that gets you close enough to the floor
+# that you should look elsewhere, at fewer bytes (lesson 12) or more tokens per weight (lesson 17). The small layer is
+# still a long way from its floor. The megakernel closes part of that distance, and more of it than anything else we
+# tried. If you can't use a graph, reduce the number of launches. Called from Python, our five kernels take less than
 # two thirds of eager's time on the small layer.
 #
-# Why does our megakernel win on the small layer and lose at 8B? What it removes, gaps, ramp-ups and tails, is most of a
-# short kernel's time and little of a long one's. At 8B the matmuls decide, and ours are slower than cuBLAS's: five
-# separate kernels with the same matmul also lose there. A megakernel needs
+# Why does our megakernel win on the small layer and lose at 8B? It removes gaps, ramp-ups and tails. They are most of
+# the time in a short kernel but a small part of a long one. At 8B it comes down to the matmuls, and ours are slower
+# than cuBLAS's. Our five separate kernels use the same matmul and lose as well. A good megakernel needs
 #
-# - **matmuls as fast as the library's**, with enough loads in flight. Ours has one block of weights on the way per
-#   program, and one program per SM; asynchronous copies and a deep pipeline would have more;
-# - **the next step's weights in flight while it waits**: they depend on no counter. Ours requests one block;
-# - **work for every program in every step**: an earlier version gave attention one program per head, and all others
-#   waited for them;
-# - counters fine enough that a tile waits for the tiles it reads, instead of the whole step. Ours are not.
+# - **matmuls as fast as the library's**, with enough loads in flight. Ours has one program per SM, and each has one
+#   block of weights in flight. Asynchronous copies and a deep pipeline would have more;
+# - **the next step's weights in flight while it waits**, which is possible because weights don't depend on any counter.
+#   Ours requests one block;
+# - **work for every program in every step**. An earlier version used one program per head for attention, and all the
+#   other programs had to wait for them;
+# - counters that let a tile wait for just the tiles it reads. Ours wait for the whole step.
 #
-# The gain is the gaps, ramp-ups and tails, and no more than that. Published ones do all this (Hazy Research,
-# "Look Ma, No Bubbles!", 2025). Do it when the model is small, the batch is 1, and graphs are already there.
+# Even then, all you can win is the gaps, ramp-ups and tails. Published megakernels do all of the above (Hazy Research,
+# "Look Ma, No Bubbles!", 2025). Write one if the model is small, the batch size is 1, and you already use graphs.
 #
 # ## Your predictions vs the measurements
 
@@ -561,24 +580,27 @@ predictions()
 # %% [markdown]
 # ## Test yourself
 #
-# 1. A profile shows kernels back to back, without gaps on the GPU's timeline. What does a CUDA graph save?
-# <details><summary>Answer</summary>Almost nothing: the CPU is ahead of the GPU already. It frees the CPU.</details>
+# 1. A profile shows kernels running back to back, with no gaps on the GPU's timeline. What would a CUDA graph save?
+# <details><summary>Answer</summary>Almost no time, because the CPU is already ahead of the GPU. It would free up the
+# CPU, though.</details>
 #
-# 2. A kernel with a dependent launch loads its weight before `gdc_wait` and its activation after it. Right? And
-# the other way round?
-# <details><summary>Answer</summary>Right: no kernel writes the weight. The other way round it reads an activation that
-# may not be stored yet.</details>
+# 2. A kernel with a dependent launch loads its weight before `gdc_wait` and its activation after it. Is that correct?
+# What if you swap the two?
+# <details><summary>Answer</summary>It's correct, because no kernel writes the weight. If you swap them, it may read the
+# activation before it has been stored.</details>
 #
-# 3. A persistent kernel passes a hundred tests on a GPU with 132 SMs, and waits forever on one with 108. What is missing?
-# <details><summary>Answer</summary>A cooperative launch, and a grid sized by the device. If one program fits on each SM, 24
-# programs have no SM, and the others wait for them. With the option, the launch fails with a message.</details>
+# 3. A persistent kernel passes a hundred tests on a GPU with 132 SMs and hangs on one with 108. What's missing?
+# <details><summary>Answer</summary>A cooperative launch, and a grid size that depends on the device. If an SM has room
+# for one program, 24 programs don't get an SM, and the others wait for them forever. With the option, you'd get an
+# error at the launch.</details>
 #
-# 4. Why does waiting for too few signals often pass a test?
-# <details><summary>Answer</summary>On an idle GPU the programs start together and have equal work, so the last tile
-# is stored by the time anyone reads it. Another order, or one slow SM, shows the race.</details>
+# 4. Why do tests often pass even though a kernel waits for too few signals?
+# <details><summary>Answer</summary>On an idle GPU, the programs start together and do the same amount of work, so even
+# the last tile has been stored by the time anyone reads it. A different order or one slow SM exposes the
+# race.</details>
 #
-# 5. A graph of 12 kernels with a gap of 1 us moves 30 MB at 3 MB per us; its call takes 8 us. Replace the dots by its
-# time in us by the model.
+# 5. A graph of 12 kernels with a gap of 1 us moves 30 MB at 3 MB per us, and its call takes 8 us. One replay runs one
+# layer. Replace the dots with the time that the model predicts, in us.
 # <!-- given 1 us, 30 MB, 3 MB, 8 us: an example -->
 
 # %%
@@ -588,15 +610,16 @@ self_test(answer, 8 + 12 * 1 + 30 / 3, "8 + 12 x 1 + 30 / 3")
 # %% [markdown]
 # ## Now you
 #
-# [Exercise 18](../exercises/18_short_kernels.ipynb) asks for an addition, a norm and a gate in one kernel, then for the
-# launches, bytes and time of a layer, and for the launches that a time budget allows.
+# In [exercise 18](../exercises/18_short_kernels.ipynb) you fuse an addition, a norm and a gate into one kernel. Then
+# you predict the launches, bytes and time of a layer, and count how many launches fit into a time budget.
 
 # %% [markdown]
 # ## Going further
 #
 # ### How steady the times are
 #
-# Median, low and high of ten runs of eight layers, in ms. Calls vary where the CPU is the limit.
+# The table shows the median, low and high of ten runs of eight layers, in ms. Calls vary when the CPU is the
+# bottleneck.
 
 # %% tags=["hide-input"]
 rows = [

@@ -1,4 +1,4 @@
-"""The model answers of exercises 10 to 16 pass on every draw: a few here, 500 in the long run."""
+"""The model answers of exercises 10 to 18 pass on every draw: a few here, 500 in the long run."""
 
 import model_draws
 import pytest

@@ -1,0 +1,21 @@
+"""PyTorch's norm, rotation and write into the cache, compiled, where every token has a slot."""
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+
+from benchmarks.experiments.lesson_17 import rope_cache_without_checks
+from kernels.interpreter import runtime
+
+
+def peers(name: str, inputs: tuple) -> dict[str, Callable]:
+    """For rope_cache; its reference looks for tokens without a slot, and the CPU waits for the answer."""
+    if name != "rope_cache" or not runtime.has_gpu():
+        return {}
+    return {"torch.compile, no checks": _compiled()}
+
+
+@cache
+def _compiled() -> Callable:
+    return torch.compile(rope_cache_without_checks, dynamic=False)
