@@ -128,7 +128,7 @@ hint = Hints(
         "Which of the two results is wrong? In the message, result 1 is y and result 2 is s.",
         "For the mean square, divide by the number of elements in the row, cols, not by BLOCK. And "
         "don't subtract the mean: that would be LayerNorm.",
-        "If the check says that an argument was changed, you're overwriting the residual with the "
+        "If the check reports a changed argument, you're overwriting the residual with the "
         "sum. Allocate a new tensor with torch.empty_like.",
     ),
     traffic=(

@@ -43,7 +43,7 @@ from helpers.learning import (
 # %% [markdown]
 # ## The unfused reference
 #
-# torch.topk doesn't say in what order it returns equal elements, so the reference sorts instead.
+# torch.topk doesn't guarantee any order among equal elements, so the reference sorts instead.
 
 
 # %%

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Exercise 07: fit the register budget [15 points]
 #
-# You're given two kernels that already compute the right result. Your job is to choose their launch settings: how much
+# You're given two kernels that already compute the right result. You choose their launch settings: how much
 # work a program holds, and how many warps share it. **On both an A100 and an RTX 4090, no register may spill, and at
 # least half of an SM's warps must be active.** You don't need either GPU, because the compiler can target both. Allow
 # about 40 minutes. Lesson 07 covers everything you need.
