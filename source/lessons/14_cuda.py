@@ -80,7 +80,7 @@ explorer
 
 # %% [markdown]
 # <details><summary>What you should see</summary>1. Going from 31 to 32 takes you to the next warp, and from 63 to 64 to
-# the next block. 2. Stride 8: a sector holds eight elements, so from there on every lane needs a sector of its own. 3.
+# the next block. 2. Stride 8: a sector holds eight elements, so at that stride every lane needs a sector of its own. 3.
 # One contiguous chunk of memory, so we say the request is <i>coalesced</i>.</details>
 # Here's what that costs on a GPU. A Triton kernel sums $2^{24}$ elements, reading each of them once, at increasing
 # strides:
@@ -553,7 +553,7 @@ def layer_norm_kernel(x_ptr, weight_ptr, bias_ptr, y_ptr, columns, BLOCK: tl.con
 
 
 # %% [markdown]
-# You won't find a barrier in this source. Each `tl.sum` compiles to shuffles within each warp, after which every warp
+# You won't find a barrier in this source. Each `tl.sum` compiles to shuffles within each warp, and then every warp
 # stores its sum to shared memory. One warp then adds those up with more shuffles and stores the total, which all
 # threads read. Both sums reuse the same shared memory. **How many barriers does the machine code hold?**
 
