@@ -1,16 +1,19 @@
 # %% [markdown]
 # # 14 CUDA C++: what Triton decided for you
-# In Triton you worked on whole blocks: load a block, add it, store it. The compiler picked which thread handles which
-# element, in what order, how threads combine their partial sums, and where they wait for each other. In CUDA C++ all of
+#
+# In Triton you worked on whole blocks: load a block, add it, store it. The compiler assigned elements to threads, and
+# picked the order, how threads combine their partial sums, and where they wait for each other. In CUDA C++ all of
 # that is up to you. **How much of it must you write, what happens if you get it wrong, and was the compiler's answer
 # any worse than yours?**
 #
 # After this lesson you can
+#
 # - write a kernel in terms of threads, warps and blocks, and predict which sectors it fetches;
 # - use `float4` loads, and explain when they help;
 # - reduce a row with shuffles and shared memory, and spot a missing barrier;
 # - avoid bank conflicts, and avoid local arrays that end up in memory;
 # - compare your code with what Triton generated.
+#
 # About 60 minutes. You don't need a GPU: NVIDIA's compiler runs here, and we execute the [PTX](../docs/glossary.md#ptx)
 # it generates on the CPU and count every byte. It follows on [07 Occupancy](07_occupancy.ipynb) and leads to [exercise
 # 14](../exercises/14_cuda_softmax.ipynb).
@@ -32,6 +35,7 @@ h200 = recorded("h200")
 
 # %% [markdown]
 # ## The smallest kernel
+#
 # You write a CUDA kernel from the point of view of **one thread**, and the launch sets how many threads run it. Here
 # that's `twice[4, 256]`, or `twice<<<4, 256>>>` in a C++ program: four thread blocks of 256 threads. Each thread
 # computes its own index and handles that element. `y` is a plain C++ pointer, so nothing masks or checks your accesses.
@@ -62,10 +66,12 @@ print(measure(careless[4, 256], numbers.clone(), doubled.clone(), 1000))
 # available here.)
 #
 # ## Which thread reads which address
+#
 # The hardware doesn't run threads individually. It runs them in groups of 32 consecutive threads, called
 # [warps](../docs/glossary.md#warp), and a thread's position within its warp is its `lane`. When a warp executes a load,
 # that's one *request*, and memory serves it in [sectors](../docs/glossary.md#sector) of 32 bytes.
 # <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
+#
 # The explorer below shows a grid of four blocks of 64 threads, where thread `i` reads `x[i * stride]`.
 #
 # 1. Move from thread 31 to 32, then from 63 to 64. What changes each time?
@@ -82,6 +88,7 @@ explorer
 # <details><summary>What you should see</summary>1. Going from 31 to 32 takes you to the next warp, and from 63 to 64 to
 # the next block. 2. Stride 8: a sector holds eight elements, so at that stride every lane needs a sector of its own. 3.
 # One contiguous chunk of memory, so we say the request is <i>coalesced</i>.</details>
+#
 # Here's what that costs on a GPU. A Triton kernel sums $2^{24}$ elements, reading each of them once, at increasing
 # strides:
 
@@ -95,6 +102,7 @@ print(", ".join(times))
 # Up to stride 8, the time grows almost in proportion to the number of sectors. Past that the sector count is flat, but
 # the kernel keeps getting slower because L2 fetches sectors in pairs. You'll see that on a hardware counter in lesson
 # 15.
+#
 # Now let's meter a kernel. **If each thread takes two neighbours (thread `i` takes `x[2i]`, then `x[2i + 1]`), how many
 # sectors does one request fetch?** Every byte it fetches does get used eventually.
 
@@ -133,6 +141,7 @@ pairs.compare(
 # load far away, as in `apart`. In Triton, the compiler took care of this when it laid `tl.arange` out over the lanes.
 #
 # ## add+GELU with float4
+#
 # A `float4` packs four floats, which a single instruction can load. The scalar and the vector kernel differ only in
 # their type, so we write both as one template.
 
@@ -201,6 +210,7 @@ print(f"at all four block sizes it is {', '.join(f'{each:.0%}' for each in full)
 
 # %% [markdown]
 # ## A block that works together: LayerNorm
+#
 # LayerNorm needs sums over a whole row, but each thread only sees its own elements. We combine them in two steps:
 #
 # 1. Within a warp, `__shfl_xor_sync(mask, v, far)` gives each lane the `v` of another lane, the one whose number
@@ -209,6 +219,7 @@ print(f"at all four block sizes it is {', '.join(f'{each:.0%}' for each in full)
 # 2. Across the warps of a block, we use [shared memory](../docs/glossary.md#shared-memory). Each warp stores its sum
 #    there, everyone waits at a [barrier](../docs/glossary.md#barrier), `__syncthreads()`, and then every thread reads
 #    all of the sums.
+#
 # Let's start with the first step. Each of these two warps should store the sum of its 32 elements. **Fix the loop.**
 # (This cell is CUDA C++, so edit the text between the quotes.)
 
@@ -239,6 +250,7 @@ cuda_puzzle(warp_sums_source, "warp_sums", 1, 64, x, wanted=x.view(2, 32).sum(1)
 #
 # for (int far = 16; far > 0; far -= 2)
 # -->
+#
 # Here are both steps in one function, which works for any reduction operator:
 
 # %%
@@ -349,6 +361,7 @@ print(f"{found.bytes_total / rows.numel():g} B/element, {kept.resources.register
 # lesson 05.)
 #
 # ### Registers or local memory?
+#
 # Registers don't have addresses, so the compiler can only keep `v[k]` in one if it knows `k` at compile time, which
 # means it has to be able to unroll the loop. Let's see what happens if we run the loop to the end of the row instead,
 # since the row's length is only known at launch:
@@ -370,6 +383,7 @@ for name, kernel in (("k < EACH", kept), ("until the row ends", in_memory)):
 # `spill_bytes` won't show you that, so look at `stack`.
 #
 # ## A missing barrier
+#
 # This block of 64 threads reverses a row by way of shared memory, but a line is missing. The meter has a **sanitizer**
 # for shared memory, which tracks which thread touched which byte and which barriers came in between. **Add the line.**
 
@@ -399,6 +413,7 @@ cuda_puzzle(reverse_source, "reverse", 1, 64, x, wanted=x.flip(0))
 #
 # if (threadIdx.x == 0) __syncwarp();
 # -->
+#
 # `of_block` has two barriers. The second one looks redundant, because all `of_block` does after it is return. Let's
 # remove it:
 
@@ -418,6 +433,7 @@ print(found)
 # reading the first reduction's sums. Testing the output can't reveal that until it actually happens. The sanitizer
 # doesn't have to wait, because it reports any two threads that touch the same byte with no barrier in between if at
 # least one of them writes. (The line it reports is the call to `of_block`.)
+#
 # Another way to go wrong is a barrier that only some of the threads reach, which may deadlock the block. The meter
 # catches that too:
 
@@ -435,11 +451,13 @@ print(measure(stuck[1, 256], torch.empty(256, device=device)).hazards[0])
 # barriers for you.
 #
 # ## Bank conflicts and padding
+#
 # Shared memory is split into 32 **banks**, each 4 bytes wide. Word 0 is in bank 0, word 31 is in bank 31, and word 32
 # wraps around to bank 0. Each bank can serve one word per clock, so if several lanes need different words from the same
 # bank, the request takes several [wavefronts](../docs/glossary.md#wavefront). That's a [bank
 # conflict](../docs/glossary.md#bank-conflict).
 # <!-- given 4 bytes: CUDA C++ Programming Guide, shared memory -->
+#
 # 1. How many wavefronts does a warp need to read a column of a tile with 32 words per row?
 # 2. Which widths work best for reading columns? Do they slow down the rows?
 # 3. What happens if all lanes read the same word?
@@ -454,6 +472,7 @@ banks
 # <details><summary>What you should see</summary>1. 32, because the whole column is in a single bank. 2. Any odd width
 # works, and 33 is the smallest one that fits the tile. Rows take one wavefront whatever the width. 3. One wavefront,
 # because the word is broadcast to every lane that asked for it.</details>
+#
 # A transpose does both: it writes rows of the tile on the way in and reads columns on the way out. (If it didn't, its
 # global stores wouldn't be coalesced.)
 
@@ -499,6 +518,7 @@ conflicts.compare(
 
 # %% [markdown]
 # ## CUDA C++ and Triton side by side
+#
 # Let's compare `add_gelu<float4>` with the course's Triton kernel for add+GELU, run with 256 threads per block and four
 # elements per thread:
 
@@ -533,6 +553,7 @@ print(f"H200, {large:,} elements, float4 and Triton: {'; '.join(times)}")
 # to 16 bytes, which is what you promised the compiler by writing `float4`. Your `if` turned into a branch (`bra`),
 # whereas Triton put a **predicate** in front of each load and store: `@%p1` means "execute this if `%p1` is true".
 # <!-- given 16 bytes: a float4 -->
+#
 # Next, a row reduction, where the threads have to cooperate:
 
 
@@ -608,6 +629,7 @@ barriers.compare(
 # | an array in registers, its loop unrolled | a block of constant size |
 # | `tile[32][33]` | its own layout of shared memory, with padding or a *swizzle* (a row's words in another order) |
 # | `__launch_bounds__`, `__maxnreg__` | `num_warps`, `maxnreg` |
+#
 # In Triton you can't choose which thread holds which element, or give particular warps particular jobs. For some of
 # this it does offer switches and lets the compiler work out the details: warp specialisation (`tl.range(...,
 # warp_specialize=True)`), thread block *clusters* (`num_ctas`) and inline PTX (`tl.inline_asm_elementwise`).
@@ -619,21 +641,26 @@ predictions()
 
 # %% [markdown]
 # ## Test yourself
+#
 # 1. A kernel passes every test, but the sanitizer reports a race. Which do you believe?
 # <details><summary>Answer</summary>The sanitizer. Your tests only exercised one of the orders in which the warps can
 # run, and the race shows up in another one.</details>
+#
 # 2. What happens if you use `float4` on a tensor that starts at `x[1]`?
 # <details><summary>Answer</summary>The address isn't a multiple of 16 bytes, so the kernel fails with "misaligned
 # address". You'll see the error at the next call that synchronises with the GPU. Triton would have checked the
 # pointer's alignment and compiled narrow loads instead.</details>
 # <!-- given 16 bytes: a float4 -->
+#
 # 3. Why is `__syncthreads()` inside `if (i < n)` a bug, and when would you notice?
 # <details><summary>Answer</summary>If `n` isn't a multiple of the block size, some threads in the last block never
 # reach the barrier. That's undefined behaviour: it might hang, give wrong results, or happen to work for years. The
 # sanitizer reports it right away.</details>
+#
 # 4. `spill_bytes` is 0 but `stack` is 64. What happened?
 # <details><summary>Answer</summary>The kernel indexes a local array with something the compiler can't resolve at
 # compile time, so the array was placed in local memory even though there were enough registers.</details>
+#
 # 5. A block of 512 threads reduces a row with the scheme above. How many words of shared memory does it need? Replace
 #    the dots with your answer.
 
@@ -650,6 +677,7 @@ self_test(answer, 4, "36 lane mod 32 takes every fourth bank: eight of them, fou
 
 # %% [markdown]
 # ## Now you
+#
 # In [exercise 14](../exercises/14_cuda_softmax.ipynb) you'll write your own softmax, for rows of any width. After that,
 # [lesson 15](15_profilers_capstone.ipynb) covers profilers, and takes a whole block from the profiler's report to a
 # faster version.
@@ -658,6 +686,7 @@ self_test(answer, 4, "36 lane mod 32 takes every fourth bank: eight of them, fou
 # ## Going further
 #
 # ### Capping registers: launch bounds and maxnreg
+#
 # Suppose we load eight `float4` from each input before using any of them. That alone takes 64 registers.
 # `__launch_bounds__(256, 8)` makes a promise and a request: we'll never launch more than 256 threads per block, and
 # we'd like eight blocks to fit on an SM. `__maxnreg__(24)` caps the register count directly. Either way, the caps cause
@@ -724,6 +753,7 @@ print(f"the slowest is {worst:.2f}x slower than the one that spills nothing")
 # way to DRAM it may be true: lesson 07.) None of the caps made it faster, though. Half the occupancy was already
 # enough, because with many `float4` per thread there are plenty of bytes in flight, while each spill adds a store and a
 # load. The version above with one `float4` per thread is as fast as the one with eight.
+#
 # **Claim: "fusing add and GELU takes a kernel from 24 registers to 32."** That was measured on a kernel we don't have,
 # so here's ours, built with this compiler:
 
@@ -738,6 +768,7 @@ for name, body in (("add", "a[i] + b[i]"), ("GELU", "gelu(a[i])"), ("both", "gel
 # needed any more, so their registers are free again.
 #
 # ### Softmax with a template for its input
+#
 # You can pass a function as a template parameter, and the compiler generates a separate kernel for each one with the
 # function inlined. This is how you fuse in CUDA C++, much like `tl.constexpr` in Triton. (Exercise 14 asks for a
 # softmax of any width, so try that first.)
@@ -785,6 +816,7 @@ for name, function in before.items():
 
 # %% [markdown]
 # ### Inline PTX
+#
 # Not every instruction can be reached from C++. With `asm` you can insert one by hand: `"=f"(y)` declares a register
 # that it writes, and `"f"(x)` one that it reads. A GELU built on `tanh.approx` needs only one special-function
 # instruction, whereas the sigmoid takes two, an exponential and a reciprocal. In machine code it's called `MUFU.TANH`:
@@ -811,6 +843,7 @@ print("within 0.002 of the exact value:", torch.allclose(y.double(), expected, a
 # instructions in double precision and then rounds, so they look better here than on a GPU.)
 #
 # ### L2 norm twice: to learn from, and to race
+#
 # L2 normalisation divides each row by the square root of its sum of squares. Our first version spells out every step.
 # Each thread sums the squares of its own elements, and then we combine those sums in shared memory as a **tree**: half
 # of the threads add in the other half's sums, then half of those do the same, until there's only one sum left.
@@ -899,6 +932,7 @@ for shape, taken in l2_norms.items():
 # version reads it twice.
 #
 # ### nvcc and a Makefile
+#
 # `cuda_kernel` compiles with NVRTC, NVIDIA's compiler in library form. In a C++ project you'd call `nvcc` instead, and
 # put the commands in a Makefile:
 
@@ -962,6 +996,7 @@ print(in_toolkit("./l2_norm", project))
 
 # %% [markdown]
 # ### load_inline: the kernel as a PyTorch extension
+#
 # `torch.utils.cpp_extension.load_inline` takes the same C++ as strings, generates the Python binding, builds a library
 # with `nvcc` and the C++ compiler, and imports it. You only write the function that connects PyTorch to the kernel:
 
@@ -1020,10 +1055,11 @@ for clock, what in (("gpu", "the GPU's time, 32768 rows"), ("call", "a call, 64 
     print(f"{what}: {', '.join(both)}")
 
 # %% [markdown]
-# It's the same kernel, so it takes the same time on the GPU. What changes is the cost of a call, which is much lower
-# through C++ than through `cuda_kernel`. In exchange, you pay for a build every time you change the source.
+# It's the same kernel, so it takes the same time on the GPU. But a call is much cheaper through C++ than through
+# `cuda_kernel`. In exchange, you pay for a build every time you change the source.
 #
 # ### Other languages for kernels
+#
 # - **CUTLASS** is NVIDIA's library of C++ templates for matmuls. It's built on *layouts*, which are functions from
 #   coordinates to memory offsets: in CuTe, the padded tile is written `(32,33):(33,1)`. **CuTe DSL** brings the same
 #   thing to Python, compiled at run time. You still decide what each thread and warp does, but with layouts instead of

@@ -1,16 +1,19 @@
 # %% [markdown]
 # # 15 The profilers, and a whole block
+#
 # For fourteen lessons we've used instruments that don't need a GPU: a meter, a compiler, a calculator. If you do have a
 # GPU, the standard tools are Nsight Compute and torch.profiler. In this lesson you'll read what they recorded for the
 # course's own kernels, one counter at a time, and then we'll put everything together in a transformer block. **Is the
 # fused block faster than the one PyTorch's libraries give you?**
 #
 # After this lesson you can
+#
 # - find the sections of an Nsight Compute page that matter, and pick out the numbers you could have predicted;
-# - say where on the chip a counter is, and what it can and can't see from there;
+# - say where on the chip a counter is, and which traffic it therefore sees;
 # - find fusion candidates in a trace with a simple rule, and explain what the rule misses;
 # - profile a script of your own, and find out why a profiler refuses to run;
 # - work out how much each fusion contributes to the speed of a whole model.
+#
 # About 50 minutes. It builds on all the earlier lessons, especially [02](02_bytes_and_launches.ipynb),
 # [07](07_occupancy.ipynb) and [10](10_attention.ipynb), and leads to [exercise 15](../exercises/15_capstone.ipynb).
 
@@ -59,8 +62,10 @@ h200 = recorded("h200")
 # |---|---|---|
 # | Where does the time go: kernels, gaps, the CPU? | torch.profiler, Nsight Systems (`nsys`) | a timeline |
 # | Why does this one kernel take so long? | Nsight Compute (`ncu`) | hardware counters, kernel by kernel |
+#
 # **Start with the timeline.** If a kernel only takes 2 % of the time, its counters aren't worth your effort.
 # <!-- given 2 %: an example -->
+#
 # On a machine with a GPU, `fusion profile script.py` runs both tools on your script, and lists anything that's missing:
 # for example, Nsight Compute can only read the counters if the driver permits it. It runs these commands:
 
@@ -76,12 +81,14 @@ print(textwrap.fill(PERMISSION, 96))
 # We recorded everything below on an H200, using `python -m benchmarks.profiles`, which adds a few counters to the
 # commands above. The files are in `benchmarks/results/h200_profiles`. That machine didn't have `nsys`, but its timeline
 # shows the same rows as torch.profiler's.
+#
 # Nsight Compute doesn't just observe your program as it runs. It stops at each kernel, saves its memory and replays it
 # several times, collecting a few counters per pass and emptying the caches before each one. So the durations you get
 # are for a kernel running alone with [cold](../docs/glossary.md#cold-l2) caches, without anything the previous kernel
 # would have left in [L2](../docs/glossary.md#l2). (By default it also locks the clocks, but we turned that off here.)
 #
 # ## A page of Nsight Compute
+#
 # Take lesson 00's add+GELU on $2^{25}$ elements in fp32. You've already metered it, compiled it for an H200 and worked
 # out its [occupancy](../docs/glossary.md#occupancy). **How many MB will the profiler count as read from
 # [DRAM](../docs/glossary.md#dram)?**
@@ -118,9 +125,10 @@ print("    " + section + printed.split(section, 1)[1].split("\n\n", 1)[0])
 # is memory-bound and close to the limit. If both are below 60 %, the kernel isn't limited by either one, so suspect
 # latency and look at occupancy and stalls.
 # <!-- given 60 %, 80 %: Nsight Compute's own rules for this section, SpeedOfLight.py -->
+#
 # You could have written the *Launch Statistics* and *Occupancy* sections yourself, and in fact you have. `compile_for`
 # and `occupancy` know nothing about this GPU beyond its data sheet, and the meter ran a much smaller kernel in an
-# interpreter. Let's compare the GPU's counters with what those instruments gave us:
+# interpreter. Let's compare the GPU's counters with the results from those instruments:
 
 
 # %%
@@ -150,15 +158,18 @@ pair_table(beside("add_gelu", (2**25,), torch.float32, small=(2**14,), times=2**
 # all match, or nearly so. **One differs: DRAM receives fewer bytes than the result has.** Nothing was lost. Stores go
 # to L2, which only writes a line back to DRAM when it needs the space, so when the kernel ends, the last part of `y` is
 # still in L2 and gets written back during some later kernel. The smaller the tensor, the larger that part is. So treat
-# a profiler's written bytes as a lower bound, and use the meter's count for what the kernel really costs.
+# a profiler's written bytes as a lower bound, and use the meter's count for the kernel's real cost.
+#
 # You can read a counter's long name from left to right. `l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum` is counted in
 # L1, and it's the number of sectors that go through the load/store units (LSU), to global memory, for loads, summed
 # over all SMs. `lts` stands for L2 and `dram` for DRAM.
+#
 # *Achieved occupancy* (on the full page, below) is lower than *theoretical* occupancy, because blocks take time to
 # start and some SMs run out of work before others in the last [wave](../docs/glossary.md#wave). The profiler reports an
 # average, while the calculator gives you the maximum.
 #
 # ## A matmul's page
+#
 # Next is linear+GELU. Before you read on, try to explain every ratio that isn't one:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
@@ -175,6 +186,7 @@ pair_table((pair for pair in pairs if pair.ratio != 1), "linear_act")
 # - **Bytes read exceed the minimum** because the two matrices together don't fit in L2, so later
 #   [tiles](../docs/glossary.md#tile) have to read parts of them again. The minimum counts each input once, and the
 #   profiler counts what DRAM actually delivered.
+#
 # What about the sectors? This kernel loads its tiles with [TMA](../docs/glossary.md#tma), straight into [shared
 # memory](../docs/glossary.md#shared-memory):
 
@@ -190,10 +202,12 @@ table(("sectors read", "L1: by loads", "L2: all reads"), rows)
 # **A counter sits at one place on the chip and only sees the traffic that passes it.** The first column is on the path
 # that load instructions take, but TMA has its own. If you looked at that column alone, you'd think the matmul doesn't
 # read anything.
+#
 # The same goes for the L2 counter. It reports that add+GELU reads half again as many sectors from L2 as it loads,
 # because an H200's L2 has two partitions and data from the far one passes through both.
 #
 # ## Fused and unfused, by the profiler
+#
 # **Claim: "a kernel at almost 90 % of the memory's speed needs no more work."** An add of the same $2^{25}$ elements is
 # one of those, and Nsight Compute puts it at 88 %. It's followed by a GELU. **How many times faster is the fused kernel
 # than the two together, by Nsight Compute's durations?**
@@ -227,6 +241,7 @@ print(textwrap.fill(" ".join(advice.split()), 96))
 # %% [markdown]
 # A percentage of peak tells you how efficiently a kernel moves its bytes, but not whether it had to move them in the
 # first place.
+#
 # Let's do the same for softmax written as five operators, and see how far each one is from either limit:
 
 # %% tags=["hide-input"]
@@ -242,6 +257,7 @@ table(("softmax", "time", "memory", "compute"), rows)
 # *and* of that arithmetic.
 #
 # ## What do warps wait for?
+#
 # The *Warp State Statistics* section tells you how many cycles a [warp](../docs/glossary.md#warp) waits between two
 # instructions, and why. The source page breaks this down into samples per instruction:
 
@@ -268,6 +284,7 @@ table(("of the samples", "instruction"), rows)
 # what a healthy memory-bound kernel looks like: it should be waiting for memory and little else.
 #
 # ## Two questions from earlier lessons
+#
 # In lesson 03b we metered strided loads in sectors of 32 bytes. Here's the same kernel on a GPU, reading the same
 # number of elements placed 32, 64 and 128 bytes apart. **How many bytes does DRAM deliver per element of four bytes,
 # 128 bytes apart?**
@@ -329,6 +346,7 @@ print(
 
 # %% [markdown]
 # ## The timeline
+#
 # Now for the other tool. We'll look at a transformer block with the dimensions of the smaller Llama 3 model, on 512
 # tokens in bf16: RMSNorm, grouped-query attention, SwiGLU and [residuals](../docs/glossary.md#residual). torch.profiler
 # recorded it in four versions, each one launched from Python and as a [CUDA graph](../docs/glossary.md#cuda-graph). In
@@ -384,6 +402,7 @@ KernelTimelineExplorer(timelines, "eager", search="elementwise")
 # matter. **Fusing alone does not close gaps: a CUDA graph does, because it launches everything at once.**
 #
 # ## What to fuse: a rule, and the analyser
+#
 # You can apply a simple rule to any trace:
 #
 # 1. If several kernels in a row aren't matmuls, they're moving bytes for one another, so fuse them.
@@ -431,13 +450,16 @@ for group in plan.groups:
 # %% [markdown]
 # Both of them find the norm with its addition, the two SwiGLU steps after a matmul, and the residual after the last
 # matmul. But the differences are more interesting:
+#
 # - **Attention.** The rule only sees the kernels *between* two matmuls, so that's all it would fuse. The analyser
 #   recognises that they're a softmax, so it fuses across the matmuls.
 # - **The rule has no reason to stop.** It would happily fuse a norm into the matmul before it, no matter what the tile
 #   holds. The analyser checks that a single program has the whole row.
 # - **A trace has no tensors.** Two consecutive kernels might not share any data, and the rule has no way to know.
 # - **A plan has operators, a trace has kernels.** The plan doesn't show how well a library implements each operator.
+#
 # So use a trace to see *where* the time goes, and the graph to see what you're allowed to fuse.
+#
 # Now you try it, with the second half of the block. Suppose a trace lists the gate's two matmuls (`mm`, `mm_1`) one
 # after the other, followed by `silu` and `mul`. The choice below is what the rule would pick. **Find the partition with
 # the shortest predicted time.** The edges are `_fused_rms_norm` with `mm` and `mm_1`, `mm`-`silu`, `silu`-`mul`,
@@ -463,6 +485,7 @@ choose_edges(
 # that does two.</details>
 #
 # ## The capstone: one call for the block
+#
 # `kernels/transformer_block.py` builds the block from the course's kernels. You call it with the same arguments as the
 # unfused block:
 
@@ -507,6 +530,7 @@ puzzle(gated_row_kernel, 3, x_3, gates_3, ups_3, wanted=gated_3, shared=("x_ptr"
 #
 # y = tl.sigmoid(tl.sum(gate)) * tl.sum(up)
 # -->
+#
 # Now let's run a small version of the whole block on the CPU. **How many times fewer launches does the fused block
 # make?** In the traces we counted 26 and 8. On the CPU, each of PyTorch's two RMSNorms runs as six operators instead of
 # one kernel, and operators are what the meter counts.
@@ -554,6 +578,7 @@ for name, block in (("unfused", unfused_block), ("fused", fused_block)):
 
 # %% [markdown]
 # ## Predicted and measured
+#
 # At realistic sizes, we can have the analyser predict how much faster the fused block is on an H200, from nothing but
 # the graph. For 8192 tokens, its plan adds up these parts:
 
@@ -634,6 +659,7 @@ predicted.on(curves_chart(found, title, **axes, log=True), "y")
 
 # %% [markdown]
 # ## Against PyTorch's libraries
+#
 # Unfused attention is a weak baseline, so here are the strong ones. "libraries" uses cuBLAS and whichever attention
 # PyTorch picks (cuDNN's, and FlashAttention at one token). `torch.compile`, in its default mode, starts from that
 # version; **`max-autotune` was not timed here**. "fused, cuBLAS" combines our norms, attention and SwiGLU with cuBLAS's
@@ -680,6 +706,7 @@ table(columns, rows)
 # product, which torch.compile [recomputes](../docs/glossary.md#recompute) (lesson 11). So why isn't it faster?
 #
 # ## Amdahl's share
+#
 # This table breaks the block into parts, using the kernels that torch.profiler recorded. For each part you get its time
 # with libraries, its time with our kernels, and *how many times faster the whole block would be if you swapped only
 # that part*. This is for 8192 tokens, forward:
@@ -731,11 +758,13 @@ shares(8192)
 # Most of the time goes into matmuls, and fusing doesn't make a matmul faster. Fusing *can* reduce the rest, which is
 # the norms and all the elementwise kernels, but together they don't take much. Going part by part, and including the
 # table for 512 tokens (Going further):
+#
 # - **Worth it**: SwiGLU in the epilogue of two matmuls, which gains the most, and the norms at 512 tokens.
 # - **Not worth it**: the residual in a matmul's epilogue. Wherever our matmul is slower than cuBLAS's, as it is at 512
 #   tokens, you lose more time than the addition took.
 # - **A loss**: attention. The library's kernel is faster than the one we recorded here at both sizes. It also writes
 #   its output in a layout where each token's heads are already side by side, so it doesn't need an extra copy.
+#
 # The best block would mix them: the library's attention, our gate, and cuBLAS for the rest. Writing all of the kernels
 # yourself doesn't make a block any faster.
 #
@@ -746,24 +775,30 @@ predictions()
 
 # %% [markdown]
 # ## Test yourself
+#
 # 1. Two consecutive kernels each reach 85 % of memory bandwidth. What does Nsight Compute advise, and what would you?
 # <!-- given 85 %: an example -->
 # <details><summary>Answer</summary>It reports that each of them is close to its limit. You'd check whether the second
 # one reads what the first one wrote, because then a single kernel could move fewer bytes at the same speed.</details>
+#
 # 2. A kernel's counter for global loads reads 0, but its result is correct. How can that be?
 # <details><summary>Answer</summary>It loads with TMA, which takes a different path. Check the counters in L2 or DRAM
 # instead.</details>
+#
 # 3. The profiler counts fewer bytes written than there are in the result. Is the meter wrong?
 # <details><summary>Answer</summary>No. When the kernel ended, some of the result was still in L2, and it gets written
 # back later.</details>
+#
 # 4. Most of the stall samples are on an addition. Would a cheaper addition help?
 # <details><summary>Answer</summary>No. The addition is waiting for its operands, so the time is really spent on the
 # loads before it.</details>
+#
 # 5. A trace shows that the GPU is only busy 10 % of the time. Which would you try first, a fused kernel or a CUDA
 #    graph?
 # <!-- given 10 %: an example -->
 # <details><summary>Answer</summary>A CUDA graph, or torch.compile with one, because the time is lost between the
 # kernels. Fusing only helps here because the CPU has fewer kernels to launch.</details>
+#
 # 6. A fusion makes a block take 3 % less time, and the block is half of a training step. What percentage of the step
 #    does that save? Replace the dots with your answer.
 # <!-- given 3 %: an example -->
@@ -774,6 +809,7 @@ self_test(answer, 0.5 * 3, "half of it")
 
 # %% [markdown]
 # ## Now you
+#
 # In [exercise 15](../exercises/15_capstone.ipynb), the last one, you'll fuse a block from another model, forward and
 # backward, and write a report. After that, pick a model of your own and run `fusion analyse` on it, then record a
 # trace, then profile the kernels that matter.
@@ -782,6 +818,7 @@ self_test(answer, 0.5 * 3, "half of it")
 # ## Going further
 #
 # ### The whole page, and `--set full`
+#
 # This is add+GELU's page with the sections above, as `ncu` prints it. Lines marked `INF` and `OPT` are advice from its
 # rules. When a rule estimates a speedup, it assumes that you can remove the problem completely.
 
@@ -848,6 +885,7 @@ for section in sections:
 #    issue?), *Warp State* (why not?), and *Occupancy* and *Launch Statistics* (too few warps, or less than a wave?).
 #
 # ### From an operator to your line: `with_stack=True`
+#
 # A trace lists operators and kernels. If you pass `with_stack=True`, torch.profiler also records the Python calls, so
 # you can trace each operator back to the line that called it. This slows the CPU down a lot, so use a trace like that
 # to see *who* made a call, not *how long* it took.
@@ -892,6 +930,7 @@ table(("operator", "called in"), rows)
 # In Perfetto, the Python calls show up in the rows above the operators. You can also label a region of your code with
 # `record_function("gate")`, which doesn't need stacks. The equivalent for `nsys` is an NVTX range,
 # `torch.cuda.nvtx.range("gate")`.
+#
 # On a GPU, the same trace also shows you which Python function launched which kernel. The kernel's correlation number
 # takes you to its launch, and the launch happened during one of the Python calls. Here's a training step with gradient
 # clipping on an H100:
@@ -936,6 +975,7 @@ table(("the first step's kernels", "time", "launched in"), rows, outputs["gpu"])
 
 # %% [markdown]
 # ### How to read a gap
+#
 # `nsys profile --trace cuda,nvtx -o report python script.py` records a timeline, and `nsys export --type sqlite` writes
 # its events out as tables. Kernels are in `CUPTI_ACTIVITY_KIND_KERNEL` and launches in `CUPTI_ACTIVITY_KIND_RUNTIME`.
 # Both have `start` and `end` in nanoseconds, and a `correlationId` that joins a kernel to its launch. Names are stored
@@ -982,6 +1022,7 @@ table(("between", "gap", "launched after the end", ""), rows)
 # A late launch right after a kernel whose result Python reads is `norm.item()`: first the CPU waits for the GPU, and
 # then the GPU waits for the CPU. You can keep the condition on the GPU instead: `grad * (most / norm).clamp(max=1)`
 # clips without a sync.
+#
 # And these are the longest gaps in the fused block's trace from the main part:
 
 # %% tags=["hide-input"]
@@ -1013,6 +1054,7 @@ shares(512)
 
 # %% [markdown]
 # ### Five kernels, fused and unfused, by Nsight Compute
+#
 # We recorded the pages for LayerNorm+GELU, softmax and attention with earlier versions of our kernels:
 
 # %% tags=["hide-input"]
@@ -1044,8 +1086,10 @@ table(("", "unfused", "fused", "faster", "read", "unfused, each"), rows)
 # | attention | three round trips of the scores |
 #
 # ### add+GELU by a table of counters
+#
 # In lesson 03 we tested the speedup from a claim about add+GELU. The claim also comes with a table of counters, for a
 # million fp32 elements:
+#
 # **Claim: "fusing add and GELU raises the L2 hit rate from 65 to 78 % and occupancy from 75 to 85 %, cuts DRAM reads
 # from 12 to 8 MB, and makes it 1.86 times faster."** Here are the same counters from an H100, for the two kernels
 # together and for the fused one, at 1 million elements and at 32 million. We ran both with the caches emptied before
@@ -1081,6 +1125,7 @@ table(columns, rows, h100.label_of("add_gelu_counters"))
 # claimed speedup doesn't show up in any row. Don't aim for a high hit rate, because bytes you never request can't hit.
 #
 # ### Why one token is slow
+#
 # With one token, nearly all of the traffic is weights, and each is read once. Our block has a kernel for this case that
 # normalises, multiplies and gates in a single launch, which brings the block down to five launches. Even so:
 
@@ -1121,6 +1166,7 @@ table(("", "registers", "occupancy"), made)
 # half the rows is actually *faster*.
 #
 # ### Who is ahead, and where
+#
 # None of these kernels is fastest everywhere. First we compare the course's own kernels, at every size in the sweep,
 # with the best peer at that size (eager PyTorch, `torch.compile` with its default or max-autotune, Liger, QuACK, cuDNN,
 # FlashAttention-2, Flex). Then come the points where a peer is furthest ahead, both in GPU time and as a call from
@@ -1142,8 +1188,9 @@ print(f"behind at {on_gpu} of {points} points, {on_gpu / points:.0%}")
 print(f"behind as a call at {len(slow)} of the {timed} that were called, {len(slow) / timed:.0%}")
 
 # %% [markdown]
-# The last lines show at what share of the points, and of the calls, a library is ahead. Each library has its strengths:
+# The last lines show the share of points, and of calls, where a library is ahead. Each library has its strengths:
 # QuACK on many wide rows, cuDNN in some convolutions and in attention over short sequences, eager PyTorch in some
 # calls, especially for backward passes, and `torch.compile` at some sizes of some kernels. `fusion bench --recorded
-# --sweep` lists every point, with the reasons and what we tried, and if you add a kernel's name you get all of its
+# --sweep` lists every point, with the reasons and our attempts to fix it, and if you add a kernel's name you get all of
+# its
 # times. Before you write a kernel, look up your sizes in a list like this one. After you've written it, make your own.
