@@ -1,25 +1,26 @@
 # %% [markdown]
 # # Welcome: the gain of kernel fusion
 #
-# Two tensors of a hundred million elements, one addition, one GELU. Written the usual way, in one line of PyTorch, they
-# keep a fast GPU busy for a while. The same arithmetic, arranged differently, takes much less time. **What was the GPU
-# doing the rest of the time?**
+# Take two tensors of a hundred million elements, add them, and apply GELU. In PyTorch that's one line, and it keeps a
+# fast GPU busy for a while. Rearrange the same arithmetic and it runs in much less time. **What was the GPU doing the
+# rest of the time?**
 #
 # After this lesson you can
 #
-# - list what fusing two kernels removes, and what it keeps;
+# - list what fusing two kernels removes and what it leaves in place;
 # - read the traffic meter, and tell a function from a kernel;
-# - compute how many operations your own machine can do while one byte arrives from memory;
-# - work with the lessons, exercises, checks and recorded measurements of this course.
+# - work out how many operations your own machine could do in the time it takes one byte to arrive from memory;
+# - find your way around the lessons, exercises, checks and recorded measurements.
 #
-# About 30 minutes. You need Python and a little PyTorch. You don't need a GPU.
+# About 30 minutes. You need Python and a little PyTorch, but no GPU.
 #
-# Run a cell with **Shift+Enter**, from top to bottom. Where code is folded, it only imports or draws.
+# Run the cells from top to bottom with **Shift+Enter**. Folded code is only imports and plotting.
 #
-# First, a guess. A GPU adds two tensors and applies GELU, an activation function of about ten operations per element.
-# Its memory delivers the [elements](../docs/glossary.md#element) while its arithmetic units compute. **How many times
-# longer does memory take than the arithmetic?** (2 means twice as long. No answer is wrong; the difference is the
-# lesson. Enter also runs the cells below, down to the one that answers.)
+# Start with a guess. A GPU adds two tensors and applies GELU, an activation function that takes about ten operations
+# per element. While its memory delivers more [elements](../docs/glossary.md#element), its arithmetic units compute on
+# the ones they have. **How many times longer does memory take than the arithmetic?** (2 means twice as long. You
+# can't get this wrong: what you learn is how far off you were. Pressing Enter also runs the cells below, down to the
+# one with the answer.)
 
 # %% tags=["hide-input"]
 from helpers.learning import predict_first
@@ -36,15 +37,14 @@ from helpers.instruments import DEVICES, OPERATIONS
 least = add_gelu_launch.times(DEVICES["A100"], "fp32")
 waiting.compare(
     least["memory"] / least["CUDA cores"],
-    "By the data sheet, for the fused kernel. The arithmetic units idle most of the time: they "
-    "wait for memory. So the way "
-    "to be faster is to move fewer bytes.",
+    "That's for the fused kernel, by the data sheet. The arithmetic units spend most of their "
+    "time waiting for memory, so the way to go faster is to move fewer bytes.",
 )
 
 # %% [markdown]
-# Now watch both ways side by side: [unfused](../docs/glossary.md#unfused), as two kernels, and fused into one. Each tensor is divided into sixteen tiles. Press
-# **Play**, or move the slider. (The times were recorded on an H200; in between, tiles are assumed to cross at an even
-# pace.)
+# Now watch both versions side by side: [unfused](../docs/glossary.md#unfused), which takes two kernels, and fused
+# into one. Each tensor is cut into sixteen tiles. Press **Play** or drag the slider. (The start and end times were
+# recorded on an H200; in between, the animation assumes that tiles move at a constant rate.)
 
 # %% tags=["hide-input"]
 from helpers.figures import traffic_animation
@@ -54,8 +54,8 @@ h200 = recorded("h200")
 traffic_animation(h200, count="tiles")
 
 # %% [markdown]
-# The pink tiles, the sum, go out and come straight back, and no other kernel reads them. The rest of this lesson counts
-# that [traffic](../docs/glossary.md#traffic).
+# The pink tiles are the sum. They go out to memory and come straight back, and no other kernel ever reads them. The
+# rest of this lesson is about counting that [traffic](../docs/glossary.md#traffic).
 
 # %% tags=["hide-input"]
 import torch
@@ -73,13 +73,13 @@ a, b = torch.randn(2, n, device=device)
 # %% [markdown]
 # ## Two kernels, and the bytes between them
 #
-# A [kernel](../docs/glossary.md#kernel) is a function that the GPU runs over many elements at once; to start one is a
-# [launch](../docs/glossary.md#launch). PyTorch launches two for `gelu(a + b)`: one adds, one applies GELU. Tensors are
-# in the GPU's large memory, its [DRAM](../docs/glossary.md#dram); a kernel reads them, computes, and writes its result
-# back.
+# A [kernel](../docs/glossary.md#kernel) is a function that the GPU runs on many elements at once, and starting one is
+# called a [launch](../docs/glossary.md#launch). For `gelu(a + b)`, PyTorch launches two: one to add and one for GELU.
+# Tensors live in the GPU's large memory, its [DRAM](../docs/glossary.md#dram), so each kernel has to read its inputs
+# from there and write its result back.
 #
-# **How many bytes do the two kernels read and write, together?** `a` and `b` have a million elements each, and an
-# element in fp32, PyTorch's usual dtype, takes four bytes. Count the reads and the writes of each kernel, and type your
+# **How many bytes do the two kernels read and write in total?** `a` and `b` have a million elements each, and in
+# fp32, PyTorch's default dtype, an element takes four bytes. Count the reads and writes of each kernel and enter your
 # answer in megabytes.
 
 # %% tags=["hide-input"]
@@ -87,10 +87,11 @@ bytes_moved = predict_first("bytes moved by gelu(a + b)", unit="MB")
 bytes_moved
 
 # %% [markdown]
-# Now ask the [meter](../docs/glossary.md#meter). It watches every operator that PyTorch runs and every load and store of
-# a Triton kernel, and adds up the bytes. Its line ends with the bytes (B) per element of the result.
+# Let's check with the [meter](../docs/glossary.md#meter). It hooks into every PyTorch operator and every load and
+# store in a Triton kernel, and adds up the bytes. The last figure on its line is bytes (B) per element of the result.
 #
-# The meter counts the bytes that kernels **request**. The program decides that, so it needs no GPU.
+# What it counts are the bytes that kernels **request**. Those follow from the program alone, so you don't need a GPU
+# to count them.
 
 # %%
 unfused = measure(lambda: gelu(a + b, approximate="tanh"))
@@ -100,15 +101,16 @@ unfused
 bytes_moved.compare(unfused.bytes_total / 1e6)
 
 # %% [markdown]
-# Which launch moved what? The first writes the sum, and the second reads it straight back.
+# Here's the same total, split by launch. The first one writes the sum, and the second one reads it straight back.
 
 # %%
 unfused.launch_table()
 
 # %% [markdown]
-# The bytes that then cross between chip and DRAM can be fewer: between the two is a cache,
-# [L2](../docs/glossary.md#l2), which may still hold what was just written. **Watch which tiles of the sum it still has**,
-# at three sizes. Where requests and DRAM traffic differ, the lessons name the one they mean.
+# Fewer bytes than that may actually travel between chip and DRAM, because there's a cache in the way,
+# [L2](../docs/glossary.md#l2), which may still hold what a kernel has just written. **Watch which tiles of the sum
+# are still in L2** at three different sizes. Wherever requests and DRAM traffic differ, the lessons will say which of
+# the two they mean.
 
 # %% tags=["hide-input"]
 from helpers.figures import request_animation
@@ -118,13 +120,13 @@ request_animation("H200")
 # %% [markdown]
 # ## Adding in place
 #
-# Can we avoid that [round trip](../docs/glossary.md#round-trip)? A colleague writes one function, which puts the sum
-# into `a`, so that no new tensor is needed. **How many bytes does this move?**
+# Can we avoid that [round trip](../docs/glossary.md#round-trip)? A colleague suggests a single function that adds
+# into `a`, so that it doesn't need a new tensor. **How many bytes does this version move?**
 
 
 # %%
 def by_hand(a, b):
-    a += b  # in place: the sum needs no memory of its own
+    a += b  # in place: no new tensor for the sum
     return gelu(a, approximate="tanh")
 
 
@@ -138,20 +140,20 @@ print("the result is right:", torch.equal(attempt.result, unfused.result))
 display(attempt.launch_table())
 in_place.compare(
     attempt.bytes_total / 1e6,
-    "Still two launches: one writes the sum, the other reads it, and now a is gone. A test of "
-    "the result passes; the "
-    "meter shows the mistake.",
+    "It's still two launches: one writes the sum and the other reads it back. And you've lost a. "
+    "A test of the result would pass, but the meter catches the mistake.",
 )
 
 # %% [markdown]
-# One function is not one kernel. The number of lines, functions or tensors in your program does not matter. What matters
-# is **how many kernels there are, and the bytes that cross between them**.
+# So one function doesn't mean one kernel. It doesn't matter how many lines, functions or tensors your program has.
+# What matters is **how many kernels it launches, and how many bytes they pass to each other through memory**.
 #
 # ## One kernel
 #
-# A [fused kernel](../docs/glossary.md#fused-kernel) does both steps while it has the elements: it keeps the sum in a
-# [register](../docs/glossary.md#register), the fastest storage inside the processor. Here is one, written in Triton, a
-# language for GPU kernels inside Python. You will write it yourself in lesson 03; for now, only its traffic.
+# A [fused kernel](../docs/glossary.md#fused-kernel) does both steps while it has the elements on the chip. It keeps
+# the sum in a [register](../docs/glossary.md#register), the fastest storage a processor has. Here's one written in
+# Triton, a language for writing GPU kernels in Python. You'll write this kernel yourself in lesson 03; for now, we
+# only want to see its traffic.
 
 # %%
 fused = measure(add_gelu, a, b)
@@ -168,23 +170,24 @@ chart = traffic_chart({"unfused": unfused, "fused": fused}, title)
 bytes_moved.on(chart, "x", at=lambda megabytes: 1e6 * megabytes, row=0)
 
 # %% [markdown]
-# This picture is the whole idea. Each bar is the bytes that kernels request; `add` is the sum, `a + b`, named after its
-# operator. If you made a guess, it is marked. The arithmetic is the same, and so is the result, up to rounding. Only the
-# round trip of the sum is gone.
+# If you remember one picture from this lesson, make it this one. The bars show the bytes that kernels request, and
+# `add` is the sum, `a + b`, named after the operator that makes it. Your guess is marked if you made one. Both
+# versions do the same arithmetic and get the same result up to rounding. The only thing we removed is the sum's round
+# trip.
 #
 # ## Your first line of Triton
 #
-# A Triton kernel is a Python function that many [programs](../docs/glossary.md#program) run, all at once; each has a
-# number, `tl.program_id(0)`: 0, 1, 2 and so on. A program works on a [block](../docs/glossary.md#block) of elements:
-# `tl.arange(0, BLOCK)` is 0, 1, 2 and so on, up to `BLOCK - 1`. `x_ptr` is where `x` begins in memory, and `BLOCK` is
-# known when the kernel is compiled: `tl.constexpr`.
+# A Triton kernel is a Python function, and many [programs](../docs/glossary.md#program) run it at the same time. Each
+# program gets its number from `tl.program_id(0)`: 0, 1, 2 and so on. It works on a [block](../docs/glossary.md#block)
+# of elements: `tl.arange(0, BLOCK)` gives you 0, 1, 2 and so on, up to `BLOCK - 1`. `x_ptr` is the address where `x`
+# starts, and `BLOCK` is marked `tl.constexpr` because its value is fixed when the kernel is compiled.
 #
-# This kernel should double twelve elements, with three programs of four each. As it stands, all three take the same
-# four. Run the cell and look: below each line of the kernel is the tensor as it is in memory, and each numbered box is
-# one place of a program's block (a *lane*), drawn at the element that it accesses. Orange-red ones are wrong; an element
-# with such an edge is never stored. (The message calls program 1 `(1, 0, 0)`, because a launch may have three
-# dimensions; ours has one. A *race*: two programs store to one element, and either may come last.) **Change the marked
-# line until it says "Solved".**
+# This kernel is supposed to double twelve elements, using three programs with four elements each. As written, all
+# three programs work on the same four. Run the cell to see it: under each line of the kernel you'll find the tensor
+# as it is in memory. Each numbered box is one position in a program's block (a *lane*), drawn at the element it
+# accesses. Orange-red boxes are wrong accesses, and elements with an orange-red edge never get stored. (The message
+# calls program 1 `(1, 0, 0)` because a launch can have up to three dimensions; ours has one. A *race* means that two
+# programs store to the same element, and either one may win.) **Change the marked line until it says "Solved".**
 
 # %%
 import triton
@@ -203,7 +206,7 @@ puzzle(double_kernel, 3, twelve, wanted=2 * twelve, BLOCK=4)
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)</code>: program 1
-# begins where program 0 ends.</details>
+# picks up where program 0 stopped.</details>
 #
 # <!-- choices
 # element = tl.arange(0, BLOCK)
@@ -220,9 +223,9 @@ puzzle(double_kernel, 3, twelve, wanted=2 * twelve, BLOCK=4)
 # %% [markdown]
 # ## In the machine code
 #
-# Does the sum really stay in a register? Triton's compiler runs here, with or without a GPU. These are all instructions
-# with which an A100 loads from memory (`LDG`) or stores to it (`STG`) in this kernel, next to the line of the kernel
-# that they come from:
+# Does the sum really stay in a register? We can check, because Triton's compiler works here whether or not you have a
+# GPU. These are all the instructions in this kernel that load from memory (`LDG`) or store to it (`STG`) on an A100,
+# each with the line of the kernel it was compiled from:
 
 # %% tags=["hide-input"]
 from helpers.instruments import compile_for
@@ -235,18 +238,19 @@ loads_and_stores = made.sass_view("load", "store").instructions
 table(("instruction", "the kernel's line"), ((each.name, each.source) for each in loads_and_stores))
 
 # %% [markdown]
-# `a` and `b` are loaded, twice four elements of each (the suffix counts bits), and `y` is stored. Nothing stores the
-# sum, and nothing loads it.
+# We see two loads each for `a` and `b`, four elements at a time (the suffix gives the width in bits), and the stores
+# of `y`. There isn't a single instruction that stores the sum or loads it back.
 #
 # ## Other operations, sizes and GPUs
 #
-# The same picture, launch by launch. Move the sliders with the mouse or with the arrow keys. (The time is bytes over the
-# bandwidth in the GPU's data sheet. Its bars are on a logarithmic scale, where even a large gain is a short piece:
-# compare the figures. GELU, LayerNorm and softmax are unfused here into the single steps of their formulas.) Find out:
+# Here's the same picture for other operations, launch by launch. Move the sliders with the mouse or the arrow keys.
+# (Time here is bytes divided by the bandwidth on the GPU's data sheet. The bars have a logarithmic scale, on which
+# even a big gain looks small, so go by the figures. Unfused GELU, LayerNorm and softmax are broken down into the
+# individual steps of their formulas.) Find out:
 #
 # 1. Which operation gains most from fusing? Which gains nothing, and why?
-# 2. Does the gain depend on the size? On the dtype? On what else?
-# 3. From an H200 to a T4: which figures change, and which stay?
+# 2. Does the gain depend on the size? On the dtype? On anything else?
+# 3. When you switch from an H200 to a T4, which figures change and which don't?
 
 # %% tags=["hide-input"]
 from helpers.figures import TrafficExplorer
@@ -255,16 +259,18 @@ explorer = TrafficExplorer("add+GELU", "fp32", device="H200", rows=1024, columns
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. GELU in single steps: fusing saves all that it writes between its
-# eight launches. ReLU and the addition are one launch already: there is nothing in between. 2. It depends on how many
-# tensors there are in between, and not on the dtype; hardly on the size (LayerNorm of a single row reads weights as
-# large as the row, fused or not). 3. Only the time. The requested bytes belong to the program.</details>
+# <details><summary>What you should see</summary>1. GELU in single steps, because fusing removes all the traffic
+# between its eight launches. ReLU and the addition are a single launch to begin with, so there's nothing to remove.
+# 2. The gain depends on the number of intermediate tensors. It doesn't depend on the dtype, and hardly on the size
+# (for a LayerNorm of one row, the weights are as large as the row, and they have to be read whether it's fused or
+# not). 3. Only the time changes. The requested bytes are a property of the program.</details>
 #
 # ## Fewer bytes, less time?
 #
-# If the GPU waits for memory, time should shrink with the bytes. These times are from a real GPU. You may have none, so
-# the course carries measurements, each labelled with the GPU, the versions and the day. [`eager`](../docs/glossary.md#eager) is
-# PyTorch as you write it, `torch.compile` its compiler's output, `fused` our kernel; `us` are microseconds.
+# If the GPU is waiting for memory, then fewer bytes should mean less time. These timings come from a real GPU. You
+# may not have one, so the course ships with recorded measurements, each labelled with GPU, software versions and
+# date. [`eager`](../docs/glossary.md#eager) is PyTorch as you'd normally write it, `torch.compile` is what its
+# compiler produces, and `fused` is our kernel; `us` means microseconds.
 
 # %% tags=["hide-input"]
 rows = []
@@ -277,11 +283,12 @@ columns = ("elements", "eager", "torch.compile", "fused", "faster")
 table(columns, rows, f"the GPU's own time\n{h200.label_of('add_gelu')}")
 
 # %% [markdown]
-# On a hundred million elements, time followed the bytes almost exactly. `torch.compile` fuses these two as well, and
-# reaches the same speed: this course is about understanding when it can, when it cannot, and what to write then.
+# At a hundred million elements, the time shrinks almost exactly as much as the bytes do. `torch.compile` also fuses
+# these two operations and is just as fast. In this course you'll learn when it can do that, when it can't, and what
+# to write yourself in that case.
 #
-# This is the time of the GPU alone. The caller also waits for the CPU, which launches the kernels. Lesson 02 takes the
-# launch apart, and finds the size above which memory dominates. With a GPU, time the same comparison here:
+# These timings cover the GPU only. A caller also waits for the CPU to launch the kernels; lesson 02 takes that launch
+# apart and finds the size above which memory dominates. If you have a GPU, you can run the same comparison here:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from helpers.instruments import benchmark_together
@@ -297,12 +304,13 @@ else:
 # %% [markdown]
 # ## How fast is your machine?
 #
-# Two numbers describe a machine for our purpose: the bytes per second that it copies (its
-# [bandwidth](../docs/glossary.md#bandwidth)), and the operations per second that it does in a
-# [matmul](../docs/glossary.md#matmul), a matrix product, where it is fastest. An operation is one addition or
-# multiplication, a [FLOP](../docs/glossary.md#flop); a TFLOP/s is a million million of them per second. The course
-# measures or queries both, and calls their ratio the [ridge point](../docs/glossary.md#ridge-point): the operations that
-# the machine could do while one byte arrives.
+# For our purposes, two numbers describe a machine: how many bytes per second it can copy (its
+# [bandwidth](../docs/glossary.md#bandwidth)), and how many operations per second it can do in a
+# [matmul](../docs/glossary.md#matmul), a matrix product, which is where it's fastest. One addition or one
+# multiplication counts as one operation, a [FLOP](../docs/glossary.md#flop); a TFLOP/s is a million million of them
+# per second. The course measures these numbers or looks them up. Their ratio is the [ridge
+# point](../docs/glossary.md#ridge-point): how many operations the machine could do in the time it takes one byte to
+# arrive.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from helpers.instruments import Roofline, this_device
@@ -314,8 +322,9 @@ print(f"arithmetic {mine.peak_flops['fp32'] / 1e12:.3f} TFLOP/s in fp32")
 print(f"ridge point {Roofline(mine, 'fp32').ridge:.1f} FLOP/byte")
 
 # %% [markdown]
-# Compare a data-centre GPU, an A100. Most of its arithmetic is in its [tensor cores](../docs/glossary.md#tensor-cores),
-# units that multiply matrices and do nothing else. From its data sheet:
+# For comparison, take a data-centre GPU, the A100. Most of its arithmetic throughput is in its [tensor
+# cores](../docs/glossary.md#tensor-cores), which multiply matrices and can't do anything else. According to its data
+# sheet:
 
 # %% tags=["hide-input"]
 a100 = Roofline(DEVICES["A100"], "fp16")
@@ -323,7 +332,7 @@ print(f"memory {a100.device.memory_bandwidth / 1e9:,.0f} GB/s")
 print(f"tensor cores {a100.peak / 1e12:.0f} TFLOP/s in fp16")
 
 # %% [markdown]
-# **How many operations could its tensor cores do while one byte arrives?**
+# **How many operations could those tensor cores do while one byte arrives?**
 
 # %% tags=["hide-input"]
 ridge = predict_first("ridge point of an A100 in fp16", unit="FLOP/byte")
@@ -333,10 +342,10 @@ ridge
 ridge.compare(a100.ridge)
 
 # %% [markdown]
-# And `gelu(a + b)`? It is not a matmul, so tensor cores cannot do it. Its ten operations per element go to the
-# [CUDA cores](../docs/glossary.md#cuda-cores), which add and multiply, and two of them, an exponential and a reciprocal,
-# to the special function units ([SFU](../docs/glossary.md#sfu)), of which there are fewer. Each works while memory
-# delivers. The minimum times for a million elements:
+# What about `gelu(a + b)`? That isn't a matmul, so tensor cores can't help. Its ten operations per element run on the
+# [CUDA cores](../docs/glossary.md#cuda-cores), which add and multiply, except for two, an exponential and a
+# reciprocal, which go to the special function units ([SFU](../docs/glossary.md#sfu)). A GPU has fewer of those. All
+# of these units can work while memory delivers. The minimum times for a million elements are:
 
 # %% tags=["hide-input"]
 rows = []
@@ -345,10 +354,11 @@ for what in ("memory", "special functions", "CUDA cores"):
 table(("busy", "at least", "memory's time ÷ this"), rows)
 
 # %% [markdown]
-# So all of them idle most of the time: they wait for memory. Here is the whole GPU. **Look at the first bar and at the
-# others**: each is the time that one part takes for the same elements. This picture returns in other lessons, with the
-# part lit that they are about. (Its elements have 16 bits, so memory takes half as long for each as in fp32. An
-# [SM](../docs/glossary.md#sm) is one of the GPU's processors; the lessons explain the other parts when they use them.)
+# So all of these units sit idle most of the time, waiting for memory. Here's the whole GPU. **Compare the first bar
+# with the others**: each one is the time that one part needs for the same elements. You'll see this picture again in
+# other lessons, with the relevant part highlighted. (Its elements have 16 bits, so memory needs half as long per
+# element as in fp32. An [SM](../docs/glossary.md#sm) is one of the GPU's processors; we'll explain the other parts
+# when we get to them.)
 # <!-- given 16 bits: the picture's own setting -->
 
 # %% tags=["hide-input"]
@@ -357,24 +367,25 @@ from helpers.figures import gpu_picture
 gpu_picture("A100")
 
 # %% [markdown]
-# While memory takes longest, cleverer arithmetic gains nothing. **It helps to move fewer bytes, and to move them at the
-# memory's full speed.** Fusing does the first; the width of a kernel's loads, and how many it has
-# [in flight](../docs/glossary.md#in-flight), decide the second, from lesson 03 on. Lesson 01 turns this into a picture
-# that you can move.
+# As long as memory takes the longest, cleverer arithmetic gains you nothing. **What helps is to move fewer bytes, and
+# to move them at full memory speed.** Fusion takes care of the first. The second depends on how wide a kernel's loads
+# are and how many it keeps [in flight](../docs/glossary.md#in-flight), which we'll look at from lesson 03 on. Lesson
+# 01 turns all this into a chart that you can play with.
 #
 # ## How this course works
 #
-# - **Lessons** (the folder `notebooks`) ask first, then measure. Each number comes from a cell that you can change and
-#   run again.
-# - **Without a GPU** your Triton kernels run in an interpreter. Results are right, the meter counts, and Triton's own
-#   compiler lists registers and machine code for GPUs that you do not have; only times cannot be measured here, so
-#   recorded ones are shown. **With a GPU** the same cells run compiled, and are timed.
-# - **Exercises** (the folder `exercises`) give you a formula and an empty function. Their check cells answer *pass*,
-#   *fail* with a hint, *not attempted* or *error*. The first is [the roofline](../exercises/01_roofline.ipynb), after
-#   lesson 01; your first kernel is [add+GELU](../exercises/03_fused_add_gelu.ipynb), after lesson 03.
-# - In a terminal, `fusion check exercises/01_roofline.ipynb` grades the notebook that you saved, and `fusion doctor`
-#   checks your machine.
-# - Terms are explained at first use, and again in the [glossary](../docs/glossary.md).
+# - **Lessons** (in the `notebooks` folder) ask you first and measure afterwards. Every number comes from a cell that
+#   you can change and run again.
+# - **Without a GPU**, your Triton kernels run in an interpreter. You get correct results, the meter counts bytes, and
+#   Triton's real compiler shows you registers and machine code for GPUs that you don't have. The only thing you can't
+#   measure is time, so we show recorded timings instead. **With a GPU**, the same cells run compiled and get timed.
+# - **Exercises** (in the `exercises` folder) give you a formula and an empty function. Check cells report *pass*,
+#   *fail* with a hint, *not attempted* or *error*. The first exercise is [the
+#   roofline](../exercises/01_roofline.ipynb), after lesson 01; you'll write your first kernel in
+#   [add+GELU](../exercises/03_fused_add_gelu.ipynb), after lesson 03.
+# - In a terminal, `fusion check exercises/01_roofline.ipynb` grades your saved notebook, and `fusion doctor` checks
+#   your machine.
+# - We explain terms when they first come up, and you can look them up in the [glossary](../docs/glossary.md).
 #
 # ## Your predictions vs the measurements
 
@@ -385,26 +396,27 @@ predictions()
 # ## Test yourself
 #
 # 1. What exactly does fusing add and GELU remove: operations, reads, writes, launches?
-# <details><summary>Answer</summary>One write and one read of the sum, and one launch. Not a single operation.</details>
+# <details><summary>Answer</summary>The write of the sum, the read of the sum, and one launch. It doesn't remove a
+# single operation.</details>
 #
 # 2. Why can the meter count bytes without a GPU?
-# <details><summary>Answer</summary>It counts requests: the program decides which addresses it reads and writes. The chip
-# decides how long that takes, and how much of it its caches serve.</details>
+# <details><summary>Answer</summary>Because it counts requests, and the program alone determines which addresses it
+# reads and writes. You'd need the chip to find out how long that takes and how much of it the caches serve.</details>
 #
-# 3. A kernel reads one tensor and writes one. Can fusing anything into it make it move fewer bytes than that?
-# <details><summary>Answer</summary>No: input and output must be requested once. Fusing removes only the traffic between
-# kernels.</details>
+# 3. A kernel reads one tensor and writes one. If you fuse more work into it, can it move fewer bytes than that?
+# <details><summary>Answer</summary>No. It has to read its input and write its output once in any case. Fusion only
+# removes traffic between kernels.</details>
 #
-# 4. A friend makes GELU's arithmetic twice as fast. What happens to the time on an A100?
-# <details><summary>Answer</summary>Nothing you could measure on a large tensor. The GPU waits for memory.</details>
+# 4. A friend makes GELU's arithmetic twice as fast. How does that change the time on an A100?
+# <details><summary>Answer</summary>For a large tensor, not by anything you could measure, because the GPU is waiting
+# for memory.</details>
 #
-# 5. Three elementwise kernels in a row (each element of the result depends on one element of the input), each reading
-#    one tensor and writing one. By what factor does fusing all three reduce the bytes? Replace the dots with your
-#    number.
+# 5. You have three elementwise kernels in a row (so each output element depends on one input element). Each reads one
+#    tensor and writes one. By what factor does fusing all three cut the bytes? Replace the dots with your number.
 
 # %%
 answer = ...
-self_test(answer, 3, hint="one read and one write per kernel; after fusing, one of each is left")
+self_test(answer, 3, hint="each kernel does one read and one write; the fused one does that once")
 
 # %% [markdown]
 # Next: [01 The roofline](01_roofline.ipynb).
