@@ -2,17 +2,18 @@
 # # 01 The roofline: what limits a kernel
 #
 # A ReLU does one comparison per element. An A100 can do hundreds of thousands of billions of operations per second.
-# **What share of that does a ReLU reach?** And if you give it ten times the arithmetic, how much longer does it take?
+# **What share of that does a ReLU actually reach?** And if you made it do ten times the arithmetic, how much longer
+# would it take?
 #
 # After this lesson you can
 #
-# - compute the *arithmetic intensity* of an operation by counting operations and bytes;
-# - find a GPU's *ridge point* and decide which operations are memory-bound and which compute-bound on it;
-# - predict the minimum time of an operation, and what fusing can and cannot change;
-# - find the slip in a published intensity.
+# - compute the *arithmetic intensity* of an operation from its operations and its bytes;
+# - find a GPU's *ridge point*, and tell which operations are memory-bound on it and which are compute-bound;
+# - predict the minimum time of an operation, and what fusing can and can't do about it;
+# - spot the error in a published intensity.
 #
-# About 35 minutes. It follows on [00 Welcome](00_welcome.ipynb) and leads to
-# [exercise 01](../exercises/01_roofline.ipynb).
+# About 35 minutes. It builds on [00 Welcome](00_welcome.ipynb) and prepares you for [exercise
+# 01](../exercises/01_roofline.ipynb).
 
 # %% tags=["hide-input"]
 import torch
@@ -38,13 +39,14 @@ h200 = recorded("h200")
 # %% [markdown]
 # ## Arithmetic intensity
 #
-# Two numbers describe an operation, whatever runs it: its floating-point operations (FLOP), and the bytes that must
-# cross between memory and processor. Their ratio is its
-# [arithmetic intensity](../docs/glossary.md#arithmetic-intensity), in FLOP per byte. The bytes here are the minimum: each
-# input once, each output once, as if no cache held anything.
+# You can describe any operation, on any hardware, with two numbers: how many floating-point operations (FLOP) it
+# does, and how many bytes it has to move between memory and processor. Divide the first by the second and you get its
+# [arithmetic intensity](../docs/glossary.md#arithmetic-intensity) in FLOP per byte. For the bytes we take the
+# minimum: every input is read once and every output is written once, with no help from a cache.
 #
-# Each +, −, ×, ÷, max, `exp` or root on one element is one FLOP. (Their costs differ; we come to that.) Take a ReLU over
-# a tensor in fp16. It is `max(x, 0)`, one operation per element; two bytes in, two bytes out.
+# Every +, −, ×, ÷, max, `exp` or root of one element counts as one FLOP. (They don't all cost the same; we'll get to
+# that.) Take a ReLU on an fp16 tensor. It computes `max(x, 0)`, which is one operation per element, and it reads two
+# bytes and writes two.
 
 # %%
 n = 4096 * 4096
@@ -52,7 +54,7 @@ relu = Work(flops=n, bytes_read=2 * n, bytes_written=2 * n)
 print(f"ReLU in fp16: {relu.intensity} FLOP/byte")
 
 # %% [markdown]
-# Is the count of bytes right? Ask the meter, on a smaller tensor.
+# Did we count the bytes correctly? Let's ask the meter, on a smaller tensor.
 
 # %%
 x = torch.randn(1000, 1000, dtype=torch.float16)
@@ -61,10 +63,11 @@ measure(torch.relu, x)
 # %% [markdown]
 # ## The ridge point
 #
-# A GPU has two limits: its memory moves so much per second, its units compute so much per second. The first allows
-# `bandwidth × intensity` FLOP/s, the second its peak. The lower one rules. They meet at the
-# [ridge point](../docs/glossary.md#ridge-point): left of it an operation is
-# [memory-bound](../docs/glossary.md#memory-bound), right of it [compute-bound](../docs/glossary.md#compute-bound).
+# A GPU has two limits. Its memory can move so many bytes per second, which allows `bandwidth × intensity` FLOP/s, and
+# its arithmetic units have a peak in FLOP/s. Whichever is lower is what you get. The intensity at which the two are
+# equal is the [ridge point](../docs/glossary.md#ridge-point): to the left of it an operation is
+# [memory-bound](../docs/glossary.md#memory-bound), and to the right it's
+# [compute-bound](../docs/glossary.md#compute-bound).
 
 # %% tags=["hide-input"]
 a100 = Roofline(DEVICES["A100"], "fp16")
@@ -74,7 +77,7 @@ print(f"arithmetic in fp16 {a100.peak / 1e12:.0f} TFLOP/s")
 print(f"ridge point {a100.ridge:.0f} FLOP/byte    (given by: {a100.device.source})")
 
 # %% [markdown]
-# Now answer the first question. **What share of its peak can an A100 reach on a ReLU, at best?**
+# Now back to our first question. **What share of its peak can an A100 reach on a ReLU, at best?**
 
 # %% tags=["hide-input"]
 share = predict_first("share of an A100's fp16 peak that ReLU reaches", unit="%")
@@ -86,15 +89,14 @@ import math
 orders = math.log10(a100.ridge / relu.intensity)
 share.compare(
     100 * a100.attainable(relu.intensity) / a100.peak,
-    f"ReLU is {orders:.1f} orders of magnitude (powers of ten) under the ridge: the peak could "
-    "be a hundred times lower, "
-    "and ten times the arithmetic would take no longer.",
+    f"ReLU is {orders:.1f} orders of magnitude (powers of ten) below the ridge. You could cut the "
+    "peak to a hundredth, or do ten times the arithmetic, and it would take no longer.",
 )
 
 # %% [markdown]
-# In truth the peak is lower: it is that of the tensor cores, which do only matmuls. The *CUDA cores*, which do the ReLU,
-# have a ridge of their own. And exponentials, reciprocals and roots go to a third kind, the *special function units*,
-# fewer still.
+# That was generous, because the peak we used belongs to the tensor cores, and they only do matmuls. A ReLU runs on
+# the *CUDA cores*, which have a lower peak and therefore a different ridge. Exponentials, reciprocals and roots run
+# on yet another kind of unit, the *special function units*, and the GPU has even fewer of those.
 
 # %% tags=["hide-input"]
 rows = []
@@ -104,9 +106,9 @@ for units in ("fp16", "fp32", "special functions"):
 table(("A100", "peak", "ridge at"), rows)
 
 # %% [markdown]
-# (`fp16` are the tensor cores, `fp32` the CUDA cores; each result of a special function counts as one FLOP.) The ReLU is
-# far under each of the ridges. **Look at the lit bar**: it is the slope of the roofline. Divide it by one of the last
-# three bars to get that unit's ridge.
+# (`fp16` is the tensor cores and `fp32` the CUDA cores. A special function counts as one FLOP per result.) ReLU is
+# far below all three ridges. **Look at the highlighted bar**: it's what sets the slope of the roofline. If you divide
+# it by one of the last three bars, you get the ridge of that unit.
 
 # %% tags=["hide-input"]
 from helpers.figures import gpu_picture
@@ -116,10 +118,11 @@ gpu_picture("A100", lit="memory")
 # %% [markdown]
 # ## A table of the usual suspects
 #
-# ReLU, vector add, GELU, add+GELU, LayerNorm, softmax, matmul+bias+ReLU, a convolution with batch norm and ReLU,
-# attention: **how many of these nine are memory-bound on an A100, at 4096 rows of 4096 columns, when fused?** (Later
-# lessons explain each. The [matmul](../docs/glossary.md#matmul) multiplies *rows* × *columns* by *columns* × *columns*. The convolution is 3 × 3, over
-# *rows* pixels, with *columns* channels in and out. Attention compares each row with every other.)
+# ReLU, vector add, GELU, add+GELU, LayerNorm, softmax, matmul+bias+ReLU, a convolution with batch norm and ReLU, and
+# attention: **how many of these nine are memory-bound on an A100 when fused, at 4096 rows and 4096 columns?** (Later
+# lessons explain each of them. The [matmul](../docs/glossary.md#matmul) multiplies *rows* × *columns* by *columns* ×
+# *columns*. The convolution is 3 × 3, over *rows* pixels, with *columns* channels in and out. Attention compares
+# every row with every other row.)
 
 # %% tags=["hide-input"]
 memory_bound = predict_first("of nine operations, fused, memory-bound on an A100", unit="")
@@ -137,30 +140,31 @@ for name, versions_of in OPERATIONS.items():
 display(table(("", "unfused", "fused", "on an A100"), rows, "FLOP/byte in fp16, 4096 x 4096"))
 memory_bound.compare(
     bounds.count("memory"),
-    "Operations that touch each element a few times are memory-bound, by far. Only those that "
-    "reuse each element many times "
-    "can be compute-bound: a matmul, a convolution, attention.",
+    "An operation that uses each element only a few times is memory-bound by a wide margin. To be "
+    "compute-bound, it has to reuse each element many times, like a matmul, a convolution or "
+    "attention.",
 )
 
 # %% [markdown]
 # ## The picture
 #
-# This is the [roofline](../docs/glossary.md#roofline). Intensity along the bottom, performance upwards, both logarithmic. The thick slope is memory's limit, the flat lines are
-# peaks: the tensor cores' at the top, then the CUDA cores', then the special functions'. The thin slope is that of
-# [shared memory](../docs/glossary.md#shared-memory), a small memory inside each processor, for the bytes that cross
-# there (lesson 08).
+# This is a [roofline](../docs/glossary.md#roofline) chart, with intensity on the x-axis and performance on the
+# y-axis, both logarithmic. The thick slope is the memory limit. The flat lines are the peaks: tensor cores at the
+# top, then CUDA cores, then special functions. The thin slope is the limit of [shared
+# memory](../docs/glossary.md#shared-memory), a small memory inside each processor, for the bytes that are moved there
+# (lesson 08).
 #
-# An operation is on its own roof: no kernel can lift it above. **Fusing moves it to the right**, because the same
-# operations need fewer bytes. "Unfused" means one launch per step of its formula (but add+GELU with PyTorch's own GELU,
-# which is one launch).
+# We draw each operation on its own roof, because no kernel can get above it. **Fusing moves an operation to the
+# right**, since it does the same arithmetic with fewer bytes. "Unfused" means one launch per step of the formula
+# (except in add+GELU, where it's PyTorch's own GELU, a single launch).
 #
-# The chart starts with one roof and one operation. Choose the next step under *show*: the compute roof, then what
-# fusing moves, then everything, where you can add operations. Move the sliders, with the mouse or the arrow keys. (If
-# you guessed, the height that you gave the ReLU is marked.) Find out:
+# The chart starts with a single roof and a single operation. Go through the steps under *show*: first the compute
+# roof, then what fusing moves, then everything, where you can also add operations. Move the sliders with the mouse or
+# the arrow keys. (If you made a guess, the chart marks the height you gave the ReLU.) Find out:
 #
-# 1. Which operations does *columns* move, and which stay?
-# 2. At how many columns does the matmul cross the ridge? Where on a T4, where on an H100?
-# 3. Attention over few rows: on which side is it? Over many, unfused and fused?
+# 1. Which operations move when you change *columns*, and which don't?
+# 2. At how many columns does the matmul cross the ridge? What about a T4, or an H100?
+# 3. On which side of the ridge is attention when there are few rows? And when there are many, unfused and fused?
 
 # %% tags=["hide-input"]
 from helpers.figures import RooflineExplorer
@@ -170,11 +174,12 @@ explorer = RooflineExplorer(device="A100", operations=few, show="memory roof")
 share.on(explorer, "y", at=lambda percent: percent / 100 * a100.peak)
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. The matmul: it uses each element of its inputs as often as there are
-# columns. Each other operation uses an element equally often, whatever the width. 2. and 3. Between two stops of the
-# slider: the cell below finds where. Over few rows attention is memory-bound; unfused it stays so over many, because its
-# scores, one per pair of rows, go out and back. (On a T4 only libraries reach the tensor cores' roof: Triton does not use
-# them on GPUs that old.)</details>
+# <details><summary>What you should see</summary>1. Only the matmul moves, because it uses each input element as many
+# times as there are columns. The other operations use an element the same number of times at any width. 2. and 3. It
+# happens between two stops of the slider; the cell below finds the exact size. With few rows, attention is
+# memory-bound. Unfused, it's still memory-bound with many, because it writes its scores, one per pair of rows, to
+# memory and reads them back. (On a T4, only libraries reach the roof of the tensor cores, because Triton doesn't use
+# tensor cores on GPUs that old.)</details>
 
 
 # %% tags=["hide-input"]
@@ -197,9 +202,9 @@ table(("compute-bound at", "a matmul of 4096 rows", "attention"), rows)
 # %% [markdown]
 # ## From small to large: the matmul
 #
-# A matmul of two N × N matrices does `2 N³` operations. A number you will find quoted for its intensity is simply
-# "N FLOP per byte". **Claim: a 1024 × 1024 product in fp16 has an intensity of 1024 FLOP/byte.** Test it: three
-# matrices cross, two in, one out, two bytes per element. **What do you get?**
+# Multiplying two N × N matrices takes `2 N³` operations. People often quote its intensity as simply "N FLOP per
+# byte". **Claim: a 1024 × 1024 product in fp16 has an intensity of 1024 FLOP/byte.** Let's test that. Three matrices
+# move, two in and one out, at two bytes per element. **What do you get?**
 
 # %% tags=["hide-input"]
 claimed = predict_first("intensity of a 1024 x 1024 matmul in fp16", unit="FLOP/byte")
@@ -225,7 +230,7 @@ claimed.compare(
 )
 
 # %% [markdown]
-# Small matmuls are memory-bound, large ones are not:
+# So a small matmul is memory-bound and a large one isn't:
 
 # %% tags=["hide-input"]
 gpus = [Roofline(DEVICES[name], "fp16") for name in ("T4", "A100", "H100", "B200")]
@@ -238,7 +243,7 @@ table(("N", "FLOP/byte", *(roof.device.name for roof in gpus)), rows)
 # %% [markdown]
 # ## Find the slip
 #
-# "Vector addition moves eight bytes per element in fp32" is in more than one tutorial. **What does the meter count?**
+# Several tutorials say that "vector addition moves eight bytes per element in fp32". **What does the meter report?**
 
 # %% tags=["hide-input"]
 addition = predict_first("bytes per element of c = a + b in fp32", unit="B")
@@ -248,13 +253,13 @@ addition
 a, b = torch.randn(2, 10_000)
 addition.compare(
     measure(torch.add, a, b).bytes_total / a.numel(),
-    "Two reads and one write: the result must be written as well.",
+    "It reads two elements and writes one. The tutorials forgot the write.",
 )
 
 # %% [markdown]
-# Here is a kernel that does move eight bytes per element, as the tutorials have it. (Programs, blocks and lanes are those
-# of your first line in lesson 00.) It has forgotten something. **Change the marked line.** `tl.load` takes the addresses
-# to read.
+# Here's a kernel that really does move eight bytes per element, as those tutorials say. It has forgotten something.
+# (Programs, blocks and lanes work as in your first kernel in lesson 00.) **Fix the marked line.** `tl.load` takes the
+# addresses to read from.
 
 
 # %%
@@ -270,8 +275,8 @@ left, right = torch.arange(12.0), 100 - torch.arange(12.0) ** 2
 puzzle(sum_kernel, 3, left, right, wanted=left + right, BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>b = tl.load(b_ptr + element)</code>: the second input must cross as
-# well.</details>
+# <details><summary>Answer</summary><code>b = tl.load(b_ptr + element)</code>: the kernel has to load the second input
+# too.</details>
 #
 # <!-- choices
 # b = a
@@ -286,11 +291,12 @@ puzzle(sum_kernel, 3, left, right, wanted=left + right, BLOCK=4)
 # -->
 
 # %% [markdown]
-# ## Arithmetic that costs nothing
+# ## Free arithmetic
 #
-# If a memory-bound kernel waits for memory, more arithmetic on elements that it already has should be nearly free, up to
-# the ridge. This kernel does as many multiply-adds on each element as you ask, between one load and one store. (It is
-# written in Triton, which lesson 03 teaches; look only for the load, the loop, and the store.)
+# If a memory-bound kernel spends its time waiting for memory, then doing more arithmetic on the elements it has
+# should be nearly free, up to the ridge. The next kernel lets us test that: between one load and one store, it does
+# as many multiply-adds per element as you ask for. (It's in Triton, which we'll get to in lesson 03. For now, just
+# find the load, the loop and the store.)
 
 # %% tags=["hide-input"]
 import inspect
@@ -300,8 +306,9 @@ from benchmarks.experiments.lesson_01 import ELEMENTS, chain, chain_kernel
 print(inspect.getsource(chain_kernel.fn))
 
 # %% [markdown]
-# The steps change the arithmetic and not the traffic. Nor has the compiler removed any: these are the instructions of one
-# thread, which has eight elements (`FFMA` is a multiply-add on one of them; `LDG.128` and `STG.128` load and store four).
+# More steps mean more arithmetic, but the same traffic. And the compiler hasn't optimised any of them away, as you
+# can see from the instructions of a single thread, which handles eight elements (`FFMA` is a multiply-add on one of
+# them; `LDG.128` and `STG.128` load and store four at a time).
 
 # %% tags=["hide-input"]
 from helpers.instruments import compile_for
@@ -321,9 +328,9 @@ print(f"H200: memory {h200_fp32.device.memory_bandwidth / 1e9:,.0f} GB/s", end="
 print(f", CUDA cores {h200_fp32.peak / 1e12:.0f} TFLOP/s in fp32")
 
 # %% [markdown]
-# **Up to how many steps on each element does an H200 take less than a tenth longer than with one?** Work it out: each
-# step is two operations, each element moves eight bytes, and you know how to find a ridge. (1, 2, 4, 8 ... steps were
-# tried.)
+# **How many steps per element can an H200 do before it takes a tenth longer than with one?** You can work it out: a
+# step is two operations, an element moves eight bytes, and you know how to find a ridge. (We tried 1, 2, 4, 8 ...
+# steps.)
 
 # %% tags=["hide-input"]
 free_steps = predict_first("multiply-adds per element, free on an H200", unit="steps")
@@ -337,9 +344,9 @@ per_element = h200_fp32.ridge * 8 / 2
 print(h200.label_of("free_flops"))
 free_steps.compare(
     measured_free,
-    f"The data sheet's ridge, {h200_fp32.ridge:.1f} FLOP/byte, is {per_element:.0f} "
-    "multiply-adds per element: between the "
-    "last size that is free and the first that is not.",
+    f"The ridge on the data sheet, {h200_fp32.ridge:.1f} FLOP/byte, works out at {per_element:.0f} "
+    "multiply-adds per element. That's between the last count that was free and the first that "
+    "wasn't.",
 )
 
 # %% tags=["hide-input"]
@@ -360,10 +367,11 @@ chart = curves_chart(
 free_steps.on(chart, "x")
 
 # %% [markdown]
-# This is why fusing pays so often: the arithmetic of the second operation runs while the first one waits.
+# That's why fusing pays off so often: while the kernel waits for memory anyway, the second operation's arithmetic is
+# nearly free.
 #
-# Try it yourself: this kernel halves twelve elements. Make it halve them *and* replace negative ones by 0, in one more
-# line: `tl.maximum` takes two values and returns the larger. Before you run it: how many bytes does the line cost?
+# Try it yourself. This kernel halves twelve elements. Add one line so that it also replaces negative results by 0;
+# `tl.maximum` takes two values and returns the larger. Before you run it, how many extra bytes will that line move?
 
 
 # %%
@@ -380,8 +388,8 @@ signed = torch.arange(12.0) - 6
 puzzle(half_kernel, 3, signed, wanted=torch.relu(0.5 * signed), BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>y = tl.maximum(y, 0.0)</code>. No bytes: the element is in a register, and the
-# result is as large as before.</details>
+# <details><summary>Answer</summary><code>y = tl.maximum(y, 0.0)</code>. It moves no extra bytes, because the element
+# is already in a register and the output is the same size.</details>
 #
 # <!-- choices
 # # <- a line here
@@ -404,42 +412,42 @@ predictions()
 # %% [markdown]
 # ## Test yourself
 #
-# 1. Two operations have the same FLOPs; one moves half the bytes. Both are memory-bound. Which is faster, and by how
-#    much at best?
-# <details><summary>Answer</summary>The one with half the bytes, by a factor of two: time is bytes over
-# bandwidth.</details>
+# 1. Two operations do the same FLOPs, but one of them moves half the bytes. Both are memory-bound. Which one is
+#    faster, and by how much at best?
+# <details><summary>Answer</summary>The one that moves half the bytes, by up to a factor of two, because the time is
+# bytes divided by bandwidth.</details>
 #
-# 2. Where does fusing move a point on the roofline chart, and why not straight up?
-# <details><summary>Answer</summary>To the right, along the roof: same FLOPs, fewer bytes. Straight up would mean
-# beating the roof at the same intensity; fusing changes the intensity.</details>
+# 2. In which direction does fusing move a point on the roofline chart, and why not straight up?
+# <details><summary>Answer</summary>To the right, along the roof, because it does the same FLOPs with fewer bytes.
+# Going straight up would mean breaking through the roof at the same intensity.</details>
 #
-# 3. An operation is compute-bound on a T4. Must it be compute-bound on an H100?
-# <details><summary>Answer</summary>No. The H100's ridge is further right, so the same intensity can be memory-bound
-# there.</details>
+# 3. If an operation is compute-bound on a T4, is it always compute-bound on an H100?
+# <details><summary>Answer</summary>No. The H100's ridge is further to the right, so an operation with the same
+# intensity may be memory-bound there.</details>
 #
-# 4. You fuse a ReLU into a large matmul. What is saved, and does it matter?
-# <details><summary>Answer</summary>A write and a read of the result, and a launch. The matmul itself is compute-bound,
-# so the saving is a small share of the time: see it in the explorer.</details>
+# 4. You fuse a ReLU into a large matmul. What do you save, and does it matter?
+# <details><summary>Answer</summary>You save writing the result, reading it back, and a launch. But the matmul itself
+# is compute-bound, so that's only a small share of the time, as you can see in the explorer.</details>
 #
-# 5. LayerNorm, fused, reads each fp16 element once, writes it once, and does seven operations on it. What is its
-#    intensity, leaving out the few bytes of weights? Replace the dots with your number.
+# 5. A fused LayerNorm reads each fp16 element once, writes it once, and does seven operations on it. If we ignore the
+#    few bytes of weights, what's its intensity? Replace the dots with your number.
 
 # %%
 answer = ...
-self_test(answer, 7 / 4, "seven operations per element, over two bytes in and two bytes out")
+self_test(answer, 7 / 4, "seven operations per element, divided by two bytes in plus two bytes out")
 
 # %% [markdown]
 # ## Now you
 #
-# [Exercise 01](../exercises/01_roofline.ipynb) has you find intensities, ridges and bounds by hand, and the GPU on
-# which an operation becomes compute-bound. Next: [02 Bytes and launches](02_bytes_and_launches.ipynb).
+# In [exercise 01](../exercises/01_roofline.ipynb) you'll work out intensities, ridges and bounds by hand, and find
+# the GPU on which an operation becomes compute-bound. Next: [02 Bytes and launches](02_bytes_and_launches.ipynb).
 
 # %% [markdown]
 # ## Going further
 #
 # ### Does a GPU reach its data sheet?
 #
-# On an H200 the course has measured a large copy and a large matmul, and on-chip rates:
+# We measured a large copy, a large matmul and the on-chip rates on an H200:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_01 import COUNTS
@@ -461,16 +469,18 @@ for name, unit, rate in (
     print(f"{name} {on_chip:.2f} of {rate / 1e12:.2f} {unit}")
 
 # %% [markdown]
-# A data sheet's peak is units times clock. Tensor cores at full load draw so much power that the clock falls (here matmuls
-# alternated with copies; after seconds of matmuls alone, lesson 03b shows, the rate is lower still), and DRAM must
-# refresh and turn around between reads and writes. On-chip rates nearly reach their peak. (No data sheet lists these two:
-# they are units times clock, from NVIDIA's programming guide.) The lessons compare GPUs by data sheets, and name a
-# measured roof where they use one.
+# The peak on a data sheet is the number of units times the clock. Tensor cores at full load draw so much power that
+# the GPU lowers its clock. (Here matmuls alternated with copies. Lesson 03b shows that after seconds of nothing but
+# matmuls, the rate drops further.) DRAM loses some time to refreshing and to switching between reads and writes. The
+# on-chip rates nearly reach their peak. (You won't find those two on a data sheet: we calculated them as units times
+# clock, from NVIDIA's programming guide.) When the lessons compare GPUs, they use data sheets, and they say so where
+# they use a measured roof.
 #
 # ### Does the ridge move right?
 #
 # **Claim: each new generation is harder to keep busy, because arithmetic grows faster than memory, so the ridge moves
-# right.** Data-centre GPUs since 2017, in the order they came, in fp16 and in the narrowest format of each:
+# right.** Here are the data-centre GPUs since 2017, in order of release, in fp16 and in the narrowest format that
+# each one supports:
 
 # %% tags=["hide-input"]
 line, rows = ("V100", "A100", "H100", "H200", "B200", "B300"), []
@@ -482,13 +492,14 @@ for name in line:
 table(("", "ridge in fp16", "in its narrowest format", "which is"), rows, "FLOP/byte")
 
 # %% [markdown]
-# **Verdict: fails in 16 bits since the H100, holds in each generation's narrowest format.** An H200 is not a new
-# generation but an H100 with faster memory, and its ridge is further left. From H100 to B200 the fp16 ridge stays where
-# it was; but fp8 and fp4 came, and their ridges are several times further right. <!-- given 16 bits: fp16 -->
+# **Verdict: fails in 16 bits since the H100, holds in each generation's narrowest format.** The H200 isn't a new
+# generation. It's an H100 with faster memory, which is why its ridge is further left. From the H100 to the B200 the
+# fp16 ridge hasn't moved, but fp8 and fp4 have been added, and their ridges are several times further right. <!--
+# given 16 bits: fp16 -->
 #
 # ### Which unit limits attention?
 #
-# Attention takes an exponential for each score. By the data sheets, at 4096 tokens in fp16:
+# Attention computes an exponential for every score. By the data sheets, 4096 tokens in fp16 would take:
 
 # %% tags=["hide-input"]
 (attention,) = OPERATIONS["attention"](4096, 4096, 2).fused
@@ -499,13 +510,13 @@ for gpu in ("A100", "H100", "B200", "B300"):
 table(("", *units), rows)
 
 # %% [markdown]
-# The tensor cores grew faster than the special function units. On an H100 the two are nearly level, on a B200 the
-# exponentials take longer than both matmuls, and the B300 has twice as many units for them. Lesson 10 shows
-# FlashAttention's answer.
+# Tensor cores have grown faster than special function units. On an H100 the two take about the same time. On a B200
+# the exponentials take longer than both matmuls, and the B300 has twice as many units for them. Lesson 10 shows what
+# FlashAttention does about this.
 #
 # ### The multiply-adds on the roofline
 #
-# Every number of steps that was measured, on the roof or under it:
+# Here are all the step counts we measured, on the roof or below it:
 
 # %% tags=["hide-input"]
 from helpers.figures import Point, roofline_chart
@@ -517,7 +528,7 @@ text = f"{title}, on an H200, {ELEMENTS:,} elements in fp32"
 roofline_chart(h200_fp32, points, title=title, text=text)
 
 # %% [markdown]
-# With a GPU, try the multiply-adds on yours:
+# If you have a GPU, try the multiply-adds on yours:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from helpers.instruments import benchmark_together
