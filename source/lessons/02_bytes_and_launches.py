@@ -1,18 +1,19 @@
 # %% [markdown]
 # # 02 Bytes and launches: what fusing removes
 #
-# Eight operations, one after another, on one tensor. Fuse them and most of the traffic is gone: **how much, exactly?**
-# Now fuse two operations on a small tensor. That saves traffic as well. **Why may the call then take longer?**
+# Suppose you run eight operations on a tensor, one after another. If you fuse them, most of the traffic goes away.
+# **How much of it, exactly?** Now fuse two operations on a small tensor instead. That also cuts the traffic, **so why
+# might the call take longer?**
 #
 # After this lesson you can
 #
-# - count the bytes and the launches of a piece of PyTorch by reading it;
-# - derive the saving of a fused chain, and the cases where the rule does not hold;
-# - decide whether a call waits for memory or for launches, and at what size that changes;
-# - find the bytes that a published example forgot.
+# - read a piece of PyTorch and count its bytes and launches;
+# - derive how much fusing a chain saves, and know when the rule breaks down;
+# - tell whether a call is waiting for memory or for launches, and at what size that changes;
+# - find the bytes that a published example left out.
 #
-# About 40 minutes. It follows on [01 The roofline](01_roofline.ipynb) and leads to
-# [exercise 02](../exercises/02_count_the_bytes.ipynb).
+# About 40 minutes. It builds on [01 The roofline](01_roofline.ipynb) and prepares you for [exercise
+# 02](../exercises/02_count_the_bytes.ipynb).
 
 # %% tags=["hide-input"]
 import torch
@@ -27,7 +28,8 @@ h200 = recorded("h200")
 x = torch.rand(1000, 1000, device=device)
 
 # %% [markdown]
-# Three operations in a row, as three kernels and as one. Press **Play**: every crossing takes as long as its bytes.
+# Here are three operations in a row, first as three kernels and then as one. Press **Play**. Each transfer takes time
+# in proportion to its bytes.
 
 # %% tags=["hide-input"]
 from helpers.figures import passes_animation
@@ -37,10 +39,10 @@ passes_animation("chain")
 # %% [markdown]
 # ## Count first: three lines of PyTorch
 #
-# `x` is 1000 × 1000 in fp32; `scale` and `bias` are one row each. **How many MB do its launches move?** Every
-# [operator](../docs/glossary.md#operator) is one launch. It reads each of its inputs once and writes its output once.
-# (Bytes in this lesson are the ones that kernels *request*. How many of them a cache delivers instead of DRAM matters on
-# tensors small enough for L2, and in the lessons from 03 on.)
+# `x` is 1000 × 1000 in fp32, and `scale` and `bias` are one row each. **How many MB do its launches move?** Each
+# [operator](../docs/glossary.md#operator) is one launch, which reads each of its inputs once and writes its output
+# once. (In this lesson, we count the bytes that kernels *request*. Some of them come from a cache instead of DRAM.
+# That matters for tensors that are small enough for L2, and in the lessons from 03 on.)
 
 
 # %%
@@ -60,15 +62,15 @@ print(eager)
 layer_bytes.compare(eager.bytes_total / 1e6)
 
 # %% [markdown]
-# The launch table lists the traffic of each operator. The two rows hardly count: they are
-# [broadcast](../docs/glossary.md#broadcast), and read once each.
+# The launch table lists the traffic of each operator. The two rows barely show up: they're
+# [broadcast](../docs/glossary.md#broadcast), so each is read only once.
 
 # %%
 eager.launch_table()
 
 # %% [markdown]
-# All of it was *requested*. **Look at how much L2 holds**: our tensors fit into it many times over, so many requests
-# never get as far as memory.
+# These are all *requested* bytes. **Look at how big L2 is**: our tensors would fit into it many times over, so many
+# of these requests never make it to DRAM.
 
 # %% tags=["hide-input"]
 from helpers.figures import gpu_picture
@@ -78,15 +80,16 @@ gpu_picture("H200", lit="L2")
 # %% [markdown]
 # ## In place, views, copies
 #
-# "Write it in place, that saves memory." It saves space. Traffic is another matter: `relu_` overwrites its input, and
-# must still read it and write it.
+# "Do it in place, that saves memory." It does save space, but not traffic. `relu_` overwrites its input, and to do
+# that it has to read the whole tensor and write the whole tensor.
 
 # %%
 print("relu: ", measure(torch.relu, x))
 print("relu_:", measure(torch.Tensor.relu_, x.clone()))
 
 # %% [markdown]
-# A [view](../docs/glossary.md#view), on the other hand, costs nothing, and making it contiguous costs a whole pass:
+# A [view](../docs/glossary.md#view), on the other hand, is free. Making it contiguous takes a full pass over the
+# data:
 
 # %%
 print("transposed:", measure(lambda: x.t()))
@@ -95,12 +98,13 @@ print("copied:    ", measure(lambda: x.t().contiguous()))
 # %% [markdown]
 # ## Chains
 #
-# Take a chain of $N$ operations that each read one tensor and write one. Call the bytes of a tensor $B$.
+# Take a chain of $N$ operations, each of which reads one tensor and writes one. Let $B$ be the size of a tensor in
+# bytes.
 #
-# - Unfused, each operation reads $B$ and writes $B$: together $2NB$.
-# - Fused, the first input is read and the last output written: $2B$, however long the chain.
+# - Unfused, every operation reads $B$ and writes $B$, so the total is $2NB$.
+# - Fused, we read the first input and write the last output. That's $2B$, no matter how long the chain is.
 #
-# The saving is $(2NB - 2B) / 2NB = (N - 1) / N$. The meter agrees:
+# So fusing saves $(2NB - 2B) / 2NB = (N - 1) / N$ of the traffic, and the meter agrees:
 
 
 # %%
@@ -122,13 +126,14 @@ curves_chart(
 )
 
 # %% [markdown]
-# The first fusions bring most of it.
+# You get most of the benefit from fusing the first few operations.
 #
 # ## When the rule does not hold
 #
-# You will find (N−1)/N quoted without its condition. **Claim: fusing two elementwise operations halves the traffic.**
-# ([Elementwise](../docs/glossary.md#elementwise): each element of the result depends only on the inputs at its place.)
-# Try it on `gelu(a + b)`. The addition reads *two* tensors. **What share of the traffic does fusing save here?**
+# People often quote (N−1)/N and leave out its condition. **Claim: fusing two elementwise operations halves the
+# traffic.** ([Elementwise](../docs/glossary.md#elementwise) means that each output element depends only on the input
+# elements in the same place.) Try it on `gelu(a + b)`, where the addition reads *two* tensors. **What share of the
+# traffic does fusing save here?**
 
 # %% tags=["hide-input"]
 with_two = predict_first("traffic saved by fusing gelu(a + b)", unit="%")
@@ -140,18 +145,19 @@ before = measure(lambda: gelu(a + b, approximate="tanh"))
 after = 3 * a.nbytes  # read a, read b, write the result
 with_two.compare(
     100 * (1 - after / before.bytes_total),
-    "Verdict: fails here, holds for chains that read one tensor. An input from outside must be "
-    "read, fused or not.",
+    "Verdict: fails here, holds for chains that read one tensor. Fused or not, you have to "
+    "read every input from outside the chain.",
 )
 
 # %% [markdown]
-# In general, **fusing saves one write and one read of each [intermediate](../docs/glossary.md#intermediate), and nothing
-# else.** Count the intermediates that no other operation needs; that is the saving, whatever the operations are.
+# The general rule is that **fusing saves one write and one read of each
+# [intermediate](../docs/glossary.md#intermediate), and nothing else.** So to get the saving, count the intermediates
+# that no other operation needs. It doesn't matter what the operations are.
 #
 # ## Fusing it, and a mistake
 #
-# Here is the chain as one kernel. It is written in Triton, which the next lesson teaches; read it as Python: load some
-# elements, work on them, store them. One line is indented too far.
+# Here's the chain as a single kernel. It's in Triton, which we'll cover in the next lesson, but you can read it as
+# Python: load some elements, work on them, store them. One line is indented too far.
 
 # %%
 import triton
@@ -169,7 +175,7 @@ def misplaced_kernel(x_ptr, y_ptr, elements, OPERATIONS: tl.constexpr):
 
 
 # %% [markdown]
-# Fused, eight operations on fp32 elements should move eight bytes per element. **How many does this kernel move?**
+# Eight fused operations on fp32 elements should move eight bytes per element. **How many does this kernel move?**
 
 # %% tags=["hide-input"]
 misplaced = predict_first("bytes per element, a chain of 8, one line misplaced", unit="B")
@@ -190,20 +196,21 @@ print(wrong)
 print("the result is right:", torch.allclose(wrong.result, chain(small, 8)))
 misplaced.compare(
     wrong.bytes_total / small.numel(),
-    "The store is inside the loop. One launch and the right result: no test of values finds this.",
+    "The store is inside the loop. It's one launch and the result is right, so a test of values "
+    "would never catch it.",
 )
 
 # %% [markdown]
-# The meter reports the line. (Its last column is the number of [sectors](../docs/glossary.md#sector), the pieces of 32
-# bytes that caches move, per request of a warp: lesson 03b.)
+# The meter tells us which line it was. (The last column gives the number of [sectors](../docs/glossary.md#sector) per
+# warp request. Sectors are the 32-byte pieces that caches work in; more on them in lesson 03b.)
 # <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
 
 # %%
 wrong.line_table()
 
 # %% [markdown]
-# Does the compiler perhaps drop a store that the next one overwrites? Triton's compiler runs here, with or without a GPU.
-# Compiled for an A100, each thread has eight elements and stores four at once:
+# Couldn't the compiler just drop a store that the next one overwrites? We can check, since Triton's compiler works
+# here with or without a GPU. When we compile for an A100, each thread gets eight elements and stores four at a time:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from helpers.instruments import compile_for
@@ -219,7 +226,7 @@ def stores(kernel):
 print(stores(misplaced_kernel))
 
 # %% [markdown]
-# It does not. The store belongs after the loop:
+# It doesn't drop them. We have to move the store out of the loop ourselves:
 
 
 # %%
@@ -246,8 +253,8 @@ title = f"Fusing a chain of 4 moves {ratio:g}x fewer bytes"
 traffic_chart({"unfused": four_launches, "fused": one_launch}, title)
 
 # %% [markdown]
-# Now fuse by yourself. This kernel has an addition and a ReLU in one launch, and yet keeps the round trip through memory.
-# **Delete the lines it does not need.**
+# Now it's your turn to fuse. This kernel does an addition and a ReLU in one launch, but the sum still makes a round
+# trip through memory. **Delete the lines it doesn't need.**
 
 
 # %%
@@ -266,8 +273,8 @@ first, second = torch.arange(12.0) - 6, 3 * torch.arange(12.0) - 20
 puzzle(add_relu_kernel, 3, first, second, wanted=torch.relu(first + second), BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary>The first <code>tl.store</code> and the <code>tl.load</code> after it: two lines
-# deleted. The sum is already in <code>s</code>.</details>
+# <details><summary>Answer</summary>Delete two lines: the first <code>tl.store</code> and the <code>tl.load</code>
+# that follows it. You already have the sum in <code>s</code>.</details>
 #
 # <!-- choices
 # tl.store(y_ptr + element, s)
@@ -288,9 +295,9 @@ puzzle(add_relu_kernel, 3, first, second, wanted=torch.relu(first + second), BLO
 # %% [markdown]
 # ## On your own CPU
 #
-# A CPU also waits for its memory. `torch.compile` turns the chain into one loop in C++ and compiles it, here and now;
-# the first call takes a few seconds for that. **How many times faster will the fused chain of eight be?** Assume that
-# only the bytes count.
+# CPUs wait for memory too. `torch.compile` can turn the chain into a single C++ loop and compile it right here, which
+# makes the first call take a few seconds. **How many times faster will the fused chain of eight be?** Assume that
+# only bytes matter.
 
 # %% tags=["hide-input"]
 on_cpu = predict_first("speedup from fusing a chain of 8 on this CPU", unit="times")
@@ -320,14 +327,17 @@ if shutil.which("g++"):
     compiled = torch.compile(chain, dynamic=False)
     fused_time = seconds(lambda: compiled(large, 8))
     rows.append(("fused", 8, f"{1e3 * fused_time:.1f} ms"))
-    finding = "It may gain more than the bytes: eager allocates a new tensor per operation."
+    finding = (
+        "You may gain more than the bytes suggest: eager allocates a new tensor per operation."
+    )
     display(on_cpu.compare(cpu_times[8] / fused_time, finding))
 else:
     print("No C++ compiler here: torch.compile needs one, such as Debian's package g++.")
 table(("", "operations", "time"), rows)
 
 # %% [markdown]
-# On a GPU, PyTorch reuses the memory of deleted tensors. Does the same chain on an H200 save as much time as traffic?
+# On a GPU, PyTorch reuses the memory of tensors you've deleted. So does fusing this chain save as much time as
+# traffic on an H200?
 
 # %% tags=["hide-input"]
 print(h200.label_of("chain_lengths"))
@@ -345,14 +355,14 @@ curves_chart(
 )
 
 # %% [markdown]
-# Time is traffic, where the tensors are large. `torch.compile` has fused your chain on its own; lesson 13 looks at what
-# it fuses, and what not.
+# For large tensors, then, time follows traffic. `torch.compile` found this fusion without any help from you. Lesson
+# 13 looks at what else it will fuse, and what it won't.
 #
 # ## The launch
 #
-# So far, bytes. A launch has a cost of its own: the CPU must look up the operator, allocate the output, hand the kernel
-# to the GPU. What does a call cost on this machine, when there is next to nothing to compute? (Without a GPU nothing is
-# launched: you then see PyTorch's own overhead for a call.)
+# So much for bytes. Launching a kernel also costs something: the CPU has to look up the operator, allocate the output
+# and hand the kernel to the GPU. How long does a call take on this machine if there's next to nothing to compute?
+# (Without a GPU there is no launch, so you'll just see PyTorch's overhead per call.)
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from helpers.instruments import benchmark_together
@@ -364,11 +374,12 @@ taken = benchmark_together(calls, runs=5, launches=True)
 table(("relu of", "time"), ((f"{n:,} elements", timing) for n, timing in taken.items()))
 
 # %% [markdown]
-# For small tensors the size hardly matters: you see the [launch overhead](../docs/glossary.md#launch-overhead). It has
-# two parts: the CPU must hand the kernel over, and the GPU must start it. **Claim: a kernel launch costs 5 to 10 µs.** On
-# an H200 both parts were measured. An *empty launch* is the driver's own, from C, in a row of launches; *operator* is a
-# call of PyTorch's ReLU; *Triton* a call of an empty kernel from Python. The GPU's part is that of an empty kernel, then
-# of one that copies a thousand elements, which are in L2 or, cold, only in DRAM.
+# For small tensors, the size makes little difference, because what you're seeing is [launch
+# overhead](../docs/glossary.md#launch-overhead). It has two parts: the CPU has to hand the kernel over, and then the
+# GPU has to start it. **Claim: a kernel launch costs 5 to 10 µs.** We measured both parts on an H200. For the CPU, an
+# *empty launch* calls the driver from C, many times in a row; *operator* calls PyTorch's ReLU; and *Triton* calls an
+# empty kernel from Python. For the GPU, we ran an empty kernel, and then one that copies a thousand elements, which
+# are either in L2 or, when cold, only in DRAM.
 
 # %% tags=["hide-input"]
 apart = h200.experiment("launches")
@@ -387,17 +398,18 @@ for where, name, what in (
 table(("", "time", "5 to 10 us?"), rows, h200.label_of("launches"))
 
 # %% [markdown]
-# **Verdict: depends on what you call a launch.** The driver's own costs less than claimed. A caller who goes through
-# PyTorch or Triton also pays for looking up the operator, checking, allocating or preparing arguments, and such a call
-# costs about what is claimed. The GPU's part is far smaller: where kernels are recorded once in a
-# [CUDA graph](../docs/glossary.md#cuda-graph) and replayed together, only that remains. (The first access is not part of
-# the launch: a kernel waits for its first elements, and a small one has nothing else to do. It is often counted in.)
+# **Verdict: depends on what you call a launch.** The driver takes less time than claimed. But if you call through
+# PyTorch or Triton, you also pay for looking up the operator, checking arguments, allocating the output or preparing
+# arguments, and that brings a call to about the claimed figure. The GPU's part is much smaller. If you record your
+# kernels in a [CUDA graph](../docs/glossary.md#cuda-graph) and replay them together, that's the only part left. (The
+# first memory access isn't part of the launch, although it often gets included. Every kernel has to wait for its
+# first elements, and a small kernel has nothing else to do.)
 #
 # ## CPU-bound or GPU-bound?
 #
-# The CPU does not wait for a kernel to end; it launches the next. The GPU runs them one after another. The cost of a
-# launch here is that of a chain of four on a thousand elements, which is all launch overhead; the GPU's start is the
-# whole of a small kernel, including its first access to cold memory.
+# The CPU doesn't wait for a kernel to finish. It goes ahead and launches the next one, and the GPU runs them in
+# order. For the cost of a launch, we take a chain of four on a thousand elements, where launch overhead is all there
+# is. For the GPU's start, we take the full duration of a small kernel, including its first access to cold memory.
 
 # %% tags=["hide-input"]
 from helpers.figures import chain_time, launch_costs, launch_timeline
@@ -409,25 +421,25 @@ print(f"GPU: {1e6 * costs.start:.1f} us per small kernel", end="")
 print(f"; copies {h200.copy_bandwidth / 1e9:,.0f} GB/s")
 
 # %% [markdown]
-# Four operations three ways, on one axis: launched one by one, as one Triton kernel, and as a CUDA graph, which the CPU
-# starts once for all. Press **Play**, then choose more elements, and find the size at which the CPU no longer holds up
-# the GPU.
+# Here are four operations done in three ways, on one time axis: launched one by one, as a single Triton kernel, and
+# as a CUDA graph, which takes the CPU just one launch. Press **Play**. Then increase the number of elements until the
+# GPU is no longer waiting for the CPU.
 
 # %% tags=["hide-input"]
 launch_timeline(h200)
 
 # %% [markdown]
-# <details><summary>What you should see</summary>Four launches one by one: at 4,194,304 elements and more, the GPU still
-# has work left when the CPU has launched everything. At 65,536 it waits most of the time, and fusing or a graph gains
-# most.</details>
+# <details><summary>What you should see</summary>With four separate launches, you need 4,194,304 elements or more
+# before the GPU still has work to do when the CPU has finished launching. At 65,536 the GPU mostly waits, and that's
+# where fusing or a graph helps most.</details>
 #
-# So in a row of calls the slower of the two sets the pace:
+# So in a series of calls, the pace is set by whichever of these is slower:
 #
-# - CPU: launches × cost of a launch;
-# - GPU: launches × cost of a start + bytes ÷ bandwidth.
+# - CPU: launches × cost per launch;
+# - GPU: launches × cost per start + bytes ÷ bandwidth.
 #
-# Here is `gelu(a + b)` on a million elements, recorded both ways: the GPU's own time, and the time per call in a long row
-# of calls.
+# Here are both recorded times for `gelu(a + b)` on a million elements: the GPU's own time, and the time per call in a
+# long series of calls.
 
 # %% tags=["hide-input"]
 million, rows = 2**20, []
@@ -445,22 +457,22 @@ for dtype in ("float32", "bfloat16"):
 table(("", "", "GPU", "per call"), rows, h200.label_of("add_gelu"))
 
 # %% [markdown]
-# The GPU needs less time for the fused kernel, and the call takes *longer*: here the GPU waits for the CPU. The fused call
-# runs through Python, checks its inputs and allocates its output there; PyTorch's operators do that in C++. (The kernel
-# and its checks are the same in both dtypes, and yet the calls differ. Host times depend on the host, and on its other
-# work at that moment: compare them within a row of one recording, and expect no more than the order of magnitude.)
+# The fused kernel takes less GPU time, but the call takes *longer*, because the GPU is waiting for the CPU. A fused
+# call checks its inputs and allocates its output in Python, while PyTorch's operators do that in C++. (The kernel and
+# its checks are the same for both dtypes, but the call times differ. Host times depend on the host and what else it's
+# doing at the time, so compare them only within a row of the same recording, and treat them as orders of magnitude.)
 #
 # ## Other sizes, chains and GPUs
 #
-# The model above, for a chain as long and a tensor as large as you like. Where a line is flat, launches decide; where it
-# climbs, memory. (The cost of a launch is that of the H200's machine for every GPU; bandwidth is the data sheet's.) Find
-# out:
+# Here's the same model for chains of any length and tensors of any size. Where a line is flat, launches dominate;
+# where it climbs, memory does. (For every GPU, the launch cost is that of our H200 machine, and bandwidth is from the
+# data sheet.) Find out:
 #
-# 1. At what size does the fused chain begin to climb? Why later than the unfused one?
-# 2. How short must a chain be for fusing in Triton to be slower on small tensors? And if the fused kernel is launched
-#    from C++?
-# 3. If a CUDA graph launches the chain, what does fusing still save on small tensors?
-# 4. Go from an H200 to a T4. Do launches matter more or less?
+# 1. At what size does the fused chain start to climb? Why is that later than for the unfused chain?
+# 2. How short does a chain have to be before fusing it in Triton makes it slower on small tensors? What if the fused
+#    kernel is launched from C++?
+# 3. If the chain is launched by a CUDA graph, what does fusing still save on small tensors?
+# 4. Switch from an H200 to a T4. Do launches matter more, or less?
 
 # %% tags=["hide-input"]
 from helpers.figures import LaunchExplorer
@@ -469,13 +481,15 @@ explorer = LaunchExplorer(device="H200", elements=1_000_000, operations=4)
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. Where its bytes take as long as its launch. A launch from Triton
-# costs more than an operator's, so that is later. 2. One or two operations: that few operators cost less than one
-# launch from Triton. From C++ it is never slower. 3. The starts on the GPU: one instead of as many as there are
-# operations. 4. Less: where memory is slower, the bytes take most of the time on smaller tensors already.</details>
+# <details><summary>What you should see</summary>1. It climbs once its bytes take as long as its launch, and launching
+# from Triton costs more than launching an operator, so it takes a larger tensor to get there. 2. One or two
+# operations, because launching that few operators costs less than one launch from Triton. From C++, fusing is never
+# slower. 3. Kernel starts on the GPU: there's one, instead of one per operation. 4. Less. Its memory is slower, so
+# the bytes dominate at smaller sizes.</details>
 #
-# **At what size do the bytes of a single PyTorch operator take as long as its launch, on an H200?** The operator reads
-# four bytes per element and writes four; its launch cost and the GPU's copy bandwidth are printed above the timeline.
+# **At what size do the bytes of a single PyTorch operator take as long as its launch, on an H200?** The operator
+# reads four bytes per element and writes four. You'll find its launch cost and the GPU's copy bandwidth above the
+# timeline.
 
 # %% tags=["hide-input"]
 large_enough = predict_first("size at which bytes take as long as a launch", unit="numbers")
@@ -491,19 +505,20 @@ def break_even(host):
 
 large_enough.compare(
     break_even(costs.operator),
-    f"A Triton kernel: {break_even(costs.triton):,.0f}. That is millions of elements.",
+    f"A Triton kernel: {break_even(costs.triton):,.0f}. Either way, that's millions of elements.",
 )
 
 # %% [markdown]
-# Far above that size, fusing helps by saving *bytes*. Below, it helps by saving *launches*, and only if the fused
-# kernel's launch costs less than those it replaces. Launched from C++ or by a CUDA graph, it does. So the two halves of
-# this lesson are the two halves of every decision to fuse.
+# Well above that size, fusing pays because it saves *bytes*. Below it, fusing pays because it saves *launches*, but
+# only if launching the fused kernel costs less than the launches it replaces. From C++ or a CUDA graph, it does.
+# Whenever you decide whether to fuse, you'll be weighing these two.
 #
 # ## Find the missing bytes
 #
-# A worked example that gets passed around: *Linear(4096 → 4096) and GELU on 1024 rows, in fp32. Unfused, the linear
-# layer reads x and writes y, GELU reads y and writes z: four tensors of 1024 × 4096. Fused, x is read and z written:
-# two. **Claim: fusing halves the traffic.*** Something is missing. **What share does fusing save, all bytes counted?**
+# Here's a worked example that gets passed around: *Linear(4096 → 4096) and GELU on 1024 rows, in fp32. Unfused, the
+# linear layer reads x and writes y, GELU reads y and writes z: four tensors of 1024 × 4096. Fused, x is read and z
+# written: two. **Claim: fusing halves the traffic.*** It leaves something out. **What share does fusing save if you
+# count all the bytes?**
 
 # %% tags=["hide-input"]
 linear_saving = predict_first("traffic saved by fusing Linear(4096) and GELU", unit="%")
@@ -521,13 +536,12 @@ display(example.tensor_table())
 linear_saving.compare(
     100 * intermediate / example.bytes_total,
     "Verdict: fails, only a quarter is saved, half of what is claimed. The example forgets "
-    f"{weights / 1e6:.2f} MB of "
-    "weights: they are also read, and they are larger than any of the four tensors.",
+    f"to read {weights / 1e6:.2f} MB of weights, and they're larger than any of the four tensors.",
 )
 
 # %% [markdown]
-# And does the *time* fall by that much? Ask the roofline of lesson 01, in bf16, where tensor cores make the matmul short
-# and a saving weighs most.
+# Does the *time* fall by as much? We can ask the roofline of lesson 01. Let's take bf16, where tensor cores make the
+# matmul fast, so any saving counts for more.
 
 # %% tags=["hide-input"]
 from helpers.instruments import DEVICES, Roofline, Work
@@ -542,8 +556,8 @@ print(f"at best, the matmul takes {1e6 * h200_bf16.time(matmul):.1f} us")
 print(f"writing y and reading it back takes {1e6 * extra:.1f} us")
 
 # %% [markdown]
-# The matmul takes the time of its arithmetic; the time that fusing saves is short next to it. Lesson 08 fuses exactly
-# this, and measures it.
+# The matmul takes as long as its arithmetic does, and the time that fusing saves is small in comparison. In lesson 08
+# you'll fuse exactly this and see it measured.
 #
 # ## Your predictions vs the measurements
 
@@ -553,25 +567,26 @@ predictions()
 # %% [markdown]
 # ## Test yourself
 #
-# 1. `x.mul_(2)` instead of `x = x * 2`: how many bytes of traffic does it save?
-# <details><summary>Answer</summary>None. It reads x and writes x either way. It saves the space for a second
+# 1. How many bytes of traffic do you save by writing `x.mul_(2)` instead of `x = x * 2`?
+# <details><summary>Answer</summary>Zero. Both read x and write x. In place, you save the space for a second
 # tensor.</details>
 #
-# 2. A chain of three: `y = x * 2`, `z = y + 1`, `w = relu(z)`. Another operation needs `z` as well. What does fusing all
-#    three still save?
-# <details><summary>Answer</summary>The write and the read of y, and the read of z. z must be written, because it is needed
-# elsewhere: three passes of the six remain.</details>
+# 2. Take a chain of three: `y = x * 2`, `z = y + 1`, `w = relu(z)`, where another operation also needs `z`. What do
+#    you still save by fusing all three?
+# <details><summary>Answer</summary>The write and the read of y, and the read of z. You still have to write z because
+# it's needed elsewhere, so three of the six passes remain.</details>
 #
-# 3. A kernel has the right result and runs in one launch. How could it still move many times too many bytes?
-# <details><summary>Answer</summary>By storing or loading the same data again and again, like the store in the loop. Values
-# do not show it; the meter's table by line does.</details>
+# 3. A kernel runs in one launch and gets the right result. How could it still be moving many times more bytes than it
+#    should?
+# <details><summary>Answer</summary>By loading or storing the same data over and over, like the store inside the loop.
+# You can't see that in the values, but you can in the meter's line table.</details>
 #
-# 4. Your model calls many small kernels, and the profiler shows the GPU idle half of the time. What will help, and
-#    what will not?
-# <details><summary>Answer</summary>Fewer launches: fuse, or replay them from a CUDA graph. A GPU with faster memory
-# will not help: nothing waits for memory here.</details>
+# 4. Your model calls many small kernels, and the profiler shows that the GPU is idle half the time. What will help,
+#    and what won't?
+# <details><summary>Answer</summary>You need fewer launches, so fuse the kernels or replay them from a CUDA graph. A
+# GPU with faster memory won't help, because memory isn't what you're waiting for.</details>
 #
-# 5. `relu(a * b + c)` with four tensors of the same size (the three inputs and the result). What share of the traffic
+# 5. `relu(a * b + c)` involves four tensors of the same size, three inputs and the result. What share of the traffic
 #    does fusing save, in %? Replace the dots with your number.
 
 # %%
@@ -579,20 +594,25 @@ answer = ...
 x1, x2, x3 = torch.rand(3, 1000, device=device)
 whole = measure(lambda: torch.relu(x1 * x2 + x3)).bytes_total
 correct = 100 * (1 - 4 * x1.nbytes / whole)
-self_test(answer, correct, "count every read and write; fused, four tensors cross")
+self_test(
+    answer,
+    correct,
+    "count every read and write; the fused version reads three tensors and writes one",
+)
 
 # %% [markdown]
 # ## Now you
 #
-# [Exercise 02](../exercises/02_count_the_bytes.ipynb) gives you snippets of PyTorch to count before the meter does,
-# and a worked example to put right. Next: [03 Your first fused kernel](03_first_fused_kernel.ipynb).
+# In [exercise 02](../exercises/02_count_the_bytes.ipynb) you'll count the bytes of PyTorch snippets before the meter
+# does, and fix a worked example. Next: [03 Your first fused kernel](03_first_fused_kernel.ipynb).
 
 # %% [markdown]
 # ## Going further
 #
 # ### Is the model any good?
 #
-# Its launch costs come from the smallest chain that was recorded; the larger ones are a test.
+# We took the model's launch costs from the smallest chain we recorded, so the larger chains tell us how well it
+# predicts.
 
 # %% tags=["hide-input"]
 rows = []
@@ -607,7 +627,7 @@ columns = ("elements", "a chain of 4", "model", "measured, per call on an H200")
 table(columns, rows, h200.label_of("chain_sizes"))
 
 # %% [markdown]
-# With a GPU, here is your own chain, over its length:
+# If you have a GPU, this runs the chain on yours at several lengths:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from benchmarks.experiments.lesson_02 import EXPERIMENTS
