@@ -1,20 +1,21 @@
 # %% [markdown]
 # # 04 Residuals, gates and dropout: recompute instead of store
 #
-# Dropout zeroes some of the elements, at random. The backward pass must zero *the very same ones*, so PyTorch stores
-# which: a mask with as many entries as the tensor has. **Can the backward pass know the random numbers of the forward
-# pass without a stored mask?** And what else is stored for the backward pass that it could compute again?
+# Dropout zeroes a random subset of the elements. The backward pass has to zero *exactly the same ones*, so PyTorch
+# stores a mask, with an entry for every element of the tensor. **Could the backward pass know which random numbers
+# the forward pass used, without storing a mask?** And what else do we store for the backward pass that it could
+# compute again?
 #
 # After this lesson you can
 #
-# - count what a training step moves and what it saves between its two passes;
-# - fuse bias, dropout and residual into one kernel whose backward pass makes the same mask again;
+# - count what a training step moves, and what it keeps between its two passes;
+# - fuse bias, dropout and residual into one kernel, with a backward pass that regenerates the mask;
 # - test a backward pass with gradcheck;
 # - fuse a gate (SwiGLU, GeGLU) whose two halves share one tensor;
 # - decide when to recompute and when to store.
 #
-# About 60 minutes. It follows on [03b What the compiler made of it](03b_what_the_compiler_made.ipynb) and leads to
-# [exercise 04](../exercises/04_bias_dropout_residual.ipynb).
+# About 60 minutes. It builds on [03b What the compiler made of it](03b_what_the_compiler_made.ipynb) and prepares you
+# for [exercise 04](../exercises/04_bias_dropout_residual.ipynb).
 
 # %% tags=["hide-input"]
 import numpy as np
@@ -40,7 +41,7 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")
 
 # %% [markdown]
-# The end of a sublayer, and its backward pass. Press **Play**, and follow the mask.
+# Here's the end of a sublayer, followed by its backward pass. Press **Play** and keep an eye on the mask.
 
 # %% tags=["hide-input"]
 from helpers.figures import passes_animation
@@ -50,10 +51,10 @@ passes_animation("dropout")
 # %% [markdown]
 # ## The end of a transformer's sublayer
 #
-# Attention and feed-forward layer both end the same way: add a bias, drop some elements (the rest are divided by
-# `1 - p`, so that the mean stays), add the [residual](../docs/glossary.md#residual), the sublayer's input. In training,
-# on a GPU, `F.dropout` runs the operator `native_dropout`, which returns the result and the mask. We call it by name so
-# that the CPU runs the same operator.
+# Attention and feed-forward layers end in the same three steps: add a bias, drop some of the elements (and divide the
+# rest by `1 - p` to preserve the mean), and add the [residual](../docs/glossary.md#residual), which is the sublayer's
+# input. When you train on a GPU, `F.dropout` calls the operator `native_dropout`, which returns the result and the
+# mask. We'll call it directly, so that you get the same operator on a CPU.
 
 
 # %%
@@ -70,8 +71,8 @@ def inputs(rows, columns, dtype=torch.float32):
 
 
 # %% [markdown]
-# **How many bytes per element does the forward pass move, in fp32?** Three launches. Each read or write of a tensor of
-# x's size costs four bytes per element; an entry of the mask is one byte.
+# **How many bytes per element does the forward pass move, in fp32?** There are three launches. Reading or writing a
+# tensor the size of x costs four bytes per element, and a mask entry is one byte.
 
 # %% tags=["hide-input"]
 forward_bytes = predict_first("bytes per element, residual + dropout(x + bias)", unit="B")
@@ -84,9 +85,9 @@ display(forward.launch_table())
 forward_bytes.compare(forward.bytes_total / x.numel())
 
 # %% [markdown]
-# The backward pass is given the gradient of the result and computes those of the inputs. The gradient of `x` is the
-# incoming one, dropped at the same places; that of `bias` is its sum over the rows; that of `residual` is the incoming
-# one itself.
+# The backward pass takes the gradient of the result and computes the gradients of the inputs. For `x`, that's the
+# incoming gradient with the same elements dropped. For `bias`, it's the sum of that over the rows, and for `residual`
+# it's the incoming gradient, unchanged.
 
 # %% tags=["hide-input"]
 gradient, result = torch.randn_like(residual), sublayer_end(x, bias, residual)
@@ -94,8 +95,9 @@ backward = measure(lambda: torch.autograd.grad(result, (x, bias, residual), grad
 backward.launch_table()
 
 # %% [markdown]
-# It reads the mask. So the mask was [saved for backward](../docs/glossary.md#saved-for-backward): in a network of many
-# layers, all masks of all layers stay in memory until their turn comes. PyTorch reports each saved tensor:
+# It reads the mask, so the mask must have been [saved for backward](../docs/glossary.md#saved-for-backward). In a
+# deep network, the masks of all layers sit in memory until the backward pass gets to them. You can ask PyTorch which
+# tensors it has saved:
 
 # %%
 saved_for_backward(sublayer_end, x, bias, residual)
@@ -103,11 +105,12 @@ saved_for_backward(sublayer_end, x, bias, residual)
 # %% [markdown]
 # ## Philox: random numbers without state
 #
-# The usual random generator has a state: each number changes it, so the next must wait for the last. That is useless to
-# thousands of threads, and there is no way back. [Philox](../docs/glossary.md#philox) has no state. It is a function of
-# two integers, the *seed* and a *counter*: ten rounds of multiplying and mixing. In Triton, `tl.rand(seed, counter)` is
-# a number between 0 and 1. Any thread can compute any of them, at any time, again.
-# ([Salmon et al., 2011](https://doi.org/10.1145/2063384.2063405))
+# An ordinary random number generator has a state that changes with every number, so you can't get the next number
+# until you have the last. That's no good for thousands of threads, and you can't go back.
+# [Philox](../docs/glossary.md#philox) doesn't have a state. It's a function of two integers, a *seed* and a
+# *counter*, that does ten rounds of multiplying and mixing. In Triton, `tl.rand(seed, counter)` gives you a number
+# between 0 and 1. Any thread can compute any of these numbers at any time, and can do so again later. ([Salmon et
+# al., 2011](https://doi.org/10.1145/2063384.2063405))
 
 
 # %%
@@ -129,8 +132,8 @@ print("four programs or three, the same numbers:", torch.equal(by_six, by_eight)
 print("another seed, the same numbers:", torch.equal(by_six, draw(4, 24, each=6)))
 
 # %% [markdown]
-# An element is kept where its number is at least `p`. Here are 24 elements in four rows, with `p = 0.5`. Four programs
-# of six draw the left mask, three programs of eight the right one:
+# We keep an element if its random number is at least `p`. Here are 24 elements in four rows, with `p = 0.5`. The mask
+# on the left was drawn by four programs of six elements, the one on the right by three programs of eight:
 
 # %% tags=["hide-input"]
 from helpers.figures import Draw, mask_chart
@@ -146,13 +149,15 @@ mask_chart(
 )
 
 # %% [markdown]
-# So the backward pass can draw again. Between the passes only the seed is saved, one number.
+# So the backward pass can simply draw the mask again, and all we have to save between the passes is a single number,
+# the seed.
 #
 # ## One kernel forward, one backward
 #
-# The forward kernel gives each program one row, so that positions and bias line up. The backward kernel reads no bias,
-# so it takes the tensor as one long row, in blocks. A colleague wants each program to have its own random numbers:
-# `seed` plus the program's number, and positions count from 0.
+# Our forward kernel assigns one row to each program, so that positions line up with the bias. The backward kernel
+# doesn't need the bias, so it treats the tensor as one long row and splits it into blocks. A colleague wants every
+# program to have its own random numbers, so the seed is `seed` plus the program's number, and the counter starts from
+# 0 in each program.
 
 
 # %%
@@ -180,8 +185,9 @@ def backward_by_position(grad_y_ptr, grad_x_ptr, seed, p, elements, BLOCK: tl.co
 
 
 # %% [markdown]
-# An `autograd.Function` joins a forward pass and its backward pass for PyTorch. `ctx` carries values from the first to
-# the second, which returns a gradient for each argument (None for seed, `p` and the two kernels).
+# To tell PyTorch that a forward and a backward pass belong together, we write an `autograd.Function`. It passes
+# values from one to the other through `ctx`, and `backward` returns a gradient for every argument (None for the seed,
+# `p` and the two kernels).
 
 
 # %%
@@ -206,8 +212,8 @@ class Fused(torch.autograd.Function):
 by_position = (forward_by_position, backward_by_position)
 
 # %% [markdown]
-# Test it. With ones for `x` and zeros for bias and residual, the result shows the forward mask; a gradient of ones shows
-# the backward mask.
+# Let's test it. If `x` is all ones, and bias and residual are all zeros, we can see the forward mask in the result.
+# With a gradient of ones, we can see the backward mask too.
 
 
 # %% tags=["hide-input"]
@@ -227,13 +233,13 @@ metered = measure(lambda: masks(64, 1000, 0.1, by_position))
 print("64 x 1000, memory errors:", metered.hazards or "none")
 
 # %% [markdown]
-# The drop rate is right in both passes, and no access is wrong. But at 1000 columns this cell did not ask whether the
-# two masks are still the *same*. If they are not, your network trains, a little worse than it could, and nothing
-# reports why.
+# Both passes drop the right share of elements, and there are no invalid accesses. But for 1000 columns, this cell
+# didn't check that the two masks are still the *same*. If they aren't, your network will still train, just slightly
+# worse than it could, and nothing will tell you why.
 #
-# The instrument for this is [gradcheck](../docs/glossary.md#gradcheck). It moves each input a little, looks how the
-# results move, and compares that with the gradients of the backward pass. It wants double precision and small, awkward
-# shapes.
+# The right tool for this is [gradcheck](../docs/glossary.md#gradcheck). It nudges each input a little, looks at how
+# the outputs change, and compares that with the gradients from your backward pass. It needs double precision, and it
+# works best on small, awkward shapes.
 
 
 # %%
@@ -247,8 +253,8 @@ print("gradients right, 1 x 5:", gradients_right(1, 5, by_position))
 print("gradients right, 3 x 5:", gradients_right(3, 5, by_position))
 
 # %% [markdown]
-# One row is right, three are not. If the two masks are independent, **what share of the elements does one pass drop and
-# the other keep, with `p = 0.1`?**
+# With one row the gradients are correct, but with three rows they aren't. If the two masks are independent, **what
+# share of the elements is dropped in one pass and kept in the other, with `p = 0.1`?**
 
 # %% tags=["hide-input"]
 disagree = predict_first("elements on which the two masks disagree, p = 0.1", unit="%")
@@ -257,13 +263,13 @@ disagree
 # %% tags=["hide-input"]
 disagree.compare(
     100 * np.not_equal(*masks(64, 1000, 0.1, by_position)).mean(),
-    "Dropped by one and kept by the other, or the reverse: independent masks disagree on 2 p "
-    "(1 - p) of the "
-    "elements. These nearly do: they have next to nothing in common.",
+    "Either pass can be the one that drops, so independent masks disagree on 2 p (1 - p) of the "
+    "elements. These two get close to that, so they have next to nothing in common.",
 )
 
 # %% [markdown]
-# Look at the counters (here the forward pass has four programs and the backward pass one, for all 24 elements):
+# To see why, look at the counters. (Here, the forward pass uses four programs for the 24 elements, and the backward
+# pass uses one.)
 
 # %% tags=["hide-input"]
 rows_mask, blocks_mask = masks(4, 6, 0.5, by_position)
@@ -276,10 +282,10 @@ mask_chart(
 )
 
 # %% [markdown]
-# A position depends on how the tensor was split, and the two passes split it differently. With rows as long as a block
-# they happened to agree, which is why the first test passed. The counter must belong to *the element*, whichever
-# program works on it. Fix this backward kernel, whose gradients must be dropped where the forward pass dropped
-# (`forward_mask`). **Change the marked line.**
+# An element's position depends on how you split the tensor, and the two passes split it differently. If a row happens
+# to be exactly one block long, they agree, which is why the first test passed. The counter has to be a property of
+# *the element*, no matter which program handles it. Fix this backward kernel so that it drops gradients in the places
+# where the forward pass dropped elements (`forward_mask`). **Change the marked line.**
 
 
 # %%
@@ -298,8 +304,8 @@ incoming = torch.arange(1.0, 17.0)
 puzzle(mask_again_kernel, 4, incoming, wanted=2 * incoming * forward_mask, seed=3, p=0.5, BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>counter = element</code>: its number in the whole tensor, which every split
-# agrees on.</details>
+# <details><summary>Answer</summary><code>counter = element</code>, the element's number in the whole tensor, which is
+# the same however you split it.</details>
 #
 # <!-- choices
 # counter = position
@@ -313,8 +319,8 @@ puzzle(mask_again_kernel, 4, incoming, wanted=2 * incoming * forward_mask, seed=
 # counter = element
 # -->
 #
-# Both kernels, with that counter. The program's number becomes an int64 before it is multiplied, as lesson 03 showed;
-# `tl.rand` takes an int64 counter as it is.
+# Here are both kernels with that counter. As in lesson 03, we convert the program's number to int64 before we
+# multiply it. `tl.rand` accepts an int64 counter.
 
 
 # %%
@@ -345,8 +351,8 @@ print("the same mask, 64 x 1000:", bool(np.equal(*masks(64, 1000, 0.1, by_elemen
 print("gradients right, 3 x 5:", gradients_right(3, 5, by_element))
 
 # %% [markdown]
-# Walk through it, on two rows of six. Step to `kept`: every number there was made on the spot from the element's own
-# number. Nothing was read for it.
+# Step through it on two rows of six. When you get to `kept`, every random number has been computed on the spot from
+# the element's own number, without reading anything from memory.
 
 # %% tags=["hide-input"]
 slope = torch.arange(12.0, device=device).view(2, 6)
@@ -354,8 +360,8 @@ tensors = (slope, torch.zeros(6, device=device), 100 + slope, torch.empty_like(s
 watch(forward_by_element[(2,)], *tensors, 3, 0.5, 6, BLOCK=8)
 
 # %% [markdown]
-# **How many bytes per element does the fused forward pass move, in fp32?** (Count each byte once: every program reads
-# the bias, but from the cache. The meter calls that `unique_total`.)
+# **How many bytes per element does the fused forward pass move, in fp32?** (Count each byte once. Every program reads
+# the bias, but it comes from the cache. The meter calls this figure `unique_total`.)
 
 # %% tags=["hide-input"]
 fused_bytes = predict_first("bytes per element, fused, the mask not stored", unit="B")
@@ -366,19 +372,21 @@ fused = measure(Fused.apply, x, bias, residual, 3, 0.1, by_element)
 apply = lambda *tensors: Fused.apply(*tensors, 3, 0.1, by_element)
 print(saved_for_backward(apply, x, bias, residual))
 fused_bytes.compare(
-    fused.unique_total / x.numel(), "And no tensor is saved: the mask is nowhere in memory."
+    fused.unique_total / x.numel(),
+    "And it doesn't save a single tensor: the mask never exists in memory.",
 )
 
 # %% [markdown]
 # ## The cost of the random numbers
 #
-# Bytes are saved, arithmetic is added. Lesson 01 showed that arithmetic is nearly free in a memory-bound kernel, up to a
-# point. Is Philox within it? Compile our forward kernel for an H200 without dropout, with `tl.rand`, and with
-# `tl.rand4x`: one Philox call yields *four* numbers, `tl.rand` takes the first and throws three away, and `tl.rand4x`
-# returns all four. (bf16 tensors, fp32 arithmetic, 16 elements per thread.)
+# We've saved bytes, but added arithmetic. In lesson 01 we saw that a memory-bound kernel can do extra arithmetic
+# nearly for free, up to a point. Does Philox stay below that point? Let's compile our forward kernel for an H200 in
+# three versions: without dropout, with `tl.rand`, and with `tl.rand4x`. A Philox call produces *four* numbers.
+# `tl.rand` returns the first and throws the other three away, while `tl.rand4x` returns them all. (Tensors are bf16,
+# arithmetic is fp32, with 16 elements per thread.)
 #
-# An SM, one of the GPU's processors, starts at most four instructions per clock, each for a warp of 32 threads. So the
-# instructions have a minimum time, as the bytes have:
+# An SM, one of the GPU's processors, can issue at most four instructions per clock, each for a warp of 32 threads.
+# That gives us a minimum time for the instructions, just as bandwidth gives us one for the bytes:
 
 # %% tags=["hide-input", "nbval-ignore-output"]
 from benchmarks.experiments.lesson_04 import COLUMNS, NUMBERS, ROWS, dice_kernel
@@ -400,9 +408,10 @@ columns = ("", "instructions", "take at least", "of them IMAD", "registers per t
 table(columns, rows)
 
 # %% [markdown]
-# With `tl.rand` the instructions take longer than the bytes: **that kernel cannot be memory-bound.** For the other two
-# the bound proves nothing: it is below the bytes' time. Only a measurement decides. **On an H200, in bf16, how much
-# slower is the kernel with `tl.rand` than without dropout?** (The bounds give you a minimum.)
+# With `tl.rand`, the instructions take longer than the bytes, so **that kernel cannot be memory-bound.** For the
+# other two versions, the instructions take less time than the bytes, which doesn't prove anything. We have to
+# measure. **On an H200, in bf16, how much slower is the kernel with `tl.rand` than without dropout?** (You can get a
+# minimum from these bounds.)
 
 # %% tags=["hide-input"]
 dice_time = predict_first("slowdown with tl.rand over no dropout, bf16, H200", unit="times")
@@ -422,17 +431,16 @@ display(
 )
 dice_time.compare(
     dice["bfloat16"]["tl.rand"].median / without,
-    "More than the bound, for two likely reasons: it counts all instructions alike, but the "
-    "integer multiplies "
-    "of Philox (IMAD) start at a lower rate; and with so many registers per thread fewer warps "
-    "fit on an SM. With "
-    "rand4x the random numbers still cost something in bf16, though the bound is now below the "
-    "time of the bytes.",
+    "That's more than the bound, for two likely reasons. The bound assumes the same rate for all "
+    "instructions, but the integer multiplies in Philox (IMAD) issue at a lower rate. And with so "
+    "many registers per thread, fewer warps fit on an SM. Even with rand4x, the random numbers "
+    "aren't quite free in bf16, although the bound is now below the time of the bytes.",
 )
 
 # %% [markdown]
-# The course's own kernels also draw four at a time, and compare the random bits with `p` as integers (`kernels/philox.py`).
-# **How many times faster is such a fused kernel than PyTorch's three, on this H200, in bf16, on 16384 rows of 4096?**
+# The course's own kernels also draw four numbers at a time, and they compare the random bits with `p` as integers
+# (`kernels/philox.py`). **How many times faster is such a fused kernel than PyTorch's three, on this H200, in bf16,
+# on 16384 rows of 4096?**
 
 # %% tags=["hide-input"]
 dropout_speed_up = predict_first("speedup, bias+dropout+add, 16384 x 4096", unit="times")
@@ -446,28 +454,28 @@ shares = {
 }
 dropout_speed_up.compare(
     dropout_times["eager"].median / dropout_times["fused"].median,
-    f"The bytes allow {15 / 6:g}x: 15 per element become 6. The rest is that PyTorch's kernels "
-    "reach only "
-    f"{shares['eager']:.0%} of copy bandwidth. torch.compile fuses to the same 6 bytes and "
-    f"reaches {shares['torch.compile']:.0%}: "
-    "it draws with tl.rand.",
+    f"Going from 15 bytes per element to 6 accounts for {15 / 6:g}x. The rest is because PyTorch's "
+    f"kernels only reach {shares['eager']:.0%} of copy bandwidth. torch.compile gets down to the "
+    f"same 6 bytes, but only reaches {shares['torch.compile']:.0%}, because it uses tl.rand.",
 )
 
 # %% [markdown]
-# **Claim: "bias + dropout + add: 2 to 3 times faster."** All recorded sizes:
+# **Claim: "bias + dropout + add: 2 to 3 times faster."** Here are all the sizes we recorded:
 
 # %% tags=["hide-input", "answers-dropout_speed_up"]
 h200.table("bias_dropout_residual", "bfloat16")
 
 # %% [markdown]
-# **Verdict: too modest by the GPU's time on the large size, too generous for the caller of the small one.** The caller
-# (the columns after `call`) gains less: one Triton launch from Python costs nearly as much as PyTorch's three from C++.
+# **Verdict: too modest by the GPU's time on the large size, too generous for the caller of the small one.** The
+# caller (see the columns from `call` on) gains less, because a single Triton launch from Python costs nearly as much
+# as PyTorch's three launches from C++.
 #
 # ## Gates
 #
-# The feed-forward layer of Llama multiplies two halves of a wide row, the [gate](../docs/glossary.md#gate) $g$ and the
-# *up* half $u$: $y = \mathrm{silu}(g) \cdot u$ with $\mathrm{silu}(g) = g\,\sigma(g)$. That is **SwiGLU**; with GELU
-# instead of SiLU, **GeGLU**. Both halves come out of *one* matmul, side by side in each row. The course has a kernel:
+# In Llama's feed-forward layer, each row consists of two halves, the [gate](../docs/glossary.md#gate) $g$ and the
+# *up* half $u$, and we compute $y = \mathrm{silu}(g) \cdot u$ with $\mathrm{silu}(g) = g\,\sigma(g)$. That's
+# **SwiGLU**; if you use GELU instead of SiLU, it's **GeGLU**. A *single* matmul produces both halves, side by side in
+# each row. The course has a kernel for it:
 
 # %%
 from kernels import swiglu
@@ -478,7 +486,7 @@ unfused = measure(lambda: F.silu(gate) * up)
 unfused
 
 # %% [markdown]
-# **By what factor does `swiglu(gate, up)` reduce the bytes?** Two tensors in, one out.
+# **By what factor does `swiglu(gate, up)` reduce the bytes?** It takes two tensors and returns one.
 
 # %% tags=["hide-input"]
 fewer = predict_first("unfused bytes over those of swiglu on two halves", unit="times")
@@ -489,13 +497,13 @@ halves = measure(swiglu, gate, up)
 display(halves.launch_table())
 fewer.compare(
     unfused.bytes_total / halves.bytes_total,
-    "Below one: the fused call moves more bytes than PyTorch's two kernels. The kernel takes "
-    "elements one after "
-    "another, and the halves are not contiguous, so the host wrapper copies them first.",
+    "It's below one, so the fused call moves more bytes than PyTorch's two kernels! The kernel "
+    "assumes contiguous elements, and the halves aren't contiguous, so the host wrapper copies "
+    "them first.",
 )
 
 # %% [markdown]
-# A kernel that takes the **row stride** needs no copy: one program per row.
+# If we pass the **row stride** to the kernel and use one program per row, we don't need a copy:
 
 
 # %%
@@ -521,12 +529,12 @@ print("right:", torch.allclose(gated(product), F.silu(gate) * up, atol=1e-6))
 measure(gated, product)
 
 # %% [markdown]
-# Two tensors in, one out.
+# Now it really does read two tensors and write one.
 #
 # ## Recompute, or store?
 #
-# Unfused, autograd saves what the gradients need: the multiplication needs both its factors, SiLU its input. **What
-# share of that memory does the fused operation save, if its backward pass computes `silu(gate)` again?**
+# In the unfused version, autograd saves what it needs for the gradients: both factors of the multiplication, and the
+# input of SiLU. **What share of that memory do we save by fusing, if the backward pass recomputes `silu(gate)`?**
 
 # %% tags=["hide-input"]
 memory_saved = predict_first("memory saved between the passes, SwiGLU fused", unit="%")
@@ -541,8 +549,8 @@ print(together)
 memory_saved.compare(100 * (1 - together.total / apart.total))
 
 # %% [markdown]
-# **Claim: "dropping intermediates takes 20 to 40 % less memory."** (It is quoted without a source or the model it was
-# measured on.)
+# **Claim: "dropping intermediates takes 20 to 40 % less memory."** (People quote this without saying where it comes
+# from or which model it was measured on.)
 
 # %% tags=["hide-input", "answers-memory_saved"]
 mask_and_none = saved_for_backward(sublayer_end, x, bias, residual).total
@@ -552,11 +560,10 @@ print(
 )
 
 # %% [markdown]
-# **Verdict: holds for SwiGLU, too modest for the sublayer, whose whole mask is gone.** And recomputing costs nothing
-# here. The backward pass must read `gate` anyway, for SiLU's slope,
-# $\mathrm{silu}'(g) = \sigma(g)\,(1 + g\,(1 - \sigma(g)))$; `silu(gate)` is a few instructions away, and storing it
-# would cost a write and a read. Write that slope. As it stands, the kernel returns $\sigma(g)$. **Change the marked
-# line.**
+# **Verdict: holds for SwiGLU, too modest for the sublayer, whose whole mask is gone.** Recomputing is free here, too.
+# The backward pass has to read `gate` anyway to get the slope of SiLU, $\mathrm{silu}'(g) = \sigma(g)\,(1 + g\,(1 -
+# \sigma(g)))$, and from there `silu(gate)` is only a few more instructions. Storing it would have cost us a write and
+# a read. Now write that slope yourself: at the moment, the kernel uses $\sigma(g)$. **Change the marked line.**
 
 
 # %%
@@ -578,8 +585,8 @@ halved = (each.detach().half() for each in (grads, gates, ups))
 puzzle(grad_gate_kernel, 3, *halved, wanted=silu_grads.half(), BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>slope = share * (1 + gate * (1 - share))</code>: all of it from the gate, which
-# is in a register already.</details>
+# <details><summary>Answer</summary><code>slope = share * (1 + gate * (1 - share))</code>. All you need for this is
+# the gate, and you have that in a register.</details>
 #
 # <!-- choices
 # slope = share
@@ -593,7 +600,7 @@ puzzle(grad_gate_kernel, 3, *halved, wanted=silu_grads.half(), BLOCK=4)
 # slope = share * (1 + gate) * (1 - share)
 # -->
 #
-# So the whole step moves fewer bytes:
+# As a result, the backward pass moves fewer bytes:
 
 # %% tags=["hide-input"]
 gradient = torch.ones_like(g)
@@ -604,21 +611,22 @@ lighter = steps["unfused"].bytes_total / steps["fused"].bytes_total
 traffic_chart(steps, f"SwiGLU's backward pass, fused, moves {lighter:.1f}x fewer bytes")
 
 # %% [markdown]
-# Is [recomputing](../docs/glossary.md#recompute) always better? Take `gelu(x + residual)`. GELU's slope needs the sum. Store it: the forward pass writes
-# it, the backward pass reads it. Or save `x` and `residual` and add them again: the backward pass reads *two* tensors
-# instead of one, and two must be saved. The rule:
+# Is it always better to [recompute](../docs/glossary.md#recompute)? Take `gelu(x + residual)`. To get GELU's slope
+# you need the sum. You could store it, so that the forward pass writes it and the backward pass reads it. Or you
+# could save `x` and `residual` and add them again, but then you have to save *two* tensors and read both of them,
+# instead of one. So here's the rule:
 #
 # **Recompute a value that follows from something the backward pass has anyway: a seed, a gate it must read. Store a
 # value when recomputing it would read more bytes than the value has.**
 #
-# Try the rule below. The bars are the bytes that a training step moves, forward and backward, and the bytes it saves in
-# between; times are bytes over data-sheet bandwidth. Find out:
+# Try out the rule below. The bars show the bytes that a training step moves, forward and backward, and the bytes it
+# saves in between. Times are bytes divided by the bandwidth on the data sheet. Find out:
 #
-# 1. Bias+dropout+residual: what share of the fused kernels' bytes does recomputing the mask save in bf16? In fp32? Why
-#    is it less there?
-# 2. SwiGLU in a network of 32 layers, at 16384 rows of 11008: do the saved tensors fit into an A100, with and without
-#    recomputing? Into an L4?
-# 3. Residual+GELU: what does recomputing change?
+# 1. For bias+dropout+residual in bf16, what share of the fused kernels' bytes do you save by recomputing the mask?
+#    Why is it less in fp32?
+# 2. Take SwiGLU in a network of 32 layers, at 16384 rows of 11008. Do the saved tensors fit on an A100, with and
+#    without recomputing? On an L4?
+# 3. What does recomputing change for residual+GELU?
 
 # %% tags=["hide-input"]
 from helpers.figures import RecomputationExplorer
@@ -627,14 +635,15 @@ explorer = RecomputationExplorer("bias+dropout+residual", "bf16", "H200", 16384,
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. A sixth in bf16, an eleventh in fp32: the mask's bytes, one per
-# element, stay the same, and all others double. 2. An A100 holds them either way. An L4 holds them only with
-# recomputing, and then has hardly room for anything else. 3. The same bytes are moved, and twice as many are saved: it
-# does not pay.</details>
+# <details><summary>What you should see</summary>1. A sixth in bf16 and an eleventh in fp32. The mask takes one byte
+# per element in either case, while everything else doubles. 2. They fit on an A100 either way. On an L4 they only fit
+# if you recompute, and there's hardly room left for anything else. 3. It moves the same number of bytes and has to
+# save twice as many, so it isn't worth it.</details>
 #
 # ## Gates, timed
 #
-# **In bf16, how many times faster is the fused SwiGLU on 16384 rows of 11008, forward?** You can count the bytes.
+# **In bf16, how many times faster is the fused SwiGLU on 16384 rows of 11008, forward?** You can work it out by
+# counting bytes.
 
 # %% tags=["hide-input"]
 gate_speed_up = predict_first("speedup, SwiGLU forward, 16384 x 11008", unit="times")
@@ -646,13 +655,12 @@ times = h200.times("swiglu", gate_shape, "bfloat16")
 eager = times["eager"].median
 gate_speed_up.compare(
     eager / times["fused"].median,
-    f"The bytes allow {10 / 6:.2f}x: ten per element become six. torch.compile does as well as "
-    "our kernel: two "
-    "elementwise operations are just what it fuses.",
+    f"Going from ten bytes per element to six allows {10 / 6:.2f}x. torch.compile does as well as "
+    "our kernel, because it's good at fusing elementwise operations.",
 )
 
 # %% [markdown]
-# **Claim: "fused GELU or SwiGLU: 1.5 to 2 times faster."** (*Liger* in the chart is a published collection of fused
+# **Claim: "fused GELU or SwiGLU: 1.5 to 2 times faster."** (In the chart, *Liger* is a published collection of fused
 # Triton kernels.)
 
 # %% tags=["hide-input"]
@@ -662,8 +670,8 @@ in_us = lambda seconds: f"{1e6 * seconds:.0f} µs"
 gate_speed_up.on(chart, "x", lambda gain: eager / gain, row=fused_row, says=in_us)
 
 # %% [markdown]
-# **Verdict: holds by the GPU's own time on every size, and for no caller of a small one.** There the launch from Python
-# outweighs the gain. *Going further* has the other sizes, GeGLU, and the backward passes.
+# **Verdict: holds by the GPU's own time on every size, and for no caller of a small one.** For small sizes, launching
+# from Python costs more than you gain. *Going further* has the other sizes, GeGLU, and the backward passes.
 #
 # ## Your predictions vs the measurements
 
@@ -673,53 +681,59 @@ predictions()
 # %% [markdown]
 # ## Test yourself
 #
-# 1. Why can't the backward pass of a dropout with an ordinary generator, one with a state, draw its mask again?
-# <details><summary>Answer</summary>The state has moved on. It would have to be set back, and the numbers drawn one after
-# another, in the order of the first time. A counter needs no order.</details>
+# 1. Suppose a dropout uses an ordinary random generator with a state. Why can't its backward pass draw the mask
+#    again?
+# <details><summary>Answer</summary>Because the state has changed since. You'd have to reset it, and then draw the
+# numbers one by one in the original order. With a counter, the order doesn't matter.</details>
 #
-# 2. A dropout kernel uses `tl.rand(0, element)`, always seed 0. Forward and backward agree, gradcheck passes. What is
-#    wrong?
-# <details><summary>Answer</summary>It drops the same places in every step and every layer. Each weight still learns,
-# from the rows where its element stays; but the noise is always the same, so the network fits it instead of learning to
-# do without any single element. Each call needs a new seed, drawn in the forward pass and saved for the backward
-# pass.</details>
+# 2. A dropout kernel calls `tl.rand(0, element)`, so the seed is always 0. Forward and backward agree, and gradcheck
+#    passes. What's wrong?
+# <details><summary>Answer</summary>It drops the same elements in every step and every layer. Each weight can still
+# learn from the rows where its element is kept, but because the noise never changes, the network fits the noise
+# instead of learning not to rely on any single element. You need a new seed for every call, which you draw in the
+# forward pass and save for the backward pass.</details>
 #
-# 3. You change `BLOCK` of the backward kernel, and training gets slightly worse. What do you check first?
-# <details><summary>Answer</summary>The counter of the random numbers. If it is the position or the program, the mask
-# depends on the block. gradcheck on an awkward shape shows it.</details>
+# 3. You change `BLOCK` in the backward kernel, and training gets slightly worse. What do you check first?
+# <details><summary>Answer</summary>The counter you pass to the random generator. If it's based on the position or the
+# program, the mask depends on the block size. You can confirm that with gradcheck on an awkward shape.</details>
 #
 # 4. A fused kernel moves more bytes than the unfused operators. Where do you look?
-# <details><summary>Answer</summary>At the launches: copies made because the inputs are not contiguous. Give the kernel
-# strides.</details>
+# <details><summary>Answer</summary>Look for copies in the launch table, which get made when inputs aren't contiguous.
+# Pass strides to the kernel instead.</details>
 #
-# 5. `y = silu(gate) * up` as one kernel, with `silu(gate)` *stored* by the forward pass and read by the backward pass,
-#    which still needs gate and up. In fp16, how many bytes per element do both passes move, together? Replace the dots
-#    with your number.
+# 5. You fuse `y = silu(gate) * up` into one kernel, but the forward pass *stores* `silu(gate)` and the backward pass
+#    reads it (it also still needs gate and up). How many bytes per element do the two passes move in total, in fp16?
+#    Replace the dots with your number.
 
 # %%
 from helpers.figures import TRAINING_STEPS
 
 answer = ...
 correct = TRAINING_STEPS["SwiGLU"](1, 2).stored.moved
-self_test(answer, correct, "forward 2 in, 2 out; backward 4 in (including the gradient), 2 out")
+self_test(
+    answer,
+    correct,
+    "tensors: forward 2 in and 2 out; backward 4 in (including the gradient) and 2 out",
+)
 
 # %% [markdown]
 # ## Now you
 #
-# [Exercise 04](../exercises/04_bias_dropout_residual.ipynb) asks for bias, dropout and residual, with a backward pass
-# that makes the mask again. Next: [05 Normalisation](05_normalisation.ipynb), where each program owns a whole row.
+# In [exercise 04](../exercises/04_bias_dropout_residual.ipynb) you'll write bias, dropout and residual, with a
+# backward pass that regenerates the mask. Next: [05 Normalisation](05_normalisation.ipynb), where each program gets a
+# whole row.
 
 # %% [markdown]
 # ## Going further
 #
 # ### A seed that never changes
 #
-# The course's kernel saves its seed in a tensor, not in a Python number. A training step may be recorded once as a
-# **CUDA graph** and replayed, which saves the CPU's work for each launch. The graph records launches with their
-# arguments: of a tensor its address, of a number its value. A seed that is a number is drawn while recording and never
-# again: dropout that drops the same elements in every step, and no test of a single step sees it. Our `Fused` has that
-# fault. In a tensor, drawing the seed is one more recorded step. (Without a GPU, the cell replays the launches itself,
-# with the same effect.)
+# The course's kernel keeps its seed in a tensor rather than a Python number. The reason is that you can record a
+# training step as a **CUDA graph** and replay it, which saves the CPU the work of launching each kernel. The graph
+# records each launch with its arguments. For a tensor that's the address, but for a number it's the value. So if the
+# seed is a number, it's drawn once, during recording. From then on dropout drops the same elements in every step, and
+# you can't detect that by testing a single step. Our `Fused` has this bug. If the seed is in a tensor, drawing it is
+# just another recorded step. (Without a GPU, the cell replays the launches itself, which has the same effect.)
 
 
 # %%
@@ -760,9 +774,10 @@ print("seed in a tensor, the same mask twice:", replay_twice(by_tensor, out))
 # %% [markdown]
 # ### What `residual_act` stores
 #
-# With GELU it stores the sum, a second tensor. ReLU's slope asks only whether the sum is above 0, so the answer is
-# stored, one bit per element. (The result has the same information, and the next layer most often saves it anyway. But
-# then the backward pass reads a whole value per element, where a bit is enough.)
+# With GELU, it stores the sum, an extra tensor. With ReLU, all you need for the slope is whether the sum was above 0,
+# so it stores that, in one bit per element. (You could get the same information from the result, which the next layer
+# usually saves anyway. But then the backward pass would have to read a whole value per element when one bit is
+# enough.)
 
 # %%
 from kernels import residual_act
@@ -775,8 +790,8 @@ for act in ("gelu", "relu"):
 # %% [markdown]
 # ### All dtypes of the random numbers, all gates, and the backward passes
 #
-# With one Philox call per element the random numbers are free in neither dtype. bf16 pays more: its transfer is shorter
-# and hides less. With one call per four elements they are free in fp32.
+# If you make one Philox call per element, the random numbers aren't free in either dtype. They cost more in bf16,
+# where there are fewer bytes to hide them behind. With one call per four elements, they're free in fp32.
 
 # %% tags=["hide-input"]
 rows = []
@@ -787,7 +802,7 @@ for dtype, itemsize in (("bfloat16", 2), ("float32", 4)):
 table(("", "the bytes", *NUMBERS), rows, h200.label_of("dice"))
 
 # %% [markdown]
-# On large tensors GeGLU gains more than SwiGLU, because PyTorch's GELU does not reach copy bandwidth.
+# On large tensors, GeGLU gains more than SwiGLU, because PyTorch's GELU doesn't reach copy bandwidth.
 
 # %% tags=["hide-input"]
 print("geglu, residual_act:")
@@ -795,8 +810,9 @@ for name in ("geglu", "residual_act"):
     display(h200.table(name, "bfloat16"))
 
 # %% [markdown]
-# Backward, the gates gain what the bytes of the chart suggest, or more. Dropout's backward pass gains less than its
-# bytes would allow (seven per element become four): it also draws random numbers, and sums the bias's gradient.
+# In the backward pass, the gates gain as much as the bytes in the chart suggest, or more. Dropout gains less than its
+# bytes would allow (they go from seven per element to four), because it also has to draw random numbers and sum up
+# the bias gradient.
 
 # %% tags=["hide-input"]
 rows = []
@@ -810,7 +826,7 @@ label = h200.label_of(*(f"{name} backward" for name in shapes))
 table(("backward", "eager", "fused", "times faster"), rows, label)
 
 # %% [markdown]
-# With a GPU, time your own kernels:
+# If you have a GPU, you can time your own kernels:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from helpers.instruments import benchmark_together
