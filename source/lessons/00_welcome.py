@@ -7,12 +7,12 @@
 #
 # After this lesson you can
 #
-# - list what fusing two kernels removes and what it leaves in place;
+# - list what fusing two kernels removes, and what it keeps;
 # - read the traffic meter, and tell a function from a kernel;
-# - work out how many operations your own machine could do in the time it takes one byte to arrive from memory;
-# - find your way around the lessons, exercises, checks and recorded measurements.
+# - compute how many operations your own machine can do while one byte arrives from memory;
+# - work with the lessons, exercises, checks and recorded measurements of this course.
 #
-# About 30 minutes. You need Python and a little PyTorch, but no GPU.
+# About 30 minutes. You need Python and a little PyTorch. You don't need a GPU.
 #
 # Run the cells from top to bottom with **Shift+Enter**. Cells whose code is folded only import things or draw a figure.
 #
@@ -127,7 +127,7 @@ request_animation("H200")
 
 # %%
 def by_hand(a, b):
-    a += b  # in place: no new tensor for the sum
+    a += b  # in place: the sum needs no memory of its own
     return gelu(a, approximate="tanh")
 
 
@@ -141,8 +141,9 @@ print("the result is right:", torch.equal(attempt.result, unfused.result))
 display(attempt.launch_table())
 in_place.compare(
     attempt.bytes_total / 1e6,
-    "It's still two launches: one writes the sum and the other reads it back. And you've lost a. "
-    "A test of the result would pass, but the meter catches the mistake.",
+    "Still two launches: one writes the sum, the other reads it, and now a is gone. A test of "
+    "the result passes; the "
+    "meter shows the mistake.",
 )
 
 # %% [markdown]
@@ -206,7 +207,7 @@ puzzle(double_kernel, 3, twelve, wanted=2 * twelve, BLOCK=4)
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)</code>: program 1
-# picks up where program 0 stopped.</details>
+# begins where program 0 ends.</details>
 #
 # <!-- choices
 # element = tl.arange(0, BLOCK)
@@ -331,7 +332,7 @@ print(f"memory {a100.device.memory_bandwidth / 1e9:,.0f} GB/s")
 print(f"tensor cores {a100.peak / 1e12:.0f} TFLOP/s in fp16")
 
 # %% [markdown]
-# **How many operations could those tensor cores do while one byte arrives?**
+# **How many operations could its tensor cores do while one byte arrives?**
 
 # %% tags=["hide-input"]
 ridge = predict_first("ridge point of an A100 in fp16", unit="FLOP/byte")
@@ -416,7 +417,7 @@ predictions()
 
 # %%
 answer = ...
-self_test(answer, 3, hint="each kernel does one read and one write; the fused one does that once")
+self_test(answer, 3, hint="one read and one write per kernel; after fusing, one of each is left")
 
 # %% [markdown]
 # Next: [01 The roofline](01_roofline.ipynb).

@@ -7,10 +7,10 @@
 #
 # After this lesson you can
 #
-# - compute the *arithmetic intensity* of an operation from its operations and its bytes;
-# - find a GPU's *ridge point*, and tell which operations are memory-bound on it and which are compute-bound;
-# - predict the minimum time of an operation, and what fusing can and can't do about it;
-# - spot the error in a published intensity.
+# - compute the *arithmetic intensity* of an operation by counting operations and bytes;
+# - find a GPU's *ridge point* and decide which operations are memory-bound and which compute-bound on it;
+# - predict the minimum time of an operation, and what fusing can and cannot change;
+# - find the slip in a published intensity.
 #
 # About 35 minutes. It follows on [00 Welcome](00_welcome.ipynb) and leads to [exercise
 # 01](../exercises/01_roofline.ipynb).
@@ -149,9 +149,9 @@ for name, versions_of in OPERATIONS.items():
 display(table(("", "unfused", "fused", "on an A100"), rows, "FLOP/byte in fp16, 4096 x 4096"))
 memory_bound.compare(
     bounds.count("memory"),
-    "An operation that uses each element only a few times is memory-bound by a wide margin. To be "
-    "compute-bound, it has to reuse each element many times, like a matmul, a convolution or "
-    "attention.",
+    "Operations that touch each element a few times are memory-bound, by far. Only those that "
+    "reuse each element many times "
+    "can be compute-bound: a matmul, a convolution, attention.",
 )
 
 # %% [markdown]
@@ -301,7 +301,7 @@ puzzle(sum_kernel, 3, left, right, wanted=left + right, BLOCK=4)
 # -->
 
 # %% [markdown]
-# ## Free arithmetic
+# ## Arithmetic that costs nothing
 #
 # If a kernel is memory-bound, then doing more arithmetic on the elements it already has should be almost free, until
 # you reach the ridge. The kernel below loads each element, does as many multiply-adds on it as you ask for, and stores
@@ -353,9 +353,9 @@ per_element = h200_fp32.ridge * 8 / 2
 print(h200.label_of("free_flops"))
 free_steps.compare(
     measured_free,
-    f"The ridge on the data sheet, {h200_fp32.ridge:.1f} FLOP/byte, works out at {per_element:.0f} "
-    "multiply-adds per element. That's between the last count that was free and the first that "
-    "wasn't.",
+    f"The data sheet's ridge, {h200_fp32.ridge:.1f} FLOP/byte, is {per_element:.0f} "
+    "multiply-adds per element: between the "
+    "last size that is free and the first that is not.",
 )
 
 # %% tags=["hide-input"]
@@ -445,7 +445,7 @@ predictions()
 
 # %%
 answer = ...
-self_test(answer, 7 / 4, "seven operations per element, divided by two bytes in plus two bytes out")
+self_test(answer, 7 / 4, "seven operations per element, over two bytes in and two bytes out")
 
 # %% [markdown]
 # ## Now you

@@ -144,8 +144,8 @@ before = measure(lambda: gelu(a + b, approximate="tanh"))
 after = 3 * a.nbytes  # read a, read b, write the result
 with_two.compare(
     100 * (1 - after / before.bytes_total),
-    "Verdict: fails here, holds for chains that read one tensor. Fused or not, you have to "
-    "read every input from outside the chain.",
+    "Verdict: fails here, holds for chains that read one tensor. An input from outside must be "
+    "read, fused or not.",
 )
 
 # %% [markdown]
@@ -196,8 +196,7 @@ print(wrong)
 print("the result is right:", torch.allclose(wrong.result, chain(small, 8)))
 misplaced.compare(
     wrong.bytes_total / small.numel(),
-    "The store is inside the loop. It's one launch and the result is right, so a test of values "
-    "would never catch it.",
+    "The store is inside the loop. One launch and the right result: no test of values finds this.",
 )
 
 # %% [markdown]
@@ -327,9 +326,7 @@ if shutil.which("g++"):
     compiled = torch.compile(chain, dynamic=False)
     fused_time = seconds(lambda: compiled(large, 8))
     rows.append(("fused", 8, f"{1e3 * fused_time:.1f} ms"))
-    finding = (
-        "You may gain more than the bytes suggest: eager allocates a new tensor per operation."
-    )
+    finding = "It may gain more than the bytes: eager allocates a new tensor per operation."
     display(on_cpu.compare(cpu_times[8] / fused_time, finding))
 else:
     print("No C++ compiler here: torch.compile needs one, such as Debian's package g++.")
@@ -434,8 +431,8 @@ launch_timeline(h200)
 #
 # So in a row of calls, the slower of the two sets the pace:
 #
-# - CPU: launches × cost per launch;
-# - GPU: launches × cost per start + bytes ÷ bandwidth.
+# - CPU: launches × cost of a launch;
+# - GPU: launches × cost of a start + bytes ÷ bandwidth.
 #
 # Below is `gelu(a + b)` on a million elements, recorded in both ways: the GPU's own time, and the time per call in a
 # long row of calls.
@@ -504,7 +501,7 @@ def break_even(host):
 
 large_enough.compare(
     break_even(costs.operator),
-    f"A Triton kernel: {break_even(costs.triton):,.0f}. Either way, that's millions of elements.",
+    f"A Triton kernel: {break_even(costs.triton):,.0f}. That is millions of elements.",
 )
 
 # %% [markdown]
@@ -535,7 +532,8 @@ display(example.tensor_table())
 linear_saving.compare(
     100 * intermediate / example.bytes_total,
     "Verdict: fails, only a quarter is saved, half of what is claimed. The example forgets "
-    f"to read {weights / 1e6:.2f} MB of weights, and they're larger than any of the four tensors.",
+    f"{weights / 1e6:.2f} MB of "
+    "weights: they are also read, and they are larger than any of the four tensors.",
 )
 
 # %% [markdown]
@@ -584,7 +582,7 @@ predictions()
 # <details><summary>Answer</summary>Fewer launches will help: fuse the kernels, or replay them from a CUDA graph. A GPU
 # with faster memory won't, because nothing is waiting for memory here.</details>
 #
-# 5. `relu(a * b + c)` involves four tensors of the same size, three inputs and the result. What share of the traffic
+# 5. `relu(a * b + c)` with four tensors of the same size (the three inputs and the result). What share of the traffic
 #    does fusing save, in %? Replace the dots with your number.
 
 # %%
@@ -592,11 +590,7 @@ answer = ...
 x1, x2, x3 = torch.rand(3, 1000, device=device)
 whole = measure(lambda: torch.relu(x1 * x2 + x3)).bytes_total
 correct = 100 * (1 - 4 * x1.nbytes / whole)
-self_test(
-    answer,
-    correct,
-    "count every read and write; the fused version reads three tensors and writes one",
-)
+self_test(answer, correct, "count every read and write; fused, four tensors cross")
 
 # %% [markdown]
 # ## Now you

@@ -67,7 +67,7 @@ watch(sign_kernel[(3,)], out, BLOCK=4)
 # You won't see a `for` loop over elements, or any threads: the compiler decides which thread takes which element of the
 # block. [Lesson 03b](03b_what_the_compiler_made.ipynb) shows what it decided.
 #
-# **How many programs do you need for a tensor of a million elements, in blocks of 1024?**
+# **How many programs does a tensor of a million elements need, in blocks of 1024?**
 
 # %% tags=["hide-input"]
 programs = predict_first("programs for 1,000,000 elements in blocks of 1024", unit="")
@@ -75,7 +75,7 @@ programs
 
 # %% tags=["hide-input"]
 programs.compare(
-    triton.cdiv(1_000_000, 1024), "You have to round up, or the last elements never get processed."
+    triton.cdiv(1_000_000, 1024), "Rounded up, or the last elements would go unprocessed."
 )
 
 # %% [markdown]
@@ -308,8 +308,9 @@ h200.table("add_gelu", "float32")
 times = h200.times("add_gelu", (2**20,), "float32")
 speed_up.compare(
     times["eager"].median / times["fused"].median,
-    "Verdict: fails for the time on this GPU, holds for the traffic to the byte. By bytes alone, "
-    f"you can't do better than {fewer_bytes:.2f}x, and the measured speedups get close to that.",
+    "Verdict: fails for the time on this GPU, holds for the traffic to the byte. The bytes "
+    "alone allow no more "
+    f"than {fewer_bytes:.2f}x, and the measured speedups come close to that.",
 )
 
 # %% [markdown]
@@ -535,9 +536,9 @@ print(f"in int64: {firsts[1].item():,}")
 # %% tags=["hide-input"]
 first.compare(
     firsts[0].item(),
-    "The largest int32 is 2^31 - 1, so the number wraps around, and the kernel would store to "
-    "addresses before the tensor. The mask doesn't catch it, because a negative number is less "
-    "than `elements`.",
+    "int32 ends at 2^31 - 1 and wraps around: the kernel would store before its tensor. The "
+    "mask lets it pass, "
+    "because a negative number is less than `elements`.",
 )
 
 # %% [markdown]
@@ -579,14 +580,14 @@ predictions()
 # but they aren't the slice's elements. Pass strides, or make it contiguous in the host wrapper. (With strides it's
 # right, but its loads are narrow, as you'll see in lesson 03b.)</details>
 #
-# 5. One fp16 kernel computes `y = relu(a * b + c)`. How many bytes per element does it move? Replace the dots with
-#    your number.
+# 5. `y = relu(a * b + c)` in one kernel, fp16. How many bytes per element does it move? Replace the dots with your
+#    number.
 
 # %%
 answer = ...
 tensors = torch.rand(4, 1000, dtype=torch.float16)
 correct = tensors.nbytes / tensors[0].numel()
-self_test(answer, correct, "it reads three inputs and writes one output, at two bytes per element")
+self_test(answer, correct, "three inputs and one output cross; two bytes per element")
 
 # %% [markdown]
 # ## Now you

@@ -12,7 +12,7 @@
 # - tell fetched bytes from requested bytes, at any stride;
 # - test a claim about speed under its own conditions, and time a kernel so that the number means something.
 #
-# About 40 minutes. It builds on [03 Your first fused kernel](03_first_fused_kernel.ipynb).
+# About 40 minutes. It follows on [03 Your first fused kernel](03_first_fused_kernel.ipynb).
 
 # %% tags=["hide-input"]
 import torch
@@ -89,8 +89,8 @@ registers
 compiled = compile_for(fused_kernel, x, x, x, n, device="A100", BLOCK=1024, num_warps=4)
 registers.compare(
     compiled.registers,
-    "No more than the larger of the two, because GELU can reuse the sum's register once it's done "
-    "with the sum.",
+    "No more than the larger of the two: the sum's register is free again as soon as GELU has "
+    "used it.",
 )
 
 # %% [markdown]
@@ -118,7 +118,7 @@ load_count
 display(compiled.sass_view("load", "store"))
 load_count.compare(
     len(compiled.sass_view("load").instructions),
-    "LDG.E.128 loads 128 bits, which is four elements at a time.",
+    "LDG.E.128 loads 128 bits, four elements at once.",
 )
 
 # %% [markdown]
@@ -158,7 +158,7 @@ for name, (tensor, length) in variants.items():
     rows.append((name, loads[name], " and ".join(widths)))
 display(table(("", "loads per thread", "of these widths"), rows))
 narrow_count.compare(
-    loads["shifted by one element"], "That's four times as many instructions for the same bytes."
+    loads["shifted by one element"], "Four times the instructions, for the same bytes."
 )
 
 # %% [markdown]
@@ -191,8 +191,8 @@ for stride in (1, 2, 16):
 display(table(("stride", "loads per thread"), rows))
 wide_strides.compare(
     sum("LDG.128" in found for _, found in rows),
-    "The compiler can only tell that elements are neighbours if the stride is 1. A multiple of 16 "
-    "doesn't help.",
+    "Only with a stride of 1 does the compiler know that elements are neighbours. A multiple "
+    "of 16 is of no help.",
 )
 
 # %% [markdown]
@@ -284,7 +284,7 @@ for stride in (1, 2, 4, 8, 16):
 display(table(("stride", "bytes requested", "sectors fetched"), rows))
 sectors.compare(
     measure(take_every, numbers, 8).sectors_read,
-    "You request the same bytes at every stride, but you don't fetch the same sectors.",
+    "The requested bytes are the same at every stride; the fetched sectors are not.",
 )
 
 # %% [markdown]
@@ -527,10 +527,10 @@ predictions()
 # %%
 answer = ...
 correct = len(WarpLoad(step=4 * 2, width=2).sectors)
-self_test(answer, correct, "there are 32 lanes, eight bytes apart, and a sector has 32 bytes")
+self_test(answer, correct, "32 lanes, eight bytes from one to the next; a sector has 32 bytes")
 
 # %% [markdown]
-# Next: [04 Residuals, gates and dropout](04_residuals_gates_dropout.ipynb), where we write our first backward pass.
+# Next: [04 Residuals, gates and dropout](04_residuals_gates_dropout.ipynb), where a kernel has a backward pass.
 
 # %% [markdown]
 # ## Going further

@@ -8,14 +8,14 @@
 #
 # After this lesson you can
 #
-# - count what a training step moves, and what it keeps between its two passes;
-# - fuse bias, dropout and residual into one kernel, with a backward pass that regenerates the mask;
+# - count what a training step moves and what it saves between its two passes;
+# - fuse bias, dropout and residual into one kernel whose backward pass makes the same mask again;
 # - test a backward pass with gradcheck;
 # - fuse a gate (SwiGLU, GeGLU) whose two halves share one tensor;
 # - decide when to recompute and when to store.
 #
-# About 60 minutes. It builds on [03b What the compiler made of it](03b_what_the_compiler_made.ipynb) and prepares you
-# for [exercise 04](../exercises/04_bias_dropout_residual.ipynb).
+# About 60 minutes. It follows on [03b What the compiler made of it](03b_what_the_compiler_made.ipynb) and leads to
+# [exercise 04](../exercises/04_bias_dropout_residual.ipynb).
 
 # %% tags=["hide-input"]
 import numpy as np
@@ -262,8 +262,9 @@ disagree
 # %% tags=["hide-input"]
 disagree.compare(
     100 * np.not_equal(*masks(64, 1000, 0.1, by_position)).mean(),
-    "Either pass can be the one that drops, so independent masks disagree on 2 p (1 - p) of the "
-    "elements. These two get close to that, so they have next to nothing in common.",
+    "Dropped by one and kept by the other, or the reverse: independent masks disagree on 2 p "
+    "(1 - p) of the "
+    "elements. These nearly do: they have next to nothing in common.",
 )
 
 # %% [markdown]
@@ -371,8 +372,7 @@ fused = measure(Fused.apply, x, bias, residual, 3, 0.1, by_element)
 apply = lambda *tensors: Fused.apply(*tensors, 3, 0.1, by_element)
 print(saved_for_backward(apply, x, bias, residual))
 fused_bytes.compare(
-    fused.unique_total / x.numel(),
-    "And it doesn't save a single tensor: the mask never exists in memory.",
+    fused.unique_total / x.numel(), "And no tensor is saved: the mask is nowhere in memory."
 )
 
 # %% [markdown]
@@ -430,10 +430,12 @@ display(
 )
 dice_time.compare(
     dice["bfloat16"]["tl.rand"].median / without,
-    "That's more than the bound, for two likely reasons. The bound assumes the same rate for all "
-    "instructions, but the integer multiplies in Philox (IMAD) issue at a lower rate. And with so "
-    "many registers per thread, fewer warps fit on an SM. Even with rand4x, the random numbers "
-    "aren't quite free in bf16, although the bound is now below the time of the bytes.",
+    "More than the bound, for two likely reasons: it counts all instructions alike, but the "
+    "integer multiplies "
+    "of Philox (IMAD) start at a lower rate; and with so many registers per thread fewer warps "
+    "fit on an SM. With "
+    "rand4x the random numbers still cost something in bf16, though the bound is now below the "
+    "time of the bytes.",
 )
 
 # %% [markdown]
@@ -453,9 +455,11 @@ shares = {
 }
 dropout_speed_up.compare(
     dropout_times["eager"].median / dropout_times["fused"].median,
-    f"Going from 15 bytes per element to 6 accounts for {15 / 6:g}x. The rest is because PyTorch's "
-    f"kernels only reach {shares['eager']:.0%} of copy bandwidth. torch.compile gets down to the "
-    f"same 6 bytes, but only reaches {shares['torch.compile']:.0%}, because it uses tl.rand.",
+    f"The bytes allow {15 / 6:g}x: 15 per element become 6. The rest is that PyTorch's kernels "
+    "reach only "
+    f"{shares['eager']:.0%} of copy bandwidth. torch.compile fuses to the same 6 bytes and "
+    f"reaches {shares['torch.compile']:.0%}: "
+    "it draws with tl.rand.",
 )
 
 # %% [markdown]
@@ -496,9 +500,9 @@ halves = measure(swiglu, gate, up)
 display(halves.launch_table())
 fewer.compare(
     unfused.bytes_total / halves.bytes_total,
-    "It's below one, so the fused call moves more bytes than PyTorch's two kernels! The kernel "
-    "assumes contiguous elements, and the halves aren't contiguous, so the host wrapper copies "
-    "them first.",
+    "Below one: the fused call moves more bytes than PyTorch's two kernels. The kernel takes "
+    "elements one after "
+    "another, and the halves are not contiguous, so the host wrapper copies them first.",
 )
 
 # %% [markdown]
@@ -600,7 +604,7 @@ puzzle(grad_gate_kernel, 3, *halved, wanted=silu_grads.half(), BLOCK=4)
 # slope = share * (1 + gate) * (1 - share)
 # -->
 #
-# As a result, the backward pass moves fewer bytes:
+# So the whole step moves fewer bytes:
 
 # %% tags=["hide-input"]
 gradient = torch.ones_like(g)
@@ -622,11 +626,11 @@ traffic_chart(steps, f"SwiGLU's backward pass, fused, moves {lighter:.1f}x fewer
 # You can try out the rule below. The bars show the bytes that a training step moves, forward and backward, and the
 # bytes it saves in between. Times are bytes divided by the bandwidth in the data sheet. Try to find out:
 #
-# 1. For bias+dropout+residual in bf16, what share of the fused kernels' bytes do you save by recomputing the mask?
-#    Why is it less in fp32?
-# 2. Take SwiGLU in a network of 32 layers, at 16384 rows of 11008. Do the saved tensors fit on an A100, with and
-#    without recomputing? On an L4?
-# 3. What does recomputing change for residual+GELU?
+# 1. Bias+dropout+residual: what share of the fused kernels' bytes does recomputing the mask save in bf16? In fp32? Why
+#    is it less there?
+# 2. SwiGLU in a network of 32 layers, at 16384 rows of 11008: do the saved tensors fit into an A100, with and without
+#    recomputing? Into an L4?
+# 3. Residual+GELU: what does recomputing change?
 
 # %% tags=["hide-input"]
 from helpers.figures import RecomputationExplorer
@@ -655,12 +659,13 @@ times = h200.times("swiglu", gate_shape, "bfloat16")
 eager = times["eager"].median
 gate_speed_up.compare(
     eager / times["fused"].median,
-    f"Going from ten bytes per element to six allows {10 / 6:.2f}x. torch.compile does as well as "
-    "our kernel, because it's good at fusing elementwise operations.",
+    f"The bytes allow {10 / 6:.2f}x: ten per element become six. torch.compile does as well as "
+    "our kernel: two "
+    "elementwise operations are just what it fuses.",
 )
 
 # %% [markdown]
-# **Claim: "fused GELU or SwiGLU: 1.5 to 2 times faster."** (In the chart, *Liger* is a published collection of fused
+# **Claim: "fused GELU or SwiGLU: 1.5 to 2 times faster."** (*Liger* in the chart is a published collection of fused
 # Triton kernels.)
 
 # %% tags=["hide-input"]
@@ -709,11 +714,7 @@ from helpers.figures import TRAINING_STEPS
 
 answer = ...
 correct = TRAINING_STEPS["SwiGLU"](1, 2).stored.moved
-self_test(
-    answer,
-    correct,
-    "tensors: forward 2 in and 2 out; backward 4 in (including the gradient) and 2 out",
-)
+self_test(answer, correct, "forward 2 in, 2 out; backward 4 in (including the gradient), 2 out")
 
 # %% [markdown]
 # ## Now you
