@@ -157,7 +157,7 @@ def bound(flops, nbytes, peak, bandwidth):
 # %% [markdown]
 # ## Which GPU?
 #
-# `gpus` is a dictionary, name → `[peak, bandwidth]`. Return the names of the GPUs on which the operation is
+# `gpus` is a dictionary, name → `[peak, bandwidth]`. Return the names of the GPUs where the operation is
 # compute-bound. Here's the course's catalogue, in fp16:
 
 # %%
@@ -284,7 +284,7 @@ check_numbers(
 )
 
 # %% [markdown]
-# **Memory or compute?** An addition and some products, on GPUs from the catalogue and on others.
+# **Memory or compute?** An addition and some products, on GPUs from the catalogue and others.
 
 # %% grade_id="bound" points=1
 check_numbers(

@@ -202,7 +202,7 @@ unfused, fused = claimed(1024, 4096)
 print(f"claimed: {unfused:,} and {fused:,} bytes, {1 - fused / unfused:.0%} saved")
 
 # %% [markdown]
-# But to compute `gelu(linear(x, weight, bias))`, you have to read something else as well: weight is `features` ×
+# But to compute `gelu(linear(x, weight, bias))`, you have to also read something else: weight is `features` ×
 # `features`, and bias has `features` numbers. Count all the bytes, both unfused (two launches) and fused (one launch
 # that keeps y on the chip).
 
@@ -348,7 +348,7 @@ check_counts(
 
 
 # %% [markdown]
-# **The worked example**, to the byte. We compare your fused count with what a linear layer moves when it runs alone.
+# **The worked example**, to the byte. We compare your fused count with the bytes a linear layer moves when it runs alone.
 
 
 # %%
