@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Exercise 01: the roofline by hand [10 points]
 #
-# Count an operation's FLOPs and bytes, find a GPU's ridge, and name the operation's limit there. You write functions of
-# plain numbers; the checks ask them about sizes that you have not seen. About 30 minutes. Lesson 01 has all you need.
+# In this exercise you count an operation's FLOPs and bytes, work out a GPU's ridge, and decide what limits the
+# operation there. You write functions that take plain numbers, and the checks call them with sizes you haven't seen.
+# About 30 minutes. Everything you need is in lesson 01.
 #
 # **The formulas**
 #
@@ -34,10 +35,10 @@ from helpers.learning.checks import roofline_questions
 # %% [markdown]
 # ## How to count
 #
-# The rules of lesson 01: each of +, −, ×, ÷, max and exp on one number is one FLOP. Every launch reads each of its
-# inputs once and writes each of its outputs once. `itemsize` is the bytes of one number: 4 in fp32, 2 in fp16.
+# As in lesson 01, every +, −, ×, ÷, max or exp of one number counts as one FLOP. Each launch reads each of its inputs
+# once and writes each of its outputs once. `itemsize` is the size of a number in bytes: 4 in fp32, 2 in fp16.
 #
-# A ReLU as an example: one max per number; one number in, one out.
+# For example, a ReLU does one max per number, and for each number it reads one and writes one.
 
 
 # %%
@@ -74,7 +75,7 @@ def vector_add(rows, columns, itemsize):
 # %% [markdown]
 # ## A softmax, unfused and fused
 #
-# Over each row, written out in five launches:
+# Written out in five launches, a softmax over each row is:
 #
 # | launch | in | out |
 # |---|---|---|
@@ -84,7 +85,8 @@ def vector_add(rows, columns, itemsize):
 # | `s = sum(e)` of each row | e | one number per row |
 # | `y = e / s` | e, s | y |
 #
-# A maximum or a sum over a row of C numbers counts C FLOP. Fused, it is one launch that computes the same.
+# Taking the maximum or the sum of a row of C numbers counts as C FLOP. The fused version computes the same thing in
+# one launch.
 
 
 # %% grade_id="softmax-answer"
@@ -108,8 +110,8 @@ def softmax(rows, columns, itemsize, fused):
 # %% [markdown]
 # ## A matrix product
 #
-# `y = x @ w`, with x of `rows` × `inner` and w of `inner` × `columns`. Each number of y is a sum of `inner` products; a
-# multiply-add counts two FLOP.
+# `y = x @ w`, where x is `rows` × `inner` and w is `inner` × `columns`. Each number in y is a sum of `inner`
+# products, and a multiply-add counts as two FLOP.
 
 
 # %% grade_id="product-answer"
@@ -128,7 +130,7 @@ def product(rows, inner, columns, itemsize):
 # %% [markdown]
 # ## Which limit?
 #
-# A GPU's `peak` is in FLOP/s, its `bandwidth` in bytes/s. `bound` gives `"memory"` or `"compute"`.
+# A GPU's `peak` is in FLOP/s and its `bandwidth` in bytes/s. `bound` should return `"memory"` or `"compute"`.
 
 
 # %% grade_id="bound-answer"
@@ -155,8 +157,8 @@ def bound(flops, nbytes, peak, bandwidth):
 # %% [markdown]
 # ## Which GPU?
 #
-# `gpus` is a dictionary, name → `[peak, bandwidth]`. Return the names of the GPUs that make an operation compute-bound.
-# The catalogue, in fp16:
+# `gpus` is a dictionary, name → `[peak, bandwidth]`. Return the names of the GPUs where the operation is
+# compute-bound. Here's the course's catalogue, in fp16:
 
 # %%
 rows = []
@@ -190,8 +192,8 @@ def compute_bound_on(flops, nbytes, gpus):
 hint = Hints(
     **{
         "vector-add": (
-            "Draw the tensors. Which arrows point in, which point out?",
-            "Three tensors cross the bus, each with rows x columns numbers of itemsize bytes.",
+            "Draw the tensors. Which ones does the kernel read, and which does it write?",
+            "Three tensors get moved, each with rows x columns numbers of itemsize bytes.",
         ),
         "softmax": (
             "Add up the table's two columns: how many tensors of the size of x, and how many of "
@@ -201,19 +203,19 @@ hint = Hints(
             "Unfused: the five launches read x, x, d, e, e, and m and s; they write m, d, e, s, y.",
         ),
         "product": (
-            "How many numbers has y, and what does one of them cost?",
-            "Bytes, not values: and the output is also a matrix.",
+            "How many numbers are there in y, and how many FLOP does each one take?",
+            "Count bytes, not values, and don't forget the output matrix.",
         ),
         "ridge": (
             "Where do the two lines of the picture meet?",
-            "There bandwidth x intensity = peak. Which intensity is that?",
+            "They meet where bandwidth x intensity = peak. What intensity is that?",
         ),
         "bound": (
-            "Left or right of the ridge: what must you compare with it?",
+            "To tell left from right of the ridge, what do you have to compare with it?",
             "The operation's intensity is flops / nbytes. Compare it with the ridge.",
         ),
         "gpus": (
-            "Your own bound() answers the question for one GPU. Ask it for each.",
+            "Your bound() answers the question for one GPU. Call it for each of them.",
             "Walk over gpus.items(): each value is a list of the peak and the bandwidth.",
         ),
     }
@@ -265,7 +267,7 @@ check_numbers(
 )
 
 # %% [markdown]
-# **The ridge** of the catalogue's GPUs, and of others.
+# **The ridge**, for the GPUs in the catalogue and for some others.
 
 # %% grade_id="ridge" points=1
 check_numbers(
@@ -282,7 +284,7 @@ check_numbers(
 )
 
 # %% [markdown]
-# **Memory or compute?** An addition and products, on GPUs of the catalogue and others.
+# **Memory or compute?** An addition and some products, on GPUs from the catalogue and others.
 
 # %% grade_id="bound" points=1
 check_numbers(
@@ -306,7 +308,7 @@ check_numbers(
 )
 
 # %% [markdown]
-# **On which GPUs?** The course's GPUs first, then made-up ones.
+# **On which GPUs?** First the course's GPUs, then some made-up ones.
 
 # %% grade_id="gpus" points=2
 check_numbers(

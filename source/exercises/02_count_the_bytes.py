@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Exercise 02: count the bytes [10 points]
 #
-# Six snippets of PyTorch. For each, predict how many kernels it launches and how many bytes they move, **before** the
-# meter does; then fix a worked example that forgot some. You write functions of `rows` and `columns`; the checks meter
-# the snippets on shapes that you have not seen. About 30 minutes. Lesson 02 has all you need.
+# Here are six snippets of PyTorch. For each one, predict how many kernels it launches and how many bytes they move,
+# **before** you ask the meter. Then fix a worked example that forgot some bytes. You write functions of `rows` and
+# `columns`, and the checks meter the snippets on shapes you haven't seen. About 30 minutes. Everything you need is in
+# lesson 02.
 #
 # **The formula**
 #
@@ -32,13 +33,14 @@ from helpers.learning import Hints, check_counts, check_numbers, draw_questions
 # %% [markdown]
 # ## The rules
 #
-# - An operator that does work is one launch. It reads each of its inputs once and writes its output once.
-# - A number that is broadcast is read once. Python's numbers, such as the 2 in `x * 2`, cost nothing.
-# - In place is not cheaper: the tensor is still read and written.
-# - A view (`x.t()`, `x[None]`) moves nothing and launches nothing.
-# - A number has four bytes in float32, two in float16; a bool has one. `x` is float32 of `rows` × `columns` everywhere.
+# - An operator that does any work is one launch. It reads each of its inputs once and writes its output once.
+# - If a number is broadcast, it's read only once. Python numbers, such as the 2 in `x * 2`, are free.
+# - In-place operations aren't any cheaper, because they read and write the tensor too.
+# - A view (`x.t()`, `x[None]`) moves no data and launches nothing.
+# - A number takes four bytes in float32 and two in float16; a bool takes one. `x` is always float32, `rows` ×
+#   `columns`.
 #
-# An example, worked out and metered:
+# Here's one that we've worked out and metered for you:
 
 
 # %%
@@ -184,8 +186,9 @@ def count_halved(rows, columns):
 # %% [markdown]
 # ## The worked example
 #
-# It gets passed around: *a linear layer and GELU, both of `features` columns, on `rows` rows, in float32. Unfused, the
-# layer reads x and writes y, GELU reads y and writes z. Fused, x is read and z is written: half the traffic.*
+# People pass this one around: *a linear layer and GELU, both of `features` columns, on `rows` rows, in float32.
+# Unfused, the layer reads x and writes y, GELU reads y and writes z. Fused, x is read and z is written: half the
+# traffic.*
 
 
 # %%
@@ -199,8 +202,9 @@ unfused, fused = claimed(1024, 4096)
 print(f"claimed: {unfused:,} and {fused:,} bytes, {1 - fused / unfused:.0%} saved")
 
 # %% [markdown]
-# Something else must be read to compute `gelu(linear(x, weight, bias))`, where weight is `features` × `features` and
-# bias has `features` numbers. Count all of it, unfused (two launches) and fused (one launch that keeps y on the chip).
+# But to compute `gelu(linear(x, weight, bias))`, you have to also read something else: weight is `features` ×
+# `features`, and bias has `features` numbers. Count all the bytes, both unfused (two launches) and fused (one launch
+# that keeps y on the chip).
 
 
 # %% grade_id="count-linear-gelu"
@@ -226,30 +230,30 @@ def linear_gelu(rows, features):
 # %% tags=["hide-input"]
 hint = Hints(
     affine=(
-        "Write down one line for each launch: inputs, outputs.",
+        "Write down the inputs and outputs of each launch, one line per launch.",
         "scale and bias are read once each: columns numbers, however many rows there are.",
     ),
     **{
         "in-place": (
-            "Does x.mul_(2) know x without reading it?",
-            "Two launches, each reads x and writes x.",
+            "Can x.mul_(2) compute its result without reading x?",
+            "There are two launches, and each of them reads x and writes x.",
         )
     },
     turned=(
-        "Which of the three calls moves data, and which only change shape and strides?",
-        "One launch: it reads every number and writes it to its new place.",
+        "Which of the three calls moves data, and which ones just change shape and strides?",
+        "There's one launch, which reads every number and writes it to its new place.",
     ),
     centred=(
-        "How many numbers has the mean, and who reads it?",
+        "How many numbers are there in the mean, and which launch reads them?",
         "x is read twice, by the mean and by the subtraction: nothing is kept between two "
         "launches.",
     ),
     chosen=(
-        "Three tensors come in. Are all their numbers of one size?",
+        "There are three inputs. Do all of their numbers have the same size?",
         "The mask has one byte per number.",
     ),
     halved=(
-        "Two launches. How large is a number before the first, between them, and after?",
+        "There are two launches. How big is a number before, between and after them?",
         "The first reads 4 bytes per number and writes 2.",
     ),
     **{
@@ -344,7 +348,7 @@ check_counts(
 
 
 # %% [markdown]
-# **The worked example**, to the byte. A linear layer by itself moves what the fused kernel must.
+# **The worked example**, to the byte. We compare your fused count with the bytes a linear layer moves when it runs alone.
 
 
 # %%

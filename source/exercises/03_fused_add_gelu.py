@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Exercise 03: add and GELU in one kernel [15 points]
 #
-# You will write your first fused kernel: two tensors in, their sum through GELU out, in **one launch** that reads
-# each input once and writes the output once. About 40 minutes. Lesson 03 has all you need.
+# You're going to write your first fused kernel. It takes two tensors, adds them and applies GELU, in **one launch**
+# that reads each input once and writes the output once. About 40 minutes. Everything you need is in lesson 03.
 #
 # **The formula**, GELU in its tanh form:
 #
@@ -39,7 +39,7 @@ from helpers.learning import (
 # %% [markdown]
 # ## The unfused reference
 #
-# PyTorch runs this as two kernels. The sum is written to memory by the first and read straight back by the second.
+# PyTorch runs this as two kernels. The first one writes the sum to memory, and the second one reads it straight back.
 
 
 # %%
@@ -53,8 +53,9 @@ unfused = measure(reference, a, b)
 print(f"{unfused.launches} launches, {unfused.bytes_total / a.numel():g} B/element")
 
 # %% [markdown]
-# Per element of four bytes: read a, read b, write s; read s, write y. **How many bytes are left when s never leaves
-# its register?** Write your number down; a check below meters your kernel.
+# For each four-byte element, the first kernel reads a and b and writes s, and the second reads s and writes y. **How
+# many bytes are left if s never leaves its register?** Write down your number; one of the checks below meters your
+# kernel.
 
 # %% [markdown]
 # ## Your kernel
@@ -63,8 +64,8 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / a.numel():g} B/eleme
 # Results computed by PyTorch earn nothing; `fusion check` and the grading refuse any other import or name, with the
 # line.
 #
-# `tl` has no `tanh` that runs without a GPU. Write it with a sigmoid, which it has: tanh(u) = 2 sigmoid(2u) - 1.
-# Compute in float32, whatever the inputs are.
+# `tl` doesn't have a `tanh` that works without a GPU, but it does have a sigmoid, so use tanh(u) = 2 sigmoid(2u) - 1.
+# Compute in float32, whatever dtype the inputs have.
 
 
 # %% grade_id="kernel"
@@ -94,8 +95,8 @@ def add_gelu_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
 # %% [markdown]
 # ## Its launcher
 #
-# The two tensors have one shape and one dtype: float32, float16 or bfloat16. They may have any strides, no element
-# at all, or more than 2^31.
+# Both tensors have the same shape and the same dtype: float32, float16 or bfloat16. They can have any strides, and
+# any number of elements, including zero and more than 2^31.
 
 
 # %% grade_id="launcher"
@@ -168,22 +169,22 @@ check_values(
 )
 
 # %% [markdown]
-# **Is it fused?** One launch; 12 B/element: a once, b once, y once.
+# **Is it fused?** It should be one launch that moves 12 B/element: it reads a and b once and writes y once.
 
 # %% grade_id="traffic" points=3
 check_traffic(add_gelu, (a, b), launches=1, bytes_per_element=12, name="traffic")
 
 # %% [markdown]
-# **How does it compile?** On an A100, each thread should move 16 bytes per step. A block that gives a thread four
-# neighbours or more allows it; lesson 03b shows it in the machine code.
+# **How does it compile?** On an A100, each thread should move 16 bytes per instruction. For that, your block has to
+# give each thread at least four neighbouring elements. Lesson 03b shows what this looks like in the machine code.
 
 # %% grade_id="vectorised" points=3
 check_vectorised(add_gelu, (a, b), device="A100", name="vectorised")
 
 # %% [markdown]
-# **Does it reach a large tensor?** 2^32 elements, without allocating them: two small launches show how a launch grows,
-# and the last program of the large one runs without memory. The grid must grow with the tensor, or have at least 108
-# programs, one for each SM of an A100.
+# **Can it handle a large tensor?** We test 2^32 elements without allocating them: from two small launches we can see
+# how a launch grows, and then we run the last program of the large one without its memory. Your grid has to grow with
+# the tensor, or have at least 108 programs, one for each SM of an A100.
 
 
 # %%

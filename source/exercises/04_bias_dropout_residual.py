@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Exercise 04: bias, dropout, residual, and no mask in memory [15 points]
 #
-# The end of a transformer's sublayer in **one launch**, forward and backward. PyTorch's dropout stores its mask for the
-# backward pass. You will not: your backward kernel makes the same mask again. About 60 minutes. Lesson 04 has all you
-# need.
+# You're going to write the end of a transformer's sublayer in **one launch** each for forward and backward. PyTorch's
+# dropout stores its mask for the backward pass. Yours won't, because your backward kernel will generate the same mask
+# again. About 60 minutes. Everything you need is in lesson 04.
 #
 # **The formula**, for element $e$, counted row by row from 0:
 #
@@ -11,7 +11,7 @@
 # \frac{\partial L}{\partial x} = k_e \, \frac{1}{1 - p} \, \frac{\partial L}{\partial y}, \qquad
 # k_e = \begin{cases} 1 & u_e \ge p \\ 0 & \text{else} \end{cases}$$
 #
-# with $u_e$ = `tl.rand(seed, e)`, a number from 0 to 1 that depends on the seed and on $e$, and on nothing else.
+# with $u_e$ = `tl.rand(seed, e)`, a number from 0 to 1 that depends only on the seed and $e$.
 #
 # **The picture**, a row of 10 elements, blocks of 4:
 #
@@ -46,8 +46,8 @@ from helpers.learning import (
 # %% [markdown]
 # ## The unfused reference
 #
-# PyTorch's own, as in lesson 04: `native_dropout` is what `F.dropout` runs on a GPU. `x` and `residual` are `rows` ×
-# `columns`, `bias` has one value per column.
+# This is PyTorch's version, as in lesson 04: `native_dropout` is what `F.dropout` runs on a GPU. `x` and `residual`
+# are `rows` × `columns`, and `bias` has one value per column.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -61,8 +61,8 @@ bias = torch.randn(1000, device=device)
 measure(usual, x, bias, residual).launch_table()
 
 # %% [markdown]
-# It drops at random. To compare, this reference drops what `tl.rand` says (`kept_elements` works its numbers out in
-# PyTorch), and this is its gradient with respect to x:
+# It drops elements at random, so we can't compare with it directly. Instead, this reference drops the elements that
+# `tl.rand` would (`kept_elements` computes the same numbers in PyTorch). Below it is its gradient with respect to x:
 
 
 # %%
@@ -77,7 +77,8 @@ def reference_backward(grad_y, p, seed):
 
 
 # %% [markdown]
-# The other two gradients need no kernel: residual's is `grad_y` itself, and bias's is the sum of x's over the rows.
+# You don't need a kernel for the other two gradients: the one for residual is `grad_y` itself, and the one for bias
+# is the sum of x's gradient over the rows.
 #
 # ## Forward
 #
@@ -85,9 +86,9 @@ def reference_backward(grad_y, p, seed):
 # Results computed by PyTorch earn nothing; `fusion check` and the grading refuse any other import or name, with the
 # line.
 #
-# All tensors have one dtype: float32, float16 or bfloat16. They may have any strides, no element, or more than 2^31.
-# `p` is a
-# float, 0 ≤ p < 1; `seed` an int. Compute in float32, whatever the inputs are.
+# All tensors have the same dtype: float32, float16 or bfloat16. They can have any strides, and any number of
+# elements, including zero and more than 2^31. `p` is a float with 0 ≤ p < 1, and `seed` is an int. Compute in
+# float32, whatever dtype the inputs have.
 
 
 # %% grade_id="forward-kernel"
@@ -138,8 +139,8 @@ def forward(x, bias, residual, p, seed):
 # %% [markdown]
 # ## Backward
 #
-# It is given the gradient of the result, and the same p and seed. **Nothing else**: whatever it needs to know about the
-# forward pass it makes again.
+# The backward pass gets the gradient of the result, plus the same p and seed, and **nothing else**. If it needs
+# anything from the forward pass, it has to compute it again.
 
 
 # %% grade_id="backward-kernel"
@@ -228,7 +229,7 @@ hint = Hints(
 hint
 
 # %% [markdown]
-# **How much is dropped?** On ones, at p = 0.3, and the scale of the rest.
+# **How much is dropped?** We run it on ones at p = 0.3, and also check the scale of the elements that are kept.
 
 # %% grade_id="drop-rate" points=2
 check_drop_rate(forward, p=0.3, seed=5, name="drop-rate")
@@ -268,7 +269,8 @@ check_values(
 check_same_mask(forward, backward, p=0.5, seed=11, name="same-mask")
 
 # %% [markdown]
-# **Is the forward fused?** One launch; 12 B/element: x and residual once, y once, and no mask.
+# **Is the forward fused?** It should be one launch that moves 12 B/element: it reads x and residual once, writes y
+# once, and doesn't touch a mask.
 
 # %% grade_id="traffic" points=2
 check_traffic(
@@ -281,15 +283,16 @@ check_traffic(
 )
 
 # %% [markdown]
-# **Is nothing stored?** The backward as well, in one launch; 8 B/element: one gradient in, the other out.
+# **Is nothing stored?** The backward should also be one launch. It moves 8 B/element, because it reads one gradient
+# and writes the other.
 
 # %% grade_id="no-stored-mask" points=1
 check_traffic(backward, (grad_y, 0.3, 7), launches=1, bytes_per_element=8, name="no-stored-mask")
 
 # %% [markdown]
-# **Do they reach a large tensor?** 2^22 rows of 1024, without allocating them: two small launches show how a launch
-# grows, and the last program of the large one runs without memory. The grid must grow with the tensor, or have at least
-# 108 programs, one for each SM of an A100.
+# **Can they handle a large tensor?** We test 2^22 rows of 1024 without allocating them: from two small launches we
+# can see how a launch grows, and then we run the last program of the large one without its memory. Your grid has to
+# grow with the tensor, or have at least 108 programs, one for each SM of an A100.
 
 
 # %%

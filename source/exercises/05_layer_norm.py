@@ -1,18 +1,19 @@
 # %% [markdown]
 # # Exercise 05: LayerNorm in one kernel [20 points]
 #
-# You will write LayerNorm with its weight and bias: **one launch** that reads each row once, keeps it in registers
-# while its mean and variance are found, and writes it once. About 50 minutes. Lesson 05 has all you need.
+# In this exercise you'll write LayerNorm with a weight and a bias in **one launch**. Your kernel reads each row once,
+# keeps it in registers while it computes the mean and variance, and writes it once. It takes about 50 minutes, and
+# lesson 05 covers everything you need.
 #
 # **The formula**, for each row $x$ of $n$ elements:
 #
 # $$y = \frac{x - \mu}{\sqrt{\sigma^2 + \varepsilon}} \cdot w + b, \qquad
 # \mu = \tfrac1n \sum x, \qquad \sigma^2 = \tfrac1n \sum (x - \mu)^2$$
 #
-# **The picture**, for rows of 5 elements and a block of 8 lanes:
+# **The picture**, for rows of 5 elements and a block of 8 positions:
 #
 # ```text
-#   x   row 0   0 1 2 3 4 . . .   program 0     . lanes past the row's end
+#   x   row 0   0 1 2 3 4 . . .   program 0     . positions past the row's end
 #       row 1   0 1 2 3 4 . . .   program 1
 #                    |
 #             mean, then variance: two sums over the row, in registers
@@ -40,7 +41,7 @@ from helpers.learning import (
 # %% [markdown]
 # ## The unfused reference
 #
-# Written out, every step goes to memory and comes straight back.
+# Here every step writes its result to memory, and the next one reads it straight back.
 
 
 # %%
@@ -57,17 +58,18 @@ unfused = measure(reference, x, weight, bias, 1e-5)
 print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/element")
 
 # %% [markdown]
-# **How many bytes per element are left when the row never leaves its registers?** Write your number down. Weight and
-# bias do not count: every program reads them, but from the L2 cache, where they stay.
+# **How many bytes per element are left if the row never leaves its registers?** Write your answer down. Don't count the
+# weight and bias: every program reads them, but they stay in the L2 cache.
 
 # %% [markdown]
 # ## Your kernel
 #
-# **What answers may use:** torch, triton and math. Kernels are Triton; around them, allocate, view, copy and launch.
-# Results computed by PyTorch earn nothing; `fusion check` and the grading refuse any other import or name, with the
-# line.
+# **What answers may use:** torch, triton and math. Write the kernels in Triton; around them, you may allocate, view,
+# copy and launch. You get no points for results computed by PyTorch. `fusion check` and the grading reject any other
+# import or name, and report the line.
 #
-# One program for each row. Compute in float32, whatever x is. The block is a power of two, rows have any length.
+# Use one program per row, and compute in float32 whatever the dtype of x. Remember that the block is a power of two,
+# but a row can have any length.
 
 
 # %% grade_id="kernel"
@@ -79,13 +81,13 @@ def layer_norm_kernel(x_ptr, weight_ptr, bias_ptr, y_ptr, cols, eps, BLOCK: tl.c
     start = tl.program_id(0).to(tl.int64) * cols
     col = tl.arange(0, BLOCK)
     exists = col < cols
-    # Lanes past the row's end hold 0, which adds nothing to the sum.
+    # Positions past the row's end hold 0, which adds nothing to the sum.
     x = tl.load(x_ptr + start + col, mask=exists, other=0.0).to(tl.float32)
     mean = tl.sum(x, axis=0) / cols
-    # Those lanes would now hold -mean, and each would add its square to the variance.
+    # Those positions would now hold -mean, and each would add its square to the variance.
     centred = tl.where(exists, x - mean, 0.0)
-    # The mean is taken off before squaring. E[x^2] - E[x]^2 needs no second sum, and at mean 10^4
-    # has no digit right.
+    # Subtract the mean before squaring. E[x^2] - E[x]^2 needs no second pass, but at a mean of 10^4
+    # it doesn't get a single digit right.
     variance = tl.sum(centred * centred, axis=0) / cols
     # x is not loaded again: the second sum and the result use the copy in registers. That is the
     # whole saving.
@@ -99,8 +101,8 @@ def layer_norm_kernel(x_ptr, weight_ptr, bias_ptr, y_ptr, cols, eps, BLOCK: tl.c
 # %% [markdown]
 # ## Its launcher
 #
-# x has any number of dimensions and any strides, in float32, float16 or bfloat16; the last dimension is normalised,
-# and may be as wide as you like. Weight and bias are vectors of that width. There may be more than 2^31 elements.
+# x can have any number of dimensions and any strides, in float32, float16 or bfloat16, and more than 2^31 elements.
+# Normalise over the last dimension, however wide it is. The weight and bias are vectors of that width.
 
 
 # %% grade_id="launcher"
@@ -128,31 +130,31 @@ def layer_norm(x, weight, bias, eps):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. They are worth 17 of the 20 points; the last check on other values, kept for
-# the grading, is worth the rest. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about the check
-# that failed last.
+# Run them in order, as often as you like. They're worth 17 of the 20 points. The rest is for the last check, which uses
+# different values and only runs when you're graded. If you're stuck, run `hint(1)` in a new cell, then `hint(2)`. The
+# hints are about the check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "Start from the message: the smallest input that fails. If rows of 64 are right and rows "
-        "of 127 are not, your padding lanes count somewhere.",
-        "A lane past the row's end holds what `other=` says after the load, and minus the mean "
-        "after x - mean. Which lanes may go into the second sum? tl.where(exists, ..., 0.0) "
-        "decides.",
-        "Wide rows: the block is triton.next_power_of_2(cols), not a constant. Rows in many "
-        "dimensions: there are x.numel() // cols of them. eps is added to the variance, before "
-        "the square root.",
+        "Start from the message, which has the smallest input that fails. If rows of 64 are right "
+        "and rows of 127 aren't, padding is getting into one of your sums.",
+        "After the load, a position past the row's end holds the value of `other=`. After "
+        "x - mean, it holds minus the mean. Which positions belong in the second sum? Select them "
+        "with tl.where(exists, ..., 0.0).",
+        "If wide rows fail: the block is triton.next_power_of_2(cols), not a constant. If x has "
+        "many dimensions, there are x.numel() // cols rows. And add eps to the variance before you "
+        "take the square root.",
     ),
     mean=(
-        "At mean 10^4 the squares are near 10^8, and float32 has seven digits. What is left of a "
-        "variance of 4?",
-        "Take the mean off first and square what is left: two sums over the row, one after the "
-        "other. The row is in registers, so the second sum costs no memory.",
+        "At a mean of 10^4 the squares are near 10^8, and float32 has seven digits. How much of a "
+        "variance of 4 survives?",
+        "Subtract the mean first, then square. That takes two sums over the row, but the row is in "
+        "registers, so the second sum doesn't touch memory.",
     ),
     traffic=(
         "Count your tl.load lines on x, and the PyTorch operations in your launcher.",
-        "Weight and bias are applied in the kernel: outside, each would be a launch that reads "
+        "Apply the weight and bias in the kernel. Outside, each would be another launch that reads "
         "and writes all of y.",
     ),
     large=(
@@ -170,14 +172,14 @@ hint
 check_values(layer_norm, reference, norm_cases(1, 2, seed=5, one_rounding=True), name="values")
 
 # %% [markdown]
-# **Does it survive a large mean?** Mean 10,000, deviation 2.
+# **Does it survive a large mean?** Mean 10,000, standard deviation 2.
 
 # %% grade_id="mean" points=4
 check_values(layer_norm, reference, large_mean_cases(2, seed=5), name="mean")
 
 # %% [markdown]
-# **Is it fused?** One launch; x read once, y written once; weight and bias at most once per row; in float32 and in
-# bfloat16. And no register spills in rows of 8192 on an A100.
+# **Is it fused?** It must be one launch that reads x once, writes y once, and reads the weight and bias at most once
+# per row, in float32 and in bfloat16. It also mustn't spill registers for rows of 8192 on an A100.
 
 # %% grade_id="traffic" points=5
 wide = torch.randn(2, 8192, device=device), *torch.randn(2, 8192, device=device), 1e-5
@@ -185,8 +187,8 @@ check_passes(layer_norm, (x, weight, bias, 1e-5), reads=(1, 8, 8), widest=wide, 
 
 # %% [markdown]
 # **Does it reach a large tensor?** 2^22 rows of 1024, without allocating them: two small launches show how a launch
-# grows, and the last program of the large one runs without memory. The grid must grow with the tensor, or have at least
-# 108 programs, one for each SM of an A100.
+# grows, and the last program of the large one is run without its memory. The grid must either grow with the tensor or
+# have at least 108 programs, one for each SM of an A100.
 
 
 # %%
@@ -211,9 +213,9 @@ check_values(
 # %% [markdown]
 # ## Your kernel vs ours
 #
-# Not graded. Once the check above passes, this cell predicts the time of your kernel on an H200, at a size that was
-# recorded there, next to `kernels.layer_norm`. The prediction comes from your compiled code; where this
-# machine has a GPU, both kernels are timed on it instead.
+# This isn't graded. Once the check above passes, this cell predicts how long your kernel would take on an H200, at a
+# size that was recorded there, and compares it with `kernels.layer_norm`. The prediction comes from your compiled code.
+# If this machine has a GPU, both kernels are timed on it instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE
@@ -225,4 +227,4 @@ compare_with_ours(
 )
 
 # %% [markdown]
-# On the command line, `fusion check exercises/05_layer_norm.ipynb` grades the saved notebook.
+# To grade the saved notebook from the command line, run `fusion check exercises/05_layer_norm.ipynb`.

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Exercise 05b: residual addition and RMSNorm in one kernel [10 points]
 #
-# Every layer of a Llama begins so: add the layer's input to the residual stream, normalise the sum. The sum is wanted
-# twice, by the norm and by the next layer, so your kernel has **two results**. About 25 minutes, after exercise 05.
+# Each layer of a Llama starts by adding its input to the residual stream and normalising the sum. The sum is needed
+# twice, by the norm and by the next layer, so your kernel has **two results**. Allow about 25 minutes, after exercise
+# 05.
 #
 # **The formula**, for each row of $n$ elements:
 #
@@ -37,7 +38,7 @@ from helpers.learning import (
 # %% [markdown]
 # ## The unfused reference
 #
-# The addition writes s, and the norm reads it back.
+# The addition writes s to memory, and then the norm reads it back.
 
 
 # %%
@@ -53,14 +54,14 @@ unfused = measure(reference, x, residual, weight, 1e-6)
 print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/element")
 
 # %% [markdown]
-# **How many bytes per element must move?** Two tensors in, two out. Write your number down.
+# **How many bytes per element have to move?** There are two tensors in and two out. Write your answer down.
 
 # %% [markdown]
 # ## Your kernel
 #
-# **What answers may use:** torch, triton and math. Kernels are Triton; around them, allocate, view, copy and launch.
-# Results computed by PyTorch earn nothing; `fusion check` and the grading refuse any other import or name, with the
-# line.
+# **What answers may use:** torch, triton and math. Write the kernels in Triton; around them, you may allocate, view,
+# copy and launch. You get no points for results computed by PyTorch. `fusion check` and the grading reject any other
+# import or name, and report the line.
 
 
 # %% grade_id="kernel"
@@ -74,13 +75,12 @@ def residual_rms_norm_kernel(
     start = tl.program_id(0).to(tl.int64) * cols
     col = tl.arange(0, BLOCK)
     exists = col < cols
-    # Lanes past the row's end hold 0, and 0 adds nothing to a sum of squares: no tl.where is needed
-    # here, for unlike LayerNorm nothing is taken off these lanes.
+    # Positions past the row's end hold 0, which adds nothing to a sum of squares. Unlike LayerNorm,
+    # we subtract nothing from them, so we don't need tl.where.
     x = tl.load(x_ptr + start + col, mask=exists, other=0.0).to(tl.float32)
     residual = tl.load(residual_ptr + start + col, mask=exists, other=0.0).to(tl.float32)
     s = x + residual
-    # A copy goes to memory, for the next layer. The norm goes on with the registers, which were not
-    # rounded.
+    # Store a copy for the next layer. The norm uses the sum in registers, which hasn't been rounded.
     tl.store(sum_ptr + start + col, s, mask=exists)
     mean_square = tl.sum(s * s, axis=0) / cols
     weight = tl.load(weight_ptr + col, mask=exists).to(tl.float32)
@@ -91,8 +91,9 @@ def residual_rms_norm_kernel(
 # %% [markdown]
 # ## Its launcher
 #
-# x and the residual have one shape and one dtype (float32, float16 or bfloat16), any number of dimensions, any strides,
-# and any number of rows, even more than 2^31 elements. Compute in float32: each result is rounded once, at its store.
+# x and the residual have the same shape and dtype (float32, float16 or bfloat16), with any number of dimensions, any
+# strides and any number of rows. There can be more than 2^31 elements. Compute in float32, so that each result is rounded
+# only once, when you store it.
 
 
 # %% grade_id="launcher"
@@ -118,22 +119,23 @@ def residual_rms_norm(x, residual, weight, eps):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. They are worth 8 of the 10 points; the last check on other values, kept for
-# the grading, is worth the rest. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about the check
-# that failed last.
+# Run them in order, as often as you like. They're worth 8 of the 10 points. The rest is for the last check, which uses
+# different values and only runs when you're graded. If you're stuck, run `hint(1)` in a new cell, then `hint(2)`. The
+# hints are about the check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "Which of the two results is wrong? In the message, result 1 is y, result 2 is s.",
-        "The mean square divides by the row's elements, cols, not by the block's lanes. And no "
-        "mean is taken off: that would be LayerNorm.",
-        "If an argument was changed, you store the sum over the residual: make room for it with "
-        "torch.empty_like.",
+        "Which of the two results is wrong? In the message, result 1 is y and result 2 is s.",
+        "For the mean square, divide by the number of elements in the row, cols, not by BLOCK. And "
+        "don't subtract the mean: that would be LayerNorm.",
+        "If the check reports a changed argument, you're overwriting the residual with the "
+        "sum. Allocate a new tensor with torch.empty_like.",
     ),
     traffic=(
-        "Count your loads and stores: x, residual and weight in; s and y out; each on one line.",
-        "The sum is still in registers when the norm begins: do not reload what you just stored.",
+        "Count your loads and stores: x, residual and weight in; s and y out; one line for each.",
+        "The sum is still in registers when the norm begins, so don't reload what you've just "
+        "stored.",
     ),
     large=(
         "Kernel integers are int32 unless an operand is int64. Which product in your offsets "
@@ -155,8 +157,8 @@ check_values(
 )
 
 # %% [markdown]
-# **Is it fused?** One launch; x and the residual read once, both results written once; in float32 and in bfloat16.
-# And no register spills in rows of 8192 on an A100.
+# **Is it fused?** It must be one launch that reads x and the residual once and writes both results once, in float32 and
+# in bfloat16. It also mustn't spill registers for rows of 8192 on an A100.
 
 # %% grade_id="traffic" points=4
 wide = *torch.randn(2, 2, 8192, device=device), torch.randn(8192, device=device), 1e-6
@@ -166,8 +168,8 @@ check_passes(
 
 # %% [markdown]
 # **Does it reach a large tensor?** 2^22 rows of 1024, without allocating them: two small launches show how a launch
-# grows, and the last program of the large one runs without memory. The grid must grow with the tensor, or have at least
-# 108 programs, one for each SM of an A100.
+# grows, and the last program of the large one is run without its memory. The grid must either grow with the tensor or
+# have at least 108 programs, one for each SM of an A100.
 
 
 # %%
@@ -192,9 +194,9 @@ check_values(
 # %% [markdown]
 # ## Your kernel vs ours
 #
-# Not graded. Once the check above passes, this cell predicts the time of your kernel on an H200, at a size that was
-# recorded there, next to `kernels.residual_rms_norm`. The prediction comes from your compiled code; where this
-# machine has a GPU, both kernels are timed on it instead.
+# This isn't graded. Once the check above passes, this cell predicts how long your kernel would take on an H200, at a
+# size that was recorded there, and compares it with `kernels.residual_rms_norm`. The prediction comes from your
+# compiled code. If this machine has a GPU, both kernels are timed on it instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE
@@ -206,4 +208,4 @@ compare_with_ours(
 )
 
 # %% [markdown]
-# On the command line, `fusion check exercises/05b_residual_rms_norm.ipynb` grades the saved notebook.
+# To grade the saved notebook from the command line, run `fusion check exercises/05b_residual_rms_norm.ipynb`.

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Exercise 06: softmax and the k largest in one kernel [20 points]
 #
-# A sampler's shortlist, a mixture of experts' gate: both want the probabilities over the vocabulary and the k largest
-# of them. Your kernel finds both in **one launch** that reads each row once. About 60 minutes. Lesson 06 has the
-# softmax; the rest is yours.
+# A sampler that makes a shortlist of words and the gate of a mixture of experts both need all the probabilities and the
+# k largest of them. Your kernel will find both in **one launch** that reads each row once. Allow about 60 minutes.
+# Lesson 06 covers the softmax; you'll have to work out the rest.
 #
 # **The formula**, for each row $x$, with $m$ its maximum:
 #
@@ -12,13 +12,13 @@
 # $$\text{values}_1 \ge \text{values}_2 \ge \dots \ge \text{values}_k \text{ the largest } p,
 # \text{ and their indices}$$
 #
-# Among equal elements, the one with the **lower index** comes first. (Elements so far below the maximum that their
-# probabilities round to the same number may come in either order.)
+# If elements are equal, the one with the **lower index** comes first. (Some elements are so far below the maximum that
+# their probabilities round to the same number. Those may come in either order.)
 #
 # **The picture**, for one row and k = 2:
 #
 # ```text
-#   x        2   7   1   7   3   .   .   .      . lanes past the row's end
+#   x        2   7   1   7   3   .   .   .      . positions past the row's end
 #   p      .00 .49 .00 .49 .01
 #   left   .00 .49 .00 .49 .01  -1  -1  -1      round 1: 1 wins
 #   left   .00  -1 .00 .49 .01  -1  -1  -1      round 2: 3 wins
@@ -43,7 +43,7 @@ from helpers.learning import (
 # %% [markdown]
 # ## The unfused reference
 #
-# torch.topk leaves the order of equal elements open, so the reference sorts.
+# torch.topk doesn't guarantee any order among equal elements, so the reference sorts instead.
 
 
 # %%
@@ -60,18 +60,18 @@ each = unfused.bytes_total / x.numel()
 print(f"softmax, then topk: {unfused.launches} launches, {each:.3g} B/element")
 
 # %% [markdown]
-# That count is generous: on a GPU, topk reads its input several times. **What is the minimum, with k = 8 of 1000?**
-# Write it down: x in, p out, and a little more.
+# That count is generous, because on a GPU topk reads its input several times. **What's the minimum, with k = 8 of
+# 1000?** Write it down: x in, p out, and a little more.
 
 # %% [markdown]
 # ## Your kernel
 #
-# **What answers may use:** torch, triton and math. Kernels are Triton; around them, allocate, view, copy and launch.
-# Results computed by PyTorch earn nothing; `fusion check` and the grading refuse any other import or name, with the
-# line.
+# **What answers may use:** torch, triton and math. Write the kernels in Triton; around them, you may allocate, view,
+# copy and launch. You get no points for results computed by PyTorch. `fusion check` and the grading reject any other
+# import or name, and report the line.
 #
-# One program for each row. `tl.argmax` gives the lower of equal indices. k is known when the kernel is compiled, so a
-# loop over `tl.static_range(K)` is unrolled.
+# Use one program per row. If several elements are equal, `tl.argmax` returns the lowest index. k is known at compile
+# time, so a loop over `tl.static_range(K)` is unrolled.
 
 
 # %% grade_id="kernel"
@@ -86,19 +86,19 @@ def softmax_topk_kernel(
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     exists = col < cols
-    # Lanes past the row's end hold -inf: they cannot be the maximum, and e^-inf adds nothing to the
-    # sum.
+    # Positions past the row's end hold -inf, which can't be the maximum, and e^-inf adds nothing to
+    # the sum.
     x = tl.load(x_ptr + row * cols + col, mask=exists, other=-float("inf")).to(tl.float32)
-    # The maximum taken off: no exponential is over 1, so none overflows, and at least one is 1.
+    # With the maximum subtracted, no exponential exceeds 1, so none overflows, and at least one is 1.
     e = tl.exp(x - tl.max(x, axis=0))
     p = e / tl.sum(e, axis=0)
     tl.store(p_ptr + row * cols + col, p, mask=exists)
-    # Past winners and columns that do not exist hold -1: less than any probability. With -inf and x
-    # instead of -1 and p, a past winner would look like a column that was -inf to begin with, and
-    # would win again.
+    # Past winners and padding hold -1, which is less than any probability. If we used x and -inf
+    # instead of p and -1, a past winner would look like a column that was -inf to begin with, and it
+    # could win again.
     left = tl.where(exists, p, -1.0)
     for place in tl.static_range(K):
-        # Chosen by its index, not by its value: of equal elements only one may leave.
+        # Remove it by index, not by value, so that an equal element can still win later.
         winner = tl.argmax(left, axis=0)
         tl.store(values_ptr + row * K + place, tl.max(left, axis=0))
         tl.store(indices_ptr + row * K + place, winner)
@@ -109,9 +109,9 @@ def softmax_topk_kernel(
 # %% [markdown]
 # ## Its launcher
 #
-# x is a matrix (batch, vocabulary), or has more dimensions, with any strides, in float32, float16 or bfloat16. k is 1
-# to 16, and at most the number of columns; there may be more than 2^31 elements. The
-# indices are int64, as PyTorch's are.
+# x is a matrix (batch, vocabulary) or has more dimensions, with any strides, in float32, float16 or bfloat16. k is
+# between 1 and 16, and at most the number of columns. There can be more than 2^31 elements. The indices are int64, as
+# in PyTorch.
 
 
 # %% grade_id="launcher"
@@ -137,25 +137,25 @@ def softmax_topk(x, k):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. They are worth 15 of the 20 points; the last check on other values, kept for
-# the grading, is worth the rest. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about the check
-# that failed last.
+# Run them in order, as often as you like. They're worth 15 of the 20 points. The rest is for the last check, which uses
+# different values and only runs when you're graded. If you're stuck, run `hint(1)` in a new cell, then `hint(2)`. The
+# hints are about the check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "Result 1 is p, result 2 the values, result 3 the indices. Get p right first: the maximum "
-        "comes off before the exponential, and lanes past the row's end must be neither the "
-        "maximum nor part of the sum.",
-        "Then one round: tl.argmax for the index, tl.max for the value, a store of each. Take out "
-        "the winner by its index, for `left == value` takes out all that are equal to it.",
-        "What do you put in the winner's place? It must be less than everything that can still "
-        "win, and a probability can be 0.",
+        "Result 1 is p, result 2 the values, result 3 the indices. Get p right first: subtract the "
+        "maximum before the exponential, and make sure that positions past the row's end can't be "
+        "the maximum or add to the sum.",
+        "Then write one round: tl.argmax for the index, tl.max for the value, and a store of each. "
+        "Remove the winner by its index, because `left == value` would remove all its equals too.",
+        "What do you replace the winner with? It has to be less than anything that can still win, "
+        "and a probability can be 0.",
     ),
     traffic=(
-        "x, once. The winners' values are in registers: neither x nor p is loaded to get them.",
-        "One launch: torch.topk, a copy or a conversion of the results would be more. Allocate "
-        "the results in their final dtype; tl.store converts.",
+        "Load x once. The winners' values are in registers, so you don't have to load x or p again.",
+        "It must be one launch, so you can't use torch.topk, or copy or convert the results "
+        "afterwards. Allocate the results in their final dtype; tl.store converts.",
     ),
     large=(
         "Kernel integers are int32 unless an operand is int64. Which product in your offsets "
@@ -172,8 +172,8 @@ hint
 check_values(softmax_topk, reference, topk_cases(seed=7), name="values")
 
 # %% [markdown]
-# **Is it fused?** One launch; x read once; probabilities, values and indices written once; in float32 and in bfloat16.
-# And no register spills in rows of 8192 on an A100.
+# **Is it fused?** It must be one launch that reads x once and writes the probabilities, values and indices once, in
+# float32 and in bfloat16. It also mustn't spill registers for rows of 8192 on an A100.
 
 # %% grade_id="traffic" points=6
 wide = torch.randn(2, 8192, device=device)
@@ -181,8 +181,8 @@ check_passes(softmax_topk, (x, 8), reads=(1,), widest=(wide, 8), name="traffic")
 
 # %% [markdown]
 # **Does it reach a large tensor?** 2^22 rows of 1024, without allocating them: two small launches show how a launch
-# grows, and the last program of the large one runs without memory. The grid must grow with the tensor, or have at least
-# 108 programs, one for each SM of an A100.
+# grows, and the last program of the large one is run without its memory. The grid must either grow with the tensor or
+# have at least 108 programs, one for each SM of an A100.
 
 
 # %%
@@ -207,9 +207,9 @@ check_values(
 # %% [markdown]
 # ## Your kernel vs ours
 #
-# Not graded. Once the check above passes, this cell predicts the time of your kernel on an H200, at a size that was
-# recorded there, next to `kernels.softmax_topk`. The prediction comes from your compiled code; where this
-# machine has a GPU, both kernels are timed on it instead.
+# This isn't graded. Once the check above passes, this cell predicts how long your kernel would take on an H200, at a
+# size that was recorded there, and compares it with `kernels.softmax_topk`. The prediction comes from your compiled
+# code. If this machine has a GPU, both kernels are timed on it instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE
@@ -217,4 +217,4 @@ from kernels import CATALOGUE
 compare_with_ours(lambda x: softmax_topk(x, 8), CATALOGUE["softmax_topk"], (32768, 4096))
 
 # %% [markdown]
-# On the command line, `fusion check exercises/06_softmax_topk.ipynb` grades the saved notebook.
+# To grade the saved notebook from the command line, run `fusion check exercises/06_softmax_topk.ipynb`.

@@ -1,18 +1,19 @@
 # %% [markdown]
 # # Exercise 07: fit the register budget [15 points]
 #
-# Two kernels are given, and they are right. Their launch settings are yours: how much one program holds, and how many
-# warps share it. **No register may spill, and at least half of an SM's warps must be active, on an A100 and on an
-# RTX 4090.** Neither need be here: the compiler is. About 40 minutes. Lesson 07 has all you need.
+# You're given two kernels that already compute the right result. You choose their launch settings: how much
+# work a program holds, and how many warps share it. **On both an A100 and an RTX 4090, no register may spill, and at
+# least half of an SM's warps must be active.** You don't need either GPU, because the compiler can target both. Allow
+# about 40 minutes. Lesson 07 covers everything you need.
 #
-# **The formula**, with 65,536 registers per SM, whatever the GPU; a thread's are counted in whole eights:
+# **The formula**, with 65,536 registers per SM on any GPU. The count per thread is rounded up to a multiple of eight:
 # <!-- given 65,536 registers: CUDA C++ Programming Guide, technical specifications per compute capability -->
 #
 # $$\text{registers per thread} \le 8 \left\lfloor \frac{65\,536 / 8}{32 \times \text{active warps}} \right\rfloor$$
 #
 # $$\text{numbers per thread} = \frac{\text{numbers in the tile}}{32 \times \text{num\_warps}}$$
 #
-# **The picture**, a tile of 4 rows of 256 numbers:
+# **The picture**, for a tile of 4 rows of 256 numbers:
 #
 # ```text
 #   num_warps = 4                            num_warps = 16
@@ -46,8 +47,8 @@ for name in GPUS:
 # %% [markdown]
 # ## The first kernel: rows
 #
-# Softmax backwards. It computes the gradient of the softmax's input from that input and the gradient of the result,
-# unfused:
+# This is the backward pass of softmax, unfused. It computes the gradient of the softmax's input from that input and the
+# gradient of the result:
 
 
 # %%
@@ -57,8 +58,8 @@ def reference(x, dy):
 
 
 # %% [markdown]
-# A program holds `ROWS` whole rows, in bfloat16 outside and float32 inside. Count what is alive at once: that many
-# registers per element, and some more for addresses.
+# A program holds `ROWS` whole rows. They're bfloat16 in memory and float32 in registers. Count how many values per
+# element are live at once: that's how many registers per element you need, plus a few more for addresses.
 
 
 # %%
@@ -80,11 +81,11 @@ softmax_backward_kernel[(3,)](x, dy, dx, 5, COLUMNS=256, ROWS=2)
 print("right:", torch.allclose(dx.float(), reference(x.float(), dy.float()), atol=0.01))
 
 # %% [markdown]
-# Its settings are `{"ROWS": .., "num_warps": ..}`, powers of two both. `columns` is a power of two from 256 to 8192.
-# **Every load and store must also move 16 bytes per thread**, so a thread needs enough neighbouring two-byte numbers.
+# The settings are `{"ROWS": .., "num_warps": ..}`, both powers of two. `columns` is a power of two from 256 to 8192.
+# **Every load and store must also move 16 bytes per thread**, so each thread needs enough adjacent two-byte numbers.
 # <!-- given 16 bytes: what the check asks for -->
 #
-# Try settings here, as often as you like:
+# Try out settings here, as often as you like:
 
 
 # %%
@@ -99,9 +100,9 @@ def compiled_rows(columns, settings, device):
 compiled_rows(4096, {"ROWS": 1, "num_warps": 4}, "A100")
 
 # %% [markdown]
-# **What answers may use:** the functions' arguments, `math`, and plain Python: no other import, and no other name from
-# this notebook. `fusion check` and the grading refuse such a line, and name it. Try with the compiler; in the end,
-# write down a rule.
+# **What answers may use:** the functions' arguments, `math`, and plain Python. You can't import anything else or use
+# other names from this notebook; `fusion check` and the grading reject such a line and name it. Experiment with the
+# compiler, then write down a rule.
 
 
 # %% grade_id="row-settings-answer"
@@ -126,9 +127,9 @@ def row_settings(columns):
 # %% [markdown]
 # ## The second kernel: one tile
 #
-# Distances between the rows of a and the columns of b, in float32: $y_{ij} = \sum_k |a_{ik} - b_{kj}|$. No tensor core
-# does this. A program holds a tile of y and walks along k; each step loads `BLOCK_ROWS` numbers of a and `BLOCK_COLS`
-# of b.
+# This one computes distances between the rows of a and the columns of b, in float32: $y_{ij} = \sum_k |a_{ik} -
+# b_{kj}|$. Tensor cores can't do that. A program holds a tile of y and loops over k, and each step loads `BLOCK_ROWS`
+# numbers of a and `BLOCK_COLS` of b.
 
 
 # %%
@@ -152,9 +153,10 @@ distance_kernel[(2, 2)](a, b, y, 32, 32, BLOCK_ROWS=16, BLOCK_COLS=16)
 print("right:", torch.allclose(y, torch.cdist(a, b.T, p=1), atol=1e-4))
 
 # %% [markdown]
-# A large tile moves fewer bytes: a step does `BLOCK_ROWS` × `BLOCK_COLS` differences with `BLOCK_ROWS` + `BLOCK_COLS`
-# numbers. **So each number loaded must be used at least `uses` times, on average.** A large tile also needs registers,
-# one for each number of it and thread, and that in several unrolled steps of the loop.
+# A larger tile moves fewer bytes, because each step loads `BLOCK_ROWS` + `BLOCK_COLS` numbers and computes
+# `BLOCK_ROWS` × `BLOCK_COLS` differences from them. **Each number you load must be used at least `uses` times, on
+# average.** But a larger tile also takes more registers: each thread needs one for every number it holds, in each of
+# several unrolled steps of the loop.
 
 
 # %%
@@ -176,7 +178,8 @@ compiled_tile(32, {"BLOCK_ROWS": 64, "BLOCK_COLS": 64, "num_warps": 4}, "A100")
 
 
 # %% [markdown]
-# Its settings are `{"BLOCK_ROWS": .., "BLOCK_COLS": .., "num_warps": ..}`, powers of two; `uses` is from 8 to 64.
+# The settings are `{"BLOCK_ROWS": .., "BLOCK_COLS": .., "num_warps": ..}`, all powers of two. `uses` is from 8 to
+# 64.
 
 
 # %% grade_id="tile-settings-answer"
@@ -201,24 +204,24 @@ def tile_settings(uses):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
-# the check that failed last.
+# Run them in order, as often as you like. If you're stuck, run `hint(1)` in a new cell, then `hint(2)`. The hints are
+# about the check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
     rows=(
-        "Work out numbers per thread = ROWS x columns / (32 num_warps) for each of your "
-        "settings, next to its registers. What minimum do 16 bytes need?",
+        "For each of your settings, work out numbers per thread = ROWS x columns / (32 num_warps), "
+        "and compare it with the registers. How many numbers do you need for 16 bytes?",
         "8 numbers of 2 bytes are 16 bytes. Find out how many elements per thread fit on the "
-        "A100, then keep that number for every row length: more warps for longer rows, more "
-        "rows for short ones.",
-        "A block has 32 warps at most, and an SM holds at most 32 blocks on an A100, 24 on an RTX "
-        "4090: blocks of one warp fill half of it at best.",
+        "A100, then keep that number for every row length, with more warps for longer rows and "
+        "more rows for short ones.",
+        "A block has at most 32 warps, and an SM holds at most 32 blocks on an A100 and 24 on an "
+        "RTX 4090. With one-warp blocks, you can fill half of the SM at best.",
     ),
     tile=(
-        "A square tile of n x n uses each number n/2 times. How large must n be?",
-        "Then choose the warps: numbers per thread = n x n / (32 num_warps). Try 32, 16 and 8 on "
-        "the A100.",
+        "A square tile of n x n uses each number n/2 times. How large does n have to be?",
+        "Then choose the number of warps: numbers per thread = n x n / (32 num_warps). Try 32, 16 "
+        "and 8 on the A100.",
     ),
 )
 hint
@@ -240,7 +243,7 @@ check_budget(
 )
 
 # %% [markdown]
-# **Tiles** that use each number sixteen times, and thirty-two times.
+# **Tiles** that use each number sixteen times and thirty-two times.
 
 # %% grade_id="tile" points=5
 check_budget(
@@ -283,4 +286,4 @@ check_budget(
 # END HIDDEN TESTS
 
 # %% [markdown]
-# On the command line, `fusion check exercises/07_register_budget.ipynb` grades the saved notebook.
+# To grade the saved notebook from the command line, run `fusion check exercises/07_register_budget.ipynb`.

@@ -1,18 +1,18 @@
 # %% [markdown]
 # # Exercise 08: matmul, bias and activation in one kernel [20 points]
 #
-# You will write a tiled matrix product for tensor cores, and give it an epilogue: bias and activation work on the sum
-# while it is still in registers, for free and with a single rounding. About 90 minutes, after
-# [lesson 08](../notebooks/08_matmul_epilogues.ipynb). Small kernels first repeat its two-dimensional grids, tiles of
-# addresses and `tl.dot`.
+# In this exercise you'll write a tiled matmul for tensor cores and give it an epilogue, which applies the bias and
+# activation while the sum is still in registers, with no extra traffic and a single rounding. Allow about 90 minutes,
+# after [lesson 08](../notebooks/08_matmul_epilogues.ipynb). We start with small kernels that review two-dimensional
+# grids, tiles of addresses and `tl.dot`.
 #
-# **The formula**, with $x$ of $M \times K$, $W$ of $N \times K$ as `torch.nn.Linear` keeps it, and $b$ of $N$:
+# **The formula**, with $x$ of $M \times K$, $W$ of $N \times K$ as in `torch.nn.Linear`, and $b$ of $N$:
 #
 # $$y = \text{act}(x W^T + b), \qquad \text{act} \in \{\text{relu}, \text{gelu}, \text{silu}\}$$
 #
-# gelu(s) = s/2 (1 + erf(s / sqrt 2)); silu(s) = s sigmoid(s). All tensors are float16, the sum is float32.
+# gelu(s) = s/2 (1 + erf(s / sqrt 2)); silu(s) = s sigmoid(s). All tensors are float16, and the sum is float32.
 #
-# **The picture**: one program makes one tile of y. It walks along K, a slice of x and of W at a time.
+# **The picture**: each program computes one tile of y. It steps along K, loading one slice of x and one of W at a time.
 #
 # ```text
 #                W^T  K x N
@@ -47,7 +47,8 @@ from helpers.learning import (
 # %% [markdown]
 # ## The unfused reference
 #
-# The library adds the bias itself. The activation is a second launch, and its input has been rounded to float16.
+# The library's matmul adds the bias. The activation is a second launch, and its input has already been rounded to
+# float16.
 
 # %%
 ACT = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
@@ -65,16 +66,16 @@ activation = unfused.by_launch[-1][1].total
 print(f"{unfused.launches} launches; the activation alone: {activation / 1e3:.4g} kB")
 
 # %% [markdown]
-# **The tile model.** A tile of 64 x 64 needs 64 rows of x and 64 rows of W, whole. So x is read N/64 times and W is
-# read M/64 times. With M = 192, N = K = 128: **how many kB are that, with the result written once?** Write your number
-# down; a check below meters your kernel and allows a tenth more.
+# **The tile model.** A tile of 64 x 64 needs 64 whole rows of x and 64 whole rows of W. So x is read N/64 times and W
+# is read M/64 times. With M = 192, N = K = 128: **how many kB is that, if the result is written once?** Write your
+# answer down. A check below meters your kernel and allows a tenth more.
 
 # %% [markdown]
 # ## Tiles, once more
 #
-# A grid may have two dimensions, `kernel[3, 2]`. `tl.program_id(0)` then counts to 3 and `tl.program_id(1)` to 2. And a
-# block may have two: a column of row numbers, `row[:, None]`, plus a row of column numbers, `col[None, :]`, is a tile.
-# Each of these programs writes its own two numbers, as two digits, to a tile of 2 x 4:
+# A grid can have two dimensions, as in `kernel[3, 2]`. Then `tl.program_id(0)` is 0, 1 or 2, and `tl.program_id(1)` is
+# 0 or 1. A block can have two dimensions too: add a column of row numbers, `row[:, None]`, to a row of column numbers,
+# `col[None, :]`, and you get a tile. Each program below writes its two ids, as two digits, to a tile of 2 x 4:
 
 
 # %%
@@ -93,11 +94,11 @@ who_kernel[3, 2](y, *y.stride(), BLOCK_M=2, BLOCK_N=4)
 y.cpu()
 
 # %% [markdown]
-# The mask of a tile is built the same way: `(row < M)[:, None] & (col < N)[None, :]`. With the two strides swapped, a
-# kernel reads the transposed matrix, without a copy.
+# You build a tile's mask the same way: `(row < M)[:, None] & (col < N)[None, :]`. If you swap the two strides, the
+# kernel reads the transposed matrix without a copy.
 #
-# `tl.dot(a, b, acc)` is the matrix product of two tiles, added to a third. One program, one tile of 16 x 16,
-# as much of K as tensor cores ask for. Here b is the transpose of w, by its strides:
+# `tl.dot(a, b, acc)` multiplies two tiles and adds the result to a third. Here's one program with one tile of 16 x 16,
+# and as much of K as tensor cores need. b is the transpose of w, which we get by using its strides:
 
 
 # %%
@@ -121,8 +122,8 @@ dot_kernel[(1,)](a, w, y, SIZE=16, WIDEN=False, PRECISION="tf32")
 print("right:", torch.allclose(y, a.float() @ w.float().T, atol=1e-4))
 
 # %% [markdown]
-# The instruction depends on the operands' dtype. On an A100 (`input_precision` chooses how float32 operands are
-# multiplied; the default is `"tf32"`):
+# The instruction depends on the operands' dtype. Here's what you get on an A100. (`input_precision` selects how float32
+# operands are multiplied; the default is `"tf32"`.)
 
 # %%
 options = {"SIZE": 16, "device": "A100", "num_warps": 1}
@@ -138,17 +139,17 @@ for name, widen, precision in (
 table(("operands", "instruction", "TFLOP/s"), rows)
 
 # %% [markdown]
-# `HMMA` is a tensor core's instruction. The first takes 16 steps of the sum at once, the second 8: **tf32 runs at half
-# the rate**. It keeps 10 bits of a fraction, as float16 does, so operands that were float16 lose nothing else; operands
-# that were float32 had 23 bits. The last keeps them all, on the ordinary cores (`FFMA`). The sum is float32 in all
-# three.
+# `HMMA` is a tensor core instruction. The first one covers 16 steps of the sum and the second only 8, so **tf32 runs at
+# half the rate**. tf32 keeps 10 fraction bits, as float16 does. Operands that were float16 don't lose any, while
+# float32 operands had 23 bits. The last version keeps them all, but runs on the CUDA cores (`FFMA`). The sum is float32
+# in all three.
 # <!-- given 10 bits, 23 bits: the formats' definitions -->
 #
 # ## Your kernel
 #
-# `tl.program_id(0)` counts tiles of rows, `tl.program_id(1)` tiles of columns. The strides
-# are given, so x and weight may have any layout and are not copied; x may have more than 2^31 elements.
-# ACTIVATION is a string, known at compile time: an `if` on it costs nothing when the kernel runs.
+# `tl.program_id(0)` selects the tile's rows and `tl.program_id(1)` its columns. You're given the strides, so x and
+# weight can have any layout, and you don't have to copy them. x can have more than 2^31 elements. ACTIVATION is a
+# string that's known at compile time, so an `if` on it costs no time when the kernel runs.
 
 
 # %% grade_id="kernel"
@@ -235,8 +236,8 @@ def linear_act(x, weight, bias, activation):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
-# the first check that has not passed.
+# Run them in order, as often as you like. If you're stuck, run `hint(1)` in a new cell, then `hint(2)`. The hints are
+# about the first check that hasn't passed.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -244,58 +245,59 @@ hint = Hints(
         "Start with one tile: row, col and k are vectors of tl.arange; row[:, None] and k[None, "
         ":] turn them into the addresses of a tile of x. For W^T it is k[:, None] and "
         "col[None, :].",
-        "Masks: rows below M, columns below N, and k below K. The last is the one that shows: "
-        "with other=0.0, products that do not exist add nothing.",
-        "Take every stride from the arguments; y alone is new and contiguous, so its rows are N "
-        "apart. NaN must come through relu: tl.where(s < 0, 0.0, s).",
+        "You need three masks: rows below M, columns below N, and k below K. Without the one along "
+        "K, results go wrong; with other=0.0, products past the end add nothing.",
+        "Take every stride from the arguments. Only y is new and contiguous, so its rows are N "
+        "apart. relu must pass NaN through: tl.where(s < 0, 0.0, s).",
     ),
     rounding=(
-        "Which values of your kernel have 16 bits? Only the loaded ones and the stored result. "
-        "Everything between is float32.",
+        "Which values in your kernel have 16 bits? Only the ones you load and the result you store. "
+        "Everything in between should be float32.",
         "acc = tl.zeros(..., dtype=tl.float32), then acc = tl.dot(x, weight, acc); "
         "bias.to(tl.float32); the activation of the float32 sum; .to(tl.float16) in the store.",
     ),
     traffic=(
-        "How often is each value of x loaded? Once per tile in a row of y. What makes that less?",
-        "Tiles of 64 x 64. And the bias: once per tile, after the loop. Pass the strides instead "
-        "of copying.",
+        "How often is each value of x loaded? Once per tile in a row of y. How can you reduce that?",
+        "Use tiles of 64 x 64. Load the bias once per tile, after the loop. Pass the strides "
+        "instead of copying.",
     ),
     tensor_cores=(
-        "Did you multiply without tl.dot? Or convert the tiles to float32, which makes them tf32, "
-        "or with input_precision='ieee' takes them to the ordinary cores?",
-        "tl.dot(x, weight, acc) with x and weight as they were loaded: the products are exact in "
-        "float32 anyway.",
+        "Did you multiply without tl.dot? Or did you convert the tiles to float32? Then they're "
+        "multiplied as tf32, or on the CUDA cores with input_precision='ieee'.",
+        "Call tl.dot(x, weight, acc) with x and weight as you loaded them. Their products are exact "
+        "in float32 anyway.",
     ),
     large=(
-        "Integers in a kernel have 32 bits, unless an operand of the operation has 64: they end at "
-        "2^31. Which product in your offsets may pass that?",
-        "tl.program_id(0).to(tl.int64), before anything is multiplied with it.",
+        "Kernel integers are int32 unless an operand is int64, so they overflow at 2^31. Which product "
+        "in your offsets can exceed that?",
+        "Convert with tl.program_id(0).to(tl.int64) before you multiply.",
     ),
 )
 hint
 
 # %% [markdown]
-# **Does it compute the right thing?** Three activations, sizes that no tile divides, strides, large sums, NaN.
+# **Does it compute the right thing?** Three activations, sizes that aren't multiples of a tile, strides, large sums,
+# NaN.
 
 # %% grade_id="values" points=5
 check_values(linear_act, reference, linear_cases(seed=8), unlike=LINEAR_MISTAKES, name="values")
 
 # %% [markdown]
-# **Is it rounded once?** Each element must be the float16 nearest to the exact value.
+# **Is it rounded once?** Each element must be the float16 value nearest to the exact result.
 
 # %% grade_id="rounding" points=4
 check_one_rounding(linear_act, reference, rounding_cases(seed=9), name="rounding")
 
 # %% [markdown]
-# **Is it fused, and tiled?** One launch; at most 1.1 times the bytes of 64 x 64 tiles. x and the weight are
-# transposed here: a copy would be a second launch.
+# **Is it fused, and tiled?** It must be one launch that moves at most 1.1 times the bytes of 64 x 64 tiles. Here x and
+# the weight are transposed, so if you copy them, you'll need another launch.
 
 # %% grade_id="traffic" points=4
 transposed = (x.T.contiguous().T, weight.T.contiguous().T, bias, "gelu")
 check_tile_traffic(linear_act, transposed, tile=64, name="traffic")
 
 # %% [markdown]
-# **Do tensor cores do the work**, on float16 operands? Compiled for an A100 and an H100.
+# **Do tensor cores do the work**, on float16 operands? We compile for an A100 and an H100.
 
 # %% grade_id="tensor_cores" points=3
 check_tensor_cores(
@@ -304,7 +306,7 @@ check_tensor_cores(
 
 # %% [markdown]
 # **Does it reach a large matrix?** 4 million rows of 1024, without allocating them: two small launches predict the
-# large one, and its last program runs without memory.
+# large one, and its last program is run without its memory.
 
 
 # %%
@@ -331,9 +333,9 @@ check_values(
 # %% [markdown]
 # ## Your kernel vs ours
 #
-# Not graded. Once the check above passes, this cell predicts the time of your kernel on an H200, at a size that was
-# recorded there, next to `kernels.linear_act`. The prediction comes from your compiled code; where this
-# machine has a GPU, both kernels are timed on it instead.
+# This isn't graded. Once the check above passes, this cell predicts how long your kernel would take on an H200, at a
+# size that was recorded there, and compares it with `kernels.linear_act`. The prediction comes from your compiled code.
+# If this machine has a GPU, both kernels are timed on it instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE
@@ -346,4 +348,4 @@ compare_with_ours(
 )
 
 # %% [markdown]
-# On the command line, `fusion check exercises/08_linear_act.ipynb` grades the saved notebook.
+# To grade the saved notebook from the command line, run `fusion check exercises/08_linear_act.ipynb`.

@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Exercise 14: softmax in CUDA C++ [20 points]
 #
-# One block takes one row: any width, one launch, the row in registers, shuffles within a warp and shared memory between
-# warps. About 60 minutes. Lesson 14 has all the pieces; putting them together is yours. No GPU is needed: your text is
-# compiled by NVIDIA's compiler and executed here, under a sanitizer.
+# Write a softmax with one block per row, for rows of any width, in a single launch. Keep the row in registers, and
+# reduce with shuffles within a warp and shared memory between warps. About 60 minutes. Lesson 14 has all the pieces,
+# and your job is to put them together. You don't need a GPU: we compile your code with NVIDIA's compiler and execute it
+# here, under a sanitizer.
 #
 # **The formula**, for each row $x$, with $m$ its maximum:
 #
@@ -37,14 +38,15 @@ def reference(x):
 
 
 # %% [markdown]
-# Your function gets the number of columns, 1 to 8192, and returns the text of the program, the kernel's name in it
-# (with its template arguments, if it has any) and the threads of a block, in whole warps. The kernel's parameters are
-# `(const float* x, float* y, int columns)`; it is launched with a block for each row. Where `columns` is a multiple of
-# four, every row is aligned to 16 bytes, and loads and stores must be that wide. There may be more than 2^31 elements.
+# Your function receives the number of columns, from 1 to 8192. It returns the source of the program, the name of the
+# kernel in it (with its template arguments, if it has any) and the number of threads per block, which must be a whole
+# number of warps. The kernel's parameters are `(const float* x, float* y, int columns)`, and we launch it with one
+# block per row. If `columns` is a multiple of four, every row is aligned to 16 bytes, and your loads and stores must be
+# that wide. There may be more than 2^31 elements.
 # <!-- given 16 bytes: what the check asks for -->
 #
-# Use plain Python and `math`, and nothing else of this notebook: then it can be graded. (An f-string would want C++'s
-# braces doubled; a template's arguments are easier.)
+# Use only plain Python and `math`, and nothing else from this notebook, so that your function can be graded. (In an
+# f-string you'd have to double all of C++'s braces, so template arguments are easier.)
 
 
 # %% grade_id="softmax-cuda"
@@ -104,7 +106,7 @@ template <int W, int EACH> __global__ void softmax(const float* x, float* y, int
 
 
 # %% [markdown]
-# Try it with the meter and the compiler.
+# Try your kernel with the meter and the compiler:
 
 # %% tags=["nbval-ignore-output"]
 try:
@@ -121,9 +123,9 @@ except (RuntimeError, TypeError, ValueError) as error:
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. They are worth 17 of the 20 points; the last, on other widths, is kept for
-# the grading. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about the first check that has not
-# passed.
+# Run these in order, as often as you like. They're worth 17 of the 20 points, and the last check, on other widths, is
+# kept for grading. If you're stuck, run `hint(1)` in a new cell, then `hint(2)`. You'll get hints for the first check
+# that hasn't passed yet.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -157,27 +159,27 @@ hint = Hints(
 hint
 
 # %% [markdown]
-# **Values**: a row shorter than the block, one that fills it, one of an odd length; large
-# numbers, and a row far below zero.
+# **Values**: rows shorter than the block, exactly as long as it, and of odd length, as well as large values and a row
+# far below zero.
 
 # %% grade_id="values" points=5
 check_cuda_rows(softmax_cuda, reference, [100, 1024, 1001], scales=(1, 60), name="values")
 
 # %% [markdown]
-# **Sound**: the sanitizer finds nothing, not even in row 2^20 of 8192 columns. (The check does not allocate the rows
-# before it.)
+# **Sound**: the sanitizer doesn't find anything, even in row 2^20 with 8192 columns. (The check doesn't allocate the
+# rows before it.)
 
 # %% grade_id="sound" points=5
 check_cuda_memory_safety(softmax_cuda, [100, 1024, 1001], name="sound")
 
 # %% [markdown]
-# **Traffic**: each row is read once and written once, and shared memory's banks are not in one another's way.
+# **Traffic**: each row is read once and written once, without bank conflicts in shared memory.
 
 # %% grade_id="traffic" points=3
 check_cuda_traffic(softmax_cuda, [1001, 4096], name="traffic")
 
 # %% [markdown]
-# **Machine code**: the row stays in registers, and loads are wide wherever allowed.
+# **Machine code**: the row is kept in registers, and loads are wide wherever alignment allows it.
 
 # %% grade_id="code" points=4
 check_cuda_code(softmax_cuda, [1024, 1001, 4096, 8191, 8192], name="code")
@@ -191,4 +193,4 @@ check_cuda_rows(
 # END HIDDEN TESTS
 
 # %% [markdown]
-# On the command line, `fusion check exercises/14_cuda_softmax.ipynb` grades the saved notebook.
+# To grade the saved notebook from the command line, run `fusion check exercises/14_cuda_softmax.ipynb`.

@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Exercise 15: the capstone [30 points]
 #
-# A block of a model is given, in plain PyTorch: the gated norm at the end of a Mamba-2 layer, and its residual. You
-# fuse it, **forward and backward**, until at least **60 % of its metered traffic** is gone, and write a report whose
-# numbers are worked out again for sizes that you have not seen. About two hours. All lessons help; 05, 11 and 15 most.
+# We give you a block of a model in plain PyTorch: the gated norm at the end of a Mamba-2 layer, with its residual. Fuse
+# it, **forward and backward**, until you've removed at least **60 % of its metered traffic**. Then write a report,
+# whose numbers we'll check at sizes you haven't seen. About two hours. You can draw on all the lessons, especially 05,
+# 11 and 15.
 # <!-- given 60 %: what this exercise asks for -->
 #
 # **The formula**, for each row of $n$ elements:
@@ -31,7 +32,7 @@
 #                                                          --> gradient of w
 # ```
 #
-# Source of the block: Dao and Gu, "Transformers are SSMs", arXiv:2405.21060; its RMSNorm with a gate.
+# The block is the gated RMSNorm from Dao and Gu, "Transformers are SSMs", arXiv:2405.21060.
 
 # %%
 import torch
@@ -57,7 +58,7 @@ from helpers.learning import (
 # %% [markdown]
 # ## The block
 #
-# The arithmetic is float32 at least; in float32 its conversions cost nothing.
+# The block computes in float32 or higher, so when the inputs are float32 its conversions are free.
 
 
 # %%
@@ -83,14 +84,16 @@ weight = torch.randn(256, device=device)
 measure(block, x, gate, residual, weight, 1e-5).launch_table()
 
 # %% [markdown]
-# The residual needs no backward pass of its own: its gradient *is* `grad_y`.
+# You don't have to compute a gradient for the residual, because it *is* `grad_y`.
 #
-# **How many bytes an element must the block move, forward, in float32? And backward?** Write your numbers down.
+# **How many bytes per element does the block have to move in the forward pass, in float32? And in the backward pass?**
+# Write your numbers down.
 #
 # ## Forward: your kernel and its launcher
 #
-# `x`, `gate` and `residual` are (..., cols), of any strides; `weight` is (cols,). All have one dtype, and so has `y`.
-# In float16 and bfloat16, round once, when you store. There may be zero rows.
+# `x`, `gate` and `residual` have shape (..., cols) and any strides, and `weight` has shape (cols,). They all share one
+# dtype, which is also the dtype of `y`. In float16 and bfloat16, round only once, when you store. There may be zero
+# rows.
 
 
 # %% grade_id="forward-kernel"
@@ -132,9 +135,10 @@ def forward(x, gate, residual, weight, eps):
 # %% [markdown]
 # ## Backward: your kernel and its launcher
 #
-# A program takes rows `program_id`, `program_id + num_programs`, and so on, at most `PROGRAMS` programs; it keeps its
-# sum of the weight's gradient in registers, and stores it once, at a place of its own. In float64 the arithmetic is
-# float64, as set by `COMPUTE`. In float16 and bfloat16, round each gradient once, when you store it.
+# Each program handles rows `program_id`, `program_id + num_programs` and so on, with at most `PROGRAMS` programs. It
+# accumulates its part of the weight's gradient in registers and stores it once, in a row of its own. For float64
+# inputs, compute in float64, as set by `COMPUTE`. In float16 and bfloat16, round each gradient only once, when you
+# store it.
 
 # %%
 PROGRAMS = 8
@@ -217,11 +221,11 @@ def backward(grad_y, x, gate, weight, eps):
 # %% [markdown]
 # ## Your report
 #
-# What a reader wants to know before they take your kernel, as a function of the sizes. **Forward, in float32**: the
-# launches and bytes of the given block, counted as the meter counts; the minimum traffic, each input read once and `y`
-# written once; and the saving in per cent. And if a step of a model spends `share` of its time (0 to 1) in this block,
-# which is bound by memory: how many times faster can the *whole step* get, at best, when only the block is fused? Use
-# the arguments and plain Python.
+# Write a function of the sizes that gives readers the facts they need before adopting your kernel. **Forward, in
+# float32**, return the launches and bytes of the original block, counted the way the meter counts them; the minimum
+# traffic, with each input read once and `y` written once; and the saving in per cent. Finally, suppose a training step
+# spends `share` of its time (0 to 1) in this block, and the block is memory-bound. How many times faster can the *whole
+# step* get, at best, if you fuse only the block? Use the arguments and plain Python.
 
 
 # %% grade_id="report"
@@ -242,9 +246,9 @@ def report(rows, columns, share):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. They are worth 26 of the 30 points; four checks on other values and sizes,
-# kept for the grading, are worth the rest. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
-# the first check that has not passed.
+# Run these in order, as often as you like. They're worth 26 of the 30 points, and the rest comes from four checks on
+# other values and sizes that are kept for grading. If you're stuck, run `hint(1)` in a new cell, then `hint(2)`. You'll
+# get hints for the first check that hasn't passed yet.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -300,7 +304,8 @@ hint = Hints(
 hint
 
 # %% [markdown]
-# **Does it compute the right thing?** Odd widths, strange strides, another eps, half precision, NaN, no row.
+# **Does it compute the right thing?** We try odd widths, unusual strides, another eps, half precision, NaN and zero
+# rows.
 
 # %% grade_id="values" points=5
 check_values(
@@ -312,7 +317,8 @@ check_values(
 )
 
 # %% [markdown]
-# **Is the traffic gone?** Grading also meters another size. And no register may spill in rows of 8192 on an A100.
+# **Is the traffic gone?** Grading also meters another size. Your kernel also mustn't spill any registers with rows of
+# 8192 on an A100.
 
 # %%
 rows, columns = 93, 307
@@ -335,8 +341,8 @@ check_values(
 )
 
 # %% [markdown]
-# **Does gradcheck agree?** It moves each input a little, in float64, and compares how the block's result changes. Its
-# eps is a power of two: a kernel gets numbers in float32, which would round another.
+# **Does gradcheck agree?** It nudges each input slightly in float64 and compares how the block's result changes. We use
+# a power of two for its eps, because a kernel receives it in float32, which would round most other values.
 
 # %%
 double = {"dtype": torch.float64, "device": device}
@@ -346,8 +352,9 @@ small = (torch.randn(3, 5, **double), torch.randn(3, 5, **double), torch.randn(5
 check_gradcheck(backward, gated_norm, small, name="gradcheck")
 
 # %% [markdown]
-# **Is the traffic of the backward pass gone?** Autograd's own moves more than the block does, so more must go: 84 %. At
-# most three launches: your kernel, the sum over its sums, a conversion. And no register spills in rows of 4096.
+# **Is the traffic of the backward pass gone?** Autograd's own backward pass moves more than the forward block does, so
+# you have to remove more of it: 84 %. Use at most three launches: your kernel, the sum over its partial sums, and a
+# conversion. And don't spill any registers with rows of 4096.
 # <!-- given 84 %: what this exercise asks for -->
 
 # %%
@@ -366,14 +373,14 @@ check_cut(
 )
 
 # %% [markdown]
-# **Is it the same in every run?** With no GPU, its programs are run from last to first.
+# **Is it the same in every run?** Without a GPU, we run the programs in reverse order.
 
 # %% grade_id="repeats" points=2
 check_repeats(backward, of_backward, name="repeats")
 
 # %% [markdown]
-# **Do both reach a large tensor?** 2^22 rows of 1024, without allocating them: two small launches predict the large
-# one, and the first and last rows of its last program run without memory.
+# **Do both reach a large tensor?** It has 2^22 rows of 1024, which we don't allocate. Instead, two small launches
+# predict the large one, and we run the first and last rows of its last program without memory.
 
 
 # %%
@@ -388,7 +395,7 @@ check_offsets(forward, rows_of, sizes=(16, 32), size=2**22, programs=108, name="
 check_offsets(backward, rows_of, sizes=(16, 32), size=2**22, name="large-gradient")
 
 # %% [markdown]
-# **Do the numbers of the report hold?**
+# **Are the numbers in your report correct?**
 
 
 # %%
@@ -449,4 +456,4 @@ check_numbers(report, metered, asked, parts=parts, within=1e-6, name="other-repo
 # END HIDDEN TESTS
 
 # %% [markdown]
-# On the command line, `fusion check exercises/15_capstone.ipynb` grades the saved notebook.
+# To grade the saved notebook from the command line, run `fusion check exercises/15_capstone.ipynb`.

@@ -1,27 +1,27 @@
 # %% [markdown]
 # # Exercise 17: flash-decoding in two kernels [20 points]
 #
-# One query per head, thousands of keys: split the keys among programs, then merge what they found. **Two launches**,
-# each key and value read once. About 60 minutes. Lesson 17 has the mathematics; here the splits have unequal lengths,
-# and some are empty.
+# You have one query per head and thousands of keys. Split the keys across programs, then merge the programs' results.
+# You get **two launches** and may read each key and value once. About 60 minutes. Lesson 17 explains the maths.
+# In this exercise the splits have different lengths, and some are empty.
 #
-# **The formula**, for each head, with `i` over all its keys:
+# **The formula**, for each head, where `i` runs over all of its keys:
 #
 # $$y = \sum_i p_i v_i, \qquad p = \text{softmax}(q \cdot k_i / \sqrt{dim})$$
 #
-# Split $s$ has the keys from `bounds[s]` up to, not including, `bounds[s + 1]`. With its maximum $m_s$, sum $t_s$ and
-# weighted values $a_s$, not divided:
+# Split $s$ owns the keys from `bounds[s]` up to but not including `bounds[s + 1]`. It produces a maximum $m_s$, a sum
+# $t_s$ and the weighted sum of its values $a_s$, which isn't divided by anything yet:
 #
 # $$y = \frac{\sum_s e^{m_s - m} a_s}{\sum_s e^{m_s - m} t_s}, \qquad m = \max_s m_s$$
 #
-# A head without any key has the result 0.
+# For a head without keys, the result is 0.
 #
 # **The picture**, for bounds of 0, 5, 5, 8:
 #
 # ```text
 #   keys     0 1 2 3 4 | 5 6 7
 #   split 0  * * * * *            m t a
-#   split 1                       -inf 0 0     no key: it must not disturb the others
+#   split 1                       -inf 0 0     no keys: it mustn't affect the others
 #   split 2              * * *    m t a
 #   merge    three maxima, three sums, three vectors of dim -> one vector of dim
 # ```
@@ -60,18 +60,18 @@ each = unfused.bytes_total / (2 * k.nbytes)
 print(f"PyTorch: {unfused.launches} launches, {each:.3g} times the bytes of k and v")
 
 # %% [markdown]
-# **What is the minimum, with four splits and partial results in float32?** Write it down as a multiple of k and v: once
-# each, and per split and head what the merge needs, written and read.
+# **What's the minimum with four splits and partial results in float32?** Write it down as a multiple of the size of k
+# and v. You have to read both once. For each split and head, you also write and read back whatever the merge needs.
 
 # %% [markdown]
 # ## Your kernel for the splits
 #
-# **What answers may use:** torch, triton and math. Kernels are Triton; around them, allocate, view, copy and launch.
-# Results computed by PyTorch earn nothing; `fusion check` and the grading refuse any other import or name, with the
-# line.
+# **What answers may use:** torch, triton and math. Write the kernels in Triton. Around them you may allocate, view,
+# copy and launch. You get no points for results computed by PyTorch. `fusion check` and the grading reject any other
+# import or name and show you the line.
 #
-# A program owns one split of one head. It loads `bounds[s]` and `bounds[s + 1]`, loops over blocks of keys, and stores
-# its maximum, sum and weighted values in float32. Choose their order in memory.
+# Each program handles one split of one head. It loads `bounds[s]` and `bounds[s + 1]`, loops over blocks of keys, and
+# stores its maximum, its sum and its weighted values in float32. You decide how to lay them out in memory.
 
 
 # %% grade_id="split"
@@ -117,7 +117,7 @@ def split_kernel(
 # %% [markdown]
 # ## Your kernel for the merge
 #
-# A program owns one head. The number of splits can be any, not only a power of two.
+# Each program handles one head. The number of splits doesn't have to be a power of two.
 
 
 # %% grade_id="merge"
@@ -147,9 +147,9 @@ def merge_kernel(
 # %% [markdown]
 # ## Their launcher
 #
-# q is (heads, dim), k and v are (heads, keys, dim) in float32, float16 or bfloat16; dim is 16, 32, 64 or 128. k and v
-# may be views. `bounds` is int64, on the same device, ascending from 0 to the number of keys. You can't read it here:
-# its values are on the GPU, and waiting for them would stall it.
+# q has shape (heads, dim), and k and v have shape (heads, keys, dim). They are float32, float16 or bfloat16, and dim is
+# 16, 32, 64 or 128. k and v may be views. `bounds` is int64, lives on the same device, and ascends from 0 to the number
+# of keys. Don't read it in the launcher. Its values are on the GPU, so the CPU would have to wait for them.
 
 
 # %% grade_id="launcher"
@@ -178,48 +178,48 @@ def flash_decode(q, k, v, bounds):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. They are worth 15 of the 20 points; the last check on other values, kept for
-# the grading, is worth the rest. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`.
+# Run them in order, as often as you like. They are worth 15 of the 20 points. The other 5 are for a check with other
+# values, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`.
 
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "Get one split right first: the loop of lesson 10, with one query. Then the merge of two "
+        "Start with a single split. It's the loop from lesson 10 with one query. Then merge two "
         "equal splits.",
-        "Each split's numbers are relative to its own maximum. Which factor brings its sum and its "
-        "vector to the common one?",
-        "An empty split: -inf, 0 and 0. Where can -inf - -inf happen, in the split and in the "
-        "merge?",
+        "Each split's results are relative to its own maximum. What do you multiply its sum and "
+        "its vector by to make them relative to the common maximum?",
+        "An empty split stores -inf, 0 and 0. Where could your split or your merge compute "
+        "-inf - -inf?",
     ),
     traffic=(
-        "k and v, once each. The last block of a split reaches into the next one: mask it by the "
-        "split's end.",
-        "Per split and head, dim values, a maximum and a sum are enough. The merge reads them "
+        "Read k and v once each. The last block of a split overlaps the next split, so mask it "
+        "with the split's end.",
+        "For each split and head, the merge needs dim values, a maximum and a sum, and reads them "
         "once.",
     ),
     large=(
         "Kernel integers are int32 unless an operand is int64. Which product in your offsets can "
-        "pass 2^31?",
+        "exceed 2^31?",
         "tl.program_id(0).to(tl.int64), before you multiply it.",
     ),
 )
 hint
 
 # %% [markdown]
-# **Does it compute the right thing?** Unequal and empty splits, scores far from zero, views, three dtypes.
+# **Are the results right?** This checks unequal and empty splits, scores far from zero, views and three dtypes.
 
 # %% grade_id="values" points=8
 check_values(flash_decode, reference, split_cases(seed=17), name="values")
 
 # %% [markdown]
-# **Is everything read once?** Two launches; k and v once; partial results that are small.
+# **Is everything read just once?** There should be two launches, one read of k and v, and little else.
 
 # %% grade_id="traffic" points=6
 check_split_traffic(flash_decode, (q, k, v, bounds), name="traffic")
 
 # %% [markdown]
-# **Does it reach a large cache?** 2^16 heads of 512 keys, without allocating them: two small launches show how a launch
-# grows, and the last program of the large one runs without memory.
+# **Does it work for a large cache?** The check uses 2^16 heads of 512 keys without allocating them. It works out the
+# large launch from two small ones, then runs its last program without any memory behind it.
 
 
 # %%
@@ -243,4 +243,4 @@ check_values(
 # END HIDDEN TESTS
 
 # %% [markdown]
-# On the command line, `fusion check exercises/17_flash_decoding.ipynb` grades the saved notebook.
+# To grade the saved notebook on the command line, run `fusion check exercises/17_flash_decoding.ipynb`.

@@ -1,16 +1,16 @@
 # %% [markdown]
 # # Exercise 18: short kernels of a decoder layer [15 points]
 #
-# When a decoder layer serves one token, the operations between its products are so short that launching them takes
-# longer than moving their bytes. Fuse three of them, an addition, a norm and a gate, into one kernel. Then predict the
-# launches, bytes and time of a layer, arrange its operations in as few launches as possible, and count the launches
-# that a time budget allows. About 55 minutes, after exercise 05b.
+# When a decoder layer processes a single token, the operations between its matmuls are so short that launching them
+# takes longer than moving their bytes. In this exercise you fuse three of them, an addition, a norm and a gate, into
+# one kernel. Then you predict the launches, bytes and time of a layer, arrange its operations into as few launches as
+# possible, and work out how many launches fit into a time budget. About 55 minutes, after exercise 05b.
 #
 # **The formulas**, for each row of $n$ elements:
 #
 # $$s = x + r, \qquad y = \frac{s}{\sqrt{\tfrac1n \sum s^2 + \varepsilon}} \cdot w \cdot g \cdot \sigma(g)$$
 #
-# and for the time of $k$ launches that move $B$ bytes at the bandwidth $W$:
+# and, for the time of $k$ launches that move $B$ bytes at bandwidth $W$:
 #
 # $$t_\text{launched} = k \cdot \max\Big(\text{call},\ \text{gap} + \frac{B / k}{W}\Big), \qquad
 # t_\text{graph} = \text{call} + k \cdot \text{gap} + \frac{B}{W}$$
@@ -21,14 +21,14 @@
 #   x  ----\
 #           + --> s --+-----------------------> s   the next residual
 #   r  ----/          |
-#                     +--> / rms, * w --> * --> y   what the next product reads
+#                     +--> / rms, * w --> * --> y   what the next matmul reads
 #                                         ^
 #   g  ------------------> g * sigmoid(g) +
 #
-#   launched    CPU  |call|call|call|            the CPU is slower: kernels wait for it
+#   launched    CPU  |call|call|call|            the CPU is slower, so kernels wait for it
 #               GPU       |k|  |k|  |k|
 #   graph       CPU  |call|
-#               GPU       |k|k|k|                only the gaps are left
+#               GPU       |k|k|k|                only the gaps remain
 # ```
 
 # %%
@@ -70,12 +70,13 @@ unfused = measure(reference, x, residual, gate, weight, 1e-6)
 print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/element")
 
 # %% [markdown]
-# **How few can it be?** Write down launches and bytes per element before you go on.
+# **How low can you go?** Write down the launches and the bytes per element before you continue.
 #
 # ## Your kernel
 #
-# **What answers may use:** torch, triton and math. Kernels are Triton; around them, allocate, view, copy and launch.
-# PyTorch arithmetic earns nothing; `fusion check` and the grading refuse any other import or name and show the line.
+# **What answers may use:** torch, triton and math. Write the kernel in Triton. Around it you may allocate, view, copy
+# and launch. You get no points for arithmetic in PyTorch. `fusion check` and the grading reject any other import or
+# name and show you the line.
 
 
 # %% grade_id="kernel"
@@ -105,7 +106,8 @@ def gated_norm_kernel(
 # %% [markdown]
 # ## Its launcher
 #
-# x, the residual and the gate have one shape and one dtype, any number of dimensions, any strides, any number of rows.
+# x, the residual and the gate have the same shape and dtype. They can have any number of dimensions and rows, and any
+# strides.
 
 
 # %% grade_id="launcher"
@@ -128,9 +130,9 @@ def gated_norm(x, residual, gate, weight, eps):
 # %% [markdown]
 # ## What one token's layer launches
 #
-# Below is a small layer of one token: an addition, a gate, two products and the residual. Each operation is one launch;
-# a product reads its weight, `hidden` x `width` numbers, and a vector. All tensors are float32. From here on answers
-# may use their arguments and `math`.
+# The small layer below processes one token with an addition, a gate, two matmuls and the residual. Each operation is
+# one launch. A matmul reads a vector and its weight, which has `hidden` x `width` elements. All tensors are float32.
+# From here on, your answers may use their arguments and `math`.
 
 
 # %%
@@ -142,7 +144,7 @@ def short_layer(x, residual, gate, up, down):
 
 # %% grade_id="count-layer"
 def count_layer(width, hidden):
-    """Launches, bytes of short_layer: up is (hidden, width), down is (width, hidden)."""
+    """Return launches, bytes of short_layer: up is (hidden, width), down is (width, hidden)."""
     # About 3 lines.
     # BEGIN SOLUTION
     # add 3, silu 2, times gate 3, add 3: eleven vectors of `width`; a matmul: weight, two vectors.
@@ -152,13 +154,13 @@ def count_layer(width, hidden):
 
 
 # %% [markdown]
-# Now fuse the operations around the products: addition, silu and gate are one kernel, and the last addition is the
-# second product's epilogue. Each product is a launch of its own.
+# Now fuse the operations around the matmuls. The addition, silu and the gate become one kernel, and the last addition
+# becomes the epilogue of the second matmul. Each matmul is still one launch.
 
 
 # %% grade_id="count-fused"
 def count_fused(width, hidden):
-    """Launches, bytes of the same layer, fused."""
+    """Return launches, bytes of the same layer, fused."""
     # About 3 lines.
     # BEGIN SOLUTION
     # One kernel: x, residual, gate in; s, gated out. The second matmul reads s, writes the result.
@@ -170,29 +172,31 @@ def count_fused(width, hidden):
 # %% [markdown]
 # ## Arrange a layer
 #
-# That was by hand, for one layer. Now write it for any: some have norms, gates or a second product. An operation is a
-# dictionary, and the result has the operation's name:
+# You've just done this by hand for one layer. Now write a function that does it for any layer, including layers with
+# norms, gates or a second matmul. An operation is a dictionary, and its result has the same name as the operation:
 #
 # ```python
 # {"name": "s", "kind": "elementwise", "reads": {"x": 64, "residual": 64}, "length": 64}
 # {"name": "up", "kind": "product", "reads": {"up_weight": 6400, "s": 64}, "length": 100}
 # ```
 #
-# `reads` has the elements of each tensor read, `length` those of the result. Operations are given in an order that can
-# run. One launch can do several of them if
+# `reads` lists how many elements of each tensor are read, and `length` is the number of elements in the result. A
+# matmul has the kind `"product"`. You get the operations in an order in which they can run. One launch can do several
+# of them if
 #
-# 1. at most one is a product, and it comes first: the rest is its epilogue;
-# 2. none is a norm, if one is a product: a tile has only a part of the row (kind `"norm"`);
+# 1. at most one is a matmul, and it comes first, so that the rest are its epilogue;
+# 2. it doesn't combine a matmul with a norm (kind `"norm"`), because a tile holds just a part of the row;
 # 3. all results have the same length.
 #
-# Launches run one after another, so each operation comes after those whose results it reads. **The budget of a layer**
-# is the fewest launches that its operations allow and, with these, the fewest bytes: a launch reads each tensor that
-# it doesn't make once, and writes what another launch or the caller needs.
+# Launches run one after another, so an operation must come after the ones whose results it reads. **The budget of a
+# layer** is the minimum number of launches that its operations allow and, with that few launches, the minimum
+# number of bytes. A launch reads every tensor it doesn't produce once, and writes the ones that another launch or the
+# caller needs.
 
 
 # %% grade_id="arrange-answer"
 def arrange(operations, results):
-    """A list of launches, each a list of names, in running order. The caller needs `results`."""
+    """Return a list of launches in running order, each a list of names. The caller needs `results`."""
     # About 12 lines.
     # BEGIN SOLUTION
     launches, where = [], {}
@@ -217,12 +221,12 @@ def arrange(operations, results):
 # %% [markdown]
 # ## Launched, or a graph
 #
-# Times are in microseconds, `bandwidth` is in bytes per microsecond. Use the formulas at the top.
+# Times are in microseconds, and `bandwidth` is in bytes per microsecond. Use the formulas at the top.
 
 
 # %% grade_id="time-answer"
 def microseconds(launches, nbytes, call, gap, bandwidth, graph):
-    """Time of the launches, from Python or, where `graph` is True, as one CUDA graph."""
+    """Return the time of the launches, from Python or, if `graph` is True, as one CUDA graph."""
     # About 3 lines.
     # BEGIN SOLUTION
     if graph:
@@ -246,53 +250,53 @@ def most_launches(budget, nbytes, call, gap, bandwidth):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
-# the check that failed last.
+# Run them in order, as often as you like. Stuck? Run `hint(1)` in a new cell, then `hint(2)`. You'll get hints for the
+# check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "Which of the two results is wrong? The message names it: result 1 is y, result 2 is s.",
-        "The mean square divides by the row's elements; silu(g) is g times its sigmoid, in fp32.",
-        "The gate multiplies y alone: s goes to the next layer as it is.",
+        "Which of the two results is wrong? The message names it. Result 1 is y, result 2 is s.",
+        "The mean square divides by the elements in the row. silu(g) is g * sigmoid(g), in fp32.",
+        "Multiply y by the gate, but not s. The next layer gets s unchanged.",
     ),
     traffic=(
-        "Count loads and stores: x, residual, gate and weight in; s and y out; each on one line.",
-        "Do not load back what you have just stored, and leave silu in registers.",
+        "Count your loads and stores. You need one line each for x, residual, gate, weight, s and y.",
+        "Don't load back a tensor you've just stored, and keep silu in registers.",
     ),
     large=(
-        "Kernel integers are int32 unless an operand is int64. Which product can pass 2^31?",
+        "Kernel integers are int32 unless an operand is int64. Which product can exceed 2^31?",
         "tl.program_id(0).to(tl.int64), before you multiply it.",
     ),
     counts=(
-        "One line per launch: which vectors does it read, which does it write?",
-        "A product reads its weight and a vector, and writes a vector.",
-        "Fused: a tensor that only its own kernel needs is not written or read. s is needed twice.",
+        "Write one line per launch. Which vectors does it read, and which does it write?",
+        "A matmul reads its weight and a vector, and writes a vector.",
+        "In a fused kernel, a tensor that no other kernel needs isn't in memory. s is needed twice.",
     ),
     arrange=(
-        "Take the operations one by one. Which launch makes the latest of what this one reads?",
-        "An operation joins that launch or the first later one whose rules it keeps, "
-        "or begins a new one.",
-        "A product begins a launch, always. A norm can't join a product's launch, "
-        "an elementwise operation can.",
+        "Take the operations one by one. Which launch is the last to produce one of its inputs?",
+        "Add the operation to that launch or to the first later one that the rules allow. "
+        "If there's none, start a new launch.",
+        "A matmul always starts a launch. An elementwise operation can join a matmul's launch, "
+        "but a norm can't.",
     ),
     time=(
-        "From Python, each launch takes the longer of two: the call, or the gap and the bytes.",
-        "A graph is called once, and each of its kernels has its gap.",
-        "Budget: subtract the call and the time of the bytes, then count whole gaps.",
+        "From Python, each launch takes the call or the gap plus the bytes, whichever is longer.",
+        "You call a graph once, but each kernel in it has a gap.",
+        "For the budget, subtract the call and the time of the bytes, then count whole gaps.",
     ),
 )
 hint
 
 # %% [markdown]
-# **Does it compute the right thing?** Both results; odd widths, views, NaN, three dtypes, one wide row.
+# **Are the results right?** This checks both results with odd widths, views, NaN, three dtypes and one wide row.
 
 # %% grade_id="values" points=3
 check_values(gated_norm, reference, norm_cases(3, 1, seed=6), name="values")
 
 # %% [markdown]
-# **Is it fused?** One launch; every input is read once, both results are written once; in float32 and in bfloat16.
-# And no register spills in rows of 8192 on an A100.
+# **Is it fused?** There should be one launch that reads every input once and writes both results once, in float32 and
+# in bfloat16. On an A100, rows of 8192 mustn't spill registers.
 
 # %% grade_id="traffic" points=3
 wide = *torch.randn(3, 2, 8192, device=device), torch.randn(8192, device=device), 1e-6
@@ -301,7 +305,7 @@ check_passes(
 )
 
 # %% [markdown]
-# **Does it reach a large tensor?** 2^22 rows of 1024, without allocating them.
+# **Does it work for a large tensor?** This checks 2^22 rows of 1024 without allocating them.
 
 
 # %%
@@ -313,7 +317,7 @@ def rows_of(rows):
 check_offsets(gated_norm, rows_of, sizes=(16, 32), size=2**22, programs=108, name="large")
 
 # %% [markdown]
-# **Launches and bytes**, as the meter counts the layer, and of the fused one.
+# **Launches and bytes**, compared with the meter's counts for the unfused layer and with the minimum for the fused one.
 
 
 # %%
@@ -339,13 +343,13 @@ check_numbers(
 )
 
 # %% [markdown]
-# **Within the budget?** The plainest layer, one with every part, and others.
+# **Is it within the budget?** This checks the simplest layer, one with everything in it, and a few more.
 
 # %% grade_id="arrange" points=2
 check_arrangement(arrange, layers_asked(4, 6), name="arrange")
 
 # %% [markdown]
-# **Times and budgets**: where the CPU is the slower one, and where the GPU is.
+# **Times and budgets**, both for a slow CPU and for a slow GPU.
 
 
 # %%
@@ -388,4 +392,4 @@ check_values(
 # END HIDDEN TESTS
 
 # %% [markdown]
-# On the command line, `fusion check exercises/18_short_kernels.ipynb` grades the saved notebook.
+# To grade the saved notebook on the command line, run `fusion check exercises/18_short_kernels.ipynb`.

@@ -482,7 +482,7 @@ table(("", "timed how", ""), rows, h200.label_of("ways_to_time"))
 #   too short for a large tensor and too long for a small one.
 # - **Waited.** This includes the launch and the wait, which make up most of the time for a small tensor. A caller who
 #   waits does experience that, but it isn't the kernel's time.
-# - **L2 warm.** If you call a kernel again on the same small tensors, it finds its inputs in the cache. In a model,
+# - **L2 warm.** If you call a kernel repeatedly on the same small tensors, it finds its inputs in the cache. In a model,
 #   other kernels will have run in between, so you want a [cold L2](../docs/glossary.md#cold-l2). (A large tensor
 #   doesn't fit into L2 anyway.)
 # - **The first calls.** A GPU that has been idle is faster for a moment. (Usually that's because of the clock, which

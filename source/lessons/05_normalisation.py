@@ -355,7 +355,7 @@ for one in torch.ones(4096, dtype=torch.bfloat16):
     total = total + one
 ones_sum.compare(
     total.item(),
-    "From there on, adding 1 isn't enough to reach the next bf16 number, so it's rounded away.",
+    "After that, adding 1 isn't enough to reach the next bf16 number, so it's rounded away.",
 )
 
 # %% [markdown]
@@ -687,8 +687,8 @@ h200.table("l2_norm", "bfloat16")
 
 # %% [markdown]
 # **Verdict: holds by the GPU's own time on every size; the last column has the gain of a caller.** The byte count
-# explains only part of it. The rest is because the unfused kernels don't reach copy bandwidth. If they were as well
-# written as the fused one, the gain would equal the ratio of the bytes, and against `F.normalize` it would be smaller
+# explains only part of it. The rest is because the unfused kernels don't reach copy bandwidth. If they did, the gain
+# would equal the ratio of the bytes, and against `F.normalize` it would be smaller
 # still. `torch.compile` gets the full gain too.
 #
 # ### LayerNorm and RMSNorm, operator by operator
@@ -707,7 +707,7 @@ for by_operator, *_ in NORMS.values():
 # %% [markdown]
 # **Claim: "LayerNorm and RMSNorm run 2 to 4 times faster fused."** It doesn't name a baseline, so we'll try three, all
 # in bf16: the operators above, PyTorch's own call, and `torch.compile` of the operators. We start with the bytes, as
-# metered. (On a CPU, PyTorch's RMSNorm is made of several operators; on a GPU it's one kernel. That's why only
+# metered. (On a CPU, PyTorch's RMSNorm runs several operators; on a GPU it's one kernel. That's why only
 # LayerNorm has an entry for PyTorch's call.)
 
 # %% tags=["hide-input"]

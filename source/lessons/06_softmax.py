@@ -484,7 +484,8 @@ paper.compare(safe.bytes_total / online.bytes_total)
 # The second read comes soon after the first. If [L2](../docs/glossary.md#l2) can hold every row in progress until then,
 # the second read never reaches [DRAM](../docs/glossary.md#dram). In practice, L2 isn't perfect. The explorer uses a
 # model fitted to an H200, in which L2 keeps everything up to a quarter of its size, less and less beyond that, and
-# nothing from three quarters on. Move the sliders with the mouse or the arrow keys. (A row *fits* if its block does, at
+# nothing at three quarters or more. Move the sliders with the mouse or the arrow keys. (A row *fits* if its block
+# does, at
 # one fp32 value per register.)
 #
 # 1. At what width can't you hold the row any more, however many warps you use?
@@ -718,7 +719,7 @@ predictions()
 # %% [markdown]
 # ## Test yourself
 #
-# 1. You take a maximum and then a sum of exponentials. What value should the padding hold, and why not 0?
+# 1. You take a maximum and then a sum of exponentials. What value should the padding hold? Why not 0?
 # <details><summary>Answer</summary>Minus infinity, because it can't raise the maximum and its exponential is 0. A 0
 # would be the maximum of any row of negative scores, and it would add its exponential to every row's sum.</details>
 #
@@ -912,7 +913,7 @@ h200.table("softmax", "bfloat16")
 # ### Wide rows, held after all?
 #
 # fp32 registers aren't the only place to keep a row. bf16 values take half the space if you leave them packed, two to a
-# register, until you need them. A thread block also has shared memory. And from compute capability 9.0 on, the SMs of a
+# register, until you need them. A thread block also has shared memory. And since compute capability 9.0, the SMs of a
 # [cluster](../docs/glossary.md#cluster) can read each other's shared memory:
 
 # %% tags=["hide-input"]
@@ -950,7 +951,7 @@ for kernel in (held_kernel, packed_kernel):
 # %% [markdown]
 # It spills just the same. The compiler sees the same conversion three times, does it once, and keeps the fp32 values.
 # (`kernels/tuned/packed.py` shows how to prevent that.) Clusters aren't an easy way out either, because Triton can
-# launch them (`num_ctas`) but doesn't give their programs a way to exchange results. `kernels/tuned/cluster_softmax.py`
+# launch them (`num_ctas`) but has no way for their programs to exchange results. `kernels/tuned/cluster_softmax.py`
 # adds a barrier by hand. We use it for few rows and for the widest gradients.
 #
 # ### Odd widths and other sizes
@@ -1073,7 +1074,7 @@ print(f"rows of 1,000: {short_unfused / short_online:.2f}x faster")
 h200.table("softmax_topk", "bfloat16")
 
 # %% [markdown]
-# Fusion can't explain that. `torch.topk` takes many times as long as reading its input, because it has to work for any
+# Fusion can't explain that. `torch.topk` is many times slower than reading its input, because it has to work for any
 # `k` and any length, while the fused kernel knows that `k` is small. **A different baseline with different outputs
 # makes it a different claim.**
 #

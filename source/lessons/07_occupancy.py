@@ -9,7 +9,7 @@
 #
 # In this lesson you'll learn to
 #
-# - name the resource that keeps another block from fitting on an SM, and what would make room for it;
+# - name the resource that keeps another block from fitting on an SM, and how to make room for it;
 # - compile a kernel for a GPU you don't have, and read its registers, spills and machine code;
 # - predict how many operations fit into a growing fusion, and find where it stops paying off;
 # - predict how many wavefronts a shared memory read takes;
@@ -196,7 +196,7 @@ puzzle(column_banks_kernel, 1, lanes, wanted=lanes.clone())
 # pitch = 64
 # -->
 #
-# That's the theory. `benchmarks/experiments/lesson_07.py` times a kernel that does almost nothing but read shared
+# That's the theory. `benchmarks/experiments/lesson_07.py` times a kernel that does little besides reading shared
 # memory, and the profiler counts its wavefronts:
 
 # %% tags=["hide-input", "answers-column"]
@@ -227,7 +227,7 @@ BanksExplorer(width=28)
 #
 # ## Short live ranges
 #
-# Let's fuse a chain of identical steps, each of which applies RMSNorm and then SiLU to a row: `n = y / rms(y)`,
+# Let's fuse a chain of identical steps. Each one applies RMSNorm and then SiLU to a row: `n = y / rms(y)`,
 # `y = n sigmoid(n)`.
 
 
@@ -608,7 +608,7 @@ capped.compare(
 
 # %% [markdown]
 # With each cap you trade spills for blocks. There's no rule for the best one. Get the candidates from the compiler
-# (each cap at which one more block fits), then time them.
+# (the caps where one more block fits), then time them.
 #
 # ## More threads for a row: num_warps
 #

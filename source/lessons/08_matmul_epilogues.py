@@ -13,7 +13,7 @@
 #
 # - grow a matmul from one output per program to a persistent tensor core kernel, and explain each step;
 # - predict a tile's bytes, registers and shared memory;
-# - explain what stages, swizzles and tile order do for tensor cores, and what an autotuner searches;
+# - explain what stages, swizzles and tile order do for tensor cores, and how an autotuner searches;
 # - put bias and activation into the matmul, round once, and check the result against double precision;
 # - name what an epilogue can't do.
 #
@@ -471,7 +471,7 @@ puzzle(k_mask_kernel, 1, x_5, w_5, wanted=x_5 @ w_5, K=5, x_stride=8, ROWS=4, BL
 #
 # ## Stages: load while you multiply
 #
-# With one stage, the loop loads a tile, waits, multiplies, and waits again. `num_stages=2` keeps another pair of tiles
+# With one stage, the loop must load a tile, wait, multiply, and wait again. `num_stages=2` keeps another pair of tiles
 # in shared memory, so the next pair can load while you multiply this one
 # ([pipelining](../docs/glossary.md#pipelining)). The copy has to bypass registers and run in the background, so it has
 # a special instruction: `LDGSTS` in the machine code, `cp.async` in PTX. If a load takes as long as two multiplies:
@@ -660,7 +660,7 @@ step("grouped tiles", grouped_kernel, (256, 128, 256))
 #
 # So far, every load computes 128 x 64 addresses and masks, which takes registers and instructions. Since compute
 # capability 9.0, each SM has a copy engine, [TMA](../docs/glossary.md#tma). You describe a tensor once (address, shape,
-# strides: a **descriptor**), and then one thread requests a tile by its first row and column. It arrives in shared
+# strides: a **descriptor**), and then a single thread requests a tile by its first row and column. It arrives in shared
 # memory, swizzled, with zeros past the edge, so you don't need masks, even along K.
 
 

@@ -1,22 +1,24 @@
 # %% [markdown]
 # # 13 Deciding what to fuse
 #
-# You can write a fused kernel by now. A model has hundreds of operations, and you have time for one kernel. **Which
-# operations should it do, what will it gain, and should you write it at all?** This lesson answers before any kernel is
-# written, with an instrument that needs no GPU, and then checks its answers against an H200.
+# By now you can write a fused kernel. But a model has hundreds of operations, and you have time for one kernel. **Which
+# operations should it do, what will it gain, and should you write it at all?** In this lesson we'll answer those
+# questions before writing any kernel, with an instrument that doesn't need a GPU, and then check its answers against an
+# H200.
 #
 # After this lesson you can
 #
 # - decide which operations of a graph may share a kernel, and name the rule that forbids it;
-# - search the best partition of a small graph, and explain why taking the best pair first may miss it;
-# - distinguish a graph that bytes make slow from one that launches make slow, and pick the remedy;
+# - search for the best partition of a small graph, and explain why taking the best pair first may miss it;
+# - distinguish a graph that is slow because of its bytes from one that is slow because of its launches, and pick the
+#   remedy;
 # - read what torch.compile fused, and argue with it;
 # - name five reasons to leave two kernels apart;
 # - run the analyser on a model of your own, and judge how far to trust it.
 #
-# About 65 minutes. It builds on [02](02_bytes_and_launches.ipynb) (bytes, launches),
-# [07](07_occupancy.ipynb) (registers), [08](08_matmul_epilogues.ipynb) (epilogues) and
-# [10](10_attention.ipynb), and leads to [exercise 13](../exercises/13_decide.ipynb).
+# About 65 minutes. It builds on [02](02_bytes_and_launches.ipynb) (bytes, launches), [07](07_occupancy.ipynb)
+# (registers), [08](08_matmul_epilogues.ipynb) (epilogues) and [10](10_attention.ipynb), and leads to [exercise
+# 13](../exercises/13_decide.ipynb).
 
 # %% tags=["hide-input"]
 import logging
@@ -41,9 +43,9 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 # %% [markdown]
 # ## A model's fusion plan
 #
-# The feed-forward half of a transformer: norm, two matmuls, a gate, a third matmul, the
-# [residual](../docs/glossary.md#residual). Tensors on the device "meta" have a shape and a dtype but no memory, so it
-# may be as large as we like.
+# Our example is the feed-forward half of a transformer: a norm, two matmuls, a gate, a third matmul, and the
+# [residual](../docs/glossary.md#residual). Tensors on the device "meta" have a shape and a dtype but no memory, so we
+# can make it as large as we like.
 
 
 # %%
@@ -63,9 +65,10 @@ def block_inputs(tokens, width=1024, hidden=2816):
 
 
 # %% [markdown]
-# [Eager](../docs/glossary.md#eager) PyTorch runs it as seven launches: the norm, three matmuls, SiLU, the
-# multiplication, the addition. The analyser builds a kernel around one matmul only, with what follows it as an
-# [epilogue](../docs/glossary.md#epilogue) (lesson 08). **How many kernels does the best such plan have?**
+# [Eager](../docs/glossary.md#eager) PyTorch runs this as seven launches: the norm, three matmuls, SiLU, the
+# multiplication and the addition. The analyser never puts more than one matmul into a kernel, but it can add the
+# operations that follow the matmul as an [epilogue](../docs/glossary.md#epilogue) (lesson 08). **How many kernels does
+# the best such plan have?**
 
 # %% tags=["hide-input"]
 kernels_left = predict_first("kernels left of seven, one matmul per kernel at most", unit="")
@@ -86,15 +89,15 @@ kernels_left.compare(
 )
 
 # %% [markdown]
-# `analyse` traced the function, checked for every set of operations whether one kernel may do it and what that would
-# cost, and searched the partition with the shortest predicted time. For a kernel it predicts
+# `analyse` traced the function. For every set of operations it checked whether one kernel may do them and how long that
+# would take, and then it searched for the partition with the shortest predicted time. For one kernel, its prediction is
 #
 # $$\text{time} = \text{start} + \max\Big(\frac{\text{bytes}}{\text{share} \times \text{bandwidth}},\
 # \frac{\text{FLOP}}{\text{rate}}\Big)$$
 #
-# where the share of the bandwidth is below 1 if there are too few blocks to fill the GPU. As a picture: thick lines are
-# tensors that no longer exist; dashed ones go through memory, with their size. (`plan.report()` is the same as a table,
-# kernel by kernel.)
+# where the share of the bandwidth drops below 1 if there are too few blocks to fill the GPU. Here is the plan as a
+# picture. Thick lines are tensors that no longer exist. Dashed lines are tensors that go through memory, labelled with
+# their size. (`plan.report()` gives you the same as a table, kernel by kernel.)
 
 # %% tags=["answers-kernels_left", "hide-input", "nbval-ignore-output"]
 plan.draw()
@@ -102,8 +105,8 @@ plan.draw()
 # %% [markdown]
 # ## What may share a kernel
 #
-# Edge by edge, the analyser decides yes or no and gives a reason. A small graph for each rule. Change a line of these
-# cells and ask about a graph of your own.
+# For each edge, the analyser decides whether you may fuse it, and gives a reason. We'll go through the rules with a
+# small graph for each. Feel free to change a line in these cells and ask about a graph of your own.
 
 
 # %% tags=["hide-input"]
@@ -125,8 +128,8 @@ x, weight, square = meta(8192, 4096), meta(4096, 4096), meta(4096, 4096)
 _ = verdicts(lambda x: torch.sigmoid(torch.relu(x)), x)
 
 # %% [markdown]
-# **Horizontal**: siblings read the same input and do not depend on each other. There is no edge at all. **Three
-# activations of one tensor: what percentage of the bytes does one kernel save?**
+# **Horizontal**: siblings read the same input and don't depend on each other, so there isn't even an edge between them.
+# **Three activations of one tensor: what percentage of the bytes does one kernel save?**
 
 # %% tags=["hide-input"]
 sibling_bytes = predict_first("bytes saved by fusing three activations of one input", unit="%")
@@ -140,10 +143,10 @@ sibling_bytes.compare(
 )
 
 # %% [markdown]
-# **Epilogue and prologue**: an operation on a matmul's result costs next to nothing, because each tile is in registers
-# anyway. An operation on its *input* is legal, but has a price: every column of tiles repeats it, and the operand has
-# to pass through registers on its way to the tensor cores. (The analyser charges for the second only.) If it reads more
-# than it writes, it would even move more bytes:
+# **Epilogue and prologue**: an operation on a matmul's result is nearly free, because each tile is in registers anyway.
+# You may also fuse an operation on its *input*, but that has a price: it's repeated for every column of tiles, and the
+# operand has to pass through registers on its way to the tensor cores. (The analyser only charges for the second.) If
+# the operation reads more than it writes, fusing it would even move more bytes:
 
 # %%
 _ = verdicts(lambda x, w: F.gelu(F.linear(x, w)), x, weight)
@@ -151,16 +154,16 @@ _ = verdicts(lambda x, w: F.linear(F.gelu(x), w), x, weight)
 _ = verdicts(lambda x, y, w: F.linear(F.silu(x) * y, w), x, x, weight)
 
 # %% [markdown]
-# **Rows**: a [reduction](../docs/glossary.md#reduction) fuses with its producers and its readers, if a block holds a
-# whole row. A matmul tile does not hold one, and a row is not a column:
+# **Rows**: a [reduction](../docs/glossary.md#reduction) fuses with its producers and its readers if a block holds a
+# whole row. A matmul tile doesn't hold a whole row, and a row isn't a column:
 
 # %%
 _ = verdicts(lambda x, w: F.layer_norm(F.linear(x, w), (4096,)), x, weight)
 _ = verdicts(lambda x: torch.softmax(torch.softmax(x, 0), 1), x)
 
 # %% [markdown]
-# **Recompute**: two kernels need a result that is cheap to compute. Each computes it for itself, and it is never
-# stored. Here `x + b` is needed by columns and by rows, which no single kernel can do:
+# **Recompute**: two kernels need a result that's cheap to compute. Each of them computes it again, and it's never
+# stored. Here `x + b` is needed by columns and by rows, and no single kernel can do both:
 
 
 # %%
@@ -173,9 +176,9 @@ for group in verdicts(columns_and_rows, x, meta(4096)).groups:
     print(f"{' + '.join(group.operations)}; again: {', '.join(group.recomputed) or 'nothing'}")
 
 # %% [markdown]
-# **Cycles**: `a` enters `a + linear(a)` twice. The matmul has to run in between, so a kernel that holds both ends would
-# wait for a kernel that waits for it. Two larger kernels, each legal on its own, can wait for each other in the same
-# way: a whole partition has to be checked once more.
+# **Cycles**: `a` enters `a + linear(a)` twice. The matmul has to run in between, so a kernel with both ends in it would
+# be waiting for a kernel that is waiting for it. Two larger kernels can wait for each other in the same way even if
+# each one is legal, so the analyser has to check the whole partition once more.
 
 
 # %%
@@ -188,17 +191,17 @@ _ = verdicts(around, x, weight)
 
 # %% [markdown]
 # **Mutation**: an operation that overwrites its input may share a kernel with one that reads it *at the same element*,
-# because the read comes first. If it reads other elements, as through a transpose, some block would read overwritten
-# data. The analyser follows memory, byte range by byte range, not names:
+# because the read comes first. If it reads other elements, as with a transpose, then some block would read data that
+# has already been overwritten. The analyser doesn't go by names; it follows memory, byte range by byte range:
 
 # %%
 _ = verdicts(lambda x: (torch.sigmoid(x), x.mul_(2))[0], square)
 _ = verdicts(lambda x: (torch.sigmoid(x.t()), x.mul_(2))[0], square)
 
 # %% [markdown]
-# (Those two edges carry no tensor, only an order.) **Random numbers** and **opaque kernels** are the last two rules.
-# Dropout may be fused if you accept other random numbers, or draw them by the same counter (lesson 04); a sort is a
-# library's kernel:
+# (Those two edges don't carry a tensor, only an order.) **Random numbers** and **opaque kernels** are the last two
+# rules. You may fuse dropout if you can live with different random numbers, or if you draw them with the same counter
+# (lesson 04). A sort is a library's kernel, so nothing fuses with it:
 
 # %%
 _ = verdicts(lambda x, y: F.dropout(x, 0.1) + y, x, x)
@@ -207,10 +210,11 @@ _ = verdicts(lambda x: torch.relu(x).sort(-1)[0], x)
 # %% [markdown]
 # ## Fuse and unfuse
 #
-# The block again, now with you in control. Click an edge, or walk with Tab and the arrow keys and press Enter. Bytes,
-# launches, the most values alive in any kernel, and the predicted time follow at once. An illegal fusion is refused, in
-# one line. **Make it as fast as you can before you press End.** (A lone operation counts here as PyTorch's kernel or as
-# one of your own, whichever is faster.)
+# Here is the block again, and this time you're in control. Click an edge, or walk through the edges with Tab and the
+# arrow keys and press Enter. The bytes, the launches, the largest number of values alive in any kernel and the
+# predicted time update immediately. If a fusion is illegal, you'll get the reason in one line. **Make it as fast as you
+# can before you press End.** (An operation on its own counts as either PyTorch's kernel or one of yours, whichever is
+# faster.)
 
 # %% tags=["hide-input", "nbval-ignore-output"]
 from helpers.figures import fusion_simulator
@@ -221,8 +225,8 @@ simulator
 # %% [markdown]
 # ## Search
 #
-# Seven operations can be grouped in 877 ways (the seventh Bell number). **How many of them are legal here, with every
-# kernel connected?** Nobody could derive that exactly.
+# There are 877 ways to group seven operations (that's the seventh Bell number). **How many of them are legal here, with
+# every kernel connected?** You can't derive the exact number.
 
 # %% tags=["hide-input"]
 legal_ways = predict_first("legal partitions of the block, of 877", unit="")
@@ -239,15 +243,16 @@ legal_ways.compare(
 )
 
 # %% [markdown]
-# The analyser grows groups from single operations by their neighbours, keeps the legal ones, and combines them by
-# dynamic programming. That finds the shortest *predicted* time for up to fourteen operations, fewer if too many groups
-# are legal. Beyond, it goes through them in order, keeps the six best partial partitions, and finally joins any kernels
-# that still save time.
+# The analyser starts from single operations, grows groups by adding neighbours, keeps the legal ones, and combines them
+# with dynamic programming. For up to fourteen operations, or fewer if too many groups are legal, that finds the
+# shortest *predicted* time. For larger graphs it goes through the operations in order, keeps the six best partial
+# partitions, and finally joins any kernels where that still saves time.
 #
-# Why not simply fuse the edge that saves most, and repeat? Here three tensors are added up; the product of two of them
-# is summed by rows, and each of the three by columns. The choice below is the greedy one: `add` and `mul` share two
-# inputs, so they come first. **Find the partition with the shortest predicted time.** Edges: `add`-`add_1`,
-# `add`-`mul`, `mul`-`sum_1`, and both `add` and `mul` with `sum_2` and `sum_3`, `add_1` with `sum_4`.
+# Why not simply fuse the edge that saves most, and repeat? In this graph, three tensors are added up. The product of
+# two of them is summed by rows, and each of the three is summed by columns. The partition below is the greedy one:
+# `add` and `mul` share two inputs, so they come first. **Find the partition with the shortest predicted time.** The
+# edges are `add`-`add_1`, `add`-`mul` and `mul`-`sum_1`; both `add` and `mul` have edges to `sum_2` and `sum_3`; and
+# `add_1` has one to `sum_4`.
 
 
 # %%
@@ -262,11 +267,12 @@ choose_edges(
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>fuse=[("add", "mul"), ("add", "add_1"), ("add", "sum_2"), ("add", "sum_3"),
-# ("add_1", "sum_4")]</code>: a kernel that works on rows cannot take in sums by columns, so the greedy first step locks
-# out three smaller savings that are worth more together. Greedy search is cheap, and silent when it is wrong.</details>
+# ("add_1", "sum_4")]</code>: a kernel that works on rows can't take in sums by columns. So the greedy first step rules
+# out three smaller savings that are worth more together. Greedy search is cheap, and it doesn't tell you when it's
+# wrong.</details>
 #
-# Not every legal fusion wins. **Parallelism** can be lost: a row-wise kernel launches one block per row, and an H200
-# has 132 SMs. Six tensors are added up, then normalised, with more and more rows:
+# Not every legal fusion is worth it. You can lose **parallelism**: a row-wise kernel launches one block per row, and an
+# H200 has 132 SMs. Here we add up six tensors and then normalise the sum, with more and more rows:
 # <!-- given 132 SMs: the H200's entry in devices.toml -->
 
 
@@ -281,11 +287,12 @@ for rows in (16, 64, 128, 256):
     print(f"{rows:3} rows: kernels of {kernels} operations")
 
 # %% [markdown]
-# With few rows it leaves the additions apart: they can use the whole GPU, and the few blocks of a fused kernel cannot.
+# With few rows, the analyser leaves the additions on their own. They can use the whole GPU, which the few blocks of a
+# fused kernel can't.
 #
-# And **registers** limit it: values alive at the same time must all be held (lesson 07). The analyser counts them in
-# the order of the graph. Below, exponentials of more and more tensors are computed first and added up afterwards. It
-# can also write the kernel out and compile it for any GPU:
+# The other limit is **registers**: values that are alive at the same time all need some (lesson 07). The analyser
+# counts them in the order of the graph. Below, we first compute the exponentials of more and more tensors, and then add
+# them up. The analyser can also write out the kernel and compile it for any GPU:
 
 
 # %%
@@ -308,16 +315,17 @@ for count, resources in compiled.items():
     print(f"{count:2} tensors: compiled {resources.registers} registers, {spilled}")
 
 # %% [markdown]
-# The estimate is far too high, and splits the last one needlessly: a compiler doesn't have to keep the graph's order.
-# It adds each exponential as soon as it has it. **Try `plan.compile` before you believe that registers forbid a
-# fusion.** (If every value is needed twice, as in lesson 07, no order helps.)
+# The estimate is far too high, and it splits the last graph for no good reason. A compiler doesn't have to keep the
+# graph's order, so it adds each exponential as soon as it has it. **Try `plan.compile` before you believe that
+# registers forbid a fusion.** (If every value is needed twice, as in lesson 07, then no order helps.)
 #
 # ## Bytes or launches?
 #
-# All of that was large. Here is GPT-2's block with 128 tokens, eager and compiled, each launched kernel by kernel and
-# from a [CUDA graph](../docs/glossary.md#cuda-graph), recorded by torch.profiler on an H200. A graph replays a
-# recorded sequence of launches with one call, so the CPU no longer runs Python and C++ for every operator. It needs the
-# same shapes, the same addresses, and no decision by the CPU in between.
+# All of those tensors were large. Now take GPT-2's block with 128 tokens. It was recorded by torch.profiler on an H200,
+# eager and compiled, with each kernel launched separately and with a [CUDA graph](../docs/glossary.md#cuda-graph). A
+# graph replays a recorded sequence of launches with a single call, so the CPU no longer runs Python and C++ for every
+# operator. In return, it needs the same shapes and the same addresses each time, and the CPU can't make any decisions
+# in between.
 
 # %% tags=["hide-input"]
 from benchmarks.fusion_groups import TIMELINE
@@ -337,8 +345,8 @@ starts = replayed.total - replayed.span
 print(f"eager, CUDA graph: the first kernel starts {starts:.0f} us after the graph's launch")
 
 # %% [markdown]
-# **By what factor does a CUDA graph alone shorten it, with nothing fused?** From the first launch to the end of the
-# last kernel. Between its kernels are gaps of a fraction of a microsecond.
+# **By what factor does a CUDA graph alone shorten it, with nothing fused?** We measure from the first launch to the end
+# of the last kernel. In a graph, the gaps between kernels are a fraction of a microsecond.
 
 # %% tags=["hide-input"]
 by_graph = predict_first("eager, one by one, over eager under a CUDA graph", unit="times")
@@ -369,9 +377,9 @@ by_compile.compare(
 )
 
 # %% [markdown]
-# Step through the kernels and look at the gaps. (Under a profiler they are longer than without, with the same cause.
-# The time that is neither kernel nor gap passes between the first launch and the first kernel.) In PyTorch a graph is
-# `torch.cuda.graph(...)`, or `torch.compile(mode="reduce-overhead")`.
+# Step through the kernels and look at the gaps. (Under a profiler they're longer than usual, but they have the same
+# cause. The time that is neither kernel nor gap passes between the first launch and the first kernel.) In PyTorch you
+# get a graph with `torch.cuda.graph(...)` or `torch.compile(mode="reduce-overhead")`.
 
 # %% tags=["hide-input", "nbval-ignore-output"]
 from helpers.figures import TraceExplorer
@@ -379,18 +387,19 @@ from helpers.figures import TraceExplorer
 TraceExplorer(record()["timeline"])
 
 # %% [markdown]
-# The gaps inside a graph have an everyday remedy of their own, **programmatic dependent launch** (Hopper and later).
-# A kernel normally starts when the one before it has completely finished. With it, a kernel starts early, computes its
-# addresses and loads its weights, and waits only before it reads its predecessor's results. In Triton that is
-# `tl.extra.cuda.gdc_wait()` and `gdc_launch_dependents()`, launched with `launch_pdl=True`; Inductor inserts them with
-# `TORCHINDUCTOR_ENABLE_PDL=1`. It was not timed here.
+# For the gaps inside a graph there's another remedy, **programmatic dependent launch** (Hopper and later). Normally a
+# kernel starts when the one before it has finished completely. With programmatic dependent launch it starts early,
+# computes its addresses and loads its weights, and waits only before it reads its predecessor's results. In Triton you
+# use `tl.extra.cuda.gdc_wait()` and `gdc_launch_dependents()`, and launch with `launch_pdl=True`; Inductor inserts them
+# if you set `TORCHINDUCTOR_ENABLE_PDL=1`. You'll see it timed in lesson 18.
 #
 # ## The flowchart
 #
-# So there is an order of questions. May one kernel do it? Do its values fit? Is the GPU the limit at all? Is it enough
-# of the step to matter: by Amdahl's law, making a share $s$ of the step $k$ times faster makes the step
-# $1 / (1 - s + s/k)$ times faster. Who writes it? The answers below are the analyser's, for the sliders' settings
-# (registers as estimated, see above); a launch's CPU cost was recorded. Move them until you have seen all six ends.
+# So there's an order to the questions. May one kernel do it? Do its values fit? Is the GPU the limit at all? Is it a
+# large enough part of the step to matter? (By Amdahl's law, making a share $s$ of the step $k$ times faster makes the
+# step $1 / (1 - s + s/k)$ times faster.) And who writes it? The answers below are the analyser's, for the settings of
+# the sliders. (Registers are its estimates, see above. The CPU's cost per launch was recorded.) Move the sliders until
+# you have seen all six endings.
 
 # %% tags=["hide-input", "nbval-ignore-output"]
 from helpers.figures import FusionDecisionExplorer
@@ -413,9 +422,9 @@ for kind, rows, share in (
 # %% [markdown]
 # ## What torch.compile fused
 #
-# Inductor, torch.compile's code generator, makes these decisions for you. Its groups were recorded on the H200 for the
-# graphs on which the analyser was tested (Going further shows them side by side). Here is the code it generated for an
-# activation written by hand in six operations, `hard_swish_chain`. Compare it with your kernel of lesson 03:
+# Inductor, torch.compile's code generator, makes these decisions for you. On the H200 we recorded its groups for the
+# graphs on which we tested the analyser (you'll find them side by side in Going further). Here is the code it generated
+# for `hard_swish_chain`, an activation written by hand in six operations. Compare it with your kernel from lesson 03:
 
 
 # %% tags=["hide-input"]
@@ -428,10 +437,11 @@ def generated(name):
 print(*generated("hard_swish_chain"), sep="\n")
 
 # %% [markdown]
-# One load per tensor, one store, everything in between in fp32 registers: just what you would write. Now residual and
-# LayerNorm, 32768 rows of 4096, also one kernel. Four passes are needed: `x` and the residual in, the new residual and
-# the norm out. Inductor's kernel loops over the row in blocks, twice: once to add and to find mean and variance, once
-# to normalise. **How many loads and stores of full-size tensors does it have?**
+# There's one load per tensor, one store, and everything in between is in fp32 registers, just as you would have written
+# it. Now take residual plus LayerNorm on 32768 rows of 4096, which is also one kernel. It needs four passes: `x` and
+# the residual in, the new residual and the norm out. Inductor's kernel loops over the row in blocks, twice: the first
+# time to add and to find mean and variance, the second time to normalise. **How many loads and stores of full-size
+# tensors does it have?**
 
 # %% tags=["hide-input"]
 passes = predict_first("reads and writes of full size, Inductor's residual + LayerNorm", unit="")
@@ -463,7 +473,7 @@ passes.compare(
 )
 
 # %% [markdown]
-# The puzzle adds two tensors and centres each row, in one kernel. **Read every element once.**
+# The kernel in this puzzle adds two tensors and centres each row. **Read every element once.**
 
 
 # %%
@@ -481,8 +491,8 @@ b = 2 * torch.arange(12.0).reshape(3, 4)
 puzzle(centre_kernel, 3, a, b, wanted=a + b - (a + b).mean(1, keepdim=True), COLUMNS=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>y = s - mean</code>: the row is still in registers, as in lesson 05. Where it
-# does not fit, a loop has to reread it.</details>
+# <details><summary>Answer</summary><code>y = s - mean</code>: the row is still in registers, as in lesson 05. If it
+# doesn't fit there, a loop has to read it again.</details>
 #
 # <!-- choices
 # y = tl.load(a_ptr + at) + tl.load(b_ptr + at) - mean
@@ -498,8 +508,8 @@ puzzle(centre_kernel, 3, a, b, wanted=a + b - (a + b).mean(1, keepdim=True), COL
 #
 # ## How accurate is the analyser?
 #
-# It was tested on thirty graphs to which no constant was fitted: blocks of transformers and convolutional networks,
-# losses, optimisers, training steps. **On what share of the edges do the analyser and Inductor agree?**
+# We tested it on thirty graphs to which no constant was fitted: blocks of transformers and convolutional networks,
+# losses, optimisers, and training steps. **On what share of the edges do the analyser and Inductor agree?**
 
 # %% tags=["hide-input"]
 agreement = predict_first("edges on which analyser and Inductor agree", unit="%")
@@ -520,7 +530,7 @@ print(f"right about faster or slower in {of_all['right_directions']:.0%}")
 agreement.compare(round(100 * of_all["agreement"]))
 
 # %% [markdown]
-# A median hides its tail. The five worst predictions, with predicted over measured time on either side:
+# A median hides its tail, so here are the five worst predictions in either direction, as predicted over measured time:
 
 # %% tags=["hide-input"]
 rows = []
@@ -537,10 +547,11 @@ display(table(columns, rows))
 print("wrong direction:", *(each.name for each in trials if not each.right_direction))
 
 # %% [markdown]
-# Where it promises too much, eager's time is mostly about right, and Inductor's kernels take longer than the analyser
-# thinks a kernel should. (`conv_stem` is the exception: its convolution of three channels is slow in the library as
-# well.) `rotary` errs the other way: Inductor's kernel is faster than predicted. So the prediction is not a bound, but
-# what a good kernel should reach. Is that realistic? The same for kernels of this course, written by hand:
+# Where it promises too much, its time for eager PyTorch is mostly about right, and Inductor's kernels take longer than
+# the analyser thinks a kernel should. (`conv_stem` is an exception: its convolution of three channels is slow in the
+# library as well.) `rotary` is wrong in the other direction, since Inductor's kernel is faster than predicted. So the
+# prediction isn't a bound. It's what a good kernel should reach. Is that realistic? Here is the same comparison for
+# kernels of this course, written by hand:
 
 # %% tags=["hide-input"]
 ours = with_our_kernels()
@@ -553,12 +564,13 @@ for name in names.split():
 table(("", "predicted", "torch.compile", "ours"), rows)
 
 # %% [markdown]
-# Mostly yes. Where the compiler falls short of it, there may be a kernel worth writing. The last line is its blind
-# spot: it treats sort as a fusion barrier, and lesson 06 did softmax and top-k in one pass. (Times of these kernels
-# were used to fit the model's constants, so this is not a test of it. [Every graph](../docs/fusion_proof.md) is
-# listed.)
+# Mostly, yes. Where the compiler falls short of the prediction, there may be a kernel worth writing. The last line
+# shows the compiler's blind spot: it treats sort as a fusion barrier, while in lesson 06 we did softmax and top-k in
+# one pass. (We used the times of these kernels to fit the model's constants, so this isn't a test of the model. [Every
+# graph](../docs/fusion_proof.md) is listed.)
 #
-# **Claim: "a model's forward pass goes from 120 to 80 ms by fusion."** GPU time of whole blocks, eager against compiled:
+# **Claim: "a model's forward pass goes from 120 to 80 ms by fusion."** This is the GPU time of whole blocks, eager and
+# compiled:
 
 # %% tags=["hide-input"]
 BLOCKS = "bert_layer gpt2_block llama_block vit_block mixtral_experts mamba_block".split()
@@ -575,9 +587,9 @@ print("part of their gain; where nearly all is matmuls, as in mixtral_experts, l
 # %% [markdown]
 # ## Graph breaks
 #
-# All of this assumes one graph. Python that must *look at a value* ends it: the GPU has to finish, the CPU reads, and
-# the rest becomes another graph. Nothing is fused across the [break](../docs/glossary.md#graph-break). The same
-# computation with `if` and with `where`:
+# All of this assumes that there is one graph. If your Python code has to *look at a value*, the graph ends there: the
+# GPU has to finish, the CPU reads the value, and the rest becomes another graph. Nothing gets fused across such a
+# [break](../docs/glossary.md#graph-break). Here is the same computation with `if` and with `where`:
 
 
 # %%
@@ -599,8 +611,8 @@ for function in (with_if, with_where):
     print(f"{function.__name__:10} {found.graph_count} graphs, {found.graph_break_count} breaks")
 
 # %% [markdown]
-# The analyser takes only what can be traced, and names your line where it cannot. **By what factor does one break
-# increase the bytes** of four elementwise operations, broken in the middle?
+# The analyser only takes what can be traced, and if something can't be, it names your line. **By what factor does one
+# break increase the bytes** of four elementwise operations, broken in the middle?
 
 # %% tags=["hide-input"]
 break_cost = predict_first("bytes of four elementwise operations, broken in two", unit="times")
@@ -620,12 +632,12 @@ break_cost.compare(halves / whole)
 # %% [markdown]
 # ## Reasons not to fuse
 #
-# You have met five: legality (a row is not a tile), lost parallelism, too many values for the registers, a library's
-# faster matmul, and no time to save. Here are three more.
+# You've met five reasons already: it's illegal (a row isn't a tile), you lose parallelism, there are too many values
+# for the registers, a library has a faster matmul, or there's no time to save. Here are three more.
 #
-# **Batch invariance.** A reduction over few long rows is split over several blocks to fill the GPU; over many rows it
-# is not. Then the *order of the additions* depends on how many other requests are in the batch, and so do the last bits
-# of *your* row. Below, each row is summed by up to 32 programs, so that 256 run in total.
+# **Batch invariance.** If a reduction has few long rows, it's split over several blocks to fill the GPU; if it has many
+# rows, it isn't. Then the *order of the additions* depends on how many other requests are in the batch, and so do the
+# last bits of *your* row. Below, each row is summed by up to 32 programs, so that 256 of them run in total.
 
 
 # %%
@@ -660,12 +672,13 @@ errors = [(each - exact).abs().max().item() for each in (together, alone, fixed)
 print("all right to a thousandth:", max(errors) < 1e-3)
 
 # %% [markdown]
-# Both are right, but a language model that must give the same answer in any batch cannot use this. (He and Thinking
-# Machines Lab, "Defeating nondeterminism in LLM inference", 2025.) The remedy is a split that depends only on the row,
-# which costs speed in small batches. Split-K matmuls and attention's split-KV have the same problem.
+# Both results are right, but a language model that must give the same answer in any batch can't use this. (He and
+# Thinking Machines Lab, "Defeating nondeterminism in LLM inference", 2025.) To avoid it, the split may only depend on
+# the row, which makes small batches slower. Split-K matmuls and attention's split-KV have the same problem.
 #
-# **Other values.** Fusing changes results even where the order stays: a value that was rounded to bf16 between two
-# kernels now stays in fp32. Closer to the truth, and different from the run that you compare with:
+# **Other values.** Fusing changes results even if the order stays the same, because a value that used to be rounded to
+# bf16 between two kernels is now kept in fp32. That's closer to the truth, but different from the run you're comparing
+# with:
 
 # %%
 half = torch.randn(10_000, device=device).bfloat16()
@@ -677,8 +690,8 @@ off = [(each.double() - exact).abs().mean().item() for each in (rounded, kept)]
 print("fused is closer to float64:", off[1] < off[0])
 
 # %% [markdown]
-# **Upkeep.** Somebody compiles it, tests it on the next GPU, and finds the bug in it. Compiling alone, for all recorded
-# graphs, each once, for one shape:
+# **Upkeep.** Somebody has to compile it, test it on the next GPU, and find the bug in it. Here is the compile time
+# alone, for all the recorded graphs, each compiled once for one shape:
 
 # %% tags=["hide-input"]
 seconds = sorted(graph["compile_seconds"] for graph in record()["graphs"].values())
@@ -686,16 +699,18 @@ slowest = f"the slowest {seconds[-1]:.1f} s"
 print(f"{len(seconds)} graphs: median {statistics.median(seconds):.1f} s, {slowest}")
 
 # %% [markdown]
-# A shape that changes with every request pays that again, or gets a slower kernel for any shape. A fused kernel is also
-# one line in a profile where there were six, and one breakpoint instead of six.
+# If a shape changes with every request, you pay that again, or you get a slower kernel that works for any shape.
+# Debugging changes as well. After fusing, a profile has one line where there used to be six, and you have one place to
+# set a breakpoint where you used to have six.
 #
 # ## Megakernels
 #
-# The extreme case is the *whole* model in one kernel. Blocks wait for each other through counters in memory instead of
-# ending; the next layer's weights are fetched while this one still computes. It exists for one user and one token
-# ("Look Ma, No Bubbles!", Hazy Research, 2025) and for throughput: a tensor-parallel `Llama-70B` that overlaps compute,
-# memory and communication between GPUs ("We Bought the Whole GPU", the same group, 2025). How much could it gain? Take
-# the block of 128 tokens under its CUDA graph, compiled: the table above has how long its kernels are busy.
+# Taken to the extreme, you can put the *whole* model into one kernel. Blocks don't end; they wait for each other
+# through counters in memory, and the next layer's weights are fetched while the current layer is still computing.
+# People have built this for one user and one token ("Look Ma, No Bubbles!", Hazy Research, 2025) and for throughput,
+# with a tensor-parallel `Llama-70B` that overlaps compute, memory and communication between GPUs ("We Bought the Whole
+# GPU", the same group, 2025). How much could it gain? Take the block of 128 tokens, compiled, under its CUDA graph. The
+# table above shows how long its kernels are busy.
 
 # %% tags=["hide-input"]
 function, inputs = GRAPHS["gpt2_block"].make(
@@ -731,8 +746,9 @@ bubble.compare(
 # %% [markdown]
 # ## Your model
 #
-# The default below is a block of PyTorch's own. Replace it by your module and its inputs: anything that `torch.export`
-# or `make_fx` can trace, on meta tensors if it is large. In a terminal: `fusion analyse model.py:build --device H100`.
+# By default, the cell below takes one of PyTorch's own blocks. Replace it with your module and its inputs: anything
+# that `torch.export` or `make_fx` can trace, on meta tensors if it's large. In a terminal, you can run `fusion analyse
+# model.py:build --device H100`.
 
 
 # %%
@@ -750,8 +766,8 @@ yours = analyse(model, *model_inputs, device="H200")
 yours.draw()
 
 # %% [markdown]
-# `yours.report()` prints the table. Go down it from the top. Does someone provide that kernel already? Is its share of
-# your step worth it? Which line would you bet on? Write that one kernel, and *measure*.
+# `yours.report()` prints the table. Go through it from the top. Does somebody already provide that kernel? Is its share
+# of your step worth the effort? Which line would you bet on? Write that one kernel, and *measure*.
 #
 # ## Your predictions vs the measurements
 
@@ -762,28 +778,29 @@ predictions()
 # ## Test yourself
 #
 # 1. `y = layer_norm(linear(x))`. Your colleague wants one kernel. What do you say?
-# <details><summary>Answer</summary>A matmul tile holds no whole row. A block owns whole rows only if a tile is as wide
-# as the row; otherwise blocks exchange row sums (in a cluster, through distributed shared memory, which Triton does not
-# offer), wait for each other, or recompute tiles. Lesson 08 shows the cost.</details>
+# <details><summary>Answer</summary>A matmul tile doesn't hold a whole row. A block only gets whole rows if its tile is
+# as wide as the row. Otherwise blocks have to exchange row sums (in a cluster, through distributed shared memory, which
+# Triton doesn't offer), wait for each other, or recompute tiles. Lesson 08 shows what that costs.</details>
 #
 # 2. Two groups, each legal alone. Can the pair of them be illegal?
-# <details><summary>Answer</summary>Yes: if something in the first waits for something in the second and vice versa, no
-# order of the two kernels exists.</details>
+# <details><summary>Answer</summary>Yes. If something in the first waits for something in the second and vice versa,
+# there's no order in which the two kernels could run.</details>
 #
 # 3. A profile shows kernels of a few microseconds with gaps of thirty between them. What do you do first?
-# <details><summary>Answer</summary>A CUDA graph, or anything that takes the CPU out. Fusing removes one gap per launch;
-# a graph removes them all. Then ask again: the rest is bytes, and kernels starting and ending.</details>
+# <details><summary>Answer</summary>Use a CUDA graph, or anything else that takes the CPU out. Fusing removes one gap
+# per launch that it saves, but a graph removes all of them. Then look again: what's left is bytes, and the start and
+# end of each kernel.</details>
 #
 # 4. Fusing the pair that saves most, again and again, ends at 69 us, and an exact search finds 53. What went wrong?
-# <details><summary>Answer</summary>The first choice excluded others: a kernel works on rows or on columns. Savings that
-# are small one by one can be worth more together.</details>
+# <details><summary>Answer</summary>The first choice ruled out others, because a kernel works either on rows or on
+# columns. Savings that are small on their own can be worth more together.</details>
 # <!-- given 69 us, 53 us: the puzzle of edges above -->
 #
 # 5. Your service returns different last digits at night, when it is quiet. What do you look for?
-# <details><summary>Answer</summary>A reduction, matmul or attention whose split follows the batch size.</details>
+# <details><summary>Answer</summary>A reduction, matmul or attention whose split depends on the batch size.</details>
 #
 # 6. A part takes 20 % of a step, and a fused kernel needs a third of its time. How many times faster is the step?
-#    Replace the dots by your number.
+#    Replace the dots with your number.
 # <!-- given 20 %: the question's own -->
 
 # %%
@@ -793,16 +810,16 @@ self_test(answer, 1 / (1 - 0.2 + 0.2 / 3), "Amdahl: one over what is left, 0.8 a
 # %% [markdown]
 # ## Now you
 #
-# [Exercise 13](../exercises/13_decide.ipynb) gives you small graphs and asks for the decision: what is legal, whether
-# to fuse a pair, and the best partition. It is judged against exhaustive search.
+# In [Exercise 13](../exercises/13_decide.ipynb) you'll get small graphs and decide what is legal, whether to fuse a
+# pair, and which partition is best. We compare your answers with exhaustive search.
 
 # %% [markdown]
 # ## Going further
 #
 # ### A weighted score
 #
-# Predicted time ignores the weeks that a kernel has to be maintained. Teams that discuss fusions often use a weighted
-# score, so here is one, in the open: five parts from 0 to 1, where 1 favours fusing.
+# Predicted time ignores the weeks that somebody has to spend maintaining a kernel. Teams that discuss fusions often use
+# a weighted score, so here is one. It has five parts from 0 to 1, where 1 favours fusing.
 #
 # | part | weight | meaning |
 # |---|---|---|
@@ -812,8 +829,8 @@ self_test(answer, 1 / (1 - 0.2 + 0.2 / 3), "Amdahl: one over what is left, 0.8 a
 # | complexity | 0.1 | how easy the kernel is to get right, by its kind |
 # | upkeep | 0.1 | how little there is to maintain: 1 where torch.compile or PyTorch does it |
 #
-# At 0.5 or more it says "fuse". The weights are a convention, and a convention can be argued with. Move one, and the
-# others share the rest:
+# If the total is 0.5 or more, you fuse. The weights are only a convention, so you can argue with them. If you move one,
+# the others share the rest:
 
 # %% tags=["hide-input", "nbval-ignore-output"]
 from helpers.figures import FusionScoreExplorer
@@ -833,15 +850,16 @@ for group in plan_of("gpt2_block", epilogues=True).groups:
 table(("group", "saves", "score", "verdict", "flips"), rows)
 
 # %% [markdown]
-# Two opinions, and they differ: every one of these kernels saves predicted time, and the score would leave some apart.
-# It counts a *share* of bytes, so an epilogue that saves a little of a lot scores low, however many microseconds that
-# is; and a low occupancy is not a fault of a matmul (lesson 08). Two verdicts depend on a few hundredths of a weight
-# that nobody has measured. **Rank by time, and let the score ask what you may have forgotten.**
+# The two opinions differ: every one of these kernels saves predicted time, and yet the score would leave some of them
+# apart. It counts a *share* of bytes, so an epilogue that saves a little of a lot gets a low score, however many
+# microseconds that is. It also punishes low occupancy, which is perfectly fine for a matmul (lesson 08). And two of the
+# verdicts depend on a few hundredths of a weight that nobody has measured. **Rank by time, and use the score to remind
+# you of what you may have forgotten.**
 #
 # ### The analyser's groups and Inductor's
 #
-# Side by side; an operation that two kernels compute appears in both, and where an edge is judged differently, both
-# ends are marked:
+# Here they are side by side. An operation that two kernels compute appears in both. If the two disagree about an edge,
+# both of its ends are marked:
 
 # %% tags=["hide-input"]
 from benchmarks.fusion_proof import homes_of_all, verdict
@@ -866,10 +884,10 @@ table(("graph", "edges alike", "of"), rows)
 FusionGroupsExplorer(compared_graphs)
 
 # %% [markdown]
-# In `column_statistics`, the analyser puts the difference of maximum and minimum, `sub_1`, into the kernel that finds
-# the two; Inductor puts it into the kernel of the addition behind it. Only timing both ways decides, so both were
-# compiled and run. Of all graphs, many edges could not be settled, because Inductor makes more kernels of the
-# analyser's groups than planned:
+# In `column_statistics`, the analyser computes the difference of maximum and minimum, `sub_1`, in the kernel that finds
+# the two, whereas Inductor does it in the kernel of the addition that follows. The only way to find out which is better
+# is to time both, so we compiled and ran both. Over all graphs, many edges couldn't be settled that way, because
+# Inductor splits the analyser's groups into more kernels than planned:
 
 # %% tags=["hide-input"]
 from collections import Counter
@@ -885,7 +903,7 @@ print(dict(Counter(verdict(*each).split(",")[0].split(" (")[0] for each in diffe
 # %% [markdown]
 # ### Predicting small kernels
 #
-# The analyser predicts the GPU's own time, with what each launch costs the GPU. For the block of 128 tokens:
+# The analyser predicts the GPU's own time, including what each launch costs the GPU. For the block of 128 tokens:
 
 # %% tags=["hide-input"]
 from helpers.instruments.prediction import LAUNCH
@@ -898,15 +916,16 @@ launches = (small.launches_unfused - small.launches_fused) * LAUNCH
 print(f"of {saved * 1e6:.0f} us that it would save, {launches * 1e6:.0f} us are launches")
 
 # %% [markdown]
-# Both times are too short by nearly a third: such kernels are all start and end, and the model knows little of either.
-# The ratio is about right.
+# Both predictions are too short by nearly a third. Kernels this small consist of little more than their start and end,
+# and the model doesn't know much about either. The ratio is about right.
 #
 # ### One large model, layer by layer
 #
-# That claim is usually made of one model:
+# That claim is usually made about one particular model:
 #
-# **Claim: "OPT-13B's forward pass goes from 120 to 80 ms by fusion."** It names no GPU, no number of tokens and no
-# baseline. The model is 40 equal layers. Here is one, with attention operator by operator or as PyTorch's fused call:
+# **Claim: "OPT-13B's forward pass goes from 120 to 80 ms by fusion."** It doesn't say which GPU, how many tokens or
+# what baseline. The model has 40 identical layers. Here is one of them, with attention done operator by operator or as
+# PyTorch's fused call:
 
 # %%
 import inspect
@@ -916,8 +935,8 @@ from benchmarks.experiments import lesson_13_opt as opt
 print(inspect.getsource(opt.layer))
 
 # %% [markdown]
-# First the prediction, for an H100 in bf16: the layer analysed at three numbers of tokens, times 40 (embedding and head
-# left out). *Fused* is the analyser's own partition.
+# First, the prediction for an H100 in bf16. We analysed the layer for three numbers of tokens and multiplied by 40
+# (leaving out embedding and head). *Fused* is the analyser's own partition.
 
 # %% tags=["hide-input"]
 from functools import partial
@@ -941,8 +960,8 @@ table(
 )
 
 # %% [markdown]
-# Then one such layer was timed. Its weights are far larger than the L2 cache, so that 40 calls of one layer cost what 40
-# layers do:
+# Then we timed one such layer. Its weights are much larger than the L2 cache, so calling one layer 40 times costs as
+# much as running 40 layers:
 
 # %% tags=["hide-input"]
 h100 = recorded(opt.RECORD.removesuffix(".json"))
@@ -966,8 +985,8 @@ for tokens, clocks in layers.items():
     )
 
 # %% [markdown]
-# **Verdict: fair at one number of tokens and against the weakest baseline.** With attention operator by operator and two
-# thousand tokens, `torch.compile` alone comes to about the claimed ratio. With PyTorch's fused attention no fusion is
-# left that shows: the library's eager time is as good as `torch.compile`'s, and ours is a little behind both. With few
-# tokens nearly all the time is the weights', which no fusion makes fewer. The analyser foretold the order and missed the
-# size.
+# **Verdict: fair at one number of tokens and against the weakest baseline.** With attention done operator by operator
+# and two thousand tokens, `torch.compile` alone comes close to the claimed ratio. With PyTorch's fused attention,
+# fusion has nothing left to gain that you could see: eager PyTorch is as fast as `torch.compile`, and ours is a little
+# behind both. With few tokens, nearly all of the time goes into reading the weights, and fusing can't reduce those. The
+# analyser predicted the order correctly but not the size.

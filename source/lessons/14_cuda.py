@@ -1,22 +1,22 @@
 # %% [markdown]
 # # 14 CUDA C++: what Triton decided for you
 #
-# In Triton you wrote about blocks: load a block, add it, store it. The compiler decided which thread takes which
-# element, in what order, how a sum gets from one thread to another, and when threads wait. In CUDA C++ you decide.
-# **How much of it must you write, what happens if you get it wrong, and was the compiler's answer any worse than
-# yours?**
+# In Triton you worked on whole blocks: load a block, add it, store it. The compiler assigned elements to threads, and
+# picked the order, how threads combine their partial sums, and where they wait for each other. In CUDA C++ all of
+# that is up to you. **How much of it must you write, what happens if you get it wrong, and was the compiler's answer
+# any worse than yours?**
 #
 # After this lesson you can
 #
-# - write a kernel of threads, warps and blocks, and predict which sectors it fetches;
-# - load with `float4`, and explain what that gains;
-# - reduce a row with shuffles and shared memory, and find a missing barrier;
-# - avoid bank conflicts, and local arrays that end up in memory;
-# - compare the code that Triton generated with yours.
+# - write a kernel in terms of threads, warps and blocks, and predict which sectors it fetches;
+# - use `float4` loads, and explain when they help;
+# - reduce a row with shuffles and shared memory, and spot a missing barrier;
+# - avoid bank conflicts, and avoid local arrays that end up in memory;
+# - compare your code with what Triton generated.
 #
-# About 60 minutes. It needs no GPU: NVIDIA's compiler runs here, and the [PTX](../docs/glossary.md#ptx) that it writes
-# is executed on the CPU, with every byte counted. It follows on [07 Occupancy](07_occupancy.ipynb) and leads to
-# [exercise 14](../exercises/14_cuda_softmax.ipynb).
+# About 60 minutes. You don't need a GPU: NVIDIA's compiler runs here, and we execute the [PTX](../docs/glossary.md#ptx)
+# it generates on the CPU and count every byte. It follows on [07 Occupancy](07_occupancy.ipynb) and leads to [exercise
+# 14](../exercises/14_cuda_softmax.ipynb).
 
 # %% tags=["hide-input"]
 import re
@@ -36,9 +36,9 @@ h200 = recorded("h200")
 # %% [markdown]
 # ## The smallest kernel
 #
-# A kernel is written for **one thread**. The launch says how many there are: here `twice[4, 256]`, in a C++ program
-# `twice<<<4, 256>>>`, four thread blocks of 256 threads. Each computes its own index and takes that element. `y` is a
-# plain C++ pointer: no mask, no check.
+# You write a CUDA kernel from the point of view of **one thread**, and the launch sets how many threads run it. Here
+# that's `twice[4, 256]`, or `twice<<<4, 256>>>` in a C++ program: four thread blocks of 256 threads. Each thread
+# computes its own index and handles that element. `y` is a plain C++ pointer, so nothing masks or checks your accesses.
 
 # %%
 scale_source = """
@@ -53,28 +53,30 @@ twice[4, 256](numbers, doubled, 1000)
 print("all doubled:", torch.equal(doubled, 2 * numbers))
 
 # %% [markdown]
-# Four blocks of 256 are 1024 threads, and 24 of them have no element. Remove the `if`, and they read past the end of
-# `x` and store past the end of `y`, into whatever is there. On a GPU that may go unnoticed for years. Not here:
+# Four blocks of 256 give us 1024 threads, 24 more than we have elements. If you remove the `if`, those 24 read past the
+# end of `x` and overwrite whatever comes after `y`. On a GPU you might not notice for years, but here you get an error
+# right away:
 
 # %%
 careless = cuda_kernel(scale_source.replace("if (i < n) ", ""), "twice")
 print(measure(careless[4, 256], numbers.clone(), doubled.clone(), 1000))
 
 # %% [markdown]
-# (A mistake in C++ itself prints the compiler's message, with your line marked. `printf` is not available here.)
+# (If your C++ doesn't compile, you'll see the compiler's message with the offending line marked. `printf` isn't
+# available here.)
 #
 # ## Which thread reads which address
 #
-# The hardware does not run threads one by one. It runs 32 neighbours together, a [warp](../docs/glossary.md#warp);
-# `lane` is a thread's place in it. One load by a warp is one *request*, and memory answers in
-# [sectors](../docs/glossary.md#sector) of 32 bytes.
+# The hardware doesn't run threads individually. It runs them in groups of 32 consecutive threads, called
+# [warps](../docs/glossary.md#warp), and a thread's position within its warp is its `lane`. When a warp executes a load,
+# that's one *request*, and memory serves it in [sectors](../docs/glossary.md#sector) of 32 bytes.
 # <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
 #
-# Below is a grid of four blocks of 64 threads. Thread `i` reads `x[i * stride]`.
+# The explorer below shows a grid of four blocks of 64 threads, where thread `i` reads `x[i * stride]`.
 #
-# 1. Move the thread from 31 to 32, and from 63 to 64. What changes?
-# 2. At what stride does a larger stride stop making a difference?
-# 3. Together, what do the threads of one warp read at stride 1?
+# 1. Move from thread 31 to 32, then from 63 to 64. What changes each time?
+# 2. Beyond what stride does the number of sectors stop growing?
+# 3. At stride 1, what do the 32 threads of a warp read between them?
 
 # %% tags=["hide-input"]
 from helpers.figures import ThreadsExplorer
@@ -83,11 +85,12 @@ explorer = ThreadsExplorer(stride=1, thread=35)
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. From 31 to 32 the warp, from 63 to 64 the block. 2. At 8: a sector
-# holds eight elements, so each lane then has its own. 3. One contiguous piece of memory: the request is
-# <i>coalesced</i>.</details>
+# <details><summary>What you should see</summary>1. Going from 31 to 32 takes you to the next warp, and from 63 to 64 to
+# the next block. 2. Stride 8: a sector holds eight elements, so at that stride every lane needs a sector of its own. 3.
+# One contiguous chunk of memory, so we say the request is <i>coalesced</i>.</details>
 #
-# The cost on a GPU: $2^{24}$ elements, each read once, farther and farther apart (by a Triton kernel that sums them).
+# Here's what that costs on a GPU. A Triton kernel sums $2^{24}$ elements, reading each of them once, at increasing
+# strides:
 
 # %% tags=["hide-input"]
 strides = h200.experiment("strides")
@@ -96,11 +99,12 @@ times = (f"stride {each}: {1e6 * strides[each].median:.0f} us" for each in (1, 2
 print(", ".join(times))
 
 # %% [markdown]
-# Up to 8 the time grows nearly as the sectors do. Beyond, a request needs no more of them, and still it gets slower:
-# L2 fetches sectors in pairs, which lesson 15 reads from a counter.
+# Up to stride 8, the time grows almost in proportion to the number of sectors. Past that the sector count is flat, but
+# the kernel keeps getting slower because L2 fetches sectors in pairs. You'll see that on a hardware counter in lesson
+# 15.
 #
-# Now a kernel, metered. **If each thread takes two neighbours (thread `i` takes `x[2i]`, then `x[2i + 1]`), how many
-# sectors does one request fetch?** Everything fetched is used in the end.
+# Now let's meter a kernel. **If each thread takes two neighbours (thread `i` takes `x[2i]`, then `x[2i + 1]`), how many
+# sectors does one request fetch?** Every byte it fetches does get used eventually.
 
 # %% tags=["hide-input"]
 pairs = predict_first("sectors per request, two neighbours per thread", unit="sectors")
@@ -133,12 +137,13 @@ pairs.compare(
 )
 
 # %% [markdown]
-# So in CUDA C++ neighbours in a *warp* take neighbours in memory, and one thread's next load is far away, as in
-# `apart`. In Triton the compiler laid `tl.arange` out over the lanes for you.
+# So in CUDA C++ you want adjacent *lanes* to access adjacent elements, even though that puts each thread's own next
+# load far away, as in `apart`. In Triton, the compiler took care of this when it laid `tl.arange` out over the lanes.
 #
 # ## add+GELU with float4
 #
-# `float4` is four floats that one instruction loads. A template makes both kernels one: only the type differs.
+# A `float4` packs four floats, which a single instruction can load. The scalar and the vector kernel differ only in
+# their type, so we write both as one template.
 
 # %%
 add_gelu_source = r"""
@@ -206,16 +211,17 @@ print(f"at all four block sizes it is {', '.join(f'{each:.0%}' for each in full)
 # %% [markdown]
 # ## A block that works together: LayerNorm
 #
-# A row needs sums over all its elements, and each thread has only its own. Two steps bring them together:
+# LayerNorm needs sums over a whole row, but each thread only sees its own elements. We combine them in two steps:
 #
-# 1. Within a warp, `__shfl_xor_sync(mask, v, far)` gives each lane the `v` of the lane whose number differs in one
-#    bit. After five of these [shuffles](../docs/glossary.md#shuffle) (16, 8, 4, 2, 1) every lane has the sum of 32. No
-#    memory is involved.
-# 2. Between the warps of a block the data goes through [shared memory](../docs/glossary.md#shared-memory): each warp
-#    stores its sum there, all wait at a [barrier](../docs/glossary.md#barrier), `__syncthreads()`, and then all read.
+# 1. Within a warp, `__shfl_xor_sync(mask, v, far)` gives each lane the `v` of another lane, the one whose number
+#    differs in a single bit. After five of these [shuffles](../docs/glossary.md#shuffle) (16, 8, 4, 2, 1), every lane
+#    has the sum over all 32, without touching memory.
+# 2. Across the warps of a block, we use [shared memory](../docs/glossary.md#shared-memory). Each warp stores its sum
+#    there, everyone waits at a [barrier](../docs/glossary.md#barrier), `__syncthreads()`, and then every thread reads
+#    all of the sums.
 #
-# Start with the first. Each of two warps should store the sum of its 32 elements. **Fix the loop.** (This cell is
-# CUDA C++: edit the text between the quotes.)
+# Let's start with the first step. Each of these two warps should store the sum of its 32 elements. **Fix the loop.**
+# (This cell is CUDA C++, so edit the text between the quotes.)
 
 # %%
 warp_sums_source = """
@@ -230,8 +236,8 @@ x = torch.arange(64.0)
 cuda_puzzle(warp_sums_source, "warp_sums", 1, 64, x, wanted=x.view(2, 32).sum(1))
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>for (int far = 16; far > 0; far /= 2)</code>: the last exchange, with the
-# direct neighbour, was missing, so lane 0 had the even elements only.</details>
+# <details><summary>Answer</summary><code>for (int far = 16; far > 0; far /= 2)</code>: the loop skipped the last
+# exchange, between direct neighbours, so lane 0 only summed the even elements.</details>
 #
 # <!-- choices
 # for (int far = 16; far > 1; far /= 2)
@@ -245,7 +251,7 @@ cuda_puzzle(warp_sums_source, "warp_sums", 1, 64, x, wanted=x.view(2, 32).sum(1)
 # for (int far = 16; far > 0; far -= 2)
 # -->
 #
-# And both together, as a function for any operation:
+# Here are both steps in one function, which works for any reduction operator:
 
 # %%
 reduce_source = """
@@ -265,7 +271,7 @@ __device__ float of_block(float v, float* of_warps) {
 }"""
 
 # %% [markdown]
-# LayerNorm, one block per row, in its first version:
+# This is our first LayerNorm, with one block per row:
 
 # %%
 layer_norm_source = """
@@ -310,8 +316,9 @@ row_bytes.compare(
 )
 
 # %% [markdown]
-# Here it is on a row of 64: two warps, five shuffles each, and both sums in shared memory. The row is 1 in its first
-# half and 3 in its second. Before the barrier, each warp has only its own half's sum.
+# Let's step through it on a row of 64, which takes two warps with five shuffles each, and shared memory to combine the
+# two sums. The first half of the row is all 1s and the second half all 3s, so until the barrier each warp only knows
+# the sum of its own half.
 
 # %% tags=["hide-input"]
 few = torch.ones(64, device=device)
@@ -319,8 +326,8 @@ few[32:] = 3
 watch(first[1, 64], few, torch.ones_like(few), torch.zeros_like(few), torch.empty_like(few), 64)
 
 # %% [markdown]
-# Triton kept the row in registers without being asked. Here you ask, with an array: `float v[4]`, four elements per
-# thread.
+# Triton kept the row in registers without being asked. In CUDA C++ you have to ask for that, using a local array:
+# `float v[4]` holds four elements per thread.
 
 # %%
 kept_source = """
@@ -349,13 +356,15 @@ print("right:", torch.allclose(found.result.double(), exact, atol=1e-2))
 print(f"{found.bytes_total / rows.numel():g} B/element, {kept.resources.registers} registers")
 
 # %% [markdown]
-# Above the minimum of 8 there remain weight and bias, which every block reads: the caches' work. (Note the `if` in the
-# second loop: without it, each padding element would count as `-mean`, the bug of lesson 05.)
+# The minimum is 8. The rest is weight and bias, which every block reads again, and we rely on the caches for those.
+# (Note the `if` in the second loop. Without it, each padding element would count as `-mean`, which is the bug from
+# lesson 05.)
 #
 # ### Registers or local memory?
 #
-# Registers have no addresses. `v[k]` is a register only if `k` is known at compile time, which means that the loop can
-# be unrolled. Now let the loop end where the row ends, which only the launch knows:
+# Registers don't have addresses, so the compiler can only keep `v[k]` in one if it knows `k` at compile time, which
+# means it has to be able to unroll the loop. Let's see what happens if we run the loop to the end of the row instead,
+# since the row's length is only known at launch:
 
 # %%
 loose = kept_source.replace("k < EACH;", "threadIdx.x + k * blockDim.x < columns;")
@@ -370,13 +379,13 @@ for name, kernel in (("k < EACH", kept), ("until the row ends", in_memory)):
     print(f"{need.stack:2} B of stack, {local} local loads and stores in the code")
 
 # %% [markdown]
-# The values are right, nothing was spilled, and yet the row went to **local memory**, which is in DRAM. `spill_bytes`
-# does not show it; `stack` does.
+# The results are correct and nothing was spilled, but the row ended up in **local memory**, which is in DRAM.
+# `spill_bytes` won't show you that, so look at `stack`.
 #
 # ## A missing barrier
 #
-# A block of 64 threads reverses a row through shared memory. Something is missing. The meter's **sanitizer** watches
-# shared memory: it records which thread touched which byte, and which barriers were in between. **Add the line.**
+# This block of 64 threads reverses a row by way of shared memory, but a line is missing. The meter has a **sanitizer**
+# for shared memory, which tracks which thread touched which byte and which barriers came in between. **Add the line.**
 
 # %%
 reverse_source = """
@@ -390,8 +399,8 @@ x = torch.arange(64.0)
 cuda_puzzle(reverse_source, "reverse", 1, 64, x, wanted=x.flip(0))
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>__syncthreads();</code>: a thread of one warp reads an element that a thread
-# of the other stores. `__syncwarp()` would not do, because it waits for one warp only.</details>
+# <details><summary>Answer</summary><code>__syncthreads();</code>: each thread reads an element that was stored by a
+# thread in the other warp. `__syncwarp()` isn't enough, because it only synchronises the threads of one warp.</details>
 #
 # <!-- choices
 # // <- a line here
@@ -405,7 +414,8 @@ cuda_puzzle(reverse_source, "reverse", 1, 64, x, wanted=x.flip(0))
 # if (threadIdx.x == 0) __syncwarp();
 # -->
 #
-# `of_block` has two barriers. The second looks idle: after it, `of_block` only returns. Remove it:
+# `of_block` has two barriers. The second one looks redundant, because all `of_block` does after it is return. Let's
+# remove it:
 
 # %%
 barrier = "  __syncthreads();  // all have read: the next reduction may overwrite\n"
@@ -418,12 +428,14 @@ print(f"{int(wrong.sum())} of {len(rows)} rows wrong")
 print(found)
 
 # %% [markdown]
-# Every value is right here, where the warps run in one order, and the kernel will be wrong on the day a warp is late.
-# (The reported line is the call of `of_block`.) The second reduction writes `of_warps` while a slow warp may still read
-# the first one's sums. No value shows it until it happens. The sanitizer does not wait for that: two threads touched
-# the same byte, one of them wrote, and no barrier was in between.
+# Every value is correct, but that's because the warps always run in the same order here. On a GPU it'll give wrong
+# results as soon as one warp falls behind: the second reduction overwrites `of_warps` while the slow warp may still be
+# reading the first reduction's sums. Testing the output can't reveal that until it actually happens. The sanitizer
+# doesn't have to wait, because it reports any two threads that touch the same byte with no barrier in between if at
+# least one of them writes. (The line it reports is the call to `of_block`.)
 #
-# And a barrier that only some threads reach may deadlock the block. Here that is detected:
+# Another way to go wrong is a barrier that only some of the threads reach, which may deadlock the block. The meter
+# catches that too:
 
 # %%
 stuck_source = """
@@ -435,18 +447,20 @@ stuck = cuda_kernel(stuck_source, "stuck")
 print(measure(stuck[1, 256], torch.empty(256, device=device)).hazards[0])
 
 # %% [markdown]
-# In Triton you cannot write any of these bugs: `tl.sum` comes with its shuffles, its shared memory and its barriers.
+# You can't write any of these bugs in Triton, because `tl.sum` generates the shuffles, the shared memory and the
+# barriers for you.
 #
 # ## Bank conflicts and padding
 #
-# Shared memory has 32 **banks** of 4 bytes: word 0 is in bank 0, word 31 in bank 31, word 32 in bank 0 again. A bank
-# serves one word per clock. If lanes need different words from one bank, the request takes several
-# [wavefronts](../docs/glossary.md#wavefront): a [bank conflict](../docs/glossary.md#bank-conflict).
+# Shared memory is split into 32 **banks**, each 4 bytes wide. Word 0 is in bank 0, word 31 is in bank 31, and word 32
+# wraps around to bank 0. Each bank can serve one word per clock, so if several lanes need different words from the same
+# bank, the request takes several [wavefronts](../docs/glossary.md#wavefront). That's a [bank
+# conflict](../docs/glossary.md#bank-conflict).
 # <!-- given 4 bytes: CUDA C++ Programming Guide, shared memory -->
 #
-# 1. A warp reads a column of a tile with 32 words per row. How many wavefronts?
-# 2. Which widths are best for columns? Do they hurt the rows?
-# 3. What if all lanes read the same word?
+# 1. How many wavefronts does a warp need to read a column of a tile with 32 words per row?
+# 2. Which widths work best for reading columns? Do they slow down the rows?
+# 3. What happens if all lanes read the same word?
 
 # %% tags=["hide-input"]
 from helpers.figures import BanksExplorer
@@ -455,11 +469,12 @@ banks = BanksExplorer(width=32)
 banks
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. 32: all its words are in one bank. 2. Every odd width, 33 being the
-# smallest that fits; a row takes one wavefront at any width. 3. One wavefront: a word is broadcast to all lanes that
-# want it.</details>
+# <details><summary>What you should see</summary>1. 32, because the whole column is in a single bank. 2. Any odd width
+# works, and 33 is the smallest one that fits the tile. Rows take one wavefront whatever the width. 3. One wavefront,
+# because the word is broadcast to every lane that asked for it.</details>
 #
-# A transpose needs both, rows on the way in and columns on the way out (otherwise its stores would not be coalesced):
+# A transpose does both: it writes rows of the tile on the way in and reads columns on the way out. (If it didn't, its
+# global stores wouldn't be coalesced.)
 
 # %%
 transpose_source = r"""
@@ -474,8 +489,8 @@ __global__ void transpose(const float* x, float* y, int n) {
 """
 
 # %% [markdown]
-# On 64 x 64 elements it makes 128 row stores and 128 column loads of shared memory. **How many wavefronts does that
-# take with 32 words per row?**
+# For a 64 x 64 matrix, that's 128 row stores to shared memory and 128 column loads from it. **How many wavefronts does
+# that take with 32 words per row?**
 
 # %% tags=["hide-input"]
 conflicts = predict_first("wavefronts of a 64 x 64 transpose, 32 words per row", unit="")
@@ -504,7 +519,8 @@ conflicts.compare(
 # %% [markdown]
 # ## CUDA C++ and Triton side by side
 #
-# The course's Triton kernel of add+GELU in blocks of 256 threads, four elements each, against `add_gelu<float4>`:
+# Let's compare `add_gelu<float4>` with the course's Triton kernel for add+GELU, run with 256 threads per block and four
+# elements per thread:
 
 # %% tags=["hide-input"]
 from kernels.elementwise.add_gelu import add_gelu_kernel, settings
@@ -533,12 +549,12 @@ times = (
 print(f"H200, {large:,} elements, float4 and Triton: {'; '.join(times)}")
 
 # %% [markdown]
-# Much the same. Triton found by itself that four elements are contiguous and aligned to 16 bytes (you promised so by
-# writing `float4`). Your `if` became a branch (`bra`); Triton put a **predicate** before each load and store: `@%p1`,
-# execute if `%p1` is true.
+# The two are nearly identical. Triton worked out on its own that each group of four elements is contiguous and aligned
+# to 16 bytes, which is what you promised the compiler by writing `float4`. Your `if` turned into a branch (`bra`),
+# whereas Triton put a **predicate** in front of each load and store: `@%p1` means "execute this if `%p1` is true".
 # <!-- given 16 bytes: a float4 -->
 #
-# Now a row, where threads have to work together:
+# Next, a row reduction, where the threads have to cooperate:
 
 
 # %%
@@ -558,9 +574,9 @@ def layer_norm_kernel(x_ptr, weight_ptr, bias_ptr, y_ptr, columns, BLOCK: tl.con
 
 
 # %% [markdown]
-# There is no barrier in this code. Each `tl.sum` compiles to: shuffles within a warp; each warp stores its sum; one
-# warp adds these up by shuffles and stores the total; all read it. Both use the same shared memory. **How many barriers
-# does the machine code hold?**
+# You won't find a barrier in this source. Each `tl.sum` compiles to shuffles within each warp, and then every warp
+# stores its sum to shared memory. One warp then adds those up with more shuffles and stores the total, which all
+# threads read. Both sums reuse the same shared memory. **How many barriers does the machine code hold?**
 
 # %% tags=["hide-input"]
 barriers = predict_first("barriers in the machine code of Triton's LayerNorm", unit="barriers")
@@ -598,10 +614,11 @@ barriers.compare(
 )
 
 # %% [markdown]
-# The plan is the same. Triton also took wide loads by itself; we would have to write `float4`, and a second kernel for
-# rows that are not a multiple of four. At 1000 it missed something you know: rows of 1000 are a multiple of four, so
-# `float4` would do, but Triton only checks whether 16 divides `columns`, and takes narrow loads. It even moves a row
-# through shared memory to hand its elements to other threads. What Triton decided for you:
+# Both versions follow the same plan. Triton also picked wide loads automatically. We'd have to write those with
+# `float4`, and add a second kernel for rows that aren't a multiple of four. With 1000 columns, though, Triton falls
+# back to narrow loads, because it only checks whether `columns` is divisible by 16. You know that 1000 is a multiple of
+# four, so `float4` would work. Triton even moves a row through shared memory to redistribute its elements across
+# threads. Here's what it took off your hands:
 #
 # | you in CUDA C++ | Triton |
 # |---|---|
@@ -613,9 +630,9 @@ barriers.compare(
 # | `tile[32][33]` | its own layout of shared memory, with padding or a *swizzle* (a row's words in another order) |
 # | `__launch_bounds__`, `__maxnreg__` | `num_warps`, `maxnreg` |
 #
-# What you cannot write in Triton: which thread holds what, and which warp does what. For some of that it has a switch
-# and leaves the details to its compiler: warps with different work (`tl.range(..., warp_specialize=True)`), a *cluster*
-# of blocks (`num_ctas`), inline PTX (`tl.inline_asm_elementwise`).
+# In Triton you can't choose which thread holds which element, or give particular warps particular jobs. For some of
+# this it does offer switches and lets the compiler work out the details: warp specialisation (`tl.range(...,
+# warp_specialize=True)`), thread block *clusters* (`num_ctas`) and inline PTX (`tl.inline_asm_elementwise`).
 #
 # ## Your predictions vs the measurements
 
@@ -625,34 +642,34 @@ predictions()
 # %% [markdown]
 # ## Test yourself
 #
-# 1. A kernel's values are right in every test and the sanitizer reports a race. Which do you believe?
-# <details><summary>Answer</summary>The sanitizer. The tests saw one order in which warps may run; the race is about
-# another.</details>
+# 1. A kernel passes every test, but the sanitizer reports a race. Which do you believe?
+# <details><summary>Answer</summary>The sanitizer. Your tests only exercised one of the orders in which the warps can
+# run, and the race shows up in another one.</details>
 #
-# 2. `float4` on a tensor that starts at `x[1]`: what happens?
-# <details><summary>Answer</summary>The address is not a multiple of 16 bytes: the kernel fails with "misaligned
-# address", reported by the next call that waits for the GPU. Triton would have checked the pointer and compiled narrow
-# loads.</details>
+# 2. What happens if you use `float4` on a tensor that starts at `x[1]`?
+# <details><summary>Answer</summary>The address isn't a multiple of 16 bytes, so the kernel fails with "misaligned
+# address". You'll see the error at the next call that synchronises with the GPU. Triton would have checked the
+# pointer's alignment and compiled narrow loads instead.</details>
 # <!-- given 16 bytes: a float4 -->
 #
-# 3. `__syncthreads()` inside `if (i < n)`: why is it wrong, and when do you notice?
-# <details><summary>Answer</summary>In the last block some threads never reach it, if `n` is not a multiple of the block
-# size. The result is undefined: it may hang, give wrong values, or work for years. The sanitizer reports it at
-# once.</details>
+# 3. Why is `__syncthreads()` inside `if (i < n)` a bug, and when would you notice?
+# <details><summary>Answer</summary>If `n` isn't a multiple of the block size, some threads in the last block never
+# reach the barrier. That's undefined behaviour: it might hang, give wrong results, or happen to work for years. The
+# sanitizer reports it right away.</details>
 #
-# 4. `spill_bytes` is 0 and `stack` is 64. What happened?
-# <details><summary>Answer</summary>A local array has an index that the compiler does not know: it is in memory, though
-# registers did not run out.</details>
+# 4. `spill_bytes` is 0 but `stack` is 64. What happened?
+# <details><summary>Answer</summary>The kernel indexes a local array with something the compiler can't resolve at
+# compile time, so the array was placed in local memory even though there were enough registers.</details>
 #
-# 5. A block of 512 threads reduces a row as above. How many words of shared memory does it need? Replace the dots by
-#    your number.
+# 5. A block of 512 threads reduces a row with the scheme above. How many words of shared memory does it need? Replace
+#    the dots with your answer.
 
 # %%
 answer = ...
 self_test(answer, 512 / 32, "one word per warp")
 
 # %% [markdown]
-# 6. A warp reads `tile[lane][k]` of a `tile[32][36]` of fp32. How many wavefronts?
+# 6. How many wavefronts does it take for a warp to read `tile[lane][k]` from an fp32 `tile[32][36]`?
 
 # %%
 answer = ...
@@ -661,17 +678,19 @@ self_test(answer, 4, "36 lane mod 32 takes every fourth bank: eight of them, fou
 # %% [markdown]
 # ## Now you
 #
-# [Exercise 14](../exercises/14_cuda_softmax.ipynb) asks for a softmax of your own, of any width. Then comes
-# [lesson 15](15_profilers_capstone.ipynb): profilers, and a block from report to race.
+# In [exercise 14](../exercises/14_cuda_softmax.ipynb) you'll write your own softmax, for rows of any width. After that,
+# [lesson 15](15_profilers_capstone.ipynb) covers profilers, and takes a whole block from the profiler's report to a
+# faster version.
 
 # %% [markdown]
 # ## Going further
 #
 # ### Capping registers: launch bounds and maxnreg
 #
-# Load eight `float4` of each input before using the first. That would take 64 registers for them alone.
-# `__launch_bounds__(256, 8)` is a promise and a request: no launch has more than 256 threads per block, and eight
-# blocks should fit on an SM. `__maxnreg__(24)` sets the maximum directly. Each cap costs spills:
+# Suppose we load eight `float4` from each input before using any of them. That alone takes 64 registers.
+# `__launch_bounds__(256, 8)` makes a promise and a request: we'll never launch more than 256 threads per block, and
+# we'd like eight blocks to fit on an SM. `__maxnreg__(24)` caps the register count directly. Either way, the caps cause
+# spills:
 # <!-- given 64 registers: 8 times 4 numbers of two inputs, one register each -->
 
 # %%
@@ -712,8 +731,8 @@ print(f"as_it_is<float4>: {loads} before the first sum")
 print("\n".join(line for line in eights["bounded<8>"].log.splitlines() if " bytes " in line))
 
 # %% [markdown]
-# With fewer than 64 registers not everything is loaded first, whatever the source says: NVIDIA's assembler, **ptxas**,
-# whose lines those are, moves loads behind the first sums.
+# With fewer than 64 registers, not everything can be loaded up front, no matter how you write the source. The lines
+# above come from **ptxas**, NVIDIA's assembler, which moves some of the loads to after the first sums.
 # <!-- given 64 registers: 8 times 4 numbers of two inputs, one register each -->
 #
 # **Claim: "spilled registers are 100 times slower."**
@@ -731,12 +750,12 @@ print(f"the slowest is {worst:.2f}x slower than the one that spills nothing")
 
 # %% [markdown]
 # **Verdict: fails for a kernel; the worst of these is not even three times slower.** (For one access that goes all the
-# way to DRAM it may be true: lesson 07.) But no cap gained anything, either. Half the occupancy was enough, because
-# many `float4` per thread put enough bytes in flight, and every spill adds a store and a load. One `float4` per thread,
-# above, is as fast as eight.
+# way to DRAM it may be true: lesson 07.) None of the caps made it faster, though. Half the occupancy was already
+# enough, because with many `float4` per thread there are plenty of bytes in flight, while each spill adds a store and a
+# load. The version above with one `float4` per thread is as fast as the one with eight.
 #
-# **Claim: "fusing add and GELU takes a kernel from 24 registers to 32."** It was read off a kernel that we do not have.
-# Ours, with this compiler:
+# **Claim: "fusing add and GELU takes a kernel from 24 registers to 32."** That was measured on a kernel we don't have,
+# so here's ours, built with this compiler:
 
 # %%
 apart_source = add_gelu_source.replace("gelu(a[i] + b[i])", "{}")
@@ -745,13 +764,14 @@ for name, body in (("add", "a[i] + b[i]"), ("GELU", "gelu(a[i])"), ("both", "gel
     print(f"{name:4} {kernel.resources.registers} registers")
 
 # %% [markdown]
-# **Verdict: fails here; fusing took none more than GELU alone.** The sum replaces its operands, and each of them gives
-# its register back.
+# **Verdict: fails here; fusing took none more than GELU alone.** Once the sum has been computed its operands aren't
+# needed any more, so their registers are free again.
 #
 # ### Softmax with a template for its input
 #
-# A template parameter can be a function. The compiler writes each kernel with the function inlined: that is how CUDA
-# C++ fuses, as `tl.constexpr` does in Triton. (Exercise 14 asks for a softmax of any width; try it first.)
+# You can pass a function as a template parameter, and the compiler generates a separate kernel for each one with the
+# function inlined. This is how you fuse in CUDA C++, much like `tl.constexpr` in Triton. (Exercise 14 asks for a
+# softmax of any width, so try that first.)
 
 # %%
 softmax_source = """
@@ -797,9 +817,9 @@ for name, function in before.items():
 # %% [markdown]
 # ### Inline PTX
 #
-# C++ has no name for every instruction. `asm` writes one into the kernel: `"=f"(y)` is a register that it writes,
-# `"f"(x)` one that it reads. GELU by `tanh.approx` needs one special instruction where the sigmoid needs two, an
-# exponential and a reciprocal. In the machine code it is called `MUFU.TANH`:
+# Not every instruction can be reached from C++. With `asm` you can insert one by hand: `"=f"(y)` declares a register
+# that it writes, and `"f"(x)` one that it reads. A GELU built on `tanh.approx` needs only one special-function
+# instruction, whereas the sigmoid takes two, an exponential and a reciprocal. In machine code it's called `MUFU.TANH`:
 
 # %%
 tanh_source = add_gelu_source.replace(
@@ -817,15 +837,16 @@ by_tanh[2**14 // 256, 256](a, b, y, 2**14)
 print("within 0.002 of the exact value:", torch.allclose(y.double(), expected, atol=2e-3))
 
 # %% [markdown]
-# It is *approximate*: its documented relative error is $2^{-11}$, three digits, about fp16's precision and far from
-# fp32's. And that is the error of `t`: far left of zero, `1 + t` cancels, and the small remainder of GELU may be wrong
-# by a large part of itself. (The executor here rounds such instructions from double precision, so it flatters them.)
+# The result is only *approximate*. Its documented relative error is $2^{-11}$, or about three digits, so it's roughly
+# as precise as fp16 and nowhere near fp32. That's also just the error in `t`: for large negative inputs, `1 + t`
+# cancels, and the relative error of the tiny GELU value that's left can be large. (Our executor computes these
+# instructions in double precision and then rounds, so they look better here than on a GPU.)
 #
 # ### L2 norm twice: to learn from, and to race
 #
-# The L2 norm divides each row by the root of its sum of squares. The first version shows every step. Each thread adds up
-# its own elements; then the sums meet in shared memory, in a **tree**: half of the threads add the other half's sums,
-# then half of those, until one sum is left.
+# L2 normalisation divides each row by the square root of its sum of squares. Our first version spells out every step.
+# Each thread sums the squares of its own elements, and then we combine those sums in shared memory as a **tree**: half
+# of the threads add in the other half's sums, then half of those do the same, until there's only one sum left.
 
 # %%
 l2_to_learn_source = """
@@ -847,8 +868,9 @@ __global__ void l2_to_learn(const float* x, float* y, int columns, float eps) {
 }"""
 
 # %% [markdown]
-# The second one is to race: `float4`, the row in registers, shuffles before shared memory, one division per row instead
-# of one per element, and a template, so that the compiler knows the block's size.
+# The second version is built for speed. It uses `float4`, keeps the row in registers, does shuffles before going to
+# shared memory, and divides once per row instead of once per element. The block size is a template parameter, so the
+# compiler knows it.
 
 # %%
 l2_to_race_source = """
@@ -889,8 +911,8 @@ columns = ("", "right", "per element", "shared memory requests", "barriers in th
 table(columns, rows_of)
 
 # %% [markdown]
-# The first version reads each row twice. (The second read may find the row in L1 or L2: then DRAM supplies it once.) On an
-# H100, next to PyTorch and the course's Triton kernel:
+# The first version reads each row twice. (The second read may hit in L1 or L2, in which case the row only comes from
+# DRAM once.) Here's how both compare with PyTorch and the course's Triton kernel on an H100:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_14 import RECORD
@@ -906,13 +928,13 @@ for shape, taken in l2_norms.items():
     print(f"{shape}: to learn {slower:.2f}x the time to race, Triton {beside:.2f}x")
 
 # %% [markdown]
-# The one to race is level with Triton's: both read the row once and are near copy bandwidth. The one to learn from reads
-# it twice.
+# The fast version matches Triton's, because both read each row once and run close to copy bandwidth. The teaching
+# version reads it twice.
 #
 # ### nvcc and a Makefile
 #
-# `cuda_kernel` compiles with NVRTC, the compiler as a library. A C++ project calls `nvcc`, and writes into a Makefile
-# what is typed:
+# `cuda_kernel` compiles with NVRTC, NVIDIA's compiler in library form. In a C++ project you'd call `nvcc` instead, and
+# put the commands in a Makefile:
 
 # %%
 program_source = r"""
@@ -953,10 +975,10 @@ same = raced.resources.registers
 print(f"the same kernel by NVRTC, as cuda_kernel compiles it: {same} registers")
 
 # %% [markdown]
-# `-Xptxas=-v` hands `-v` to ptxas, NVIDIA's assembler. Its lines are those that `cuda_kernel(...).log` keeps: registers,
-# spills, barriers, shared memory, per kernel and GPU. (The mangled name has the template's argument in it: `c++filt`
-# prints it as C++.) `make` runs the second command again only if `l2_norm.cu` has changed. And `nvcc` itself
-# compiles nothing; with `--dryrun` it lists the programs that it calls:
+# `-Xptxas=-v` passes `-v` to ptxas, NVIDIA's assembler. You get the same lines that `cuda_kernel(...).log` keeps,
+# listing registers, spills, barriers and shared memory for each kernel and GPU. (The mangled name includes the template
+# argument, and `c++filt` turns it back into C++.) `make` only recompiles if `l2_norm.cu` has changed. `nvcc` doesn't
+# compile anything itself, and with `--dryrun` you can see which programs it calls:
 
 # %% tags=["hide-input"]
 steps = in_toolkit("nvcc -arch=sm_90 --dryrun -c l2_norm.cu -o l2_norm.o", project)
@@ -964,9 +986,10 @@ called = re.findall(r"^#\$ (?:\S*/)?\"?(?:\$CICC_PATH/)?([a-z+]+)\"? +-", steps,
 print(" > ".join(called))
 
 # %% [markdown]
-# `gcc -E` preprocesses; `cudafe++` splits the file into the host's part and the GPU's; `cicc` compiles the GPU's part to
-# PTX and `ptxas` that to machine code; `fatbinary` packs both into the object file that gcc compiles from the host's part. The
-# program needs a GPU to run. Without one, its error check speaks:
+# `gcc -E` preprocesses the source, and `cudafe++` splits it into host code and GPU code. `cicc` compiles the GPU code
+# to PTX, and `ptxas` assembles that into machine code. `fatbinary` bundles the two, and gcc embeds the bundle in the
+# object file when it compiles the host code. You need a GPU to run the program, and without one you'll see its error
+# message:
 
 # %% tags=["nbval-ignore-output"]
 print(in_toolkit("./l2_norm", project))
@@ -974,8 +997,8 @@ print(in_toolkit("./l2_norm", project))
 # %% [markdown]
 # ### load_inline: the kernel as a PyTorch extension
 #
-# `torch.utils.cpp_extension.load_inline` takes the same C++ as strings, writes a binding for Python, has `nvcc` and the
-# C++ compiler build a library, and imports it. You write the function between PyTorch and the kernel:
+# `torch.utils.cpp_extension.load_inline` takes the same C++ as strings, generates the Python binding, builds a library
+# with `nvcc` and the C++ compiler, and imports it. You only write the function that connects PyTorch to the kernel:
 
 # %%
 host_source = """
@@ -1002,8 +1025,9 @@ def build(folder):
 
 
 # %% [markdown]
-# With a GPU the next cell builds and runs it. Without one PyTorch has no CUDA libraries to link against: the cell stops
-# `load_inline` after it has written its files, and shows them (for `cuda.cu`, only the part above your code).
+# If you have a GPU, the next cell builds and runs it. Without one, PyTorch has no CUDA libraries to link against, so
+# the cell stops `load_inline` after it has written its files and shows you those (for `cuda.cu`, only the part above
+# your code).
 
 # %% tags=["hide-input", "nbval-ignore-output"]
 from unittest.mock import patch
@@ -1031,21 +1055,23 @@ for clock, what in (("gpu", "the GPU's time, 32768 rows"), ("call", "a call, 64 
     print(f"{what}: {', '.join(both)}")
 
 # %% [markdown]
-# The kernel is the same and so is its time on the GPU. A call through C++ is far cheaper than one of `cuda_kernel`; the
-# build is the price, paid once per change of the source.
+# It's the same kernel, so it takes the same time on the GPU. But a call is much cheaper through C++ than through
+# `cuda_kernel`. In exchange, you pay for a build every time you change the source.
 #
 # ### Other languages for kernels
 #
-# - **CUTLASS**: NVIDIA's C++ templates for matmuls, built on *layouts*, functions from coordinates to memory offsets;
-#   CuTe writes `(32,33):(33,1)` for the padded tile. **CuTe DSL** is the same in Python, compiled at run time. You
-#   decide what each thread and warp does, as here, with layouts instead of index arithmetic.
-# - **Gluon** comes with Triton and uses its compiler, but you write the layouts, the shared memory and the barriers. It
-#   is for the kernel where Triton's own choice is the obstacle.
-# - **cuTile** is NVIDIA's language of tiles in Python: as in Triton you write about blocks, not threads. An array is
-#   loaded by the tile's index instead of by pointers and masks: `ct.load(a, index=(block,), shape=(1024,))`.
-# - **Helion** is one level above Triton: PyTorch's own operators inside a loop over tiles. It generates many Triton
-#   kernels, times them and keeps the fastest. add+GELU is `for tile in hl.tile(a.size(0)): y[tile] =
-#   gelu(a[tile] + b[tile])`.
+# - **CUTLASS** is NVIDIA's library of C++ templates for matmuls. It's built on *layouts*, which are functions from
+#   coordinates to memory offsets: in CuTe, the padded tile is written `(32,33):(33,1)`. **CuTe DSL** brings the same
+#   thing to Python, compiled at run time. You still decide what each thread and warp does, but with layouts instead of
+#   index arithmetic.
+# - **Gluon** ships with Triton and uses its compiler, but you write the layouts, the shared memory and the barriers
+#   yourself. Use it for the kernels where Triton's own choices get in your way.
+# - **cuTile** is NVIDIA's tile language for Python. As in Triton, you think in blocks rather than threads, but you load
+#   a tile of an array by its index instead of using pointers and masks: `ct.load(a, index=(block,), shape=(1024,))`.
+# - **Helion** is one level above Triton. You write PyTorch operators inside a loop over tiles, and Helion generates
+#   many Triton kernels from that, times them and keeps the fastest. add+GELU is `for tile in hl.tile(a.size(0)):
+#   y[tile] = gelu(a[tile] + b[tile])`.
 #
-# From top to bottom: Helion, then Triton and cuTile, then Gluon and CuTe DSL, then CUDA C++, then PTX. Each level
-# decides less for you. Going down does not by itself move fewer bytes: you decide what to fuse on all of them.
+# From highest level to lowest, that's Helion, then Triton and cuTile, then Gluon and CuTe DSL, then CUDA C++, then PTX.
+# The lower you go, the more you decide yourself. But a lower level doesn't move fewer bytes on its own, and on every
+# level it's up to you what to fuse.

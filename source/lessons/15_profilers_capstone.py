@@ -1,21 +1,21 @@
 # %% [markdown]
 # # 15 The profilers, and a whole block
 #
-# Fourteen lessons had instruments that need no GPU: a meter, a compiler, a calculator. On a GPU everyone uses Nsight
-# Compute and torch.profiler. Here you read what they recorded of the course's own kernels, counter by counter. Then
-# everything comes together in a transformer block. **Is the fused block faster than the one PyTorch's libraries give
-# you?**
+# For fourteen lessons we've used instruments that don't need a GPU: a meter, a compiler, a calculator. If you do have a
+# GPU, the standard tools are Nsight Compute and torch.profiler. In this lesson you'll read what they recorded for the
+# course's own kernels, one counter at a time, and then we'll put everything together in a transformer block. **Is the
+# fused block faster than the one PyTorch's libraries give you?**
 #
 # After this lesson you can
 #
-# - read the sections of an Nsight Compute page that matter, and name the numbers that you knew before;
-# - say where on the chip a counter is, and what it therefore sees;
-# - find fusion candidates in a trace by a rule, and name what the rule cannot know;
-# - profile a script of your own, and find out what keeps a profiler from running;
-# - say how much each fusion of a model is worth to the whole.
+# - find the sections of an Nsight Compute page that matter, and pick out the numbers you could have predicted;
+# - say where on the chip a counter is, and which traffic it therefore sees;
+# - find fusion candidates in a trace with a simple rule, and explain what the rule misses;
+# - profile a script of your own, and find out why a profiler refuses to run;
+# - work out how much each fusion contributes to the speed of a whole model.
 #
-# About 50 minutes. It builds on all lessons, above all [02](02_bytes_and_launches.ipynb), [07](07_occupancy.ipynb) and
-# [10](10_attention.ipynb), and leads to [exercise 15](../exercises/15_capstone.ipynb).
+# About 50 minutes. It builds on all the earlier lessons, especially [02](02_bytes_and_launches.ipynb),
+# [07](07_occupancy.ipynb) and [10](10_attention.ipynb), and leads to [exercise 15](../exercises/15_capstone.ipynb).
 
 # %% tags=["hide-input"]
 import csv
@@ -63,11 +63,11 @@ h200 = recorded("h200")
 # | Where does the time go: kernels, gaps, the CPU? | torch.profiler, Nsight Systems (`nsys`) | a timeline |
 # | Why does this one kernel take so long? | Nsight Compute (`ncu`) | hardware counters, kernel by kernel |
 #
-# **The timeline comes first.** A kernel that takes 2 % of the time is not worth a counter.
+# **Start with the timeline.** If a kernel only takes 2 % of the time, its counters aren't worth your effort.
 # <!-- given 2 %: an example -->
 #
-# On a machine with a GPU, `fusion profile script.py` runs both on your script and lists whatever is missing: Nsight
-# Compute may read counters only if the driver permits it. These are its commands:
+# On a machine with a GPU, `fusion profile script.py` runs both tools on your script, and lists anything that's missing:
+# for example, Nsight Compute can only read the counters if the driver permits it. It runs these commands:
 
 # %% tags=["hide-input"]
 from helpers.instruments.profile_script import PERMISSION, commands
@@ -78,18 +78,18 @@ for command in commands(Path("script.py"), launches=50).values():
 print(textwrap.fill(PERMISSION, 96))
 
 # %% [markdown]
-# Everything below was recorded on an H200 (`python -m benchmarks.profiles`, which adds a few counters to these; the
-# files are in `benchmarks/results/h200_profiles`). `nsys` was not installed there. Its timeline has the same rows as
-# torch.profiler's.
+# We recorded everything below on an H200, using `python -m benchmarks.profiles`, which adds a few counters to the
+# commands above. The files are in `benchmarks/results/h200_profiles`. That machine didn't have `nsys`, but its timeline
+# shows the same rows as torch.profiler's.
 #
-# Nsight Compute does not watch a program run. It stops at each kernel, saves its memory and replays it several times,
-# a few counters per pass, and empties the caches before each pass. So its durations are those of a kernel alone with
-# [cold](../docs/glossary.md#cold-l2) caches: whatever the kernel before left in [L2](../docs/glossary.md#l2) is gone.
-# (By default it also fixes the clocks; this record does not.)
+# Nsight Compute doesn't just observe your program as it runs. It stops at each kernel, saves its memory and replays it
+# several times, collecting a few counters per pass and emptying the caches before each one. So the durations you get
+# are for a kernel running alone with [cold](../docs/glossary.md#cold-l2) caches, without anything the previous kernel
+# would have left in [L2](../docs/glossary.md#l2). (By default it also locks the clocks, but we turned that off here.)
 #
 # ## A page of Nsight Compute
 #
-# Take add+GELU on $2^{25}$ elements in fp32, lesson 00's kernel. You have metered it, compiled it for an H200, worked
+# Take lesson 00's add+GELU on $2^{25}$ elements in fp32. You've already metered it, compiled it for an H200 and worked
 # out its [occupancy](../docs/glossary.md#occupancy). **How many MB will the profiler count as read from
 # [DRAM](../docs/glossary.md#dram)?**
 
@@ -111,7 +111,7 @@ read_mb.compare(
 )
 
 # %% [markdown]
-# The page's first section, as the tool prints it:
+# Here's the first section of the page, exactly as the tool prints it:
 
 # %% tags=["hide-input"]
 printed = recorded_page("ncu_details.txt").read_text().split("add_gelu_kernel", 1)[1]
@@ -119,15 +119,16 @@ section = "Section: GPU Speed Of Light Throughput\n"
 print("    " + section + printed.split(section, 1)[1].split("\n\n", 1)[0])
 
 # %% [markdown]
-# **Speed of Light** gives each unit's throughput as a percentage of its own maximum. *Compute (SM)* is the busiest of
-# the SM's pipelines, *Memory* sums up the memory system (here it is DRAM's number). The higher one is the roof that
-# the kernel works under (lesson 01). Memory above 80 % and compute far below: memory-bound, and near the limit. If both are
-# below 60 %, neither is: look for latency, at occupancy and at stalls.
+# **Speed of Light** gives each unit's throughput as a percentage of its own maximum. *Compute (SM)* is the figure for
+# the busiest pipeline in the SM, and *Memory* summarises the memory system (here it's the DRAM figure). Whichever is
+# higher is the roof that limits the kernel (lesson 01). If memory is above 80 % and compute is far below it, the kernel
+# is memory-bound and close to the limit. If both are below 60 %, the kernel isn't limited by either one, so suspect
+# latency and look at occupancy and stalls.
 # <!-- given 60 %, 80 %: Nsight Compute's own rules for this section, SpeedOfLight.py -->
 #
-# The sections *Launch Statistics* and *Occupancy* you could have written yourself. In fact you have: `compile_for` and
-# `occupancy` know nothing about this GPU except its data sheet, and the meter ran a much smaller kernel in an
-# interpreter. Compare the GPU's counters with our instruments:
+# You could have written the *Launch Statistics* and *Occupancy* sections yourself, and in fact you have. `compile_for`
+# and `occupancy` know nothing about this GPU beyond its data sheet, and the meter ran a much smaller kernel in an
+# interpreter. Let's compare the GPU's counters with the results from those instruments:
 
 
 # %%
@@ -153,22 +154,23 @@ def pair_table(pairs, name=""):
 pair_table(beside("add_gelu", (2**25,), torch.float32, small=(2**14,), times=2**11))
 
 # %% [markdown]
-# [Registers](../docs/glossary.md#register), block, occupancy, [sectors](../docs/glossary.md#sector), bytes read: equal,
-# or nearly. **One differs: DRAM receives fewer bytes than the result has.** Nothing is lost. A store goes to L2, and L2
-# writes a line back when it needs the room. When the kernel ends, the last part of `y` is still in L2 and is written
-# back later, during some other kernel. The smaller the tensor, the larger that part. So a profiler's written bytes are a
-# lower bound; the meter counts what the kernel costs.
+# [Registers](../docs/glossary.md#register), block size, occupancy, [sectors](../docs/glossary.md#sector) and bytes read
+# all match, or nearly so. **One differs: DRAM receives fewer bytes than the result has.** Nothing was lost. Stores go
+# to L2, which only writes a line back to DRAM when it needs the space, so when the kernel ends, the last part of `y` is
+# still in L2 and gets written back during some later kernel. The smaller the tensor, the larger that part is. So treat
+# a profiler's written bytes as a lower bound, and use the meter's count for the kernel's real cost.
 #
-# A counter's long name reads from left to right: `l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum` is counted in L1:
-# sectors that come through the load/store units (LSU), from global memory, by loads, summed over all SMs. `lts` is L2,
-# `dram` the DRAM itself.
+# You can read a counter's long name from left to right. `l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum` is counted in
+# L1, and it's the number of sectors that go through the load/store units (LSU), to global memory, for loads, summed
+# over all SMs. `lts` stands for L2 and `dram` for DRAM.
 #
-# *Achieved occupancy* (in the whole page, below) is lower than *theoretical*: blocks take time to start, and in the
-# last [wave](../docs/glossary.md#wave) some SMs finish first. It is an average; the calculator gives the maximum.
+# *Achieved occupancy* (on the full page, below) is lower than *theoretical* occupancy, because blocks take time to
+# start and some SMs run out of work before others in the last [wave](../docs/glossary.md#wave). The profiler reports an
+# average, while the calculator gives you the maximum.
 #
 # ## A matmul's page
 #
-# Now linear+GELU. Before you read on, explain each ratio that is not one:
+# Next is linear+GELU. Before you read on, try to explain every ratio that isn't one:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 bf16 = torch.bfloat16
@@ -176,16 +178,17 @@ pairs = beside("linear_act", (4096, 4096, 4096), bf16)
 pair_table((pair for pair in pairs if pair.ratio != 1), "linear_act")
 
 # %% [markdown]
-# Three reasons, and none is an instrument's mistake:
+# There are three reasons, and in each case the instruments are right:
 #
-# - **Registers** depend on the compiler. The record is of Triton 3.6; a newer one may use another number, and then
-#   occupancy changes with it.
-# - **Written bytes**: as above.
-# - **Bytes read exceed the minimum.** Both matrices together exceed what L2 keeps, so later [tiles](../docs/glossary.md#tile)
-#   read parts of them again. The minimum counts each input once; the profiler counts what arrived.
+# - **Registers** depend on the compiler. We recorded this with Triton 3.6, and a newer version may use a different
+#   number, which changes the occupancy too.
+# - **Written bytes** come up short for the same reason as before.
+# - **Bytes read exceed the minimum** because the two matrices together don't fit in L2, so later
+#   [tiles](../docs/glossary.md#tile) have to read parts of them again. The minimum counts each input once, and the
+#   profiler counts what DRAM actually delivered.
 #
-# And sectors? This kernel loads its tiles by [TMA](../docs/glossary.md#tma), straight into
-# [shared memory](../docs/glossary.md#shared-memory):
+# What about the sectors? This kernel loads its tiles with [TMA](../docs/glossary.md#tma), straight into [shared
+# memory](../docs/glossary.md#shared-memory):
 
 # %% tags=["hide-input"]
 LOADS = "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum"
@@ -196,17 +199,18 @@ for name in ("add_gelu_kernel", "linear_act_descriptors_kernel"):
 table(("sectors read", "L1: by loads", "L2: all reads"), rows)
 
 # %% [markdown]
-# **A counter has a place on the chip, and sees only what passes there.** The first column is on the path of load
-# instructions, and TMA has a path of its own. Trust that column alone, and the matmul seems to read nothing.
+# **A counter sits at one place on the chip and only sees the traffic that passes it.** The first column is on the path
+# that load instructions take, but TMA has its own. If you looked at that column alone, you'd think the matmul doesn't
+# read anything.
 #
-# L2's counter has its place as well: add+GELU reads half as many sectors again from L2 as it loads. An H200's L2 is in
-# two partitions, and data in the far one passes through both.
+# The same goes for the L2 counter. It reports that add+GELU reads half again as many sectors from L2 as it loads,
+# because an H200's L2 has two partitions and data from the far one passes through both.
 #
 # ## Fused and unfused, by the profiler
 #
 # **Claim: "a kernel at almost 90 % of the memory's speed needs no more work."** An add of the same $2^{25}$ elements is
-# such a kernel: Nsight Compute gives it 88 %. A GELU follows. **How many times faster is the fused kernel than the two
-# together, by Nsight Compute's durations?**
+# one of those, and Nsight Compute puts it at 88 %. It's followed by a GELU. **How many times faster is the fused kernel
+# than the two together, by Nsight Compute's durations?**
 # <!-- given 88 %: the recorded page, shown below -->
 
 # %% tags=["hide-input"]
@@ -228,16 +232,17 @@ twice.compare(
 )
 
 # %% [markdown]
-# And its advice on the add? The page prints it below the numbers:
+# What does Nsight Compute recommend for the add? You'll find its advice below the numbers:
 
 # %% tags=["hide-input", "answers-twice"]
 advice = recorded_page("ncu_details.txt").read_text().split("    INF   ")[1].split("\n\n")[0]
 print(textwrap.fill(" ".join(advice.split()), 96))
 
 # %% [markdown]
-# A percentage of a limit tells you how well the bytes are moved, never whether they had to be moved.
+# A percentage of peak tells you how efficiently a kernel moves its bytes, but not whether it had to move them in the
+# first place.
 #
-# The same for softmax as five operators; how far each is from either limit:
+# Let's do the same for softmax written as five operators, and see how far each one is from either limit:
 
 # %% tags=["hide-input"]
 names, rows = ("DRAM Throughput", "Compute (SM) Throughput"), []
@@ -247,13 +252,14 @@ for operator, each in zip(("max", "subtract", "exp", "sum", "divide"), launched[
 table(("softmax", "time", "memory", "compute"), rows)
 
 # %% [markdown]
-# Two of them, the subtraction and the division, are far from the memory's speed. They are busy with *compute*: PyTorch's
-# kernel for broadcast operands works out an index for each element. Fusing removes four passes *and* that arithmetic.
+# The subtraction and the division don't get anywhere near memory bandwidth. They're busy with *compute*, because
+# PyTorch's kernel for broadcast operands has to work out an index for every element. Fusing gets rid of four passes
+# *and* of that arithmetic.
 #
 # ## What do warps wait for?
 #
-# The section *Warp State Statistics* answers: of the cycles between two instructions of a
-# [warp](../docs/glossary.md#warp), how many it waits, and for what. The source page counts samples per instruction:
+# The *Warp State Statistics* section tells you how many cycles a [warp](../docs/glossary.md#warp) waits between two
+# instructions, and why. The source page breaks this down into samples per instruction:
 
 # %% tags=["hide-input"]
 states = add_gelu.sections["Warp State Statistics"]
@@ -270,17 +276,18 @@ for line in sorted(lines, key=lambda line: -int(line["# Samples"]))[:4]:
 table(("of the samples", "instruction"), rows)
 
 # %% [markdown]
-# A scoreboard is how an SM tracks registers with pending writes. *Long scoreboard* is a wait for a load from L1 or
-# beyond; *short*, for shared memory and the like; *drain*, for the stores at the end, and those are the samples of the
-# branch (BRA). The instruction with most samples is not a load: it is the first addition whose operands are still
-# [in flight](../docs/glossary.md#in-flight). **The profiler blames the line that waits, not the line that loads.** A
-# memory-bound kernel looks like this, and should: nothing else is worth waiting for.
+# An SM uses scoreboards to track registers that are waiting to be written. A *long scoreboard* stall is waiting for a
+# load from L1 or beyond, and a *short* one for shared memory and similar units. *Drain* is waiting for the stores at
+# the end of the kernel, which is where the samples on the branch (BRA) come from. Notice that the instruction with the
+# most samples isn't a load. It's the first addition whose operands are still [in
+# flight](../docs/glossary.md#in-flight). **The profiler blames the line that waits, not the line that loads.** This is
+# what a healthy memory-bound kernel looks like: it should be waiting for memory and little else.
 #
 # ## Two questions from earlier lessons
 #
-# Lesson 03b metered strided loads in sectors of 32 bytes. Here the same kernel reads elements that are 32, 64 and 128
-# bytes apart, always the same number of them. **How many bytes does DRAM deliver per element of four bytes, 128 bytes
-# apart?**
+# In lesson 03b we metered strided loads in sectors of 32 bytes. Here's the same kernel on a GPU, reading the same
+# number of elements placed 32, 64 and 128 bytes apart. **How many bytes does DRAM deliver per element of four bytes,
+# 128 bytes apart?**
 # <!-- given 32 bytes: a sector, Nsight Compute documentation -->
 # <!-- given 128 bytes: the strides of the experiment -->
 # <!-- given four bytes: fp32 -->
@@ -315,8 +322,8 @@ title = "From 64 bytes apart, DRAM delivers twice what L1 requests"
 far_apart.on(curves_chart(delivered, title, **axes), "y")
 
 # %% [markdown]
-# **Claim: "spilled registers stay in the L1 cache."** Lesson 07 [spilled](../docs/glossary.md#spill) in two ways: a
-# chain of steps with a few registers too many, and add+GELU with far too large a block.
+# **Claim: "spilled registers stay in the L1 cache."** Lesson 07 caused [spills](../docs/glossary.md#spill) in two ways:
+# with a chain of steps that needs a few registers too many, and with add+GELU in far too large a block.
 
 # %% tags=["hide-input"]
 chain = h200.experiment("sm_counters")["steps"][15]
@@ -340,10 +347,11 @@ print(
 # %% [markdown]
 # ## The timeline
 #
-# The other tool. A transformer block at the sizes of Llama 3's smaller model, 512 tokens, bf16: RMSNorm, attention with
-# grouped heads, SwiGLU, [residuals](../docs/glossary.md#residual). torch.profiler recorded it in four versions, each
-# launched from Python and as a [CUDA graph](../docs/glossary.md#cuda-graph). "eager" has attention written out;
-# "libraries" is eager PyTorch with its fused attention; "fused" consists of this course's kernels.
+# Now for the other tool. We'll look at a transformer block with the dimensions of the smaller Llama 3 model, on 512
+# tokens in bf16: RMSNorm, grouped-query attention, SwiGLU and [residuals](../docs/glossary.md#residual). torch.profiler
+# recorded it in four versions, each one launched from Python and as a [CUDA graph](../docs/glossary.md#cuda-graph). In
+# "eager", attention is written out operator by operator. "libraries" is eager PyTorch with its fused attention, and
+# "fused" is built from this course's kernels.
 
 # %% tags=["hide-input"]
 VERSIONS = ("eager", "libraries", "torch_compile", "fused")
@@ -378,9 +386,9 @@ busy.compare(
 )
 
 # %% [markdown]
-# Use the arrow keys, and type a part of a name (`nvjet` for cuBLAS's matmuls here, `elementwise`, `softmax`) into the
-# search. Matmuls are blue, everything else is grey, search hits are orange, gaps are shaded. The `.trace.json` files
-# also open in [Perfetto](https://ui.perfetto.dev): drag one into its window.
+# Move around with the arrow keys, and type part of a name into the search box (`nvjet` for cuBLAS's matmuls here,
+# `elementwise`, `softmax`). Matmuls are blue, other kernels are grey, search hits are orange and gaps are shaded. You
+# can also open the `.trace.json` files in [Perfetto](https://ui.perfetto.dev) by dragging one into its window.
 
 # %% tags=["hide-input"]
 from helpers.figures import KernelTimelineExplorer
@@ -388,18 +396,19 @@ from helpers.figures import KernelTimelineExplorer
 KernelTimelineExplorer(timelines, "eager", search="elementwise")
 
 # %% [markdown]
-# Look at two things. *Fused* has the fewest kernels, and in this record, launched from Python, it took as long as
-# *eager*: its host wrappers were Python, and at this size the GPU waited for them. (The profiler itself also slows the
-# CPU.) As CUDA graphs all versions are busy nearly all the time, and only the kernels count. **Fusing alone does not
-# close gaps: a CUDA graph does, because it launches everything at once.**
+# Two things stand out. *Fused* has the fewest kernels, yet launched from Python it took as long as *eager* in this
+# record, because its host wrappers were written in Python and at this size the GPU had to wait for them. (The profiler
+# slows the CPU down too.) As CUDA graphs, all versions keep the GPU busy nearly all the time, so only the kernels
+# matter. **Fusing alone does not close gaps: a CUDA graph does, because it launches everything at once.**
 #
 # ## What to fuse: a rule, and the analyser
 #
-# A rule that anyone can apply to a trace:
+# You can apply a simple rule to any trace:
 #
-# 1. Several kernels in a row that are not matmuls move bytes for one another: fuse the row.
-# 2. A single such kernel after a matmul may be its [epilogue](../docs/glossary.md#epilogue).
-# 3. At least half of the gaps are longer than the kernels before them: launch less, whatever the kernels do.
+# 1. If several kernels in a row aren't matmuls, they're moving bytes for one another, so fuse them.
+# 2. If there's only one such kernel and it follows a matmul, it may be that matmul's
+#    [epilogue](../docs/glossary.md#epilogue).
+# 3. If at least half of the gaps are longer than the kernels before them, reduce the launches, whatever the kernels do.
 
 # %% tags=["hide-input"]
 rows = []
@@ -412,7 +421,8 @@ for each in eager.opportunities():
 table(("sign (product: a matmul)", "kernels", "in all", ""), rows)
 
 # %% [markdown]
-# The analyser (`fusion analyse`) needs no trace and no GPU: it has the graph. Its groups for the same block:
+# The analyser (`fusion analyse`) works from the graph, so you don't need a trace or a GPU. Here's how it groups the
+# same block:
 
 # %%
 from helpers.instruments import analyse
@@ -438,21 +448,22 @@ for group in plan.groups:
         print(f"{group.kind}:", *(plan.by_name[name].operator for name in group.operations))
 
 # %% [markdown]
-# Both find the norm with its addition, SwiGLU's two steps after a matmul, the residual after the last one. The
-# differences teach more:
+# Both of them find the norm with its addition, the two SwiGLU steps after a matmul, and the residual after the last
+# matmul. But the differences are more interesting:
 #
-# - **Attention.** The rule sees a row of kernels *between* two matmuls and would fuse that row. The analyser fuses
-#   across the matmuls because it recognises softmax between them.
-# - **The rule has no reason to stop.** It would put a norm behind a matmul, whatever the tile holds. The analyser checks
-#   that one program has the whole row.
-# - **A trace has no tensors.** Two neighbours may have nothing in common, and the rule cannot know.
-# - **A plan has operators, a trace has kernels.** The plan does not see how well a library computes one of them.
+# - **Attention.** The rule only sees the kernels *between* two matmuls, so that's all it would fuse. The analyser
+#   recognises that they're a softmax, so it fuses across the matmuls.
+# - **The rule has no reason to stop.** It would happily fuse a norm into the matmul before it, no matter what the tile
+#   holds. The analyser checks that a single program has the whole row.
+# - **A trace has no tensors.** Two consecutive kernels might not share any data, and the rule has no way to know.
+# - **A plan has operators, a trace has kernels.** The plan doesn't show how well a library implements each operator.
 #
-# So a trace shows *where* the time is; the graph shows what may be fused.
+# So use a trace to see *where* the time goes, and the graph to see what you're allowed to fuse.
 #
-# Your turn, with the block's second half. Suppose a trace lists both matmuls of the gate (`mm`, `mm_1`) one after the
-# other, then `silu` and `mul`. The choice below is the rule's. **Find the partition with the shortest predicted time.**
-# The edges: `_fused_rms_norm` with `mm` and `mm_1`, `mm`-`silu`, `silu`-`mul`, `mm_1`-`mul`, `mul`-`mm_2`, `mm_2`-`add`.
+# Now you try it, with the second half of the block. Suppose a trace lists the gate's two matmuls (`mm`, `mm_1`) one
+# after the other, followed by `silu` and `mul`. The choice below is what the rule would pick. **Find the partition with
+# the shortest predicted time.** The edges are `_fused_rms_norm` with `mm` and `mm_1`, `mm`-`silu`, `silu`-`mul`,
+# `mm_1`-`mul`, `mul`-`mm_2`, `mm_2`-`add`.
 
 
 # %%
@@ -468,23 +479,24 @@ choose_edges(
 )  # fmt: skip
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>fuse=[("mm", "silu"), ("silu", "mul"), ("mm_2", "add")]</code>: the gate's row
-# of two is itself an epilogue, of either matmul. The norm cannot join: every tile of the matmul would need whole rows.
-# The analyser puts one matmul in a kernel; a kernel written by hand can hold two.</details>
+# <details><summary>Answer</summary><code>fuse=[("mm", "silu"), ("silu", "mul"), ("mm_2", "add")]</code>: together, the
+# gate's two elementwise steps can be the epilogue of either matmul. The norm can't join them, because every tile of the
+# matmul would need whole rows. The analyser only puts one matmul in each kernel, but you can write a kernel by hand
+# that does two.</details>
 #
 # ## The capstone: one call for the block
 #
-# `kernels/transformer_block.py` is the block made of the course's kernels. It takes the same arguments as the unfused
-# block:
+# `kernels/transformer_block.py` builds the block from the course's kernels. You call it with the same arguments as the
+# unfused block:
 
 # %% tags=["hide-input"]
 print(inspect.getsource(transformer_block).split('"""')[2])
 
 # %% [markdown]
-# `gated_op` computes both matmuls of the gate in one kernel, with two
-# [accumulators](../docs/glossary.md#accumulator), and its epilogue is SwiGLU: `silu(gate) * up`. For a single token a
-# program of such a kernel computes one element: two dot products over the same x. Here with three weights per row, in
-# blocks of four. **Change the marked line so that the activation is applied where it belongs.**
+# `gated_op` computes both of the gate's matmuls in one kernel, using two
+# [accumulators](../docs/glossary.md#accumulator), with SwiGLU as its epilogue: `silu(gate) * up`. With a single token,
+# each program of a kernel like this computes one element from two dot products over the same x. Here it is with three
+# weights per row, in blocks of four. **Change the marked line so that the activation is applied where it belongs.**
 
 
 # %%
@@ -505,7 +517,7 @@ puzzle(gated_row_kernel, 3, x_3, gates_3, ups_3, wanted=gated_3, shared=("x_ptr"
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>y = tl.sum(gate) * tl.sigmoid(tl.sum(gate)) * tl.sum(up)</code>: an epilogue
-# works on finished sums. Inside the sum the activation sees single products.</details>
+# has to work on the finished sums. Inside the sum, you'd be applying the activation to individual products.</details>
 #
 # <!-- choices
 # y = tl.sum(gate * tl.sigmoid(gate) * up)
@@ -519,9 +531,9 @@ puzzle(gated_row_kernel, 3, x_3, gates_3, ups_3, wanted=gated_3, shared=("x_ptr"
 # y = tl.sigmoid(tl.sum(gate)) * tl.sum(up)
 # -->
 #
-# Now the whole block, small, on the CPU. **How many times fewer launches does the fused block make?** In the traces it
-# was 26 and 8. On the CPU each of PyTorch's two RMSNorms is six operators instead of one kernel, and the meter counts
-# operators.
+# Now let's run a small version of the whole block on the CPU. **How many times fewer launches does the fused block
+# make?** In the traces we counted 26 and 8. On the CPU, each of PyTorch's two RMSNorms runs as six operators instead of
+# one kernel, and operators are what the meter counts.
 # <!-- given 26 launches, 8 launches: the table of traces above -->
 
 # %% tags=["hide-input"]
@@ -540,7 +552,7 @@ print("the same values:", torch.allclose(fused.result, unfused.result, atol=1e-5
 fewer.compare(unfused.launches / fused.launches)
 
 # %% [markdown]
-# The backward pass, and how much is [saved for it](../docs/glossary.md#saved-for-backward):
+# Here's the backward pass, and how much is [saved for it](../docs/glossary.md#saved-for-backward):
 
 # %% tags=["hide-input"]
 from helpers.instruments import saved_for_backward
@@ -567,8 +579,8 @@ for name, block in (("unfused", unfused_block), ("fused", fused_block)):
 # %% [markdown]
 # ## Predicted and measured
 #
-# At real sizes the analyser predicts, from the graph alone, how much faster the fused block is on an H200. For 8192
-# tokens, its plan adds up these parts:
+# At realistic sizes, we can have the analyser predict how much faster the fused block is on an H200, from nothing but
+# the graph. For 8192 tokens, its plan adds up these parts:
 
 # %% tags=["hide-input"]
 plan = plan_for(8192)
@@ -599,8 +611,9 @@ by_plan
 by_plan.compare(plan.time_unfused / plan.time_fused)
 
 # %% [markdown]
-# The analyser takes each kernel to be as fast as its bytes, or its arithmetic, allow. **And how many times faster was it
-# when measured?** No instrument here can know: it depends on how close PyTorch's kernels come to their limits.
+# The analyser assumes that each kernel runs as fast as its bytes or its arithmetic allow. **And how many times faster
+# was it when measured?** You can't work this one out with any of our instruments, because it depends on how close
+# PyTorch's kernels get to their limits.
 
 # %% tags=["hide-input"]
 predicted = predict_first(
@@ -647,10 +660,10 @@ predicted.on(curves_chart(found, title, **axes, log=True), "y")
 # %% [markdown]
 # ## Against PyTorch's libraries
 #
-# Unfused attention is a weak baseline. The strong ones: "libraries" has cuBLAS and PyTorch's choice of attention
-# (cuDNN's, and FlashAttention at one token); `torch.compile`, in its default mode, is given that version;
-# **`max-autotune` was not timed here**. "fused, cuBLAS" has our norms, attention and SwiGLU, and cuBLAS's matmuls. GPU
-# times in ms, cold L2, gaps between launches excluded; a step is forward and backward:
+# Unfused attention is a weak baseline, so here are the strong ones. "libraries" uses cuBLAS and whichever attention
+# PyTorch picks (cuDNN's, and FlashAttention at one token). `torch.compile`, in its default mode, starts from that
+# version; **`max-autotune` was not timed here**. "fused, cuBLAS" combines our norms, attention and SwiGLU with cuBLAS's
+# matmuls. GPU times are in ms with a cold L2, and exclude the gaps between launches. A step is forward plus backward:
 
 # %% tags=["hide-input"]
 COMPARED = ("eager", "libraries", "torch.compile", "fused", "fused, cuBLAS")
@@ -672,8 +685,9 @@ for way in COMPARED:
         print(f"ours is faster than {way} at {ours_first} of {len(sizes)}")
 
 # %% [markdown]
-# **Our block beats unfused attention**, by a lot, as it should. How often it beats PyTorch with its libraries, and
-# `torch.compile`, is in the last lines; at 8192 tokens its spread overlaps `torch.compile`'s. Errors and memory:
+# **Our block beats unfused attention**, by a wide margin, as you'd hope. The last lines show how often it beats PyTorch
+# with its libraries and `torch.compile`. At 8192 tokens its spread overlaps with `torch.compile`'s. Next, errors and
+# memory:
 
 # %% tags=["hide-input"]
 rows = []
@@ -687,14 +701,15 @@ columns = ("tokens", "", "kernels forward", "error", "at a step's peak")
 table(columns, rows)
 
 # %% [markdown]
-# Fewest kernels, an error between the other two, and no gain in time. At 8192 tokens not even in memory: `gated_op`
-# saves both matmuls' results for the backward pass *and* their gated product; torch.compile
-# [recomputes](../docs/glossary.md#recompute) the latter (lesson 11). Why no gain in time?
+# Our block has the fewest kernels and an error between the other two, but it isn't any faster. At 8192 tokens it
+# doesn't even save memory, because for the backward pass `gated_op` saves the results of both matmuls *and* their gated
+# product, which torch.compile [recomputes](../docs/glossary.md#recompute) (lesson 11). So why isn't it faster?
 #
 # ## Amdahl's share
 #
-# Each part of the block, by the kernels that torch.profiler saw: its time with libraries, with ours, and *how many
-# times faster the whole would be if only this part were exchanged*. 8192 tokens, forward:
+# This table breaks the block into parts, using the kernels that torch.profiler recorded. For each part you get its time
+# with libraries, its time with our kernels, and *how many times faster the whole block would be if you swapped only
+# that part*. This is for 8192 tokens, forward:
 
 # %% tags=["hide-input"]
 PARTS = {  # part -> places of its kernels, with libraries and in ours
@@ -740,17 +755,18 @@ def shares(tokens):
 shares(8192)
 
 # %% [markdown]
-# Most of the time is in matmuls, and a matmul does not get faster by fusing. Fusing *can* save the rest, the norms and
-# all elementwise kernels together, and that is little. Part by part, with the table for 512 tokens (Going further):
+# Most of the time goes into matmuls, and fusing doesn't make a matmul faster. Fusing *can* reduce the rest, which is
+# the norms and all the elementwise kernels, but together they don't take much. Going part by part, and including the
+# table for 512 tokens (Going further):
 #
-# - **Worth it**: SwiGLU in the epilogue of two matmuls (the largest gain), and at 512 tokens the norms.
-# - **Not worth it**: the residual in a matmul's epilogue. Where our matmul is slower than cuBLAS's, as at 512 tokens, it
-#   loses more than the addition took.
-# - **A loss**: attention. The library's kernel is faster than the one recorded here at both sizes, and it writes its
-#   result so that no copy has to put a token's heads side by side.
+# - **Worth it**: SwiGLU in the epilogue of two matmuls, which gains the most, and the norms at 512 tokens.
+# - **Not worth it**: the residual in a matmul's epilogue. Wherever our matmul is slower than cuBLAS's, as it is at 512
+#   tokens, you lose more time than the addition took.
+# - **A loss**: attention. The library's kernel is faster than the one we recorded here at both sizes. It also writes
+#   its output in a layout where each token's heads are already side by side, so it doesn't need an extra copy.
 #
-# A mixture would be best: the library's attention, our gate, cuBLAS for the rest. A block is not faster because all its
-# kernels have one author.
+# The best block would mix them: the library's attention, our gate, and cuBLAS for the rest. Writing all of the kernels
+# yourself doesn't make a block any faster.
 #
 # ## Your predictions vs the measurements
 
@@ -760,29 +776,31 @@ predictions()
 # %% [markdown]
 # ## Test yourself
 #
-# 1. Two kernels in a row each reach 85 % of the memory's speed. What does Nsight Compute advise, and what do you?
+# 1. Two consecutive kernels each reach 85 % of memory bandwidth. What does Nsight Compute advise, and what would you?
 # <!-- given 85 %: an example -->
-# <details><summary>Answer</summary>It reports that each is near its limit. You check whether the second reads what the
-# first wrote: then one kernel moves fewer bytes at the same speed.</details>
+# <details><summary>Answer</summary>It reports that each of them is close to its limit. You'd check whether the second
+# one reads what the first one wrote, because then a single kernel could move fewer bytes at the same speed.</details>
 #
-# 2. A kernel's counter for global loads is 0, and its result is right. How?
-# <details><summary>Answer</summary>It loads by TMA, which has a path of its own. Look at L2's counter, or
-# DRAM's.</details>
+# 2. A kernel's counter for global loads reads 0, but its result is correct. How can that be?
+# <details><summary>Answer</summary>It loads with TMA, which takes a different path. Check the counters in L2 or DRAM
+# instead.</details>
 #
-# 3. The profiler counts fewer bytes written than the result has. Is the meter wrong?
-# <details><summary>Answer</summary>No. The rest was still in L2 when the kernel ended, and is written back
-# later.</details>
+# 3. The profiler counts fewer bytes written than there are in the result. Is the meter wrong?
+# <details><summary>Answer</summary>No. When the kernel ended, some of the result was still in L2, and it gets written
+# back later.</details>
 #
-# 4. Most stall samples are on an addition. Would a cheaper addition help?
-# <details><summary>Answer</summary>No. It waits for its operands: the loads before it take the time.</details>
+# 4. Most of the stall samples are on an addition. Would a cheaper addition help?
+# <details><summary>Answer</summary>No. The addition is waiting for its operands, so the time is really spent on the
+# loads before it.</details>
 #
-# 5. In a trace the GPU is busy 10 % of the time. Which do you try first: a fused kernel, or a CUDA graph?
+# 5. A trace shows that the GPU is only busy 10 % of the time. Which would you try first, a fused kernel or a CUDA
+#    graph?
 # <!-- given 10 %: an example -->
-# <details><summary>Answer</summary>A CUDA graph, or torch.compile with one: the time is between the kernels. Fusing
-# helps only as far as the CPU has fewer kernels to launch.</details>
+# <details><summary>Answer</summary>A CUDA graph, or torch.compile with one, because the time is lost between the
+# kernels. Fusing only helps here because the CPU has fewer kernels to launch.</details>
 #
-# 6. A fusion takes 3 % off a block's time, and the block is half of a step. What percentage of the step does it save?
-#    Replace the dots by your number.
+# 6. A fusion makes a block take 3 % less time, and the block is half of a training step. What percentage of the step
+#    does that save? Replace the dots with your answer.
 # <!-- given 3 %: an example -->
 
 # %%
@@ -792,16 +810,17 @@ self_test(answer, 0.5 * 3, "half of it")
 # %% [markdown]
 # ## Now you
 #
-# [Exercise 15](../exercises/15_capstone.ipynb): a block of another model, forward and backward, and a report. It is the
-# last one. After it, take a model of your own: `fusion analyse`, then a trace, then a page.
+# In [exercise 15](../exercises/15_capstone.ipynb), the last one, you'll fuse a block from another model, forward and
+# backward, and write a report. After that, pick a model of your own and run `fusion analyse` on it, then record a
+# trace, then profile the kernels that matter.
 
 # %% [markdown]
 # ## Going further
 #
 # ### The whole page, and `--set full`
 #
-# add+GELU's page, as `ncu` prints it with the sections above. `INF` and `OPT` lines are its rules' advice; an estimated
-# speedup assumes that the named problem can be removed completely.
+# This is add+GELU's page with the sections above, as `ncu` prints it. Lines marked `INF` and `OPT` are advice from its
+# rules. When a rule estimates a speedup, it assumes that you can remove the problem completely.
 
 # %% tags=["hide-input"]
 indent = {"initial_indent": 4 * " ", "subsequent_indent": 10 * " "}
@@ -814,8 +833,8 @@ for part in page.rstrip().split("\n\n"):
         print(part, end="\n\n")
 
 # %% [markdown]
-# By default `ncu` collects the set `basic`: Speed of Light, launch and occupancy. `--set full` collects nearly all
-# sections. The tool lists its sets itself; this list, and the page below, are of an H100:
+# By default, `ncu` collects the `basic` set: Speed of Light, launch and occupancy. `--set full` collects nearly all
+# sections. You can ask the tool for a list of its sets. This list and the page below come from an H100:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_15 import RECORD
@@ -833,8 +852,9 @@ for line in sets.splitlines():
     )
 
 # %% [markdown]
-# More sections need more replays of each kernel, so pick kernels as well: `--kernel-name regex:gated --launch-skip 3
-# --launch-count 1`. One launch of add+GELU with `--set full` has these sections:
+# More sections mean more replays of each kernel, so you'll also want to restrict which kernels get profiled:
+# `--kernel-name regex:gated --launch-skip 3 --launch-count 1`. With `--set full`, one launch of add+GELU gives you
+# these sections:
 
 # %% tags=["hide-input"]
 full_page = recorded_page("ncu_full.txt", H100).read_text()
@@ -854,21 +874,21 @@ for section in sections:
         print("\n".join(line for line in lines if re.match(r"\s+(-|Metric|\S.*\d$)", line)))
 
 # %% [markdown]
-# Read a full page in this order:
+# Go through a full page in this order:
 #
-# 1. **Speed of Light**: which roof, and how far below it.
-# 2. Near the memory roof: *Memory Workload Analysis*. Are the bytes the minimum? L2's hit rate, and in *Source
-#    Counters* the excess sectors per line (lesson 03b).
-# 3. Near the compute roof: *Compute Workload Analysis*. Which pipeline: tensor cores, FMA, or the special function
-#    units (lesson 10)?
-# 4. Near neither: *Scheduler Statistics* (how often has a scheduler no warp that can issue?), *Warp State* (why?),
-#    *Occupancy* and *Launch Statistics* (too few warps, or less than a wave?).
+# 1. **Speed of Light**: find out which roof applies, and how far below it you are.
+# 2. If you're near the memory roof, go to *Memory Workload Analysis*. Is the traffic at its minimum? Check L2's hit
+#    rate, and the excess sectors per line in *Source Counters* (lesson 03b).
+# 3. If you're near the compute roof, go to *Compute Workload Analysis*. Which pipeline is it: tensor cores, FMA, or the
+#    special function units (lesson 10)?
+# 4. If you're not near either, look at *Scheduler Statistics* (how often does a scheduler have no warp ready to
+#    issue?), *Warp State* (why not?), and *Occupancy* and *Launch Statistics* (too few warps, or less than a wave?).
 #
 # ### From an operator to your line: `with_stack=True`
 #
-# A trace lists operators and kernels. With `with_stack=True` torch.profiler also records the Python calls, so that each
-# operator can be traced to the line that called it. It slows the CPU a lot: read *who* from such a trace, not *how
-# long*.
+# A trace lists operators and kernels. If you pass `with_stack=True`, torch.profiler also records the Python calls, so
+# you can trace each operator back to the line that called it. This slows the CPU down a lot, so use a trace like that
+# to see *who* made a call, not *how long* it took.
 
 
 # %%
@@ -907,11 +927,13 @@ for event in events:
 table(("operator", "called in"), rows)
 
 # %% [markdown]
-# In Perfetto the Python calls are the rows above the operators. `record_function("gate")` marks a region of your own by
-# name, without stacks; in `nsys` the same is an NVTX range, `torch.cuda.nvtx.range("gate")`.
+# In Perfetto, the Python calls show up in the rows above the operators. You can also label a region of your code with
+# `record_function("gate")`, which doesn't need stacks. The equivalent for `nsys` is an NVTX range,
+# `torch.cuda.nvtx.range("gate")`.
 #
-# On a GPU the same trace shows which Python function launched which kernel: the kernel's correlation number leads to its
-# launch, and the launch falls inside the calls. A training step with gradient clipping, on an H100:
+# On a GPU, the same trace also shows you which Python function launched which kernel. The kernel's correlation number
+# takes you to its launch, and the launch happened during one of the Python calls. Here's a training step with gradient
+# clipping on an H100:
 
 # %%
 from benchmarks import profiler_outputs
@@ -954,18 +976,18 @@ table(("the first step's kernels", "time", "launched in"), rows, outputs["gpu"])
 # %% [markdown]
 # ### How to read a gap
 #
-# `nsys profile --trace cuda,nvtx -o report python script.py` records a timeline; `nsys export --type sqlite` writes its
-# events as tables: kernels in `CUPTI_ACTIVITY_KIND_KERNEL`, launches in `CUPTI_ACTIVITY_KIND_RUNTIME`, each with `start`
-# and `end` in nanoseconds and a `correlationId` that joins a kernel to its launch; names are numbers that `StringIds`
-# resolves. So a timeline is read by a query:
+# `nsys profile --trace cuda,nvtx -o report python script.py` records a timeline, and `nsys export --type sqlite` writes
+# its events out as tables. Kernels are in `CUPTI_ACTIVITY_KIND_KERNEL` and launches in `CUPTI_ACTIVITY_KIND_RUNTIME`.
+# Both have `start` and `end` in nanoseconds, and a `correlationId` that joins a kernel to its launch. Names are stored
+# as numbers, which you look up in `StringIds`. So you can read a timeline with a query:
 # <!-- given: Nsight Systems documentation, SQLite export schema -->
 
 # %%
 print(profiler_outputs.QUERY)
 
 # %% [markdown]
-# `nsys` is not installed on the machine of these records. But the trace above has the same columns. Put into tables of
-# these names, it answers the same query:
+# The machine we recorded on doesn't have `nsys`, but the trace above contains the same columns. If we put them into
+# tables with those names, the same query works:
 
 # %% tags=["hide-input"]
 import sqlite3
@@ -997,10 +1019,11 @@ for before, after in itertools.pairwise(timeline):
 table(("between", "gap", "launched after the end", ""), rows)
 
 # %% [markdown]
-# A late launch after a kernel whose result Python reads is `norm.item()`: the CPU waits for the GPU, then the GPU for the
-# CPU. The condition can stay on the GPU: `grad * (most / norm).clamp(max=1)` clips without asking.
+# A late launch right after a kernel whose result Python reads is `norm.item()`: first the CPU waits for the GPU, and
+# then the GPU waits for the CPU. You can keep the condition on the GPU instead: `grad * (most / norm).clamp(max=1)`
+# clips without a sync.
 #
-# Here are the fused block's longest gaps, from the trace in the main part:
+# And these are the longest gaps in the fused block's trace from the main part:
 
 # %% tags=["hide-input"]
 fused_timeline = timelines["fused"]
@@ -1019,10 +1042,10 @@ for at in sorted(order[:4]):
 table(("gap between", "gap", "launched after the end", "from launch to start"), rows)
 
 # %% [markdown]
-# The launch comes late and the kernel starts soon after it: the CPU is the bottleneck, here the Python of our host
-# wrappers, and a CUDA graph or fewer launches help. If the launch came long before the end of the kernel before it, the
-# GPU would be the one that waits: for a copy, another stream or an event. And where a kernel starts a microsecond after
-# the one before it, the CPU is ahead, and only the kernels are left to improve.
+# Each launch comes late and its kernel starts soon afterwards, so the CPU is the bottleneck. Here that's the Python
+# code in our host wrappers, and a CUDA graph or fewer launches would help. If the launch had come long before the
+# previous kernel ended, it would be the GPU that's waiting, perhaps for a copy, another stream or an event. And if a
+# kernel starts within a microsecond of the previous one, the CPU is keeping ahead and you can only improve the kernels.
 #
 # ### Amdahl's share at 512 tokens
 
@@ -1032,7 +1055,7 @@ shares(512)
 # %% [markdown]
 # ### Five kernels, fused and unfused, by Nsight Compute
 #
-# The pages of LayerNorm+GELU, softmax and attention are of earlier versions of our kernels:
+# We recorded the pages for LayerNorm+GELU, softmax and attention with earlier versions of our kernels:
 
 # %% tags=["hide-input"]
 CASES = {
@@ -1057,20 +1080,20 @@ table(("", "unfused", "fused", "faster", "read", "unfused, each"), rows)
 # | case | fusing removed |
 # |---|---|
 # | add+GELU | a round trip of a tensor |
-# | LayerNorm+GELU | the same, and a LayerNorm that alone takes longer than ours with its GELU |
+# | LayerNorm+GELU | a round trip too, and a LayerNorm that takes longer than our LayerNorm and GELU combined |
 # | softmax | four passes, and the index arithmetic |
-# | linear+GELU | GELU's pass; the matmul is not faster |
+# | linear+GELU | GELU's pass, though the matmul isn't any faster |
 # | attention | three round trips of the scores |
 #
 # ### add+GELU by a table of counters
 #
-# Lesson 03 tried the time of a claim about add+GELU. The claim comes with a table of counters, for a million fp32
-# elements:
+# In lesson 03 we tested the speedup from a claim about add+GELU. The claim also comes with a table of counters, for a
+# million fp32 elements:
 #
-# **Claim: "fusing add and GELU raises the L2 hit rate from 65 to 78 % and occupancy from 75 to 85 %, cuts DRAM reads from
-# 12 to 8 MB, and makes it 1.86 times faster."** The same counters on an H100, of both kernels together and of the one
-# that replaces them, for 1 million elements and for 32 million; with caches emptied before each kernel, as `ncu`
-# does by default, and as the program leaves them (`--cache-control none`):
+# **Claim: "fusing add and GELU raises the L2 hit rate from 65 to 78 % and occupancy from 75 to 85 %, cuts DRAM reads
+# from 12 to 8 MB, and makes it 1.86 times faster."** Here are the same counters from an H100, for the two kernels
+# together and for the fused one, at 1 million elements and at 32 million. We ran both with the caches emptied before
+# each kernel, as `ncu` does by default, and with the caches as the program leaves them (`--cache-control none`):
 # <!-- given 32 times: 2^25 over 2^20 elements -->
 
 # %% tags=["hide-input"]
@@ -1095,16 +1118,16 @@ columns = ("caches", "L2 hits", "of reads", "occupancy", "DRAM read", "time", "f
 table(columns, rows, h100.label_of("add_gelu_counters"))
 
 # %% [markdown]
-# **Verdict: holds for the DRAM reads, with emptied caches, and fails for the rest.** The L2 hit rate *falls*, or stays
-# the same: most hits are stores and, in the program, reads of the sum that was just written, and fusing removes both. Occupancy
-# hardly changes. A million elements are too few to fill this GPU, whatever the kernels do. With caches as the program
-# leaves them GELU reads nearly nothing from DRAM even unfused. And no row reaches the claimed time. Don't aim for
-# a high hit rate: bytes that are never requested cannot hit.
+# **Verdict: holds for the DRAM reads, with emptied caches, and fails for the rest.** The L2 hit rate *falls*, or
+# doesn't change, because most hits come from stores and, in the real program, from reading back the sum that was just
+# written, and fusing removes both. Occupancy hardly changes. A million elements can't fill this GPU, no matter what the
+# kernels do. If you leave the caches alone, GELU hardly reads anything from DRAM even when it's unfused. And the
+# claimed speedup doesn't show up in any row. Don't aim for a high hit rate, because bytes you never request can't hit.
 #
 # ### Why one token is slow
 #
-# At one token everything is weights, read once. Our block has a kernel for it that normalises, multiplies and gates in
-# one launch, five launches in all, and yet:
+# With one token, nearly all of the traffic is weights, and each is read once. Our block has a kernel for this case that
+# normalises, multiplies and gates in a single launch, which brings the block down to five launches. Even so:
 
 # %% tags=["hide-input"]
 rows = []
@@ -1118,7 +1141,8 @@ at_best = 1e6 * weights / h200.copy_bandwidth
 print(f"gate and up are {weights / 1e6:.0f} MB: {at_best:.0f} us at copy bandwidth")
 
 # %% [markdown]
-# The gated launch takes half again as long as the library's two matmuls. You have the instruments; use them:
+# The gated launch takes half again as long as the library's two matmuls. You have the instruments to find out why, so
+# use them:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from kernels.tuned.linear_few_rows import linear_one_row_kernel
@@ -1135,17 +1159,19 @@ for name, (gate, rows) in ways.items():
 table(("", "registers", "occupancy"), made)
 
 # %% [markdown]
-# Two sums instead of one, so twice the registers for sums, and fewer warps to hide the wait for memory. That looks like
-# lesson 07's fusing too much, and half the rows per program would bring the warps back. **It is a suspicion, not a
-# finding**: a warp of the gated kernel has two tiles to wait for, not one, and no page of it was recorded. Its sectors
-# and stalls would show the reason, and only a GPU whether half the rows are *faster*.
+# The gated kernel keeps two sums instead of one, so it needs twice the registers for them and has fewer warps to hide
+# memory latency. That looks like too much fusion, as in lesson 07, and halving the rows per program would bring the
+# warps back. **It's a suspicion, not a finding**: a warp of the gated kernel waits for two tiles rather than one, and
+# we didn't record a page for it. Its sectors and stalls would show the reason, and you'd need a GPU to tell whether
+# half the rows is actually *faster*.
 #
 # ### Who is ahead, and where
 #
-# No kernel is the fastest everywhere. Here are the course's own at all sizes of the sweep, beside the best peer at each
-# (eager PyTorch, `torch.compile`, by default or by max-autotune, Liger, QuACK, cuDNN, cuBLASLt, FlashAttention-2 and -4,
-# Flex); then the points where a peer is furthest ahead, on the GPU and as a call from Python. (A shape: attention: batch, heads, key
-# heads, queries, keys, head dim; convolution: images, channels, height, width, filters, taps, stride.)
+# None of these kernels is fastest everywhere. First we compare the course's own kernels, at every size in the sweep,
+# with the best peer at that size (eager PyTorch, `torch.compile` with its default or max-autotune, Liger, QuACK, cuDNN,
+# cuBLASLt, FlashAttention-2 and -4, Flex). Then come the points where a peer is furthest ahead, both in GPU time and as a call from
+# Python. (Shapes are given as follows. Attention: batch, heads, key heads, queries, keys, head dim; convolution:
+# images, channels, height, width, filters, taps, stride.)
 
 # %% tags=["hide-input"]
 from helpers.instruments import recorded_sweep
@@ -1162,8 +1188,8 @@ print(f"behind at {on_gpu} of {points} points, {on_gpu / points:.0%}")
 print(f"behind as a call at {len(slow)} of the {timed} that were called, {len(slow) / timed:.0%}")
 
 # %% [markdown]
-# So a library is ahead at the share of points, and of calls, in the last lines. Each has its place: QuACK on many wide
-# rows; FlashAttention-4 in most long sequences, cuDNN in short ones and in some convolutions; cuBLASLt in linear layers of
-# a few hundred rows; eager PyTorch in some calls, of backward passes most of all; `torch.compile` at some sizes of some. `fusion bench --recorded --sweep` lists all points, with the
-# reasons and the things we tried; a kernel's name behind it gives every time. Before you write a kernel, look for your
-# sizes in such a list; when you have written one, make the list.
+# The last lines show the share of points, and of calls, where a library is ahead. Each library has its strengths:
+# QuACK on many wide rows, FlashAttention-4 on most long sequences, cuDNN on short ones and in some convolutions,
+# cuBLASLt in linear layers of a few hundred rows, eager PyTorch in some calls, especially for backward passes, and
+# `torch.compile` at some sizes of some kernels. `fusion bench --recorded --sweep` lists every point, with the reasons
+# and our attempts to fix it, and if you add a kernel's name you get all of its times. Before you write a kernel, look up your sizes in a list like this one. After you've written it, make your own.

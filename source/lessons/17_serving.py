@@ -104,8 +104,8 @@ roofline_chart(roof, points, title, f"{title}. On an H200, ridge {roof.ridge:.0f
 # - *one key head per query head* (MHA), the original;
 # - **grouped heads** (GQA): 8 key heads, each shared by four query heads;
 # - a single key head shared by all query heads (MQA);
-# - **latent attention** (MLA): one vector of 512 elements per token, from which every head's keys and values are
-#   derived, plus 64 elements that carry the rotation. You could expand that vector into keys with a matrix, but MLA
+# - **latent attention** (MLA): one vector of 512 elements per token that encodes every head's keys and values,
+#   plus 64 elements that carry the rotation. You could expand that vector into keys with a matrix, but MLA
 #   folds the matrix into the query instead. All heads then read the same 576 elements, so this is MQA with one long
 #   head whose values are the first 512 elements of its keys.
 #
@@ -155,7 +155,7 @@ explorer
 
 # %% [markdown]
 # <details><summary>What you should see</summary>1. At 8192 tokens they barely differ, because most of the bytes are
-# weights. At 131,072 tokens, the cache of 32 key heads is several times as large as the weights. 2. 64 sequences fit
+# weights. At 131,072 tokens, the cache of 32 key heads dwarfs the weights. 2. 64 sequences fit
 # and 128 don't. At 64 most of the bytes are cache, and you get less than a fifth of the mark. 3. An fp8 cache nearly
 # doubles the speed and makes room for 128 sequences. fp8 weights add little, because the weights are no longer where
 # most of the bytes are. 4. Not with a long context, because the intensity of the step approaches that of its attention,
@@ -516,7 +516,7 @@ table_cost.compare(100 * 4 / (16 * 2 * 2 * 128 * 2), "That's 4 bytes per 16 KiB 
 
 # %% [markdown]
 # The table itself is negligible. Small pages don't waste [sectors](../docs/glossary.md#sector) either, because even a
-# page of one token consists of 256-byte rows, which are eight full sectors. What small pages do cost is *latency and
+# page of one token consists of 256-byte rows, which are eight full sectors. But small pages cost you *latency and
 # addresses*. You can't request k until the table entry has arrived, and a tile of 64 keys has 64 base addresses instead
 # of one. The copy engine ([TMA](../docs/glossary.md#tma)) fetches rectangles, so it needs an instruction for every
 # page. Large pages have the opposite problem: they waste memory at the end of each sequence, and prompts with a common

@@ -11,7 +11,7 @@
 # - predict how much you save with a CUDA graph or with fewer launches;
 # - write kernels that start before the previous kernel has finished, and find the two PTX instructions behind it;
 # - write a kernel whose programs wait for each other, and find races and deadlocks in it without a GPU;
-# - say how far each version is from the time its bytes need, and when to stop.
+# - compare each version with the time its bytes need, and decide when to stop.
 #
 # About 55 minutes. It builds on [02](02_bytes_and_launches.ipynb) (launches), [16](16_compilers_and_libraries.ipynb)
 # (compilers) and [17](17_serving.ipynb) (decode), and leads to [exercise 18](../exercises/18_short_kernels.ipynb).
@@ -400,7 +400,7 @@ order_puzzle(tiles_then_sum, shares, wanted=(2 * shares.sum()).expand(6))
 # %% [markdown]
 # <details><summary>Answer</summary><code>wait(counter_ptr, tiles)</code>. There is one signal per tile, not per
 # program, and two of the programs have no tile. If there were more tiles than programs, the wrong line would be a race
-# instead, because nobody would wait long enough.</details>
+# instead, because the programs wouldn't wait long enough.</details>
 #
 # `kernels.decoder_layer` in our catalogue is the whole layer written this way. It has four counters between its five
 # steps, plus one for each head, because several programs share a head's keys. Each program requests the first block of
@@ -559,7 +559,7 @@ table(columns, rows, h100.label_of("short_kernels_small", "short_kernels_8B"))
 #
 # Why does our megakernel win on the small layer and lose at 8B? It removes gaps, ramp-ups and tails. They are most of
 # the time in a short kernel but a small part of a long one. At 8B it comes down to the matmuls, and ours are slower
-# than cuBLAS's. Our five separate kernels use the same matmul and lose as well. A good megakernel needs
+# than cuBLAS's. Our five separate kernels use the same matmul and also lose. A good megakernel needs
 #
 # - **matmuls as fast as the library's**, with enough loads in flight. Ours has one program per SM, and each has one
 #   block of weights in flight. Asynchronous copies and a deep pipeline would have more;
@@ -589,7 +589,7 @@ predictions()
 # <details><summary>Answer</summary>It's correct, because no kernel writes the weight. If you swap them, it may read the
 # activation before it has been stored.</details>
 #
-# 3. A persistent kernel passes a hundred tests on a GPU with 132 SMs and hangs on one with 108. What's missing?
+# 3. A persistent kernel passes a hundred tests on a GPU with 132 SMs and hangs forever with 108 SMs. What's missing?
 # <details><summary>Answer</summary>A cooperative launch, and a grid size that depends on the device. If an SM has room
 # for one program, 24 programs don't get an SM, and the others wait for them forever. With the option, you'd get an
 # error at the launch.</details>

@@ -86,6 +86,8 @@ def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3),
     special = draw.call("NaN in one pixel", nan, (1, 16, 6, 6), (16, 16, 3, 3), padding=1)
     special.inputs[0][0, :, 2, 2] = torch.nan  # also in channel 0, which a sum that runs too far reaches next
     found.append(special)
+    pictures = "the picture: there may be any number of them"
+    found.append(draw.call("19 pictures", pictures, (19, 16, 2, 2), (16, 16, 1, 1)))
     found.append(draw.call("no picture", "the empty tensor", (0, 16, 4, 4), (16, 16, 1, 1)))
     return found
 

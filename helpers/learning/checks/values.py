@@ -41,10 +41,12 @@ def check_values(
         name: the check's name.
     """
     cases = list(cases)
-    passed = []
+    passed, results = [], []
 
     def judge(case: Case) -> None:
-        check_case(answer, reference, case, unlike, passed)
+        got = check_case(answer, reference, case, unlike, passed)
+        require_kept(results, case)
+        results.extend((case, x, bits(x).clone()) for x in as_tuple(got))
         passed.append(case)
 
     try_each(cases, judge)
@@ -85,14 +87,27 @@ def try_each(cases: list[Case], judge: Callable[[Case], None], hint: Callable[[l
         raise AnswerError("\n".join([str(first), *told[not right :]]), look_at) from first
 
 
+def require_kept(results: Iterable[tuple[Case, torch.Tensor, torch.Tensor]], case: Case) -> None:
+    """Raise AnswerError where a later call, on `case`, has changed what an earlier one returned.
+
+    `results` are (the earlier case, its result, the result's bits when it was returned).
+    """
+    for earlier, result, before in results:
+        if not torch.equal(bits(result), before):
+            raise AnswerError(
+                f"{case.where}: this call changed the result of an earlier one, on {earlier.where}",
+                "where the output is allocated: every call makes one of its own",
+            )
+
+
 def check_case(
     answer: Callable,
     reference: Callable,
     case: Case,
     unlike: dict[str, Callable] | None = None,
     passed: Iterable[Case] = (),
-) -> None:
-    """Raise AnswerError where `answer` differs from `reference` on one case.
+) -> object:
+    """Return what `answer` returns on one case; raise AnswerError where it differs from `reference`.
 
     An answer that agrees with another formula is reported as computing it only if that one would also have `passed` the
     same cases.
@@ -116,6 +131,7 @@ def check_case(
         with outputs_start_as_nan():
             result = answer(*inputs)
         compare(result, inputs, reference, case)
+    return traffic.result
 
 
 def agrees(got: object, inputs: list, reference: Callable, case: Case) -> bool:
@@ -339,7 +355,7 @@ def of_tensors(function: Callable, inputs: tuple) -> list:
 
 def bits(x: torch.Tensor) -> torch.Tensor:
     # Compared as bytes, a NaN equals itself.
-    return x.contiguous().view(torch.uint8)
+    return x.reshape(-1).contiguous().view(torch.uint8)
 
 
 @contextlib.contextmanager
