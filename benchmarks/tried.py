@@ -125,7 +125,9 @@ SHARED = {
 
 # Why kernels stand behind a peer between the table's sizes, in the recorded sweep, and what was tried there.
 SWEPT = {
-    "add_gelu": "65537 elements, within the spread: no trial is recorded",
+    "geglu": "4099 elements: [few microseconds]",
+    "swiglu": "4099 elements: [few microseconds]",
+    "add_gelu": "4099 elements: [few microseconds]",
     "conv_bn_act": (
         "eight tiles for how many there are and how long they sum (kept: 3x3, 256 to 256 at 28 x 28 45 us for 53; 512 "
         "at 7 x 7 20 for 24; 1x1 of one picture 4.3 for 5.8), large ones that leave in halves (kept: 1x1, 512 to 2048 "
@@ -151,6 +153,9 @@ SWEPT = {
         "as many columns at a time and warps as a trial liked best; 2048 rows with rims by a program each (kept: 3.8 "
         "us for 5.1 at 515 columns); of many narrow rows 2 KB by a warp (kept: 150 us for 157 at 2097152 x 64, 145 for "
         "170 at 260617 x 515, 147 for 149 at 174763 x 768); [calls]"
+    ),
+    "flash_attention backward": (
+        "FlashAttention-4 is ahead at most sizes, by up to a quarter with heads of 64: no trial against it is recorded"
     ),
     "flash_attention": (
         "256 tokens most of all. Tried in all: roles by hand in Gluon for heads of 128 (kept: 837 / 478 us full / "
@@ -181,17 +186,24 @@ SWEPT = {
         "2048 x 1000, 5.6 for 7.1 at 2048 x 1536, 9.5 for 10.7 at 2048 x 2560; not kept: 12.2 for 11.8 at 2048 x "
         "3584, 4.8 for 4.5 at 2048 x 1024, 7.9 for 7.6 at 2048 x 2048); [few microseconds]; [calls]"
     ),
-    "layer_norm backward": "behind as a call alone: [calls]",
-    "layer_norm_act backward": "behind as a call alone: [calls]",
-    "linear_act": "behind as a call alone: [calls]",
-    "residual_act": "4099 elements: no trial is recorded; [few microseconds]",
+    "layer_norm backward": "2048 rows of 1000 or 1024, and 1056833 of 127: no trial is recorded; [calls]",
+    "layer_norm_act backward": "1056833 rows of 127: no trial is recorded; [calls]",
+    "linear_act": (
+        "cuBLASLt's own epilogue is ahead at 256 to 512 rows and at sizes that are not multiples of a tile: no trial "
+        "against it is recorded; [calls]"
+    ),
+    "layer_norm_act": (
+        "torch.compile is ahead at 14336 columns and from 28672 on: no trial is recorded; narrow rows: [few "
+        "microseconds]"
+    ),
+    "layer_norm_int8": "torch.compile is ahead at 1000 and 18432 columns: no trial is recorded",
     "residual_layer_norm": (
         "weight and bias asked for with few rows, of up to 256 columns by more threads (kept: 1.9 us for 3.4 at 2048 "
         "x 64, 2.4 for 3.7 at 2048 x 128, 3.3 for 3.9 at 2048 x 256), or of others that leave part of their block "
         "idle (kept: 9.2 for 10.4 at 2048 x 1536, 17.8 for 18.8 at 2048 x 3584); [few microseconds]; 262144 columns: "
         "no trial is recorded; [calls]"
     ),
-    "residual_layer_norm backward": "behind as a call alone: [calls]",
+    "residual_layer_norm backward": "many rows of 127, 1000 or 1025: no trial is recorded; [calls]",
     "residual_rms_norm": (
         "[clusters]; [walks]; narrow rows: [few microseconds], and no trial is recorded; 1056833 rows of "
         "127: no trial is recorded"
@@ -207,7 +219,7 @@ SWEPT = {
         "row held two elements to a register (kept from 10241 columns on, but for 16384: 132 us for 142 at 12288, 134 "
         "for 145 at 28672, 135 for 141 at 32768; at 8192 and 10000 2 to 3 % slower); [walks]; [calls]"
     ),
-    "rms_norm backward": "behind as a call alone: [calls]",
+    "rms_norm backward": "many rows of 2047 to 8192 columns, by up to a third: no trial is recorded; [calls]",
     "softmax": (
         "rows held two 16-bit elements to a register: up to 20480 columns (kept), loaded without an eviction policy "
         "(kept: 136 us at 14336 to 18432, with evict_first 145 to 147), by 512 or 128 threads (136 to 156); one of "

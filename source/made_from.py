@@ -214,6 +214,16 @@ class Project:
         found = (path for path in paths if path.suffix not in (".py", ".pyi", ".pyc", "") and path.is_file())
         return sorted(path.relative_to(self.root).as_posix() for path in found)
 
+    @functools.cached_property
+    def _gpus(self) -> str:
+        """A pattern of the GPUs' names: of the records, those that do not begin with another's name."""
+        names = [
+            path.removeprefix(f"{RESULTS}/").removesuffix(".json") for path in self._data if path.endswith(".json")
+        ]
+        names = [name for name in names if "/" not in name]
+        gpus = [name for name in names if not any(name.startswith(f"{other}_") for other in names)]
+        return f"(?:{'|'.join(map(re.escape, gpus))})"
+
     def _data_of(self, file: str) -> set[str]:
         """The data files whose names are in the strings of a Python file."""
         if not file.endswith(".py"):
@@ -235,8 +245,8 @@ class Project:
         """The last parts of its strings; of its f-strings, a pattern each, and whether it begins with a value;
         whether the file names the folder of results.
 
-        A value at the beginning is a GPU's name, which has no underscore: f"{gpu}.json" is not h200_sweep.json.
-        Elsewhere than in the folder of results, such a name says nothing.
+        A value at the beginning is a GPU's name: f"{gpu}.json" is not h200_sweep.json. Elsewhere than in the folder of
+        results, such a name says nothing.
         """
         exact, patterns, inside = set(), {}, set()
         reads_results = False
@@ -249,7 +259,7 @@ class Project:
                     value = "\0[^/]*"
                     pattern = re.escape(text).replace(re.escape("\0"), value[1:])
                     if text.startswith("\0"):
-                        pattern = "[^/_]*" + pattern[len(value) - 1 :]
+                        pattern = self._gpus + pattern[len(value) - 1 :]
                     patterns[pattern] = text.startswith("\0")
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 200:
                 exact.add(node.value.rpartition("/")[2])

@@ -6,7 +6,6 @@ python source/readme.py --check    write nothing; fail, with a line for each, wh
 They are made again for the check, which takes no time: nothing needs to be kept of what they were made from.
 """
 
-import json
 import sys
 import tomllib
 from pathlib import Path
@@ -14,24 +13,44 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from helpers.instruments import recorded, recorded_page  # noqa: E402, as build.py this runs as a script
+from helpers.instruments import recorded, recorded_sweep  # noqa: E402, as build.py this runs as a script
 from helpers.instruments.recordings import Recorded, dated  # noqa: E402
-from helpers.instruments.sweep_records import BEHIND  # noqa: E402
+from helpers.instruments.sweep_records import BEHIND, RecordedSweep, is_tuned, median  # noqa: E402
 from helpers.learning.course_map import still_map  # noqa: E402
 
-# One row a lesson: lesson, what it builds, and under which kernel, shape and dtype that was recorded.
-ROWS = [
-    ("03", "add + GELU, 100 million fp32", "add_gelu", (100_000_000,), "float32"),
-    ("04", "bias + dropout + residual, 16384 × 4096", "bias_dropout_residual", (16384, 4096), "bfloat16"),
-    ("05", "LayerNorm + GELU, 32768 × 4096", "layer_norm_act", (32768, 4096), "bfloat16"),
-    ("06", "softmax + top 8, 32768 × 4096", "softmax_topk", (32768, 4096), "bfloat16"),
-    ("08", "linear + bias + GELU, 8192 × 4096 × 11008", "linear_act", (8192, 4096, 11008), "bfloat16"),
-    ("09", "3 × 3 convolution + batch norm + ReLU", "conv_bn_act", (64, 128, 56, 56, 256, 3), "bfloat16"),
-    ("10", "causal attention, 4 × 16 heads of 4096 × 128", "flash_attention", (4, 16, 4096, 128, True), "bfloat16"),
-    ("11", "LayerNorm's backward pass, 32768 × 4096", "layer_norm backward", (32768, 4096), "bfloat16"),
-    ("12", "LayerNorm to int8, 32768 × 4096", "layer_norm_int8", (32768, 4096), "bfloat16"),
+GPU = "h100_80gb_hbm3"
+# One row per lesson: lesson, what it builds, and the point of the sweep where it was timed: kernel, direction, shape.
+SWEPT = [
+    ("03", "add + GELU, 100 million elements", "add_gelu", "forward", [100_000_007]),
+    ("04", "bias + dropout + residual, 16381 × 5120", "bias_dropout_residual", "forward", [16381, 5120]),
+    ("05", "LayerNorm + GELU, 32768 × 4096", "layer_norm_act", "forward", [32768, 4096]),
+    ("06", "softmax + top 8, 32768 × 4096", "softmax_topk", "forward", [32768, 4096]),
+    ("08", "linear + bias + GELU, 8192 × 4096 × 11008", "linear_act", "forward", [8192, 4096, 11008]),
+    ("09", "3 × 3 convolution + batch norm + ReLU", "conv_bn_act", "forward", [64, 128, 56, 56, 256, 3, 1]),
+    (
+        "10",
+        "causal attention, 4 × 16 heads of 4096 × 128",
+        "flash_attention",
+        "forward",
+        [4, *[16] * 2, *[4096] * 2, 128, True],
+    ),
+    ("10", "its backward pass", "flash_attention", "backward", [4, *[16] * 2, *[4096] * 2, 128, True]),
+    ("11", "LayerNorm's backward pass, 32768 × 4096", "layer_norm", "backward", [32768, 4096]),
+    ("12", "LayerNorm to int8, 32768 × 4096", "layer_norm_int8", "forward", [32768, 4096]),
+    (
+        "17",
+        "one token's attention, 8 × 8192 keys, grouped",
+        "flash_attention",
+        "forward",
+        [8, 32, 8, 1, 8192, 128, False],
+    ),
 ]
-BLOCK = ("15", "a transformer block, 8192 tokens", "8192", "forward")
+# The same from the tables of `fusion bench`: kernel, shape.
+TIMED = [
+    ("17", "sampling, 64 × 131072 logits", "sample", [64, 131072]),
+    ("18", "a small decoder layer, one token", "decoder_layer", [1024, 16, 8, 3072, 512]),
+    ("18", "Llama 3 8B's decoder layer, one token", "decoder_layer", [4096, 32, 8, 14336, 1024]),
+]
 # Mark in README.md -> where what stands after it comes from.
 SOURCES = {
     "what was measured": "the records in benchmarks/results",
@@ -41,15 +60,15 @@ SOURCES = {
 NO_RIVAL = ("fused", "plain", "eager", "torch.compile", "cuBLAS alone")  # the last leaves out what is fused
 
 
-def micro(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds * 1e6:,.0f}"
+def micro(time: float | None) -> str:
+    return "" if time is None else f"{time:,.0f}"
 
 
 def row(lesson: str, what: str, times: dict[str, float], share: float | None, date: str) -> str:
-    """One line of the table, the fastest time and what is level with it in bold; `times`: provider -> seconds."""
+    """One line of the table, the fastest time and what is level with it in bold; `times`: provider -> µs."""
     rivals = {name: time for name, time in times.items() if name not in NO_RIVAL}
     rival = min(rivals, key=rivals.get, default=None)
-    shown = [times["eager"], times.get("torch.compile"), rivals.get(rival), times.get("plain"), times["fused"]]
+    shown = [times.get("eager"), times.get("torch.compile"), rivals.get(rival), times.get("plain"), times["fused"]]
     fastest = min(time for time in shown if time is not None)
     cells = [f"**{micro(time)}**" if time and time <= BEHIND * fastest else micro(time) for time in shown]
     if rival:
@@ -58,27 +77,29 @@ def row(lesson: str, what: str, times: dict[str, float], share: float | None, da
     return f"| {' | '.join([lesson, what, *cells, reached, date])} |"
 
 
-def results(run: Recorded, block: dict) -> str:
+def results(sweep: RecordedSweep, run: Recorded) -> str:
     """The table, with the machine and the versions of its rows above it."""
-    lines, runs = [], set()
-    for lesson, what, kernel, shape, dtype in ROWS:
-        found = [each for each in run.rows if (each["kernel"], each["dtype"]) == (kernel, dtype)]
-        found = {each["provider"]: each for each in found if each["shape"] == list(shape)}
-        fused, times = found["fused"], {name: each["gpu"]["median"] for name, each in found.items()}
-        runs.add(fused["run"])
-        share = fused["least_seconds"] / times["fused"]
+    lines, versions = [], set()
+    for lesson, what, kernel, direction, shape in SWEPT:
+        [point] = [each for each in sweep.of(kernel, direction) if each["shape"] == shape]
+        times = {name: median(point, name) for name in point["gpu"]}
+        if is_tuned(point):
+            times["plain"] = median(point["ours"], "plain")
+        versions.add(tuple(sweep.runs[point["run"]]["versions"].items()))
+        date = dated(sweep.runs[point["run"]]["date"], point["kernels"])
+        lines.append(row(lesson, what, times, point["least"] / times["fused"], date))
+    for lesson, what, kernel, shape in TIMED:
+        found = {each["provider"]: each for each in run.rows if (each["kernel"], each["shape"]) == (kernel, shape)}
+        fused, times = found["fused"], {name: each["gpu"]["median"] * 1e6 for name, each in found.items()}
+        versions.add(tuple(run.runs[fused["run"]]["versions"].items()))
+        share = fused["least_seconds"] * 1e6 / times["fused"]
         lines.append(row(lesson, what, times, share, dated(run.runs[fused["run"]]["date"], fused.get("kernels"))))
-    lesson, what, tokens, direction = BLOCK
-    of_block = block["times"][tokens][direction]
-    times = {name: of_block[name]["gpu"]["median"] for name in ("fused", "eager", "torch.compile", "libraries")}
-    lines.append(row(lesson, what, times, None, dated(block["date"], of_block["fused"].get("fingerprints"))))
-    used = {tuple(run.runs[each]["versions"].items()) for each in runs} | {tuple(block["versions"].items())}
-    [versions] = [dict(each) for each in used]
-    said = f"Python {versions['python']}, PyTorch {versions['torch']}, Triton {versions['triton']}"
+    [used] = [dict(each) for each in versions]
+    said = f"Python {used['python']}, PyTorch {used['torch']}, Triton {used['triton']}"
     columns = "lesson | what is fused | unfused | torch.compile | best of others | plain | ours | of the limit | taken"
     heading = f"| {columns} |"
     return "\n".join(
-        [f"{run.gpu}, {said}; microseconds:", "", heading, "|---|---|--:|--:|--:|--:|--:|--:|---|", *lines]
+        [f"{sweep.gpu}, {said}; microseconds:", "", heading, "|---|---|--:|--:|--:|--:|--:|--:|---|", *lines]
     )
 
 
@@ -100,7 +121,7 @@ def parts() -> dict[str, str]:
     """Mark -> what stands after it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return {
-        "what was measured": results(recorded("h200"), json.loads(recorded_page("block.json").read_text())),
+        "what was measured": results(recorded_sweep(GPU), recorded(GPU)),
         "the map of the course": still_map(ROOT),
         "doors": doors(project),
     }

@@ -42,6 +42,11 @@ RIGHT = {
             P: "p = tl.exp(s - safe[:, None]) / share[:, None]",
         },
         "scale of the kernel's own": {"tl.dot(q, k) * scale": "tl.dot(q, k) / tl.sqrt(DIM * 1.0)"},
+        # In rows without a key every exponential is 0, whatever the share.
+        "rows without a key have a share": {SHARE: "share = tl.where(total > 0, 1.0 / total, 1.0 / seq)"},
+        "walk in whole tiles of keys": {
+            WALK: "for start in range(0, tl.minimum(seq, tl.program_id(0) * BLOCK_M + 1), BLOCK_N):"
+        },
     },
     "10b_flash_attention": {
         "base 2": {

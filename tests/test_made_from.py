@@ -213,7 +213,7 @@ def test_a_colour(course, before):
 
 
 def test_a_record(course, before):
-    record = "benchmarks/results/h200_sweep.json"
+    record = "benchmarks/results/h100_80gb_hbm3_sweep.json"
     edit(course, record, r"\d\.\d+", "9.99")
     shown = [source for source in SOURCES if "recorded_sweep()" in (ROOT / source).read_text()]
     assert len(shown) > 3

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from helpers.instruments import recorded, recorded_page
+from helpers.instruments import recorded, recorded_sweep
 from source import record_film
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,7 +17,6 @@ readme = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(readme)
 
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCK = json.loads(recorded_page("block.json").read_text())
 
 
 def test_a_part_that_is_stale_is_named(monkeypatch, tmp_path, capsys):
@@ -37,32 +36,40 @@ def test_a_part_that_is_stale_is_named(monkeypatch, tmp_path, capsys):
 
 def test_a_record_taken_again_changes_the_table():
     """Every time and every date of it is seen: the shown ones are the record's."""
-    shown = readme.results(recorded("h200"), BLOCK)
-    run = copy.deepcopy(recorded("h200"))
-    for each in run.rows:
-        each["gpu"]["median"] *= 2
-    slower = readme.results(run, BLOCK)
-    changed = [old != new for old, new in zip(shown.splitlines(), slower.splitlines(), strict=True)]
-    assert changed == [False] * 4 + [True] * len(readme.ROWS) + [False]
-    other = copy.deepcopy(BLOCK) | {"date": "2099-01-01"}
-    assert "2099-01-01" in readme.results(recorded("h200"), other)
+    sweep, run = recorded_sweep(readme.GPU), recorded(readme.GPU)
+    shown = readme.results(sweep, run)
+    slower, later = copy.deepcopy(sweep), copy.deepcopy(run)
+    for point in slower.points:
+        point["gpu"] = {name: [2 * time for time in times] for name, times in point["gpu"].items()}
+    for each in later.runs:
+        each["date"] = "2099-01-01"
+    changed = [
+        old != new for old, new in zip(shown.splitlines(), readme.results(slower, later).splitlines(), strict=True)
+    ]
+    assert changed == [False] * 4 + [True] * (len(readme.SWEPT) + len(readme.TIMED))
+    later.runs[-1]["versions"] = later.runs[-1]["versions"] | {"torch": "9.9"}
     with pytest.raises(ValueError, match="too many values"):  # two machines' versions under one heading
-        readme.results(recorded("h200"), BLOCK | {"versions": BLOCK["versions"] | {"torch": "9.9"}})
+        readme.results(sweep, later)
+
+
+def test_the_table_shows_the_present_kernels():
+    shown = readme.results(recorded_sweep(readme.GPU), recorded(readme.GPU))
+    assert "earlier version" not in shown
 
 
 def test_the_fastest_is_bold_whoever_it_is_and_what_is_level_with_it():
-    times = {"fused": 3e-6, "eager": 9e-6, "torch.compile": 4e-6, "Liger": 2e-6, "cuBLAS alone": 1e-6}
+    times = {"fused": 3, "eager": 9, "torch.compile": 4, "Liger": 2, "cuBLAS alone": 1}
     line = "| 01 | it | 9 | 4 | **2** (Liger) |  | 3 | 50% | today |"
     assert readme.row("01", "it", times, 0.5, "today") == line
     del times["Liger"]
     assert readme.row("01", "it", times, None, "today") == "| 01 | it | 9 | 4 |  |  | **3** |  | today |"
-    for compiled, cell in ((30.9e-6, "**31**"), (31.1e-6, "31")):
-        times = {"fused": 30e-6, "eager": 90e-6, "torch.compile": compiled}
+    for compiled, cell in ((30.9, "**31**"), (31.1, "31")):
+        times = {"fused": 30, "eager": 90, "torch.compile": compiled}
         assert readme.row("01", "it", times, None, "today") == f"| 01 | it | 90 | {cell} |  |  | **30** |  | today |"
 
 
 def test_the_plain_kernel_stands_beside_ours():
-    times = {"fused": 3e-6, "plain": 4e-6, "eager": 9e-6}
+    times = {"fused": 3, "plain": 4, "eager": 9}
     assert readme.row("01", "it", times, None, "today") == "| 01 | it | 9 |  |  | 4 | **3** |  | today |"
 
 

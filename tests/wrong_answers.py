@@ -5,6 +5,10 @@ exercise -> name -> {text in the model answer, comments left out: what stands th
 
 import wrong_answers_10_to_16
 
+LOW = ".to(x_ptr.dtype.element_ty).to(tl.float32)"
+SQUARES = "mean_square = tl.sum(s * s, axis=0) / cols"
+NORM = "s * tl.rsqrt(mean_square + eps) * weight"
+
 WRONG = {
     "01_roofline": {
         "add two tensors": {"3 * numbers * itemsize": "2 * numbers * itemsize"},
@@ -166,6 +170,8 @@ WRONG = {
             "lane"
         },
         "list": {"exists = element < elements": "z = [3, 1]\n    z.sort()\n    exists = element < elements"},
+        "grid of 1024 at most": {"[(programs,)]": "[(min(programs, 1024),)]"},
+        "grid of 256 at most": {"[(programs,)]": "[(min(programs, 256),)]"},
         "block128": {"block = 1024": "block = 128"},
         "block65536": {"block = 1024": "block = 65536"},
         "nan0": {"s = a + b": "s = a + b\n    s = tl.where(s == s, s, 0.0)"},
@@ -358,6 +364,13 @@ WRONG = {
             "mask=exists, "
             "other=0.0)",
         },
+        "sum rounded": {"s = x + residual": f"s = (x + residual){LOW}"},
+        "sum rounded before its squares": {SQUARES: f"s = s{LOW}\n    {SQUARES}"},
+        "sum rounded in its squares": {SQUARES: f"low = s{LOW}\n    {SQUARES.replace('s * s', 'low * low')}"},
+        "mean of squares in 16 bits": {"tl.sum(s * s, axis=0) / cols": f"(tl.sum(s * s, axis=0) / cols){LOW}"},
+        "rstd in 16 bits": {NORM: f"s * tl.rsqrt(mean_square + eps){LOW} * weight"},
+        "weight times rstd in 16 bits": {NORM: f"s * (tl.rsqrt(mean_square + eps) * weight){LOW}"},
+        "norm in 16 bits": {NORM: f"(s * tl.rsqrt(mean_square + eps)){LOW} * weight"},
         "norm of x": {"s * tl.rsqrt(": "x * tl.rsqrt("},
         "no other": {
             "x = tl.load(x_ptr + start + col, mask=exists, other=0.0)": "x = tl.load(x_ptr + start + col, mask=exists)"

@@ -114,11 +114,6 @@ WRONG = {
         "weights at most 0.999": {P: "p = tl.minimum(tl.exp(s - safe[:, None]) * share[:, None], 0.999)"},
         "share with an eps": {SHARE: "share = 1.0 / (total + 1e-6)"},
         "rows without a key are NaN": {SHARE: "share = 1.0 / total"},
-        "rows without a key share alike": {SHARE: "share = tl.where(total > 0, 1.0 / total, 1.0 / seq)"},
-        "NaN rows to 0": {
-            SHARE: "share = tl.where(total > 0, 1.0 / total, 0.0)\n    share = tl.where(share == share, share, 0.0)"
-        },
-        "walk ends early": {WALK: "for start in range(0, tl.minimum(seq, tl.program_id(0) * BLOCK_M + 1), BLOCK_N):"},
         "walk of one tile": {WALK: "for start in range(0, BLOCK_N, BLOCK_N):"},
         "stores one tile": {"for start in range(0, seq, BLOCK_N):": "for start in range(0, BLOCK_N, BLOCK_N):"},
         "base 2": {SUM: SUM.replace("tl.exp(", "tl.exp2("), P: P.replace("tl.exp(", "tl.exp2(")},

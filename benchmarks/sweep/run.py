@@ -309,8 +309,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="PROVIDER", default=[], help="time these, such as fused plain")
     parser.add_argument("--changed", action="store_true", help="points recorded with an earlier version of a kernel")
     parser.add_argument("--workers", type=int, default=WORKERS, help=f"processes a GPU (default: {WORKERS})")
-    parser.add_argument("--recorded", action="store_true", help="measure nothing; show what was recorded on an H200")
-    parser.add_argument("--gpu", default="h200", metavar="NAME", help="whose record, by its file (default: h200)")
+    parser.add_argument("--recorded", action="store_true", help="measure nothing; show what was recorded on a GPU")
+    parser.add_argument("--gpu", default="h100_80gb_hbm3", metavar="NAME", help="whose record (default: %(default)s)")
     parser.add_argument("--record", nargs="+", type=Path, metavar="FILE", help="measure nothing; merge these lines")
     options = parser.parse_args(arguments)
     if options.record:

@@ -69,7 +69,7 @@ class Variant:
         for old, new in self.changes:
             found = sum(len(starts(old, own)) for own in lines.values())
             if found > 1 or (whole and found != 1):
-                raise ValueError(f"{self.exercise}, {self.name}: {old[0]!r} stands {found} times in it, not once")
+                raise ValueError(f"{self.exercise}, {self.name}: {old[0]!r} occurs {found} times in it, not once")
             for own in made.values():
                 for start in starts(old, own):
                     own[start : start + len(old)] = new

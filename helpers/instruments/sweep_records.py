@@ -375,7 +375,7 @@ def _beside_plain(point: dict) -> str:
     return f"{median(point['ours'], 'plain'):.1f} us, {plain_ratio(point):.2f} x"
 
 
-def recorded_sweep(gpu: str = "h200") -> RecordedSweep:
+def recorded_sweep(gpu: str = "h100_80gb_hbm3") -> RecordedSweep:
     """The recorded sweep of a GPU, by the name of its file in benchmarks/results.
 
     Raises:

@@ -1,12 +1,13 @@
 # %% [markdown]
 # # Exercise 09: convolution, batch norm and ReLU in one kernel [15 points]
 #
-# A network in inference: a convolution with a bias, batch norm with running statistics, ReLU. Three kernels in PyTorch,
-# one in yours: an implicit GEMM that finds its pixels by computing, with batch norm folded in its epilogue. About 75
-# minutes, after [lesson 09](../notebooks/09_convolution.ipynb). It has the parts, for square filters and weights in
-# order; here filters may have any two sizes, and both tensors any memory layout.
+# At inference, a network applies a convolution with a bias, batch norm with running statistics, and ReLU. PyTorch needs
+# three kernels for that and yours will need one: an implicit GEMM that computes where its pixels are, with batch norm
+# folded into its epilogue. Allow about 75 minutes, after [lesson 09](../notebooks/09_convolution.ipynb). The lesson has
+# all the parts, except that its filters are square and its weights contiguous. Here, filters can have any height and
+# width, and both tensors any memory layout.
 #
-# **The formula**, for output pixel $(p, q)$ of a picture and output channel $k$; $x$ is 0 outside the picture:
+# **The formula**, for output pixel $(p, q)$ of an image and output channel $k$, where $x$ is 0 outside the image:
 #
 # $$s_{kpq} = b_k + \sum_{r,s,c} w_{kcrs}\; x_{c,\; p \cdot \text{stride} + r - \text{padding},\;
 # q \cdot \text{stride} + s - \text{padding}}$$
@@ -15,7 +16,7 @@
 #
 # x, w and b are float16, the sum is float32, batch norm's four vectors are float32; y is float16, rounded once.
 #
-# **The picture**, a filter of 3 x 2 on a picture of 4 x 5, padding 1, stride 1, for one output pixel:
+# **The picture**: a 3 x 2 filter on a 4 x 5 image, with padding 1 and stride 1, for one output pixel:
 #
 # ```text
 #      columns -1  0  1  2  3  4  5
@@ -68,14 +69,15 @@ least = x.nbytes + weight.nbytes + 2 * 64 * 256
 print(f"{unfused.launches} launches; x, weight and the result: {least / 1e3:.4g} kB")
 
 # %% [markdown]
-# **How often does a kernel read x, if a program computes 64 output pixels of all 64 channels, one tap at a time? How
-# often the weights?** Write your numbers down; the traffic check compares.
+# **How many times does a kernel read x if each program computes 64 output pixels for all 64 channels, one tap at a
+# time? How many times does it read the weights?** Write your answers down, and the traffic check will compare them with
+# its own count.
 #
 # ## Your kernel
 #
-# `tl.program_id(0)` counts tiles of output pixels, through all pictures; `tl.program_id(1)` tiles of output channels.
-# The result has its channels last in memory: (pixels, out_channels), contiguous. `pixels` is the number of output
-# pixels of all pictures together.
+# `tl.program_id(0)` counts tiles of output pixels across all images, and `tl.program_id(1)` counts tiles of output
+# channels. Store the result with its channels last in memory: (pixels, out_channels), contiguous. `pixels` is the total
+# number of output pixels in all images.
 
 
 # %% grade_id="kernel"
@@ -180,61 +182,62 @@ def conv_bn_relu(x, weight, bias, gamma, beta, mean, var, stride, padding, eps):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
-# the first check that has not passed.
+# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`. The hints are
+# about the first check that hasn't passed yet.
 
 # %% tags=["hide-input"]
 hint = Hints(
     convolution=(
-        "Begin with a filter of 1 x 1 and no padding: then it is a matmul, with a pixel's place "
-        "in memory for a row's. Then let `at` run over taps times channels: tap = at // channels, "
+        "Start with a 1 x 1 filter and no padding. That's a matmul, except that each row's address "
+        "is a pixel's address. Then let `at` run over taps times channels: tap = at // channels, "
         "channel = at % channels.",
-        "An output pixel is (picture, p, q): divide by out_height * out_width, then by out_width. "
-        "Its window begins at p * STRIDE - PADDING, q * STRIDE - PADDING; the tap adds tap // "
+        "An output pixel is (image, p, q): divide by out_height * out_width, then by out_width. "
+        "Its window begins at p * STRIDE - PADDING, q * STRIDE - PADDING, and the tap adds tap // "
         "TAPS_W and tap % TAPS_W.",
-        "Four questions before a load of x: does the pixel exist, the place in the sum, is the "
-        "row in the picture, and the column? The last is the one that shows: beyond a row's end "
-        "the next row begins.",
+        "The mask for x has four conditions: the pixel exists, the position in the sum exists, the "
+        "row is inside the image, and so is the column. Forget the last one and you'll see it, "
+        "because past the end of a row you read the next row.",
     ),
     batch_norm=(
-        "Fold with a pencil first: y = scale * s + shift. Where does the convolution's bias, "
-        "which is part of s, go?",
-        "scale = gamma * tl.rsqrt(var + eps); shift = beta + (bias - mean) * scale. Then ReLU. "
-        "All in float32.",
+        "Do the algebra on paper first: y = scale * s + shift. The convolution's bias is part of "
+        "s, so where does it go?",
+        "scale = gamma * tl.rsqrt(var + eps); shift = beta + (bias - mean) * scale. Then apply "
+        "ReLU. Keep all of it in float32.",
     ),
     rounding=(
-        "Which values of your kernel have 16 bits? Only x, the weights, the bias and the stored "
-        "result. The sum stays float32 until batch norm and ReLU are done.",
-        "Scale the float32 sum, not the float16 weights: weights times scale, rounded, are other "
-        "weights.",
+        "Which values in your kernel are 16-bit? It should only be x, the weights, the bias and "
+        "the stored result. Keep the sum in float32 until batch norm and ReLU are done.",
+        "Scale the float32 sum, not the float16 weights. Scaling the weights rounds them again, so "
+        "you'd be using different weights.",
     ),
     tensor_cores=(
-        "Did you convert a tile to float32 before tl.dot? Then it multiplies in tf32, at half the "
-        "rate.",
-        "tl.dot(x, weight, acc) with x and weight as they were loaded.",
+        "Did you convert a tile to float32 before tl.dot? If so, it multiplies in tf32, at half "
+        "the rate.",
+        "Call tl.dot(x, weight, acc) with x and weight exactly as you loaded them.",
     ),
     traffic=(
-        "How often is each value of x loaded? For each tap once, and all that for each tile of "
-        "output channels. The weights: once for each tile of pixels.",
-        "Tiles of 64 x 64; the six vectors after the loop; only y is written.",
+        "How often do you load each value of x? It should be once per tap, for each tile of output "
+        "channels. The weights should be loaded once per tile of pixels.",
+        "Use tiles of 64 x 64, load the vectors after the loop, and write nothing except y.",
     ),
     large=(
-        "Integers in a kernel have 32 bits, unless an operand of the operation has 64: they end at "
-        "2^31. Which product in your offsets may pass that?",
-        "tl.program_id(0).to(tl.int64): the pixel's number, and so the picture's, before a stride "
-        "multiplies them.",
+        "Kernel integers are int32 unless an operand is int64, so they overflow at 2^31. Which "
+        "product in your offsets could get that large?",
+        "Use tl.program_id(0).to(tl.int64), so that the pixel index, and with it the image index, "
+        "is int64 before you multiply by a stride.",
     ),
 )
 hint
 
 # %% [markdown]
-# **Is it a convolution?** Batch norm does nothing here. Strides, padding, filters and sizes that no tile divides.
+# **Is it a convolution?** In these cases batch norm does nothing, while strides, padding, filter sizes and image sizes
+# vary, and no tile divides them evenly.
 
 # %% grade_id="convolution" points=4
 check_values(conv_bn_relu, reference, conv_cases(seed=9), unlike=CONV_MISTAKES, name="convolution")
 
 # %% [markdown]
-# **Is batch norm folded right?** A bias, negative gamma, next to no variance.
+# **Is batch norm folded correctly?** Expect a bias, a negative gamma and very small variances.
 
 # %% grade_id="batch_norm" points=2
 check_values(
@@ -242,29 +245,30 @@ check_values(
 )
 
 # %% [markdown]
-# **Is it rounded once?** Each element must be the float16 nearest to the exact value. Here the sums have a mean of 24,
-# which batch norm takes off.
+# **Is it rounded only once?** Each element must be the float16 nearest to the exact value. The sums in these cases have
+# a mean of 24, which batch norm subtracts.
 
 # %% grade_id="rounding" points=2
 check_one_rounding(conv_bn_relu, reference, conv_rounding_cases(seed=9), name="rounding")
 
 # %% [markdown]
-# **Is it fused, and tiled?** One launch; y written once; x read at most once a tap, the weights and vectors at most
-# once for each 64 pixels; nothing else in memory. x is part of a larger tensor here: a copy would be a second launch.
+# **Is it fused and tiled?** One launch, y written once, x read at most once per tap, the weights and vectors read at
+# most once per 64 pixels, and no other memory touched. x is a slice of a larger tensor here, and copying it would count
+# as a second launch.
 
 # %% grade_id="traffic" points=2
 part_of_larger = (torch.randn(1, 32, 20, 20, device=device).half()[..., 2:18, 2:18], *inputs[1:])
 check_passes(conv_bn_relu, part_of_larger, reads=(9, *6 * (4,)), name="traffic")
 
 # %% [markdown]
-# **Do tensor cores do the work**, on float16 operands? Compiled for an A100 and an H100.
+# **Does it use tensor cores** on float16 operands? We compile it for an A100 and an H100.
 
 # %% grade_id="tensor_cores" points=1
 check_tensor_cores(conv_bn_relu, inputs, devices=("A100", "H100"), name="tensor_cores")
 
 # %% [markdown]
-# **Does it reach a large tensor?** 2^21 images, without allocating them: two small launches predict the large one, and
-# its last program runs without memory.
+# **Does it reach a large tensor?** We check it for 2^21 images without allocating them: two small launches predict the
+# addresses of the large one, and its last program runs without memory.
 
 
 # %%
@@ -296,9 +300,9 @@ check_values(conv_bn_relu, reference, others, unlike=CONV_MISTAKES, name="other-
 # %% [markdown]
 # ## Your kernel vs ours
 #
-# Not graded. Once the checks above pass, this cell predicts the time of your kernel on an H200, at a size that was
-# recorded there, next to `kernels.conv_bn_act`. The prediction comes from your compiled code; where this
-# machine has a GPU, both kernels are timed on it instead.
+# Not graded. Once the checks above pass, this cell predicts your kernel's time on an H200 at a size recorded there,
+# next to `kernels.conv_bn_act`. The prediction is based on your compiled code. If this machine has a GPU, it times both
+# kernels instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

@@ -1,26 +1,26 @@
 # %% [markdown]
 # # Exercise 10: attention scores, mask and softmax in one kernel [20 points]
 #
-# Attention's weights are an N x N matrix per head. PyTorch writes and reads it several times: in the product, the
-# scaling, the mask, the softmax. You will write it **once**, finished. About 80 minutes. Lesson 10 and exercises 06 and
-# 08 have the parts.
+# Attention's weights are an N x N matrix per head, which PyTorch writes and reads several times: for the matmul, the
+# scaling, the mask and the softmax. Your kernel will write it **once**, when it's finished. Allow about 80 minutes.
+# You'll find the parts in lesson 10 and exercises 06 and 08.
 #
-# **The formula**, for each head, with $q$ and $k$ of $N \times d$ in float16, and $p$ in float32:
+# **The formula**, for each head, where $q$ and $k$ are $N \times d$ in float16 and $p$ is float32:
 #
 # $$p = \text{softmax}\!\left(\frac{q\,k^T}{\sqrt d} + \text{mask}\right)$$
 #
 # $$\text{mask}_{ij} = \begin{cases} 0 & j \le i \text{ and key } j \text{ is valid} \\ -\infty & \text{otherwise}
 # \end{cases}$$
 #
-# A query that sees no key at all has a row of zeros.
+# A query that doesn't see any key gets a row of zeros.
 #
-# **The picture**, for 8 queries and keys, tiles of 4 x 4, keys 0 and 1 being padding:
+# **The picture**, for 8 queries and 8 keys in tiles of 4 x 4, where keys 0 and 1 are padding:
 #
 # ```text
 #            keys 0 1 2 3 | 4 5 6 7
-#   queries 0     . . . . | . . . .      a row without a key: zeros
+#   queries 0     . . . . | . . . .      no visible key: zeros
 #           1     . . . . | . . . .
-#           2     . . p . | . . . .      . is 0, and must be written, too
+#           2     . . p . | . . . .      . is 0, and you have to write it
 #           3     . . p p | . . . .
 #           --------------+--------
 #           4     . . p p | p . . .      program 1: queries 4 to 7
@@ -68,15 +68,16 @@ each = unfused.bytes_total / (2 * 2 * 128 * 128)
 print(f"{unfused.launches} launches, {each:.3g} B for each weight")
 
 # %% [markdown]
-# **How many bytes per weight are left when scores never go to memory?** Write your number down. It hardly depends on q
-# and k: with N = 128 and d = 32 they are small next to N x N, and smaller still with longer sequences.
+# **How many bytes per weight remain if scores never go to memory?** Write your number down. q and k hardly matter: with
+# N = 128 and d = 32 they're small compared with N x N, and even smaller for longer sequences.
 
 # %% [markdown]
 # ## Your kernel
 #
-# A program has BLOCK_M queries of one head and walks over all keys, BLOCK_N at a time. A row may be too long for
-# registers, so there are two passes: one finds each row's maximum and sum, online, the other computes the scores again
-# and stores. Scores are cheap, for tensor cores; bytes are not.
+# A program handles BLOCK_M queries of one head and loops over all keys, BLOCK_N at a time. A row may not fit in
+# registers, so you need two passes. The first finds each row's maximum and sum online, and the second computes the
+# scores again and stores the weights. Recomputing is worth it, because scores are cheap for tensor cores and bytes
+# aren't.
 
 
 # %% grade_id="kernel"
@@ -155,8 +156,8 @@ def attention_scores_kernel(
 # %% [markdown]
 # ## Its launcher
 #
-# q and k are (batch, heads, seq, dim) in float16 with any strides, dim being 16, 32, 64 or 128; valid is a contiguous
-# (batch, seq) of bool: which keys are real, and which are padding.
+# q and k are (batch, heads, seq, dim) in float16 with any strides, and dim is 16, 32, 64 or 128. valid is a contiguous
+# (batch, seq) tensor of bool, true for real keys and false for padding.
 
 
 # %% grade_id="launcher"
@@ -181,43 +182,43 @@ def attention_scores(q, k, valid):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
-# the first check that has not passed.
+# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`. The hints are
+# about the first check that hasn't passed yet.
 
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "Begin with one tile, and no loop: scores, scale, causal mask, softmax along axis 1, "
-        "store. Then let the keys come in tiles.",
+        "Start with one tile and no loop: scores, scale, causal mask, softmax along axis 1, store. "
+        "Then load the keys in tiles.",
         "The online softmax keeps a maximum and a sum for each query. When the maximum grows from "
-        "m to m', the sum so far is multiplied by exp(m - m'). Then a second loop computes the "
-        "same scores and stores exp(s - m) / sum.",
-        "Every element of the result must be written: those right of the diagonal are 0. Keys "
-        "beyond seq must count as masked.",
+        "m to m', multiply the sum so far by exp(m - m'). Then, in a second loop, compute the same "
+        "scores and store exp(s - m) / sum.",
+        "You have to write every element of the result, including the zeros right of the diagonal. "
+        "Keys beyond seq must count as masked.",
     ),
     masked_rows=(
-        "What are exp(-inf - -inf) and 0/0? Both are NaN. Where can they arise when a query sees "
-        "no key?",
-        "Take 0 for the maximum where it is -inf, and 0 for 1/sum where the sum is 0. And valid "
+        "What are exp(-inf - -inf) and 0/0? Both are NaN. Where could they come from if a query "
+        "sees no key?",
+        "Use 0 for the maximum where it is -inf, and 0 for 1/sum where the sum is 0. Also, valid "
         "is indexed by the key.",
     ),
     traffic=(
-        "The result may be stored once and never loaded. Is anything of N x N loaded, or stored "
-        "twice?",
-        "Do not store scores in p to normalise them later: compute them twice. q is loaded before "
-        "the loops.",
+        "You may store the result once and never load it. Do you load anything of size N x N, or "
+        "store it twice?",
+        "Don't store scores in p to normalise them later. Compute them twice instead. Load q "
+        "before the loops.",
     ),
     large=(
-        "Integers in a kernel have 32 bits, unless an operand of the operation has 64: they end at "
-        "2^31. Which product in your offsets may pass that?",
-        "tl.program_id(1).to(tl.int64), before anything is multiplied with it.",
+        "Kernel integers are int32 unless an operand is int64, so they overflow at 2^31. Which "
+        "product in your offsets could get that large?",
+        "Use tl.program_id(1).to(tl.int64), before you multiply anything by it.",
     ),
 )
 hint
 
 # %% [markdown]
-# **Does it compute the right thing?** Lengths that no tile divides, several heads, strides, large scores; all keys
-# valid.
+# **Does it compute the right thing?** The cases have lengths that no tile divides, several heads, various strides and
+# large scores. All keys are valid.
 
 # %% grade_id="values" points=6
 check_values(
@@ -225,7 +226,8 @@ check_values(
 )
 
 # %% [markdown]
-# **What of masked rows?** Padding at the end and at the start, one key, none.
+# **Does it handle masked rows?** There's padding at the end and at the start, a case with just one key, and a case with
+# no key.
 
 # %% grade_id="masked_rows" points=4
 check_values(
@@ -233,15 +235,15 @@ check_values(
 )
 
 # %% [markdown]
-# **Is it fused?** One launch, with q and k in their own layout; the weights written once and never read; q read once, k
-# at most as often as tiles of 16 queries need it in two passes.
+# **Is it fused?** One launch that uses q and k in their own layout, writes the weights once and never reads them, reads
+# q once, and reads k at most as often as two passes with tiles of 16 queries need it.
 
 # %% grade_id="traffic" points=5
 check_passes(attention_scores, (q, k, valid), reads=(1, 16, 64), name="traffic")
 
 # %% [markdown]
-# **Does it reach many weights?** 60000 sequences of 512, without allocating them: two small launches predict the large
-# one, and its last program runs without memory.
+# **Does it reach many weights?** We check it for 60000 sequences of 512 without allocating them: two small launches
+# predict the addresses of the large one, and its last program runs without memory.
 
 
 # %%
@@ -264,9 +266,9 @@ check_values(attention_scores, reference, others, unlike=SCORES_MISTAKES, name="
 # %% [markdown]
 # ## Your kernel vs ours
 #
-# Not graded. Once the check above passes, this cell predicts the time of your kernel on an H200, at a size that was
-# recorded there, next to `kernels.attention_scores`. The prediction comes from your compiled code; where this
-# machine has a GPU, both kernels are timed on it instead.
+# Not graded. Once the checks above pass, this cell predicts your kernel's time on an H200 at a size recorded there,
+# next to `kernels.attention_scores`. The prediction is based on your compiled code. If this machine has a GPU, it times
+# both kernels instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

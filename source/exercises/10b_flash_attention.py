@@ -1,18 +1,18 @@
 # %% [markdown]
 # # Exercise 10b: FlashAttention, forward [25 points]
 #
-# Exercise 10 wrote the N x N weights once. Here they are **never written**: each tile of weights is multiplied by its
-# values at once, in registers, and dropped. Memory grows with N, not with its square. About 100 minutes, after
-# exercise 10.
+# In exercise 10 you wrote the N x N weights once. This time they're **never written**: you multiply each tile of
+# weights by its values straight away, in registers, and drop it. Memory then grows with N rather than with its square.
+# Allow about 100 minutes, after exercise 10.
 #
-# **The formula**, for each head, all of $N \times d$ in float16:
+# **The formula**, for each head, with everything $N \times d$ in float16:
 #
 # $$o = \text{softmax}\!\left(\frac{q\,k^T}{\sqrt d}\right) v$$
 #
-# and where it is causal, query $i$ sees keys $j \le i$ only. Scores, maximum, sum and accumulator are float32; the
-# weights become float16 for the second product, as tensor cores want them.
+# If it is causal, query $i$ only sees keys $j \le i$. Scores, maximum, sum and accumulator are float32. For the second
+# matmul the weights become float16, because that's what tensor cores multiply.
 #
-# **The picture**: one program has BLOCK_M queries, and walks over keys and values, a tile at a time.
+# **The picture**: one program has BLOCK_M queries and loops over keys and values, one tile at a time.
 #
 # ```text
 #    k, v    [tile 0]    [tile 1]    [tile 2] ...
@@ -25,7 +25,8 @@
 #                                    o = acc / sum, stored once
 # ```
 #
-# When the maximum grows, all that was summed under the old one, `sum` and `acc` alike, shrinks by the same factor f.
+# When the maximum grows, `sum` and `acc` so far were computed with the old one, so you multiply both by the same factor
+# f.
 
 # %%
 import torch
@@ -73,8 +74,8 @@ for inputs in (shorter, longer):
     print(f"{inputs[0].shape[2]} tokens: {touched} in {unfused.launches} launches")
 
 # %% [markdown]
-# **How many kB of memory must be touched, for 128 and for 256 tokens?** q, k and v in, o out, of 2 heads and 64
-# dimensions. Write your numbers down. (A program that comes later reads k and v again, but from the L2 cache.)
+# **How many kB of memory do you have to touch for 128 tokens, and for 256?** q, k and v are read and o is written, for
+# 2 heads of dimension 64. Write your numbers down. (Later programs read k and v again, but from L2.)
 
 # %% [markdown]
 # ## Your kernel
@@ -153,7 +154,7 @@ def flash_attention_kernel(
 # %% [markdown]
 # ## Its launcher
 #
-# q, k and v are (batch, heads, seq, dim) in float16 with any strides; dim is 16, 32, 64 or 128.
+# q, k and v are (batch, heads, seq, dim) in float16 with any strides, and dim is 16, 32, 64 or 128.
 
 
 # %% grade_id="launcher"
@@ -179,51 +180,53 @@ def flash_attention(q, k, v, causal):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
-# the first check that has not passed.
+# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`. The hints are
+# about the first check that hasn't passed yet.
 
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "The first case has 64 tokens, which is one tile of 64 keys: get it right without a loop, "
-        "then 128 tokens with one. The message shows which case fails first.",
-        "Sequences that no tile divides: keys beyond seq get a score of -inf, before the maximum "
-        "is taken. Scores that grow along the keys: the sum and acc are both multiplied by "
+        "The first case has 64 tokens, which is one tile of 64 keys. Get that right without a "
+        "loop, then 128 tokens with one. The message shows which case fails first.",
+        "For sequences that no tile divides, give keys beyond seq a score of -inf before you take "
+        "the maximum. For scores that grow along the keys, multiply both the sum and acc by "
         "exp(old maximum - new maximum).",
-        "Three values per row live from tile to tile: top, total and acc (dim numbers). In each "
-        "tile: s, the new top, e = exp(s - top), then total and acc, in that order.",
+        "You carry three things per row from tile to tile: top, total and acc (dim values). In "
+        "each tile, compute s, the new top and e = exp(s - top), then update total and acc, in "
+        "that order.",
     ),
     traffic=(
-        "The message lists what is read and written. Is anything there besides q, k, v and the "
-        "result?",
-        "Neither s nor e is ever stored: e goes straight into tl.dot with the tile of v. And acc "
-        "is a variable of the loop, not a tensor in memory.",
-        "Causal: the last query of a program is (tl.program_id(0) + 1) * BLOCK_M - 1. Where does "
-        "its loop over keys end?",
+        "The message lists everything you read and write. Is there anything except q, k, v and "
+        "the result?",
+        "Don't store s or e. Pass e straight into tl.dot with the tile of v. And acc is a variable "
+        "of the loop, not a tensor in memory.",
+        "If it's causal, a program's last query is (tl.program_id(0) + 1) * BLOCK_M - 1. So where "
+        "does its loop over the keys end?",
     ),
     tensor_cores=(
-        "tl.dot wants float16 on both sides, for both of its products.",
-        "q and k are float16 as loaded; e is float32 and is converted for the second product, "
-        "e.to(tl.float16).",
+        "Both operands of both tl.dot calls should be float16.",
+        "q and k are float16 when you load them. e is float32, so convert it for the second "
+        "matmul: e.to(tl.float16).",
     ),
     large=(
-        "Integers in a kernel have 32 bits, unless an operand of the operation has 64: they end at "
-        "2^31. Which product in your offsets may pass that?",
-        "tl.program_id(1).to(tl.int64), before anything is multiplied with it.",
+        "Kernel integers are int32 unless an operand is int64, so they overflow at 2^31. Which "
+        "product in your offsets could get that large?",
+        "Use tl.program_id(1).to(tl.int64), before you multiply anything by it.",
     ),
 )
 hint
 
 # %% [markdown]
-# **Does it compute the right thing?** Full and causal; lengths that no tile divides, strides, scores that grow.
+# **Does it compute the right thing?** The cases are full and causal, with lengths that no tile divides, various strides
+# and scores that grow along the keys.
 
 # %% grade_id="values" points=9
 check_values(flash_attention, reference, flash_cases(seed=11), unlike=FLASH_MISTAKES, name="values")
 
 # %% [markdown]
-# **Is there no N x N?** One launch, with q, k and v in their own layout; no memory touched but q, k, v and the result,
-# for 128 tokens and for 256. And a causal call loads at most 85 % of a full one's bytes: a program stops at its last
-# query.
+# **Is there really no N x N?** One launch that uses q, k and v in their own layout and touches no memory except q, k, v
+# and the result, for 128 tokens and for 256. A causal call may load at most 85 % of a full one's bytes, because a
+# program can stop at its last query.
 # <!-- given 85 %: what this exercise asks for -->
 
 # %% grade_id="traffic" points=7
@@ -236,14 +239,14 @@ check_linear_traffic(
 )
 
 # %% [markdown]
-# **Do tensor cores do the work?** Compiled for an A100 and an H100.
+# **Does it use tensor cores?** We compile it for an A100 and an H100.
 
 # %% grade_id="tensor_cores" points=3
 check_tensor_cores(flash_attention, (*shorter, True), devices=("A100", "H100"), name="tensor_cores")
 
 # %% [markdown]
-# **Does it reach many sequences?** 60000 of 512 tokens, without allocating them: two small launches predict the large
-# one, and its last program runs without memory.
+# **Does it reach many sequences?** We check it for 60000 sequences of 512 tokens without allocating them: two small
+# launches predict the addresses of the large one, and its last program runs without memory.
 
 
 # %%
@@ -264,9 +267,9 @@ check_values(flash_attention, reference, others, unlike=FLASH_MISTAKES, name="ot
 # %% [markdown]
 # ## Your kernel vs ours
 #
-# Not graded. Once the check above passes, this cell predicts the time of your kernel on an H200, at a size that was
-# recorded there, next to `kernels.flash_attention`. The prediction comes from your compiled code; where this
-# machine has a GPU, both kernels are timed on it instead.
+# Not graded. Once the checks above pass, this cell predicts your kernel's time on an H200 at a size recorded there,
+# next to `kernels.flash_attention`. The prediction is based on your compiled code. If this machine has a GPU, it times
+# both kernels instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

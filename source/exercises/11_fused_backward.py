@@ -1,11 +1,11 @@
 # %% [markdown]
 # # Exercise 11: a fused backward [20 points]
 #
-# LayerNorm and GELU in one kernel are given. You write the way back: **one kernel for three gradients**, and the few
-# lines around it that autograd needs. Your gradients are judged in float64. About 75 minutes. Lesson 11 did the same
-# for RMSNorm.
+# You're given LayerNorm and GELU in one kernel. You write the backward pass: **one kernel for three gradients**, and
+# the few lines around it that autograd needs. Your gradients are compared with float64. Allow about 75 minutes. Lesson
+# 11 did the same for RMSNorm.
 #
-# **The formula**, forward, for each row $x$ of $n$ elements. GELU is taken in its sigmoid form, as CLIP has it:
+# **The formula**, forward, for each row $x$ of $n$ elements. GELU is in its sigmoid form, as in CLIP:
 #
 # $$\hat x = (x - \mu)\, r, \quad r = \frac{1}{\sqrt{\sigma^2 + \varepsilon}}, \qquad
 # z = \hat x \cdot w + b, \qquad y = z \cdot \sigma(1.702\, z)$$
@@ -22,7 +22,7 @@
 # **The picture**, for 5 rows and 2 programs:
 #
 # ```text
-#   grad_y, x   row 0   program 0  --> grad_x row 0        z and its gate are made again
+#   grad_y, x   row 0   program 0  --> grad_x row 0        z and its gate are recomputed
 #               row 1   program 1  --> grad_x row 1        from x: nothing was stored
 #               row 2   program 0  --> grad_x row 2
 #               row 3   program 1  --> grad_x row 3
@@ -51,7 +51,7 @@ from helpers.learning import (
 # %% [markdown]
 # ## The forward pass is given
 #
-# The arithmetic is float32, and float64 for float64, as set by `COMPUTE`.
+# It computes in float32, or in float64 for float64 inputs, as set by `COMPUTE`.
 
 
 # %%
@@ -81,7 +81,7 @@ def forward(x, weight, bias, eps):
 # %% [markdown]
 # ## The unfused reference
 #
-# PyTorch finds the gradients by itself if it is written out:
+# If you write the operation in plain PyTorch, autograd finds the gradients for you:
 
 
 # %%
@@ -99,13 +99,14 @@ z = torch.nn.functional.layer_norm(x, (256,), weight, bias, 1e-5)
 print("the forward pass is right:", torch.allclose(y, z * torch.sigmoid(1.702 * z), atol=1e-5))
 
 # %% [markdown]
-# **How many bytes an element must the backward pass move, at least, in float32?** Write your number down.
+# **What is the minimum number of bytes per element that the backward pass has to move, in float32?** Write your number
+# down.
 #
 # ## Your kernel
 #
-# A program takes rows `program_id`, `program_id + num_programs`, and so on. It keeps its sums of the gradients of
-# weight and bias in registers, and stores them once, at a place of its own. No atomics: the same call gives the same
-# bits.
+# A program handles rows `program_id`, `program_id + num_programs`, and so on. It accumulates the gradients of weight
+# and bias in registers and stores the sums once, in its own row of a buffer. Don't use atomics: the same call has to
+# return the same bits.
 
 
 # %% grade_id="kernel"
@@ -164,9 +165,9 @@ def backward_kernel(
 # %% [markdown]
 # ## Its launcher
 #
-# `x` is (..., cols), `grad_y` has its shape, both any strides; `weight` and `bias` are (cols,). All have one dtype,
-# which is also each gradient's: in float16 and bfloat16, round it once, when you store it. At most `PROGRAMS` programs:
-# on a GPU that would be two for each SM.
+# `x` is (..., cols) and `grad_y` has the same shape, both with any strides. `weight` and `bias` are (cols,). All have
+# the same dtype, and so do the gradients. In float16 and bfloat16, round each gradient once, when you store it. Use at
+# most `PROGRAMS` programs. (On a GPU, you'd use two per SM.)
 
 # %%
 PROGRAMS = 8
@@ -205,8 +206,8 @@ def backward(grad_y, x, weight, bias, eps):
 # %% [markdown]
 # ## For autograd
 #
-# It needs only this: what to save, and a gradient for each argument, `None` for eps. Try it once your functions work:
-# `LayerNormGelu.apply(x, weight, bias, 1e-5).sum().backward()`.
+# All autograd needs is the tensors to save, and a gradient for each argument, which is `None` for eps. Once your
+# functions work, try `LayerNormGelu.apply(x, weight, bias, 1e-5).sum().backward()`.
 
 
 # %%
@@ -225,56 +226,57 @@ class LayerNormGelu(torch.autograd.Function):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. They are worth 16 of the 20 points; two checks on other values, kept for the
-# grading, are worth the rest. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about the first
-# check that has not passed.
+# Run them in order, as often as you like. They are worth 16 of the 20 points. The rest is for two checks on other
+# values, which run when the exercise is graded. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`. The hints
+# are about the first check that hasn't passed yet.
 
 # %% tags=["hide-input"]
 hint = Hints(
     gradients=(
-        "Which of the three results is wrong? Result 1 is x's gradient, 2 the weight's, 3 the "
-        "bias's. Begin with 3: it is the sum of g_z, and needs the gate alone.",
-        "Padding lanes: x - mean is not 0 there. tl.where, before it is squared. Both means "
+        "Which of the three results is wrong? Result 1 is x's gradient, 2 the weight's and 3 the "
+        "bias's. Start with 3, which is the sum of g_z and needs nothing except the gate.",
+        "In the padding lanes, x - mean isn't 0. Use tl.where before you square it. Both means "
         "divide by cols.",
-        "More rows than programs: range(tl.program_id(0), rows, tl.num_programs(0)), and the "
-        "sums are stored after the loop.",
+        "If there are more rows than programs, loop over range(tl.program_id(0), rows, "
+        "tl.num_programs(0)), and store the sums after the loop.",
     ),
     gradcheck=(
-        "Use float64 throughout: every load .to(COMPUTE), the sums in registers in COMPUTE, and "
-        "the tensor of sums in float64.",
-        "tl.zeros((BLOCK,), dtype=COMPUTE), and torch.float64 for the sums where x is float64.",
+        "Use float64 throughout: convert every load with .to(COMPUTE), keep the sums in registers "
+        "in COMPUTE, and make the tensor of sums float64.",
+        "Use tl.zeros((BLOCK,), dtype=COMPUTE), and torch.float64 for the sums if x is float64.",
     ),
     traffic=(
-        "Count: grad_y and x in, grad_x out, 12 B/element; weight and bias once a program; the "
-        "partial sums.",
-        "z is made again from x: do not let the forward pass store it, and load neither x nor "
-        "grad_y twice.",
-        "A row of sums for each program, not for each row; the programs are PROGRAMS at most.",
-        "Registers spill where a thread holds too many columns: num_warps grows with the block.",
+        "Count your bytes: grad_y and x in and grad_x out make 12 B/element. Add weight and bias "
+        "once per program, and the partial sums.",
+        "Recompute z from x. Don't have the forward pass store it, and don't load x or grad_y "
+        "twice.",
+        "Store one row of sums per program, not per row of x, and use at most PROGRAMS programs.",
+        "Registers spill if a thread has too many columns, so increase num_warps with the block "
+        "size.",
     ),
     repeats=(
-        "What do two programs write to the same place? Which comes first is up to the GPU.",
-        "sums_ptr + tl.program_id(0) * cols + col: a place for each program; PyTorch's sum has an "
-        "order of its own.",
+        "Which address do two programs both write to? The GPU decides which of them comes first.",
+        "Use sums_ptr + tl.program_id(0) * cols + col, which is a different row for each program. "
+        "PyTorch then sums the rows in a fixed order.",
     ),
     large=(
-        "Integers in a kernel have 32 bits, unless an operand of the operation has 64: they end at "
-        "2^31. Which product in your offsets may pass that?",
-        "tl.cast(row, tl.int64), before it is multiplied.",
+        "Kernel integers are int32 unless an operand is int64, so they overflow at 2^31. Which "
+        "product in your offsets could get that large?",
+        "Use tl.cast(row, tl.int64), before you multiply it.",
     ),
 )
 hint
 
 # %% [markdown]
-# **Are the gradients right?** Against PyTorch in float64: odd widths, more rows than programs, strange strides, a large
-# mean, NaN, three dtypes, no row.
+# **Are the gradients right?** We compare them with PyTorch in float64, for odd widths, more rows than programs, unusual
+# strides, a large mean, NaN, three dtypes and zero rows.
 
 # %% grade_id="gradients" points=6
 check_values(backward, reference, gradient_cases(11), unlike=BACKWARD_MISTAKES, name="gradients")
 
 # %% [markdown]
-# **Does gradcheck agree?** It moves each input a little, in float64, and compares how the forward pass changes. Its eps
-# is a power of two: a kernel gets numbers in float32, which would round another.
+# **Does gradcheck agree?** It changes each input slightly, in float64, and compares the change in the forward pass's
+# results. Its eps is a power of two, because scalars reach a kernel as float32, which would round other values.
 
 # %%
 double = {"dtype": torch.float64, "device": device}
@@ -284,8 +286,8 @@ small = (torch.randn(3, 5, **double), torch.randn(5, **double), torch.randn(5, *
 check_gradcheck(backward, forward, small, name="gradcheck")
 
 # %% [markdown]
-# **Is it fused?** At most three launches; `grad_y` and `x` read once, x's gradient written once, little else. And no
-# register spills in rows of 4096 on an A100.
+# **Is it fused?** At most three launches; `grad_y` and `x` read once, x's gradient written once, and little else. No
+# register spills for rows of 4096 on an A100.
 
 # %% grade_id="traffic" points=4
 wide = *torch.randn(2, 2, 4096, device=device), *torch.randn(2, 4096, device=device), 1e-5
@@ -294,14 +296,14 @@ check_gradient_traffic(
 )
 
 # %% [markdown]
-# **Is it the same in every run?** With no GPU, its programs are run from last to first.
+# **Is it the same in every run?** Without a GPU, we run its programs from last to first.
 
 # %% grade_id="repeats" points=2
 check_repeats(backward, (grad_y, x, weight, bias, 1e-5), name="repeats")
 
 # %% [markdown]
-# **Does it reach a large tensor?** 2^22 rows of 1024, without allocating them: two small launches predict the large
-# one, and the first and last rows of its last program run without memory.
+# **Does it reach a large tensor?** We check it for 2^22 rows of 1024 without allocating them: two small launches
+# predict the addresses of the large one, and the first and last rows of its last program run without memory.
 
 
 # %%

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Exercise 12: LayerNorm and int8 in one kernel [15 points]
 #
-# An int8 matrix product takes normalised rows, one byte per element, and for each row the scale that its codes are
-# multiples of. You write both in **one launch** that reads each row once. About 40 minutes. Lesson 12 has all you need;
-# the norm is lesson 05's.
+# An int8 matmul takes normalised rows at one byte per element, and one scale per row that turns the bytes (the codes)
+# back into values. You'll compute both in **one launch** that reads each row once. Allow about 40 minutes. You'll find
+# everything you need in lesson 12, and the norm in lesson 05.
 #
 # **The formula**, for each row $x$ of $n$ elements:
 #
@@ -13,11 +13,11 @@
 # $$q = \text{round}(y / s), \text{ kept within } \pm 127$$
 #
 # `clip`, from 0 to 1, is the fraction of the row's largest magnitude that the codes cover. Below 1, the few largest
-# numbers are all held at 127, and the many small ones get finer steps. Round to the nearest, of two as near to the
-# **even** one. Where a row holds NaN or infinity, its scale is NaN, so that it cannot be mistaken for data, and its
-# codes are 0.
+# values are clamped to 127, and the many small ones get finer steps. Round to the nearest code, and a tie to the
+# **even** one. If a row contains NaN or infinity, make its scale NaN, so that it can't be mistaken for data, and its
+# codes 0.
 #
-# **The picture**, for one row, clip 1:
+# **The picture**, for one row, with clip 1:
 #
 # ```text
 #   x       2.0   -1.0    0.5    7.0    .  .  .      . lanes past the row's end
@@ -65,22 +65,22 @@ unfused = measure(reference, x, weight, bias, 1e-5, 1.0)
 print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/element")
 
 # %% [markdown]
-# **How many bytes per element are left when the row never leaves its registers?** Write your number down. Mind the
-# results: not every number has four bytes.
+# **How many bytes per element remain if the row never leaves the registers?** Write your number down, and remember that
+# not every value takes four bytes.
 
 # %% [markdown]
 # ## Your kernel
 #
-# One program for each row. Compute in float32, whatever x is. Two things surprise:
+# Use one program per row and compute in float32, whatever x's dtype is. Two things may surprise you:
 #
-# - A float that becomes an int8 (`.to(tl.int8)`) loses its fraction, and what an int8 cannot hold has **no defined
-#   result**: here its low byte stays, so 200 becomes -56, but a GPU may give another number. NaN becomes 0.
-# - `tl.max`, `tl.maximum` and `tl.clamp` **drop NaN**, on a GPU too: the other number is the result. `tl.max` gives NaN
-#   where it sees nothing else; instead of the other two, `tl.where(a < b, b, a)` keeps it, because no comparison with
-#   NaN is true.
+# - Converting a float to int8 (`.to(tl.int8)`) drops its fraction, and if the value doesn't fit, the **result is
+#   undefined**. Here you get the low byte, so 200 becomes -56, but a GPU may return another value. NaN becomes 0.
+# - `tl.max`, `tl.maximum` and `tl.clamp` **drop NaN**, on a GPU as well as here, and return the other value. `tl.max`
+#   only returns NaN if it has nothing else. You can replace the other two by `tl.where(a < b, b, a)`, which keeps a NaN
+#   in `a` because no comparison with NaN is true.
 #
-# To round, add $1.5 \cdot 2^{23}$ (12582912.0) and take it off again: so far up, float32 has no fractions, and the
-# addition itself rounds to nearest, ties to even.
+# To round, add $1.5 \cdot 2^{23}$ (12582912.0) and subtract it again. At that size float32 has no bits for fractions,
+# so the addition itself rounds to nearest, ties to even.
 
 
 # %% grade_id="kernel"
@@ -122,8 +122,8 @@ def layer_norm_int8_kernel(
 # %% [markdown]
 # ## Its launcher
 #
-# x has any number of dimensions and any strides, in float32, float16 or bfloat16; weight and bias are vectors as wide
-# as its last dimension. `q` has x's shape, in int8, and `scale` one float32 a row: x's shape, with 1 for the last
+# x has any number of dimensions and any strides, in float32, float16 or bfloat16. weight and bias are vectors as wide
+# as its last dimension. `q` has x's shape, in int8. `scale` has one float32 per row: x's shape, but with 1 for the last
 # dimension. There may be more than 2^31 elements.
 
 
@@ -152,57 +152,61 @@ def layer_norm_int8(x, weight, bias, eps, clip):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. They are worth 12 of the 15 points; the last check on other values, kept for
-# the grading, is worth the rest. Codes may be one off where the last digit decides, which is one in a hundred at most.
-# Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about the first check that has not passed.
+# Run them in order, as often as you like. They are worth 12 of the 15 points. The rest is for a last check on other
+# values, which runs when the exercise is graded. Codes may be off by one where the last digit decides, in at most one
+# of a hundred. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`. The hints are about the first check that
+# hasn't passed yet.
 
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "Result 1 is q, result 2 the scale. Get the scale right first: it depends on y alone. Is "
-        "it the largest of |y|, not of y?",
-        "A lane past the row's end must be neither part of the variance nor the row's largest: "
-        "tl.where(exists, ..., 0.0) before squaring, and other=0.0 for weight and bias.",
-        "The row with NaN: all of its y are NaN. tl.max then gives NaN, but tl.maximum(NaN, "
-        "1e-12) is 1e-12, and tl.clamp of NaN is -127: a comparison and tl.where keep NaN.",
-        "At mean 10^4: take the mean off before you square.",
+        "Result 1 is q and result 2 is the scale. Get the scale right first, since it only depends "
+        "on y. Is it the largest |y|, rather than the largest y?",
+        "Lanes past the row's end must not contribute to the variance or to the largest magnitude: "
+        "use tl.where(exists, ..., 0.0) before squaring, and other=0.0 for weight and bias.",
+        "In the row with NaN, all of y is NaN, so tl.max returns NaN. But tl.maximum(NaN, 1e-12) "
+        "is 1e-12, and tl.clamp of NaN is -127. A comparison and tl.where keep the NaN.",
+        "At mean 10^4, subtract the mean before you square.",
     ),
     codes=(
-        "Halves: 0.5 becomes 0, 1.5 and 2.5 become 2. Adding a half and rounding down does not do "
-        "that; the large constant does.",
-        "Zeros: the 1e-12 belongs inside the scale, as the lower bound of the largest magnitude.",
-        "clip below 1: y / scale goes up to 127 / clip. Clamp it to -127 and 127 before "
-        ".to(tl.int8); -128 is never used, so that -q is also a code.",
+        "Ties: 0.5 becomes 0, and both 1.5 and 2.5 become 2. Adding a half and rounding down "
+        "doesn't do that, but the large constant does.",
+        "Zeros: the 1e-12 belongs inside the scale, as a lower bound on the largest magnitude.",
+        "With clip below 1, y / scale goes up to 127 / clip. Clamp it to -127 and 127 before "
+        ".to(tl.int8). Never use -128, so that -q is also a code.",
     ),
     traffic=(
-        "Count your tl.load lines on x, and the PyTorch operations in your launcher.",
-        "y lives in registers: it is neither stored nor loaded. q is int8 from the start, one "
+        "Count the tl.load calls on x, and the PyTorch operations in your launcher.",
+        "y stays in registers, so don't store or load it. Allocate q as int8 from the start, one "
         "byte per element.",
-        "Registers spill when a thread holds too many columns: let num_warps grow with the block.",
+        "Registers spill if a thread has too many columns, so increase num_warps with the block "
+        "size.",
     ),
     large=(
-        "Integers in a kernel have 32 bits, unless an operand of the operation has 64: they end at "
-        "2^31. Which product in your offsets may pass that?",
-        "tl.program_id(0).to(tl.int64), before anything is multiplied with it.",
+        "Kernel integers are int32 unless an operand is int64, so they overflow at 2^31. Which "
+        "product in your offsets could get that large?",
+        "Use tl.program_id(0).to(tl.int64), before you multiply anything by it.",
     ),
 )
 hint
 
 # %% [markdown]
-# **Does it compute the right thing?** Odd widths, views, a constant row, NaN, three dtypes, a wide row, a large mean.
+# **Does it compute the right thing?** The cases include odd widths, views, a constant row, NaN, three dtypes, a wide
+# row and a large mean.
 
 # %% grade_id="values" points=5
 check_values(layer_norm_int8, reference, quantised_cases(12), unlike=INT8_MISTAKES, name="values")
 
 # %% [markdown]
-# **Are the codes right where it is hard?** Halves, a row of zeros, values beyond the last code, an outlier.
+# **Are the codes right in the hard cases?** These are ties, a row of zeros, values beyond the last code, and an
+# outlier.
 
 # %% grade_id="codes" points=3
 check_values(layer_norm_int8, reference, code_cases(12), unlike=INT8_MISTAKES, name="codes")
 
 # %% [markdown]
-# **Is it fused?** One launch; x read once, both results written once; weight and bias at most once a row. And no
-# register spills in rows of 8192 on an A100.
+# **Is it fused?** One launch; x read once, both results written once, weight and bias read at most once per row. No
+# register spills for rows of 8192 on an A100.
 
 # %% grade_id="traffic" points=3
 wide = torch.randn(2, 8192, device=device), *torch.randn(2, 8192, device=device), 1e-5, 1.0
@@ -211,8 +215,8 @@ check_passes(
 )
 
 # %% [markdown]
-# **Does it reach a large tensor?** 2^22 rows of 1024, without allocating them: two small launches predict the large
-# one, and its last program runs without memory.
+# **Does it reach a large tensor?** We check it for 2^22 rows of 1024 without allocating them: two small launches
+# predict the addresses of the large one, and its last program runs without memory.
 
 
 # %%
@@ -233,9 +237,9 @@ check_values(layer_norm_int8, reference, other_cases, unlike=INT8_MISTAKES, name
 # %% [markdown]
 # ## Your kernel vs ours
 #
-# Not graded. Once the check above passes, this cell predicts the time of your kernel on an H200, at a size that was
-# recorded there, next to `kernels.layer_norm_int8`. The prediction comes from your compiled code; where this
-# machine has a GPU, both kernels are timed on it instead.
+# Not graded. Once the checks above pass, this cell predicts your kernel's time on an H200 at a size recorded there,
+# next to `kernels.layer_norm_int8`. The prediction is based on your compiled code. If this machine has a GPU, it times
+# both kernels instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

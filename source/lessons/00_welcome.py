@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Welcome: the gain of kernel fusion
 #
-# Two tensors of a hundred million elements, one addition, one GELU. Written the usual way, in one line of PyTorch, they
-# keep a fast GPU busy for a while. The same arithmetic, arranged differently, takes much less time. **What was the GPU
+# Take two tensors of a hundred million elements, add them, and apply GELU to the sum. In PyTorch that's one line, and
+# it keeps a fast GPU busy for a while. You can do exactly the same arithmetic in much less time. **What was the GPU
 # doing the rest of the time?**
 #
 # After this lesson you can
@@ -14,12 +14,13 @@
 #
 # About 30 minutes. You need Python and a little PyTorch. You don't need a GPU.
 #
-# Run a cell with **Shift+Enter**, from top to bottom. Where code is folded, it only imports or draws.
+# Run the cells from top to bottom with **Shift+Enter**. Cells whose code is folded only import things or draw a figure.
 #
-# First, a guess. A GPU adds two tensors and applies GELU, an activation function of about ten operations per element.
-# Its memory delivers the [elements](../docs/glossary.md#element) while its arithmetic units compute. **How many times
-# longer does memory take than the arithmetic?** (2 means twice as long. No answer is wrong; the difference is the
-# lesson. Enter also runs the cells below, down to the one that answers.)
+# We'll start with a guess. A GPU adds two tensors and applies GELU, an activation function that takes about ten
+# operations per element. While its arithmetic units compute, its memory has to deliver the
+# [elements](../docs/glossary.md#element). **How many times longer does memory take than the arithmetic?** (2 means
+# twice as long. Don't worry about being wrong: how far off you are is what you'll learn from. Pressing Enter also runs
+# the cells below, down to the one with the answer.)
 
 # %% tags=["hide-input"]
 from helpers.learning import predict_first
@@ -36,15 +37,14 @@ from helpers.instruments import DEVICES, OPERATIONS
 least = add_gelu_launch.times(DEVICES["A100"], "fp32")
 waiting.compare(
     least["memory"] / least["CUDA cores"],
-    "By the data sheet, for the fused kernel. The arithmetic units idle most of the time: they "
-    "wait for memory. So the way "
-    "to be faster is to move fewer bytes.",
+    "That's by the data sheet, for the fused kernel. The arithmetic units spend most of the time "
+    "waiting for memory, so the way to get faster is to move fewer bytes.",
 )
 
 # %% [markdown]
-# Now watch both ways side by side: [unfused](../docs/glossary.md#unfused), as two kernels, and fused into one. Each tensor is divided into sixteen tiles. Press
-# **Play**, or move the slider. (The times were recorded on an H200; in between, tiles are assumed to cross at an even
-# pace.)
+# Now watch the two versions side by side: [unfused](../docs/glossary.md#unfused), as two kernels, and fused into one.
+# Each tensor is split into sixteen tiles. Press **Play**, or drag the slider. (The total times were recorded on an
+# H200. We've assumed that the tiles cross at an even pace in between.)
 
 # %% tags=["hide-input"]
 from helpers.figures import traffic_animation
@@ -54,8 +54,8 @@ h200 = recorded("h200")
 traffic_animation(h200, count="tiles")
 
 # %% [markdown]
-# The pink tiles, the sum, go out and come straight back, and no other kernel reads them. The rest of this lesson counts
-# that [traffic](../docs/glossary.md#traffic).
+# The pink tiles are the sum. They travel to memory and come straight back, and no other kernel ever reads them. We'll
+# spend the rest of this lesson counting that [traffic](../docs/glossary.md#traffic).
 
 # %% tags=["hide-input"]
 import torch
@@ -73,24 +73,26 @@ a, b = torch.randn(2, n, device=device)
 # %% [markdown]
 # ## Two kernels, and the bytes between them
 #
-# A [kernel](../docs/glossary.md#kernel) is a function that the GPU runs over many elements at once; to start one is a
-# [launch](../docs/glossary.md#launch). PyTorch launches two for `gelu(a + b)`: one adds, one applies GELU. Tensors are
-# in the GPU's large memory, its [DRAM](../docs/glossary.md#dram); a kernel reads them, computes, and writes its result
-# back.
+# A [kernel](../docs/glossary.md#kernel) is a function that the GPU runs over many elements at once, and starting one is
+# called a [launch](../docs/glossary.md#launch). For `gelu(a + b)`, PyTorch launches two: one adds, the other applies
+# GELU. The tensors live in the GPU's large memory, its [DRAM](../docs/glossary.md#dram). Each kernel reads its inputs
+# from there, computes, and writes its result back.
 #
-# **How many bytes do the two kernels read and write, together?** `a` and `b` have a million elements each, and an
-# element in fp32, PyTorch's usual dtype, takes four bytes. Count the reads and the writes of each kernel, and type your
-# answer in megabytes.
+# **How many bytes do the two kernels read and write, together?** `a` and `b` have a million elements each. They are
+# fp32, PyTorch's default dtype, so an element takes four bytes. Count what each kernel reads and what it writes, and
+# enter the total in megabytes.
 
 # %% tags=["hide-input"]
 bytes_moved = predict_first("bytes moved by gelu(a + b)", unit="MB")
 bytes_moved
 
 # %% [markdown]
-# Now ask the [meter](../docs/glossary.md#meter). It watches every operator that PyTorch runs and every load and store of
-# a Triton kernel, and adds up the bytes. Its line ends with the bytes (B) per element of the result.
+# Now let's ask the [meter](../docs/glossary.md#meter). It watches every operator that PyTorch runs, and every load and
+# store in a Triton kernel, and adds up the bytes. At the end of its line you'll find the bytes (B) per element of the
+# result.
 #
-# The meter counts the bytes that kernels **request**. The program decides that, so it needs no GPU.
+# The meter counts the bytes that kernels **request**. Those depend only on the program, so you don't need a GPU to
+# count them.
 
 # %%
 unfused = measure(lambda: gelu(a + b, approximate="tanh"))
@@ -100,15 +102,16 @@ unfused
 bytes_moved.compare(unfused.bytes_total / 1e6)
 
 # %% [markdown]
-# Which launch moved what? The first writes the sum, and the second reads it straight back.
+# Which launch moved which bytes? The first one writes the sum, and the second one reads it straight back.
 
 # %%
 unfused.launch_table()
 
 # %% [markdown]
-# The bytes that then cross between chip and DRAM can be fewer: between the two is a cache,
-# [L2](../docs/glossary.md#l2), which may still hold what was just written. **Watch which tiles of the sum it still has**,
-# at three sizes. Where requests and DRAM traffic differ, the lessons name the one they mean.
+# Fewer bytes than that may actually travel between the chip and DRAM. There is a cache in between,
+# [L2](../docs/glossary.md#l2), and it may still hold what was just written. Here are three sizes. **Watch which tiles
+# of the sum are still in L2** when the second kernel asks for them. Wherever requests and DRAM traffic differ, the
+# lessons say which of the two they mean.
 
 # %% tags=["hide-input"]
 from helpers.figures import request_animation
@@ -118,8 +121,8 @@ request_animation("H200")
 # %% [markdown]
 # ## Adding in place
 #
-# Can we avoid that [round trip](../docs/glossary.md#round-trip)? A colleague writes one function, which puts the sum
-# into `a`, so that no new tensor is needed. **How many bytes does this move?**
+# Can we avoid that [round trip](../docs/glossary.md#round-trip)? A colleague suggests a single function that stores the
+# sum in `a`, so that it doesn't need a new tensor. **How many bytes does this move?**
 
 
 # %%
@@ -144,14 +147,15 @@ in_place.compare(
 )
 
 # %% [markdown]
-# One function is not one kernel. The number of lines, functions or tensors in your program does not matter. What matters
-# is **how many kernels there are, and the bytes that cross between them**.
+# Putting it in one function doesn't make it one kernel. It doesn't matter how many lines, functions or tensors your
+# program has. What matters is **how many kernels there are, and how many bytes cross between them**.
 #
 # ## One kernel
 #
-# A [fused kernel](../docs/glossary.md#fused-kernel) does both steps while it has the elements: it keeps the sum in a
-# [register](../docs/glossary.md#register), the fastest storage inside the processor. Here is one, written in Triton, a
-# language for GPU kernels inside Python. You will write it yourself in lesson 03; for now, only its traffic.
+# A [fused kernel](../docs/glossary.md#fused-kernel) does both steps while it has the elements. It keeps the sum
+# in a [register](../docs/glossary.md#register), the fastest storage inside the processor. The one below is written in
+# Triton, a language for GPU kernels that is embedded in Python. You'll write it yourself in lesson 03; for now we only
+# want to know its traffic.
 
 # %%
 fused = measure(add_gelu, a, b)
@@ -168,23 +172,23 @@ chart = traffic_chart({"unfused": unfused, "fused": fused}, title)
 bytes_moved.on(chart, "x", at=lambda megabytes: 1e6 * megabytes, row=0)
 
 # %% [markdown]
-# This picture is the whole idea. Each bar is the bytes that kernels request; `add` is the sum, `a + b`, named after its
-# operator. If you made a guess, it is marked. The arithmetic is the same, and so is the result, up to rounding. Only the
-# round trip of the sum is gone.
+# That picture is the whole idea of this course. Each bar shows the bytes that the kernels request; `add` is the sum, `a
+# + b`, named after its operator. If you made a guess, it's marked. We did the same arithmetic and got the same result,
+# up to rounding. The only thing missing is the sum's round trip.
 #
 # ## Your first line of Triton
 #
-# A Triton kernel is a Python function that many [programs](../docs/glossary.md#program) run, all at once; each has a
-# number, `tl.program_id(0)`: 0, 1, 2 and so on. A program works on a [block](../docs/glossary.md#block) of elements:
-# `tl.arange(0, BLOCK)` is 0, 1, 2 and so on, up to `BLOCK - 1`. `x_ptr` is where `x` begins in memory, and `BLOCK` is
-# known when the kernel is compiled: `tl.constexpr`.
+# A Triton kernel is a Python function that many [programs](../docs/glossary.md#program) run at the same time. Each
+# program has a number, `tl.program_id(0)`: 0, 1, 2 and so on. A program works on a [block](../docs/glossary.md#block)
+# of elements: `tl.arange(0, BLOCK)` is 0, 1, 2 and so on, up to `BLOCK - 1`. `x_ptr` is the address where `x` begins,
+# and `tl.constexpr` means that `BLOCK` is known when the kernel is compiled.
 #
-# This kernel should double twelve elements, with three programs of four each. As it stands, all three take the same
-# four. Run the cell and look: below each line of the kernel is the tensor as it is in memory, and each numbered box is
-# one place of a program's block (a *lane*), drawn at the element that it accesses. Orange-red ones are wrong; an element
-# with such an edge is never stored. (The message calls program 1 `(1, 0, 0)`, because a launch may have three
-# dimensions; ours has one. A *race*: two programs store to one element, and either may come last.) **Change the marked
-# line until it says "Solved".**
+# The kernel below should double twelve elements, using three programs of four elements each. It has a bug: all three
+# programs work on the same four elements. Run the cell to see it. Below each line of the kernel you'll see the tensor
+# as it is in memory. Each numbered box is one position in a program's block (a *lane*), drawn at the element it
+# accesses. Orange-red boxes are wrong, and an element with an orange-red edge is never stored. (The message calls
+# program 1 `(1, 0, 0)` because a launch can have three dimensions; ours has one. A *race* means that two programs store
+# to the same element, and either of them may come last.) **Change the marked line until it says "Solved".**
 
 # %%
 import triton
@@ -220,9 +224,9 @@ puzzle(double_kernel, 3, twelve, wanted=2 * twelve, BLOCK=4)
 # %% [markdown]
 # ## In the machine code
 #
-# Does the sum really stay in a register? Triton's compiler runs here, with or without a GPU. These are all instructions
-# with which an A100 loads from memory (`LDG`) or stores to it (`STG`) in this kernel, next to the line of the kernel
-# that they come from:
+# Does the sum really stay in a register? Triton's compiler runs on your machine, whether or not you have a GPU, so we
+# can look. Here are all the instructions in this kernel that load from memory (`LDG`) or store to it (`STG`) on an
+# A100, next to the source line that each comes from:
 
 # %% tags=["hide-input"]
 from helpers.instruments import compile_for
@@ -235,18 +239,19 @@ loads_and_stores = made.sass_view("load", "store").instructions
 table(("instruction", "the kernel's line"), ((each.name, each.source) for each in loads_and_stores))
 
 # %% [markdown]
-# `a` and `b` are loaded, twice four elements of each (the suffix counts bits), and `y` is stored. Nothing stores the
-# sum, and nothing loads it.
+# The kernel loads `a` and `b`, each with two instructions of four elements (the suffix is the number of bits), and
+# stores `y`. No instruction stores the sum, and none loads it.
 #
 # ## Other operations, sizes and GPUs
 #
-# The same picture, launch by launch. Move the sliders with the mouse or with the arrow keys. (The time is bytes over the
-# bandwidth in the GPU's data sheet. Its bars are on a logarithmic scale, where even a large gain is a short piece:
-# compare the figures. GELU, LayerNorm and softmax are unfused here into the single steps of their formulas.) Find out:
+# This is the same picture, launch by launch. Move the sliders with the mouse or the arrow keys. (The time is the number
+# of bytes divided by the bandwidth in the GPU's data sheet. Its axis is logarithmic, where even a large gain looks
+# small, so compare the numbers. Here, the unfused versions of GELU, LayerNorm and softmax run every step of their
+# formula as a separate kernel.) Try to find out:
 #
 # 1. Which operation gains most from fusing? Which gains nothing, and why?
-# 2. Does the gain depend on the size? On the dtype? On what else?
-# 3. From an H200 to a T4: which figures change, and which stay?
+# 2. Does the gain depend on the size? On the dtype? On anything else?
+# 3. If you go from an H200 to a T4, which numbers change and which don't?
 
 # %% tags=["hide-input"]
 from helpers.figures import TrafficExplorer
@@ -255,16 +260,18 @@ explorer = TrafficExplorer("add+GELU", "fp32", device="H200", rows=1024, columns
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. GELU in single steps: fusing saves all that it writes between its
-# eight launches. ReLU and the addition are one launch already: there is nothing in between. 2. It depends on how many
-# tensors there are in between, and not on the dtype; hardly on the size (LayerNorm of a single row reads weights as
-# large as the row, fused or not). 3. Only the time. The requested bytes belong to the program.</details>
+# <details><summary>What you should see</summary>1. GELU gains most: in single steps it takes eight launches, and fusing
+# saves everything they write for each other. ReLU and the addition are a single launch to begin with, so there's
+# nothing to save. 2. It depends on how many intermediate tensors there are. The dtype doesn't matter, and the size
+# hardly does (LayerNorm of a single row reads weights as large as the row, fused or not). 3. Only the time. The
+# requested bytes depend on the program alone.</details>
 #
 # ## Fewer bytes, less time?
 #
-# If the GPU waits for memory, time should shrink with the bytes. These times are from a real GPU. You may have none, so
-# the course carries measurements, each labelled with the GPU, the versions and the day. [`eager`](../docs/glossary.md#eager) is
-# PyTorch as you write it, `torch.compile` its compiler's output, `fused` our kernel; `us` are microseconds.
+# If the GPU is waiting for memory, then time should shrink along with the bytes. You may not have a GPU, so the course
+# comes with measurements from real ones, each labelled with the GPU, the software versions and the date.
+# [`eager`](../docs/glossary.md#eager) is PyTorch as you write it, `torch.compile` is its compiler's output, `fused` is
+# our kernel, and `us` stands for microseconds.
 
 # %% tags=["hide-input"]
 rows = []
@@ -277,11 +284,12 @@ columns = ("elements", "eager", "torch.compile", "fused", "faster")
 table(columns, rows, f"the GPU's own time\n{h200.label_of('add_gelu')}")
 
 # %% [markdown]
-# On a hundred million elements, time followed the bytes almost exactly. `torch.compile` fuses these two as well, and
-# reaches the same speed: this course is about understanding when it can, when it cannot, and what to write then.
+# On a hundred million elements, the time went down by almost the same factor as the bytes. `torch.compile` fuses these
+# two operations as well, and is just as fast. That's why this course is about understanding when a compiler can do
+# this, when it can't, and what to write when it can't.
 #
-# This is the time of the GPU alone. The caller also waits for the CPU, which launches the kernels. Lesson 02 takes the
-# launch apart, and finds the size above which memory dominates. With a GPU, time the same comparison here:
+# Those are the GPU's times alone. Whoever calls the kernels also waits for the CPU to launch them. Lesson 02 takes the
+# launch apart and finds the size from which memory dominates. If you have a GPU, you can time the same comparison here:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from helpers.instruments import benchmark_together
@@ -297,12 +305,12 @@ else:
 # %% [markdown]
 # ## How fast is your machine?
 #
-# Two numbers describe a machine for our purpose: the bytes per second that it copies (its
-# [bandwidth](../docs/glossary.md#bandwidth)), and the operations per second that it does in a
-# [matmul](../docs/glossary.md#matmul), a matrix product, where it is fastest. An operation is one addition or
-# multiplication, a [FLOP](../docs/glossary.md#flop); a TFLOP/s is a million million of them per second. The course
-# measures or queries both, and calls their ratio the [ridge point](../docs/glossary.md#ridge-point): the operations that
-# the machine could do while one byte arrives.
+# For our purposes, two numbers describe a machine. One is its [bandwidth](../docs/glossary.md#bandwidth): how many
+# bytes it can copy per second. The other is how many operations it can do per second in a
+# [matmul](../docs/glossary.md#matmul), a matrix product, which is what it does fastest. One addition or multiplication
+# counts as one [FLOP](../docs/glossary.md#flop), and a TFLOP/s is a million million of them per second. The course
+# measures both or looks them up. Their ratio is called the [ridge point](../docs/glossary.md#ridge-point): how many
+# operations the machine could do in the time that one byte takes to arrive.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from helpers.instruments import Roofline, this_device
@@ -314,8 +322,9 @@ print(f"arithmetic {mine.peak_flops['fp32'] / 1e12:.3f} TFLOP/s in fp32")
 print(f"ridge point {Roofline(mine, 'fp32').ridge:.1f} FLOP/byte")
 
 # %% [markdown]
-# Compare a data-centre GPU, an A100. Most of its arithmetic is in its [tensor cores](../docs/glossary.md#tensor-cores),
-# units that multiply matrices and do nothing else. From its data sheet:
+# Compare that with a data-centre GPU, an A100. Most of its arithmetic power is in its [tensor
+# cores](../docs/glossary.md#tensor-cores), units that multiply matrices and do nothing else. These are the numbers from
+# its data sheet:
 
 # %% tags=["hide-input"]
 a100 = Roofline(DEVICES["A100"], "fp16")
@@ -333,10 +342,10 @@ ridge
 ridge.compare(a100.ridge)
 
 # %% [markdown]
-# And `gelu(a + b)`? It is not a matmul, so tensor cores cannot do it. Its ten operations per element go to the
-# [CUDA cores](../docs/glossary.md#cuda-cores), which add and multiply, and two of them, an exponential and a reciprocal,
-# to the special function units ([SFU](../docs/glossary.md#sfu)), of which there are fewer. Each works while memory
-# delivers. The minimum times for a million elements:
+# What about `gelu(a + b)`? It isn't a matmul, so the tensor cores can't help. Its ten operations per element run on the
+# [CUDA cores](../docs/glossary.md#cuda-cores), which add and multiply. Two of the ten, an exponential and a reciprocal,
+# run on the special function units ([SFU](../docs/glossary.md#sfu)), and there are fewer of those. All of these units
+# can work while memory delivers. Here is the minimum time that each needs for a million elements:
 
 # %% tags=["hide-input"]
 rows = []
@@ -345,10 +354,11 @@ for what in ("memory", "special functions", "CUDA cores"):
 table(("busy", "at least", "memory's time ÷ this"), rows)
 
 # %% [markdown]
-# So all of them idle most of the time: they wait for memory. Here is the whole GPU. **Look at the first bar and at the
-# others**: each is the time that one part takes for the same elements. This picture returns in other lessons, with the
-# part lit that they are about. (Its elements have 16 bits, so memory takes half as long for each as in fp32. An
-# [SM](../docs/glossary.md#sm) is one of the GPU's processors; the lessons explain the other parts when they use them.)
+# So all of them sit idle most of the time, waiting for memory. Here is the whole GPU. **Compare the first bar with the
+# others**: each bar is the time that one part takes for the same elements. You'll see this picture again in other
+# lessons, with the part that they're about lit up. (Elements have 16 bits here, so memory needs half as long for each
+# one as in fp32. An [SM](../docs/glossary.md#sm) is one of the GPU's processors. We'll explain the other parts when we
+# get to them.)
 # <!-- given 16 bits: the picture's own setting -->
 
 # %% tags=["hide-input"]
@@ -357,24 +367,25 @@ from helpers.figures import gpu_picture
 gpu_picture("A100")
 
 # %% [markdown]
-# While memory takes longest, cleverer arithmetic gains nothing. **It helps to move fewer bytes, and to move them at the
-# memory's full speed.** Fusing does the first; the width of a kernel's loads, and how many it has
-# [in flight](../docs/glossary.md#in-flight), decide the second, from lesson 03 on. Lesson 01 turns this into a picture
-# that you can move.
+# As long as memory takes longest, smarter arithmetic won't make anything faster. **You have to move fewer bytes, and
+# move them at the memory's full speed.** Fusing takes care of the first part. The second depends on how wide a kernel's
+# loads are and how many it has [in flight](../docs/glossary.md#in-flight), which we'll get to in lesson 03. Lesson 01
+# turns all of this into a chart that you can play with.
 #
 # ## How this course works
 #
-# - **Lessons** (the folder `notebooks`) ask first, then measure. Each number comes from a cell that you can change and
-#   run again.
-# - **Without a GPU** your Triton kernels run in an interpreter. Results are right, the meter counts, and Triton's own
-#   compiler lists registers and machine code for GPUs that you do not have; only times cannot be measured here, so
-#   recorded ones are shown. **With a GPU** the same cells run compiled, and are timed.
-# - **Exercises** (the folder `exercises`) give you a formula and an empty function. Their check cells answer *pass*,
-#   *fail* with a hint, *not attempted* or *error*. The first is [the roofline](../exercises/01_roofline.ipynb), after
-#   lesson 01; your first kernel is [add+GELU](../exercises/03_fused_add_gelu.ipynb), after lesson 03.
-# - In a terminal, `fusion check exercises/01_roofline.ipynb` grades the notebook that you saved, and `fusion doctor`
-#   checks your machine.
-# - Terms are explained at first use, and again in the [glossary](../docs/glossary.md).
+# - **Lessons** (in the folder `notebooks`) first ask you for a prediction, then measure. Every number comes from a cell
+#   that you can change and run again.
+# - **Without a GPU**, your Triton kernels run in an interpreter. Their results are right, the meter counts their bytes,
+#   and Triton's own compiler lists registers and machine code for GPUs that you don't have. The only thing you can't
+#   measure is time, so we show recorded times instead. **With a GPU**, the same cells compile the kernels and time
+#   them.
+# - **Exercises** (in the folder `exercises`) give you a formula and an empty function. Their check cells answer *pass*,
+#   *fail* with a hint, *not attempted* or *error*. The first one is [the roofline](../exercises/01_roofline.ipynb),
+#   after lesson 01. You'll write your first kernel, [add+GELU](../exercises/03_fused_add_gelu.ipynb), after lesson 03.
+# - In a terminal, `fusion check exercises/01_roofline.ipynb` grades the notebook you saved, and `fusion doctor` checks
+#   your machine.
+# - We explain each term when we first use it. You can look it up again in the [glossary](../docs/glossary.md).
 #
 # ## Your predictions vs the measurements
 
@@ -385,22 +396,24 @@ predictions()
 # ## Test yourself
 #
 # 1. What exactly does fusing add and GELU remove: operations, reads, writes, launches?
-# <details><summary>Answer</summary>One write and one read of the sum, and one launch. Not a single operation.</details>
+# <details><summary>Answer</summary>One write and one read of the sum, and one launch. It doesn't remove a single
+# operation.</details>
 #
 # 2. Why can the meter count bytes without a GPU?
-# <details><summary>Answer</summary>It counts requests: the program decides which addresses it reads and writes. The chip
-# decides how long that takes, and how much of it its caches serve.</details>
+# <details><summary>Answer</summary>Because it counts requests, and the program determines which addresses it reads and
+# writes. The chip determines how long that takes, and how many of the requests its caches can serve.</details>
 #
 # 3. A kernel reads one tensor and writes one. Can fusing anything into it make it move fewer bytes than that?
-# <details><summary>Answer</summary>No: input and output must be requested once. Fusing removes only the traffic between
-# kernels.</details>
+# <details><summary>Answer</summary>No. It still has to read its input once and write its output once. Fusing only
+# removes the traffic between kernels.</details>
 #
 # 4. A friend makes GELU's arithmetic twice as fast. What happens to the time on an A100?
-# <details><summary>Answer</summary>Nothing you could measure on a large tensor. The GPU waits for memory.</details>
+# <details><summary>Answer</summary>On a large tensor, nothing you could measure. The GPU is waiting for
+# memory.</details>
 #
-# 5. Three elementwise kernels in a row (each element of the result depends on one element of the input), each reading
-#    one tensor and writing one. By what factor does fusing all three reduce the bytes? Replace the dots with your
-#    number.
+# 5. Three elementwise kernels run one after another (in an elementwise kernel, each element of the result depends on
+#    one element of the input). Each reads one tensor and writes one. By what factor does fusing all three reduce the
+#    bytes? Replace the dots with your number.
 
 # %%
 answer = ...

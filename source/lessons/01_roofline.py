@@ -2,7 +2,8 @@
 # # 01 The roofline: what limits a kernel
 #
 # A ReLU does one comparison per element. An A100 can do hundreds of thousands of billions of operations per second.
-# **What share of that does a ReLU reach?** And if you give it ten times the arithmetic, how much longer does it take?
+# **What share of that does a ReLU reach?** And if you gave it ten times as much arithmetic, how much longer would it
+# take?
 #
 # After this lesson you can
 #
@@ -11,8 +12,8 @@
 # - predict the minimum time of an operation, and what fusing can and cannot change;
 # - find the slip in a published intensity.
 #
-# About 35 minutes. It follows on [00 Welcome](00_welcome.ipynb) and leads to
-# [exercise 01](../exercises/01_roofline.ipynb).
+# About 35 minutes. It follows on [00 Welcome](00_welcome.ipynb) and leads to [exercise
+# 01](../exercises/01_roofline.ipynb).
 
 # %% tags=["hide-input"]
 import torch
@@ -36,15 +37,25 @@ from helpers.learning import predict_first, predictions, puzzle, self_test
 h200 = recorded("h200")
 
 # %% [markdown]
+# Here are three matmuls on an A100. While its tensor cores compute, its memory delivers what they need. Press **Play**
+# and watch which of the two finishes last:
+
+# %% tags=["hide-input"]
+from helpers.figures import two_limits_animation
+
+two_limits_animation()
+
+# %% [markdown]
 # ## Arithmetic intensity
 #
-# Two numbers describe an operation, whatever runs it: its floating-point operations (FLOP), and the bytes that must
-# cross between memory and processor. Their ratio is its
-# [arithmetic intensity](../docs/glossary.md#arithmetic-intensity), in FLOP per byte. The bytes here are the minimum: each
-# input once, each output once, as if no cache held anything.
+# Whatever hardware you run it on, two numbers describe an operation: how many floating-point operations (FLOP) it does,
+# and how many bytes have to cross between memory and processor. Divide the first by the second and you get its
+# [arithmetic intensity](../docs/glossary.md#arithmetic-intensity), in FLOP per byte. We count the minimum number of
+# bytes here: each input is read once and each output written once, as if there were no cache.
 #
-# Each +, −, ×, ÷, max, `exp` or root on one element is one FLOP. (Their costs differ; we come to that.) Take a ReLU over
-# a tensor in fp16. It is `max(x, 0)`, one operation per element; two bytes in, two bytes out.
+# We count each +, −, ×, ÷, max, `exp` or root on one element as one FLOP. (They don't all cost the same; we'll come to
+# that.) As an example, take a ReLU on a tensor in fp16. It computes `max(x, 0)`, which is one operation per element,
+# and it reads two bytes and writes two.
 
 # %%
 n = 4096 * 4096
@@ -52,7 +63,7 @@ relu = Work(flops=n, bytes_read=2 * n, bytes_written=2 * n)
 print(f"ReLU in fp16: {relu.intensity} FLOP/byte")
 
 # %% [markdown]
-# Is the count of bytes right? Ask the meter, on a smaller tensor.
+# Is that the right number of bytes? Let's ask the meter, on a smaller tensor.
 
 # %%
 x = torch.randn(1000, 1000, dtype=torch.float16)
@@ -61,10 +72,11 @@ measure(torch.relu, x)
 # %% [markdown]
 # ## The ridge point
 #
-# A GPU has two limits: its memory moves so much per second, its units compute so much per second. The first allows
-# `bandwidth × intensity` FLOP/s, the second its peak. The lower one rules. They meet at the
-# [ridge point](../docs/glossary.md#ridge-point): left of it an operation is
-# [memory-bound](../docs/glossary.md#memory-bound), right of it [compute-bound](../docs/glossary.md#compute-bound).
+# A GPU has two limits: how many bytes its memory can move per second, and how many operations its units can do per
+# second. The first limits an operation to `bandwidth × intensity` FLOP/s, and the second to the peak, so what you get
+# is the lower of the two. They're equal at the [ridge point](../docs/glossary.md#ridge-point). To the left of it an
+# operation is [memory-bound](../docs/glossary.md#memory-bound), and to the right it is
+# [compute-bound](../docs/glossary.md#compute-bound).
 
 # %% tags=["hide-input"]
 a100 = Roofline(DEVICES["A100"], "fp16")
@@ -74,7 +86,7 @@ print(f"arithmetic in fp16 {a100.peak / 1e12:.0f} TFLOP/s")
 print(f"ridge point {a100.ridge:.0f} FLOP/byte    (given by: {a100.device.source})")
 
 # %% [markdown]
-# Now answer the first question. **What share of its peak can an A100 reach on a ReLU, at best?**
+# Now you can answer the first question. **What share of its peak can an A100 reach on a ReLU, at best?**
 
 # %% tags=["hide-input"]
 share = predict_first("share of an A100's fp16 peak that ReLU reaches", unit="%")
@@ -86,15 +98,14 @@ import math
 orders = math.log10(a100.ridge / relu.intensity)
 share.compare(
     100 * a100.attainable(relu.intensity) / a100.peak,
-    f"ReLU is {orders:.1f} orders of magnitude (powers of ten) under the ridge: the peak could "
-    "be a hundred times lower, "
-    "and ten times the arithmetic would take no longer.",
+    f"ReLU is {orders:.1f} orders of magnitude (powers of ten) below the ridge. The peak could be "
+    "a hundred times lower and it wouldn't matter, nor would ten times as much arithmetic.",
 )
 
 # %% [markdown]
-# In truth the peak is lower: it is that of the tensor cores, which do only matmuls. The *CUDA cores*, which do the ReLU,
-# have a ridge of their own. And exponentials, reciprocals and roots go to a third kind, the *special function units*,
-# fewer still.
+# The peak that applies here is actually lower, because that one belongs to the tensor cores, which only do matmuls. A
+# ReLU runs on the *CUDA cores*, which have a ridge of their own. Exponentials, reciprocals and roots run on a third
+# kind of unit, the *special function units*, and there are even fewer of those.
 
 # %% tags=["hide-input"]
 rows = []
@@ -104,9 +115,9 @@ for units in ("fp16", "fp32", "special functions"):
 table(("A100", "peak", "ridge at"), rows)
 
 # %% [markdown]
-# (`fp16` are the tensor cores, `fp32` the CUDA cores; each result of a special function counts as one FLOP.) The ReLU is
-# far under each of the ridges. **Look at the lit bar**: it is the slope of the roofline. Divide it by one of the last
-# three bars to get that unit's ridge.
+# (`fp16` means the tensor cores here and `fp32` the CUDA cores. We count each result of a special function as one
+# FLOP.) ReLU is far below every one of these ridges. **Look at the lit bar**: it's the slope of the roofline. Divide it
+# by any of the last three bars and you get that unit's ridge.
 
 # %% tags=["hide-input"]
 from helpers.figures import gpu_picture
@@ -116,10 +127,11 @@ gpu_picture("A100", lit="memory")
 # %% [markdown]
 # ## A table of the usual suspects
 #
-# ReLU, vector add, GELU, add+GELU, LayerNorm, softmax, matmul+bias+ReLU, a convolution with batch norm and ReLU,
-# attention: **how many of these nine are memory-bound on an A100, at 4096 rows of 4096 columns, when fused?** (Later
-# lessons explain each. The [matmul](../docs/glossary.md#matmul) multiplies *rows* × *columns* by *columns* × *columns*. The convolution is 3 × 3, over
-# *rows* pixels, with *columns* channels in and out. Attention compares each row with every other.)
+# Here are nine operations: ReLU, vector add, GELU, add+GELU, LayerNorm, softmax, matmul+bias+ReLU, a convolution with
+# batch norm and ReLU, and attention. Take 4096 rows of 4096 columns, and run each as one fused kernel: **how many of
+# these nine are memory-bound on an A100?** (We'll explain each of them in a later lesson. The
+# [matmul](../docs/glossary.md#matmul) multiplies *rows* × *columns* by *columns* × *columns*. The convolution is 3 × 3,
+# over *rows* pixels, with *columns* channels in and out. Attention compares each row with every other row.)
 
 # %% tags=["hide-input"]
 memory_bound = predict_first("of nine operations, fused, memory-bound on an A100", unit="")
@@ -145,22 +157,23 @@ memory_bound.compare(
 # %% [markdown]
 # ## The picture
 #
-# This is the [roofline](../docs/glossary.md#roofline). Intensity along the bottom, performance upwards, both logarithmic. The thick slope is memory's limit, the flat lines are
-# peaks: the tensor cores' at the top, then the CUDA cores', then the special functions'. The thin slope is that of
-# [shared memory](../docs/glossary.md#shared-memory), a small memory inside each processor, for the bytes that cross
+# This is the [roofline](../docs/glossary.md#roofline). Intensity is on the horizontal axis and performance on the
+# vertical one, both logarithmic. The thick slope is the memory's limit. The flat lines are the peaks of the tensor
+# cores (at the top), the CUDA cores and the special function units. The thin slope belongs to [shared
+# memory](../docs/glossary.md#shared-memory), a small memory inside each processor, and applies to the bytes that move
 # there (lesson 08).
 #
-# An operation is on its own roof: no kernel can lift it above. **Fusing moves it to the right**, because the same
-# operations need fewer bytes. "Unfused" means one launch per step of its formula (but add+GELU with PyTorch's own GELU,
-# which is one launch).
+# Each operation is drawn on the roof that limits it, and no kernel can lift it higher. **Fusing moves it to the right**
+# instead, because the same operations then need fewer bytes. "Unfused" means one launch for each step of the formula
+# (except that add+GELU uses PyTorch's own GELU, which is a single launch).
 #
-# The chart starts with one roof and one operation. Choose the next step under *show*: the compute roof, then what
-# fusing moves, then everything, where you can add operations. Move the sliders, with the mouse or the arrow keys. (If
-# you guessed, the height that you gave the ReLU is marked.) Find out:
+# The chart starts with one roof and one operation. Use *show* to go on: first to the compute roof, then to what fusing
+# moves, then to everything, where you can add more operations. Move the sliders with the mouse or the arrow keys. (If
+# you made a guess, the height you gave the ReLU is marked.) Try to find out:
 #
-# 1. Which operations does *columns* move, and which stay?
-# 2. At how many columns does the matmul cross the ridge? Where on a T4, where on an H100?
-# 3. Attention over few rows: on which side is it? Over many, unfused and fused?
+# 1. Which operations does *columns* move, and which stay where they are?
+# 2. How many columns does the matmul need to cross the ridge? How many on a T4, and on an H100?
+# 3. Which side is attention on if there are few rows? And with many rows, unfused and fused?
 
 # %% tags=["hide-input"]
 from helpers.figures import RooflineExplorer
@@ -170,11 +183,12 @@ explorer = RooflineExplorer(device="A100", operations=few, show="memory roof")
 share.on(explorer, "y", at=lambda percent: percent / 100 * a100.peak)
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. The matmul: it uses each element of its inputs as often as there are
-# columns. Each other operation uses an element equally often, whatever the width. 2. and 3. Between two stops of the
-# slider: the cell below finds where. Over few rows attention is memory-bound; unfused it stays so over many, because its
-# scores, one per pair of rows, go out and back. (On a T4 only libraries reach the tensor cores' roof: Triton does not use
-# them on GPUs that old.)</details>
+# <details><summary>What you should see</summary>1. The matmul moves, because it uses each element of its inputs once
+# per column. Every other operation uses an element the same number of times, however wide the tensor is. 2. and 3. It
+# happens between two positions of the slider; the cell below finds out where. With few rows, attention is memory-bound.
+# With many rows it is still memory-bound if it's unfused, because its scores, one for each pair of rows, make a round
+# trip to memory. (On a T4, only libraries reach the tensor cores' roof, since Triton doesn't use tensor cores on GPUs
+# that old.)</details>
 
 
 # %% tags=["hide-input"]
@@ -197,9 +211,9 @@ table(("compute-bound at", "a matmul of 4096 rows", "attention"), rows)
 # %% [markdown]
 # ## From small to large: the matmul
 #
-# A matmul of two N × N matrices does `2 N³` operations. A number you will find quoted for its intensity is simply
-# "N FLOP per byte". **Claim: a 1024 × 1024 product in fp16 has an intensity of 1024 FLOP/byte.** Test it: three
-# matrices cross, two in, one out, two bytes per element. **What do you get?**
+# A matmul of two N × N matrices does `2 N³` operations. You'll often see its intensity quoted as simply "N FLOP per
+# byte". **Claim: a 1024 × 1024 product in fp16 has an intensity of 1024 FLOP/byte.** Let's test it. Three matrices
+# cross, two in and one out, at two bytes per element. **What do you get?**
 
 # %% tags=["hide-input"]
 claimed = predict_first("intensity of a 1024 x 1024 matmul in fp16", unit="FLOP/byte")
@@ -225,7 +239,7 @@ claimed.compare(
 )
 
 # %% [markdown]
-# Small matmuls are memory-bound, large ones are not:
+# Small matmuls are memory-bound, and large ones aren't:
 
 # %% tags=["hide-input"]
 gpus = [Roofline(DEVICES[name], "fp16") for name in ("T4", "A100", "H100", "B200")]
@@ -238,7 +252,8 @@ table(("N", "FLOP/byte", *(roof.device.name for roof in gpus)), rows)
 # %% [markdown]
 # ## Find the slip
 #
-# "Vector addition moves eight bytes per element in fp32" is in more than one tutorial. **What does the meter count?**
+# "Vector addition moves eight bytes per element in fp32": you can find that in more than one tutorial. **What does the
+# meter count?**
 
 # %% tags=["hide-input"]
 addition = predict_first("bytes per element of c = a + b in fp32", unit="B")
@@ -248,13 +263,13 @@ addition
 a, b = torch.randn(2, 10_000)
 addition.compare(
     measure(torch.add, a, b).bytes_total / a.numel(),
-    "Two reads and one write: the result must be written as well.",
+    "It's two reads and one write. The tutorials forgot that the result has to be written.",
 )
 
 # %% [markdown]
-# Here is a kernel that does move eight bytes per element, as the tutorials have it. (Programs, blocks and lanes are those
-# of your first line in lesson 00.) It has forgotten something. **Change the marked line.** `tl.load` takes the addresses
-# to read.
+# Here is a kernel that really does move eight bytes per element, as in those tutorials. (The programs, blocks and lanes
+# are the ones you know from your first line of Triton in lesson 00.) But it has forgotten something. **Change the
+# marked line.** `tl.load` takes the addresses to read from.
 
 
 # %%
@@ -270,7 +285,7 @@ left, right = torch.arange(12.0), 100 - torch.arange(12.0) ** 2
 puzzle(sum_kernel, 3, left, right, wanted=left + right, BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>b = tl.load(b_ptr + element)</code>: the second input must cross as
+# <details><summary>Answer</summary><code>b = tl.load(b_ptr + element)</code>: the second input has to be read as
 # well.</details>
 #
 # <!-- choices
@@ -288,9 +303,9 @@ puzzle(sum_kernel, 3, left, right, wanted=left + right, BLOCK=4)
 # %% [markdown]
 # ## Arithmetic that costs nothing
 #
-# If a memory-bound kernel waits for memory, more arithmetic on elements that it already has should be nearly free, up to
-# the ridge. This kernel does as many multiply-adds on each element as you ask, between one load and one store. (It is
-# written in Triton, which lesson 03 teaches; look only for the load, the loop, and the store.)
+# If a kernel is memory-bound, then doing more arithmetic on the elements it already has should be almost free, until
+# you reach the ridge. The kernel below loads each element, does as many multiply-adds on it as you ask for, and stores
+# it. (It's written in Triton, which lesson 03 teaches. All you need to spot is the load, the loop and the store.)
 
 # %% tags=["hide-input"]
 import inspect
@@ -300,8 +315,9 @@ from benchmarks.experiments.lesson_01 import ELEMENTS, chain, chain_kernel
 print(inspect.getsource(chain_kernel.fn))
 
 # %% [markdown]
-# The steps change the arithmetic and not the traffic. Nor has the compiler removed any: these are the instructions of one
-# thread, which has eight elements (`FFMA` is a multiply-add on one of them; `LDG.128` and `STG.128` load and store four).
+# The number of steps changes the arithmetic but not the traffic. The compiler hasn't optimised any of the steps away
+# either: below are the instructions that one thread executes on its eight elements (`FFMA` does one multiply-add on one
+# of them; `LDG.128` and `STG.128` load and store four).
 
 # %% tags=["hide-input"]
 from helpers.instruments import compile_for
@@ -321,9 +337,9 @@ print(f"H200: memory {h200_fp32.device.memory_bandwidth / 1e9:,.0f} GB/s", end="
 print(f", CUDA cores {h200_fp32.peak / 1e12:.0f} TFLOP/s in fp32")
 
 # %% [markdown]
-# **Up to how many steps on each element does an H200 take less than a tenth longer than with one?** Work it out: each
-# step is two operations, each element moves eight bytes, and you know how to find a ridge. (1, 2, 4, 8 ... steps were
-# tried.)
+# **Up to how many steps per element does an H200 take less than a tenth longer than for one step?** You can work it
+# out: each step is two operations, each element moves eight bytes, and you know how to find a ridge. (We tried 1, 2, 4,
+# 8 ... steps.)
 
 # %% tags=["hide-input"]
 free_steps = predict_first("multiply-adds per element, free on an H200", unit="steps")
@@ -360,10 +376,12 @@ chart = curves_chart(
 free_steps.on(chart, "x")
 
 # %% [markdown]
-# This is why fusing pays so often: the arithmetic of the second operation runs while the first one waits.
+# That's why fusing pays off so often: the second operation does its arithmetic while the first one is waiting for
+# memory anyway.
 #
-# Try it yourself: this kernel halves twelve elements. Make it halve them *and* replace negative ones by 0, in one more
-# line: `tl.maximum` takes two values and returns the larger. Before you run it: how many bytes does the line cost?
+# Try it yourself. This kernel halves twelve elements. Add one line so that it halves them *and* replaces negative ones
+# by 0. You'll need `tl.maximum`, which takes two values and returns the larger one. Before you run it, think about how
+# many bytes your line costs.
 
 
 # %%
@@ -380,8 +398,8 @@ signed = torch.arange(12.0) - 6
 puzzle(half_kernel, 3, signed, wanted=torch.relu(0.5 * signed), BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>y = tl.maximum(y, 0.0)</code>. No bytes: the element is in a register, and the
-# result is as large as before.</details>
+# <details><summary>Answer</summary><code>y = tl.maximum(y, 0.0)</code>. It costs no bytes: the element is in a register
+# already, and the result is no larger than before.</details>
 #
 # <!-- choices
 # # <- a line here
@@ -404,25 +422,26 @@ predictions()
 # %% [markdown]
 # ## Test yourself
 #
-# 1. Two operations have the same FLOPs; one moves half the bytes. Both are memory-bound. Which is faster, and by how
-#    much at best?
-# <details><summary>Answer</summary>The one with half the bytes, by a factor of two: time is bytes over
+# 1. Two operations do the same number of FLOPs, but one of them moves half as many bytes. Both are memory-bound. Which
+#    is faster, and by how much at best?
+# <details><summary>Answer</summary>The one with half the bytes, by a factor of two. Their time is bytes over
 # bandwidth.</details>
 #
 # 2. Where does fusing move a point on the roofline chart, and why not straight up?
-# <details><summary>Answer</summary>To the right, along the roof: same FLOPs, fewer bytes. Straight up would mean
-# beating the roof at the same intensity; fusing changes the intensity.</details>
+# <details><summary>Answer</summary>To the right, along the roof, because the FLOPs are the same and there are fewer
+# bytes. Going straight up would mean beating the roof at the same intensity, but fusing changes the
+# intensity.</details>
 #
 # 3. An operation is compute-bound on a T4. Must it be compute-bound on an H100?
-# <details><summary>Answer</summary>No. The H100's ridge is further right, so the same intensity can be memory-bound
-# there.</details>
+# <details><summary>Answer</summary>No. The H100's ridge is further to the right, so the same intensity can be
+# memory-bound there.</details>
 #
-# 4. You fuse a ReLU into a large matmul. What is saved, and does it matter?
-# <details><summary>Answer</summary>A write and a read of the result, and a launch. The matmul itself is compute-bound,
-# so the saving is a small share of the time: see it in the explorer.</details>
+# 4. You fuse a ReLU into a large matmul. What do you save, and does it matter?
+# <details><summary>Answer</summary>You save a write and a read of the result, and a launch. But the matmul is
+# compute-bound, so that's only a small share of its time, as you can see in the explorer.</details>
 #
-# 5. LayerNorm, fused, reads each fp16 element once, writes it once, and does seven operations on it. What is its
-#    intensity, leaving out the few bytes of weights? Replace the dots with your number.
+# 5. Fused LayerNorm reads each fp16 element once, writes it once, and does seven operations on it. What is its
+#    intensity, if you leave out the few bytes of weights? Replace the dots with your number.
 
 # %%
 answer = ...
@@ -431,15 +450,15 @@ self_test(answer, 7 / 4, "seven operations per element, over two bytes in and tw
 # %% [markdown]
 # ## Now you
 #
-# [Exercise 01](../exercises/01_roofline.ipynb) has you find intensities, ridges and bounds by hand, and the GPU on
-# which an operation becomes compute-bound. Next: [02 Bytes and launches](02_bytes_and_launches.ipynb).
+# In [Exercise 01](../exercises/01_roofline.ipynb) you'll work out intensities, ridges and bounds by hand, and find the
+# GPU on which an operation becomes compute-bound. Next: [02 Bytes and launches](02_bytes_and_launches.ipynb).
 
 # %% [markdown]
 # ## Going further
 #
 # ### Does a GPU reach its data sheet?
 #
-# On an H200 the course has measured a large copy and a large matmul, and on-chip rates:
+# We've measured a large copy, a large matmul and the on-chip rates on an H200:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_01 import COUNTS
@@ -461,16 +480,18 @@ for name, unit, rate in (
     print(f"{name} {on_chip:.2f} of {rate / 1e12:.2f} {unit}")
 
 # %% [markdown]
-# A data sheet's peak is units times clock. Tensor cores at full load draw so much power that the clock falls (here matmuls
-# alternated with copies; after seconds of matmuls alone, lesson 03b shows, the rate is lower still), and DRAM must
-# refresh and turn around between reads and writes. On-chip rates nearly reach their peak. (No data sheet lists these two:
-# they are units times clock, from NVIDIA's programming guide.) The lessons compare GPUs by data sheets, and name a
-# measured roof where they use one.
+# A data sheet's peak is the number of units times the clock. But tensor cores at full load draw so much power that the
+# clock has to drop. (These matmuls alternated with copies. Lesson 03b shows that after seconds of nothing but matmuls,
+# the rate is lower still.) DRAM also loses time, because it has to refresh its cells and to switch between reads and
+# writes. The on-chip rates come close to their peaks. (You won't find those two in a data sheet. We computed them as
+# units times clock, from NVIDIA's programming guide.) When the lessons compare GPUs they use data sheets, and they say
+# so where they use a measured roof.
 #
 # ### Does the ridge move right?
 #
 # **Claim: each new generation is harder to keep busy, because arithmetic grows faster than memory, so the ridge moves
-# right.** Data-centre GPUs since 2017, in the order they came, in fp16 and in the narrowest format of each:
+# right.** Here are the data-centre GPUs since 2017, in the order they came out, in fp16 and in the narrowest format
+# each one supports:
 
 # %% tags=["hide-input"]
 line, rows = ("V100", "A100", "H100", "H200", "B200", "B300"), []
@@ -482,13 +503,14 @@ for name in line:
 table(("", "ridge in fp16", "in its narrowest format", "which is"), rows, "FLOP/byte")
 
 # %% [markdown]
-# **Verdict: fails in 16 bits since the H100, holds in each generation's narrowest format.** An H200 is not a new
-# generation but an H100 with faster memory, and its ridge is further left. From H100 to B200 the fp16 ridge stays where
-# it was; but fp8 and fp4 came, and their ridges are several times further right. <!-- given 16 bits: fp16 -->
+# **Verdict: fails in 16 bits since the H100, holds in each generation's narrowest format.** An H200 isn't a new
+# generation, just an H100 with faster memory, so its ridge is further to the left. From the H100 to the B200 the fp16
+# ridge didn't move. But fp8 and fp4 were added, and their ridges are several times further right.
+# <!-- given 16 bits: fp16 -->
 #
 # ### Which unit limits attention?
 #
-# Attention takes an exponential for each score. By the data sheets, at 4096 tokens in fp16:
+# Attention computes one exponential per score. According to the data sheets, at 4096 tokens in fp16:
 
 # %% tags=["hide-input"]
 (attention,) = OPERATIONS["attention"](4096, 4096, 2).fused
@@ -499,13 +521,13 @@ for gpu in ("A100", "H100", "B200", "B300"):
 table(("", *units), rows)
 
 # %% [markdown]
-# The tensor cores grew faster than the special function units. On an H100 the two are nearly level, on a B200 the
-# exponentials take longer than both matmuls, and the B300 has twice as many units for them. Lesson 10 shows
-# FlashAttention's answer.
+# The tensor cores have grown faster than the special function units. On an H100 the two take almost equally long; on a
+# B200 the exponentials take longer than both matmuls together. The B300 has twice as many units for them. In lesson 10
+# you'll see how FlashAttention deals with it.
 #
 # ### The multiply-adds on the roofline
 #
-# Every number of steps that was measured, on the roof or under it:
+# Here is each number of steps that we measured, on the roof or below it:
 
 # %% tags=["hide-input"]
 from helpers.figures import Point, roofline_chart
@@ -517,7 +539,7 @@ text = f"{title}, on an H200, {ELEMENTS:,} elements in fp32"
 roofline_chart(h200_fp32, points, title=title, text=text)
 
 # %% [markdown]
-# With a GPU, try the multiply-adds on yours:
+# If you have a GPU, try the multiply-adds on it:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from helpers.instruments import benchmark_together

@@ -1,18 +1,19 @@
 # %% [markdown]
 # # 02 Bytes and launches: what fusing removes
 #
-# Eight operations, one after another, on one tensor. Fuse them and most of the traffic is gone: **how much, exactly?**
-# Now fuse two operations on a small tensor. That saves traffic as well. **Why may the call then take longer?**
+# Apply eight operations to one tensor, one after another. Fuse them, and most of the traffic is gone: **how much,
+# exactly?** Now fuse two operations on a small tensor. That saves traffic as well, so **why might the call take
+# longer?**
 #
 # After this lesson you can
 #
 # - count the bytes and the launches of a piece of PyTorch by reading it;
-# - derive the saving of a fused chain, and the cases where the rule does not hold;
+# - derive the saving of a fused chain, and know when the rule doesn't hold;
 # - decide whether a call waits for memory or for launches, and at what size that changes;
 # - find the bytes that a published example forgot.
 #
-# About 40 minutes. It follows on [01 The roofline](01_roofline.ipynb) and leads to
-# [exercise 02](../exercises/02_count_the_bytes.ipynb).
+# About 40 minutes. It follows on [01 The roofline](01_roofline.ipynb) and leads to [exercise
+# 02](../exercises/02_count_the_bytes.ipynb).
 
 # %% tags=["hide-input"]
 import torch
@@ -27,7 +28,8 @@ h200 = recorded("h200")
 x = torch.rand(1000, 1000, device=device)
 
 # %% [markdown]
-# Three operations in a row, as three kernels and as one. Press **Play**: every crossing takes as long as its bytes.
+# Here are three operations in a row, as three kernels and as one. Press **Play**. Each crossing takes time in
+# proportion to its bytes.
 
 # %% tags=["hide-input"]
 from helpers.figures import passes_animation
@@ -37,10 +39,10 @@ passes_animation("chain")
 # %% [markdown]
 # ## Count first: three lines of PyTorch
 #
-# `x` is 1000 × 1000 in fp32; `scale` and `bias` are one row each. **How many MB do its launches move?** Every
-# [operator](../docs/glossary.md#operator) is one launch. It reads each of its inputs once and writes its output once.
-# (Bytes in this lesson are the ones that kernels *request*. How many of them a cache delivers instead of DRAM matters on
-# tensors small enough for L2, and in the lessons from 03 on.)
+# `x` is a 1000 × 1000 tensor in fp32; `scale` and `bias` are one row each. **How many MB do its launches move?** Each
+# [operator](../docs/glossary.md#operator) is one launch, which reads each of its inputs once and writes its output
+# once. (In this lesson we count the bytes that kernels *request*. For tensors small enough to fit in L2, and in the
+# lessons from 03 on, it will matter how many of them come from a cache instead of DRAM.)
 
 
 # %%
@@ -60,15 +62,15 @@ print(eager)
 layer_bytes.compare(eager.bytes_total / 1e6)
 
 # %% [markdown]
-# The launch table lists the traffic of each operator. The two rows hardly count: they are
-# [broadcast](../docs/glossary.md#broadcast), and read once each.
+# The launch table lists the traffic of each operator. The two rows hardly count, because they are
+# [broadcast](../docs/glossary.md#broadcast) and each is read only once.
 
 # %%
 eager.launch_table()
 
 # %% [markdown]
-# All of it was *requested*. **Look at how much L2 holds**: our tensors fit into it many times over, so many requests
-# never get as far as memory.
+# All of these bytes were *requested*. **Look at how much L2 holds**: it could hold our tensors many times over, so many
+# of the requests never get as far as memory.
 
 # %% tags=["hide-input"]
 from helpers.figures import gpu_picture
@@ -78,15 +80,16 @@ gpu_picture("H200", lit="L2")
 # %% [markdown]
 # ## In place, views, copies
 #
-# "Write it in place, that saves memory." It saves space. Traffic is another matter: `relu_` overwrites its input, and
-# must still read it and write it.
+# "Write it in place, that saves memory." It does save space, but traffic is a different matter. `relu_` overwrites its
+# input, so it still has to read it and write it.
 
 # %%
 print("relu: ", measure(torch.relu, x))
 print("relu_:", measure(torch.Tensor.relu_, x.clone()))
 
 # %% [markdown]
-# A [view](../docs/glossary.md#view), on the other hand, costs nothing, and making it contiguous costs a whole pass:
+# A [view](../docs/glossary.md#view), on the other hand, moves no data at all, while making it contiguous takes a full
+# pass:
 
 # %%
 print("transposed:", measure(lambda: x.t()))
@@ -95,12 +98,12 @@ print("copied:    ", measure(lambda: x.t().contiguous()))
 # %% [markdown]
 # ## Chains
 #
-# Take a chain of $N$ operations that each read one tensor and write one. Call the bytes of a tensor $B$.
+# Take a chain of $N$ operations that each read one tensor and write one. Let $B$ be the number of bytes in a tensor.
 #
-# - Unfused, each operation reads $B$ and writes $B$: together $2NB$.
-# - Fused, the first input is read and the last output written: $2B$, however long the chain.
+# - Unfused, each operation reads $B$ and writes $B$, which adds up to $2NB$.
+# - Fused, you read the first input and write the last output. That's $2B$, however long the chain is.
 #
-# The saving is $(2NB - 2B) / 2NB = (N - 1) / N$. The meter agrees:
+# So you save $(2NB - 2B) / 2NB = (N - 1) / N$. The meter agrees:
 
 
 # %%
@@ -122,13 +125,14 @@ curves_chart(
 )
 
 # %% [markdown]
-# The first fusions bring most of it.
+# Most of the saving comes from the first few fusions.
 #
 # ## When the rule does not hold
 #
-# You will find (N−1)/N quoted without its condition. **Claim: fusing two elementwise operations halves the traffic.**
-# ([Elementwise](../docs/glossary.md#elementwise): each element of the result depends only on the inputs at its place.)
-# Try it on `gelu(a + b)`. The addition reads *two* tensors. **What share of the traffic does fusing save here?**
+# You'll find (N−1)/N quoted without its condition. **Claim: fusing two elementwise operations halves the traffic.**
+# ([Elementwise](../docs/glossary.md#elementwise) means that each element of the result depends only on the inputs at
+# the same position.) Try it on `gelu(a + b)`, where the addition reads *two* tensors. **What share of the traffic does
+# fusing save here?**
 
 # %% tags=["hide-input"]
 with_two = predict_first("traffic saved by fusing gelu(a + b)", unit="%")
@@ -145,13 +149,14 @@ with_two.compare(
 )
 
 # %% [markdown]
-# In general, **fusing saves one write and one read of each [intermediate](../docs/glossary.md#intermediate), and nothing
-# else.** Count the intermediates that no other operation needs; that is the saving, whatever the operations are.
+# In general, **fusing saves one write and one read of each [intermediate](../docs/glossary.md#intermediate), and
+# nothing else.** So count the intermediates that no other operation needs. That's what you save, whatever the
+# operations are.
 #
 # ## Fusing it, and a mistake
 #
-# Here is the chain as one kernel. It is written in Triton, which the next lesson teaches; read it as Python: load some
-# elements, work on them, store them. One line is indented too far.
+# Here is the chain as one kernel. It's written in Triton, which you'll learn in the next lesson. For now, read it as
+# Python: load some elements, work on them, store them. One line is indented too far.
 
 # %%
 import triton
@@ -169,7 +174,8 @@ def misplaced_kernel(x_ptr, y_ptr, elements, OPERATIONS: tl.constexpr):
 
 
 # %% [markdown]
-# Fused, eight operations on fp32 elements should move eight bytes per element. **How many does this kernel move?**
+# A fused chain of eight operations on fp32 elements should move eight bytes per element. **How many does this kernel
+# move?**
 
 # %% tags=["hide-input"]
 misplaced = predict_first("bytes per element, a chain of 8, one line misplaced", unit="B")
@@ -194,16 +200,16 @@ misplaced.compare(
 )
 
 # %% [markdown]
-# The meter reports the line. (Its last column is the number of [sectors](../docs/glossary.md#sector), the pieces of 32
-# bytes that caches move, per request of a warp: lesson 03b.)
+# The meter points to the line. (Its last column is the number of [sectors](../docs/glossary.md#sector) per request of a
+# warp. Sectors are the 32-byte pieces that caches move; we'll get to them in lesson 03b.)
 # <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
 
 # %%
 wrong.line_table()
 
 # %% [markdown]
-# Does the compiler perhaps drop a store that the next one overwrites? Triton's compiler runs here, with or without a GPU.
-# Compiled for an A100, each thread has eight elements and stores four at once:
+# Could the compiler drop a store that the next one overwrites? Triton's compiler runs on your machine, with or without
+# a GPU, so let's check. When we compile for an A100, each thread gets eight elements and stores four at a time:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from helpers.instruments import compile_for
@@ -219,7 +225,7 @@ def stores(kernel):
 print(stores(misplaced_kernel))
 
 # %% [markdown]
-# It does not. The store belongs after the loop:
+# It doesn't. We have to move the store out of the loop ourselves:
 
 
 # %%
@@ -246,8 +252,8 @@ title = f"Fusing a chain of 4 moves {ratio:g}x fewer bytes"
 traffic_chart({"unfused": four_launches, "fused": one_launch}, title)
 
 # %% [markdown]
-# Now fuse by yourself. This kernel has an addition and a ReLU in one launch, and yet keeps the round trip through memory.
-# **Delete the lines it does not need.**
+# Now it's your turn to fuse. This kernel does an addition and a ReLU in one launch, but it still makes the round trip
+# through memory. **Delete the lines it does not need.**
 
 
 # %%
@@ -266,8 +272,8 @@ first, second = torch.arange(12.0) - 6, 3 * torch.arange(12.0) - 20
 puzzle(add_relu_kernel, 3, first, second, wanted=torch.relu(first + second), BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary>The first <code>tl.store</code> and the <code>tl.load</code> after it: two lines
-# deleted. The sum is already in <code>s</code>.</details>
+# <details><summary>Answer</summary>Delete two lines: the first <code>tl.store</code> and the <code>tl.load</code> after
+# it. The sum is already in <code>s</code>.</details>
 #
 # <!-- choices
 # tl.store(y_ptr + element, s)
@@ -288,9 +294,9 @@ puzzle(add_relu_kernel, 3, first, second, wanted=torch.relu(first + second), BLO
 # %% [markdown]
 # ## On your own CPU
 #
-# A CPU also waits for its memory. `torch.compile` turns the chain into one loop in C++ and compiles it, here and now;
-# the first call takes a few seconds for that. **How many times faster will the fused chain of eight be?** Assume that
-# only the bytes count.
+# CPUs wait for memory too. `torch.compile` turns the chain into a single C++ loop and compiles it right here, so the
+# first call takes a few seconds. **How many times faster will the fused chain of eight be?** Assume that only the bytes
+# count.
 
 # %% tags=["hide-input"]
 on_cpu = predict_first("speedup from fusing a chain of 8 on this CPU", unit="times")
@@ -327,7 +333,8 @@ else:
 table(("", "operations", "time"), rows)
 
 # %% [markdown]
-# On a GPU, PyTorch reuses the memory of deleted tensors. Does the same chain on an H200 save as much time as traffic?
+# On a GPU, PyTorch reuses the memory of tensors that have been deleted. Does the same chain on an H200 save as much
+# time as traffic?
 
 # %% tags=["hide-input"]
 print(h200.label_of("chain_lengths"))
@@ -345,14 +352,14 @@ curves_chart(
 )
 
 # %% [markdown]
-# Time is traffic, where the tensors are large. `torch.compile` has fused your chain on its own; lesson 13 looks at what
-# it fuses, and what not.
+# When tensors are large, time is traffic. `torch.compile` fused your chain without any help. In lesson 13 we'll look at
+# what it can fuse and what it can't.
 #
 # ## The launch
 #
-# So far, bytes. A launch has a cost of its own: the CPU must look up the operator, allocate the output, hand the kernel
-# to the GPU. What does a call cost on this machine, when there is next to nothing to compute? (Without a GPU nothing is
-# launched: you then see PyTorch's own overhead for a call.)
+# So far we've only counted bytes. But a launch has a cost of its own: the CPU has to look up the operator, allocate the
+# output and hand the kernel to the GPU. What does a call cost on this machine when there's next to nothing to compute?
+# (Without a GPU there are no launches, so what you'll see is PyTorch's own overhead per call.)
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from helpers.instruments import benchmark_together
@@ -364,11 +371,11 @@ taken = benchmark_together(calls, runs=5, launches=True)
 table(("relu of", "time"), ((f"{n:,} elements", timing) for n, timing in taken.items()))
 
 # %% [markdown]
-# For small tensors the size hardly matters: you see the [launch overhead](../docs/glossary.md#launch-overhead). It has
-# two parts: the CPU must hand the kernel over, and the GPU must start it. **Claim: a kernel launch costs 5 to 10 µs.** On
-# an H200 both parts were measured. An *empty launch* is the driver's own, from C, in a row of launches; *operator* is a
-# call of PyTorch's ReLU; *Triton* a call of an empty kernel from Python. The GPU's part is that of an empty kernel, then
-# of one that copies a thousand elements, which are in L2 or, cold, only in DRAM.
+# For small tensors the size hardly matters: what you see is the [launch overhead](../docs/glossary.md#launch-overhead).
+# It has two parts. The CPU has to hand the kernel over, and the GPU has to start it. **Claim: a kernel launch costs 5
+# to 10 µs.** We measured both parts on an H200. An *empty launch* goes straight to the driver from C, many in a row.
+# *Operator* is a call to PyTorch's ReLU, and *Triton* is a call to an empty kernel from Python. For the GPU's part we
+# timed an empty kernel, and then one that copies a thousand elements, which are either in L2 or (cold) only in DRAM.
 
 # %% tags=["hide-input"]
 apart = h200.experiment("launches")
@@ -387,17 +394,18 @@ for where, name, what in (
 table(("", "time", "5 to 10 us?"), rows, h200.label_of("launches"))
 
 # %% [markdown]
-# **Verdict: depends on what you call a launch.** The driver's own costs less than claimed. A caller who goes through
-# PyTorch or Triton also pays for looking up the operator, checking, allocating or preparing arguments, and such a call
-# costs about what is claimed. The GPU's part is far smaller: where kernels are recorded once in a
-# [CUDA graph](../docs/glossary.md#cuda-graph) and replayed together, only that remains. (The first access is not part of
-# the launch: a kernel waits for its first elements, and a small one has nothing else to do. It is often counted in.)
+# **Verdict: depends on what you call a launch.** The driver's own launch costs less than claimed. If you go through
+# PyTorch or Triton, you also pay for looking up the operator, for checks, and for allocating or preparing arguments,
+# and then a call costs about as much as claimed. The GPU's part is far smaller. If you record kernels in a [CUDA
+# graph](../docs/glossary.md#cuda-graph) and replay them together, it's all that remains. (The first memory access isn't
+# part of the launch, but a small kernel does nothing else while it waits for its first elements, so people often count
+# it in.)
 #
 # ## CPU-bound or GPU-bound?
 #
-# The CPU does not wait for a kernel to end; it launches the next. The GPU runs them one after another. The cost of a
-# launch here is that of a chain of four on a thousand elements, which is all launch overhead; the GPU's start is the
-# whole of a small kernel, including its first access to cold memory.
+# The CPU doesn't wait for a kernel to finish before it launches the next one, and the GPU runs them one after another.
+# For the cost of a launch we use a chain of four operations on a thousand elements, which is nothing but launch
+# overhead. For the GPU's start we use a whole small kernel, including its first access to cold memory.
 
 # %% tags=["hide-input"]
 from helpers.figures import chain_time, launch_costs, launch_timeline
@@ -409,25 +417,25 @@ print(f"GPU: {1e6 * costs.start:.1f} us per small kernel", end="")
 print(f"; copies {h200.copy_bandwidth / 1e9:,.0f} GB/s")
 
 # %% [markdown]
-# Four operations three ways, on one axis: launched one by one, as one Triton kernel, and as a CUDA graph, which the CPU
-# starts once for all. Press **Play**, then choose more elements, and find the size at which the CPU no longer holds up
-# the GPU.
+# Here are four operations done in three ways on the same time axis: launched one by one, as one Triton kernel, and as a
+# CUDA graph, which the CPU starts only once. Press **Play**, then choose more elements. At what size does the CPU stop
+# holding up the GPU?
 
 # %% tags=["hide-input"]
 launch_timeline(h200)
 
 # %% [markdown]
-# <details><summary>What you should see</summary>Four launches one by one: at 4,194,304 elements and more, the GPU still
-# has work left when the CPU has launched everything. At 65,536 it waits most of the time, and fusing or a graph gains
-# most.</details>
+# <details><summary>What you should see</summary>When the four are launched one by one, the GPU still has work left
+# after the CPU has launched everything, if there are at least 4,194,304 elements. At 65,536 the GPU spends most of its
+# time waiting, so that's where fusing or a graph gains most.</details>
 #
-# So in a row of calls the slower of the two sets the pace:
+# So in a row of calls, the slower of the two sets the pace:
 #
 # - CPU: launches × cost of a launch;
 # - GPU: launches × cost of a start + bytes ÷ bandwidth.
 #
-# Here is `gelu(a + b)` on a million elements, recorded both ways: the GPU's own time, and the time per call in a long row
-# of calls.
+# Below is `gelu(a + b)` on a million elements, recorded in both ways: the GPU's own time, and the time per call in a
+# long row of calls.
 
 # %% tags=["hide-input"]
 million, rows = 2**20, []
@@ -445,22 +453,23 @@ for dtype in ("float32", "bfloat16"):
 table(("", "", "GPU", "per call"), rows, h200.label_of("add_gelu"))
 
 # %% [markdown]
-# The GPU needs less time for the fused kernel, and the call takes *longer*: here the GPU waits for the CPU. The fused call
-# runs through Python, checks its inputs and allocates its output there; PyTorch's operators do that in C++. (The kernel
-# and its checks are the same in both dtypes, and yet the calls differ. Host times depend on the host, and on its other
-# work at that moment: compare them within a row of one recording, and expect no more than the order of magnitude.)
+# The fused kernel takes the GPU less time, and yet the call takes *longer*, because here the GPU is waiting for the
+# CPU. Our fused call goes through Python, where it checks its inputs and allocates its output. PyTorch's operators do
+# that in C++. (The kernel and its checks are the same for both dtypes, but the call times differ. That's because host
+# times depend on the host and on whatever else it was doing. Compare them only within a row of one recording, and don't
+# expect more than the order of magnitude.)
 #
 # ## Other sizes, chains and GPUs
 #
-# The model above, for a chain as long and a tensor as large as you like. Where a line is flat, launches decide; where it
-# climbs, memory. (The cost of a launch is that of the H200's machine for every GPU; bandwidth is the data sheet's.) Find
-# out:
+# This is the model from above, for any chain length and any tensor size. Where a line is flat, launches dominate; where
+# it climbs, memory does. (We use the launch cost of the H200's machine for every GPU, and each GPU's bandwidth from its
+# data sheet.) Try to find out:
 #
-# 1. At what size does the fused chain begin to climb? Why later than the unfused one?
-# 2. How short must a chain be for fusing in Triton to be slower on small tensors? And if the fused kernel is launched
-#    from C++?
-# 3. If a CUDA graph launches the chain, what does fusing still save on small tensors?
-# 4. Go from an H200 to a T4. Do launches matter more or less?
+# 1. At what size does the fused chain start to climb? Why does that happen later than for the unfused one?
+# 2. How short does a chain have to be before fusing it in Triton is slower on small tensors? What if the fused kernel
+#    is launched from C++?
+# 3. If the chain is launched by a CUDA graph, what does fusing still save on small tensors?
+# 4. If you go from an H200 to a T4, do launches matter more or less?
 
 # %% tags=["hide-input"]
 from helpers.figures import LaunchExplorer
@@ -469,13 +478,14 @@ explorer = LaunchExplorer(device="H200", elements=1_000_000, operations=4)
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. Where its bytes take as long as its launch. A launch from Triton
-# costs more than an operator's, so that is later. 2. One or two operations: that few operators cost less than one
-# launch from Triton. From C++ it is never slower. 3. The starts on the GPU: one instead of as many as there are
-# operations. 4. Less: where memory is slower, the bytes take most of the time on smaller tensors already.</details>
+# <details><summary>What you should see</summary>1. It starts to climb where its bytes take as long as its launch. A
+# launch from Triton costs more than an operator's, so that happens later. 2. One or two operations, because so few
+# operators cost less than one launch from Triton. From C++ the fused kernel is never slower. 3. It saves the GPU's
+# starts: you pay for one instead of one per operation. 4. Less. With slower memory, the bytes take up most of the time
+# even for smaller tensors.</details>
 #
 # **At what size do the bytes of a single PyTorch operator take as long as its launch, on an H200?** The operator reads
-# four bytes per element and writes four; its launch cost and the GPU's copy bandwidth are printed above the timeline.
+# four bytes per element and writes four. You'll find its launch cost and the GPU's copy bandwidth above the timeline.
 
 # %% tags=["hide-input"]
 large_enough = predict_first("size at which bytes take as long as a launch", unit="numbers")
@@ -495,15 +505,16 @@ large_enough.compare(
 )
 
 # %% [markdown]
-# Far above that size, fusing helps by saving *bytes*. Below, it helps by saving *launches*, and only if the fused
-# kernel's launch costs less than those it replaces. Launched from C++ or by a CUDA graph, it does. So the two halves of
-# this lesson are the two halves of every decision to fuse.
+# Far above that size, fusing helps by saving *bytes*. Below it, fusing helps by saving *launches*, and then only if the
+# fused kernel's launch costs less than the ones it replaces. That's the case if it is launched from C++ or by a CUDA
+# graph. Whenever you decide whether to fuse, you'll weigh these two halves of the lesson.
 #
 # ## Find the missing bytes
 #
-# A worked example that gets passed around: *Linear(4096 → 4096) and GELU on 1024 rows, in fp32. Unfused, the linear
-# layer reads x and writes y, GELU reads y and writes z: four tensors of 1024 × 4096. Fused, x is read and z written:
-# two. **Claim: fusing halves the traffic.*** Something is missing. **What share does fusing save, all bytes counted?**
+# Here is a worked example that gets passed around: *Linear(4096 → 4096) and GELU on 1024 rows, in fp32. Unfused, the
+# linear layer reads x and writes y, GELU reads y and writes z: four tensors of 1024 × 4096. Fused, x is read and z
+# written: two. **Claim: fusing halves the traffic.*** Something is missing. **What share does fusing save, all bytes
+# counted?**
 
 # %% tags=["hide-input"]
 linear_saving = predict_first("traffic saved by fusing Linear(4096) and GELU", unit="%")
@@ -526,8 +537,8 @@ linear_saving.compare(
 )
 
 # %% [markdown]
-# And does the *time* fall by that much? Ask the roofline of lesson 01, in bf16, where tensor cores make the matmul short
-# and a saving weighs most.
+# Does the *time* drop by that much as well? Let's ask the roofline of lesson 01. We'll do it in bf16, where tensor
+# cores make the matmul short, so that the saving has the best chance to matter.
 
 # %% tags=["hide-input"]
 from helpers.instruments import DEVICES, Roofline, Work
@@ -542,8 +553,8 @@ print(f"at best, the matmul takes {1e6 * h200_bf16.time(matmul):.1f} us")
 print(f"writing y and reading it back takes {1e6 * extra:.1f} us")
 
 # %% [markdown]
-# The matmul takes the time of its arithmetic; the time that fusing saves is short next to it. Lesson 08 fuses exactly
-# this, and measures it.
+# The matmul takes as long as its arithmetic does, and the time that fusing saves is short in comparison. In lesson 08
+# we'll fuse exactly this and measure it.
 #
 # ## Your predictions vs the measurements
 
@@ -554,22 +565,22 @@ predictions()
 # ## Test yourself
 #
 # 1. `x.mul_(2)` instead of `x = x * 2`: how many bytes of traffic does it save?
-# <details><summary>Answer</summary>None. It reads x and writes x either way. It saves the space for a second
+# <details><summary>Answer</summary>None. It reads x and writes x either way. What it saves is the space for a second
 # tensor.</details>
 #
-# 2. A chain of three: `y = x * 2`, `z = y + 1`, `w = relu(z)`. Another operation needs `z` as well. What does fusing all
-#    three still save?
-# <details><summary>Answer</summary>The write and the read of y, and the read of z. z must be written, because it is needed
-# elsewhere: three passes of the six remain.</details>
+# 2. A chain of three: `y = x * 2`, `z = y + 1`, `w = relu(z)`. Another operation needs `z` as well. What does fusing
+#    all three still save?
+# <details><summary>Answer</summary>The write and the read of y, and the read of z. You still have to write z because
+# something else needs it, so three passes out of six remain.</details>
 #
 # 3. A kernel has the right result and runs in one launch. How could it still move many times too many bytes?
-# <details><summary>Answer</summary>By storing or loading the same data again and again, like the store in the loop. Values
-# do not show it; the meter's table by line does.</details>
+# <details><summary>Answer</summary>By storing or loading the same data over and over, like the store in the loop. You
+# can't see that in the values, but you can see it in the meter's table by line.</details>
 #
-# 4. Your model calls many small kernels, and the profiler shows the GPU idle half of the time. What will help, and
-#    what will not?
-# <details><summary>Answer</summary>Fewer launches: fuse, or replay them from a CUDA graph. A GPU with faster memory
-# will not help: nothing waits for memory here.</details>
+# 4. Your model calls many small kernels, and the profiler shows the GPU idle half of the time. What will help, and what
+#    won't?
+# <details><summary>Answer</summary>Fewer launches will help: fuse the kernels, or replay them from a CUDA graph. A GPU
+# with faster memory won't, because nothing is waiting for memory here.</details>
 #
 # 5. `relu(a * b + c)` with four tensors of the same size (the three inputs and the result). What share of the traffic
 #    does fusing save, in %? Replace the dots with your number.
@@ -584,15 +595,15 @@ self_test(answer, correct, "count every read and write; fused, four tensors cros
 # %% [markdown]
 # ## Now you
 #
-# [Exercise 02](../exercises/02_count_the_bytes.ipynb) gives you snippets of PyTorch to count before the meter does,
-# and a worked example to put right. Next: [03 Your first fused kernel](03_first_fused_kernel.ipynb).
+# In [Exercise 02](../exercises/02_count_the_bytes.ipynb) you'll count the bytes in snippets of PyTorch before the meter
+# does, and correct a worked example. Next: [03 Your first fused kernel](03_first_fused_kernel.ipynb).
 
 # %% [markdown]
 # ## Going further
 #
 # ### Is the model any good?
 #
-# Its launch costs come from the smallest chain that was recorded; the larger ones are a test.
+# Its launch costs come from the smallest chain that we recorded, so the larger chains are a test:
 
 # %% tags=["hide-input"]
 rows = []
@@ -607,7 +618,7 @@ columns = ("elements", "a chain of 4", "model", "measured, per call on an H200")
 table(columns, rows, h200.label_of("chain_sizes"))
 
 # %% [markdown]
-# With a GPU, here is your own chain, over its length:
+# If you have a GPU, here is your own chain at different lengths:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from benchmarks.experiments.lesson_02 import EXPERIMENTS

@@ -1,17 +1,17 @@
 # %% [markdown]
 # # 03 Your first fused kernel
 #
-# A GPU runs thousands of threads. A tensor's length can be anything: not a power of two, not a multiple of the block.
-# **Which thread takes which element, and what do the threads do that have none?**
+# A GPU runs thousands of threads. A tensor can have any length, and that length needn't be a power of two or a multiple
+# of your block size. **Which thread takes which element, and what do the threads do that have none?**
 #
 # After this lesson you can
 #
 # - write a Triton kernel: programs, blocks, pointers, masks, strides, casts;
-# - find a wrong mask with the meter, even where every value is right, and a data race;
+# - use the meter to find a wrong mask even when every value is right, and to find a data race;
 # - fuse two elementwise operations into one kernel, and predict the gain at any size.
 #
-# About 55 minutes. It follows on [02 Bytes and launches](02_bytes_and_launches.ipynb) and leads to
-# [exercise 03](../exercises/03_fused_add_gelu.ipynb).
+# About 55 minutes. It follows on [02 Bytes and launches](02_bytes_and_launches.ipynb) and leads to [exercise
+# 03](../exercises/03_fused_add_gelu.ipynb).
 
 # %% tags=["hide-input"]
 import torch
@@ -30,14 +30,15 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 # ## Programs and blocks
 #
 # A Triton kernel is a Python function that many [programs](../docs/glossary.md#program) run, each on its own
-# [block](../docs/glossary.md#block) of elements. (Triton's documentation calls them program instances.) A program knows
-# one thing that sets it apart: its number, `tl.program_id(0)`. From that it works out which elements are its own. Let
-# three programs sign theirs. `watch` runs a launch and lets you walk through it: press **Play**, or step with the arrow
-# keys.
+# [block](../docs/glossary.md#block) of elements. (Triton's documentation calls them program instances.) The only thing
+# that tells programs apart is their number, `tl.program_id(0)`, and each program uses it to work out which elements are
+# its own. Let's have three programs sign theirs. `watch` runs a launch and lets you walk through it: press **Play**, or
+# step with the arrow keys.
 #
-# The places of a block are its [positions](../docs/glossary.md#position). Memory is read and written in
-# [sectors](../docs/glossary.md#sector) of 32 bytes; the line below the picture counts how many a step touches.
-# (Messages and pictures call them lanes.) `program` appears twice: as the single number that it is, and repeated at every position, as it is stored.
+# The places in a block are called [positions](../docs/glossary.md#position); messages and pictures call them lanes.
+# Memory is read and written in [sectors](../docs/glossary.md#sector) of 32 bytes, and the line below the picture counts
+# how many of them a step touches. You'll see `program` twice: once as a single number, and once repeated at every
+# position, which is how it gets stored.
 # <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
 
 
@@ -53,18 +54,18 @@ out = torch.empty(12, dtype=torch.int32, device=device)
 watch(sign_kernel[(3,)], out, BLOCK=4)
 
 # %% [markdown]
-# Read it again, line by line:
+# Now let's go through it line by line:
 #
-# - `sign_kernel[(3,)](...)` launches three programs: `(3,)` is the [grid](../docs/glossary.md#grid). They run in any
-#   order, many at a time.
-# - `tl.arange(0, BLOCK)` is the block 0, 1, 2, 3: the numbers of its positions. Every operation in Triton works on whole
-#   blocks. A block's length is a power of two that is known when the kernel is compiled:
-#   [`tl.constexpr`](../docs/glossary.md#constexpr).
-# - A tensor arrives as the address of its first element. `out_ptr + element` is a block of addresses.
-# - `tl.store` writes a block, `tl.load` reads one.
+# - `sign_kernel[(3,)](...)` launches three programs. `(3,)` is the [grid](../docs/glossary.md#grid). The programs run
+#   in any order, many at a time.
+# - `tl.arange(0, BLOCK)` is the block 0, 1, 2, 3, the numbers of its positions. Every operation in Triton works on
+#   whole blocks. A block's length has to be a power of two that is known when the kernel is compiled, which is what
+#   [`tl.constexpr`](../docs/glossary.md#constexpr) says.
+# - A tensor is passed as the address of its first element, so `out_ptr + element` is a block of addresses.
+# - `tl.store` writes a block, and `tl.load` reads one.
 #
-# There is no `for` over elements, and no thread: the compiler decides which thread takes which element of the block.
-# [Lesson 03b](03b_what_the_compiler_made.ipynb) shows its choice.
+# You won't see a `for` loop over elements, or any threads: the compiler decides which thread takes which element of the
+# block. [Lesson 03b](03b_what_the_compiler_made.ipynb) shows what it decided.
 #
 # **How many programs does a tensor of a million elements need, in blocks of 1024?**
 
@@ -78,12 +79,12 @@ programs.compare(
 )
 
 # %% [markdown]
-# `triton.cdiv` computes that number.
+# `triton.cdiv` computes that number for you.
 #
 # ## A kernel with a mistake
 #
-# Addition, the obvious way. `launch` is its [host wrapper](../docs/glossary.md#host-wrapper), the Python function that
-# allocates the result and chooses the grid:
+# Here is addition, written the obvious way. `launch` is its [host wrapper](../docs/glossary.md#host-wrapper), the
+# Python function that allocates the result and chooses the grid:
 
 
 # %%
@@ -102,7 +103,7 @@ def launch(kernel, a, b, block=4):
 
 
 # %% [markdown]
-# Twelve elements in blocks of four: three programs, and no complaint.
+# With twelve elements in blocks of four, we get three programs and no complaints.
 
 # %%
 a12, b12 = torch.randn(2, 12, device=device)
@@ -111,7 +112,8 @@ print("right:", torch.equal(twelve.result, a12 + b12))
 twelve
 
 # %% [markdown]
-# Now ten elements. Still three programs. **How many elements does the last one touch that do not exist?**
+# Now try ten elements. That still takes three programs. **How many elements does the last one touch that do not
+# exist?**
 
 # %% tags=["hide-input"]
 beyond = predict_first("elements beyond the end, 10 elements in blocks of 4", unit="")
@@ -123,7 +125,7 @@ ten = measure(launch, unmasked_kernel, a10, b10)
 print("right:", torch.equal(ten.result, a10 + b10))
 
 # %% [markdown]
-# Every value is right: a test passes. The meter does not let it pass, because it knows where each tensor ends.
+# Every value is right, so a test would pass. The meter isn't fooled, because it knows where each tensor ends.
 
 # %%
 ten
@@ -132,23 +134,23 @@ ten
 beyond.compare(ten.hazards[0].elements)
 
 # %% [markdown]
-# (A program's number has three parts, because a grid has up to three dimensions. Ours has one.) Here are its steps;
-# [out-of-bounds](../docs/glossary.md#out-of-bounds) accesses are orange-red:
+# (A program's number has three parts because a grid can have up to three dimensions. Ours has one.) These are its
+# steps, with [out-of-bounds](../docs/glossary.md#out-of-bounds) accesses in orange-red:
 
 # %%
 slope = torch.arange(10.0, device=device)
 watch(unmasked_kernel[(3,)], slope, 10 * slope, torch.empty_like(slope), 10, BLOCK=4)
 
 # %% [markdown]
-# On a GPU this kernel reads past the ends of `a` and `b`, and *overwrites the memory after `y`*: some other tensor of
-# your model. No message, no crash, most days. (Without a GPU, this course refuses such a launch even when no meter
-# watches, and names the position.)
+# On a GPU, this kernel would read past the ends of `a` and `b`, and *overwrite the memory after `y`*, which belongs to
+# some other tensor of your model. On most days there'd be no message and no crash. (Without a GPU, the course refuses
+# such a launch even when no meter is watching, and tells you which position is to blame.)
 #
 # ## The mask
 #
-# A [mask](../docs/glossary.md#mask) decides which positions of a block may load and store: a block of true and false.
-# Write one. This kernel's mask tests the wrong thing: in the picture, positions that the mask keeps out are dotted.
-# **Change the marked line until it says "Solved".**
+# A [mask](../docs/glossary.md#mask) is a block of true and false values that decides which positions may load and
+# store. Let's write one. The mask in this kernel tests the wrong thing; positions that it keeps out are dotted in the
+# picture. **Change the marked line until it says "Solved".**
 
 
 # %%
@@ -164,8 +166,8 @@ tenths = torch.arange(10.0)
 puzzle(mask_kernel, 3, tenths, wanted=2 * tenths, elements=10, BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>exists = element < elements</code>: a position counts where its element exists,
-# whatever the block.</details>
+# <details><summary>Answer</summary><code>exists = element < elements</code>: a position counts if its element exists,
+# whatever block it is in.</details>
 #
 # <!-- choices
 # exists = element < BLOCK
@@ -179,7 +181,7 @@ puzzle(mask_kernel, 3, tenths, wanted=2 * tenths, elements=10, BLOCK=4)
 # exists = element < elements - 1
 # -->
 #
-# A colleague writes `<=` in the addition. The meter reviews it:
+# In their addition kernel, a colleague has written `<=`. Let the meter review it:
 
 
 # %%
@@ -195,8 +197,8 @@ def off_by_one_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
 measure(launch, off_by_one_kernel, a10, b10)
 
 # %% [markdown]
-# One element too many: they are numbered from 0 to `elements - 1`. With the right mask there is nothing left to report,
-# and the bytes are those of ten elements, not of twelve:
+# That's one element too many, because elements are numbered from 0 to `elements - 1`. With the right mask there's
+# nothing left to report, and the kernel moves the bytes of ten elements instead of twelve:
 
 
 # %%
@@ -214,8 +216,8 @@ measure(launch, add_kernel, a10, b10)
 # %% [markdown]
 # ## Two kernels, then one
 #
-# GELU in its exact form is $y = \tfrac{s}{2}\,(1 + \mathrm{erf}(s/\sqrt{2}))$. As a separate kernel, after the
-# addition:
+# The exact form of GELU is $y = \tfrac{s}{2}\,(1 + \mathrm{erf}(s/\sqrt{2}))$. Here it is as a separate kernel that
+# runs after the addition:
 
 
 # %%
@@ -241,8 +243,8 @@ unfused = measure(two_kernels, a, b)
 unfused
 
 # %% [markdown]
-# The first kernel ends by storing the sum; the second begins by loading it. Delete both lines, join the rest, and you
-# have fused them:
+# The first kernel ends by storing the sum, and the second begins by loading it. Delete those two lines, join what's
+# left, and you've fused them:
 
 
 # %%
@@ -270,12 +272,13 @@ title = f"One kernel moves {fewer_bytes:.2f}x fewer bytes than two"
 traffic_chart({"unfused": unfused, "fused": fused}, title)
 
 # %% [markdown]
-# (`y_ptr` in the upper bar is the sum: the meter names it after the parameter through which it first saw it.)
+# (`y_ptr` in the upper bar is the sum. The meter names a tensor after the parameter through which it first saw it.)
 #
 # ## One million elements, timed
 #
 # **Claim: fusing add and GELU, on a million numbers in fp32, makes it 1.86 times faster and cuts the traffic by 40 %:
-# reads from 12 to 8 MB, writes from 8 to 4 MB.** (The claim names no GPU; ours is an H200.) You can test the traffic:
+# reads from 12 to 8 MB, writes from 8 to 4 MB.** (The claim doesn't say which GPU; ours is an H200.) You can check the
+# traffic yourself:
 
 # %% tags=["hide-input"]
 million = 1_000_000
@@ -288,8 +291,8 @@ for name, traffic in (("unfused", unfused), ("fused", fused)):
 table(("", "read", "written"), rows)
 
 # %% [markdown]
-# The traffic holds, to the byte. **And the time: what speedup do you expect on a million elements, if time follows the
-# bytes?**
+# The traffic is right, to the byte. **And the time: what speedup do you expect on a million elements, if time follows
+# the bytes?**
 
 # %% tags=["hide-input"]
 speed_up = predict_first("speedup from fusing add+GELU, 1M elements", unit="times")
@@ -311,16 +314,16 @@ speed_up.compare(
 )
 
 # %% [markdown]
-# On a million elements, bytes are not everything. Starting a kernel takes a good part of the time, and two kernels pay
-# for it twice. On the other hand, GELU may find the sum still in the **cache**: a small, fast memory between DRAM and
-# the processor, which keeps the most recently used data. (The recorded kernel is the course's own, with the tanh form
-# of GELU that you will write in the exercise. Its arithmetic costs nothing either way.)
+# With only a million elements, bytes aren't everything. Starting a kernel takes a good part of the time, and two
+# kernels pay for that twice. On the other hand, GELU may find the sum still in the **cache**, a small, fast memory
+# between DRAM and the processor that keeps the most recently used data. (The recorded kernel is the course's own, with
+# the tanh form of GELU that you'll write in the exercise. The arithmetic is free either way.)
 #
-# Those are the GPU's times. The columns on the right are the cost of a call to its caller, Python and launch included.
-# In a row of calls as small as the first, the fused kernel saves its caller *nothing*: lesson 02 has the reason. The GPU
-# gains, and you gain where the program waits for the GPU.
+# Those are the GPU's times. The columns on the right show what a call costs whoever makes it, including Python and the
+# launch. In a row of calls as small as the first, the fused kernel saves its caller *nothing*, for the reason you saw
+# in lesson 02. The GPU gains, so you gain wherever your program waits for the GPU.
 #
-# With a GPU, time your own kernel:
+# If you have a GPU, time your own kernel:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from functools import partial
@@ -339,9 +342,9 @@ else:
 # %% [markdown]
 # ## Casts: the dtype of the arithmetic
 #
-# Half-precision inputs move half the bytes. But arithmetic on them is also done in half precision unless you cast, and
-# fp16 ends at 65504. This kernel should square each element and divide by 100. Every result fits into fp16. **Put the
-# marked line right.**
+# Half-precision inputs move half as many bytes. But unless you cast them, arithmetic on them is done in half precision
+# as well, and fp16 ends at 65504. This kernel should square each element and divide by 100. All the results fit into
+# fp16. **Put the marked line right.**
 
 
 # %%
@@ -357,8 +360,8 @@ squares = (hundreds.float() ** 2 / 100).half()
 puzzle(square_kernel, 3, hundreds, wanted=squares, BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>tl.load(x_ptr + element).to(tl.float32)</code>: squares above 65504 do not
-# exist in fp16; in fp32 they do, and the quotient fits again.</details>
+# <details><summary>Answer</summary><code>tl.load(x_ptr + element).to(tl.float32)</code>: fp16 can't represent squares
+# above 65504. fp32 can, and the quotient fits into fp16 again.</details>
 #
 # <!-- choices
 # x = tl.load(x_ptr + element)
@@ -372,9 +375,10 @@ puzzle(square_kernel, 3, hundreds, wanted=squares, BLOCK=4)
 # x = tl.load(x_ptr + element).to(tl.float32)
 # -->
 #
-# So load, then `.to(tl.float32)`, then compute. It costs no traffic: the cast works on values already in registers, and
-# the store rounds to the dtype of `y_ptr`. Range is one half of it; the other is that a chain of operations in fp32 is
-# rounded to fp16 *once*, at the store. How much is that worth? A cube, both ways:
+# So first load, then `.to(tl.float32)`, then compute. The cast adds no traffic, because it works on values that are
+# already in registers, and the store rounds to the dtype of `y_ptr`. Range is only one reason to do it. The other is
+# that a chain of operations in fp32 gets rounded to fp16 just *once*, at the store. How much is that worth? Let's
+# compute a cube both ways:
 
 
 # %%
@@ -398,14 +402,14 @@ for wide in (False, True):
     print(f"WIDE={wide}: {off:.1%} of the results are not the nearest fp16 number")
 
 # %% [markdown]
-# There is a third reason to cast first: `tl.exp`, `tl.sqrt`, `tl.erf` and `tl.sigmoid` take fp32. (`tl.sigmoid(x)` is
-# $1/(1+e^{-x})$; it gives you others, such as $\tanh x = 2\,\sigma(2x) - 1$.)
+# There's a third reason to cast first: `tl.exp`, `tl.sqrt`, `tl.erf` and `tl.sigmoid` need fp32. (`tl.sigmoid(x)` is
+# $1/(1+e^{-x})$, and you can build others from it, such as $\tanh x = 2\,\sigma(2x) - 1$.)
 #
 # ## Strides: where a tensor is in memory
 #
-# A tensor is an address and a [stride](../docs/glossary.md#stride) for each dimension: how many elements further the
-# next index is. A kernel sees only the address. `matrix[:, 1:5]` is a view: no copy, and its rows are not
-# [contiguous](../docs/glossary.md#contiguous).
+# A tensor is an address plus a [stride](../docs/glossary.md#stride) for each dimension, which says how many elements
+# apart neighbouring indices are. A kernel only sees the address. `matrix[:, 1:5]` is a view: it copies nothing, and its
+# rows aren't [contiguous](../docs/glossary.md#contiguous).
 
 # %%
 matrix = torch.arange(18.0).view(3, 6)
@@ -414,9 +418,9 @@ print("shape", tuple(middle.shape), "strides", middle.stride())
 print("contiguous:", middle.is_contiguous())
 
 # %% [markdown]
-# In this kernel each program doubles one row, and it assumes that rows follow each other without gaps. The picture
-# shows the view as it is in memory. `stride` is passed but not used yet. **Put the marked line right.** (The result is
-# contiguous, so there the assumption holds.)
+# In this kernel each program doubles one row, and it assumes that the rows follow each other without gaps. The picture
+# shows the view as it is in memory. `stride` is passed in, but the kernel doesn't use it yet. **Put the marked line
+# right.** (The result is contiguous, so the assumption is fine there.)
 
 
 # %%
@@ -432,7 +436,7 @@ puzzle(row_kernel, 3, middle, wanted=2 * middle, stride=middle.stride(0), COLUMN
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>x_ptr + row * stride</code>, plus the column: the next row begins one stride
-# further on, not one row's length.</details>
+# further on, not one row length.</details>
 #
 # <!-- choices
 # x = tl.load(x_ptr + row * COLUMNS + column)
@@ -446,8 +450,8 @@ puzzle(row_kernel, 3, middle, wanted=2 * middle, stride=middle.stride(0), COLUMN
 # x = tl.load(x_ptr + row * (COLUMNS + stride) + column)
 # -->
 #
-# `add_kernel` knows no strides. Given such a view, with zeros to add to it, it takes 12 elements of each in the order of
-# memory:
+# `add_kernel` doesn't know about strides. If we give it such a view, and zeros to add to it, it simply takes 12
+# elements of each in the order they have in memory:
 
 # %%
 views = torch.arange(18.0, device=device).view(3, 6)[:, 1:5], torch.zeros(3, 4, device=device)
@@ -456,9 +460,10 @@ print("right:", torch.equal(unaware.result, views[0] + views[1]))
 unaware
 
 # %% [markdown]
-# Not slow: *wrong*. There are two ways out. Pass strides, as `row_kernel` does. Or let the host wrapper call
-# `x.contiguous()`, which copies a tensor that is not in order and returns any other as it is. The copy is a launch and a
-# pass over memory. (Allocate the result *after* that: `torch.empty_like` of a transposed view has the view's strides.)
+# This isn't slow, it's *wrong*. You have two ways out. You can pass strides, as `row_kernel` does. Or the host wrapper
+# can call `x.contiguous()`, which copies a tensor if it's out of order and otherwise returns it as it is. The copy
+# costs a launch and a pass over memory. (Allocate the result *after* that call, because `torch.empty_like` of a
+# transposed view has the view's strides.)
 
 # %%
 in_order = measure(lambda a, b: launch(add_kernel, a.contiguous(), b.contiguous()), *views)
@@ -468,7 +473,7 @@ in_order.launch_table()
 # %% [markdown]
 # ## A data race
 #
-# Programs run at the same time, in any order. Here three programs each add up four elements, and each should deliver
+# Programs run at the same time, in any order. These three programs each add up four elements, and each should deliver
 # its own sum. Run it, see where the sums end up, and **put the marked line right.**
 
 
@@ -485,8 +490,8 @@ sums = quarters.view(3, 4).sum(1)
 puzzle(block_sum_kernel, 3, quarters, wanted=sums, BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>tl.store(y_ptr + program, tl.sum(x))</code>: one place for each program. In a
-# shared place the last to arrive wins, and the order is not defined.</details>
+# <details><summary>Answer</summary><code>tl.store(y_ptr + program, tl.sum(x))</code>: every program gets a place of its
+# own. If they share one, whichever program stores last wins, and the order is undefined.</details>
 #
 # <!-- choices
 # tl.store(y_ptr, tl.sum(x))
@@ -500,15 +505,15 @@ puzzle(block_sum_kernel, 3, quarters, wanted=sums, BLOCK=4)
 # tl.store(y_ptr + 1, tl.sum(x))
 # -->
 #
-# A [data race](../docs/glossary.md#data-race) may not show in the values: where all programs store the same, or the
-# right one happens to come last, tests pass for months. The meter reports it anyway, because it records which program
-# stored what.
+# You can't always see a [data race](../docs/glossary.md#data-race) in the values. If all programs store the same value,
+# or the right one happens to come last, tests can pass for months. The meter reports it anyway, because it records
+# which program stored what.
 #
 # ## Two billion elements
 #
-# Your kernels count elements in int32: a program's number is one, and so is `tl.arange`. **What number does
-# `tl.program_id(0) * BLOCK` give for the first element of program 2,097,152, in blocks of 1024?** (That is program
-# 2^21.)
+# Your kernels count elements in int32, because that's the type of both a program's number and `tl.arange`. **What
+# number does `tl.program_id(0) * BLOCK` give for the first element of program 2,097,152, in blocks of 1024?** (That is
+# program 2^21.)
 
 # %% tags=["hide-input"]
 first = predict_first("first element of program 2^21 in blocks of 1024, computed in int32", unit="")
@@ -537,18 +542,18 @@ first.compare(
 )
 
 # %% [markdown]
-# Tensors of that size are rare but real: a batch of logits over a large vocabulary has as many elements. The remedy is
-# one cast, and it must come before the multiplication: `tl.program_id(0).to(tl.int64) * BLOCK`. From the exercise on,
-# write it so.
+# Tensors that large are rare but real; the logits of a batch over a large vocabulary can have that many elements. All
+# you need is a cast, and it has to come before the multiplication: `tl.program_id(0).to(tl.int64) * BLOCK`. From the
+# exercise on, write it that way.
 #
 # ## Block size and warps
 #
-# Two numbers are yours to choose: `BLOCK`, and `num_warps`, an option of the launch:
-# `kernel[grid](..., BLOCK=1024, num_warps=4)`. A [warp](../docs/glossary.md#warp) is 32 threads, and 4 warps share a
-# block unless you choose otherwise: in a block of 1024, each thread has eight elements. The grid must grow with the
-# tensor, because one program runs on one of the GPU's many processors. Over a wide range nothing else matters here:
-# memory is the limit, and most choices keep it busy. Take a block of 1024 on 4 warps. Lesson 03b measures where that
-# range ends, and why.
+# You get to choose two numbers: `BLOCK`, and `num_warps`, which is an option of the launch: `kernel[grid](...,
+# BLOCK=1024, num_warps=4)`. A [warp](../docs/glossary.md#warp) is 32 threads. Unless you choose otherwise, 4 warps
+# share a block, so in a block of 1024 each thread has eight elements. The grid has to grow with the tensor, because
+# each program runs on just one of the GPU's many processors. Over a wide range nothing else matters here: memory is the
+# limit, and most choices keep it busy. A block of 1024 on 4 warps is a good default. In lesson 03b we'll measure where
+# that range ends, and why.
 #
 # ## Your predictions vs the measurements
 
@@ -559,21 +564,21 @@ predictions()
 # ## Test yourself
 #
 # 1. A kernel has no mask, and your tensors all have 4096 × 4096 elements, in blocks of 1024. Is it wrong?
-# <details><summary>Answer</summary>Not for these. It will be on the first tensor whose length is not a multiple of the
-# block size, and values alone may not show it.</details>
+# <details><summary>Answer</summary>Not for those tensors. It will be for the first one whose length isn't a multiple of
+# the block size, and you may not notice from the values alone.</details>
 #
 # 2. Only the store is masked. What can go wrong?
-# <details><summary>Answer</summary>The loads still read beyond the end: those values are never stored, but the address
-# may not be yours to read. The meter reports an out-of-bounds read.</details>
+# <details><summary>Answer</summary>The loads still read past the end. Those values never get stored, but you may not be
+# allowed to read that address. The meter reports an out-of-bounds read.</details>
 #
-# 3. Two programs store the same right value to one element. Does it matter?
-# <details><summary>Answer</summary>Not to the result. It is one store too many, and it hides the next mistake: the day
+# 3. Two programs store the same correct value to one element. Does it matter?
+# <details><summary>Answer</summary>Not for the result. But it's one store too many, and it hides the next mistake: once
 # the values differ, the result depends on which program came last.</details>
 #
-# 4. A slice `x[:, 1:]` of a matrix is passed to this lesson's `fused_kernel`. What happens?
-# <details><summary>Answer</summary>The result is wrong: the kernel takes as many elements in a row as the slice has,
-# and those are not the slice's. Pass strides, or make it contiguous in the host wrapper. (With strides it is right, and
-# its loads are narrow: lesson 03b.)</details>
+# 4. You pass a slice `x[:, 1:]` of a matrix to this lesson's `fused_kernel`. What happens?
+# <details><summary>Answer</summary>The result is wrong. The kernel takes as many consecutive elements as the slice has,
+# but they aren't the slice's elements. Pass strides, or make it contiguous in the host wrapper. (With strides it's
+# right, but its loads are narrow, as you'll see in lesson 03b.)</details>
 #
 # 5. `y = relu(a * b + c)` in one kernel, fp16. How many bytes per element does it move? Replace the dots with your
 #    number.
@@ -587,8 +592,7 @@ self_test(answer, correct, "three inputs and one output cross; two bytes per ele
 # %% [markdown]
 # ## Now you
 #
-# You have built the kernel for one dtype, contiguous tensors and the exact GELU.
-# [Exercise 03](../exercises/03_fused_add_gelu.ipynb) asks for all of it: GELU's tanh form, half-precision inputs, any
-# strides, empty tensors, and the widest loads, which a block of 1024 on 4 warps gives you. Next:
-# [03b What the compiler made of it](03b_what_the_compiler_made.ipynb), where the machine code shows why 1024 was a good
-# choice.
+# You've built the kernel for one dtype, contiguous tensors and the exact GELU. [Exercise
+# 03](../exercises/03_fused_add_gelu.ipynb) asks for everything: GELU's tanh form, half-precision inputs, any strides,
+# empty tensors, and the widest loads, which a block of 1024 on 4 warps gives you. Next: [03b What the compiler made of
+# it](03b_what_the_compiler_made.ipynb), where the machine code shows why 1024 was a good choice.

@@ -1,16 +1,16 @@
 # %% [markdown]
 # # 03b What the compiler made of it
 #
-# Your kernel says which elements a program takes. The compiler decides which *thread* takes which of them, in what
-# instruction, and with how many registers. **Could its decisions cost you a fifth of the speed, with every byte in its
-# place?** One block size too small, and they do.
+# In your kernel, you say which elements a program takes. The compiler then decides which *thread* takes which of them,
+# with what instruction, and in how many registers. **Could those decisions cost you a fifth of the speed, even though
+# every byte is where it should be?** They can: all it takes is a block size that's too small.
 #
 # After this lesson you can
 #
 # - read from the machine code how wide loads are, and explain what makes them narrow;
 # - explain how an argument's *value* changes the compiled code;
 # - tell fetched bytes from requested bytes, at any stride;
-# - test a claim on speed under its own conditions, and time a kernel so that the figure means something.
+# - test a claim about speed under its own conditions, and time a kernel so that the number means something.
 #
 # About 40 minutes. It follows on [03 Your first fused kernel](03_first_fused_kernel.ipynb).
 
@@ -27,7 +27,7 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")
 
 # %% [markdown]
-# The fused kernel of lesson 03 again (folded below it, the two that it replaces):
+# Here is the fused kernel of lesson 03 again (the two kernels it replaces are folded below it):
 
 
 # %%
@@ -64,11 +64,11 @@ def gelu_kernel(s_ptr, y_ptr, elements, BLOCK: tl.constexpr):
 # %% [markdown]
 # ## Registers
 #
-# Triton's compiler and NVIDIA's assembler run here, without a GPU. They divide a block among
-# [threads](../docs/glossary.md#thread), which run in lockstep in **warps** of 32. The values of a block are in
-# [registers](../docs/glossary.md#register) of 32 bits, and each thread has a limited number of them. Here are the two
-# unfused kernels on an A100, in blocks of 1024 on 4 warps. A thread of `add` has eight elements: it holds eight values of
-# `a`, eight of `b`, and addresses. <!-- given 32 bits: CUDA C++ Programming Guide -->
+# Triton's compiler and NVIDIA's assembler both run here, without a GPU. They divide a block among
+# [threads](../docs/glossary.md#thread), which run in lockstep in **warps** of 32. The values of a block are kept in
+# [registers](../docs/glossary.md#register) of 32 bits each, and a thread has only so many of them. Below are the two
+# unfused kernels on an A100, in blocks of 1024 on 4 warps. A thread of `add` has eight elements, so it needs registers
+# for eight values of `a`, eight of `b`, and some addresses. <!-- given 32 bits: CUDA C++ Programming Guide -->
 
 # %% tags=["hide-input"]
 x = torch.empty(2**20, device="meta")  # meta tensor: nothing runs
@@ -78,8 +78,8 @@ gelued = compile_for(gelu_kernel, x, x, n, device="A100", BLOCK=1024, num_warps=
 print(f"add {added.registers} registers per thread, GELU {gelued.registers}")
 
 # %% [markdown]
-# **How many registers per thread does the fused kernel need?** As many as both together, as many as the larger of the
-# two, or something in between?
+# **How many registers per thread does the fused kernel need?** Is it as many as both together, as many as the larger of
+# the two, or something in between?
 
 # %% tags=["hide-input"]
 registers = predict_first("registers per thread of the fused kernel, A100", unit="")
@@ -94,21 +94,21 @@ registers.compare(
 )
 
 # %% [markdown]
-# **Claim: fusing takes add+GELU from 24 to 32 registers.** The compiler's report (the end of this lesson explains spills,
-# lesson 07 the other lines):
+# **Claim: fusing takes add+GELU from 24 to 32 registers.** Here is the compiler's report (we'll explain spills at the
+# end of this lesson, and the other lines in lesson 07):
 
 # %% tags=["hide-input", "answers-registers"]
 print(f"unfused: add {added.registers}, GELU {gelued.registers} registers per thread")
 compiled
 
 # %% [markdown]
-# **Verdict: half of it holds, the second number; no kernel here needs 24.** Both numbers change with the block, as you
-# will see.
+# **Verdict: half of it holds, the second number; no kernel here needs 24.** As you'll see, both numbers change with the
+# block size.
 #
 # ## Wide loads
 #
-# Each of 128 threads has eight elements of a block of 1024. **How many load instructions does a thread execute for the
-# two inputs?**
+# Each of the 128 threads has eight elements of a block of 1024. **How many load instructions does a thread execute for
+# the two inputs?**
 
 # %% tags=["hide-input"]
 load_count = predict_first("load instructions per thread, for a and b", unit="")
@@ -122,18 +122,19 @@ load_count.compare(
 )
 
 # %% [markdown]
-# This is the machine code, which NVIDIA calls [SASS](../docs/glossary.md#sass), with the kernel's line that each
-# instruction comes from. Names with an R are registers. `@!P0` is a **predicate**, the mask at work: a thread that it
-# excludes skips the instruction.
+# This is the machine code, which NVIDIA calls [SASS](../docs/glossary.md#sass), next to the line of the kernel that
+# each instruction comes from. Names that start with an R are registers. `@!P0` is a **predicate**, which is how the
+# mask works: a thread that it excludes skips the instruction.
 #
-# CUDA programmers write `float4` for loads of that [width](../docs/glossary.md#load-width). In Triton the compiler uses them when it can prove two things: that
-# neighbouring elements belong to one thread, which it arranges itself, and that the address is a multiple of 16 bytes.
-# It learns that at launch, from the pointers that you pass: the **divisibility hint**.
+# CUDA programmers write `float4` to get loads of that [width](../docs/glossary.md#load-width). In Triton the compiler
+# uses them whenever it can prove two things. The first is that neighbouring elements belong to the same thread, and it
+# arranges that itself. The second is that the address is a multiple of 16 bytes. It finds that out at launch, from the
+# pointers you pass. This is called the **divisibility hint**.
 # <!-- given 16 bytes: CUDA C++ Programming Guide, device memory accesses -->
 #
-# So take the hint away. Pass a tensor that begins one element later: `x[1:]`, a view that PyTorch users make without a
-# thought. Or a length that is not a multiple of 16, so that the mask may end in the middle of four elements. **How many
-# loads now?**
+# So let's take the hint away. You can pass a tensor that begins one element later: `x[1:]` is a view that PyTorch users
+# create without a second thought. Or you can pass a length that isn't a multiple of 16, so that the mask may end in the
+# middle of four elements. **How many loads now?**
 
 # %% tags=["hide-input"]
 narrow_count = predict_first(
@@ -163,9 +164,9 @@ narrow_count.compare(
 # %% [markdown]
 # ## A value that changes the code
 #
-# The hint is one case of a rule: **Triton looks at the integers you pass, and compiles for the kind of value.** A multiple
-# of 16 is one kind, any other number another, and **1 is a third**: it becomes a constant in the code. Here is a kernel
-# that takes a stride. **For how many of the strides 1, 2 and 16 are its loads wide?**
+# The hint is one case of a more general rule: **Triton looks at the integers you pass, and compiles for the kind of
+# value.** Multiples of 16 are one kind, and any other numbers are another. **1 is a third**: it becomes a constant in
+# the code. Here is a kernel that takes a stride. **For how many of the strides 1, 2 and 16 are its loads wide?**
 
 # %% tags=["hide-input"]
 wide_strides = predict_first("strides among 1, 2 and 16 with wide loads", unit="")
@@ -195,12 +196,13 @@ wide_strides.compare(
 )
 
 # %% [markdown]
-# This is often what you want, at two costs: one compilation per kind of value (the first call with a new kind waits for
-# it), and code that differs where you would not expect it. A dropout kernel with the seed 1, for instance, is compiled
-# separately from all other seeds. `@triton.jit(do_not_specialize=["seed"])` prevents that.
+# Usually that's what you want, but it comes at two costs. Every kind of value gets compiled separately, and the first
+# call with a new kind has to wait for that. Also, the code may differ where you wouldn't expect it to. A dropout kernel
+# with the seed 1, for example, is compiled separately from all other seeds. `@triton.jit(do_not_specialize=["seed"])`
+# prevents that.
 #
-# Strides you pass must also be used. This kernel copies a matrix that is stored by columns (`.t()` of one stored by
-# rows), one row per program. **Put the marked line right.**
+# If you pass strides, you also have to use them. This kernel copies a matrix that is stored by columns (`.t()` of one
+# stored by rows), one row per program. **Put the marked line right.**
 
 
 # %%
@@ -217,8 +219,8 @@ strides = {"row_stride": row_stride, "column_stride": column_stride}
 puzzle(transposed_kernel, 3, by_columns, wanted=by_columns.clone(), COLUMNS=4, **strides)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>x_ptr + row * row_stride + column * column_stride</code>: right, but the lanes of
-# a program are now three elements apart. The next section shows the cost.</details>
+# <details><summary>Answer</summary><code>x_ptr + row * row_stride + column * column_stride</code>: that's right, but
+# the lanes of a program are now three elements apart. The next section shows what that costs.</details>
 #
 # <!-- choices
 # x = tl.load(x_ptr + row * row_stride + column)
@@ -234,8 +236,8 @@ puzzle(transposed_kernel, 3, by_columns, wanted=by_columns.clone(), COLUMNS=4, *
 #
 # ## Sectors: fetched bytes and requested bytes
 #
-# Caches move [sectors](../docs/glossary.md#sector) of 32 bytes, whatever part of one is requested. With one instruction,
-# the 32 threads of a warp, its [lanes](../docs/glossary.md#lane), fetch this:
+# Caches move whole [sectors](../docs/glossary.md#sector) of 32 bytes, no matter how much of one you request. This is
+# what the 32 threads of a warp, its [lanes](../docs/glossary.md#lane), fetch with a single instruction:
 # <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
 
 # %% tags=["hide-input"]
@@ -252,10 +254,10 @@ warp_chart(
 )
 
 # %% [markdown]
-# A wide load requests four times as much at once, and wastes as little: the hardware's
-# [coalescing](../docs/glossary.md#coalescing) lets neighbouring lanes share sectors. A shift by one element touches one
-# sector more. The real waste is a **stride**: lanes that take every second element still fetch whole sectors. **How many
-# sectors does a warp fetch when it takes every eighth?**
+# A wide load requests four times as much in one go, and wastes no more than a narrow one. In both cases neighbouring
+# lanes share sectors, which is called [coalescing](../docs/glossary.md#coalescing). Shifting everything by one element
+# only adds a single sector. What really wastes bytes is a **stride**: if lanes take every second element, they still
+# fetch whole sectors. **How many sectors does a warp fetch when it takes every eighth?**
 
 # %% tags=["hide-input"]
 sectors = predict_first("sectors a warp fetches, every 8th fp32 element", unit="")
@@ -286,12 +288,12 @@ sectors.compare(
 )
 
 # %% [markdown]
-# Move it yourself. Find out:
+# Now move the sliders yourself, and try to find out:
 #
 # 1. At what stride does each lane have a sector of its own, in fp32? In fp16?
-# 2. At stride 1, what does an offset cost at most, and at which offsets nothing?
-# 3. Offset 0 and stride 8, with one element per lane, then with four (the next lane begins eight lane-widths further on):
-#    what share of the fetched bytes is used? Then move the offset to 5.
+# 2. At stride 1, how much does an offset cost at most, and which offsets cost nothing?
+# 3. Take offset 0 and stride 8, first with one element per lane, then with four (the next lane begins eight lane-widths
+#    further on). What share of the fetched bytes is used? Then move the offset to 5.
 
 # %% tags=["hide-input"]
 from helpers.figures import WarpExplorer
@@ -300,20 +302,22 @@ explorer = WarpExplorer(dtype="fp32", stride=2, offset=1)
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. At 8 in fp32, at 16 in fp16: as many elements as a sector holds. 2. One
-# sector more at most, and none where the offset is a whole number of sectors: 8 or 16 in fp32. (At other strides an
-# offset may cost nothing, or double the sectors.) 3. An eighth, then half: four neighbours fill half of the sector that one
-# alone leaves nearly empty. At offset 5 the four of a lane straddle two sectors, and only a quarter is used.</details>
+# <details><summary>What you should see</summary>1. At stride 8 in fp32 and 16 in fp16, which is the number of elements
+# in a sector. 2. One more sector at most, and none if the offset is a whole number of sectors, which is 8 or 16 in
+# fp32. (At other strides an offset may cost nothing, or it may double the sectors.) 3. An eighth, then half: four
+# neighbours fill half of a sector that a single element leaves nearly empty. At offset 5 the four elements of a lane
+# straddle two sectors, and only a quarter is used.</details>
 #
-# So the meter's sectors are what the caches move. From DRAM, an H200 fetches two sectors at a time, needed or not; *Going
-# further* has the measurement.
+# So the meter's sectors are what the caches move. Between DRAM and L2, an H200 fetches two sectors at a time, whether
+# they're needed or not; you'll find the measurement in *Going further*.
 #
 # ## One element per thread, or four
 #
-# The bytes and the sectors are the same, with wide loads or narrow ones. Their number of instructions differs, and so does
-# the number of bytes that each thread has [in flight](../docs/glossary.md#in-flight) while it waits. In Triton, one
-# element per thread is a block as large as its threads: 256 on 8 warps, say, instead of 1024 on 8 warps. **How much slower
-# is add+GELU with one element per thread, at 256 threads?** (Nobody can derive this one: guess.)
+# With wide loads or narrow ones, the bytes and the sectors are the same. What differs is the number of instructions,
+# and how many bytes each thread has [in flight](../docs/glossary.md#in-flight) while it waits. To get one element per
+# thread in Triton, make the block as large as the number of threads: 256 on 8 warps, say, instead of 1024 on 8 warps.
+# **How much slower is add+GELU with one element per thread, at 256 threads?** (There's no way to derive this one, so
+# just guess.)
 
 # %% tags=["hide-input"]
 one_element = predict_first(
@@ -328,8 +332,8 @@ wide = at_256["one wide load"].median
 one_element.compare(at_256["one number"].median / wide, "On an H200, 100 million elements in fp32.")
 
 # %% [markdown]
-# **Claim: wide loads make add+GELU another 1.2 to 1.3 times faster.** A colleague tests that by taking the divisibility
-# hint away, block and warps unchanged, on an H200:
+# **Claim: wide loads make add+GELU another 1.2 to 1.3 times faster.** To test this, a colleague takes the divisibility
+# hint away and leaves the block and the warps as they are. On an H200:
 
 # %% tags=["hide-input", "answers-one_element"]
 print(h200.label_of("load_widths"))
@@ -338,9 +342,9 @@ for count, widths in h200.experiment("load_widths").items():
     print(f"{count:12,} elements, eight per thread: narrow loads take {gain:.2f}x the time")
 
 # %% [markdown]
-# No gain at all. But look at what that experiment holds equal: eight elements per thread in two wide loads, against eight
-# in eight narrow loads. Each thread requests *the same bytes*. The claim is made by people who write `float4` in CUDA, and
-# they compare with **one** element per thread. Those are its conditions:
+# No gain at all. But look at what that experiment keeps the same: a thread loads its eight elements with two wide loads
+# or with eight narrow ones, so either way it requests *the same bytes*. The people who make this claim write `float4`
+# in CUDA, and they compare it with **one** element per thread. So let's use their conditions:
 
 # %% tags=["hide-input", "answers-one_element"]
 kinds = {
@@ -367,18 +371,19 @@ one_element.on(chart, "x", lambda times: times * wide, row=0, says=lambda t: f"{
 
 # %% [markdown]
 # **Verdict: holds on the large tensor under its own conditions, one element per thread against four (and is rather too
-# modest there), fails for most thread counts on the small one, and credits the wrong cause.** The fourth column separates
-# two causes: four elements per thread in four *narrow* loads take as long as in one wide load. So it is not the width. Nor
-# is it the number of programs: with one element and 1024 threads there are half as many as with four and 128, and they
-# take longer.
+# modest there), fails for most thread counts on the small one, and credits the wrong cause.** The fourth column
+# separates two possible causes: loading four elements per thread with four *narrow* loads takes as long as with one
+# wide load. So it isn't the width. It isn't the number of programs either: with one element and 1024 threads there are
+# half as many programs as with four elements and 128 threads, and yet they take longer.
 #
-# The explanation that is left, and fits, is **bytes in flight**. Memory answers late, and it delivers only what is in
-# flight meanwhile. A wide load is the cheap way to have more in flight; several narrow ones are another. That is why the
-# first experiment, with eight elements per thread on both sides, saw no difference.
+# The explanation that's left, and that fits, is **bytes in flight**. Memory takes a while to answer, and in that time
+# it can only work on what has already been requested. A wide load is the cheap way to request more at once, and several
+# narrow loads are another way. That's why the first experiment, which had eight elements per thread on both sides,
+# showed no difference.
 #
-# In a kernel with one element per thread, each program can also take several blocks. This one should take two, one after
-# the other, and its second block goes wrong. **Put the marked line right.** (`tl.static_range` is a loop that the compiler
-# unrolls.)
+# If a kernel has one element per thread, you can also have each program take several blocks. This one should take two,
+# one after the other, but its second block goes wrong. **Put the marked line right.** (`tl.static_range` is a loop that
+# the compiler unrolls.)
 
 
 # %%
@@ -395,8 +400,8 @@ sixteen = torch.arange(16.0) ** 2
 puzzle(two_blocks_kernel, 2, sixteen, wanted=2 * sixteen, BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>first = (2 * tl.program_id(0) + block) * BLOCK</code>: each program now owns two
-# blocks, so its number counts double. (<code>program_id * BLOCK + block * num_programs * BLOCK</code> is right as
+# <details><summary>Answer</summary><code>first = (2 * tl.program_id(0) + block) * BLOCK</code>: each program now owns
+# two blocks, so its number counts double. (<code>program_id * BLOCK + block * num_programs * BLOCK</code> is right as
 # well.)</details>
 #
 # <!-- choices
@@ -413,7 +418,8 @@ puzzle(two_blocks_kernel, 2, sixteen, wanted=2 * sixteen, BLOCK=4)
 #
 # ## Block size and warps
 #
-# So `BLOCK` and `num_warps` decide how much each thread requests. They also decide the rest of the compiled kernel:
+# So `BLOCK` and `num_warps` determine how much each thread requests. They also determine the rest of the compiled
+# kernel:
 
 # %% tags=["hide-input"]
 rows = []
@@ -428,8 +434,8 @@ columns = ("BLOCK", "warps", "elements per thread", "widest load", "registers", 
 table(columns, rows)
 
 # %% [markdown]
-# Few elements per thread: narrow loads. Many: more registers, so fewer warps fit on the GPU at a time (lesson 07). The
-# times of the course's own add+GELU on an H200:
+# With few elements per thread, loads are narrow. With many, a thread needs more registers, so fewer warps fit on the
+# GPU at the same time (lesson 07). These are the times of the course's own add+GELU on an H200:
 
 # %% tags=["hide-input"]
 sweep = h200.experiment("occupancy_sweep")
@@ -440,8 +446,8 @@ for block in (256, 512, 1024, 2048, 4096, 8192, 16384):
 table(("BLOCK", "2 warps", "4 warps", "8 warps"), rows, f"{h200.label_of('occupancy_sweep')}, us")
 
 # %% [markdown]
-# A wide plain, and two edges. One you know by now: 256 on 8 warps, a single element per thread. And the other end, 16384
-# on 4 warps?
+# There's a wide plateau with an edge at each end. One of them you know by now: 256 on 8 warps, which is a single
+# element per thread. What about the other end, 16384 on 4 warps?
 
 # %% tags=["hide-input"]
 from kernels.elementwise.add_gelu import add_gelu_kernel, settings
@@ -451,13 +457,14 @@ edge = compile_for(add_gelu_kernel, x, x, x, None, n, device="H200", **chosen)
 print(f"{edge.registers} registers per thread, {edge.spill_bytes} bytes of spills")
 
 # %% [markdown]
-# A thread cannot have more registers than that. The rest is [spilled](../docs/glossary.md#spill) to memory, and the kernel
-# moves bytes that its source never mentions. So choose a block that gives each thread one or two wide loads, and look
-# elsewhere for speed.
+# That's the most registers a thread can have. Whatever doesn't fit is [spilled](../docs/glossary.md#spill) to memory,
+# so the kernel moves bytes that don't appear anywhere in its source. Choose a block that gives each thread one or two
+# wide loads, and look for speed somewhere else.
 #
 # ## How to time a kernel
 #
-# Every time in this course was taken in a certain way. Here is add+GELU on an H200 in four ways, and a matmul in two:
+# We took every time in this course in a particular way. Here is add+GELU on an H200 timed in four ways, and a matmul
+# timed in two:
 
 # %% tags=["hide-input"]
 ways = h200.experiment("ways_to_time")
@@ -471,18 +478,20 @@ for when, timing in ways["product"].items():
 table(("", "timed how", ""), rows, h200.label_of("ways_to_time"))
 
 # %% [markdown]
-# - **Not waited.** A launch returns at once. The host's clock saw only the launch, whatever the kernel does: too short for
-#   a large tensor, too long for a small one.
-# - **Waited.** This includes the launch and the waiting: on a small tensor, most of it. A caller who waits feels that, but
-#   it is not the kernel's time.
-# - **L2 warm.** Called again on the same small tensors, a kernel finds its inputs in the cache. In a model, other kernels
-#   have run in between: [cold L2](../docs/glossary.md#cold-l2). A large tensor does not fit anyway.
-# - **The first calls.** A rested GPU is faster for a moment. (The usual cause is the clock, which falls when power reaches
-#   its limit. It was not recorded here; the rates were.)
+# - **Not waited.** A launch returns immediately. The host's clock only saw the launch, whatever the kernel does. That's
+#   too short for a large tensor and too long for a small one.
+# - **Waited.** This includes the launch and the wait, which make up most of the time for a small tensor. A caller who
+#   waits does experience that, but it isn't the kernel's time.
+# - **L2 warm.** If you call a kernel again on the same small tensors, it finds its inputs in the cache. In a model,
+#   other kernels will have run in between, so you want a [cold L2](../docs/glossary.md#cold-l2). (A large tensor
+#   doesn't fit into L2 anyway.)
+# - **The first calls.** A GPU that has been idle is faster for a moment. (Usually that's because of the clock, which
+#   drops when the power reaches its limit. We recorded the rates here, but not the clock.)
 #
-# So the course's own figures are the GPU's time, from a cold L2, as medians of many runs with their spread. Compared
-# kernels alternate, call by call, so that drift affects all alike. For small sizes the time of a call is shown as well.
-# `benchmark_together` does all that. Ask of any other figure, including ours: which of these was it?
+# So the course's own numbers are the GPU's times with a cold L2, given as the median of many runs with their spread.
+# Kernels that we compare take turns, call by call, so that drift affects them equally. For small sizes we show the time
+# of a call as well. `benchmark_together` does all of that. Whenever you see a time, including ours, ask which of these
+# it is.
 #
 # ## Your predictions vs the measurements
 
@@ -492,27 +501,28 @@ predictions()
 # %% [markdown]
 # ## Test yourself
 #
-# 1. Why does a fused kernel not need the registers of both kernels added up?
-# <details><summary>Answer</summary>Registers that the first part no longer needs are free for the second. Only values
-# that live at the same time need registers of their own.</details>
+# 1. Why doesn't a fused kernel need as many registers as both kernels together?
+# <details><summary>Answer</summary>Registers that the first part has finished with are free for the second part. Only
+# values that are live at the same time need registers of their own.</details>
 #
-# 2. A slice `x[:, 1:]` is passed to a kernel that takes strides and is right. It is slower than for `x`. What do you check?
-# <details><summary>Answer</summary>The widths of the loads in the SASS: the address is no longer a multiple of 16 bytes,
-# so a thread requests one element at a time. Whether that costs anything depends on how many bytes it has in
+# 2. You pass a slice `x[:, 1:]` to a kernel that takes strides and is right. It's slower than with `x`. What do you
+#    check?
+# <details><summary>Answer</summary>The widths of the loads in the SASS. The address is no longer a multiple of 16
+# bytes, so a thread loads one element at a time. Whether that costs you anything depends on how many bytes it has in
 # flight.</details>
 #
-# 3. A colleague adds `float4` to a kernel with one element per thread, finds it a quarter faster, and concludes that wide
-#    instructions are what this memory needs. What experiment would you ask for?
-# <details><summary>Answer</summary>Four elements per thread in four narrow loads. If that is as fast, the width was not
-# the cause: the bytes in flight were.</details>
+# 3. A colleague adds `float4` to a kernel with one element per thread, finds it a quarter faster, and concludes that
+#    wide instructions are what this memory needs. What experiment would you ask for?
+# <details><summary>Answer</summary>Four elements per thread with four narrow loads. If that is just as fast, then it
+# wasn't the width that helped but the bytes in flight.</details>
 #
-# 4. A benchmark runs the same kernel on the same 4 MB a thousand times and reports twice the memory's bandwidth. What has
-#    it measured?
+# 4. A benchmark runs the same kernel on the same 4 MB a thousand times and reports twice the memory's bandwidth. What
+#    has it measured?
 # <!-- given 4 MB: the question's own -->
-# <details><summary>Answer</summary>The L2 cache: the tensor stays there from one call to the next.</details>
+# <details><summary>Answer</summary>The L2 cache. The tensor stays in it from one call to the next.</details>
 #
-# 5. A warp reads one fp16 element per lane, every fourth. How many sectors does it fetch? Replace the dots with your
-#    number.
+# 5. A warp reads one fp16 element per lane, every fourth one. How many sectors does it fetch? Replace the dots with
+#    your number.
 
 # %%
 answer = ...
@@ -527,8 +537,9 @@ self_test(answer, correct, "32 lanes, eight bytes from one to the next; a sector
 #
 # ### Strides, timed
 #
-# Sectors are the unit of the caches. Between L2 and DRAM the unit may be another. An H200 read 2^24 elements, further and
-# further apart. By sectors alone, time grows with the stride up to 8 and not beyond.
+# Caches work in sectors, but between L2 and DRAM the unit may be a different one. To find out, we had an H200 read 2^24
+# elements, further and further apart. If only sectors counted, the time would grow with the stride up to 8 and then
+# stop growing.
 
 # %% tags=["hide-input"]
 from helpers.figures import curves_chart
@@ -549,8 +560,8 @@ axes = {"x": "stride (elements)", "y": "time over that of stride 1"}
 curves_chart({"measured": took}, title, **axes, log=True, limit=by_sectors)
 
 # %% [markdown]
-# Up to a stride of 8, sectors predict the time. Then it should stay, and nearly doubles once more: DRAM delivers 64 bytes
-# at a time, two sectors, needed or not. The right-hand column counts in that unit, and up to 16 it stays near what this
-# memory can deliver. (Beyond, time still grows. The elements are then spread over gigabytes, and other units begin to
-# count, such as those that translate addresses. This experiment does not show which.) So the meter's sectors are a lower
-# bound on DRAM traffic where access is strided.
+# Up to a stride of 8, sectors predict the time. After that it should stay the same, but it nearly doubles once more.
+# DRAM delivers 64 bytes at a time, which is two sectors, whether you need both or not. The right-hand column counts in
+# that unit, and up to 16 it stays close to what this memory can deliver. (Beyond that, the time still grows. The
+# elements are then spread over gigabytes, and other units come into play, such as those that translate addresses. This
+# experiment doesn't show which.) So for strided access, the meter's sectors are a lower bound on DRAM traffic.

@@ -1,9 +1,10 @@
 # %% [markdown]
 # # 04 Residuals, gates and dropout: recompute instead of store
 #
-# Dropout zeroes some of the elements, at random. The backward pass must zero *the very same ones*, so PyTorch stores
-# which: a mask with as many entries as the tensor has. **Can the backward pass know the random numbers of the forward
-# pass without a stored mask?** And what else is stored for the backward pass that it could compute again?
+# Dropout zeroes some of the elements at random. The backward pass has to zero *the very same ones*, so PyTorch stores
+# which ones they were, in a mask with as many entries as the tensor has. **Can the backward pass know the random
+# numbers of the forward pass without a stored mask?** And what else do we store for the backward pass that it could
+# compute again?
 #
 # After this lesson you can
 #
@@ -40,7 +41,7 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")
 
 # %% [markdown]
-# The end of a sublayer, and its backward pass. Press **Play**, and follow the mask.
+# Here is the end of a sublayer, with its backward pass. Press **Play**, and keep an eye on the mask.
 
 # %% tags=["hide-input"]
 from helpers.figures import passes_animation
@@ -50,10 +51,11 @@ passes_animation("dropout")
 # %% [markdown]
 # ## The end of a transformer's sublayer
 #
-# Attention and feed-forward layer both end the same way: add a bias, drop some elements (the rest are divided by
-# `1 - p`, so that the mean stays), add the [residual](../docs/glossary.md#residual), the sublayer's input. In training,
-# on a GPU, `F.dropout` runs the operator `native_dropout`, which returns the result and the mask. We call it by name so
-# that the CPU runs the same operator.
+# The attention and feed-forward layers of a transformer both end the same way: add a bias, drop some of the elements,
+# and add the [residual](../docs/glossary.md#residual), which is the sublayer's input. (The elements that aren't dropped
+# are divided by `1 - p`, which keeps the mean where it was.) When you train on a GPU, `F.dropout` runs the operator
+# `native_dropout`, which returns both the result and the mask. We call it by name so that the CPU runs the same
+# operator.
 
 
 # %%
@@ -70,8 +72,8 @@ def inputs(rows, columns, dtype=torch.float32):
 
 
 # %% [markdown]
-# **How many bytes per element does the forward pass move, in fp32?** Three launches. Each read or write of a tensor of
-# x's size costs four bytes per element; an entry of the mask is one byte.
+# **How many bytes per element does the forward pass move, in fp32?** It's three launches. Each time a tensor of x's
+# size is read or written, that's four bytes per element, and an entry of the mask is one byte.
 
 # %% tags=["hide-input"]
 forward_bytes = predict_first("bytes per element, residual + dropout(x + bias)", unit="B")
@@ -84,9 +86,9 @@ display(forward.launch_table())
 forward_bytes.compare(forward.bytes_total / x.numel())
 
 # %% [markdown]
-# The backward pass is given the gradient of the result and computes those of the inputs. The gradient of `x` is the
-# incoming one, dropped at the same places; that of `bias` is its sum over the rows; that of `residual` is the incoming
-# one itself.
+# The backward pass gets the gradient of the result and computes the gradients of the inputs. For `x`, that's the
+# incoming gradient with the same elements dropped. For `bias`, it's the sum of that over the rows. For `residual`, it's
+# simply the incoming gradient.
 
 # %% tags=["hide-input"]
 gradient, result = torch.randn_like(residual), sublayer_end(x, bias, residual)
@@ -94,8 +96,9 @@ backward = measure(lambda: torch.autograd.grad(result, (x, bias, residual), grad
 backward.launch_table()
 
 # %% [markdown]
-# It reads the mask. So the mask was [saved for backward](../docs/glossary.md#saved-for-backward): in a network of many
-# layers, all masks of all layers stay in memory until their turn comes. PyTorch reports each saved tensor:
+# This reads the mask, so the mask had to be [saved for backward](../docs/glossary.md#saved-for-backward). In a network
+# with many layers, the masks of all of them stay in memory until the backward pass gets to them. PyTorch reports each
+# saved tensor:
 
 # %%
 saved_for_backward(sublayer_end, x, bias, residual)
@@ -103,11 +106,12 @@ saved_for_backward(sublayer_end, x, bias, residual)
 # %% [markdown]
 # ## Philox: random numbers without state
 #
-# The usual random generator has a state: each number changes it, so the next must wait for the last. That is useless to
-# thousands of threads, and there is no way back. [Philox](../docs/glossary.md#philox) has no state. It is a function of
-# two integers, the *seed* and a *counter*: ten rounds of multiplying and mixing. In Triton, `tl.rand(seed, counter)` is
-# a number between 0 and 1. Any thread can compute any of them, at any time, again.
-# ([Salmon et al., 2011](https://doi.org/10.1145/2063384.2063405))
+# An ordinary random number generator has a state. Every number it draws changes the state, so the next number has to
+# wait for the previous one. With thousands of threads that's useless, and you can't go back either.
+# [Philox](../docs/glossary.md#philox) has no state. It's a function of two integers, a *seed* and a *counter*, which it
+# mixes in ten rounds of multiplications. In Triton, `tl.rand(seed, counter)` returns a number between 0 and 1. Any
+# thread can compute any of these numbers at any time, as often as it likes. ([Salmon et al.,
+# 2011](https://doi.org/10.1145/2063384.2063405))
 
 
 # %%
@@ -129,8 +133,8 @@ print("four programs or three, the same numbers:", torch.equal(by_six, by_eight)
 print("another seed, the same numbers:", torch.equal(by_six, draw(4, 24, each=6)))
 
 # %% [markdown]
-# An element is kept where its number is at least `p`. Here are 24 elements in four rows, with `p = 0.5`. Four programs
-# of six draw the left mask, three programs of eight the right one:
+# We keep an element if its number is at least `p`. Here are 24 elements in four rows, with `p = 0.5`. The left mask was
+# drawn by four programs with six elements each, and the right one by three programs with eight each:
 
 # %% tags=["hide-input"]
 from helpers.figures import Draw, mask_chart
@@ -146,13 +150,14 @@ mask_chart(
 )
 
 # %% [markdown]
-# So the backward pass can draw again. Between the passes only the seed is saved, one number.
+# So the backward pass can simply draw the numbers again. All we have to save between the two passes is the seed, a
+# single number.
 #
 # ## One kernel forward, one backward
 #
-# The forward kernel gives each program one row, so that positions and bias line up. The backward kernel reads no bias,
-# so it takes the tensor as one long row, in blocks. A colleague wants each program to have its own random numbers:
-# `seed` plus the program's number, and positions count from 0.
+# The forward kernel gives each program one row, which makes it easy to line up with the bias. The backward kernel
+# doesn't read the bias, so it treats the tensor as one long row and splits it into blocks. A colleague wants each
+# program to have random numbers of its own, so they use `seed` plus the program's number, and count positions from 0.
 
 
 # %%
@@ -180,8 +185,8 @@ def backward_by_position(grad_y_ptr, grad_x_ptr, seed, p, elements, BLOCK: tl.co
 
 
 # %% [markdown]
-# An `autograd.Function` joins a forward pass and its backward pass for PyTorch. `ctx` carries values from the first to
-# the second, which returns a gradient for each argument (None for seed, `p` and the two kernels).
+# An `autograd.Function` tells PyTorch which backward pass belongs to a forward pass. `ctx` carries values from the
+# first to the second, which returns one gradient per argument (None for seed, `p` and the two kernels).
 
 
 # %%
@@ -206,8 +211,8 @@ class Fused(torch.autograd.Function):
 by_position = (forward_by_position, backward_by_position)
 
 # %% [markdown]
-# Test it. With ones for `x` and zeros for bias and residual, the result shows the forward mask; a gradient of ones shows
-# the backward mask.
+# Let's test it. If `x` is all ones, and bias and residual are zeros, then the result shows the forward mask. A gradient
+# of ones shows the backward mask.
 
 
 # %% tags=["hide-input"]
@@ -227,13 +232,13 @@ metered = measure(lambda: masks(64, 1000, 0.1, by_position))
 print("64 x 1000, memory errors:", metered.hazards or "none")
 
 # %% [markdown]
-# The drop rate is right in both passes, and no access is wrong. But at 1000 columns this cell did not ask whether the
-# two masks are still the *same*. If they are not, your network trains, a little worse than it could, and nothing
-# reports why.
+# Both passes have the right drop rate, and no access is out of bounds. But at 1000 columns, this cell didn't check
+# whether the two masks are still the *same*. If they aren't, your network will train a little worse than it could, and
+# nothing will tell you why.
 #
-# The instrument for this is [gradcheck](../docs/glossary.md#gradcheck). It moves each input a little, looks how the
-# results move, and compares that with the gradients of the backward pass. It wants double precision and small, awkward
-# shapes.
+# The tool for this is [gradcheck](../docs/glossary.md#gradcheck). It moves each input a little, looks at how the
+# results change, and compares that with the gradients from the backward pass. It works best in double precision, on
+# small, awkward shapes.
 
 
 # %%
@@ -247,8 +252,8 @@ print("gradients right, 1 x 5:", gradients_right(1, 5, by_position))
 print("gradients right, 3 x 5:", gradients_right(3, 5, by_position))
 
 # %% [markdown]
-# One row is right, three are not. If the two masks are independent, **what share of the elements does one pass drop and
-# the other keep, with `p = 0.1`?**
+# One row is right and three aren't. Suppose the two masks are independent: **what share of the elements does one pass
+# drop and the other keep, with `p = 0.1`?**
 
 # %% tags=["hide-input"]
 disagree = predict_first("elements on which the two masks disagree, p = 0.1", unit="%")
@@ -263,7 +268,8 @@ disagree.compare(
 )
 
 # %% [markdown]
-# Look at the counters (here the forward pass has four programs and the backward pass one, for all 24 elements):
+# Look at the counters. Here, the forward pass has four programs and the backward pass has one, which takes all 24
+# elements:
 
 # %% tags=["hide-input"]
 rows_mask, blocks_mask = masks(4, 6, 0.5, by_position)
@@ -276,10 +282,10 @@ mask_chart(
 )
 
 # %% [markdown]
-# A position depends on how the tensor was split, and the two passes split it differently. With rows as long as a block
-# they happened to agree, which is why the first test passed. The counter must belong to *the element*, whichever
-# program works on it. Fix this backward kernel, whose gradients must be dropped where the forward pass dropped
-# (`forward_mask`). **Change the marked line.**
+# An element's position depends on how the tensor was split, and the two passes split it differently. The first test
+# only passed because its rows were as long as a block, so that both happened to agree. The counter has to belong to
+# *the element*, no matter which program works on it. Fix this backward kernel: it has to drop the same gradients that
+# the forward pass dropped (`forward_mask`). **Change the marked line.**
 
 
 # %%
@@ -298,8 +304,8 @@ incoming = torch.arange(1.0, 17.0)
 puzzle(mask_again_kernel, 4, incoming, wanted=2 * incoming * forward_mask, seed=3, p=0.5, BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>counter = element</code>: its number in the whole tensor, which every split
-# agrees on.</details>
+# <details><summary>Answer</summary><code>counter = element</code>: an element's number in the whole tensor is the same
+# however you split it.</details>
 #
 # <!-- choices
 # counter = position
@@ -313,8 +319,8 @@ puzzle(mask_again_kernel, 4, incoming, wanted=2 * incoming * forward_mask, seed=
 # counter = element
 # -->
 #
-# Both kernels, with that counter. The program's number becomes an int64 before it is multiplied, as lesson 03 showed;
-# `tl.rand` takes an int64 counter as it is.
+# Here are both kernels with that counter. The program's number is cast to int64 before it's multiplied, as in lesson
+# 03, and `tl.rand` accepts an int64 counter as it is.
 
 
 # %%
@@ -345,8 +351,8 @@ print("the same mask, 64 x 1000:", bool(np.equal(*masks(64, 1000, 0.1, by_elemen
 print("gradients right, 3 x 5:", gradients_right(3, 5, by_element))
 
 # %% [markdown]
-# Walk through it, on two rows of six. Step to `kept`: every number there was made on the spot from the element's own
-# number. Nothing was read for it.
+# Walk through it on two rows of six. When you get to `kept`, every random number there was made on the spot from the
+# element's own number. The kernel didn't read anything to get it.
 
 # %% tags=["hide-input"]
 slope = torch.arange(12.0, device=device).view(2, 6)
@@ -354,8 +360,8 @@ tensors = (slope, torch.zeros(6, device=device), 100 + slope, torch.empty_like(s
 watch(forward_by_element[(2,)], *tensors, 3, 0.5, 6, BLOCK=8)
 
 # %% [markdown]
-# **How many bytes per element does the fused forward pass move, in fp32?** (Count each byte once: every program reads
-# the bias, but from the cache. The meter calls that `unique_total`.)
+# **How many bytes per element does the fused forward pass move, in fp32?** (Count each byte once. Every program reads
+# the bias, but it comes from the cache. The meter calls this number `unique_total`.)
 
 # %% tags=["hide-input"]
 fused_bytes = predict_first("bytes per element, fused, the mask not stored", unit="B")
@@ -372,13 +378,14 @@ fused_bytes.compare(
 # %% [markdown]
 # ## The cost of the random numbers
 #
-# Bytes are saved, arithmetic is added. Lesson 01 showed that arithmetic is nearly free in a memory-bound kernel, up to a
-# point. Is Philox within it? Compile our forward kernel for an H200 without dropout, with `tl.rand`, and with
-# `tl.rand4x`: one Philox call yields *four* numbers, `tl.rand` takes the first and throws three away, and `tl.rand4x`
-# returns all four. (bf16 tensors, fp32 arithmetic, 16 elements per thread.)
+# We've saved bytes and added arithmetic. In lesson 01 you saw that arithmetic is almost free in a memory-bound kernel,
+# up to a point. Is Philox below that point? Let's compile our forward kernel for an H200 in three versions: without
+# dropout, with `tl.rand`, and with `tl.rand4x`. A single Philox call produces *four* numbers. `tl.rand` uses the first
+# and throws the other three away, while `tl.rand4x` returns all four. (The tensors are bf16, the arithmetic is fp32,
+# and there are 16 elements per thread.)
 #
-# An SM, one of the GPU's processors, starts at most four instructions per clock, each for a warp of 32 threads. So the
-# instructions have a minimum time, as the bytes have:
+# An SM, one of the GPU's processors, can start at most four instructions per clock, each for a warp of 32 threads. That
+# gives us a minimum time for the instructions, just as we have one for the bytes:
 
 # %% tags=["hide-input", "nbval-ignore-output"]
 from benchmarks.experiments.lesson_04 import COLUMNS, NUMBERS, ROWS, dice_kernel
@@ -400,9 +407,10 @@ columns = ("", "instructions", "take at least", "of them IMAD", "registers per t
 table(columns, rows)
 
 # %% [markdown]
-# With `tl.rand` the instructions take longer than the bytes: **that kernel cannot be memory-bound.** For the other two
-# the bound proves nothing: it is below the bytes' time. Only a measurement decides. **On an H200, in bf16, how much
-# slower is the kernel with `tl.rand` than without dropout?** (The bounds give you a minimum.)
+# With `tl.rand`, the instructions take longer than the bytes, so **that kernel cannot be memory-bound.** For the other
+# two versions the bound doesn't prove anything, because it's below the time for the bytes. Only a measurement can
+# decide. **On an H200, in bf16, how much slower is the kernel with `tl.rand` than without dropout?** (The bounds give
+# you a minimum.)
 
 # %% tags=["hide-input"]
 dice_time = predict_first("slowdown with tl.rand over no dropout, bf16, H200", unit="times")
@@ -431,8 +439,9 @@ dice_time.compare(
 )
 
 # %% [markdown]
-# The course's own kernels also draw four at a time, and compare the random bits with `p` as integers (`kernels/philox.py`).
-# **How many times faster is such a fused kernel than PyTorch's three, on this H200, in bf16, on 16384 rows of 4096?**
+# The course's own kernels also draw four at a time, and they compare the random bits with `p` as integers
+# (`kernels/philox.py`). **How many times faster is such a fused kernel than PyTorch's three, on this H200, in bf16, on
+# 16384 rows of 4096?**
 
 # %% tags=["hide-input"]
 dropout_speed_up = predict_first("speedup, bias+dropout+add, 16384 x 4096", unit="times")
@@ -454,20 +463,22 @@ dropout_speed_up.compare(
 )
 
 # %% [markdown]
-# **Claim: "bias + dropout + add: 2 to 3 times faster."** All recorded sizes:
+# **Claim: "bias + dropout + add: 2 to 3 times faster."** These are all the sizes we recorded:
 
 # %% tags=["hide-input", "answers-dropout_speed_up"]
 h200.table("bias_dropout_residual", "bfloat16")
 
 # %% [markdown]
 # **Verdict: too modest by the GPU's time on the large size, too generous for the caller of the small one.** The caller
-# (the columns after `call`) gains less: one Triton launch from Python costs nearly as much as PyTorch's three from C++.
+# (in the columns after `call`) gains less, because launching one Triton kernel from Python costs nearly as much as
+# launching PyTorch's three from C++.
 #
 # ## Gates
 #
-# The feed-forward layer of Llama multiplies two halves of a wide row, the [gate](../docs/glossary.md#gate) $g$ and the
-# *up* half $u$: $y = \mathrm{silu}(g) \cdot u$ with $\mathrm{silu}(g) = g\,\sigma(g)$. That is **SwiGLU**; with GELU
-# instead of SiLU, **GeGLU**. Both halves come out of *one* matmul, side by side in each row. The course has a kernel:
+# In Llama, the feed-forward layer multiplies two halves of a wide row with each other: the
+# [gate](../docs/glossary.md#gate) $g$ and the *up* half $u$. It computes $y = \mathrm{silu}(g) \cdot u$ with
+# $\mathrm{silu}(g) = g\,\sigma(g)$, which is called **SwiGLU**. With GELU instead of SiLU it's **GeGLU**. Both halves
+# come out of *one* matmul, side by side in each row. The course has a kernel for it:
 
 # %%
 from kernels import swiglu
@@ -478,7 +489,7 @@ unfused = measure(lambda: F.silu(gate) * up)
 unfused
 
 # %% [markdown]
-# **By what factor does `swiglu(gate, up)` reduce the bytes?** Two tensors in, one out.
+# **By what factor does `swiglu(gate, up)` reduce the bytes?** It reads two tensors and writes one.
 
 # %% tags=["hide-input"]
 fewer = predict_first("unfused bytes over those of swiglu on two halves", unit="times")
@@ -495,7 +506,7 @@ fewer.compare(
 )
 
 # %% [markdown]
-# A kernel that takes the **row stride** needs no copy: one program per row.
+# If the kernel takes the **row stride**, we don't need a copy. Each program does one row:
 
 
 # %%
@@ -521,12 +532,13 @@ print("right:", torch.allclose(gated(product), F.silu(gate) * up, atol=1e-6))
 measure(gated, product)
 
 # %% [markdown]
-# Two tensors in, one out.
+# Now it's two tensors in and one out.
 #
 # ## Recompute, or store?
 #
-# Unfused, autograd saves what the gradients need: the multiplication needs both its factors, SiLU its input. **What
-# share of that memory does the fused operation save, if its backward pass computes `silu(gate)` again?**
+# In the unfused version, autograd saves whatever the gradients need. The multiplication needs both of its factors, and
+# SiLU needs its input. **What share of that memory does the fused operation save, if its backward pass computes
+# `silu(gate)` again?**
 
 # %% tags=["hide-input"]
 memory_saved = predict_first("memory saved between the passes, SwiGLU fused", unit="%")
@@ -541,8 +553,8 @@ print(together)
 memory_saved.compare(100 * (1 - together.total / apart.total))
 
 # %% [markdown]
-# **Claim: "dropping intermediates takes 20 to 40 % less memory."** (It is quoted without a source or the model it was
-# measured on.)
+# **Claim: "dropping intermediates takes 20 to 40 % less memory."** (You'll find it quoted without a source, and without
+# the model it was measured on.)
 
 # %% tags=["hide-input", "answers-memory_saved"]
 mask_and_none = saved_for_backward(sublayer_end, x, bias, residual).total
@@ -552,11 +564,10 @@ print(
 )
 
 # %% [markdown]
-# **Verdict: holds for SwiGLU, too modest for the sublayer, whose whole mask is gone.** And recomputing costs nothing
-# here. The backward pass must read `gate` anyway, for SiLU's slope,
-# $\mathrm{silu}'(g) = \sigma(g)\,(1 + g\,(1 - \sigma(g)))$; `silu(gate)` is a few instructions away, and storing it
-# would cost a write and a read. Write that slope. As it stands, the kernel returns $\sigma(g)$. **Change the marked
-# line.**
+# **Verdict: holds for SwiGLU, too modest for the sublayer, whose whole mask is gone.** And recomputing is free here.
+# The backward pass has to read `gate` anyway to get SiLU's slope, $\mathrm{silu}'(g) = \sigma(g)\,(1 + g\,(1 -
+# \sigma(g)))$. From there `silu(gate)` takes only a few more instructions, whereas storing it would cost a write and a
+# read. Now write that slope. At the moment, the kernel returns $\sigma(g)$. **Change the marked line.**
 
 
 # %%
@@ -578,8 +589,8 @@ halved = (each.detach().half() for each in (grads, gates, ups))
 puzzle(grad_gate_kernel, 3, *halved, wanted=silu_grads.half(), BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>slope = share * (1 + gate * (1 - share))</code>: all of it from the gate, which
-# is in a register already.</details>
+# <details><summary>Answer</summary><code>slope = share * (1 + gate * (1 - share))</code>: you can compute all of it
+# from the gate, which is in a register already.</details>
 #
 # <!-- choices
 # slope = share
@@ -604,15 +615,16 @@ lighter = steps["unfused"].bytes_total / steps["fused"].bytes_total
 traffic_chart(steps, f"SwiGLU's backward pass, fused, moves {lighter:.1f}x fewer bytes")
 
 # %% [markdown]
-# Is [recomputing](../docs/glossary.md#recompute) always better? Take `gelu(x + residual)`. GELU's slope needs the sum. Store it: the forward pass writes
-# it, the backward pass reads it. Or save `x` and `residual` and add them again: the backward pass reads *two* tensors
-# instead of one, and two must be saved. The rule:
+# Is it always better to [recompute](../docs/glossary.md#recompute)? Take `gelu(x + residual)`. GELU's slope needs the
+# sum. You can store it, so that the forward pass writes it and the backward pass reads it. Or you can save `x` and
+# `residual` and add them again, but then the backward pass reads *two* tensors instead of one, and two have to be
+# saved. So the rule is:
 #
-# **Recompute a value that follows from something the backward pass has anyway: a seed, a gate it must read. Store a
-# value when recomputing it would read more bytes than the value has.**
+# **Recompute a value if it follows from something the backward pass has anyway, such as a seed, or a gate that it must
+# read. Store a value if recomputing it would read more bytes than the value itself has.**
 #
-# Try the rule below. The bars are the bytes that a training step moves, forward and backward, and the bytes it saves in
-# between; times are bytes over data-sheet bandwidth. Find out:
+# You can try out the rule below. The bars show the bytes that a training step moves, forward and backward, and the
+# bytes it saves in between. Times are bytes divided by the bandwidth in the data sheet. Try to find out:
 #
 # 1. Bias+dropout+residual: what share of the fused kernels' bytes does recomputing the mask save in bf16? In fp32? Why
 #    is it less there?
@@ -627,14 +639,15 @@ explorer = RecomputationExplorer("bias+dropout+residual", "bf16", "H200", 16384,
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. A sixth in bf16, an eleventh in fp32: the mask's bytes, one per
-# element, stay the same, and all others double. 2. An A100 holds them either way. An L4 holds them only with
-# recomputing, and then has hardly room for anything else. 3. The same bytes are moved, and twice as many are saved: it
-# does not pay.</details>
+# <details><summary>What you should see</summary>1. A sixth in bf16, and an eleventh in fp32: the mask still has one
+# byte per element, while everything else has doubled. 2. An A100 can hold them either way. An L4 can only hold them if
+# you recompute, and then there's hardly room for anything else. 3. It moves the same number of bytes and saves twice as
+# many, so it isn't worth it.</details>
 #
 # ## Gates, timed
 #
-# **In bf16, how many times faster is the fused SwiGLU on 16384 rows of 11008, forward?** You can count the bytes.
+# **In bf16, how many times faster is the fused SwiGLU on 16384 rows of 11008, forward?** You can work it out from the
+# bytes.
 
 # %% tags=["hide-input"]
 gate_speed_up = predict_first("speedup, SwiGLU forward, 16384 x 11008", unit="times")
@@ -662,8 +675,8 @@ in_us = lambda seconds: f"{1e6 * seconds:.0f} µs"
 gate_speed_up.on(chart, "x", lambda gain: eager / gain, row=fused_row, says=in_us)
 
 # %% [markdown]
-# **Verdict: holds by the GPU's own time on every size, and for no caller of a small one.** There the launch from Python
-# outweighs the gain. *Going further* has the other sizes, GeGLU, and the backward passes.
+# **Verdict: holds by the GPU's own time on every size, and for no caller of a small one.** For small sizes, the launch
+# from Python outweighs the gain. In *Going further* you'll find the other sizes, GeGLU, and the backward passes.
 #
 # ## Your predictions vs the measurements
 
@@ -673,28 +686,28 @@ predictions()
 # %% [markdown]
 # ## Test yourself
 #
-# 1. Why can't the backward pass of a dropout with an ordinary generator, one with a state, draw its mask again?
-# <details><summary>Answer</summary>The state has moved on. It would have to be set back, and the numbers drawn one after
-# another, in the order of the first time. A counter needs no order.</details>
+# 1. Suppose dropout used an ordinary generator, one with a state. Why couldn't the backward pass draw its mask again?
+# <details><summary>Answer</summary>Because the state has moved on. You'd have to set it back and then draw the numbers
+# one after another, in the same order as the first time. A counter doesn't need any order.</details>
 #
-# 2. A dropout kernel uses `tl.rand(0, element)`, always seed 0. Forward and backward agree, gradcheck passes. What is
-#    wrong?
+# 2. A dropout kernel uses `tl.rand(0, element)`, always with seed 0. Forward and backward agree, and gradcheck passes.
+#    What is wrong?
 # <details><summary>Answer</summary>It drops the same places in every step and every layer. Each weight still learns,
-# from the rows where its element stays; but the noise is always the same, so the network fits it instead of learning to
-# do without any single element. Each call needs a new seed, drawn in the forward pass and saved for the backward
-# pass.</details>
+# from the rows in which its element is kept, but the noise is always the same. So the network fits the noise instead of
+# learning to cope without any single element. Every call needs a new seed, drawn in the forward pass and saved for the
+# backward pass.</details>
 #
 # 3. You change `BLOCK` of the backward kernel, and training gets slightly worse. What do you check first?
-# <details><summary>Answer</summary>The counter of the random numbers. If it is the position or the program, the mask
-# depends on the block. gradcheck on an awkward shape shows it.</details>
+# <details><summary>Answer</summary>The counter of the random numbers. If it is the position or the program's number,
+# then the mask depends on the block. gradcheck on an awkward shape will show it.</details>
 #
 # 4. A fused kernel moves more bytes than the unfused operators. Where do you look?
-# <details><summary>Answer</summary>At the launches: copies made because the inputs are not contiguous. Give the kernel
-# strides.</details>
+# <details><summary>Answer</summary>At the launches. You'll probably find copies that were made because the inputs
+# aren't contiguous. Give the kernel strides.</details>
 #
-# 5. `y = silu(gate) * up` as one kernel, with `silu(gate)` *stored* by the forward pass and read by the backward pass,
-#    which still needs gate and up. In fp16, how many bytes per element do both passes move, together? Replace the dots
-#    with your number.
+# 5. `y = silu(gate) * up` is one kernel. Its forward pass *stores* `silu(gate)`, and its backward pass reads that, and
+#    still needs gate and up as well. In fp16, how many bytes per element do both passes move, together? Replace the
+#    dots with your number.
 
 # %%
 from helpers.figures import TRAINING_STEPS
@@ -706,20 +719,20 @@ self_test(answer, correct, "forward 2 in, 2 out; backward 4 in (including the gr
 # %% [markdown]
 # ## Now you
 #
-# [Exercise 04](../exercises/04_bias_dropout_residual.ipynb) asks for bias, dropout and residual, with a backward pass
-# that makes the mask again. Next: [05 Normalisation](05_normalisation.ipynb), where each program owns a whole row.
+# In [Exercise 04](../exercises/04_bias_dropout_residual.ipynb) you'll write bias, dropout and residual, with a backward
+# pass that makes the mask again. Next: [05 Normalisation](05_normalisation.ipynb), where each program owns a whole row.
 
 # %% [markdown]
 # ## Going further
 #
 # ### A seed that never changes
 #
-# The course's kernel saves its seed in a tensor, not in a Python number. A training step may be recorded once as a
-# **CUDA graph** and replayed, which saves the CPU's work for each launch. The graph records launches with their
-# arguments: of a tensor its address, of a number its value. A seed that is a number is drawn while recording and never
-# again: dropout that drops the same elements in every step, and no test of a single step sees it. Our `Fused` has that
-# fault. In a tensor, drawing the seed is one more recorded step. (Without a GPU, the cell replays the launches itself,
-# with the same effect.)
+# The course's kernel saves its seed in a tensor instead of a Python number. Here's why. You can record a training step
+# once as a **CUDA graph** and replay it, which saves the CPU the work of each launch. The graph records launches
+# together with their arguments: for a tensor that's its address, but for a number it's the value. So a seed that is a
+# number gets drawn while recording and never again. Dropout then drops the same elements in every step, and you won't
+# notice by testing a single step. Our `Fused` has that fault. If the seed is in a tensor, drawing it is just one more
+# recorded step. (Without a GPU, this cell replays the launches itself, with the same effect.)
 
 
 # %%
@@ -760,9 +773,9 @@ print("seed in a tensor, the same mask twice:", replay_twice(by_tensor, out))
 # %% [markdown]
 # ### What `residual_act` stores
 #
-# With GELU it stores the sum, a second tensor. ReLU's slope asks only whether the sum is above 0, so the answer is
-# stored, one bit per element. (The result has the same information, and the next layer most often saves it anyway. But
-# then the backward pass reads a whole value per element, where a bit is enough.)
+# With GELU it stores the sum, a second tensor. For ReLU's slope, all we need to know is whether the sum is above 0, so
+# we store only that, as one bit per element. (The result contains the same information, and usually the next layer
+# saves it anyway. But then the backward pass would read a whole value per element, when a bit is enough.)
 
 # %%
 from kernels import residual_act
@@ -775,8 +788,8 @@ for act in ("gelu", "relu"):
 # %% [markdown]
 # ### All dtypes of the random numbers, all gates, and the backward passes
 #
-# With one Philox call per element the random numbers are free in neither dtype. bf16 pays more: its transfer is shorter
-# and hides less. With one call per four elements they are free in fp32.
+# With one Philox call per element, the random numbers aren't free in either dtype. bf16 pays more, because its transfer
+# is shorter and hides less of the arithmetic. With one call per four elements they are free in fp32.
 
 # %% tags=["hide-input"]
 rows = []
@@ -787,7 +800,7 @@ for dtype, itemsize in (("bfloat16", 2), ("float32", 4)):
 table(("", "the bytes", *NUMBERS), rows, h200.label_of("dice"))
 
 # %% [markdown]
-# On large tensors GeGLU gains more than SwiGLU, because PyTorch's GELU does not reach copy bandwidth.
+# On large tensors GeGLU gains more than SwiGLU does, because PyTorch's GELU doesn't reach copy bandwidth.
 
 # %% tags=["hide-input"]
 print("geglu, residual_act:")
@@ -795,8 +808,9 @@ for name in ("geglu", "residual_act"):
     display(h200.table(name, "bfloat16"))
 
 # %% [markdown]
-# Backward, the gates gain what the bytes of the chart suggest, or more. Dropout's backward pass gains less than its
-# bytes would allow (seven per element become four): it also draws random numbers, and sums the bias's gradient.
+# In the backward pass, the gates gain as much as the bytes in the chart suggest, or more. Dropout's backward pass gains
+# less than its bytes would allow (they drop from seven per element to four), because it also draws random numbers and
+# sums the bias's gradient.
 
 # %% tags=["hide-input"]
 rows = []
@@ -810,7 +824,7 @@ label = h200.label_of(*(f"{name} backward" for name in shapes))
 table(("backward", "eager", "fused", "times faster"), rows, label)
 
 # %% [markdown]
-# With a GPU, time your own kernels:
+# If you have a GPU, time your own kernels:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from helpers.instruments import benchmark_together

@@ -1,20 +1,20 @@
 # %% [markdown]
 # # 05 Normalisation: one row, one program
 #
-# LayerNorm subtracts each row's mean and divides by its standard deviation. Add ten thousand to every element of a row,
-# and the result must be the same. There are three well-known formulas for the variance, and all of them are correct.
-# **Yet one of the three, written into a kernel, returns nonsense for that row. Which, and why?**
+# LayerNorm subtracts a row's mean and divides by its standard deviation, so adding ten thousand to every element of the
+# row shouldn't change the result. There are three well-known formulas for the variance, and on paper they're
+# equivalent. **In a kernel, one of the three returns nonsense for that row. Which, and why?**
 #
-# After this lesson you can
+# In this lesson you'll learn to
 #
-# - write a normalisation of any width as one kernel that reads a row once and writes it once;
+# - write a normalisation of any width as one kernel that reads each row once and writes it once;
 # - choose a formula for the variance and predict how many digits it loses at a given mean;
 # - choose the dtype of a sum;
 # - fuse the step before (a residual) and after (an activation), and handle rows too wide for one block;
 # - judge a published speedup by its baseline.
 #
-# About 50 minutes. It follows on [04 Residuals, gates and dropout](04_residuals_gates_dropout.ipynb) and leads to
-# exercises [05](../exercises/05_layer_norm.ipynb) and [05b](../exercises/05b_residual_rms_norm.ipynb).
+# About 50 minutes. You should have done [04 Residuals, gates and dropout](04_residuals_gates_dropout.ipynb). The
+# exercises are [05](../exercises/05_layer_norm.ipynb) and [05b](../exercises/05b_residual_rms_norm.ipynb).
 
 # %% tags=["hide-input"]
 import torch
@@ -33,7 +33,7 @@ torch.manual_seed(0)
 x = torch.randn(64, 1024, device=device)
 
 # %% [markdown]
-# The passes over one tensor, x. Press **Play**: how often is each row read?
+# The animation shows every pass over one tensor, x. Press **Play** and count how often each row is read.
 
 # %% tags=["hide-input"]
 from helpers.figures import passes_animation
@@ -43,7 +43,7 @@ passes_animation("norm")
 # %% [markdown]
 # ## The cost of the unfused version
 #
-# Each step of the formula is an operator:
+# Written in plain PyTorch, every step of the formula is a separate operator:
 
 
 # %%
@@ -56,8 +56,8 @@ def unfused_norm(x):
 
 # %% [markdown]
 # Many networks apply a ReLU next. **How many bytes per element does `relu(unfused_norm(x))` move, in fp32?** Go through
-# it line by line: each read or write of a tensor of x's size costs four bytes per element; the means are too small to
-# matter.
+# the code line by line and count four bytes per element whenever a tensor of x's size is read or written. You can
+# ignore the means, which are tiny.
 
 # %% tags=["hide-input"]
 unfused_bytes = predict_first("bytes per element, relu(layer_norm) unfused", unit="B")
@@ -69,15 +69,16 @@ display(unfused.launch_table())
 unfused_bytes.compare(unfused.bytes_total / x.numel())
 
 # %% [markdown]
-# A fused kernel must read `x` and write the result. Nothing else is large. So fusing can save most of it, if a program
-# has **a whole row at once**: then mean and variance, two [reductions](../docs/glossary.md#reduction) over the row, never
-# leave it. Every kernel in this lesson is built that way: one row, one program.
+# A fused kernel has to read `x` and write the result, and nothing else is large, so there's a lot to save. To get
+# there, a program needs **a whole row at once**: the mean and the variance are
+# [reductions](../docs/glossary.md#reduction) over the row, and if the row fits in one program, they never leave it.
+# Every kernel in this lesson is built this way, with one program per row.
 #
 # ## A first kernel
 #
-# A block's length is a power of two. Rows have any length. So a program takes the next power of two, and masks the
-# positions past the end of the row, its [padding](../docs/glossary.md#padding): they load 0, which adds nothing to a
-# sum.
+# A Triton block has a power-of-two length, but a row can have any length. We round the row's length up to the next
+# power of two and mask the positions past its end, called [padding](../docs/glossary.md#padding). Masked positions load
+# 0, which doesn't affect a sum.
 
 
 # %%
@@ -112,16 +113,17 @@ print("1000 columns, mean 3, right to 1e-5:", error(first_kernel, shifted) < 1e-
 measure(normalise, first_kernel, shifted)
 
 # %% [markdown]
-# One launch, one read, one write. On rows that do not fill the block it is wrong, and the meter finds no error: the mask
-# of every load and store is right. The mistake is between them. Step through a row of ten in a block of sixteen, and
-# watch its last six positions:
+# There's one launch, one read and one write, but the result is wrong for rows that don't fill the block. The meter
+# finds no error because the masks on the load and the store are correct; the bug is somewhere in between. Step through
+# a row of ten in a block of sixteen, and watch its last six positions:
 
 # %%
 two_four = torch.tensor([[2.0, 4.0] * 5], device=device)
 watch(first_kernel[(1,)], two_four, torch.empty_like(two_four), 10, BLOCK=16)
 
 # %% [markdown]
-# A row of 2s and 4s has mean 3 and variance 1. **It fills 1000 of 1024 positions. What variance does the kernel find?**
+# A row of alternating 2s and 4s has mean 3 and variance 1. **Suppose it fills 1000 of 1024 positions. What variance
+# does the kernel compute?**
 
 # %% tags=["hide-input"]
 wrong_variance = predict_first("variance found by the first kernel", unit="")
@@ -129,19 +131,18 @@ wrong_variance
 
 # %% tags=["hide-input"]
 result = normalise(first_kernel, torch.tensor([2.0, 4.0] * 500, device=device)[None])
-found = 1 / result[0, 1].item() ** 2  # the kernel divides by the root of it
+found = 1 / result[0, 1].item() ** 2  # the kernel divides by its square root
 wrong_variance.compare(
     round(found, 4),
-    "The padding held 0, and then every position subtracted the mean: each of the 24 now adds "
-    "the mean's square to "
-    "the sum. Larger means make it worse, and a mean of 0 hides it, which is why tests with "
-    "randn alone pass.",
+    "Padding loads as 0, but then the kernel subtracts the mean from every position, so each of "
+    "the 24 padding positions adds the mean squared to the sum. A larger mean makes it worse. "
+    "With a mean of 0 you don't see it, so tests that only use randn pass.",
 )
 
 # %% [markdown]
-# Here are three rows of five, in blocks of eight, and a kernel that should store their variances. One row comes out
-# right as it stands. **Change the marked line so that all do:** `tl.where(condition, a, b)` picks `a` where the
-# condition is true.
+# Here's a smaller version: three rows of five, in blocks of eight, and a kernel that should store each row's variance.
+# As written, it gets only one row right. **Fix the marked line so that it gets all three.** `tl.where(condition, a, b)`
+# picks `a` where the condition is true and `b` elsewhere.
 
 
 # %%
@@ -158,8 +159,8 @@ three_rows = torch.tensor([[1.0, 2, 3, 4, 5], [-8, -6, 0, 6, 8], [10, 11, 12, 13
 puzzle(variance_kernel, 3, three_rows, wanted=three_rows.var(1, correction=0), columns=5, BLOCK=8)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>centred = tl.where(inside, x - tl.sum(x) / columns, 0.0)</code>: mask again
-# wherever a sum follows. The row that was right has mean 0.</details>
+# <details><summary>Answer</summary><code>centred = tl.where(inside, x - tl.sum(x) / columns, 0.0)</code>: if you're
+# going to sum something, mask it again first. The row that was already right has mean 0.</details>
 #
 # <!-- choices
 # centred = x - tl.sum(x) / columns
@@ -173,7 +174,7 @@ puzzle(variance_kernel, 3, three_rows, wanted=three_rows.var(1, correction=0), c
 # centred = tl.where(inside, x - tl.sum(x) / BLOCK, 0.0)
 # -->
 #
-# The whole kernel, with the second mask:
+# Here's the whole kernel with the second mask added:
 
 
 # %%
@@ -195,17 +196,17 @@ print("1000 columns, mean 3, right to 1e-5:", error(two_pass_kernel, shifted) < 
 # %% [markdown]
 # ## Three formulas for the variance
 #
-# This kernel goes over the row twice, once for the mean, once for the variance. There is a formula that needs one pass,
-# $\mathrm{E}[x^2] - \mathrm{E}[x]^2$, and half the web uses it. It does not even need a second mask. The lines that
-# differ:
+# Our kernel makes two passes over the row, first for the mean and then for the variance. There's a popular formula that
+# needs only one pass, $\mathrm{E}[x^2] - \mathrm{E}[x]^2$, and you'll find it all over the web. It even gets away
+# without the second mask. Only these two lines change:
 #
 # ```python
 # variance = tl.sum(x * x) / columns - mean * mean
 # y = (x - mean) * tl.rsqrt(variance + 1e-5)
 # ```
 #
-# **fp32 has about seven decimal digits. At a mean of 100 and a variance of 1, how many of them are right in the
-# variance?** Compare the size of the two numbers with that of their difference: the digits that they share cancel.
+# **fp32 has about seven decimal digits. At a mean of 100 and a variance of 1, how many digits of the variance are
+# right?** Compare the two terms with their difference: any leading digits the terms share cancel.
 
 # %% tags=["hide-input"]
 digits = predict_first("right digits of the variance, one pass, mean 100", unit="digits")
@@ -240,13 +241,12 @@ one_pass_variance_kernel[(400,)](near_100, found, 1000, BLOCK=1024)
 right_digits = -torch.log10((found / exact - 1).abs())
 digits.compare(
     round(right_digits.median().item(), 1),
-    f"The median of 400 rows; the worst row has {right_digits.min():.1f}. Both terms are near "
-    "10,000, their difference "
-    "is near 1: four of the seven digits cancel.",
+    f"That's the median of 400 rows; the worst row has {right_digits.min():.1f}. Both terms are "
+    "near 10,000 and their difference is near 1, so four of the seven digits cancel.",
 )
 
 # %% [markdown]
-# The loss is called **cancellation**. And at a mean of ten thousand, with the kernels:
+# This loss is called **cancellation**. Next we'll run both kernels at a mean of ten thousand:
 
 # %% tags=["hide-input"]
 rows = []
@@ -256,23 +256,25 @@ for mean in (0, 100, 10_000):
 table(("mean", "one pass right to 0.1", "two passes"), rows)
 
 # %% [markdown]
-# The third formula is [Welford's](../docs/glossary.md#welford). It keeps the count, the mean and the sum of squares
-# about the mean, and merges the three of one part of a row with the three of another. It squares only distances between
-# means, which are small however large the means are, so nothing cancels. A reduction in Triton can use any such merge:
+# The third formula is [Welford's](../docs/glossary.md#welford). For each part of a row it keeps three values: the
+# count, the mean, and the sum of squared deviations from that mean. Two parts are merged by combining their triples.
+# The merge only ever squares the difference between two means, which is small even when the means themselves are large,
+# so nothing cancels. Triton's `tl.reduce` accepts any merge function of this kind:
 
 
 # %%
 @triton.jit
 def merge(mean_a, squares_a, count_a, mean_b, squares_b, count_b):
     count = count_a + count_b
-    share = count_b / tl.maximum(count, 1.0)  # padding merged with padding counts 0
+    share = count_b / tl.maximum(count, 1.0)  # avoids 0/0 when both parts are padding
     apart = mean_b - mean_a
     squares = squares_a + squares_b + apart * apart * count_a * share
     return mean_a + apart * share, squares, count
 
 
 # %% [markdown]
-# Each position begins as a part with one element, which is its own mean: squares 0, count 1 (0 for padding).
+# We start with one part per position. Its mean is the element itself, its squares are 0, and its count is 1 (or 0 for
+# padding).
 
 
 # %%
@@ -295,13 +297,14 @@ print("Welford, mean 10,000, right to 0.1:", error(welford_kernel, x[:4] + 10_00
 # %% [markdown]
 # ## The error at each mean
 #
-# Move the mean, with the mouse or the arrow keys. The sums add pairs, then pairs of pairs, as a GPU does (a *tree*),
-# and round at each step.
+# Change the mean with the mouse or the arrow keys. The sums are computed as on a GPU, by adding pairs, then pairs of
+# pairs (a *tree*), with rounding at every step.
 #
-# 1. How much steeper is the line of the one pass than the other two? Why should it be?
-# 2. At what mean does a result stop being a number? How can a *variance* cause that?
-# 3. Choose fp16. Two passes fail as well, but not by cancellation. Why? (The largest fp16 number is 65504.)
-# 4. Choose fp64. At a mean of ten thousand, is one pass good enough?
+# 1. How much steeper is the one-pass line than the other two, and why?
+# 2. At what mean does the result stop being a number? How can a *variance* cause that?
+# 3. Switch to fp16. Now two passes fail too, but not because of cancellation. What goes wrong? (The largest fp16 number
+#    is 65504.)
+# 4. Switch to fp64. At a mean of ten thousand, is one pass good enough?
 
 # %% tags=["hide-input"]
 from helpers.figures import VarianceExplorer
@@ -310,17 +313,17 @@ explorer = VarianceExplorer(mean=100.0, columns=1024, arithmetic="fp32")
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. Twice as steep: it squares the mean before it subtracts. 2. At
-# 10,000, in fp32: the difference of two rounded numbers is negative, and a negative variance has no root. That is a
-# matter of luck: at 32,000, with 1024 columns, it is positive, and yet not one digit is right. 3. The sum of the row
-# exceeds the largest number: infinity. 4. Yes: of about sixteen digits it loses eight.</details>
+# <details><summary>What you should see</summary>1. Twice as steep, because it squares the mean before subtracting. 2.
+# At 10,000, in fp32: the difference of the two rounded terms comes out negative, so its square root is NaN. The sign is
+# a matter of luck. At 32,000, with 1024 columns, it happens to be positive, but not a single digit is right. 3. The sum
+# of the row overflows to infinity. 4. Yes. fp64 has about sixteen digits, and you lose eight of them.</details>
 #
-# Even two passes and Welford lose digits at a large mean. They must: the mean is rounded to the digits of its dtype, and
-# every result inherits that error. (The rounding of the *input* is not in these errors: the exact result is that of the
-# rounded row.)
+# Even two passes and Welford lose digits at a large mean. There's no way around that: the mean gets rounded to its
+# dtype, and everything computed from it inherits the error. (These errors don't include the rounding of the *input*,
+# because the reference is computed from the same rounded row.)
 #
-# Is Welford the better choice, then? On a CPU that streams through a row, yes: it reads the row once. But our row is in
-# registers, where a second pass reads no memory:
+# So should we use Welford? On a CPU that streams through a row, yes, because it reads the row only once. But our row is
+# already in registers, so a second pass doesn't touch memory:
 
 # %% tags=["hide-input"]
 row, rows = torch.empty(8, 4096, device="meta"), []
@@ -332,14 +335,15 @@ for kernel in (one_pass_kernel, two_pass_kernel, welford_kernel):
 table(("", "instructions", "shuffles", "wide loads", "registers per thread"), rows)
 
 # %% [markdown]
-# All three load the row once. (In a *shuffle* the threads of a warp read each other's registers, to add them up.)
-# Welford takes twice the instructions for the accuracy of two passes. So: **two passes in registers**. Merging pays off
-# where the row comes in chunks, below.
+# All three load the row once. (In a *shuffle*, the threads of a warp read each other's registers, here to add them up.)
+# Welford takes twice as many instructions as two passes and is no more accurate, so for a row in registers **we use two
+# passes**. Merging pays off when the row arrives in chunks, as we'll see below.
 #
 # ## The dtype of the sum
 #
-# Models use bf16 tensors. A block has its tensor's dtype, and so has everything computed from it. bf16 keeps eight
-# binary digits. **A row has 4096 ones. Add them one after another in bf16: what is the sum?**
+# Most models use bf16 tensors. A block that you load has the dtype of its tensor, and so does anything you compute from
+# it, unless you cast. bf16 keeps eight binary digits. **Take a row of 4096 ones and add them one after another in bf16.
+# What's the sum?**
 
 # %% tags=["hide-input"]
 ones_sum = predict_first("4096 ones added one after another in bf16", unit="")
@@ -350,13 +354,14 @@ total = torch.zeros((), dtype=torch.bfloat16)
 for one in torch.ones(4096, dtype=torch.bfloat16):
     total = total + one
 ones_sum.compare(
-    total.item(), "From there, adding 1 does not reach the next bf16 number and is rounded away."
+    total.item(),
+    "From there on, adding 1 isn't enough to reach the next bf16 number, so it's rounded away.",
 )
 
 # %% [markdown]
-# A GPU adds in a tree, which loses less, but it still adds in bf16 if the block is bf16. fp16 has more digits and
-# another limit. This kernel should store the mean of each row of fp16 elements; each mean fits. **Change the marked
-# line.**
+# A GPU adds in a tree, which loses less, but if the block is bf16 then so are the additions. fp16 has more digits, but
+# it runs into a different limit. The kernel below should store the mean of each row of fp16 elements, and every mean
+# fits in fp16. **Fix the marked line.**
 
 
 # %%
@@ -372,8 +377,8 @@ thousands = (torch.arange(15.0).view(3, 5) * 2000 + 1000).half()
 puzzle(mean_kernel, 3, thousands, wanted=thousands.double().mean(1).half(), columns=5, BLOCK=8)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>mean = tl.sum(x.to(tl.float32)) / columns</code>: or cast right after the load.
-# The sums of two rows exceed 65504.</details>
+# <details><summary>Answer</summary><code>mean = tl.sum(x.to(tl.float32)) / columns</code>, or cast right after the
+# load. In two of the rows, the sum exceeds 65504.</details>
 #
 # <!-- choices
 # mean = tl.sum(x) / columns
@@ -387,15 +392,16 @@ puzzle(mean_kernel, 3, thousands, wanted=thousands.double().mean(1).half(), colu
 # mean = tl.sum(x.to(tl.float16)) / columns
 # -->
 #
-# **Widen right after the load, add in fp32, and let the store round, once.** The bytes are the same, so the meter cannot
-# remind you. (Matmuls do the same: their operands have 16 bits, the [accumulator](../docs/glossary.md#accumulator),
-# which holds the sum so far, has 32. <!-- given 16 bits, 32 bits: PTX ISA, mma -->) Every kernel of the course does it.
+# **Cast to fp32 right after the load, add in fp32, and let the store round the result.** The meter won't catch it if
+# you forget, because the byte count doesn't change. (Matmuls follow the same rule: their operands have 16 bits, but the
+# [accumulator](../docs/glossary.md#accumulator), which holds the running sum, has 32.
+# <!-- given 16 bits, 32 bits: PTX ISA, mma -->) Every kernel in the course does this.
 #
 # ## Before and after the norm
 #
 # **Claim: "relu(layer_norm(x)) written out: ten memory operations, fused two: five times less traffic."** A memory
-# operation here is one pass over the whole tensor. In our kernel ReLU is one more line and not a byte, so its traffic is
-# that of `two_pass_kernel`.
+# operation here means one pass over the whole tensor. Adding ReLU to our kernel takes one more line and moves no extra
+# bytes, so we can use the traffic of `two_pass_kernel` for the fused version.
 
 # %% tags=["hide-input"]
 fused = measure(normalise, two_pass_kernel, x)
@@ -412,9 +418,9 @@ unfused_bytes.on(
 
 # %% [markdown]
 # **Verdict: holds to the letter, against a baseline that you don't have to use.** PyTorch's own `F.layer_norm` is
-# already a fused kernel, and against that the bytes allow far less. **A speedup means nothing without its baseline.** On
-# a GPU, `eager` is `F.layer_norm` and an activation, `fused` the course's `layer_norm_act`: the kernel above with
-# weight, bias and activation.
+# already a fused kernel, and the bytes allow far less over that. **A speedup means nothing without its baseline.** Here
+# are times from a GPU. `eager` is `F.layer_norm` followed by an activation, and `fused` is the course's
+# `layer_norm_act`, which is our kernel plus a weight, a bias and the activation.
 
 # %% tags=["hide-input"]
 h200.table("layer_norm_act", "bfloat16")
@@ -422,9 +428,9 @@ h200.table("layer_norm_act", "bfloat16")
 # %% [markdown]
 # ## The residual before the norm
 #
-# The sum of input and residual is needed twice: by the norm, and by the next layer as its residual. So it must be
-# written, fused or not. **By what factor does fusing reduce the bytes, against `x + r` followed by `F.layer_norm`?**
-# Count the passes.
+# The sum of the input and the residual is used twice: the norm takes it now, and the next layer takes it as its
+# residual. So even a fused kernel has to write it. **By what factor does fusing reduce the bytes, compared with `x + r`
+# followed by `F.layer_norm`?** Count the passes.
 
 # %% tags=["hide-input"]
 fewer = predict_first("bytes of x + r, then layer_norm, over those of one kernel", unit="times")
@@ -447,8 +453,8 @@ together = measure(residual_layer_norm, x, r, ones, zeros)
 display(apart.launch_table())
 fewer.compare(
     apart.bytes_total / together.unique_total,
-    "Five passes become four. (Every program reads weight and bias, but from the cache: here "
-    "they count once.)",
+    "Fusing cuts five passes to four. (Every program reads the weight and the bias, but from "
+    "cache, so we count them once here.)",
 )
 
 # %% [markdown]
@@ -458,21 +464,22 @@ fewer.compare(
 h200.table("residual_layer_norm", "bfloat16")
 
 # %% [markdown]
-# Faster than the bytes allow, because PyTorch's kernel does not reach copy bandwidth and ours nearly does. The second
-# line, rows of 1024, comes close to the claimed figure; wider rows stay well below it. On the smallest tensor the GPU
-# gains more than claimed, and its caller (the columns after `call`) loses time. **Verdict: fair for one size**, which the
-# claim does not name. Note `torch.compile`: it makes the same fusion and comes close.
+# That's faster than the bytes allow, because PyTorch's kernel doesn't reach copy bandwidth and ours nearly does. The
+# second line, with rows of 1024, comes close to the claimed figure, while wider rows stay well below it. On the
+# smallest tensor, the GPU time improves by more than the claim, but the caller loses time (see the columns after
+# `call`). **Verdict: fair for one size**, which the claim doesn't name. Note that `torch.compile` finds the same fusion
+# and comes close.
 #
 # ## RMSNorm
 #
-# RMSNorm leaves the mean out: `x / sqrt(mean(x^2) + eps)`. Without a mean there is no padding trap, since 0 squared is 0,
-# and without a subtraction no cancellation: one pass is safe. [Exercise 05b](../exercises/05b_residual_rms_norm.ipynb)
-# fuses it with a residual.
+# RMSNorm drops the mean: `x / sqrt(mean(x^2) + eps)`. Padding can't hurt it, because 0 squared is 0, and nothing can
+# cancel, because nothing is subtracted. One pass is therefore safe. In
+# [Exercise 05b](../exercises/05b_residual_rms_norm.ipynb) you'll fuse it with a residual.
 #
 # ## Rows too wide for one block
 #
-# A row is held in the registers of one block. **Look at the lit part**: the registers of a GPU's processors, its SMs.
-# Each SM divides its own among the blocks that it runs at once.
+# So far we've kept the whole row in the registers of one block. **The highlighted area below** is those registers:
+# every SM on the GPU has its own, and shares them among the blocks running on it.
 
 # %% tags=["hide-input"]
 from helpers.figures import gpu_picture
@@ -480,7 +487,7 @@ from helpers.figures import gpu_picture
 gpu_picture("H100", lit="registers")
 
 # %% [markdown]
-# **How many elements can a block of 16 warps hold, if each thread has 128 registers and holds nothing else?**
+# **How many elements can a block of 16 warps hold, if each thread has 128 registers and uses them for nothing else?**
 # <!-- given 128 registers: the question's own -->
 
 # %% tags=["hide-input"]
@@ -498,15 +505,15 @@ for columns in (4096, 16384, 32768, 65536):
 display(table(("columns", "registers per thread", "occupancy", "spilled"), rows))
 widest.compare(
     16 * 32 * 128,
-    "At that width the row alone would take every register, which leaves none for addresses "
-    "and sums: the kernel "
-    "spills some to memory.",
+    "At that width the row alone would fill every register, with no room for addresses and "
+    "sums, so the kernel spills some of them to memory.",
 )
 
 # %% [markdown]
-# ([Occupancy](../docs/glossary.md#occupancy) is the share of a processor's warps that can be active at once: lesson 07.)
-# So a wide row comes in chunks: a first loop reduces, a second one writes. Here Welford's merge pays off. `mean` and
-# `squares` of the columns seen so far merge with those of the next chunk, found by two passes in registers:
+# ([Occupancy](../docs/glossary.md#occupancy) is the fraction of an SM's warp slots that are in use; lesson 07 covers
+# it.) To handle rows this wide, we load them in chunks, with one loop that reduces and a second loop that writes. This
+# is where Welford's merge pays off. We compute each chunk's mean and squares with two passes in registers, then merge
+# them into the `mean` and `squares` of the columns so far:
 
 
 # %%
@@ -553,8 +560,8 @@ print(wide)
 print(f"distinct bytes: {wide.unique_total / long.numel():.0f} B/element")
 
 # %% [markdown]
-# Three passes instead of two; but the second read follows soon on the first, and may still find the row in
-# [L2](../docs/glossary.md#l2), the cache that all programs share. The next lesson shows when.
+# That's three passes instead of two. But the second read comes soon after the first, so the row may still be in
+# [L2](../docs/glossary.md#l2), the cache shared by all SMs. The next lesson looks at when that works.
 #
 # ## Your predictions vs the measurements
 
@@ -564,46 +571,51 @@ predictions()
 # %% [markdown]
 # ## Test yourself
 #
-# 1. Why does `tl.sum(x) / columns` need no second mask, and the variance does?
-# <details><summary>Answer</summary>Padding loads 0, which adds nothing to the sum of x. After the mean is subtracted it
-# holds minus the mean, whose square adds something.</details>
+# 1. Why does the variance need a second mask when `tl.sum(x) / columns` doesn't?
+# <details><summary>Answer</summary>Padding loads as 0, so it adds nothing to the sum of x. Once you've subtracted the
+# mean, padding holds minus the mean, and its square does count.</details>
 #
-# 2. A test of your LayerNorm on `torch.randn(128, 1000)` passes. Which two mistakes of this lesson might it still have?
-# <details><summary>Answer</summary>Padding in the variance, and the one-pass formula: with a mean near 0, neither
-# shows.</details>
+# 2. Your LayerNorm passes a test on `torch.randn(128, 1000)`. Which two bugs from this lesson could it still have?
+# <details><summary>Answer</summary>Padding in the variance, and the one-pass formula. With a mean near 0, you don't see
+# either.</details>
 #
-# 3. Why is RMSNorm's mean square safe in one pass?
-# <details><summary>Answer</summary>Nothing is subtracted: a sum of squares has no cancellation.</details>
+# 3. Why can RMSNorm compute its mean square safely in one pass?
+# <details><summary>Answer</summary>There's no subtraction, so a sum of squares can't cancel.</details>
 #
-# 4. Your LayerNorm is right for fp32 and a hundredth off for bf16. Loads, stores and masks are correct. What is
-#    missing?
-# <details><summary>Answer</summary>`.to(tl.float32)` after the load: the sums are computed in bf16.</details>
+# 4. Your LayerNorm is right in fp32 but off by a hundredth in bf16. The loads, stores and masks are correct. What did
+#    you forget?
+# <details><summary>Answer</summary>`.to(tl.float32)` after the load. Without it, the sums are computed in
+# bf16.</details>
 #
-# 5. A blog reports LayerNorm four times faster. What do you ask?
-# <details><summary>Answer</summary>Faster than what: unfused operators, PyTorch's own kernel, torch.compile? And at
-# which size?</details>
+# 5. A blog post reports a LayerNorm that's four times faster. What should you ask?
+# <details><summary>Answer</summary>Faster than what: unfused operators, PyTorch's own kernel, or torch.compile? And at
+# what size?</details>
 #
-# 6. Residual + RMSNorm + SiLU: `s = x + r`, `y = silu(rms_norm(s))`, with `s` and `y` both needed. Three kernels, each
-#    reading and writing its own tensors, against one: by what factor does the one kernel reduce the bytes? Replace the
-#    dots with your number.
+# 6. Residual + RMSNorm + SiLU: `s = x + r`, `y = silu(rms_norm(s))`, and you need both `s` and `y`. Compare three
+#    kernels, each reading and writing its own tensors, with a single fused one. By what factor does the fused kernel
+#    reduce the bytes? Replace the dots with your answer.
 
 # %%
 answer = ...
-self_test(answer, 7 / 4, "add 3 passes, norm 2, silu 2; the one kernel has 2 in and 2 out")
+self_test(
+    answer,
+    7 / 4,
+    "add takes 3 passes, norm 2 and silu 2; the fused kernel reads 2 tensors and writes 2",
+)
 
 # %% [markdown]
 # ## Now you
 #
-# [Exercise 05](../exercises/05_layer_norm.ipynb) asks for a LayerNorm that takes any width and any mean,
-# [05b](../exercises/05b_residual_rms_norm.ipynb) for a residual and RMSNorm. Next: [06 Softmax](06_softmax.ipynb),
-# where a row's maximum is needed first and known last.
+# In [Exercise 05](../exercises/05_layer_norm.ipynb) you'll write a LayerNorm that handles any width and any mean, and
+# in [05b](../exercises/05b_residual_rms_norm.ipynb) a fused residual and RMSNorm. Next comes [06
+# Softmax](06_softmax.ipynb), which needs a row's maximum before it has seen the whole row.
 
 # %% [markdown]
 # ## Going further
 #
 # ### 16-bit sums in the machine code
 #
-# The compiler's output for `tl.sum` of a bf16 row, with and without widening it after the load:
+# Here's how the compiler implements `tl.sum` of a bf16 row, with and without a cast after the load:
 
 
 # %%
@@ -630,10 +642,10 @@ for widen in (False, True):
     print(f"WIDEN={widen!s:5} additions in 16 bits (HADD2): {made.instructions['HADD2']}")
 
 # %% [markdown]
-# 15 in each thread for its 16 elements, 5 in its warp, 3 among eight warps: the first `tl.sum`. (After the division by
-# `columns` everything is fp32, including the second sum. Only the mean is added up in bf16.) A mean of 3 is enough to
-# spoil the result. Each element of a bf16 row is itself rounded, which is not the kernel's fault, so both are compared
-# with the exact norm of the rounded row:
+# These come from the first `tl.sum`: 15 additions in each thread for its 16 elements, 5 across the warp, and 3 across
+# the eight warps. (Dividing by `columns` gives an fp32 result, so everything after that, including the second sum, is
+# fp32. Only the sum for the mean is in bf16.) Even a mean of 3 is enough to spoil the result. Rounding the input to
+# bf16 isn't the kernel's fault, so we compare both versions with the exact norm of the rounded row:
 
 
 # %% tags=["hide-input"]
@@ -652,7 +664,7 @@ table(("mean", "WIDEN=False", "WIDEN=True"), rows, "right to 0.002?")
 # %% [markdown]
 # ### L2 norm
 #
-# The L2 norm (not the L2 cache: they share only the name) divides by the root of the sum of squares. **Claim: "a fused
+# The L2 norm (no relation to the L2 cache) divides by the square root of the sum of squares. **Claim: "a fused
 # L2 norm is 3 to 5 times faster."**
 
 # %% tags=["hide-input"]
@@ -674,15 +686,15 @@ print(f"32768 x 16384: unfused, it moves its bytes at {share:.0%} of copy bandwi
 h200.table("l2_norm", "bfloat16")
 
 # %% [markdown]
-# **Verdict: holds by the GPU's own time on every size; the last column has the gain of a caller.** Bytes explain only a
-# part of it; the rest is that the unfused kernels do not reach copy bandwidth. Against kernels as good as the fused one
-# the gain would be that of the bytes, and against `F.normalize` less still. `torch.compile` reaches the whole gain as
-# well.
+# **Verdict: holds by the GPU's own time on every size; the last column has the gain of a caller.** The byte count
+# explains only part of it. The rest is because the unfused kernels don't reach copy bandwidth. If they were as well
+# written as the fused one, the gain would equal the ratio of the bytes, and against `F.normalize` it would be smaller
+# still. `torch.compile` gets the full gain too.
 #
 # ### LayerNorm and RMSNorm, operator by operator
 #
-# Model code often writes a norm out: widen to fp32, normalise, round, multiply by the weight. These are transformers'
-# RMSNorm of Llama, line by line, and a LayerNorm in the same style:
+# Model code often spells out a norm: convert to fp32, normalise, round, multiply by the weight. Below is the RMSNorm
+# from transformers' Llama, line by line, and a LayerNorm in the same style:
 
 # %%
 import inspect
@@ -693,9 +705,10 @@ for by_operator, *_ in NORMS.values():
     print(inspect.getsource(by_operator))
 
 # %% [markdown]
-# **Claim: "LayerNorm and RMSNorm run 2 to 4 times faster fused."** It names no baseline, so here are three: the operators
-# above, PyTorch's own call, and `torch.compile` of the operators, in bf16. First the bytes, by the meter (PyTorch's
-# RMSNorm on a CPU consists of operators; on a GPU it is one kernel, so only LayerNorm's call has a number here):
+# **Claim: "LayerNorm and RMSNorm run 2 to 4 times faster fused."** It doesn't name a baseline, so we'll try three, all
+# in bf16: the operators above, PyTorch's own call, and `torch.compile` of the operators. We start with the bytes, as
+# metered. (On a CPU, PyTorch's RMSNorm is made of several operators; on a GPU it's one kernel. That's why only
+# LayerNorm has an entry for PyTorch's call.)
 
 # %% tags=["hide-input"]
 rows = []
@@ -723,21 +736,21 @@ columns = ("bf16", "clock", "ours", *(f"over {way}" for way in OTHERS))
 table(columns, rows, h100.label_of("norms_by_operator", "norms_by_operator_called"))
 
 # %% [markdown]
-# **Verdict: fails against either baseline.** Against the operators it is far too modest: they move many times the bytes,
-# and slowly. Against PyTorch's own call, which is already fused, it is too generous, and `torch.compile` of the operators
-# is close to our kernel on the large tensors. Against that call you gain even less on a small
-# tensor, or lose: there the launch dominates.
+# **Verdict: fails against either baseline.** Against the operators, the claim is far too modest, because they move many
+# times the bytes, and slowly. Against PyTorch's own call, which is already fused, it's too generous, and on the large
+# tensors `torch.compile` of the operators gets close to our kernel. On a small tensor the gain over PyTorch's call is
+# even smaller, or turns into a loss, because launch overhead dominates.
 #
 # ### The course's own kernel
 #
-# `kernels/rowwise/layer_norm.py` has the parts you have met: two passes in registers, a second mask, fp32, chunks for
-# rows that registers cannot hold, an activation. Three more ideas:
+# `kernels/rowwise/layer_norm.py` has everything you've seen here: two passes in registers, the second mask, fp32 sums,
+# chunks for rows that don't fit in registers, and an activation. It also adds three ideas:
 #
-# - **Two blocks per row.** 10000 columns are a block of 8192, which every row fills and which needs no column mask, and
-#   a masked one of 2048. One block of 16384 would leave a large share of it idle.
-# - **Several rows per program** where rows are short.
-# - **The row's first element is subtracted from the row.** The result is the same, but a large mean becomes a small one,
-#   and rounding it loses little.
+# - **Two blocks per row.** A row of 10000 columns is split into a block of 8192, which is always full and needs no
+#   column mask, and a masked block of 2048. A single block of 16384 would waste a large part of its positions.
+# - **Several rows per program** when rows are short.
+# - **Subtracting the row's first element from the whole row.** This doesn't change the result, but it makes a large
+#   mean small, so rounding the mean does little damage.
 
 # %% tags=["hide-input"]
 from kernels import layer_norm
@@ -752,12 +765,13 @@ print(", the course's kernel", ours < 1e-5)
 # %% [markdown]
 # ### Other widths
 #
-# Tables show the sizes that kernels were made for. Other widths may be slower: a width that is not a power of two leaves
-# positions idle, and an odd one has rows that do not begin at a multiple of 16 bytes (lesson 06). So the course's
-# kernels were timed at dozens of widths next to others, in one run: once with as many rows as fill a tensor of 256 MiB,
-# where memory decides, and once with 2048 rows, where a kernel's start and end count. (The others: eager PyTorch,
-# `torch.compile`, and two published collections of fused kernels, Liger, in Triton, and QuACK, in CuTe DSL. *The best
-# peer* is the fastest of them at that size.) The charts draw bf16; the first table also counts fp32.
+# Benchmark tables tend to show the sizes a kernel was designed for. Other widths can be slower: if the width isn't a
+# power of two, some positions are idle, and if it's odd, most rows don't start at a multiple of 16 bytes (lesson 06).
+# So we timed the course's kernels and several others at dozens of widths, all in one run. We did this twice: with
+# enough rows to fill a 256 MiB tensor, where memory bandwidth matters, and with 2048 rows, where a kernel's start and
+# end matter. (The others are eager PyTorch, `torch.compile`, and two published collections of fused kernels: Liger,
+# written in Triton, and QuACK, written in CuTe DSL. *The best peer* is whichever is fastest at that size.) The charts
+# show bf16; the first table includes fp32 too.
 # <!-- given 16 bytes: CUDA C++ Programming Guide, device memory accesses; 256 MiB: benchmarks/sweep/points.py -->
 
 # %% tags=["hide-input"]
@@ -772,20 +786,22 @@ display(
 )
 
 # %% [markdown]
-# Forward, on large tensors, both norms come close to copy bandwidth up to 16384 columns, whether the width is a power of
-# two or not. Odd rows cost more, most of all LayerNorm's wide ones; ours are ahead of every peer there. Two gaps:
+# On large tensors, RMSNorm's forward pass runs close to copy bandwidth at nearly every width, powers of two or not. Odd
+# widths cost more, but mostly less than they cost the others. Where are we behind?
 #
-# - The widest rows of RMSNorm: one SM's registers do not hold such a row, so a part of it is read again. QuACK spreads
-#   such a row over several SMs.
-# - Narrow rows: where a kernel takes a few microseconds, most of it is start and end. `fusion bench --recorded --sweep`
-#   lists every point.
+# - Wide rows of LayerNorm whose width is not a power of two: at 14336 columns, for example, `torch.compile` is well
+#   ahead. We don't know why yet; if you have a GPU, that's a good one to profile.
+# - Backward, many rows of RMSNorm: QuACK and `torch.compile` lead from about 2000 columns on.
+# - Narrow rows: a kernel of a few microseconds is mostly start and end. `fusion bench --recorded --sweep` lists every
+#   point.
 #
-# The last table has the time of a **call** from Python. For work this short it is mostly the launch: *bare launch* is an
-# empty kernel with the same arguments. A call adds checks, allocation and waiting for the GPU; backward, also autograd,
-# whose way through Python is longer than the one through C++. Eager PyTorch launches from C++ and may be faster than any
-# of these, even where its kernel is slower. In a CUDA graph (lesson 02) only the GPU's time remains.
+# The last table shows how long a **call** from Python takes. For work this short that's mostly launch overhead: *bare
+# launch* is an empty kernel with the same arguments. A call adds argument checks, allocation and waiting for the GPU,
+# and for the backward pass it also adds autograd, which takes longer through Python than through C++. Eager PyTorch
+# launches from C++, so it can win here even when its kernel is slower. In a CUDA graph (lesson 02) only the GPU time is
+# left.
 #
-# With a GPU, try your own shape:
+# If you have a GPU, try your own shape:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from helpers.instruments import benchmark_together

@@ -1,21 +1,22 @@
 # %% [markdown]
 # # 06 Softmax: normalising before the maximum is known
 #
-# Softmax turns a row of scores into probabilities: `exp(x)` over the sum of all `exp(x)`. To keep the exponentials from
-# overflowing, every implementation first subtracts the row's maximum. So the maximum must be known before the first
-# exponential, and a row too long to keep must be read once for the maximum and again for the sum. **Yet one read is
-# enough for both. What becomes of the exponentials computed with the wrong maximum?**
+# Softmax turns a row of scores into probabilities: `exp(x)` divided by the sum of all `exp(x)`. Every implementation
+# first subtracts the row's maximum, because otherwise the exponentials can overflow. That means you need the maximum
+# before you can compute the first exponential, so if a row is too long to keep around, you'd have to read it once for
+# the maximum and again for the sum. **Yet one read is enough for both. How can you use exponentials that you computed
+# with the wrong maximum?**
 #
-# After this lesson you can
+# In this lesson you'll learn to
 #
-# - write softmax as one kernel that no score overflows and no padding enters;
-# - derive online softmax, and choose a test that a wrong one fails;
-# - decide for a width whether to hold a row or to read it twice;
+# - write a softmax kernel that large scores can't overflow and padding can't corrupt;
+# - derive online softmax, and choose a test that catches a wrong version;
+# - decide, for a given width, whether to hold a row or read it twice;
 # - fuse what comes after: dropout, cross entropy, top-k;
-# - split few rows among many programs, with results that repeat.
+# - split a few long rows among many programs and still get repeatable results.
 #
-# About 60 minutes. It follows on [05 Normalisation](05_normalisation.ipynb), where one program works on one row, and
-# leads to [exercise 06](../exercises/06_softmax_topk.ipynb).
+# About 60 minutes. You should have done [05 Normalisation](05_normalisation.ipynb), which introduced one program per
+# row. The exercise is [06](../exercises/06_softmax_topk.ipynb).
 
 # %% tags=["hide-input"]
 import inspect
@@ -37,11 +38,11 @@ torch.manual_seed(0)
 x = torch.randn(64, 1000, device=device)
 
 # %% [markdown]
-# A row of 24 scores arrives in blocks of four. Above are the scores and the largest one *so far*; below, the
-# exponential of each score minus that maximum. Move the sliders, with the mouse or the arrow keys.
+# A row of 24 scores arrives in blocks of four. The top panel shows the scores and the largest one *so far*; the bottom
+# panel shows the exponential of each score minus that maximum. Move the sliders with the mouse or the arrow keys.
 #
-# 1. Read block after block. When the maximum rises, what happens to the columns that were already there?
-# 2. At which slopes do earlier columns never change?
+# 1. Read one block after another. When the maximum rises, what happens to the columns that you've already read?
+# 2. For which slopes do the earlier columns never change?
 
 # %% tags=["hide-input"]
 from helpers.figures import RunningSumExplorer
@@ -49,8 +50,9 @@ from helpers.figures import RunningSumExplorer
 RunningSumExplorer(blocks=1, slope=1.0)
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. All of them shrink, and by the same factor: the sum shrinks by it as
-# a whole, and no column is needed again. 2. At the falling ones: the first block has the maximum.</details>
+# <details><summary>What you should see</summary>1. They all shrink by the same factor. So you can scale their sum by
+# that factor and never look at the columns again. 2. The falling ones, because the maximum is in the first
+# block.</details>
 #
 # ## The cost of the unfused version
 
@@ -63,8 +65,8 @@ def unfused_softmax(x):
 
 
 # %% [markdown]
-# **How many bytes per element does it move, in fp32?** Go through it operator by operator: each read or write of a
-# tensor of x's size costs four bytes per element; maxima and sums are too small to matter.
+# **How many bytes per element does it move, in fp32?** Go through it operator by operator and count four bytes per
+# element whenever a tensor of x's size is read or written. The maxima and sums are small enough to ignore.
 
 # %% tags=["hide-input"]
 unfused_bytes = predict_first("bytes per element, softmax unfused", unit="B")
@@ -78,8 +80,8 @@ unfused_bytes.compare(unfused.bytes_total / x.numel())
 # %% [markdown]
 # ## Why subtract the maximum?
 #
-# Without it, the row is read once less, and `exp(x) / sum(exp(x))` is the same formula. But the largest fp16 number is
-# 65504. **What is the largest whole score whose exponential still fits?**
+# You'd save a read of the row if you didn't, and mathematically `exp(x) / sum(exp(x))` is the same. But the largest
+# fp16 number is 65504. **What's the largest whole-number score whose exponential still fits?**
 
 # %% tags=["hide-input"]
 largest = predict_first("largest whole score whose exponential fits in fp16", unit="")
@@ -92,24 +94,25 @@ e = torch.exp(torch.tensor([1.0, 2.0, 100.0]))
 print("fp32, scores 1, 2 and 100:", (e / e.sum()).tolist())
 largest.compare(
     int(scores[fits].max()),
-    "Scores of attention or of a vocabulary exceed that. fp32 holds exponentials up to 88: "
-    "above, infinity over infinity is NaN.",
+    "Attention scores and logits can easily be larger. fp32 can hold exponentials of scores up to "
+    "88; above that you get infinity over infinity, which is NaN.",
 )
 
 # %% [markdown]
-# The fix costs no accuracy. Subtract the same number $c$ from all scores:
+# We can fix this without losing any accuracy. Subtract the same number $c$ from every score:
 #
 # $$\frac{e^{x_i - c}}{\sum_j e^{x_j - c}} = \frac{e^{x_i}\, e^{-c}}{\sum_j e^{x_j}\, e^{-c}}
 # = \frac{e^{x_i}}{\sum_j e^{x_j}}$$
 #
-# Any $c$ gives the same probabilities. If $c$ is the maximum, the largest exponential is exactly 1, so the sum is
-# between 1 and the number of columns. Small exponentials may underflow to 0: they were too small to count. This is
-# **safe softmax**.
+# The probabilities are the same for any $c$. If we choose the maximum, the largest exponential is exactly 1, so the sum
+# is somewhere between 1 and the number of columns. Small exponentials may underflow to 0, but they were too small to
+# matter. This is called **safe softmax**.
 #
 # ## One row, one program
 #
-# As in lesson 05: the block is the next power of two, its [padding](../docs/glossary.md#padding) is masked and loads 0.
-# The cast to fp32 comes right after the load, so that a bf16 row is not added up in bf16.
+# We start as in lesson 05. The block is the row's length rounded up to a power of two, and the
+# [padding](../docs/glossary.md#padding) is masked and loads 0. We cast to fp32 right after the load so that a bf16 row
+# isn't summed in bf16.
 
 
 # %%
@@ -131,9 +134,10 @@ def softmax(kernel, x):
 measure(softmax, first_kernel, x)
 
 # %% [markdown]
-# One launch, one read, one write, nothing out of bounds. Is it right? Probabilities have a test that needs no
-# reference: **each row adds up to 1.** A row of 1000 scores, all -5, has 1000 equal probabilities. **What do those of
-# the first kernel add up to?** Think of the values in the other 24 positions of the block.
+# There's one launch, one read and one write, and no access is out of bounds. But is the result right? You can test
+# probabilities without a reference, because **each row must add up to 1.** Take a row of 1000 scores, all equal to -5,
+# so all 1000 probabilities should be equal. **What do the first kernel's probabilities add up to?** Think about what's
+# in the other 24 positions of the block.
 
 # %% tags=["hide-input"]
 padded_sum = predict_first("sum of a row of 1000 scores of -5, first kernel", unit="")
@@ -143,13 +147,14 @@ padded_sum
 fives = torch.full((1, 1000), -5.0, device=device)
 padded_sum.compare(
     softmax(first_kernel, fives).sum().item(),
-    "Padding held 0, more than any score: it set the maximum, and each of the 24 added a 1 to the "
-    "sum. 0 is neutral for a sum of x, as in lesson 05, but not here.",
+    "Padding loads as 0, which is larger than any score here. So it became the maximum, and each "
+    "of the 24 positions added a 1 to the sum. In lesson 05 we summed x itself, where a 0 does no "
+    "harm.",
 )
 
 # %% [markdown]
-# Three rows of five, in blocks of eight. **Change the marked line so that padding neither sets the maximum nor adds to
-# the sum.**
+# Here are three rows of five, in blocks of eight. **Change the marked line so that padding can't be the maximum and
+# adds nothing to the sum.**
 
 
 # %%
@@ -169,7 +174,8 @@ puzzle(padding_kernel, 3, below_zero, wanted=torch.softmax(below_zero, -1), colu
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>x = tl.load(x_ptr + offset, mask=inside, other=-float("inf"))</code>: minus
-# infinity changes no maximum, and its exponential is 0. A large negative number fails in the third row.</details>
+# infinity can't raise the maximum, and its exponential is 0. A large negative number isn't enough for the third
+# row.</details>
 #
 # <!-- choices
 # x = tl.load(x_ptr + offset, mask=inside, other=0.0)
@@ -183,7 +189,7 @@ puzzle(padding_kernel, 3, below_zero, wanted=torch.softmax(below_zero, -1), colu
 # x = tl.load(x_ptr + offset)
 # -->
 #
-# `held_kernel` below is the first kernel with that line: its program *holds* the row in
+# `held_kernel` below is our first kernel with that line fixed. We call it that because each program *holds* its row in
 # [registers](../docs/glossary.md#register).
 
 
@@ -215,8 +221,9 @@ unfused_bytes.on(
 )
 
 # %% [markdown]
-# And `F.softmax`? It is already fused: one launch, the same bytes. Here are 32768 rows of 8192 in bf16 on a GPU;
-# `fused` is the course's `softmax`, Liger and QuACK are published collections of fused kernels:
+# How does it compare with `F.softmax`? That's already fused, so it also takes one launch and moves the same bytes. The
+# table shows GPU times for 32768 rows of 8192 in bf16. `fused` is the course's `softmax`; Liger and QuACK are published
+# collections of fused kernels:
 
 # %% tags=["hide-input"]
 print(f"F.softmax: {measure(lambda: F.softmax(x, -1))}")
@@ -228,14 +235,15 @@ for name, time in h200.times("softmax", (32768, 8192), "bfloat16").items():
 table(("", "time", "of copy bandwidth"), rows, h200.label_of("softmax"))
 
 # %% [markdown]
-# Equal bytes, unequal times. **Fusing decides how many bytes a kernel moves; how it is written decides how fast it
-# moves them.** Keep that in mind for every speedup below.
+# They all move the same bytes, but they don't take the same time. **Fusing sets how many bytes a kernel moves; the
+# quality of the kernel sets how fast it moves them.** Keep that in mind whenever you see a speedup below.
 #
 # ## Dropout in the same kernel
 #
-# In training, attention drops some of its probabilities. On a GPU, PyTorch does that in a second kernel, which also
-# stores what it dropped, one byte per element, for the backward pass. In our kernel it takes two lines: `tl.rand` is
-# [Philox](../docs/glossary.md#philox), a function of a seed and the element's place, so nothing has to be stored.
+# During training, attention drops some of its probabilities. On a GPU, PyTorch does this in a second kernel, which also
+# stores a mask for the backward pass, at one byte per element. Our kernel needs only two more lines. `tl.rand` uses
+# [Philox](../docs/glossary.md#philox), which computes each random number from a seed and the element's index, so the
+# backward pass can regenerate the mask and we don't have to store it.
 
 
 # %%
@@ -251,7 +259,7 @@ def dropout_kernel(x_ptr, y_ptr, seed, rate, columns, BLOCK: tl.constexpr):
 
 
 # %% [markdown]
-# **By what factor does it reduce the bytes of the two kernels, in fp32?**
+# **By what factor does fusing reduce the bytes of the two kernels, in fp32?**
 
 # %% tags=["hide-input"]
 dropout_bytes = predict_first(
@@ -277,20 +285,20 @@ times = {
 slower = times["softmax_dropout"] / times["softmax"]
 dropout_bytes.compare(
     apart.bytes_total / together.bytes_total,
-    "The bytes of softmax alone. But on an H200 the course's softmax (32768 x 4096, bf16) takes "
-    f"{slower:.1f}x the time with dropout: Philox needs so many multiplications that the kernel no "
-    "longer waits for memory alone (see Going further).",
+    "It moves no more bytes than softmax alone. But on an H200 the course's softmax (32768 x 4096, "
+    f"bf16) takes {slower:.1f}x the time with dropout, because Philox needs so many "
+    "multiplications that the kernel no longer waits for memory alone (see Going further).",
 )
 
 # %% [markdown]
 # ## Rows too wide to hold
 #
-# A row of 65,536 fp32 values fills every register of an [SM](../docs/glossary.md#sm); lesson 05 saw it
-# [spill](../docs/glossary.md#spill). Such a row must be read again, **in blocks**. Safe softmax then loops over it
-# three times: for the maximum, for the sum, and to write. Can the first two loops be one? Then the sum must start
-# before the maximum is known, with the largest score **so far**, the [running max](../docs/glossary.md#running-max).
-# The step that adds a block is a function of its own, passed as a [constexpr](../docs/glossary.md#constexpr), so that
-# we can exchange it:
+# A row of 65,536 fp32 values would fill every register of an [SM](../docs/glossary.md#sm), and in lesson 05 we saw it
+# [spill](../docs/glossary.md#spill). So we have to go through a row like that **in blocks**, and read it more than
+# once. Safe softmax takes three loops: one for the maximum, one for the sum, and one to write the result. Can we merge
+# the first two? Then we'd have to start summing before we know the maximum, using the largest score **so far**, the
+# [running max](../docs/glossary.md#running-max). We put the step that adds a block into a separate function and pass it
+# as a [constexpr](../docs/glossary.md#constexpr), so that we can swap it out:
 
 
 # %%
@@ -334,9 +342,10 @@ off = (stale - F.softmax(wide, -1)).abs().max().item()
 print("every probability within 0.01 of PyTorch's:", off < 0.01)
 
 # %% [markdown]
-# Many would write that test. But in rows this wide most probabilities are far below 0.01, so a result of all zeros
-# would pass it. Take the other test. A row has 1024 scores of 0, then 1024 scores of 3, a block each. **What do its
-# probabilities add up to?** (`exp(-3)` is about 0.05.) Do both blocks by hand.
+# Many people would write that test and move on. But in rows this wide, most probabilities are far below 0.01, so a
+# kernel that returned all zeros would pass too. Let's check the row sums instead. Take a row of 1024 scores of 0
+# followed by 1024 scores of 3, one block each. **What do its probabilities add up to?** (`exp(-3)` is about 0.05.) Work
+# through the two blocks by hand.
 
 # %% tags=["hide-input"]
 stale_sum = predict_first("sum of a row of 1024 zeros, then 1024 threes", unit="")
@@ -349,19 +358,19 @@ print(f"the same row, backwards: {backwards.sum().item():.4g}")
 print("the random rows:", *(f"{total:.2f}" for total in stale.sum(1).tolist()))
 stale_sum.compare(
     online_softmax(take_in, steps).sum().item(),
-    "In the first block the maximum was 0, so each score was summed as exp(0), a 1. Then the "
-    "maximum rose to 3, and each of those ones should have been exp(-3). Backwards the first block "
-    "holds the maximum, and nothing goes wrong.",
+    "In the first block the maximum was 0, so each score added exp(0), which is 1. Then the "
+    "maximum rose to 3, and each of those ones should have been exp(-3). If you reverse the row, "
+    "the maximum is in the first block and nothing goes wrong.",
 )
 
 # %% [markdown]
-# That is what becomes of exponentials computed with the wrong maximum: they are all too large by the *same* factor, so
-# one multiplication corrects their **sum**. With $m$ the old maximum and $M$ the new one,
+# So that's the answer to the opening question. Exponentials computed with the wrong maximum are all too large by the
+# *same* factor, so we can correct their **sum** with one multiplication. If $m$ is the old maximum and $M$ the new one,
 #
 # $$\sum_j e^{x_j - M} = \sum_j e^{x_j - m}\, e^{m - M} = e^{m - M} \cdot \text{old sum}$$
 #
-# Your turn. Each program should store the sum of its row's exponentials, in blocks of four. **Change the marked line.**
-# Which row is right as it stands?
+# Now it's your turn. Each program below should store the sum of its row's exponentials, computed in blocks of four.
+# **Change the marked line.** Which row is already right before you do?
 
 
 # %%
@@ -383,8 +392,9 @@ row_sums = torch.exp(three_rows - three_rows.amax(-1, keepdim=True)).sum(-1)
 puzzle(running_sum_kernel, 3, three_rows, wanted=row_sums, columns=8, BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>total = total * tl.exp(peak - higher) + tl.sum(tl.exp(x - higher))</code>: the
-# old sum shrinks when the maximum rises. The second row falls, so its maximum is in the first block.</details>
+# <details><summary>Answer</summary><code>total = total * tl.exp(peak - higher) + tl.sum(tl.exp(x - higher))</code>:
+# when the maximum rises, the old sum has to shrink. The second row is falling, so its maximum is in the first
+# block.</details>
 #
 # <!-- choices
 # total = total + tl.sum(tl.exp(x - higher))
@@ -398,7 +408,7 @@ puzzle(running_sum_kernel, 3, three_rows, wanted=row_sums, columns=8, BLOCK=4)
 # total = total * tl.exp(peak - higher) + tl.sum(tl.exp(x - higher))
 # -->
 #
-# As a function for `online_kernel`:
+# Here it is as a function for `online_kernel`:
 
 
 # %%
@@ -410,10 +420,10 @@ def absorb(peak, total, x):
 
 
 # %% [markdown]
-# Watch `factor` and `total` on a row of 24 in blocks of four. Where the maximum rises, `factor` is below 1 and shrinks
-# the old sum before the block's own exponentials are added, so `total` may rise or fall. Where the maximum stays,
-# `factor` is 1. In the first block the old maximum is minus infinity: its factor is `exp(-inf)`, which is 0, times a
-# sum of 0.
+# Follow `factor` and `total` through a row of 24, in blocks of four. Whenever the maximum rises, `factor` is below 1,
+# and it scales the old sum down before the new block's exponentials are added. That's why `total` can go up or down. If
+# the maximum doesn't change, `factor` is 1. In the first block, the old maximum is minus infinity, so the factor is
+# `exp(-inf)`, which is 0, and it multiplies a sum of 0.
 
 # %% tags=["hide-input"]
 levels = torch.tensor([0, 0.5, 2, 1, 3, 1.5], device=device).repeat_interleave(4)[None]
@@ -427,13 +437,13 @@ print("zeros, then threes:", round(online_softmax(absorb, steps).sum().item(), 6
 
 # %% [markdown]
 # This is **[online softmax](../docs/glossary.md#online-softmax)** (Milakov and Gimelshein,
-# [arXiv:1805.02867](https://arxiv.org/abs/1805.02867)). It has one gap: a *first* block that is all minus infinity
-# computes `-inf - -inf`, which is NaN. A [causal mask](../docs/glossary.md#causal-mask) never makes one, since every
-# query sees key 0; a sliding window or padding at the front of a sequence does. The course's `absorb` in
-# `kernels/online_softmax.py` handles it.
+# [arXiv:1805.02867](https://arxiv.org/abs/1805.02867)). Our version has one bug left. If the *first* block is all minus
+# infinity, it computes `-inf - -inf`, which is NaN. You won't see this with a
+# [causal mask](../docs/glossary.md#causal-mask), because every query sees key 0, but a sliding window or padding at the
+# front of a sequence will trigger it. The course's `absorb` in `kernels/online_softmax.py` handles that case.
 #
-# **By what factor does online softmax reduce the bytes requested, against safe softmax?** The loop that writes is in
-# both.
+# **By what factor does online softmax reduce the bytes requested, compared with safe softmax?** Don't forget that both
+# have a loop that writes.
 
 # %% tags=["hide-input"]
 paper = predict_first("bytes requested by safe softmax over online, wide rows", unit="times")
@@ -471,15 +481,16 @@ paper.compare(safe.bytes_total / online.bytes_total)
 # %% [markdown]
 # ## The second read: DRAM or L2?
 #
-# A second read follows soon on the first. If [L2](../docs/glossary.md#l2) can keep all rows in progress meanwhile,
-# [DRAM](../docs/glossary.md#dram) does not see it. L2 is not perfect: in the model behind this picture, fitted to an
-# H200, it keeps everything up to a quarter of its size, less and less beyond, and nothing from three quarters on. Move
-# the sliders, with the mouse or the arrow keys. (A row *fits* if its block, one fp32 value per register, does.)
+# The second read comes soon after the first. If [L2](../docs/glossary.md#l2) can hold every row in progress until then,
+# the second read never reaches [DRAM](../docs/glossary.md#dram). In practice, L2 isn't perfect. The explorer uses a
+# model fitted to an H200, in which L2 keeps everything up to a quarter of its size, less and less beyond that, and
+# nothing from three quarters on. Move the sliders with the mouse or the arrow keys. (A row *fits* if its block does, at
+# one fp32 value per register.)
 #
-# 1. At what width does no choice of warps hold the row any more?
-# 2. At 50,257 columns, GPT-2's vocabulary, go from 4 to 32 warps per row. Why does the *larger* block save bytes?
-# 3. At 4 warps, reduce the rows. When is the second read free, and why?
-# 4. At 32 warps and 8,192 rows, choose an RTX 4090, then a T4. On which of them is even a third read free?
+# 1. At what width can't you hold the row any more, however many warps you use?
+# 2. At 50,257 columns, GPT-2's vocabulary, go from 4 to 32 warps per row. Why does a *larger* block save bytes?
+# 3. At 4 warps, lower the number of rows. When does the second read become free, and why?
+# 4. With 32 warps and 8,192 rows, try an RTX 4090, then a T4. On which of them would even a third read be free?
 
 # %% tags=["hide-input"]
 from helpers.figures import WideRowsExplorer
@@ -488,14 +499,14 @@ explorer = WideRowsExplorer("H100", dtype="bf16", rows=8192, columns=16384, warp
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. At 50,257: its block has 65,536 positions, as many as an SM has
-# registers. 2. Fewer rows are in progress at once, so L2 has less to keep until each program returns to the start of
-# its row. 3. At 128 rows: all of them fit in L2 together. 4. On the RTX 4090: its L2 is much larger, and one row is in
-# progress on each SM. The T4 has lost the row, and each read costs in full.</details>
+# <details><summary>What you should see</summary>1. At 50,257: its block has 65,536 positions, which is every register
+# on an SM. 2. Fewer rows are in progress at once, so L2 has less to hold by the time a program goes back to the start
+# of its row. 3. At 128 rows, because they all fit in L2 together. 4. On the RTX 4090, whose L2 is much larger, with one
+# row in progress per SM. On the T4 the row has already been evicted, so you pay full price for each read.</details>
 #
-# So for wide rows, large blocks. The paper's **claim: "softmax accelerates by up to 1.3 times"**, against safe softmax.
-# That is the ratio of the bytes, rounded, if each read comes from DRAM. Does it? The course's `softmax`, which reads
-# its widest rows twice, on a GPU in bf16:
+# So wide rows want large blocks. The paper's **claim: "softmax accelerates by up to 1.3 times"**, compared with safe
+# softmax, is the ratio of the bytes, rounded, assuming every read comes from DRAM. Does it? The course's `softmax`
+# reads its widest rows twice. On a GPU, in bf16:
 
 # %% tags=["hide-input"]
 from kernels.tuned import wide_softmax
@@ -513,17 +524,17 @@ for row in h200.rows:
 table(("columns", "a row is", "of copy bandwidth"), rows, h200.label_of("softmax"))
 
 # %% [markdown]
-# (The share counts one read and one write.) **Verdict: fair, if every read comes from memory.** Here, up to 65,536
-# columns the second read is nearly free, and at twice that it starts to cost.
+# (The share counts one read and one write.) **Verdict: fair, if every read comes from memory.** On this GPU the second
+# read is nearly free up to 65,536 columns and starts to cost time at twice that width.
 #
 # ## Cross entropy: one read, any width
 #
-# Softmax reads a wide row twice because it has a row to write. A loss has one number to write. From a row of scores,
-# called logits here, cross entropy needs the probability of one, the label's, as a logarithm:
+# Softmax reads a wide row twice because it has a whole row to write. A loss only writes one number. Given a row of
+# scores, which are called logits here, cross entropy needs the logarithm of a single probability, the label's:
 #
 # $$-\log \frac{e^{x_\text{label} - M}}{\sum_j e^{x_j - M}} = M + \log \sum_j e^{x_j - M} - x_\text{label}$$
 #
-# Maximum and sum: one loop, and **any** width.
+# All it needs from the row is the maximum and the sum, so one loop is enough at **any** width.
 
 
 # %%
@@ -541,8 +552,8 @@ def loss_kernel(x_ptr, labels_ptr, losses_ptr, columns, BLOCK: tl.constexpr):
 
 
 # %% [markdown]
-# PyTorch computes the logarithms of all probabilities, writes them, and picks one per row. **By what factor does the
-# one loop reduce the bytes?**
+# PyTorch computes the logarithms of all the probabilities, writes them out, and then picks one per row. **By what
+# factor does our single loop reduce the bytes?**
 
 # %% tags=["hide-input"]
 loss_bytes = predict_first("bytes of PyTorch's cross entropy over the fused one's", unit="times")
@@ -567,17 +578,19 @@ loss_bytes.compare(apart.bytes_total / measure(loss, wide, labels).bytes_total)
 h200.table("cross_entropy", "bfloat16")
 
 # %% [markdown]
-# On large tensors the speedup is more than the ratio of the bytes, for the reason you know: PyTorch's kernels do not
-# reach copy bandwidth. In the first line ours does not either. It has few rows, so few programs: not even one for each
-# of the H200's SMs. And each loops over its row alone, with too few loads [in
-# flight](../docs/glossary.md#in-flight) to keep memory busy. **One row, one program needs many rows.**
+# On large tensors the speedup is higher than the ratio of the bytes, again because PyTorch's kernels don't reach copy
+# bandwidth. In the first line, ours doesn't either. It has so few rows that there isn't even one program for each of
+# the H200's SMs. Each program loops over its row alone, with too few loads [in flight](../docs/glossary.md#in-flight)
+# to keep the memory busy. **One program per row only works if you have many rows.**
 #
 # ## Few rows: several programs per row
 #
-# Let several programs share a row. Each finds maximum and sum of its part, and the pairs are combined as a block is
-# with the blocks before it: rescale, then add. Who combines them? Programs start in any order, so none may wait for one
-# that may not have started. Here a second launch combines the pairs, always in the same order. (One launch is possible,
-# too: each program raises a counter in memory, and the last to arrive combines.) The functions that were timed:
+# To fix that, we can let several programs share a row. Each one finds the maximum and sum of its part, and we combine
+# these pairs the same way as we add a block to the blocks before it, by rescaling and then adding. But which program
+# should do the combining? Programs can start in any order, so none of them can safely wait for another, which may not
+# have started yet. Here we use a second launch, which combines the pairs in a fixed order. (You can do it in one launch
+# too: each program increments a counter in memory, and the last to arrive combines.) These are the functions that were
+# timed:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_06 import join_kernel, part_kernel, split_loss
@@ -591,8 +604,9 @@ for parts in (1, 4, 16):
     print(f"{parts:2} parts: right: {right}, {ratio:.3f} times the bytes")
 
 # %% [markdown]
-# Hardly a byte more. **How many times faster are 16 parts per row than one, on an H200, for 8 rows of 32,768 in bf16?**
-# It has 132 SMs. You can derive a bound, the ratio of programs; how close to it the GPU comes, only a clock can say.
+# This adds hardly any bytes. **How many times faster are 16 parts per row than one, on an H200, for 8 rows of 32,768 in
+# bf16?** The GPU has 132 SMs. You can derive an upper bound from the ratio of programs, but only a measurement can tell
+# you how close the GPU gets to it.
 # <!-- given 132 SMs: helpers/instruments/devices.toml -->
 
 # %% tags=["hide-input"]
@@ -608,16 +622,17 @@ title = f"{h200.label_of('split_rows')}\nus on the GPU, by parts per row"
 display(table(("rows", *split_times[8]), rows, title))
 split_speed_up.compare(
     split_times[8][1].median / split_times[8][16].median,
-    "Much less than 16: there is a second launch, and each part has a start and an end of its own. "
-    "128 rows gain as well, although they are nearly as many as the SMs: one program of four warps "
-    "does not keep an SM's loads busy. 4096 rows gain nothing, and too many parts lose.",
+    "That's much less than 16, because there's a second launch, and every part has to start up and "
+    "finish. 128 rows benefit too, even though there are nearly as many rows as SMs, because one "
+    "program of four warps doesn't keep enough loads in flight to fill an SM. 4096 rows gain "
+    "nothing, and too many parts make it slower.",
 )
 
 # %% [markdown]
-# Could the parts add to one number in memory, without a second launch? `tl.atomic_add` reads, adds and writes as one
-# [atomic operation](../docs/glossary.md#atomic-operation). (A maximum and a sum that must match are two numbers; take a
-# plain sum.) But it leaves the **order** of the programs open. Here each program is given its turn, so that we can try
-# several orders, as chance picks them on a GPU:
+# Could we skip the second launch and have all parts add to a single number in memory? `tl.atomic_add` reads, adds and
+# writes as one [atomic operation](../docs/glossary.md#atomic-operation). (A maximum and its sum are two numbers that
+# have to match, so let's take a plain sum as the example.) The problem is that the programs can arrive in any
+# **order**. In this cell we choose the order ourselves, so that we can try several of the ones a GPU might pick:
 
 
 # %%
@@ -642,16 +657,17 @@ print("all sums right to 0.001:", max(abs(each - exact) for each in sums) < 1e-3
 print("all sums the same:", len(set(sums)) == 1)
 
 # %% [markdown]
-# Rounded additions depend on their order. With atomics the last digits change from run to run, and after many steps a
-# whole training run does. Partial results in places of their own, combined in a fixed order, are the same every time:
-# **deterministic**. Atomics are fine where order cannot matter: integers, a maximum. Lesson 11 returns to this with
-# weight gradients.
+# The order matters because each addition rounds. With atomics, the last digits change from run to run, and after enough
+# steps so does a whole training run. If you instead store each partial result in a separate place and combine them in a
+# fixed order, you get the same answer every time: the kernel is **deterministic**. Atomics are fine for operations
+# where the order can't matter, such as integer sums or a maximum. We'll come back to this in lesson 11, with weight
+# gradients.
 #
 # ## Softmax and top-k in one pass
 #
-# A sampler wants the few most likely words of a vocabulary, a mixture of experts the few best experts. Unfused, that is
-# `topk(softmax(x), k)`. But the scores are in the same order as their probabilities, so the other probabilities need
-# never exist. The kernel finds the maximum, strikes it out, and repeats that `K` times:
+# A sampler wants the few most likely words of a vocabulary, and a mixture of experts wants the few best experts.
+# Unfused, that's `topk(softmax(x), k)`. But the scores have the same order as their probabilities, so there's no need
+# to compute the other probabilities at all. The kernel finds the maximum, removes it, and repeats that `K` times:
 
 
 # %%
@@ -688,10 +704,11 @@ two_finite[0, 5], two_finite[0, 2] = 2.0, 1.0
 print("two finite scores, k = 4: indices", shortlist(two_finite, 4)[1][0].tolist())
 
 # %% [markdown]
-# It strikes out by *position*, not by value (`x == best`): two scores may be equal. But look at the last line: **one
-# index comes twice.** A row with fewer than `K` finite scores, which masks do produce, runs out of them, and a
-# struck-out score cannot be distinguished from one that was minus infinity to begin with. Exercise 06 needs a kernel
-# without that bug. How much time fusing saves here, and how a published factor fares, is under *Going further*.
+# It removes the winner by *position*, not by value (`x == best`), because two scores can be equal. But look at the last
+# line: **one index appears twice.** If a row has fewer than `K` finite scores, which can happen with masks, the kernel
+# runs out of them, and then it can't tell a removed score from one that was minus infinity to begin with. In exercise
+# 06 you'll write a kernel without that bug. *Going further* shows how much time this fusion saves, and tests a
+# published speedup.
 #
 # ## Your predictions vs the measurements
 
@@ -701,50 +718,53 @@ predictions()
 # %% [markdown]
 # ## Test yourself
 #
-# 1. What value must padding hold that takes part in a maximum and then in a sum of exponentials, and why not 0?
-# <details><summary>Answer</summary>Minus infinity: it changes no maximum, and its exponential is 0. A 0 wins the
-# maximum of a row of negative scores, and adds an exponential of its own to every row's sum.</details>
+# 1. You take a maximum and then a sum of exponentials. What value should the padding hold, and why not 0?
+# <details><summary>Answer</summary>Minus infinity, because it can't raise the maximum and its exponential is 0. A 0
+# would be the maximum of any row of negative scores, and it would add its exponential to every row's sum.</details>
 #
-# 2. Online softmax without the rescaling is right on some rows. Which ones?
-# <details><summary>Answer</summary>Rows whose maximum is in the first block: it never changes, and every factor would
-# be 1.</details>
+# 2. Online softmax without the rescaling still gets some rows right. Which ones?
+# <details><summary>Answer</summary>Rows whose maximum is in the first block. The running max never changes, so every
+# factor would be 1 anyway.</details>
 #
-# 3. Why does cross entropy read its logits once, however wide, and softmax a wide row twice?
-# <details><summary>Answer</summary>Softmax must write a value for each column, and can only when the sum is known. The
-# loss is one number, made from maximum, sum and the label's logit.</details>
+# 3. Why can cross entropy read its logits once at any width, when softmax has to read a wide row twice?
+# <details><summary>Answer</summary>Softmax has to write a value for every column, and it can't until it knows the sum.
+# The loss is a single number, computed from the maximum, the sum and the label's logit.</details>
 #
-# 4. Your softmax of wide rows reads everything twice and is hardly slower than a copy. How can that be, and what change
-#    to the launch could spoil it?
-# <details><summary>Answer</summary>The second read comes from L2. With more, smaller blocks, more rows are in progress
-# at once, and L2 loses a row before its second read.</details>
+# 4. Your softmax reads wide rows twice, yet it's hardly slower than a copy. How is that possible, and what change to
+#    the launch could ruin it?
+# <details><summary>Answer</summary>The second read hits in L2. If you used more, smaller blocks, more rows would be in
+# progress at once, and a row would be evicted from L2 before its second read.</details>
 #
-# 5. A colleague avoids the second launch: every part adds its share with `tl.atomic_add`. The tests pass, and two runs
-#    with the same seed diverge after some hundred steps. Why?
-# <details><summary>Answer</summary>The parts arrive in another order each time, and fp32 additions round: the last
-# digits differ, and training amplifies them.</details>
+# 5. A colleague gets rid of the second launch by having every part use `tl.atomic_add`. The tests pass, but two runs
+#    with the same seed diverge after a few hundred steps. Why?
+# <details><summary>Answer</summary>The parts arrive in a different order each time, and fp32 addition rounds, so the
+# last digits differ. Training then amplifies the difference.</details>
 #
-# 6. Two programs share a row. The first found maximum 2 and sum 10 on its half, the second maximum 4 and sum 3. What is
-#    the sum of $e^{x-4}$ over the whole row? Replace the dots with your number.
+# 6. Two programs share a row. The first found maximum 2 and sum 10 on its half, the second maximum 4 and sum 3. What's
+#    the sum of $e^{x-4}$ over the whole row? Replace the dots with your answer.
 
 # %%
 answer = ...
 row = np.repeat([2.0, 4.0], [10, 3])  # has two such halves
-self_test(answer, np.exp(row - 4).sum(), "rescale the first sum to the maximum 4, then add")
+self_test(
+    answer, np.exp(row - 4).sum(), "rescale the first sum to a maximum of 4, then add the second"
+)
 
 # %% [markdown]
 # ## Now you
 #
-# [Exercise 06](../exercises/06_softmax_topk.ipynb) asks for probabilities and top-k from one read, equal scores
-# included. Next: [07 Occupancy](07_occupancy.ipynb), on what more registers, warps and blocks cost.
+# In [Exercise 06](../exercises/06_softmax_topk.ipynb) you'll compute probabilities and top-k from one read, and handle
+# equal scores correctly. Next is [07 Occupancy](07_occupancy.ipynb), about the cost of using more registers, warps and
+# blocks.
 
 # %% [markdown]
 # ## Going further
 #
 # ### The time of dropout
 #
-# `predict` compiles for an H200, counts instructions and bytes, and reports how long each would take: for the course's
-# two kernels, the ones that were timed (four random numbers per evaluation of Philox, as in lesson 04), and for ours
-# above, which evaluates it once per number:
+# `predict` compiles a kernel for an H200, counts its instructions and bytes, and reports how long each would take. We
+# run it on the course's two kernels, which are the ones that were timed (they get four random numbers from each
+# evaluation of Philox, as in lesson 04), and on ours above, which evaluates Philox for every number:
 
 # %% tags=["hide-input", "nbval-ignore-output"]
 import kernels
@@ -766,16 +786,16 @@ table(("", "DRAM", "arithmetic"), rows)
 h200.table("softmax_dropout", "bfloat16")
 
 # %% [markdown]
-# In the course's kernel random numbers take about as long as the bytes, and since one does not hide completely behind
-# the other, together they take longer than either. In ours they would take much longer than the bytes. Arithmetic added
-# to a kernel that waits for memory is free **until it no longer waits**.
+# In the course's kernel, generating the random numbers takes about as long as moving the bytes. The two don't overlap
+# completely, so together they take longer than either alone. In our kernel, the random numbers would take much longer
+# than the bytes. If a kernel is waiting for memory, extra arithmetic is free **until it no longer waits**.
 #
 # ### Few rows in one launch
 #
-# Programs that share a row can combine their parts without a second launch. Each adds 1 to the row's counter, and the
-# atomic operation returns the value before. The program that gets the last one knows that all the others are done, so
-# it waits for none of them. It combines the parts in their fixed order, whoever comes last, and resets the counter for
-# the next call. (`tl.debug_barrier` makes the block's own threads wait for the stores above it.)
+# You can combine the parts of a row without a second launch. Each program adds 1 to the row's counter, and the atomic
+# operation returns the previous value. The program that gets the last value knows that all the others have finished, so
+# it doesn't have to wait. It then combines the parts, in the same fixed order whichever program it is, and resets the
+# counter for the next call. (`tl.debug_barrier` makes the block's own threads wait until the stores above it are done.)
 
 
 # %%
@@ -826,11 +846,11 @@ for parts in (1, 4, 16):
 # %% [markdown]
 # ### The course's own kernel
 #
-# `held_kernel` wastes something: a row of 10,000 in a block of 16,384 leaves over a third of it idle, and a row of 64
-# hardly keeps a program busy. The course's `softmax` (`kernels/rowwise/softmax.py`) is the same kernel without that
-# waste: a **head**, a power of two of columns that every row has, a masked **tail** for the rest, and several short
-# rows per program. It also takes any row stride and fp64, and computes exponentials as powers of two, the only ones a
-# GPU has:
+# `held_kernel` is wasteful in two cases: a row of 10,000 in a block of 16,384 leaves over a third of the block idle,
+# and a row of 64 hardly keeps a program busy. The course's `softmax` (`kernels/rowwise/softmax.py`) is the same kernel
+# with both fixed. It splits a row into a **head**, a power-of-two number of columns that's always full, and a masked
+# **tail** for the rest, and if rows are short it processes several per program. It also accepts any row stride and
+# fp64, and it computes exponentials as powers of two, because that's the only kind the hardware has:
 
 # %%
 from kernels.online_softmax import LOG2_E
@@ -885,15 +905,15 @@ print("right:", torch.allclose(two_blocks(x), F.softmax(x, -1), rtol=1e-4, atol=
 h200.table("softmax", "bfloat16")
 
 # %% [markdown]
-# On a GPU, a tuned kernel takes the widest rows (`kernels/tuned/wide_softmax.py`). It does two things more: its second
-# loop runs **backwards**, from the row's end, which was read last and is the likeliest to be in L2; and the last block
-# of the widest rows stays in registers, as do whole rows of up to 20,480 columns.
+# On a GPU, a tuned kernel handles the widest rows (`kernels/tuned/wide_softmax.py`), with two more tricks. Its second
+# loop runs **backwards** from the end of the row, which was read last and is therefore most likely to be in L2. It also
+# keeps the last block of the widest rows in registers, along with whole rows of up to 20,480 columns.
 #
 # ### Wide rows, held after all?
 #
-# Registers in fp32 are not all the storage that a row could use. bf16 values take half of it, if they stay packed, two
-# to a register, until they are used. A thread block has shared memory. And from compute capability 9.0 on, the SMs of a
-# [cluster](../docs/glossary.md#cluster) read each other's:
+# fp32 registers aren't the only place to keep a row. bf16 values take half the space if you leave them packed, two to a
+# register, until you need them. A thread block also has shared memory. And from compute capability 9.0 on, the SMs of a
+# [cluster](../docs/glossary.md#cluster) can read each other's shared memory:
 
 # %% tags=["hide-input"]
 from helpers.instruments import DEVICES
@@ -905,7 +925,7 @@ room |= {"shared memory, bf16": shared, "shared memory of 8 SMs, bf16": 8 * shar
 table(("", "elements at most"), ((place, f"{numbers:,}") for place, numbers in room.items()))
 
 # %% [markdown]
-# A kernel that loads the row packed and widens it wherever it is used:
+# Let's try a kernel that loads the row packed and widens it at each use:
 
 
 # %%
@@ -928,17 +948,17 @@ for kernel in (held_kernel, packed_kernel):
     print(f"{kernel.fn.__name__}: {made.registers} registers, spills: {made.spill_bytes > 0}")
 
 # %% [markdown]
-# It spills just the same: the compiler sees one conversion three times, does it once, and holds fp32.
-# (`kernels/tuned/packed.py` shows how to stop it.) Clusters are not a simple way out either: Triton can launch them
-# (`num_ctas`), but gives their programs no way to exchange results. `kernels/tuned/cluster_softmax.py` adds a barrier
-# by hand, and uses it for few rows and for the widest gradients.
+# It spills just the same. The compiler sees the same conversion three times, does it once, and keeps the fp32 values.
+# (`kernels/tuned/packed.py` shows how to prevent that.) Clusters aren't an easy way out either, because Triton can
+# launch them (`num_ctas`) but doesn't give their programs a way to exchange results. `kernels/tuned/cluster_softmax.py`
+# adds a barrier by hand. We use it for few rows and for the widest gradients.
 #
 # ### Odd widths and other sizes
 #
-# GPT-2 has 50257 words. In bf16 that is not a multiple of 16 bytes, so seven rows of eight start at an address that a
-# wide load refuses (lesson 03b). A kernel can load single elements, or start each row with the few elements before the
-# next aligned address. The bytes are the same, except for the sectors that two rows share. The last line compares 32744
-# rows of 4099 with 32768 rows of 4096.
+# GPT-2 has 50257 words. In bf16 that isn't a multiple of 16 bytes, so seven out of eight rows start at an address where
+# a wide load isn't allowed (lesson 03b). A kernel can fall back to loading single elements, or it can handle the few
+# elements before the next aligned address separately. It moves the same bytes either way, apart from the sectors that
+# two rows share. The last line compares 32744 rows of 4099 with 32768 rows of 4096.
 # <!-- given 16 bytes: CUDA C++ Programming Guide, device memory accesses -->
 
 # %% tags=["hide-input"]
@@ -956,24 +976,24 @@ odd = of_width[4099]["fused"][0] / of_width[4096]["fused"][0]
 print(f"softmax, rows of 4099 against rows of 4096: {odd:.2f} times the time")
 
 # %% [markdown]
-# So odd rows can be as fast: threads move whole vectors of 16 bytes from the first aligned address in a row, and a
-# small extra block takes the few elements before and after. At other widths see the hollow marks: the fewer columns,
-# the larger the share of a row's two ends; the widest rows cost something as well. QuACK refuses odd rows; the best of
-# the others is far behind.
+# So odd rows can be nearly as fast: threads move whole 16-byte vectors starting at the first aligned address in a row,
+# and a small extra block handles the few elements before and after. The hollow marks show the other odd widths: the
+# narrower the row, the more its two ends weigh, and the widest rows pay a little as well. QuACK refuses odd rows, and
+# the others mostly trail there.
 #
-# Softmax is behind elsewhere: at few narrow rows, and above about 12000 columns, where QuACK is mostly ahead. A row
-# fills much of an SM's registers there, so few rows are in flight at once, and QuACK shares the widest among several
-# SMs; ours does so for few rows and for the widest gradients, and otherwise reads most of such a row twice. Cross
-# entropy reads each row once at any width and leads at the widest; at narrower ones, where QuACK keeps the row too,
-# look at the chart. (Backward, a few points are slightly above the ceiling: softmax reads two elements there for each
-# that it writes, a copy one.)
+# Softmax trails elsewhere: on few narrow rows, and above about 25,000 columns, where QuACK is ahead. Such a row fills
+# much of an SM's registers, so few rows are in flight at once. QuACK splits the widest rows across several SMs. Ours
+# does that only for few rows and for the widest gradients; otherwise it reads most of such a row twice. Cross entropy
+# reads each row once at any width, and is level with QuACK or ahead at the widest. At narrower widths QuACK keeps the
+# row on the chip as well, and the two are close. (In the backward pass, a few points are slightly above the ceiling,
+# because softmax reads two elements for each one it writes, while a copy reads one.)
 # <!-- given 16 bytes: as above -->
 #
 # ### Memory saved for backward
 #
-# **Claim: "dropping intermediates takes 20 to 40 % less memory."** (It circulates without a model or a source.) Is it
-# true of cross entropy? Memory then holds the logits, what the forward pass [saved for
-# backward](../docs/glossary.md#saved-for-backward), and the gradient. PyTorch has hooks that see each saved tensor.
+# **Claim: "dropping intermediates takes 20 to 40 % less memory."** (You'll see this quoted without a model or a
+# source.) Is it true for cross entropy? Memory has to hold the logits, whatever the forward pass [saved for
+# backward](../docs/glossary.md#saved-for-backward), and the gradient. PyTorch's hooks let us see each saved tensor.
 
 # %% tags=["hide-input"]
 from kernels import cross_entropy
@@ -1005,16 +1025,16 @@ print(f"{round(100 * less)}% less if the logits are freed after the forward pass
 
 # %% [markdown]
 # **Verdict: fair, within its range, and it depends.** The fused kernel saves the logits, which exist anyway, and two
-# numbers per row; the backward pass recomputes the probabilities. Unfused, the logarithms are saved *in addition to*
-# the logits. If nothing else holds the logits, they are freed after the forward pass, and the gain is gone.
+# numbers per row. Its backward pass recomputes the probabilities. Unfused, PyTorch saves the logarithms *in addition
+# to* the logits. If nothing else needs the logits, they're freed after the forward pass, and then fusing saves nothing.
 #
 # ### A paper's softmax and top-k
 #
-# The online-softmax paper's second **claim: "softmax and top-k combined and fused: up to 5 times faster"**, on a V100.
-# Its conditions: both sides are the paper's own kernels; unfused, safe softmax writes its probabilities and top-k reads
-# them; fused, only the winners are written, of 4000 rows of 25,000 fp32 scores, `k` being 5. One fused version uses
-# safe softmax, one online softmax, so that the two gains can be separated. All three again, in
-# `benchmarks/experiments/lesson_06.py`:
+# The online-softmax paper makes a second **claim: "softmax and top-k combined and fused: up to 5 times faster"**, on a
+# V100. It compares the authors' own kernels. In the unfused version, safe softmax writes its probabilities and top-k
+# reads them back; the fused version writes only the winners. There are 4000 rows of 25,000 fp32 scores, and `k` is 5.
+# One fused version uses safe softmax and the other online softmax, so you can tell the two gains apart. We timed all
+# three again, in `benchmarks/experiments/lesson_06.py`:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_06 import VERSIONS
@@ -1042,21 +1062,22 @@ print(f"rows of 1,000: {short_unfused / short_online:.2f}x faster")
 
 # %% [markdown]
 # **Verdict: under the paper's conditions, but on an H200, about three times: by fusing most, by online softmax next.**
-# The bytes allow five. The online kernel does not reach that: its one read would be done much earlier, and the rest is
-# most likely its own work, exponentials and comparisons for each score. On a V100, whose memory is slower, more of the
-# five may show: that was not tested.
+# The bytes allow five, but the online kernel doesn't get there. Its one read would be done much earlier, so the rest is
+# most likely its own work, the exponentials and comparisons for each score. A V100 has slower memory, so it may get
+# closer to five; we didn't test that.
 #
-# Against `F.softmax`, then `topk`, figures are larger: the course's `softmax_topk` writes all probabilities as well, so
-# it saves one read of three passes, and yet
+# You'll see larger figures against `F.softmax` followed by `topk`. The course's `softmax_topk` writes all the
+# probabilities too, so it only saves one read out of three passes, and yet
 
 # %% tags=["hide-input"]
 h200.table("softmax_topk", "bfloat16")
 
 # %% [markdown]
-# That is hardly fusion. `torch.topk` takes many times as long as reading its input, because it is made for any `k` and
-# any length; the fused kernel knows that `k` is small. **Another baseline and other results are another claim.**
+# Fusion can't explain that. `torch.topk` takes many times as long as reading its input, because it has to work for any
+# `k` and any length, while the fused kernel knows that `k` is small. **A different baseline with different outputs
+# makes it a different claim.**
 #
-# With a GPU, see what the second and the third read cost:
+# If you have a GPU, see what the second and third reads cost:
 
 # %% tags=["hide-input", "nbval-ignore-output"]
 from helpers.instruments import benchmark_together

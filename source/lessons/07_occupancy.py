@@ -1,21 +1,22 @@
 # %% [markdown]
 # # 07 Occupancy and register pressure: when is it too much?
 #
-# So far every fusion paid: one launch fewer, one [round trip](../docs/glossary.md#round-trip) through memory fewer. So
-# why not fuse *everything*? A fused kernel keeps its values in [registers](../docs/glossary.md#register), and an
-# [SM](../docs/glossary.md#sm) has only a fixed number. You fuse two operations, ten, twenty-four. **At which one does
-# it stop paying, and how can you know without running it once?**
+# So far every fusion has paid off, because each one saved a launch and a [round trip](../docs/glossary.md#round-trip)
+# through memory. So why not fuse *everything*? Because a fused kernel keeps its values in
+# [registers](../docs/glossary.md#register), and an [SM](../docs/glossary.md#sm) has a fixed number of those. Say you
+# fuse two operations, then ten, then twenty-four. **When does it stop paying off, and can you find out without running
+# it once?**
 #
-# After this lesson you can
+# In this lesson you'll learn to
 #
-# - name the resource that keeps one more block off an SM, and what would let it in;
-# - compile a kernel for a GPU that you do not have, and read its registers, its spills and its machine code;
-# - predict how many operations of a growing fusion fit, and find where it stops paying;
-# - predict how many wavefronts a read of shared memory takes;
-# - choose `num_warps` and `maxnreg` knowing their costs, and count waves and their tail.
+# - name the resource that keeps another block from fitting on an SM, and what would make room for it;
+# - compile a kernel for a GPU you don't have, and read its registers, spills and machine code;
+# - predict how many operations fit into a growing fusion, and find where it stops paying off;
+# - predict how many wavefronts a shared memory read takes;
+# - choose `num_warps` and `maxnreg` knowing what they cost, and count waves and their tail.
 #
-# About 65 minutes. It follows on [06 Softmax](06_softmax.ipynb) and leads to
-# [exercise 07](../exercises/07_register_budget.ipynb).
+# About 65 minutes. You should have done [06 Softmax](06_softmax.ipynb). The exercise is
+# [07](../exercises/07_register_budget.ipynb).
 
 # %% tags=["hide-input"]
 import torch
@@ -44,19 +45,24 @@ sm = limits(h100.compute_capability)
 # %% [markdown]
 # ## An SM fills with blocks
 #
-# An SM takes whole **[thread blocks](../docs/glossary.md#thread-block)**, as many as fit. (So far a *block* was the
-# array that a program works on, and in Triton's `BLOCK` it still is. On an SM it is the program itself, the threads
-# that run it.) A thread block is made of **[warps](../docs/glossary.md#warp)** of 32 threads that run in lockstep.
-# While one warp waits for memory, the SM runs another: that is how it hides the wait. The share of its warp slots that
-# are filled is its **[occupancy](../docs/glossary.md#occupancy)**.
+# An SM is given whole **[thread blocks](../docs/glossary.md#thread-block)**, as many as fit. (Careful: until now
+# *block* has meant the array a program works on, and that's still what Triton's `BLOCK` refers to. A thread block is
+# the program itself, that is, the threads that run it.) Its threads are grouped into
+# **[warps](../docs/glossary.md#warp)** of 32 that run in lockstep. When one warp is waiting for memory, the SM hides
+# the wait by running another. The fraction of an SM's warp slots that are filled is its
+# **[occupancy](../docs/glossary.md#occupancy)**.
 #
-# Here is one SM of an H100. Move the sliders, with the mouse or the arrow keys; each panel varies one resource and
-# keeps the other two.
+# The explorer shows one SM of an H100. Move the sliders with the mouse or the arrow keys. Each panel varies one
+# resource and holds the other two fixed.
 #
-# 1. Raise the registers slowly from 32. When does a block leave, and which count is the last with all 64 warps?
-# 2. Back to 32 registers: 512 threads, 48 KB of shared memory. Which resources limit now, and do fewer registers help?
-# 3. No shared memory, 1024 threads, one register too many for two blocks. What share of the warps is lost?
-# 4. 256 threads with 48 registers: compare the H100 with a T4 and an RTX 4090. Is the limiter the same?
+# 1. Raise the registers slowly from 32. When do you first lose a block, and what's the highest count that still fits
+#    all 64 warps?
+# 2. Go back to 32 registers and set 512 threads and 48 KB of shared memory. Which resources are the limit now, and
+#    would fewer registers help?
+# 3. With no shared memory and 1024 threads, use one register too many for two blocks. What fraction of the warps do you
+#    lose?
+# 4. With 256 threads and 48 registers, compare the H100 with a T4 and an RTX 4090. Does the same resource limit all
+#    three?
 # <!-- given 48 KB, 32 registers, 48 registers: where the sliders are set -->
 
 # %% tags=["hide-input"]
@@ -66,12 +72,13 @@ explorer = OccupancyExplorer("H100", threads=128, registers=32)
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. 32 is the last: at 33, four of 16 blocks leave. The next seven
-# registers cost nothing more. 2. Warps, registers and shared memory, all three at once: fewer
-# registers admit no further block. 3. Half of them: one block of two is left. 4. No. A T4 has half the room for warps
-# and is full. An RTX 4090 has more room for warps than that many registers allow, as the H100 has.</details>
+# <details><summary>What you should see</summary>1. 32 is the highest. At 33, four of the 16 blocks no longer fit, but
+# you can add the next seven registers for free. 2. Warps, registers and shared memory all run out at the same time, so
+# using fewer registers won't make room for another block. 3. Half of them: only one of two blocks still fits. 4. No. A
+# T4 has half as many warp slots, and they're all full. An RTX 4090, like the H100, has more warp slots than it can fill
+# with that many registers per thread.</details>
 #
-# What an SM of an H100 has in all:
+# Here's what an SM of an H100 has in total:
 
 # %% tags=["hide-input"]
 print(f"{h100.sms} SMs; each has room for {sm.warps} warps and {sm.blocks} blocks,")
@@ -82,13 +89,15 @@ print(f"a thread can have {MAX_REGISTERS} at most")
 # %% [markdown]
 # ## Units and quarters
 #
-# Two details decide how many blocks fit. A warp gets its registers in **units of 256**, so a thread's count is rounded
-# up to a multiple of eight. And an SM is **four parts**, each with a quarter of the registers; the warps are dealt out
-# to them in turn.
+# How many blocks fit depends on two details. Registers are allocated to a warp in **units of 256**, so the count per
+# thread is rounded up to a multiple of eight. And an SM is divided into **four parts**, each with a quarter of the
+# registers. A block's warps are dealt out to the four parts in turn.
 # <!-- given 256 registers: cuda_occupancy.h of the CUDA toolkit, the unit -->
 #
-# 1. Blocks of 96 threads with 40 registers: 65,536 / (96 x 40) is 17.07. How many fit, and why not one more?
-# 2. Blocks of 512 threads with 48 registers: how much is left in each quarter, and what does one more block need there?
+# 1. Take blocks of 96 threads with 40 registers. 65,536 / (96 x 40) is 17.07, so how many blocks fit, and why not one
+#    more?
+# 2. Take blocks of 512 threads with 48 registers. How much is left over in each quarter, and how much would another
+#    block need there?
 # <!-- given 40 registers, 48 registers: where the sliders are set; 65,536: the cell above -->
 
 # %% tags=["hide-input"]
@@ -97,11 +106,11 @@ from helpers.figures import RegisterQuartersExplorer
 RegisterQuartersExplorer(threads=128, registers=40)
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. 16: a quarter holds 12 warps, and its leftover is less than a warp
-# gets; leftovers of two quarters cannot be combined. 2. 4,096, enough for two warps; one more block needs four warps in
-# each quarter.</details>
+# <details><summary>What you should see</summary>1. 16. Each quarter holds 12 warps and has less left over than one more
+# warp needs, and you can't combine what's left in two quarters. 2. There are 4,096 left, enough for two warps. Another
+# block would need room for four warps in each quarter.</details>
 #
-# **A block has 512 threads, and each of them has 41 registers. How many such blocks fit on one SM?**
+# **A block has 512 threads with 41 registers each. How many of these blocks fit on one SM?**
 # <!-- given 41 registers: the question's own -->
 
 # %% tags=["hide-input"]
@@ -115,9 +124,9 @@ found = occupancy(h100.compute_capability, threads=512, registers=41)
 print(found)
 blocks.compare(
     found.blocks,
-    f"{REGISTERS} / (512 x 41) = {REGISTERS / (512 * 41):.2f}, so plain division promises a block "
-    "that does not fit. 41 registers are 48, a warp takes 1536, a quarter of the SM holds 10 "
-    "warps, and 40 warps are two blocks of 16.",
+    f"{REGISTERS} / (512 x 41) = {REGISTERS / (512 * 41):.2f}, so simple division gives one block too "
+    "many. 41 registers are rounded up to 48, so a warp takes 1536 and a quarter of the SM holds 10 "
+    "warps. That's 40 warps in all, which is enough for two blocks of 16.",
 )
 
 # %% tags=["hide-input", "answers-blocks"]
@@ -127,15 +136,15 @@ register_file_chart(h100.compute_capability, 512, (32, 40, 41), title)
 # %% [markdown]
 # ## Shared memory and bank conflicts
 #
-# Warps of a block cannot read each other's registers. They exchange data (partial sums, a tile they all use) through
-# **[shared memory](../docs/glossary.md#shared-memory)**. Triton's compiler manages it for you, but the block still pays
-# for it out of the SM's budget, as it does for registers.
+# The warps in a block can't read each other's registers. To exchange data, such as partial sums or a tile they all use,
+# they go through **[shared memory](../docs/glossary.md#shared-memory)**. Triton's compiler manages it for you, but it
+# still comes out of the SM's budget, just like registers.
 #
-# Shared memory has 32 **banks**. Consecutive words of four bytes are in consecutive banks, and each bank serves one
-# word at a time. When lanes of a warp need different words from the same bank, the hardware splits the request into
-# several **[wavefronts](../docs/glossary.md#wavefront)**: a **[bank conflict](../docs/glossary.md#bank-conflict)**. A
-# tile is 32 words wide, and a warp reads one column, so that its lanes are 32 words apart. **How many wavefronts does
-# that take?**
+# Shared memory has 32 **banks**. Consecutive four-byte words are in consecutive banks, and each bank can serve one word
+# at a time. If the lanes of a warp need different words from the same bank, the hardware has to split the request into
+# several **[wavefronts](../docs/glossary.md#wavefront)**. That's called a **[bank
+# conflict](../docs/glossary.md#bank-conflict)**. Suppose a tile is 32 words wide and a warp reads one column of it, so
+# its lanes are 32 words apart. **How many wavefronts does that take?**
 # <!-- given four bytes: CUDA C++ Programming Guide, shared memory -->
 
 # %% tags=["hide-input"]
@@ -149,13 +158,13 @@ def wavefronts(pitch, banks=32):
     return max(sum(word % banks == bank for word in words) for bank in range(banks))
 
 
-column.compare(wavefronts(32), "All words are in one bank: the worst case.")
+column.compare(wavefronts(32), "All the words are in one bank, which is the worst case.")
 
 # %% [markdown]
 # ### Padded rows
 #
-# Here each lane stores its element where its word's bank is. **Choose the smallest pitch of at least 32 that gives
-# every lane a bank of its own.**
+# In this puzzle, each lane stores its element at the position of its word's bank. **Choose the smallest pitch of at
+# least 32 that gives every lane a different bank.**
 
 
 # %%
@@ -172,8 +181,8 @@ lanes = torch.arange(32.0)
 puzzle(column_banks_kernel, 1, lanes, wanted=lanes.clone())
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>pitch = 33</code>: rows one word longer than they need to be, and each lane's
-# bank is its own number. Any odd pitch avoids conflicts.</details>
+# <details><summary>Answer</summary><code>pitch = 33</code>. With each row one word longer than it needs to be, a lane's
+# bank is the same as its own number. Any odd pitch avoids conflicts.</details>
 #
 # <!-- choices
 # pitch = 32
@@ -187,8 +196,8 @@ puzzle(column_banks_kernel, 1, lanes, wanted=lanes.clone())
 # pitch = 64
 # -->
 #
-# So much for theory. `benchmarks/experiments/lesson_07.py` times a kernel that does little else, and the profiler
-# counts its wavefronts:
+# That's the theory. `benchmarks/experiments/lesson_07.py` times a kernel that does almost nothing but read shared
+# memory, and the profiler counts its wavefronts:
 
 # %% tags=["hide-input", "answers-column"]
 counted = h200.experiment("sm_counters")
@@ -201,11 +210,11 @@ for pitch, count in counted["pitches"].items():
 table(("pitch", "wavefronts", "counted", "time"), rows, h200.label_of("banks", "sm_counters"))
 
 # %% [markdown]
-# Two wavefronts barely show, because other work hides them; with four and more, time grows with the count. Triton's
-# compiler pads or swizzles tiles for you; in CUDA C++, that is your job.
+# You can barely see the cost of two wavefronts, because other work hides it. From four on, the time grows with the
+# count. In Triton, the compiler pads or swizzles tiles for you; in CUDA C++, you have to do it yourself.
 #
-# 1. At what widths from 28 to 40 does a column take one wavefront? What do they share?
-# 2. Read a row instead, then one word. Why does neither ever conflict?
+# 1. Which widths from 28 to 40 let you read a column in one wavefront? What do they have in common?
+# 2. Now read a row, then a single word. Why does neither ever conflict?
 
 # %% tags=["hide-input"]
 from helpers.figures import BanksExplorer
@@ -213,12 +222,13 @@ from helpers.figures import BanksExplorer
 BanksExplorer(width=28)
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. They are odd. 2. The words of a row are neighbours, so they are in
-# 32 banks at any width. One word is read once and goes to all lanes.</details>
+# <details><summary>What you should see</summary>1. The odd ones. 2. The words in a row are next to each other, so
+# they're in 32 different banks whatever the width. A single word is read once and broadcast to all the lanes.</details>
 #
 # ## Short live ranges
 #
-# Let us fuse a chain of equal operations, each RMSNorm and SiLU on a row: `n = y / rms(y)`, `y = n sigmoid(n)`.
+# Let's fuse a chain of identical steps, each of which applies RMSNorm and then SiLU to a row: `n = y / rms(y)`,
+# `y = n sigmoid(n)`.
 
 
 # %%
@@ -239,11 +249,11 @@ def forward_kernel(x_ptr, y_ptr, COLUMNS: tl.constexpr, STEPS: tl.constexpr):
 
 
 # %% [markdown]
-# (`tl.static_range` is a loop that the compiler unrolls.) One program holds a row of 1024 elements in 4 warps: eight
-# elements per thread, eight registers. A value needs its register from its creation to its last use, its **[live
-# range](../docs/glossary.md#live-range)**. **One step needs 29 registers per thread in all. How many do twelve steps
-# need?** `compile_for` runs Triton's compiler and NVIDIA's assembler for the GPU you name; nothing runs, so it needs no
-# GPU.
+# (`tl.static_range` is a loop that the compiler unrolls.) A program holds a row of 1024 elements in 4 warps, which
+# makes eight elements per thread, in eight registers. A value occupies its register from when it's created until its
+# last use; that's its **[live range](../docs/glossary.md#live-range)**. **One step needs 29 registers per thread in
+# total. How many do twelve steps need?** `compile_for` runs Triton's compiler and NVIDIA's assembler for whichever GPU
+# you name. It doesn't run the kernel, so you don't need the GPU.
 
 # %% tags=["hide-input"]
 forward = predict_first("registers per thread, 12 steps, forward only", unit="registers")
@@ -261,21 +271,22 @@ for steps, chain in chains.items():
     print(f"{steps:2} steps: {chain.registers} registers, {chain.occupancy().blocks} blocks per SM")
 forward.compare(
     chains[12].registers,
-    "Fusing costs few registers: a value that the next step replaces frees its own. At 16 and 24 "
-    "steps the assembler takes one and two units of eight more, and blocks are lost. Live values "
-    "do not explain that, since eight are live as before.",
+    "Fusing costs few registers, because when a step replaces a value, it frees that value's "
+    "register. At 16 and 24 steps the assembler uses one and two more units of eight, and you "
+    "lose blocks. That isn't because of live values, since there are still only eight.",
 )
 
 # %% [markdown]
 # ## Long live ranges
 #
-# The gradient walks the chain backwards and needs values of each step. Unfused, they are in memory. Fused, they must
-# stay in registers: they are *live*. For one step, with $r$ the scale, $d$ the gradient that arrives and $s$ the
-# sigmoid of $n$:
+# To compute the gradient, we go back through the chain in reverse, and we need values from every step. Unfused, they're
+# in memory. If we fuse it all, they have to stay in registers the whole time, so they're *live*. For one step, with
+# scale $r$, incoming gradient $d$, and $s$ the sigmoid of $n$:
 #
 # $$\text{grad}_y = r\,\bigl(g - n\,\text{mean}(g\,n)\bigr), \qquad g = d\,s\,\bigl(1 + n\,(1 - s)\bigr)$$
 #
-# Textbooks write it with the step's input `y`, so a first version keeps `y`, in a tuple that grows at compile time:
+# Textbooks write this in terms of the step's input `y`, so our first version saves `y`, in a tuple that grows at
+# compile time:
 
 
 # %%
@@ -298,7 +309,7 @@ def keeps_y_kernel(x_ptr, grad_y_ptr, grad_x_ptr, COLUMNS: tl.constexpr, STEPS: 
 
 
 # %% [markdown]
-# Each step keeps one row, eight elements per thread, so each further step should cost eight registers:
+# Each step saves one row, at eight elements per thread, so you'd expect each additional step to cost eight registers:
 
 # %% tags=["hide-input"]
 tensors = (row, row, row)
@@ -311,13 +322,14 @@ print(
 )
 
 # %% [markdown]
-# Far more than eight, and the machine code shows why. A `sigmoid` takes an exponential and a reciprocal per element,
-# both on the [SFU](../docs/glossary.md#sfu) (`MUFU`); the scale takes one more. The way back needs the sigmoid again,
-# but the kernel computes it once: the compiler saw the same expression twice and **kept** the result. So three rows are
-# live per step: `y`, which we keep, and `n` and `sigmoid(n)`, which the compiler keeps.
+# It's far more than eight, and the machine code tells us why. A `sigmoid` takes an exponential and a reciprocal per
+# element, and both run on the [SFU](../docs/glossary.md#sfu) (`MUFU`); the scale takes one more. The backward half
+# needs the sigmoid again, but the kernel only computes it once, because the compiler noticed the repeated expression
+# and **kept** the result. So each step has three live rows: `y`, which we save, and `n` and `sigmoid(n)`, which the
+# compiler keeps.
 #
-# The mistake is ours: `y` is only `n / r`. In this small kernel the way back already takes `n`. **Correct the line that
-# keeps the wrong row.**
+# That's our mistake: we don't need `y`, since it's just `n / r`. In the small kernel below, the backward half already
+# uses `n`. **Fix the line that saves the wrong row.**
 
 
 # %%
@@ -348,7 +360,7 @@ for _ in range(2):
 puzzle(saved_kernel, 2, two_rows, arriving, wanted=gradient.half(), COLUMNS=4, STEPS=2)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>kept += ((n, scale),)</code>: the values are right, and `y` is no longer
+# <details><summary>Answer</summary><code>kept += ((n, scale),)</code>. The results are right, and `y` is no longer
 # live.</details>
 #
 # <!-- choices
@@ -363,8 +375,8 @@ puzzle(saved_kernel, 2, two_rows, arriving, wanted=gradient.half(), COLUMNS=4, S
 # kept += ((y, n),)
 # -->
 #
-# **How many registers per thread does each further step of this version have to keep, for rows of 1024 in 4 warps?**
-# Remember what the compiler does with the sigmoid.
+# **In this version, how many registers per thread does each additional step have to keep, for rows of 1024 in 4
+# warps?** Remember what the compiler does with the sigmoid.
 
 # %% tags=["hide-input"]
 growth = predict_first("registers per thread that each further step keeps", unit="registers")
@@ -409,17 +421,18 @@ for steps in (1, 12):
     print(f"{steps:2} steps: {measure(chain_gradient, x, grad_y, steps)}")
 growth.compare(
     round((compiled(14).registers - compiled(1).registers) / 13, 1),
-    "Two rows of eight: n, which we keep, and sigmoid(n), which the compiler keeps, and some "
-    "registers that it takes because they are free. Memory traffic does not grow at all.",
+    "That's two rows of eight, n (which we save) and sigmoid(n) (which the compiler keeps), plus a "
+    "few registers that it uses because they're free. Memory traffic doesn't grow at all.",
 )
 
 # %% [markdown]
 # ## The first spill
 #
-# An instruction has eight bits to name a register, so a thread can have at most the 255 from above. What does not fit
-# **[spills](../docs/glossary.md#spill)**: it is stored to *local memory*, ordinary GPU memory behind the SM's own
-# cache, **L1**, and loaded back. Each thread has a place of its own there, its **stack**. One step needs 37 registers;
-# each further one keeps two rows. **Which number of fused operations is the first to spill on an H100?**
+# An instruction names a register with eight bits, so a thread can't have more than the 255 we saw above. If a value
+# doesn't fit, it **[spills](../docs/glossary.md#spill)**: it's stored to *local memory* and loaded back later. Local
+# memory is ordinary GPU memory behind the SM's own cache, **L1**, and each thread has a private area there, its
+# **stack**. One step needs 37 registers, and each additional one keeps two rows. **How many operations can you fuse on
+# an H100 before one spills? Give the first number that does.**
 # <!-- given 37 registers: the compiler's count for one step, in the explorer below -->
 
 # %% tags=["hide-input"]
@@ -427,10 +440,11 @@ first_spill = predict_first("the first number of operations to spill", unit="ope
 first_spill
 
 # %% [markdown]
-# The next cell compiles the kernel twelve times, in some seconds. Another GPU means another twelve compilations.
+# The next cell compiles the kernel twelve times, which takes a few seconds. If you pick another GPU, it'll compile
+# twelve more.
 #
-# 1. Which panel moves long before the first spill?
-# 2. When do the warps stop falling, and why?
+# 1. Which panel changes long before the first spill?
+# 2. When do the warps stop dropping, and why?
 # 3. Compare a T4, an A100 and an RTX 4090. Does the first spill move? Does the occupancy?
 
 # %% tags=["hide-input"]
@@ -441,10 +455,10 @@ lab = RegistersExplorer(compiled, sizes, device="H100", operations=16)
 first_spill.on(lab, "x", panel=1)
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. The warps: they fall as soon as there is a second operation. 2. At
-# ten: two blocks fit then, and they do even with all the registers that a thread can have. 3. The first spill hardly
-# moves, as a thread's limit is the same on all of them. The blocks do not move either; the share of the warps does,
-# since some GPUs have room for more warps per SM than others.</details>
+# <details><summary>What you should see</summary>1. The warps, which drop as soon as you add a second operation. 2. At
+# ten. Two blocks fit at that point, and two still fit even if every thread uses all the registers it can have. 3. The
+# first spill hardly moves, because the limit per thread is the same on all of them. The number of blocks doesn't change
+# either, but the occupancy does, because some GPUs have more warp slots per SM.</details>
 
 # %% tags=["hide-input"]
 rows = []
@@ -458,17 +472,17 @@ spills = {steps: compiled(steps).spill_bytes for steps in sizes}
 first = next(steps for steps, spilled in spills.items() if spilled)
 first_spill.compare(
     first,
-    "While registers are free the compiler takes more than it needs: 230 for 12 steps. It spills "
-    "only when the need itself, 37 and 16 per further step, passes 255, and then about as much as "
-    "is over.",
+    "While there are free registers, the compiler uses more than it needs: 230 for 12 steps. It "
+    "only spills once it really needs more than 255, at 37 plus 16 for each additional step, and "
+    "then it spills roughly the excess.",
 )
 
 # %% [markdown]
 # ## Where does it stop paying?
 #
-# The alternative is to **cut** the chain in two, which takes three launches: one runs the first half forward and writes
-# the row it ends with, then each half has one for its gradient. The meter counts what a cut costs, the compiler what it
-# saves (spilled bytes are those that a thread stores and loads again):
+# The alternative is to **cut** the chain in two. That takes three launches: one runs the first half forward and writes
+# out the row at the cut, and then each half gets a launch for its gradient. The meter counts what the cut costs, and
+# the compiler reports what it saves. (Spilled bytes are the ones that a thread stores and loads again.)
 
 # %% tags=["hide-input"]
 whole = measure(chain_gradient, x, grad_y, 16, 1)
@@ -486,9 +500,9 @@ columns = ("steps", "one piece: blocks per SM", "spilled", "each half: blocks pe
 table(columns, rows)
 
 # %% [markdown]
-# A cut must pay for its bytes with blocks, or with spills avoided. **At which of these numbers does the chain in two
-# pieces first beat the chain in one, on an H200?** (It has an H100's SMs and a faster memory.) Decide which of the two
-# matters more, blocks or spills; nothing so far says.
+# To be worth its extra bytes, a cut has to fit more blocks or avoid spills. **At which of these numbers does the chain
+# in two pieces first beat the chain in one, on an H200?** (An H200 has the same SMs as an H100 and faster memory.)
+# You'll have to decide whether blocks or spills matter more, because we haven't shown you that yet.
 
 # %% tags=["hide-input"]
 stops = predict_first(
@@ -507,8 +521,8 @@ display(table(columns, rows, h200.label_of("over_fusion")))
 gains = [s for s, times in pieces.items() if s > 1 and times[2].median < times[1].median]
 stops.compare(
     gains[0],
-    "Not where it spills, but long before: the time per step jumps where the SM loses a block, and "
-    "hardly moves where spills begin.",
+    "That's long before it spills. The time per step jumps where the SM loses a block, and hardly "
+    "changes where spills begin.",
 )
 
 # %% tags=["hide-input", "answers-stops"]
@@ -530,14 +544,15 @@ chart = curves_chart(
 stops.on(chart, "x")
 
 # %% [markdown]
-# Two explanations, and how well each is tested.
+# There are two possible explanations. Let's look at how well each has been tested.
 #
-# **Blocks.** The kernel does not wait for memory: at copy bandwidth its bytes would take a small part of its time, as
-# the first line below shows. Each step adds up a row twice, and each time all warps of the block wait for the slowest.
-# Meanwhile only *another block* can use the SM, and with three there is one more to do so than with two. That fits the
-# times; no experiment here isolates it.
+# **Blocks.** The kernel isn't waiting for memory: as the first line below shows, moving its bytes at copy bandwidth
+# would take only a small part of its time. Each step sums a row twice, and each time all the warps in the block wait
+# for the slowest one. While they do, only *another block* can use the SM, and with three blocks there's one more
+# available than with two. That's consistent with the times, but we have no experiment that isolates it.
 #
-# **Spills.** A spill goes to L1 first. Do the stacks of all threads on the SM fit there, and does the profiler agree?
+# **Spills.** A spilled value goes to L1 first. Do the stacks of all the threads on the SM fit there, and does the
+# profiler agree?
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_07 import ROWS
@@ -556,18 +571,19 @@ columns = ("steps", "stacks per SM", "loaded from L1", "stored", "more written t
 table(columns, rows, h200.label_of("sm_counters"))
 
 # %% [markdown]
-# They fit, and nearly every spilled value comes back from L1. Stores are passed on to L2, but no warp waits for a
-# store, and [DRAM](../docs/glossary.md#dram) sees little of it.
+# They do fit, and nearly every spilled value is reloaded from L1. The stores continue to L2, but no warp waits for a
+# store, and little of this traffic reaches [DRAM](../docs/glossary.md#dram).
 #
-# So fusing stops paying **where one more operation costs a block that the SM needed**, and the compiler told us which
-# operation that is. A cut can pay only where its pieces hold more blocks: at 20 and 24 steps each half holds no more
-# than the whole, and two pieces lose.
+# So fusing stops paying off **when one more operation costs a block that the SM needed**, and the compiler told us
+# which operation that is. A cut only helps if its pieces fit more blocks. At 20 and 24 steps, each half fits no more
+# blocks than the whole chain does, so cutting it in two makes it slower.
 #
 # ## Capping registers: maxnreg
 #
-# Triton's launch option `maxnreg` caps a thread's registers. (CUDA C++ has `__maxnreg__`; its `__launch_bounds__`
-# states the block size and how many blocks should fit, and leaves the registers to the compiler.) The assembler obeys,
-# and spills what it must. **Twelve steps in 4 warps, capped at 64 registers: what occupancy does that give?**
+# Triton's launch option `maxnreg` caps the registers per thread. (CUDA C++ has `__maxnreg__`. It also has
+# `__launch_bounds__`, where you give the block size and how many blocks should fit, and the compiler chooses the
+# registers.) The assembler respects the cap and spills whatever doesn't fit. **Twelve steps in 4 warps, capped at 64
+# registers: what occupancy do you get?**
 # <!-- given 64 registers: the question's own -->
 
 # %% tags=["hide-input"]
@@ -585,18 +601,18 @@ columns = ("cap", "registers", "occupancy", "spilled", "time")
 display(table(columns, rows, h200.label_of("over_fusion_limited")))
 capped.compare(
     100 * compiled(12, maxnreg=64).occupancy().fraction,
-    f"The cap at 128 is {caps[255].median / caps[128].median:.2f}x faster than none, although each "
-    "thread spills hundreds of bytes: two more blocks were worth it. The mildest cap only costs, "
-    "since no further block fits. The tightest loses more than it gains.",
+    f"The cap at 128 is {caps[255].median / caps[128].median:.2f}x faster than no cap, even though each "
+    "thread spills hundreds of bytes, because two more blocks fit. The mildest cap just makes it "
+    "slower, because it doesn't make room for another block. The tightest loses more than it gains.",
 )
 
 # %% [markdown]
-# Each cap buys blocks with spills. No rule gives the best one: the compiler gives the candidates (each cap at which one
-# more block fits), and the clock decides.
+# With each cap you trade spills for blocks. There's no rule for the best one. Get the candidates from the compiler
+# (each cap at which one more block fits), then time them.
 #
 # ## More threads for a row: num_warps
 #
-# Twenty-four steps spill in 4 warps. With 8 warps a thread holds half as many elements:
+# Twenty-four steps spill in 4 warps. If we use 8 warps, each thread holds half as many elements:
 
 # %% tags=["hide-input"]
 rows = []
@@ -609,13 +625,14 @@ columns = ("steps", "warps", "registers", "spilled", "rows per SM", "kept rows /
 table(columns, rows)
 
 # %% [markdown]
-# No spill: the row's values are spread over twice as many threads. But the SM holds fewer rows. The register file did
-# not grow.
+# Now nothing spills, because the row is spread over twice as many threads. But each SM also holds fewer rows, since the
+# register file is the same size as before.
 #
 # ## Is low occupancy bad?
 #
-# **Claim: "below 50 % occupancy, reconsider."** Take add+GELU of lesson 00, which only moves memory, at several block
-# sizes. A larger block gives each thread more loads at once, and more registers.
+# **Claim: "below 50 % occupancy, reconsider."** Let's test it on add+GELU from lesson 00, which does little but move
+# memory, at several block sizes. With a larger block, each thread has more loads in progress at once and uses more
+# registers.
 
 # %% tags=["hide-input"]
 from kernels.elementwise.add_gelu import add_gelu_kernel, settings
@@ -631,17 +648,18 @@ columns = ("BLOCK", "warps", "occupancy", "loads per thread", "spilled", "time")
 table(columns, rows, h200.label_of("occupancy_sweep"))
 
 # %% [markdown]
-# From full occupancy down to a fifth of it, no difference: each thread has more loads
-# [in flight](../docs/glossary.md#in-flight), and bytes in flight are what memory needs (**Little's law**: bytes in
-# flight are bandwidth times *latency*, the time from request to delivery). The last is slower, but it spills.
-# **Verdict: fair as an alarm, wrong as a rule.** A chain that waits at every step, such as ours, did need its blocks.
-# *Going further* has the same for arithmetic.
+# Dropping from full occupancy to a fifth of it makes no difference, because each thread has more loads [in
+# flight](../docs/glossary.md#in-flight), and memory only cares about the total bytes in flight. (This is **Little's
+# law**: bytes in flight equal bandwidth times *latency*, the time from request to delivery.) The last row is slower,
+# but that one spills. **Verdict: fair as an alarm, wrong as a rule.** Our chain waits at every step, so it really did
+# need its blocks. *Going further* runs the same test for arithmetic.
 #
 # ## Waves and the tail
 #
-# The blocks that fit at once, on all SMs, are a **[wave](../docs/glossary.md#wave)**. A launch of more blocks takes
-# several; the last may be nearly empty, the **[tail](../docs/glossary.md#tail)**. Our chain of twelve steps allows two
-# blocks per SM. **On 264 rows every slot of an H100's 132 SMs is used. What share is used on 265?**
+# The blocks that fit on all SMs at once make up a **[wave](../docs/glossary.md#wave)**. A launch with more blocks takes
+# several waves, and the last one may be nearly empty; that's the **[tail](../docs/glossary.md#tail)**. Our chain of
+# twelve steps fits two blocks per SM. **With 264 rows, every slot on an H100's 132 SMs is used. What percentage is used
+# with 265?**
 
 # %% tags=["hide-input"]
 used = predict_first("slots used by 265 blocks, two per SM, on an H100", unit="%")
@@ -659,9 +677,9 @@ from helpers.figures import waves_chart
 waves_chart(twelve.waves(300, h100.sms))
 
 # %% [markdown]
-# One block past a full wave: does the time double? The picture says so, but it assumes that a block is as slow on an
-# empty SM as on a full one. Measured, with arithmetic that keeps the SM busy, and with the twelve steps, which mostly
-# wait:
+# Does one block past a full wave double the time? The picture suggests it does, but it assumes that a block takes just
+# as long on an empty SM as on a full one. Here are measurements of two kernels: one does arithmetic that keeps the SM
+# busy, and the other is our twelve steps, which mostly wait:
 
 # %% tags=["hide-input"]
 waves, rows = h200.experiment("waves"), []
@@ -672,13 +690,13 @@ ratios = [waves[kind][265].median / waves[kind][264].median for kind in ("fillin
 print("265 blocks over 264: busy {:.2f}x, waiting {:.2f}x".format(*ratios))
 
 # %% [markdown]
-# Less than double, both. Where two blocks share a busy SM, the one alone in the last wave has the SM for itself and
-# runs twice as fast (see the first two lines). The chain is as slow alone as in company, but starting the kernel is
-# paid only once. With hundreds of waves, the tail is lost among them: that is why large tensors forgive any grid.
+# Neither doubles. If two blocks share a busy SM, the extra block in the last wave has an SM to itself and runs twice as
+# fast (see the first two lines). The chain is just as slow alone as in company, but you only pay for starting the
+# kernel once. With hundreds of waves you won't notice the tail, so on large tensors almost any grid works.
 #
-# On small ones, choose the block so that the grid fills its waves, or launch a fixed number of programs that loop over
-# the rows, a **[persistent kernel](../docs/glossary.md#persistent-kernel)**. Here three programs share seven rows.
-# **Correct the loop.**
+# On small ones, choose a block size such that the grid fills its waves, or launch a fixed number of programs that loop
+# over the rows, which is called a **[persistent kernel](../docs/glossary.md#persistent-kernel)**. Here three programs
+# share seven rows. **Fix the loop.**
 
 
 # %%
@@ -695,8 +713,8 @@ shares = seven_rows / seven_rows.sum(1, keepdim=True)
 puzzle(persistent_kernel, 3, seven_rows, wanted=shares, rows=7, COLUMNS=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>for row in range(tl.program_id(0), rows, tl.num_programs(0)):</code>: program
-# 1 takes rows 1 and 4. As it was, every program also did the rows of the later ones.</details>
+# <details><summary>Answer</summary><code>for row in range(tl.program_id(0), rows, tl.num_programs(0)):</code>. Program
+# 1 now takes rows 1 and 4. Before, each program also repeated the rows of the programs after it.</details>
 #
 # <!-- choices
 # for row in range(tl.program_id(0), rows, 1):
@@ -718,46 +736,46 @@ predictions()
 # %% [markdown]
 # ## Test yourself
 #
-# 1. Two kernels have the same occupancy. One waits for memory, the other does not. How can that be?
-# <details><summary>Answer</summary>Bytes in flight hide the wait. A warp whose threads each have eight loads in flight
-# does as much as eight warps with one.</details>
+# 1. Two kernels have the same occupancy, but one stalls on memory and the other doesn't. How is that possible?
+# <details><summary>Answer</summary>What hides the wait is the number of bytes in flight. A warp with eight loads in
+# flight per thread hides as much as eight warps with one each.</details>
 #
-# 2. You fuse a tenth operation into a forward chain of nine; each needs only the result of the one before. What happens
+# 2. You add a tenth operation to a fused forward chain of nine. Each one needs only the previous result. What happens
 #    to the registers?
-# <details><summary>Answer</summary>Next to nothing. A value that is replaced frees its register; only a value that is
-# needed again later stays live.</details>
+# <details><summary>Answer</summary>Hardly anything. When a value is replaced, its register is freed. Only values you
+# need again later stay live.</details>
 #
-# 3. With one operation more the compiler reports a block less per SM, but no spill. A colleague says: no spill, no
-#    harm. What do you answer?
-# <details><summary>Answer</summary>Time it. In our chain the lost block cost far more than the first spills did; in
-# add+GELU, which has enough loads in flight, lost blocks cost nothing.</details>
+# 3. You fuse one more operation, and the compiler reports one block fewer per SM but no spills. A colleague says: no
+#    spill, no harm. What's your answer?
+# <details><summary>Answer</summary>Time it. In our chain, losing a block cost far more than the first spills did. In
+# add+GELU, which has enough loads in flight, losing blocks didn't cost anything.</details>
 #
-# 4. A tight `maxnreg` quadruples a kernel's occupancy and it gets slower. Where do you look first?
-# <details><summary>Answer</summary>At `spill_bytes` and `stack`: the occupancy was bought with spills, and the stacks
-# of all threads together may be more than L1 holds.</details>
+# 4. A tight `maxnreg` quadruples a kernel's occupancy, but the kernel gets slower. Where do you look first?
+# <details><summary>Answer</summary>At `spill_bytes` and `stack`. The cap traded registers for spills, and the stacks of
+# all the threads together may not fit in L1.</details>
 #
-# 5. A kernel keeps six rows of 2048 fp32 elements live, in 4 warps. How many registers per thread do they take? Replace
-#    the dots with your number.
+# 5. A kernel keeps six rows of 2048 fp32 elements live, in 4 warps. How many registers per thread does that take?
+#    Replace the dots with your answer.
 
 # %%
 answer = ...
-self_test(answer, 6 * 2048 / 128, "2048 elements over 4 x 32 threads, a register each")
+self_test(answer, 6 * 2048 / 128, "2048 elements over 4 x 32 threads, one register each")
 
 # %% [markdown]
 # ## Now you
 #
-# [Exercise 07](../exercises/07_register_budget.ipynb) gives you kernels to fit into a register budget. Next:
-# [08 Matmul epilogues](08_matmul_epilogues.ipynb), where tiles of a matmul fill the registers. The
-# [lab bench](lab_bench.ipynb) has every instrument of the course in one line each.
+# In [Exercise 07](../exercises/07_register_budget.ipynb) you'll fit kernels into a register budget. Next is
+# [08 Matmul epilogues](08_matmul_epilogues.ipynb), where the tiles of a matmul fill the registers. The
+# [lab bench](lab_bench.ipynb) shows every instrument of the course in one line each.
 
 # %% [markdown]
 # ## Going further
 #
 # ### Occupancy and arithmetic
 #
-# A multiplication takes some cycles, and the next one of the *same* value must wait for it. Other warps fill the gap,
-# or other values of the same thread: **instruction-level parallelism**. A kernel that multiplies and adds, with 1 to 8
-# values per thread and 4 to 64 warps per SM:
+# A multiplication takes several cycles, and if the next one depends on its result, it has to wait. You can fill the gap
+# with other warps or with independent values in the same thread; the latter is **instruction-level parallelism**. We
+# measured a kernel that multiplies and adds, with 1 to 8 values per thread and 4 to 64 warps per SM:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_07 import ROUNDS
@@ -779,14 +797,15 @@ display(table(("warps", "occupancy", *parallel), rows, title))
 print(f"4 warps with 8 values over 64 warps with 1: {rate(8, 4) / rate(1, 64):.2f}x")
 
 # %% [markdown]
-# **Full occupancy, and the slower of the two.** Down each column, more warps help until a unit is full; along each row,
-# more values do the same. (One value per thread also pays for the loop more often.) The work in flight counts: warps
-# times what each has in flight.
+# **The one with full occupancy is the slower of the two.** Going down a column, more warps help until some unit is
+# saturated. Going along a row, more values per thread do the same. (With one value per thread, you also pay for the
+# loop more often.) What counts is the total work in flight, which is the number of warps times the work each has in
+# flight.
 #
 # ### The cost of a spill
 #
-# In the machine code, a spill is an `STL` (store local) and an `LDL` (load local), each with the source line that the
-# compiler was working on:
+# In the machine code, a spill is an `STL` (store local) and an `LDL` (load local). Each is listed with the source line
+# that it was generated for:
 
 # %% tags=["hide-input", "nbval-ignore-output"]
 of_stack = compiled(first).sass_view("stack").instructions
@@ -795,8 +814,9 @@ some = (*of_stack[:3], *of_stack[-3:])
 table(("instruction", "of the line"), ((each.text, each.source) for each in some))
 
 # %% [markdown]
-# **Claim: "spilled registers are 100 times slower."** Twelve steps, free and capped at 64 registers; then the nearest
-# case to the claim, add+GELU with blocks of 16384 in 2 warps, which have more elements per thread than registers exist:
+# **Claim: "spilled registers are 100 times slower."** We test it on twelve steps, uncapped and capped at 64 registers,
+# and then on the case that comes closest to the claim, which is add+GELU with blocks of 16384 in 2 warps. It has more
+# elements per thread than there are registers:
 # <!-- given 64 registers: the cap chosen -->
 
 # %% tags=["hide-input"]
@@ -819,14 +839,14 @@ worst = sweep["16384x2"].median / min(time.median for time in sweep.values())
 print(f"{add.stack} B of stack; {worst:.1f} times slower than the best block size")
 
 # %% [markdown]
-# **Verdict: fails for a kernel.** One access that goes all the way to DRAM may be a hundred times slower than one to a
-# register. A kernel that spills is not a hundred times slower, because other warps run meanwhile, and caches catch some
-# of it; above, a cap spilled and gained. In the add+GELU case the assembler gave up and keeps nearly
-# everything on the stack.
+# **Verdict: fails for a kernel.** A single access that goes all the way to DRAM may be a hundred times slower than a
+# register. But a kernel that spills isn't a hundred times slower, because other warps run in the meantime and caches
+# catch some of the spills. We even saw a cap above that spilled and still made the kernel faster. In the add+GELU case,
+# the assembler gave up and kept nearly everything on the stack.
 #
 # ### On your GPU
 #
-# With a GPU, see where your own stops gaining:
+# If you have a GPU, find out where fusing stops paying off on yours:
 
 # %% tags=["hide-input", "nbval-ignore-output"]
 from helpers.instruments import benchmark_together

@@ -1,24 +1,24 @@
 # %% [markdown]
 # # 08 Matmul epilogues: bias and activation inside the matmul
 #
-# A linear layer ends with a bias and an activation: `gelu(x @ w.T + bias)`. The library's matmul is faster than yours
-# is likely to be, but it writes its result to memory, and the activation reads every element back. A moment before,
-# each of them was in a register.
+# A linear layer ends with a bias and an activation: `gelu(x @ w.T + bias)`. The library's matmul is probably faster
+# than yours, but it writes every element to memory, and then the activation reads it back, though it was just in a
+# register.
 #
 # The library can fuse the common cases itself: cuBLASLt has [epilogues](../docs/glossary.md#epilogue) for bias, ReLU
-# and GELU, one call in PyTorch (`torch._addmm_activation`). For anything else you write the matmul. **So how much of
-# the library's speed can you reach, and is the gain worth it?**
+# and GELU, which PyTorch exposes as one call (`torch._addmm_activation`). For anything else, you have to write the
+# matmul. **So how close can you get to the library's speed, and is the gain worth it?**
 #
-# After this lesson you can
+# In this lesson you'll learn to
 #
-# - grow a matmul from one output per program to a persistent kernel on tensor cores, and explain each step;
+# - grow a matmul from one output per program to a persistent tensor core kernel, and explain each step;
 # - predict a tile's bytes, registers and shared memory;
-# - explain what stages, swizzles and the order of tiles do for tensor cores, and what an autotuner searches;
-# - put bias and activation into the matmul, rounded once, and check it against double precision;
-# - name what an epilogue cannot do.
+# - explain what stages, swizzles and tile order do for tensor cores, and what an autotuner searches;
+# - put bias and activation into the matmul, round once, and check the result against double precision;
+# - name what an epilogue can't do.
 #
-# About 75 minutes. It follows on [07 Occupancy](07_occupancy.ipynb) and leads to [exercise
-# 08](../exercises/08_linear_act.ipynb).
+# About 75 minutes. You should have done [07 Occupancy](07_occupancy.ipynb). The exercise is
+# [08](../exercises/08_linear_act.ipynb).
 
 # %% tags=["hide-input"]
 import inspect
@@ -36,7 +36,7 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")
 
 # %% [markdown]
-# Tiles within tiles: move *level*.
+# A matmul is tiles within tiles. Move the *level* slider.
 
 # %% tags=["hide-input"]
 from helpers.figures import TileHierarchyExplorer
@@ -46,8 +46,8 @@ TileHierarchyExplorer("an instruction", tile=(128, 128))
 # %% [markdown]
 # ## How much can fusion save?
 #
-# Take a layer of 4096 x 4096 weights on 4096 rows, in bfloat16. Unfused, it takes two launches: the library's matmul,
-# which adds the bias, and the activation, which rereads and rewrites the whole result.
+# Take a layer with 4096 x 4096 weights, applied to 4096 rows in bfloat16. Unfused, it takes two launches: the library's
+# matmul, which adds the bias, and the activation, which rereads and rewrites the whole result.
 
 # %% tags=["hide-input"]
 M = N = K = 4096
@@ -59,7 +59,7 @@ print(f"matmul: {flops / 1e9:.0f} GFLOP, {1e6 * product:.0f} us at the rate of a
 print(f"activation: {4 * M * N / 1e6:.0f} MB, {1e6 * activation:.0f} us at copy bandwidth")
 
 # %% [markdown]
-# Fusing removes the second line. **By what percentage can it shorten the layer at most?**
+# Fusing removes the second line. **What's the most, in percent, that it can take off the layer's time?**
 
 # %% tags=["hide-input"]
 most = predict_first("the most that fusing GELU can save, 4096 cubed", unit="%")
@@ -69,15 +69,15 @@ most
 most.compare(100 * activation / (product + activation))
 
 # %% [markdown]
-# That is also how much slower than the library's your matmul may be before the gain is gone. The epilogue is three
-# lines; the hard part is a matmul as fast as the library's.
+# That's also how much slower than the library your matmul can be before you've lost the gain. The epilogue is three
+# lines; the hard part is a matmul that keeps up with the library.
 #
 # ## One output per program
 #
-# Start at the bottom: each program computes one element of y, from a row of x and a row of w. (`torch.nn.Linear` keeps
-# its weight as N rows of K, so `x @ w.T` multiplies rows with rows.) A grid may have **two dimensions**: here
-# `tl.program_id(0)` counts rows of y and `tl.program_id(1)` columns. ACT is a
-# [constexpr](../docs/glossary.md#constexpr): each activation compiles to a kernel of its own, without a branch.
+# At first, each program computes one element of y from a row of x and a row of w. (`torch.nn.Linear` stores its
+# weight as N rows of K, so `x @ w.T` multiplies rows with rows.) A grid can have **two dimensions**. Here
+# `tl.program_id(0)` is the row of y and `tl.program_id(1)` the column. ACT is a
+# [constexpr](../docs/glossary.md#constexpr), so each activation compiles to a separate kernel without a branch.
 
 
 # %%
@@ -115,7 +115,7 @@ output_kernel[6, 8](x, w, bias, y, 6, 8, 700, ACT="gelu", BLOCK_K=512)  # a grid
 print("right:", right(y, x, w, bias))
 
 # %% [markdown]
-# `activate(s, ACT, dtype)` is a chain of `if ACT == ...`, resolved when the kernel is compiled. In fp32 it amounts to
+# `activate(s, ACT, dtype)` is a chain of `if ACT == ...` that's resolved at compile time. In fp32 it boils down to
 #
 # ```python
 # if ACT == "relu":   s = tl.maximum(s, 0.0)
@@ -123,12 +123,12 @@ print("right:", right(y, x, w, bias))
 # elif ACT == "gelu": s = 0.5 * s * (1 + tl.erf(s * 0.70710678))
 # ```
 #
-# and given a 16-bit dtype to round to, it chooses a cheaper formula that is as exact there. <!-- given 16-bit: the
-# format's definition -->
+# and if the result will be rounded to a 16-bit dtype, it uses a cheaper formula that's just as exact there.
+# <!-- given 16-bit: the format's definition -->
 #
-# Sums are float32: in bfloat16, with its three digits, the later products would no longer change the sum. **How many
+# We sum in float32. bfloat16 has only three digits, so the later products wouldn't change the sum any more. **How many
 # gigabytes do all programs load for 4096 x 4096 elements of y, with K = 4096?** Each program loads one row of x and
-# one of w, two bytes per element.
+# one of w, at two bytes per element.
 
 # %% tags=["hide-input"]
 loaded = predict_first("loaded with one output per program, 4096 cubed", unit="GB")
@@ -141,16 +141,16 @@ print(f"metered on the small layer: {per_flop:g} bytes per FLOP")
 loaded.compare(per_flop * flops / 1e9)
 
 # %% [markdown]
-# Bytes per FLOP don't depend on size, so the meter can run a small layer. Hardly any of these bytes come from DRAM:
-# every row is needed thousands of times, and the caches keep it. But a cache has a bandwidth as well.
+# Bytes per FLOP don't depend on size, so we can meter a small layer. Hardly any of these bytes come from DRAM: every
+# row is used thousands of times, so it stays in cache. But cache bandwidth is limited too.
 #
 # ## A table for every step
 #
-# Each step of the kernel gets a table beside the step before: FLOP per byte loaded and the gigabytes of the large
-# layer, from the meter; registers per thread, shared memory and the multiply instruction, from the compiler, for an
-# A100, an H100 and a B200; and the recorded time on an H200. The registers are those of the Triton installed here, the
-# time is of the version named below the table, whose registers differed. `run(kernel, x, w, bias, act, **settings)`
-# allocates y and launches one program per tile (`benchmarks/experiments/lesson_08.py`).
+# Each step of the kernel gets a table next to the previous step's. FLOP per byte loaded and the large layer's gigabytes
+# come from the meter. Registers per thread, shared memory and the multiply instruction come from the compiler, for an
+# A100, an H100 and a B200. The time was recorded on an H200, with the Triton version named below the table, whose
+# register counts differ from those of the Triton installed here. `run(kernel, x, w, bias, act, **settings)` allocates y
+# and launches one program per tile (`benchmarks/experiments/lesson_08.py`).
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_08 import STEPS, arguments, run
@@ -214,12 +214,13 @@ step("one output a program", output_kernel, (6, 1024, 8))
 # %% [markdown]
 # ## A tile in registers
 #
-# A row of x, once loaded, could serve many columns of y. So let a program compute a [tile](../docs/glossary.md#tile)
-# of y, 64 rows by 64 columns, with all its sums in registers. For each k it loads a column of 64 elements from x and
-# one from w, and adds all 64 x 64 products.
+# A row of x can serve many columns of y. So let each program compute a [tile](../docs/glossary.md#tile) of y, 64 rows
+# by 64 columns, with all the sums in registers. For each k it loads a column of 64 elements from x and one from w, and
+# accumulates all 64 x 64 products.
 #
-# In Triton, `row[:, None]` makes a column of a vector and `col[None, :]` a row; combining them gives a two-dimensional
-# block. Addresses and masks work the same way. `finish` is the **epilogue**: bias, activation, one rounding, store.
+# In Triton, `row[:, None]` turns a vector into a column and `col[None, :]` into a row, and combining the two gives a
+# two-dimensional block. Addresses and masks work the same way. `finish` is the **epilogue**: bias, activation, one
+# rounding, store.
 
 
 # %%
@@ -256,7 +257,7 @@ def registers_kernel(
 
 # %% [markdown]
 # Per step of K, a tile of `BM` x `BN` loads `BM + BN` elements and multiplies `BM * BN` pairs. **By what factor does a
-# tile of 64 x 64 cut the bytes loaded, compared with one output per program?**
+# 64 x 64 tile reduce the bytes loaded, compared with one output per program?**
 
 # %% tags=["hide-input"]
 fewer = predict_first("reduction in bytes by tiles of 64 x 64", unit="times")
@@ -271,9 +272,9 @@ step("a tile in registers", registers_kernel, (128, 16, 64))
 
 # %% [markdown]
 # Compare the change in bytes with the change in time: bytes are no longer the bottleneck. Each load fetches two bytes
-# from a row of their own, the stride of lesson 03b, and the loop has K iterations. And the arithmetic runs on the
-# [CUDA cores](../docs/glossary.md#cuda-cores) (`FFMA`, a multiplication and an addition in float32; a B200's `FFMA2`
-# does two at once, its `FHFMA` takes 16-bit factors directly), while the chip has better ones:
+# from a different row (the strided access of lesson 03b), and the loop has K iterations. Also, the arithmetic runs on
+# the [CUDA cores](../docs/glossary.md#cuda-cores) (`FFMA`, a float32 multiply-add; on a B200, `FFMA2` does two at once
+# and `FHFMA` takes 16-bit factors directly), and the chip has something better:
 # <!-- given 16-bit: the format's definition -->
 
 # %% tags=["hide-input"]
@@ -287,7 +288,7 @@ print(f"its tensor cores:        {tensor / 1e12:.0f} TFLOP/s, {1e3 * flops / ten
 # %% [markdown]
 # ## Tensor cores: tl.dot
 #
-# **Look at the last bar and the one above it**: the same multiply-adds, on the cores that we have used so far and on
+# **Look at the last bar and the one above it**: the same multiply-adds, on the cores we've used so far and on
 # [tensor cores](../docs/glossary.md#tensor-cores).
 
 # %% tags=["hide-input"]
@@ -296,9 +297,9 @@ from helpers.figures import gpu_picture
 gpu_picture("H100", lit="tensor cores")
 
 # %% [markdown]
-# `tl.dot(a, b, acc)` multiplies two tiles and adds the result to a third. So we loop over K in steps of 64 and load
-# whole tiles of x and w, with wide loads again. `w.T` is a view: no data moves. Tensor cores take 16-bit operands
-# directly and accumulate in float32. `tl.dot` needs at least 16 along K; where the instruction is larger than the
+# `tl.dot(a, b, acc)` multiplies two tiles and adds the result to a third. So we step through K 64 at a time and load
+# whole tiles of x and w, with wide loads again. `w.T` is a view, so no data moves. Tensor cores take 16-bit operands
+# directly and accumulate in float32. `tl.dot` needs at least 16 along K, and if the instruction is larger than the
 # tile, the rest is padded and wasted.
 # <!-- given 16-bit: the format's definition -->
 
@@ -332,9 +333,9 @@ by_tiles = run(tiles_kernel, *uneven, BLOCK_M=32, BLOCK_N=64, BLOCK_K=32)
 print("right:", right(by_tiles, *uneven))
 
 # %% [markdown]
-# Watch a tile grow, in two steps of 16 along K. x is a slope, and w takes its element n minus its element n + 16:
-# after the first step `acc` is the slope itself, after the second the same small difference everywhere. Bias (a step
-# from 0 to 1) and ReLU come last, before the only store.
+# Watch a tile accumulate in two steps of 16 along K. x is a slope, and w picks element n minus element n + 16. After
+# the first step `acc` is the slope itself, and after the second it's the same small difference everywhere. The bias (a
+# step from 0 to 1) and ReLU come last, just before the only store.
 
 # %% tags=["hide-input"]
 from helpers.figures import watch
@@ -348,14 +349,14 @@ out_16 = torch.empty(16, 16, dtype=slope.dtype, device=device)
 watch(tiles_kernel[1, 1], slope, differences, step_bias, out_16, 16, 16, 32, **in_steps)
 
 # %% [markdown]
-# Now with larger tiles: 128 x 128, for 8 warps.
+# Now a larger tile: 128 x 128, 8 warps.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 step("tensor cores", tiles_kernel, (256, 128, 256))
 
 # %% [markdown]
-# The same source, three instructions, and different places for operands and
-# [accumulators](../docs/glossary.md#accumulator):
+# The same source compiles to three different instructions, with operands and
+# [accumulators](../docs/glossary.md#accumulator) in different places:
 #
 # | | A100 | H100 | B200 |
 # |---|---|---|---|
@@ -364,20 +365,19 @@ step("tensor cores", tiles_kernel, (256, 128, 256))
 # | accumulators | registers | registers | tensor memory, a separate on-chip store |
 # | in PTX | `mma.sync` | `wgmma.mma_async` | `tcgen05.mma` |
 #
-# On an H100 four warps issue one large multiply and carry on (hence *async*). On a B200 not even the sums occupy
-# registers until the epilogue reads them. (The first operand may also come from registers on an H100, from tensor
+# On an H100, four warps issue one large multiply and carry on (hence *async*). On a B200, even the sums don't occupy
+# registers until the epilogue reads them. (The first operand can also come from registers on an H100, or from tensor
 # memory on a B200.)
 #
-# The operands' dtype decides the rate. `tl.dot` multiplies float32 tiles as tf32, at half the rate and with ten
-# fraction bits. So don't convert 16-bit tiles to float32 before `tl.dot`: the float32 sum already takes their products
-# exactly.
+# The operands' dtype sets the speed. `tl.dot` multiplies float32 tiles as tf32, at half the rate and with ten fraction
+# bits. So don't convert 16-bit tiles to float32 first: their products are already exact in the float32 sum.
 # <!-- given 16-bit: the format's definition -->
 #
 # ## A mistake: no mask along K
 #
-# Rows and columns past the edge may hold anything: they are not stored. Along K it is different. Suppose a kernel
-# masks w there and forgets x: the products are x times 0, so does it matter? K is 40, in steps of 32, and the rows of
-# x are 64 apart, as in a slice of a larger tensor: from 40 on they hold something else.
+# Rows and columns past the edge can hold anything, since they're never stored, but not along K. Suppose a kernel
+# masks w there but forgets x. Those products are x times 0, so does it matter? K is 40, in steps of 32, and the rows of
+# x are 64 apart, as in a slice of a larger tensor, so from element 40 on there's other data.
 
 
 # %%
@@ -414,12 +414,12 @@ for beyond in (0.0, float("nan")):
     )
 nans.compare(
     int(wrong.sum()),
-    "Zero times NaN is NaN, and one NaN is enough to spoil a sum. With zeros in memory the mistake "
-    "passes every test.",
+    "Zero times NaN is NaN, and one NaN is enough to ruin a sum. If that memory happens to hold "
+    "zeros, the bug passes every test.",
 )
 
 # %% [markdown]
-# Here each row of x has five elements, and the memory after them holds NaN. K is 5, in steps of 4. **Change the marked
+# Here each row of x has five elements, followed by NaN. K is 5, in steps of 4. **Change the marked
 # line so that every sum is right.**
 
 
@@ -460,21 +460,21 @@ puzzle(k_mask_kernel, 1, x_5, w_5, wanted=x_5 @ w_5, K=5, x_stride=8, ROWS=4, BL
 #
 # ## Shared memory and its banks
 #
-# The operands wait for the tensor cores in shared memory, where all warps of the program can read them. It is faster
-# than DRAM and far slower than the tensor cores, so each value must be used more than once, and read without [bank
-# conflicts](../docs/glossary.md#bank-conflict). A row of the tile is 64 elements, which are 32 words, one per bank:
-# lanes that read **down a column** all hit one bank, as in lesson 07. Padding the rows would help, but an H100's
-# tensor cores accept only a few layouts, and none has gaps. Hence the **swizzle**: the matmul reads segments of 16
-# bytes from 8 rows, and in row r segment p is stored at position `p ^ r` (exclusive or). The eight rows of one segment
-# then occupy eight positions, and one wavefront reads them all. Triton swizzles by itself.
+# Operands wait for the tensor cores in shared memory, where all the program's warps can read them. It's faster than
+# DRAM but far slower than the tensor cores, so you have to use each value more than once and avoid [bank
+# conflicts](../docs/glossary.md#bank-conflict). A row of the tile is 64 elements, or 32 words, one per bank, so lanes
+# that read **down a column** all hit the same bank, as in lesson 07. Padding the rows would fix that, but an H100's
+# tensor cores accept only a few layouts, and none of them has gaps. So we use a **swizzle**. The matmul reads 16-byte
+# segments from 8 rows, and in row r, segment p is stored at position `p ^ r` (exclusive or). That puts one segment's
+# eight rows in eight positions, so one wavefront reads them all. Triton does this for you.
 # <!-- given 16 bytes: PTX ISA, ldmatrix and the layouts of wgmma's operands -->
 #
 # ## Stages: load while you multiply
 #
-# With one stage the loop alternates: load a tile, wait, multiply, wait. `num_stages=2` keeps a second pair of tiles in
-# shared memory: the next pair arrives while this one is multiplied ([pipelining](../docs/glossary.md#pipelining)). The
-# copy must bypass registers and must not block, so it has its own instruction: `LDGSTS` in the machine code,
-# `cp.async` in PTX. If a load takes as long as two multiplies:
+# With one stage, the loop loads a tile, waits, multiplies, and waits again. `num_stages=2` keeps another pair of tiles
+# in shared memory, so the next pair can load while you multiply this one
+# ([pipelining](../docs/glossary.md#pipelining)). The copy has to bypass registers and run in the background, so it has
+# a special instruction: `LDGSTS` in the machine code, `cp.async` in PTX. If a load takes as long as two multiplies:
 
 # %% tags=["hide-input"]
 from helpers.figures import stages_chart
@@ -482,8 +482,8 @@ from helpers.figures import stages_chart
 stages_chart()
 
 # %% [markdown]
-# **How many KB of shared memory do two stages take on an H100?** One stage is 128 rows of x and 128 of w, 64 elements
-# each.
+# **How many KB of shared memory do two stages take on an H100?** One stage is 128 rows of x and 128 of w, at 64
+# elements each.
 
 # %% tags=["hide-input"]
 two = predict_first("shared memory of two stages, 128 x 128 x 64, H100", unit="KB")
@@ -503,13 +503,12 @@ table(("stages", "A100", "H100"), rows)
 # %% tags=["hide-input"]
 two.compare(
     compiled(tiles_kernel, "H100", **STEPS["two stages"][1]).shared_memory / 1024,
-    "An A100 has the current step's operands in registers, so it needs one pair of tiles fewer.",
+    "An A100 keeps the current step's operands in registers, so it needs one pair of tiles fewer.",
 )
 
 # %% [markdown]
-# Every stage takes shared memory that a second block on the SM could use. The fewest stages that hide the latency of
-# memory are enough. **With three stages instead of one, how many times faster is the H200?** Take the figure's
-# proportions as a start.
+# Each stage takes shared memory that another block on the SM could use, so you want the fewest stages that hide memory
+# latency. **With three stages instead of one, how many times faster is the H200?** Start from the figure's proportions.
 
 # %% tags=["hide-input"]
 faster = predict_first("speed-up of three stages over one, H200", unit="times")
@@ -524,8 +523,8 @@ for stages, time in by_stage.items():
 display(table(("stages", "time", "rate"), rows, h200.label_of("matmul_stages")))
 faster.compare(
     by_stage[1].median / by_stage[3].median,
-    "The third stage still helps. The fourth leaves no room for the SM's second block, and "
-    "costs more than it gains.",
+    "The third stage still helps. With a fourth, only one block fits on the SM, and you lose more "
+    "than you gain.",
 )
 
 # %% tags=["nbval-ignore-output", "hide-input"]
@@ -538,15 +537,15 @@ step("three stages", tiles_kernel, (256, 128, 256))
 # Now you can predict what limits a tile. The model, for an H200:
 #
 # - a tile requests `2 (BM + BN)` bytes from L2 for each k, and does `BM BN / (BM + BN)` FLOP per byte. L2 delivers
-#   some 39 bytes per clock to an SM: to the left of that **ridge** the tensor cores wait for L2;
-# - its sums take `BM BN` registers, shared by the threads; everything else about 48 per thread;
+#   about 39 bytes per clock to an SM, and to the left of that **ridge** the tensor cores wait for L2;
+# - its sums take `BM BN` registers, spread over the threads, and each thread needs about 48 for everything else;
 # - a stage takes `2 (BM + BN)` bytes of shared memory for each k of its step.
 # <!-- given 39 bytes: helpers/instruments/prediction.py, from a copy of 8 MB on an H200 -->
 #
-# 1. Go from 128 x 128 to 256 x 256. Which resource forbids it with 8 warps? With 16?
-# 2. 128 x 256 with 4 warps: what happens?
+# 1. Go from 128 x 128 to 256 x 256. Which resource rules it out with 8 warps? With 16?
+# 2. What happens with 128 x 256 and 4 warps?
 # 3. How many stages can 128 x 256 have?
-# 4. Which tiles allow two blocks per SM, and why is that good?
+# 4. Which tiles allow two blocks per SM, and why does that help?
 
 # %% tags=["hide-input"]
 from helpers.figures import TileChoiceExplorer, Tiling
@@ -555,14 +554,16 @@ tiles = TileChoiceExplorer(tile=(128, 128), warps=8, stages=3)
 tiles
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. Registers: 256 x 256 sums fill an SM's register file. With 8 warps
-# that is more than a thread can have, with 16 it leaves nothing for the rest. 2. The sums alone take every register
-# that a thread can have: it spills. 3. Four. 4. Tiles of up to 128 x 128 sums, where shared memory holds their stages
-# twice: up to three for 128 x 128. While one block is in its epilogue or waits, the other multiplies.</details>
+# <details><summary>What you should see</summary>1. Registers. The sums of a 256 x 256 tile fill an SM's register file.
+# With 8 warps that's more than a thread can have, and with 16 there's nothing left for the rest. 2. It spills, because
+# the sums alone take every register a thread can have. 3. Four. 4. Tiles of up to 128 x 128 sums, if their stages fit
+# in shared memory twice: up to three for 128 x 128. While one block waits or runs its epilogue, the other
+# multiplies.</details>
 #
 # ## Autotuning: triton.autotune
 #
-# Or let Triton search ([autotuning](../docs/glossary.md#autotuning)). `triton.autotune` takes a list of configurations and a key:
+# You can also let Triton search ([autotuning](../docs/glossary.md#autotuning)). `triton.autotune` takes a list of
+# configurations and a key:
 
 # %%
 SEARCHED = ((64, 64, 4, 3), (128, 128, 8, 2), (128, 128, 8, 3), (128, 128, 8, 4), (128, 256, 4, 3))
@@ -573,8 +574,8 @@ configs = [
 tuned_kernel = triton.autotune(configs=configs, key=["M", "N", "K"])(tiles_kernel)
 
 # %% [markdown]
-# At the first launch with new M, N or K (or new dtypes), it compiles and times **every** configuration, then keeps the
-# fastest for that key. Timing needs a GPU, compiling doesn't. For an H100:
+# The first time you launch with a new M, N or K (or new dtypes), it compiles and times **every** configuration and
+# keeps the fastest for that key. Timing takes a GPU, but compiling doesn't. For an H100:
 
 # %% tags=["hide-input", "nbval-ignore-output"]
 rows = []
@@ -588,8 +589,8 @@ for config in tuned_kernel.configs:
 table(("tile, warps, stages", "registers", "spilled", "shared memory", "blocks per SM"), rows)
 
 # %% [markdown]
-# You can discard one line without timing it; `prune_configs_by` takes a function that does. **How many times slower
-# than the fastest of the five is the one that spills, on an H200?** Its sums go through local memory every step.
+# You can rule out one line without timing it; `prune_configs_by` automates that. **How many times slower
+# than the fastest of the five is the one that spills, on an H200?** Its sums go through local memory at every step.
 
 # %% tags=["hide-input"]
 spilling = predict_first("the config that spills against the fastest, H200", unit="times")
@@ -607,22 +608,22 @@ spilling.compare(round(sweep[searched[-1]].median / fastest, 2))
 # %% [markdown]
 # What to know before you use it:
 #
-# - **It searches your list and nothing else.**
+# - **It only searches your list.**
 # - **It overfits to the key.** The winner is the fastest at one shape, alone on the GPU. With M in the key, every new
-#   batch size stalls for a search; without it, the first M decides for all.
-# - **Its cache** is a dictionary in the process. `cache_results=True` or `TRITON_CACHE_AUTOTUNING=1` also keeps it on
-#   disk; `TRITON_PRINT_AUTOTUNING=1` prints each winner.
-# - **It runs your kernel many times**: one that adds to its output needs `reset_to_zero`.
+#   batch size stalls for a search; without M in the key, the first one you run decides for all.
+# - **Its cache** is a dictionary in the process. `cache_results=True` or `TRITON_CACHE_AUTOTUNING=1` also saves it to
+#   disk, and `TRITON_PRINT_AUTOTUNING=1` prints each winner.
+# - **It runs your kernel many times**, so a kernel that adds to its output needs `reset_to_zero`.
 #
-# The course's kernels read their settings from a table in the source: no search at the first call, the same bits on
-# every run, and a reason next to each number.
+# The course's kernels read their settings from a table in the source instead, so there's no search on the first call,
+# every run gives the same bits, and each number has a reason next to it.
 #
 # ## The order of tiles
 #
-# Tiles come from L2, and L2 must be filled: it holds little compared with DRAM, so a value must be reused soon.
-# Programs that run together form a [wave](../docs/glossary.md#wave), 264 on an H200 with two per SM. If they cover a
-# strip of y, 4 rows of tiles and all columns, they need 4 stripes of x and **all** of w. If they cover a square, 16 by
-# 16, they need 16 of each. So tiles are numbered in groups of `GROUP` rows, column by column within a group:
+# Tiles come from L2, which is small compared with DRAM, so a value has to be reused soon after it's loaded. Programs
+# that run together form a [wave](../docs/glossary.md#wave), 264 of them on an H200 with two per SM. If they cover a
+# strip of y, 4 rows of tiles and all columns, they need 4 stripes of x and **all** of w. If they cover a 16 by 16
+# square, they need 16 of each. So we number the tiles in groups of `GROUP` rows, column by column within a group:
 
 # %% tags=["hide-input"]
 from kernels.tuned.linear_descriptors import grouped_order
@@ -653,14 +654,14 @@ def grouped_kernel(
 step("grouped tiles", grouped_kernel, (256, 128, 256))
 
 # %% [markdown]
-# Our table's layer has 32 x 32 tiles and a wave is a quarter of them, so the order hardly matters.
+# In our table's layer a wave is a quarter of the 32 x 32 tiles, so the order hardly matters.
 #
 # ## Descriptors: let TMA load the tiles
 #
-# Every load so far computes 128 x 64 addresses and masks, in registers, with instructions that no tensor core needs.
-# GPUs since compute capability 9.0 have a copy engine per SM, [TMA](../docs/glossary.md#tma). You describe a tensor
-# once (address, shape, strides: a **descriptor**), then one thread requests a tile by its first row and column. It
-# arrives in shared memory, swizzled, with zeros past the edge. No masks, not even along K.
+# So far, every load computes 128 x 64 addresses and masks, which takes registers and instructions. Since compute
+# capability 9.0, each SM has a copy engine, [TMA](../docs/glossary.md#tma). You describe a tensor once (address, shape,
+# strides: a **descriptor**), and then one thread requests a tile by its first row and column. It arrives in shared
+# memory, swizzled, with zeros past the edge, so you don't need masks, even along K.
 
 
 # %%
@@ -691,8 +692,8 @@ def descriptors_kernel(
 
 
 # %% [markdown]
-# The host creates the descriptors: `TensorDescriptor.from_tensor(x, [BLOCK_M, BLOCK_K])`; `run` does. Rows must start
-# at multiples of 16 bytes: a K of 100 bfloat16 elements is refused, 104 is not.
+# The descriptors are created on the host with `TensorDescriptor.from_tensor(x, [BLOCK_M, BLOCK_K])`, which `run` does.
+# Rows must start at multiples of 16 bytes, so with bfloat16, a K of 100 is rejected and 104 isn't.
 # <!-- given 16 bytes: CUDA driver API, cuTensorMapEncodeTiled -->
 
 # %% tags=["hide-input"]
@@ -704,10 +705,10 @@ print("right:", right(by_engine, *aligned))
 step("descriptors", descriptors_kernel, (256, 128, 256))
 
 # %% [markdown]
-# Look at the registers of the two newer GPUs, and of the A100: it has no TMA, so Triton expands descriptors into
-# pointers and masks, more of them than ours. Keep the pointer kernel there.
+# Compare the newer GPUs' registers with the A100's. An A100 has no TMA, so Triton expands the descriptors into
+# pointers and masks, more of them than in our version. Keep the pointer kernel there.
 #
-# Where registers became free, a larger tile fits:
+# The freed registers leave room for a larger tile:
 
 # %% tags=["nbval-ignore-output", "answers-loaded", "hide-input"]
 step("tiles of 128 x 256", descriptors_kernel, (256, 128, 256))
@@ -715,11 +716,11 @@ step("tiles of 128 x 256", descriptors_kernel, (256, 128, 256))
 # %% [markdown]
 # ## Persistent: prefetch the next tile during the epilogue
 #
-# Only one such block fits on an SM. So nothing multiplies while it is in its epilogue or fills its first stages; with
-# two blocks, the other one did. The remedy is a [persistent kernel](../docs/glossary.md#persistent-kernel): one
-# program per SM that loops over tiles. `flatten=True` makes one loop of the two, so that the next tile's loads start
-# during this tile's epilogue. (An H100's tensor cores are still idle in the epilogue. A B200's sums are in tensor
-# memory, which has room for two tiles, so a kernel written for it can multiply during the epilogue.)
+# Only one of these blocks fits on an SM, so nothing multiplies while it's in its epilogue or filling its first stages.
+# The fix is a [persistent kernel](../docs/glossary.md#persistent-kernel): one program per SM that loops over tiles.
+# `flatten=True` merges the two loops into one, so the next tile's loads start during this tile's epilogue. (An H100's
+# tensor cores are still idle in the epilogue. On a B200 the sums are in tensor memory, which has room for two tiles, so
+# a kernel written for it can multiply during the epilogue.)
 
 
 # %%
@@ -751,15 +752,15 @@ for name in ("one output a program", "persistent", "linear_act", "cuBLAS and GEL
 table(("", "time", "rate"), rows, h200.label_of("matmul_steps"))
 
 # %% [markdown]
-# (`linear_act` is the course's tuned kernel, `kernels/tuned/linear_descriptors.py`: the same steps, with the tile
-# stored in two halves so that a fourth stage fits. *cuBLAS alone* includes the bias, without GELU.)
+# (`linear_act` is the course's tuned kernel, `kernels/tuned/linear_descriptors.py`. It takes the same steps, but stores
+# the tile in two halves to fit a fourth stage. *cuBLAS alone* includes the bias but not GELU.)
 #
-# The strongest rival is missing: cuBLASLt's own GELU epilogue, `torch._addmm_activation(bias, x, w.T, use_gelu=True)`,
-# was not timed in this recording. It needs no second launch, so read the gains below as gains over a separate GELU.
+# This recording doesn't include the strongest competitor, cuBLASLt's own GELU epilogue, `torch._addmm_activation(bias,
+# x, w.T, use_gelu=True)`. It needs no second launch, so the gains below are over a separate GELU.
 #
 # ## The epilogue: time and precision
 #
-# Now for the epilogue itself. **What percentage does GELU add to the large layer's time, compared with bias alone?**
+# **By what percentage does GELU increase the large layer's time, compared with bias alone?**
 
 # %% tags=["hide-input"]
 added = predict_first("time that GELU adds as an epilogue, H200", unit="%")
@@ -778,14 +779,14 @@ print(f"GELU as an epilogue {1e6 * inside:.0f} us, as a separate launch {1e6 * a
 print(f"one exponential per element of y: {1e6 * M * N / DEVICES['H200'].special_rate:.0f} us")
 added.compare(
     100 * (epilogues["gelu"].median / epilogues["bias"].median - 1),
-    "No byte more than the matmul's own. The rest is instructions, during which the tensor "
-    "cores are idle.",
+    "It moves no extra bytes. The time goes into GELU's instructions, and the tensor cores are "
+    "idle while they run.",
 )
 
 # %% [markdown]
-# The other gain is precision. The sum is float32, in registers; the library's result is rounded to 16 bits before a
-# separate activation reads it. You can make the same mistake: convert the sum right after the loop, `acc =
-# acc.to(tl.bfloat16)`, and add the bias to that.
+# You also gain precision. Our sum is float32, in registers, while the library's result is rounded to 16 bits before a
+# separate activation reads it. A fused kernel can make the same mistake, if it converts the sum right after the loop,
+# `acc = acc.to(tl.bfloat16)`, and adds the bias to that.
 # <!-- given 16 bits: the format's definition -->
 
 
@@ -808,7 +809,7 @@ def rounding_kernel(
 
 
 # %% [markdown]
-# **What share of its results is not the bfloat16 value nearest to the exact one?**
+# **What percentage of its results aren't the bfloat16 value nearest to the exact one?**
 
 # %% tags=["hide-input"]
 off = predict_first("results not the nearest, rounded before the bias", unit="%")
@@ -827,18 +828,17 @@ for name, early in (("at the end", False), ("before the bias", True)):
     print(f"rounded {name}: {missed:.0%} not the nearest, worst relative error {worst:.2g}")
 off.compare(
     round(100 * missed),
-    "Rounded once at the end is as good as 16 bits allow. Rounded early, a sum and a bias "
-    "that nearly cancel leave "
-    "mostly rounding error.",
+    "If you round once, at the end, the result is as good as 16 bits allow. If you round early and "
+    "the sum and the bias nearly cancel, you're left with mostly rounding error.",
 )
 
 # %% [markdown]
 # ## Claim: speedups of three epilogues
 #
-# **Claim: "fusing MatMul+ReLU gains 1.07x, MatMul+Bias+ReLU 1.24x, MatMul+Bias+GELU 1.35x."** No GPU, no size and no
-# baseline are given. So we try several sizes and two baselines: one launch per operation, as the names suggest, and
-# PyTorch's own `linear`, whose library adds the bias. **What is the speedup of bias and GELU, fused, over one launch
-# per operation, at 8192 x 512 x 8192, K being 512?** Count passes over y.
+# **Claim: "fusing MatMul+ReLU gains 1.07x, MatMul+Bias+ReLU 1.24x, MatMul+Bias+GELU 1.35x."** No GPU, size
+# or baseline is given, so we try several sizes and two baselines: one launch per operation, as the names suggest, and
+# PyTorch's own `linear`, whose library adds the bias. **How much faster is fused bias and GELU than one launch per
+# operation, at 8192 x 512 x 8192, where K is 512?** Count the passes over y.
 
 # %% tags=["hide-input"]
 claimed = predict_first("MatMul+Bias+GELU, fused against one launch each, K = 512", unit="times")
@@ -868,23 +868,22 @@ display(table(trial_columns, list(large_or_gelu), trial_label))
 short_k = trial["bias, gelu"]["8192x512x8192"]
 claimed.compare(
     short_k["a launch each"].median / short_k["ours"].median,
-    "Verdict: each holds at one size, against the weakest baseline. At 4096 one launch per "
-    "operation gives roughly "
-    "what is claimed. Small layers and short K gain far more, large ones less: the "
-    "activation's time grows with the "
-    "bytes of y, the matmul's with K as well. And most of what is claimed for the bias is not "
-    "your fusion: linear adds "
-    "it in the library. cuBLASLt's own GELU epilogue, which needs no second launch, was not timed.",
+    "Verdict: each holds at one size, against the weakest baseline. At 4096, over one launch per "
+    "operation, you get roughly the claimed speedups. Small layers and short K gain far more, and "
+    "large ones less, because the activation's time grows with the bytes of y, while the matmul's "
+    "also grows with K. And you can't credit your fusion for most of the gain from the bias, "
+    "because linear already adds it in the library. We didn't time cuBLASLt's own GELU epilogue, "
+    "which needs no second launch.",
 )
 
 # %% [markdown]
 # ## What an epilogue cannot do: partial sums
 #
-# An epilogue needs the whole sum. Take 16 rows, as when sixteen conversations each get their next word, and a layer
-# from 16384 to 1024. In tiles of 16 x 32, y is work for 32 programs, and 100 of an H200's 132 SMs are idle.
-# [Split-K](../docs/glossary.md#split-k) gives them work: programs that each sum a part of K, added up afterwards. Two
-# programs below each compute one half of K, and this kernel adds them up, then bias and ReLU. **Something is in the
-# wrong order: put it right.** (Two lines.)
+# An epilogue needs the whole sum. Take 16 rows (say, sixteen conversations that each need their next word) and a layer
+# from 16384 to 1024. In tiles of 16 x 32, y is enough work for 32 programs, so 100 of an H200's 132 SMs are idle.
+# [Split-K](../docs/glossary.md#split-k) gives them work: each program sums part of K, and the parts are added up later.
+# Below, two programs have each computed half of K, and the kernel should add the halves, then apply bias and ReLU.
+# **Something is in the wrong order. Fix it.** (Two lines.)
 
 
 # %%
@@ -904,9 +903,9 @@ joined = torch.relu(halves.sum(0) + bias_8)
 puzzle(join_parts_kernel, 1, halves, bias_8, wanted=joined, N=8, PARTS=2)
 
 # %% [markdown]
-# <details><summary>Answer</summary>Add the parts as they are: <code>y += tl.load(parts_ptr + part * N + col)</code>,
-# and apply the activation once: <code>tl.store(y_ptr + col, tl.maximum(y, 0.0))</code>. ReLU of a sum is not the sum
-# of ReLUs.</details>
+# <details><summary>Answer</summary>Add the parts as they are, <code>y += tl.load(parts_ptr + part * N + col)</code>,
+# and apply the activation once: <code>tl.store(y_ptr + col, tl.maximum(y, 0.0))</code>. The ReLU of a sum isn't the sum
+# of the ReLUs.</details>
 #
 # <!-- choices
 # y += tl.maximum(tl.load(parts_ptr + part * N + col), 0.0)  # <- here
@@ -925,8 +924,8 @@ puzzle(join_parts_kernel, 1, halves, bias_8, wanted=joined, N=8, PARTS=2)
 #     tl.store(y_ptr + col, y)
 # -->
 #
-# So the parts go to memory in float32, and a second launch adds them, then bias and activation: the epilogue is fused
-# with the addition, no longer with the matmul. The traffic of both ways, metered:
+# So the parts go to memory in float32, and the epilogue is fused with the launch that adds them, no longer with the
+# matmul. The metered traffic of both:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_08 import FEW_ROWS, split
@@ -942,8 +941,8 @@ weights, part = 2 * 16384 * 1024 / 1e6, 4 * 16 * 1024 / 1e6
 print(f"the layer's weights: {weights:.1f} MB; one part: {part:.2f} MB, written and read")
 
 # %% [markdown]
-# The time goes into reading weights; a part is small next to them. **Into how many parts would you split K = 16384,
-# for 16 rows and 1024 columns on an H200?** (1, 2, 4, 8 or 16.)
+# Reading weights takes most of the time. **Into how many parts would you split
+# K = 16384, for 16 rows and 1024 columns on an H200?** (1, 2, 4, 8 or 16.)
 
 # %% tags=["hide-input"]
 into = predict_first("parts of K for 16 rows, 1024 columns, K = 16384", unit="parts")
@@ -966,8 +965,8 @@ display(
 into.compare(max(1, min(narrow, key=lambda count: narrow[count].median)))
 
 # %% [markdown]
-# The second column has as many weights and 128 programs to fetch them without a split: there the epilogue can stay in
-# the matmul, and should. The same layer by the steps of our table:
+# The layer in the second column has as many weights, but 128 programs to load them without a split, so the epilogue
+# should stay in the matmul. Here's the same layer with our table's steps:
 
 # %% tags=["hide-input"]
 few_rows = h200.experiment("matmul_steps")["16x4096x4096"]
@@ -975,16 +974,16 @@ rows = ((name, f"{1e6 * time.median:.1f} us") for name, time in few_rows.items()
 table(("16 rows", "time"), rows, h200.label_of("matmul_steps"))
 
 # %% [markdown]
-# What made the large matmul fast is useless here: a search at 4096 rows would overfit. Only the weights' arrival
-# counts, and low tiles with long steps beat even the library's matmul alone. (`linear_act` is of an earlier version in
-# this table; *Going further* has a later time of the same shape.)
+# What made the large matmul fast is useless here, so don't reuse settings tuned at 4096 rows. Only the weights' arrival
+# counts, and low tiles with long steps beat even the library's matmul alone. (`linear_act` here is an earlier version;
+# see *Going further*.)
 #
 # ## LayerNorm after a matmul
 #
-# It needs the mean of a whole **row** of y; a tile has 128 or 256 of its columns. One way to
-# fuse it anyway is a program that computes whole rows: a tile of few rows and all columns. An SM has 65,536 registers,
-# so 1024 columns leave 32 rows at most, half of the file for the sums. **LayerNorm on 8192 x 1024 results, K = 1024:
-# by what factor does one launch change the time of two?** (Below 1 is faster.)
+# LayerNorm needs the mean of a whole **row** of y, but a tile only has 128 or 256 columns. You can still fuse it if
+# each program computes whole rows, in a tile of few rows and all the columns. An SM has 65,536 registers, so with 1024
+# columns you get 32 rows at most, using half the register file for sums. **For LayerNorm on 8192 x 1024 results with
+# K = 1024, what's the time of one launch relative to two?** (Below 1 is faster.)
 # <!-- given 65,536 registers: CUDA C++ Programming Guide, technical specifications per compute capability -->
 
 # %% tags=["hide-input"]
@@ -999,19 +998,18 @@ for columns, ways in norms.items():
 display(table(("columns", *ways), rows, h200.label_of("matmul_layer_norm")))
 longer.compare(
     norms[1024]["one launch"].median / norms[1024]["cuBLAS and LayerNorm"].median,
-    "A tile of 32 x 1024 does half the FLOP per byte of 128 x 128 and is too low for the "
-    "H100's large instruction, "
-    "which takes 64 rows. At 512 columns 64 rows fit, and one launch wins.",
+    "A 32 x 1024 tile does half the FLOP per byte of a 128 x 128 one, and it doesn't have the 64 "
+    "rows that the H100's large instruction needs. At 512 columns 64 rows fit, and one launch wins.",
 )
 
 # %% [markdown]
-# So the rule is not "never": fuse a row's reduction where whole rows make a good tile. There are two more ways. On
-# compute capability 9.0 and later the programs of a [cluster](../docs/glossary.md#cluster) (lesson 06) can exchange
-# their row sums through each other's shared memory; Triton does not offer that, CUDA C++ and CUTLASS do. Or the
-# epilogue writes each row's partial sum and sum of squares, and the next kernel normalises as it loads.
+# So fuse a row reduction if whole rows make a good tile. There are two other ways. On
+# compute capability 9.0 and later, the programs of a [cluster](../docs/glossary.md#cluster) (lesson 06) can exchange
+# their row sums through each other's shared memory, in CUDA C++ and CUTLASS but not in Triton. Or the
+# epilogue can write each row's partial sum and sum of squares, and the next kernel normalises as it loads.
 #
-# Fusing trades bytes for registers, as in lesson 07, and here for *reuse* as well: a matmul needs tiles that are large
-# both ways.
+# As in lesson 07, fusing trades bytes for registers. Here it also costs *reuse*, because a matmul needs tiles that are
+# large both ways.
 #
 # ## Your predictions vs the measurements
 
@@ -1021,23 +1019,25 @@ predictions()
 # %% [markdown]
 # ## Test yourself
 #
-# 1. A colleague doubles BLOCK_K and finds as many bytes loaded as before. Is the meter wrong?
-# <details><summary>Answer</summary>No. Bytes depend on the tile's rows and columns: along K every element is loaded
-# once per tile anyway. BLOCK_K changes a stage's size, so shared memory and the number of iterations.</details>
+# 1. A colleague doubles BLOCK_K, and the kernel loads as many bytes as before. Is the meter wrong?
+# <details><summary>Answer</summary>No. Bytes depend on the tile's rows and columns; along K, each element is loaded
+# once per tile anyway. BLOCK_K changes shared memory per stage and the number of iterations.</details>
 #
-# 2. An autotuned kernel has `key=["N", "K"]`. Its first call has 16 rows, the next 4096. Which configuration does the
-#    second one get?
-# <details><summary>Answer</summary>The one that won at 16 rows: M is not in the key.</details>
+# 2. An autotuned kernel has `key=["N", "K"]`. The first call has 16 rows, the next 4096. Which configuration does the
+#    second get?
+# <details><summary>Answer</summary>The one that won at 16 rows, because M isn't in the key.</details>
 #
-# 3. How many FLOP per byte loaded does a tile of 192 x 128 do? Replace the dots with your number.
+# 3. How many FLOP per byte loaded does a tile of 192 x 128 do? Replace the dots with your answer.
 
 # %%
 answer = ...
-self_test(answer, 192 * 128 / (192 + 128), "2 x 192 x 128 FLOP for 2 x (192 + 128) bytes, each k")
+self_test(
+    answer, 192 * 128 / (192 + 128), "for each k, 2 x 192 x 128 FLOP and 2 x (192 + 128) bytes"
+)
 
 # %% [markdown]
-# [Exercise 08](../exercises/08_linear_act.ipynb) has you write the kernel: it checks values, one rounding, bytes and
-# tensor cores. Next: [lesson 09](09_convolution.ipynb), a matmul whose left matrix is never in memory.
+# In [Exercise 08](../exercises/08_linear_act.ipynb) you'll write the kernel. It checks values, rounding, bytes and
+# tensor cores. Next is [lesson 09](09_convolution.ipynb), a matmul whose left matrix is never in memory.
 #
 # ## Going further
 #
@@ -1056,9 +1056,9 @@ for gpu, names in zip(GPUS, ("mma.sync", "wgmma.mma_async", "tcgen05.mma"), stri
 # %% [markdown]
 # ### Shared memory as a roof
 #
-# Even without conflicts shared memory is a roof, the thin slope of lesson 01's chart. Its traffic depends on who
-# multiplies. In a tile of 128 x 128, each of 8 warps computes 64 x 32 and fetches its own operands; four warps
-# together compute 64 x 128:
+# Shared memory bandwidth is a limit even without conflicts; it's the thin slope in lesson 01's chart. The traffic
+# depends on which warps multiply together. In a tile of 128 x 128, each of 8 warps could compute 64 x 32 and fetch its
+# own operands, or four warps together could compute 64 x 128:
 
 # %% tags=["hide-input"]
 from helpers.instruments import Roofline
@@ -1074,10 +1074,10 @@ for gpu in ("A100", "H100"):
 table(("", "", "shared memory's ridge", "does", "of the peak"), found)
 
 # %% [markdown]
-# On an A100 each warp can fetch for itself. On an H100 shared memory would not keep up with the tensor cores, so four
-# warps fetch together.
+# On an A100, each warp can afford to fetch its own operands. On an H100, shared memory couldn't keep up with the tensor
+# cores that way, so four warps fetch together.
 #
-# Find a width of the rows that does not collide, and count the swizzle:
+# Find a row width that avoids conflicts, and count the wavefronts with the swizzle:
 
 # %% tags=["hide-input"]
 from helpers.figures import BanksExplorer
@@ -1129,19 +1129,19 @@ table(
 )
 
 # %% [markdown]
-# Small tiles reach what L2 allows, or a little more (the model's bytes per clock are those of a copy, which also
-# writes). Large ones wait for other things: addresses and masks; the loop's start and the epilogue, during which the
-# tensor cores are idle; DRAM. A tile that spills is several times slower.
+# Small tiles run as fast as L2 allows, or slightly faster (the model's bytes per clock come from a copy, which also
+# writes). Large tiles are held up by other things: addresses and masks, the loop's start and the epilogue, during which
+# the tensor cores are idle, and DRAM. A tile that spills is several times slower.
 #
 # ### Tile order, explored, metered and timed
 #
-# Groups of 16 rows are best for a wave of 264, and you can see why here.
+# For a wave of 264, groups of 16 rows are best. You can see why here.
 #
-# For 8192 x 8192 results in tiles of 128 x 128, that is 64 x 64 tiles:
+# 8192 x 8192 results in tiles of 128 x 128 make 64 x 64 tiles:
 #
-# 1. Row by row, how many stripes does a wave need? Column by column?
-# 2. Which group needs the fewest over all waves, and why that number?
-# 3. Compare FLOP per byte of DRAM with the ridge. Does DRAM limit any of these orders?
+# 1. How many stripes does a wave need if you go row by row? And column by column?
+# 2. Which group size needs the fewest over all waves, and why that one?
+# 3. Compare the FLOP per byte of DRAM with the ridge. Does DRAM limit any of these orders?
 
 # %% tags=["hide-input"]
 from helpers.figures import TileOrderExplorer
@@ -1151,11 +1151,11 @@ order
 
 # %% [markdown]
 # <details><summary>What you should see</summary>1. Sixty-nine either way: five of one and all of the other. 2. Groups
-# of 16: a wave's 264 tiles are about a square of 16 x 16, and a square has the shortest edge for its area. 3. None, if
-# a wave's programs go through K in lockstep and nothing else uses L2; row by row comes nearest.</details>
+# of 16. A wave's 264 tiles then form roughly a 16 x 16 square, and a square has the shortest edge for its area. 3. No,
+# as long as a wave's programs go through K in lockstep and nothing else uses L2. Row by row comes closest.</details>
 #
 #
-# A small layer has 8 x 8 tiles; the meter runs a wave of 20. Stripes of x and w that it reads:
+# A small layer has 8 x 8 tiles, and we meter a wave of 20. It reads these stripes of x and w:
 
 # %% tags=["hide-input"]
 from helpers.figures.matmul.tile_order import stripes, wave_tiles
@@ -1175,8 +1175,8 @@ for group in (1, 4, 8):
 table(("rows per group", "by the model", "metered"), rows)
 
 # %% [markdown]
-# On the H200 programs don't run in lockstep. DRAM traffic as its profiler counts it, next to the model with all
-# stripes of every wave, and the time:
+# On a real H200, programs don't run in lockstep. Here's the DRAM traffic counted by the profiler, compared with a model
+# in which every wave loads all its stripes, and the time:
 
 # %% tags=["hide-input"]
 from helpers.figures.matmul.tile_order import all_stripes
@@ -1195,8 +1195,8 @@ table(
 )
 
 # %% [markdown]
-# The model is rough, yet its best group is the best. DRAM delivers a third of the bytes; time gains little, because
-# DRAM was not the bottleneck of this matmul. For the 32 x 32 tiles of our table, by the model at copy bandwidth:
+# The model is rough, but it picks the best group. DRAM traffic drops to a third, yet the time improves little, because
+# DRAM wasn't the bottleneck of this matmul. Here's the model at copy bandwidth for the 32 x 32 tiles of our table:
 
 # %% tags=["hide-input"]
 for group in (1, 16, 32):
@@ -1220,12 +1220,12 @@ display(table(("epilogue", *ways), rows, h200.label_of("matmul_autotuned")))
 h200.table("linear_act", "bfloat16")
 
 # %% [markdown]
-# max-autotune's times here are those of the library's matmul plus one kernel. The last columns include the cost of a
-# call from Python: for short layers compare these as well.
+# The times for max-autotune are those of the library's matmul plus one kernel. The last columns include the overhead of
+# a call from Python, which you should also compare for short layers.
 #
 # ### From one row up
 #
-# A server that generates the next word multiplies one row per conversation; a prompt has thousands.
+# A server that generates the next word multiplies one row per conversation, while a prompt has thousands of rows.
 
 # %% tags=["hide-input"]
 from helpers.figures import sweep_chart
@@ -1249,28 +1249,26 @@ display(table(odd_columns, rows, at_all_sizes.label([odd])))
 print(f"one row reads its weights at {share(point):.0%} of copy bandwidth")
 
 # %% [markdown]
-# Up to 32 rows the course's kernel swaps the operands: a row of the tile is a row of the *weights*, and x, with so few
-# columns, is padded. The time goes into reading weights, and into a start and an end that so short a kernel cannot
-# hide. At a few hundred rows there are fewer good tiles than SMs; beyond that arithmetic dominates.
+# Up to 32 rows, the course's kernel swaps the operands, so that the tile's rows are *weights*, and x, which has so few
+# columns, is padded. Most of the time goes into reading weights, and into a start and an end that you can't hide in
+# such a short kernel. At a few hundred rows, there are fewer good tiles than SMs. Beyond that, arithmetic dominates.
 #
-# Rows of 300 or 4097 elements start at addresses that allow neither wide loads nor TMA, and the library slows down.
-# The course's kernel copies them into padded rows first, one more launch. (The chart shows one shape of weights, the
-# table counts all.)
+# Rows of 300 or 4097 elements start at addresses that don't allow wide loads or TMA, and the library slows down.
+# The course's kernel first copies them into padded rows, which takes one more launch. (The chart shows one shape of
+# weights; the table counts all of them.)
 #
 # ### Fuse at low intensity, leave the rest to cuBLAS?
 #
-# **Claim: "arithmetic intensity below 100: consider fusing; above: leave it to cuBLAS."** Intensity here is that of the
-# fused operation, with each tensor counted once. *Gained* is the time of eager PyTorch, whose matmuls are cuBLAS's, over
-# that of the fused kernel; *by the library* is the same for cuBLASLt's own GELU epilogue, where there is one.
+# **Claim: "arithmetic intensity below 100: consider fusing; above: leave it to cuBLAS."** By intensity we mean that of
+# the fused operation, counting each tensor once. *Gained* is the time of eager PyTorch, which uses cuBLAS for its
+# matmuls, divided by that of the fused kernel. *By the library* is the same for cuBLASLt's own GELU epilogue, where
+# there is one.
 
 # %% tags=["hide-input"]
 import statistics
 
-SWEEP = "h100_80gb_hbm3_sweep.json"
-h100_sweep = recorded_sweep(SWEEP.removesuffix("_sweep.json"))
 
-
-def intensity(point):
+def flop_per_byte(point):
     """Return FLOP/byte of a fused operation in bf16, each tensor read or written once."""
     if point["kernel"] == "linear_act":
         m, k, n = point["shape"]
@@ -1299,20 +1297,20 @@ rows, shown = [], []
 for name, (kernel, shape) in CASES.items():
     (point,) = (
         each
-        for each in h100_sweep.of(kernel, "forward")
+        for each in at_all_sizes.of(kernel, "forward")
         if each["shape"] == shape and each["dtype"] == "bf16"
     )
     shown.append(point)
-    rule = "fuse" if intensity(point) < 100 else "leave"
+    rule = "fuse" if flop_per_byte(point) < 100 else "leave"
     library = "cuBLASLt epilogue"
     by_library = f"{gained(point, library):.2f}x" if library in point["gpu"] else ""
-    rows.append((name, f"{intensity(point):.3g}", rule, f"{gained(point):.2f}x", by_library))
+    rows.append((name, f"{flop_per_byte(point):.3g}", rule, f"{gained(point):.2f}x", by_library))
 columns = ("", "FLOP/byte", "by the claim", "gained", "by the library")
-display(table(columns, rows, h100_sweep.label(shown)))
-linears = h100_sweep.of("linear_act", "forward")
+display(table(columns, rows, at_all_sizes.label(shown)))
+linears = at_all_sizes.of("linear_act", "forward")
 for side, those in (
-    ("below", [each for each in linears if intensity(each) < 100]),
-    ("above", [each for each in linears if intensity(each) >= 100]),
+    ("below", [each for each in linears if flop_per_byte(each) < 100]),
+    ("above", [each for each in linears if flop_per_byte(each) >= 100]),
 ):
     gains = [gained(each) for each in those]
     ahead = sum(gained(each) > 1.03 * gained(each, "cuBLASLt epilogue") for each in those)
@@ -1323,18 +1321,19 @@ for side, those in (
     print(f" median, {max(gains):.2f}x at most; {ahead} faster than the library's epilogue")
 
 # %% [markdown]
-# **Verdict: fails as a rule.** Linear layers gain about as much above 100 as below it, and the largest gain above it is
-# attention's: fused it does hundreds of FLOP per byte, and unfused its matrix of scores goes through memory several
-# times. Intensity shows which roof limits an operation, not how many bytes move *between* its steps, and fusing saves those.
-# For a single matmul the advice does hold: above 100 the library's own epilogue is as fast as our kernel or
-# faster at nearly every size. So leave it to cuBLAS, but fused. (The two exceptions have rows that are not aligned, which
-# our kernel copies first.)
+# **Verdict: fails as a rule.** Linear layers gain about as much above 100 as below it. The largest gain above it is for
+# attention: fused, it does hundreds of FLOP per byte, but unfused, its matrix of scores goes through memory several
+# times. Intensity tells you which roof limits an operation. It doesn't tell you how many bytes move *between* its
+# steps, and those are the bytes that fusing saves. For a single matmul, though, it's good advice: above 100, the
+# library's own epilogue is as fast as our kernel or faster at nearly every size. So leave it to cuBLAS, but have it
+# fuse the epilogue. (The two exceptions have unaligned rows, which our kernel copies first.)
 #
 # ### Stream-K
 #
-# **Stream-K** is for grids that do not fill their last wave. It deals out all steps of all tiles evenly, so an SM may
-# start in the middle of one tile and end in the middle of another. The last wave is gone; but a tile with two owners
-# must be combined before its epilogue, through memory, and one owner waits for the other.
+# **Stream-K** is meant for grids that don't fill their last wave. It divides all the steps of all the tiles evenly, so
+# an SM may start in the middle of one tile and end in the middle of another. That gets rid of the partial wave. But if
+# a tile has two owners, they have to combine their sums through memory before the epilogue, and one has to wait for the
+# other.
 
 # %% tags=["hide-input"]
 fits = compiled(persistent_kernel, "H200", **STEPS["persistent"][1]).occupancy()
@@ -1347,7 +1346,7 @@ display(table(("rows", "tiles", "slots used", "stream-K, at most"), found))
 print(f"131 tiles with two owners: {2 * 131 * 128 * 256 * 4 / 1e6:.0f} MB written and read")
 
 # %% [markdown]
-# It pays where one more wave would be nearly empty, and costs bytes and waiting everywhere else. Like split-K, it
+# It pays off if the last wave would be nearly empty, and it costs bytes and waiting everywhere else. Like split-K, it
 # conflicts with the epilogue, which needs a sum with **one owner**.
 #
 # ### Whole rows, compiled
@@ -1392,8 +1391,8 @@ table(("columns", "rows", "FLOP per byte of L2", "registers", "spilled"), made)
 #
 # ### A feed-forward layer in one launch
 #
-# `gelu(x @ up.T) @ down.T` in one launch would keep the hidden values in registers. But a program that owns 128 of
-# 11008 hidden values has a part of **every** output, and must add it in memory
+# If you computed `gelu(x @ up.T) @ down.T` in one launch, the hidden values could stay in registers. But a program that
+# owns 128 of the 11008 hidden values has a part of **every** output and must add that part in memory
 # (`benchmarks/experiments/lesson_08.py`).
 
 # %% tags=["hide-input"]

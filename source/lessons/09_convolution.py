@@ -1,22 +1,23 @@
 # %% [markdown]
 # # 09 Convolution, batch norm, ReLU: a matrix that is never written
 #
-# An image network does the same three things again and again: a convolution, batch norm, ReLU. The first is nearly all
-# of the arithmetic; the other two are traffic. And in inference, batch norm is one multiplication and one addition per
-# element. **What does it take to make it vanish: a kernel, or only a pencil?**
+# An image network repeats the same three operations over and over: a convolution, batch norm, ReLU. Nearly all of the
+# arithmetic is in the convolution. Batch norm and ReLU mostly move memory, and at inference batch norm is just one
+# multiply and one add per element. **What does it take to make it disappear: a new kernel, or some algebra with pencil
+# and paper?**
 #
-# After this lesson you can
+# By the end of this lesson you'll be able to
 #
-# - write a convolution as a tiled matmul whose left matrix does not exist in memory, and count how often it reads each
+# - write a convolution as a tiled matmul whose left matrix never exists in memory, and count how often it reads each
 #   pixel;
-# - tell a mask that keeps a kernel inside its memory from one that keeps it inside the image;
-# - explain what the order of an image in memory does to sectors and to the width of loads;
-# - fold batch norm into weights or into an epilogue, and compare their rounding;
-# - explain why training forbids both;
-# - estimate from one number, the depth of the matmul, how much fusing can gain.
+# - distinguish a mask that keeps a kernel inside its buffer from one that keeps it inside the image;
+# - explain how an image's memory layout affects sectors and load width;
+# - fold batch norm into the weights or into an epilogue, and compare the rounding;
+# - explain why neither works during training;
+# - estimate how much fusion can gain from a single number, the depth of the matmul.
 #
-# About 65 minutes. It follows on [08 Matmul epilogues](08_matmul_epilogues.ipynb), whose tiles and `tl.dot` it builds
-# on, and leads to [exercise 09](../exercises/09_conv_bn_relu.ipynb).
+# About 65 minutes. This lesson uses the tiles and `tl.dot` from [08 Matmul epilogues](08_matmul_epilogues.ipynb),
+# and prepares you for [exercise 09](../exercises/09_conv_bn_relu.ipynb).
 
 # %% tags=["hide-input"]
 import torch
@@ -40,7 +41,8 @@ def normal(*shape):
 
 
 # %% [markdown]
-# What follows a convolution, as kernels of its own and in its kernel. Press **Play**.
+# Here are batch norm and ReLU after a convolution, first as separate kernels, then inside the convolution's kernel.
+# Press **Play**.
 
 # %% tags=["hide-input"]
 from helpers.figures import passes_animation
@@ -50,10 +52,10 @@ passes_animation("convolution")
 # %% [markdown]
 # ## The cost of the unfused version
 #
-# Two images of 14 x 14 pixels with 16 channels, in fp16. A filter of 3 x 3 **taps** moves one pixel at a time
-# ([stride](../docs/glossary.md#stride) 1) over an image with a border of zeros (padding 1), so that the result also has
-# 14 x 14 pixels, of 32 channels. In **inference**, batch norm uses a mean and a variance per channel that training has
-# left behind:
+# We'll use two 14 x 14 images with 16 channels, in fp16. The 3 x 3 filter moves one pixel at a time
+# ([stride](../docs/glossary.md#stride) 1), and the image gets a border of zeros (padding 1), so the output is also 14 x
+# 14, with 32 channels. Each of the filter's nine positions is a **tap**. At **inference**, batch norm uses a
+# per-channel mean and variance that were saved during training:
 
 # %%
 last = torch.channels_last  # an order in memory: below
@@ -69,8 +71,8 @@ def written_out(x, w, stride=1, padding=1):
 
 
 # %% [markdown]
-# **How often does a tensor of the result's size cross memory, from the first kernel to the last?** Count each read and
-# each write.
+# **How many times does a tensor the size of the result cross memory over all the kernels?** Count every read and every
+# write.
 
 # %% tags=["hide-input"]
 trips = predict_first("trips of a tensor of the result's size, written out", unit="trips")
@@ -81,34 +83,34 @@ unfused = measure(written_out, x, w)
 y = unfused.result
 given = x.nbytes + w.nbytes
 print(f"{unfused.launches} launches, {unfused.bytes_total / 1e3:.0f} kB;", end=" ")
-print(f"x and w are {given / 1e3:.0f} kB of them")
+print(f"{given / 1e3:.0f} kB of that is x and w")
 trips.compare(
     round((unfused.bytes_total - given) / y.nbytes),
-    "The convolution writes; batch norm reads and writes; ReLU reads and writes. Only the last "
-    "write is the result.",
+    "The convolution writes its output, then batch norm reads and writes, then ReLU reads and "
+    "writes. Only the last write is the result.",
 )
 
 # %% tags=["hide-input"]
-title = "The result's size crosses memory five times, the inputs once"
+title = "Unfused, a tensor of the result's size crosses memory five times, the inputs once"
 chart = traffic_chart({"unfused": unfused}, title)
 in_kb = lambda nbytes: f"{nbytes / 1e3:.0f} kB"
 trips.on(chart, "x", lambda count: given + count * y.nbytes, row=0, says=in_kb)
 
 # %% [markdown]
-# A matmul's [epilogue](../docs/glossary.md#epilogue) could do batch norm and ReLU before the store. But is a convolution
-# a matmul?
+# As we saw with matmuls, an [epilogue](../docs/glossary.md#epilogue) could apply batch norm and ReLU before the store.
+# But is a convolution a matmul?
 #
 # ## A convolution is a matmul
 #
-# For each output pixel $(p, q)$ and output channel $k$, with $r$ and $s$ looping over the filter's taps and $c$ over the
-# input's channels:
+# Take output pixel $(p, q)$ and output channel $k$. With $r$ and $s$ running over the filter's taps and $c$ over the
+# input channels,
 #
 # $$y_{kpq} = \sum_{r,s,c} w_{kcrs}\; x_{c,\; p \cdot \text{stride} + r - \text{padding},\; q \cdot \text{stride} + s -
 # \text{padding}}$$
 #
-# One sum over $(r, s, c)$, of weights times the pixel's **window**. Write every window as a row of a matrix: the
-# convolution is that matrix times the weights. `F.unfold` writes it (each window as a column). **How many times larger
-# than the image is it?**
+# This is one sum over $(r, s, c)$: the weights times the pixel's **window**. If we write each window as a row of a
+# matrix, the convolution is that matrix times the weights. `F.unfold` builds the matrix for you (with windows as
+# columns). **How many times larger than the image is it?**
 
 # %% tags=["hide-input"]
 larger = predict_first("matrix of windows, times as large as x: 3 x 3, stride 1", unit="times")
@@ -119,12 +121,16 @@ windows = F.unfold(x.float(), 3, padding=1)
 product = (w.float().reshape(32, -1) @ windows).reshape(2, 32, 14, 14)
 right = F.conv2d(x.float(), w.float(), padding=1)
 print("the same:", torch.allclose(product, right, atol=1e-2))
-print("windows, each of taps x channels:", tuple(windows.shape))
-larger.compare(windows.numel() / x.numel(), "Every pixel is in as many windows as there are taps.")
+print("windows, each taps x channels:", tuple(windows.shape))
+larger.compare(
+    windows.numel() / x.numel(),
+    "Each pixel is in one window per tap. (The border of "
+    "zeros makes up for the pixels at the edge.)",
+)
 
 # %% [markdown]
-# Early libraries did write that matrix (**im2col**). Its cost on an H200, at four larger sizes that this lesson comes
-# back to:
+# Early libraries really did write that matrix to memory (**im2col**). Here is what that costs on an H200, for four
+# larger sizes that we'll use throughout this lesson:
 
 # %% tags=["hide-input"]
 steps = h200.experiment("conv_steps")
@@ -144,14 +150,18 @@ rows = []
 for shape, times in bf16.items():
     both = (f"{1e6 * times[name].median:.0f} us" for name in ("windows, product", "conv"))
     rows.append((named(shape), *both))
-columns = "images x channels x height x width, filters", "windows written", "library's convolution"
+columns = (
+    "images x channels x height x width, filters",
+    "im2col and matmul",
+    "library's convolution",
+)
 table(columns, rows, f"{h200.label_of('conv_steps')}, bf16")
 
 # %% [markdown]
-# A tiled matmul does not need the matrix. A program loads a [tile](../docs/glossary.md#tile) of rows, slice by slice,
-# and only has to know **where** row `pixel`, column `at` *would be*. It can compute that: the
-# [implicit GEMM](../docs/glossary.md#implicit-gemm). Rows are output pixels of all images; columns are taps times
-# channels, and their number is the **depth** of the matmul.
+# A tiled matmul doesn't need the matrix in memory. A program loads a [tile](../docs/glossary.md#tile) of rows, one
+# slice at a time, so all it has to know is **where** row `pixel`, column `at` *would be*, and it can compute that. This
+# is the [implicit GEMM](../docs/glossary.md#implicit-gemm). There is one row for each output pixel of every image, and
+# one column for each tap and channel. The number of columns is the **depth** of the matmul.
 
 
 # %%
@@ -170,10 +180,11 @@ def first_window(
 
 
 # %% [markdown]
-# `size` and `strides` are tuples; a kernel takes them as they are. `pixel` is a column of a tile and `at` a row, so every
-# line makes a tile. Where `there` is false, the load gives 0, just what padding needs.
+# `size` and `strides` are tuples, which you can pass straight to a kernel. `pixel` is a column vector and `at` a row
+# vector, so every line produces a tile. Wherever `there` is false the load returns 0, which is exactly what padding
+# needs.
 #
-# The loop is any matmul's. The function that finds the windows is an argument, so that we can exchange it:
+# The loop is the same as in any matmul. We pass in the function that locates the windows, so that we can swap it later:
 
 
 # %%
@@ -245,9 +256,9 @@ print("right without padding:", bool(is_right(no_padding, x, w).all()))
 print("right with padding:", bool(is_right(first.result, x, w, padding=1).all()))
 
 # %% [markdown]
-# No access is [out of bounds](../docs/glossary.md#out-of-bounds), nothing is uninitialised, and a test without padding
-# passes. Yet it is wrong. **What share of the output pixels is wrong?** Think of the window of a pixel in the first
-# column: where does the kernel find the pixel to the left of it?
+# The kernel makes no [out-of-bounds](../docs/glossary.md#out-of-bounds) access, reads nothing uninitialised, and passes
+# a test without padding. It's still wrong. **What percentage of the output pixels is wrong?** Look at a window centred
+# on the first column: where does the kernel look for the pixel to its left?
 
 # %% tags=["hide-input"]
 share = predict_first("output pixels wrong, 14 x 14, padding 1", unit="%")
@@ -259,14 +270,14 @@ for row in wrong[[0, 1, 6, 13]]:
     print("".join("x" if each else "." for each in row))
 share.compare(
     100 * wrong.float().mean().item(),
-    "In memory, the pixel before the first of a row is the last of the row above. It exists, so no "
-    "instrument complains, and it is not 0. Above and below the image, the careless mask was right "
-    "by luck: those positions are outside the memory it checks as well.",
+    "In memory, the pixel before the first one in a row is the last one of the row above. It's a "
+    "valid address, so no instrument complains, but its value isn't 0. Above and below the image "
+    "the mask happened to be right, because those positions are also outside the buffer.",
 )
 
 # %% [markdown]
-# Here is the same mistake small enough to see: three rows of four pixels, a filter of three taps along the row, padding
-# 1; one program per row. **Change the marked line so that the kernel stays inside the image.**
+# Here is the same bug in a kernel small enough to trace by hand: three rows of four pixels, a three-tap filter along
+# the row, padding 1, and one program per row. **Change the marked line so that the kernel stays inside the image.**
 
 
 # %%
@@ -287,8 +298,8 @@ both = ("x_ptr", "w_ptr")
 puzzle(border_kernel, 3, image, taps, wanted=convolved, shared=both, rows=3, width=4, BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>there = (col + tap >= 1) & (col + tap <= width)</code>: the column that a tap
-# reads is `col + tap - 1`, and that must be in the image.</details>
+# <details><summary>Answer</summary><code>there = (col + tap >= 1) & (col + tap <= width)</code>: the tap reads column
+# `col + tap - 1`, so that is the column to check against the width.</details>
 #
 # <!-- choices
 # there = (at >= 0) & (at < rows * width)
@@ -302,8 +313,8 @@ puzzle(border_kernel, 3, image, taps, wanted=convolved, shared=both, rows=3, wid
 # there = (at >= row * width) & (at < rows * width)
 # -->
 #
-# In two dimensions the mask checks the row and the column. `window` is `first_window` with this line, and without
-# `place`:
+# In two dimensions, the mask has to check both the row and the column. `window` is `first_window` with the following
+# line instead of the old mask, so it no longer needs `place`:
 #
 # ```python
 # there = (row >= 0) & (row < height) & (col >= 0) & (col < width)
@@ -333,14 +344,14 @@ for stride, padding in ((1, 1), (1, 0), (2, 1), (3, 2)):
 # %% [markdown]
 # ## Reads per pixel
 #
-# One image of 12 x 12 pixels, tiles of 16 output pixels. Left: the input with its padding, and how often each pixel is
-# read; right: the tile. Move the sliders with the mouse or the arrow keys:
+# The explorer below shows one 12 x 12 image with tiles of 16 output pixels. On the left is the padded input, with the
+# number of times each pixel is read. On the right is the tile. Move the sliders with the mouse or the arrow keys:
 #
-# 1. All tiles, stride 1, padding 1. How often is a pixel in the middle read, at an edge, in a corner?
-# 2. Stride 2: how often now, and what happens to the regular pattern? At which stride is no pixel read twice?
-# 3. A filter of 1 x 1 at stride 2, no padding: how much of the image does no tap read?
+# 1. All tiles, stride 1, padding 1: how often is a pixel in the middle read? At an edge? In a corner?
+# 2. Stride 2: how do the counts change, and what happens to the regular pattern? At what stride is no pixel read twice?
+# 3. A 1 x 1 filter with stride 2 and no padding: how much of the image is never read?
 # 4. 3 x 3, stride 1, padding 0, tile 0: choose *the first* tap, then *the middle*. How do the pixels read differ?
-# 5. A filter of 1 x 1, stride 1, padding 2: what does tile 0 compute?
+# 5. A 1 x 1 filter, stride 1, padding 2: what does tile 0 compute?
 
 # %% tags=["hide-input"]
 from helpers.figures import Windows, WindowsExplorer
@@ -349,12 +360,14 @@ explorer = WindowsExplorer(taps=3, stride=1, padding=1, tile=3)
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. As often as there are taps; at an edge a third less, in a corner
-# four times. 2. Once, twice or four times: it depends on whether row and column are odd. At stride 3, where windows of
-# three do not overlap. 3. Three quarters of it. 4. Only in their place, one row lower and one column further right: **a
-# tap sees the same shape, shifted.** 5. Zeros: a matmul of nothing but padding.</details>
+# <details><summary>What you should see</summary>1. A pixel in the middle is read once per tap, one at an edge a third
+# less often, and one in a corner four times. 2. Once, twice or four times, depending on whether its row and column are
+# odd. At stride 3, windows of three no longer overlap. 3. Three quarters of it. 4. Only in position: they are one row
+# lower and one column further right. **Each tap reads the same shape, shifted.** 5. Zeros, because its windows contain
+# only padding.</details>
 #
-# Does the kernel do that? The meter counts its requests. Every read of a pixel brings all its channels:
+# Does the kernel really do this? The meter counts its requests. Each time a pixel is read, all of its channels are
+# read:
 
 # %% tags=["hide-input"]
 rows = []
@@ -367,13 +380,14 @@ for side, stride, padding in ((3, 1, 1), (3, 2, 1), (1, 2, 0)):
 table(("window", "stride", "reads of 196 pixels, by the model", "metered"), rows)
 
 # %% [markdown]
-# So the matrix of windows is still **requested**, many times the image; it is only not in memory. A pixel that is
-# requested again soon is found in a cache. How soon is soon enough? If there are more filters than a tile has, every
-# tile of filters requests the whole image again.
+# So the kernel still **requests** the whole matrix of windows, which is many times the size of the image, even though
+# the matrix isn't in memory. If the same pixel is requested again soon enough, a cache will have it. But how soon is
+# soon enough? When there are more filters than fit in a tile, every tile of filters requests the whole image again.
 #
-# On the H200: 64 images of 56 x 56 pixels and 128 channels in bf16, 256 filters of 3 x 3, tiles of 128 pixels by 64
-# filters. A program requests a pixel nine times, and four programs do. **How many times does memory deliver x?** The
-# grid counts tiles of pixels first, then tiles of filters, and x exceeds the [L2](../docs/glossary.md#l2) cache.
+# On the H200, take 64 images of 56 x 56 pixels and 128 channels in bf16, 256 filters of 3 x 3, and tiles of 128 pixels
+# by 64 filters. A program requests each pixel nine times, and four programs request the same pixels. **How many times
+# does memory deliver x?** The grid runs through all tiles of pixels before it moves to the next tile of filters, and x
+# is larger than the [L2](../docs/glossary.md#l2) cache.
 
 # %% tags=["hide-input"]
 delivered = predict_first("times that memory delivers x, asked for 9 x 4 times", unit="times")
@@ -394,18 +408,20 @@ print(f"from memory: {counted['dram_read'] / 1e6:.0f} MB")
 print(f"by the course's kernel, from memory: {counters['catalogue'][1]['dram_read'] / 1e6:.0f} MB")
 delivered.compare(
     (counted["dram_read"] - filter_bytes) / image_bytes,
-    "Nine taps cost memory nothing: they follow so soon that L2 still has the pixel. Four tiles of "
-    "filters cost four reads: each is a pass over all images, and at its end L2 no longer has the "
-    "beginning. The course's kernel runs the tiles of the same pixels together, and memory "
-    "delivers x once: the order of tiles, as in any matmul.",
+    "The nine taps add no memory traffic, because they follow each other so closely that the pixel "
+    "is still in L2. The four tiles of filters do cost four reads: each is a pass over all images, "
+    "and by the time it ends, the first images have been evicted from L2. The course's kernel runs "
+    "all filter tiles of the same pixels together, so memory delivers x once. As in any matmul, "
+    "the order of the tiles matters.",
 )
 
 # %% [markdown]
 # ## Channels first, channels last
 #
-# An image (images, channels, height, width) can be in memory in two orders. **Channels first**: one plane after the
-# other, all pixels of a channel side by side. **[Channels last](../docs/glossary.md#channels-last)**: pixel after pixel,
-# all channels of a pixel side by side. The indices are the same, only the strides differ, so the same kernel takes both:
+# An image tensor (images, channels, height, width) can be stored in either of two layouts. **Channels first** stores
+# one plane after another, so all pixels of a channel are contiguous. **[Channels
+# last](../docs/glossary.md#channels-last)** stores one pixel after another, so all channels of a pixel are contiguous.
+# You index both the same way and only the strides differ, so our kernel works with either:
 
 # %% tags=["hide-input"]
 first_order = x.contiguous()
@@ -417,10 +433,10 @@ same_result = torch.equal(
 print("the same result:", same_result)
 
 # %% [markdown]
-# But memory comes in [sectors](../docs/glossary.md#sector) of 32 bytes. With channels last, the 16 channels of a pixel
-# in fp16 are exactly one. With channels first, a tap reads a row of pixels from a channel's plane, shifted by the tap.
-# Take images of 16 x 16 pixels, so that each row is a sector. **At stride 2, channels first: how many bytes of x are
-# fetched per byte requested?**
+# Memory, however, moves in [sectors](../docs/glossary.md#sector) of 32 bytes. With channels last, the 16 fp16 channels
+# of a pixel fill exactly one sector. With channels first, a tap reads a row of pixels from one channel's plane, shifted
+# by the tap's offset. Take 16 x 16 images, so that each row is one sector. **At stride 2, channels first: how many
+# bytes of x are fetched per byte requested?**
 # <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
 
 # %% tags=["hide-input"]
@@ -444,16 +460,16 @@ for side in (16, 14):
 display(table(("fetched per byte requested", "stride 1", "stride 2"), rows))
 waste.compare(
     fetched[16, "first", 2],
-    "Every second pixel of a sector is wanted. (A little more than 2, because a tap in the padding "
-    "wants one pixel less.) With rows of 14 pixels it doubles: they are not aligned to sectors, so "
-    "a sector also brings pixels of the row that stride 2 skips.",
+    "Only every second pixel of a sector is used. (It's slightly above 2 because a tap in the "
+    "padding uses one pixel less.) With rows of 14 pixels the waste doubles: rows aren't aligned "
+    "to sectors, so a sector also brings in pixels of the row that stride 2 skips.",
 )
 
 # %% [markdown]
-# A cache can repair some of that: another tap wants the rest of a sector. No cache repairs the **width of a load**. With
-# channels last, a thread can load 16 bytes at once, eight channels of a pixel: all of them are in the image, or none.
-# With channels first, a thread would load eight neighbouring pixels, but a tap's shift leaves them unaligned, and some
-# may be padding:
+# A cache can recover some of this waste, because another tap will need the rest of the sector. It can't do anything
+# about the **width of a load**. With channels last, a thread can load 16 bytes at a time: eight channels of one pixel,
+# which are either all inside the image or all outside. With channels first, it would have to load eight neighbouring
+# pixels, but a tap's shift leaves them unaligned, and some of them may be padding:
 # <!-- given 16 bytes: CUDA C++ Programming Guide, device memory accesses -->
 
 # %% tags=["hide-input"]
@@ -480,12 +496,14 @@ more = made["first"].instructions["IMAD"] > made["last"].instructions["IMAD"]
 print("more integer arithmetic with channels first:", more)
 
 # %% [markdown]
-# `LDGSTS.128` copies 128 bits straight into [shared memory](../docs/glossary.md#shared-memory), where tensor cores want
-# them, while the matmul of the slice before continues. `LDG.16` loads one element into a register, which is then stored
-# to shared memory; and each element has its own address to compute (`IMAD`: an integer multiply-add) and its own mask.
-# Tensor cores therefore like channels last: **the sum runs over channels, so let channels be neighbours.**
+# `LDGSTS.128` copies 128 bits directly into [shared memory](../docs/glossary.md#shared-memory), where the tensor cores
+# read their operands, while the previous slice is still being multiplied. `LDG.16` loads one element into a register,
+# from which it has to be stored to shared memory, and every element needs its own mask and its own address calculation
+# (`IMAD` is an integer multiply-add). That's why tensor cores work best with channels last: **the sum runs over
+# channels, so they should be contiguous.**
 #
-# **How many times slower is this kernel on an H200 with channels first**, at stride 1? No rule gives the number; guess.
+# **How many times slower is this kernel on an H200 with channels first**, at stride 1? No formula gives you this
+# number, so guess.
 # <!-- given 128 bits: the instruction's name -->
 
 # %% tags=["hide-input"]
@@ -510,25 +528,27 @@ with_first, with_last = (
 )
 slower.compare(
     with_first.median / with_last.median,
-    "At stride 1, memory delivers the same in either order: caches did repair the sectors, and the "
-    "time goes into narrow loads. At stride 2 they did not. cuDNN prefers channels last as well.",
+    "At stride 1, memory delivers the same amount in either layout, so the caches did make up for "
+    "the wasted sectors, and the extra time is due to narrow loads. At stride 2 they couldn't. "
+    "cuDNN also prefers channels last.",
 )
 
 # %% [markdown]
-# In PyTorch it is one line, `model.to(memory_format=torch.channels_last)`, and another for the images.
+# In PyTorch, `model.to(memory_format=torch.channels_last)` converts the model, and the same call on the images converts
+# them.
 #
-# ## Batch norm with a pencil
+# ## Folding batch norm by hand
 #
-# In inference, batch norm subtracts the mean, divides by the standard deviation, scales and shifts:
+# At inference, batch norm subtracts the mean, divides by the standard deviation, scales and shifts:
 #
 # $$y = \gamma\,\frac{s - \text{mean}}{\sqrt{\text{var} + \text{eps}}} + \beta
 # = \underbrace{\frac{\gamma}{\sqrt{\text{var} + \text{eps}}}}_{\text{scale}}\, s
 # + \underbrace{\beta - \text{mean} \cdot \text{scale}}_{\text{shift}}$$
 #
-# Scale and shift do not depend on the image: two numbers per channel, computed once. And a convolution is linear, so the
-# scale can move into the weights: $\text{scale}_k \sum w_k x = \sum (\text{scale}_k\, w_k)\, x$. Only a bias is left of
-# batch norm. This is [folding](../docs/glossary.md#folding). Is it exact? PyTorch has a tool that does the same; both in
-# float64:
+# Neither scale nor shift depends on the image, so they are two numbers per channel that you compute once. A convolution
+# is also linear, so you can move the scale into the weights: $\text{scale}_k \sum w_k x = \sum (\text{scale}_k\, w_k)\,
+# x$. All that remains of batch norm is a bias. This is called [folding](../docs/glossary.md#folding). Is it exact?
+# Let's check it in float64, against PyTorch's own tool for the job:
 
 
 # %%
@@ -560,13 +580,14 @@ theirs = fuse_conv_bn_weights(w64, None, mean64, var64, eps, gamma64, beta64)
 print("in an epilogue, right to 14 digits:", off(into_epilogue, expected) < 1e-14)
 print("in the weights, right to 14 digits:", off(into_weights, expected) < 1e-14)
 same_weights, same_bias = torch.allclose(theirs[0], folded_w64), torch.allclose(theirs[1], shift64)
-print("as PyTorch's own tool has them:", same_weights, same_bias)
+print("same as PyTorch's own tool:", same_weights, same_bias)
 
 # %% [markdown]
-# With a pencil, then, and without a kernel: fold the weights once, and batch norm is gone from the model.
+# So some algebra is enough to remove batch norm from the model: fold the weights once, and you don't need a new kernel.
 #
-# Many convolutions have a bias of their own, $s = \sum w x + b$. This kernel applies batch norm and ReLU to four
-# channels of three pixels' sums. **Change the marked line so that the bias is part of the shift, in the right place.**
+# Many convolutions have a bias of their own, $s = \sum w x + b$. The kernel below applies batch norm and ReLU to sums
+# that don't include it yet, for four channels of three pixels. **Change the marked line so that the bias is part of the
+# shift, in the right place.**
 
 
 # %%
@@ -592,8 +613,8 @@ given_4 = (sums_4, b, g, beta_4, mean_4, var_4)
 puzzle(folded_bias_kernel, 3, *given_4, wanted=normed, shared=vectors, BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>shift = tl.load(beta_ptr + k) + (bias - mean) * scale</code>: batch norm sees
-# the bias as part of its input, so it is scaled like the mean.</details>
+# <details><summary>Answer</summary><code>shift = tl.load(beta_ptr + k) + (bias - mean) * scale</code>: the bias is part
+# of batch norm's input, so it is scaled just as the mean is.</details>
 #
 # <!-- choices
 # shift = tl.load(beta_ptr + k) - mean * scale + bias
@@ -609,7 +630,7 @@ puzzle(folded_bias_kernel, 3, *given_4, wanted=normed, shared=vectors, BLOCK=4)
 #
 # ## The epilogue
 #
-# The kernel with batch norm and ReLU before its store. The sum is in registers, in fp32:
+# Now we'll add batch norm and ReLU to the kernel, just before the store, while the sum is in registers in fp32:
 
 
 # %%
@@ -636,11 +657,12 @@ def conv_bn_relu_kernel(
 
 
 # %% [markdown]
-# (`tl.where(y < 0, 0, y)` and not `tl.maximum(y, 0)`: by default a maximum drops NaN, and a network that has gone wrong
-# would look healthy. `propagate_nan=tl.PropagateNan.ALL` keeps NaN as well.)
+# (We write `tl.where(y < 0, 0, y)` rather than `tl.maximum(y, 0)` because a maximum drops NaN by default, and a network
+# that has gone wrong would look healthy. With `propagate_nan=tl.PropagateNan.ALL` it would keep NaN.)
 #
-# Now in fp16: three kernels; the scale in the weights; the scale in the epilogue. Count how often each of them rounds to
-# fp16. **What share of the epilogue's results is not the fp16 number nearest to the exact result?**
+# Let's compare three versions in fp16: three separate kernels, the scale folded into the weights, and the scale in the
+# epilogue. Count how many times each rounds to fp16. **What percentage of the epilogue's results differs from the fp16
+# value nearest to the exact result?**
 
 # %% tags=["hide-input"]
 not_nearest = predict_first("results of the epilogue that are not the nearest fp16", unit="%")
@@ -659,14 +681,15 @@ not_the_nearest = {
 display(table(("not the nearest fp16", ""), ((n, f"{p} %") for n, p in not_the_nearest.items())))
 not_nearest.compare(
     not_the_nearest["in the epilogue"],
-    "The epilogue rounds only the result (and an fp32 sum, hardly ever visible). Three kernels "
-    "round the sum first, then batch norm's result. Folded weights are rounded once, in advance, "
-    "so each product in the sum is a little off.",
+    "The epilogue only rounds the result (the fp32 sum also rounds, but it hardly ever shows). "
+    "Three kernels also round the sum and batch norm's result. Folded weights are rounded ahead of "
+    "time, so every product in the sum is slightly off.",
 )
 
 # %% [markdown]
-# And its bytes? The meter counts the **requests** of a Triton kernel, nine times the image, but assumes that PyTorch's
-# operator reads its input once. For a fair pair, our own convolution is the first of three kernels here:
+# What about bytes? The meter counts every **request** a Triton kernel makes, which here is nine times the image, but it
+# assumes that PyTorch's operator reads its input once. To keep the comparison fair, we'll use our own convolution as
+# the first of the three kernels:
 
 
 # %% tags=["hide-input"]
@@ -681,14 +704,14 @@ print(f"distinct bytes: {fewer:.1f} times fewer in {fused.launches} launch")
 traffic_chart({"unfused": apart, "fused": fused})
 
 # %% [markdown]
-# Requested and distinct bytes are two bounds: memory delivers something between, and caches decide where. The distinct
-# bytes fall by the four trips that no longer happen.
+# Requested bytes and distinct bytes are an upper and a lower bound. The actual memory traffic is somewhere between
+# them, depending on the caches. Distinct bytes have dropped by the four reads and writes we removed.
 #
 # ## The mistake: folding statistics of a batch
 #
-# In **training**, batch norm computes mean and variance from the current batch, per channel over all images and pixels.
-# (It divides by $\sqrt{\text{var}}$ with $n$ in the variance's denominator, and stores a running variance with $n - 1$,
-# the unbiased estimate.) A colleague folds the current batch's. Here is the test:
+# During **training**, batch norm computes the mean and variance of each channel from the current batch, over all images
+# and pixels. (It normalises with the variance that divides by $n$, but stores a running variance that divides by $n -
+# 1$, the unbiased estimate.) A colleague folds the current batch's statistics. Here is the test they wrote:
 
 
 # %% tags=["hide-input"]
@@ -713,8 +736,8 @@ of_batch = statistics(x)
 print("test passed:", torch.allclose(with_folded(x, *of_batch), training_mode(x)))
 
 # %% [markdown]
-# Passed, to the last digit. So what is wrong? Take image 0 again, with another image beside it in the batch. **What
-# share of image 0's results changes, in training mode?**
+# It passes, to the last digit. So what's wrong? Keep image 0, but change the other image in the batch. **What
+# percentage of image 0's results changes, in training mode?**
 
 # %% tags=["hide-input"]
 changed = predict_first("image 0's results that change with image 1, training mode", unit="%")
@@ -737,42 +760,44 @@ for name, (statistic, expected_y) in agree.items():
 display(table(("folded statistics, on the second batch", "right"), rows))
 changed.compare(
     100 * (before != after).double().mean().item(),
-    "In training mode an image's result depends on its neighbours, and no weights can do that: "
-    "weights see one window. The test passed because it used the batch that the weights were made "
-    "from. Fold running statistics, and compare with the model in eval() mode on a new batch.",
+    "In training mode an image's result depends on the other images in the batch, and no set of "
+    "weights can reproduce that, because a convolution only sees one window. The test passed "
+    "because it used the same batch that the weights were folded from. Fold running statistics "
+    "instead, and compare with the model in eval() mode on a new batch.",
 )
 
 # %% [markdown]
-# Nor can an epilogue do it in training. A channel's mean is known when the last program has finished its last pixel. A
-# program that waited for that with its tile in registers would wait for programs that have not begun, if there is more
-# than a [wave](../docs/glossary.md#wave). So training writes the sums, collects their statistics in the epilogue, and
-# reads the sums back. That read need not be a kernel of its own: normalising and ReLU can be the **prologue** of the
-# next convolution, which loads the sums anyway. (cuDNN has such kernels: scale, bias, ReLU, convolution, statistics.)
-# The write stays.
+# An epilogue can't do it during training either. You only know a channel's mean after the last program has finished its
+# last pixel. If programs held their tiles in registers and waited for the mean, and there were more than one
+# [wave](../docs/glossary.md#wave) of them, they would be waiting for programs that can't start. So training kernels
+# write the sums, accumulate the statistics in the epilogue, and read the sums back. That read doesn't need a separate
+# kernel: the next convolution loads the sums anyway, so it can normalise and apply ReLU in its **prologue**. (cuDNN has
+# kernels that do scale, bias, ReLU, convolution and statistics.) You still have to write the sums.
 #
 # ## How much can fusing gain?
 #
-# Bytes are half of the story: a convolution computes. Take a large one, in bf16. Each element of the result takes two
-# FLOPs per step of the depth. Each of the four trips saved takes two bytes. With $R$ the rate of the tensor cores and
-# $B$ the bandwidth:
+# Bytes are only half of the story, because a convolution also computes. Take a large one in bf16. Each element of the
+# result takes two FLOPs per unit of depth, and each of the four memory trips that fusion saves is two bytes. If $R$ is
+# the tensor cores' rate and $B$ the bandwidth, then
 #
 # $$\text{speedup} = \frac{2\,\text{depth}/R + 4 \cdot 2/B}{2\,\text{depth}/R} = 1 + \frac{4\,R/B}{\text{depth}}$$
 #
-# $R/B$ is the [ridge point](../docs/glossary.md#ridge-point) of lesson 01. The size of the image is not in it, nor the
-# number of output channels: only the depth, taps times input channels. **For 3 x 3 taps and 128 channels on an H200: how
-# many times faster?**
+# $R/B$ is the [ridge point](../docs/glossary.md#ridge-point) from lesson 01. Neither the image size nor the number of
+# output channels appears in the formula. All that matters is the depth, which is taps times input channels. **For 3 x 3
+# taps and 128 channels on an H100: how many times faster?**
 # <!-- given two bytes: bf16 -->
-
-# %% tags=["hide-input"]
-ridge = h200.matrix_rate / h200.copy_bandwidth
-print(f"ridge, measured: {ridge:.0f} FLOP/B; depth: {9 * 128}")
-speed_up = predict_first("speed-up by fusing, 3 x 3, 128 channels, H200", unit="times")
-speed_up
 
 # %% tags=["hide-input"]
 from helpers.instruments import recorded_sweep
 
 at_all_sizes = recorded_sweep()
+measured = at_all_sizes.runs[-1]["ceilings"]
+ridge = measured["bf16_matrix_flops_per_second"] / measured["copy_bytes_per_second"]
+print(f"ridge, measured: {ridge:.0f} FLOP/B; depth: {9 * 128}")
+speed_up = predict_first("speed-up by fusing, 3 x 3, 128 channels, H100", unit="times")
+speed_up
+
+# %% tags=["hide-input"]
 swept = {tuple(point["shape"]): point for point in at_all_sizes.of("conv_bn_act")}
 at_large = {shape: swept[(*shape, 1)] for shape in LARGE}  # stride 1
 WAYS = {"cuDNN's": "cuDNN fused", "ours": "fused"}
@@ -793,8 +818,9 @@ title = f"{label}\ntimes faster than PyTorch's three kernels, bf16"
 display(table(("", "depth", "formula", *WAYS), rows, title))
 speed_up.compare(
     gain(LARGE[1], "ours"),
-    "The formula takes the convolution at the rate of a large matmul and the trips at copy "
-    "bandwidth. It gives the order, if not the number.",
+    "The formula assumes that the convolution runs at a large matmul's rate and that the memory "
+    "trips run at copy bandwidth. With 64 channels the convolution is far below that rate, so "
+    "fusing gains less there than the formula promises.",
 )
 
 # %% tags=["hide-input"]
@@ -806,17 +832,18 @@ gains = {
 }
 formula = {"formula": {depth: 1 + 4 * ridge / depth for depth in range(512, 2400, 64)}}
 axes = {"x": "depth: taps times input channels", "y": "times faster than three kernels"}
-title = "The gain falls with the depth, about as the formula predicts"
+title = "The gain falls with depth, about as the formula predicts"
 chart = curves_chart(gains, title, **axes, log=True, limit=formula)
 speed_up.on(chart, "y")
 
 # %% [markdown]
-# "Ours" is the course's tuned `conv_bn_act`, in the version that was timed then. cuDNN's kernel adds a bias and applies
-# ReLU in its epilogue; with folded weights, that is all we need. In PyTorch it is `torch.cudnn_convolution_relu`.
+# "Ours" is the course's tuned `conv_bn_act`. cuDNN's kernel adds a bias and applies ReLU in its epilogue, and once the
+# weights are folded that's all we need. PyTorch exposes it as `torch.cudnn_convolution_relu`.
 #
-# And **only a pencil**? Fold the weights, give `conv2d` its bias, call ReLU: no new kernel. Batch norm's two trips are
-# gone. **How many times faster than three kernels, at the same size?** One thing to know: on a GPU PyTorch calls cuDNN
-# without the bias and adds it afterwards, in a kernel of its own (`ATen/native/Convolution.cpp`).
+# So is **algebra alone** enough? Fold the weights, give `conv2d` its bias and call ReLU. There is no new kernel to
+# write, and batch norm's read and write are gone. **How many times faster than three kernels, at the same size?** One
+# thing you should know first: on a GPU, PyTorch calls cuDNN without the bias and adds it afterwards, in a separate
+# kernel (`ATen/native/Convolution.cpp`).
 
 # %% tags=["hide-input"]
 pencil = predict_first("speed-up by folding alone, 3 x 3, 128 channels, H200", unit="times")
@@ -834,15 +861,17 @@ columns = ("", "only folded", "cuDNN's fused kernel over its convolution alone")
 display(table(columns, rows, h200.label_of("conv_steps")))
 pencil.compare(
     at_this_size,
-    "Nothing, or worse: batch norm's trips are the bias's now, at the same cost or more. cuDNN's "
-    "kernel with the epilogue takes the time of its convolution alone: there, batch norm and ReLU "
-    "are free, or nearly. So it takes both, a pencil and a kernel.",
+    "You gain nothing, or even lose: the bias kernel now makes the trips that batch norm used to "
+    "make, at the same cost or more. With its epilogue, cuDNN's kernel takes as long as its "
+    "convolution alone, so there batch norm and ReLU are free, or nearly. You need both: the "
+    "algebra and a kernel.",
 )
 
 # %% [markdown]
-# **Claim: "fusing Conv + BN + ReLU makes it 1.41 times faster."** It names no size, no dtype and no GPU; it does name what
-# it compares, three kernels and one. So PyTorch's three kernels against cuDNN's one, in bf16 with channels last, and in
-# fp32 with channels first, the default (cuDNN then multiplies in tf32, which PyTorch allows for convolutions by default):
+# **Claim: "fusing Conv + BN + ReLU makes it 1.41 times faster."** The source doesn't give a size, a dtype or a GPU, but
+# it does compare three kernels with one. So we'll compare PyTorch's three kernels with cuDNN's one, first in bf16 with
+# channels last, then in fp32 with channels first, which is PyTorch's default. (In fp32, cuDNN multiplies in tf32, which
+# PyTorch allows for convolutions by default.)
 
 # %% tags=["hide-input"]
 print(h200.label_of("conv_steps"))
@@ -851,17 +880,17 @@ for kind, of_kind in steps.items():
     ratios = (f"{apart.median / fused_conv.median:.2f}" for apart, fused_conv in pairs)
     print(f"{kind}: {', '.join(ratios)} times faster on the GPU")
 depth = 4 * ridge / 0.41
-print(f"1.41 times, by the formula: at a depth of {depth:.0f},", end=" ")
-print(f"so at {depth / 9:.0f} channels of 3 x 3 taps")
+print(f"the formula gives 1.41 times at a depth of {depth:.0f},", end=" ")
+print(f"which is {depth / 9:.0f} channels with 3 x 3 taps")
 print(
-    "\nVerdict: fair for one depth, and no number for convolutions. In each dtype one of the four "
-    "sizes\ncomes close to it, not the same. A deep convolution gains less, because it is "
-    "arithmetic; a shallow\none gains more. A speedup should come with its depth."
+    "\nVerdict: fair for one depth, but not for convolutions in general. In each dtype, one of the "
+    "four\nsizes comes close to it, though not the same one. A deep convolution gains less because "
+    "arithmetic\ndominates; a shallow one gains more. A speedup should be quoted with its depth."
 )
 
 # %% [markdown]
-# Should you write this kernel, then? If the library has it, no: fold the weights and call it. Your own kernel is for
-# everything the library does not have: another activation, a residual added, a result in int8.
+# Should you write this kernel, then? Not if the library already has it: fold the weights and call the library. Write
+# your own when you need something it doesn't offer, such as another activation, a residual add, or int8 output.
 #
 # ## Your predictions vs the measurements
 
@@ -872,31 +901,36 @@ predictions()
 # ## Test yourself
 #
 # 1. A kernel masks `place >= 0` and `place < height * width`, and the meter finds no access out of bounds. Which output
-#    pixels are wrong, and which test would not notice?
-# <details><summary>Answer</summary>Those whose window extends past the left or right edge: they read the row above or
-# below. A test without padding, or with a filter of one tap, does not notice; nor does an image whose outer columns are
-# 0.</details>
+#    pixels are wrong, and what kind of test would miss it?
+# <details><summary>Answer</summary>The pixels whose window extends past the left or right edge, because they read from
+# the row above or below. A test without padding or with a one-tap filter would miss it, and so would an image whose
+# outer columns are 0.</details>
 #
-# 2. A filter of 5 x 5 at stride 5 without padding: how often is a pixel read, and what is that layer to a matmul?
-# <details><summary>Answer</summary>Once at most: windows do not overlap. The matrix of windows is the image itself,
-# reordered: this is how vision transformers split an image into patches.</details>
+# 2. With a 5 x 5 filter at stride 5 and no padding, how often is each pixel read? What does this layer look like as a
+#    matmul?
+# <details><summary>Answer</summary>At most once, because the windows don't overlap. The matrix of windows is just the
+# image, reordered. Vision transformers split an image into patches this way.</details>
 #
-# 3. Your colleague trains one step with `momentum=1`, so that the running statistics are this batch's own, folds them,
-#    and compares with the training-mode result on the same batch. It is off by a little, and by more in smaller batches.
-#    Why?
-# <details><summary>Answer</summary>Batch norm divides by the variance with $n$, but stores the one with $n - 1$, the
-# unbiased estimate. For $n$ = 2 it is twice as large.</details>
+# 3. A colleague trains for one step with `momentum=1`, so that the running statistics are this batch's own, folds them,
+#    and compares with the training-mode result on the same batch. The results are slightly off, and smaller batches are
+#    worse. Why?
+# <details><summary>Answer</summary>Batch norm normalises with the variance that divides by $n$, but stores the unbiased
+# estimate, which divides by $n - 1$. For $n$ = 2, the stored value is twice as large.</details>
 #
-# 4. In fp16, why is the scale better off in the epilogue than in the weights, and what speaks for the weights?
-# <details><summary>Answer</summary>Folded weights are rounded again; the scale in the epilogue multiplies an fp32 sum.
-# With folded weights only a bias is left: a library's kernel with bias and ReLU in its epilogue is enough.</details>
+# 4. In fp16, why would you rather have the scale in the epilogue than in the weights? What is the argument for the
+#    weights?
+# <details><summary>Answer</summary>Folding rounds the weights a second time, whereas in the epilogue the scale
+# multiplies an fp32 sum. The advantage of folded weights is that only a bias remains, so a library kernel with bias and
+# ReLU in its epilogue is all you need.</details>
 #
-# 5. A 1 x 1 convolution of 2048 channels to 512: is fusing batch norm and ReLU worth more or less than for 512 to 2048?
-# <details><summary>Answer</summary>Less: at four times the depth, each element of the result has four times the
-# arithmetic beside the same trips.</details>
+# 5. Consider a 1 x 1 convolution from 2048 channels to 512. Does fusing batch norm and ReLU gain more or less than it
+#    would from 512 to 2048?
+# <details><summary>Answer</summary>Less. The depth is four times as great, so each element of the result needs four
+# times the arithmetic, while fusion saves the same four reads and writes.</details>
 #
-# 6. A GPU has a ridge of 200 FLOP/B in bf16. A 3 x 3 convolution of 64 channels is compute-bound, fused or not. By the
-#    formula, how many times faster is one kernel than three? Replace the dots by your number.
+# 6. A GPU has a ridge point of 200 FLOP/B in bf16. A 3 x 3 convolution with 64 channels is compute-bound on it, and
+#    we'd like to fuse the batch norm and ReLU that follow. According to the formula, how many times faster is one
+#    kernel than three? Replace the dots with your number.
 # <!-- given 200 FLOP/B: the question's own -->
 
 # %%
@@ -904,21 +938,22 @@ answer = ...
 self_test(
     answer,
     1 + 4 * 200 / (9 * 64),
-    "1 + 4 x ridge / depth, the depth being taps times input channels",
+    "1 + 4 x ridge / depth, where depth is taps times input channels",
 )
 
 # %% [markdown]
 # ## Now you
 #
-# [Exercise 09](../exercises/09_conv_bn_relu.ipynb) asks for the whole in one launch: any stride, padding and filter,
-# with batch norm folded into its epilogue.
+# In [Exercise 09](../exercises/09_conv_bn_relu.ipynb) you'll write the whole thing as one launch, for any stride,
+# padding and filter, with batch norm folded into the epilogue.
 
 # %% [markdown]
 # ## Going further
 #
 # ### How exact is the formula?
 #
-# It takes the convolution at the rate of a large matmul and the trips at copy bandwidth. How fast are they?
+# The formula assumes that the convolution runs at a large matmul's rate and that the memory trips run at copy
+# bandwidth. How close do they get?
 
 # %% tags=["hide-input"]
 rows = []
@@ -929,18 +964,18 @@ for shape, times in bf16.items():
     trips_time = times["conv, BN, ReLU"].median - times["conv"].median
     speed = 4 * 2 * results / trips_time / h200.copy_bandwidth
     rows.append((named(shape), f"{rate:.0%}", f"{speed:.0%}"))
-columns = ("", "convolution, of a matmul's rate", "trips, of copy bandwidth")
+columns = ("", "convolution, % of matmul rate", "memory trips, % of copy bandwidth")
 table(columns, rows, h200.label_of("conv_steps"))
 
 # %% [markdown]
-# Where both slow down equally, the formula holds. Where the trips lose more of their speed, as in the first two, a fused
-# kernel as fast as cuDNN's convolution gains more than predicted; where the convolution loses more of its own rate, as
-# with 64 channels, less.
+# Where both fall short by the same factor, the formula is right. Where the memory trips fall further short, as in the
+# first two sizes, a fused kernel that is as fast as cuDNN's convolution gains more than the formula predicts. Where the
+# convolution falls further short, as with 64 channels, it gains less.
 #
 # ### Where the library wins
 #
-# `torch.compile` leaves the convolution to the library unless `max-autotune` makes it try its own. `fused` is the
-# course's tuned kernel, later than the one in the table by channels below:
+# `torch.compile` leaves the convolution to the library unless you use `max-autotune`, which also tries Triton kernels.
+# `fused` is the course's tuned kernel, in a later version than the one in the table by channels below:
 
 # %% tags=["hide-input"]
 providers = ("eager", "torch.compile", "max-autotune", "fused", "cuDNN fused")
@@ -956,8 +991,8 @@ print("cuDNN's speed over ours:", ", ".join(f"{each:.2f}" for each in ahead), en
 print(f"the library wins {sum(each > 1 for each in ahead)} of {len(ahead)}")
 
 # %% [markdown]
-# Both beat eager PyTorch on all of them. Is it the depth that decides? 32 images of 28 x 28, 3 x 3 taps, as many
-# channels out as in:
+# Both are faster than eager PyTorch at every size. Does the winner depend on depth? To find out, we timed 32 images of
+# 28 x 28 with 3 x 3 taps and equal numbers of input and output channels:
 
 # %% tags=["hide-input"]
 rows = []
@@ -967,21 +1002,22 @@ for channels, times in h200.experiment("conv_channels").items():
 table(("channels", "cuDNN's speed over ours"), rows, h200.label_of("conv_channels"))
 
 # %% [markdown]
-# Not the depth: mostly the two are level. (256 channels used another tile then; above they have a better one.) Where
-# they are not, it is the tile. Large tiles may be too few to fill the GPU's last wave (lesson 07), and small ones load
-# more per FLOP. Ours chooses among the few of `TILES` in `kernels/tuned/conv_descriptors.py`, a library among many more
-# kernels.
+# It doesn't: for most channel counts the two are about level. (At 256 channels our kernel used a different tile at the
+# time. The version in the table above has a better one.) Where they differ, the reason is the tile. Large tiles may
+# leave the GPU's last wave partly empty (lesson 07), while small ones load more bytes per FLOP. Our kernel chooses from
+# the few `TILES` in `kernels/tuned/conv_descriptors.py`, whereas a library has many more kernels to choose from.
 #
-# All that is GPU time. How long does a **caller** wait, from Python, with the launch?
+# So far we've only looked at GPU time. How long does a **caller** in Python wait, including the launch?
 
 # %% tags=["hide-input"]
 at_all_sizes.calls(["conv_bn_act"])
 
 # %% [markdown]
-# (A shape: images, channels, height, width, filters, taps, stride. A *bare launch* is an empty kernel with the same
-# arguments, launched from Python by Triton.) Where a call takes longer than the GPU, the rest is Python and the launch. A
-# [CUDA graph](../docs/glossary.md#cuda-graph) removes that, for both. And at 30 sizes, from ResNet's stages to odd ones:
-# each mark is a layer, at its depth; *odd*: sizes that no tile divides; *strided*: stride 2.
+# (Shapes are images, channels, height, width, filters, taps, stride. A *bare launch* is an empty kernel with the same
+# arguments, launched from Python by Triton.) If a call takes longer than its GPU time, the difference is Python and
+# launch overhead, and a [CUDA graph](../docs/glossary.md#cuda-graph) removes it for either kernel. The next chart
+# covers 30 sizes, from ResNet's stages to odd ones. Each mark is one layer, plotted at its depth. *Odd* sizes aren't
+# divisible by any tile, and *strided* layers have stride 2.
 
 # %% tags=["hide-input"]
 from helpers.figures import sweep_chart
@@ -991,17 +1027,19 @@ late = at_all_sizes.behind(["conv_bn_act"])
 print("Furthest behind:", *[line for line in late if not line.startswith("a call")][:6], sep="\n")
 
 # %% [markdown]
-# Where the two are far apart, it is the shape. cuDNN is ahead at some images of 14 x 14 or 7 x 7, where tiles are few,
-# and a little at some larger ones: a library has more kernels to choose from. Where the channels are not a multiple of
-# 16 bytes (100, 130, or the 3 of a first layer), cuDNN falls behind, and ours copies first (below).
+# The large gaps come from particular shapes. cuDNN leads on some 14 x 14 and 7 x 7 images, where there are few tiles,
+# and by a little on some larger ones, since a library has more kernels to choose from. If a pixel's channels don't add
+# up to a multiple of 16 bytes (100 or 130 of them, or the 3 of a first layer), cuDNN falls behind, whereas ours makes a
+# padded copy first (see below).
 # <!-- given 16 bytes: CUDA C++ Programming Guide, tensor maps: strides -->
 #
 # ### A tap is a shifted box
 #
-# The course's plain kernel (`kernels/tiled/conv_bn_act.py`) computes addresses and masks as the lesson's does, for
-# channels last. Its tuned kernel uses what the explorer showed: a tap sees the same shape, shifted. Let a tile be a
-# **box** of pixels, and each tap reads a box. Hopper's [TMA](../docs/glossary.md#tma) fetches boxes by itself, and gives
-# zeros outside the image: no address, no mask, no thread. In the machine code:
+# The course's plain kernel (`kernels/tiled/conv_bn_act.py`) computes addresses and masks for channels-last tensors,
+# just as the lesson's kernel does. The tuned kernel uses what you saw in the explorer: each tap reads the same shape,
+# shifted. If the tile is a **box** of pixels, then every tap reads a box too. Hopper's [TMA](../docs/glossary.md#tma)
+# can fetch a box on its own and fills in zeros outside the image, so threads don't have to compute any addresses or
+# masks. You can see this in the machine code:
 
 # %% tags=["hide-input"]
 from kernels.tiled.conv_bn_act import OP
@@ -1015,16 +1053,17 @@ for name, kernel in (("the lesson's", compiled("H200")), ("with boxes", with_box
 display(table(("", *names), rows))
 times = bf16[LARGE[1]]
 ratio = times["the lesson's kernel"].median / times["fused"].median
-print(f"with boxes: {ratio:.1f} times faster on an H200, and its tiles are larger")
+print(f"with boxes: {ratio:.1f} times faster on an H200 (and with larger tiles)")
 
 # %% [markdown]
-# The price: channels must come in multiples of 8 (of 16, where the stride is not 1), the tensors be aligned, the GPU be
-# a recent one. Other channel counts are copied once, with zeros after them and around the image, where there is enough
-# to multiply (then even TMA's boxes may overlap, and a filter's row is one step); the rest uses the plain kernel.
+# There are restrictions: the number of channels has to be a multiple of 8 (16 if the stride isn't 1), the tensors have
+# to be aligned, and the GPU has to be recent. For other channel counts the kernel first makes a copy with zeros after
+# the channels and around the image, provided that there's enough arithmetic to pay for it. (In that copy, TMA's boxes
+# may even overlap, so that a whole filter row becomes one step.) Anything else goes to the plain kernel.
 #
 # ### Batch statistics, timed
 #
-# PyTorch's batch norm alone, on the H200, with the batch's statistics over running ones:
+# Here is PyTorch's batch norm alone on the H200, with batch statistics compared with running statistics:
 
 # %% tags=["hide-input"]
 rows = []
@@ -1034,7 +1073,8 @@ for shape, times in bf16.items():
 table(("", "with the batch's statistics"), rows, h200.label_of("conv_steps"))
 
 # %% [markdown]
-# (If weights keep training while the statistics are frozen, fold them again after each step, or don't fold.)
+# (If the statistics are frozen but the weights are still training, either fold again after every step or don't fold at
+# all.)
 #
 # ### On your GPU
 

@@ -1,22 +1,22 @@
 # %% [markdown]
 # # 10 Attention: without the N x N matrix
 #
-# Attention compares each of N tokens with every other one. That makes N × N scores per head, and as PyTorch lets you
-# write it, they go out to memory and come back several times. Twice the tokens, four times the scores: at some length
-# nothing else matters, and soon after they no longer fit. Yet the *result* of attention is no larger than its input.
-# **Must the matrix ever exist?**
+# Attention compares each of N tokens with every other token. That's N × N scores per head, and if you write it in plain
+# PyTorch, they make several round trips through memory. Double the tokens and you get four times the scores. Before
+# long their traffic dominates, and soon they no longer fit. Yet the *result* of attention is no larger than its input.
+# **Does the matrix have to exist at all?**
 #
-# After this lesson you can
+# By the end of this lesson you'll be able to
 #
-# - write scores, mask and softmax as one kernel, and handle a query that sees no key;
-# - derive FlashAttention from online softmax, and name a test that misses a wrong one;
+# - write scores, mask and softmax as one kernel that also handles a query with no visible key;
+# - derive FlashAttention from online softmax, and name a test that a broken version passes;
 # - separate what is linear in N from what is quadratic;
 # - skip the tiles that a causal mask hides;
 # - find the unit that limits attention on a given GPU;
 # - explain what FlashAttention 2, 3 and 4 changed, and what a compiler can do instead;
-# - explain why decoding one token is another problem, and split its keys among programs.
+# - explain why decoding one token is a different problem, and split its keys among programs.
 #
-# About 75 minutes. It follows on [06 Softmax](06_softmax.ipynb) and leads to exercises
+# About 75 minutes. It builds on [06 Softmax](06_softmax.ipynb) and prepares you for exercises
 # [10](../exercises/10_attention_scores.ipynb) and [10b](../exercises/10b_flash_attention.ipynb).
 
 # %% tags=["hide-input"]
@@ -44,7 +44,7 @@ def random_inputs(heads, tokens, d):
 
 
 # %% [markdown]
-# This is the kernel that you will build. Press **Play**, then choose another mask.
+# This is the kernel you'll build. Press **Play**, then try another mask.
 
 # %% tags=["hide-input"]
 from helpers.figures import mask_animation
@@ -54,9 +54,9 @@ mask_animation()
 # %% [markdown]
 # ## The cost of the unfused version
 #
-# Each token has a *query*, a *key* and a *value* of $d$ elements each: the rows of three matrices q, k and v. A
-# token's query is compared with the keys of all tokens; each match becomes a weight; the result is the weighted sum of
-# their values. A model does that several times in parallel, in independent *heads*:
+# Each token has a *query*, a *key* and a *value*, which are rows of $d$ elements in three matrices q, k and v. A
+# token's query is compared with the keys of all tokens, each match becomes a weight, and the result is the weighted sum
+# of the values. A model does this in several *heads* in parallel:
 #
 # $$s = \frac{q\,k^T}{\sqrt d}, \qquad p = \text{softmax}(s), \qquad o = p\,v$$
 
@@ -70,8 +70,8 @@ def written_out(q, k, v):
 
 
 # %% [markdown]
-# **How many bytes does this move per score, in 16 bits?** Go through the four launches, and count only tensors of N ×
-# N elements.
+# **How many bytes does this move per score, in 16 bits?** Go through the four launches, counting only tensors of N × N
+# elements.
 
 # %% tags=["hide-input"]
 score_bytes = predict_first("bytes per score, attention unfused", unit="B")
@@ -87,9 +87,9 @@ score_bytes.compare((unfused.bytes_total - small) / (2 * 256 * 256))
 # %% [markdown]
 # ## Scores, mask and softmax in one kernel
 #
-# Lesson 08 multiplied tiles, lesson 06 kept a softmax row in a program. Together: a program takes a tile of queries
-# and all keys, so it owns whole rows of scores, and writes only the probabilities. First the two functions that all
-# kernels here use: load a tile of rows, and store one.
+# Now we'll combine the tiled matmul of lesson 08 with the softmax of lesson 06. A program takes a tile of queries and
+# all of the keys, so it has whole rows of scores, and writes only the probabilities. All of this lesson's kernels use
+# two functions, one to load a tile of rows and one to store it:
 
 
 # %%
@@ -110,14 +110,13 @@ def put(ptr, x, first, tokens, D: tl.constexpr, ROWS: tl.constexpr):
 
 
 # %% [markdown]
-# (These tensors are contiguous: head, then token, then column. In the exercises they are not: `row * D + col` becomes
-# `row * stride_n + col * stride_d`, and a head begins at `batch * stride_b + head * stride_h`. If programs count
-# `batch * heads + head`, use `//` and `%` by `heads` to separate the two.)
+# (These tensors are contiguous: head, token, column. The exercises' aren't, so `row * D + col` becomes `row *
+# stride_n + col * stride_d`, and a head starts at `batch * stride_b + head * stride_h`. If the program index is
+# `batch * heads + head`, split it using `//` and `%` by `heads`.)
 #
-# Two masks are common. With a **[causal](../docs/glossary.md#causal-mask)** one, a query sees no later key. With
-# **padding**, sequences in a batch differ in length, and some positions at one end are not real. Both set scores to
-# minus infinity before the maximum is taken. Which keys a query sees is a function of its own, so that we can exchange
-# it:
+# Two masks are common. A **[causal](../docs/glossary.md#causal-mask)** mask hides later keys from a query. A
+# **padding** mask is for batches of different lengths, where some positions at one end aren't real tokens. Either mask
+# sets scores to minus infinity before we take the maximum. We'll put the mask in a function so that we can swap it:
 
 
 # %%
@@ -162,12 +161,12 @@ print("right:", torch.allclose(with_all.result, expected, atol=1e-3))
 print(with_all)
 
 # %% [markdown]
-# One launch, right, and it writes only the result. (`tl.dot` multiplies tiles of 16 and more on tensor cores and
-# accumulates in fp32. The result is fp32 as well: who asks for probabilities usually wants them exact.)
+# It's one launch, the result is right, and nothing else is written. (`tl.dot` multiplies tiles of at least 16 on tensor
+# cores and accumulates in fp32. We store fp32, since anyone who wants the probabilities usually wants them exact.)
 #
-# Now with padding. First let the **last** forty positions be padding, then the **first** forty, as in a batch of
-# prompts that all end at the same place. Either way sixty queries are real, and each has weights that add up to 1.
-# **How much of these sixty goes to padding in the second case?** Read `sees` once more before you run on.
+# Now let's add padding. First the **last** forty positions are padding, then the **first** forty, as in a batch of
+# prompts that all end at the same position. In both cases sixty queries are real, and each one's weights add up to 1.
+# **How much of these sixty goes to padding in the second case?** Reread `sees` before you continue.
 
 # %% tags=["hide-input"]
 padding_weight = predict_first(
@@ -183,9 +182,9 @@ for name, real in (("behind", behind), ("before", before)):
     print(f"rows that are NaN: {p.isnan().any(dim=-1).sum().item()}")
 padding_weight.compare(
     probabilities(rows_kernel, sees, before)[0][before][:, ~before].sum().item(),
-    "The mask checks whether the query is real, and it is the key that must be. With padding "
-    "behind, "
-    "the causal mask covers for it, and a test where all keys are real cannot see it.",
+    "The mask checks whether the query is real, but it's the key that has to be. If the padding "
+    "comes last, the causal mask hides the bug, and a test in which all keys are real can't reveal "
+    "it.",
 )
 
 # %% [markdown]
@@ -205,10 +204,10 @@ print(f"padding before: {p_before[before][:, ~before].sum().item():.1f} of 60 go
 print(f"rows that are NaN: {p_before.isnan().any(dim=-1).sum().item()}")
 
 # %% [markdown]
-# The remaining NaN rows are queries that see **no key at all**. Their maximum is minus infinity; `-inf - -inf` is NaN,
-# and so is 0 / 0. PyTorch's softmax does the same. No one reads these rows, but they do harm: later they are
+# The rows that are still NaN belong to queries with **no visible key at all**. Their maximum is minus infinity, `-inf -
+# -inf` is NaN, and so is 0 / 0. PyTorch's softmax does the same. These rows are never used, but later they get
 # multiplied by 0, which is still NaN. `scaled_dot_product_attention` returns zeros instead, and so do the course's
-# kernels. It takes two lines: **a maximum of minus infinity counts as 0, a sum of 0 as 1**.
+# kernels. The fix takes two lines: **treat a maximum of minus infinity as 0 and a sum of 0 as 1**.
 #
 # ```python
 # peak = tl.max(s, axis=1)
@@ -241,7 +240,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 p_safe = probabilities(safe_rows_kernel, sees_keys, before)
 hidden = later | ~before
 identity = torch.eye(100, device=device).half().expand(2, 100, 100)
-with sdpa_kernel(SDPBackend.MATH):  # the backend that takes any mask
+with sdpa_kernel(SDPBackend.MATH):  # the backend that supports any mask
     theirs = F.scaled_dot_product_attention(few_q, few_k, identity, attn_mask=~hidden)
 print(
     "rows of zeros:",
@@ -249,12 +248,11 @@ print(
     " NaN:",
     p_safe.isnan().any().item(),
 )
-print("as PyTorch's:", torch.allclose(p_safe, theirs.float(), atol=1e-3))
+print("same as PyTorch:", torch.allclose(p_safe, theirs.float(), atol=1e-3))
 
 # %% [markdown]
-# A mask is missing below, for keys past the end: they load as 0, so their score is 0, and the exponential of 0 is 1.
-# Five keys, a block of eight, and d = 1, so that a score is one multiplication. **Change the marked line so that each
-# row adds up to 1.**
+# The kernel below forgets to mask keys past the end. They load as 0, so their score is 0, and its exponential is 1.
+# There are five keys in a block of eight, and d = 1. **Change the marked line so that each row adds up to 1.**
 
 
 # %%
@@ -275,8 +273,8 @@ rows_of_5 = torch.softmax(q_4[:, None] * k_5, dim=-1)
 puzzle(column_mask_kernel, 1, q_4, k_5, wanted=rows_of_5, keys=5, ROWS=4, BLOCK=8)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>s = tl.where(inside, q * k, -float("inf"))</code>: before the maximum, not
-# after the softmax.</details>
+# <details><summary>Answer</summary><code>s = tl.where(inside, q * k, -float("inf"))</code>: you have to mask before the
+# maximum, not after the softmax.</details>
 #
 # <!-- choices
 # s = q * k
@@ -290,10 +288,9 @@ puzzle(column_mask_kernel, 1, q_4, k_5, wanted=rows_of_5, keys=5, ROWS=4, BLOCK=
 # s = tl.where(inside, q * k, -1.0)
 # -->
 #
-# **Rows too long.** Here a program holds all keys and all scores of its rows, so each doubling of the keys doubles its
-# shared memory and registers; at 1024 keys only one block fits on an SM. So keys must come in tiles, and a row's
-# maximum and sum must be found **online**, as lesson 06 did for one row: now for many rows at once, each with a
-# maximum and a sum of its own.
+# **Longer rows.** This program holds all keys and all scores of its rows, so doubling the keys doubles its shared
+# memory and registers, and at 1024 keys only one block fits on an SM. We need to load the keys in tiles and compute the
+# maximum and sum **online**, as in lesson 06, but now for many rows at once:
 
 
 # %%
@@ -319,16 +316,14 @@ def row_sums_kernel(q_ptr, k_ptr, real_ptr, lse_ptr, tokens, scale, SEES: tl.con
 lse = torch.empty(2, 100, device=device)
 row_sums_kernel[(7, 2)](few_q, few_k, before, lse, 100, 32**-0.5, SEES=sees_keys, D=32, M=16, N=32)
 few_s = ((few_q @ few_k.mT).float() / 32**0.5).masked_fill(hidden, -torch.inf)
-print(
-    "logarithms of the sums, as PyTorch's:", torch.allclose(lse, few_s.logsumexp(dim=-1), atol=2e-3)
-)
+print("log-sum-exp, same as PyTorch:", torch.allclose(lse, few_s.logsumexp(dim=-1), atol=2e-3))
 
 # %% [markdown]
-# What is missing is a second loop that computes **the same scores again** and writes `exp(s - peak) / total`.
-# [Exercise 10](../exercises/10_attention_scores.ipynb) asks for the whole. Why recompute them instead of storing them?
-# A score costs `2 d` operations on tensor cores. In memory, it costs four bytes out and four bytes back. **On an H200
-# at [head dim](../docs/glossary.md#head-dimension) 64: how many times longer do the bytes take than the arithmetic?** <!-- given four bytes: a score in fp32
-# -->
+# In [exercise 10](../exercises/10_attention_scores.ipynb) you'll add a second loop that computes **the same scores
+# again** and writes `exp(s - peak) / total`. Why not store the scores? A score takes `2 d` operations on tensor cores,
+# whereas storing it takes four bytes out and four bytes back. **On an H200 at [head
+# dim](../docs/glossary.md#head-dimension) 64: how many times longer do the bytes take than the arithmetic?** <!-- given
+# four bytes: a score in fp32 -->
 
 # %% tags=["hide-input"]
 again = predict_first("time of storing a score over recomputing it, H200", unit="times")
@@ -336,20 +331,20 @@ again
 
 # %% tags=["hide-input"]
 again.compare(
-    (8 / roof.bandwidth) / (2 * 64 / roof.peak), "Recomputing is half of the idea of this lesson."
+    (8 / roof.bandwidth) / (2 * 64 / roof.peak),
+    "Recomputing is half of the idea behind this lesson.",
 )
 
 # %% [markdown]
-# ## FlashAttention: weigh the values as well
+# ## FlashAttention: fuse the second matmul
 #
-# The probabilities are only needed to weigh values. A program that has a tile of them can multiply it by its tile of
-# values at once, add the product to a running sum, **and forget it**. With $m_i$ the maximum of row $i$:
+# We only need the probabilities to weight the values. As soon as a program has a tile of them, it can multiply it by
+# its tile of values, add the product to a running sum, **and forget the tile**. With $m_i$ the maximum of row $i$,
 #
 # $$o_i = \frac{\sum_j e^{s_{ij} - m_i}\, v_j}{\sum_j e^{s_{ij} - m_i}}$$
 #
-# Numerator and denominator are both sums over the keys, so both can grow tile by tile. `acc` is the numerator, $d$
-# elements per query, `total` the denominator. The step that adds a tile is again a function of its own. A first
-# version:
+# Both are sums over the keys, so we can accumulate them tile by tile. `acc` is the numerator, with $d$ elements per
+# query, and `total` is the denominator. Here is a first attempt at the step that adds a tile:
 
 
 # %%
@@ -395,9 +390,9 @@ short = random_inputs(heads=2, tokens=64, d=64)
 print("right:", torch.allclose(flash(take_in, *short).float(), exact(*short), atol=1e-3))
 
 # %% [markdown]
-# Right. But those were 64 tokens, and a tile has 64 keys: one tile. Try two and five tiles as well, and a second test
-# that needs no reference: **values that are all 1**. Weights add up to 1, so the result must be 1. **At how many of
-# these three lengths does that test fail?**
+# It's right, but 64 tokens fit in one tile of 64 keys. Let's also try two and five tiles, and add a test that needs no
+# reference: **set every value to 1**. The weights add up to 1, so the result has to be 1. **At how many of these three
+# lengths does that test fail?**
 
 # %% tags=["hide-input"]
 noticed = predict_first("lengths at which values of 1 expose the first version, of three", unit="")
@@ -411,17 +406,16 @@ for tokens in (64, 128, 320):
     error = (flash(take_in, q, k, v).float() - exact(q, k, v)).abs().max().item()
     caught += ones_off > 1e-3
     rows.append((tokens, f"{tokens // 64} x 64", f"{ones_off:.2f}", f"{error:.2f}"))
-display(table(("tokens", "tiles", "values of 1 off by", "random values by"), rows))
+display(table(("tokens", "tiles", "error, values of 1", "error, random values"), rows))
 noticed.compare(
     caught,
-    "The weights do add up, but they are the wrong weights: acc and total are wrong by the "
-    "same factors, and a "
-    "quotient of the two is still a weighted mean of the values. Of ones it is 1.",
+    "The weights do add up to 1, but they're the wrong weights. acc and total are wrong by the "
+    "same factors, so their quotient is still a weighted mean of the values, and the mean of ones "
+    "is 1.",
 )
 
 # %% [markdown]
-# Add a slope to the scores, so that later keys score higher, and let each value be its key's position. The result
-# shows where the weight is:
+# To see where the weight goes, let's make later keys score higher, and each value its key's position:
 
 # %% tags=["hide-input"]
 place = torch.arange(256, device=device).half()
@@ -433,10 +427,9 @@ for name, o in (("first version", flash(take_in, *slope)), ("exact", exact(*slop
     print(f"{name:13} the weight is at {o.float().mean().item():.2f} of the sequence, on average")
 
 # %% [markdown]
-# When a later tile raises the maximum, the sums so far are too large: they were made with exponentials below the old
-# maximum. Here is the kernel without a head dimension: the scores are given, and each key has **one number** as its
-# value. `total` is rescaled, as in lesson 06. **Correct the marked line.** Two of the rows are right as they stand:
-# why?
+# When a later tile raises the maximum, the sums accumulated so far are too large, because their exponentials are
+# relative to the old maximum. In this kernel the scores are given, and each key's value is **one number**. `total` is
+# already rescaled, as in lesson 06. **Correct the marked line.** Two of the rows already come out right. Why?
 
 
 # %%
@@ -466,7 +459,8 @@ puzzle(scalar_flash_kernel, 1, s_4, v_8, wanted=weighed, keys=8, ROWS=4, N=4)
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>acc = acc * shrink + tl.sum(p * v[None, :], axis=1)</code>: numerator and
-# denominator shrink alike. In rows 1 and 3 the maximum is in the first tile, so nothing needs to shrink.</details>
+# denominator have to shrink by the same factor. In rows 1 and 3 the maximum is in the first tile, so there is nothing
+# to rescale.</details>
 #
 # <!-- choices
 # acc = acc + tl.sum(p * v[None, :], axis=1)
@@ -480,7 +474,7 @@ puzzle(scalar_flash_kernel, 1, s_4, v_8, wanted=weighed, keys=8, ROWS=4, N=4)
 # acc = acc * total + tl.sum(p * v[None, :], axis=1)
 # -->
 #
-# With a head dimension, `p * v` becomes a matmul and `acc` a tile. The same correction, twice:
+# With a head dimension, `p * v` becomes a matmul and `acc` a tile. We rescale both sums the same way:
 
 
 # %%
@@ -505,9 +499,9 @@ for tokens in (64, 100, 320):
     )
 
 # %% [markdown]
-# Watch it on 32 tokens in tiles of 16. Scores rise by a step from the first tile to the second, and each value is its
-# key's position: `s` and `p` are made, used and dropped, and `shrink` corrects `acc` once. Nothing N × N is ever in
-# memory.
+# Now watch it run on 32 tokens in tiles of 16. Scores are higher in the second tile, and each value is its key's
+# position. `s` and `p` are computed, used and thrown away, and `shrink` corrects `acc` between the tiles. No N × N
+# tensor ever reaches memory.
 
 # %% tags=["hide-input"]
 from helpers.figures import watch
@@ -521,13 +515,13 @@ tiles_of_16 = {"TAKE_IN": rescales, "D": 16, "M": 16, "N": 16}
 watch(flash_kernel[2, 1], q_32, k_32, v_32, torch.empty_like(q_32), 32, 0.25, **tiles_of_16)
 
 # %% [markdown]
-# This is **FlashAttention** (Dao et al., [arXiv:2205.14135](https://arxiv.org/abs/2205.14135)): not an approximation,
-# the same arithmetic in another order, with fewer roundings than unfused, because the scores stay in fp32.
+# This is **FlashAttention** (Dao et al., [arXiv:2205.14135](https://arxiv.org/abs/2205.14135)). It isn't an
+# approximation. It does the same arithmetic in a different order, and rounds less because the scores stay in fp32.
 #
 # ## What is linear in N, and what is not
 #
 # **How many kilobytes does the fused kernel touch in all, for one head of dimension 64 over 512 tokens, in 16 bits?**
-# The matrix alone would have been half a megabyte. <!-- given 16 bits: the inputs' dtype -->
+# The matrix alone would be half a megabyte. <!-- given 16 bits: the inputs' dtype -->
 
 # %% tags=["hide-input"]
 touched = predict_first("kB of memory touched, one head, d = 64, 512 tokens", unit="kB")
@@ -544,18 +538,19 @@ display(table(("tokens", "unfused", "fused, touched", "fused, requested"), rows)
 touched.compare(fused.unique_total / 1e3)
 
 # %% [markdown]
-# It touches q, k, v and the output: O(N) where it was O(N²). That much DRAM must hold and deliver. But look at the
-# last column. **Each program reads all keys and values again**, so the bytes requested still grow with the square,
-# divided by the queries per program. L2 serves most of them, because programs of a head run side by side. With 128
-# queries per program instead of 64, half as many are requested.
+# It touches q, k, v and the output, so what DRAM has to hold and deliver went from O(N²) to O(N). But look at the last
+# column. **Every program reads all keys and values again**, so requested bytes still grow as N², divided by the queries
+# per program. L2 serves most of these requests, because a head's programs run side by side. With 128 queries per
+# program instead of 64, there would be half as many.
 #
-# FlashAttention does *more* arithmetic than the separate kernels, rescaling included. It moves less. And the matmuls
-# are still N × N. Move the sliders, with the mouse or the arrow keys; time is the roofline's, a lower bound.
+# With its rescaling, FlashAttention does *more* arithmetic than the separate kernels. It's faster because it moves
+# less. The matmuls are still N × N. Move the sliders with the mouse or the arrow keys. Times are the roofline's, a
+# lower bound.
 #
-# 1. At what length does the unfused version no longer fit in an H100? And in an RTX 4090?
-# 2. At what length does the fused version's time start to grow with the square of the tokens? What limits it before?
-# 3. Choose one head only. Do the ratios change? And at head dim 256?
-# 4. Make it causal. Which of the two gains, and why not the other?
+# 1. At what length does the unfused version no longer fit on an H100? On an RTX 4090?
+# 2. At what length does the fused version's time start to grow as the square of the tokens? What limits it before that?
+# 3. Choose a single head. Do the ratios change? How about head dim 256?
+# 4. Make it causal. Which version gains, and why doesn't the other?
 
 # %% tags=["hide-input"]
 from helpers.figures import AttentionLengthsExplorer
@@ -564,17 +559,17 @@ explorer = AttentionLengthsExplorer("H100", tokens=8192, heads=32, dim=128)
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. At 32,768 tokens, with 32 heads of dimension 128; on an RTX 4090,
-# with less than a third of the memory, at 16,384. 2. At 1,024: before that memory limits it, and its time is linear;
-# then tensor cores do. 3. The ratios of memory and traffic are the same for any number of heads. A wider head has
-# fewer scores per byte of q, k and v: the ratios fall. 4. The fused version computes half. Unfused, a mask is one more
-# pass over the matrix.</details>
+# <details><summary>What you should see</summary>1. At 32,768 tokens, with 32 heads of dimension 128. An RTX 4090, with
+# less than a third of the memory, gives up at 16,384. 2. At 1,024. Below that it's limited by memory and its time is
+# linear, and above it by the tensor cores. 3. The ratios of memory and traffic are the same for any number of heads.
+# Wider heads have fewer scores per byte of q, k and v, so the ratios fall. 4. The fused version only computes half. In
+# the unfused one, a mask is one more pass over the matrix.</details>
 #
 # ## Causal masks: skip the hidden tiles
 #
-# A causal mask hides half of the scores. `flash_kernel` with a mask would compute them and throw them away. A program
-# whose queries end at 128 needs no key after 128, so its loop can stop there. And tiles left of the diagonal need no
-# mask at all. A step of the loop becomes a function with an optional mask, and the loop becomes two:
+# A causal mask hides half of the scores. If we just added a mask to `flash_kernel`, it would compute them and throw
+# them away. But a program whose queries end at 128 can stop its loop there, and tiles left of the diagonal don't need a
+# mask at all. So we'll make the loop step a function with an optional mask, and split the loop in two:
 
 
 # %%
@@ -615,8 +610,8 @@ def causal_kernel(q_ptr, k_ptr, v_ptr, o_ptr, tokens, scale,
 
 
 # %% [markdown]
-# (No row is without a key here: each sees itself. With padding, the two lines from above come back.) **At 512 tokens,
-# in tiles of 64 x 64: what share of the tiles is no longer computed?** Draw the 8 x 8 tiles.
+# (Every row sees at least its own key. With padding, you'd need the two lines from above again.) **At 512 tokens, in
+# tiles of 64 x 64: what percentage of the tiles is no longer computed?** Draw the 8 x 8 tiles.
 
 # %% tags=["hide-input"]
 skipped_share = predict_first("share of the tiles skipped, 512 tokens, tiles of 64 x 64", unit="%")
@@ -650,19 +645,20 @@ display(table(("", "right", "requested"), rows))
 a_tile = 2 * 64 * 64 * 2  # bytes of a tile of k and one of v
 left_out = (walked["every tile"].bytes_total - walked["up to the diagonal"].bytes_total) / a_tile
 skipped_share.compare(
-    100 * left_out / (512 // 64) ** 2, "Not half: tiles on the diagonal are computed in full."
+    100 * left_out / (512 // 64) ** 2,
+    "It's less than half, because tiles on the diagonal are computed in full.",
 )
 
 # %% [markdown]
-# Time shrinks less than the tiles do. A program's start, its queries and its store cost as much as before, and
-# programs now differ in length, so the GPU is less evenly busy at the end. *Going further* has the times.
+# Time falls by less than the number of tiles. A program still has to start, load its queries and store its output, and
+# since programs now differ in length, the GPU is less busy towards the end. *Going further* has the times.
 #
 # ## The limiting unit
 #
-# Memory is not the limit at these lengths, as the explorer showed. Then the tensor cores? Between the two matmuls each
-# score passes through an **exponential**, computed by the [SFU](../docs/glossary.md#sfu), which is slow (lesson 01 has
-# the rates of both). Per score, a head of dimension $d$ takes $4d$ operations on tensor cores and one exponential.
-# **On an H200 at head dim 64: how long do the exponentials take, as a percentage of the matmuls' time?**
+# As we've seen, memory isn't the limit at these lengths. Is it the tensor cores? Between the two matmuls, each score
+# goes through an **exponential**, which is computed by the [SFU](../docs/glossary.md#sfu), a slow unit (lesson 01 has
+# both rates). At head dimension $d$, a score takes $4d$ operations on tensor cores and one exponential. **On an H200 at
+# head dim 64: how long do the exponentials take, as a percentage of the matmuls' time?**
 
 # %% tags=["hide-input"]
 share_of_products = predict_first("exponentials' time over the matmuls', d = 64, H200", unit="%")
@@ -677,12 +673,12 @@ for d in (64, 128):
 share_of_products.compare(100 * (1 / special.peak) / (4 * 64 / roof.peak))
 
 # %% [markdown]
-# If tensor cores and SFUs worked one after the other, exponentials would be a large part of the time. Only if they
-# work **at the same time** are they free.
+# If tensor cores and SFUs took turns, exponentials would be a large part of the time. They're only free if both units
+# work **at the same time**.
 #
-# 1. On an H100: at what head dims do exponentials take longer than matmuls?
-# 2. Choose matmuls in fp8, as FlashAttention-3 has them: where is the balance now?
-# 3. On a B200, at 64 and 128? On an A100?
+# 1. On an H100, at what head dims do the exponentials take longer than the matmuls?
+# 2. Choose matmuls in fp8, as in FlashAttention-3. Where is the balance now?
+# 3. How about a B200, at 64 and 128? An A100?
 # 4. How short must the sequence be for memory to be the limit?
 
 # %% tags=["hide-input"]
@@ -692,14 +688,14 @@ units = AttentionUnitsExplorer("H100", dtype="fp16", dim=64, tokens=8192)
 units
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. Below 64. 2. Matmuls twice as fast: exponentials are the limit up
-# to head dim 96, and nearly as slow as the matmuls at 128. 3. On a B200 they take nearly twice as long as the matmuls
-# at 64, and about as long at 128. On an A100 its slower tensor cores are the limit, at 64 as well. 4. At head dim 64,
-# 512 tokens on an H100; at 1,024 matmuls already are.</details>
+# <details><summary>What you should see</summary>1. Below 64. 2. The matmuls are twice as fast, so exponentials are the
+# limit up to head dim 96 and nearly as slow as the matmuls at 128. 3. On a B200 they take nearly twice as long as the
+# matmuls at 64, and about as long at 128. An A100 has slower tensor cores, which are the limit even at 64. 4. At head
+# dim 64 on an H100, memory is the limit at 512 tokens, but at 1,024 it's the matmuls.</details>
 #
-# A roofline is a model; remove the exponentials and see. A kernel that uses the score itself instead of its `exp2`
-# computes nonsense, as fast as if exponentials were free. **How many times faster is full attention without
-# exponentials, at head dim 64 on an H200?** The kernel is a plain one, with pointers and without roles for its warps.
+# A roofline is only a model, so let's remove the exponentials. A kernel that uses the score itself instead of its
+# `exp2` computes nonsense, but runs as if exponentials were free. **How many times faster is full attention without
+# exponentials, at head dim 64 on an H200?** (It's a plain kernel with pointers and without warp specialisation.)
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_01 import COUNTS
@@ -715,39 +711,38 @@ for d, times in taken_away.items():
 display(table(("head dim", *times), rows, h200.label_of("attention_exponentials")))
 without.compare(
     taken_away[64]["special function units"].median / taken_away[64]["left out"].median,
-    "Most of them were hidden behind other work without any planning: the warps of an SM "
-    "don't run in lockstep, and "
-    "while some wait for a matmul, others take exponentials.",
+    "Most of them were already hidden behind other work without any planning. The warps of an SM "
+    "don't run in lockstep, so while some wait for a matmul, others compute exponentials.",
 )
 
 # %% [markdown]
 # ## FlashAttention 2, 3 and 4
 #
-# The first paper brought tiles, online softmax and recomputation. What followed is the same arithmetic, better
-# arranged.
+# The first paper introduced tiling, online softmax and recomputation. Its successors schedule the same arithmetic
+# better.
 #
-# - **FlashAttention-2** (Dao, [arXiv:2307.08691](https://arxiv.org/abs/2307.08691)) runs the query tiles of one head
-#   in parallel, where the first version had one program per head; it divides once at the end instead of in each tile,
-#   and splits queries, not keys, among warps, so that they need no exchange. Our kernel does all three.
+# - **FlashAttention-2** (Dao, [arXiv:2307.08691](https://arxiv.org/abs/2307.08691)) runs the query tiles of a head in
+#   parallel, where the first version had one program per head. It divides at the very end, not in every tile, and
+#   splits queries rather than keys among warps, so they don't have to communicate. Our kernel does all three.
 # - **FlashAttention-3** (Shah et al., [arXiv:2407.08608](https://arxiv.org/abs/2407.08608)) is for Hopper, where loads
-#   and matmuls are asynchronous. Some warps only load (TMA); two groups of others alternate, so that one computes
-#   exponentials while the other's matmul runs. It has an fp8 version. The course's tuned kernel for head dims 65 to
-#   256 has the first two ideas, in Gluon, Triton's lower level (`kernels/tuned/hopper_attention.py`).
-# - **FlashAttention-4** ([arXiv:2603.05451](https://arxiv.org/abs/2603.05451)) is for Blackwell, whose matmuls became
-#   twice as fast and whose exponentials did not. It computes a part of the exponentials with multiply-adds instead:
-#   $2^x$ is $2^{\lfloor x \rfloor}$, the exponent bits of a float, times $2$ to the remainder, a short polynomial. It
-#   also rescales less often: the running maximum need not be *the* maximum, a value near it will do, so it moves only
-#   when the true one has grown by more than, say, 8 in base 2. And it uses what only Blackwell has: accumulators in
-#   tensor memory, and matmuls that two SMs share.
+#   and matmuls are asynchronous. Some warps only load (TMA), and two other groups of warps alternate, so that one
+#   computes exponentials during the other's matmul. It also has an fp8 version. The course's tuned kernel for head dims
+#   65 to 256 uses the first two ideas, in Gluon, Triton's lower-level language (`kernels/tuned/hopper_attention.py`).
+# - **FlashAttention-4** ([arXiv:2603.05451](https://arxiv.org/abs/2603.05451)) is for Blackwell, which doubled the
+#   speed of matmuls but not of exponentials. So it computes some of the exponentials with multiply-adds: $2^x$ is
+#   $2^{\lfloor x \rfloor}$, which goes into a float's exponent bits, times $2$ to the remainder, which is a short
+#   polynomial. It also rescales less often. The running maximum doesn't have to be *the* maximum as long as it's close,
+#   so it's only updated when the true one has grown by more than, say, 8 in base 2. And it uses features that only
+#   Blackwell has: accumulators in tensor memory, and matmuls shared by two SMs.
 #
-# (FlashAttention-3 and -4 are not in this lesson's recordings: their times are not here, so no table here shows the
-# fastest attention there is. PyTorch can call both, by `torch.nn.attention.activate_flash_attention_impl`.)
+# (We haven't timed FlashAttention-3 or -4, so our tables don't show the fastest attention there is. PyTorch can call
+# both through `torch.nn.attention.activate_flash_attention_impl`.)
 #
 # ## What a compiler can do
 #
 # `torch.compile` fuses elementwise operations and leaves matmuls to a library. For attention it has a list of
-# *patterns*, which it replaces by `scaled_dot_product_attention`, a fused kernel written by hand. The pass can be run
-# alone, on attention in one line and with a causal mask by `masked_fill`:
+# *patterns* that it replaces with `scaled_dot_product_attention`, a hand-written fused kernel. We can run just that
+# pass, first on attention in one line, then with a causal mask by `masked_fill`:
 
 # %% tags=["hide-input"]
 from torch._inductor.decomposition import select_decomp_table
@@ -768,11 +763,11 @@ for name, function in (("full", in_one_line), ("causal", masked)):
     print(f"{name:6} replaced by scaled_dot_product_attention: {known}")
 
 # %% [markdown]
-# The second it does not recognise in these words; others it may.
+# It doesn't recognise the second one, though it may recognise other spellings.
 #
-# **FlexAttention** is a compiler's answer that knows attention. You write what a query sees, or how a score changes,
-# as a small Python function, and `torch.compile` puts it into a FlashAttention kernel made from a template. From the
-# function it also finds in advance which tiles are empty. A window of 1024 tokens:
+# **FlexAttention** is a compiler that knows about attention. You write a small Python function for the mask or a change
+# to the scores, and `torch.compile` inserts it into a FlashAttention template. It also uses the function to work out
+# beforehand which tiles are empty. Here is a window of 1024 tokens:
 
 # %%
 from torch.nn.attention.flex_attention import create_block_mask
@@ -786,12 +781,12 @@ block_mask = create_block_mask(window, None, None, 8192, 8192, device="cpu")
 print(f"tiles skipped: {block_mask.sparsity():.0f}%")
 
 # %% [markdown]
-# None of the course's kernels has a window; here it is one line.
+# None of the course's kernels supports a window. Here it takes one line.
 #
 # ## Claims: time and memory
 #
-# **Claim: "attention in three operations, fused: 3.33 times faster."** No conditions are given. Take the plainest:
-# matmul, softmax, matmul, against one kernel, 96 heads of dimension 64, fp16, on an H200. The scaling is done
+# **Claim: "attention in three operations, fused: 3.33 times faster."** It gives no conditions, so take the simplest:
+# matmul, softmax, matmul against one kernel, with 96 heads of dimension 64 in fp16 on an H200. The scaling is done
 # beforehand.
 
 # %% tags=["hide-input"]
@@ -807,15 +802,15 @@ table(
 )
 
 # %% [markdown]
-# **Verdict: too modest here, and not a constant.** The gain grows with the tokens, because one side's traffic is
-# quadratic and the other's linear. On shorter sequences, or on a GPU with other ratios, some length may give that
-# number.
+# **Verdict: too modest here, and not a constant.** The gain grows with the tokens, because the unfused traffic is
+# quadratic and the fused traffic is linear. On shorter sequences, or on a GPU with other ratios, some length might give
+# you 3.33.
 #
-# **Claim: "dropping intermediates takes 20 to 40 % less memory."** (Quoted without a source, as in lessons 04 and 06.)
-# Unfused attention saves all probabilities for the backward pass. Fused, it saves q, k, v, the output, and one value
-# per row, the logarithm of its sum: from these, probabilities are recomputed tile by tile. A model saves more than
-# attention does. So take a whole block of GPT-2's size (768 columns, 12 heads), in fp16, on tensors without data, and
-# list what the forward pass saves.
+# **Claim: "dropping intermediates takes 20 to 40 % less memory."** (It has no source, as in lessons 04 and 06.) Unfused
+# attention saves all probabilities for the backward pass. Fused attention saves q, k, v, the output and the logarithm
+# of each row's sum, and recomputes the probabilities tile by tile. But attention is only part of a model, so we'll run
+# the forward pass of a whole block of GPT-2's size (768 columns, 12 heads) in fp16, on tensors without data, and list
+# the tensors it saves.
 # <!-- given 12 heads: GPT-2's configuration -->
 
 
@@ -845,7 +840,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 def kept(attention, tokens):
-    """Bytes that a block's forward pass saves, without its weights."""
+    """Return the bytes that a block's forward pass saves, without its weights."""
     with FakeTensorMode():
         block, sizes = Block(attention), {}
         own = {weight.untyped_storage()._cdata for weight in block.parameters()}
@@ -870,16 +865,16 @@ for tokens in (128, 256, 512, 1024, 2048, 4096):
 table(("tokens", "saved, unfused", "fused", ""), rows)
 
 # %% [markdown]
-# **Verdict: holds at some lengths, in such a block at 256 and 512 tokens, and is no law.** A share that grows with N
-# cannot be one number: at 128 tokens it is less, at 4096 most of the memory is gone.
+# **Verdict: holds at some lengths (256 and 512 tokens for this block), but isn't a rule.** The saving depends on N, so
+# no single number can describe it: at 128 tokens it's less, and at 4096 most of the memory is gone.
 #
 # [Lesson 11](11_training.ipynb) derives the backward pass.
 #
 # ## One token at a time
 #
-# A language model generates one token after another. The one new query sees all keys before it, which are stored with
-# the values in the *KV cache*. This is [decode](../docs/glossary.md#decode). The matrix of scores is now one row, and
-# there is nothing left to keep out of memory. **What is the arithmetic intensity of such a step, in 16 bits: FLOP per
+# A language model generates one token at a time. Its one new query sees all keys before it, which are stored with the
+# values in the *KV cache*. This is [decode](../docs/glossary.md#decode). The score matrix is now a single row, so
+# there's nothing large to keep out of memory. **What is the arithmetic intensity of such a step, in 16 bits: FLOP per
 # byte of k and v?**
 
 # %% tags=["hide-input"]
@@ -898,9 +893,9 @@ print(f"ridge of an H200: {roof.ridge:.0f} FLOP/byte")
 intensity.compare(one_token(65536, 32, 32).intensity)
 
 # %% [markdown]
-# Over a whole sequence each key that is fetched serves thousands of queries; here it serves one. Unless heads share
-# it: with **grouped heads** several query heads use one head of keys and values, 32 query heads with 8 or with 1, say.
-# The cache shrinks by the same factor:
+# Over a whole sequence, each key you fetch serves thousands of queries. Here it serves just one, unless heads share it.
+# With **grouped heads**, several query heads use the same head of keys and values, say 32 query heads with 8 or 1, and
+# the cache shrinks by the same factor:
 
 # %% tags=["hide-input"]
 from helpers.figures import Point, roofline_chart
@@ -917,16 +912,16 @@ for key_heads in (32, 8, 1):
             roof.attainable(work.intensity),
         )
     )
-title = "A group's size is its intensity: one token waits for memory, whatever the kernel"
+title = "A group's size is its intensity: decoding one token is memory-bound, whatever the kernel"
 each = (f"{point.label} {point.intensity:.0f} FLOP/byte" for point in points)
 text = f"{title}. On an H200: {'; '.join(each)}"
 intensity.on(roofline_chart(roof, points, title, text), "x")
 
 # %% [markdown]
-# So a decoding kernel should read k and v once, at copy bandwidth, for all queries of a group. `flash_kernel` has one
-# program per head and tile of queries: with one query and eight key heads, eight programs for all SMs. Each loops over
-# 65,536 keys alone. The remedy is lesson 06's: **split the row**. A part finds maximum, sum and numerator of its keys,
-# and a second launch combines them:
+# So a decoding kernel should read k and v only once, at copy bandwidth, for all queries of a group. `flash_kernel` runs
+# one program per head and tile of queries. With one query and eight key heads, that's eight programs for the whole GPU,
+# each looping over 65,536 keys alone. The fix is the one from lesson 06: **split the row**. Each part computes the
+# maximum, sum and numerator of its own keys, and a second launch combines them:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_10 import decode, join_kernel, part_kernel
@@ -935,8 +930,8 @@ print(inspect.getsource(part_kernel.fn))
 print(inspect.getsource(join_kernel.fn))
 
 # %% [markdown]
-# The queries of a group are the rows of a tile. Tensor cores take 16 of them, so most are padding, and there is time
-# for that.
+# The queries of a group become the rows of a tile. Tensor cores need at least 16 rows, so most are padding, which we
+# can afford because the kernel is memory-bound.
 
 # %% tags=["hide-input"]
 cache_k, cache_v, _ = (x[:, :1000] for x in random_inputs(2, 1024, 64))
@@ -953,8 +948,8 @@ for parts in (1, 4, 16):
     )
 
 # %% [markdown]
-# This is **Flash-Decoding**, and how FlashAttention's own library serves a KV cache. **How many times faster are 64
-# parts than one, with 8 key heads and 65,536 keys, on an H200?** Count the SMs at work.
+# This is **Flash-Decoding**, and it's how FlashAttention's own library handles a KV cache. **How many times faster are
+# 64 parts than one, with 8 key heads and 65,536 keys, on an H200?** Count the busy SMs.
 
 # %% tags=["hide-input"]
 split_gain = predict_first("speedup of 64 parts, 8 key heads, 65,536 keys, H200", unit="times")
@@ -969,21 +964,19 @@ for keys, by_heads in decoding.items():
         least = 2 * 2 * 128 * keys * key_heads / rates["copy_bytes_per_second"]
         took = (f"{1e6 * times[way].median:.1f}" if way in times else "" for way in ways)
         rows.append((f"{keys:,}", key_heads, f"{1e6 * least:.1f}", *took))
-title = (
-    f"{h200.label_of('attention_decode')}\nus on the GPU, cold L2, by parts, and as others do it"
-)
+title = f"{h200.label_of('attention_decode')}\nus on the GPU, cold L2: ours by number of parts, and other kernels"
 display(table(("keys", "key heads", "at copy bandwidth", *ways), rows, title))
 split_gain.compare(
     decoding[65536][8][1].median / decoding[65536][8][64].median,
-    "One part for each of 8 heads leaves 124 of 132 SMs idle.",
+    "One part for each of 8 heads leaves 124 of the 132 SMs idle.",
 )
 
 # %% [markdown]
-# Read the table by rows: with enough parts, how near is a long cache to copy bandwidth, and which number of key heads
-# is furthest from it? Two launches each have a start and an end. And bytes decide: a quarter of the key heads is a
-# quarter of the cache. (FlexAttention decodes as well, but it needs a block mask to split the keys sensibly; the
-# recording called it without one, so it is left out.) All that is GPU time. From Python, two launches cost more than
-# the shortest of these (lesson 02); servers decode in [CUDA graphs](../docs/glossary.md#cuda-graph).
+# Read the table row by row. With enough parts, how close does a long cache get to copy bandwidth, and which number of
+# key heads is furthest from it? Both launches take time to ramp up and drain. Bytes matter most: with a quarter of the
+# key heads, the cache is a quarter of the size. (FlexAttention can also decode, but needs a block mask to split the
+# keys sensibly. Our recording didn't pass one, so it's left out.) These are GPU times. From Python, two launches take
+# longer than the shortest of them (lesson 02), so servers decode inside [CUDA graphs](../docs/glossary.md#cuda-graph).
 #
 # ## Your predictions vs the measurements
 
@@ -993,21 +986,22 @@ predictions()
 # %% [markdown]
 # ## Test yourself
 #
-# 1. A colleague's FlashAttention passes a test with values of 1, and one with 64 tokens. What do the two tests have in
-#    common?
-# <details><summary>Answer</summary>Neither detects a forgotten rescaling. With values of 1 any weights give 1, as long
-# as `acc` and `total` are wrong by the same factor; with one tile there is nothing to rescale.</details>
+# 1. A colleague's FlashAttention passes a test with values of 1, and another with 64 tokens. What do the two tests have
+#    in common?
+# <details><summary>Answer</summary>Neither detects missing rescaling. With values of 1, any weights give 1 as long as
+# `acc` and `total` are wrong by the same factor. With one tile there's nothing to rescale.</details>
 #
-# 2. Why is a padding key hidden with minus infinity before the maximum, and not by a weight of 0 after the softmax?
-# <details><summary>Answer</summary>By then the hidden key is in the sum, so the other weights no longer add up to 1;
-# and it may have set the maximum.</details>
+# 2. Why do we set a padding key's score to minus infinity before the maximum, and not its weight to 0 after the
+#    softmax?
+# <details><summary>Answer</summary>After the softmax the hidden key is already in the sum, so the other weights no
+# longer add up to 1. It may also have been the maximum.</details>
 #
-# 3. FlashAttention's memory is linear in N, its time is not. Why is it faster, then?
-# <details><summary>Answer</summary>The matmuls are N × N either way. The matrix's round trips through memory are gone,
-# and they took several times as long as the matmuls.</details>
+# 3. FlashAttention's memory is linear in N but its time isn't. So why is it faster?
+# <details><summary>Answer</summary>The matmuls are N × N either way, but the matrix no longer makes its round trips
+# through memory, which took several times the matmuls' time.</details>
 #
-# 4. Two parts of a row were computed separately. The first has maximum 1, sum 4 and a numerator of 8; the second
-#    maximum 3, sum 2 and a numerator of 10. What does attention return? Replace the dots with your number.
+# 4. Two parts of a row were computed separately. The first has maximum 1, sum 4 and numerator 8, and the second has
+#    maximum 3, sum 2 and numerator 10. What does attention return? Replace the dots with your number.
 
 # %%
 answer = ...
@@ -1018,13 +1012,13 @@ right_answer = (shrink * torch.tensor([8.0, 10.0])).sum() / (
 self_test(
     answer,
     right_answer.item(),
-    "shrink sum and numerator of the first part by exp(1 - 3), add, then divide",
+    "multiply the first part's sum and numerator by exp(1 - 3), add the second part's, then divide",
 )
 
 # %% [markdown]
-# [Exercise 10](../exercises/10_attention_scores.ipynb) asks for scores, mask and softmax in one kernel; [exercise
-# 10b](../exercises/10b_flash_attention.ipynb) for FlashAttention, with strides and a causal mask. The course's kernels
-# are in `kernels/tiled/`.
+# In [exercise 10](../exercises/10_attention_scores.ipynb) you'll write scores, mask and softmax as one kernel, and in
+# [exercise 10b](../exercises/10b_flash_attention.ipynb) FlashAttention, with strides and a causal mask. The course's
+# kernels are in `kernels/tiled/`.
 #
 # ## Going further
 #
@@ -1047,7 +1041,7 @@ table(("queries per program", "requested, 256 tokens"), rows)
 # %% [markdown]
 # ### Whole rows, compiled
 #
-# The kernel that holds all keys, with eight warps at head dim 64:
+# Here is the kernel that holds all keys, compiled for eight warps at head dim 64:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from helpers.instruments import compile_for
@@ -1068,8 +1062,8 @@ table(("tokens", "registers", "shared", "occupancy"), rows)
 # %% [markdown]
 # ### Scores on a GPU
 #
-# **Claim: "attention scores, fused: 2 to 3 times faster."** On an H200, in bf16, with fp32 results (the last field of
-# a shape says whether it is causal):
+# **Claim: "attention scores, fused: 2 to 3 times faster."** We'll test it on an H200 in bf16, with fp32 results. (The
+# last field of a shape is whether it's causal.)
 
 # %% tags=["hide-input"]
 h200.table("attention_scores", "bfloat16")
@@ -1084,8 +1078,9 @@ for flag in (False, True):
     print(f"{'causal' if flag else 'full':6} {told}")
 
 # %% [markdown]
-# **Verdict: fair against torch.compile, too modest against PyTorch line by line.** A causal mask written with
-# `masked_fill` adds launches over N × N; the compiler fuses mask and softmax, and leaves the matmul separate.
+# **Verdict: fair against torch.compile, too modest against PyTorch line by line.** In eager PyTorch, a causal mask
+# written with `masked_fill` adds launches over N × N. The compiler fuses mask and softmax but leaves the matmul
+# separate.
 #
 # ### The model of the explorer against the meter and the clock
 
@@ -1103,8 +1098,9 @@ for heads, tokens, d in ((1, 128, 64), (2, 256, 64), (1, 512, 128)):
     print(fused_model == measure(flash, rescales, *inputs).unique_total)
 
 # %% [markdown]
-# And 16 heads of dimension 128 on an H200, in bf16; `-` did not fit. "fused took" is an earlier kernel of ours than the
-# one in *Attention by other kernels* below: compare it with the other columns here, not with that table.
+# Next, 16 heads of dimension 128 on an H200, in bf16, where `-` means that it didn't fit. "fused, time" is an older
+# kernel of ours than the one in *Attention by other kernels* below, so compare it with the other columns here, not with
+# that table.
 
 # %% tags=["hide-input"]
 from helpers.figures.attention.sequence_lengths import Attention
@@ -1118,18 +1114,18 @@ for tokens, found in h200.experiment("attention_lengths").items():
     row += [si(model["fused"].time, "s"), si(found["fused"].median, "s")]
     row += [si(found["eager memory"], "B") if fits else "-", si(found["fused memory"], "B")]
     rows.append((f"{tokens:,}", *row))
-columns = ("tokens", "unfused at least", "unfused took", "fused at least", "fused took")
+columns = ("tokens", "unfused, bound", "unfused, time", "fused, bound", "fused, time")
 table((*columns, "unfused memory", "fused memory"), rows, h200.label_of("attention_lengths"))
 
 # %% [markdown]
-# (The first line's unfused memory is mostly cuBLAS's own workspace.) Memory is the model's. Times are above the
-# roofline's: for short sequences by far, because nothing there fills the GPU. On long ones, a part of the difference
-# is the rate that tensor cores hold under load, less than the data sheet's; the rest no single roof shows: matmuls and
-# exponentials that don't overlap.
+# (In the first row, most of the unfused memory is cuBLAS's own workspace.) The memory matches the model. The times are
+# above the roofline, and for short sequences far above it, because there isn't enough work to fill the GPU. On long
+# ones, part of the gap is that tensor cores under load don't sustain the rate on the data sheet. The rest is something
+# no single roof can show: matmuls and exponentials that don't overlap.
 #
 # ### Causal tiles: times and sizes
 #
-# The lesson's own kernel, 32 heads of dimension 64 and 16 of dimension 128, batch 4, 4096 tokens:
+# This is the lesson's own kernel with 32 heads of dimension 64 and 16 of dimension 128, batch 4, 4096 tokens:
 # <!-- given 32 heads, 16 heads: benchmarks/experiments/lesson_10.py -->
 
 # %% tags=["hide-input"]
@@ -1149,12 +1145,12 @@ print(
 )
 
 # %% [markdown]
-# Omitting the mask where it hides nothing, a comparison and a selection per score, gains about a tenth more. Choose
-# your own tiles:
+# The mask is a comparison and a selection per score. Leaving it out where it hides nothing gains about another tenth.
+# Now choose your own tiles:
 #
 # 1. Loop up to the diagonal, in tiles of 64 x 64. How does the wasted share change from 128 tokens to 2,048?
-# 2. At 2,048 tokens, 128 queries per program request less than 16 do. What do they cost?
-# 3. Queries or keys: which size decides how much is requested?
+# 2. At 2,048 tokens, 128 queries per program request less than 16 do. What is the downside?
+# 3. Do queries or keys per tile determine how much is requested?
 # 4. How long is the last program's row of tiles, compared with the first one's? In what order would you start them?
 
 # %% tags=["hide-input"]
@@ -1164,15 +1160,16 @@ tiles = AttentionTilesExplorer(tokens=512, m=64, n=64)
 tiles
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. From a third to a few hundredths: the diagonal's tiles grow with
-# the tokens, all others with their square. 2. Larger tiles on the diagonal, so more waste; and fewer programs, which
-# may leave SMs idle. 3. Queries: each program reads the keys it needs once, so fewer programs read them less often. 4.
-# As many tiles as there are rows of tiles, against one. The longest first: a long one started last would keep one SM
-# busy while all others are done. The course's kernel does that.</details>
+# <details><summary>What you should see</summary>1. It falls from a third to a few hundredths, because the number of
+# tiles on the diagonal grows with the tokens, and the number of all tiles with their square. 2. The tiles on the
+# diagonal are larger, so more is wasted, and there are fewer programs, which may leave SMs idle. 3. Queries. Each
+# program reads the keys it needs only once, so with fewer programs they're read less often. 4. It has as many tiles as
+# there are rows of tiles, and the first has one. Start the longest first, as the course's kernel does, because a long
+# one started last would keep a single SM busy after all others had finished.</details>
 #
 # ### How near to the roofs
 #
-# The SFUs are the slowest units on the chip by far:
+# The SFUs are by far the slowest units on the chip:
 
 # %% tags=["hide-input"]
 from helpers.figures import gpu_picture
@@ -1180,7 +1177,7 @@ from helpers.figures import gpu_picture
 gpu_picture("H200", lit="special function units")
 
 # %% [markdown]
-# At the rates that were *measured* on this GPU, matmuls and exponentials take:
+# At the rates we *measured* on this GPU, the matmuls and exponentials take this long:
 
 # %% tags=["hide-input"]
 from kernels import CATALOGUE
@@ -1198,19 +1195,20 @@ for heads, d in ((32, 64), (16, 128)):
     took = [times[name].median for name in ("fused", "cuDNN")]
     all_of_it = (products, exponentials, products + exponentials, *took)
     rows.append((d, *(f"{1e6 * each:.0f} us" for each in all_of_it)))
-columns = ("head dim", "matmuls", "exponentials", "in turn", "took, fused", "took, cuDNN")
+columns = ("head dim", "matmuls", "exponentials", "one after the other", "fused", "cuDNN")
 table(columns, rows, h200.label_of("flash_attention", "roofs"))
 
 # %% [markdown]
-# `fused` is the course's tuned kernel, not the plain one whose exponentials were removed above, so the two tables
-# differ. It takes less than the two in turn, and in that time it has done all the other arithmetic. Neither it nor
-# cuDNN comes near to full overlap, the longer of the two.
+# `fused` is the course's tuned kernel, not the plain one whose exponentials we removed above, so the two tables differ.
+# It takes less time than matmuls and exponentials one after the other, and that includes all of its other arithmetic.
+# With full overlap it would take as long as the longer of the two, but neither our kernel nor cuDNN's gets close to
+# that.
 #
 # ### Exponentials in base 2
 #
-# A GPU has no `exp`, only powers of two: `tl.exp(x)` is `exp2` of `x` times $\log_2 e$. The score is multiplied by the
-# scale anyway. Multiply it by the scale times $\log_2 e$ once, take `exp2`, and the multiplication inside every
-# exponential goes. All of the course's kernels do so.
+# GPUs don't have an `exp` instruction, only powers of two, so `tl.exp(x)` is `exp2` of `x` times $\log_2 e$. We already
+# multiply the score by the scale. If we put $\log_2 e$ into the scale and call `exp2` directly, we save the
+# multiplication inside every exponential. All of the course's kernels do this.
 
 
 # %%
@@ -1241,12 +1239,12 @@ for take in (rescales, rescales_in_base_2):
 table(("", *names), rows)
 
 # %% [markdown]
-# (`MUFU` is the SFU's instruction, one result per thread; `HGMMA` is a matmul on Hopper's tensor cores, a whole tile
-# per warp group.)
+# (`MUFU` is the SFU's instruction, which returns one result per thread. `HGMMA` is a matmul on Hopper's tensor cores,
+# on a whole tile per warp group.)
 #
-# ### Roles in the machine code
+# ### Warp specialisation in the machine code
 #
-# How many programs does one sequence with 16 heads give an H200's SMs?
+# How many programs do 16 heads of one sequence give an H200's SMs?
 
 # %% tags=["hide-input"]
 sms = DEVICES["H200"].sms
@@ -1257,8 +1255,8 @@ for tokens in (1024, 8192):
     )
 
 # %% [markdown]
-# Roles show in the machine code of the course's two kernels, plain and tuned: warps that load hand registers to those
-# that compute, `USETMAXREG`; `UTMALDG` loads a tile.
+# You can see warp specialisation in the machine code of the course's plain and tuned kernels. With `USETMAXREG`, the
+# loading warps hand registers to the computing warps, and `UTMALDG` loads a tile.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from kernels.variants import kernel_at
@@ -1313,14 +1311,14 @@ print(
 )
 
 # %% [markdown]
-# Its error is smaller than a rounding to 16 bits, which p undergoes next. And the slack: the share of tiles after a
-# row's first that rescale, on random scores:
+# Its error is smaller than a rounding to 16 bits, which is what happens to p next. As for the slack, here is the
+# percentage of tiles after a row's first that rescale, on random scores:
 # <!-- given 16 bits: the format's definition -->
 
 
 # %% tags=["hide-input"]
 def rescalings(s, slack):
-    """How often per tile a row's maximum moves, after the first; s: (rows, tiles, keys), base 2."""
+    """Return how often per tile a row's maximum moves, after the first; s: (rows, tiles, keys), base 2."""
     peak, moves = s[:, 0].amax(-1), 0
     for each in s[:, 1:].amax(-1).T:
         moved = each > peak + slack
@@ -1333,13 +1331,13 @@ for slack in (0, 8):
     print(f"slack {slack}: rescaled in {rescalings(random_scores, slack):.1%} of the tiles")
 
 # %% [markdown]
-# Multiplying `acc` in *every* tile, as our kernel does, is wasted in nearly all of them. (A warp can skip it only if
-# none of its rows needs it, so the saving is smaller than it looks.)
+# Our kernel multiplies `acc` in *every* tile, which is wasted work in nearly all of them. (A warp can only skip it if
+# none of its rows needs it, so you'd save less than this suggests.)
 #
 # ### Attention by compilation
 #
-# **Claim: "attention becomes 2 to 3 times faster by compilation."** With 96 heads of dimension 64, forward, in fp16,
-# on an H200, compiled with and without the patterns:
+# **Claim: "attention becomes 2 to 3 times faster by compilation."** We timed the forward pass for 96 heads of dimension
+# 64, in fp16 on an H200, compiled with and without the patterns:
 
 # %% tags=["hide-input"]
 rows = []
@@ -1356,14 +1354,14 @@ table(
 )
 
 # %% [markdown]
-# **Verdict: fair for attention with a causal mask written out, where the compiler fuses what is done to the matrix. Of
-# plain attention too modest, but not by the compiler's own work: it replaced the kernel.** Without the patterns plain
-# attention gains little: the matmuls stay separate, and the matrix still goes through memory. (Why the causal one was
-# slower with them, at 2048 tokens, was not looked into.)
+# **Verdict: fair for attention with an explicit causal mask, where the compiler fuses the work on the matrix. For plain
+# attention it's too modest, but the compiler replaced the kernel instead of fusing it.** Without the patterns, plain
+# attention gains little, since the matmuls stay separate and the matrix still goes through memory. (We didn't
+# investigate why the causal version was slower with the patterns at 2048 tokens.)
 #
 # ### Attention by other kernels
 #
-# On an H200 in bf16 (TFLOP/s, a causal head counted half; the last line has the best matmul's):
+# These are TFLOP/s on an H200 in bf16. Causal heads count half, and the last line has the rate of the best matmul:
 
 # %% tags=["hide-input"]
 providers = ("eager", "torch.compile", "FlashAttention-2", "Flex", "cuDNN", "fused")
@@ -1377,10 +1375,12 @@ display(table(("shape, causal", *providers), rows, f"{h200.label_of('flash_atten
 print(f"a matmul: {rates['bf16_matrix_flops_per_second'] / 1e12:.0f} TFLOP/s")
 
 # %% [markdown]
-# `FlashAttention-2` is PyTorch's build of it, made for an A100; the third version is for Hopper. `Flex` is its Triton
-# template: PyTorch 2.11 can also give it a FlashAttention-4 backend, which was not timed. In the full lines,
-# torch.compile's time is that of the kernel it called. By tokens per sequence, 16384 in all (the chart shows head dim
-# 128; the table has all):
+# `FlashAttention-2` is PyTorch's build of it, which was written for an A100. The third version is for Hopper. `Flex` is
+# FlexAttention's Triton template. In the rows without a mask, torch.compile's time is that of the kernel it called.
+#
+# The sweep, taken on an H100 with the present kernels, also has FlashAttention-4. It is ahead of ours on most long
+# sequences, forward by a few percent and backward by more. The chart shows head dim 128 by tokens per sequence, 16384
+# in all; the table has every size:
 
 # %% tags=["hide-input"]
 from helpers.figures import sweep_chart
@@ -1390,16 +1390,17 @@ at_all_sizes = recorded_sweep()
 display(sweep_chart(at_all_sizes, "flash_attention"), at_all_sizes.summary(["flash_attention"]))
 
 # %% [markdown]
-# Where sequences are short, a program meets few tiles of keys, and its first loads and last stores weigh most. So the
-# tuned kernel processes many query tiles one after another, and computes the next one's first scores while the last
-# one's output is stored. Backward, at head dims 33 to 128 on Hopper, it is one kernel of five matmuls whose programs
-# add to the queries' gradient in memory; at others it is two kernels, one for the queries' gradient and one for the
-# keys', which both recompute the scores: seven matmuls.
+# In short sequences a program has few tiles of keys, so its first loads and last stores make up much of its time.
+# That's why the tuned kernel processes many query tiles one after another, and computes the first scores of the next
+# tile while it stores the output of the last. For the backward pass, at head dims 33 to 128 on Hopper, it uses one
+# kernel with five matmuls, whose programs add to the queries' gradient in memory. At other head dims there are two
+# kernels, one for the queries' gradient and one for the keys' and values'. Both recompute the scores, which makes seven
+# matmuls.
 #
-# **Claim: "FlashAttention: 2 to 4 times faster between 128 and 4K tokens."** This is its first README, about an A100:
-# forward and backward pass together, batch 8, 12 heads of dimension 64, against unfused PyTorch; and "more with
-# masking". The same on an H200, with PyTorch's FlashAttention-2 and with ours, whose backward pass was then the one of
-# seven matmuls:
+# **Claim: "FlashAttention: 2 to 4 times faster between 128 and 4K tokens."** This comes from its first README, for an
+# A100: forward and backward pass together, batch 8, 12 heads of dimension 64, against unfused PyTorch, and "more with
+# masking". We repeated it on an H200 with PyTorch's FlashAttention-2 and with our kernel, whose backward pass was the
+# one with seven matmuls at the time:
 # <!-- given 12 heads: FlashAttention's README of 2022 -->
 
 # %% tags=["hide-input"]
@@ -1417,8 +1418,9 @@ table(
 )
 
 # %% [markdown]
-# **Verdict: fair, from 512 tokens on, and more with a mask, as it says.** Below that, on this larger GPU, less with
-# PyTorch's kernel. (This is GPU time alone. With sequences so short, a call from Python takes longer.)
+# **Verdict: fair from 512 tokens upwards, and the gain with a mask is larger, as it says.** For shorter sequences on
+# this larger GPU, PyTorch's kernel gains less. (This is GPU time only. For such short sequences, a call from Python
+# takes longer.)
 #
 # ### On your GPU
 
@@ -1428,7 +1430,7 @@ from helpers.instruments import benchmark_together
 if runtime.has_gpu():
     many = [torch.randn(64, 4096, 64, dtype=torch.float16, device="cuda") for _ in range(3)]
     ways = {
-        "written out": lambda: written_out(*many),
+        "unfused": lambda: written_out(*many),
         "flash, base e": lambda: flash(rescales, *many),
         "up to the diagonal": lambda: causal_flash(*many, True, True),
         "PyTorch's": lambda: F.scaled_dot_product_attention(*(x[None] for x in many)),

@@ -1,22 +1,22 @@
 # %% [markdown]
 # # 11 Training: write the backward pass
 #
-# PyTorch differentiates its own operators. A kernel of yours is not one of them, so autograd cannot see through it. You
-# derive the gradient, write a second kernel, and decide what the first one saves for it. Then you train, and the loss
-# falls. **Does a falling loss prove the gradient right?**
+# PyTorch knows how to differentiate its own operators. Your kernel isn't one of them, and autograd can't see inside it.
+# So you have to derive the gradient, write a second kernel for it, and decide what the first kernel saves. Then you
+# train the model and watch the loss fall. **Does a falling loss prove that the gradient is right?**
 #
-# After this lesson you can
+# By the end of this lesson you'll be able to
 #
-# - derive a norm's gradient and attention's, write both as kernels, and check them with gradcheck and float64;
-# - sum a weight's gradient over thousands of programs, fast and reproducibly;
+# - derive the gradients of a norm and of attention, write both as kernels, and check them with gradcheck and float64;
+# - sum a weight's gradient over thousands of programs, quickly and reproducibly;
 # - decide what a layer saves for its backward pass and what it recomputes, and see what torch.compile decides;
 # - register a kernel so that torch.compile keeps it in its graph;
-# - train against a large vocabulary without ever holding all logits;
-# - train a transformer on fused kernels and show that it is the same training.
+# - train with a large vocabulary without ever holding all the logits;
+# - train a transformer on fused kernels and show that the training hasn't changed.
 #
-# About 70 minutes. It builds on [04](04_residuals_gates_dropout.ipynb) (saved tensors),
-# [05](05_normalisation.ipynb) (norms), [06](06_softmax.ipynb) (cross entropy) and [10](10_attention.ipynb) (attention),
-# and leads to [exercise 11](../exercises/11_fused_backward.ipynb).
+# About 70 minutes. It builds on [04](04_residuals_gates_dropout.ipynb) (saved tensors), [05](05_normalisation.ipynb)
+# (norms), [06](06_softmax.ipynb) (cross entropy) and [10](10_attention.ipynb) (attention), and prepares you for
+# [exercise 11](../exercises/11_fused_backward.ipynb).
 
 # %% tags=["hide-input"]
 import inspect
@@ -35,12 +35,12 @@ from helpers.learning import predict_first, predictions, puzzle, self_test
 from kernels.interpreter import runtime
 
 torch.manual_seed(0)
-torch.set_num_threads(1)  # more threads do not speed up tensors this small
+torch.set_num_threads(1)  # more threads don't speed up tensors this small
 device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")
 
 # %% [markdown]
-# The kernel that you will write, and the steps that it replaces. Press **Play**.
+# Here is the kernel you'll write, and the steps it replaces. Press **Play**.
 
 # %% tags=["hide-input"]
 from helpers.figures import passes_animation
@@ -50,8 +50,8 @@ passes_animation("backward")
 # %% [markdown]
 # ## Autograd cannot see a kernel
 #
-# RMSNorm, as in lesson 05: divide each row by its root mean square, scale each column by a weight. One program per row.
-# `COMPUTE` is the dtype of the arithmetic; you will soon see why it is an argument.
+# We'll use RMSNorm, as in lesson 05: divide each row by its root mean square, then multiply each column by a weight,
+# with one program per row. `COMPUTE` is the dtype for the arithmetic. You'll soon see why it's an argument.
 
 
 # %%
@@ -95,22 +95,23 @@ print("right values:", torch.allclose(y, unfused(x, weight), atol=1e-5))
 print("y.requires_grad:", y.requires_grad)
 
 # %% [markdown]
-# The values are right, but no gradient reaches `x` or `weight`, and no error is raised. A model with this norm would
-# train only the layers after it.
+# The values are right, but no gradient reaches `x` or `weight`, and you don't get an error either. In a model with this
+# norm, only the layers after it would train.
 #
 # ## The gradient of RMSNorm
 #
-# For a row of $n$ elements, let $r = (\frac1n\sum_j x_j^2 + \varepsilon)^{-1/2}$, $\hat x_i = r\,x_i$,
-# $y_i = w_i \hat x_i$ and $g_i = \partial L / \partial y_i$. The weight is easy: each row adds $g_i \hat x_i$ to the
-# gradient of $w_i$. But $x_i$ acts in two ways: on its own $\hat x_i$, and through $r$ on *every* element of its row:
+# For a row of $n$ elements, let $r = (\frac1n\sum_j x_j^2 + \varepsilon)^{-1/2}$, $\hat x_i = r\,x_i$, $y_i = w_i \hat
+# x_i$ and $g_i = \partial L / \partial y_i$. The weight is the easy part, because each row just adds $g_i \hat x_i$ to
+# the gradient of $w_i$. But $x_i$ affects the result in two ways: directly through $\hat x_i$, and through $r$, which
+# scales *every* element of its row:
 #
 # $$\frac{\partial r}{\partial x_i} = -\frac{r^2}{n}\,\hat x_i
 # \qquad
 # \frac{\partial L}{\partial x_i} = r\, g_i w_i + \sum_j g_j w_j x_j \frac{\partial r}{\partial x_i}
 # = r \Big( g_i w_i - \hat x_i \cdot \frac1n \sum_j g_j w_j \hat x_j \Big)$$
 #
-# The subtracted term is the *projection* of $g w$ onto $\hat x$. It has to go, because making a row longer does not
-# change $\hat x$. **What, then, is $\sum_i x_i \,\partial L/\partial x_i$ over a row, if eps is 0?**
+# The term we subtract is the *projection* of $g w$ onto $\hat x$. It has to go because scaling a row doesn't change
+# $\hat x$. **What does that make $\sum_i x_i \,\partial L/\partial x_i$ over a row, if eps is 0?**
 
 # %% tags=["hide-input"]
 along_x = predict_first("sum of x times its gradient over a row, RMSNorm, eps 0", unit="")
@@ -122,13 +123,13 @@ normalised = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True)) * weight
 (of_exact,) = torch.autograd.grad(normalised, exact, torch.randn_like(normalised))
 along_x.compare(
     round((exact * of_exact).sum(-1).abs().max().item(), 6),
-    "The gradient is orthogonal to the row: scaling a row changes nothing, so the gradient has "
-    "no part along it.",
+    "The gradient is orthogonal to the row: scaling a row changes nothing, so the gradient can't "
+    "have a component along it.",
 )
 
 # %% [markdown]
-# Now write it. The kernel gets $g w$ as `gw`; each program has one row of 8 columns, eps is 0. As given, it subtracts
-# $\hat x$ itself. **Subtract the projection.**
+# Now write it yourself. The kernel receives $g w$ as `gw`, each program has one row of 8 columns, and eps is 0. At the
+# moment it subtracts $\hat x$ itself. **Make it subtract the projection.**
 
 
 # %%
@@ -155,7 +156,7 @@ puzzle(norm_gradient_kernel, 2, row.detach(), gw, wanted=right, COLUMNS=8)
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>dx = rstd * (gw - x_hat * (tl.sum(gw * x_hat) / COLUMNS))</code>: the mean of
-# the products, times x_hat, is the part along the row.</details>
+# the products, times x_hat, is the component along the row.</details>
 #
 # <!-- choices
 # dx = rstd * (gw - x_hat)
@@ -171,12 +172,12 @@ puzzle(norm_gradient_kernel, 2, row.detach(), gw, wanted=right, COLUMNS=8)
 #
 # ## The backward kernel
 #
-# Two gradients, two shapes. `x`'s has the shape of `x`: a program stores its row. The weight's is a sum over **all
-# rows**, and those belong to other programs. So each program loops over many rows, accumulates their weight gradients
-# in registers, and stores that [partial sum](../docs/glossary.md#partial-sum) in a row of its own. PyTorch adds up the
-# few rows.
+# We need two gradients, and they have different shapes. The gradient of `x` has the shape of `x`, so a program can
+# store its own row. The weight's gradient is a sum over **all rows**, which are spread over all programs. So we let
+# each program loop over many rows and accumulate their weight gradients in registers. It then stores that [partial
+# sum](../docs/glossary.md#partial-sum) in its own row of a small buffer, and PyTorch adds up those few rows.
 #
-# The formula is a function argument, `GRADIENT`, so that we can swap in the naive one, which treats $r$ as a constant.
+# We pass the formula in as a function, `GRADIENT`, so that we can swap in a naive one that treats $r$ as a constant.
 
 
 # %%
@@ -235,10 +236,10 @@ class Norm(torch.autograd.Function):
 # %% [markdown]
 # ## Does a falling loss prove it?
 #
-# Train with the naive gradient. `benchmarks/training.py` has a small transformer of two layers whose norm, attention,
-# gate and loss can be swapped. In its text each token is one of two successors of the token *before the last*, so no
-# model's mean loss can go below $\ln 2$. In PyTorch, the naive gradient is one word: `detach` stops the gradient
-# through $r$.
+# Let's train with the naive gradient and see. `benchmarks/training.py` has a small two-layer transformer in which you
+# can swap the norm, attention, gate and loss. In its text, each token is one of two possible successors of the token
+# *before the last*, so no model's mean loss can drop below $\ln 2$. In PyTorch, the naive gradient takes a single call:
+# `detach` stops the gradient through $r$.
 
 # %%
 from benchmarks.training import BRANCHES, FUSED, SMALL, UNFUSED, prepared, train
@@ -262,8 +263,8 @@ rows = [(name, f"{each[0]:.2f}", f"{sum(each[-20:]) / 20:.2f}") for name, each i
 display(table(("loss", "first", "mean of the last 20"), rows))
 naive_loss.compare(
     round(sum(losses["naive"][-20:]) / 20, 2),
-    f"No model can go below {math.log(BRANCHES):.2f}. Both learn: gradients that point roughly the "
-    "right way do train, and may train worse, here or in the next model.",
+    f"No model can go below {math.log(BRANCHES):.2f}. Both learn. Gradients that point roughly the "
+    "right way do train a model, though perhaps a worse one, here or next time.",
 )
 
 # %% tags=["hide-input", "nbval-ignore-output"]
@@ -280,14 +281,14 @@ naive_loss.on(chart, "y")
 print("both learned:", all(sum(each[-20:]) / 20 < 0.5 * each[0] for each in losses.values()))
 
 # %% [markdown]
-# **A falling loss proves nothing.** What does?
+# **A falling loss proves nothing.** So what does?
 #
 # ## gradcheck
 #
-# [gradcheck](../docs/glossary.md#gradcheck) nudges each input by $10^{-6}$, looks at how far the results move, and
-# compares that with your backward pass. In fp32 such a nudge drowns in rounding, so it needs float64 *all the way
-# through the kernel*. That is why `COMPUTE` is an argument. Use small, awkward shapes: one row, one column, more rows
-# than programs.
+# [gradcheck](../docs/glossary.md#gradcheck) nudges each input by $10^{-6}$, measures how much the results change, and
+# compares that with your backward pass. In fp32 such a small nudge is lost in rounding, so you need float64 *all the
+# way through the kernel*. That's why `COMPUTE` is an argument. Test small, awkward shapes: one row, one column, more
+# rows than programs.
 
 
 # %%
@@ -302,8 +303,9 @@ for shape in ((1, 5), (6, 3), (5, 1)):
     print(f"full, {shape[0]} x {shape[1]}:", gradcheck(full, *shape))
 
 # %% [markdown]
-# That settles the formula, not the rounding: a right formula may still round badly in fp32 or bf16. So take float64 as
-# the truth and compare each gradient's error with that of PyTorch's own, in the same dtype:
+# So the formula is right, but gradcheck doesn't cover rounding: a correct formula can still lose accuracy in fp32
+# or bf16. To find out, we'll take float64 as the truth and compare our error in each gradient with PyTorch's error in
+# the same dtype:
 
 
 # %% tags=["hide-input"]
@@ -323,8 +325,9 @@ for dtype in (torch.float32, torch.bfloat16):
     print(f"{dtype}: at most twice the error of unfused PyTorch: {max(errors) <= 2}")
 
 # %% [markdown]
-# **By what factor does fusing cut the backward pass's traffic, in fp32?** Unfused, PyTorch walks back through the
-# formula operator by operator. Ours reads `x` and the gradient, and writes a gradient; the partial sums are a few rows.
+# **By what factor does fusing cut the backward pass's traffic, in fp32?** Unfused, PyTorch goes back through the
+# formula one operator at a time. Ours reads `x` and the incoming gradient and writes the outgoing one. The partial sums
+# are just a few rows.
 
 # %% tags=["hide-input"]
 backward_bytes = predict_first(
@@ -342,21 +345,23 @@ for name, y in results.items():
 backward_bytes.compare(moved["unfused"].bytes_total / moved["fused"].bytes_total)
 
 # %% [markdown]
-# (Each program reads the weight and writes a partial sum. With a real batch, tens of thousands of rows, neither shows.)
-# And [saved for backward](../docs/glossary.md#saved-for-backward), between the passes:
+# (Each program also reads the weight and writes a partial sum, but with a real batch of tens of thousands of rows you
+# won't notice either.) Here is what's [saved for backward](../docs/glossary.md#saved-for-backward) between the two
+# passes:
 
 # %%
 print("unfused:", saved_for_backward(unfused, x, weight))
 print("fused:", saved_for_backward(by_hand, x, weight))
 
 # %% [markdown]
-# Ours saves its inputs and [recomputes](../docs/glossary.md#recompute) `rstd`: the row is in registers anyway.
+# Ours saves its inputs and [recomputes](../docs/glossary.md#recompute) `rstd`, since the row is in registers anyway.
 #
 # ## Atomics or partial sums?
 #
-# The partial sums cost a second launch. Could each program not simply *add* to one row in memory?
-# [`tl.atomic_add`](../docs/glossary.md#atomic-operation) lets many programs do so without losing an addition. But a GPU
-# starts programs in no fixed order, and fp32 addition depends on it. The same 32 numbers, added up in ten orders:
+# Adding up the partial sums takes a second launch. Couldn't every program simply *add* to the same row in memory?
+# [`tl.atomic_add`](../docs/glossary.md#atomic-operation) lets many programs do that without losing an addition. But
+# GPUs don't run programs in any fixed order, and the result of an fp32 sum depends on the order. Here are the same 32
+# numbers, added up in ten different orders:
 
 # %%
 draw = torch.Generator().manual_seed(0)
@@ -366,10 +371,10 @@ sums = [sum(shares[order]).item() for order in orders]
 print(f"{len(set(sums))} different sums, from {min(sums):.8f} to {max(sums):.8f}")
 
 # %% [markdown]
-# Each is right to fp32's precision. Now our backward kernel on an H200, 32,768 rows of 4096, with the weight's gradient
-# summed in three ways: atomics from one program per row; atomics from just enough programs to keep the GPU busy, each
-# with many rows; partial sums from as many. **The same call twenty times on the same inputs: how many different
-# gradients come from atomics with one program per row?**
+# All of these are correct to fp32 precision. Now take our backward kernel on an H200, with 32,768 rows of 4096, and sum
+# the weight's gradient in three ways: atomics with one program per row, atomics with just enough programs to keep the
+# GPU busy (each looping over many rows), and partial sums from that same number of programs. **If you make the same
+# call twenty times on the same inputs, how many different gradients do you get from atomics with one program per row?**
 
 # %% tags=["hide-input"]
 repeats = predict_first("different gradients in 20 runs, atomics, H200", unit="")
@@ -381,33 +386,34 @@ rows = []
 for way, of_runs in repeated.items():
     counts = (of_runs["different"], of_runs["columns"])
     rows.append((way, *counts, f"{of_runs['error']:.0e}", f"{1e6 * times[way].median:.0f} us"))
-columns = ("", "different", "in columns, of 4096", "largest error", "time")
+columns = ("", "different", "columns affected, of 4096", "largest error", "time")
 display(table(columns, rows, h200.label_of("gradient_sums", "gradient_repeats")))
 repeats.compare(
     repeated["atomics, a program a row"]["different"],
-    "No two runs agree, and no column is spared; partial sums give one result. Atomics from few "
-    "programs take as long as partial sums with their second launch: the cost is how many "
-    "additions meet in one place.",
+    "No two runs agree, and every column is affected, whereas partial sums always give the same "
+    "result. Atomics from few programs take as long as partial sums with their second launch. It's "
+    "expensive when many additions go to the same address.",
 )
 
 # %% [markdown]
-# Choose partial sums where they are as fast. With atomics, two training runs with the same seed drift apart, first in
-# the last digit, finally in all of them. A fault that does not come twice cannot be bisected.
+# So use partial sums wherever they're just as fast. With atomics, two training runs with the same seed drift apart,
+# first in the last digit and eventually in all of them. You can't bisect a bug that doesn't happen twice.
 #
 # ## Attention's backward pass
 #
-# Lesson 10 computed $S = \sigma\, Q K^T$ (with $\sigma = 1/\sqrt{d}$), $P = \mathrm{softmax}(S)$ row by row and
-# $O = P V$, one tile at a time. Backwards, with $dO = \partial L/\partial O$, the two matmuls give
+# In lesson 10 we computed $S = \sigma\, Q K^T$ (with $\sigma = 1/\sqrt{d}$), $P = \mathrm{softmax}(S)$ row by row and
+# $O = P V$, one tile at a time. Going backwards from $dO = \partial L/\partial O$, the two matmuls give
 #
 # $$dV = P^T dO, \qquad dP = dO\, V^T, \qquad dQ = \sigma\, dS\, K, \qquad dK = \sigma\, dS^T Q.$$
 #
-# Between $dP$ and $dS$ is softmax. From $\partial P_{ij} / \partial S_{ik} = P_{ij} (\delta_{jk} - P_{ik})$:
+# To get from $dP$ to $dS$ we have to go through the softmax. Since $\partial P_{ij} / \partial S_{ik} = P_{ij}
+# (\delta_{jk} - P_{ik})$,
 #
 # $$dS_{ik} = \sum_j dP_{ij} P_{ij} (\delta_{jk} - P_{ik}) = P_{ik} \,(dP_{ik} - D_i), \qquad
 # D_i = \sum_j P_{ij}\, dP_{ij}.$$
 #
-# A projection again: adding a constant to a row of scores changes no probability. **Write it**, for three queries and
-# four keys. As given, the kernel forgets $D$.
+# Once again we're subtracting a projection, because adding a constant to a row of scores doesn't change any
+# probability. **Write it** for three queries and four keys. At the moment, the kernel leaves out $D$.
 
 
 # %%
@@ -441,11 +447,11 @@ puzzle(scores_gradient_kernel, 3, p, dp, wanted=right.float(), KEYS=4)
 # ds = p * (1 - p) * dp
 # -->
 #
-# Two problems remain. **P is not in memory**, because flash attention never wrote it. The forward pass saves one value
-# per query, $\mathrm{lse}_i = \log \sum_j e^{S_{ij}}$, and the backward pass recomputes each tile:
-# $P = e^{S - \mathrm{lse}}$, with no running max and no rescaling. **D needs a whole row** of $P$ and $dP$, and a tile
-# has only part of it. But $D_i = \sum_j P_{ij} \sum_c dO_{ic} V_{jc} = \sum_c dO_{ic}\, O_{ic}$: the row sum of
-# $dO \circ O$, known before the loop starts.
+# That leaves two problems. First, **P isn't in memory**, because flash attention never wrote it. Instead, the forward
+# pass saves one value per query, $\mathrm{lse}_i = \log \sum_j e^{S_{ij}}$, and the backward pass recomputes each tile
+# as $P = e^{S - \mathrm{lse}}$, with no running max and no rescaling. Second, **D needs a whole row** of $P$ and $dP$,
+# while a tile only has part of one. Fortunately, $D_i = \sum_j P_{ij} \sum_c dO_{ic} V_{jc} = \sum_c dO_{ic}\, O_{ic}$,
+# which is the row sum of $dO \circ O$, and you can compute that before the loop starts.
 #
 # **The forward pass does two matmuls per tile. How many does the backward pass do?**
 
@@ -460,13 +466,13 @@ shape = (1, 1, 96, 32)
 ratio = sdpa_backward_flop_count(shape, *[shape] * 3) / sdpa_flop_count(*[shape] * 3)
 backward_matmuls.compare(
     2 * ratio,
-    f"PyTorch's FLOP counter agrees: {ratio} times the forward pass. One matmul recomputes S; the "
-    "others are dV, dP, dK and dQ.",
+    f"PyTorch's FLOP counter agrees: {ratio} times the forward pass. One matmul recomputes S, and "
+    "the others compute dV, dP, dK and dQ.",
 )
 
 # %% [markdown]
-# A program owns a block of keys and loops over the queries: `dk` and `dv` stay in its registers. (One head, no mask,
-# lengths that are multiples of `BLOCK`, to keep it short.)
+# A program owns a block of keys and loops over the queries, so `dk` and `dv` can accumulate in registers. (To keep the
+# code short, there's one head, no mask, and every length is a multiple of `BLOCK`.)
 
 
 # %%
@@ -514,29 +520,31 @@ for name, mine, each in zip(("dQ", "dK", "dV"), (dq, dk, dv), truth, strict=True
     print(f"{name} agrees with autograd in float64: {agree.item()}")
 
 # %% [markdown]
-# `dq` is the catch: every block of keys contributes to it, so it is summed with atomics, in arrival order. The
-# alternative is a second kernel that owns blocks of queries and loops over keys. It repeats the matmuls for S and dP,
-# and gives the same bits every time. The plain kernel behind `kernels.flash_attention` takes that way. On Hopper, a
-# tuned one adds dQ to memory as above, which is faster: there atomics pay, because the way around them is two more
-# matmuls. `torch.use_deterministic_algorithms(True)` switches it off, and PyTorch's own attention has the same switch.
+# The catch is `dq`. Every block of keys contributes to it, so we sum it with atomics, in whatever order the programs
+# arrive. Alternatively, you can write a second kernel that owns blocks of queries and loops over the keys. It has to
+# repeat the matmuls for S and dP, but it returns the same bits every time. The plain kernel behind
+# `kernels.flash_attention` does this. On Hopper, a tuned kernel adds dQ in memory as above, which is faster: here
+# atomics pay off, because avoiding them takes two more matmuls. `torch.use_deterministic_algorithms(True)` turns that
+# kernel off, and PyTorch's own attention obeys the same switch.
 #
 # ## What should a layer save?
 #
-# A whole layer offers more choices. Its matmuls need their inputs again, for the weights' gradients: the outputs of the
-# norms and of the gate. Those are themselves a few bytes and a little arithmetic away from something saved anyway:
+# With a whole layer there are more choices. To compute the weights' gradients, the layer's matmuls need their inputs
+# again, which are the outputs of the norms and of the gate. You can recompute those from tensors that are saved anyway,
+# by reading a few bytes and doing a little arithmetic. We'll compare four policies:
 #
-# - *unfused*: what PyTorch saves, operator by operator (attention is fused in all four);
-# - *fused*: what our kernels save, and the matmuls' inputs;
-# - *norms, gate recomputed*: not even those inputs;
-# - *layer recomputed*: only the layer's input is saved. This is **checkpointing**.
+# - *unfused*: save what PyTorch saves, operator by operator (attention is fused in all four);
+# - *fused*: save what our kernels need, plus the matmuls' inputs;
+# - *norms, gate recomputed*: don't save those inputs either;
+# - *layer recomputed*: save nothing except the layer's input. This is **checkpointing**.
 #
-# Time comes from the data sheet: matmuls at the tensor cores' rate, everything else, all memory-bound, by its bytes.
-# Find out:
+# The times come from the data sheet: matmuls run at the tensor cores' rate, and everything else is memory-bound, so its
+# time depends on its bytes. Try the following:
 #
-# 1. Which way would you take for 32 layers on an H200, at 32,768 tokens of width 4096 in bf16, if weights and
-#    optimiser need half of its memory?
-# 2. Do recomputed norms and gate cost a larger share of the time at a small width or at a large one? Why?
-# 3. From bf16 to fp32: why does recomputing the norms get even cheaper, relative to the rest?
+# 1. You have 32 layers on an H200, with 32,768 tokens of width 4096 in bf16, and weights and optimiser take half of its
+#    memory. Which policy do you choose?
+# 2. Is the cost of recomputing norms and gate a larger share of the time at a small width or a large one? Why?
+# 3. Switch from bf16 to fp32. Why does recomputing the norms become even cheaper relative to the rest?
 
 # %% tags=["hide-input"]
 from helpers.figures import CheckpointingExplorer
@@ -545,15 +553,16 @@ explorer = CheckpointingExplorer(tokens=8192, width=4096, dtype="bf16", device="
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. Neither unfused nor fused fits, nor with norms and gate recomputed.
-# Checkpointing does. (In practice one mixes: some layers one way, some the other.) 2. At a small one: matmuls grow with
-# the square of the width, everything else with the width. 3. In fp32 the matmuls run without tensor cores, at a
-# fraction of the rate; the bytes only double.</details>
+# <details><summary>What you should see</summary>1. Unfused doesn't fit, nor does fused, nor recomputing norms and gate.
+# Checkpointing does. (In practice you'd use different policies for different layers.) 2. At a small width, because
+# matmuls grow as the square of the width and everything else grows linearly. 3. In fp32 the matmuls don't use tensor
+# cores, so they run at a fraction of the rate, whereas the bytes only double.</details>
 #
-# Checkpointing runs the forward pass again, but only up to the last tensor that the backward pass needs: the block's
-# last matmul is skipped, because no gradient needs its result. Our block has a width of 32. Its matmuls are those of
-# attention, which are small here, and five linear layers: $w \to 3w$ (Q, K, V), $w \to w$, twice $w \to 3w$ (gate and
-# up), and last $3w \to w$. **What share of the forward pass's FLOPs is not repeated?** PyTorch counts them as it runs.
+# Checkpointing runs the forward pass again, but only up to the last tensor that the backward pass needs. It skips the
+# block's last matmul, because no gradient depends on that result. Our block has width 32. Its matmuls are those of
+# attention, which are small here, and five linear layers: $w \to 3w$ (Q, K, V), $w \to w$, two of $w \to 3w$ (gate and
+# up), and finally $3w \to w$. **What percentage of the forward pass's FLOPs is not repeated?** PyTorch counts them as
+# it runs.
 
 # %% tags=["hide-input"]
 skipped = predict_first("forward FLOPs that checkpointing does not repeat", unit="%")
@@ -590,21 +599,25 @@ skipped.compare(
 )
 
 # %% [markdown]
-# **Claim: "checkpointing costs a third more compute."** The reasoning: the forward pass is a third of a step, and runs
-# twice.
+# **Claim: "checkpointing costs a third more compute."** The reasoning is that the forward pass is a third of a step and
+# now runs twice.
 
 # %% tags=["answers-skipped", "hide-input"]
 print(f"{100 * more:.1f} % more FLOPs, checkpointed\n")
-print("Verdict: nearly, for FLOPs: a third is the upper limit. Matmuls are expensive to repeat,")
-print("and most of what fills memory is cheap: a finer choice than a whole layer pays off.")
+print(
+    "Verdict: nearly, for FLOPs: a third is the upper limit. Matmuls are expensive to repeat, but"
+)
+print(
+    "most of the saved memory is cheap to recompute, so it pays to choose more finely than by layer."
+)
 
 # %% [markdown]
 # ## What torch.compile decides
 #
-# `torch.compile` gets forward and backward pass as *one* graph and has to cut it in two. Every edge the cut goes
-# through is a tensor that is saved. It looks for the cheapest cut, a **minimum cut** in a network whose capacities are
-# bytes, and may recompute cheap operations on the far side. We can run this **min-cut partitioner** alone, without
-# generating code. Norm and gate, unfused:
+# `torch.compile` captures forward and backward pass as *one* graph, which it then has to cut in two. Each edge it cuts
+# is a tensor that has to be saved. It looks for the cheapest cut, which is a **minimum cut** in a network whose
+# capacities are bytes, and it can recompute cheap operations in the backward half. We can run this **min-cut
+# partitioner** without generating any code. Here it is on an unfused norm and gate:
 
 
 # %% tags=["hide-input"]
@@ -643,7 +656,7 @@ def norm_and_gate(x, weight, up):
 
 up = torch.randn_like(x, requires_grad=True)
 large, again = describe(cut(norm_and_gate, default_partition, x, weight, up), x)
-print(f"as autograd cuts: {len(large)} saved, {', '.join(large)}")
+print(f"autograd's cut: {len(large)} saved, {', '.join(large)}")
 
 # %% [markdown]
 # (`primals` are the function's arguments, in order.) **How many tensors as large as `x` does the minimum cut save?**
@@ -659,17 +672,18 @@ large, again = describe(cut(norm_and_gate, min_cut_rematerialization_partition, 
 print(f"minimum cut: {len(large)} saved, {', '.join(large)}; recomputed: {', '.join(again)}")
 kept_by_cut.compare(
     len(large),
-    "x and up, which exist anyway; the rest is multiplied out again, as you would have done. It "
-    "also saves rsqrt, one value per row: a reduction is not cheap enough to repeat.",
+    "It saves x and up, which exist anyway, and recomputes the rest, as you would have. It also "
+    "saves rsqrt, one value per row, because a reduction isn't cheap enough to repeat.",
 )
 
 # %% [markdown]
 # ## Your kernel in torch.compile's graph
 #
-# By default `torch.compile` looks *into* a function that launches a kernel. On a GPU it understands Triton launches;
-# it does not understand this course's interpreter, and it cannot look into a CUDA C++ extension. `torch.library`
-# registers what it needs: a name, how the result looks without computing it (a **fake**), and the gradient. The
-# course's `kernels/op.py` does that for each of its kernels, from the same pieces that you have just written:
+# By default, `torch.compile` looks *inside* a function that launches a kernel. It understands Triton launches on a GPU,
+# but not this course's interpreter, and it can't see inside a CUDA C++ extension at all. With `torch.library` you can
+# register the three things it needs: a name, a function that describes the result without computing it (a **fake**),
+# and the gradient. The course does this for all of its kernels in `kernels/op.py`, using the same pieces you've just
+# written:
 
 # %%
 from kernels.op import like, register
@@ -713,17 +727,19 @@ large, again = describe(cut(model_of_mine, min_cut_rematerialization_partition, 
 print(f"{len(large)} saved, {', '.join(large)}; recomputed: {', '.join(again)}")
 
 # %% [markdown]
-# One graph, with your kernel as a node. But the cut now also saves the norm's result. The partitioner cannot look
-# inside your operator and does not know that it is cheap to repeat. **Each registered kernel takes a decision out of
-# the compiler's hands.** Fuse the gate into it, or it may save more than it should.
+# We get one graph with your kernel as a node. But the cut now also saves the norm's result, because the partitioner
+# can't look inside your operator and doesn't know that it's cheap to recompute. **Every kernel you register takes a
+# decision away from the compiler.** You could fuse the gate into the kernel too. Otherwise the compiler may save more
+# than it should.
 #
 # ## Cross entropy without all the logits
 #
-# The largest tensor of a language model is often its last: the logits, one per token *and per word of the vocabulary*.
-# Cross entropy makes as many logarithms, and its backward pass as many gradients. But the loss is a mean over tokens,
-# so take a few tokens at a time. The only thing the gradients need from the logits is *their* gradient,
-# $(\mathrm{softmax} - \mathrm{onehot})/N$, and that can be computed in the **forward** pass, while they exist. It goes
-# into both matmuls, and the next chunk overwrites the logits. In short:
+# The largest tensor in a language model is often its last one, the logits: one per token *and per word of the
+# vocabulary*. Cross entropy computes just as many logarithms, and its backward pass just as many gradients. But since
+# the loss is a mean over tokens, we can process a few tokens at a time. The only thing we need from the logits for the
+# other gradients is *their* gradient, $(\mathrm{softmax} - \mathrm{onehot})/N$, and we can compute that during the
+# **forward** pass, while the logits exist. We use it in both matmuls, and then the next chunk overwrites the logits. In
+# outline:
 #
 # ```python
 # for part in chunks:                             # slices of tokens
@@ -733,8 +749,8 @@ print(f"{len(large)} saved, {', '.join(large)}; recomputed: {', '.join(again)}")
 #     grad_weight += logits.T @ hidden[part]
 # ```
 #
-# `loss_kernel` reads a row of logits twice: once for its max and sum, as in lesson 06, and once to overwrite it. Its
-# second loop:
+# `loss_kernel` reads each row of logits twice: first for the max and sum, as in lesson 06, and then to overwrite it
+# with the gradient. Here is its second loop:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_11 import linear_loss, loss_kernel, step
@@ -744,9 +760,11 @@ second_loop = inspect.getsource(loss_kernel.fn).split("overwrites it\n")[1]
 print(inspect.cleandoc("\n" + second_loop))
 
 # %% [markdown]
-# The size of Llama 3's smaller model: 8192 tokens of width 4096, 128,256 words, in bf16 on an H200. `eager` computes all logits, and
-# the loss in fp32, as most models' code does. At its peak, eager holds three fp32 tensors of the logits' shape. In chunks,
-# the largest tensor left is the weight's gradient, held twice: summed, then scaled by the loss's own gradient. **By what factor do chunks of 1024 tokens cut the loss's peak memory?**
+# Let's use the size of Llama 3's smaller model, with 8192 tokens of width 4096 and 128,256 words, in bf16 on an H200.
+# `eager` computes all logits, and the loss in fp32, as most models' code does, so at its peak it holds three fp32
+# tensors of the logits' shape. With chunks, the largest tensor left is the weight's gradient, and there are two copies:
+# the sum, and the sum scaled by the loss's own gradient. **By what factor do chunks of 1024 tokens cut the loss's peak
+# memory?**
 
 # %% tags=["hide-input"]
 large_peak = predict_first(
@@ -765,16 +783,17 @@ display(table(("tokens at a time", "peak", "time"), rows, h200.label_of("linear_
 all_at_once = of_loss["eager"]["peak"]
 large_peak.compare(
     all_at_once / of_loss[1024]["peak"],
-    "From 4096 tokens down, the peak no longer falls: the weight's gradient remains, twice. Below "
-    "512 the matmuls get too thin for the GPU, so choose the largest chunk that fits. "
-    "torch.compile, without any hint, never holds the fp32 logits, and is faster than any chunk. "
-    "It still holds the bf16 logits. If they fit, take that.",
+    "From 4096 tokens down, the peak stops falling, because the two copies of the weight's "
+    "gradient remain. Below 512 the matmuls become too thin for the GPU, so choose the largest "
+    "chunk that fits. torch.compile avoids the fp32 logits without any hint, and is faster than "
+    "any chunk size. It still holds the bf16 logits, so use it if those fit.",
 )
 
 # %% [markdown]
-# You don't have to write this: PyTorch 2.13 has the same idea as `torch.nn.functional.linear_cross_entropy`, Liger as
-# its fused linear cross entropy, and *Cut Cross-Entropy* (arXiv:2411.09009) goes further: no logits in DRAM at all. None
-# of the three was timed here. Their memory, with 64 tokens and 4096 words in fp32, ours and PyTorch's:
+# You don't have to write this yourself. PyTorch 2.13 has the same idea as `torch.nn.functional.linear_cross_entropy`,
+# Liger has a fused linear cross entropy, and *Cut Cross-Entropy* (arXiv:2411.09009) goes even further and keeps all
+# logits out of DRAM. We haven't timed any of the three. Below is the memory that ours and PyTorch's need for 64 tokens
+# and 4096 words in fp32:
 
 # %%
 hidden, head = (torch.randn(size, 32, device=device, requires_grad=True) for size in (64, 4096))
@@ -798,9 +817,10 @@ for name, peak in peaks.items():
 # %% [markdown]
 # ## A transformer, trained twice
 #
-# The transformer from above, once unfused in PyTorch, once with four parts swapped: RMSNorm, FlashAttention and SwiGLU
-# from the course's kernels, and the loss in chunks. The rest is the same code, the same weights, the same text. Without
-# a GPU the fused kernels run in Triton's interpreter: the same arithmetic, but no speed.
+# Now we'll train the transformer from above twice: first unfused in PyTorch, then with four parts swapped. RMSNorm,
+# FlashAttention and SwiGLU come from the course's kernels, and the loss is computed in chunks. The rest of the code,
+# the initial weights and the text are the same. Without a GPU the fused kernels run in Triton's interpreter, which does
+# the same arithmetic, only slowly.
 
 # %% tags=["hide-input"]
 for name, part in vars(FUSED).items():
@@ -820,14 +840,14 @@ for number in (0, 1, 2, 3):
 
 # %% tags=["hide-input"]
 apart = max(abs(one - other) for one, other in zip(*runs.values(), strict=True))
-print("fused and unfused losses agree to a hundred-thousandth over 8 steps:", apart < 1e-5)
+print("fused and unfused losses agree to within 1e-5 over 8 steps:", apart < 1e-5)
 
 # %% [markdown]
-# The difference starts in the last digit of an fp32, because the kernels add in another order, and training magnifies
-# it from step to step. Neither is at fault. **So compare losses step by step at the start, where a wrong gradient shows
-# at once, and as curves later.** Step 0 has no gradient behind it yet; at step 1 the naive loss is off over a
-# thousand times more than the fused one. *That* is how a falling loss can tell. A minute of it,
-# `python -m benchmarks.training`, recorded:
+# The difference starts out in the last digit of an fp32 value, because the kernels add in a different order, and
+# training then amplifies it at every step. That's no bug in either version. **So compare losses step by step at the
+# start, when a wrong gradient shows immediately, and compare them as curves later.** The loss at step 0 hasn't used any
+# gradient yet, but at step 1 the naive loss is already off by over a thousand times more than the fused one. *That's*
+# how a falling loss can reveal a wrong gradient. Here is a minute of `python -m benchmarks.training`, recorded:
 
 # %% tags=["hide-input"]
 from helpers.figures import loss_chart
@@ -837,9 +857,9 @@ minute = cpu.experiment("training")
 loss_chart(minute["unfused"], minute["fused"], math.log(BRANCHES), cpu.label)
 
 # %% [markdown]
-# **Claim: "dropping intermediates takes 20 to 40 % less memory."** It comes without a source and without a model.
-# Lesson 04 found it true of one gate, lesson 06 of one loss. For the whole transformer, without its weights, which
-# both versions save:
+# **Claim: "dropping intermediates takes 20 to 40 % less memory."** The claim names neither a source nor a model. We
+# found it true for one gate in lesson 04, and for one loss in lesson 06. Here we test it on the whole transformer, not
+# counting its weights, which both versions save:
 
 
 # %% tags=["hide-input"]
@@ -865,12 +885,14 @@ print(
     "\nVerdict: holds, for the whole of this small model. "
     f"{100 * (1 - kept['fused'] / kept['unfused']):.1f} % less."
 )
-print("Most of the rest is the matmuls' inputs, which both save. Other sizes give another share.")
+print(
+    "Most of the rest is the matmuls' inputs, which both save. At other sizes the saving differs."
+)
 
 # %% [markdown]
-# On an H200, the same model but larger: six layers of width 1024, 8192 tokens per step in sequences of 1024, 32,768
-# words, in bf16. **By what factor is the peak memory of a fused step lower than that of an unfused one, not counting
-# the weights?**
+# Next, a larger version of the model on an H200: six layers of width 1024, 8192 tokens per step in sequences of 1024,
+# and 32,768 words, in bf16. **By what factor is the peak memory of a fused step lower than that of an unfused one, not
+# counting the weights?**
 
 # %% tags=["hide-input"]
 step_memory = predict_first(
@@ -889,18 +911,18 @@ first = on_h200["unfused"]["losses"]
 for name in ("torch.compile", "fused"):
     off = [abs(loss - first[number]) for number, loss in on_h200[name]["losses"].items()]
     print(f"{name}: loss off by at most {max(off):.4f} in {len(off)} steps")
-print("losses of a second fused run that differ:", on_h200["fused"]["again"])
+print("losses that differ in a second fused run:", on_h200["fused"]["again"])
 step_memory.compare(
     on_h200["unfused"]["peak"] / on_h200["fused"]["peak"],
-    "The N x N scores and the logits are gone. torch.compile was given attention and loss "
-    "written out, and fuses neither.",
+    "The N x N scores and the logits are gone. torch.compile was given attention and loss unfused, "
+    "and it doesn't fuse either.",
 )
 
 # %% [markdown]
-# Read that table with two limits. `torch.compile` got the unfused attention and loss; with
-# `scaled_dot_product_attention` and a chunked loss it would come closer, and that was not timed. And the second fused
-# run repeats every loss because attention's backward kernel of that day summed dQ in a fixed order; today's on Hopper
-# does so only under `torch.use_deterministic_algorithms(True)`.
+# Two caveats about that table. We gave `torch.compile` the unfused attention and loss. With
+# `scaled_dot_product_attention` and a chunked loss it would come closer, but we haven't timed that. And the second
+# fused run repeats every loss only because, when we recorded it, attention's backward kernel summed dQ in a fixed
+# order. Today's kernel does so on Hopper only under `torch.use_deterministic_algorithms(True)`.
 #
 # ## Your predictions vs the measurements
 
@@ -910,31 +932,31 @@ predictions()
 # %% [markdown]
 # ## Test yourself
 #
-# 1. LayerNorm subtracts the row's mean before it divides. What does its gradient subtract that RMSNorm's does not?
-# <details><summary>Answer</summary>Its mean. Adding a constant to a row does not change the result, so the gradient
-# has no part along the vector of ones: $r\,(g w - \mathrm{mean}(g w) - \hat x \cdot \mathrm{mean}(g w \hat x))$.
-# </details>
+# 1. LayerNorm subtracts the row's mean before it divides. What does its gradient subtract that RMSNorm's doesn't?
+# <details><summary>Answer</summary>Its mean. Adding a constant to a row doesn't change the result, so the gradient has
+# no component along the vector of ones: $r\,(g w - \mathrm{mean}(g w) - \hat x \cdot \mathrm{mean}(g w \hat
+# x))$.</details>
 #
-# 2. gradcheck rejects your kernel at every shape, and accepts the same formula in PyTorch. Where do you look first?
-# <details><summary>Answer</summary>At `.to(tl.float32)`. A kernel that computes in fp32 does not resolve a nudge of
+# 2. gradcheck rejects your kernel at every shape, but accepts the same formula in PyTorch. Where do you look first?
+# <details><summary>Answer</summary>At `.to(tl.float32)`. A kernel that computes in fp32 can't resolve a nudge of
 # $10^{-6}$.</details>
 #
 # 3. Your backward kernel sums the weight's gradient with atomics, and the tests pass. Name two drawbacks.
-# <details><summary>Answer</summary>Two runs differ in the last digits, and later in all. And the row of sums must be
-# zeroed first, which is also a launch. In bf16 it would also round at every addition.</details>
+# <details><summary>Answer</summary>Two runs differ, first in the last digits and later in all of them. Also, you have
+# to zero the row of sums first, which is another launch. And in bf16, every addition would round.</details>
 #
-# 4. `torch.compile` saves less for `silu(norm(x)) * up` unfused than with your registered norm. Why, and what would
-#    you do?
-# <details><summary>Answer</summary>It recomputes cheap operations that it knows. It does not know your operator, so it
-# saves its result. Fuse the gate into the kernel, or leave both to the compiler.</details>
+# 4. `torch.compile` saves less for an unfused `silu(norm(x)) * up` than it does with your registered norm. Why, and
+#    what would you do about it?
+# <details><summary>Answer</summary>It recomputes cheap operations that it recognises. It doesn't recognise your
+# operator, so it saves the result. Either fuse the gate into the kernel, or leave both to the compiler.</details>
 #
-# 5. Fused and unfused losses agree to six digits for a hundred steps. In the next thousand they drift apart by a
+# 5. Fused and unfused losses agree to six digits for a hundred steps, and over the next thousand they drift apart by a
 #    tenth. Is a gradient wrong?
-# <details><summary>Answer</summary>Most likely not: rounding, magnified. A wrong gradient shows from the first step. To
-# be sure, compare the gradients of one step with float64.</details>
+# <details><summary>Answer</summary>Most likely not. It's rounding, amplified by training. A wrong gradient shows from
+# the first step. To be sure, compare the gradients of one step with float64.</details>
 #
-# 6. A batch has 8192 tokens, the vocabulary 128,256 words. How many GB do the logits take in bf16? Replace the dots by
-#    your number.
+# 6. A batch has 8192 tokens and the vocabulary has 128,256 words. How many GB do the logits take in bf16? Replace the
+#    dots with your number.
 
 # %%
 answer = ...
@@ -943,17 +965,18 @@ self_test(answer, 8192 * 128_256 * 2 / 1e9, "tokens times words, two bytes each"
 # %% [markdown]
 # ## Now you
 #
-# [Exercise 11](../exercises/11_fused_backward.ipynb) asks for the backward pass of LayerNorm with GELU. Its
-# gradients are judged in float64.
+# In [Exercise 11](../exercises/11_fused_backward.ipynb) you'll write the backward pass for LayerNorm with GELU. Your
+# gradients are checked against float64.
 
 # %% [markdown]
 # ## Going further
 #
 # ### How much the compiler recomputes
 #
-# `activation_memory_budget` sets it, from 1, minimum time, to 0, minimum memory. With a matmul in the middle,
-# `silu(norm(x) @ p) * up`, first the matmul (`mm`) and its input (`t`, the norm's result) are saved; then the norm is
-# recomputed; finally the matmul is recomputed as well. These are the explorer's ways, chosen by a compiler.
+# You control this with `activation_memory_budget`, from 1 for minimum time down to 0 for minimum memory. We'll try it
+# with a matmul in the middle, `silu(norm(x) @ p) * up`. At first the compiler saves the matmul (`mm`) and its input
+# (`t`, the norm's result). With a smaller budget it recomputes the norm, and finally the matmul too. These are the
+# explorer's policies, except that a compiler chooses among them.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -969,14 +992,16 @@ for budget in (1.0, 0.6, 0.3):
     with functorch_config.patch(activation_memory_budget=budget):
         graphs = cut(with_matmul, min_cut_rematerialization_partition, x, weight, up, projection)
     large, again = describe(graphs, x)
-    print(f"budget {budget}: {len(large)} saved, {', '.join(large)}; again: {', '.join(again)}")
+    print(
+        f"budget {budget}: {len(large)} saved, {', '.join(large)}; recomputed: {', '.join(again)}"
+    )
 
 # %% [markdown]
 # ### A fake that is wrong
 #
-# A fake is a promise. The compiler allocates and fuses by it and never looks at the result. Here is one that forgets
-# that the kernel returns `x`'s dtype. `opcheck` compares promise and result under each of PyTorch's ways to trace; the
-# course's tests run it on every operator.
+# A fake is a promise. The compiler relies on it to allocate and fuse, and never checks the result. The one below
+# forgets that the kernel returns `x`'s dtype. `opcheck` compares the promise with the result under each of PyTorch's
+# ways to trace, and the course's tests run it on every operator.
 
 # %%
 careless = register("careless_norm", norm_forward, lambda x, weight: like(x).float())
@@ -991,10 +1016,10 @@ for name, operation in (("norm", norm), ("careless", careless)):
 # %% [markdown]
 # ### Loss scaling in fp16
 #
-# A gradient below fp16's smallest number becomes 0. Mixed precision in fp16 therefore multiplies the loss by a scale
-# and divides the gradients by it before the optimiser's step. A fused loss that rounds its gradient in the forward pass
-# has to apply the scale *before* that rounding: in `loss_kernel`, as part of its argument `scale`. Afterwards is too
-# late, as the gradients of a few of 8192 tokens over 4096 words show:
+# In fp16, any gradient below the smallest representable number becomes 0. That's why mixed precision in fp16 multiplies
+# the loss by a scale, and divides the gradients by it before the optimiser's step. If a fused loss rounds its gradient
+# in the forward pass, it has to apply the scale *before* that rounding, which `loss_kernel` does with its argument
+# `scale`. Afterwards it's too late, as you can see from the gradients of a few of 8192 tokens over 4096 words:
 
 # %%
 logits = torch.randn(64, 4096, generator=torch.Generator().manual_seed(0))
@@ -1007,14 +1032,16 @@ for name, scaled in (
     print(f"scaled {name}: {100 * zeros:.1f} % of the gradients are 0")
 
 # %% [markdown]
-# bf16 has fp32's range and needs no loss scaling.
+# bf16 has the same range as fp32 and doesn't need loss scaling.
 #
-# The division costs no extra pass if the optimiser's step does it while it loads each gradient. `kernels.adamw` is
-# AdamW in one launch for all parameters: a program owns one chunk of one tensor, and looks up in a table which. Where
-# `found_inf` is set, as `GradScaler` sets it for fused optimisers, no program writes.
+# You don't need an extra pass for the division if the optimiser does it while it loads each gradient. `kernels.adamw`
+# is AdamW in one launch for all parameters, in which a program owns one chunk of one tensor and looks up in a table
+# which chunk that is. If `found_inf` is set, as `GradScaler` sets it for fused optimisers, the programs don't write
+# anything.
 #
-# An fp32 step reads parameter, gradient and two moments, and writes all but the gradient: seven passes. These are the
-# passes of PyTorch's eager steps, with their division by the scale, and of ours, with its table:
+# An fp32 step reads the parameter, its gradient and two moments, and writes all but the gradient, which makes seven
+# passes. Here are the passes of PyTorch's eager steps, including the division by the scale, and of ours, including its
+# table:
 
 # %%
 from kernels import adamw
@@ -1053,5 +1080,5 @@ for name, one_step in steps.items():
 table(("step", "launches", "passes"), rows)
 
 # %% [markdown]
-# `foreach=True` merges launches across tensors and saves no pass: each operator still goes through memory. The search
-# for infinite gradients isn't counted here; it has to end before any step may write.
+# `foreach=True` merges launches across tensors but doesn't save any passes, since every operator still goes through
+# memory. We didn't count the search for infinite gradients, which has to finish before any step may write.

@@ -1,22 +1,22 @@
 # %% [markdown]
 # # 12 Quantisation and experts: when the weights are the bytes
 #
-# Fusion removes round trips to memory. It cannot remove the read of the weights: each must be loaded once. But a weight
-# can be one byte, or half of one, if the kernel converts it back on its way to the tensor cores. **How much faster does
-# that make a model, and how wrong?** Both depend on things that people rarely mention: the number of tokens, and which
-# elements share a scale.
+# Fusion removes round trips to memory, but you still have to load every weight. You can, however, store a weight in one
+# byte or half a byte, and have the kernel convert it back just before the tensor cores need it. **How much faster does
+# that make a model, and how wrong?** Both depend on things that people rarely mention: how many tokens there are, and
+# which elements share a scale.
 #
-# After this lesson you can
+# By the end of this lesson you'll be able to
 #
 # - quantise rows inside the kernel that computes them, and name the three inputs on which such kernels fail;
-# - choose what a scale covers, from each choice's error against float64;
-# - dequantise, multiply and quantise in one launch, and decide when that pays;
+# - choose which elements share a scale, from each choice's error against float64;
+# - dequantise, multiply and quantise in one launch, and decide when it pays off;
 # - predict from the number of tokens whether fewer bits make a layer faster, for one layer and for 256 experts;
-# - explain what FP8 tensor cores do to a long sum, on which GPUs, and the remedy;
+# - explain what FP8 tensor cores do to a long sum, on which GPUs, and how to avoid it;
 # - compare MXFP4 with NVFP4, and read from compiled code whether a GPU multiplies a format or only stores it.
 #
-# About 55 minutes. It builds on [05](05_normalisation.ipynb) (norms) and [08](08_matmul_epilogues.ipynb) (matmuls),
-# and leads to [exercise 12](../exercises/12_layer_norm_int8.ipynb).
+# About 55 minutes. It builds on [05](05_normalisation.ipynb) (norms) and [08](08_matmul_epilogues.ipynb) (matmuls), and
+# prepares you for [exercise 12](../exercises/12_layer_norm_int8.ipynb).
 
 # %% tags=["hide-input"]
 import inspect
@@ -36,7 +36,8 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")
 
 # %% [markdown]
-# LayerNorm to int8, in three kernels and in one. Press **Play**: q has small elements, and nothing else is written.
+# Here is LayerNorm to int8, first as three kernels, then as one. Press **Play**. The elements of q are drawn small
+# because each is a single byte, and the fused kernel writes no other tensor of x's shape.
 
 # %% tags=["hide-input"]
 from helpers.figures import passes_animation
@@ -46,17 +47,16 @@ passes_animation("int8")
 # %% [markdown]
 # ## Int8 and its scale
 #
-# An int8 holds integers from -128 to 127. To store other numbers in it, choose a
-# [scale](../docs/glossary.md#scale) $s$ and store $q = \text{round}(y / s)$; reading gives back $q \cdot s$. With the
-# largest magnitude at 127,
+# An int8 holds integers from -128 to 127. To store other numbers, you choose a [scale](../docs/glossary.md#scale) $s$
+# and store $q = \text{round}(y / s)$, which you read back as $q \cdot s$. If you map the largest magnitude to 127,
 #
 # $$s = \max |y| / 127,$$
 #
-# the [quantised](../docs/glossary.md#quantisation) values reach as far as the row does, and the error is at most half a step, $s/2$. (-128 stays unused, so
-# that $-q$ is always valid.)
+# then the [quantised](../docs/glossary.md#quantisation) values reach exactly as far as the row's largest magnitude, and
+# the error is at most half a step, $s/2$. (We leave -128 unused so that $-q$ is always valid.)
 #
-# An error spread evenly over a step has a root mean square of $1/\sqrt{12}$ of it. **For a row of 4096 normally
-# distributed elements, largest about 3.5: how large is the error, in % of the row's own root mean square?**
+# An error that is uniformly distributed over a step has a root mean square of $1/\sqrt{12}$ steps. **For a row of 4096
+# normally distributed elements, largest about 3.5: how large is the error, in % of the row's own root mean square?**
 
 # %% tags=["hide-input"]
 int8_error = predict_first("error of 4096 normal numbers in int8", unit="%")
@@ -74,13 +74,15 @@ error = (row / scale).round() * scale - row
 print(f"largest magnitude {row.abs().max():.2f}, a step {scale:.4f}")
 int8_error.compare(
     round((100 * rms(error) / rms(row)).item(), 2),
-    "So the error depends on how far the largest element sticks out. Keep that in mind.",
+    "So the error depends on how much larger the largest element is than the rest. You'll need "
+    "that later.",
 )
 
 # %% [markdown]
-# Write the scale. Each program has one row of four. The kernel returns $y/s$ before rounding; one row is nearly
-# zero, as a padding token's is, and must not be blown up to full scale. As given, it takes the largest element instead of the largest
-# magnitude. **Fix the marked line, with a scale of at least `1e-12 / 127`.**
+# Now write the scale. Each program has one row of four elements, and the kernel returns $y/s$ before rounding. One of
+# the rows is almost zero, as a padding token's would be, and shouldn't be blown up to full scale. At the moment the
+# kernel takes the largest element rather than the largest magnitude. **Fix the marked line, with a scale of at least
+# `1e-12 / 127`.**
 
 
 # %%
@@ -98,8 +100,8 @@ puzzle(int8_scale_kernel, 3, y, wanted=wanted, COLUMNS=4)
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>scale = tl.maximum(tl.max(tl.abs(y)), 1e-12) / 127.0</code>: without the
-# floor, the last row, which is all but zero, becomes large steps; a row of zeros divides 0 by 0. The conversion to int8 then happens to turn NaN into 0, and the NaN shows up
-# later, wherever a kernel divides by the scale.</details>
+# floor, the almost-zero row turns into large steps, and a row of zeros divides 0 by 0. Converting that NaN to int8
+# happens to give 0, so the NaN only shows up later, wherever a kernel divides by the scale.</details>
 #
 # <!-- choices
 # scale = tl.max(y) / 127.0
@@ -115,8 +117,9 @@ puzzle(int8_scale_kernel, 3, y, wanted=wanted, COLUMNS=4)
 #
 # ## Quantise where the row is computed
 #
-# An int8 matmul needs an int8 input. That input is usually a norm's result: the row is in registers, its largest
-# magnitude is one more reduction, and one byte per element goes out. With RMSNorm, which is shorter than LayerNorm:
+# An int8 matmul needs int8 input, and that input is usually the output of a norm. While the norm has the row in
+# registers, finding the largest magnitude takes just one more reduction, and then the kernel only has to write one byte
+# per element. We'll use RMSNorm, since it's shorter than LayerNorm:
 
 
 # %%
@@ -135,9 +138,9 @@ def norm_int8_kernel(
 
 
 # %% [markdown]
-# `clip` lets the range end below the largest magnitude: at 0.9, the few values above it are clamped to 127, and the
-# many others get finer steps. The last step is a function argument, because it is the one that goes wrong. The obvious
-# version adds a half, truncates, and clamps:
+# With `clip` you can end the range below the largest magnitude. At 0.9, the few values above it are clamped to 127, and
+# all the others get finer steps. The final conversion is a function argument, because that's the part that goes wrong.
+# The obvious version adds a half, truncates, and clamps:
 
 
 # %%
@@ -168,7 +171,7 @@ def furthest(found, expected):
 
 x, weight = torch.randn(8, 1000, device=device), torch.randn(1000, device=device)
 off = furthest(norm_int8(x, weight, careless), in_pytorch(x, weight))
-print("random rows, clip 1: within one of PyTorch's:", off <= 1)
+print("random rows, clip 1: within 1 of PyTorch:", off <= 1)
 
 # %% [markdown]
 # It passes, and with random numbers it nearly always would. **Now `clip` is 0.5, and $y/s$ is 200 somewhere. What does
@@ -200,14 +203,15 @@ off = furthest(norm_int8(x, weight, careless, 0.5), in_pytorch(x, weight, 0.5))
 print(f"clip 0.5: off by up to {off}")
 of_200.compare(
     converted(HARD, careless)[0],
-    "An integer converted to int8 keeps its low byte, so the clamp comes too late. Directly from "
-    "float to int8 it is worse: out of range, the result is undefined, as in C++.",
+    "Converting an integer to int8 keeps its low byte, so the clamp comes too late. Converting a "
+    "float directly is even worse: out of range, the result is undefined, as in C++.",
 )
 
 # %% [markdown]
-# **Clamp while it is a float.** The second fault is rounding 0.5 to 1 and 1.5 to 2, away from zero every time, so
-# magnitudes grow. PyTorch rounds halves to the *even* neighbour. So does fp32 addition, and that is the trick: at
-# $1.5 \cdot 2^{23}$ an fp32 has no digits below 1, so *adding* it rounds.
+# So **clamp while the value is still a float.** The other bug is that `careless` rounds 0.5 to 1 and 1.5 to 2, always
+# away from zero, so magnitudes grow on average. PyTorch rounds halves to the nearest *even* number. fp32 addition does
+# the same, which gives us a trick: around $1.5 \cdot 2^{23}$, an fp32 has no bits left for fractions, so *adding* that
+# constant rounds.
 
 
 # %%
@@ -220,13 +224,15 @@ def careful(y, scale):
 
 print("careful ", converted(HARD, careful))
 off = furthest(norm_int8(x, weight, careful, 0.5), in_pytorch(x, weight, 0.5))
-print("clip 0.5: within one of PyTorch's:", off <= 1)
+print("clip 0.5: within 1 of PyTorch:", off <= 1)
 
 # %% [markdown]
-# The third input is a row that holds NaN. `tl.max` and `tl.maximum` drop NaN, unless told `propagate_nan`, so such a
-# row can get a harmless scale. It should not: exercise 12 asks for that.
+# The third problem input is a row that contains NaN. `tl.max` and `tl.maximum` drop NaN unless you pass
+# `propagate_nan`, so a row with a NaN can end up with a perfectly ordinary scale. It shouldn't, and exercise 12 asks
+# you to handle it.
 #
-# How much traffic does fusing save? `kernels.layer_norm_int8` against the same in PyTorch, operator by operator:
+# How much traffic does fusion save? We'll compare `kernels.layer_norm_int8` with the same computation in PyTorch,
+# operator by operator:
 
 # %% tags=["hide-input"]
 op = kernels.CATALOGUE["layer_norm_int8"]
@@ -248,10 +254,10 @@ print(f"fused:   {fused.launches} launch, {fused.unique_total / wide.numel():.1f
 norm_bytes.compare(unfused.bytes_total / fused.unique_total)
 
 # %% [markdown]
-# No serious code writes it out like that. The claim that circulates compares with *two* kernels:
+# You wouldn't find that in serious code, though. The claim you'll hear compares with *two* kernels:
 #
-# **Claim: "LayerNorm + quantisation, fused, is 2.5 to 3 times faster than separate kernels."** In bf16 on an H200,
-# 32,768 rows; the int8 kernel is ours in both cases:
+# **Claim: "LayerNorm + quantisation, fused, is 2.5 to 3 times faster than separate kernels."** We timed it in bf16 on
+# an H200 with 32,768 rows. The int8 kernel is ours in both of the two-kernel versions:
 
 # %% tags=["hide-input"]
 separate, rows = h200.experiment("quantised_layer_norm"), []
@@ -260,16 +266,17 @@ for cols, ways in separate.items():
     rows.append((cols, *(f"{1e6 * each:.0f} us, {each / one:.2f}x" for each in taken)))
 heads = ("columns", "PyTorch's LayerNorm, then int8", "our LayerNorm, then int8", "one kernel")
 display(table(heads, rows, h200.label_of("quantised_layer_norm")))
-print("\nVerdict: fair, against PyTorch's norm; the bytes say 7 to 3.")
-print("Against our norm the gain is what the bytes promise, less a little. Against every operator")
-print("by itself it would be far larger. Ask of such a number what the baseline was.")
+print("\nVerdict: fair, against PyTorch's norm; counting bytes, it's 7 to 3.")
+print("Against our norm, the gain is a little less than the bytes suggest. Against one kernel per")
+print("operator it would be far larger. With such a number, always ask what the baseline was.")
 
 # %% [markdown]
 # ## Which elements share a scale?
 #
-# A per-row scale was a choice. One for the whole tensor takes less memory, one for every 128 elements of a row more.
-# And int8 is one grid of 256 values; **FP8** is another. `e4m3`, with 4 bits of exponent and 3 of mantissa, has steps
-# that grow with the value, like any float:
+# We chose one scale per row. You could also use a single scale for the whole tensor, which takes less memory, or one
+# for every 128 elements of a row, which takes more. And int8, with its 256 evenly spaced values, isn't the only
+# one-byte format. **FP8** is another: `e4m3` has 4 bits of exponent and 3 of mantissa, so its steps grow with the
+# value, as in any float:
 # <!-- given 4 bits, 3 bits: the name e4m3, Micikevicius et al., arXiv:2209.05433 -->
 
 # %% tags=["hide-input"]
@@ -283,8 +290,8 @@ small = 100 * (numbers < 4.48).float().mean()
 print(f"e4m3: {small:.0f} % of its values are below a hundredth of the largest")
 
 # %% [markdown]
-# Try them on a matmul of rows `x` and weights, both rounded, against float64. `size` neighbouring elements share a
-# scale, which puts the largest of them at the grid's largest.
+# Let's try them on a matmul. We round both the rows `x` and the weights, and compare with float64. Every `size`
+# neighbouring elements share a scale, which maps the largest of them to the format's largest value.
 
 
 # %%
@@ -313,10 +320,9 @@ def product_error(x, rounded_x, rounded_w):
 
 
 # %% [markdown]
-# In a language model's activations a few *columns* are far larger than the rest, for every token (Dettmers et al.,
-# arXiv:2208.07339). `outlier_x` is normally distributed, with one of its 1024 columns a hundred times as large: a
-# step of int8 is then about 0.7 in a typical row. **With a per-row scale, what share of `outlier_x` is rounded to
-# zero?**
+# In a language model's activations, a few *columns* are far larger than the rest, for every token (Dettmers et al.,
+# arXiv:2208.07339). `outlier_x` is normally distributed, but one of its 1024 columns is a hundred times as large, so in
+# a typical row one int8 step is about 0.7. **With a per-row scale, what share of `outlier_x` is rounded to zero?**
 
 # %% tags=["hide-input"]
 zeroed = predict_first(
@@ -341,23 +347,26 @@ display(table(("", "normal", "zeros", "with an outlier column", "zeros"), rows))
 rounded = to_grid(outlier_x, 1024, *GRIDS["int8"])
 zeroed.compare(
     round(100 * (rounded == 0).double().mean().item()),
-    "For normal numbers int8 is the better byte: its values are evenly spaced, and FP8 spends more "
-    "than half of its own near zero. An outlier column spoils int8 and leaves FP8 alone, because "
-    "a float's error is proportional to each element, whatever its neighbours are. A per-row scale "
-    "helps little against a column, since each row has it; a scale per 128 confines the damage.",
+    "For normally distributed numbers, int8 is the better format: its values are evenly spaced, "
+    "while FP8 spends more than half of its values near zero. An outlier column ruins int8 but not "
+    "FP8, because a float's error is proportional to each element, no matter how large its "
+    "neighbours are. A per-row scale does little against a large column, since every row contains "
+    "it, but with a scale per 128 elements the damage is confined to one block.",
 )
 
 # %% [markdown]
-# (Two other remedies: divide such columns by a factor and multiply the weights' by it beforehand, as in SmoothQuant,
-# arXiv:2211.10438; or scale FP8 per block as well, as DeepSeek-V3 was trained, arXiv:2412.19437.) Is a scale per block
-# always better? It has a cost, which follows from its place in the matmul:
+# (There are two other remedies. SmoothQuant, arXiv:2211.10438, divides such columns by a factor and multiplies the
+# matching weights by it beforehand. DeepSeek-V3, arXiv:2412.19437, was trained with a scale per block for FP8 too.)
+# Does that mean you should always use a scale per block? It has a cost, because of where the scale ends up in the
+# matmul:
 #
 # $$\sum_k x_k s_x \cdot w_k s_w = s_x s_w \sum_k x_k w_k \qquad \text{but} \qquad
 # \sum_b s_{x,b}\, s_{w,b} \sum_{k \in b} x_k w_k$$
 #
-# Per-row scales factor out of the sum: one multiplication per output, free in the epilogue. A per-block scale belongs
-# inside the loop over K. **Write it**: each program computes the dot product of one row of `q` with one of `x`, in two
-# blocks of four, each with a scale. As given, the second block's scale also multiplies the first block's sum.
+# Per-row scales factor out of the sum, so they take one multiplication per output, which is free in the epilogue. A
+# per-block scale has to be applied inside the loop over K. **Write it**: each program computes the dot product of a row
+# of `q` and a row of `x`, in two blocks of four, each with its own scale. At the moment, the second block's scale also
+# multiplies the first block's sum.
 
 
 # %%
@@ -380,9 +389,9 @@ wanted = (dequantised * vector).sum(1)
 puzzle(block_scales_kernel, 2, q, vector, scales, wanted=wanted, BLOCKS=2, SIZE=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>acc += product * scale</code>: each block's sum is scaled before it joins the
-# others. On tensor cores that is one multiply-add per output and block, on values that first have to leave the
-# tensor cores' own summing.</details>
+# <details><summary>Answer</summary><code>acc += product * scale</code>: scale each block's sum before you add it to the
+# others. With tensor cores, that's one multiply-add per output and block, and the values have to leave the tensor
+# cores' own accumulation first.</details>
 #
 # <!-- choices
 # acc = (acc + product) * scale
@@ -398,8 +407,9 @@ puzzle(block_scales_kernel, 2, q, vector, scales, wanted=wanted, BLOCKS=2, SIZE=
 #
 # ## Dequantise, multiply, quantise
 #
-# Int8 weights don't need int8 activations. Keep `x` in bf16, load the weights as bytes, convert them to bf16 **in
-# registers**, multiply; apply the per-row scale in the epilogue, and quantise the result there for the next layer:
+# Int8 weights don't require int8 activations. You can keep `x` in bf16, load the weights as bytes, convert them to bf16
+# **in registers**, and multiply. In the epilogue you then apply the per-row scale and quantise the result for the next
+# layer:
 #
 # ```python
 # for start in range(0, cols, BLOCK_IN):
@@ -410,11 +420,11 @@ puzzle(block_scales_kernel, 2, q, vector, scales, wanted=wanted, BLOCKS=2, SIZE=
 # q, y_scale = to_int8(y, axis=0)                # one scale per token and 128 outputs
 # ```
 #
-# It takes one scale per token *and 128 outputs*, not one per token: a tile holds 128 of a token's outputs, and the rest
-# of the row belongs to other programs. (The measured kernel, `experts_kernel` in
-# `benchmarks/experiments/lesson_12.py`, converts the bytes without a conversion instruction.) As three kernels,
-# dequantise, matmul, quantise, the weights pass through memory in between, in bf16. **With one token and a large layer,
-# by what factor does the one kernel cut the traffic?**
+# The output gets one scale per token *and 128 outputs*, rather than one per token, because a tile only holds 128 of a
+# token's outputs, and other programs have the rest of the row. (The kernel we measured, `experts_kernel` in
+# `benchmarks/experiments/lesson_12.py`, converts the bytes without a conversion instruction.) If you split this into
+# three kernels, dequantise, matmul and quantise, the weights pass through memory in between, in bf16. **With one token
+# and a large layer, by what factor does the one kernel cut the traffic?**
 
 # %% tags=["hide-input"]
 weight_bytes = predict_first(
@@ -427,17 +437,20 @@ from benchmarks.experiments.lesson_12 import expert_inputs, fused_experts, separ
 
 inputs = [each.to(device) for each in expert_inputs(1, (1, 512, 1024), dtype=torch.float16)]
 off = furthest(fused_experts(*inputs), separate_experts(*inputs))
-print("quantised results within one:", off <= 1)
+print("quantised results within 1 of each other:", off <= 1)
 one = measure(fused_experts, *inputs)
 by_hand = 3 * inputs[1].numel() + 2 * inputs[1].numel()  # 1 in, 2 out; 2 in
-print(f"weights in three kernels: {by_hand / 1e6:.2f} MB; one: {one.unique_total / 1e6:.2f} MB")
-weight_bytes.compare(by_hand / inputs[1].numel(), "One byte in and two out, two in, against one.")
+print(f"weights in three kernels: {by_hand / 1e6:.2f} MB; in one: {one.unique_total / 1e6:.2f} MB")
+weight_bytes.compare(
+    by_hand / inputs[1].numel(),
+    "The three kernels read one byte, write two and read two per weight. The one kernel reads one.",
+)
 
 # %% [markdown]
 # **Claim: "in a mixture of experts, dequantise + matmul + quantise fused is 3 to 4 times faster."** A *mixture of
-# [experts](../docs/glossary.md#expert)* has many such layers and sends each token to a few of them. Here are 64 experts
-# of 2048 x 768, in bf16 on an H200, each with the same number of tokens. `eager` is PyTorch operator by operator;
-# `torch.compile` makes three kernels.
+# [experts](../docs/glossary.md#expert)* has many such layers and sends each token to a few of them. We timed 64 experts
+# of 2048 x 768 in bf16 on an H200, with the same number of tokens for each. `eager` is PyTorch operator by operator,
+# and `torch.compile` generates three kernels.
 
 # %% tags=["hide-input"]
 of_experts = h200.experiment("quantised_experts")
@@ -448,25 +461,27 @@ for tokens, ways in of_experts.items():
 columns = ("tokens per expert", *ways, *(f"over {name}" for name in slower))
 display(table(columns, rows, h200.label_of("quantised_experts")))
 print("\nVerdict: holds for few tokens, and reverses for many.")
-print("Up to 64 tokens per expert the weights' bytes decide. Beyond, arithmetic counts, and the")
-print("fused kernel unpacks each weight again for every tile of tokens; three kernels do it once.")
+print("Up to 64 tokens per expert, most of the time is spent on the weights' bytes. Beyond that,")
+print("arithmetic matters, and the fused kernel has to unpack each weight again for every tile of")
+print("tokens, while the three kernels unpack it only once.")
 
 # %% [markdown]
-# Fuse this for decoding, not for long prompts.
+# So fuse this for decoding, but not for long prompts.
 #
-# ## How the number of tokens decides
+# ## Why the number of tokens matters
 #
-# A linear layer reads its weights once, however many tokens there are. With $T$ tokens the weights are $n \cdot m$
-# elements, the activations $T(n + m)$, and the FLOPs $2Tnm$. With few tokens nearly all bytes are weights, and the
-# arithmetic intensity in bf16 is about $T$ FLOP/byte, two hundred times below the ridge point at $T = 1$. That is
-# [decoding](../docs/glossary.md#decode), one token at a time per user. Experts make it worse: 64 tokens that take 8 of
-# 64 experts each are *eight per expert*, and nearly all 64 are read. A token misses an expert with probability
-# $1 - k/E$, and all $T$ miss it with $(1 - k/E)^T$, if the router spreads them evenly. Find out:
+# A linear layer reads its weights once, no matter how many tokens you give it. With $T$ tokens there are $n \cdot m$
+# weights, $T(n + m)$ activations and $2Tnm$ FLOPs. If there are few tokens, nearly all of the bytes are weights, and
+# the arithmetic intensity in bf16 is about $T$ FLOP/byte. At $T = 1$, that's two hundred times below the ridge point.
+# This is the situation in [decoding](../docs/glossary.md#decode), where each user generates one token at a time.
+# Experts make it worse: if 64 tokens take 8 of 64 experts each, that's only *eight per expert*, yet nearly all 64
+# experts are read. If the router spreads tokens evenly, a token misses a given expert with probability $1 - k/E$, and
+# all $T$ tokens miss it with probability $(1 - k/E)^T$. Try the following:
 #
-# 1. One expert (a dense layer). From how many tokens do int8 weights gain nothing? What still gains?
-# 2. 64 experts, 8 per token. Where is that point now, and why?
-# 3. 256 experts: how many of them do 8 tokens read? And 128 tokens?
-# 4. At 8192 tokens and 256 experts, what does FP8 gain that int8 weights do not?
+# 1. One expert (a dense layer): from how many tokens do int8 weights stop gaining anything? What still gains?
+# 2. 64 experts, 8 per token: where is that point now, and why?
+# 3. 256 experts: how many of them do 8 tokens read? What about 128 tokens?
+# 4. At 8192 tokens and 256 experts, what does FP8 gain that int8 weights don't?
 
 # %% tags=["hide-input"]
 from helpers.figures import ExpertLayer, ExpertWeightsExplorer
@@ -476,13 +491,13 @@ explorer
 
 # %% [markdown]
 # <details><summary>What you should see</summary>1. From 512. FP8 on both sides is still twice as fast, because it also
-# multiplies faster. 2. From 2048: an expert sees an eighth of the tokens, so its weights dominate for longer. 3. 8
-# tokens read 57 of them, though they could read 64; 128 tokens read 252, nearly all. 4. Everything is arithmetic there.
-# FP8 tensor cores have twice the rate; int8 weights are multiplied in bf16.</details>
+# multiplies faster. 2. From 2048: each expert gets an eighth of the tokens, so its weights dominate for longer. 3. 8
+# tokens read 57 of them, out of a possible 64, and 128 tokens read 252, nearly all. 4. There, all of the time is
+# arithmetic. FP8 tensor cores have twice the rate, whereas int8 weights are multiplied in bf16.</details>
 #
-# The explorer's time is the data sheet's, a *lower bound*. Now the clock, on an H200: `kernels.moe_int8`, which takes
-# int8 weights and bf16 tokens. It is a **grouped matmul**: one launch for all experts, whose sizes only the router
-# knows (Going further has its code).
+# The explorer's times come from the data sheet and are *lower bounds*. For real times, here is `kernels.moe_int8` on an
+# H200, with int8 weights and bf16 tokens. It is a **grouped matmul**: one launch for all experts, although only the
+# router knows how many tokens each one gets (you'll find its code under Going further).
 
 # %% tags=["hide-input"]
 from helpers.figures.matmul.expert_weights import FORMATS, counted, seconds
@@ -501,11 +516,12 @@ columns = ("tokens", "experts read", "lower bound", "recorded", others)
 table(columns, rows, f"{h200.label_of('moe_int8')}\nthe GPU's own time, cold L2")
 
 # %% [markdown]
-# From 8 to 64 tokens the time hardly grows, with eight times the arithmetic. More tokens come along nearly free, which
-# is why a server waits to fill a batch.
+# Between 8 and 64 tokens the time hardly changes, even though the arithmetic grows eightfold. The extra tokens
+# are nearly free, which is why servers wait to fill a batch.
 #
-# And other formats, in one large dense layer, 8192 to 28,672 as in Llama 3 with 70 billion parameters. `int8 weights` is the
-# kernel from above without its last step; `fp8` has both sides in a byte and uses NVIDIA's library:
+# What about other formats? This is one large dense layer, 8192 to 28,672, as in Llama 3 with 70 billion parameters.
+# `int8 weights` is the kernel from above without its last step, and `fp8`, with one byte per element on both sides,
+# uses NVIDIA's library:
 
 # %% tags=["hide-input"]
 formats = h200.experiment("quantised_formats")
@@ -517,27 +533,27 @@ gains = {
 }
 even = {"bf16": dict.fromkeys(formats, 1)}
 axes = {"x": "tokens", "y": "speedup over bf16"}
-title = "FP8 gains with any number of tokens, int8 weights with few"
+title = "FP8 gains with any number of tokens, int8 weights only with few"
 print(h200.label_of("quantised_formats"))
 curves_chart(gains, title, **axes, log=True, limit=even)
 
 # %% [markdown]
-# - **FP8 keeps the data sheet's promise**, about twice the speed from one token to 8192: fewer bytes at one end, faster
-#   matmuls at the other.
-# - **Int8 weights gain only with few tokens, and less than the bytes promise**: our kernel unpacks, and does not keep
-#   DRAM as busy as bf16's does.
-# - **This MXFP4 kernel is slower than bf16 throughout.** That is a verdict on `tl.dot_scaled` as compiled for Hopper
-#   (below), not on the format. Weight-only kernels made for Hopper, such as Marlin, Machete or Triton's own MXFP4
-#   kernels, were not timed here.
+# - **FP8 delivers what the data sheet promises**, about twice the speed from one token to 8192. With few tokens that's
+#   because of fewer bytes, and with many because of faster matmuls.
+# - **Int8 weights only gain with few tokens, and by less than the bytes suggest**, because our kernel has to unpack
+#   them and doesn't keep DRAM as busy as the bf16 one.
+# - **This MXFP4 kernel is slower than bf16 throughout.** Blame `tl.dot_scaled` as compiled for Hopper (see below), not
+#   the format. We haven't timed any weight-only kernels made for Hopper, such as Marlin, Machete or Triton's own MXFP4
+#   kernels.
 #
 # ## FP8's sums
 #
-# Lesson 08 relied on an fp16 matmul that sums in fp32. FP8 on Hopper is different. The accumulator is in fp32 registers
-# as before, but the tensor cores' *adder* is narrow: it aligns each group of products to the accumulator's exponent and
-# drops the bits that do not fit (DeepSeek-V3, arXiv:2412.19437, section 3.3). The larger the sum, the more of each new
-# product is lost. The remedy is to
-# start from zero every 128 terms and add the short sums with ordinary fp32 additions, outside the tensor cores. Our
-# kernel has three ways: one long sum; short sums in fp32; and per-block scales, which need short sums anyway:
+# In lesson 08 we could rely on fp16 matmuls accumulating in fp32. FP8 on Hopper is different. The accumulator is still
+# in fp32 registers, but the tensor cores' *adder* is narrower: it aligns each group of products to the accumulator's
+# exponent and drops the bits that don't fit (DeepSeek-V3, arXiv:2412.19437, section 3.3). The larger the sum gets, the
+# more of each new product is lost. The fix is to restart from zero every 128 terms, and to add up those short sums with
+# ordinary fp32 additions, outside the tensor cores. Our kernel can do it three ways: one long sum, short sums in fp32,
+# or per-block scales, which need short sums anyway:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_12 import FP8_WAYS, fp8_kernel
@@ -550,8 +566,8 @@ first, last = (
 print(inspect.cleandoc("\n" + "\n".join(source[first : last + 1])))
 
 # %% [markdown]
-# Compiled for an H200, 128 x 128 tiles, 8 warps. **How many fp32 additions per thread do the short sums add, every 128
-# terms?**
+# We compile it for an H200 with 128 x 128 tiles and 8 warps. **How many fp32 additions per thread do the short sums
+# add, every 128 terms?**
 
 # %% tags=["hide-input"]
 fp8_additions = predict_first("fp32 additions per thread every 128 terms, 128 x 128 tile", unit="")
@@ -579,11 +595,12 @@ print("B200: short sums compile to the same instructions as one long sum:", end=
 print(compiled["B200", short].instructions == compiled["B200", long].instructions)
 fp8_additions.compare(
     compiled["H200", short].instructions["FADD"],
-    "128 x 128 outputs over 256 threads. Per-block scales turn each FADD into an FFMA.",
+    "128 x 128 outputs are shared by 256 threads. Per-block scales turn each FADD into an FFMA.",
 )
 
 # %% [markdown]
-# `QGMMA` is Hopper's FP8 matmul; here is where it starts from zero (`RZ`) and where from the accumulator:
+# `QGMMA` is Hopper's FP8 matmul. In these two instructions you can see whether it starts from zero (`RZ`) or from the
+# accumulator:
 
 # %% tags=["hide-input"]
 for way in (long, short):
@@ -591,8 +608,8 @@ for way in (long, short):
     print(f"{way.replace('a scale a', 'scale per')}: {start.strip()}")
 
 # %% [markdown]
-# On a B200 the option changes nothing; its sums were not measured here. On Hopper, the error of a sum of positive products,
-# relative to the result, against float64 of the same e4m3 values:
+# On a B200 the option makes no difference. (We haven't measured the accuracy of its sums.) For Hopper, here is the
+# error of a sum of positive products, relative to the result, compared with float64 on the same e4m3 values:
 
 # %% tags=["hide-input"]
 sums = h200.experiment("quantised_fp8_sums")
@@ -606,7 +623,7 @@ growing = {
     for name, key in ways_shown.items()
 }
 axes = {"x": "terms of the sum", "y": "error of sums of positive numbers (%)"}
-title = "With fp32 additions every 128 terms, a sum's error does not grow"
+title = "With fp32 additions every 128 terms, a sum's error doesn't grow"
 print(h200.label_of("quantised_fp8_sums"))
 curves_chart(growing, title, **axes, log=True)
 
@@ -618,20 +635,20 @@ for name, time in h200.experiment("quantised_fp8_times").items():
 table(("", "time", "rate"), rows, h200.label_of("quantised_fp8_times"))
 
 # %% [markdown]
-# With values of both signs the loss is far smaller (Going further). The price of short sums: in our kernel they cost
-# more than half of the time again, because the additions wait for the matmul and the next matmul waits for them. cuBLAS
-# uses them unless you pass `use_fast_accum=True`, and loses a few percent, so most of the cost can be hidden. **Once
-# you pay for short sums, per-block scales are nearly free.** That was DeepSeek-V3's bargain.
+# With values of both signs, you lose far less (see Going further). In our kernel, short sums are expensive: they add
+# more than half of the original time, because the additions wait for the matmul and the next matmul waits for the
+# additions. cuBLAS uses short sums unless you pass `use_fast_accum=True`, and only loses a few percent, so most of the
+# cost can be hidden. **Once you pay for short sums, per-block scales are nearly free.** That was DeepSeek-V3's bargain.
 #
 # ## Four bits: MXFP4 and NVFP4
 #
-# An `e2m1` number has 4 bits: a sign and one of 0, 0.5, 1, 1.5, 2, 3, 4, 6. Two formats build on it:
+# An `e2m1` number has 4 bits: a sign, and one of 0, 0.5, 1, 1.5, 2, 3, 4, 6. Two formats build on it:
 #
-# - **MXFP4** (Open Compute Project) gives every 32 elements a scale in a byte, a power of two (`e8m0`: nothing but an
-#   exponent). That cannot put a block's largest element at exactly 6; larger ones are clamped. **MXFP8** does the same
-#   with e4m3 elements.
-# - **NVFP4** (NVIDIA, Blackwell) gives every 16 elements a scale in `e4m3`, itself scaled once per tensor. The scale
-#   has a mantissa, so the largest element lands close to 6.
+# - **MXFP4** (Open Compute Project) has a one-byte scale for every 32 elements, which is a power of two (`e8m0`, an
+#   exponent and nothing else). So it can't map a block's largest element to exactly 6, and larger ones are clamped.
+#   **MXFP8** does the same with e4m3 elements.
+# - **NVFP4** (NVIDIA, Blackwell) has a scale in `e4m3` for every 16 elements, plus one scale for the whole tensor.
+#   Because the block's scale has a mantissa, the largest element ends up close to 6.
 # <!-- given 4 bits: OCP Microscaling Formats (MX) Specification 1.0 -->
 
 
@@ -659,8 +676,9 @@ def nvfp4(x):
 
 
 # %% [markdown]
-# With its share of the scale, an element takes 4.25 bits in MXFP4 and 4.5 in NVFP4. Between 2 and 4 `e2m1` has steps
-# of 1, between 4 and 6 of 2. **How large is the error of a matmul whose *weights* are MXFP4, normally distributed?**
+# If you include its share of the scale, an element takes 4.25 bits in MXFP4 and 4.5 in NVFP4. The steps of `e2m1` are 1
+# between 2 and 4, and 2 between 4 and 6. **How large is the error of a matmul whose *weights* are MXFP4, normally
+# distributed?**
 # <!-- given 4.25 bits: 4 + 8 / 32 -->
 
 # %% tags=["hide-input"]
@@ -686,15 +704,15 @@ columns = ("", "bits", "weights alone", "both", "both, outlier column in x")
 display(table(columns, rows))
 mx_error.compare(
     round(product_error(plain_x, plain_x, microscaled(w, e2m1, 6.0)).item(), 1),
-    "NVFP4 is more exact than MXFP4 for a quarter of a bit per element, and slightly more exact "
-    "than 4-bit integers of the same size.",
+    "NVFP4 is more accurate than MXFP4 for a quarter of a bit per element, and slightly more "
+    "accurate than 4-bit integers of the same size.",
 )
 
 # %% [markdown]
-# Each error is what the *rounding* does: no kernel that takes these values can do better. (A better choice of scales
-# can.) Whether a model tolerates it is not a question of kernels: measure the model. Most keep activations in more
-# bits, the column *weights alone*. What would it save? The weights of a model of 70 billion, and the minimum time for
-# a token that must read them all:
+# These errors are due to the *rounding* alone, so no kernel that takes these values can do better. (A better choice of
+# scales can.) Kernels can't tell you whether your model tolerates such an error, so you'll have to evaluate the model.
+# Most people keep activations in more bits, which is the column *weights alone*. How much would you save? Here are the
+# weights of a model with 70 billion parameters, and the minimum time for a token that has to read them all:
 
 # %% tags=["hide-input"]
 bandwidth = DEVICES["H200"].memory_bandwidth
@@ -706,9 +724,9 @@ for name in ("bf16", "int8, scale per row", "MXFP8", "MXFP4", "NVFP4"):
 table(("", "weights", "per token"), rows)
 
 # %% [markdown]
-# In Triton, `tl.dot_scaled` takes both sides with their scales, or one side in 16 bits without. It is one line on any
-# GPU. Does the GPU multiply the format, or does the compiler unpack it? A tile with 4-bit weights, and rows in bf16,
-# e4m3 or 4 bits, compiled for two GPUs:
+# In Triton, `tl.dot_scaled` takes either both sides with their scales, or one of them in 16 bits without a scale. It's
+# a single line on any GPU, but does the GPU multiply the format, or does the compiler unpack it first? We'll compile a
+# tile with 4-bit weights, and with rows in bf16, e4m3 or 4 bits, for two GPUs:
 # <!-- given 16 bits: bf16 and fp16 -->
 
 
@@ -757,11 +775,12 @@ for name, (kind, dtype, width, scale_dtype, count) in cases.items():
 table(("", "H200", "B200"), rows)
 
 # %% [markdown]
-# `HGMMA` is Hopper's matmul in **bf16**: an H200 has no 4-bit matmul, so the compiler unpacks MXFP4 into bf16 first.
-# The bytes are saved, the arithmetic is not, and unpacking comes on top. On a B200, `UTCQMMA` multiplies 8-bit elements
-# with scales, and `UTCOMMA` 4-bit ones, in MXFP4 or NVFP4, each at twice the rate of the one before. Next to bf16 rows
-# even a B200 unpacks: `UTCHMMA`. **A format that is stored is not yet one that is multiplied.** With few tokens storing
-# can be enough, if unpacking keeps up; with many, only multiplying helps.
+# `HGMMA` is Hopper's matmul in **bf16**. An H200 doesn't have a 4-bit matmul, so the compiler unpacks MXFP4 into bf16
+# first. That saves bytes but no arithmetic, and the unpacking comes on top. On a B200, `UTCQMMA` multiplies 8-bit
+# elements with scales and `UTCOMMA` multiplies 4-bit ones, in MXFP4 or NVFP4. Each doubles the rate of the next wider
+# format. But if the rows are bf16, even a B200 has to unpack: `UTCHMMA`. **Just because you can store a format doesn't
+# mean the GPU can multiply it.** With few tokens, storing it may be enough, as long as unpacking keeps up. With many
+# tokens, only multiplying it helps.
 # <!-- given 8 bits, 4 bits: e4m3 and e2m1 -->
 #
 # ## Your predictions vs the measurements
@@ -773,32 +792,33 @@ predictions()
 # ## Test yourself
 #
 # 1. A kernel computes `q = (y / scale).to(tl.int8)` and then clamps to -127 and 127. Its tests pass. Name an input that
-#    breaks it, and what comes out.
-# <details><summary>Answer</summary>Anything beyond 127 steps, as with a scale below the largest magnitude: its result
-# is undefined. Where the low byte is kept, 200 becomes -56. (It also truncates instead of rounding.)</details>
+#    breaks it, and the output for that input.
+# <details><summary>Answer</summary>Any value beyond 127 steps, for example if the scale is below the largest magnitude.
+# The result is undefined. Where the low byte is kept, 200 becomes -56. (It also truncates instead of
+# rounding.)</details>
 #
-# 2. A colleague gives each row of the activations its own scale, and the error stays large. Which columns do you look
-#    at, and what do you propose?
-# <details><summary>Answer</summary>A few columns that are large in every row: they set each row's scale. Scales for
-# blocks of a row; FP8, whose error is proportional to each element; or dividing those columns by a factor and
-# multiplying the weights' by it.</details>
+# 2. A colleague gives each row of the activations its own scale, but the error is still large. Which columns do you
+#    look at, and what do you suggest?
+# <details><summary>Answer</summary>A few columns that are large in every row, because they determine each row's scale.
+# You could use a scale per block of a row, or FP8, whose error is proportional to each element. Or divide those columns
+# by a factor and multiply the weights for them by it.</details>
 #
 # 3. Int8 weights make your model twice as fast for one user. What will they do for a batch of 4096 tokens?
-# <details><summary>Answer</summary>For a dense layer nothing, or they make it slower: the tensor cores are the limit,
-# and they multiply bf16 as before, with unpacking on top. FP8 or int8 on both sides could still gain. Experts with few
-# tokens each still gain.</details>
+# <details><summary>Answer</summary>For a dense layer nothing, or they'll make it slower. The tensor cores are the
+# limit, and they still multiply in bf16, with unpacking on top. FP8 or int8 on both sides could still gain, and so
+# could experts with few tokens each.</details>
 #
-# 4. Why can a matmul's epilogue quantise with a scale per 128 outputs, but not per row?
-# <details><summary>Answer</summary>The row's largest magnitude is spread over programs, and none sees all of it. A
-# program would need whole rows, or a cluster of thread blocks that exchange their maxima, which CUDA offers from Hopper
-# on and Triton does not.</details>
+# 4. Why can a matmul's epilogue quantise with one scale per 128 outputs, but not with one per row?
+# <details><summary>Answer</summary>The row is spread over several programs, so none of them knows its largest
+# magnitude. You'd need programs that hold whole rows, or a cluster of thread blocks that exchange their maxima, which
+# CUDA has offered since Hopper and Triton doesn't.</details>
 #
-# 5. Per-block scales cost an FP8 kernel of DeepSeek's kind on Hopper almost nothing. Why?
-# <details><summary>Answer</summary>Its sums restart every 128 terms anyway, because of the narrow adder. The scale
-# turns each fp32 addition into a multiply-add.</details>
+# 5. Per-block scales add almost nothing to the time of an FP8 kernel like DeepSeek's on Hopper. Why?
+# <details><summary>Answer</summary>Because of the narrow adder, it restarts its sums every 128 terms anyway. The scale
+# just turns each fp32 addition into a multiply-add.</details>
 #
-# 6. 32 experts, 4 per token. How many experts do 8 tokens read on average? Replace the dots by your number, to one
-#    digit after the point.
+# 6. There are 32 experts, and each token takes 4. How many experts do 8 tokens read on average? Replace the dots with
+#    your number, to one decimal place.
 
 # %%
 answer = ...
@@ -807,18 +827,19 @@ self_test(answer, round(ExpertLayer(32, 4, 1, 1).touched(8), 1), "E (1 - (1 - k/
 # %% [markdown]
 # ## Now you
 #
-# [Exercise 12](../exercises/12_layer_norm_int8.ipynb) asks for LayerNorm and int8 in one kernel, zero rows, NaN and
-# all.
+# In [Exercise 12](../exercises/12_layer_norm_int8.ipynb) you'll write LayerNorm and int8 as one kernel that also
+# handles rows of zeros and NaN.
 
 # %% [markdown]
 # ## Going further
 #
 # ### Grouped matmul
 #
-# One token's 8 experts are one small kernel's work; 8192 tokens make 64 matmuls of different heights, unknown before
-# the router has chosen. One launch for each would mean 64 of them, and a round trip to the host to ask how high they
-# are. The grouped matmul (`kernels/tiled/moe_int8.py`) is one launch for all: its grid is for the worst case, each
-# program counts through the experts' tiles until it finds its own, and surplus programs end at once:
+# One token's 8 experts are enough work for one small kernel. 8192 tokens make 64 matmuls, with different numbers of
+# rows that aren't known until the router has chosen. Launching each of them separately would take 64 kernels, plus a
+# round trip to the host to find out their sizes. The grouped matmul (`kernels/tiled/moe_int8.py`) does it all in one
+# launch. Its grid is large enough for the worst case. Each program counts through the experts' tiles until it finds its
+# own, and surplus programs exit immediately:
 
 # %% tags=["hide-input"]
 from kernels.tiled.moe_int8 import moe_int8_kernel
@@ -830,8 +851,8 @@ first, last = (
 print(inspect.cleandoc("\n" + "\n".join(source[first : last + 1])))
 
 # %% [markdown]
-# A tile has room for 32 tokens or more, and an expert's last tile is rarely full. With 8 of 64 experts per token and
-# tiles of 32:
+# A tile has room for at least 32 tokens, and an expert's last tile is rarely full. With 8 of 64 experts per token and
+# tiles of 32, you get:
 
 # %% tags=["hide-input"]
 draw = torch.Generator().manual_seed(0)
@@ -842,18 +863,18 @@ for tokens in (128, 512, 8192):
     padded = 32 * ((count + 31) // 32).sum().item()
     empty = 100 * (1 - tokens * 8 / padded)
     found.append((tokens, f"{count.min()} to {count.max()}", f"{empty:.0f} %"))
-table(("tokens", "per expert", "of the tiles' rows are empty"), found)
+table(("tokens", "per expert", "empty rows in the tiles"), found)
 
 # %% [markdown]
-# With few tokens half of the arithmetic is wasted, **and it hardly matters**: arithmetic isn't the bottleneck there.
-# With many it would matter, and there tiles can grow, because their share of padding falls. So our kernel chooses tiles
-# by the mean number of tokens per expert. For up to 8 and up to 64 tokens there are separate kernels: a launch that
-# lists each expert's tokens would be a large part of so short a time.
+# With few tokens, half of the arithmetic is wasted, **but it hardly matters**, because arithmetic isn't the bottleneck
+# there. With many tokens it would matter, but then you can use larger tiles, since the share of padding falls. So our
+# kernel chooses its tiles by the mean number of tokens per expert. There are separate kernels for up to 8 and up to 64
+# tokens, because with so little work, a separate launch to list each expert's tokens would be a large part of the time.
 #
 # ### All formats and token counts
 #
-# `int8` has both sides in a byte and goes through PyTorch to NVIDIA's library. It should be as fast as FP8; the
-# library's matmul for it is not, here (and PyTorch's way to it refuses so few tokens as 16).
+# `int8` uses one byte per element on both sides and calls NVIDIA's library through PyTorch. It should be as fast as
+# FP8, but here the library's int8 matmul is slower. (PyTorch also refuses to call it for as few as 16 tokens.)
 
 # %% tags=["hide-input"]
 large = ExpertLayer(1, 1, 8192, 28672)
@@ -881,8 +902,8 @@ title = f"{h200.label_of('quantised_fp8_sums')}\nerror of sums"
 table(("", "", "with both signs", "of positive numbers"), rows, title)
 
 # %% [markdown]
-# With both signs the accumulator stays small, and rounding to e4m3 has already cost far more. cuBLAS's fast sums of
-# 8192 and more terms lose less than ours.
+# If the values have both signs, the accumulator stays small, and rounding to e4m3 has already lost far more. For sums
+# of 8192 terms and more, cuBLAS's fast sums lose less than ours.
 #
 # ### LayerNorm and int8 in every recorded shape
 

@@ -875,16 +875,16 @@ l2_to_race(const float4* x, float4* y, int columns, float eps) {
 
 # %% tags=["hide-input"]
 x, y = torch.randn(2, 16, 4096, device=device)
-exact = torch.nn.functional.normalize(x.double(), eps=1e-12)
+normalised = torch.nn.functional.normalize(x.double(), eps=1e-12)
 learned = cuda_kernel(l2_to_learn_source, "l2_to_learn")
 raced = cuda_kernel(reduce_source + l2_to_race_source, "l2_to_race<256>")
 rows_of = []
 for name, kernel in (("to learn from", learned), ("to race", raced)):
     found = measure(kernel[16, 256], x, y, 4096, 1e-12)
-    right = torch.allclose(y.double(), exact, rtol=1e-5, atol=1e-7)
-    barriers = kernel.resources.instructions["BAR"]
+    right = torch.allclose(y.double(), normalised, rtol=1e-5, atol=1e-7)
+    bar_count = kernel.resources.instructions["BAR"]
     per_element = f"{found.bytes_total / x.numel():g} B"
-    rows_of.append((name, right, per_element, found.shared_requests, barriers, len(found.hazards)))
+    rows_of.append((name, right, per_element, found.shared_requests, bar_count, len(found.hazards)))
 columns = ("", "right", "per element", "shared memory requests", "barriers in the code", "races")
 table(columns, rows_of)
 

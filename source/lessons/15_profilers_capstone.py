@@ -1143,8 +1143,8 @@ table(("", "registers", "occupancy"), made)
 # ### Who is ahead, and where
 #
 # No kernel is the fastest everywhere. Here are the course's own at all sizes of the sweep, beside the best peer at each
-# (eager PyTorch, `torch.compile`, by default or by max-autotune, Liger, QuACK, cuDNN, FlashAttention-2, Flex); then the
-# points where a peer is furthest ahead, on the GPU and as a call from Python. (A shape: attention: batch, heads, key
+# (eager PyTorch, `torch.compile`, by default or by max-autotune, Liger, QuACK, cuDNN, cuBLASLt, FlashAttention-2 and -4,
+# Flex); then the points where a peer is furthest ahead, on the GPU and as a call from Python. (A shape: attention: batch, heads, key
 # heads, queries, keys, head dim; convolution: images, channels, height, width, filters, taps, stride.)
 
 # %% tags=["hide-input"]
@@ -1163,7 +1163,7 @@ print(f"behind as a call at {len(slow)} of the {timed} that were called, {len(sl
 
 # %% [markdown]
 # So a library is ahead at the share of points, and of calls, in the last lines. Each has its place: QuACK on many wide
-# rows; cuDNN in some convolutions and in attention over short sequences; eager PyTorch in some calls, of backward passes
-# most of all; `torch.compile` at some sizes of some. `fusion bench --recorded --sweep` lists all points, with the
+# rows; FlashAttention-4 in most long sequences, cuDNN in short ones and in some convolutions; cuBLASLt in linear layers of
+# a few hundred rows; eager PyTorch in some calls, of backward passes most of all; `torch.compile` at some sizes of some. `fusion bench --recorded --sweep` lists all points, with the
 # reasons and the things we tried; a kernel's name behind it gives every time. Before you write a kernel, look for your
 # sizes in such a list; when you have written one, make the list.

@@ -97,7 +97,7 @@ def test_every_frame_is_that_of_its_sliders():
 
 
 def test_more_experts_a_token_than_there_are_count_as_all():
-    assert "1 token, 1 experts of 2048 x 768, 1 a token" in ExpertWeightsExplorer(1, 1, 8).text
+    assert "1 token, 1 experts of 2048 x 768, 1 per token" in ExpertWeightsExplorer(1, 1, 8).text
 
 
 def test_a_saved_notebook_keeps_a_picture_and_the_text():

@@ -16,6 +16,7 @@ from helpers.figures.memory.pass_counts import PASSES, passes_animation
 from helpers.figures.memory.requests_and_dram import SIZES as REQUEST_SIZES
 from helpers.figures.memory.requests_and_dram import TILES as REQUEST_TILES
 from helpers.figures.memory.requests_and_dram import request_animation, tiles_in_l2, traffic
+from helpers.figures.performance.two_limits import limits, two_limits_animation
 from helpers.instruments import DEVICES, measure, recorded
 from helpers.instruments.dry_run import dry_run
 from helpers.instruments.prediction import L2Cache
@@ -86,6 +87,7 @@ FILMS = [
     request_animation(),
     mask_animation(),
     *map(passes_animation, PASSES),
+    two_limits_animation(),
 ]
 
 
@@ -159,7 +161,8 @@ def test_passes_cross_in_order_and_fusing_moves_less(what):
             made = {tensor for other in getattr(shown, way) for tensor in other.writes}
             assert set(each.reads) & made <= written, "nothing is read before it is written"
             written |= set(each.writes)
-        assert shown.moved(way) == sum(shown.size(t) for each in getattr(shown, way) for t in each.reads + each.writes)
+        sizes = [shown.size(tensor) for each in getattr(shown, way) for tensor in each.reads + each.writes]
+        assert shown.moved(way) == pytest.approx(sum(sizes))
     assert shown.moved("fused") < shown.moved("unfused")
 
 
@@ -255,3 +258,12 @@ def test_where_motion_is_unwanted_it_goes_on_picture_by_picture(page_of, motion,
     page.get_by_role("button", name="Play").click()
     page.wait_for_function("document.querySelector('.clock').textContent == '40 µs'")
     assert 2 < page.evaluate("times.size") <= most
+
+
+def test_the_two_limits_are_the_data_sheets():
+    """An A100 80GB SXM: 2,039 GB/s and 312 TFLOP/s in fp16, by NVIDIA's data sheet."""
+    for rows, (memory, arithmetic) in {rows: limits(rows) for rows in (32, 128, 512)}.items():
+        assert memory == pytest.approx(2 * (2 * rows * 4096 + 4096**2) / 2039e9)
+        assert arithmetic == pytest.approx(2 * rows * 4096**2 / 312e12)
+    assert limits(32)[0] > limits(32)[1]
+    assert limits(512)[0] < limits(512)[1]

@@ -78,7 +78,7 @@ def test_every_solution_is_let_through(name):
         ("!cat /etc/passwd", "magics and shell commands are not graded"),
         ("def f(:", "invalid syntax"),
         ("x = '\x00'", "Python cannot read it|null byte"),
-        ("x = '\ud800'", "is no text"),
+        ("x = '\ud800'", "or not text"),
         ("-" * 20_000 + "1", "nested too deeply"),
         ("(" * 5_000 + ")" * 5_000, "too many nested"),
         ("x = 1\n" * 10_000, "at most 50,000 are graded"),

@@ -727,7 +727,7 @@ def test_inspect_any_kernel(tmp_path, monkeypatch):
         (
             "kernel_here:fill",
             ["*fp31"],
-            r"'\*fp31' is no argument: expected a number, NAME=VALUE or one of \*fp64, \*fp32",
+            r"'\*fp31' is not an argument: pass a number, NAME=VALUE or one of \*fp64, \*fp32",
         ),
     ):
         with pytest.raises(ValueError, match=message):

@@ -17,11 +17,11 @@ from helpers.style import FUSED, LIMIT
 
 DIMS = (16, 32, 64, 80, 96, 128, 192, 256)
 TOKENS = tuple(2**power for power in range(9, 18))
-BARS = {"tensor cores": "products", SPECIAL: "exponentials", "CUDA cores": "other arithmetic", "memory": "bytes"}
+BARS = {"tensor cores": "matmuls", SPECIAL: "exponentials", "CUDA cores": "other arithmetic", "memory": "bytes"}
 SIZE = (576, 197)  # points
 FIRST, APART, HIGH = 66, 27, 17
 PAIRS = 10**6
-PANEL = Panel(118, 452, "time at least, a million pairs of a query and a key")
+PANEL = Panel(118, 452, "minimum time for a million query-key pairs")
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class Units:
             return f"{heads.capitalize()}, {self.tokens:,} tokens: memory is the limit"
         if exponentials > products:
             return f"{heads.capitalize()}: exponentials take {plain(exponentials / products)}x as long as matmuls"
-        return f"{heads.capitalize()}: exponentials take {plain(100 * exponentials / products)}% as long as products"
+        return f"{heads.capitalize()}: exponentials take {plain(100 * exponentials / products)}% as long as matmuls"
 
     @property
     def text(self) -> str:
         """A one-line description of the chart."""
         each = ", ".join(f"{name} {si(self.times[unit], 's')}" for unit, name in BARS.items())
         turns, at_once = (si(of(self.times.values()), "s") for of in (sum, max))
-        place = f"{self.device.name}, {self.dtype}, {self.tokens:,} tokens, a million pairs"
+        place = f"{self.device.name}, {self.dtype}, {self.tokens:,} tokens, a million query-key pairs"
         return f"{place}: {each}; one after the other {turns}, all at once {at_once}. {self.finding}."
 
 

@@ -75,14 +75,14 @@ def _scene(mask: str) -> Animation:
         Note("on the chip: running maximum, sum, output", SIDE + 8, TOP + 18),
         Note("blue: no mask needed; grey: masked", SIDE, TOP + 92), Note("empty: never computed", SIDE, TOP + 110),
         Note(f"of {TILES**2} tiles of scores, computed", SIDE, TOP + 142),
-        Note("of them kept in memory: 0", SIDE, TOP + 186),
+        Note("scores in memory: 0", SIDE, TOP + 186),
     )  # fmt: skip
     told = (
-        (0.0, "A program takes a tile of queries and goes over the keys, tile by tile."),
+        (0.0, "A program takes a tile of queries and loops over the keys, one tile at a time."),
         (float(len([kind for kind in found[0] if kind != "hidden"])), "Each tile of scores is used and dropped."),
-        (time, "Every output is written once; the matrix of scores was never in memory."),
+        (time, "Each output is written once, and the score matrix was never in memory."),
     )
-    title = "The scores exist one tile at a time" + {"none": ""}.get(mask, "; tiles that the mask hides are skipped")
+    title = "The scores exist one tile at a time" + {"none": ""}.get(mask, "; hidden tiles are skipped")
     return Animation(
         (WIDTH, TOP + TILES * CELL + 10), time, 12.0, "tiles", 1.0, title, tuple(movers), tuple(bars), notes,
         (Counter("tiles of scores computed", "{}", SIDE, TOP + 160, computed, 0.0, time, 0),), boxes, told,

@@ -81,8 +81,8 @@ class Tiles:
             f"{whole:,} tiles that need no mask",
             f"{cut:,} tiles on the diagonal",
             f"{unseen:,} unneeded tiles, {'skipped' if self.skips else 'computed anyway'}",
-            f"{si(self.bytes, 'B')} asked for, a head of {DIM} in 16 bits",
-            f"{si(4 * self.tokens * DIM * ITEMSIZE, 'B')} of them once only: q, k, v and the output",
+            f"{si(self.bytes, 'B')} requested per head of dimension {DIM}, in 16 bits",
+            f"{si(4 * self.tokens * DIM * ITEMSIZE, 'B')} distinct: q, k, v and the output",
         ]
 
     @property

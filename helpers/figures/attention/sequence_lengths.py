@@ -70,7 +70,7 @@ class Attention:
         ratios = {panel: of["unfused"] / of["fused"] for panel, of in self.values.items()}
         size = f"{self.tokens:,} tokens"
         if not self.fits:
-            return f"{size}: written out it does not fit in the {self.device.name}'s {si(self.device.memory, 'B')}"
+            return f"{size}: unfused doesn't fit in the {self.device.name}'s {si(self.device.memory, 'B')}"
         memory, moved, time = (plain(ratios[panel]) for panel in ("memory", "bytes", "time"))
         return f"{size}: fused takes {memory}x less memory, {moved}x less traffic, {time}x less time"
 
@@ -81,7 +81,7 @@ class Attention:
         for name in VERSIONS:
             memory, moved, time = (self.values[panel][name] for panel in ("memory", "bytes", "time"))
             told.append(
-                f"{name} keeps {si(memory, 'B')}, moves {si(moved, 'B')}, takes {si(time, 's')} at least "
+                f"{name} holds {si(memory, 'B')}, moves {si(moved, 'B')}, takes at least {si(time, 's')} "
                 f"({bound[name].unit})"
             )
         kind = "causal" if self.causal else "full"
@@ -91,7 +91,7 @@ class Attention:
 PANELS = {
     "memory": ("memory beyond q, k, v", "B", (1e4, 5e13), (1e6, 1e9, 1e12)),
     "bytes": ("bytes moved", "B", (1e4, 5e13), (1e6, 1e9, 1e12)),
-    "time": ("time at least", "s", (1e-9, 1e3), (1e-9, 1e-6, 1e-3, 1)),
+    "time": ("minimum time", "s", (1e-9, 1e3), (1e-9, 1e-6, 1e-3, 1)),
 }
 SIZE = (576, 262)  # points
 LEFTS, WIDTH = (46, 238, 430), 134

@@ -73,7 +73,7 @@ BARS = dict(zip(FORMATS, (66, 104, 142, 180), strict=True))
 BAR = 22
 BYTES = Panel(98, 168, "bytes; grey: weights")
 INTENSITY = Panel(256, 336, "FLOP/byte; | is the ridge", "")
-TIME = Panel(396, 466, "time at least", "s")
+TIME = Panel(396, 466, "minimum time", "s")
 MAX_INTENSE = 4  # decades of its axis, from 1
 
 
@@ -113,7 +113,7 @@ def scene(layer: ExpertLayer, tokens: int, device: Device) -> Scene:
     labels += [*BYTES.ends(bytes_end, SIZE), *ends, *TIME.ends(time_end, SIZE)]
     title = finding(layer, tokens, {name: max(each) for name, each in times.items()})
     what = f"{device.name}, {counted(tokens)}, {layer.experts} experts of {layer.cols} x {layer.out_cols}"
-    return Scene(title, tuple(boxes), tuple(labels), f"{what}, {layer.top_k} a token: {'; '.join(told)}. {title}.")
+    return Scene(title, tuple(boxes), tuple(labels), f"{what}, {layer.top_k} per token: {'; '.join(told)}. {title}.")
 
 
 def counted(tokens: int) -> str:

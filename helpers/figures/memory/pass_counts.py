@@ -104,6 +104,35 @@ PASSES = {
         "Quantised where the row is computed, only small elements go back",
         (("q, int8", 0.5),),
     ),
+    "mlp": Passes(
+        (
+            Pass("norm", ("x",), ("normed",)), Pass("gate", ("normed",), ("gate",)), Pass("up", ("normed",), ("up",)),
+            Pass("SiLU", ("gate", "up"), ("hidden",)), Pass("down", ("hidden",), ("sums",)),
+            Pass("+ x", ("sums", "x"), ("y",)),
+        ),
+        (
+            Pass("norm", ("x",), ("normed",)), Pass("gate, up, SiLU", ("normed",), ("hidden",)),
+            Pass("down, + x", ("hidden", "x"), ("y",)),
+        ),
+        "One way to fuse a gated MLP: three of its activations never reach memory",
+    ),
+    "compiled": Passes(
+        (
+            Pass("matmul", ("x",), ("sums",)), Pass("+ bias", ("sums",), ("biased",)),
+            Pass("GELU", ("biased",), ("acted",)), Pass("+ residual", ("acted", "residual"), ("y",)),
+        ),
+        (Pass("matmul", ("x",), ("sums",)), Pass("the rest, generated", ("sums", "residual"), ("y",))),
+        "torch.compile writes one kernel for the elementwise steps after a matmul",
+    ),
+    "decode": Passes(
+        (
+            Pass("q · keys", ("keys",), ("scores",)), Pass("softmax", ("scores",), ("weights",)),
+            Pass("· values", ("weights", "values"), ("out",)),
+        ),
+        (Pass("all three", ("keys", "values"), ("out",)),),
+        "For one token, the keys and values are nearly all the traffic",
+        (("scores", 0.06), ("weights", 0.06), ("out", 0.06)),
+    ),
 }  # fmt: skip
 
 

@@ -61,7 +61,7 @@ def require_settings(chosen: object, names: tuple[str, ...], asked: str) -> None
         raise AnswerError(f"{asked}: expected {{{wanted}}}", "what your function returns")
     for name, value in chosen.items():
         if type(value) is not int or value < 1 or value & (value - 1):
-            raise AnswerError(f"{asked}: {name} is {value!r}, not a power of two", f"how {name} is made")
+            raise AnswerError(f"{asked}: {name} is {value!r}, not a whole power of two", f"how {name} is made")
     if chosen["num_warps"] > 32:
         raise AnswerError(f"{asked}: a block has 32 warps at most", "how num_warps is made")
 

@@ -36,6 +36,7 @@ def norm_cases(
     widest: int = 9000,
     eps: str = EPS,
     one_rounding: bool = False,
+    short: bool = False,
 ) -> list[Case]:
     """Calls of a norm, `norm(x, .., weight, .., eps)`, over the last dimension, the simplest first.
 
@@ -51,6 +52,7 @@ def norm_cases(
         widest: elements of the widest row.
         eps: where an answer that fails for an eps of another size is likely to be wrong.
         one_rounding: whether results of 16 bits must be rounded once.
+        short: whether 16 bits also come in many rows of 8: there the roundings of squares do not average out.
     """
     draw = normal(seed)
 
@@ -85,6 +87,10 @@ def norm_cases(
         found.append(
             call(name, f"{name}: load, convert to float32, compute, then store", 2, 127, dtype=dtype, scale=1.0)
         )
+    for dtype in LOW_PRECISION if short else ():
+        name = str(dtype).removeprefix("torch.")
+        squares = f"{name}: what is rounded to 16 bits before the store: the squares, their sum, the root"
+        found.append(call(f"{name}, short rows", squares, 64, 8, dtype=dtype, scale=1.0))
     for label, kind in (("mean 20", {"mean": 20.0, "scale": 1.0}), ("deviation 8", {"scale": 4.0})):
         found.append(call(f"float16, {label}", WIDEN, 1, 4096, dtype=torch.float16, **kind))
     wide = "bfloat16: the sums over a wide row; convert to float32 before them"

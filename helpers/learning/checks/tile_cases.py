@@ -132,6 +132,11 @@ def _far_apart(draw, shape: tuple[int, int, int, int], tensors: int) -> tuple:
     return _planned(draw, shape, tensors, queries, torch.full((shape[2],), 3.75))
 
 
+def _falling(draw, tensors: int) -> tuple:
+    """Return scores that fall by 300 along the keys: in a later tile the maximum is far below the row's."""
+    return _planned(draw, (1, 1, FALLING, 16), tensors, torch.ones(FALLING), torch.linspace(150.0, -150.0, FALLING))
+
+
 def _steep(draw, shape: tuple[int, int, int, int], tensors: int, step: float = 4.0) -> tuple:
     """Return scores that grow by `step` per key: a query's hidden scores are above its visible ones."""
     return _planned(draw, shape, tensors, torch.full((shape[2],), step), torch.arange(float(shape[2])))
@@ -167,10 +172,23 @@ def _of_large_products(draw, shape: tuple[int, int, int, int], tensors: int) -> 
     return q.half(), k.half(), *(x.half() for x in v)
 
 
+def score_conditioning(q: torch.Tensor, k: torch.Tensor, dtype: torch.dtype) -> float:
+    """Return by how much the rounding of float32 scores may exceed a unit in the last place of a result of `dtype`.
+
+    A score has half a unit in its last place, and so has the maximum that is taken off: together the score's size times
+    float32's eps, which the exponential makes a relative error, however small the difference is.
+    """
+    scores = (q.double() @ k.double().mT).abs() / q.shape[-1] ** 0.5
+    largest = scores[scores.isfinite()].max().item() if scores.isfinite().any() else 0.0
+    return max(1.0, largest * torch.finfo(torch.float32).eps / torch.finfo(dtype).eps)
+
+
+FALLING = 256  # keys: two tiles even of 128
 WHOLE = 128  # queries and keys, whole tiles of the usual sizes
 RESCALE = "the rescaling: when the maximum grows, what was summed so far shrinks"
 MAXIMUM = "the exponential: take the row's maximum off first"
 SIZES = "the sizes: dim, the scale that depends on it, and how many tiles of queries and of keys there are"
+LARGEST_SO_FAR = "the running maximum: tl.maximum of the one so far and the tile's, for a later tile's may be smaller"
 CARRIED = "what is carried from one tile of keys to the next, and what is done once, after the last"
 LOWEST = "the maximum's start: -inf, for 0 is above every score here"
 MASKED_WITH = f"{LOWEST}; and the score of a masked key, which is -inf, not a large negative number"
@@ -189,8 +207,8 @@ HEADS = "the strides: four for each tensor, and which are whose"
 def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGTHS) -> list[Case]:
     """Calls of `attention_scores(q, k, valid)`: (batch, heads, seq, dim) in fp16; (batch, seq) in bool, all True.
 
-    One tile; scores whose exponentials overflow; other dims; scores that grow along the keys; scores far below 0;
-    queries of a tile whose scores are far apart; hidden scores above visible ones; NaN; then each of `shapes`; each
+    One tile; scores whose exponentials overflow; other dims; scores that grow or fall along the keys; scores far below
+    0; queries of a tile whose scores are far apart; hidden scores above visible ones; NaN; then each of `shapes`; each
     tensor alone with its axes in the opposite order; heads that are not contiguous; no batch at all.
     """
     draw = normal(seed)
@@ -200,7 +218,8 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
         batch, _, seq, _ = inputs[0].shape
         valid = torch.ones(batch, seq, dtype=torch.bool, device=inputs[0].device)
         # The weights are float32, and so are the scores that they depend on.
-        return Case(label, (*inputs, valid), look_at, input_error=torch.float32)
+        rounded = score_conditioning(*inputs[:2], torch.float32)
+        return Case(label, (*inputs, valid), look_at, input_error=torch.float32, conditioning=rounded)
 
     base = "the scale, 1/sqrt(dim), and the causal mask: key j for query i where j <= i"
     found = [call("", base, _first_key_leads(draw, (1, 1, 64, 16), 2))]
@@ -208,6 +227,7 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
     found.append(call("another dim", SIZES, _first_key_leads(draw, (1, 1, 64, 64), 2)))
     found.append(call("dim 32, large scores", IN_FLOAT32, _of_large_products(extreme, (1, 1, 64, 32), 2)))
     found.append(call("scores that grow", RESCALE, _growing(draw, (1, 1, WHOLE, 16), 2)))
+    found.append(call("scores that fall", LARGEST_SO_FAR, _falling(extreme, 2)))
     tile = (1, 1, 64, 16)
     found.append(call("scores far below 0", LOWEST, _far_below_zero(extreme, tile, 2, -150.0)))
     found.append(call("scores of -12000", MASKED_WITH, _far_below_zero(extreme, tile, 2, -12000.0)))
@@ -240,6 +260,11 @@ def masked_cases(seed: int, seq: int = 40) -> list[Case]:
     """Calls of `attention_scores(q, k, valid)` with keys that are padding: queries that see few keys, or none."""
     draw = normal(seed)
     device = draw(1).device
+
+    def call(label: str, look_at: str, q: torch.Tensor, k: torch.Tensor, valid: torch.Tensor) -> Case:
+        rounded = score_conditioning(q, k, torch.float32)
+        return Case(label, (q, k, valid), look_at, input_error=torch.float32, conditioning=rounded)
+
     found = []
     for label, first, last, heads, keys in (
         ("padding at the end", 0, seq // 2, 2, seq),
@@ -253,29 +278,30 @@ def masked_cases(seed: int, seq: int = 40) -> list[Case]:
         look_at = (
             "rows without a key: 0, and not 0/0" if first or not last else "which mask is whose: valid tells of keys"
         )
-        inputs = (*_attention_call(draw, (2, heads, keys, 16), 2), valid)
-        found.append(Case(label, inputs, look_at, input_error=torch.float32))
+        found.append(call(label, look_at, *_attention_call(draw, (2, heads, keys, 16), 2), valid))
     # Padding whose scores are the largest, 200 above the rest.
     q, k = _planned(draw, (1, 1, seq, 16), 2, torch.full((seq,), 8.0), torch.zeros(seq))
     k[..., ::2, 0] = 100.0
     valid = (torch.arange(seq, device=device) % 2 == 1)[None]
-    found.append(Case("padding with the largest scores", (q, k, valid), MASK_FIRST, input_error=torch.float32))
+    found.append(call("padding with the largest scores", MASK_FIRST, q, k, valid))
     return found
 
 
 def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGTHS) -> list[Case]:
     """Calls of `flash_attention(q, k, v, causal)`: (batch, heads, seq, dim) in fp16 and a bool.
 
-    A tile or two, full and causal; scores whose exponentials overflow; another dim; scores that grow along the keys;
-    large scores; scores far below 0; queries of a tile whose scores are far apart; hidden scores above visible ones;
-    many small weights among a few large; values whose sum passes 65504; NaN; then each of `shapes`, both full and
+    A tile or two, full and causal; scores whose exponentials overflow; another dim; scores that grow or fall along the
+    keys; large scores; scores far below 0; queries of a tile whose scores are far apart; hidden scores above visible
+    ones; many small weights among a few large; values whose sum passes 65504; NaN; then each of `shapes`, both full and
     causal; each tensor alone with its axes in the opposite order; heads that are not contiguous; no batch at all.
     """
     draw = normal(seed)
     extreme = normal(seed + 1)
 
     def call(label: str, look_at: str, inputs: tuple, causal: bool = False, **kind) -> Case:
-        return Case(label, (*inputs, causal), look_at, arguments="causal" if causal else "full", **kind)
+        rounded = score_conditioning(*inputs[:2], torch.float16)
+        given = "causal" if causal else "full"
+        return Case(label, (*inputs, causal), look_at, arguments=given, conditioning=rounded, **kind)
 
     formula = "the formula: two products, and the softmax between them"
     mask = "the causal mask: key j for query i where j <= i"
@@ -288,6 +314,7 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
     single = {"input_error": torch.float32}  # the weights depend on float32 scores
     found.append(call("dim 128, large scores", IN_FLOAT32, _of_large_products(extreme, (1, 1, 64, 128), 3), **single))
     found.append(call("scores that grow", RESCALE, _growing(draw, (1, 1, WHOLE, 16), 3)))
+    found.append(call("scores that fall", LARGEST_SO_FAR, _falling(extreme, 3), **single))
     found.append(call("scores far below 0", LOWEST, _far_below_zero(extreme, tile, 3, -40.0), **single))
     found.append(call("scores of -12000", MASKED_WITH, _far_below_zero(extreme, tile, 3, -12000.0), True, **single))
     found.append(call("queries far apart", OWN_MAXIMUM, _far_apart(extreme, two, 3), **single))
