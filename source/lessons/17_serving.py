@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 17 Serving: the roofline of one token
 #
-# A model reads a thousand-token prompt in one pass. It then writes the answer at one pass *per token*, and every one of
-# those passes rereads all the weights and everything it has cached about the conversation. **What limits that, which
-# kernels do the work, and how does each trick in a serving system change the bytes?**
+# A model reads a thousand-token prompt in one pass. It then writes the answer one token at a time, and for every token
+# it rereads all the weights and everything it has cached about the conversation. **What limits that, which kernels do
+# the work, and how does each trick in a serving system change the bytes?**
 #
 # After this lesson you can
 #
