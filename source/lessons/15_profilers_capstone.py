@@ -56,6 +56,15 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")
 
 # %% [markdown]
+# The capstone of this lesson is a whole transformer block. Here is its second half, the gated MLP, operator by operator
+# and in three kernels. (The weights, which both versions read once, aren't drawn.) Press **Play**:
+
+# %% tags=["hide-input"]
+from helpers.figures import passes_animation
+
+passes_animation("mlp")
+
+# %% [markdown]
 # ## Which profiler answers which question?
 #
 # | question | tool | it gives you |

@@ -57,6 +57,15 @@ def meta(*shape, dtype=torch.bfloat16):
 
 
 # %% [markdown]
+# This is what compilers do best. A linear layer with a bias, GELU and a residual, run operator by operator, and as
+# `torch.compile` runs it. Press **Play**:
+
+# %% tags=["hide-input"]
+from helpers.figures import passes_animation
+
+passes_animation("compiled")
+
+# %% [markdown]
 # ## One function
 #
 # RMSNorm, a SiLU gate, a product: three lines of PyTorch found in many language models.

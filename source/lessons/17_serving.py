@@ -46,6 +46,15 @@ def in_us(name, first):
 
 
 # %% [markdown]
+# Here is the attention of a single new token, step by step and in one kernel. Press **Play**, and compare what crosses
+# with what you saw in lesson 10:
+
+# %% tags=["hide-input"]
+from helpers.figures import passes_animation
+
+passes_animation("decode")
+
+# %% [markdown]
 # ## Prefill and decode on one roofline
 #
 # [Prefill](../docs/glossary.md#prefill) runs the model over a whole prompt. [Decode](../docs/glossary.md#decode) runs
