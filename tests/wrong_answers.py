@@ -171,8 +171,6 @@ WRONG = {
             "lane"
         },
         "list": {"exists = element < elements": "z = [3, 1]\n    z.sort()\n    exists = element < elements"},
-        "grid of 1024 at most": {"[(programs,)]": "[(min(programs, 1024),)]"},
-        "grid of 256 at most": {"[(programs,)]": "[(min(programs, 256),)]"},
         "block128": {"block = 1024": "block = 128"},
         "block65536": {"block = 1024": "block = 65536"},
         "nan0": {"s = a + b": "s = a + b\n    s = tl.where(s == s, s, 0.0)"},

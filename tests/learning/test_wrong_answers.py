@@ -26,7 +26,6 @@ SAMPLE = [
     ("05b_residual_rms_norm", "list"),
     ("05b_residual_rms_norm", "sum rounded before its squares"),
     ("05b_residual_rms_norm", "rstd in 16 bits"),
-    ("03_fused_add_gelu", "grid of 1024 at most"),
     ("03_fused_add_gelu", "default cache"),
     ("09_conv_bn_relu", "images 8"),
     ("17_flash_decoding", "16 splits"),

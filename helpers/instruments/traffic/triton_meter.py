@@ -265,7 +265,7 @@ class TritonMeter:
         if not left.any():
             return None
         self._count_outside(kind, site, Pattern(relative, left, itemsize), origin, itemsize)
-        # Which lanes meet another tensor is the allocator's doing: what is reported are those past the first lane's.
+        # The allocator decides which stray lanes hit another tensor: report all lanes outside the first lane's tensor.
         first = addresses[mask][0]
         owner = next((other for other in self._operands if other.holds_lanes(first, itemsize)), None)
         astray = left if owner is None else mask & ~owner.holds_lanes(addresses, itemsize)
