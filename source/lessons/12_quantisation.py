@@ -322,7 +322,8 @@ def product_error(x, rounded_x, rounded_w):
 # %% [markdown]
 # In a language model's activations, a few *columns* are far larger than the rest, for every token (Dettmers et al.,
 # arXiv:2208.07339). `outlier_x` is normally distributed, but one of its 1024 columns is a hundred times as large, so in
-# a typical row one int8 step is about 0.7. **With a per-row scale, what share of `outlier_x` is rounded to zero?**
+# a typical row one int8 step is about half of a normal element's size. **With a per-row scale, what share of
+# `outlier_x` is rounded to zero?**
 
 # %% tags=["hide-input"]
 zeroed = predict_first(
