@@ -736,8 +736,8 @@ without.compare(
 #   so it's only updated when the true one has grown by more than, say, 8 in base 2. And it uses features that only
 #   Blackwell has: accumulators in tensor memory, and matmuls shared by two SMs.
 #
-# (FlashAttention-3 isn't in our tables. FlashAttention-4, which also runs on Hopper, is in the last chart of *Going
-# further*. PyTorch can call both through `torch.nn.attention.activate_flash_attention_impl`.)
+# (FlashAttention-3 isn't in our tables. FlashAttention-4 is in *Going further*. PyTorch can call both through
+# `torch.nn.attention.activate_flash_attention_impl`.)
 #
 # ## What a compiler can do
 #

@@ -16,7 +16,7 @@
 # - name five reasons to leave two kernels apart;
 # - run the analyser on a model of your own, and judge how far to trust it.
 #
-# About 65 minutes. It builds on [02](02_bytes_and_launches.ipynb) (bytes, launches), [07](07_occupancy.ipynb)
+# About 70 minutes. It builds on [02](02_bytes_and_launches.ipynb) (bytes, launches), [07](07_occupancy.ipynb)
 # (registers), [08](08_matmul_epilogues.ipynb) (epilogues) and [10](10_attention.ipynb), and leads to [exercise
 # 13](../exercises/13_decide.ipynb).
 
@@ -393,6 +393,41 @@ TraceExplorer(record()["timeline"])
 # use `tl.extra.cuda.gdc_wait()` and `gdc_launch_dependents()`, and launch with `launch_pdl=True`; Inductor inserts them
 # if you set `TORCHINDUCTOR_ENABLE_PDL=1`. You'll see it timed in lesson 18.
 #
+# ## Horizontal fusion, timed
+#
+# Fusing siblings saves bytes only if they share an input. Independent operations share nothing, but several small ones
+# can still fill a GPU that each would leave mostly idle. You can put each on its own CUDA stream, or do all of them in
+# one kernel. **By what factor does one kernel beat eight launches in a row, for eight linear layers of 64 rows?**
+
+# %% tags=["hide-input"]
+side_by_side = predict_first(
+    "eight small linear layers, GPU time, in a row over one kernel", unit="times"
+)
+side_by_side
+
+# %% tags=["hide-input"]
+from benchmarks.experiments import lesson_13_horizontal as horizontal
+
+h100 = recorded(horizontal.RECORD.removesuffix(".json"))
+apart = h100.experiment("horizontal_fusion")
+rows = []
+for what, ways in apart.items():
+    for way in ("one by one", "streams", "one kernel"):
+        times = (f"{1e6 * ways[way][clock].median:.0f} us" for clock in ("gpu", "call"))
+        rows.append((what, way, *times))
+label = h100.label_of("horizontal_fusion")
+display(table(("", "way", "GPU, cold L2", "call, from Python"), rows, label))
+few = apart["8 linear layers, 64 rows"]
+side_by_side.compare(
+    few["one by one"]["gpu"].median / few["one kernel"]["gpu"].median,
+    "One of these layers leaves most SMs idle. Streams overlap them on the GPU, but calls take "
+    "longer, because Python also has to switch streams and record events.",
+)
+
+# %% [markdown]
+# The single kernel is a batched matmul, a convolution with groups, or Inductor's combo kernel. With thousands of rows
+# each layer fills the GPU, so there's less to win. On the GPU, streams beat the grouped convolution.
+#
 # ## The flowchart
 #
 # So there's an order to the questions. May one kernel do it? Do its values fit? Is the GPU the limit at all? Is it a
@@ -697,8 +732,17 @@ print("fused is closer to float64:", off[1] < off[0])
 seconds = sorted(graph["compile_seconds"] for graph in record()["graphs"].values())
 slowest = f"the slowest {seconds[-1]:.1f} s"
 print(f"{len(seconds)} graphs: median {statistics.median(seconds):.1f} s, {slowest}")
+compiled_in = h100.experiment("compile_seconds")
+one, several = (found["middle"] for found in compiled_in.values())
+print(f"a decoder layer as one kernel takes {one / several:.2f} times as much")
+rows = [(way, *(f"{each:.2f} s" for each in found.values())) for way, found in compiled_in.items()]
+table(("a decoder layer", *compiled_in["one kernel"]), rows, h100.label_of("compile_seconds"))
 
 # %% [markdown]
+# The table compares lesson 18's layer as one kernel and as five small ones, compiled for an H100 without a cache. The
+# ranges overlap, so one large kernel isn't much more expensive to compile. But you can't compile it in parallel, and
+# changing one line recompiles all of it.
+#
 # If a shape changes with every request, you pay that again, or you get a slower kernel that works for any shape.
 # Debugging changes as well. After fusing, a profile has one line where there used to be six, and you have one place to
 # set a breakpoint where you used to have six.
@@ -919,6 +963,25 @@ print(f"of {saved * 1e6:.0f} us that it would save, {launches * 1e6:.0f} us are 
 # Both predictions are too short by nearly a third. Kernels this small consist of little more than their start and end,
 # and the model doesn't know much about either. The ratio is about right.
 #
+# ### AdamW over 300 small tensors
+#
+# An optimizer's step is horizontal fusion: the same update, for hundreds of tensors that don't depend on each other.
+# Here are 300 parameters of 64 to 16,384 elements. `kernels.adamw` keeps the addresses in a table in memory, so it needs
+# one launch for any number of tensors. PyTorch passes them as launch arguments, which limits how many fit.
+
+# %% tags=["hide-input"]
+adamw = h100.experiment("adamw_small")
+rows = [
+    (way, *(f"{1e6 * found[clock].median:.0f} us" for clock in ("gpu", "call")))
+    for way, found in adamw.items()
+]
+table(("one step", "GPU, cold L2", "call, from Python"), rows, h100.label_of("adamw_small"))
+
+# %% [markdown]
+# On the GPU ours is far ahead, but called from Python it's behind PyTorch's fused step, because it checks every tensor
+# in all four lists. With so little work, only a CUDA graph makes the GPU's time count. (Ours doesn't advance its step
+# counter here. PyTorch keeps one per tensor and advances all of them, which is part of its time.)
+#
 # ### One large model, layer by layer
 #
 # That claim is usually made about one particular model:
@@ -964,7 +1027,6 @@ table(
 # much as running 40 layers:
 
 # %% tags=["hide-input"]
-h100 = recorded(opt.RECORD.removesuffix(".json"))
 names = {64: "opt_layer_64", 512: "opt_layer_512", 2048: "opt_layer_2048"}
 layers = {tokens: h100.experiment(name) for tokens, name in names.items()}
 rows = []
