@@ -111,7 +111,7 @@ unfused.launch_table()
 # Fewer bytes than that may actually travel between the chip and DRAM. There is a cache in between,
 # [L2](../docs/glossary.md#l2), and it may still hold what was just written. Here are three sizes. **Watch which tiles
 # of the sum are still in L2** when the second kernel asks for them. Wherever requests and DRAM traffic differ, the
-# lessons say which of the two they mean.
+# lessons name the one they mean.
 
 # %% tags=["hide-input"]
 from helpers.figures import request_animation

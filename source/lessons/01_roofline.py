@@ -2,7 +2,7 @@
 # # 01 The roofline: what limits a kernel
 #
 # A ReLU does one comparison per element. An A100 can do hundreds of trillions of operations per second.
-# **What share of that does a ReLU reach?** And if you gave it ten times as much arithmetic, how much longer would it
+# **What share of that does a ReLU reach?** And if you gave it ten times the arithmetic, how much longer would it
 # take?
 #
 # After this lesson you can
@@ -101,7 +101,7 @@ orders = math.log10(a100.ridge / relu.intensity)
 share.compare(
     100 * a100.attainable(relu.intensity) / a100.peak,
     f"ReLU is {orders:.1f} orders of magnitude (powers of ten) below the ridge. The peak could be "
-    "a hundred times lower and it wouldn't matter, nor would ten times as much arithmetic.",
+    "a hundred times lower and it wouldn't matter, nor would ten times the arithmetic.",
 )
 
 # %% [markdown]
@@ -486,8 +486,8 @@ for name, unit, rate in (
 # clock has to drop. (These matmuls alternated with copies. Lesson 03b shows that after seconds of nothing but matmuls,
 # the rate is lower still.) DRAM also loses time, because it has to refresh its cells and to switch between reads and
 # writes. The on-chip rates come close to their peaks. (You won't find those two in a data sheet. We computed them as
-# units times clock, from NVIDIA's programming guide.) When the lessons compare GPUs they use data sheets, and they say
-# so where they use a measured roof.
+# units times clock, from NVIDIA's programming guide.) When the lessons compare GPUs they use data sheets, and a
+# measured roof is labelled as one.
 #
 # ### Does the ridge move right?
 #

@@ -254,7 +254,7 @@ warp_chart(
 )
 
 # %% [markdown]
-# A wide load requests four times as much in one go, and wastes no more than a narrow one. In both cases neighbouring
+# A wide load requests 4x as much in one go, and wastes no more than a narrow one. In both cases neighbouring
 # lanes share sectors, which is called [coalescing](../docs/glossary.md#coalescing). Shifting everything by one element
 # only adds a single sector. What really wastes bytes is a **stride**: if lanes take every second element, they still
 # fetch whole sectors. **How many sectors does a warp fetch when it takes every eighth?**

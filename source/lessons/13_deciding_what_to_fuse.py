@@ -966,8 +966,8 @@ print(f"of {saved * 1e6:.0f} us that it would save, {launches * 1e6:.0f} us are 
 # ### AdamW over 300 small tensors
 #
 # An optimizer's step is horizontal fusion: the same update, for hundreds of tensors that don't depend on each other.
-# Here are 300 parameters of 64 to 16,384 elements. `kernels.adamw` keeps the addresses in a table in memory, so it needs
-# one launch for any number of tensors. PyTorch passes them as launch arguments, which limits how many fit.
+# Here are 300 parameters of 64 to 16,384 elements. `kernels.adamw` keeps the addresses in a table in memory, so it
+# needs one launch for any number of tensors. PyTorch passes them as launch arguments, which limits how many fit.
 
 # %% tags=["hide-input"]
 adamw = h100.experiment("adamw_small")
@@ -986,9 +986,9 @@ table(("one step", "GPU, cold L2", "call, from Python"), rows, h100.label_of("ad
 #
 # That claim is usually made about one particular model:
 #
-# **Claim: "OPT-13B's forward pass goes from 120 to 80 ms by fusion."** It doesn't say which GPU, how many tokens or
-# what baseline. The model has 40 identical layers. Here is one of them, with attention done operator by operator or as
-# PyTorch's fused call:
+# **Claim: "OPT-13B's forward pass goes from 120 to 80 ms by fusion."** It names no GPU, number of tokens or baseline.
+# The model has 40 identical layers. Here is one of them, with attention done operator by operator or as PyTorch's fused
+# call:
 
 # %%
 import inspect

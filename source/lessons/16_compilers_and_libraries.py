@@ -273,7 +273,7 @@ print(source)
 x_loads.compare(
     source.count("tl.load(in_ptr0"),
     "It's one kernel with two passes. It processes a row of more than 1024 elements in blocks, so "
-    "the row is no longer in registers by the time the root is known. Shorter rows do fit. Such a "
+    "the row has left the registers by the time the root is known. Shorter rows do fit. Such a "
     "kernel is called persistent, and its name has per where this one has red.",
 )
 
@@ -761,7 +761,7 @@ for name in ("eager", "torch.compile", "fused"):
 gate_gain.compare(
     plan.time_unfused / plan.time_fused,
     "Five passes become three. torch.compile is as fast as the handwritten kernel here, so the "
-    "kernel on its own is no longer worth it. A pass that also fuses the quantisation can be.",
+    "kernel on its own isn't worth it any more. A pass that also fuses the quantisation can be.",
 )
 
 # %% [markdown]
