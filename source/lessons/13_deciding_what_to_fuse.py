@@ -734,7 +734,7 @@ slowest = f"the slowest {seconds[-1]:.1f} s"
 print(f"{len(seconds)} graphs: median {statistics.median(seconds):.1f} s, {slowest}")
 compiled_in = h100.experiment("compile_seconds")
 one, several = (found["middle"] for found in compiled_in.values())
-print(f"a decoder layer as one kernel takes {one / several:.2f} times as much")
+print(f"a decoder layer: one kernel over five {one / several:.2f}")
 rows = [(way, *(f"{each:.2f} s" for each in found.values())) for way, found in compiled_in.items()]
 table(("a decoder layer", *compiled_in["one kernel"]), rows, h100.label_of("compile_seconds"))
 
@@ -1023,8 +1023,8 @@ table(
 )
 
 # %% [markdown]
-# Then we timed one such layer. Its weights are much larger than the L2 cache, so calling one layer 40 times costs as
-# much as running 40 layers:
+# Then we timed one such layer. Its weights are much larger than the L2 cache, so 40 calls of
+# one layer cost as much as 40 layers:
 
 # %% tags=["hide-input"]
 names = {64: "opt_layer_64", 512: "opt_layer_512", 2048: "opt_layer_2048"}

@@ -12,7 +12,7 @@
 # - find the guard that made torch.compile recompile, and rewrite code to avoid a graph break;
 # - put your own kernel into a compiled model, as an operator or with a pattern pass;
 # - read XLA's fusions, and explain what a library's epilogue can't do;
-# - choose between a compiler, a library and your own kernel, and say why.
+# - choose between a compiler, a library and your own kernel, and give your reason.
 #
 # About 60 minutes. It builds on [05](05_normalisation.ipynb) (RMSNorm), [08](08_matmul_epilogues.ipynb) (epilogues),
 # [11](11_training.ipynb) (saved tensors) and [13](13_deciding_what_to_fuse.ipynb) (what may share a kernel), and leads
@@ -378,7 +378,7 @@ softmax_loads.compare(
 # %% [markdown]
 # A scheduler reorders and joins loops, but it never changes the arithmetic inside them. Online softmax does change it:
 # it sums with a maximum that may be wrong and corrects the sum later, by $e^{m_{old} - m_{new}}$. Nothing in the graph
-# says that this is allowed. A person had to prove it. So compilers find such algorithms with a **pattern**: a known
+# proves that this is allowed. A person had to. So compilers find such algorithms with a **pattern**: a known
 # subgraph and its replacement. Attention is the same. Here it is in three operations, written in a way that matches no
 # pattern:
 
@@ -501,7 +501,7 @@ score_puzzle(
 )
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>visible = (query >= key) & (query - key < 4)</code>. If a key comes after the query, the distance is negative, so it's less than 4 as well.</details>
+# <details><summary>Answer</summary><code>visible = (query >= key) & (query - key < 4)</code>. If a key comes after the query, the distance is negative, so it's also less than 4.</details>
 #
 # Let's see what Inductor does with such a function. Ours caps the scores, as some models do. `flex_code` takes
 # attention's shapes and compiles for an H100. These lines of the generated Triton, between the two matmuls, are your
@@ -551,7 +551,7 @@ print(*source.splitlines()[-8:], sep="\n")
 # %% [markdown]
 # ## XLA
 #
-# JAX traces much as `make_fx` does, and compiles everything. There are no graph breaks, so an `if` on a value is an
+# JAX traces much as `make_fx` does, and compiles everything. It has no graph breaks: an `if` on a value is an
 # error. Its compiler, XLA, works on [HLO](../docs/glossary.md#hlo). This is our function before optimisation:
 
 # %% tags=["hide-input"]
