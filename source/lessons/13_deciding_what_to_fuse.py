@@ -397,11 +397,11 @@ TraceExplorer(record()["timeline"])
 #
 # Fusing siblings saves bytes only if they share an input. Independent operations share nothing, but several small ones
 # can still fill a GPU that each would leave mostly idle. You can put each on its own CUDA stream, or do all of them in
-# one kernel. **By what factor does one kernel beat eight launches in a row, for eight linear layers of 64 rows?**
+# one kernel. **By what factor does one batched matmul beat eight launches in a row, for matmuls of 128 rows?**
 
 # %% tags=["hide-input"]
 side_by_side = predict_first(
-    "eight small linear layers, GPU time, in a row over one kernel", unit="times"
+    "eight small matmuls, GPU time, in a row over one batched kernel", unit="times"
 )
 side_by_side
 
@@ -409,24 +409,43 @@ side_by_side
 from benchmarks.experiments import lesson_13_horizontal as horizontal
 
 h100 = recorded(horizontal.RECORD.removesuffix(".json"))
-apart = h100.experiment("horizontal_fusion")
+apart = {
+    "matmuls, 128 rows each": ("products", "small"),
+    "matmuls, 16 to 1024 rows": ("products", "unequal"),
+    "matmuls, 8192 rows each": ("products", "large"),
+    "matrix times vector, 512 wide": ("vectors", "small"),
+    "convolutions, 28 x 28": ("convolutions", "small"),
+}
+one_kernel = {
+    "batched": "one batched product",
+    "grouped": "one grouped kernel",
+    "combo": "combo kernel",
+    "groups": "one grouped convolution",
+}
 rows = []
-for what, ways in apart.items():
-    for way in ("one by one", "streams", "one kernel"):
-        times = (f"{1e6 * ways[way][clock].median:.0f} us" for clock in ("gpu", "call"))
-        rows.append((what, way, *times))
-label = h100.label_of("horizontal_fusion")
-display(table(("", "way", "GPU, cold L2", "call, from Python"), rows, label))
-few = apart["8 linear layers, 64 rows"]
+for what, (kind, size) in apart.items():
+    times = h100.experiment(f"horizontal_{kind}")[size]["gpu"]
+    alone = (f"{1e6 * times[way].median:.0f} us" for way in ("one after another", "streams"))
+    joined = (f"{n} {1e6 * times[way].median:.0f}" for n, way in one_kernel.items() if way in times)
+    rows.append((what, *alone, ", ".join(joined)))
+label = h100.label_of("horizontal_products", "horizontal_vectors", "horizontal_convolutions")
+columns = ("eight", "in a row", "on streams", "one kernel, us")
+display(table(columns, rows, f"{label}\nGPU time, cold L2"))
+few = h100.experiment("horizontal_products")["small"]
+calls = (
+    f"{way} {1e6 * few['call'][way].median:.0f} us"
+    for way in ("one after another", "streams", "one batched product")
+)
+print("a call from Python, 128 rows:", ", ".join(calls))
 side_by_side.compare(
-    few["one by one"]["gpu"].median / few["one kernel"]["gpu"].median,
-    "One of these layers leaves most SMs idle. Streams overlap them on the GPU, but calls take "
-    "longer, because Python also has to switch streams and record events.",
+    few["gpu"]["one after another"].median / few["gpu"]["one batched product"].median,
+    "One such matmul is too small for the GPU. Streams overlap them, but calls take longer, "
+    "because Python also has to switch streams and record events.",
 )
 
 # %% [markdown]
-# The single kernel is a batched matmul, a convolution with groups, or Inductor's combo kernel. With thousands of rows
-# each layer fills the GPU, so there's less to win. On the GPU, streams beat the grouped convolution.
+# *Grouped* is a Triton kernel with a table of tiles, for groups of any size. *Combo* is Inductor's combo kernel. With
+# thousands of rows each matmul fills the GPU, so there's little left to win.
 #
 # ## The flowchart
 #

@@ -636,7 +636,7 @@ for name in SHAPES:
         for pair in [(each["call"], each["graph"])]
     ]
     columns = (f"{name}, eight layers", "called", "as a graph")
-    display(table(columns, rows, h100.label_of(f"short_kernels_{name}")))
+    display(table(columns, rows, h100.label_of("short_kernels_small", "short_kernels_8B")))
 
 # %% [markdown]
 # ### The persistent kernel
