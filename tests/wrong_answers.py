@@ -4,6 +4,7 @@ exercise -> name -> {text in the model answer, comments left out: what stands th
 """
 
 import wrong_answers_10_to_16
+import wrong_answers_again
 
 LOW = ".to(x_ptr.dtype.element_ty).to(tl.float32)"
 SQUARES = "mean_square = tl.sum(s * s, axis=0) / cols"
@@ -170,8 +171,6 @@ WRONG = {
             "lane"
         },
         "list": {"exists = element < elements": "z = [3, 1]\n    z.sort()\n    exists = element < elements"},
-        "grid of 1024 at most": {"[(programs,)]": "[(min(programs, 1024),)]"},
-        "grid of 256 at most": {"[(programs,)]": "[(min(programs, 256),)]"},
         "block128": {"block = 1024": "block = 128"},
         "block65536": {"block = 1024": "block = 65536"},
         "nan0": {"s = a + b": "s = a + b\n    s = tl.where(s == s, s, 0.0)"},
@@ -626,6 +625,6 @@ WRONG = {
         "half up": {"y / scale + 12582912.0 - 12582912.0": "tl.floor(y / scale + 0.5)"},
     },
 }
-for _exercise, _found in wrong_answers_10_to_16.WRONG.items():
+for _exercise, _found in (*wrong_answers_10_to_16.WRONG.items(), *wrong_answers_again.WRONG.items()):
     _known = WRONG.setdefault(_exercise, {})
     _known |= {name if name not in _known else f"{name}, again": changes for name, changes in _found.items()}

@@ -1,113 +1,177 @@
-"""Lesson 13: independent operations side by side, small tensors in one optimizer step, and what compiling costs.
+"""Lesson 13: independent work one launch at a time, on streams, and in one launch; one step of AdamW over many tensors;
+compile time of one large kernel and of several small ones.
 
-Horizontal fusion puts operations that do not depend on each other into one launch. Timed here: linear layers on inputs
-of their own, convolutions, and RMSNorms, each one after the other, on a stream each, and as one kernel.
+Products: GROUPS times x @ weight, with rows of x for each group side by side in one tensor, so that every way reads the
+same memory. Equal groups are also one batched product; unequal ones are padded to the largest for it. Loops: GROUPS
+products of a matrix and a vector, each a sum over a row, the kind of loop that Inductor's combo kernel joins; it leaves
+matmuls to the library. Convolutions: GROUPS of them, and one with groups.
 """
 
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
-from torch._inductor import config as inductor
 from torch.nn import functional
 from triton import knobs
 
 import kernels
-from benchmarks.experiments import lesson_18
+from benchmarks.experiments import lesson_18, timed
 from helpers.instruments import compile_for
 from helpers.instruments.timing import Timing, benchmark_together
 from kernels.tiled.decoder_layer import OP
 
 RECORD = "h100_80gb_hbm3.json"  # where these are recorded, in benchmarks/results
-COUNT = 8  # independent operations
-LINEAR = {"64 rows": (64, 1024), "4096 rows": (4096, 1024)}  # rows; columns of x and of the result
-IMAGES = (4, 64, 28, 28)  # of each convolution, 3 x 3, 64 filters
-NORMS = (128, 1024)  # rows, columns
+GROUPS = 8
+K, N = 1024, 1024
+ROWS = {  # of each group
+    "small": (128,) * GROUPS,
+    "unequal": (1024, 512, 256, 128, 64, 32, 16, 16),
+    "large": (8192,) * GROUPS,
+}
+VECTORS = {"small": 512, "large": 8192}  # square matrices, in fp32
+CHANNELS, SIDE = 64, {"small": 28, "large": 224}  # per group; images of so many pixels squared
 SMALL = [(256, 64), (64,), (512,), (128, 128), (1024,)] * 60  # 300 parameters
+TILE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}
 
 
-def on_streams(calls: list[Callable[[], Tensor]]) -> Callable[[], list[Tensor]]:
-    """Return a call of all, each on a stream of its own, joined at the end."""
-    streams = [torch.cuda.Stream() for _ in calls]
-
-    def together() -> list[Tensor]:
-        now, found = torch.cuda.current_stream(), []
-        for stream, call in zip(streams, calls, strict=True):
-            stream.wait_stream(now)
-            with torch.cuda.stream(stream):
-                found.append(call())
-        for stream in streams:
-            now.wait_stream(stream)
-        return found
-
-    return together
-
-
-def timed(ways: dict[str, Callable[[], object]], calls: bool = True) -> dict[str, dict[str, Timing]]:
-    """Way -> "gpu": the GPU's time, cold L2; "call": the caller's, in a row of calls."""
-    with torch.no_grad():
-        clocks = {"gpu": benchmark_together(ways, runs=20)}
-        if calls:
-            clocks["call"] = benchmark_together(ways, runs=10, launches=True)
-    return {way: {clock: of[way] for clock, of in clocks.items()} for way in ways}
-
-
-def linears(rows: int, cols: int) -> dict[str, Callable[[], object]]:
-    """COUNT linear layers in bf16, with inputs and weights of their own."""
-    x, weight = (torch.randn(COUNT, size, cols, dtype=torch.bfloat16, device="cuda") for size in (rows, cols))
-    each = [lambda i=i: functional.linear(x[i], weight[i]) for i in range(COUNT)]
-    return {
-        "one by one": lambda: [call() for call in each],
-        "streams": on_streams(each),
-        "one kernel": lambda: torch.bmm(x, weight.mT),
-    }
+@triton.jit
+def grouped_kernel(
+    x_ptr,  # (rows of all groups, k)
+    weight_ptr,  # (groups, k, n)
+    y_ptr,  # (rows of all groups, n)
+    tile_ptr,  # (tiles, 3) int32: group, first row, the group's end
+    k,
+    n,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    entry = tile_ptr + 3 * tl.program_id(1)
+    group, first, end = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
+    row = first + tl.arange(0, BLOCK_M)[:, None]
+    col = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    weight_ptr += group.to(tl.int64) * k * n
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, k, BLOCK_K):
+        depth = start + tl.arange(0, BLOCK_K)
+        x = tl.load(x_ptr + row * k + depth[None, :], mask=(row < end) & (depth[None, :] < k), other=0.0)
+        weight = tl.load(weight_ptr + depth[:, None] * n + col, mask=(depth[:, None] < k) & (col < n), other=0.0)
+        acc = tl.dot(x, weight, acc)
+    tl.store(y_ptr + row * n + col, acc.to(y_ptr.dtype.element_ty), mask=(row < end) & (col < n))
 
 
-def convolutions() -> dict[str, Callable[[], object]]:
-    """COUNT 3 x 3 convolutions in bf16, channels last; as one kernel: with groups, on concatenated channels."""
-    options = {"dtype": torch.bfloat16, "device": "cuda"}
-    channels, last = IMAGES[1], torch.channels_last
-    x = [torch.randn(IMAGES, **options).to(memory_format=last) for _ in range(COUNT)]
-    weight = [torch.randn(channels, channels, 3, 3, **options).to(memory_format=last) for _ in range(COUNT)]
-    all_x = torch.cat(x, dim=1).to(memory_format=last)
-    all_weights = torch.cat(weight).to(memory_format=last)
-    each = [lambda i=i: functional.conv2d(x[i], weight[i], padding=1) for i in range(COUNT)]
-    return {
-        "one by one": lambda: [call() for call in each],
-        "streams": on_streams(each),
-        "one kernel": lambda: functional.conv2d(all_x, all_weights, padding=1, groups=COUNT),
-    }
+def tiles_of(rows: tuple[int, ...], device: str = "cpu") -> Tensor:
+    """The kernel's table: one line per tile of BLOCK_M rows, which never spans two groups."""
+    found, begin = [], 0
+    for group, count in enumerate(rows):
+        found += [(group, begin + first, begin + count) for first in range(0, count, TILE["BLOCK_M"])]
+        begin += count
+    return torch.tensor(found, dtype=torch.int32, device=device)
 
 
-def norms() -> dict[str, Callable[[], object]]:
-    """COUNT RMSNorms in bf16 by torch.compile: a kernel each, and as Inductor's combo kernel."""
-    xs = [torch.randn(NORMS, dtype=torch.bfloat16, device="cuda") for _ in range(COUNT)]
-    weights = [torch.randn(NORMS[1], dtype=torch.bfloat16, device="cuda") for _ in range(COUNT)]
-
-    def separate(*given: Tensor) -> list[Tensor]:
-        return [functional.rms_norm(x, x.shape[-1:], w) for x, w in zip(given[:COUNT], given[COUNT:], strict=True)]
-
-    ways = {"one by one": lambda: separate(*xs, *weights)}
-    with torch.no_grad():
-        for way, combo in (("compiled", False), ("one kernel", True)):
-            torch._dynamo.reset()
-            with inductor.patch(combo_kernels=combo):
-                made = torch.compile(separate, dynamic=False)
-                made(*xs, *weights)
-            ways[way] = lambda made=made: made(*xs, *weights)
-    each = [lambda x=x, w=w: functional.rms_norm(x, x.shape[-1:], w) for x, w in zip(xs, weights, strict=True)]
-    return ways | {"streams": on_streams(each)}
+def grouped(x: Tensor, weight: Tensor, tiles: Tensor, y: Tensor) -> Tensor:
+    """All groups' products in one launch."""
+    k, n = weight.shape[1:]
+    grouped_kernel[(triton.cdiv(n, TILE["BLOCK_N"]), len(tiles))](x, weight, y, tiles, k, n, num_warps=8, **TILE)
+    return y
 
 
-def horizontal() -> dict[str, dict]:
-    """Operations -> way -> clock -> Timing."""
-    found = {f"{COUNT} linear layers, {name}": timed(linears(*sizes)) for name, sizes in LINEAR.items()}
-    found[f"{COUNT} convolutions"] = timed(convolutions())
-    found[f"{COUNT} RMSNorms"] = timed(norms())
+def on_streams(calls: list[Callable[[], Tensor]], streams: list[torch.cuda.Stream]) -> list[Tensor]:
+    """Each call on a stream of its own, after what was queued before and before what comes after."""
+    current = torch.cuda.current_stream()
+    results = []
+    for call, stream in zip(calls, streams, strict=True):
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            results.append(call())
+    for stream in streams:
+        current.wait_stream(stream)
+    return results
+
+
+def sequence_and_streams(calls: list[Callable[[], Tensor]]) -> dict[str, Callable]:
+    found = {"one after another": lambda: [call() for call in calls]}
+    if torch.cuda.is_available():
+        found["streams"] = partial(on_streams, calls, [torch.cuda.Stream() for _ in calls])
     return found
+
+
+def only_good(functions: dict[str, Callable]) -> dict[str, Callable]:
+    """Those that run; a way that this PyTorch or GPU does not have is printed and left out."""
+    good = {}
+    for name, function in functions.items():
+        try:
+            function()
+            good[name] = function
+        except Exception as error:
+            print(f"{name} is left out: {type(error).__name__}: {str(error).splitlines()[:1]}")
+    return good
+
+
+def products(rows: tuple[int, ...], k: int = K, n: int = N, device: str = "cuda") -> dict[str, Callable]:
+    """Way -> call of all products, in bf16; results of all ways but the padded one are (rows of all groups, n)."""
+    options = {"dtype": torch.bfloat16, "device": device}
+    x, weight = torch.randn(sum(rows), k, **options), torch.randn(len(rows), k, n, **options) / k**0.5
+    y = torch.empty(sum(rows), n, **options)
+    parts, results = x.split(rows), y.split(rows)
+    calls = [partial(torch.mm, one, each, out=to) for one, each, to in zip(parts, weight, results, strict=True)]
+    padded = torch.zeros(len(rows), max(rows), k, **options)
+    for group, part in enumerate(parts):
+        padded[group, : len(part)] = part
+    to, tiles = torch.empty(len(rows), max(rows), n, **options), tiles_of(rows, device)
+    ends = torch.tensor(rows, device=device).cumsum(0).to(torch.int32)
+    transposed = weight.transpose(1, 2).contiguous().transpose(1, 2)  # as grouped_mm prefers it
+    functions = sequence_and_streams(calls) | {
+        "one batched product": lambda: torch.bmm(padded, weight, out=to),
+        "grouped_mm": lambda: functional.grouped_mm(x, transposed, offs=ends),
+        "one grouped kernel": lambda: grouped(x, weight, tiles, y),
+    }
+    return only_good(functions)
+
+
+def vector_sums(matrices: list[Tensor], vectors: list[Tensor]) -> list[Tensor]:
+    """Each matrix times its vector, written as a loop that Inductor compiles and joins."""
+    return [(matrix * vector).sum(1) for matrix, vector in zip(matrices, vectors, strict=True)]
+
+
+def vectors(side: int, device: str = "cuda") -> dict[str, Callable]:
+    """Way -> call of GROUPS products of a matrix and a vector."""
+    stacked, vector = torch.randn(GROUPS, side, side, device=device), torch.randn(GROUPS, side, device=device)
+    matrices, given = list(stacked), list(vector)
+    to = torch.empty(GROUPS, side, device=device)
+    calls = [partial(torch.mv, *pair, out=y) for *pair, y in zip(matrices, given, to, strict=True)]
+    apart = torch.compile(vector_sums, dynamic=False, options={"combo_kernels": False})
+    anyhow = {"combo_kernels": True}
+    if hasattr(torch._inductor.config, "combo_kernel_peak_memory_pct_threshold"):
+        anyhow["combo_kernel_peak_memory_pct_threshold"] = None
+    torch._dynamo.reset()
+    combo = torch.compile(partial(vector_sums), dynamic=False, options=anyhow)
+    functions = sequence_and_streams(calls) | {
+        "one batched product": lambda: torch.bmm(stacked, vector[:, :, None], out=to[:, :, None]),
+        "torch.compile": lambda: apart(matrices, given),
+        "combo kernel": lambda: combo(matrices, given),
+    }
+    return only_good(functions)
+
+
+def convolutions(side: int, device: str = "cuda") -> dict[str, Callable]:
+    """Way -> call of GROUPS convolutions of 3 x 3 taps on images of their own, channels last, in bf16."""
+    options = {"dtype": torch.bfloat16, "device": device}
+    last = {"memory_format": torch.channels_last}
+    images = [torch.randn(1, CHANNELS, side, side, **options).to(**last) for _ in range(GROUPS)]
+    weights = [(torch.randn(CHANNELS, CHANNELS, 3, 3, **options) / (9 * CHANNELS) ** 0.5).to(**last) for _ in images]
+    together, weight = torch.cat(images, 1).to(**last), torch.cat(weights).to(**last)
+    calls = [partial(functional.conv2d, x, w, padding=1) for x, w in zip(images, weights, strict=True)]
+    functions = sequence_and_streams(calls) | {
+        "one grouped convolution": lambda: functional.conv2d(together, weight, padding=1, groups=GROUPS),
+    }
+    return only_good(functions)
 
 
 def small_parameters() -> dict[str, dict[str, Timing]]:
@@ -126,7 +190,8 @@ def small_parameters() -> dict[str, dict[str, Timing]]:
         "torch.optim, fused": lambda: fused.step(),
         "torch.optim, foreach": lambda: foreach.step(),
     }
-    return timed(ways)
+    clocks = {"gpu": benchmark_together(ways, runs=20), "call": benchmark_together(ways, runs=10, launches=True)}
+    return {way: {clock: of[way] for clock, of in clocks.items()} for way in ways}
 
 
 def layer_kernels(width: int, heads: int, key_heads: int, hidden: int, keys: int) -> list[tuple]:
@@ -157,8 +222,8 @@ def layer_kernels(width: int, heads: int, key_heads: int, hidden: int, keys: int
 
 
 def compile_seconds(runs: int = 5) -> dict[str, dict[str, float]]:
-    """Way -> median, lowest and highest seconds to compile for an H100 without a cache: one decoder layer's kernel, and
-    those of its steps, one after another."""
+    """Way -> middle, lowest and highest of `runs` times, in seconds, to compile for an H100, uncached: one decoder
+    layer's kernel, and those of its steps, one after another."""
     shape, found = lesson_18.SHAPES["small"], {}
     ways = {"one kernel": [(OP.kernel, *OP.compile_arguments(*shape, dtype=torch.bfloat16))]}
     ways["a kernel per step"] = layer_kernels(*shape)
@@ -172,12 +237,18 @@ def compile_seconds(runs: int = 5) -> dict[str, dict[str, float]]:
                     compile_for(kernel, *given, device="H100", **options)
                 taken[way].append(time.perf_counter() - start)
     for way, seconds in taken.items():
-        found[way] = {"median": statistics.median(seconds), "lowest": min(seconds), "highest": max(seconds)}
+        found[way] = {"middle": statistics.median(seconds), "lowest": min(seconds), "highest": max(seconds)}
     return found
 
 
+def of_sizes(calls: Callable, sizes: dict) -> Callable:
+    return timed(lambda size: calls(sizes[size]), sizes, clocks=("gpu", "call"), runs=12)
+
+
 EXPERIMENTS = {
-    "horizontal_fusion": horizontal,
+    "horizontal_products": of_sizes(products, ROWS),
+    "horizontal_vectors": of_sizes(vectors, VECTORS),
+    "horizontal_convolutions": of_sizes(convolutions, SIDE),
     "adamw_small": small_parameters,
     "compile_seconds": compile_seconds,
 }

@@ -348,7 +348,8 @@ check_counts(
 
 
 # %% [markdown]
-# **The worked example**, to the byte. We compare your fused count with the bytes a linear layer moves when it runs alone.
+# **The worked example**, to the byte. We compare your fused count with the bytes a linear layer moves when it runs
+# alone.
 
 
 # %%

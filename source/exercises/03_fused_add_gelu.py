@@ -161,12 +161,7 @@ hint
 # **Does it compute the right thing?** Sizes 1, 127 and 1025, views, a large mean, NaN and inf, three dtypes.
 
 # %% grade_id="values" points=5
-check_values(
-    add_gelu,
-    reference,
-    elementwise_cases(2, seed=3, one_rounding=True, most=2**20 + 1),
-    name="values",
-)
+check_values(add_gelu, reference, elementwise_cases(2, seed=3, one_rounding=True), name="values")
 
 # %% [markdown]
 # **Is it fused?** It should be one launch that moves 12 B/element: it reads a and b once and writes y once.

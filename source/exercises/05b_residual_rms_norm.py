@@ -92,8 +92,8 @@ def residual_rms_norm_kernel(
 # ## Its launcher
 #
 # x and the residual have the same shape and dtype (float32, float16 or bfloat16), with any number of dimensions, any
-# strides and any number of rows. There can be more than 2^31 elements. Compute in float32, so that each result is rounded
-# only once, when you store it.
+# strides and any number of rows. There can be more than 2^31 elements. Compute in float32, so that each result is
+# rounded only once, when you store it.
 
 
 # %% grade_id="launcher"

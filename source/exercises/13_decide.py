@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Exercise 13: decide what to fuse [15 points]
 #
-# You write three functions: may these operations be one kernel, is it worth it for two of them, and which partition of
-# a whole graph into kernels is fastest? The last is judged against an exhaustive search. About 75 minutes. Lesson 13
-# has all you need.
+# You'll write three functions. The first decides whether a group of operations can be one kernel, the second whether
+# fusing two of them is worth it, and the third finds the fastest way to split a whole graph into kernels. We compare
+# that one with an exhaustive search. About 75 minutes. Lesson 13 has everything you need.
 #
 # **The formulas**, for a group of operations in one kernel on an H200:
 #
@@ -14,7 +14,7 @@
 #
 # $$\text{share} = \min\Big(1, \frac{\text{rows}}{\text{multiprocessors}}\Big) \text{ if it needs whole rows, else } 1$$
 #
-# **The picture**, one graph in two partitions; what crosses a kernel's edge is written and read:
+# **The picture** shows one graph in two partitions. Tensors between kernels are written to memory and read back:
 #
 # ```text
 #      x   y                       x   y
@@ -83,7 +83,7 @@ small["operations"][0]
 # ## What a kernel costs is given
 #
 # `kernel_cost(graph, group)`, with a list of names, counts bytes, live values, registers per thread and seconds as the
-# analyser of lesson 13 does. It does not check whether such a kernel is possible.
+# analyser of lesson 13 does. It doesn't check whether such a kernel is possible.
 
 # %%
 rows = []
@@ -94,23 +94,26 @@ for group in (["add"], ["gelu"], ["add", "gelu"], ["add", "gelu", "softmax"]):
 table(("kernel", "bytes", "live", "registers per thread", "time"), rows)
 
 # %% [markdown]
-# In your answers use the functions' arguments, plain Python, `math` and `kernel_cost`, and nothing else of this
-# notebook: then they can be graded. Each answer may call the functions of those before it.
+# Your answers may use the functions' arguments, plain Python, `math` and `kernel_cost`, but nothing else from this
+# notebook, so that they can be graded. Each answer may call the functions from earlier answers.
 #
 # ## May it be one kernel?
 #
-# One operation alone always may. With several:
+# A single operation always can. For a group of several, these are the rules:
 #
-# 1. an **opaque** operation is a kernel of its own;
-# 2. all go over as many rows and columns (**size**);
-# 3. at most one is a product, and with a product none needs whole rows: a **tile** holds no whole row;
-# 4. no operation reads another's output **elsewhere**: another block may not have made it yet, or may
-#    have overwritten it already. Element by element, in place or not, is fine. (Lesson 13 also lets a block make such a
-#    value anew for itself, a prologue or a recomputation; here nothing is made twice);
-# 5. they hang **together**: from each one gets to each other by tensors that two of them read or write, whichever;
-# 6. nothing outside has to run **between**: no operation of another kernel waits for one of them while another of them
-#    waits for it. An operation waits for an earlier one if it reads or overwrites what that one writes, or overwrites
-#    what that one reads; and for all that this one waits for;
+# 1. an **opaque** operation is always a separate kernel;
+# 2. all operations have the same number of rows and columns (**size**);
+# 3. at most one operation is a matmul, and a group with a matmul can't contain an operation that needs whole rows,
+#    because a **tile** doesn't hold a whole row;
+# 4. no operation reads another's output **elsewhere**, because another block may not have computed it yet, or may have
+#    overwritten it. Reading the same element is fine, in place or not. (In lesson 13 a block may also recompute such a
+#    value, as a prologue for example. Here nothing is computed twice);
+# 5. the group is connected (**together**): you can get from any operation to any other through tensors that two
+#    operations share, whether they read or write them;
+# 6. nothing outside the group has to run **between** its operations. In other words, no outside operation waits for one
+#    of them while another one waits for it. An operation waits for an earlier one if it reads or overwrites a tensor
+#    that the earlier one writes, or overwrites one that it reads. It also waits for everything that the earlier one
+#    waits for;
 # 7. a thread has at most 255 **registers**.
 # <!-- given 255 registers: CUDA C++ Programming Guide, technical specifications per compute capability -->
 
@@ -193,8 +196,8 @@ def can_run(graph, groups):
 # %% [markdown]
 # ## Is it worth it?
 #
-# Of two operations, `one` before `two` in the program: fuse them if one kernel may do both, and takes less time than
-# the two.
+# Given two operations, with `one` before `two` in the program, fuse them if a single kernel can do both and is faster
+# than two kernels.
 
 
 # %% grade_id="edge-answer"
@@ -212,11 +215,11 @@ def should_fuse(graph, one, two):
 # %% [markdown]
 # ## The whole graph
 #
-# A partition is a list of kernels, each a list of names; every operation is in one of them. All kernels together must
-# be able to run in some order: two groups, each of them legal, may wait for each other. Among all such partitions
-# return a fastest one. Joining the best pair again and again does not always find it, so try them all: each operation
-# joins a group that is there, or begins one. With six operations that is quick. The transformer's layer has fifteen:
-# there, do not go on with a group that no further operation can make legal.
+# A partition is a list of kernels, each of them a list of names, and every operation is in exactly one. There has to be
+# an order in which the kernels can run, because two groups that are both legal may still wait for each other. Return
+# the fastest of all such partitions. Repeatedly joining the best pair doesn't always find it, so try them all: each
+# operation either joins an existing group or starts a new one. With six operations that's quick. The transformer layer
+# has fifteen, so there you should drop a group as soon as no further operation can make it legal.
 
 
 # %% grade_id="partition-answer"
@@ -265,43 +268,43 @@ def partition(graph):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
-# the first check that has not passed. In a failure `x*` is a tensor that is read elsewhere.
+# Run them in order, as often as you like. Stuck? Run `hint(1)` in a new cell, then `hint(2)`. You get hints for the
+# first check that hasn't passed yet. In a failure message, `x*` means a tensor that's read elsewhere.
 
 # %% tags=["hide-input"]
 hint = Hints(
     legal=(
-        "Take the rules one by one: 1 to 4 are about two operations at a time, so ask each pair "
-        "of the group.",
-        "Rule 5: begin with one operation's tensors, and take in the tensors of all that touch "
-        "them, until nothing is new. Rule 6: put the group and every other operation, alone, "
-        "into an order in which each comes after its dependencies. If there is none, something "
-        "has to run between.",
-        "Who waits: a read after a write, a write after a read, a write after a write. The last "
-        "two are in place.",
+        "Take the rules one by one. Rules 1 to 4 are about two operations at a time, so check every "
+        "pair in the group.",
+        "Rule 5: start with one operation's tensors, and keep adding the tensors of operations that "
+        "share one, until nothing changes. Rule 6: treat the group and each other operation as "
+        "kernels, and look for an order that respects all dependencies. If there isn't one, "
+        "something has to run between.",
+        "An operation waits on a read after a write, a write after a read, and a write after a "
+        "write. The last two happen in place.",
     ),
     edges=(
         "Two questions: is it legal? Is the time of one kernel below the sum of the two?",
         "is_legal(graph, [one, two]), and three calls of kernel_cost.",
     ),
     partitions=(
-        "Place the operations one by one, each in every group that is there and in a new one; "
-        "when all are placed, add up the times.",
-        "A group that is not legal yet may become so: by adding the operations that connect it, "
-        "or those in between. Ask is_legal when all are placed.",
-        "Two legal groups may wait for each other: use what you wrote for rule 6, with all groups.",
+        "Place the operations one by one, trying every existing group and a new one. When all are "
+        "placed, add up the times.",
+        "A group that isn't legal yet can become legal when you add the operations that connect it "
+        "or run in between. So call is_legal once all are placed.",
+        "Two legal groups may wait for each other. Reuse your code for rule 6 with all groups.",
     ),
     layer=(
-        "Fifteen operations have over a billion partitions. Which two can never be in one kernel, "
-        "whatever else is?",
-        "Rules 1 to 4 are about pairs: before an operation joins a group, ask whether it clashes "
-        "with one of it.",
+        "Fifteen operations have over a billion partitions. Which pairs can never share a kernel, "
+        "whatever else is in it?",
+        "Rules 1 to 4 are about pairs, so before an operation joins a group, check whether it "
+        "clashes with any member.",
     ),
 )
 hint
 
 # %% [markdown]
-# **Legal or not**: groups of graphs that break each rule in turn.
+# **Legal or not?** We ask about groups that break each rule in turn.
 
 # %% grade_id="legal" points=4
 rules = ("opaque", "size", "tiles", "elsewhere", "overwritten", "together", "between", "registers")
@@ -312,7 +315,7 @@ check_legal(
 )
 
 # %% [markdown]
-# **Pairs**: some are illegal, and some that are legal are not worth it.
+# **Pairs**: some are illegal, and some are legal but not worth fusing.
 
 # %% grade_id="edges" points=2
 check_edges(
@@ -322,8 +325,9 @@ check_edges(
 )
 
 # %% [markdown]
-# **Partitions**: some where the best pair first is not the best in the end, some where not fusing wins, one in which
-# groups would wait for each other, one with a group that is legal only when it is whole, and some that turn on a rule.
+# **Partitions**: in some graphs, taking the best pair first doesn't lead to the best partition, and in some it's
+# fastest not to fuse. In one, groups would wait for each other, and in one a group is legal only when it's complete.
+# The others depend on one of the rules.
 
 # %% grade_id="partitions" points=4
 features = (
@@ -340,8 +344,8 @@ features = (
 check_partitions(partition, [small, *drawn_graphs(3, *features)], name="partitions")
 
 # %% [markdown]
-# **A transformer's layer**: norm, projections, rotary embedding, a library's attention, a gated feed-forward, dropout,
-# and two residuals in place.
+# **A transformer layer**: norm, projections, rotary embedding, attention from a library, a gated feed-forward, dropout,
+# and two in-place residuals.
 
 # %%
 layer = transformer_layer(tokens=4096, width=4096)

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Exercise 16: help the compiler [20 points]
 #
-# You write a fused kernel for RMSNorm with a SiLU gate, and the pass that makes torch.compile use it: a function that
-# reads a traced graph and names the places where your kernel may be called. A pass that finds too little costs speed.
-# One that finds too much is worse: it makes a model wrong. About 60 minutes, after lesson 16.
+# In this exercise you'll write a fused kernel for RMSNorm with a SiLU gate, and the pass that makes torch.compile use
+# it. The pass is a function that reads a traced graph and lists the places where your kernel can be called. If it
+# misses a place, you lose speed. If it finds one too many, the model is wrong. About 60 minutes, after lesson 16.
 #
 # **The formula**, for each row of $n$ elements:
 #
@@ -60,8 +60,8 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/ele
 # %% [markdown]
 # ## Your kernel
 #
-# x and up have one shape and one dtype, any number of dimensions and any strides. Compute in float32, and round once.
-# There may be more than 2^31 elements.
+# x and up have the same shape and dtype, with any number of dimensions and any strides. Compute in float32, and round
+# once, at the end. There can be more than 2^31 elements.
 # **What the kernel's answer may use:** torch, triton and math, as in exercise 05b.
 
 
@@ -102,9 +102,9 @@ def gated_norm(x, up, weight, eps):
 # %% [markdown]
 # ## A graph of plain values
 #
-# This is what torch.compile's backend gets, written as dictionaries. In `args` a string is the name of another node;
-# numbers are numbers. `users` are the nodes that read the result. `mul` and `add` come with their arguments in either
-# order. A size that torch.compile leaves open is a string, such as `"s75"`.
+# Here is the graph that torch.compile passes to its backend, written as dictionaries. In `args`, a string is the name
+# of another node, and numbers are constants. `users` lists the nodes that read the result. `mul` and `add` may have
+# their arguments in either order. If torch.compile leaves a size open, you'll see a string such as `"s75"`.
 
 # %%
 graph_table(lambda x, weight, up: reference(x, up, weight, 1e-6), x, weight, up)
@@ -112,22 +112,21 @@ graph_table(lambda x, weight, up: reference(x, up, weight, 1e-6), x, weight, up)
 # %% [markdown]
 # ## Your pass
 #
-# Return a list with a dictionary for each place: the names of the nodes `x`, `up`, `weight` and `result`, and the
-# number `eps`. For the graph above that is
+# Return a list with one dictionary per place. It has the names of the nodes `x`, `up`, `weight` and `result`, and the
+# number `eps`. For the graph above, you'd return
 #
 # ```text
 # [{"x": "x_1", "up": "up_1", "weight": "weight_1", "eps": 1e-06, "result": "mul_2"}]
 # ```
 #
-# A place counts only if the kernel may be called there:
+# A place only counts if it's safe to call the kernel there:
 #
-# 1. **nothing inside is read elsewhere**: the kernel stores its result only;
-# 2. **dtypes**: x, up and weight have one dtype, float32, float16 or bfloat16;
-# 3. **shapes**: up has x's shape, weight the last dimension's, the mean is over that dimension, and sizes may be
-#    strings.
+# 1. **nothing inside is read elsewhere**, because the kernel stores only its result;
+# 2. **dtypes**: x, up and weight all have the same dtype, which is float32, float16 or bfloat16;
+# 3. **shapes**: up has x's shape, weight has the size of the last dimension, and the mean is over that dimension. Sizes
+#    may be strings.
 #
-# x and the result may be read by as many nodes as there are. **What this answer may use:** its argument, plain Python
-# and `math`.
+# Any number of nodes may read x and the result. **What this answer may use:** its argument, plain Python and `math`.
 
 
 # %% grade_id="pass"
@@ -190,15 +189,15 @@ def fits(nodes, x, up, weight):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. They are worth 16 of the 20 points; two checks on other values and other
-# graphs, kept for the grading, are worth the rest. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are
-# about the first check that has not passed.
+# Run them in order, as often as you like. They're worth 16 of the 20 points. The rest are for two checks on other
+# values and other graphs, which run only when the exercise is graded. Stuck? Run `hint(1)` in a new cell, then
+# `hint(2)`. You get hints for the first check that hasn't passed yet.
 
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "The mean of squares divides by cols, not by the block's lanes; eps is inside the root.",
-        "SiLU is y * sigmoid(y), of the normalised row times its weight; up comes last.",
+        "Divide the sum of squares by cols, not by the block size. eps is inside the root.",
+        "SiLU is y * sigmoid(y), where y is the normalised row times its weight. Multiply by up last.",
     ),
     traffic=(
         "x and up are read once, y is written once, in one launch. Load x into registers, and use "
@@ -212,17 +211,17 @@ hint = Hints(
         "tl.program_id(0).to(tl.int64), before anything is multiplied with it.",
     ),
     finds=(
-        "Start from the end: each mul may be the last one. Which of its arguments is a silu?",
-        "Try both orders of every mul and add: a helper that returns (the one you look for, the "
-        "other) for each order saves you eight ifs.",
-        "len(node['users']) is the number of readers; x and the result may have many, so ask it of "
-        "the nodes between them alone. Never ask whether a size is an int.",
+        "Work backwards: any mul could be the last one. Which of its arguments is a silu?",
+        "Try both orders of every mul and add. A helper that returns (the one you want, the other) "
+        "for each order saves you eight ifs.",
+        "len(node['users']) is the number of readers. x and the result can have many, so check only "
+        "the nodes between them. Don't test whether a size is an int.",
     ),
     leaves=(
         "The message names the condition that the place breaks. Check it on the three arguments, "
         "once all are known.",
-        "Inside are pow, mean, add, rsqrt, both inner muls and silu: each has one reader.",
-        "One dtype: a wider weight would make PyTorch's result wider than your kernel's.",
+        "pow, mean, add, rsqrt, both inner muls and silu are inside, so each must have one reader.",
+        "If the weight has a wider dtype, PyTorch's result is wider than your kernel's.",
     ),
 )
 hint
@@ -243,9 +242,9 @@ wide = *torch.randn(2, 2, 8192), torch.randn(8192), 1e-6
 check_passes(gated_norm, (x, up, weight, 1e-6), reads=(1, 1, 8), widest=wide, name="traffic")
 
 # %% [markdown]
-# **Does it reach a large tensor?** 2^22 rows of 1024, without allocating them: two small launches show how a launch
-# grows, and the last program of the large one runs without memory. The grid must grow with the tensor, or have at least
-# 108 programs, one for each SM of an A100.
+# **Does it work on a large tensor?** We check 2^22 rows of 1024 without allocating them. Two small launches show how
+# the grid grows, and then the last program of the large launch runs without memory. Your grid must grow with the
+# tensor, or have at least 108 programs, one per SM of an A100.
 
 
 # %%
@@ -257,14 +256,15 @@ def rows_of(rows):
 check_offsets(gated_norm, rows_of, sizes=(16, 32), size=2**22, programs=108, name="large")
 
 # %% [markdown]
-# **Does the pass find its places?** Each is tried: the graph is rewritten, and its values, its nodes and its metered
-# bytes are compared with those of the graph before.
+# **Does the pass find every place?** We rewrite the graph at each place that you return, and compare its values, nodes
+# and metered bytes with the original's.
 
 # %% grade_id="finds" points=5
 check_rewrites(find_places, rewrite_cases(16, places=True), name="finds")
 
 # %% [markdown]
-# **Does it leave alone what only looks like one?** Values that are read elsewhere, other dtypes, shapes, means.
+# **Does it skip places that only look right?** They have values that are read elsewhere, or other dtypes, shapes or
+# means.
 
 # %% grade_id="leaves" points=5
 check_rewrites(find_places, rewrite_cases(16, places=False), name="leaves")
@@ -292,8 +292,8 @@ check_rewrites(find_places, other_graphs, name="other-graphs")
 # %% [markdown]
 # ## In torch.compile
 #
-# Not graded. Once the checks above pass, this cell compiles a layer by torch.compile with your pass as its backend: it
-# prints the rewritten graph, with metered bytes before and after.
+# Not graded. Once the checks above pass, run this cell to compile a layer with torch.compile, using your pass as the
+# backend. It prints the rewritten graph, and the metered bytes before and after.
 
 # %% tags=["nbval-ignore-output"]
 in_torch_compile(

@@ -16,11 +16,11 @@
 #
 # Run the cells from top to bottom with **Shift+Enter**. Cells whose code is folded only import things or draw a figure.
 #
-# We'll start with a guess. A GPU adds two tensors and applies GELU, an activation function that takes about ten
-# operations per element. While its arithmetic units compute, its memory has to deliver the
+# We'll start with a guess. In one kernel, a GPU adds two tensors and applies GELU, an activation function. Together
+# that's about ten operations per element. While its arithmetic units compute, its memory has to deliver the
 # [elements](../docs/glossary.md#element). **How many times longer does memory take than the arithmetic?** (2 means
-# twice as long. Don't worry about being wrong: how far off you are is what you'll learn from. Pressing Enter also runs
-# the cells below, down to the one with the answer.)
+# twice as long. You can't work it out yet. Don't worry about being wrong: how far off you are is what you'll learn
+# from. Pressing Enter also runs the cells below, down to the one with the answer.)
 
 # %% tags=["hide-input"]
 from helpers.learning import predict_first
@@ -43,8 +43,8 @@ waiting.compare(
 
 # %% [markdown]
 # Now watch the two versions side by side: [unfused](../docs/glossary.md#unfused), as two kernels, and fused into one.
-# Each tensor is split into sixteen tiles. Press **Play**, or drag the slider. (The total times were recorded on an
-# H200. We've assumed that the tiles cross at an even pace in between.)
+# Each tensor is split into sixteen tiles. Press **Play**, or drag the slider. (Only the two totals were recorded, on an
+# H200. That the tiles cross at an even pace is our assumption.)
 
 # %% tags=["hide-input"]
 from helpers.figures import traffic_animation
@@ -54,8 +54,8 @@ h200 = recorded("h200")
 traffic_animation(h200, count="tiles")
 
 # %% [markdown]
-# The pink tiles are the sum. They travel to memory and come straight back, and no other kernel ever reads them. We'll
-# spend the rest of this lesson counting that [traffic](../docs/glossary.md#traffic).
+# The pink tiles are the sum. They travel to memory and come straight back, and only the second kernel ever reads them.
+# We'll spend the rest of this lesson counting that [traffic](../docs/glossary.md#traffic).
 
 # %% tags=["hide-input"]
 import torch
@@ -111,7 +111,7 @@ unfused.launch_table()
 # Fewer bytes than that may actually travel between the chip and DRAM. There is a cache in between,
 # [L2](../docs/glossary.md#l2), and it may still hold what was just written. Here are three sizes. **Watch which tiles
 # of the sum are still in L2** when the second kernel asks for them. Wherever requests and DRAM traffic differ, the
-# lessons say which of the two they mean.
+# lessons name the one they mean.
 
 # %% tags=["hide-input"]
 from helpers.figures import request_animation
@@ -152,8 +152,8 @@ in_place.compare(
 #
 # ## One kernel
 #
-# A [fused kernel](../docs/glossary.md#fused-kernel) does both steps while it has the elements. It keeps the sum
-# in a [register](../docs/glossary.md#register), the fastest storage inside the processor. The one below is written in
+# A [fused kernel](../docs/glossary.md#fused-kernel) does both steps while it has the elements. It keeps the sum in a
+# [register](../docs/glossary.md#register), the fastest storage inside the processor. The one below is written in
 # Triton, a language for GPU kernels that is embedded in Python. You'll write it yourself in lesson 03; for now we only
 # want to know its traffic.
 
@@ -184,11 +184,12 @@ bytes_moved.on(chart, "x", at=lambda megabytes: 1e6 * megabytes, row=0)
 # and `tl.constexpr` means that `BLOCK` is known when the kernel is compiled.
 #
 # The kernel below should double twelve elements, using three programs of four elements each. It has a bug: all three
-# programs work on the same four elements. Run the cell to see it. Below each line of the kernel you'll see the tensor
-# as it is in memory. Each numbered box is one position in a program's block (a *lane*), drawn at the element it
-# accesses. Orange-red boxes are wrong, and an element with an orange-red edge is never stored. (The message calls
-# program 1 `(1, 0, 0)` because a launch can have three dimensions; ours has one. A *race* means that two programs store
-# to the same element, and either of them may come last.) **Change the marked line until it says "Solved".**
+# programs work on the same four elements. `puzzle` launches three programs on `twelve` and a result `y`, which
+# `tl.load` reads and `tl.store` writes. Run the cell to see it. Below each line of the kernel you'll see the tensor as
+# it is in memory. Each numbered box is one position in a program's block (a *lane*), drawn at the element it accesses.
+# Orange-red boxes are wrong, and an element with an orange-red edge is never stored. (The message calls program 1 `(1,
+# 0, 0)` because a launch can have three dimensions; ours has one. A *race* means that two programs store to the same
+# element, and either of them may come last.) **Change the marked line until it says "Solved".**
 
 # %%
 import triton
@@ -239,15 +240,15 @@ loads_and_stores = made.sass_view("load", "store").instructions
 table(("instruction", "the kernel's line"), ((each.name, each.source) for each in loads_and_stores))
 
 # %% [markdown]
-# The kernel loads `a` and `b`, each with two instructions of four elements (the suffix is the number of bits), and
-# stores `y`. No instruction stores the sum, and none loads it.
+# This is what one thread does for its eight elements: it loads `a` and `b`, each with two instructions of four elements
+# (the suffix is the number of bits), and stores `y`. No instruction stores the sum, and none loads it.
 #
 # ## Other operations, sizes and GPUs
 #
 # This is the same picture, launch by launch. Move the sliders with the mouse or the arrow keys. (The time is the number
 # of bytes divided by the bandwidth in the GPU's data sheet. Its axis is logarithmic, where even a large gain looks
 # small, so compare the numbers. Here, the unfused versions of GELU, LayerNorm and softmax run every step of their
-# formula as a separate kernel.) Try to find out:
+# formula as a separate kernel; add+GELU uses PyTorch's own GELU, which is one.) Try to find out:
 #
 # 1. Which operation gains most from fusing? Which gains nothing, and why?
 # 2. Does the gain depend on the size? On the dtype? On anything else?
@@ -306,7 +307,7 @@ else:
 # ## How fast is your machine?
 #
 # For our purposes, two numbers describe a machine. One is its [bandwidth](../docs/glossary.md#bandwidth): how many
-# bytes it can copy per second. The other is how many operations it can do per second in a
+# bytes it can read and write per second, together. The other is how many operations it can do per second in a
 # [matmul](../docs/glossary.md#matmul), a matrix product, which is what it does fastest. One addition or multiplication
 # counts as one [FLOP](../docs/glossary.md#flop), and a TFLOP/s is a million million of them per second. The course
 # measures both or looks them up. Their ratio is called the [ridge point](../docs/glossary.md#ridge-point): how many
@@ -354,11 +355,11 @@ for what in ("memory", "special functions", "CUDA cores"):
 table(("busy", "at least", "memory's time ÷ this"), rows)
 
 # %% [markdown]
-# So all of them sit idle most of the time, waiting for memory. Here is the whole GPU. **Compare the first bar with the
-# others**: each bar is the time that one part takes for the same elements. You'll see this picture again in other
-# lessons, with the part that they're about lit up. (Elements have 16 bits here, so memory needs half as long for each
-# one as in fp32. An [SM](../docs/glossary.md#sm) is one of the GPU's processors. We'll explain the other parts when we
-# get to them.)
+# So both kinds of unit sit idle most of the time, waiting for memory. Here is the whole GPU. **Compare the first bar
+# with the others**: each bar is the time that one part takes for the same elements. You'll see this picture again in
+# other lessons, with the part under discussion lit up. (Elements have 16 bits here, so memory needs half as long for
+# each one as in fp32. An [SM](../docs/glossary.md#sm) is one of the GPU's processors. We'll explain the other parts
+# when we get to them.)
 # <!-- given 16 bits: the picture's own setting -->
 
 # %% tags=["hide-input"]
@@ -369,7 +370,7 @@ gpu_picture("A100")
 # %% [markdown]
 # As long as memory takes longest, smarter arithmetic won't make anything faster. **You have to move fewer bytes, and
 # move them at the memory's full speed.** Fusing takes care of the first part. The second depends on how wide a kernel's
-# loads are and how many it has [in flight](../docs/glossary.md#in-flight), which we'll get to in lesson 03. Lesson 01
+# loads are and how many it has [in flight](../docs/glossary.md#in-flight), which we'll get to in lesson 03b. Lesson 01
 # turns all of this into a chart that you can play with.
 #
 # ## How this course works
@@ -403,7 +404,8 @@ predictions()
 # <details><summary>Answer</summary>Because it counts requests, and the program determines which addresses it reads and
 # writes. The chip determines how long that takes, and how many of the requests its caches can serve.</details>
 #
-# 3. A kernel reads one tensor and writes one. Can fusing anything into it make it move fewer bytes than that?
+# 3. A kernel reads one tensor and writes one. Can fusing another elementwise operation into it make it move fewer bytes
+#    than that?
 # <details><summary>Answer</summary>No. It still has to read its input once and write its output once. Fusing only
 # removes the traffic between kernels.</details>
 #

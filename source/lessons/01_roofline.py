@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 01 The roofline: what limits a kernel
 #
-# A ReLU does one comparison per element. An A100 can do hundreds of thousands of billions of operations per second.
-# **What share of that does a ReLU reach?** And if you gave it ten times as much arithmetic, how much longer would it
+# A ReLU does one comparison per element. An A100 can do hundreds of trillions of operations per second.
+# **What share of that does a ReLU reach?** And if you gave it ten times the arithmetic, how much longer would it
 # take?
 #
 # After this lesson you can
@@ -51,7 +51,8 @@ two_limits_animation()
 # Whatever hardware you run it on, two numbers describe an operation: how many floating-point operations (FLOP) it does,
 # and how many bytes have to cross between memory and processor. Divide the first by the second and you get its
 # [arithmetic intensity](../docs/glossary.md#arithmetic-intensity), in FLOP per byte. We count the minimum number of
-# bytes here: each input is read once and each output written once, as if there were no cache.
+# bytes here: each input is read once and each output written once, as if the chip could hold everything that one kernel
+# needs, and kept nothing from one kernel to the next.
 #
 # We count each +, −, ×, ÷, max, `exp` or root on one element as one FLOP. (They don't all cost the same; we'll come to
 # that.) As an example, take a ReLU on a tensor in fp16. It computes `max(x, 0)`, which is one operation per element,
@@ -86,7 +87,8 @@ print(f"arithmetic in fp16 {a100.peak / 1e12:.0f} TFLOP/s")
 print(f"ridge point {a100.ridge:.0f} FLOP/byte    (given by: {a100.device.source})")
 
 # %% [markdown]
-# Now you can answer the first question. **What share of its peak can an A100 reach on a ReLU, at best?**
+# Now you can answer the first question. Take the highest peak in its data sheet. **What share of its peak can an A100
+# reach on a ReLU, at best?**
 
 # %% tags=["hide-input"]
 share = predict_first("share of an A100's fp16 peak that ReLU reaches", unit="%")
@@ -99,7 +101,7 @@ orders = math.log10(a100.ridge / relu.intensity)
 share.compare(
     100 * a100.attainable(relu.intensity) / a100.peak,
     f"ReLU is {orders:.1f} orders of magnitude (powers of ten) below the ridge. The peak could be "
-    "a hundred times lower and it wouldn't matter, nor would ten times as much arithmetic.",
+    "a hundred times lower and it wouldn't matter, nor would ten times the arithmetic.",
 )
 
 # %% [markdown]
@@ -116,8 +118,8 @@ table(("A100", "peak", "ridge at"), rows)
 
 # %% [markdown]
 # (`fp16` means the tensor cores here and `fp32` the CUDA cores. We count each result of a special function as one
-# FLOP.) ReLU is far below every one of these ridges. **Look at the lit bar**: it's the slope of the roofline. Divide it
-# by any of the last three bars and you get that unit's ridge.
+# FLOP.) ReLU is far below every one of these ridges. **Look at the lit bar**: it's the time that memory takes, and it's
+# many times longer than the bars of the units that compute.
 
 # %% tags=["hide-input"]
 from helpers.figures import gpu_picture
@@ -183,12 +185,12 @@ explorer = RooflineExplorer(device="A100", operations=few, show="memory roof")
 share.on(explorer, "y", at=lambda percent: percent / 100 * a100.peak)
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. The matmul moves, because it uses each element of its inputs once
-# per column. Every other operation uses an element the same number of times, however wide the tensor is. 2. and 3. It
-# happens between two positions of the slider; the cell below finds out where. With few rows, attention is memory-bound.
-# With many rows it is still memory-bound if it's unfused, because its scores, one for each pair of rows, make a round
-# trip to memory. (On a T4, only libraries reach the tensor cores' roof, since Triton doesn't use tensor cores on GPUs
-# that old.)</details>
+# <details><summary>What you should see</summary>1. The matmul and the convolution move, because they use each element
+# of their input once per output column or channel. Every other operation uses an element the same number of times,
+# however wide the tensor is. 2. and 3. The crossings are between two positions of the slider; the cell below finds out
+# where. With few rows, attention is memory-bound. With many rows it is still memory-bound if it's unfused, because its
+# scores, one for each pair of rows, make a round trip to memory. (On a T4, only libraries reach the tensor cores' roof,
+# since Triton doesn't use tensor cores on GPUs that old.)</details>
 
 
 # %% tags=["hide-input"]
@@ -337,9 +339,9 @@ print(f"H200: memory {h200_fp32.device.memory_bandwidth / 1e9:,.0f} GB/s", end="
 print(f", CUDA cores {h200_fp32.peak / 1e12:.0f} TFLOP/s in fp32")
 
 # %% [markdown]
-# **Up to how many steps per element does an H200 take less than a tenth longer than for one step?** You can work it
-# out: each step is two operations, each element moves eight bytes, and you know how to find a ridge. (We tried 1, 2, 4,
-# 8 ... steps.)
+# We tried 1, 2, 4, 8 ... steps per element on an H200. **What is the largest number that takes less than a tenth longer
+# than one step?** You can work it out: each step is two operations, each element moves eight bytes, and you know how to
+# find a ridge.
 
 # %% tags=["hide-input"]
 free_steps = predict_first("multiply-adds per element, free on an H200", unit="steps")
@@ -484,14 +486,14 @@ for name, unit, rate in (
 # clock has to drop. (These matmuls alternated with copies. Lesson 03b shows that after seconds of nothing but matmuls,
 # the rate is lower still.) DRAM also loses time, because it has to refresh its cells and to switch between reads and
 # writes. The on-chip rates come close to their peaks. (You won't find those two in a data sheet. We computed them as
-# units times clock, from NVIDIA's programming guide.) When the lessons compare GPUs they use data sheets, and they say
-# so where they use a measured roof.
+# units times clock, from NVIDIA's programming guide.) When the lessons compare GPUs they use data sheets, and a
+# measured roof is labelled as one.
 #
 # ### Does the ridge move right?
 #
 # **Claim: each new generation is harder to keep busy, because arithmetic grows faster than memory, so the ridge moves
-# right.** Here are the data-centre GPUs since 2017, in the order they came out, in fp16 and in the narrowest format
-# each one supports:
+# right.** Here are the data-centre GPUs since 2017, in the order they came out, in fp16 and in the narrowest
+# floating-point format each one supports:
 
 # %% tags=["hide-input"]
 line, rows = ("V100", "A100", "H100", "H200", "B200", "B300"), []

@@ -144,19 +144,19 @@ before = measure(lambda: gelu(a + b, approximate="tanh"))
 after = 3 * a.nbytes  # read a, read b, write the result
 with_two.compare(
     100 * (1 - after / before.bytes_total),
-    "Verdict: fails here, holds for chains that read one tensor. An input from outside must be "
-    "read, fused or not.",
+    "Verdict: fails here, holds for chains that read one tensor. An input from outside has to "
+    "be read once, fused or not.",
 )
 
 # %% [markdown]
-# In general, **fusing saves one write and one read of each [intermediate](../docs/glossary.md#intermediate), and
-# nothing else.** So count the intermediates that no other operation needs. That's what you save, whatever the
-# operations are.
+# In general, **fusing saves the write and the reads of each [intermediate](../docs/glossary.md#intermediate), and the
+# repeated reads of an input that several operations use.** Nothing else. If something outside the kernel needs an
+# intermediate as well, you still have to write it, and save only its reads.
 #
 # ## Fusing it, and a mistake
 #
-# Here is the chain as one kernel. It's written in Triton, which you'll learn in the next lesson. For now, read it as
-# Python: load some elements, work on them, store them. One line is indented too far.
+# Here is the chain as one kernel, with a mistake. It's written in Triton, which you'll learn in the next lesson. For
+# now, read it as Python: load some elements, work on them, store them.
 
 # %%
 import triton
@@ -209,7 +209,8 @@ wrong.line_table()
 
 # %% [markdown]
 # Could the compiler drop a store that the next one overwrites? Triton's compiler runs on your machine, with or without
-# a GPU, so let's check. When we compile for an A100, each thread gets eight elements and stores four at a time:
+# a GPU, so let's check. When we compile for an A100, each thread gets eight elements and stores four at a time, so two
+# stores would be enough:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from helpers.instruments import compile_for
@@ -333,8 +334,8 @@ else:
 table(("", "operations", "time"), rows)
 
 # %% [markdown]
-# On a GPU, PyTorch reuses the memory of tensors that have been deleted. Does the same chain on an H200 save as much
-# time as traffic?
+# On a GPU, PyTorch reuses the memory of tensors that have been deleted, so allocation doesn't distort the comparison.
+# Does the same chain on an H200 save as much time as traffic?
 
 # %% tags=["hide-input"]
 print(h200.label_of("chain_lengths"))
@@ -429,7 +430,7 @@ launch_timeline(h200)
 # after the CPU has launched everything, if there are at least 4,194,304 elements. At 65,536 the GPU spends most of its
 # time waiting, so that's where fusing or a graph gains most.</details>
 #
-# So in a row of calls, the slower of the two sets the pace:
+# So in a row of calls, the slower of CPU and GPU sets the pace:
 #
 # - CPU: launches × cost of a launch;
 # - GPU: launches × cost of a start + bytes ÷ bandwidth.
@@ -455,9 +456,9 @@ table(("", "", "GPU", "per call"), rows, h200.label_of("add_gelu"))
 # %% [markdown]
 # The fused kernel takes the GPU less time, and yet the call takes *longer*, because here the GPU is waiting for the
 # CPU. Our fused call goes through Python, where it checks its inputs and allocates its output. PyTorch's operators do
-# that in C++. (The kernel and its checks are the same for both dtypes, but the call times differ. That's because host
-# times depend on the host and on whatever else it was doing. Compare them only within a row of one recording, and don't
-# expect more than the order of magnitude.)
+# that in C++, which is why a real call costs more than the empty Triton kernel above. (The kernel and its checks are
+# the same for both dtypes, but the call times differ. That's because host times depend on the host and on whatever else
+# it was doing. Compare them only within a row of one recording, and don't expect more than the order of magnitude.)
 #
 # ## Other sizes, chains and GPUs
 #

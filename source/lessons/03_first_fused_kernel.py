@@ -8,7 +8,7 @@
 #
 # - write a Triton kernel: programs, blocks, pointers, masks, strides, casts;
 # - use the meter to find a wrong mask even when every value is right, and to find a data race;
-# - fuse two elementwise operations into one kernel, and predict the gain at any size.
+# - fuse two elementwise operations into one kernel, and predict the gain on large tensors.
 #
 # About 55 minutes. It follows on [02 Bytes and launches](02_bytes_and_launches.ipynb) and leads to [exercise
 # 03](../exercises/03_fused_add_gelu.ipynb).
@@ -112,8 +112,8 @@ print("right:", torch.equal(twelve.result, a12 + b12))
 twelve
 
 # %% [markdown]
-# Now try ten elements. That still takes three programs. **How many elements does the last one touch that do not
-# exist?**
+# Now try ten elements. That still takes three programs. **How many elements beyond the end of each tensor does the last
+# one touch?**
 
 # %% tags=["hide-input"]
 beyond = predict_first("elements beyond the end, 10 elements in blocks of 4", unit="")
@@ -148,9 +148,9 @@ watch(unmasked_kernel[(3,)], slope, 10 * slope, torch.empty_like(slope), 10, BLO
 #
 # ## The mask
 #
-# A [mask](../docs/glossary.md#mask) is a block of true and false values that decides which positions may load and
-# store. Let's write one. The mask in this kernel tests the wrong thing; positions that it keeps out are dotted in the
-# picture. **Change the marked line until it says "Solved".**
+# A [mask](../docs/glossary.md#mask) is a block of true and false values. It decides which positions take part in a load
+# or store. Let's write one. The mask in this kernel tests the wrong thing; the positions that it masks out are dotted
+# in the picture. **Change the marked line until it says "Solved".**
 
 
 # %%
@@ -308,9 +308,9 @@ h200.table("add_gelu", "float32")
 times = h200.times("add_gelu", (2**20,), "float32")
 speed_up.compare(
     times["eager"].median / times["fused"].median,
-    "Verdict: fails for the time on this GPU, holds for the traffic to the byte. The bytes "
-    "alone allow no more "
-    f"than {fewer_bytes:.2f}x, and the measured speedups come close to that.",
+    "Verdict: fails for the time on this GPU, holds for the traffic to the byte. By bytes "
+    f"alone it would be {fewer_bytes:.2f}x. Two small kernels also start twice, so fusing them "
+    "gains a little more.",
 )
 
 # %% [markdown]
@@ -320,7 +320,7 @@ speed_up.compare(
 # the tanh form of GELU that you'll write in the exercise. The arithmetic is free either way.)
 #
 # Those are the GPU's times. The columns on the right show what a call costs whoever makes it, including Python and the
-# launch. In a row of calls as small as the first, the fused kernel saves its caller *nothing*, for the reason you saw
+# launch. In a row of calls as small as the first, the fused kernel even costs its caller more, for the reason you saw
 # in lesson 02. The GPU gains, so you gain wherever your program waits for the GPU.
 #
 # If you have a GPU, time your own kernel:
@@ -551,9 +551,9 @@ first.compare(
 # You get to choose two numbers: `BLOCK`, and `num_warps`, which is an option of the launch: `kernel[grid](...,
 # BLOCK=1024, num_warps=4)`. A [warp](../docs/glossary.md#warp) is 32 threads. Unless you choose otherwise, 4 warps
 # share a block, so in a block of 1024 each thread has eight elements. The grid has to grow with the tensor, because
-# each program runs on just one of the GPU's many processors. Over a wide range nothing else matters here: memory is the
-# limit, and most choices keep it busy. A block of 1024 on 4 warps is a good default. In lesson 03b we'll measure where
-# that range ends, and why.
+# each program runs on just one of the GPU's many processors. Over a wide range it hardly matters what you choose:
+# memory is the limit, and most choices keep it busy. A block of 1024 on 4 warps is a good default. In lesson 03b we'll
+# measure where that range ends, and why.
 #
 # ## Your predictions vs the measurements
 

@@ -196,10 +196,10 @@ wide_strides.compare(
 )
 
 # %% [markdown]
-# Usually that's what you want, but it comes at two costs. Every kind of value gets compiled separately, and the first
-# call with a new kind has to wait for that. Also, the code may differ where you wouldn't expect it to. A dropout kernel
-# with the seed 1, for example, is compiled separately from all other seeds. `@triton.jit(do_not_specialize=["seed"])`
-# prevents that.
+# Usually that's what you want, but there are two costs. Triton compiles the kernel again for each kind of value, and
+# the first call with a new kind has to wait for that. And the code may differ where you wouldn't expect it to. A
+# dropout kernel with the seed 1, for example, is compiled separately from all other seeds.
+# `@triton.jit(do_not_specialize=["seed"])` prevents that.
 #
 # If you pass strides, you also have to use them. This kernel copies a matrix that is stored by columns (`.t()` of one
 # stored by rows), one row per program. **Put the marked line right.**
@@ -220,7 +220,7 @@ puzzle(transposed_kernel, 3, by_columns, wanted=by_columns.clone(), COLUMNS=4, *
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>x_ptr + row * row_stride + column * column_stride</code>: that's right, but
-# the lanes of a program are now three elements apart. The next section shows what that costs.</details>
+# neighbouring positions are now three elements apart. The next section shows what that costs.</details>
 #
 # <!-- choices
 # x = tl.load(x_ptr + row * row_stride + column)
@@ -254,7 +254,7 @@ warp_chart(
 )
 
 # %% [markdown]
-# A wide load requests four times as much in one go, and wastes no more than a narrow one. In both cases neighbouring
+# A wide load requests 4x as much in one go, and wastes no more than a narrow one. In both cases neighbouring
 # lanes share sectors, which is called [coalescing](../docs/glossary.md#coalescing). Shifting everything by one element
 # only adds a single sector. What really wastes bytes is a **stride**: if lanes take every second element, they still
 # fetch whole sectors. **How many sectors does a warp fetch when it takes every eighth?**
@@ -292,8 +292,8 @@ sectors.compare(
 #
 # 1. At what stride does each lane have a sector of its own, in fp32? In fp16?
 # 2. At stride 1, how much does an offset cost at most, and which offsets cost nothing?
-# 3. Take offset 0 and stride 8, first with one element per lane, then with four (the next lane begins eight lane-widths
-#    further on). What share of the fetched bytes is used? Then move the offset to 5.
+# 3. Take offset 0 and stride 8, first with one element per lane, then with four (the next lane's four begin 32
+#    elements further on). What share of the fetched bytes is used? Then move the offset to 5.
 
 # %% tags=["hide-input"]
 from helpers.figures import WarpExplorer
@@ -376,14 +376,14 @@ one_element.on(chart, "x", lambda times: times * wide, row=0, says=lambda t: f"{
 # wide load. So it isn't the width. It isn't the number of programs either: with one element and 1024 threads there are
 # half as many programs as with four elements and 128 threads, and yet they take longer.
 #
-# The explanation that's left, and that fits, is **bytes in flight**. Memory takes a while to answer, and in that time
-# it can only work on what has already been requested. A wide load is the cheap way to request more at once, and several
-# narrow loads are another way. That's why the first experiment, which had eight elements per thread on both sides,
-# showed no difference.
+# The explanation that's left, and that fits most of the table, is **bytes in flight**. Memory takes a while to answer,
+# and in that time it can only work on what has already been requested. A wide load is the cheap way to request more at
+# once, and several narrow loads are another way. That's why the first experiment, which had eight elements per thread
+# on both sides, showed no difference.
 #
-# If a kernel has one element per thread, you can also have each program take several blocks. This one should take two,
-# one after the other, but its second block goes wrong. **Put the marked line right.** (`tl.static_range` is a loop that
-# the compiler unrolls.)
+# A program can also take several blocks. (That alone doesn't put more bytes in flight: here the second load waits for
+# the first store.) This one should take two, one after the other, but its second block goes wrong. **Put the marked
+# line right.** (`tl.static_range` is a loop that the compiler unrolls.)
 
 
 # %%
@@ -482,16 +482,16 @@ table(("", "timed how", ""), rows, h200.label_of("ways_to_time"))
 #   too short for a large tensor and too long for a small one.
 # - **Waited.** This includes the launch and the wait, which make up most of the time for a small tensor. A caller who
 #   waits does experience that, but it isn't the kernel's time.
-# - **L2 warm.** If you call a kernel repeatedly on the same small tensors, it finds its inputs in the cache. In a model,
-#   other kernels will have run in between, so you want a [cold L2](../docs/glossary.md#cold-l2). (A large tensor
+# - **L2 warm.** If you call a kernel repeatedly on the same small tensors, it finds its inputs in the cache. In a
+#   model, other kernels will have run in between, so you want a [cold L2](../docs/glossary.md#cold-l2). (A large tensor
 #   doesn't fit into L2 anyway.)
 # - **The first calls.** A GPU that has been idle is faster for a moment. (Usually that's because of the clock, which
 #   drops when the power reaches its limit. We recorded the rates here, but not the clock.)
 #
 # So the course's own numbers are the GPU's times with a cold L2, given as the median of many runs with their spread.
 # Kernels that we compare take turns, call by call, so that drift affects them equally. For small sizes we show the time
-# of a call as well. `benchmark_together` does all of that. Whenever you see a time, including ours, ask which of these
-# it is.
+# of a call as well. `benchmark_together` does all of that. Whenever you see a time, including one of ours, ask which of
+# these it is.
 #
 # ## Your predictions vs the measurements
 
@@ -505,7 +505,7 @@ predictions()
 # <details><summary>Answer</summary>Registers that the first part has finished with are free for the second part. Only
 # values that are live at the same time need registers of their own.</details>
 #
-# 2. You pass a slice `x[:, 1:]` to a kernel that takes strides and is right. It's slower than with `x`. What do you
+# 2. You pass a slice `x[:, 1:]` to a kernel that handles strides correctly. It's slower than with `x`. What do you
 #    check?
 # <details><summary>Answer</summary>The widths of the loads in the SASS. The address is no longer a multiple of 16
 # bytes, so a thread loads one element at a time. Whether that costs you anything depends on how many bytes it has in

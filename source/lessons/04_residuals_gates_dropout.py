@@ -186,7 +186,7 @@ def backward_by_position(grad_y_ptr, grad_x_ptr, seed, p, elements, BLOCK: tl.co
 
 # %% [markdown]
 # An `autograd.Function` tells PyTorch which backward pass belongs to a forward pass. `ctx` carries values from the
-# first to the second, which returns one gradient per argument (None for seed, `p` and the two kernels).
+# forward pass to the backward pass, which returns one gradient per argument (None for seed, `p` and the two kernels).
 
 
 # %%
@@ -264,7 +264,7 @@ disagree.compare(
     100 * np.not_equal(*masks(64, 1000, 0.1, by_position)).mean(),
     "Dropped by one and kept by the other, or the reverse: independent masks disagree on 2 p "
     "(1 - p) of the "
-    "elements. These nearly do: they have next to nothing in common.",
+    "elements. These disagree on all rows but the first, where both have the same seed and positions.",
 )
 
 # %% [markdown]
@@ -282,10 +282,10 @@ mask_chart(
 )
 
 # %% [markdown]
-# An element's position depends on how the tensor was split, and the two passes split it differently. The first test
-# only passed because its rows were as long as a block, so that both happened to agree. The counter has to belong to
-# *the element*, no matter which program works on it. Fix this backward kernel: it has to drop the same gradients that
-# the forward pass dropped (`forward_mask`). **Change the marked line.**
+# An element's position depends on how the tensor was split, and the two passes split it differently. The test at 64 x
+# 1024 only passed because its rows were as long as a block, so that both happened to agree. The counter has to belong
+# to *the element*, no matter which program works on it. Fix this backward kernel: it has to drop the same gradients
+# that the forward pass dropped (`forward_mask`). **Change the marked line.**
 
 
 # %%
@@ -440,8 +440,8 @@ dice_time.compare(
 
 # %% [markdown]
 # The course's own kernels also draw four at a time, and they compare the random bits with `p` as integers
-# (`kernels/philox.py`). **How many times faster is such a fused kernel than PyTorch's three, on this H200, in bf16, on
-# 16384 rows of 4096?**
+# (`kernels/philox.py`). It moves 6 bytes per element, and PyTorch's three kernels move 15. **How many times faster is
+# such a fused kernel than PyTorch's three, on this H200, in bf16, on 16384 rows of 4096?**
 
 # %% tags=["hide-input"]
 dropout_speed_up = predict_first("speedup, bias+dropout+add, 16384 x 4096", unit="times")
@@ -489,7 +489,8 @@ unfused = measure(lambda: F.silu(gate) * up)
 unfused
 
 # %% [markdown]
-# **By what factor does `swiglu(gate, up)` reduce the bytes?** It reads two tensors and writes one.
+# **By what factor does `swiglu(gate, up)` reduce the bytes?** Its kernel reads two tensors and writes one. (Remember
+# what `.contiguous()` costs, from lesson 03.)
 
 # %% tags=["hide-input"]
 fewer = predict_first("unfused bytes over those of swiglu on two halves", unit="times")
@@ -621,7 +622,7 @@ traffic_chart(steps, f"SwiGLU's backward pass, fused, moves {lighter:.1f}x fewer
 # saved. So the rule is:
 #
 # **Recompute a value if it follows from something the backward pass has anyway, such as a seed, or a gate that it must
-# read. Store a value if recomputing it would read more bytes than the value itself has.**
+# read. Store a value if recomputing it would read more bytes than writing and reading the value. In a tie, save less.**
 #
 # You can try out the rule below. The bars show the bytes that a training step moves, forward and backward, and the
 # bytes it saves in between. Times are bytes divided by the bandwidth in the data sheet. Try to find out:

@@ -55,7 +55,7 @@ def unfused_norm(x):
 
 
 # %% [markdown]
-# Many networks apply a ReLU next. **How many bytes per element does `relu(unfused_norm(x))` move, in fp32?** Go through
+# Suppose a ReLU comes next. **How many bytes per element does `relu(unfused_norm(x))` move, in fp32?** Go through
 # the code line by line and count four bytes per element whenever a tensor of x's size is read or written. You can
 # ignore the means, which are tiny.
 
@@ -342,8 +342,8 @@ table(("", "instructions", "shuffles", "wide loads", "registers per thread"), ro
 # ## The dtype of the sum
 #
 # Most models use bf16 tensors. A block that you load has the dtype of its tensor, and so does anything you compute from
-# it, unless you cast. bf16 keeps eight binary digits. **Take a row of 4096 ones and add them one after another in bf16.
-# What's the sum?**
+# it, unless you cast. bf16 keeps eight binary digits, and a number halfway between two others is rounded to the even
+# one. **Take a row of 4096 ones and add them one after another in bf16. What's the sum?**
 
 # %% tags=["hide-input"]
 ones_sum = predict_first("4096 ones added one after another in bf16", unit="")
@@ -418,9 +418,10 @@ unfused_bytes.on(
 
 # %% [markdown]
 # **Verdict: holds to the letter, against a baseline that you don't have to use.** PyTorch's own `F.layer_norm` is
-# already a fused kernel, and the bytes allow far less over that. **A speedup means nothing without its baseline.** Here
-# are times from a GPU. `eager` is `F.layer_norm` followed by an activation, and `fused` is the course's
-# `layer_norm_act`, which is our kernel plus a weight, a bias and the activation.
+# already a fused kernel, and the bytes allow far less over that. (If you gain more than the bytes allow, the baseline
+# wasn't moving its bytes at full speed.) **A speedup means nothing without its baseline.** Here are times from a GPU.
+# `eager` is `F.layer_norm` followed by an activation, and `fused` is the course's `layer_norm_act`, which is our kernel
+# plus a weight, a bias and the activation.
 
 # %% tags=["hide-input"]
 h200.table("layer_norm_act", "bfloat16")
@@ -582,7 +583,7 @@ predictions()
 # 3. Why can RMSNorm compute its mean square safely in one pass?
 # <details><summary>Answer</summary>There's no subtraction, so a sum of squares can't cancel.</details>
 #
-# 4. Your LayerNorm is right in fp32 but off by a hundredth in bf16. The loads, stores and masks are correct. What did
+# 4. Your LayerNorm is right in fp32 but off by a tenth in bf16. The loads, stores and masks are correct. What did
 #    you forget?
 # <details><summary>Answer</summary>`.to(tl.float32)` after the load. Without it, the sums are computed in
 # bf16.</details>
@@ -736,7 +737,7 @@ columns = ("bf16", "clock", "ours", *(f"over {way}" for way in OTHERS))
 table(columns, rows, h100.label_of("norms_by_operator", "norms_by_operator_called"))
 
 # %% [markdown]
-# **Verdict: fails against either baseline.** Against the operators, the claim is far too modest, because they move many
+# **Verdict: fails against each baseline.** Against the operators, the claim is far too modest, because they move many
 # times the bytes, and slowly. Against PyTorch's own call, which is already fused, it's too generous, and on the large
 # tensors `torch.compile` of the operators gets close to our kernel. On a small tensor the gain over PyTorch's call is
 # even smaller, or turns into a loss, because launch overhead dominates.

@@ -235,15 +235,16 @@ for name, time in h200.times("softmax", (32768, 8192), "bfloat16").items():
 table(("", "time", "of copy bandwidth"), rows, h200.label_of("softmax"))
 
 # %% [markdown]
-# They all move the same bytes, but they don't take the same time. **Fusing sets how many bytes a kernel moves; the
-# quality of the kernel sets how fast it moves them.** Keep that in mind whenever you see a speedup below.
+# They all need to move the same bytes, but they don't take the same time. **Fusing sets how many bytes a kernel moves;
+# the quality of the kernel sets how fast it moves them.** Keep that in mind whenever you see a speedup below.
 #
 # ## Dropout in the same kernel
 #
 # During training, attention drops some of its probabilities. On a GPU, PyTorch does this in a second kernel, which also
 # stores a mask for the backward pass, at one byte per element. Our kernel needs only two more lines. `tl.rand` uses
 # [Philox](../docs/glossary.md#philox), which computes each random number from a seed and the element's index, so the
-# backward pass can regenerate the mask and we don't have to store it.
+# backward pass can regenerate the mask and we don't have to store it. (It also needs the probabilities before dropout,
+# which a fused training step recomputes from `x`, the maximum and the sum.)
 
 
 # %%
@@ -733,8 +734,8 @@ predictions()
 #
 # 4. Your softmax reads wide rows twice, yet it's hardly slower than a copy. How is that possible, and what change to
 #    the launch could ruin it?
-# <details><summary>Answer</summary>The second read hits in L2. If you used more, smaller blocks, more rows would be in
-# progress at once, and a row would be evicted from L2 before its second read.</details>
+# <details><summary>Answer</summary>The second read hits in L2. If you used more, smaller blocks, more rows would fit on
+# the GPU at once at once, and a row would be evicted from L2 before its second read.</details>
 #
 # 5. A colleague gets rid of the second launch by having every part use `tl.atomic_add`. The tests pass, but two runs
 #    with the same seed diverge after a few hundred steps. Why?
@@ -796,7 +797,8 @@ h200.table("softmax_dropout", "bfloat16")
 # You can combine the parts of a row without a second launch. Each program adds 1 to the row's counter, and the atomic
 # operation returns the previous value. The program that gets the last value knows that all the others have finished, so
 # it doesn't have to wait. It then combines the parts, in the same fixed order whichever program it is, and resets the
-# counter for the next call. (`tl.debug_barrier` makes the block's own threads wait until the stores above it are done.)
+# counter for the next call. (`tl.debug_barrier` makes the program's own threads wait until the stores above it are
+# done, and the atomic, with Triton's default ordering, makes them visible to the other programs.)
 
 
 # %%

@@ -48,8 +48,8 @@ sm = limits(h100.compute_capability)
 # An SM is given whole **[thread blocks](../docs/glossary.md#thread-block)**, as many as fit. (Careful: until now
 # *block* has meant the array a program works on, and that's still what Triton's `BLOCK` refers to. A thread block is
 # the program itself, that is, the threads that run it.) Its threads are grouped into
-# **[warps](../docs/glossary.md#warp)** of 32 that run in lockstep. When one warp is waiting for memory, the SM hides
-# the wait by running another. The fraction of an SM's warp slots that are filled is its
+# **[warps](../docs/glossary.md#warp)** of 32, which execute an instruction together. When one warp is waiting for
+# memory, the SM hides the wait by running another. The fraction of an SM's warp slots that are filled is its
 # **[occupancy](../docs/glossary.md#occupancy)**.
 #
 # The explorer shows one SM of an H100. Move the sliders with the mouse or the arrow keys. Each panel varies one
@@ -428,11 +428,11 @@ growth.compare(
 # %% [markdown]
 # ## The first spill
 #
-# An instruction names a register with eight bits, so a thread can't have more than the 255 we saw above. If a value
-# doesn't fit, it **[spills](../docs/glossary.md#spill)**: it's stored to *local memory* and loaded back later. Local
-# memory is ordinary GPU memory behind the SM's own cache, **L1**, and each thread has a private area there, its
-# **stack**. One step needs 37 registers, and each additional one keeps two rows. **How many operations can you fuse on
-# an H100 before one spills? Give the first number that does.**
+# An instruction names a register with eight bits, and one of the 256 names always reads as zero, so a thread can't have
+# more than the 255 we saw above. If a value doesn't fit, it **[spills](../docs/glossary.md#spill)**: it's stored to
+# *local memory* and loaded back later. Local memory is ordinary GPU memory behind the SM's own cache, **L1**, and each
+# thread has a private area there, its **stack**. One step needs 37 registers, and each additional one keeps two rows.
+# **How many operations can you fuse on an H100 before one spills? Give the first number that does.**
 # <!-- given 37 registers: the compiler's count for one step, in the explorer below -->
 
 # %% tags=["hide-input"]
@@ -571,12 +571,12 @@ columns = ("steps", "stacks per SM", "loaded from L1", "stored", "more written t
 table(columns, rows, h200.label_of("sm_counters"))
 
 # %% [markdown]
-# They do fit, and nearly every spilled value is reloaded from L1. The stores continue to L2, but no warp waits for a
-# store, and little of this traffic reaches [DRAM](../docs/glossary.md#dram).
+# They do fit, and nearly every spilled value is reloaded from L1. The stores continue to L2, but a warp doesn't wait
+# for its store to finish, and little of this traffic reaches [DRAM](../docs/glossary.md#dram).
 #
-# So fusing stops paying off **when one more operation costs a block that the SM needed**, and the compiler told us
-# which operation that is. A cut only helps if its pieces fit more blocks. At 20 and 24 steps, each half fits no more
-# blocks than the whole chain does, so cutting it in two makes it slower.
+# So, as far as these measurements go, fusing stops paying off **when one more step costs a block that the SM needed**,
+# and the compiler told us which step that is. A cut only helps if its pieces fit more blocks. At 20 and 24 steps, each
+# half fits no more blocks than the whole chain does, so cutting it in two makes it slower.
 #
 # ## Capping registers: maxnreg
 #
@@ -696,7 +696,7 @@ print("265 blocks over 264: busy {:.2f}x, waiting {:.2f}x".format(*ratios))
 #
 # On small ones, choose a block size such that the grid fills its waves, or launch a fixed number of programs that loop
 # over the rows, which is called a **[persistent kernel](../docs/glossary.md#persistent-kernel)**. Here three programs
-# share seven rows. **Fix the loop.**
+# share seven rows, and each row should be computed once. **Fix the loop.**
 
 
 # %%

@@ -59,7 +59,8 @@ print(f"matmul: {flops / 1e9:.0f} GFLOP, {1e6 * product:.0f} us at the rate of a
 print(f"activation: {4 * M * N / 1e6:.0f} MB, {1e6 * activation:.0f} us at copy bandwidth")
 
 # %% [markdown]
-# Fusing removes the second line. **What's the most, in percent, that it can take off the layer's time?**
+# Fusing removes the second line. Take the activation to run at copy bandwidth: **what's the most, in percent, that it
+# can take off the layer's time?**
 
 # %% tags=["hide-input"]
 most = predict_first("the most that fusing GELU can save, 4096 cubed", unit="%")
@@ -299,8 +300,8 @@ gpu_picture("H100", lit="tensor cores")
 # %% [markdown]
 # `tl.dot(a, b, acc)` multiplies two tiles and adds the result to a third. So we step through K 64 at a time and load
 # whole tiles of x and w, with wide loads again. `w.T` is a view, so no data moves. Tensor cores take 16-bit operands
-# directly and accumulate in float32. `tl.dot` needs at least 16 along K, and if the instruction is larger than the
-# tile, the rest is padded and wasted.
+# directly and accumulate in float32. `tl.dot` needs at least 16 along K, and the compiler picks an instruction that
+# fits the tile.
 # <!-- given 16-bit: the format's definition -->
 
 
@@ -366,18 +367,18 @@ step("tensor cores", tiles_kernel, (256, 128, 256))
 # | in PTX | `mma.sync` | `wgmma.mma_async` | `tcgen05.mma` |
 #
 # On an H100, four warps issue one large multiply and carry on (hence *async*). On a B200, even the sums don't occupy
-# registers until the epilogue reads them. (The first operand can also come from registers on an H100, or from tensor
-# memory on a B200.)
+# registers until the epilogue reads them.
 #
-# The operands' dtype sets the speed. `tl.dot` multiplies float32 tiles as tf32, at half the rate and with ten fraction
-# bits. So don't convert 16-bit tiles to float32 first: their products are already exact in the float32 sum.
+# The operands' dtype sets the speed. By default, `tl.dot` multiplies float32 tiles as tf32, at half the rate and with
+# ten fraction bits. So don't convert 16-bit tiles to float32 first: float32 holds the product of two such elements
+# exactly.
 # <!-- given 16-bit: the format's definition -->
 #
 # ## A mistake: no mask along K
 #
-# Rows and columns past the edge can hold anything, since they're never stored, but not along K. Suppose a kernel
-# masks w there but forgets x. Those products are x times 0, so does it matter? K is 40, in steps of 32, and the rows of
-# x are 64 apart, as in a slice of a larger tensor, so from element 40 on there's other data.
+# Rows and columns past the edge can hold anything, since they're never stored, but not along K. Suppose a kernel masks
+# w there but forgets x. Those products are x times 0, so does it matter? K is 40, in steps of 32, and the rows of x are
+# 64 apart, as in a slice of a larger tensor, so from element 40 on there's other data.
 
 
 # %%
@@ -708,7 +709,7 @@ step("descriptors", descriptors_kernel, (256, 128, 256))
 # Compare the newer GPUs' registers with the A100's. An A100 has no TMA, so Triton expands the descriptors into
 # pointers and masks, more of them than in our version. Keep the pointer kernel there.
 #
-# The freed registers leave room for a larger tile:
+# The freed registers leave room for a larger tile. It's slower, and we'll see why in the next section:
 
 # %% tags=["nbval-ignore-output", "answers-loaded", "hide-input"]
 step("tiles of 128 x 256", descriptors_kernel, (256, 128, 256))

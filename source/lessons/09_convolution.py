@@ -496,9 +496,9 @@ more = made["first"].instructions["IMAD"] > made["last"].instructions["IMAD"]
 print("more integer arithmetic with channels first:", more)
 
 # %% [markdown]
-# `LDGSTS.128` copies 128 bits directly into [shared memory](../docs/glossary.md#shared-memory), where the tensor cores
-# read their operands, while the previous slice is still being multiplied. `LDG.16` loads one element into a register,
-# from which it has to be stored to shared memory, and every element needs its own mask and its own address calculation
+# `LDGSTS.128` copies 128 bits directly into [shared memory](../docs/glossary.md#shared-memory), on their way to the
+# tensor cores, while the previous slice is still being multiplied. `LDG.16` loads one element into a register, from
+# which it has to be stored to shared memory, and every element needs its own mask and its own address calculation
 # (`IMAD` is an integer multiply-add). That's why tensor cores work best with channels last: **the sum runs over
 # channels, so they should be contiguous.**
 #
@@ -832,7 +832,7 @@ gains = {
 }
 formula = {"formula": {depth: 1 + 4 * ridge / depth for depth in range(512, 2400, 64)}}
 axes = {"x": "depth: taps times input channels", "y": "times faster than three kernels"}
-title = "The gain falls with depth, about as the formula predicts"
+title = "From a depth of 1152 on, the gain falls about as the formula predicts"
 chart = curves_chart(gains, title, **axes, log=True, limit=formula)
 speed_up.on(chart, "y")
 

@@ -110,13 +110,14 @@ def put(ptr, x, first, tokens, D: tl.constexpr, ROWS: tl.constexpr):
 
 
 # %% [markdown]
-# (These tensors are contiguous: head, token, column. The exercises' aren't, so `row * D + col` becomes `row *
-# stride_n + col * stride_d`, and a head starts at `batch * stride_b + head * stride_h`. If the program index is
-# `batch * heads + head`, split it using `//` and `%` by `heads`.)
+# (These tensors are contiguous: head, token, column. The exercises' aren't, so `row * D + col` becomes `row * stride_n
+# + col * stride_d`, and a head starts at `batch * stride_b + head * stride_h`. If the program index is `batch * heads +
+# head`, split it using `//` and `%` by `heads`.)
 #
 # Two masks are common. A **[causal](../docs/glossary.md#causal-mask)** mask hides later keys from a query. A
-# **padding** mask is for batches of different lengths, where some positions at one end aren't real tokens. Either mask
-# sets scores to minus infinity before we take the maximum. We'll put the mask in a function so that we can swap it:
+# **padding** mask is for sequences of different lengths in one batch, where some positions at one end aren't real
+# tokens. Either mask sets scores to minus infinity before we take the maximum. We'll put the mask in a function so that
+# we can swap it:
 
 
 # %%
@@ -516,7 +517,7 @@ watch(flash_kernel[2, 1], q_32, k_32, v_32, torch.empty_like(q_32), 32, 0.25, **
 
 # %% [markdown]
 # This is **FlashAttention** (Dao et al., [arXiv:2205.14135](https://arxiv.org/abs/2205.14135)). It isn't an
-# approximation. It does the same arithmetic in a different order, and rounds less because the scores stay in fp32.
+# approximation. It computes the same function, and its scores are never rounded to 16 bits.
 #
 # ## What is linear in N, and what is not
 #
@@ -735,8 +736,8 @@ without.compare(
 #   so it's only updated when the true one has grown by more than, say, 8 in base 2. And it uses features that only
 #   Blackwell has: accumulators in tensor memory, and matmuls shared by two SMs.
 #
-# (We haven't timed FlashAttention-3 or -4, so our tables don't show the fastest attention there is. PyTorch can call
-# both through `torch.nn.attention.activate_flash_attention_impl`.)
+# (FlashAttention-3 isn't in our tables. FlashAttention-4 is in *Going further*. PyTorch can call both through
+# `torch.nn.attention.activate_flash_attention_impl`.)
 #
 # ## What a compiler can do
 #
@@ -894,8 +895,8 @@ intensity.compare(one_token(65536, 32, 32).intensity)
 
 # %% [markdown]
 # Over a whole sequence, each key you fetch serves thousands of queries. Here it serves just one, unless heads share it.
-# With **grouped heads**, several query heads use the same head of keys and values, say 32 query heads with 8 or 1, and
-# the cache shrinks by the same factor:
+# With **grouped heads** (grouped-query attention), several query heads use the same head of keys and values, say 32
+# query heads with 8 or 1, and the cache shrinks by the same factor:
 
 # %% tags=["hide-input"]
 from helpers.figures import Point, roofline_chart
@@ -976,7 +977,8 @@ split_gain.compare(
 # key heads is furthest from it? Both launches take time to ramp up and drain. Bytes matter most: with a quarter of the
 # key heads, the cache is a quarter of the size. (FlexAttention can also decode, but needs a block mask to split the
 # keys sensibly. Our recording didn't pass one, so it's left out.) These are GPU times. From Python, two launches take
-# longer than the shortest of them (lesson 02), so servers decode inside [CUDA graphs](../docs/glossary.md#cuda-graph).
+# longer than the shortest times in this table (lesson 02), so servers decode inside [CUDA
+# graphs](../docs/glossary.md#cuda-graph).
 #
 # ## Your predictions vs the measurements
 
@@ -1361,7 +1363,8 @@ table(
 #
 # ### Attention by other kernels
 #
-# These are TFLOP/s on an H200 in bf16. Causal heads count half, and the last line has the rate of the best matmul:
+# These are TFLOP/s on an H200 in bf16. With a causal mask we count half the FLOPs, and the last line has the rate of
+# the best matmul:
 
 # %% tags=["hide-input"]
 providers = ("eager", "torch.compile", "FlashAttention-2", "Flex", "cuDNN", "fused")

@@ -555,8 +555,8 @@ explorer
 # %% [markdown]
 # <details><summary>What you should see</summary>1. Unfused doesn't fit, nor does fused, nor recomputing norms and gate.
 # Checkpointing does. (In practice you'd use different policies for different layers.) 2. At a small width, because
-# matmuls grow as the square of the width and everything else grows linearly. 3. In fp32 the matmuls don't use tensor
-# cores, so they run at a fraction of the rate, whereas the bytes only double.</details>
+# matmuls grow as the square of the width and everything else grows linearly. 3. By default, fp32 matmuls don't use
+# tensor cores, so they run at a fraction of the rate, whereas the bytes only double.</details>
 #
 # Checkpointing runs the forward pass again, but only up to the last tensor that the backward pass needs. It skips the
 # block's last matmul, because no gradient depends on that result. Our block has width 32. Its matmuls are those of

@@ -322,7 +322,8 @@ def product_error(x, rounded_x, rounded_w):
 # %% [markdown]
 # In a language model's activations, a few *columns* are far larger than the rest, for every token (Dettmers et al.,
 # arXiv:2208.07339). `outlier_x` is normally distributed, but one of its 1024 columns is a hundred times as large, so in
-# a typical row one int8 step is about 0.7. **With a per-row scale, what share of `outlier_x` is rounded to zero?**
+# a typical row one int8 step is about half of a normal element's size. **With a per-row scale, what share of
+# `outlier_x` is rounded to zero?**
 
 # %% tags=["hide-input"]
 zeroed = predict_first(
@@ -348,8 +349,8 @@ rounded = to_grid(outlier_x, 1024, *GRIDS["int8"])
 zeroed.compare(
     round(100 * (rounded == 0).double().mean().item()),
     "For normally distributed numbers, int8 is the better format: its values are evenly spaced, "
-    "while FP8 spends more than half of its values near zero. An outlier column ruins int8 but not "
-    "FP8, because a float's error is proportional to each element, no matter how large its "
+    "while FP8 spends more than half of its values near zero. An outlier column ruins int8 but "
+    "hardly FP8, because a float's error is proportional to each element, no matter how large its "
     "neighbours are. A per-row scale does little against a large column, since every row contains "
     "it, but with a scale per 128 elements the damage is confined to one block.",
 )

@@ -16,7 +16,7 @@
 # - name five reasons to leave two kernels apart;
 # - run the analyser on a model of your own, and judge how far to trust it.
 #
-# About 65 minutes. It builds on [02](02_bytes_and_launches.ipynb) (bytes, launches), [07](07_occupancy.ipynb)
+# About 70 minutes. It builds on [02](02_bytes_and_launches.ipynb) (bytes, launches), [07](07_occupancy.ipynb)
 # (registers), [08](08_matmul_epilogues.ipynb) (epilogues) and [10](10_attention.ipynb), and leads to [exercise
 # 13](../exercises/13_decide.ipynb).
 
@@ -393,6 +393,60 @@ TraceExplorer(record()["timeline"])
 # use `tl.extra.cuda.gdc_wait()` and `gdc_launch_dependents()`, and launch with `launch_pdl=True`; Inductor inserts them
 # if you set `TORCHINDUCTOR_ENABLE_PDL=1`. You'll see it timed in lesson 18.
 #
+# ## Horizontal fusion, timed
+#
+# Fusing siblings saves bytes only if they share an input. Independent operations share nothing, but several small ones
+# can still fill a GPU that each would leave mostly idle. You can put each on its own CUDA stream, or do all of them in
+# one kernel. **By what factor does one batched matmul beat eight launches in a row, for matmuls of 128 rows?**
+
+# %% tags=["hide-input"]
+side_by_side = predict_first(
+    "eight small matmuls, GPU time, in a row over one batched kernel", unit="times"
+)
+side_by_side
+
+# %% tags=["hide-input"]
+from benchmarks.experiments import lesson_13_horizontal as horizontal
+
+h100 = recorded(horizontal.RECORD.removesuffix(".json"))
+apart = {
+    "matmuls, 128 rows each": ("products", "small"),
+    "matmuls, 16 to 1024 rows": ("products", "unequal"),
+    "matmuls, 8192 rows each": ("products", "large"),
+    "matrix times vector, 512 wide": ("vectors", "small"),
+    "convolutions, 28 x 28": ("convolutions", "small"),
+}
+one_kernel = {
+    "batched": "one batched product",
+    "grouped": "one grouped kernel",
+    "combo": "combo kernel",
+    "groups": "one grouped convolution",
+}
+rows = []
+for what, (kind, size) in apart.items():
+    times = h100.experiment(f"horizontal_{kind}")[size]["gpu"]
+    alone = (f"{1e6 * times[way].median:.0f} us" for way in ("one after another", "streams"))
+    joined = (f"{n} {1e6 * times[way].median:.0f}" for n, way in one_kernel.items() if way in times)
+    rows.append((what, *alone, ", ".join(joined)))
+label = h100.label_of("horizontal_products", "horizontal_vectors", "horizontal_convolutions")
+columns = ("eight", "in a row", "on streams", "one kernel, us")
+display(table(columns, rows, f"{label}\nGPU time, cold L2"))
+few = h100.experiment("horizontal_products")["small"]
+calls = (
+    f"{way} {1e6 * few['call'][way].median:.0f} us"
+    for way in ("one after another", "streams", "one batched product")
+)
+print("a call from Python, 128 rows:", ", ".join(calls))
+side_by_side.compare(
+    few["gpu"]["one after another"].median / few["gpu"]["one batched product"].median,
+    "One such matmul is too small for the GPU. Streams overlap them, but calls take longer, "
+    "because Python also has to switch streams and record events.",
+)
+
+# %% [markdown]
+# *Grouped* is a Triton kernel with a table of tiles, for groups of any size. *Combo* is Inductor's combo kernel. With
+# thousands of rows each matmul fills the GPU, so there's little left to win.
+#
 # ## The flowchart
 #
 # So there's an order to the questions. May one kernel do it? Do its values fit? Is the GPU the limit at all? Is it a
@@ -697,8 +751,17 @@ print("fused is closer to float64:", off[1] < off[0])
 seconds = sorted(graph["compile_seconds"] for graph in record()["graphs"].values())
 slowest = f"the slowest {seconds[-1]:.1f} s"
 print(f"{len(seconds)} graphs: median {statistics.median(seconds):.1f} s, {slowest}")
+compiled_in = h100.experiment("compile_seconds")
+one, several = (found["middle"] for found in compiled_in.values())
+print(f"a decoder layer: one kernel over five {one / several:.2f}")
+rows = [(way, *(f"{each:.2f} s" for each in found.values())) for way, found in compiled_in.items()]
+table(("a decoder layer", *compiled_in["one kernel"]), rows, h100.label_of("compile_seconds"))
 
 # %% [markdown]
+# The table compares lesson 18's layer as one kernel and as five small ones, compiled for an H100 without a cache. The
+# ranges overlap, so one large kernel isn't much more expensive to compile. But you can't compile it in parallel, and
+# changing one line recompiles all of it.
+#
 # If a shape changes with every request, you pay that again, or you get a slower kernel that works for any shape.
 # Debugging changes as well. After fusing, a profile has one line where there used to be six, and you have one place to
 # set a breakpoint where you used to have six.
@@ -919,13 +982,32 @@ print(f"of {saved * 1e6:.0f} us that it would save, {launches * 1e6:.0f} us are 
 # Both predictions are too short by nearly a third. Kernels this small consist of little more than their start and end,
 # and the model doesn't know much about either. The ratio is about right.
 #
+# ### AdamW over 300 small tensors
+#
+# An optimizer's step is horizontal fusion: the same update, for hundreds of tensors that don't depend on each other.
+# Here are 300 parameters of 64 to 16,384 elements. `kernels.adamw` keeps the addresses in a table in memory, so it
+# needs one launch for any number of tensors. PyTorch passes them as launch arguments, which limits how many fit.
+
+# %% tags=["hide-input"]
+adamw = h100.experiment("adamw_small")
+rows = [
+    (way, *(f"{1e6 * found[clock].median:.0f} us" for clock in ("gpu", "call")))
+    for way, found in adamw.items()
+]
+table(("one step", "GPU, cold L2", "call, from Python"), rows, h100.label_of("adamw_small"))
+
+# %% [markdown]
+# On the GPU ours is far ahead, but called from Python it's behind PyTorch's fused step, because it checks every tensor
+# in all four lists. With so little work, only a CUDA graph makes the GPU's time count. (Ours doesn't advance its step
+# counter here. PyTorch keeps one per tensor and advances all of them, which is part of its time.)
+#
 # ### One large model, layer by layer
 #
 # That claim is usually made about one particular model:
 #
-# **Claim: "OPT-13B's forward pass goes from 120 to 80 ms by fusion."** It doesn't say which GPU, how many tokens or
-# what baseline. The model has 40 identical layers. Here is one of them, with attention done operator by operator or as
-# PyTorch's fused call:
+# **Claim: "OPT-13B's forward pass goes from 120 to 80 ms by fusion."** It names no GPU, number of tokens or baseline.
+# The model has 40 identical layers. Here is one of them, with attention done operator by operator or as PyTorch's fused
+# call:
 
 # %%
 import inspect
@@ -960,11 +1042,10 @@ table(
 )
 
 # %% [markdown]
-# Then we timed one such layer. Its weights are much larger than the L2 cache, so calling one layer 40 times costs as
-# much as running 40 layers:
+# Then we timed one such layer. Its weights are much larger than the L2 cache, so 40 calls of
+# one layer cost as much as 40 layers:
 
 # %% tags=["hide-input"]
-h100 = recorded(opt.RECORD.removesuffix(".json"))
 names = {64: "opt_layer_64", 512: "opt_layer_512", 2048: "opt_layer_2048"}
 layers = {tokens: h100.experiment(name) for tokens, name in names.items()}
 rows = []

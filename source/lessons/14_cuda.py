@@ -379,8 +379,8 @@ for name, kernel in (("k < EACH", kept), ("until the row ends", in_memory)):
     print(f"{need.stack:2} B of stack, {local} local loads and stores in the code")
 
 # %% [markdown]
-# The results are correct and nothing was spilled, but the row ended up in **local memory**, which is in DRAM.
-# `spill_bytes` won't show you that, so look at `stack`.
+# The results are correct and nothing was spilled, but the row ended up in **local memory**. That has addresses in DRAM,
+# and is cached in L1 and L2. `spill_bytes` won't show you that, so look at `stack`.
 #
 # ## A missing barrier
 #
@@ -447,8 +447,7 @@ stuck = cuda_kernel(stuck_source, "stuck")
 print(measure(stuck[1, 256], torch.empty(256, device=device)).hazards[0])
 
 # %% [markdown]
-# You can't write any of these bugs in Triton, because `tl.sum` generates the shuffles, the shared memory and the
-# barriers for you.
+# In Triton, `tl.sum` generates the shuffles, the shared memory and the barriers for you, so you can't get these wrong.
 #
 # ## Bank conflicts and padding
 #
@@ -1038,7 +1037,7 @@ if runtime.has_gpu():
     extension = build(project)
     stream = torch.cuda.current_stream().cuda_stream
     found = extension.l2_norm(x, 1e-12, stream)
-    print("right:", torch.allclose(found.double(), exact, rtol=1e-5, atol=1e-7))
+    print("right:", torch.allclose(found.double(), normalised, rtol=1e-5, atol=1e-7))
 else:
     with patch.object(cpp_extension, "_jit_compile"):
         build(project)

@@ -56,6 +56,15 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")
 
 # %% [markdown]
+# The capstone of this lesson is a whole transformer block. Here is its second half, the gated MLP, operator by operator
+# and in three kernels. (The weights, which both versions read once, aren't drawn.) Press **Play**:
+
+# %% tags=["hide-input"]
+from helpers.figures import passes_animation
+
+passes_animation("mlp")
+
+# %% [markdown]
 # ## Which profiler answers which question?
 #
 # | question | tool | it gives you |
@@ -685,9 +694,9 @@ for way in COMPARED:
         print(f"ours is faster than {way} at {ours_first} of {len(sizes)}")
 
 # %% [markdown]
-# **Our block beats unfused attention**, by a wide margin, as you'd hope. The last lines show how often it beats PyTorch
-# with its libraries and `torch.compile`. At 8192 tokens its spread overlaps with `torch.compile`'s. Next, errors and
-# memory:
+# **Our block beats unfused attention** by a wide margin, as you'd hope. But it rarely beats PyTorch with its libraries,
+# and `torch.compile` never: the last lines count. At 8192 tokens its spread overlaps with `torch.compile`'s. Next,
+# errors and memory:
 
 # %% tags=["hide-input"]
 rows = []
@@ -810,7 +819,7 @@ self_test(answer, 0.5 * 3, "half of it")
 # %% [markdown]
 # ## Now you
 #
-# In [exercise 15](../exercises/15_capstone.ipynb), the last one, you'll fuse a block from another model, forward and
+# In [exercise 15](../exercises/15_capstone.ipynb) you'll fuse a block from another model, forward and
 # backward, and write a report. After that, pick a model of your own and run `fusion analyse` on it, then record a
 # trace, then profile the kernels that matter.
 
@@ -1169,9 +1178,9 @@ table(("", "registers", "occupancy"), made)
 #
 # None of these kernels is fastest everywhere. First we compare the course's own kernels, at every size in the sweep,
 # with the best peer at that size (eager PyTorch, `torch.compile` with its default or max-autotune, Liger, QuACK, cuDNN,
-# cuBLASLt, FlashAttention-2 and -4, Flex). Then come the points where a peer is furthest ahead, both in GPU time and as a call from
-# Python. (Shapes are given as follows. Attention: batch, heads, key heads, queries, keys, head dim; convolution:
-# images, channels, height, width, filters, taps, stride.)
+# cuBLASLt, FlashAttention-2 and -4, Flex). Then come the points where a peer is furthest ahead, both in GPU time and as
+# a call from Python. (Shapes are given as follows. Attention: batch, heads, key heads, queries, keys, head dim;
+# convolution: images, channels, height, width, filters, taps, stride.)
 
 # %% tags=["hide-input"]
 from helpers.instruments import recorded_sweep
@@ -1188,8 +1197,9 @@ print(f"behind at {on_gpu} of {points} points, {on_gpu / points:.0%}")
 print(f"behind as a call at {len(slow)} of the {timed} that were called, {len(slow) / timed:.0%}")
 
 # %% [markdown]
-# The last lines show the share of points, and of calls, where a library is ahead. Each library has its strengths:
-# QuACK on many wide rows, FlashAttention-4 on most long sequences, cuDNN on short ones and in some convolutions,
-# cuBLASLt in linear layers of a few hundred rows, eager PyTorch in some calls, especially for backward passes, and
-# `torch.compile` at some sizes of some kernels. `fusion bench --recorded --sweep` lists every point, with the reasons
-# and our attempts to fix it, and if you add a kernel's name you get all of its times. Before you write a kernel, look up your sizes in a list like this one. After you've written it, make your own.
+# The last lines show the share of points, and of calls, where a library is ahead. Each library has its strengths: QuACK
+# on many wide rows, FlashAttention-4 on most long sequences, cuDNN on short ones and in some convolutions, cuBLASLt in
+# linear layers of a few hundred rows, eager PyTorch in some calls, especially for backward passes, and `torch.compile`
+# at some sizes of some kernels. `fusion bench --recorded --sweep` lists every point, with the reasons and our attempts
+# to fix it, and if you add a kernel's name you get all of its times. Before you write a kernel, look up your sizes in a
+# list like this one. After you've written it, make your own.

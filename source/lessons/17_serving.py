@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 17 Serving: the roofline of one token
 #
-# A model reads a thousand-token prompt in one pass. It then writes the answer at one pass *per token*, and every one of
-# those passes rereads all the weights and everything it has cached about the conversation. **What limits that, which
-# kernels do the work, and how does each trick in a serving system change the bytes?**
+# A model reads a thousand-token prompt in one pass. It then writes the answer one token at a time, and for every token
+# it rereads all the weights and everything it has cached about the conversation. **What limits that, which kernels do
+# the work, and how does each trick in a serving system change the bytes?**
 #
 # After this lesson you can
 #
@@ -44,6 +44,15 @@ def in_us(name, first):
     title = f"{h100.label_of(name)}\nus on the GPU, cold L2"
     return table((first, *map(str, ways)), rows, title)
 
+
+# %% [markdown]
+# Here is the attention of a single new token, step by step and in one kernel. Press **Play**, and compare what crosses
+# with what you saw in lesson 10:
+
+# %% tags=["hide-input"]
+from helpers.figures import passes_animation
+
+passes_animation("decode")
 
 # %% [markdown]
 # ## Prefill and decode on one roofline

@@ -172,6 +172,9 @@ as_graph.compare(
 )
 
 # %% [markdown]
+# Did calling the larger layer take less time? Eager makes the same launches for both, so both times are CPU time, and
+# the CPU wasn't equally fast in the two recordings. *Going further* has the spread.
+#
 # `torch.compile` fuses the elementwise operations around the matmuls, which leaves fewer kernels to launch. With
 # `mode="reduce-overhead"` it also records a CUDA graph. To compare all versions on equal terms, we recorded the graphs
 # by hand.
@@ -525,9 +528,9 @@ WaterfallExplorer(times, floors, model)
 # <details><summary>What you should see</summary>1. The number of launches times the call dominates. The CPU is the
 # bottleneck, the GPU waits for it, and <code>torch.compile</code> gains nothing. All bars are above the model, because
 # it uses the call of an empty kernel or an addition. Passing a dozen arguments and allocating results takes longer, and
-# so does a busy CPU. 2. Eager is a third above its prediction, and our kernels are two to three times above theirs, so
-# it isn't the gaps that are left. 3. The kernels themselves. Our matmuls and our attention are up against cuBLAS and
-# SDPA. 4. Ours. Their kernels take about as long as their calls, so the CPU can keep up.</details>
+# so does a busy CPU. 2. Eager is a third above its prediction, and our kernels take about 3x theirs, so it isn't the
+# gaps that are left. 3. The kernels themselves. Our matmuls and our attention are up against cuBLAS and SDPA. 4. Ours.
+# Their kernels take about as long as their calls, so the CPU can keep up.</details>
 #
 # For the small layer as a graph, then, the model explains most of eager's time but less than half of our kernels'. It
 # assumes that a kernel moves bytes at full bandwidth from the first cycle to the last. When a kernel takes just a few
@@ -555,7 +558,7 @@ table(columns, rows, h100.label_of("short_kernels_small", "short_kernels_8B"))
 # that you should look elsewhere, at fewer bytes (lesson 12) or more tokens per weight (lesson 17). The small layer is
 # still a long way from its floor. The megakernel closes part of that distance, and more of it than anything else we
 # tried. If you can't use a graph, reduce the number of launches. Called from Python, our five kernels take less than
-# two thirds of eager's time on the small layer.
+# half of eager's time on the small layer.
 #
 # Why does our megakernel win on the small layer and lose at 8B? It removes gaps, ramp-ups and tails. They are most of
 # the time in a short kernel but a small part of a long one. At 8B it comes down to the matmuls, and ours are slower
@@ -618,16 +621,22 @@ self_test(answer, 8 + 12 * 1 + 30 / 3, "8 + 12 x 1 + 30 / 3")
 #
 # ### How steady the times are
 #
-# The table shows the median, low and high of ten runs of eight layers, in ms. Calls vary when the CPU is the
-# bottleneck.
+# The tables show the median, low and high of ten runs of eight layers, in ms. The graphs hardly vary. The calls do,
+# wherever the CPU is the bottleneck. We looked for the reason by timing the same eager call several times in one
+# process: before and after `torch.compile`, and before and after the other experiments. It took almost twice as long in
+# some of these places as in others, regardless of which experiments had already run. The most likely reason is the
+# machine's CPU, which may not have been ours alone. All versions in a table took turns, so you can compare their calls
+# with each other, but not with those in the other table.
 
 # %% tags=["hide-input"]
-rows = [
-    (way, *(f"{1e3 * t.median:.2f} ({1e3 * t.low:.2f} to {1e3 * t.high:.2f})" for t in pair))
-    for way, each in measured["8B"].items()
-    for pair in [(each["call"], each["graph"])]
-]
-table(("8B, eight layers", "called", "as a graph"), rows, h100.label_of("short_kernels_8B"))
+for name in SHAPES:
+    rows = [
+        (way, *(f"{1e3 * t.median:.2f} ({1e3 * t.low:.2f} to {1e3 * t.high:.2f})" for t in pair))
+        for way, each in measured[name].items()
+        for pair in [(each["call"], each["graph"])]
+    ]
+    columns = (f"{name}, eight layers", "called", "as a graph")
+    display(table(columns, rows, h100.label_of("short_kernels_small", "short_kernels_8B")))
 
 # %% [markdown]
 # ### The persistent kernel

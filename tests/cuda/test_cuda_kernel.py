@@ -2,6 +2,7 @@
 
 import linecache
 
+import numpy as np
 import pytest
 import torch
 
@@ -140,3 +141,36 @@ def test_a_kernel_that_is_not_there():
     assert isinstance(cuda_kernel(ADD, "add"), CudaKernel)
     with pytest.raises(ValueError, match="sub does not compile"):
         cuda_kernel(ADD, "sub")
+
+
+BY_VALUE = """
+#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+struct Two { float a, b; };
+extern "C" __global__ void half_scale(const float* x, float* y, __half a)
+{ y[threadIdx.x] = x[threadIdx.x] * __half2float(a); }
+extern "C" __global__ void bfloat_scale(const float* x, float* y, __nv_bfloat16 a)
+{ y[threadIdx.x] = x[threadIdx.x] * __bfloat162float(a); }
+extern "C" __global__ void two(float* y, Two t) { y[threadIdx.x] = t.a + t.b; }
+extern "C" __global__ void whole(float* y, unsigned n) { y[threadIdx.x] = n; }
+"""
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("half_scale", torch.float16), ("bfloat_scale", torch.bfloat16)])
+@pytest.mark.parametrize("value", [2.5, 3, -1, 0.1, np.float16(2.5), np.int64(7), float("inf")])
+def test_a_number_in_16_bits_is_the_one_that_was_passed(name, dtype, value):
+    x, y = torch.arange(1, 9, dtype=torch.float32), torch.empty(8)
+    cuda_kernel(BY_VALUE, name)[1, 8](x, y, value)
+    assert torch.equal(y, x * torch.tensor(float(value), dtype=dtype).float())
+
+
+def test_a_struct_by_value_is_refused_in_one_line():
+    refused = "two: t is a struct of 8 bytes passed by value, which isn't supported: pass its fields one by one"
+    with pytest.raises(TypeError, match=refused):
+        cuda_kernel(BY_VALUE, "two")[1, 8](torch.empty(8), 1.0)
+
+
+@pytest.mark.parametrize("value", [1.5, np.float32(1.5)])
+def test_a_fraction_is_no_whole_number(value):
+    with pytest.raises(TypeError, match=r"whole: n takes a whole number \(u32\), got 1.5"):
+        cuda_kernel(BY_VALUE, "whole")[1, 8](torch.empty(8), value)

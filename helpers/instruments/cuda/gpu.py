@@ -7,7 +7,6 @@ from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, ObjectCode
 from cuda.core import launch as start
 
-from helpers.instruments.cuda.operation import DTYPES
 from helpers.instruments.devices import this_device
 
 _WITHOUT_ASKING = 48 * 1024  # bytes of dynamic shared memory that any kernel may have
@@ -52,10 +51,10 @@ def launch(launch, arguments: tuple) -> None:
             )
             if failed:
                 raise RuntimeError(f"{launch.kernel.name}: the driver refuses its shared memory: {failed.name}")
-        declared = launch.kernel.declared.values()
+        declared = zip(arguments, launch.kernel.declared.values(), launch.kernel.parameters, strict=True)
         values = [
-            argument.data_ptr() if isinstance(argument, torch.Tensor) else DTYPES[parameter.type].type(argument)
-            for argument, parameter in zip(arguments, declared, strict=True)
+            argument.data_ptr() if isinstance(argument, torch.Tensor) else launch.number(argument, *parameter)
+            for argument, *parameter in declared
         ]
         config = LaunchConfig(grid=launch.grid, block=launch.block, shmem_size=launch.dynamic_shared_memory)
         start(_Stream(torch.cuda.current_stream()), config, kernel, *values)

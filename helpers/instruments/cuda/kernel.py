@@ -72,7 +72,8 @@ def cuda_kernel(
 
 
 class DeclaredParameter:
-    """One parameter as the source declares it: its name and, where the text says, the dtype that it points to."""
+    """One parameter as the source declares it: its name and, where the text gives one, its dtype or the one that it
+    points to."""
 
     def __init__(self, name: str, declared: str):
         self.name = name
@@ -80,7 +81,13 @@ class DeclaredParameter:
         plain = re.sub(
             r"\b(const|volatile|__restrict__|__restrict|restrict|__grid_constant__)\b|[*&]|\[\]", " ", declared
         )
-        self.dtype = _ELEMENTS.get(" ".join(plain.split())) if self.pointer else None
+        self.dtype = _ELEMENTS.get(" ".join(plain.split()))
+
+
+def is_half(parameter: Parameter, source: DeclaredParameter) -> bool:
+    """Return whether a parameter is one __half or __nv_bfloat16, which PTX has as two bytes."""
+    halves = torch.float16, torch.bfloat16
+    return (parameter.type, parameter.size) == ("b8", 2) and not source.pointer and source.dtype in halves
 
 
 class CudaKernel:
@@ -285,10 +292,15 @@ class CudaLaunch:
             if isinstance(argument, torch.Tensor):
                 if type.type not in ("u64", "b64"):
                     raise TypeError(f"{where} is a number ({type.type}), got a tensor")
-                if parameter.dtype is not None and argument.dtype != parameter.dtype:
+                if parameter.pointer and parameter.dtype not in (None, argument.dtype):
                     raise TypeError(f"{where} points to {parameter.dtype}, got a tensor of {argument.dtype}")
             elif parameter.pointer:
                 raise TypeError(f"{where} is a pointer: pass a tensor, got {argument!r}")
+            elif type.type == "b8" and not is_half(type, parameter):
+                raise TypeError(
+                    f"{where} is a struct of {type.size} bytes passed by value, which isn't supported: pass its fields "
+                    "one by one, or a tensor and a pointer to it"
+                )
             elif not isinstance(argument, bool | int | float | np.generic) or type.type not in DTYPES or type.size > 8:
                 raise TypeError(f"{where} takes a number ({type.type}), got {_kind(argument)}")
         return arguments
@@ -297,15 +309,23 @@ class CudaLaunch:
         """The arguments as the kernel finds them in memory: addresses and numbers."""
         declared = list(self.kernel.declared.values())
         block = bytearray(declared[-1].offset + declared[-1].size if declared else 0)
-        for value, parameter in zip(values, declared, strict=True):
-            dtype = DTYPES[parameter.type]
-            if dtype.kind in "iu" and isinstance(value, float):
-                raise TypeError(
-                    f"{self.kernel.name}: a parameter of type {parameter.type} takes a whole number, got {value}"
-                )
-            number = np.array(value % (1 << 8 * dtype.itemsize) if dtype.kind == "u" else value).astype(dtype)
+        for value, parameter, source in zip(values, declared, self.kernel.parameters, strict=True):
+            number = self.number(value, parameter, source)
             block[parameter.offset : parameter.offset + parameter.size] = number.tobytes()
         return bytes(block)
+
+    def number(self, value, parameter: Parameter, source: DeclaredParameter) -> np.generic:
+        """Return an argument, a number or an address, as the kernel's parameter has it in memory.
+
+        Raises:
+            TypeError: it's not a whole number where the parameter is one.
+        """
+        if is_half(parameter, source):
+            return torch.tensor(float(value), dtype=source.dtype).view(torch.uint16).numpy()[()]
+        dtype = DTYPES[parameter.type]
+        if dtype.kind in "iu" and isinstance(value, float | np.floating):
+            raise TypeError(f"{self.kernel.name}: {source.name} takes a whole number ({parameter.type}), got {value}")
+        return np.array(int(value) % (1 << 8 * dtype.itemsize) if dtype.kind == "u" else value).astype(dtype)[()]
 
     def _execute(self, arguments, originals) -> None:
         kernel, program = self.kernel, self.kernel.program

@@ -265,7 +265,11 @@ class TritonMeter:
         if not left.any():
             return None
         self._count_outside(kind, site, Pattern(relative, left, itemsize), origin, itemsize)
-        self._report_outside(kind, site, addresses[left])
+        # The allocator decides which stray lanes hit another tensor: report all lanes outside the first lane's tensor.
+        first = addresses[mask][0]
+        owner = next((other for other in self._operands if other.holds_lanes(first, itemsize)), None)
+        astray = left if owner is None else mask & ~owner.holds_lanes(addresses, itemsize)
+        self._report_outside(kind, site, addresses[astray], owner)
         return mask & ~left
 
     def _count(self, kind, site, operand, pattern, origin, itemsize):
@@ -329,10 +333,10 @@ class TritonMeter:
                     setattr(account, way, getattr(account, way) + nbytes)
                 setattr(self.ledger, f"sectors_{way}", getattr(self.ledger, f"sectors_{way}") + sectors)
 
-    def _report_outside(self, kind, site, astray):
+    def _report_outside(self, kind, site, astray, owner=None):
         kind = "store" if kind == "write" else kind
         address = int(astray[0])
-        nearest = min(self._operands, key=lambda operand: _distance(operand, address), default=None)
+        nearest = owner or min(self._operands, key=lambda operand: _distance(operand, address), default=None)
         if nearest is None:
             self._report(f"out-of-bounds {kind}", site, self.ledger.outside, "{0}: every tensor is empty", astray.size)
             return

@@ -105,15 +105,13 @@ def elementwise_cases(
     sizes: tuple[int, ...] = (1, 127, 1025),
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16),
     one_rounding: bool = False,
-    most: int = 0,
 ) -> list[Case]:
     """Calls of an elementwise operation on `count` tensors alike, the simplest first.
 
     Each of `sizes` as a vector; many programs; a matrix; each tensor alone transposed, and all; strided and offset
     views; a large mean; NaN and inf; the largest size in each further dtype; no element at all. Values are normal, of
     deviation 2, from `seed`, but of size 1 in the first call; the tensors are on the GPU where there is one. With
-    `one_rounding`, results of 16 bits must be rounded once. With `most`, a vector of so many elements comes last, for
-    grids that end at a size of their own.
+    `one_rounding`, results of 16 bits must be rounded once.
     """
     generator = torch.Generator().manual_seed(seed + (draw << 16))
     device = "cuda" if runtime.has_gpu() else "cpu"
@@ -151,7 +149,4 @@ def elementwise_cases(
         look_at = f"{name}: load, convert to float32, compute, then store"
         cases.append(Case(name, tuple(tensors(largest, dtype=dtype)), look_at, one_rounding=one_rounding))
     cases.append(Case("no elements", tuple(tensors(0)), "the empty tensor: return before launching on it"))
-    if most:
-        unlimited = "the grid: it grows with the tensors, or each program walks along them in a loop"
-        cases.append(Case("over a million elements", tuple(tensors(most)), unlimited))
     return cases

@@ -89,7 +89,7 @@ def norm_cases(
         )
     for dtype in LOW_PRECISION if short else ():
         name = str(dtype).removeprefix("torch.")
-        squares = f"{name}: what is rounded to 16 bits before the store: the squares, their sum, the root"
+        squares = f"{name}: nothing is rounded to 16 bits before the store: not the squares, their sum or the root"
         found.append(call(f"{name}, short rows", squares, 64, 8, dtype=dtype, scale=1.0))
     for label, kind in (("mean 20", {"mean": 20.0, "scale": 1.0}), ("deviation 8", {"scale": 4.0})):
         found.append(call(f"float16, {label}", WIDEN, 1, 4096, dtype=torch.float16, **kind))

@@ -9,6 +9,7 @@ from helpers.instruments.traffic import measure
 from helpers.learning.checks.cases import Case, described
 from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.checks.row_cases import normal
+from helpers.learning.checks.tile_cases import score_conditioning
 from helpers.learning.outcome import AnswerError, as_check
 
 PARTIAL_VALUES = 8  # per element of dim, split and head: a generous bound for partial results, in bytes
@@ -29,9 +30,7 @@ def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129)) -> list[Case]:
             q[:, 0], k[..., 0] = dim**0.5, torch.as_tensor(score, device=k.device).to(k.dtype)
         ends = torch.tensor(bounds, device=q.device)
         given = f"bounds {bounds}" if len(bounds) < 8 else f"{len(bounds) - 1} splits"
-        # A score's rounding is in proportion to it, and the exponential takes it on as it is.
-        largest = 0.0 if score is None else float(torch.as_tensor(score).abs().max())
-        conditioning = max(4.0, largest)
+        conditioning = max(4.0, score_conditioning(q[:, None], k, q.dtype))
         return Case(label, (q, k, v, ends), look_at, input_error=q.dtype, arguments=given, conditioning=conditioning)
 
     merge = "the merge: each split's sum and values times exp(its maximum - the largest maximum)"
@@ -56,7 +55,7 @@ def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129)) -> list[Case]:
     ]
     found += [call(f"dim {dim}", "the sizes: dim is 16, 32, 64 or 128", [0, 9, 40], dim=dim) for dim in (32, 64, 128)]
     found.append(
-        call("17 splits", "the merge's block: splits needn't be a power of two", [*range(0, 170, 10)], heads=3)
+        call("17 splits", "the merge's block: splits needn't be a power of two", [*range(0, 180, 10)], heads=3)
     )
     viewed = call("k and v as a cache has them, tokens first", "strides of k and v, or a copy", [0, 30, 50], heads=3)
     q, k, v, bounds = viewed.inputs

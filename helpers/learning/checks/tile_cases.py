@@ -175,8 +175,8 @@ def _of_large_products(draw, shape: tuple[int, int, int, int], tensors: int) -> 
 def score_conditioning(q: torch.Tensor, k: torch.Tensor, dtype: torch.dtype) -> float:
     """Return by how much the rounding of float32 scores may exceed a unit in the last place of a result of `dtype`.
 
-    A score has half a unit in its last place, and so has the maximum that is taken off: together the score's size times
-    float32's eps, which the exponential makes a relative error, however small the difference is.
+    A score is off by half a unit in its last place, and so is the maximum: together by the score's size times float32's
+    eps. The exponential makes that a relative error of the weight, even where the difference of the two is small.
     """
     scores = (q.double() @ k.double().mT).abs() / q.shape[-1] ** 0.5
     largest = scores[scores.isfinite()].max().item() if scores.isfinite().any() else 0.0
