@@ -287,7 +287,7 @@ def add_gelu(a, b):
         launcher=LAUNCHER.replace("def add_gelu", "def fresh")
         + "\nseen = {}\n\ndef add_gelu(a, b):\n    key = tuple(a.shape)\n    if key not in seen:\n"
         "        seen[key] = fresh(a, b)\n    return seen[key]\n",
-        earned=4,  # for the calls with shapes of their own, which were computed as claimed
+        earned=1,  # for the one check that makes a single call
         state="fail",
     ),
     "nothing but NaN": Attack(
@@ -324,7 +324,7 @@ def add_gelu(a, b):
     "lazy": Attack(
         launcher="def add_gelu(a, b):\n    return lambda: a + b\n",
         state="fail",
-        told="got function, expected a tensor",
+        told="got function, which is neither a tensor nor plain numbers",
     ),
     "a kernel that never ends": Attack(
         kernel=KERNEL.replace(
