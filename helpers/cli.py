@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     )
 
     new = commands.add_parser("new-exercise", help="an exercise to start from, for instructors")
-    new.add_argument("name", help="its number and its name, such as 11_dropout")
+    new.add_argument("name", help="its number and its name, such as 04b_dropout")
 
     inspect = commands.add_parser("inspect", help="show a kernel's registers, spills and occupancy on any GPU")
     inspect.add_argument("kernel", metavar="module:kernel", help="kernels.elementwise.add_gelu:add_gelu_kernel, say")

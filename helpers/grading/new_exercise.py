@@ -141,7 +141,7 @@ def new_exercise(name: str, root: Path = COURSE) -> str:
     """Write the source of a new exercise and the folder for its answers.
 
     Args:
-        name: such as "11_dropout": its number, then its name.
+        name: such as "04b_dropout": its number, then its name.
         root: the course.
 
     Returns:
@@ -154,7 +154,7 @@ def new_exercise(name: str, root: Path = COURSE) -> str:
     if not exercises.is_dir():
         raise ValueError(f"{root} has no source/exercises: add exercises in the course, then `fusion release`")
     if not NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is not an exercise's name: write its number and its name, such as 11_dropout")
+        raise ValueError(f"{name!r} is not an exercise's name: write its number and its name, such as 04b_dropout")
     number = name.partition("_")[0]
     if taken := sorted(exercises.glob(f"{number}_*.py")):
         raise ValueError(f"{number} is taken by {taken[0].stem}: choose another number")

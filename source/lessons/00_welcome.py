@@ -184,12 +184,13 @@ bytes_moved.on(chart, "x", at=lambda megabytes: 1e6 * megabytes, row=0)
 # and `tl.constexpr` means that `BLOCK` is known when the kernel is compiled.
 #
 # The kernel below should double twelve elements, using three programs of four elements each. It has a bug: all three
-# programs work on the same four elements. `puzzle` launches three programs on `twelve` and a result `y`, which
-# `tl.load` reads and `tl.store` writes. Run the cell to see it. Below each line of the kernel you'll see the tensor as
-# it is in memory. Each numbered box is one position in a program's block (a *lane*), drawn at the element it accesses.
-# Orange-red boxes are wrong, and an element with an orange-red edge is never stored. (The message calls program 1 `(1,
-# 0, 0)` because a launch can have three dimensions; ours has one. A *race* means that two programs store to the same
-# element, and either of them may come last.) **Change the marked line until it says "Solved".**
+# programs work on the same four elements. `puzzle` launches three programs. `tl.load` reads from `twelve`, and
+# `tl.store` writes to a result `y` that `puzzle` allocates. Run the cell to see it. Below each line of the kernel
+# you'll see the tensor as it is in memory. Each numbered box is one position in a program's block (a *lane*), drawn at
+# the element it accesses. Orange-red boxes are wrong, and an element with an orange-red edge is never stored. (The
+# message calls program 1 `(1, 0, 0)` because a launch can have three dimensions; ours has one. A *race* means that two
+# programs store to the same element, and either of them may come last.) **Change the marked line until it says
+# "Solved".**
 
 # %%
 import triton

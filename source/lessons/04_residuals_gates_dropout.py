@@ -469,7 +469,7 @@ dropout_speed_up.compare(
 h200.table("bias_dropout_residual", "bfloat16")
 
 # %% [markdown]
-# **Verdict: too modest by the GPU's time on the large size, too generous for the caller of the small one.** The caller
+# **Verdict: too modest by the GPU's time, too generous for the caller of the small one.** The caller
 # (in the columns after `call`) gains less, because launching one Triton kernel from Python costs nearly as much as
 # launching PyTorch's three from C++.
 #

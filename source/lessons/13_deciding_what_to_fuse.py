@@ -1027,13 +1027,13 @@ foretold = {}
 for tokens in opt.TOKENS:
     given = opt.layer_inputs(tokens, dtype=torch.bfloat16, device="meta")
     for way in ("by operator", "libraries"):
-        plan = analyse(partial(opt.WAYS[way], opt.HEADS), *given, device="H100")
-        foretold[tokens, way] = plan
+        of_layer = analyse(partial(opt.WAYS[way], opt.HEADS), *given, device="H100")
+        foretold[tokens, way] = of_layer
 rows = []
-for (tokens, way), plan in foretold.items():
-    times = (1e3 * opt.LAYERS * each for each in (plan.time_unfused, plan.time_fused))
-    gain = plan.time_unfused / plan.time_fused
-    launches = f"{plan.launches_unfused} > {plan.launches_fused}"
+for (tokens, way), of_layer in foretold.items():
+    times = (1e3 * opt.LAYERS * each for each in (of_layer.time_unfused, of_layer.time_fused))
+    gain = of_layer.time_unfused / of_layer.time_fused
+    launches = f"{of_layer.launches_unfused} > {of_layer.launches_fused}"
     rows.append((tokens, way, launches, *(f"{each:.0f} ms" for each in times), f"{gain:.2f}x"))
 table(
     ("tokens", "attention", "launches per layer", "unfused", "fused", "faster"),
@@ -1057,11 +1057,11 @@ label = h100.label_of("opt_layer_64", "opt_layer_512", "opt_layer_2048")
 display(table(("tokens", "clock", *taken), rows, f"{label}\n40 layers"))
 for tokens, clocks in layers.items():
     taken = clocks["gpu"]
-    eager, compiled = taken["by operator"].median, taken["by operator, torch.compile"].median
-    plan = foretold[tokens, "by operator"]
-    said, found = plan.time_unfused / plan.time_fused, eager / taken["ours"].median
+    eager, by_inductor = taken["by operator"].median, taken["by operator, torch.compile"].median
+    of_layer = foretold[tokens, "by operator"]
+    said, found = of_layer.time_unfused / of_layer.time_fused, eager / taken["ours"].median
     print(
-        f"{tokens} tokens: torch.compile {eager / compiled:.2f}x, ours {found:.2f}x, "
+        f"{tokens} tokens: torch.compile {eager / by_inductor:.2f}x, ours {found:.2f}x, "
         f"predicted {said:.2f}x"
     )
 

@@ -770,10 +770,10 @@ gate_gain.compare(
 # %%
 from kernels import swiglu
 
-gate, up = torch.randn(2, 64, 256)
+gates, ups = torch.randn(2, 64, 256)
 for name, call in {"eager": lambda g, u: F.silu(g) * u, "fused": swiglu}.items():
-    seen = measure(call, gate, up)
-    print(f"{name}: {seen.launches} launches, {seen.bytes_total / gate.numel():.3g} B/element")
+    seen = measure(call, gates, ups)
+    print(f"{name}: {seen.launches} launches, {seen.bytes_total / gates.numel():.3g} B/element")
 
 # %% [markdown]
 # ## When to reach for which

@@ -46,8 +46,8 @@ def in_us(name, first):
 
 
 # %% [markdown]
-# Here is the attention of a single new token, step by step and in one kernel. Press **Play**, and compare what crosses
-# with what you saw in lesson 10:
+# Here is the attention of a single new token, step by step and in one kernel. Press **Play**, and compare the traffic
+# with lesson 10's:
 
 # %% tags=["hide-input"]
 from helpers.figures import passes_animation
@@ -59,12 +59,12 @@ passes_animation("decode")
 #
 # [Prefill](../docs/glossary.md#prefill) runs the model over a whole prompt. [Decode](../docs/glossary.md#decode) runs
 # it for one new token per sequence. Decode does the same matmuls with far fewer rows, and its attention compares a
-# single query with every earlier key. Those keys and their values are saved in the
-# [KV cache](../docs/glossary.md#kv-cache).
+# single query with every earlier key. Those keys and their values are saved in the [KV
+# cache](../docs/glossary.md#kv-cache).
 #
-# A decode step reads every weight once, and every cached key and value once. The only other traffic is one row of
-# activations per sequence, which is thousands of times smaller. So to a good approximation the bytes are the weights
-# plus the cache, and **a step takes at least those bytes divided by the bandwidth.**
+# A decode step reads every weight once, and every cached key and value once. The only other traffic is activations, a
+# few rows per layer and sequence, which is far smaller. So to a good approximation the bytes are the weights plus the
+# cache, and **a step takes at least those bytes divided by the bandwidth.**
 #
 # Take a model the size of Llama 3 8B in bf16. A step multiplies by 7.5 billion weights, and each of the 32 layers
 # caches 8 keys and 8 values of 128 elements per token. The H200's data sheet promises 4.8 TB/s. **With 8192 tokens in
@@ -432,8 +432,8 @@ title = f"{h200.label_of('attention_decode')}\n8 key heads; us on the GPU, cold 
 table(("keys", *ways), rows, title)
 
 # %% [markdown]
-# How many splits do you need? Enough to fill the GPU, so batch x key heads x splits should give every SM at least a few
-# programs. Here is what happens with several sequences as the number of splits grows:
+# How many splits do you need? Enough to fill the GPU, so batch x key heads x splits should be about the number of SMs,
+# or more. Here is what happens with several sequences as the number of splits grows:
 
 # %% tags=["hide-input"]
 in_us("serving_splits", "sequences x tokens")
@@ -554,13 +554,14 @@ print(
 # %% [markdown]
 # ## Around attention
 #
-# Before attention can run, each new token's q and k are normalised and rotated ([RoPE](../docs/glossary.md#rope)), and
-# k and v are written into their page. `kernels.rope_cache` does all of it in one launch. The cell below shows the
-# PyTorch version. For fp16 tensors, you can count its launches line by line:
+# Before attention can run, each new token's q and k are rotated, and in some models normalised first
+# ([RoPE](../docs/glossary.md#rope)), and k and v are written into their page. `kernels.rope_cache` does all of it in
+# one launch. The cell below shows the PyTorch version. For fp16 tensors, you can count its launches line by line:
 #
 # - each arithmetic operation, comparison, `&`, `nonzero`, `cat` and lookup with an index tensor is one launch;
 # - so is an assignment to indexed elements, and the conversion of the cosines and sines to fp16;
-# - `rms_norm` takes eight, and converting its weight takes none because that's already fp16;
+# - `rms_norm` takes eight without a GPU, which is where we count here (a GPU has one kernel for it), and converting its
+#   weight takes none because that's already fp16;
 # - views such as `chunk`, `[:, 0]` and `[:, None]` don't launch anything.
 #
 # **How many launches is that?** Remember that `rotate` runs twice.
@@ -607,8 +608,8 @@ in_us("serving_rope_cache", "tokens")
 # In prefill, with thousands of tokens, the bytes do matter, and our kernel with its one warp per head loses to
 # `torch.compile`.
 #
-# You can fuse the work before an int8 matmul (lesson 12) in the same way. Twice per layer, it adds the residual,
-# normalises and quantises. We use one program per row and keep everything in registers:
+# You can fuse the work before an int8 matmul (lesson 12) in the same way. Twice per layer, you add the residual,
+# normalise and quantise. We use one program per row and keep everything in registers:
 
 
 # %%
@@ -697,12 +698,12 @@ for name, grid in (("fp8 (e4m3)", (e4m3, 448)), ("int8", (int8, 127))):
 table(("", "keys quantised", "values quantised"), rows)
 
 # %% [markdown]
-# Errors in the values average out over thousands of tokens. Errors in the keys end up in an exponential. With int8, the
-# large channel determines the step size for all the others unless every channel has its own scale, and you can't
-# compute that scale until you have a whole group of tokens. With fp8, errors are proportional to the element, so most
-# of the error comes from the large channel wherever you put the scale. A scale per token happens to put exactly that
-# element at the end of the grid, where it's represented exactly. **Test with keys from your own model before you
-# choose.** With normally distributed keys you wouldn't have seen any of this.
+# Errors in the values pass through: the result is about as inaccurate as its elements. Errors in the keys end up in an
+# exponential. With int8, the large channel determines the step size for all the others unless every channel has its own
+# scale, and you can't compute that scale until you have a whole group of tokens. With fp8, errors are proportional to
+# the element, so most of the error comes from the large channel wherever you put the scale. A scale per token happens
+# to put exactly that element at the end of the grid, where it's represented exactly. **Test with keys from your own
+# model before you choose.** With normally distributed keys you wouldn't have seen any of this.
 #
 # ## The next token
 #
@@ -793,8 +794,8 @@ in_us("serving_sample", "")
 
 # %% [markdown]
 # These times are for 131,072 logits per row. With a filter, our kernel is slower on a single row than the sort in
-# `torch.compile`, because a single program has to read that row several times. On the other hand, 64 rows take barely
-# longer than one.
+# `torch.compile`, because only a small part of the probability is in the top 50 here, so most candidates are refused,
+# and each costs a pass over the row. On the other hand, 64 rows take barely longer than one.
 #
 # ## Speculation: several rows of q
 #

@@ -1,15 +1,16 @@
 # %% [markdown]
 # # 18 Short kernels: the time between them
 #
-# To run one token through a decoder layer, PyTorch launches about two dozen kernels, and most of them finish before the
-# CPU has launched the next one. **Where does the time go, how do you get rid of it, and is it worth writing a single
-# kernel for the whole layer?**
+# To run one token through a decoder layer, PyTorch launches more than a dozen kernels, and most of them finish before
+# the CPU has launched the next one. **Where does the time go, how do you get rid of it, and is it worth writing a
+# single kernel for the whole layer?**
 #
 # After this lesson you can
 #
 # - break a layer's time down into call, gap, ramp-up, tail and bytes;
 # - predict how much you save with a CUDA graph or with fewer launches;
-# - write kernels that start before the previous kernel has finished, and find the two PTX instructions behind it;
+# - write kernels that start before the previous kernel has finished, and find the two PTX instructions that make it
+#   possible;
 # - write a kernel whose programs wait for each other, and find races and deadlocks in it without a GPU;
 # - compare each version with the time its bytes need, and decide when to stop.
 #
@@ -27,6 +28,7 @@ from benchmarks.experiments import lesson_18
 from benchmarks.experiments.lesson_18 import EMPTY, LAYERS, RECORD, SHAPES
 from helpers.figures import WaterfallExplorer
 from helpers.instruments import DEVICES, check_orders, compile_for, measure, recorded, table
+from helpers.instruments.dry_run import dry_run
 from helpers.learning import order_puzzle, predict_first, predictions, puzzle, self_test
 from kernels.counters import signal, wait
 from kernels.interpreter import runtime
@@ -83,7 +85,7 @@ times = {
 print(h100.label_of("short_kernels_small", "short_kernels_8B", "short_kernels_empty"))
 eager = times["small"]["call"]["eager"]
 print(f"{eager * 1e6:.0f} us per layer, for {floors['small'] * 1e6:.1f} us of bytes")
-explained.compare(round(100 * floors["small"] / eager, 1), "The rest is time between kernels.")
+explained.compare(round(100 * floors["small"] / eager, 1), "Most of the rest is the GPU waiting for its next launch.")
 
 # %% [markdown]
 # On top of its bytes, each kernel costs you time in four places:
@@ -143,13 +145,15 @@ empty_call.compare(
 # ```
 #
 # In return, shapes and addresses are fixed, the CPU can't read any values inside the graph, and the graph's memory
-# remains allocated. Decode steps can live with that. Serving systems simply record one graph for each batch size.
+# remains allocated. Decode steps can live with that. Serving systems record graphs for a few batch sizes, and pad each
+# batch to the next one.
 #
-# Let's count the launches in the eager layer:
+# Let's count the launches in the eager layer. `dry_run` lists them as a GPU makes them. (Without a GPU, PyTorch's
+# RMSNorm would count as six.)
 
 # %%
 inputs = OP.inputs(64, 4, 2, 72, 5, dtype=torch.float32, device=device)
-eager_launches = measure(decoder_layer_reference, *inputs).launches
+eager_launches = len(dry_run(decoder_layer_reference, *inputs, multiprocessors=132))
 print(f"eager: {eager_launches} launches per layer")
 
 # %% [markdown]
@@ -167,8 +171,8 @@ large = {clock: times["8B"][clock]["eager"] for clock in ("call", "graph")}
 print(f"8B called: {large['call'] * 1e6:.0f} us; as a graph: {large['graph'] * 1e6:.0f} us")
 as_graph.compare(
     round(small["call"] / small["graph"], 1),
-    "And we didn't change a single kernel. The larger layer gains less, because some of its kernels "
-    "take longer than a call.",
+    "And we didn't change a single kernel. The larger layer gains less, because its kernels "
+    "take longer.",
 )
 
 # %% [markdown]
@@ -227,7 +231,7 @@ puzzle(add_norm_kernel, 3, x, residual, wanted=torch.stack([s, normed], 1).flatt
 # launches, and it replaces three kernels that may be too small to fill the GPU with one that isn't.
 
 # %%
-apart = measure(lesson_18.layer_product_by_product, *inputs).launches
+apart = len(dry_run(lesson_18.layer_product_by_product, *inputs, multiprocessors=132))
 print(f"q, k, v apart: {apart} launches per layer; together: {eager_launches}")
 
 # %% [markdown]
@@ -264,11 +268,12 @@ print(f"a kernel per step: {steps.launches} launches per layer")
 # ## Start earlier: dependent launches
 #
 # Normally, a kernel in a stream can't start until the previous one has finished. Hopper has two instructions that relax
-# this rule ([programmatic dependent launch](../docs/glossary.md#programmatic-dependent-launch)). The first one allows
-# the GPU to start programs of the next kernel wherever there's room. The second one waits until the previous kernel has
-# finished and its stores are visible. Whatever you do before that wait overlaps with the previous kernel. That includes
-# the launch itself, address arithmetic, and loading tensors that the previous kernel doesn't write, such as weights.
-# Triton exposes both instructions, plus a launch option:
+# this rule ([programmatic dependent launch](../docs/glossary.md#programmatic-dependent-launch)). Once every program of
+# a kernel has executed the first one, or has ended, the GPU may start programs of the next kernel wherever there's
+# room. The second one waits until the previous kernel has finished and its stores are visible. Whatever you do before
+# that wait overlaps with the previous kernel. That includes the launch itself, address arithmetic, and loading tensors
+# that no kernel still in flight writes, such as weights. (The kernel before the previous one may not have finished
+# either.) Triton exposes both instructions, plus a launch option:
 
 
 # %%
@@ -320,7 +325,7 @@ for name in SHAPES:
 
 # %% [markdown]
 # So it matters where you signal. At the end of the loop it does no harm and saves a little time when kernels are short.
-# And just because a technique speeds up an empty kernel doesn't mean it will speed up yours.
+# The table warned us: with 1056 programs, even an empty kernel got slower, and ours have up to 1792.
 #
 # ## No launches: one persistent kernel
 #
@@ -528,13 +533,13 @@ WaterfallExplorer(times, floors, model)
 # <details><summary>What you should see</summary>1. The number of launches times the call dominates. The CPU is the
 # bottleneck, the GPU waits for it, and <code>torch.compile</code> gains nothing. All bars are above the model, because
 # it uses the call of an empty kernel or an addition. Passing a dozen arguments and allocating results takes longer, and
-# so does a busy CPU. 2. Eager is a third above its prediction, and our kernels take about 3x theirs, so it isn't the
-# gaps that are left. 3. The kernels themselves. Our matmuls and our attention are up against cuBLAS and SDPA. 4. Ours.
-# Their kernels take about as long as their calls, so the CPU can keep up.</details>
+# so does a busy CPU. 2. Every bar is above its prediction, and our kernels are the furthest above, so it isn't the gaps
+# that are left. 3. The kernels themselves. Our matmuls and our attention are slower than cuBLAS and SDPA. 4. Ours.
+# Their kernels take longer than their calls, so the CPU can keep ahead.</details>
 #
-# For the small layer as a graph, then, the model explains most of eager's time but less than half of our kernels'. It
-# assumes that a kernel moves bytes at full bandwidth from the first cycle to the last. When a kernel takes just a few
-# microseconds, ramp-up and tail are a large part of it.
+# For the small layer as a graph, then, the model explains more of eager's time than of our kernels'. It assumes that a
+# kernel moves bytes at full bandwidth from the first cycle to the last. When a kernel takes just a few microseconds,
+# ramp-up and tail are a large part of it.
 #
 # ## When to stop
 #
@@ -557,8 +562,9 @@ table(columns, rows, h100.label_of("short_kernels_small", "short_kernels_8B"))
 # biggest gain. Next, let a compiler fuse everything between the matmuls. At 8B, that gets you close enough to the floor
 # that you should look elsewhere, at fewer bytes (lesson 12) or more tokens per weight (lesson 17). The small layer is
 # still a long way from its floor. The megakernel closes part of that distance, and more of it than anything else we
-# tried. If you can't use a graph, reduce the number of launches. Called from Python, our five kernels take less than
-# half of eager's time on the small layer.
+# tried. If you can't use a graph, reduce the number of launches, but look at what your own wrapper costs: called from
+# Python, the persistent kernel takes longer than our five. Called from Python, our five kernels take less than half of
+# eager's time on the small layer.
 #
 # Why does our megakernel win on the small layer and lose at 8B? It removes gaps, ramp-ups and tails. They are most of
 # the time in a short kernel but a small part of a long one. At 8B it comes down to the matmuls, and ours are slower

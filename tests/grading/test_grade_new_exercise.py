@@ -67,7 +67,7 @@ def test_its_tests_fail_until_there_are_three_wrong_answers(course):
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("dropout", "'dropout' is not an exercise's name: write its number and its name, such as 11_dropout"),
+        ("dropout", "'dropout' is not an exercise's name: write its number and its name, such as 04b_dropout"),
         ("../11_x", "is not an exercise's name"),
         ("03_more", "03 is taken by 03_fused_add_gelu: choose another number"),
     ],
