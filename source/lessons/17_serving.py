@@ -560,7 +560,7 @@ print(
 #
 # - each arithmetic operation, comparison, `&`, `nonzero`, `cat` and lookup with an index tensor is one launch;
 # - so is an assignment to indexed elements, and the conversion of the cosines and sines to fp16;
-# - `rms_norm` takes eight without a GPU, which is where we count here (a GPU has one kernel for it), and converting its
+# - `rms_norm` takes eight without a GPU, where we count (a GPU has one kernel for it), and converting its
 #   weight takes none because that's already fp16;
 # - views such as `chunk`, `[:, 0]` and `[:, None]` don't launch anything.
 #

@@ -85,7 +85,10 @@ times = {
 print(h100.label_of("short_kernels_small", "short_kernels_8B", "short_kernels_empty"))
 eager = times["small"]["call"]["eager"]
 print(f"{eager * 1e6:.0f} us per layer, for {floors['small'] * 1e6:.1f} us of bytes")
-explained.compare(round(100 * floors["small"] / eager, 1), "Most of the rest is the GPU waiting for its next launch.")
+explained.compare(
+    round(100 * floors["small"] / eager, 1),
+    "Most of the rest is the GPU waiting for its next launch.",
+)
 
 # %% [markdown]
 # On top of its bytes, each kernel costs you time in four places:
