@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Exercise 03: add and GELU in one kernel [15 points]
 #
-# You're going to write your first fused kernel. It takes two tensors, adds them and applies GELU, in **one launch**
-# that reads each input once and writes the output once. About 40 minutes. Everything you need is in lesson 03.
+# You will write your first fused kernel: two tensors in, their sum through GELU out, in **one launch** that reads
+# each input once and writes the output once. About 40 minutes. Lesson 03 has all you need.
 #
 # **The formula**, GELU in its tanh form:
 #
@@ -39,7 +39,7 @@ from helpers.learning import (
 # %% [markdown]
 # ## The unfused reference
 #
-# PyTorch runs this as two kernels. The first one writes the sum to memory, and the second one reads it straight back.
+# PyTorch runs this as two kernels. The sum is written to memory by the first and read straight back by the second.
 
 
 # %%
@@ -53,9 +53,8 @@ unfused = measure(reference, a, b)
 print(f"{unfused.launches} launches, {unfused.bytes_total / a.numel():g} B/element")
 
 # %% [markdown]
-# For each four-byte element, the first kernel reads a and b and writes s, and the second reads s and writes y. **How
-# many bytes are left if s never leaves its register?** Write down your number; one of the checks below meters your
-# kernel.
+# Per element of four bytes: read a, read b, write s; read s, write y. **How many bytes are left when s never leaves
+# its register?** Write your number down; a check below meters your kernel.
 
 # %% [markdown]
 # ## Your kernel
@@ -64,8 +63,8 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / a.numel():g} B/eleme
 # Results computed by PyTorch earn nothing; `fusion check` and the grading refuse any other import or name, with the
 # line.
 #
-# `tl` doesn't have a `tanh` that works without a GPU, but it does have a sigmoid, so use tanh(u) = 2 sigmoid(2u) - 1.
-# Compute in float32, whatever dtype the inputs have.
+# `tl` has no `tanh` that runs without a GPU. Write it with a sigmoid, which it has: tanh(u) = 2 sigmoid(2u) - 1.
+# Compute in float32, whatever the inputs are.
 
 
 # %% grade_id="kernel"

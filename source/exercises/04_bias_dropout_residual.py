@@ -77,8 +77,7 @@ def reference_backward(grad_y, p, seed):
 
 
 # %% [markdown]
-# You don't need a kernel for the other two gradients: the one for residual is `grad_y` itself, and the one for bias
-# is the sum of x's gradient over the rows.
+# The other two gradients need no kernel: residual's is `grad_y` itself, and bias's is the sum of x's over the rows.
 #
 # ## Forward
 #

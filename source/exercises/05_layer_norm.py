@@ -137,14 +137,14 @@ def layer_norm(x, weight, bias, eps):
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "Start from the message, which has the smallest input that fails. If rows of 64 are right "
-        "and rows of 127 aren't, padding is getting into one of your sums.",
-        "After the load, a position past the row's end holds the value of `other=`. After "
-        "x - mean, it holds minus the mean. Which positions belong in the second sum? Select them "
-        "with tl.where(exists, ..., 0.0).",
-        "If wide rows fail: the block is triton.next_power_of_2(cols), not a constant. If x has "
-        "many dimensions, there are x.numel() // cols rows. And add eps to the variance before you "
-        "take the square root.",
+        "Start from the message: the smallest input that fails. If rows of 64 are right and rows "
+        "of 127 are not, your padding lanes count somewhere.",
+        "A lane past the row's end holds what `other=` says after the load, and minus the mean "
+        "after x - mean. Which lanes may go into the second sum? tl.where(exists, ..., 0.0) "
+        "decides.",
+        "Wide rows: the block is triton.next_power_of_2(cols), not a constant. Rows in many "
+        "dimensions: there are x.numel() // cols of them. eps is added to the variance, before "
+        "the square root.",
     ),
     mean=(
         "At a mean of 10^4 the squares are near 10^8, and float32 has seven digits. How much of a "
@@ -213,9 +213,9 @@ check_values(
 # %% [markdown]
 # ## Your kernel vs ours
 #
-# This isn't graded. Once the check above passes, this cell predicts how long your kernel would take on an H200, at a
-# size that was recorded there, and compares it with `kernels.layer_norm`. The prediction comes from your compiled code.
-# If this machine has a GPU, both kernels are timed on it instead.
+# Not graded. Once the check above passes, this cell predicts the time of your kernel on an H200, at a size that was
+# recorded there, next to `kernels.layer_norm`. The prediction comes from your compiled code; where this
+# machine has a GPU, both kernels are timed on it instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

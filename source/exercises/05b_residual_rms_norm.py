@@ -1,9 +1,8 @@
 # %% [markdown]
 # # Exercise 05b: residual addition and RMSNorm in one kernel [10 points]
 #
-# Each layer of a Llama starts by adding its input to the residual stream and normalising the sum. The sum is needed
-# twice, by the norm and by the next layer, so your kernel has **two results**. Allow about 25 minutes, after exercise
-# 05.
+# Every layer of a Llama begins so: add the layer's input to the residual stream, normalise the sum. The sum is wanted
+# twice, by the norm and by the next layer, so your kernel has **two results**. About 25 minutes, after exercise 05.
 #
 # **The formula**, for each row of $n$ elements:
 #
@@ -80,7 +79,8 @@ def residual_rms_norm_kernel(
     x = tl.load(x_ptr + start + col, mask=exists, other=0.0).to(tl.float32)
     residual = tl.load(residual_ptr + start + col, mask=exists, other=0.0).to(tl.float32)
     s = x + residual
-    # Store a copy for the next layer. The norm uses the sum in registers, which hasn't been rounded.
+    # Store a copy for the next layer. The norm uses the sum in registers, which hasn't been
+    # rounded.
     tl.store(sum_ptr + start + col, s, mask=exists)
     mean_square = tl.sum(s * s, axis=0) / cols
     weight = tl.load(weight_ptr + col, mask=exists).to(tl.float32)
@@ -194,9 +194,9 @@ check_values(
 # %% [markdown]
 # ## Your kernel vs ours
 #
-# This isn't graded. Once the check above passes, this cell predicts how long your kernel would take on an H200, at a
-# size that was recorded there, and compares it with `kernels.residual_rms_norm`. The prediction comes from your
-# compiled code. If this machine has a GPU, both kernels are timed on it instead.
+# Not graded. Once the check above passes, this cell predicts the time of your kernel on an H200, at a size that was
+# recorded there, next to `kernels.residual_rms_norm`. The prediction comes from your compiled code; where this
+# machine has a GPU, both kernels are timed on it instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

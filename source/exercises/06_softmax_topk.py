@@ -89,12 +89,14 @@ def softmax_topk_kernel(
     # Positions past the row's end hold -inf, which can't be the maximum, and e^-inf adds nothing to
     # the sum.
     x = tl.load(x_ptr + row * cols + col, mask=exists, other=-float("inf")).to(tl.float32)
-    # With the maximum subtracted, no exponential exceeds 1, so none overflows, and at least one is 1.
+    # With the maximum subtracted, no exponential exceeds 1, so none overflows, and at least one is
+    # 1.
     e = tl.exp(x - tl.max(x, axis=0))
     p = e / tl.sum(e, axis=0)
     tl.store(p_ptr + row * cols + col, p, mask=exists)
     # Past winners and padding hold -1, which is less than any probability. If we used x and -inf
-    # instead of p and -1, a past winner would look like a column that was -inf to begin with, and it
+    # instead of p and -1, a past winner would look like a column that was -inf to begin with, and
+    # it
     # could win again.
     left = tl.where(exists, p, -1.0)
     for place in tl.static_range(K):
@@ -144,16 +146,17 @@ def softmax_topk(x, k):
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "Result 1 is p, result 2 the values, result 3 the indices. Get p right first: subtract the "
-        "maximum before the exponential, and make sure that positions past the row's end can't be "
-        "the maximum or add to the sum.",
-        "Then write one round: tl.argmax for the index, tl.max for the value, and a store of each. "
-        "Remove the winner by its index, because `left == value` would remove all its equals too.",
-        "What do you replace the winner with? It has to be less than anything that can still win, "
-        "and a probability can be 0.",
+        "Result 1 is p, result 2 the values, result 3 the indices. Get p right first: the maximum "
+        "comes off before the exponential, and lanes past the row's end must be neither the "
+        "maximum nor part of the sum.",
+        "Then one round: tl.argmax for the index, tl.max for the value, a store of each. Take out "
+        "the winner by its index, for `left == value` takes out all that are equal to it.",
+        "What do you put in the winner's place? It must be less than everything that can still "
+        "win, and a probability can be 0.",
     ),
     traffic=(
-        "Load x once. The winners' values are in registers, so you don't have to load x or p again.",
+        "Load x once. The winners' values are in registers, so you don't have to load x or p "
+        "again.",
         "It must be one launch, so you can't use torch.topk, or copy or convert the results "
         "afterwards. Allocate the results in their final dtype; tl.store converts.",
     ),
@@ -207,9 +210,9 @@ check_values(
 # %% [markdown]
 # ## Your kernel vs ours
 #
-# This isn't graded. Once the check above passes, this cell predicts how long your kernel would take on an H200, at a
-# size that was recorded there, and compares it with `kernels.softmax_topk`. The prediction comes from your compiled
-# code. If this machine has a GPU, both kernels are timed on it instead.
+# Not graded. Once the check above passes, this cell predicts the time of your kernel on an H200, at a size that was
+# recorded there, next to `kernels.softmax_topk`. The prediction comes from your compiled code; where this
+# machine has a GPU, both kernels are timed on it instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

@@ -6,7 +6,7 @@
 # after [lesson 08](../notebooks/08_matmul_epilogues.ipynb). We start with small kernels that review two-dimensional
 # grids, tiles of addresses and `tl.dot`.
 #
-# **The formula**, with $x$ of $M \times K$, $W$ of $N \times K$ as in `torch.nn.Linear`, and $b$ of $N$:
+# **The formula**, with $x$ of $M \times K$, $W$ of $N \times K$ as `torch.nn.Linear` keeps it, and $b$ of $N$:
 #
 # $$y = \text{act}(x W^T + b), \qquad \text{act} \in \{\text{relu}, \text{gelu}, \text{silu}\}$$
 #
@@ -47,8 +47,7 @@ from helpers.learning import (
 # %% [markdown]
 # ## The unfused reference
 #
-# The library's matmul adds the bias. The activation is a second launch, and its input has already been rounded to
-# float16.
+# The library adds the bias itself. The activation is a second launch, and its input has been rounded to float16.
 
 # %%
 ACT = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
@@ -251,24 +250,28 @@ hint = Hints(
         "apart. relu must pass NaN through: tl.where(s < 0, 0.0, s).",
     ),
     rounding=(
-        "Which values in your kernel have 16 bits? Only the ones you load and the result you store. "
+        "Which values in your kernel have 16 bits? Only the ones you load and the result you "
+        "store. "
         "Everything in between should be float32.",
         "acc = tl.zeros(..., dtype=tl.float32), then acc = tl.dot(x, weight, acc); "
         "bias.to(tl.float32); the activation of the float32 sum; .to(tl.float16) in the store.",
     ),
     traffic=(
-        "How often is each value of x loaded? Once per tile in a row of y. How can you reduce that?",
+        "How often is each value of x loaded? Once per tile in a row of y. How can you reduce "
+        "that?",
         "Use tiles of 64 x 64. Load the bias once per tile, after the loop. Pass the strides "
         "instead of copying.",
     ),
     tensor_cores=(
         "Did you multiply without tl.dot? Or did you convert the tiles to float32? Then they're "
         "multiplied as tf32, or on the CUDA cores with input_precision='ieee'.",
-        "Call tl.dot(x, weight, acc) with x and weight as you loaded them. Their products are exact "
+        "Call tl.dot(x, weight, acc) with x and weight as you loaded them. Their products are "
+        "exact "
         "in float32 anyway.",
     ),
     large=(
-        "Kernel integers are int32 unless an operand is int64, so they overflow at 2^31. Which product "
+        "Kernel integers are int32 unless an operand is int64, so they overflow at 2^31. Which "
+        "product "
         "in your offsets can exceed that?",
         "Convert with tl.program_id(0).to(tl.int64) before you multiply.",
     ),
@@ -333,9 +336,9 @@ check_values(
 # %% [markdown]
 # ## Your kernel vs ours
 #
-# This isn't graded. Once the check above passes, this cell predicts how long your kernel would take on an H200, at a
-# size that was recorded there, and compares it with `kernels.linear_act`. The prediction comes from your compiled code.
-# If this machine has a GPU, both kernels are timed on it instead.
+# Not graded. Once the check above passes, this cell predicts the time of your kernel on an H200, at a size that was
+# recorded there, next to `kernels.linear_act`. The prediction comes from your compiled code; where this
+# machine has a GPU, both kernels are timed on it instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

@@ -5,7 +5,7 @@
 # scaling, the mask and the softmax. Your kernel will write it **once**, when it's finished. Allow about 80 minutes.
 # You'll find the parts in lesson 10 and exercises 06 and 08.
 #
-# **The formula**, for each head, where $q$ and $k$ are $N \times d$ in float16 and $p$ is float32:
+# **The formula**, for each head, with $q$ and $k$ of $N \times d$ in float16, and $p$ in float32:
 #
 # $$p = \text{softmax}\!\left(\frac{q\,k^T}{\sqrt d} + \text{mask}\right)$$
 #
@@ -14,7 +14,7 @@
 #
 # A query that doesn't see any key gets a row of zeros.
 #
-# **The picture**, for 8 queries and 8 keys in tiles of 4 x 4, where keys 0 and 1 are padding:
+# **The picture**, for 8 queries and keys, tiles of 4 x 4, keys 0 and 1 being padding:
 #
 # ```text
 #            keys 0 1 2 3 | 4 5 6 7
@@ -188,18 +188,18 @@ def attention_scores(q, k, valid):
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "Start with one tile and no loop: scores, scale, causal mask, softmax along axis 1, store. "
-        "Then load the keys in tiles.",
+        "Begin with one tile, and no loop: scores, scale, causal mask, softmax along axis 1, "
+        "store. Then let the keys come in tiles.",
         "The online softmax keeps a maximum and a sum for each query. When the maximum grows from "
-        "m to m', multiply the sum so far by exp(m - m'). Then, in a second loop, compute the same "
-        "scores and store exp(s - m) / sum.",
-        "You have to write every element of the result, including the zeros right of the diagonal. "
-        "Keys beyond seq must count as masked.",
+        "m to m', the sum so far is multiplied by exp(m - m'). Then a second loop computes the "
+        "same scores and stores exp(s - m) / sum.",
+        "Every element of the result must be written: those right of the diagonal are 0. Keys "
+        "beyond seq must count as masked.",
     ),
     masked_rows=(
-        "What are exp(-inf - -inf) and 0/0? Both are NaN. Where could they come from if a query "
-        "sees no key?",
-        "Use 0 for the maximum where it is -inf, and 0 for 1/sum where the sum is 0. Also, valid "
+        "What are exp(-inf - -inf) and 0/0? Both are NaN. Where can they arise when a query sees "
+        "no key?",
+        "Take 0 for the maximum where it is -inf, and 0 for 1/sum where the sum is 0. And valid "
         "is indexed by the key.",
     ),
     traffic=(
@@ -266,9 +266,9 @@ check_values(attention_scores, reference, others, unlike=SCORES_MISTAKES, name="
 # %% [markdown]
 # ## Your kernel vs ours
 #
-# Not graded. Once the checks above pass, this cell predicts your kernel's time on an H200 at a size recorded there,
-# next to `kernels.attention_scores`. The prediction is based on your compiled code. If this machine has a GPU, it times
-# both kernels instead.
+# Not graded. Once the check above passes, this cell predicts the time of your kernel on an H200, at a size that was
+# recorded there, next to `kernels.attention_scores`. The prediction comes from your compiled code; where this
+# machine has a GPU, both kernels are timed on it instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

@@ -274,9 +274,11 @@ def partition(graph):
 # %% tags=["hide-input"]
 hint = Hints(
     legal=(
-        "Take the rules one by one. Rules 1 to 4 are about two operations at a time, so check every "
+        "Take the rules one by one. Rules 1 to 4 are about two operations at a time, so check "
+        "every "
         "pair in the group.",
-        "Rule 5: start with one operation's tensors, and keep adding the tensors of operations that "
+        "Rule 5: start with one operation's tensors, and keep adding the tensors of operations "
+        "that "
         "share one, until nothing changes. Rule 6: treat the group and each other operation as "
         "kernels, and look for an order that respects all dependencies. If there isn't one, "
         "something has to run between.",

@@ -197,7 +197,8 @@ def fits(nodes, x, up, weight):
 hint = Hints(
     values=(
         "Divide the sum of squares by cols, not by the block size. eps is inside the root.",
-        "SiLU is y * sigmoid(y), where y is the normalised row times its weight. Multiply by up last.",
+        "SiLU is y * sigmoid(y), where y is the normalised row times its weight. Multiply by up "
+        "last.",
     ),
     traffic=(
         "x and up are read once, y is written once, in one launch. Load x into registers, and use "
@@ -214,7 +215,8 @@ hint = Hints(
         "Work backwards: any mul could be the last one. Which of its arguments is a silu?",
         "Try both orders of every mul and add. A helper that returns (the one you want, the other) "
         "for each order saves you eight ifs.",
-        "len(node['users']) is the number of readers. x and the result can have many, so check only "
+        "len(node['users']) is the number of readers. x and the result can have many, so check "
+        "only "
         "the nodes between them. Don't test whether a size is an int.",
     ),
     leaves=(

@@ -196,7 +196,7 @@ def count_fused(width, hidden):
 
 # %% grade_id="arrange-answer"
 def arrange(operations, results):
-    """Return a list of launches in running order, each a list of names. The caller needs `results`."""
+    """Return the launches in order, each a list of names. The caller needs `results`."""
     # About 12 lines.
     # BEGIN SOLUTION
     launches, where = [], {}
@@ -261,7 +261,8 @@ hint = Hints(
         "Multiply y by the gate, but not s. The next layer gets s unchanged.",
     ),
     traffic=(
-        "Count your loads and stores. You need one line each for x, residual, gate, weight, s and y.",
+        "Count your loads and stores. You need one line each for x, residual, gate, weight, s "
+        "and y.",
         "Don't load back a tensor you've just stored, and keep silu in registers.",
     ),
     large=(
@@ -271,7 +272,8 @@ hint = Hints(
     counts=(
         "Write one line per launch. Which vectors does it read, and which does it write?",
         "A matmul reads its weight and a vector, and writes a vector.",
-        "In a fused kernel, a tensor that no other kernel needs isn't in memory. s is needed twice.",
+        "In a fused kernel, a tensor that no other kernel needs isn't in memory. s is needed "
+        "twice.",
     ),
     arrange=(
         "Take the operations one by one. Which launch is the last to produce one of its inputs?",

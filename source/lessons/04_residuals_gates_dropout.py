@@ -264,7 +264,8 @@ disagree.compare(
     100 * np.not_equal(*masks(64, 1000, 0.1, by_position)).mean(),
     "Dropped by one and kept by the other, or the reverse: independent masks disagree on 2 p "
     "(1 - p) of the "
-    "elements. These disagree on all rows but the first, where both have the same seed and positions.",
+    "elements. These disagree on all rows but the first, where both have the same seed and "
+    "positions.",
 )
 
 # %% [markdown]

@@ -124,8 +124,10 @@ found = occupancy(h100.compute_capability, threads=512, registers=41)
 print(found)
 blocks.compare(
     found.blocks,
-    f"{REGISTERS} / (512 x 41) = {REGISTERS / (512 * 41):.2f}, so simple division gives one block too "
-    "many. 41 registers are rounded up to 48, so a warp takes 1536 and a quarter of the SM holds 10 "
+    f"{REGISTERS} / (512 x 41) = {REGISTERS / (512 * 41):.2f}, so simple division gives one "
+    "block too "
+    "many. 41 registers are rounded up to 48, so a warp takes 1536 and a quarter of the SM "
+    "holds 10 "
     "warps. That's 40 warps in all, which is enough for two blocks of 16.",
 )
 
@@ -601,9 +603,11 @@ columns = ("cap", "registers", "occupancy", "spilled", "time")
 display(table(columns, rows, h200.label_of("over_fusion_limited")))
 capped.compare(
     100 * compiled(12, maxnreg=64).occupancy().fraction,
-    f"The cap at 128 is {caps[255].median / caps[128].median:.2f}x faster than no cap, even though each "
+    f"The cap at 128 is {caps[255].median / caps[128].median:.2f}x faster than no cap, even "
+    "though each "
     "thread spills hundreds of bytes, because two more blocks fit. The mildest cap just makes it "
-    "slower, because it doesn't make room for another block. The tightest loses more than it gains.",
+    "slower, because it doesn't make room for another block. The tightest loses more than it "
+    "gains.",
 )
 
 # %% [markdown]

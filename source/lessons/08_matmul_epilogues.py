@@ -1000,7 +1000,8 @@ display(table(("columns", *ways), rows, h200.label_of("matmul_layer_norm")))
 longer.compare(
     norms[1024]["one launch"].median / norms[1024]["cuBLAS and LayerNorm"].median,
     "A 32 x 1024 tile does half the FLOP per byte of a 128 x 128 one, and it doesn't have the 64 "
-    "rows that the H100's large instruction needs. At 512 columns 64 rows fit, and one launch wins.",
+    "rows that the H100's large instruction needs. At 512 columns 64 rows fit, and one launch "
+    "wins.",
 )
 
 # %% [markdown]

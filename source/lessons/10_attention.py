@@ -965,7 +965,8 @@ for keys, by_heads in decoding.items():
         least = 2 * 2 * 128 * keys * key_heads / rates["copy_bytes_per_second"]
         took = (f"{1e6 * times[way].median:.1f}" if way in times else "" for way in ways)
         rows.append((f"{keys:,}", key_heads, f"{1e6 * least:.1f}", *took))
-title = f"{h200.label_of('attention_decode')}\nus on the GPU, cold L2: ours by number of parts, and other kernels"
+what = "us on the GPU, cold L2: ours by number of parts, and other kernels"
+title = f"{h200.label_of('attention_decode')}\n{what}"
 display(table(("keys", "key heads", "at copy bandwidth", *ways), rows, title))
 split_gain.compare(
     decoding[65536][8][1].median / decoding[65536][8][64].median,
@@ -1320,7 +1321,10 @@ print(
 
 # %% tags=["hide-input"]
 def rescalings(s, slack):
-    """Return how often per tile a row's maximum moves, after the first; s: (rows, tiles, keys), base 2."""
+    """Return how often a row's maximum moves per tile, after the first.
+
+    s: scores (rows, tiles, keys), to base 2.
+    """
     peak, moves = s[:, 0].amax(-1), 0
     for each in s[:, 1:].amax(-1).T:
         moved = each > peak + slack

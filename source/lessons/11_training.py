@@ -608,7 +608,8 @@ print(
     "Verdict: nearly, for FLOPs: a third is the upper limit. Matmuls are expensive to repeat, but"
 )
 print(
-    "most of the saved memory is cheap to recompute, so it pays to choose more finely than by layer."
+    "most of the saved memory is cheap to recompute, so it pays to choose more finely than by "
+    "layer."
 )
 
 # %% [markdown]

@@ -440,7 +440,8 @@ print("Inductor alone:", *alone.calls)
 print("with your operator:", *with_op.calls, sep="\n  ")
 op_launches.compare(
     len(with_op.calls),
-    "Nothing fuses into your operator from either side, so each neighbour becomes another pass over "
+    "Nothing fuses into your operator from either side, so each neighbour becomes another pass "
+    "over "
     "memory. Your kernel has to win by more than those passes cost, or include the neighbours.",
 )
 
