@@ -66,7 +66,7 @@ def block_inputs(tokens, width=1024, hidden=2816):
 
 # %% [markdown]
 # [Eager](../docs/glossary.md#eager) PyTorch runs this as seven launches: the norm, three matmuls, SiLU, the
-# multiplication and the addition. The analyser never puts more than one matmul into a kernel, but it can add the
+# multiplication and the addition. The analyser doesn't put two of these matmuls into one kernel, but it can add the
 # operations that follow the matmul as an [epilogue](../docs/glossary.md#epilogue) (lesson 08). **How many kernels does
 # the best such plan have?**
 
@@ -602,10 +602,9 @@ print("wrong direction:", *(each.name for each in trials if not each.right_direc
 
 # %% [markdown]
 # Where it promises too much, its time for eager PyTorch is mostly about right, and Inductor's kernels take longer than
-# the analyser thinks a kernel should. (`conv_stem` is an exception: its convolution of three channels is slow in the
-# library as well.) `rotary` is wrong in the other direction, since Inductor's kernel is faster than predicted. So the
-# prediction isn't a bound. It's what a good kernel should reach. Is that realistic? Here is the same comparison for
-# kernels of this course, written by hand:
+# the analyser thinks a kernel should.  `rotary` is wrong in the other direction, since Inductor's kernel is faster than
+# predicted. So the prediction isn't a bound. It's what a good kernel should reach. Is that realistic? Here is the same
+# comparison for kernels of this course, written by hand:
 
 # %% tags=["hide-input"]
 ours = with_our_kernels()
@@ -979,8 +978,8 @@ launches = (small.launches_unfused - small.launches_fused) * LAUNCH
 print(f"of {saved * 1e6:.0f} us that it would save, {launches * 1e6:.0f} us are launches")
 
 # %% [markdown]
-# Both predictions are too short by nearly a third. Kernels this small consist of little more than their start and end,
-# and the model doesn't know much about either. The ratio is about right.
+# Kernels this small consist of little more than their start and end, and the model doesn't know much about either, so
+# don't trust the ratio.
 #
 # ### AdamW over 300 small tensors
 #
