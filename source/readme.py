@@ -19,6 +19,8 @@ from helpers.instruments.sweep_records import BEHIND, RecordedSweep, is_tuned, m
 from helpers.learning.course_map import still_map  # noqa: E402
 
 GPU = "h100_80gb_hbm3"
+# Shapes of attention: batch, heads, key heads, queries, keys, head dim, whether causal.
+CAUSAL, DECODE = [4, 16, 16, 4096, 4096, 128, True], [8, 32, 8, 1, 8192, 128, False]
 # One row per lesson: lesson, what it builds, and the point of the sweep where it was timed: kernel, direction, shape.
 SWEPT = [
     ("03", "add + GELU, 100 million elements", "add_gelu", "forward", [100_000_007]),
@@ -27,23 +29,11 @@ SWEPT = [
     ("06", "softmax + top 8, 32768 × 4096", "softmax_topk", "forward", [32768, 4096]),
     ("08", "linear + bias + GELU, 8192 × 4096 × 11008", "linear_act", "forward", [8192, 4096, 11008]),
     ("09", "3 × 3 convolution + batch norm + ReLU", "conv_bn_act", "forward", [64, 128, 56, 56, 256, 3, 1]),
-    (
-        "10",
-        "causal attention, 4 × 16 heads of 4096 × 128",
-        "flash_attention",
-        "forward",
-        [4, *[16] * 2, *[4096] * 2, 128, True],
-    ),
-    ("10", "its backward pass", "flash_attention", "backward", [4, *[16] * 2, *[4096] * 2, 128, True]),
+    ("10", "causal attention, 4 × 16 heads of 4096 × 128", "flash_attention", "forward", CAUSAL),
+    ("10", "its backward pass", "flash_attention", "backward", CAUSAL),
     ("11", "LayerNorm's backward pass, 32768 × 4096", "layer_norm", "backward", [32768, 4096]),
     ("12", "LayerNorm to int8, 32768 × 4096", "layer_norm_int8", "forward", [32768, 4096]),
-    (
-        "17",
-        "one token's attention, 8 × 8192 keys, grouped",
-        "flash_attention",
-        "forward",
-        [8, 32, 8, 1, 8192, 128, False],
-    ),
+    ("17", "one token's attention, 8 × 8192 keys, grouped", "flash_attention", "forward", DECODE),
 ]
 # The same from the tables of `fusion bench`: kernel, shape.
 TIMED = [
