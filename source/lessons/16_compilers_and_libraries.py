@@ -96,8 +96,8 @@ table(("instruction", f"argument; {len(instructions)} in all"), rows)
 
 # %% [markdown]
 # Each tensor operation becomes a node of an **FX graph**. Python that doesn't depend on a tensor's value (loops,
-# attributes, an `if` on a shape) is executed during tracing, so it leaves no trace in the graph. Dynamo passes the
-# graph to a *backend*. Ours stores the graph and returns it unchanged.
+# attributes, an `if` on a shape) runs during tracing and isn't in the graph. Dynamo passes the graph to a *backend*.
+# Ours stores it and returns it unchanged.
 
 # %%
 graphs = []
@@ -108,6 +108,7 @@ def keep(module, inputs):
     return module
 
 
+torch._dynamo.reset()
 compiled = torch.compile(gated, backend=keep)
 compiled(x, weight, up)
 print(graphs[0].code.strip())
@@ -119,7 +120,8 @@ print(graphs[0].code.strip())
 # %% tags=["hide-input", "nbval-ignore-output"]
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
-(entry,) = _debug_get_cache_entry_list(gated)
+entry = _debug_get_cache_entry_list(gated)[0]
+guards = str(entry.guard_manager)  # now: a reset frees it
 shown = ("LOAD_GLOBAL", "LOAD_FAST", "CALL", "RETURN")
 rows = [
     (each.opname, each.argrepr[:40])
@@ -135,7 +137,7 @@ table(("instruction", "argument"), rows)
 # [guard](../docs/glossary.md#guard), which is checked on every call. If a guard fails, Dynamo recompiles.
 
 # %% tags=["hide-input"]
-for line in str(entry.guard_manager).splitlines():
+for line in guards.splitlines():
     if "TENSOR_MATCH" in line:
         name = re.search(r"L\['(\w+)'\]", line)[1]
         kept = re.search(r"torch\.float32.*?(size=\[.*?\], stride=\[.*?\])", line)[1]
@@ -355,7 +357,7 @@ display(table(("instruction", "times", "what it does"), rows))
 print(*[line.strip() for line in built.ptx.splitlines() if "ld.global" in line][:2], sep="\n")
 
 # %% [markdown]
-# ## Online softmax: a pattern, not a fusion
+# ## Online softmax is a pattern
 #
 # Softmax needs a row's maximum before it can sum the exponentials, and it needs their sum before it can normalise.
 # Lesson 06's *online* softmax finds both in one loop. **Without it (the option `online_softmax` off), how often does
@@ -680,7 +682,7 @@ table(("", "time", "of the minimum traffic"), rows, title)
 # tanh formula, the only one cuBLASLt has), 4096 x 4096 x 4096 in fp16. Eager's separate GELU reads and writes 4096 x
 # 4096 elements of two bytes, and cuBLAS alone takes 188 us. **By what percentage does cuBLASLt's epilogue shorten
 # eager's time?** Take 3 TB/s for GELU.
-# <!-- given two bytes: fp16; given 3 TB/s: an H100's bandwidth, rounded, in devices.toml -->
+# <!-- given 3 TB/s: an H100's bandwidth, rounded, in devices.toml -->
 
 # %% tags=["hide-input"]
 by_epilogue = predict_first("time that cuBLASLt's epilogue saves over eager", unit="%")
@@ -839,17 +841,6 @@ gate_gain.compare(
     "Five passes become three. torch.compile is as fast as the handwritten kernel here, so in a "
     "compiled model the kernel on its own gains nothing.",
 )
-
-# %% [markdown]
-# Lesson 04's `swiglu` does the same job as vLLM's first file, and we can run it under the meter:
-
-# %%
-from kernels import swiglu
-
-gates, ups = torch.randn(2, 64, 256)
-for name, call in {"eager": lambda g, u: F.silu(g) * u, "fused": swiglu}.items():
-    seen = measure(call, gates, ups)
-    print(f"{name}: {seen.launches} launches, {seen.bytes_total / gates.numel():.3g} B/element")
 
 # %% [markdown]
 # ## When to reach for which
