@@ -9,13 +9,12 @@
 #
 # - decide which operations of a graph may share a kernel, and name the rule that forbids it;
 # - search for the best partition of a small graph, and explain why taking the best pair first may miss it;
-# - distinguish a graph that is slow because of its bytes from one that is slow because of its launches, and pick the
-#   remedy;
+# - distinguish a graph that is slow because of its bytes from one that is slow because of its launches;
 # - read what torch.compile fused, and argue with it;
 # - name five reasons to leave two kernels apart;
 # - run the analyser on a model of your own, and judge how far to trust it.
 #
-# About 70 minutes. It builds on [02](02_bytes_and_launches.ipynb) (bytes, launches), [07](07_occupancy.ipynb)
+# About 65 minutes. It builds on [02](02_bytes_and_launches.ipynb) (bytes, launches), [07](07_occupancy.ipynb)
 # (registers), [08](08_matmul_epilogues.ipynb) (epilogues) and [10](10_attention.ipynb), and leads to [exercise
 # 13](../exercises/13_decide.ipynb).
 
@@ -176,8 +175,8 @@ for group in verdicts(columns_and_rows, x, meta(4096)).groups:
 
 # %% [markdown]
 # **Cycles**: `a` enters `a + linear(a)` twice. The matmul has to run in between, so a kernel with both ends in it would
-# be waiting for a kernel that is waiting for it. Two larger kernels can wait for each other in the same way even if
-# each one is legal, so the analyser has to check the whole partition once more.
+# wait for a kernel that waits for it. Two kernels that are each legal can do the same, so the analyser also checks the
+# whole partition.
 
 
 # %%
@@ -190,17 +189,17 @@ _ = verdicts(around, x, weight)
 
 # %% [markdown]
 # **Mutation**: an operation that overwrites its input may share a kernel with one that reads it *at the same element*,
-# because the read comes first. If it reads other elements, as with a transpose, then some block would read data that
-# has already been overwritten. The analyser doesn't go by names; it follows memory, byte range by byte range:
+# because the read comes first. If it reads other elements, as with a transpose, some block could read data that has
+# already been overwritten. The analyser follows memory, not names:
 
 # %%
 _ = verdicts(lambda x: (torch.sigmoid(x), x.mul_(2))[0], square)
 _ = verdicts(lambda x: (torch.sigmoid(x.t()), x.mul_(2))[0], square)
 
 # %% [markdown]
-# (Those two edges don't carry a tensor, only an order.) **Random numbers** and **opaque kernels** are the last two
-# rules. You may fuse dropout if you can live with different random numbers, or if you draw them with the same counter
-# (lesson 04). A sort is a library's kernel, so nothing fuses with it:
+# (Those two edges don't carry a tensor, only an order.) The last two rules are on **random numbers** and **opaque
+# kernels**. You may fuse dropout if you can live with different random numbers, or if you draw them with the same
+# counter (lesson 04). A sort is a library's kernel, so the analyser fuses nothing with it:
 
 # %%
 _ = verdicts(lambda x, y: F.dropout(x, 0.1) + y, x, x)
@@ -210,10 +209,9 @@ _ = verdicts(lambda x: torch.relu(x).sort(-1)[0], x)
 # ## Fuse and unfuse
 #
 # Here is the block again, and this time you're in control. Click an edge, or walk through the edges with Tab and the
-# arrow keys and press Enter. The bytes, the launches, the largest number of values alive in any kernel and the
-# predicted time update immediately. If a fusion is illegal, you'll get the reason in one line. **Make it as fast as you
-# can before you press End.** (An operation on its own counts as either PyTorch's kernel or one of yours, whichever is
-# faster.)
+# arrow keys and press Enter. Bytes, launches, values alive and predicted time update immediately. If a fusion is
+# illegal, you'll get the reason. **Make it as fast as you can before you press End.** (An operation on its own counts
+# as PyTorch's kernel or yours, whichever is faster.)
 
 # %% tags=["hide-input", "nbval-ignore-output"]
 from helpers.figures import fusion_simulator
@@ -276,12 +274,12 @@ for rows in (16, 64, 128, 256):
     print(f"{rows:3} rows: kernels of {kernels} operations")
 
 # %% [markdown]
-# With few rows, the analyser leaves the additions on their own. They can use the whole GPU, which the few blocks of a
+# With few rows, the analyser leaves the additions apart: on their own they use the whole GPU, which the few blocks of a
 # fused kernel can't.
 #
 # The other limit is **registers**: values that are alive at the same time all need some (lesson 07). The analyser
-# counts them in the order of the graph. Below, we first compute the exponentials of more and more tensors, and then add
-# them up. The analyser can also write out the kernel and compile it for any GPU:
+# counts them in the order of the graph. Below, we compute the exponentials of more and more tensors, then add them up.
+# The analyser can also generate the kernel and compile it for any GPU:
 
 
 # %%
@@ -353,9 +351,8 @@ display(table(("", "total", "kernels", "busy for", "gaps"), rows))
 by_graph.compare(totals["eager"] / totals["eager, CUDA graph"])
 operator = launch_costs(recorded("h200")).operator * 1e6
 print(f"without the profiler, an operator costs the CPU {operator:.1f} us (lesson 02)")
-print(
-    f"{len(eager.kernels)} of them: {operator * len(eager.kernels):.0f} us, not {eager.total:.0f}"
-)
+launches = len(traces["eager"].kernels)
+print(f"{launches} of them: {operator * launches:.0f} us, not {totals['eager']:.0f}")
 
 # %% [markdown]
 # So don't take this factor home: the profiler records every operator and launch, which stretches the gaps of the two
@@ -420,8 +417,8 @@ print(*generated("hard_swish_chain"), sep="\n")
 # %% [markdown]
 # There's one load per tensor, one store, and everything in between is in fp32 registers, just as you would have written
 # it. Now take residual plus LayerNorm on 32768 rows of 4096, which is also one kernel. It needs four passes: `x` and
-# the residual in, the new residual and the norm out. Inductor's kernel loops over the row in blocks, twice: the first
-# time to add and to find mean and variance, the second time to normalise. **How many loads and stores of full-size
+# the residual in, the new residual and the norm out. Inductor's kernel loops over the row in blocks, twice: first to
+# add, store the sum and find mean and variance, then to normalise the sum. **How many loads and stores of full-size
 # tensors does it have?**
 
 # %% tags=["hide-input"]
@@ -755,8 +752,8 @@ yours = analyse(model, *model_inputs, device="H200")
 yours.draw()
 
 # %% [markdown]
-# `yours.report()` prints the table. Go through it from the top. Does somebody already provide that kernel? Is its share
-# of your step worth the effort? Which line would you bet on? Write that one kernel, and *measure*.
+# `yours.report()` prints the table. For each kernel, ask: does somebody already provide it? Is its share of your step
+# worth the effort? Write the one you'd bet on, and *measure*.
 #
 # ## Your predictions vs the measurements
 
@@ -776,9 +773,9 @@ predictions()
 # there's no order in which the two kernels could run.</details>
 #
 # 3. A profile shows kernels of a few microseconds with gaps of thirty between them. What do you do first?
-# <details><summary>Answer</summary>Use a CUDA graph, or anything else that takes the CPU out. Fusing removes one gap
-# per launch that it saves, but a graph removes all of them. Then look again: what's left is bytes, and the start and
-# end of each kernel.</details>
+# <details><summary>Answer</summary>Time it without the profiler, which stretches gaps. If they're still there, use a
+# CUDA graph: fusing removes one gap per launch that it saves, but a graph nearly all of them. What's left is bytes, and
+# the start and end of each kernel.</details>
 #
 # 4. Fusing the pair that saves most, again and again, ends at 69 us, and an exact search finds 53. What went wrong?
 # <details><summary>Answer</summary>The first choice ruled out others, because a kernel works either on rows or on
@@ -931,9 +928,9 @@ one_kernel = {
 rows = []
 for what, (kind, size) in apart.items():
     times = h100.experiment(f"horizontal_{kind}")[size]["gpu"]
-    alone = (f"{1e6 * times[way].median:.0f} us" for way in ("one after another", "streams"))
+    single = (f"{1e6 * times[way].median:.0f} us" for way in ("one after another", "streams"))
     joined = (f"{n} {1e6 * times[way].median:.0f}" for n, way in one_kernel.items() if way in times)
-    rows.append((what, *alone, ", ".join(joined)))
+    rows.append((what, *single, ", ".join(joined)))
 label = h100.label_of("horizontal_products", "horizontal_vectors", "horizontal_convolutions")
 columns = ("eight", "in a row", "on streams", "one kernel, us")
 display(table(columns, rows, f"{label}\nGPU time, cold L2"))
@@ -965,8 +962,8 @@ rows = [
 table(("one step", "GPU, cold L2", "call, from Python"), rows, h100.label_of("adamw_small"))
 
 # %% [markdown]
-# On the GPU ours is far ahead, but called from Python it's behind PyTorch's fused step, because it checks every tensor
-# in all four lists. With so little work, only a CUDA graph makes the GPU's time count. (Ours doesn't advance its step
+# On the GPU ours is far ahead, but a call from Python takes twice as long as PyTorch's fused step: it checks every tensor
+# in all four lists. With so little work, only a CUDA graph makes the GPU's time count. (Ours doesn't advance a step
 # counter here. PyTorch keeps one per tensor and advances all of them, which is part of its time.)
 #
 # ### One large model, layer by layer
