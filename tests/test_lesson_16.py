@@ -5,6 +5,16 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+import triton
+import triton.language as tl
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+from torch._inductor.pattern_matcher import PatternMatcherPass, fwd_only, register_replacement
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
 
 from benchmarks import libraries
 
@@ -57,3 +67,106 @@ def test_each_recorded_part_says_which_kernels_it_launched(tmp_path, monkeypatch
     monkeypatch.setattr(libraries, "xla_texts", lambda shape: {"shape": shape})
     libraries.main()
     assert json.loads((tmp_path / "record.json").read_text())["kernels"] == {"xla": []}
+
+
+# What the lesson says of the installed compiler.
+
+
+@triton.jit
+def double_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, 2 * tl.load(x_ptr + at))
+
+
+@torch.library.triton_op("test_lesson_16::double", mutates_args={})
+def double(x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    torch.library.wrap_triton(double_kernel)[(1,)](x, y, BLOCK=16)
+    return y
+
+
+def kept_by(graphs):
+    def compiler(module, inputs):
+        graphs.append(module)
+        return make_boxed_func(module.forward)
+
+    return compiler
+
+
+def targets(module):
+    return [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
+
+
+def test_aot_autograd_traces_into_a_triton_op():
+    graphs = []
+    x = torch.arange(16.0)
+    y = torch.compile(lambda x: double(x.relu()), backend=aot_autograd(fw_compiler=kept_by(graphs)))(x)
+    assert torch.equal(y, 2 * x)
+    assert "triton_kernel_wrapper_functional" in targets(graphs[0])
+    assert not any("double" in name for name in targets(graphs[0]))
+
+
+def test_one_row_needs_a_third_graph():
+    graphs = []
+    compiled = torch.compile(lambda x: x.relu() * 2, backend=lambda module, _: graphs.append(module) or module)
+    counts = []
+    for rows in (8, 16, 24, 1):
+        compiled(torch.randn(rows, 4))
+        counts.append(len(graphs))
+    assert counts == [1, 2, 2, 3]
+
+
+@pytest.mark.parametrize(("shape", "matched"), [((16, 32, 64), False), ((1, 16, 32, 64), True)])
+def test_inductors_attention_patterns_want_four_dimensions(shape, matched):
+    graphs = []
+
+    def passes(module, inputs):
+        joint_graph_passes(module)
+        return kept_by(graphs)(module, inputs)
+
+    def attention(q, k, v):
+        return torch.softmax(q @ k.transpose(-1, -2) / 8, -1) @ v
+
+    torch._dynamo.reset()
+    backend = aot_autograd(fw_compiler=passes, inference_compiler=passes, decompositions=select_decomp_table())
+    with torch.no_grad():
+        torch.compile(attention, backend=backend, dynamic=False)(*torch.randn(3, *shape))
+    assert any("attention" in name for name in targets(graphs[0])) == matched
+
+
+def norm(x, weight):
+    return functional.silu(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight)
+
+
+def norm_and_more(x, weight):
+    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
+    return functional.silu(y), y
+
+
+@pytest.mark.parametrize(
+    ("function", "dtypes", "matches"),
+    [
+        (norm, (torch.float32, torch.float32), 1),
+        (norm_and_more, (torch.float32, torch.float32), 0),  # a value inside is read elsewhere
+        (norm, (torch.bfloat16, torch.bfloat16), 0),  # casts
+        (norm, (torch.bfloat16, torch.float32), 1),  # and the result's dtype is wrong: extra_check is for this
+    ],
+)
+def test_register_replacement_checks_readers_but_not_dtypes(function, dtypes, matches):
+    found, (x, weight) = PatternMatcherPass(), (torch.randn(4, 8), torch.randn(8))
+    register_replacement(norm, lambda x, weight: x + weight, [x, weight], fwd_only, found)
+    given = [each.to(dtype) for each, dtype in zip((x, weight), dtypes, strict=True)]
+    assert found.apply(make_fx(function, select_decomp_table(), tracing_mode="fake")(*given).graph) == matches
+
+
+def test_the_gelu_that_is_timed_is_the_gelu_of_the_tree():
+    assert 'approximate="tanh"' in (ROOT / "benchmarks/libraries.py").read_text()
+    assert "GELU_taylor" in libraries.CUTLASS_SOURCE.read_text()
+    cells = [cell for cell in code_cells(LESSON) if "def visit(" in cell]
+    assert all('approximate="tanh"' in cell for cell in cells)
+
+
+def test_cutlass_loses_each_recorded_row_as_the_lesson_says():
+    for found in libraries.record()["cutlass"].values():
+        tiles = [found[name]["gpu"]["median"] for name in libraries.CUTLASS_TILES if "gpu" in found.get(name, {})]
+        assert min(tiles) > found["cuBLASLt epilogue"]["gpu"]["median"]
