@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from benchmarks import libraries
+from helpers.instruments import inductor_code
 
 ROOT = Path(__file__).resolve().parents[1]
 LESSON = (ROOT / "source/lessons/16_compilers_and_libraries.py").read_text()
@@ -78,11 +79,13 @@ def double_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
     tl.store(y_ptr + at, 2 * tl.load(x_ptr + at))
 
 
-@torch.library.triton_op("test_lesson_16::double", mutates_args={})
-def double(x: torch.Tensor) -> torch.Tensor:
+def run_double(x: torch.Tensor) -> torch.Tensor:
     y = torch.empty_like(x)
     torch.library.wrap_triton(double_kernel)[(1,)](x, y, BLOCK=16)
     return y
+
+
+double = torch.library.triton_op("test_lesson_16::double", run_double, mutates_args={})
 
 
 def kept_by(graphs):
@@ -104,6 +107,13 @@ def test_aot_autograd_traces_into_a_triton_op():
     assert torch.equal(y, 2 * x)
     assert "triton_kernel_wrapper_functional" in targets(graphs[0])
     assert not any("double" in name for name in targets(graphs[0]))
+
+
+def test_inductor_launches_the_kernel_inside_a_triton_op_between_its_neighbours():
+    x = torch.empty(16, device="meta")
+    code = inductor_code(lambda x: run_double(x.relu()) + 1, x)
+    body = code.wrapper.partition("def call(")[2].partition("return")[0]
+    assert re.findall(r"(\w+)\.run\(", body) == ["triton_poi_fused_0", "double_kernel_0", "triton_poi_fused_1"]
 
 
 def test_one_row_needs_a_third_graph():
