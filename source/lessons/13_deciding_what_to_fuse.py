@@ -258,8 +258,8 @@ choose_edges(
 # out three smaller savings that are worth more together. Greedy search is cheap, and it doesn't tell you when it's
 # wrong.</details>
 #
-# Not every legal fusion is worth it. You can lose **parallelism**: a row-wise kernel launches one block per row, and an
-# H200 has 132 SMs. Here we add up six tensors and then normalise the sum, with more and more rows:
+# Not every legal fusion is worth it. You can lose **parallelism**: a row-wise kernel has at most one block per row, and
+# an H200 has 132 SMs. Here we add up six tensors and then normalise the sum, with more and more rows:
 # <!-- given 132 SMs: the H200's entry in devices.toml -->
 
 
