@@ -2,8 +2,8 @@
 # # 17 Serving: the roofline of one token
 #
 # A model reads a long prompt in one pass. It then writes the answer one token at a time, and for every token it rereads
-# all the weights and everything it has cached about the conversation. **What limits that, which kernels do
-# the work, and how does each trick in a serving system change the bytes?**
+# all the weights and everything it has cached about the conversation. **What limits that, which kernels do the work,
+# and how does each trick in a serving system change the bytes?**
 #
 # After this lesson you can
 #
@@ -90,7 +90,7 @@ one_user.compare(round(alone.tokens_per_second(gpu)), "Bandwidth over bytes. FLO
 
 # %% [markdown]
 # Here's a decode step on the roofline, for one user and for 64, next to the prefill of a single 8192-token prompt. The
-# bytes are weights and cache only. (A prompt's activations aren't negligible. They lower the intensity of prefill.)
+# bytes are weights and cache only. (A prompt's activations would move prefill to the left.)
 
 # %% tags=["hide-input"]
 roof = Roofline(gpu, "bf16")
@@ -109,9 +109,9 @@ listed = "; ".join(f"{name}: {each:,.1f} FLOP/byte" for name, each in of_steps.i
 roofline_chart(roof, points, title, f"{title}. On an H200, ridge {roof.ridge:.0f}: {listed}")
 
 # %% [markdown]
-# In prefill, each weight you load is used for thousands of rows, in decode for one row per sequence. Batching fixes that
-# for the weights: 64 users share a single read, so that part of the step moves right on the roofline. **It does nothing
-# for the cache**, because every user has their own.
+# In prefill, each weight you load is used for thousands of rows, in decode for one row per sequence. Batching fixes
+# that for the weights: 64 users share a single read, so that part of the step moves right on the roofline. **It does
+# nothing for the cache**, because every user has their own.
 #
 # ## The cache in bytes
 #
@@ -126,8 +126,8 @@ roofline_chart(roof, points, title, f"{title}. On an H200, ridge {roof.ridge:.0f
 #   folds the matrix into the query instead. All heads then read the same 576 elements, so this is MQA with one long
 #   head whose values are the first 512 elements of its keys.
 #
-# The MLA sizes are those of DeepSeek-V2 (arXiv:2405.04434). For each cached token, a query head does 2 FLOPs per element
-# of the key for the score, and 2 per element of the value for the weighted sum:
+# The MLA sizes are those of DeepSeek-V2 (arXiv:2405.04434). For each cached token, a query head does 2 FLOPs per
+# element of the key for the score, and 2 per element of the value for the weighted sum:
 
 # %% tags=["hide-input"]
 rows = []
@@ -141,9 +141,9 @@ rows.append(
 table(("", "per token and layer, bf16", "intensity of attention"), rows)
 
 # %% [markdown]
-# The more query heads share each cached byte, the higher the intensity. Below the
-# [ridge point](../docs/glossary.md#ridge-point), attention is memory-bound no matter how much it computes. With the 128
-# heads that DeepSeek's models use, MLA is past it, so its kernel has to keep the tensor cores running at full rate.
+# The more query heads share each cached byte, the higher the intensity. Below the [ridge
+# point](../docs/glossary.md#ridge-point), attention is memory-bound no matter how much it computes. With the 128 heads
+# that DeepSeek's models use, MLA is past it, so its kernel has to keep the tensor cores running at full rate.
 #
 # **Take 8 key heads in bf16. How many tokens can the batch's caches hold in total before they are as large as the
 # weights?**
@@ -163,7 +163,7 @@ as_heavy.compare(
 
 # %% [markdown]
 # Now try other settings. The bars show the bytes, the intensity and the whole batch's tokens per second for one step.
-# The mark shows how fast the same batch would be if it had no cache to read.
+# The mark shows the speed without a cache.
 #
 # 1. Start with one sequence of 8192 tokens. Which cache is fastest, and by how much? What about 131,072 tokens?
 # 2. Go back to 8192 tokens and raise the batch until 8 key heads no longer fit in memory. How close to the mark does
@@ -180,9 +180,9 @@ explorer
 # third, because most of the bytes are weights. At 131,072 tokens, their cache dwarfs the weights, and one key head is
 # nearly five times as fast. 2. 64 sequences fit and 128 don't. At 64 most of the bytes are cache, and you get less than
 # a fifth of the mark. 3. An fp8 cache makes the step about two thirds faster, and 128 sequences fit. fp8 weights add
-# less than a fifth, because most of the bytes are cache. 4. Not with a long context, because the intensity of the step approaches that of its attention,
-# and batching doesn't change that. With 1024 tokens and hundreds of sequences, one key head and the latent
-# do.</details>
+# less than a fifth, because most of the bytes are cache. 4. Not with a long context, because the intensity of the step
+# approaches that of its attention, and batching doesn't change that. With 1024 tokens and hundreds of sequences, one
+# key head and the latent do.</details>
 #
 # ## Split over keys, in steps
 #
@@ -225,7 +225,7 @@ def attend(q, k_ptr, v_ptr, table_ptr, first, last, stride, scale, LOCATE: tl.co
 # of an H200's 132 SMs sit idle.
 #
 # So we share out each key head's keys among several programs. Each [split](../docs/glossary.md#split) computes its
-# output as if its own keys were the only ones, and also stores its maximum and its sum, because the merge needs both.
+# output as if its own keys were the only ones, and also stores its maximum and its sum.
 
 
 # %%
@@ -304,8 +304,8 @@ puzzle(weights_kernel, 3, peaks, totals, outs, wanted=wanted, SPLITS=4)
 #
 # Splits can be empty, for example when the sequences in a batch have different lengths. An empty split has a maximum of
 # $-\infty$ and a sum of 0. The merge ignores it, because $e^{-\infty - m} = 0$, unless *every* split is empty:
-# $-\infty - -\infty$ is NaN. Attention over no keys should return 0, as it does in PyTorch. The three sequences below have 3, 1 and 0 splits, and
-# the code computes a sum of NaN for the last one. **Change the marked line to make it 0.**
+# $-\infty - -\infty$ is NaN. Attention over no keys should return 0, as it does in PyTorch. The three sequences below
+# have 3, 1 and 0 splits, and the code computes a sum of NaN for the last one. **Change the marked line to make it 0.**
 
 
 # %%
@@ -429,8 +429,8 @@ split_cost.compare(
 )
 
 # %% [markdown]
-# So splits are cheap as long as each one has hundreds of keys. (A split is a whole number of blocks, so 15 of the 31 are
-# empty.) How much do they gain? Lesson 10 recorded such kernels for one sequence in bf16:
+# So splits are cheap as long as each one has hundreds of keys. (A split is a whole number of blocks, so 15 of the 31
+# are empty.) How much do they gain? Lesson 10 recorded such kernels for one sequence in bf16:
 
 # %% tags=["hide-input"]
 decoding = h200.experiment("attention_decode")
@@ -443,19 +443,18 @@ title = f"{h200.label_of('attention_decode')}\n8 key heads; us on the GPU, cold 
 table(("keys", *ways), rows, title)
 
 # %% [markdown]
-# How many splits do you need? Enough to fill the GPU, so batch x key heads x splits should be about the number of SMs,
-# or more. Here is what happens with several sequences as the number of splits grows. The last column is the time of
-# the cache's bytes at the bandwidth of the data sheet:
+# How many splits do you need? Enough that batch x key heads x splits is about the number of SMs, or more. Here is what
+# happens with several sequences as the number of splits grows. The last column is the time of the cache's bytes at the
+# bandwidth of the data sheet:
 
 # %% tags=["hide-input"]
 in_us("serving_splits", "sequences x tokens", (8192, 65536, 16 * 8192, 128 * 4096))
 
 # %% [markdown]
 # A single sequence needs many splits. 16 sequences with 8 key heads make 128 programs, nearly one per SM, so splitting
-# costs time and gains nothing. 128 sequences make 1024 programs.
-# There, two splits shorten the [tail](../docs/glossary.md#tail) slightly and many make things worse. That's why servers
-# pick the number of splits at every step, based on the lengths in the batch. With large batches, PyTorch is closer to
-# the bound than our kernel.
+# costs time and gains nothing. 128 sequences make 1024 programs. There, two splits shorten the
+# [tail](../docs/glossary.md#tail) slightly and many make things worse. That's why servers pick the number of splits at
+# every step, based on the lengths in the batch. With large batches, PyTorch is closer to the bound than our kernel.
 #
 # ## Paged keys
 #
@@ -510,9 +509,8 @@ def by_page(key, inside, table_ptr, PAGE: tl.constexpr):
 
 # %% [markdown]
 # How many extra bytes does this lookup cost? We'll store the same keys and values in pages and shuffle them. We attend
-# to 2000 of the 2048 tokens: over all of them, a wrong order would give the same result. **With
-# pages of 16 tokens and 2 key heads of 128 elements in fp16, how large is the block table as a percentage of the
-# cache?**
+# to 2000 of the 2048 tokens: over all of them, a wrong order would give the same result. **With pages of 16 tokens and
+# 2 key heads of 128 elements in fp16, how large is the block table as a percentage of the cache?**
 
 # %% tags=["hide-input"]
 table_cost = predict_first("bytes of the block table, pages of 16 tokens", unit="% of the cache")
@@ -542,10 +540,10 @@ table_cost.compare(100 * 4 / (16 * 2 * 2 * 128 * 2), "That's 4 bytes per 16 KiB 
 # %% [markdown]
 # The table itself is negligible. Small pages don't waste [sectors](../docs/glossary.md#sector) either, because even one
 # token's row has 256 bytes, eight full sectors. But small pages cost you *latency and addresses*. You can't request k
-# until the table entry has arrived, and a tile of 64 keys has up to 64 base addresses instead of one. The copy engine ([TMA](../docs/glossary.md#tma)) fetches rectangles, so it needs an instruction for every
-# page. Large pages have the opposite problem: they waste memory at the end of each sequence, and prompts with a common
-# prefix can share only the pages that match completely. **At 16 tokens the table and the empty slots are both below 1
-# %.** We haven't measured the latency here.
+# until the table entry has arrived, and a tile of 64 keys has up to 64 base addresses instead of one. The copy engine
+# ([TMA](../docs/glossary.md#tma)) fetches rectangles, so it needs an instruction for every page. Large pages waste
+# memory at the end of each sequence, and prompts with a common prefix can share only pages that match completely. **At
+# 16 tokens the table and the empty slots are both below 1 %.** We haven't measured the latency here.
 # <!-- given 256 bytes: 128 elements of fp16, as in the cell above -->
 #
 # ### `kernels.paged_attention`
@@ -632,8 +630,8 @@ in_us("serving_rope_cache", "tokens")
 #
 # Since most of the bytes are cache, let's store it in one byte per element. We quantise keys and values when we write
 # them, and convert them back in registers when we read them. The table below shows the error of attention over 4096
-# tokens, compared with float64. One channel of the keys is ten times larger than the
-# others, because real models have such outliers (KIVI, arXiv:2402.02750):
+# tokens, compared with float64. One channel of the keys is ten times larger than the others, because real models have
+# such outliers (KIVI, arXiv:2402.02750):
 
 
 # %% tags=["hide-input"]
@@ -688,7 +686,7 @@ table(("", "keys quantised", "keys without outlier", "values quantised"), rows)
 #
 # The last matmul produces 128 thousand logits, one per vocabulary entry. **Sampling** divides them by a
 # temperature, keeps the top k, or the most probable tokens up to a total probability of p (*top-p*), and draws one. The
-# textbook version needs a softmax, a sort, a cumulative sum and a search, all to get one token per user.
+# textbook version needs a softmax, a sort, a cumulative sum and a search.
 #
 # `kernels.sample` doesn't sort, and it doesn't store a softmax. If the $e_i$ are exponential random numbers, then
 #
@@ -717,9 +715,9 @@ passes.compare(
 )
 
 # %% [markdown]
-# Is it correct? You can't compare a sampler's output element by element, but you can test its *distribution*. Draw many
-# times, count the tokens, and compute how likely it is to get counts this far from the expected ones (Pearson's
-# chi-squared test). For a correct sampler, it can be anything from 0 to 1. For a wrong one it's close to 0:
+# Is it correct? Test its *distribution*: draw many times, count the tokens, and compute how likely it is to get counts
+# this far from the expected ones (Pearson's chi-squared test). For a correct sampler, it can be anything from 0 to 1.
+# For a wrong one it's close to 0:
 
 # %% tags=["hide-input"]
 from kernels.rowwise.sample import sample_oracle
@@ -751,9 +749,8 @@ print(f"20,000 draws at temperature 1.1: probability {probability_of(hotter):.0e
 
 # %% [markdown]
 # The test catches a temperature that is off by a tenth, although every single draw looks fine. Edge cases have exact
-# answers. With top_p = 0 you get the most probable token, or one of those tied with
-# it. A logit of $-\infty$ is never drawn. If only one token is possible, you always get it, whatever the filters. And
-# top_p = 1 keeps everything:
+# answers. With top_p = 0 you get the most probable token, or one of those tied with it. A logit of $-\infty$ is never
+# drawn. If only one token is possible, you always get it. And top_p = 1 keeps everything:
 
 # %% tags=["hide-input"]
 edges = {
@@ -775,19 +772,19 @@ print(f"timed logits: the top 50 have {most_likely:.0f} % of the probability")
 in_us("serving_sample", "")
 
 # %% [markdown]
-# These times are for 131,072 logits per row. 64 rows take barely longer than one, because a row is one program. A single
-# row keeps one SM busy, like a key head before we split it, and splitting the row would help in the same way. With a
-# filter, our kernel is slower on a single row than the sort in `torch.compile`. The top 50 have only a small part of
-# the probability here, so most candidates are refused, and each costs a pass over the row. Real models are usually
-# surer of the next token.
+# These times are for 131,072 logits per row. 64 rows take barely longer than one, because a row is one program. A
+# single row keeps one SM busy, like a key head before we split it, and splitting the row would help in the same way.
+# With a filter, our kernel is slower on a single row than the sort in `torch.compile`. The top 50 have only a small
+# part of the probability here, so most candidates are refused, and each costs a pass over the row. Real models are
+# usually surer of the next token.
 #
 # ## Speculation: several rows of q
 #
 # In speculative decoding, a small model guesses the next few tokens and the large one checks all of them in one step,
-# so q has 4 or 8 rows per sequence. The rows share the weights and the cache, so only the FLOPs grow. **As long as the step is memory-bound, extra rows are free**, and so is every
-# token that was guessed correctly. Suppose each guess is right with a probability of 0.7, provided the ones before it
-# were. A step with 4 rows then yields 1 + 0.7 + 0.49 + 0.343 tokens on average, since the first is never a guess. On an
-# H200, without the small model's own time, that gives:
+# so q has 4 or 8 rows per sequence. The rows share the weights and the cache, so only the FLOPs grow. **As long as the
+# step is memory-bound, extra rows are free**, and so is every token that was guessed correctly. Suppose each guess is
+# right with a probability of 0.7, provided the ones before it were. A step with 4 rows then yields 1 + 0.7 + 0.49 +
+# 0.343 tokens on average, since the first is never a guess. On an H200, without the small model's own time, that gives:
 
 
 # %% tags=["hide-input"]
@@ -817,17 +814,17 @@ display(table(columns, rows))
 print(f"tokens per step: {accepted(4):.1f} with 4 rows, {accepted(8):.1f} with 8")
 
 # %% [markdown]
-# So much for the limit. Here are recorded times of attention over 16 caches of 8192 tokens, by the number of rows of q.
-# Every row sees all keys: the mask among the new tokens is left out.
+# Here are recorded times of attention over 16 caches of 8192 tokens, by the number of rows of q. Every row sees all
+# keys: the mask among the new tokens is left out.
 
 # %% tags=["hide-input"]
 in_us("serving_rows", "rows of q", 5 * (16 * 8192,))
 
 # %% [markdown]
-# Extra rows raise the intensity just like grouped heads do: 4 query heads times 4 rows fill the tile of 16 rows that was
-# mostly padding before. (PyTorch takes twice as long with two rows or more. We haven't looked into why.) In the first
-# table, all three batches gain the same factor. But 64 sequences with 8 rows are already close to the ridge. Beyond it
-# extra rows are no longer free.
+# Extra rows raise the intensity just like grouped heads do: 4 query heads times 4 rows fill the tile of 16 rows that
+# was mostly padding before. (PyTorch takes twice as long with two rows or more. We haven't looked into why.) In the
+# first table, all three batches gain the same factor. But 64 sequences with 8 rows are already close to the ridge.
+# Beyond it extra rows are no longer free.
 #
 # ## Your predictions vs the measurements
 
@@ -839,7 +836,7 @@ predictions()
 #
 # 1. You double the batch, and tokens per second go up by only a tenth. Which bytes grew?
 # <details><summary>Answer</summary>The cache. It makes up most of the step's bytes, and every new sequence brings its
-# own. Fewer key heads, a latent or one byte per element would help, but a larger batch won't.</details>
+# own. Fewer key heads, a latent or one byte per element would help.</details>
 #
 # 2. You serve 128 sequences with 8 key heads on an H200. How many splits should you use?
 # <details><summary>Answer</summary>One or two, because 1024 programs already give every SM several. The exception is
