@@ -64,8 +64,8 @@ print(f"PyTorch: {unfused.launches} launches, {each:.3g} times the bytes of k an
 # **What's the minimum with four splits and partial results in float32?** Write it down as a multiple of the size of k
 # and v. You have to read both once. For each split and head, you also write and read back whatever the merge needs.
 #
-# <details><summary>Answer</summary>About 1.03 times. The merge needs dim + 2 values per split and head, written and read
-# back. Each split also reads its head's query, and the result is written once.</details>
+# <details><summary>Answer</summary>About 1.03 times. The merge needs dim + 2 values per split and head, written and
+# read back. Each split also reads its head's query, and the result is written once.</details>
 # <!-- given 1.03 times: 1 + (16 x 66 x 2 + 16 x 64 + 4 x 64) x 4 bytes over 524,288 -->
 
 # %% [markdown]
