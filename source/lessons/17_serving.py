@@ -574,7 +574,7 @@ print(
 #
 # - each arithmetic operation, comparison, `&`, `nonzero`, `cat` and lookup with an index tensor is one launch;
 # - so is an assignment to indexed elements, and the conversion of the cosines and sines to fp16;
-# - so is `rms_norm`, and converting its weight takes none because that's already fp16;
+# - so is `rms_norm`, whose weight is already fp16 and needs no conversion;
 # - views such as `chunk`, `[:, 0]` and `[:, None]` don't launch anything.
 #
 # **How many launches is that?** Remember that `rotate` runs twice.
@@ -680,7 +680,7 @@ table(("", "keys quantised", "keys without outlier", "values quantised"), rows)
 # scale, and you can't compute that scale until you have a whole group of tokens. With fp8, errors are proportional to
 # the element, so most of the error comes from the large channel wherever you put the scale. A scale per token happens
 # to put exactly that element at the end of the grid, where it's represented exactly. **Test with keys from your own
-# model before you choose.** Without the outlier, the scale doesn't matter to fp8, and much less to int8.
+# model before you choose.** Without the outlier, the choice of scale doesn't affect fp8, and int8 much less.
 #
 # ## The next token
 #
