@@ -545,12 +545,12 @@ WaterfallExplorer(times, floors, model)
 
 # %% [markdown]
 # <details><summary>What you should see</summary>1. The number of launches times the call dominates. The CPU is the
-# bottleneck and the GPU waits for it. <code>torch.compile</code> gains nothing, although it launches fewer kernels:
-# Triton's launches take longer, and each call first checks its guards. All bars are above the model, because it uses
-# the call of an empty kernel or an addition. Passing a dozen arguments and allocating results takes longer, and so does
-# a busy CPU. 2. Every bar is above its prediction, and our kernels are the furthest above, so it isn't the gaps that
-# are left. 3. The kernels themselves. Our matmuls and our attention are slower than cuBLAS and SDPA. 4. Ours. Their
-# kernels take longer than their calls, so the CPU can keep ahead.</details>
+# bottleneck and the GPU waits for it. <code>torch.compile</code> gains nothing. We didn't look into why, but Triton's
+# launches take longer than PyTorch's, and every call first checks its guards. All bars are above the model, because it
+# uses the call of an empty kernel or an addition. Passing a dozen arguments and allocating results takes longer, and so
+# does a busy CPU. 2. Every bar is above its prediction, and our kernels are the furthest above, so it isn't the gaps
+# that are left. 3. The kernels themselves. Our matmuls and our attention are slower than cuBLAS and SDPA. 4. Ours.
+# Their kernels take longer than their calls, so the CPU can keep ahead.</details>
 #
 # The model assumes that a kernel moves bytes at full bandwidth from the first cycle to the last. Subtract its three
 # terms from a graph's time, and what remains is ramp-up, tail and loads that are slower than the bandwidth. **At 8B,
