@@ -126,8 +126,8 @@ roofline_chart(roof, points, title, f"{title}. On an H200, ridge {roof.ridge:.0f
 #   folds the matrix into the query instead. All heads then read the same 576 elements, so this is MQA with one long
 #   head whose values are the first 512 elements of its keys.
 #
-# The MLA sizes are those of DeepSeek-V2 (arXiv:2405.04434). For each cached token, a query head does 2 FLOPs per
-# element of the key for the score, and 2 per element of the value for the weighted sum:
+# The MLA sizes are those of DeepSeek-V2 (arXiv:2405.04434). For each cached token, a query head does a
+# multiplication and an addition per element of the key for the score, and the same per element of the value:
 
 # %% tags=["hide-input"]
 rows = []
