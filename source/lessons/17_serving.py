@@ -561,9 +561,7 @@ ours = measure(kernels.paged_attention, q[None, :, None], k_pages, v_pages, orde
 alike = decode(q, *paged, 4, in_use, order, by_page)
 close = torch.allclose(ours.result[0, :, 0], alike, atol=1e-3)
 more_bytes = 100 * (ours.bytes_total / (cache.nbytes * in_use / 2048) - 1)
-print(
-    f"same result: {close}; {ours.launches} launches; {more_bytes:.1f} % more than the keys and values"
-)
+print(f"same result: {close}; {ours.launches} launches; {more_bytes:.1f} % more than k and v")
 
 # %% [markdown]
 # ## Around attention
@@ -929,7 +927,8 @@ print(f"codes differ by at most {codes}; scales agree: "
 eager = dry_run(add_norm_int8_reference, *given, multiprocessors=132)
 moved = sum(each.read + each.written for launch in eager for each in launch.operands.values())
 print(f"PyTorch: {len(eager)} launches, {moved / 1e3:.0f} kB; "
-      f"one kernel: {one_kernel.launches} launch, {one_kernel.bytes_total / 1e3:.0f} kB")  # fmt: skip
+      f"one kernel: {one_kernel.launches} launch, "
+      f"{one_kernel.bytes_total / 1e3:.0f} kB")  # fmt: skip
 
 # %% [markdown]
 # ### The sampler's kernel

@@ -565,13 +565,13 @@ rest = {
     name: {way: times[name]["graph"][way] - model[name]["graph"][way] for way in launches}
     for name in SHAPES
 }
-rows = [
-    (
-        way, count,
-        *(f"{1e6 * each:.1f} us" for name in SHAPES for each in (rest[name][way], rest[name][way] / count)),
-    )
-    for way, count in launches.items()
-]  # fmt: skip
+rows = []
+for way, count in launches.items():
+    left = [1e6 * rest[name][way] for name in SHAPES]
+    shown = [
+        f"{each:.1f} us" for whole_layer in left for each in (whole_layer, whole_layer / count)
+    ]
+    rows.append((way, count, *shown))
 columns = ("as a graph", "launches", "small: rest", "per launch", "8B: rest", "per launch")
 display(table(columns, rows, h100.label_of("short_kernels_small", "short_kernels_8B")))
 five, of_eager = (rest["8B"][way] / launches[way] for way in ("kernel per step", "eager"))
