@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import kernels
-from benchmarks.experiments.lesson_17 import OP, cache_inputs, rope_cache_without_checks, split_decode
+from benchmarks.experiments.lesson_17 import OP, VOCABULARY, cache_inputs, rope_cache_without_checks, split_decode
 from helpers.instruments import measure
 from kernels.tiled.paged_attention import merge_splits_kernel
 
@@ -45,3 +45,25 @@ def test_the_lessons_merge_is_the_catalogues():
     }
     (ours,) = ast.parse(inspect.getsource(merge_splits_kernel.fn)).body
     assert ast.dump(functions["merge_splits_kernel"]) == ast.dump(ours)
+
+
+def test_the_paged_comparison_rejects_a_lookup_that_ignores_the_table():
+    """Attention over every slot is the same in any order: the lesson's cells leave some of the last page unread."""
+    source = LESSON.read_text()
+    assert "in_use = 2000" in source
+    assert source.count("4, in_use, order, by_page)") == 2
+    q, k, v = torch.randn(3, 1, 2, 64, 16, dtype=torch.float64)
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
+    for used, blind in ((64, True), (62, False)):
+        right = scaled_dot_product_attention(q, k[..., :used, :], v[..., :used, :])
+        shuffled = [torch.empty_like(x).index_copy_(2, order, x) for x in (k, v)]
+        ignored = scaled_dot_product_attention(q, *(x[..., :used, :] for x in shuffled))
+        assert torch.allclose(right, ignored) == blind
+
+
+def test_the_top_50_of_the_timed_logits_have_a_fifth_of_the_probability():
+    """As the lesson says where its sampler is slow: most candidates are refused."""
+    torch.manual_seed(0)
+    logits = (2.5 * torch.randn(4, VOCABULARY)).bfloat16().float()
+    mass = torch.softmax(logits, 1).topk(50).values.sum(1)
+    assert ((mass > 0.15) & (mass < 0.25)).all()

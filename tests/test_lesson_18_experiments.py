@@ -4,7 +4,11 @@ import pytest
 import torch
 
 from benchmarks.experiments.lesson_18 import (
+    EMPTY,
     EPS,
+    LAYERS,
+    RECORD,
+    SHAPES,
     empty_kernel,
     layer_in_steps,
     layer_product_by_product,
@@ -12,7 +16,7 @@ from benchmarks.experiments.lesson_18 import (
     rows_kernel,
     through,
 )
-from helpers.instruments import compile_for, measure
+from helpers.instruments import DEVICES, compile_for, measure, recorded
 from kernels.tiled.decoder_layer import OP, decoder_layer_reference
 
 SHAPE = (64, 4, 2, 72, 5)
@@ -60,3 +64,45 @@ def test_a_dependent_launch_compiles_to_griddepcontrol(late):
         assert "griddepcontrol.wait" in ptx
         assert "griddepcontrol.launch_dependents" in ptx
         assert "griddepcontrol" not in compile_for(kernel, *arguments, device="H200", **options, PDL=False).ptx
+
+
+def test_what_lesson_18_concludes_from_its_record():
+    """Its verdict, its reading of the waterfall, and what remains of a graph's time beside the model."""
+    record = recorded(RECORD.removesuffix(".json"))
+    empty = record.experiment("short_kernels_empty")
+    launches = {
+        "eager, a product each": (16, "torch add"),
+        "eager": (14, "torch add"),
+        "kernel per step": (5, "132 programs"),
+        "dependent launch": (5, "132 programs, dependent"),
+        "dependent, late signal": (5, "132 programs, dependent"),
+        "persistent kernel": (2, "132 programs"),
+    }
+    call, graph, rest = {}, {}, {}
+    for name, shape in SHAPES.items():
+        found = record.experiment(f"short_kernels_{name}")
+        call[name], graph[name] = (
+            {way: each[clock].median / LAYERS for way, each in found.items()} for clock in ("call", "graph")
+        )
+        floor = OP.work(shape, torch.bfloat16).bytes / DEVICES["H100"].memory_bandwidth
+        rest[name] = {
+            way: graph[name][way]
+            - empty[kind]["call"].median / EMPTY / LAYERS
+            - count * empty[kind]["graph"].median / EMPTY
+            - floor
+            for way, (count, kind) in launches.items()
+        }
+    assert min(rest["small"].values()) == rest["small"]["persistent kernel"]
+    assert min(rest["8B"].values()) == rest["8B"]["eager"] > 0
+    per_launch = {way: each / launches[way][0] for way, each in rest["8B"].items()}
+    assert per_launch["kernel per step"] > 4 * per_launch["eager"]
+    small, large = call["small"], call["8B"]
+    assert min(graph["small"].values()) == graph["small"]["persistent kernel"]
+    assert small["kernel per step"] < small["persistent kernel"] < small["eager"]
+    assert small["kernel per step"] < small["eager"] / 2
+    assert small["torch.compile"] > small["eager"]
+    assert graph["8B"]["torch.compile"] < graph["8B"]["kernel per step"] < graph["8B"]["persistent kernel"]
+    for way in ("kernel per step", "persistent kernel"):
+        assert large[way] < 1.05 * graph["8B"][way]  # they hardly benefit from a graph
+    late = graph["8B"]["dependent, late signal"]
+    assert late < graph["8B"]["kernel per step"] < graph["8B"]["dependent launch"]

@@ -159,7 +159,7 @@ def measure_sample() -> dict[str, dict[str, Timing]]:
     found = {}
     seed = torch.tensor(0, device="cuda")
     for rows in (1, 64):
-        # Logits whose probabilities fall as a language model's do: a few tokens have most of it.
+        # The top 50 have about a fifth of the probability: less than a language model's usually have.
         logits = (2.5 * torch.randn(rows, VOCABULARY, device="cuda")).bfloat16()
         for name, options in {"no filter": (1.0, 0, 1.0), "top_k 50, top_p 0.9": (1.0, 50, 0.9)}.items():
             compiled = torch.compile(sample_reference, dynamic=False)

@@ -10,7 +10,8 @@
 # $$y = \sum_i p_i v_i, \qquad p = \text{softmax}(q \cdot k_i / \sqrt{dim})$$
 #
 # Split $s$ owns the keys from `bounds[s]` up to but not including `bounds[s + 1]`. It produces a maximum $m_s$, a sum
-# $t_s$ and the weighted sum of its values $a_s$, which isn't divided by anything yet:
+# $t_s$ and the weighted sum of its values $a_s$. The lesson's splits divide theirs by their own sum. Here, only the
+# merge divides:
 #
 # $$y = \frac{\sum_s e^{m_s - m} a_s}{\sum_s e^{m_s - m} t_s}, \qquad m = \max_s m_s$$
 #
@@ -62,6 +63,10 @@ print(f"PyTorch: {unfused.launches} launches, {each:.3g} times the bytes of k an
 # %% [markdown]
 # **What's the minimum with four splits and partial results in float32?** Write it down as a multiple of the size of k
 # and v. You have to read both once. For each split and head, you also write and read back whatever the merge needs.
+#
+# <details><summary>Answer</summary>About 1.03 times. The merge needs dim + 2 values per split and head, written and
+# read back. Each split also reads its head's query, and the result is written once.</details>
+# <!-- given 1.03 times: 1 + (16 x 66 x 2 + 16 x 64 + 4 x 64) x 4 bytes over 524,288 -->
 
 # %% [markdown]
 # ## Your kernel for the splits

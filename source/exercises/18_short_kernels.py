@@ -72,6 +72,10 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/ele
 # %% [markdown]
 # **How low can you go?** Write down the launches and the bytes per element before you continue.
 #
+# <details><summary>Answer</summary>One launch. Three inputs and two results take 20 bytes per element. Each row also
+# reads the whole weight, 4 bytes per element, but all rows after the first find it in a cache.</details>
+# <!-- given 20 bytes, 4 bytes: float32, five tensors and one -->
+#
 # ## Your kernel
 #
 # **What answers may use:** torch, triton and math. Write the kernel in Triton. Around it you may allocate, view, copy
@@ -221,7 +225,8 @@ def arrange(operations, results):
 # %% [markdown]
 # ## Launched, or a graph
 #
-# Times are in microseconds, and `bandwidth` is in bytes per microsecond. Use the formulas at the top.
+# Times are in microseconds, and `bandwidth` is in bytes per microsecond. Use the formulas at the top. They are the
+# lesson's, with a graph of a single layer, so one layer pays for the whole call.
 
 
 # %% grade_id="time-answer"

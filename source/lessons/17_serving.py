@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 17 Serving: the roofline of one token
 #
-# A model reads a thousand-token prompt in one pass. It then writes the answer one token at a time, and for every token
-# it rereads all the weights and everything it has cached about the conversation. **What limits that, which kernels do
-# the work, and how does each trick in a serving system change the bytes?**
+# A model reads a long prompt in one pass. It then writes the answer one token at a time, and for every token it rereads
+# all the weights and everything it has cached about the conversation. **What limits that, which kernels do the work,
+# and how does each trick in a serving system change the bytes?**
 #
 # After this lesson you can
 #
@@ -26,6 +26,7 @@ from benchmarks.experiments.lesson_17 import RECORD
 from helpers.figures import DecodeSpeedExplorer, DecodeStep, Point, roofline_chart
 from helpers.figures.attention.decode_speed import CACHES
 from helpers.instruments import DEVICES, Roofline, compile_for, measure, recorded, table
+from helpers.instruments.dry_run import dry_run
 from helpers.learning import predict_first, predictions, puzzle, self_test
 from kernels.attention import LOG2_E
 from kernels.interpreter import runtime
@@ -35,14 +36,20 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 gpu, h200, h100 = DEVICES["H200"], recorded("h200"), recorded(RECORD.removesuffix(".json"))
 
 
-def in_us(name, first):
+def in_us(name, first, tokens=None):
     found = h100.experiment(name)
     ways = [*next(iter(found.values()))]
     rows = [
-        (key, *(f"{1e6 * each[way].median:.1f}" for way in ways)) for key, each in found.items()
+        [key, *(f"{1e6 * each[way].median:.1f}" for way in ways)] for key, each in found.items()
     ]
+    bound = ()
+    if tokens:  # the bytes of 8 key heads of 128 elements, at the data sheet's bandwidth
+        bound = ("bound",)
+        for row, count in zip(rows, tokens, strict=True):
+            nbytes = count * 2 * 8 * 128 * 2
+            row.append(f"{1e6 * nbytes / DEVICES['H100'].memory_bandwidth:.1f}")
     title = f"{h100.label_of(name)}\nus on the GPU, cold L2"
-    return table((first, *map(str, ways)), rows, title)
+    return table((first, *map(str, ways), *bound), rows, title)
 
 
 # %% [markdown]
@@ -62,9 +69,9 @@ passes_animation("decode")
 # single query with every earlier key. Those keys and their values are saved in the [KV
 # cache](../docs/glossary.md#kv-cache).
 #
-# A decode step reads every weight once, and every cached key and value once. The only other traffic is activations, a
-# few rows per layer and sequence, which is far smaller. So to a good approximation the bytes are the weights plus the
-# cache, and **a step takes at least those bytes divided by the bandwidth.**
+# A decode step reads every weight, cached key and cached value once. The only other traffic is activations, a few rows
+# per layer and sequence, which is far smaller. So **a step takes at least the bytes of weights and cache divided by the
+# bandwidth.**
 #
 # Take a model the size of Llama 3 8B in bf16. A step multiplies by 7.5 billion weights, and each of the 32 layers
 # caches 8 keys and 8 values of 128 elements per token. The H200's data sheet promises 4.8 TB/s. **With 8192 tokens in
@@ -82,7 +89,8 @@ print(f"weights {alone.weight_bytes / 1e9:.1f} GB, cache {alone.cache_bytes / 1e
 one_user.compare(round(alone.tokens_per_second(gpu)), "Bandwidth over bytes. FLOPs don't matter.")
 
 # %% [markdown]
-# Here's a decode step on the roofline, for one user and for 64, next to the prefill of a single 8192-token prompt:
+# Here's a decode step on the roofline, for one user and for 64, next to the prefill of a single 8192-token prompt. The
+# bytes are weights and cache only. (A prompt's activations would move prefill to the left.)
 
 # %% tags=["hide-input"]
 roof = Roofline(gpu, "bf16")
@@ -101,9 +109,9 @@ listed = "; ".join(f"{name}: {each:,.1f} FLOP/byte" for name, each in of_steps.i
 roofline_chart(roof, points, title, f"{title}. On an H200, ridge {roof.ridge:.0f}: {listed}")
 
 # %% [markdown]
-# In prefill, each weight you load is used for thousands of rows. In decode it's used for one row per sequence. Batching
-# fixes that for the weights: 64 users share a single read, so that part of the step moves right on the roofline. **It
-# does nothing for the cache**, because every user has their own. That's why batching alone eventually stops helping.
+# In prefill, each weight you load is used for thousands of rows, in decode for one row per sequence. Batching fixes
+# that for the weights: 64 users share a single read, so that part of the step moves right on the roofline. **It does
+# nothing for the cache**, because every user has their own.
 #
 # ## The cache in bytes
 #
@@ -118,20 +126,24 @@ roofline_chart(roof, points, title, f"{title}. On an H200, ridge {roof.ridge:.0f
 #   folds the matrix into the query instead. All heads then read the same 576 elements, so this is MQA with one long
 #   head whose values are the first 512 elements of its keys.
 #
-# The MLA sizes are those of DeepSeek-V2 (arXiv:2405.04434).
+# The MLA sizes are those of DeepSeek-V2 (arXiv:2405.04434). For each cached token, a query head does a
+# multiplication and an addition per element of the key for the score, and the same per element of the value:
 
 # %% tags=["hide-input"]
 rows = []
 for name, cache in CACHES.items():
     per_token = cache.elements * 2
     rows.append((name, f"{per_token:,} B", f"{cache.flops / per_token:.0f} FLOP/byte"))
+latent_bytes, latent_flops = 2 * (512 + 64), 128 * 2 * (512 + 64 + 512)
+rows.append(
+    ("MLA, 128 query heads", f"{latent_bytes:,} B", f"{latent_flops / latent_bytes:.0f} FLOP/byte")
+)
 table(("", "per token and layer, bf16", "intensity of attention"), rows)
 
 # %% [markdown]
-# The more query heads share each cached byte, the higher the intensity. Below the
-# [ridge point](../docs/glossary.md#ridge-point), attention is memory-bound no matter how much it computes. MLA comes
-# closest. With the 128 heads that DeepSeek's models use, it is past the ridge, so its kernel has to keep the tensor
-# cores running at full rate.
+# The more query heads share each cached byte, the higher the intensity. Below the [ridge
+# point](../docs/glossary.md#ridge-point), attention is memory-bound no matter how much it computes. With the 128 heads
+# that DeepSeek's models use, MLA is past it, so its kernel has to keep the tensor cores running at full rate.
 #
 # **Take 8 key heads in bf16. How many tokens can the batch's caches hold in total before they are as large as the
 # weights?**
@@ -143,14 +155,15 @@ as_heavy
 # %% tags=["hide-input"]
 per_token = alone.cache_bytes / 8192
 print(f"{per_token / 1024:.0f} KiB per token in 32 layers")
+equal = alone.weight_bytes / per_token
 as_heavy.compare(
-    round(alone.weight_bytes / per_token),
-    "One user with a long document costs as many bytes per step as 64 users with a few pages each.",
+    round(equal),
+    f"64 users reach that with {equal / 64:,.0f} tokens each. So can one with a long document.",
 )
 
 # %% [markdown]
 # Now try other settings. The bars show the bytes, the intensity and the whole batch's tokens per second for one step.
-# The mark shows how fast the same batch would be if it had no cache to read.
+# The mark shows the speed without a cache.
 #
 # 1. Start with one sequence of 8192 tokens. Which cache is fastest, and by how much? What about 131,072 tokens?
 # 2. Go back to 8192 tokens and raise the batch until 8 key heads no longer fit in memory. How close to the mark does
@@ -163,13 +176,13 @@ explorer = DecodeSpeedExplorer(batch=64, context=8192)
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. At 8192 tokens they barely differ, because most of the bytes are
-# weights. At 131,072 tokens, the cache of 32 key heads dwarfs the weights. 2. 64 sequences fit
-# and 128 don't. At 64 most of the bytes are cache, and you get less than a fifth of the mark. 3. An fp8 cache nearly
-# doubles the speed and makes room for 128 sequences. fp8 weights add little, because the weights are no longer where
-# most of the bytes are. 4. Not with a long context, because the intensity of the step approaches that of its attention,
-# and batching doesn't change that. With 1024 tokens and hundreds of sequences, one key head and the latent
-# do.</details>
+# <details><summary>What you should see</summary>1. One key head. At 8192 tokens it leads 32 key heads by less than a
+# third, because most of the bytes are weights. At 131,072 tokens, their cache dwarfs the weights, and one key head is
+# nearly five times as fast. 2. 64 sequences fit and 128 don't. At 64 most of the bytes are cache, and you get less than
+# a fifth of the mark. 3. An fp8 cache makes the step about two thirds faster, and 128 sequences fit. fp8 weights add
+# less than a fifth, because most of the bytes are cache. 4. Not with a long context, because the intensity of the step
+# approaches that of its attention, and batching doesn't change that. With 1024 tokens and hundreds of sequences, one
+# key head and the latent do.</details>
 #
 # ## Split over keys, in steps
 #
@@ -208,11 +221,11 @@ def attend(q, k_ptr, v_ptr, table_ptr, first, last, stride, scale, LOCATE: tl.co
 
 
 # %% [markdown]
-# Run one program per key head and you have a complete attention kernel. But 8 key heads make only 8 programs, and an
-# H200 has 132 SMs. If a single user has a long cache, 124 SMs sit idle.
+# Run one program per key head and you have a complete attention kernel. But 8 key heads make only 8 programs, and 124
+# of an H200's 132 SMs sit idle.
 #
 # So we share out each key head's keys among several programs. Each [split](../docs/glossary.md#split) computes its
-# output as if its own keys were the only ones, and also stores its maximum and its sum, because the merge needs both.
+# output as if its own keys were the only ones, and also stores its maximum and its sum.
 
 
 # %%
@@ -289,11 +302,10 @@ puzzle(weights_kernel, 3, peaks, totals, outs, wanted=wanted, SPLITS=4)
 # weight = total * tl.exp(peak - tl.max(peak))
 # -->
 #
-# Splits can be empty, for example when you cut a short sequence into seven splits, or when the sequences in a batch
-# have different lengths. An empty split has a maximum of $-\infty$ and a sum of 0. The merge ignores it automatically,
-# because $e^{-\infty - m} = 0$. The exception is when *every* split is empty, because $-\infty - -\infty$ is NaN.
-# Attention over no keys should return 0, as it does in PyTorch. The three sequences below have 3, 1 and 0 splits, and
-# the code computes a sum of NaN for the last one. **Change the marked line to make it 0.**
+# Splits can be empty, for example when the sequences in a batch have different lengths. An empty split has a maximum of
+# $-\infty$ and a sum of 0. The merge ignores it, because $e^{-\infty - m} = 0$, unless *every* split is empty:
+# $-\infty - -\infty$ is NaN. Attention over no keys should return 0, as it does in PyTorch. The three sequences below
+# have 3, 1 and 0 splits, and the code computes a sum of NaN for the last one. **Change the marked line to make it 0.**
 
 
 # %%
@@ -330,7 +342,7 @@ puzzle(empty_splits_kernel, 3, first, count, peaks, sums, wanted=wanted, SPLITS=
 # -->
 #
 # The merge kernel does both, with one program per row. This one is straight from our catalogue. It uses `exp2`, which
-# is faster than `exp` and needs a factor of $\log_2 e$:
+# is faster than `exp` and needs a factor of $\log_2 e$. `SCALE` is 1 here, because our scores are already scaled:
 
 
 # %%
@@ -417,9 +429,8 @@ split_cost.compare(
 )
 
 # %% [markdown]
-# So splits are cheap as long as each one has hundreds of keys. (A split is a whole number of blocks, so if you ask for
-# 31, 16 of them get 128 keys each and 15 are empty. The result is still right.) How much do they gain? Lesson 10
-# recorded such kernels for one sequence in bf16:
+# So splits are cheap as long as each one has hundreds of keys. (A split is a whole number of blocks, so 15 of the 31
+# are empty.) How much do they gain? Lesson 10 recorded such kernels for one sequence in bf16:
 
 # %% tags=["hide-input"]
 decoding = h200.experiment("attention_decode")
@@ -432,29 +443,28 @@ title = f"{h200.label_of('attention_decode')}\n8 key heads; us on the GPU, cold 
 table(("keys", *ways), rows, title)
 
 # %% [markdown]
-# How many splits do you need? Enough to fill the GPU, so batch x key heads x splits should be about the number of SMs,
-# or more. Here is what happens with several sequences as the number of splits grows:
+# How many splits do you need? Enough that batch x key heads x splits is about the number of SMs, or more. Here is what
+# happens with several sequences as the number of splits grows. The last column is the time of the cache's bytes at the
+# bandwidth of the data sheet:
 
 # %% tags=["hide-input"]
-in_us("serving_splits", "sequences x tokens")
+in_us("serving_splits", "sequences x tokens", (8192, 65536, 16 * 8192, 128 * 4096))
 
 # %% [markdown]
-# A single sequence needs many splits. With 16 sequences and 8 key heads you have 128 programs before you split
-# anything, which is nearly one per SM, so splitting costs time and gains nothing. 128 sequences make 1024 programs.
-# There, a few splits shorten the tail slightly and many splits make things worse. That's why servers pick the number of
-# splits at every step, based on the lengths in the batch.
+# A single sequence needs many splits. 16 sequences with 8 key heads make 128 programs, nearly one per SM, so splitting
+# costs time and gains nothing. 128 sequences make 1024 programs. There, two splits shorten the
+# [tail](../docs/glossary.md#tail) slightly and many make things worse. That's why servers pick the number of splits at
+# every step, based on the lengths in the batch. With large batches, PyTorch is closer to the bound than our kernel.
 #
 # ## Paged keys
 #
-# A conversation grows by one token per step, and you don't know how long it will get. If you reserve memory for the
-# longest possible one, most of that memory is never used. vLLM (arXiv:2309.06180) borrowed its solution from operating
-# systems. It hands out **pages** of 16 tokens one at a time, and each sequence has a
-# [block table](../docs/glossary.md#block-table) that lists its pages in order.
+# You don't know how long a conversation will get. If you reserve memory for the longest possible one, most of it is
+# never used. vLLM (arXiv:2309.06180) borrowed its solution from operating systems. It hands out **pages** of 16 tokens
+# one at a time, and each sequence has a [block table](../docs/glossary.md#block-table) that lists its pages in order.
 # <!-- given 16 tokens: vLLM's default block size -->
 #
-# To find a key, you first look up its page and then compute its place within the page. **Write that line.** Each
-# program below gathers 8 tokens of a sequence from pages of 4, and `cache` holds their values. The code treats the
-# table entry as if it were the position.
+# To find a key, you look up its page and compute its place within the page. **Write that line.** Each program below
+# gathers 8 tokens from pages of 4, and `cache` holds their values. The code takes the table entry for the position.
 
 
 # %%
@@ -473,7 +483,7 @@ puzzle(page_kernel, 2, pages, stored, wanted=torch.arange(1.0, 17), KEYS=8, PAGE
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>slot = page * PAGE + key % PAGE</code>. The table holds page numbers, so you
-# multiply by the page size to get the position of the page's first token.</details>
+# multiply by the page size.</details>
 #
 # <!-- choices
 # slot = page + key % PAGE
@@ -498,9 +508,9 @@ def by_page(key, inside, table_ptr, PAGE: tl.constexpr):
 
 
 # %% [markdown]
-# How many extra bytes does this lookup cost? We'll store the same keys and values in pages and shuffle them. **With
-# pages of 16 tokens and 2 key heads of 128 elements in fp16, how large is the block table as a percentage of the
-# cache?**
+# How many extra bytes does this lookup cost? We'll store the same keys and values in pages and shuffle them. We attend
+# to 2000 of the 2048 tokens: over all of them, a wrong order would give the same result. **With pages of 16 tokens and
+# 2 key heads of 128 elements in fp16, how large is the block table as a percentage of the cache?**
 
 # %% tags=["hide-input"]
 table_cost = predict_first("bytes of the block table, pages of 16 tokens", unit="% of the cache")
@@ -508,48 +518,50 @@ table_cost
 
 # %% tags=["hide-input"]
 rows, lengths = [], torch.randint(100, 4000, (64,), generator=torch.Generator().manual_seed(0))
+in_use = 2000
 for page in (1, 4, 16, 64, 256):
     order = torch.randperm(2048 // page, device=device, dtype=torch.int32)
     paged = torch.empty(2, 2048 // page, page, 2, 128, device=device, dtype=torch.float16)
     paged[:, order.long()] = cache.view(2, -1, page, 2, 128)
-    found = measure(decode, q, *paged, 4, 2048, order, by_page)
-    same = torch.equal(found.result, decode(q, k, v, 4))
+    found = measure(decode, q, *paged, 4, in_use, order, by_page)
+    same = torch.equal(found.result, decode(q, k[:in_use], v[:in_use], 4))
     held = (lengths + page - 1) // page * page
     empty = 100 * (1 - lengths.sum() / held.sum()).item()
-    rows.append((page, same, f"{100 * order.nbytes / cache.nbytes:.3f} %", f"{empty:.1f} %"))
-columns = ("tokens per page", "same result", "block table", "empty slots, 64 sequences")
+    fetched = f"{32 * found.sectors_read / found.bytes_read:.2f}x"  # sectors, each of 32 bytes
+    block_table = f"{100 * order.nbytes / cache.nbytes:.3f} %"
+    rows.append((page, same, fetched, block_table, f"{empty:.1f} %"))
+columns = ("tokens per page", "same result", "sectors / bytes read", "block table", "empty slots")
 display(table(columns, rows))
+print("empty slots: 64 sequences of 100 to 4000 tokens")
 reserved = 100 * (1 - lengths.sum() / (64 * 8192)).item()
 print(f"without pages, 8192 tokens reserved per sequence: {reserved:.0f} % empty")
 table_cost.compare(100 * 4 / (16 * 2 * 2 * 128 * 2), "That's 4 bytes per 16 KiB page.")
 
 # %% [markdown]
-# The table itself is negligible. Small pages don't waste [sectors](../docs/glossary.md#sector) either, because even a
-# page of one token consists of 256-byte rows, which are eight full sectors. But small pages cost you *latency and
-# addresses*. You can't request k until the table entry has arrived, and a tile of 64 keys has 64 base addresses instead
-# of one. The copy engine ([TMA](../docs/glossary.md#tma)) fetches rectangles, so it needs an instruction for every
-# page. Large pages have the opposite problem: they waste memory at the end of each sequence, and prompts with a common
-# prefix can share only the pages that match completely. **At 16 tokens the table and the empty slots are both below 1
-# %.** We haven't measured the latency here.
+# The table itself is negligible. Small pages don't waste [sectors](../docs/glossary.md#sector) either, because even one
+# token's row has 256 bytes, eight full sectors. But small pages cost you *latency and addresses*. You can't request k
+# until the table entry has arrived, and a tile of 64 keys has up to 64 base addresses instead of one. The copy engine
+# ([TMA](../docs/glossary.md#tma)) fetches rectangles, so it needs an instruction for every page. Large pages waste
+# memory at the end of each sequence, and prompts with a common prefix can share only pages that match completely. **At
+# 16 tokens the table and the empty slots are both below 1 %.** We haven't measured the latency here.
 # <!-- given 256 bytes: 128 elements of fp16, as in the cell above -->
 #
 # ### `kernels.paged_attention`
 #
 # The catalogue's kernel does the same for a batch. Each sequence has its own row in the table, its own length and a few
-# queries. The kernel rejects pages that don't exist, and it picks the number of splits for you.
+# queries. The kernel picks the number of splits for you.
 
 # %% tags=["hide-input"]
 order = torch.randperm(128, device=device, dtype=torch.int32)
 paged = torch.empty(2, 128, 16, 2, 128, device=device, dtype=torch.float16)
 paged[:, order.long()] = cache.view(2, 128, 16, 2, 128)
 k_pages, v_pages = paged.transpose(2, 3)  # (pages, key heads, page, dim): a view
-length = torch.tensor([2048], device=device, dtype=torch.int32)
+length = torch.tensor([in_use], device=device, dtype=torch.int32)
 ours = measure(kernels.paged_attention, q[None, :, None], k_pages, v_pages, order[None], length)
-close = torch.allclose(ours.result[0, :, 0], decode(q, *paged, 4, 2048, order), atol=1e-3)
-more_bytes = 100 * (ours.bytes_total / cache.nbytes - 1)
-print(
-    f"same result: {close}; {ours.launches} launches; {more_bytes:.1f} % more bytes than the cache"
-)
+alike = decode(q, *paged, 4, in_use, order, by_page)
+close = torch.allclose(ours.result[0, :, 0], alike, atol=1e-3)
+more_bytes = 100 * (ours.bytes_total / (cache.nbytes * in_use / 2048) - 1)
+print(f"same result: {close}; {ours.launches} launches; {more_bytes:.1f} % more than k and v")
 
 # %% [markdown]
 # ## Around attention
@@ -560,8 +572,7 @@ print(
 #
 # - each arithmetic operation, comparison, `&`, `nonzero`, `cat` and lookup with an index tensor is one launch;
 # - so is an assignment to indexed elements, and the conversion of the cosines and sines to fp16;
-# - `rms_norm` takes eight without a GPU, where we count (a GPU has one kernel for it), and converting its
-#   weight takes none because that's already fp16;
+# - so is `rms_norm`, whose weight is already fp16 and needs no conversion;
 # - views such as `chunk`, `[:, 0]` and `[:, None]` don't launch anything.
 #
 # **How many launches is that?** Remember that `rotate` runs twice.
@@ -587,79 +598,38 @@ unfused, fused = (
 close = {"rtol": 1e-2, "atol": 1e-2}  # PyTorch rounds to fp16 after every step
 print("same q:", torch.allclose(unfused.result, fused.result, **close), end="; ")
 print("same cache:", torch.allclose(inputs[6], copies[6], **close))
-for name, found in (("PyTorch", unfused), ("one kernel", fused)):
-    launches = "1 launch" if found.launches == 1 else f"{found.launches} launches"
-    print(f"{name}: {launches}, {found.unique_total / 1e3:.0f} kB")
+# PyTorch's RMSNorm is one kernel on a GPU and several without one: count it as one.
+norm_alone = measure(torch.nn.functional.rms_norm, inputs[0], (128,), inputs[8]).launches
+on_a_gpu = unfused.launches - 2 * (norm_alone - 1)
+print(f"PyTorch: {on_a_gpu} launches; one kernel: {fused.launches} launch")
+print(f"the kernel moves {fused.unique_total / 1e3:.0f} kB for 16 tokens")
 rope_launches.compare(
-    unfused.launches,
-    "Each of the two rotations takes 17: 8 for the norm, 2 for the angles, 6 for the rotation and "
+    on_a_gpu,
+    "Each of the two rotations takes 10: 1 for the norm, 2 for the angles, 6 for the rotation and "
     "1 to join the halves. Finding the slots takes 8 more, and the two writes take 2 each.",
 )
 
 # %% [markdown]
-# Fusion saves bytes too, but with one token per user we're talking about kilobytes, which take less than a microsecond
-# to move. **Here it's the launches that matter.** (In eager mode, the CPU also has to wait for the GPU, because
-# `nonzero` can't allocate its result before it knows how many tokens have a slot.)
+# Fusion saves bytes too, but with one token per user those are kilobytes, which take less than a microsecond to move.
+# **Here it's the launches that matter.** (In eager mode, the CPU also has to wait for the GPU, because `nonzero` can't
+# allocate its result before it knows how many tokens have a slot.)
 
 # %% tags=["hide-input"]
 in_us("serving_rope_cache", "tokens")
 
 # %% [markdown]
-# In prefill, with thousands of tokens, the bytes do matter, and our kernel with its one warp per head loses to
-# `torch.compile`.
+# (The compiled version assumes that every token has a slot, so it doesn't wait.) In prefill, with thousands of tokens,
+# the bytes do matter, and our kernel with its one warp per head loses to `torch.compile`.
 #
-# You can fuse the work before an int8 matmul (lesson 12) in the same way. Twice per layer, you add the residual,
-# normalise and quantise. We use one program per row and keep everything in registers:
-
-
-# %%
-@triton.jit
-def add_norm_int8_kernel(
-    x_ptr, residual_ptr, weight_ptr, s_ptr, y_ptr, scale_ptr, BLOCK: tl.constexpr
-):
-    row, col = tl.program_id(0), tl.arange(0, BLOCK)
-    at = row * BLOCK + col
-    s = tl.load(x_ptr + at).to(tl.float32) + tl.load(residual_ptr + at).to(tl.float32)
-    tl.store(s_ptr + at, s)  # the next residual
-    h = s * tl.rsqrt(tl.sum(s * s) / BLOCK + 1e-6) * tl.load(weight_ptr + col).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(h)) / 127, 1e-12)
-    tl.store(scale_ptr + row, scale)
-    rounded = tl.floor(h / scale + 0.5)
-    tl.store(y_ptr + at, tl.minimum(tl.maximum(rounded, -127), 127).to(tl.int8))
-
-
-# %% tags=["hide-input"]
-def add_norm_int8(x, residual, weight):
-    s, y = torch.empty_like(x), torch.empty(x.shape, dtype=torch.int8, device=device)
-    scale = torch.empty(len(x), 1, device=device)
-    add_norm_int8_kernel[(len(x),)](x, residual, weight, s, y, scale, BLOCK=x.shape[1])
-    return s, y, scale
-
-
-def add_norm_int8_reference(x, residual, weight):
-    s = x + residual
-    h = torch.nn.functional.rms_norm(s.float(), (s.shape[1],), weight.float(), 1e-6)
-    scale = (h.abs().amax(1, keepdim=True) / 127).clamp(min=1e-12)
-    return s, (h / scale + 0.5).floor().clamp(-127, 127).to(torch.int8), scale
-
-
-given = (*torch.randn(2, 16, 1024, device=device, dtype=torch.float16),
-         torch.rand(1024, device=device, dtype=torch.float16) + 0.5)  # fmt: skip
-unfused, fused = (measure(each, *given) for each in (add_norm_int8_reference, add_norm_int8))
-codes = (unfused.result[1].int() - fused.result[1].int()).abs().max().item()
-print(f"codes differ by at most {codes}; scales agree: "
-      f"{torch.allclose(unfused.result[2], fused.result[2], rtol=2e-3)}")  # fmt: skip
-for name, found in (("PyTorch", unfused), ("one kernel", fused)):
-    launches = "1 launch" if found.launches == 1 else f"{found.launches} launches"
-    print(f"{name}: {launches}, {found.bytes_total / 1e3:.0f} kB")
-
-# %% [markdown]
+# Twice per layer, you also add the residual, normalise and, before an int8 matmul (lesson 12), quantise. *Going
+# further* does that in one kernel.
+#
 # ### Quantised caches
 #
 # Since most of the bytes are cache, let's store it in one byte per element. We quantise keys and values when we write
-# them, and convert them back in registers when we read them. How much does that hurt the result? The table below shows
-# the error of attention over 4096 tokens, compared with float64. One channel of the keys is ten times larger than the
-# others, because real models have such outliers (KIVI, arXiv:2402.02750):
+# them, and convert them back in registers when we read them. The table below shows the error of attention over 4096
+# tokens, compared with float64. One channel of the keys is ten times larger than the others, because real models have
+# such outliers (KIVI, arXiv:2402.02750):
 
 
 # %% tags=["hide-input"]
@@ -678,24 +648,29 @@ def stored_as(x, grid, largest, dims):
 
 draw = torch.Generator().manual_seed(0)
 queries = torch.randn(32, 128, generator=draw, dtype=torch.float64)
-keys, values = torch.randn(2, 4096, 8, 128, generator=draw, dtype=torch.float64)
+plain, values = torch.randn(2, 4096, 8, 128, generator=draw, dtype=torch.float64)
+keys = plain.clone()
 keys[..., 5] *= 10
-right, rows = exact(queries, keys, values), []
 
 
-def error(keys, values):
-    y = exact(queries, keys, values)
-    return f"{100 * ((y - right).square().mean() / right.square().mean()).sqrt():.2f} %"
+def error(keys, values, low_keys, low_values):
+    truth, y = exact(queries, keys, values), exact(queries, low_keys, low_values)
+    return f"{100 * ((y - truth).square().mean() / truth.square().mean()).sqrt():.2f} %"
 
 
-rows.append(("bf16", *(error(*each) for each in (
-    (keys.bfloat16().double(), values), (keys, values.bfloat16().double())))))  # fmt: skip
+def errors(store):
+    low_keys, low_plain, low_values = (store(x) for x in (keys, plain, values))
+    yield error(keys, values, low_keys, values)
+    yield error(plain, values, low_plain, values)
+    yield error(keys, values, keys, low_values)
+
+
+rows = [("bf16", *errors(lambda x: x.bfloat16().double()))]
 for name, grid in (("fp8 (e4m3)", (e4m3, 448)), ("int8", (int8, 127))):
     for scale, dims in (("per tensor", (0, 1, 2)), ("per token and head", 2), ("per channel", 0)):
-        low = (stored_as(x, *grid, dims) for x in (keys, values))
-        low_keys, low_values = low
-        rows.append((f"{name}, scale {scale}", error(low_keys, values), error(keys, low_values)))
-table(("", "keys quantised", "values quantised"), rows)
+        found = errors(lambda x, grid=grid, dims=dims: stored_as(x, *grid, dims))
+        rows.append((f"{name}, scale {scale}", *found))
+table(("", "keys quantised", "keys without outlier", "values quantised"), rows)
 
 # %% [markdown]
 # Errors in the values pass through: the result is about as inaccurate as its elements. Errors in the keys end up in an
@@ -703,13 +678,13 @@ table(("", "keys quantised", "values quantised"), rows)
 # scale, and you can't compute that scale until you have a whole group of tokens. With fp8, errors are proportional to
 # the element, so most of the error comes from the large channel wherever you put the scale. A scale per token happens
 # to put exactly that element at the end of the grid, where it's represented exactly. **Test with keys from your own
-# model before you choose.** With normally distributed keys you wouldn't have seen any of this.
+# model before you choose.** Without the outlier, the choice of scale doesn't affect fp8, and int8 much less.
 #
 # ## The next token
 #
-# The last matmul produces one logit per vocabulary entry, which is 128 thousand of them. **Sampling** divides them by a
+# The last matmul produces 128 thousand logits, one per vocabulary entry. **Sampling** divides them by a
 # temperature, keeps the top k, or the most probable tokens up to a total probability of p (*top-p*), and draws one. The
-# textbook version needs a softmax, a sort, a cumulative sum and a search, all to get one token per user.
+# textbook version needs a softmax, a sort, a cumulative sum and a search.
 #
 # `kernels.sample` doesn't sort, and it doesn't store a softmax. If the $e_i$ are exponential random numbers, then
 #
@@ -734,13 +709,13 @@ print("passes:", {count: reads.count(count) for count in sorted(set(reads))}, "i
 passes.compare(
     round(sum(reads) / len(reads), 1),
     "One to draw, one to check, and another for the tenth of the draws that the filter rejects. "
-    "Only the first one reads from DRAM. The others hit L2.",
+    "L2 can hold a row, so on a GPU only the first should read from DRAM.",
 )
 
 # %% [markdown]
-# Is it correct? You can't compare a sampler's output element by element, but you can test its *distribution*. Draw many
-# times, count the tokens, and compute how likely it is to get counts this far from the expected ones (Pearson's
-# chi-squared test). For a wrong sampler that probability is close to 0:
+# Is it correct? Test its *distribution*: draw many times, count the tokens, and compute how likely it is to get counts
+# this far from the expected ones (Pearson's chi-squared test). For a correct sampler, it can be anything from 0 to 1.
+# For a wrong one it's close to 0:
 
 # %% tags=["hide-input"]
 from kernels.rowwise.sample import sample_oracle
@@ -771,10 +746,9 @@ hotter = torch.multinomial(torch.where(p > 0, (few.double() / 1.1).softmax(0), 0
 print(f"20,000 draws at temperature 1.1: probability {probability_of(hotter):.0e}")
 
 # %% [markdown]
-# The test catches a temperature that is off by a tenth, although every single draw looks fine. The edge cases, where
-# samplers tend to break, have exact answers. With top_p = 0 you get the most probable token, or one of those tied with
-# it. A logit of $-\infty$ is never drawn. If only one token is possible, you always get it, whatever the filters. And
-# top_p = 1 keeps everything:
+# The test catches a temperature that is off by a tenth, although every single draw looks fine. Edge cases have exact
+# answers. With top_p = 0 you get the most probable token, or one of those tied with it. A logit of $-\infty$ is never
+# drawn. If only one token is possible, you always get it. And top_p = 1 keeps everything:
 
 # %% tags=["hide-input"]
 edges = {
@@ -790,20 +764,25 @@ for name, (values, p) in edges.items():
     drawn = kernels.sample(given, torch.tensor(0, device=device), 1.0, 0, p)
     rows.append((name, str(values), str(sorted(set(drawn.tolist())))))
 display(table(("", "logits", "tokens in 100 draws"), rows))
+like_these = 2.5 * torch.randn(131072, generator=torch.Generator().manual_seed(0))
+most_likely = 100 * torch.softmax(like_these, 0).topk(50).values.sum()
+print(f"timed logits: the top 50 have {most_likely:.0f} % of the probability")
 in_us("serving_sample", "")
 
 # %% [markdown]
-# These times are for 131,072 logits per row. With a filter, our kernel is slower on a single row than the sort in
-# `torch.compile`, because only a small part of the probability is in the top 50 here, so most candidates are refused,
-# and each costs a pass over the row. On the other hand, 64 rows take barely longer than one.
+# These times are for 131,072 logits per row. 64 rows take barely longer than one, because a row is one program. A
+# single row keeps one SM busy, like a key head before we split it, and splitting the row would help in the same way.
+# With a filter, our kernel is slower on a single row than the sort in `torch.compile`. The top 50 have only a small
+# part of the probability here, so most candidates are refused, and each costs a pass over the row. Real models are
+# usually surer of the next token.
 #
 # ## Speculation: several rows of q
 #
 # In speculative decoding, a small model guesses the next few tokens and the large one checks all of them in one step,
-# so q has 4 or 8 rows per sequence. The bytes don't change, because the rows share the weights and the cache, but the
-# FLOPs grow with the number of rows. **As long as the step is memory-bound, extra rows are free**, and so is every
-# token that was guessed correctly. Suppose each guess is right with a probability of 0.7, provided the ones before it
-# were. With up to 7 guesses on an H200, you get:
+# so q has 4 or 8 rows per sequence. The rows share the weights and the cache, so only the FLOPs grow. **As long as the
+# step is memory-bound, extra rows are free**, and so is every token that was guessed correctly. Suppose each guess is
+# right with a probability of 0.7, provided the ones before it were. A step with 4 rows then yields 1 + 0.7 + 0.49 +
+# 0.343 tokens on average, since the first is never a guess. On an H200, without the small model's own time, that gives:
 
 
 # %% tags=["hide-input"]
@@ -833,16 +812,17 @@ display(table(columns, rows))
 print(f"tokens per step: {accepted(4):.1f} with 4 rows, {accepted(8):.1f} with 8")
 
 # %% [markdown]
-# So much for the limit. Here are recorded times of attention over 16 caches of 8192 tokens, by the number of rows of q:
+# Here are recorded times of attention over 16 caches of 8192 tokens, by the number of rows of q. Every row sees all
+# keys: the mask among the new tokens is left out.
 
 # %% tags=["hide-input"]
-in_us("serving_rows", "rows of q")
+in_us("serving_rows", "rows of q", 5 * (16 * 8192,))
 
 # %% [markdown]
-# Extra rows raise the intensity just like grouped heads do. 4 query heads times 8 rows make a tile of 32, so the rows
-# that were padding in our 16-row tile now do useful work. In the first table, all three batches gain the same factor.
-# But 64 sequences with 8 rows are already close to the ridge. Beyond it extra rows are no longer free, so a larger
-# batch would gain less than a single user does.
+# Extra rows raise the intensity just like grouped heads do: 4 query heads times 4 rows fill the tile of 16 rows that
+# was mostly padding before. (PyTorch takes twice as long with two rows or more. We haven't looked into why.) In the
+# first table, all three batches gain the same factor. But 64 sequences with 8 rows are already close to the ridge.
+# Beyond it extra rows are no longer free.
 #
 # ## Your predictions vs the measurements
 
@@ -854,11 +834,11 @@ predictions()
 #
 # 1. You double the batch, and tokens per second go up by only a tenth. Which bytes grew?
 # <details><summary>Answer</summary>The cache. It makes up most of the step's bytes, and every new sequence brings its
-# own. Fewer key heads, a latent or one byte per element would help, but a larger batch won't.</details>
+# own. Fewer key heads, a latent or one byte per element would help.</details>
 #
 # 2. You serve 128 sequences with 8 key heads on an H200. How many splits should you use?
-# <details><summary>Answer</summary>One, because 1024 programs already give every SM several. The exception is a
-# sequence that's far longer than the rest. Split that one, or everything waits for its program at the end.</details>
+# <details><summary>Answer</summary>One or two, because 1024 programs already give every SM several. The exception is
+# a sequence that's far longer than the rest. Split that one, or everything waits for its program at the end.</details>
 #
 # 3. A merge kernel divides each split's result by its own sum, then averages the results. When is it right?
 # <details><summary>Answer</summary>When all splits have the same weight, which is the sum times the exponential of the
@@ -900,6 +880,55 @@ for name, locate, given in (("in order", in_order, None), ("paged", by_page, pag
         device="H200", LOCATE=locate, PAGE=16, GROUP=4, D=128, N=64, num_warps=4,
     )  # fmt: skip
     print(f"{name}: {found.registers} registers per thread, {found.spill_bytes} bytes spilled")
+
+# %% [markdown]
+# ### Residual, norm and quantisation
+#
+# One program per row keeps everything in registers:
+
+
+# %%
+@triton.jit
+def add_norm_int8_kernel(
+    x_ptr, residual_ptr, weight_ptr, s_ptr, y_ptr, scale_ptr, BLOCK: tl.constexpr
+):
+    row, col = tl.program_id(0), tl.arange(0, BLOCK)
+    at = row * BLOCK + col
+    s = tl.load(x_ptr + at).to(tl.float32) + tl.load(residual_ptr + at).to(tl.float32)
+    tl.store(s_ptr + at, s)  # the next residual
+    h = s * tl.rsqrt(tl.sum(s * s) / BLOCK + 1e-6) * tl.load(weight_ptr + col).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(h)) / 127, 1e-12)
+    tl.store(scale_ptr + row, scale)
+    rounded = tl.floor(h / scale + 0.5)
+    tl.store(y_ptr + at, tl.minimum(tl.maximum(rounded, -127), 127).to(tl.int8))
+
+
+# %% tags=["hide-input"]
+def add_norm_int8(x, residual, weight):
+    s, y = torch.empty_like(x), torch.empty(x.shape, dtype=torch.int8, device=device)
+    scale = torch.empty(len(x), 1, device=device)
+    add_norm_int8_kernel[(len(x),)](x, residual, weight, s, y, scale, BLOCK=x.shape[1])
+    return s, y, scale
+
+
+def add_norm_int8_reference(x, residual, weight):
+    s = x + residual
+    h = torch.nn.functional.rms_norm(s.float(), (s.shape[1],), weight.float(), 1e-6)
+    scale = (h.abs().amax(1, keepdim=True) / 127).clamp(min=1e-12)
+    return s, (h / scale + 0.5).floor().clamp(-127, 127).to(torch.int8), scale
+
+
+given = (*torch.randn(2, 16, 1024, device=device, dtype=torch.float16),
+         torch.rand(1024, device=device, dtype=torch.float16) + 0.5)  # fmt: skip
+exactly, one_kernel = add_norm_int8_reference(*given), measure(add_norm_int8, *given)
+codes = (exactly[1].int() - one_kernel.result[1].int()).abs().max().item()
+print(f"codes differ by at most {codes}; scales agree: "
+      f"{torch.allclose(exactly[2], one_kernel.result[2], rtol=2e-3)}")  # fmt: skip
+eager = dry_run(add_norm_int8_reference, *given, multiprocessors=132)
+moved = sum(each.read + each.written for launch in eager for each in launch.operands.values())
+print(f"PyTorch: {len(eager)} launches, {moved / 1e3:.0f} kB; "
+      f"one kernel: {one_kernel.launches} launch, "
+      f"{one_kernel.bytes_total / 1e3:.0f} kB")  # fmt: skip
 
 # %% [markdown]
 # ### The sampler's kernel

@@ -14,7 +14,7 @@
 # - write a kernel whose programs wait for each other, and find races and deadlocks in it without a GPU;
 # - compare each version with the time its bytes need, and decide when to stop.
 #
-# About 55 minutes. It builds on [02](02_bytes_and_launches.ipynb) (launches), [16](16_compilers_and_libraries.ipynb)
+# About 60 minutes. It builds on [02](02_bytes_and_launches.ipynb) (launches), [16](16_compilers_and_libraries.ipynb)
 # (compilers) and [17](17_serving.ipynb) (decode), and leads to [exercise 18](../exercises/18_short_kernels.ipynb).
 
 # %% tags=["hide-input"]
@@ -67,7 +67,8 @@ for name, floor in floors.items():
     print(f"{name}: {floor * gpu.memory_bandwidth / 1e6:.0f} MB, {floor * 1e6:.1f} us at least")
 
 # %% [markdown]
-# **Now run the small layer in eager PyTorch. How much of its time do these bytes account for?**
+# **Now run the small layer in eager PyTorch, which launches 14 kernels. How much of its time do these bytes account
+# for?** Lesson 02's time of a launch gives you a first estimate.
 
 # %% tags=["hide-input"]
 explained = predict_first("share of the eager time that the small layer's bytes explain", unit="%")
@@ -87,7 +88,7 @@ eager = times["small"]["call"]["eager"]
 print(f"{eager * 1e6:.0f} us per layer, for {floors['small'] * 1e6:.1f} us of bytes")
 explained.compare(
     round(100 * floors["small"] / eager, 1),
-    "Most of the rest is the GPU waiting for its next launch.",
+    "Most of the rest is the GPU waiting for its next launch, as the graph below will show.",
 )
 
 # %% [markdown]
@@ -114,7 +115,10 @@ empty_call
 # %% tags=["hide-input"]
 empty = h100.experiment("short_kernels_empty")
 rows = [
-    (name, *(f"{each[clock].median / EMPTY * 1e6:.2f} us" for clock in ("call", "graph")))
+    (
+        name.replace("1 programs", "1 program"),
+        *(f"{each[clock].median / EMPTY * 1e6:.2f} us" for clock in ("call", "graph")),
+    )
     for name, each in empty.items()
 ]
 display(
@@ -132,14 +136,16 @@ empty_call.compare(
 # $$t_\text{launched} = k \cdot \max\Big(\text{call},\ \text{gap} + \frac{B / k}{W}\Big), \qquad
 # t_\text{graph} = \frac{\text{call}}{L} + k \cdot \text{gap} + \frac{B}{W}$$
 #
-# where $L$ is the number of layers in a graph, because you pay for one call per replay. In our recordings $L$ is 8, and
-# in exercise 18 it is 1. The model ignores ramp-up and tail, and we'll see how much that matters.
+# where $L$ is the number of layers in a graph: a replay costs about one call, however many kernels it runs. In our
+# recordings $L$ is 8, and in exercise 18 it is 1. The model ignores ramp-up and tail, and we'll see how much that
+# matters.
 #
 # ## Remove the call: CUDA graphs
 #
 # A CUDA graph records all the launches in a function once and replays them with a single call:
 #
 # ```python
+# layer(x)          # a first run compiles the kernels and sets up the libraries
 # graph = torch.cuda.CUDAGraph()
 # with torch.cuda.graph(graph):
 #     y = layer(x)  # recorded, not run
@@ -151,8 +157,8 @@ empty_call.compare(
 # remains allocated. Decode steps can live with that. Serving systems record graphs for a few batch sizes, and pad each
 # batch to the next one.
 #
-# Let's count the launches in the eager layer. `dry_run` lists them as a GPU makes them. (Without a GPU, PyTorch's
-# RMSNorm would count as six.)
+# Let's count the launches in the eager layer, with sizes small enough for any machine: the count doesn't depend on
+# them. `dry_run` lists the launches as a GPU makes them. (Without a GPU, PyTorch's RMSNorm would count as six.)
 
 # %%
 inputs = OP.inputs(64, 4, 2, 72, 5, dtype=torch.float32, device=device)
@@ -183,8 +189,8 @@ as_graph.compare(
 # the CPU wasn't equally fast in the two recordings. *Going further* has the spread.
 #
 # `torch.compile` fuses the elementwise operations around the matmuls, which leaves fewer kernels to launch. With
-# `mode="reduce-overhead"` it also records a CUDA graph. To compare all versions on equal terms, we recorded the graphs
-# by hand.
+# `mode="reduce-overhead"` it also records a CUDA graph. We recorded all graphs by hand instead, so that every version
+# is measured in the same way.
 #
 # ## Fewer launches: fuse along and across
 #
@@ -214,7 +220,7 @@ puzzle(add_norm_kernel, 3, x, residual, wanted=torch.stack([s, normed], 1).flatt
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>kept = s</code>. If you store <code>x</code>, the norm is still right, and so
-# is this layer. But every layer after it has lost the residual stream.</details>
+# is the next matmul. But everything after it has lost the residual stream.</details>
 #
 # <!-- choices
 # kept = x
@@ -316,18 +322,18 @@ for name in SHAPES:
     ways = times[name]["graph"]
     with_it = ways["dependent launch"]
     print(f"{name}: {ways['kernel per step'] * 1e6:.1f} us without, {with_it * 1e6:.1f} us with")
+for name in SHAPES:
+    late = times[name]["graph"]["dependent, late signal"]
+    print(f"{name}, signalled when all weights are loaded: {late * 1e6:.1f} us")
 dependent.compare(
     round(times["8B"]["graph"]["dependent launch"] * 1e6),
     "It got slower, although we expected to save time. Each kernel lets the next one start right "
-    "away, and the waiting programs tie up registers and warps that the running kernel could use.",
+    "away, and its waiting programs hold registers and warps that the running kernel could use. "
+    "Where the signal comes later, the loss is gone.",
 )
-for name in SHAPES:
-    late = times[name]["graph"].get("dependent, late signal")
-    if late is not None:
-        print(f"{name}, signalled when all weights are loaded: {late * 1e6:.1f} us")
 
 # %% [markdown]
-# So it matters where you signal. At the end of the loop it does no harm and saves a little time when kernels are short.
+# So it matters when you signal. At the end of the loop it does no harm and saves a little time when kernels are short.
 # The table warned us: with 1056 programs, even an empty kernel got slower, and ours have up to 1792.
 #
 # ## No launches: one persistent kernel
@@ -341,10 +347,9 @@ for name in SHAPES:
 # wait(counter_ptr, value)  # loop until the counter has reached value (acquire)
 # ```
 #
-# Waiting like this is only safe if every program you're waiting for is actually running. With a
-# [cooperative launch](../docs/glossary.md#cooperative-launch) (`launch_cooperative_grid=True`), the launch fails unless
-# all programs fit on the GPU at the same time. Without it, a program can wait forever for one that never gets onto an
-# SM.
+# Waiting like this is only safe if every program you're waiting for is actually running. With a [cooperative
+# launch](../docs/glossary.md#cooperative-launch) (`launch_cooperative_grid=True`), the launch fails unless all programs
+# fit on the GPU at the same time. Without it, a program can wait forever for one that never gets onto an SM.
 #
 # The GPU can run programs in any order, so a single successful run proves very little. `check_orders` runs the programs
 # in several orders and reports every access that isn't ordered by a counter. **In this puzzle, every program doubles
@@ -429,9 +434,9 @@ if not runtime.has_gpu():
     print("hazards in six orders:", len(hazards))
 
 # %% [markdown]
-# A megakernel has its drawbacks, even before you run it. Since all steps share one launch, every step gets as many
-# registers as the greediest one needs, and all of them run with the same number of programs. You can't call a library
-# matmul inside it. And if you get a count wrong, the GPU hangs.
+# A megakernel has its drawbacks, even before you run it. Since all steps share one launch, every step gets at least as
+# many registers as the greediest one needs, and all of them run with the same number of programs. You can't call a
+# library matmul inside it. And if you get a count wrong, the GPU hangs.
 
 # %% tags=["hide-input"]
 from kernels.tiled.decoder_layer import decoder_layer_kernel
@@ -458,9 +463,15 @@ compiled = {
     ),
 }  # fmt: skip
 for name, each in compiled.items():
-    print(f"{name}: {each.registers} registers per thread, {each.spill_bytes} bytes spilled")
+    fitting = 65536 // (each.registers * 32 * options["num_warps"])  # an SM has 65,536 registers
+    print(
+        f"{name}: {each.registers} registers per thread, {each.spill_bytes} bytes spilled; "
+        f"registers for {fitting} program{'s' * (fitting > 1)} per SM"
+    )
 
 # %% [markdown]
+# The persistent kernel needs more than any of the steps. One program of it fits on an SM, where two of a matmul's do.
+#
 # **Claim: "One persistent kernel per layer is faster than a graph of its parts."** Let's test that on the 8B layer, as
 # a graph. You've seen the times of eager PyTorch and of our five kernels. **How long does the persistent kernel take?**
 
@@ -534,15 +545,45 @@ WaterfallExplorer(times, floors, model)
 
 # %% [markdown]
 # <details><summary>What you should see</summary>1. The number of launches times the call dominates. The CPU is the
-# bottleneck, the GPU waits for it, and <code>torch.compile</code> gains nothing. All bars are above the model, because
-# it uses the call of an empty kernel or an addition. Passing a dozen arguments and allocating results takes longer, and
-# so does a busy CPU. 2. Every bar is above its prediction, and our kernels are the furthest above, so it isn't the gaps
+# bottleneck and the GPU waits for it. <code>torch.compile</code> gains nothing. We didn't look into why, but Triton's
+# launches take longer than PyTorch's, and every call first checks its guards. All bars are above the model, because it
+# uses the call of an empty kernel or an addition. Passing a dozen arguments and allocating results takes longer, and so
+# does a busy CPU. 2. Every bar is above its prediction, and our kernels are the furthest above, so it isn't the gaps
 # that are left. 3. The kernels themselves. Our matmuls and our attention are slower than cuBLAS and SDPA. 4. Ours.
 # Their kernels take longer than their calls, so the CPU can keep ahead.</details>
 #
-# For the small layer as a graph, then, the model explains more of eager's time than of our kernels'. It assumes that a
-# kernel moves bytes at full bandwidth from the first cycle to the last. When a kernel takes just a few microseconds,
-# ramp-up and tail are a large part of it.
+# The model assumes that a kernel moves bytes at full bandwidth from the first cycle to the last. Subtract its three
+# terms from a graph's time, and what remains is ramp-up, tail and loads that are slower than the bandwidth. **At 8B,
+# how many times as much is that per launch for our five kernels as for eager's 14?** You've seen all the numbers.
+
+# %% tags=["hide-input"]
+remains = predict_first("8B as a graph: rest per launch, our five kernels over eager", unit="times")
+remains
+
+# %% tags=["hide-input"]
+rest = {
+    name: {way: times[name]["graph"][way] - model[name]["graph"][way] for way in launches}
+    for name in SHAPES
+}
+rows = []
+for way, count in launches.items():
+    left = [1e6 * rest[name][way] for name in SHAPES]
+    shown = [
+        f"{each:.1f} us" for whole_layer in left for each in (whole_layer, whole_layer / count)
+    ]
+    rows.append((way, count, *shown))
+columns = ("as a graph", "launches", "small: rest", "per launch", "8B: rest", "per launch")
+display(table(columns, rows, h100.label_of("short_kernels_small", "short_kernels_8B")))
+five, of_eager = (rest["8B"][way] / launches[way] for way in ("kernel per step", "eager"))
+remains.compare(
+    round(five / of_eager, 1),
+    "Eager's kernels have ramp-ups and tails too, so most of our rest is something else: our "
+    "matmul loads more slowly than cuBLAS's.",
+)
+
+# %% [markdown]
+# For the small layer, the megakernel leaves the least, because ramp-ups and tails went with the launches. At 8B, eager
+# leaves the least despite its 14 launches.
 #
 # ## When to stop
 #
@@ -561,24 +602,25 @@ columns = ("as a graph", "small", "of its bytes", "8B", "of its bytes")
 table(columns, rows, h100.label_of("short_kernels_small", "short_kernels_8B"))
 
 # %% [markdown]
-# **The verdict.** Record a graph first. It takes a few lines, you don't have to touch a kernel, and it gives you the
-# biggest gain. Next, let a compiler fuse everything between the matmuls. At 8B, that gets you close enough to the floor
-# that you should look elsewhere, at fewer bytes (lesson 12) or more tokens per weight (lesson 17). The small layer is
-# still a long way from its floor. The megakernel closes part of that distance, and more of it than anything else we
-# tried. If you can't use a graph, reduce the number of launches, but look at what your own wrapper costs: called from
-# Python, the persistent kernel takes longer than our five. Called from Python, our five kernels take less than half of
-# eager's time on the small layer.
+# **The verdict.** Record a graph first. It takes a few lines, you don't have to touch a kernel, and on the small layer
+# it gives you the biggest gain. Next, let a compiler fuse everything between the matmuls. At 8B, most of what's left is
+# bytes, so look for fewer of them (lesson 12) or more tokens per weight (lesson 17). The small layer is still a long
+# way from its floor. The megakernel closes part of that distance, and more of it than anything else we tried. If you
+# can't use a graph, reduce the number of launches, but look at what your own wrapper costs: called from Python, the
+# persistent kernel takes longer than our five. Called from Python, our five kernels take less than half of eager's time
+# on the small layer.
 #
 # Why does our megakernel win on the small layer and lose at 8B? It removes gaps, ramp-ups and tails. They are most of
 # the time in a short kernel but a small part of a long one. At 8B it comes down to the matmuls, and ours are slower
-# than cuBLAS's. Our five separate kernels use the same matmul and also lose. A good megakernel needs
+# than cuBLAS's. Our five separate kernels use the same matmul, but two programs of it can share an SM. They lose by
+# less. A good megakernel needs
 #
 # - **matmuls as fast as the library's**, with enough loads in flight. Ours has one program per SM, and each has one
-#   block of weights in flight. Asynchronous copies and a deep pipeline would have more;
+#   block of weights in flight, 16 KiB. Asynchronous copies and a deep pipeline would have more;
+#   <!-- given 16 KiB: 8 x 1024 weights of 2 bytes -->
 # - **the next step's weights in flight while it waits**, which is possible because weights don't depend on any counter.
 #   Ours requests one block;
-# - **work for every program in every step**. An earlier version used one program per head for attention, and all the
-#   other programs had to wait for them;
+# - **work for every program in every step**. With one program per head for attention, all the others would wait;
 # - counters that let a tile wait for just the tiles it reads. Ours wait for the whole step.
 #
 # Even then, all you can win is the gaps, ramp-ups and tails. Published megakernels do all of the above (Hazy Research,
@@ -631,11 +673,8 @@ self_test(answer, 8 + 12 * 1 + 30 / 3, "8 + 12 x 1 + 30 / 3")
 # ### How steady the times are
 #
 # The tables show the median, low and high of ten runs of eight layers, in ms. The graphs hardly vary. The calls do,
-# wherever the CPU is the bottleneck. We looked for the reason by timing the same eager call several times in one
-# process: before and after `torch.compile`, and before and after the other experiments. It took almost twice as long in
-# some of these places as in others, regardless of which experiments had already run. The most likely reason is the
-# machine's CPU, which may not have been ours alone. All versions in a table took turns, so you can compare their calls
-# with each other, but not with those in the other table.
+# wherever the CPU is the bottleneck, probably because we weren't alone on the machine. All versions in a table took
+# turns, so you can compare their calls with each other, but not with those in the other table.
 
 # %% tags=["hide-input"]
 for name in SHAPES:

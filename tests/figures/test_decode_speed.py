@@ -5,7 +5,15 @@ import re
 import pytest
 from drawn import assert_texts_lie_apart
 
-from helpers.figures.attention.decode_speed import BARS, BATCHES, CACHES, CONTEXTS, DecodeSpeedExplorer, DecodeStep
+from helpers.figures.attention.decode_speed import (
+    BARS,
+    BATCHES,
+    CACHES,
+    CONTEXTS,
+    FORMATS,
+    DecodeSpeedExplorer,
+    DecodeStep,
+)
 from helpers.instruments.devices import DEVICES
 
 H200 = DEVICES["H200"]
@@ -27,6 +35,30 @@ def test_latent_attention_stores_deepseeks_elements():
     """DeepSeek-V2, arXiv:2405.04434, section 2.1.4: 4.5 head dimensions per token and layer."""
     assert CACHES["latent (MLA)"].elements == 4.5 * 128
     assert CACHES["32 key heads"].elements / CACHES["latent (MLA)"].elements > 14
+
+
+def speed(cache: str, batch: int, context: int, format: str = "bf16, cache bf16") -> float:
+    return DecodeStep(CACHES[cache], batch, context, format).tokens_per_second(H200)
+
+
+def test_what_lesson_17_reads_off_the_explorer():
+    """The answers below its explorer, and the intensities that its roofline places."""
+    assert 1.2 < speed("1 key head", 1, 8192) / speed("32 key heads", 1, 8192) < 4 / 3
+    assert 4.75 < speed("1 key head", 1, 131072) / speed("32 key heads", 1, 131072) < 5
+    assert DecodeStep(CACHES["8 key heads"], 64, 8192, "bf16, cache bf16").fits(H200)
+    assert not DecodeStep(CACHES["8 key heads"], 128, 8192, "bf16, cache bf16").fits(H200)
+    assert DecodeStep(CACHES["8 key heads"], 128, 8192, "bf16, cache fp8").fits(H200)
+    plain, cache, both = (speed("8 key heads", 64, 8192, each) for each in FORMATS)
+    assert cache / plain == pytest.approx(5 / 3, abs=0.05)
+    assert 1 < both / cache < 1.2
+    ridge = H200.peak_flops["bf16"] / H200.memory_bandwidth
+    past = {name for name in CACHES if DecodeStep(CACHES[name], 512, 1024, "bf16, cache bf16").work().intensity > ridge}
+    assert past == {"1 key head", "latent (MLA)"}
+    assert not any(
+        DecodeStep(cache, batch, 8192, "bf16, cache bf16").work().intensity > ridge
+        for cache in CACHES.values()
+        for batch in BATCHES
+    )
 
 
 def test_a_batch_that_does_not_fit_is_marked():
