@@ -182,3 +182,9 @@ def test_misaligned_vectors_are_refused():
     source = "__global__ void k(float* x) { *(float4*)(x + 1) = make_float4(1, 2, 3, 4); }"
     with pytest.raises(RuntimeError, match="misaligned store: an access of 16 bytes at byte 4"):
         cuda_kernel(source, "k")[1, 1](torch.zeros(64))
+
+
+def test_a_barrier_may_be_the_last_that_a_thread_does():
+    y = torch.zeros(64)
+    cuda_kernel("__global__ void k(float* y) { y[threadIdx.x] = 1; __syncthreads(); }", "k")[1, 64](y)
+    assert y.all()

@@ -20,6 +20,7 @@ Steps take what they compute from:
     arithmetic, floats, integers  results rounded as a GPU rounds them
     matrix, warp                  mma and ldmatrix; shuffles, votes, matches, reductions
     access, spaces, memory        loads, stores and atomics; checked addresses; tensors, shared and local memory
+    copies                        cp.async, complete when it is waited for
     barriers, sanitizer           waiting threads; races and reads of uninitialised shared memory
 
 `gpu` launches on a real GPU instead; `observers` is where the meter registers, so that neither imports the other.
@@ -37,7 +38,8 @@ unsupported modifier, is refused by name before the kernel starts.
     bits             and or xor not cnot shl shr shf bfe bfi prmt lop3 popc clz bfind brev sad dp4a
     control          bra brx call ret exit trap
     memory           ld ldu st atom red cp
-                     global, shared, local, const and generic; vectors; cp.async with commit and wait
+                     global, shared, local, const and generic; vectors; cp.async with commit and wait, whose bytes
+                     arrive when the thread waits for them
     barriers         bar barrier membar fence
     warp             shfl vote match redux activemask elect
     matrix           mma ldmatrix

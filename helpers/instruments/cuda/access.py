@@ -39,7 +39,7 @@ class Place:
         """Return, for each memory space addressed: (threads, memory by item size -> array, byte offsets), all within
         bounds.
 
-        kind: "read", "write" or "atomic".
+        kind: "read", "write", "atomic" or, of shared memory, "copy": a write that is complete later.
         """
         here = everyone(machine, threads)
         base = value(machine, self._base, threads, here.size)
@@ -219,12 +219,15 @@ def _turns(index: np.ndarray):
 
 
 def _copy(decoder, instruction: PtxInstruction):
-    """cp.async: from global to shared memory; done at once here."""
+    """cp.async: from global to shared memory, where the bytes arrive when the thread waits for them."""
     modifiers = [modifier for modifier in instruction.modifiers if modifier not in _IGNORED]
     if modifiers[:1] != ["async"]:
         unknown()
-    if modifiers[1] in ("commit_group", "wait_group", "wait_all"):
-        return None
+    if modifiers[1] == "commit_group":
+        return lambda machine, threads: machine.spaces.copies.commit(threads)
+    if modifiers[1] in ("wait_group", "wait_all"):
+        left = instruction.operands[0].bits if modifiers[1] == "wait_group" else None
+        return lambda machine, threads: machine.spaces.copies.wait(threads, left)
     if modifiers[1:] not in (["shared", "global"], ["shared::cta", "global"]):
         unknown()
     target, source, size, *filled = instruction.operands
@@ -246,8 +249,9 @@ def _copy(decoder, instruction: PtxInstruction):
                 words = memory[4][(offsets >> 2)[:, None] + np.arange(nbytes // 4)]
                 kept = np.arange(nbytes // 4) * 4 < asked[np.searchsorted(here, chosen)][:, None]
                 data[chosen] = np.where(kept, words, np.uint32(0))
-        for these, memory, offsets in to.resolve(machine, threads, "write"):
-            memory[4][(offsets >> 2)[:, None] + np.arange(nbytes // 4)] = data[everyone(machine, these)]
+        for these, _, offsets in to.resolve(machine, threads, "copy"):
+            chosen = everyone(machine, these)
+            machine.spaces.copies.start(instruction.line, chosen, offsets, data[chosen])
 
     return step
 

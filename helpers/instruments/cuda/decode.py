@@ -125,6 +125,14 @@ class Decoder:
             return (type, operand.slot), False
         return (("s" if type[0] == "s" else "u") + operand.kind, operand.slot), True
 
+    def shared_arrays(self) -> dict[str, int]:
+        """Variables in shared memory, and where they start."""
+        return {
+            name: self._symbols[name]
+            for name, variable in self.program.variables.items()
+            if variable.space == "shared" and name in self._symbols
+        }
+
     def single(self, operand) -> bool:
         """Return whether exactly one instruction writes this register."""
         return self._written[operand.slot] == 1

@@ -94,6 +94,8 @@ class Machine:
         self._deferred: dict[int, list] = {}
         turns = 0
         while self._waiting or self._resume():
+            if not self._waiting:  # all that a barrier let go on ended right after it
+                continue
             # Now and then the last: the first may be spinning on a value that only the last can write.
             turns += len(self._waiting) > 1
             number = max(self._waiting) if turns % PATIENCE == PATIENCE - 1 else min(self._waiting)

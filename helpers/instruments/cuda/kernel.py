@@ -12,7 +12,7 @@ is executed on the CPU (executor.py); an instruction that is not covered is refu
     mma                         sums in fp64, rounded once: 2^-20 from an H200 for values of ordinary size
     NaN                         is NaN, with other bits
     atomics on floats           in thread order, one of the orders a GPU may choose
-    cp.async                    copies immediately; a missing wait is not detected
+    cp.async                    reads global memory when it starts, and fills shared memory when it is waited for
     blocks                      run a few at a time: one must not wait for another that comes much later
 """
 

@@ -112,6 +112,14 @@ def width(type: str) -> int:
     return 4 if type.endswith("x2") else max(1, int(re.search(r"\d+", type)[0]) // 8)
 
 
+def plain_name(mangled: str) -> str:
+    """A variable's name in the source: "tile" of "_ZZ4copyPKfPfE4tile"; as it is where it is not mangled."""
+    for found in re.finditer(r"(?=(?<!\d)(\d+)([A-Za-z_]\w*))", mangled):
+        if mangled.startswith("_Z") and re.fullmatch(r"E?(_\d*_?)?", found[2][int(found[1]) :]) is not None:
+            return found[2][: int(found[1])]
+    return mangled
+
+
 def parse(text: str, entry: str) -> Program:
     """The kernel `entry` (its mangled name) of a PTX module.
 

@@ -1,0 +1,133 @@
+"""Asynchronous copies from global to shared memory (cp.async), which are complete only once they are waited for.
+
+A thread's copies belong to the group that it commits next. Their bytes arrive in shared memory when the thread waits
+for the group; until then shared memory holds what it held before, and whoever touches those bytes is reported.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from helpers.instruments.cuda.warp import everyone
+
+_WORD = 4  # bytes: the smallest copy, and what every copy is a multiple of
+HOW = "__pipeline_wait_prior or cp.async.wait_group"
+
+
+class Copy(NamedTuple):
+    """One instruction's copies: a row of `data` for each thread, to byte `offsets` of shared memory."""
+
+    line: int
+    threads: np.ndarray
+    offsets: np.ndarray
+    data: np.ndarray  # words
+    group: np.ndarray  # how many groups each thread had committed before
+
+    def of(self, chosen: np.ndarray) -> "Copy":
+        return Copy(self.line, *(each[chosen] for each in self[1:]))
+
+    @property
+    def words(self) -> np.ndarray:
+        """The places in shared memory, (threads, words)."""
+        return self.offsets[:, None] // _WORD + np.arange(self.data.shape[1])
+
+
+class Copies:
+    """The copies of the blocks that run together.
+
+    Args:
+        memory: shared memory of these blocks by item size.
+    """
+
+    def __init__(self, machine, memory: dict[int, np.ndarray]):
+        self._machine, self._memory = machine, memory
+        self._under_way: list[Copy] = []
+        self._committed = np.zeros(machine.threads, np.int64)  # groups
+        self._left = np.full(machine.threads, -1)  # groups that a thread's last wait allowed to be unfinished
+        self._filled = np.zeros(memory[_WORD].size, bool)  # words that a copy under way will fill
+
+    def __bool__(self) -> bool:
+        return bool(self._under_way)
+
+    def start(self, line: int, threads: np.ndarray, offsets: np.ndarray, data: np.ndarray) -> None:
+        copy = Copy(line, threads, offsets, data, self._committed[threads])
+        self._under_way.append(copy)
+        self._filled[copy.words] = True
+
+    def commit(self, threads) -> None:
+        self._committed[slice(None) if threads is None else threads] += 1
+
+    def wait(self, threads, left: int | None) -> None:
+        """Let the copies arrive that the threads wait for: all but their `left` newest groups; None: all, committed or
+        not."""
+        if left is None:
+            self.commit(threads)
+        waiting = np.zeros(self._machine.threads, bool)
+        waiting[slice(None) if threads is None else threads] = True
+        self._left[waiting] = left or 0
+        self.arrive(lambda copy: waiting[copy.threads] & (copy.group < self._committed[copy.threads] - (left or 0)))
+
+    def arrive(self, which) -> None:
+        """Let copies arrive: which(copy) says for which of its threads."""
+        copies, self._under_way = self._under_way, []
+        arrived = False
+        for copy in copies:
+            done = which(copy)
+            if done.any():
+                arrived = True
+                self._land(copy if done.all() else copy.of(done))
+            if not done.all():
+                self._under_way.append(copy.of(~done) if done.any() else copy)
+        if arrived:
+            self._filled[...] = False
+            for copy in self._under_way:
+                self._filled[copy.words] = True
+
+    def _land(self, copy: Copy) -> None:
+        self._memory[_WORD][copy.words] = copy.data
+        observer = self._machine.observer
+        if observer is not None:
+            observer.landed(copy.line, copy.threads, copy.offsets, _WORD * copy.data.shape[1])
+
+    def check(self, kind: str, line: int, threads, offsets: np.ndarray, nbytes: int) -> bool:
+        """Report an access to bytes that a copy under way will fill; return whether there is one."""
+        words = offsets // _WORD
+        touched = self._filled[words]
+        for more in range(1, -(-nbytes // _WORD)):
+            touched = touched | self._filled[words + more]
+        if not touched.any():
+            return False
+        here = everyone(self._machine, threads)
+        first = int(np.flatnonzero(touched)[0])
+        copy, at = self._filling(int(words[first]), -(-nbytes // _WORD))
+        byte = int(offsets[first]) % self._machine.spaces.shared_size
+        array, place = self._machine.spaces.shared_array(byte)
+        does = {"read": "read", "write": "written"}.get(kind, "changed by an atomic")
+        owner = "" if int(copy.threads[at]) == int(here[first]) else f" by thread {self._of(copy, at)}"
+        where = f"the cp.async into {array} in line {copy.line}{owner} was not waited for when byte {place} is {does}: "
+        self._machine.hazard("unfinished copy", line, where + self._advice(copy, at), int(here[first]),
+                             int(touched.sum()))  # fmt: skip
+        return True
+
+    def _of(self, copy: Copy, at: int):
+        return self._machine.where(int(copy.threads[at]))[1]
+
+    def _filling(self, word: int, words: int) -> tuple[Copy, int]:
+        """The copy that will fill one of some words, and the place of its thread."""
+        for copy in reversed(self._under_way):
+            found = ((copy.words >= word) & (copy.words < word + words)).any(1)
+            if found.any():
+                return copy, int(np.flatnonzero(found)[0])
+        raise AssertionError("no copy fills these words")
+
+    def _advice(self, copy: Copy, at: int) -> str:
+        thread, group = int(copy.threads[at]), int(copy.group[at])
+        committed, left = int(self._committed[thread]), int(self._left[thread])
+        if group >= committed:
+            return f"commit it (__pipeline_commit or cp.async.commit_group), then wait ({HOW})"
+        if left > 0:
+            return (
+                f"the wait before may leave the thread's newest {left} group{'s' * (left > 1)} unfinished, and this "
+                f"copy is in one of them: wait with {committed - 1 - group} ({HOW})"
+            )
+        return f"wait for it first ({HOW}), then __syncthreads() if other threads read it"
