@@ -174,3 +174,79 @@ def test_a_struct_by_value_is_refused_in_one_line():
 def test_a_fraction_is_no_whole_number(value):
     with pytest.raises(TypeError, match=r"whole: n takes a whole number \(u32\), got 1.5"):
         cuda_kernel(BY_VALUE, "whole")[1, 8](torch.empty(8), value)
+
+
+RANGES = """
+template <typename T> __global__ void k(float* y, T v) { y[0] = (float)v; }
+extern "C" __global__ void of_int(float* y, int v) { y[0] = v; }
+extern "C" __global__ void of_unsigned(float* y, unsigned v) { y[0] = v; }
+extern "C" __global__ void of_long(float* y, long long v) { y[0] = v; }
+extern "C" __global__ void of_size(float* y, size_t v) { y[0] = v; }
+extern "C" __global__ void of_bool(float* y, bool v) { y[0] = v; }
+extern "C" __global__ void of_char(float* y, unsigned char v) { y[0] = v; }
+extern "C" __global__ void of_float(float* y, float v) { y[0] = v; }
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("of_int", 2**31, "of_int: v is an int, from -2,147,483,648 to 2,147,483,647, got 2,147,483,648"),
+        ("of_int", -(2**31) - 1, "is an int"),
+        ("of_int", np.int64(2**40), "is an int"),
+        ("of_unsigned", -1, "of_unsigned: v is an unsigned, from 0 to 4,294,967,295, got -1"),
+        ("of_unsigned", 2**32, "is an unsigned"),
+        ("of_long", 2**63, "is a long long"),
+        ("of_size", -1, "is a size_t, from 0"),
+        ("of_bool", 256, "of_bool: v is a bool: pass True or False, got 256"),
+        ("of_bool", -1, "is a bool"),
+        ("of_char", 256, "is an unsigned char, from 0 to 255"),
+        ("of_float", 1e39, r"of_float: v is a float, at most 3.4e\+38, got 1e\+39"),
+        ("k<int>", 2**32, "v is a T|has 32 bits"),
+    ],
+)
+def test_a_number_out_of_range_is_refused(name, value, said):
+    y = torch.zeros(1)
+    with pytest.raises(ValueError, match=said) as refused:
+        cuda_kernel(RANGES, name)[1, 1](y, value)
+    assert "\n" not in str(refused.value)
+    assert not y.any()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("of_int", 2**31 - 1), ("of_int", -(2**31)), ("of_unsigned", 2**32 - 1), ("of_long", -(2**63)),
+        ("of_size", 2**63), ("of_bool", True), ("of_bool", np.bool_(False)), ("of_bool", 1), ("of_char", 255),
+        ("of_float", float("inf")), ("of_float", 3.4e38), ("k<int>", -1), ("k<unsigned>", 2**32 - 1),
+    ],
+)  # fmt: skip
+def test_the_ends_of_a_range_are_in_it(name, value):
+    y = torch.zeros(1)
+    cuda_kernel(RANGES, name)[1, 1](y, value)
+    assert y.item() == torch.tensor(float(value)).item()
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("y[0] = clock64();", "needs a GPU: there is no clock without one; count with `measure`"),
+        ("y = (float*)malloc(4); *y = 1;", "malloc within a kernel .* needs a GPU: allocate the memory in PyTorch"),
+        ('asm("mov.u32 %0, %%smid;" : "=r"(*(int*)y));', "needs a GPU: which multiprocessor runs a block"),
+    ],
+)
+def test_what_needs_a_gpu_is_said_in_one_line(statement, said):
+    with pytest.raises(NotImplementedError, match=said) as refused:
+        cuda_kernel(f"__global__ void k(float* y) {{ {statement} }}", "k")[1, 1](torch.zeros(1))
+    assert "\n" not in str(refused.value)
+
+
+def test_headers_that_nvrtc_has_built_in_may_be_named():
+    source = "#include <stdio.h>\n#include <cmath>\n# include  <cassert> // asserts\n" + ADD
+    kernel = cuda_kernel(source, "add")
+    assert linecache.getline(kernel.file, 1).strip() == "#include <stdio.h>"
+    with pytest.raises(ValueError, match='identifier "foo" is undefined') as failure:
+        cuda_kernel("#include <cstdio>\n__global__ void k(float* a) { a[0] = foo; }", "k")
+    assert "k.cu(2): error" in str(failure.value)
+    with pytest.raises(ValueError, match="NVIDIA's own headers"):
+        cuda_kernel("#include <vector>\n" + ADD, "add")

@@ -235,7 +235,8 @@ def test_a_read_is_remembered_until_the_next_barrier(monkeypatch, reads):
     read = "".join(f"v += s[(threadIdx.x + {at}) % 64];" for at in range(1, reads + 1))
     for between, races in (("", ["race"]), ("__syncthreads();", [])):
         found = metered(
-            f"float v = 0; s[threadIdx.x] = 1; __syncthreads(); {read} {between} s[threadIdx.x] = v; out[threadIdx.x] = v;"
+            f"float v = 0; s[threadIdx.x] = 1; __syncthreads(); {read} {between} s[threadIdx.x] = v;"
+            " out[threadIdx.x] = v;"
         ).hazards
         assert [hazard.kind for hazard in found] == races
 

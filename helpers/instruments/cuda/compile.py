@@ -29,6 +29,11 @@ _INCLUDE = re.compile(
     r"(?:\#|%:|\?\?=)\s*(?:/\*|(?:include(?:_next)?|import|embed)\b[^\S\n]*(?:<[^>\n]*>|[^\n]*))"
     r"|__has_(?:include|embed)"
 )
+# What the compiler has of these is built in: nvcc wants the lines, NVRTC has no such files.
+_BUILT_IN = re.compile(
+    r"^[ \t]*#[ \t]*include[ \t]*<(?:stdio\.h|cstdio|math\.h|cmath|assert\.h|cassert)>[ \t]*(?://[^\n\\]*)?$",
+    re.MULTILINE,
+)
 _DIRECTIVE = re.compile(r"\W*include\s*<([\w./]+)>")
 
 
@@ -66,6 +71,7 @@ def compile_source(source: str, name: str, device: Device, options: Mapping) -> 
 
 @functools.lru_cache(maxsize=256)
 def _compile(source: str, name: str, capability: tuple[int, int], options: tuple) -> Compiled:
+    given, source = source, _BUILT_IN.sub("", source)
     check_includes(source)
     file = re.match(r"\w*", name)[0] + ".cu"
     major, minor = capability
@@ -86,7 +92,7 @@ def _compile(source: str, name: str, capability: tuple[int, int], options: tuple
     try:
         code = program.compile("cubin", name_expressions=(name,), logs=log)
     except Exception as error:  # cuda-core has an error of its own in each release
-        raise CompileError(_marked(str(error), source, file, name)) from None
+        raise CompileError(_marked(str(error), given, file, name)) from None
     entry = code.symbol_mapping[name]
     entry = entry.decode() if isinstance(entry, bytes) else entry
     _, size = nvrtc.nvrtcGetPTXSize(program.handle)
@@ -97,7 +103,7 @@ def _compile(source: str, name: str, capability: tuple[int, int], options: tuple
         raise CompileError(f"{name} is a function, not a kernel: declare it `__global__ void {name}(...)`")
     said = re.split(r"(?=Compiling entry function)", log.getvalue())
     mine = next((part for part in said if f"'{entry}'" in part), "")
-    return Compiled(entry, ptx, bytes(code.code), mine, _remember(file, source))
+    return Compiled(entry, ptx, bytes(code.code), mine, _remember(file, given))
 
 
 def _remember(file: str, source: str) -> str:

@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from helpers.instruments.cuda import access, arithmetic, matrix, warp
+from helpers.instruments.cuda import access, arithmetic, integers, matrix, printing, warp
 from helpers.instruments.cuda.operation import DTYPES, REGISTERS, UnknownInstructionError
 from helpers.instruments.cuda.ptx import (
+    CARRYING,
     Address,
     Immediate,
     Not,
@@ -74,6 +75,10 @@ class Decoder:
         opcode, modifiers, operands = instruction.opcode, instruction.modifiers, instruction.operands
         if opcode in FENCES:
             return None
+        if opcode == "vprintf":
+            return printing.step(self, instruction)
+        if opcode in CARRYING or "cc" in modifiers:
+            return self._carrying(instruction)
         if opcode == "ld" and modifiers[0] == "param":
             return self._parameter(instruction)
         if opcode == "bar":  # all others end a basic block
@@ -194,6 +199,25 @@ class Decoder:
         if second is None:
             return step
         return _sequence([step, _plain(np.logical_not, (result, second.slot), [out], True)])
+
+    def _carrying(self, instruction: PtxInstruction):
+        """add.cc, addc, mad.hi.cc, ...: integers longer than a register, a part at a time."""
+        opcode, target = instruction.opcode, instruction.operands[0]
+        *how, type = (each for each in instruction.modifiers if each != "cc")
+        compute = integers.carrying(opcode.removesuffix("c"), how, type)
+        keys = [self.key(each, type) for each in instruction.operands[1:]]
+        out, flag = self.destination(target, type)[0], ("pred", self.program.carry.slot)
+        takes, gives = opcode in CARRYING, "cc" in instruction.modifiers
+
+        def step(machine, threads):
+            before = read(machine, flag, threads) if takes else np.False_
+            result, carry = compute(before, *(read(machine, key, threads) for key in keys))
+            chosen = slice(None) if threads is None else threads
+            machine.views[out][chosen] = result
+            if gives:
+                machine.views[flag][chosen] = carry
+
+        return step
 
     def _repack(self, operands):
         """mov between a register and its parts."""

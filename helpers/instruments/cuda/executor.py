@@ -11,6 +11,7 @@ from helpers.instruments.cuda.barriers import Barriers
 from helpers.instruments.cuda.basic_blocks import BARRIERS, Basic, basic_blocks
 from helpers.instruments.cuda.memory import GlobalMemory
 from helpers.instruments.cuda.operation import DTYPES, REGISTERS
+from helpers.instruments.cuda.printing import Printer
 from helpers.instruments.cuda.ptx import Program, PtxInstruction
 from helpers.instruments.cuda.spaces import Spaces
 from helpers.instruments.cuda.warp import WARP, ballot, everyone, value
@@ -62,6 +63,7 @@ class Machine:
         self.shared_size, self.local_size = -(-shared // 16) * 16, -(-local // 16) * 16
         self._shared_limit = shared
         self.executed = 0  # thread-instructions
+        self.printer = Printer()
         self._steps = 0
         self.basic, self._labels = basic_blocks(program, decoder)
 
@@ -244,6 +246,14 @@ class Machine:
     def warp_synchronised(self, threads) -> None:
         if self.observer is not None:
             self.observer.warp_synchronised(threads)
+
+    def text_at(self, address: int) -> str:
+        """A C string in global memory."""
+        return self._memory.bytes_at(address).split(b"\0", 1)[0].decode(errors="replace")
+
+    def local_bytes(self, thread: int, offset: int) -> bytes:
+        """A thread's local memory from an offset on."""
+        return self.spaces.local[1][thread * self.local_size :][offset : self.local_size].tobytes()
 
     def where(self, thread: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """(block, thread) as the kernel numbers them."""

@@ -66,6 +66,28 @@ def multiply_add(modifiers, type):
     return _operation(lambda a, b, c: multiply(a, b) + c, result, type, type, result)
 
 
+def carrying(how: str, modifiers, type: str):
+    """compute(carry before, operands...) of add, sub and mad with a carry -> (result, carry); of sub, a borrow."""
+    unsigned = np.dtype(f"u{int(type[1:]) // 8}").type
+    if how not in ("add", "sub", "mad") or bool(modifiers) != (how == "mad") or int(type[1:]) < 32:
+        unknown()
+    multiply = _multiply(modifiers[0], type) if how == "mad" else None
+
+    def compute(before, a, b, c=None):
+        if how == "mad":
+            a, b = multiply(a, b), c
+        a, b = np.asarray(a).astype(unsigned), np.asarray(b).astype(unsigned)
+        before = np.asarray(before).astype(unsigned)
+        if how == "sub":
+            first = a - b
+            return first - before, (a < b) | (first < before)
+        first = a + b
+        result = first + before
+        return result, (first < a) | (result < before)
+
+    return compute
+
+
 def _quotient(a, b):
     """Rounded toward zero; all ones where b is 0, as the hardware gives."""
     a, b = np.asarray(a), np.asarray(b)

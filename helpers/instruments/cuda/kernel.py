@@ -52,6 +52,16 @@ _ELEMENTS = {
 }  # fmt: skip
 
 
+SIGNED_INTEGERS = {
+    "int", "signed", "signed int", "short", "short int", "long", "long int", "long long", "long long int", "char",
+    "signed char", "int8_t", "int16_t", "int32_t", "int64_t", "ptrdiff_t",
+}  # fmt: skip
+UNSIGNED_INTEGERS = {
+    "unsigned", "unsigned int", "unsigned short", "unsigned long", "unsigned long long", "unsigned char", "uint",
+    "uint8_t", "uint16_t", "uint32_t", "uint64_t", "size_t",
+}  # fmt: skip
+
+
 def cuda_kernel(
     source: str, name: str, device: str | Device = "H100", options: Mapping[str, Any] | None = None
 ) -> "CudaKernel":
@@ -72,8 +82,8 @@ def cuda_kernel(
 
 
 class DeclaredParameter:
-    """One parameter as the source declares it: its name and, where the text gives one, its dtype or the one that it
-    points to."""
+    """One parameter as the source declares it: its name, the C++ type without qualifiers or what it points to ("": not
+    known), and that type's dtype where there is one."""
 
     def __init__(self, name: str, declared: str):
         self.name = name
@@ -81,7 +91,8 @@ class DeclaredParameter:
         plain = re.sub(
             r"\b(const|volatile|__restrict__|__restrict|restrict|__grid_constant__)\b|[*&]|\[\]", " ", declared
         )
-        self.dtype = _ELEMENTS.get(" ".join(plain.split()))
+        self.type = " ".join(plain.split())
+        self.dtype = _ELEMENTS.get(self.type)
 
 
 def is_half(parameter: Parameter, source: DeclaredParameter) -> bool:
@@ -248,7 +259,8 @@ class CudaLaunch:
 
         Raises:
             TypeError: the arguments do not fit the parameters.
-            ValueError: the block is larger than __launch_bounds__, or needs more shared memory than the device has.
+            ValueError: the block is larger than __launch_bounds__, or needs more shared memory than the device has; a
+                number is out of the range of its parameter's type.
             NotImplementedError: without a GPU, an instruction that the executor does not cover.
             RuntimeError: without a GPU, an access out of bounds or misaligned, a barrier or a shuffle that not all
                 threads reach, or a kernel without an end.
@@ -319,13 +331,43 @@ class CudaLaunch:
 
         Raises:
             TypeError: it's not a whole number where the parameter is one.
+            ValueError: it's out of the range of the parameter's type.
         """
         if is_half(parameter, source):
+            self._check_finite(value, source.dtype, source)
             return torch.tensor(float(value), dtype=source.dtype).view(torch.uint16).numpy()[()]
         dtype = DTYPES[parameter.type]
         if dtype.kind in "iu" and isinstance(value, float | np.floating):
             raise TypeError(f"{self.kernel.name}: {source.name} takes a whole number ({parameter.type}), got {value}")
+        if dtype.kind in "iu" and not source.pointer:
+            self._check_range(value, dtype, source)
+        elif dtype.kind == "f":
+            self._check_finite(value, dtype, source)
         return np.array(int(value) % (1 << 8 * dtype.itemsize) if dtype.kind == "u" else value).astype(dtype)[()]
+
+    def _check_range(self, value, dtype: np.dtype, source: DeclaredParameter) -> None:
+        where, type = f"{self.kernel.name}: {source.name}", source.type
+        if type == "bool":
+            if value not in (0, 1):
+                raise ValueError(f"{where} is a bool: pass True or False, got {value}")
+            return
+        bits = 8 * dtype.itemsize
+        low = 0 if type in UNSIGNED_INTEGERS else -(1 << (bits - 1))
+        high = (1 << (bits - 1)) - 1 if type in SIGNED_INTEGERS else (1 << bits) - 1
+        if not low <= int(value) <= high:
+            named = f"is {'an' if type[:1] in 'aeiou' else 'a'} {type}" if type else f"has {bits} bits"
+            raise ValueError(f"{where} {named}, from {low:,} to {high:,}, got {int(value):,}")
+
+    def _check_finite(self, value, dtype, source: DeclaredParameter) -> None:
+        if dtype in (torch.float16, torch.bfloat16):
+            lost = torch.tensor(float(value), dtype=dtype).isinf().item()
+        else:
+            with np.errstate(over="ignore"):
+                lost = bool(np.isinf(np.float64(value).astype(dtype)))
+        if lost and not np.isinf(float(value)):
+            largest = torch.finfo(dtype).max if isinstance(dtype, torch.dtype) else float(np.finfo(dtype).max)
+            type = source.type or str(dtype)
+            raise ValueError(f"{self.kernel.name}: {source.name} is a {type}, at most {largest:.3g}, got {value}")
 
     def _execute(self, arguments, originals) -> None:
         kernel, program = self.kernel, self.kernel.program
@@ -364,7 +406,10 @@ class CudaLaunch:
         )  # fmt: skip
         if observer is not None:
             observer.launch(self, arguments, originals, memory)
-        machine.run()
+        try:
+            machine.run()
+        finally:
+            machine.printer.finish()
         observers.executed(machine.executed)
 
 

@@ -97,6 +97,14 @@ class GlobalMemory:
             inside |= (offsets >= start) & (offsets + nbytes <= end)
         return segment, offsets, inside
 
+    def bytes_at(self, address: int) -> bytes:
+        """What a storage holds from an address on; nothing where none is."""
+        place = (address >> STORAGE_BITS) - 1
+        if not 0 <= place < len(self.segments):
+            return b""
+        segment = self.segments[place]
+        return segment.memory[address - segment.base :].tobytes()
+
     def describe(self, address: int) -> tuple[Segment | None, int]:
         """The nearest storage and the offset in bytes from its start, for a message."""
         place = min(max((address >> STORAGE_BITS) - 1, 0), len(self.segments) - 1)

@@ -89,8 +89,19 @@ class Program:
     instructions: list[PtxInstruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     targets: dict[str, list[str]] = field(default_factory=dict)  # tables of brx.idx
+    carry: Register | None = None  # what add.cc leaves for addc
 
 
+CARRYING = ("addc", "subc", "madc")
+_HEAP = ("malloc", "free")
+# Special registers that only a GPU has, by what a source asks of it.
+_ON_A_GPU = (
+    (r"%clock|%globaltimer", "there is no clock without one; count with `measure`, or time on a GPU"),
+    (r"%cluster|%is_explicit_cluster|%nclusterid", "thread block clusters are not executed here; use plain blocks"),
+    (r"%n?smid", "which multiprocessor runs a block is known only there"),
+    (r"%envreg", "this_grid() of cooperative groups is not executed here; end the kernel and launch a second one where "
+     "it calls sync()"),
+)  # fmt: skip
 MAX_CALLS = 16  # within one another
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _VARIABLE = re.compile(
@@ -243,6 +254,11 @@ class _Body:
             _declare(self._program, match)
         elif match := re.fullmatch(r"\.param \.([bus]\d+|f\d+) ([\w$]+)", text):
             self._scopes[-1][match[2]] = self._new(str(max(16, 8 * width(match[1]))))
+        elif match := re.fullmatch(r"\.param (?:\.align (\d+) )?\.b8 ([\w$]+)\[(\d+)\]", text):
+            # A struct that a call passes or returns: memory of the thread.
+            place = f"{match[2]}@{len(self._program.variables)}"
+            self._program.variables[place] = Variable("local", int(match[1] or 1), int(match[3]), None)
+            self._scopes[-1][match[2]] = Symbol(place, 0)
         elif text.startswith("call"):
             self._inline(text)
         elif text.startswith("."):
@@ -264,6 +280,16 @@ class _Body:
         """Put the statements of a called function here."""
         called = re.fullmatch(r"call(?:\.uni)? ?(?:\(([^)]*)\), )?([\w$]+)(?:, \(([^)]*)\))? ?", text)
         name = called[2] if called else text
+        if name == "vprintf":
+            result, text_and_values = called[1], called[3].split(",")
+            operands = tuple(self._register(each.strip()) for each in (result, *text_and_values))
+            self._program.instructions.append(PtxInstruction("vprintf", (), operands, None, self._line, text))
+            return
+        if name in _HEAP:
+            raise NotImplementedError(
+                f"{name} within a kernel (line {self._line}) needs a GPU: allocate the memory in PyTorch, a part for "
+                "each thread, and pass the tensor"
+            )
         if name == "__assertfail":
             self._program.instructions.append(PtxInstruction("trap", ("assert",), (), None, self._line, text))
             return
@@ -319,8 +345,12 @@ class _Body:
                 operand.base if isinstance(operand, Address) and isinstance(operand.base, Register) else operand
                 for operand in operands
             )
-            if not any(isinstance(operand, Address) for operand in operands):
+            if any(isinstance(each, Address) and each.base.name in self._program.variables for each in operands):
+                modifiers[0] = "local"
+            elif not any(isinstance(operand, Address) for operand in operands):
                 opcode, modifiers = "mov", [f"b{operands[0].kind}"]
+        if self._program.carry is None and (opcode in CARRYING or "cc" in modifiers):
+            self._program.carry = self._new("pred")
         self._program.instructions.append(PtxInstruction(opcode, tuple(modifiers), operands, guard, self._line, text))
 
     def _operand(self, text: str):
@@ -348,7 +378,8 @@ class _Body:
         if register is not None:
             return register
         if text.startswith("%"):
-            raise NotImplementedError(f"the executor has no register {text} (line {self._line}): it needs a GPU")
+            why = next((why for pattern, why in _ON_A_GPU if re.match(pattern, text)), f"the register {text}")
+            raise NotImplementedError(f"line {self._line} needs a GPU: {why}")
         name, _, offset = text.partition("+")
         register = self._register(name.strip())
         if register is not None and not int(offset or "0", 0):
