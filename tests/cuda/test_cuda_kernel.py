@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.instruments import CudaKernel, Resources, cuda_kernel
+from helpers.instruments import CudaKernel, Resources, cuda_kernel, measure
 
 ADD = """
 __global__ void add(const float* x, const float* y, float* out, int n) {
@@ -93,6 +93,8 @@ def test_error_is_nvrtcs_with_the_line_marked():
         '#define __THRUST_DEVICE_SYSTEM_VECTOR_HEADER "/etc/passwd"\n#include <thrust/universal_vector.h>',
         "#include <./thrust/universal_vector.h>",
         '#if __has_include("/etc/passwd")\n#endif',
+        "#include <cub/../thrust/universal_vector.h>",
+        "#include <cub/no_such_header.cuh>",
     ],
 )
 def test_no_file_but_nvidias_headers_is_included(text):
@@ -141,6 +143,43 @@ def test_a_kernel_that_is_not_there():
     assert isinstance(cuda_kernel(ADD, "add"), CudaKernel)
     with pytest.raises(ValueError, match="sub does not compile"):
         cuda_kernel(ADD, "sub")
+
+
+POINTERS = "__global__ void k(%s x, float* y) { y[threadIdx.x] = x[0][threadIdx.x] + x[1][threadIdx.x]; }"
+
+
+@pytest.mark.parametrize("declared", ["float**", "const float* const*", "float* const* __restrict__"])
+def test_an_array_of_pointers_is_a_list_of_tensors(declared):
+    first, second, y = torch.randn(64), torch.randn(64), torch.empty(64)
+    traffic = measure(cuda_kernel(POINTERS % declared, "k")[1, 64], [first, second], y)
+    assert torch.equal(y, first + second)
+    assert traffic.hazards == ()
+    assert {name: moved.total for name, moved in traffic.by_tensor.items()} == {"x[0]": 256, "x[1]": 256, "y": 256}
+
+
+def test_an_array_of_pointers_in_brackets_is_written_through():
+    tensors = [torch.zeros(64), torch.ones(64)]
+    source = "__global__ void k(float* x[], int n) { x[0][threadIdx.x] = x[1][threadIdx.x] * n; }"
+    cuda_kernel(source, "k")[1, 64](tuple(tensors), 3)
+    assert (tensors[0] == 3).all()
+    short = [torch.zeros(64), torch.ones(32)]
+    with pytest.raises(RuntimeError, match=r"out-of-bounds read: x\[1\], element 32 from its first"):
+        cuda_kernel(source, "k")[1, 64](short, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (torch.zeros(64), "x is an array of pointers: pass a list of tensors, got Tensor"),
+        ([1, 2], "pass a list of tensors, got list"),
+        ([torch.zeros(64), torch.zeros(64).double()], "holds pointers to torch.float32, got a tensor of torch.float64"),
+    ],
+)
+def test_an_array_of_pointers_takes_nothing_else(given, said):
+    with pytest.raises(TypeError, match=said):
+        cuda_kernel(POINTERS % "float**", "k")[1, 64](given, torch.empty(64))
+    with pytest.raises(TypeError, match="x is a pointer: pass a tensor, got list"):
+        cuda_kernel(ADD, "add")[1, 32]([torch.zeros(4)], torch.zeros(4), torch.zeros(4), 4)
 
 
 BY_VALUE = """

@@ -31,12 +31,12 @@ tests/cuda/test_cuda_coverage.py`.
 The PTX instructions that the executor supports, by the name before the first dot. Any other instruction, and any
 unsupported modifier, is refused by name before the kernel starts.
 
-    arithmetic       add sub mul mad fma addc subc madc div rem neg abs min max rcp sqrt rsqrt ex2 lg2 sin cos tanh copysign
+    arithmetic       add sub mul mad fma div rem neg abs min max rcp sqrt rsqrt ex2 lg2 sin cos tanh copysign
                      in u16 s16 u32 s32 u64 s64, f16 f16x2 bf16 bf16x2 f32 f64 as the PTX ISA has them; rounding modes
                      of f32 and f64, .ftz .sat .relu .NaN .xorsign.abs
     comparison       setp set selp testp
     conversion       cvt cvta isspacep mov
-    bits             and or xor not cnot shl shr shf bfe bfi prmt lop3 popc clz bfind brev sad dp4a
+    bits             and or xor not cnot shl shr shf bfe bfi bmsk prmt lop3 popc clz bfind brev sad dp4a addc subc madc
     control          bra brx call ret exit trap
                      calls of __device__ functions, printf and assert
     memory           ld ldu st atom red cp

@@ -21,8 +21,10 @@ STANDARD = "c++17"
 MACROS = [("INFINITY", "__int_as_float(0x7f800000)"), ("NAN", "__int_as_float(0x7fffffff)")]
 # NVRTC 13 starts at compute capability 7.5.
 OLDEST = (7, 5)
-# Folders of headers that include what a macro names: a program could define that macro.
+# Folders of headers that include what a macro names: a program could define that macro, or a part of the name. CUB's
+# own headers may be included where the program defines no macros at all.
 _COMPUTED = {"thrust", "cub"}
+_DEFINE = re.compile(r"(?:\#|%:|\?\?=)\s*define\b")
 # By any spelling that the preprocessor takes; a line continued with \ is joined first. A comment within a directive is
 # not looked through: where a comment begins and ends, only the compiler knows.
 _INCLUDE = re.compile(
@@ -131,16 +133,22 @@ def check_includes(source: str) -> None:
     Raises:
         CompileError: one does not. Directives within comments and strings count too: text cannot hide one.
     """
-    for match in _INCLUDE.finditer(re.sub(r"\\[^\S\n]*\n", "", source)):
+    joined = re.sub(r"\\[^\S\n]*\n", "", source)
+    for match in _INCLUDE.finditer(joined):
         named = _DIRECTIVE.fullmatch(match[0])
         header = Path(named[1] if named else "/")
-        if (
-            header.is_absolute()
-            or {"..", *_COMPUTED} & set(header.parts)
-            or not any((Path(folder) / header).is_file() for folder in include_folders())
-        ):
+        parts = header.parts
+        there = any((Path(folder) / header).is_file() for folder in include_folders())
+        if parts[0] == "cub" and ".." not in parts and there:
+            if _DEFINE.search(joined):
+                raise CompileError(
+                    f"`{match[0][:70]}`: use no #define beside CUB's headers, but constexpr and functions"
+                )
+            continue
+        if header.is_absolute() or {"..", *_COMPUTED} & set(parts) or not there:
             raise CompileError(
-                f"`{match[0][:70]}`: only NVIDIA's own headers are there, such as <cuda_fp16.h>; not thrust, not cub"
+                f"`{match[0][:70]}`: only NVIDIA's own headers are there, such as <cuda_fp16.h> and "
+                "<cub/block/block_reduce.cuh>; not thrust"
             )
 
 

@@ -226,6 +226,19 @@ def _insert(modifiers, type):
     return _operation(inserted, type, type, type, "u32", "u32") if not modifiers and type[0] == "b" else unknown()
 
 
+def _mask(modifiers, type):
+    """bmsk: a number of ones from a bit on."""
+
+    def masked(position, length):
+        position, length = np.asarray(position).astype(np.uint64), np.asarray(length).astype(np.uint64)
+        most = (lambda v: v & np.uint64(31)) if modifiers == ["wrap"] else (lambda v: np.minimum(v, np.uint64(32)))
+        ones = (np.uint64(1) << most(length)) - np.uint64(1)
+        return ((ones << most(position)) & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+
+    known = modifiers in (["clamp"], ["wrap"]) and type == "b32"
+    return _operation(masked, "b32", "u32", "u32") if known else unknown()
+
+
 def _permute(modifiers, type):
     """prmt without a mode: four bytes chosen from eight."""
 
@@ -330,6 +343,6 @@ def _dot4(modifiers, type):
 BUILDERS = {
     "and": _logic(np.bitwise_and), "or": _logic(np.bitwise_or), "xor": _logic(np.bitwise_xor),
     "not": _not, "cnot": _logical_not, "shl": _shift(True), "shr": _shift(False), "shf": _funnel,
-    "bfe": _extract, "bfi": _insert, "prmt": _permute, "lop3": _lop3, "popc": _population, "clz": _leading_zeros,
-    "bfind": _find, "brev": _reverse, "sad": _absolute_difference, "dp4a": _dot4,
+    "bfe": _extract, "bfi": _insert, "bmsk": _mask, "prmt": _permute, "lop3": _lop3,
+    "popc": _population, "clz": _leading_zeros, "bfind": _find, "brev": _reverse, "sad": _absolute_difference, "dp4a": _dot4,
 }  # fmt: skip

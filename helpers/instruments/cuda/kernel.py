@@ -87,9 +87,10 @@ class DeclaredParameter:
 
     def __init__(self, name: str, declared: str):
         self.name = name
-        self.pointer = "*" in declared
+        stars = declared.count("*") + declared.count("[")
+        self.pointer, self.array = stars > 0, stars == 2 and "(" not in declared
         plain = re.sub(
-            r"\b(const|volatile|__restrict__|__restrict|restrict|__grid_constant__)\b|[*&]|\[\]", " ", declared
+            r"\b(const|volatile|__restrict__|__restrict|restrict|__grid_constant__)\b|[*&]|\[[^]]*\]", " ", declared
         )
         self.type = " ".join(plain.split())
         self.dtype = _ELEMENTS.get(self.type)
@@ -139,10 +140,7 @@ class CudaKernel:
         declared = _split(found[1]) if found else []
         if len(declared) != count:
             return [DeclaredParameter(f"argument {place}", "") for place in range(count)]
-        return [
-            DeclaredParameter(re.findall(r"\w+", each)[-1], each[: each.rindex(re.findall(r"\w+", each)[-1])])
-            for each in declared
-        ]
+        return [DeclaredParameter(*_named(each)) for each in declared]
 
     @cached_property
     def resources(self) -> Resources:
@@ -196,6 +194,31 @@ class CudaKernel:
 
     def __repr__(self):
         return f"<CUDA kernel {self.name} for {self.device.name}>"
+
+
+def _named(declared: str) -> tuple[str, str]:
+    """("x", "float* []") of "float* x[]"."""
+    brackets = "".join(re.findall(r"\[[^]]*\]", declared))
+    bare = re.sub(r"\[[^]]*\]", " ", declared)
+    name = re.findall(r"\w+", bare)[-1]
+    return name, bare[: bare.rindex(name)] + brackets
+
+
+def tensors_of(arguments) -> list[torch.Tensor]:
+    """The tensors among the arguments, those of lists too."""
+    found = []
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            found.append(argument)
+        elif isinstance(argument, list | tuple):
+            found += tensors_of(argument)
+    return found
+
+
+def _on_host(argument):
+    if isinstance(argument, list | tuple):
+        return [_on_host(each) for each in argument]
+    return argument.cpu() if isinstance(argument, torch.Tensor) else argument
 
 
 def _row_bytes(tensor: torch.Tensor) -> int:
@@ -267,18 +290,18 @@ class CudaLaunch:
         """
         self._check()
         arguments = self._checked(arguments)
-        on_gpu = any(isinstance(argument, torch.Tensor) and argument.is_cuda for argument in arguments)
+        on_gpu = any(tensor.is_cuda for tensor in tensors_of(arguments))
         if on_gpu and observers.observer() is None:
             from helpers.instruments.cuda.gpu import launch  # only where there is one
 
             launch(self, arguments)
             return
         with _disable_current_modes():  # a meter is not to count the copies
-            on_host = [argument.cpu() if isinstance(argument, torch.Tensor) else argument for argument in arguments]
+            on_host = [_on_host(argument) for argument in arguments]
         with naming_lines(self.kernel.file):
             self._execute(on_host, arguments)
         with _disable_current_modes():
-            for host, original in zip(on_host, arguments, strict=True):
+            for host, original in zip(tensors_of(on_host), tensors_of(arguments), strict=True):
                 if host is not original:
                     original.copy_(host)
 
@@ -301,13 +324,15 @@ class CudaLaunch:
             raise TypeError(f"{kernel.name}({names}) takes {len(declared)} arguments, got {len(arguments)}")
         for argument, type, parameter in zip(arguments, declared, kernel.parameters, strict=True):
             where = f"{kernel.name}: {parameter.name}"
-            if isinstance(argument, torch.Tensor):
+            if parameter.array:
+                self._check_array(argument, where, parameter)
+            elif isinstance(argument, torch.Tensor):
                 if type.type not in ("u64", "b64"):
                     raise TypeError(f"{where} is a number ({type.type}), got a tensor")
                 if parameter.pointer and parameter.dtype not in (None, argument.dtype):
                     raise TypeError(f"{where} points to {parameter.dtype}, got a tensor of {argument.dtype}")
             elif parameter.pointer:
-                raise TypeError(f"{where} is a pointer: pass a tensor, got {argument!r}")
+                raise TypeError(f"{where} is a pointer: pass a tensor, got {_shown(argument)}")
             elif type.type == "b8" and not is_half(type, parameter):
                 raise TypeError(
                     f"{where} is a struct of {type.size} bytes passed by value, which isn't supported: pass its fields "
@@ -316,6 +341,15 @@ class CudaLaunch:
             elif not isinstance(argument, bool | int | float | np.generic) or type.type not in DTYPES or type.size > 8:
                 raise TypeError(f"{where} takes a number ({type.type}), got {_kind(argument)}")
         return arguments
+
+    def _check_array(self, argument, where: str, parameter: "DeclaredParameter") -> None:
+        """An array of pointers takes a list of tensors."""
+        tensors = argument if isinstance(argument, list | tuple) else [None]
+        if not all(isinstance(each, torch.Tensor) for each in tensors):
+            raise TypeError(f"{where} is an array of pointers: pass a list of tensors, got {_kind(argument)}")
+        for each in tensors:
+            if parameter.dtype not in (None, each.dtype):
+                raise TypeError(f"{where} holds pointers to {parameter.dtype}, got a tensor of {each.dtype}")
 
     def parameter_bytes(self, values) -> bytes:
         """The arguments as the kernel finds them in memory: addresses and numbers."""
@@ -372,11 +406,17 @@ class CudaLaunch:
     def _execute(self, arguments, originals) -> None:
         kernel, program = self.kernel, self.kernel.program
         memory = GlobalMemory()
+
+        def placed(name: str, argument):
+            if isinstance(argument, list | tuple):
+                each = [placed(f"{name}[{place}]", tensor) for place, tensor in enumerate(argument)]
+                return memory.variable(name, np.array(each, np.uint64).tobytes())
+            if isinstance(argument, torch.Tensor):
+                return memory.tensor(name, argument) - self.skipped * _row_bytes(argument)
+            return argument
+
         values = [
-            memory.tensor(parameter.name, argument) - self.skipped * _row_bytes(argument)
-            if isinstance(argument, torch.Tensor)
-            else argument
-            for argument, parameter in zip(arguments, kernel.parameters, strict=True)
+            placed(parameter.name, argument) for argument, parameter in zip(arguments, kernel.parameters, strict=True)
         ]
         symbols = {name: parameter.offset for name, parameter in program.parameters.items()}
         sizes = {"shared": 0, "local": 0}
@@ -411,6 +451,10 @@ class CudaLaunch:
         finally:
             machine.printer.finish()
         observers.executed(machine.executed)
+
+
+def _shown(value) -> str:
+    return _kind(value) if isinstance(value, list | tuple | dict) else repr(value)
 
 
 def _kind(value) -> str:
