@@ -44,7 +44,8 @@ unsupported modifier, is refused by name before the kernel starts.
                      arrive when the thread waits for them
     barriers         bar barrier membar fence
     warp             shfl vote match redux activemask elect
-    matrix           mma ldmatrix
-                     mma.m16n8k8 and .m16n8k16 of f16 and bf16 with f32 sums
+    matrix           mma ldmatrix wmma
+                     mma.m16n8k8 and .m16n8k16 of f16 and bf16 with f32 sums; wmma of f16, bf16, tf32 and 8-bit
+                     integers
     hints            prefetch prefetchu nanosleep discard applypriority griddepcontrol
 """

@@ -35,15 +35,17 @@ class Place:
         self._line, self._space, self._nbytes = instruction.line, space, nbytes
         self._strong = not _STRONG.isdisjoint(instruction.modifiers)
 
-    def resolve(self, machine, threads, kind: str):
+    def resolve(self, machine, threads, kind: str, added=0):
         """Return, for each memory space addressed: (threads, memory by item size -> array, byte offsets), all within
         bounds.
 
-        kind: "read", "write", "atomic" or, of shared memory, "copy": a write that is complete later.
+        kind: "read", "write", "atomic" or, of shared memory, "copy": a write that is complete later; added: bytes past
+        the operand's own address, one number for each thread.
         """
         here = everyone(machine, threads)
         base = value(machine, self._base, threads, here.size)
         addresses = base.astype(np.uint64) + np.uint64(self._offset % (1 << 64))
+        addresses = addresses + np.asarray(added).astype(np.uint64)
         space = self._space
         machine.spaces.strong = self._strong
         if space in ("global", "const"):
@@ -110,17 +112,21 @@ def _store(decoder, instruction: PtxInstruction):
     def step(machine, threads):
         for here, memory, offsets in place.resolve(machine, threads, "write"):
             index = offsets >> (size.bit_length() - 1)
-            watched = machine.observer is not None and memory is not machine.spaces.local
             for number, key in enumerate(keys):
                 data = key if not isinstance(key, tuple) else value(machine, key, here, index.size)
-                place_of = index + number if number else index
-                before = memory[size][place_of] if watched else None
-                memory[size][place_of] = data
-                if watched:
-                    lost = memory[size][place_of] != data
-                    machine.spaces.check_agreement(instruction.line, here, memory, lost, before != data, offsets)
+                put(machine, instruction.line, here, memory, size, index + number if number else index, data, offsets)
 
     return step
+
+
+def put(machine, line: int, threads, memory, size: int, index: np.ndarray, data, offsets) -> None:
+    """Store items of `size` bytes, and tell an observer which of them are lost to others of the same store."""
+    watched = machine.observer is not None and memory is not machine.spaces.local
+    before = memory[size][index] if watched else None
+    memory[size][index] = data
+    if watched:
+        lost = memory[size][index] != data
+        machine.spaces.check_agreement(line, threads, memory, lost, before != data, offsets)
 
 
 _UPDATE = {

@@ -344,5 +344,6 @@ BUILDERS = {
     "and": _logic(np.bitwise_and), "or": _logic(np.bitwise_or), "xor": _logic(np.bitwise_xor),
     "not": _not, "cnot": _logical_not, "shl": _shift(True), "shr": _shift(False), "shf": _funnel,
     "bfe": _extract, "bfi": _insert, "bmsk": _mask, "prmt": _permute, "lop3": _lop3,
-    "popc": _population, "clz": _leading_zeros, "bfind": _find, "brev": _reverse, "sad": _absolute_difference, "dp4a": _dot4,
+    "popc": _population, "clz": _leading_zeros, "bfind": _find, "brev": _reverse, "sad": _absolute_difference,
+    "dp4a": _dot4,
 }  # fmt: skip
