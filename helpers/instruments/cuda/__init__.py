@@ -22,7 +22,8 @@ Steps take what they compute from:
     access, spaces, memory        loads, stores and atomics; checked addresses; tensors, shared and local memory
     copies                        cp.async, complete when it is waited for
     printing                      printf
-    barriers, sanitizer           waiting threads; races and reads of uninitialised shared memory
+    barriers, mbarriers           threads that wait for their block, or at a barrier in shared memory
+    sanitizer                     races and reads of uninitialised shared memory
 
 `gpu` launches on a real GPU instead; `observers` is where the meter registers, so that neither imports the other.
 `kernel` lists the differences from a GPU. To add an instruction, start at the table in `decode` and run `pytest
@@ -42,7 +43,8 @@ unsupported modifier, is refused by name before the kernel starts.
     memory           ld ldu st atom red cp
                      global, shared, local, const and generic; vectors; cp.async with commit and wait, whose bytes
                      arrive when the thread waits for them
-    barriers         bar barrier membar fence
+    barriers         bar barrier membar fence mbarrier
+                     cuda::barrier and grid.sync() of cooperative groups; no clusters
     warp             shfl vote match redux activemask elect
     matrix           mma ldmatrix wmma
                      mma.m16n8k8 and .m16n8k16 of f16 and bf16 with f32 sums; wmma of f16, bf16, tf32 and 8-bit

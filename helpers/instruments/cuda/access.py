@@ -234,6 +234,8 @@ def _copy(decoder, instruction: PtxInstruction):
     if modifiers[1] in ("wait_group", "wait_all"):
         left = instruction.operands[0].bits if modifiers[1] == "wait_group" else None
         return lambda machine, threads: machine.spaces.copies.wait(threads, left)
+    if modifiers[1] == "mbarrier":
+        return _copies_arrive(decoder, instruction, modifiers[2:])
     if modifiers[1:] not in (["shared", "global"], ["shared::cta", "global"]):
         unknown()
     target, source, size, *filled = instruction.operands
@@ -258,6 +260,21 @@ def _copy(decoder, instruction: PtxInstruction):
         for these, _, offsets in to.resolve(machine, threads, "copy"):
             chosen = everyone(machine, these)
             machine.spaces.copies.start(instruction.line, chosen, offsets, data[chosen])
+
+    return step
+
+
+def _copies_arrive(decoder, instruction: PtxInstruction, modifiers):
+    """cp.async.mbarrier.arrive: the thread's copies arrive at an mbarrier when they are complete."""
+    counted = "noinc" in modifiers
+    if [each for each in modifiers if each != "noinc"] not in (["arrive", "shared", "b64"],
+                                                               ["arrive", "shared::cta", "b64"]):  # fmt: skip
+        unknown()
+    place = Place(decoder, instruction, instruction.operands[0], "shared", 8)
+
+    def step(machine, threads):
+        for these, _, offsets in place.resolve(machine, threads, "atomic"):
+            machine.spaces.copies.attach(everyone(machine, these), offsets >> 3, counted)
 
     return step
 

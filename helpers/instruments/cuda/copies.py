@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from helpers.instruments.cuda import mbarriers
 from helpers.instruments.cuda.warp import everyone
 
 _WORD = 4  # bytes: the smallest copy, and what every copy is a multiple of
@@ -22,6 +23,7 @@ class Copy(NamedTuple):
     offsets: np.ndarray
     data: np.ndarray  # words
     group: np.ndarray  # how many groups each thread had committed before
+    number: np.ndarray  # of all copies, in the order of their start
 
     def of(self, chosen: np.ndarray) -> "Copy":
         return Copy(self.line, *(each[chosen] for each in self[1:]))
@@ -42,6 +44,8 @@ class Copies:
     def __init__(self, machine, memory: dict[int, np.ndarray]):
         self._machine, self._memory = machine, memory
         self._under_way: list[Copy] = []
+        self._started = 0
+        self._attached: list[tuple] = []  # arrivals at an mbarrier: (its place, thread, the thread's copies before)
         self._committed = np.zeros(machine.threads, np.int64)  # groups
         self._left = np.full(machine.threads, -1)  # groups that a thread's last wait allowed to be unfinished
         self._filled = np.zeros(memory[_WORD].size, bool)  # words that a copy under way will fill
@@ -50,7 +54,8 @@ class Copies:
         return bool(self._under_way)
 
     def start(self, line: int, threads: np.ndarray, offsets: np.ndarray, data: np.ndarray) -> None:
-        copy = Copy(line, threads, offsets, data, self._committed[threads])
+        self._started += 1
+        copy = Copy(line, threads, offsets, data, self._committed[threads], np.full(threads.size, self._started))
         self._under_way.append(copy)
         self._filled[copy.words] = True
 
@@ -66,6 +71,29 @@ class Copies:
         waiting[slice(None) if threads is None else threads] = True
         self._left[waiting] = left or 0
         self.arrive(lambda copy: waiting[copy.threads] & (copy.group < self._committed[copy.threads] - (left or 0)))
+
+    def attach(self, threads: np.ndarray, places: np.ndarray, counted: bool) -> None:
+        """Let each thread's copies so far arrive at an mbarrier when they are complete. places: of the barriers, in
+        words of 8 bytes; counted: whether the barrier's count has these arrivals in it."""
+        if not counted:
+            np.add.at(self._memory[8], places, np.uint64(1))  # one more is lacking, until the copies arrive
+        for place, thread in zip(places.tolist(), threads.tolist(), strict=True):
+            self._attached.append((place, thread, self._started))
+
+    def arrive_at(self, places: np.ndarray) -> None:
+        """Complete what is to arrive at these mbarriers, for whose phase a thread waits."""
+        if not self._attached:
+            return
+        arriving = [each for each in self._attached if each[0] in places]
+        if not arriving:
+            return
+        self._attached = [each for each in self._attached if each[0] not in places]
+        last = np.zeros(self._machine.threads, np.int64)
+        for _, thread, started in arriving:
+            last[thread] = max(last[thread], started)
+        self.arrive(lambda copy: copy.number <= last[copy.threads])
+        at = np.array([place for place, _, _ in arriving])
+        mbarriers.arrive(self._machine, self._memory[8], at, np.ones(at.size, np.int64))
 
     def arrive(self, which) -> None:
         """Let copies arrive: which(copy) says for which of its threads."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from helpers.instruments.cuda import access, arithmetic, integers, matrix, printing, warp
+from helpers.instruments.cuda import access, arithmetic, integers, matrix, mbarriers, printing, warp
 from helpers.instruments.cuda.operation import DTYPES, REGISTERS, UnknownInstructionError
 from helpers.instruments.cuda.ptx import (
     CARRYING,
@@ -83,7 +83,7 @@ class Decoder:
             return self._parameter(instruction)
         if opcode == "bar":  # all others end a basic block
             return warp.BUILDERS["bar.warp"](self, instruction)
-        for family in (access.BUILDERS, warp.BUILDERS, matrix.BUILDERS):
+        for family in (access.BUILDERS, warp.BUILDERS, matrix.BUILDERS, mbarriers.BUILDERS):
             if opcode in family:
                 return family[opcode](self, instruction)
         if opcode == "mov" and (isinstance(operands[0], Vector) or isinstance(operands[1], Vector)):

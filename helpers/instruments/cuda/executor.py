@@ -51,15 +51,16 @@ class Machine:
         shared, local: bytes per block and per thread.
         observer: notified of every access, or None; see helpers.instruments.traffic.cuda_meter.
         skipped: blocks at the grid's start that do not run.
+        together: whether all blocks run at once, and may wait for one another.
     """
 
     def __init__(
         self, name: str, program: Program, decoder, memory: GlobalMemory, grid, block, shared: int, local: int,
-        observer, skipped: int = 0,
+        observer, skipped: int = 0, together: bool = False,
     ):  # fmt: skip
         self._name, self._program, self._memory = name, program, memory
         self.decoder, self.observer = decoder, observer
-        self._grid, self._block, self._skipped = grid, block, skipped
+        self._grid, self._block, self._skipped, self._together = grid, block, skipped, together
         self.shared_size, self.local_size = -(-shared // 16) * 16, -(-local // 16) * 16
         self._shared_limit = shared
         self.executed = 0  # thread-instructions
@@ -73,7 +74,7 @@ class Machine:
         per_block = int(np.prod(self._block))
         self._padded = -(-per_block // WARP) * WARP
         blocks = int(np.prod(self._grid))
-        at_once = max(1, THREADS_AT_ONCE // self._padded)
+        at_once = blocks if self._together else max(1, THREADS_AT_ONCE // self._padded)
         with np.errstate(all="ignore"):
             for first in range(self._skipped, blocks, at_once):
                 self._run_chunk(first, min(at_once, blocks - first), per_block)
@@ -99,7 +100,10 @@ class Machine:
             if not self._waiting:  # all that a barrier let go on ended right after it
                 continue
             # Now and then the last: the first may be spinning on a value that only the last can write.
-            turns += len(self._waiting) > 1
+            turns += len(self._waiting) > 1 or bool(self._barriers)
+            if turns % PATIENCE == PATIENCE - 2:  # or on one that waits at a complete barrier
+                turns += 1
+                self._barriers.release(forced=False)
             number = max(self._waiting) if turns % PATIENCE == PATIENCE - 1 else min(self._waiting)
             self._run_block(number, self._merged(self._waiting.pop(number)))
 

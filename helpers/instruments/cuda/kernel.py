@@ -31,7 +31,7 @@ from helpers.instruments.cuda import observers
 from helpers.instruments.cuda.compile import Compiled, compile_source
 from helpers.instruments.cuda.decode import Decoder
 from helpers.instruments.cuda.executor import Machine
-from helpers.instruments.cuda.memory import GlobalMemory
+from helpers.instruments.cuda.memory import GRID_BARRIER, GlobalMemory
 from helpers.instruments.cuda.operation import DTYPES
 from helpers.instruments.cuda.ptx import Parameter, Program, parameters, parse
 from helpers.instruments.devices import DEVICES, Device
@@ -52,6 +52,7 @@ _ELEMENTS = {
 }  # fmt: skip
 
 
+GRID_SYNC = {"%envreg1", "%envreg2"}  # where a kernel finds the barrier of its grid
 SIGNED_INTEGERS = {
     "int", "signed", "signed int", "short", "short int", "long", "long int", "long long", "long long int", "char",
     "signed char", "int8_t", "int16_t", "int32_t", "int64_t", "ptrdiff_t",
@@ -289,6 +290,8 @@ class CudaLaunch:
                 threads reach, or a kernel without an end.
         """
         self._check()
+        if self.cooperative:
+            self._check_resident()
         arguments = self._checked(arguments)
         on_gpu = any(tensor.is_cuda for tensor in tensors_of(arguments))
         if on_gpu and observers.observer() is None:
@@ -314,6 +317,20 @@ class CudaLaunch:
         if used > most:
             raise ValueError(
                 f"{kernel.name} needs {used} B of shared memory; {kernel.device.name} has {most} B per block"
+            )
+
+    @property
+    def cooperative(self) -> bool:
+        """Whether the kernel synchronises its whole grid, whose blocks must then all run at once."""
+        return all(name in self.kernel.ptx for name in GRID_SYNC)
+
+    def _check_resident(self) -> None:
+        each, device = self.resources.occupancy().blocks, self.kernel.device
+        blocks = int(np.prod(self.grid))
+        if device.sms and blocks > each * device.sms:
+            raise ValueError(
+                f"{self.kernel.name} synchronises its grid, so all blocks must run at once: {device.name} holds "
+                f"{each * device.sms:,} of them ({each} on each of {device.sms} SMs), got {blocks:,}"
             )
 
     def _checked(self, arguments) -> tuple:
@@ -438,11 +455,15 @@ class CudaLaunch:
         }
         special["%dynamic_smem_size"] = self.dynamic_shared_memory
         special["%nwarpid"] = -(-int(np.prod(self.block)) // WARP)
+        cooperative = GRID_SYNC <= program.special.keys()
+        if cooperative:
+            barrier = memory.variable(GRID_BARRIER, bytes(16))
+            special |= {"%envreg1": barrier >> 32, "%envreg2": barrier & 0xFFFFFFFF}
         decoder = Decoder(program, symbols, self.parameter_bytes(values), special)
         observer = observers.observer()
         machine = Machine(
             kernel.name, program, decoder, memory, self.grid, self.block,
-            start + self.dynamic_shared_memory, sizes["local"], observer, self.skipped,
+            start + self.dynamic_shared_memory, sizes["local"], observer, self.skipped, cooperative,
         )  # fmt: skip
         if observer is not None:
             observer.launch(self, arguments, originals, memory)

@@ -113,7 +113,7 @@ _PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)(?:\s+\.ptr(?:\s+\.\w+)?(?:\s+\.align\s+\d+)?)?\s+([\w$]+)(?:\[(\d+)\])?"
 )
 _LABEL = re.compile(r"([A-Za-z_$%][\w$%]*)\s*:(?!:)\s*")
-_SPECIAL = re.compile(r"%(tid|ntid|ctaid|nctaid)\.[xyz]$|%(laneid|warpid|nwarpid|lanemask_\w+|dynamic_smem_size)$")
+_SPECIAL = re.compile(r"%(tid|ntid|ctaid|nctaid)\.[xyz]$|%(laneid|warpid|nwarpid|envreg[12]|lanemask_\w+|dynamic_smem_size)$")
 _FLOATING = re.compile(r"0([fFdD])([0-9a-fA-F]+)$")
 _INTEGER = re.compile(r"-?(0[xX][0-9a-fA-F]+|\d+)U?$")
 
@@ -377,6 +377,8 @@ class _Body:
         register = self._register(text)
         if register is not None:
             return register
+        if text == "%globaltimer" and "mbarrier." in self._module:
+            return Immediate(0, 0)  # how long a barrier has waited: not yet long
         if text.startswith("%"):
             why = next((why for pattern, why in _ON_A_GPU if re.match(pattern, text)), f"the register {text}")
             raise NotImplementedError(f"line {self._line} needs a GPU: {why}")

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from helpers.instruments.cuda.memory import GRID_BARRIER
 from helpers.instruments.cuda.sanitizer import GlobalWatch, SharedWatch, rows_of, wavefronts
 from helpers.instruments.traffic.footprint import SECTOR
 from helpers.instruments.traffic.hazards import Hazard, element
@@ -69,6 +70,8 @@ class CudaMeter:
         self._racing = self._global.access(segment, size, kind, self._machine.spaces.strong, threads, offsets, nbytes)
         if self._racing is not None and kind != "write":
             self._race(number, segment, threads, offsets, self._racing.lanes, self._racing.others)
+        if segment.name == GRID_BARRIER:
+            return
         if segment not in self._operands:
             self._variable(kind, number, segment, threads, offsets, nbytes)
             return
