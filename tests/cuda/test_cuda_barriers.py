@@ -21,7 +21,8 @@ extern "C" __global__ void uneven(float* x) {
   auto grid = cg::this_grid();
   __shared__ float s[64];
   if (blockIdx.x % 2) {
-    for (int k = 0; k < 5; k++) { s[threadIdx.x] = k; __syncthreads(); x[blockIdx.x] = s[63 - threadIdx.x]; }
+    for (int k = 0; k < 5; k++) { s[threadIdx.x] = k; __syncthreads(); x[blockIdx.x] = s[63 - threadIdx.x];
+      __syncthreads(); }
   }
   SYNC;
   if (grid.thread_rank() == 0) for (int b = 1; b < gridDim.x; b++) x[0] += x[b];
@@ -89,7 +90,8 @@ SOUND = {
     "arrive and wait": "s[0][t] = x[t]; full.arrive_and_wait(); y[t] = s[0][t ^ 32];",
     "in two halves": "s[0][t] = x[t]; auto token = full.arrive(); float v = x[t ^ 32] * 0; full.wait(std::move(token));"
     " y[t] = s[0][t ^ 32] + v;",
-    "many phases": "for (int k = 0; k < 5; k++) { s[k % 2][t] = x[t]; full.arrive_and_wait(); y[t] = s[k % 2][t ^ 32]; }",
+    "many phases": "for (int k = 0; k < 5; k++) { s[k % 2][t] = x[t]; full.arrive_and_wait();"
+    " y[t] = s[k % 2][t ^ 32]; }",
     "a copy": "cuda::memcpy_async(&s[0][t], &x[t], sizeof(float), full); full.arrive_and_wait(); y[t] = s[0][t ^ 32];",
     "two stages of copies": """
       cuda::memcpy_async(&s[0][t], &x[t], sizeof(float), full);
@@ -102,17 +104,24 @@ SOUND = {
       y[t] += s[1][t ^ 32] - s[0][t ^ 32];""",
     "warps that produce and warps that consume": """
       if (t < 32) {
-        for (int k = 0; k < 2; k++) { s[0][t] = x[32 + t]; s[0][32 + t] = x[t]; full.arrive(); empty.arrive_and_wait(); }
+        for (int k = 0; k < 2; k++) {
+          s[0][t] = x[32 + t]; s[0][32 + t] = x[t];
+          (void)full.arrive();
+          empty.arrive_and_wait();
+        }
       } else {
-        for (int k = 0; k < 2; k++) { full.arrive_and_wait(); y[t] = s[0][t]; y[t - 32] = s[0][t - 32]; empty.arrive(); }
+        for (int k = 0; k < 2; k++) {
+          full.arrive_and_wait();
+          y[t] = s[0][t]; y[t - 32] = s[0][t - 32];
+          (void)empty.arrive();
+        }
       }""",
 }
 
 
 def ran(statements):
     x, y = torch.randn(64), torch.empty(64)
-    source = HEAD.replace("__global__", "#include <cuda/std/utility>\nnamespace std { using cuda::std::move; }\n__global__")
-    return x, y, measure(cuda_kernel(source + statements + "}", "k")[1, 64], x, y)
+    return x, y, measure(cuda_kernel(HEAD + statements + "}", "k")[1, 64], x, y)
 
 
 @pytest.mark.parametrize("name", SOUND)
@@ -123,12 +132,13 @@ def test_barriers_of_shared_memory(name):
 
 
 FAULTY = {
-    "arrived without waiting": ("s[0][t] = x[t]; full.arrive(); y[t] = s[0][t ^ 32];", "race"),
+    "arrived without waiting": ("s[0][t] = x[t]; (void)full.arrive(); y[t] = s[0][t ^ 32];", "race"),
     "a copy that nobody waits for": (
-        "cuda::memcpy_async(&s[0][t], &x[t], sizeof(float), full); full.arrive(); y[t] = s[0][t];", "unfinished copy",
+        "cuda::memcpy_async(&s[0][t], &x[t], sizeof(float), full); (void)full.arrive(); y[t] = s[0][t];",
+        "unfinished copy",
     ),
     "a copy at the other barrier": (
-        "cuda::memcpy_async(&s[0][t], &x[t], sizeof(float), full); full.arrive(); empty.arrive_and_wait();"
+        "cuda::memcpy_async(&s[0][t], &x[t], sizeof(float), full); (void)full.arrive(); empty.arrive_and_wait();"
         " y[t] = s[0][t ^ 32];", "unfinished copy",
     ),
 }  # fmt: skip

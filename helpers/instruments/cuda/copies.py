@@ -93,7 +93,7 @@ class Copies:
             last[thread] = max(last[thread], started)
         self.arrive(lambda copy: copy.number <= last[copy.threads])
         at = np.array([place for place, _, _ in arriving])
-        mbarriers.arrive(self._machine, self._memory[8], at, np.ones(at.size, np.int64))
+        mbarriers.arrive(self._memory[8], at, np.ones(at.size, np.int64))
 
     def arrive(self, which) -> None:
         """Let copies arrive: which(copy) says for which of its threads."""

@@ -455,7 +455,7 @@ class CudaLaunch:
         }
         special["%dynamic_smem_size"] = self.dynamic_shared_memory
         special["%nwarpid"] = -(-int(np.prod(self.block)) // WARP)
-        cooperative = GRID_SYNC <= program.special.keys()
+        cooperative = program.special.keys() >= GRID_SYNC
         if cooperative:
             barrier = memory.variable(GRID_BARRIER, bytes(16))
             special |= {"%envreg1": barrier >> 32, "%envreg2": barrier & 0xFFFFFFFF}

@@ -1,8 +1,8 @@
 """Barriers in shared memory (mbarrier, which cuda::barrier is made of): arrive, and wait for a phase to be complete.
 
 A barrier is one 64-bit word: bits 0 to 19 how many arrivals the phase still lacks, 20 to 39 how many it asks for, from
-40 on its number. When a phase is complete the observer takes it for a barrier of the whole block: accesses that the
-threads of one block make around an mbarrier of only some of them are not found to race.
+40 on its number. When a thread first sees that a phase is complete, the observer takes it for a barrier of the whole
+block: a race is not found if another thread of the block has waited where the racing one should have.
 """
 
 import numpy as np
@@ -56,17 +56,16 @@ def _arrive(decoder, instruction, how, space, rest):
         counts[here] = value(machine, count, threads, here.size)
         for these, memory, offsets in place.resolve(machine, threads, "atomic"):
             chosen = everyone(machine, these)
-            before = arrive(machine, memory[8], offsets >> 3, counts[chosen], how == "arrive_drop")
+            before = arrive(memory[8], offsets >> 3, counts[chosen], how == "arrive_drop")
             if out is not None:
                 store(machine, out, these, before)
 
     return step
 
 
-def arrive(machine, words: np.ndarray, places: np.ndarray, counts: np.ndarray, drops: bool = False) -> np.ndarray:
+def arrive(words: np.ndarray, places: np.ndarray, counts: np.ndarray, drops: bool = False) -> np.ndarray:
     """Arrive at barriers, and complete phases; return each thread's barrier as it was."""
     before = words[places]
-    complete = []
     for place in np.unique(places):
         word = int(words[place])
         lacking, asked, phase = word & int(_COUNT), word >> 20 & int(_COUNT), word >> 40
@@ -74,11 +73,8 @@ def arrive(machine, words: np.ndarray, places: np.ndarray, counts: np.ndarray, d
         asked -= came if drops else 0
         lacking -= came
         if lacking <= 0:
-            complete.append(int(place) * 8 // machine.shared_size)
             lacking, phase = asked, phase + 1
         words[place] = phase << 40 | asked << 20 | lacking
-    if complete and machine.observer is not None:
-        machine.observer.block_synchronised(np.unique(complete))
     return before
 
 
@@ -101,6 +97,7 @@ def _wait(decoder, instruction, how, space, rest):
             now, asked = memory[8][places] >> _PHASE, tokens[everyone(machine, these)]
             complete = (now & np.uint64(1)) != asked if parity else now != asked >> _PHASE
             store(machine, ("pred", holds.slot), these, complete)
+            machine.spaces.phases_seen(places[complete], now[complete])
 
     return step
 

@@ -113,7 +113,9 @@ _PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)(?:\s+\.ptr(?:\s+\.\w+)?(?:\s+\.align\s+\d+)?)?\s+([\w$]+)(?:\[(\d+)\])?"
 )
 _LABEL = re.compile(r"([A-Za-z_$%][\w$%]*)\s*:(?!:)\s*")
-_SPECIAL = re.compile(r"%(tid|ntid|ctaid|nctaid)\.[xyz]$|%(laneid|warpid|nwarpid|envreg[12]|lanemask_\w+|dynamic_smem_size)$")
+_SPECIAL = re.compile(
+    r"%(tid|ntid|ctaid|nctaid)\.[xyz]$|%(laneid|warpid|nwarpid|envreg[12]|lanemask_\w+|dynamic_smem_size)$"
+)
 _FLOATING = re.compile(r"0([fFdD])([0-9a-fA-F]+)$")
 _INTEGER = re.compile(r"-?(0[xX][0-9a-fA-F]+|\d+)U?$")
 

@@ -25,11 +25,23 @@ class Spaces:
         self._shared = self._poisoned(machine.blocks * self.shared_size)
         self.local = self._poisoned(machine.threads * self.local_size)
         self.copies = Copies(machine, self._shared)
+        self._phases: dict[int, int] = {}  # of mbarriers, as their threads last saw them complete
         self.strong = False  # whether the access that is made is volatile, or orders others
 
     def shared_words(self) -> np.ndarray:
         """Shared memory of the blocks that run together as fp32 numbers, block after block."""
         return self._shared[4].view(np.float32)
+
+    def phases_seen(self, places: np.ndarray, phases: np.ndarray) -> None:
+        """Tell the observer of phases of mbarriers, by their words of 8 bytes, that threads see complete."""
+        new = {}
+        for place, phase in zip(places.tolist(), phases.tolist(), strict=True):
+            if self._phases.get(place) != phase:
+                new[place] = phase
+        if new and self._machine.observer is not None:
+            blocks = [place * 8 // self.shared_size for place in new]
+            self._machine.observer.block_synchronised(np.unique(blocks))
+        self._phases |= new
 
     def shared_array(self, byte: int) -> tuple[str, int]:
         """The name of the array in shared memory that holds a byte of a block, and the byte within the array."""
