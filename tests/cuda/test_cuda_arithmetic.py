@@ -320,7 +320,7 @@ def test_other_modifiers_are_unknown():
     for name in (
         "add.rn.f64x",
         "mul.wide.u64",
-        "fma.rz.f64",
+        "fma.rz.f16",
         "add.cc.u32",
         "cvt.rn.satfinite.e4m3x2.f32",
         "set.lt.f32",

@@ -289,3 +289,17 @@ def test_headers_that_nvrtc_has_built_in_may_be_named():
     assert "k.cu(2): error" in str(failure.value)
     with pytest.raises(ValueError, match="NVIDIA's own headers"):
         cuda_kernel("#include <vector>\n" + ADD, "add")
+
+
+def test_copies_of_tma_are_refused_in_one_line():
+    source = """#include <cuda/barrier>
+    __global__ void k(const float* x, float* y) {
+      __shared__ alignas(16) float s[64];
+      __shared__ cuda::barrier<cuda::thread_scope_block> b;
+      if (threadIdx.x == 0) {
+        init(&b, 1);
+        cuda::device::memcpy_async_tx(s, x, cuda::aligned_size_t<16>(256), b);
+      }
+    }"""
+    with pytest.raises(NotImplementedError, match=r"line 7, `.*` needs a GPU: TMA copies are not executed here; copy"):
+        cuda_kernel(source, "k")[1, 64](torch.zeros(64), torch.zeros(64))

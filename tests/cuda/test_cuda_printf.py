@@ -63,6 +63,18 @@ def test_formats_are_those_of_c(text, kinds, values):
     assert printing.formatted(text, memory, None) == (buffer.value.decode(), len(values))
 
 
+def test_strings_of_the_threads_own(capsys):
+    source = """__global__ void k(float* x) {
+      __shared__ char shared[8];
+      char local[4] = {'o', 'k', (char)(x[threadIdx.x] > 0 ? '!' : '?'), 0};
+      if (threadIdx.x == 0) for (int i = 0; i < 4; i++) shared[i] = "abc"[i];
+      __syncthreads();
+      printf("%s %s\\n", local, shared);
+    }"""
+    cuda_kernel(source, "k")[1, 2](torch.tensor([0.0, 1.0]))
+    assert capsys.readouterr().out == "ok? abc\nok! abc\n"
+
+
 def test_output_without_end_is_cut(monkeypatch, capsys):
     monkeypatch.setattr(printing, "MOST", 100)
     cuda_kernel('__global__ void k(float* x) { printf("line %d\\n", threadIdx.x); }', "k")[1, 64](torch.zeros(1))

@@ -37,6 +37,21 @@ FENCES = (
 )
 
 
+# What the executor does not cover and courses do use: the start of an instruction's name -> what it is, and what to do.
+NEED_A_GPU = {
+    "cp.async.bulk": "TMA copies are not executed here; copy with __pipeline_memcpy_async or plain loads",
+    "mbarrier.arrive.expect_tx": "TMA copies are not executed here; copy with __pipeline_memcpy_async or plain loads",
+    "wgmma": "Hopper's warpgroup products are not executed here; use wmma of <mma.h> or mma.sync",
+    "tcgen05": "Blackwell's tensor memory is not executed here; use wmma of <mma.h> or mma.sync",
+    "tex": "textures are not executed here; read global memory",
+    "tld4": "textures are not executed here; read global memory",
+    "suld": "surfaces are not executed here; read global memory",
+    "sust": "surfaces are not executed here; write global memory",
+    "mapa": "thread block clusters are not executed here; use plain blocks",
+    "barrier.cluster": "thread block clusters are not executed here; use plain blocks",
+}
+
+
 class Decoder:
     """Decodes one program for one launch.
 
@@ -63,6 +78,11 @@ class Decoder:
         try:
             step = self._decode(instruction)
         except (UnknownInstructionError, KeyError, IndexError):
+            for start, why in NEED_A_GPU.items():
+                if instruction.name.startswith(start):
+                    raise NotImplementedError(
+                        f"line {instruction.line} needs a GPU: {why} ({instruction.name})"
+                    ) from None
             raise NotImplementedError(
                 f"the executor does not cover {instruction.name}, line {instruction.line}: `{instruction.text}`; "
                 "run this kernel on a GPU"

@@ -9,7 +9,7 @@ import numpy as np
 
 from helpers.instruments.cuda.barriers import Barriers
 from helpers.instruments.cuda.basic_blocks import BARRIERS, Basic, basic_blocks
-from helpers.instruments.cuda.memory import GlobalMemory
+from helpers.instruments.cuda.memory import LOCAL_WINDOW, SHARED_WINDOW, GlobalMemory
 from helpers.instruments.cuda.operation import DTYPES, REGISTERS
 from helpers.instruments.cuda.printing import Printer
 from helpers.instruments.cuda.ptx import Program, PtxInstruction
@@ -251,9 +251,17 @@ class Machine:
         if self.observer is not None:
             self.observer.warp_synchronised(threads)
 
-    def text_at(self, address: int) -> str:
-        """A C string in global memory."""
-        return self._memory.bytes_at(address).split(b"\0", 1)[0].decode(errors="replace")
+    def text_at(self, address: int, thread: int) -> str:
+        """A C string, in any memory that the thread can name."""
+        inside = address & (SHARED_WINDOW - 1)
+        if address >= LOCAL_WINDOW:
+            raw = self.local_bytes(thread, inside)
+        elif address >= SHARED_WINDOW:
+            start = thread // self._padded * self.shared_size
+            raw = self.spaces.shared_words().view(np.uint8)[start : start + self.shared_size][inside:].tobytes()
+        else:
+            raw = self._memory.bytes_at(address)
+        return raw.split(b"\0", 1)[0].decode(errors="replace")
 
     def local_bytes(self, thread: int, offset: int) -> bytes:
         """A thread's local memory from an offset on."""

@@ -44,11 +44,13 @@ def step(decoder, instruction: PtxInstruction):
         here = everyone(machine, threads)
         texts = value(machine, text, threads, here.size).astype(np.uint64)
         places = value(machine, values, threads, here.size).astype(np.uint64)
-        formats = {int(each): machine.text_at(int(each)) for each in np.unique(texts)}
+        formats = {int(each): machine.text_at(int(each), int(here[0])) for each in np.unique(texts)}
         counts = np.zeros(here.size, np.uint32)
         for at, (thread, address, place) in enumerate(zip(here.tolist(), texts.tolist(), places.tolist(), strict=True)):
             memory = machine.local_bytes(thread, place & (SHARED_WINDOW - 1)) if place >= LOCAL_WINDOW else b""
-            line, counts[at] = formatted(formats[address], memory, machine.text_at)
+            line, counts[at] = formatted(
+                formats[address], memory, lambda of, thread=thread: machine.text_at(of, thread)
+            )
             machine.printer.write(line)
         if result is not None:
             store(machine, ("b32", result.slot), threads, counts)

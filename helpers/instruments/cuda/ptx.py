@@ -379,7 +379,7 @@ class _Body:
         register = self._register(text)
         if register is not None:
             return register
-        if text == "%globaltimer" and "mbarrier." in self._module:
+        if text == "%globaltimer" and "nanosleep" in self._module:
             return Immediate(0, 0)  # how long a barrier has waited: not yet long
         if text.startswith("%"):
             why = next((why for pattern, why in _ON_A_GPU if re.match(pattern, text)), f"the register {text}")
