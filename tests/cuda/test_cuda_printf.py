@@ -88,3 +88,10 @@ def test_printf_returns_how_many_values_it_printed():
     source = '__global__ void k(int* x) { x[threadIdx.x] = printf("%d %d\\n", 1, 2); }'
     cuda_kernel(source, "k")[1, 2](out)
     assert out.tolist() == [2, 2]
+
+
+def test_a_table_of_strings(capsys):
+    source = """__device__ const char* names[2] = {"even", "odd"};
+    __global__ void k() { printf("%d is %s\\n", threadIdx.x, names[threadIdx.x % 2]); }"""
+    cuda_kernel(source, "k")[1, 2]()
+    assert capsys.readouterr().out == "0 is even\n1 is odd\n"

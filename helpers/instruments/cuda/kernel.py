@@ -446,6 +446,9 @@ class CudaLaunch:
             else:
                 start = -(-sizes[variable.space] // variable.align) * variable.align
                 symbols[name], sizes[variable.space] = start, start + variable.size
+        for name, variable in program.variables.items():
+            for byte, named, past in variable.addresses:
+                memory.fill(symbols[name] + byte, (symbols[named] + past).to_bytes(8, "little"))
         start = -(-sizes["shared"] // 16) * 16 if dynamic else sizes["shared"]
         symbols |= dict.fromkeys(dynamic, start)
         special = {

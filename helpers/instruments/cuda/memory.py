@@ -98,6 +98,12 @@ class GlobalMemory:
             inside |= (offsets >= start) & (offsets + nbytes <= end)
         return segment, offsets, inside
 
+    def fill(self, address: int, contents: bytes) -> None:
+        """Write into a variable before the launch."""
+        segment = self.segments[(address >> STORAGE_BITS) - 1]
+        at = address - segment.base
+        segment.memory[at : at + len(contents)] = np.frombuffer(contents, np.uint8)
+
     def bytes_at(self, address: int) -> bytes:
         """What a storage holds from an address on; nothing where none is."""
         place = (address >> STORAGE_BITS) - 1

@@ -76,6 +76,7 @@ class Variable:
     align: int
     size: int  # bytes; 0 for dynamic shared memory
     initial: bytes | None
+    addresses: tuple[tuple[int, str, int], ...] = ()  # (byte, variable whose generic address is there, bytes past it)
 
 
 @dataclass
@@ -177,8 +178,9 @@ def _declare(program: Program, match: re.Match) -> None:
     size = width(type)
     for count in re.findall(r"\[(\d*)\]", dimensions):
         size *= int(count or 0)
-    contents = None
+    contents, addresses = None, ()
     if initial is not None:
+        initial, addresses = _without_addresses(initial, width(type))
         values = [int(value, 0) for value in re.findall(r"-?(?:0x[0-9a-fA-F]+|\d+)(?![\w.])", initial)]
         if re.search(r"[A-Za-z_$]", re.sub(r"0[xX][0-9a-fA-F]+", "", initial)):
             raise NotImplementedError(f"the executor cannot fill {name} with an address: fill it in the kernel")
@@ -186,7 +188,23 @@ def _declare(program: Program, match: re.Match) -> None:
         contents = b"".join((value % (1 << (8 * each))).to_bytes(each, "little") for value in values).ljust(size, b"\0")
     elif space in ("global", "const"):
         contents = bytes(size)
-    program.variables[name] = Variable(space, int(align or width(type)), size, contents)
+    program.variables[name] = Variable(space, int(align or width(type)), size, contents, addresses)
+
+
+_POINTER = re.compile(r"(?:generic\(([$_A-Za-z][\w$]*)\)|(?<![\w.(])([$_A-Za-z][\w$]*))(?:\s*\+\s*(\d+))?")
+
+
+def _without_addresses(initial: str, each: int) -> tuple[str, tuple]:
+    """The values with 0 for every address of a variable, and the addresses as Variable has them."""
+    if each != 8 or "(" in re.sub(r"generic\([\w$]*\)", "", initial):
+        return initial, ()
+    values = initial.strip().strip("{}").split(",")
+    found = []
+    for place, text in enumerate(values):
+        if match := _POINTER.fullmatch(text.strip()):
+            found.append((place * each, match[1] or match[2], int(match[3] or 0)))
+            values[place] = "0"
+    return ", ".join(values), tuple(found)
 
 
 class _Body:
