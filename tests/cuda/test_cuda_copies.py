@@ -92,6 +92,19 @@ def test_a_copy_that_is_not_waited_for_is_named(name):
     assert re.search(said, str(hazards[0]))
 
 
+def test_what_a_copy_reads_is_not_to_be_written_before_the_wait():
+    source = HEAD.replace("const float* x", "float* x") + COPY + "__pipeline_commit();\n%s\n%s\ny[t] = tile[0][t]; }"
+    for first, second, kinds in (
+        ("x[t] = -1;", "__pipeline_wait_prior(0);", ["unfinished copy"]),
+        ("__pipeline_wait_prior(0);", "x[t] = -1;", []),
+        ("x[64 + t] = -1;", "__pipeline_wait_prior(0);", []),
+    ):
+        x, y = torch.arange(1.0, 257), torch.zeros(256)
+        found = measure(cuda_kernel(source % (first, second), "k")[1, 64], x, y).hazards
+        assert [hazard.kind for hazard in found] == kinds
+        assert all("what the cp.async into tile in line 5" in str(hazard) for hazard in found)
+
+
 def test_what_is_read_before_the_wait_is_the_old_value():
     x, y, _ = ran("tile[0][t] = 7;\n" + COPY + "__pipeline_commit();\ny[t] = tile[0][t];\n__pipeline_wait_prior(0);\n"
                   "y[64 + t] = tile[0][t];")  # fmt: skip

@@ -249,6 +249,7 @@ def _copy(decoder, instruction: PtxInstruction):
     def step(machine, threads):
         here = everyone(machine, threads)
         data = np.zeros((machine.threads, nbytes // 4), np.uint32)
+        source, memory = np.full(machine.threads, -1), None
         asked = value(machine, wanted, threads, here.size)
         reading = here[asked > 0]
         if reading.size:
@@ -257,9 +258,10 @@ def _copy(decoder, instruction: PtxInstruction):
                 words = memory[4][(offsets >> 2)[:, None] + np.arange(nbytes // 4)]
                 kept = np.arange(nbytes // 4) * 4 < asked[np.searchsorted(here, chosen)][:, None]
                 data[chosen] = np.where(kept, words, np.uint32(0))
+                source[chosen] = offsets >> 2
         for these, _, offsets in to.resolve(machine, threads, "copy"):
             chosen = everyone(machine, these)
-            machine.spaces.copies.start(instruction.line, chosen, offsets, data[chosen])
+            machine.spaces.copies.start(instruction.line, chosen, offsets, data[chosen], source[chosen], memory)
 
     return step
 

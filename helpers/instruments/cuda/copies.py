@@ -24,9 +24,11 @@ class Copy(NamedTuple):
     data: np.ndarray  # words
     group: np.ndarray  # how many groups each thread had committed before
     number: np.ndarray  # of all copies, in the order of their start
+    source: np.ndarray  # the first word it reads of global memory; -1: none
+    memory: dict | None  # by item size, the memory that the source is in
 
     def of(self, chosen: np.ndarray) -> "Copy":
-        return Copy(self.line, *(each[chosen] for each in self[1:]))
+        return Copy(self.line, *(each[chosen] for each in self[1:-1]), self.memory)
 
     @property
     def words(self) -> np.ndarray:
@@ -53,9 +55,10 @@ class Copies:
     def __bool__(self) -> bool:
         return bool(self._under_way)
 
-    def start(self, line: int, threads: np.ndarray, offsets: np.ndarray, data: np.ndarray) -> None:
+    def start(self, line: int, threads, offsets, data, source, memory) -> None:
         self._started += 1
-        copy = Copy(line, threads, offsets, data, self._committed[threads], np.full(threads.size, self._started))
+        number = np.full(threads.size, self._started)
+        copy = Copy(line, threads, offsets, data, self._committed[threads], number, source, memory)
         self._under_way.append(copy)
         self._filled[copy.words] = True
 
@@ -136,6 +139,25 @@ class Copies:
         self._machine.hazard("unfinished copy", line, where + self._advice(copy, at), int(here[first]),
                              int(touched.sum()))  # fmt: skip
         return True
+
+    def check_source(self, line: int, threads: np.ndarray, memory: dict, offsets: np.ndarray, nbytes: int) -> None:
+        """Report a write to global memory that a copy under way still reads."""
+        words = np.unique(np.concatenate([offsets, offsets + nbytes - 1]) // _WORD)
+        for copy in self._under_way:
+            if copy.memory is not memory or copy.source.max() < words[0] - 3 or copy.source.min() > words[-1]:
+                continue
+            read = copy.source[:, None] + np.arange(copy.data.shape[1])
+            hit = np.isin(read, words).any(1) & (copy.source >= 0)
+            if hit.any():
+                at = int(np.flatnonzero(hit)[0])
+                array, _ = self._machine.spaces.shared_array(int(copy.offsets[at]) % self._machine.spaces.shared_size)
+                where = (
+                    f"what the cp.async into {array} in line {copy.line} reads is written before it was waited for: "
+                )
+                self._machine.hazard(
+                    "unfinished copy", line, where + self._advice(copy, at), int(threads[0]), int(hit.sum())
+                )
+                return
 
     def _of(self, copy: Copy, at: int):
         return self._machine.where(int(copy.threads[at]))[1]

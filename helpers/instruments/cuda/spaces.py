@@ -74,6 +74,8 @@ class Spaces:
                 return
         if self._machine.observer is not None:
             self._machine.observer.access(kind, line, segment, here, offsets, nbytes)
+            if kind != "read" and self.copies:
+                self.copies.check_source(line, here, segment.views, offsets, nbytes)
         yield threads, segment.views, offsets
 
     def shared_access(self, kind, line, threads, here, addresses, nbytes):
