@@ -62,10 +62,6 @@ def launch(launch, arguments: tuple) -> None:
             return argument.data_ptr() if isinstance(argument, torch.Tensor) else launch.number(argument, *parameter)
 
         values = [passed(argument, parameter) for argument, *parameter in declared]
-        config = LaunchConfig(
-            grid=launch.grid,
-            block=launch.block,
-            shmem_size=launch.dynamic_shared_memory,
-            is_cooperative=launch.cooperative,
-        )
+        together = {"is_cooperative": True} if launch.cooperative else {}
+        config = LaunchConfig(grid=launch.grid, block=launch.block, shmem_size=launch.dynamic_shared_memory, **together)
         start(_Stream(torch.cuda.current_stream()), config, kernel, *values)

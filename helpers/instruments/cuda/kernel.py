@@ -13,7 +13,11 @@ is executed on the CPU (executor.py); an instruction that is not covered is refu
     NaN                         is NaN, with other bits
     atomics on floats           in thread order, one of the orders a GPU may choose
     cp.async                    reads global memory when it starts, and fills shared memory when it is waited for
-    blocks                      run a few at a time: one must not wait for another that comes much later
+    wmma                        lanes hold other elements of a fragment than a GPU's; sums as in mma
+    mbarrier                    orders the whole block once one of its threads has waited
+    printf                      prints in the threads' order, on Python's standard output; a GPU's goes to the process'
+    blocks                      run a few at a time: one must not wait for another that comes much later, unless the
+                                kernel calls grid.sync(), which lets them all run at once
 """
 
 import inspect
