@@ -29,7 +29,7 @@ Steps take what they compute from:
 `kernel` lists the differences from a GPU. To add an instruction, start at the table in `decode` and run `pytest
 tests/cuda/test_cuda_coverage.py`.
 
-Of CUDA C++ as it is written, these run without a GPU:
+These parts of CUDA C++ run without a GPU:
 
     arguments        tensors, numbers within the range of their type, lists of tensors for arrays of pointers
     library          printf and assert; the functions of <cmath> in float and double; CUB's primitives of blocks and
@@ -38,8 +38,8 @@ Of CUDA C++ as it is written, these run without a GPU:
     barriers         cooperative groups up to the grid, with grid.sync(); cuda::barrier of a block
     tensor cores     wmma fragments of <mma.h>, mma.sync
 
-and these are refused in one line that says what to do instead: structs by value, malloc, clocks, clusters, TMA's bulk
-copies, wgmma, textures, Thrust.
+Structs by value, malloc, clocks, clusters, TMA's bulk copies, wgmma, textures and Thrust raise an error of one line,
+which names an alternative.
 
 The PTX instructions that the executor supports, by the name before the first dot. Any other instruction, and any
 unsupported modifier, is refused by name before the kernel starts.

@@ -1,7 +1,7 @@
 """Asynchronous copies from global to shared memory (cp.async), which are complete only once they are waited for.
 
 A thread's copies belong to the group that it commits next. Their bytes arrive in shared memory when the thread waits
-for the group; until then shared memory holds what it held before, and whoever touches those bytes is reported.
+for the group. Until then shared memory keeps its old values, and an access to those bytes is reported.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ import numpy as np
 from helpers.instruments.cuda import mbarriers
 from helpers.instruments.cuda.warp import everyone
 
-_WORD = 4  # bytes: the smallest copy, and what every copy is a multiple of
+_WORD = 4  # bytes: the smallest copy; larger ones are multiples of it
 HOW = "__pipeline_wait_prior or cp.async.wait_group"
 
 
@@ -50,7 +50,7 @@ class Copies:
         self._attached: list[tuple] = []  # arrivals at an mbarrier: (its place, thread, the thread's copies before)
         self._committed = np.zeros(machine.threads, np.int64)  # groups
         self._left = np.full(machine.threads, -1)  # groups that a thread's last wait allowed to be unfinished
-        self._filled = np.zeros(memory[_WORD].size, bool)  # words that a copy under way will fill
+        self._filled = np.zeros(memory[_WORD].size, bool)  # words that an unfinished copy will fill
 
     def __bool__(self) -> bool:
         return bool(self._under_way)
@@ -76,15 +76,15 @@ class Copies:
         self.arrive(lambda copy: waiting[copy.threads] & (copy.group < self._committed[copy.threads] - (left or 0)))
 
     def attach(self, threads: np.ndarray, places: np.ndarray, counted: bool) -> None:
-        """Let each thread's copies so far arrive at an mbarrier when they are complete. places: of the barriers, in
-        words of 8 bytes; counted: whether the barrier's count has these arrivals in it."""
+        """Let each thread's copies so far arrive at an mbarrier when they are complete. places: the barriers' places,
+        counted in words of 8 bytes; counted: whether the barrier's count includes these arrivals."""
         if not counted:
             np.add.at(self._memory[8], places, np.uint64(1))  # one more is lacking, until the copies arrive
         for place, thread in zip(places.tolist(), threads.tolist(), strict=True):
             self._attached.append((place, thread, self._started))
 
     def arrive_at(self, places: np.ndarray) -> None:
-        """Complete what is to arrive at these mbarriers, for whose phase a thread waits."""
+        """Finish the copies attached to these mbarriers, because a thread waits there."""
         if not self._attached:
             return
         arriving = [each for each in self._attached if each[0] in places]
@@ -99,7 +99,7 @@ class Copies:
         mbarriers.arrive(self._memory[8], at, np.ones(at.size, np.int64))
 
     def arrive(self, which) -> None:
-        """Let copies arrive: which(copy) says for which of its threads."""
+        """Let copies arrive: which(copy) is a mask over its threads."""
         copies, self._under_way = self._under_way, []
         arrived = False
         for copy in copies:
@@ -121,7 +121,7 @@ class Copies:
             observer.landed(copy.line, copy.threads, copy.offsets, _WORD * copy.data.shape[1])
 
     def check(self, kind: str, line: int, threads, offsets: np.ndarray, nbytes: int) -> bool:
-        """Report an access to bytes that a copy under way will fill; return whether there is one."""
+        """Report an access to bytes that an unfinished copy will fill; return whether there is one."""
         words = offsets // _WORD
         touched = self._filled[words]
         for more in range(1, -(-nbytes // _WORD)):
@@ -141,7 +141,7 @@ class Copies:
         return True
 
     def check_source(self, line: int, threads: np.ndarray, memory: dict, offsets: np.ndarray, nbytes: int) -> None:
-        """Report a write to global memory that a copy under way still reads."""
+        """Report a write to global memory that an unfinished copy still reads."""
         words = np.unique(np.concatenate([offsets, offsets + nbytes - 1]) // _WORD)
         for copy in self._under_way:
             if copy.memory is not memory or copy.source.max() < words[0] - 3 or copy.source.min() > words[-1]:

@@ -37,7 +37,7 @@ FENCES = (
 )
 
 
-# What the executor does not cover and courses do use: the start of an instruction's name -> what it is, and what to do.
+# Instructions that the executor doesn't support: the start of their name -> the feature, and an alternative.
 NEED_A_GPU = {
     "cp.async.bulk": "TMA copies are not executed here; copy with __pipeline_memcpy_async or plain loads",
     "mbarrier.arrive.expect_tx": "TMA copies are not executed here; copy with __pipeline_memcpy_async or plain loads",

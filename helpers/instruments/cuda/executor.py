@@ -264,7 +264,7 @@ class Machine:
         return raw.split(b"\0", 1)[0].decode(errors="replace")
 
     def local_bytes(self, thread: int, offset: int) -> bytes:
-        """A thread's local memory from an offset on."""
+        """A thread's local memory, starting at an offset."""
         return self.spaces.local[1][thread * self.local_size :][offset : self.local_size].tobytes()
 
     def where(self, thread: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:

@@ -128,7 +128,7 @@ def directed64(name: str, mode: str):
     }
 
     def above(result: float, values) -> int:
-        """Whether the exact result is above (1), below (-1) or at the rounded one (0)."""
+        """1 if the exact result is above the rounded one, -1 if it is below, 0 if they are equal."""
         if not all(map(math.isfinite, values)) or math.isnan(result):
             return 0
         if math.isinf(result):

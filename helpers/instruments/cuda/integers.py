@@ -227,7 +227,7 @@ def _insert(modifiers, type):
 
 
 def _mask(modifiers, type):
-    """bmsk: a number of ones from a bit on."""
+    """bmsk: a run of ones that starts at a given bit."""
 
     def masked(position, length):
         position, length = np.asarray(position).astype(np.uint64), np.asarray(length).astype(np.uint64)

@@ -87,8 +87,8 @@ def cuda_kernel(
 
 
 class DeclaredParameter:
-    """One parameter as the source declares it: its name, the C++ type without qualifiers or what it points to ("": not
-    known), and that type's dtype where there is one."""
+    """One parameter as the source declares it: its name, the C++ type without qualifiers and asterisks ("" if the
+    source cannot be parsed), and that type's dtype if it has one."""
 
     def __init__(self, name: str, declared: str):
         self.name = name
@@ -325,7 +325,7 @@ class CudaLaunch:
 
     @property
     def cooperative(self) -> bool:
-        """Whether the kernel synchronises its whole grid, whose blocks must then all run at once."""
+        """True if the kernel calls grid.sync(): then all of its blocks must run at once."""
         return all(name in self.kernel.ptx for name in GRID_SYNC)
 
     def _check_resident(self) -> None:

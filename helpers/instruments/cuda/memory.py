@@ -105,7 +105,7 @@ class GlobalMemory:
         segment.memory[at : at + len(contents)] = np.frombuffer(contents, np.uint8)
 
     def bytes_at(self, address: int) -> bytes:
-        """What a storage holds from an address on; nothing where none is."""
+        """The bytes of a storage, starting at an address; empty if no storage is there."""
         place = (address >> STORAGE_BITS) - 1
         if not 0 <= place < len(self.segments):
             return b""

@@ -59,8 +59,12 @@ def step(decoder, instruction: PtxInstruction):
 
 
 def formatted(text: str, memory: bytes, text_at) -> tuple[str, int]:
-    """What printf prints, and how many values it took. memory: the values as C aligns them; text_at: a string by its
-    address."""
+    """(the text that printf writes, the number of values it used).
+
+    Args:
+        memory: the values, aligned as C aligns them.
+        text_at: returns the string at an address.
+    """
     taken = count = 0
 
     def take(size: int) -> bytes:

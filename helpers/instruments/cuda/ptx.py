@@ -95,7 +95,7 @@ class Program:
 
 CARRYING = ("addc", "subc", "madc")
 _HEAP = ("malloc", "free")
-# Special registers that only a GPU has, by what a source asks of it.
+# Special registers that only a GPU has -> what the source asked for, and an alternative.
 _ON_A_GPU = (
     (r"%clock|%globaltimer", "there is no clock without one; count with `measure`, or time on a GPU"),
     (r"%cluster|%is_explicit_cluster|%nclusterid", "thread block clusters are not executed here; use plain blocks"),
