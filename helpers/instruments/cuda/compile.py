@@ -142,8 +142,8 @@ def check_includes(source: str) -> None:
         if parts[0] == "cub" and ".." not in parts and there:
             if _DEFINE.search(joined):
                 raise CompileError(
-                    f"`{match[0][:70]}`: a source that includes CUB may not have a #define: use constexpr and functions "
-                    "instead"
+                    f"`{match[0][:70]}`: a source that includes CUB may not have a #define: use constexpr and "
+                    "functions instead"
                 )
             continue
         if header.is_absolute() or {"..", *_COMPUTED} & set(parts) or not there:
