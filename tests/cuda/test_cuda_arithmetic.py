@@ -320,7 +320,7 @@ def test_other_modifiers_are_unknown():
     for name in (
         "add.rn.f64x",
         "mul.wide.u64",
-        "fma.rz.f64",
+        "fma.rz.f16",
         "add.cc.u32",
         "cvt.rn.satfinite.e4m3x2.f32",
         "set.lt.f32",
@@ -333,3 +333,11 @@ def test_odd_rounding_keeps_what_a_second_rounding_needs():
     total = floats.odd_sum(np.array([1.0]), np.array([2.0**-80]))
     assert total[0] == 1 + 2.0**-52
     assert floats.narrow(np.array([1 + 2.0**-8, 1 + 2.0**-8 + 2.0**-40]), np.dtype(bfloat16)).tolist() == [1, 1 + 2**-7]
+
+
+@given(position=st.integers(0, 70), length=st.integers(0, 70))
+def test_masks_of_bits(position, length):
+    ones = (1 << min(length, 32)) - 1
+    assert int(compute("bmsk.clamp.b32", position, length)) == ones << min(position, 32) & 0xFFFFFFFF
+    ones = (1 << length % 32) - 1
+    assert int(compute("bmsk.wrap.b32", position, length)) == ones << position % 32 & 0xFFFFFFFF

@@ -182,3 +182,19 @@ def test_misaligned_vectors_are_refused():
     source = "__global__ void k(float* x) { *(float4*)(x + 1) = make_float4(1, 2, 3, 4); }"
     with pytest.raises(RuntimeError, match="misaligned store: an access of 16 bytes at byte 4"):
         cuda_kernel(source, "k")[1, 1](torch.zeros(64))
+
+
+def test_a_barrier_may_be_the_last_that_a_thread_does():
+    y = torch.zeros(64)
+    cuda_kernel("__global__ void k(float* y) { y[threadIdx.x] = 1; __syncthreads(); }", "k")[1, 64](y)
+    assert y.all()
+
+
+def test_variables_that_hold_addresses_of_others():
+    source = """
+    __device__ int first[4] = {1, 2, 3, 4}, second[4] = {5, 6, 7, 8};
+    __device__ int* both[3] = {first, second + 1, nullptr};
+    __global__ void k(int* y) { y[threadIdx.x] = both[0][threadIdx.x] + (both[2] ? 99 : both[1][threadIdx.x]); }"""
+    y = torch.zeros(3, dtype=torch.int32)
+    cuda_kernel(source, "k")[1, 3](y)
+    assert y.tolist() == [1 + 6, 2 + 7, 3 + 8]

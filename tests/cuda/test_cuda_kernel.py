@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.instruments import CudaKernel, Resources, cuda_kernel
+from helpers.instruments import CudaKernel, Resources, cuda_kernel, measure
 
 ADD = """
 __global__ void add(const float* x, const float* y, float* out, int n) {
@@ -93,6 +93,8 @@ def test_error_is_nvrtcs_with_the_line_marked():
         '#define __THRUST_DEVICE_SYSTEM_VECTOR_HEADER "/etc/passwd"\n#include <thrust/universal_vector.h>',
         "#include <./thrust/universal_vector.h>",
         '#if __has_include("/etc/passwd")\n#endif',
+        "#include <cub/../thrust/universal_vector.h>",
+        "#include <cub/no_such_header.cuh>",
     ],
 )
 def test_no_file_but_nvidias_headers_is_included(text):
@@ -143,6 +145,43 @@ def test_a_kernel_that_is_not_there():
         cuda_kernel(ADD, "sub")
 
 
+POINTERS = "__global__ void k(%s x, float* y) { y[threadIdx.x] = x[0][threadIdx.x] + x[1][threadIdx.x]; }"
+
+
+@pytest.mark.parametrize("declared", ["float**", "const float* const*", "float* const* __restrict__"])
+def test_an_array_of_pointers_is_a_list_of_tensors(declared):
+    first, second, y = torch.randn(64), torch.randn(64), torch.empty(64)
+    traffic = measure(cuda_kernel(POINTERS % declared, "k")[1, 64], [first, second], y)
+    assert torch.equal(y, first + second)
+    assert traffic.hazards == ()
+    assert {name: moved.total for name, moved in traffic.by_tensor.items()} == {"x[0]": 256, "x[1]": 256, "y": 256}
+
+
+def test_an_array_of_pointers_in_brackets_is_written_through():
+    tensors = [torch.zeros(64), torch.ones(64)]
+    source = "__global__ void k(float* x[], int n) { x[0][threadIdx.x] = x[1][threadIdx.x] * n; }"
+    cuda_kernel(source, "k")[1, 64](tuple(tensors), 3)
+    assert (tensors[0] == 3).all()
+    short = [torch.zeros(64), torch.ones(32)]
+    with pytest.raises(RuntimeError, match=r"out-of-bounds read: x\[1\], element 32 from its first"):
+        cuda_kernel(source, "k")[1, 64](short, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (torch.zeros(64), "x is an array of pointers: pass a list of tensors, got Tensor"),
+        ([1, 2], "pass a list of tensors, got list"),
+        ([torch.zeros(64), torch.zeros(64).double()], "holds pointers to torch.float32, got a tensor of torch.float64"),
+    ],
+)
+def test_an_array_of_pointers_takes_nothing_else(given, said):
+    with pytest.raises(TypeError, match=said):
+        cuda_kernel(POINTERS % "float**", "k")[1, 64](given, torch.empty(64))
+    with pytest.raises(TypeError, match="x is a pointer: pass a tensor, got list"):
+        cuda_kernel(ADD, "add")[1, 32]([torch.zeros(4)], torch.zeros(4), torch.zeros(4), 4)
+
+
 BY_VALUE = """
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
@@ -174,3 +213,93 @@ def test_a_struct_by_value_is_refused_in_one_line():
 def test_a_fraction_is_no_whole_number(value):
     with pytest.raises(TypeError, match=r"whole: n takes a whole number \(u32\), got 1.5"):
         cuda_kernel(BY_VALUE, "whole")[1, 8](torch.empty(8), value)
+
+
+RANGES = """
+template <typename T> __global__ void k(float* y, T v) { y[0] = (float)v; }
+extern "C" __global__ void of_int(float* y, int v) { y[0] = v; }
+extern "C" __global__ void of_unsigned(float* y, unsigned v) { y[0] = v; }
+extern "C" __global__ void of_long(float* y, long long v) { y[0] = v; }
+extern "C" __global__ void of_size(float* y, size_t v) { y[0] = v; }
+extern "C" __global__ void of_bool(float* y, bool v) { y[0] = v; }
+extern "C" __global__ void of_char(float* y, unsigned char v) { y[0] = v; }
+extern "C" __global__ void of_float(float* y, float v) { y[0] = v; }
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("of_int", 2**31, "of_int: v is an int, from -2,147,483,648 to 2,147,483,647, got 2,147,483,648"),
+        ("of_int", -(2**31) - 1, "is an int"),
+        ("of_int", np.int64(2**40), "is an int"),
+        ("of_unsigned", -1, "of_unsigned: v is an unsigned, from 0 to 4,294,967,295, got -1"),
+        ("of_unsigned", 2**32, "is an unsigned"),
+        ("of_long", 2**63, "is a long long"),
+        ("of_size", -1, "is a size_t, from 0"),
+        ("of_bool", 256, "of_bool: v is a bool: pass True or False, got 256"),
+        ("of_bool", -1, "is a bool"),
+        ("of_char", 256, "is an unsigned char, from 0 to 255"),
+        ("of_float", 1e39, r"of_float: v is a float, at most 3.4e\+38, got 1e\+39"),
+        ("k<int>", 2**32, "v is a T|has 32 bits"),
+    ],
+)
+def test_a_number_out_of_range_is_refused(name, value, said):
+    y = torch.zeros(1)
+    with pytest.raises(ValueError, match=said) as refused:
+        cuda_kernel(RANGES, name)[1, 1](y, value)
+    assert "\n" not in str(refused.value)
+    assert not y.any()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("of_int", 2**31 - 1), ("of_int", -(2**31)), ("of_unsigned", 2**32 - 1), ("of_long", -(2**63)),
+        ("of_size", 2**63), ("of_bool", True), ("of_bool", np.bool_(False)), ("of_bool", 1), ("of_char", 255),
+        ("of_float", float("inf")), ("of_float", 3.4e38), ("k<int>", -1), ("k<unsigned>", 2**32 - 1),
+    ],
+)  # fmt: skip
+def test_the_ends_of_a_range_are_in_it(name, value):
+    y = torch.zeros(1)
+    cuda_kernel(RANGES, name)[1, 1](y, value)
+    assert y.item() == torch.tensor(float(value)).item()
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("y[0] = clock64();", "needs a GPU: there is no clock without one; count with `measure`"),
+        ("y = (float*)malloc(4); *y = 1;", "malloc within a kernel .* needs a GPU: allocate the memory in PyTorch"),
+        ('asm("mov.u32 %0, %%smid;" : "=r"(*(int*)y));', "needs a GPU: which multiprocessor runs a block"),
+    ],
+)
+def test_what_needs_a_gpu_is_said_in_one_line(statement, said):
+    with pytest.raises(NotImplementedError, match=said) as refused:
+        cuda_kernel(f"__global__ void k(float* y) {{ {statement} }}", "k")[1, 1](torch.zeros(1))
+    assert "\n" not in str(refused.value)
+
+
+def test_headers_that_nvrtc_has_built_in_may_be_named():
+    source = "#include <stdio.h>\n#include <cmath>\n# include  <cassert> // asserts\n" + ADD
+    kernel = cuda_kernel(source, "add")
+    assert linecache.getline(kernel.file, 1).strip() == "#include <stdio.h>"
+    with pytest.raises(ValueError, match='identifier "foo" is undefined') as failure:
+        cuda_kernel("#include <cstdio>\n__global__ void k(float* a) { a[0] = foo; }", "k")
+    assert "k.cu(2): error" in str(failure.value)
+    with pytest.raises(ValueError, match="NVIDIA's own headers"):
+        cuda_kernel("#include <vector>\n" + ADD, "add")
+
+
+def test_copies_of_tma_are_refused_in_one_line():
+    source = """#include <cuda/barrier>
+    __global__ void k(const float* x, float* y) {
+      __shared__ alignas(16) float s[64];
+      __shared__ cuda::barrier<cuda::thread_scope_block> b;
+      if (threadIdx.x == 0) {
+        init(&b, 1);
+        cuda::device::memcpy_async_tx(s, x, cuda::aligned_size_t<16>(256), b);
+      }
+    }"""
+    with pytest.raises(NotImplementedError, match=r"line 7, `.*` needs a GPU: TMA copies are not executed here; copy"):
+        cuda_kernel(source, "k")[1, 64](torch.zeros(64), torch.zeros(64))

@@ -1,5 +1,7 @@
 """Bytes, sectors, bank conflicts and hazards of CUDA C++, counted by hand."""
 
+import time
+
 import pytest
 import torch
 
@@ -194,3 +196,55 @@ __global__ void column(float* y) {
     header, *lines = str(traffic.line_table()).splitlines()
     assert header.endswith("wavefronts  bank conflicts")
     assert [line.split()[-2:] for line in lines if "tile[" in line] == [["32", "31"]] * 2
+
+
+SGEMM = """
+__global__ void sgemm(const float* A, const float* B, float* C, int n) {
+  __shared__ float a[32][32], b[32][32];
+  int x = threadIdx.x, y = threadIdx.y, row = blockIdx.y * 32 + y, column = blockIdx.x * 32 + x;
+  float sum = 0;
+  for (int k = 0; k < n; k += 32) {
+    a[y][x] = A[row * n + k + x];
+    b[y][x] = B[(k + y) * n + column];
+    __syncthreads();
+    for (int j = 0; j < 32; j++) sum += a[y][j] * b[j][x];
+    __syncthreads();
+  }
+  C[row * n + column] = sum;
+}"""
+
+
+def test_metering_a_matmul_takes_at_most_four_times_the_plain_run():
+    a, b, c = torch.randn(256, 256), torch.randn(256, 256), torch.empty(256, 256)
+    launch = cuda_kernel(SGEMM, "sgemm")[(8, 8), (32, 32)]
+
+    def seconds(run):
+        start = time.process_time()
+        run()
+        return time.process_time() - start
+
+    launch(a, b, c, 256)
+    plain = min(seconds(lambda: launch(a, b, c, 256)) for _ in range(3))
+    metered = min(seconds(lambda: measure(launch, a, b, c, 256)) for _ in range(3))
+    assert metered < 4 * plain, f"{plain:.2f} s plain, {metered:.2f} s metered"
+
+
+@pytest.mark.parametrize("reads", [1, 5])
+def test_a_read_is_remembered_until_the_next_barrier(monkeypatch, reads):
+    monkeypatch.setattr("helpers.instruments.cuda.sanitizer.MOST_READS", 3)
+    read = "".join(f"v += s[(threadIdx.x + {at}) % 64];" for at in range(1, reads + 1))
+    for between, races in (("", ["race"]), ("__syncthreads();", [])):
+        found = metered(
+            f"float v = 0; s[threadIdx.x] = 1; __syncthreads(); {read} {between} s[threadIdx.x] = v;"
+            " out[threadIdx.x] = v;"
+        ).hazards
+        assert [hazard.kind for hazard in found] == races
+
+
+def test_blocks_that_reach_a_barrier_apart_keep_their_own_reads():
+    found = metered(
+        "s[threadIdx.x] = 1; __syncthreads(); float v = s[threadIdx.x ^ 32]; if (blockIdx.x == 1) __syncthreads();"
+        " s[threadIdx.x] = v;"
+    ).hazards
+    assert [hazard.kind for hazard in found] == ["race"]
+    assert found[0].program in ((0, 0, 0), (2, 0, 0))

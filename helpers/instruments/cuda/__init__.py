@@ -20,27 +20,46 @@ Steps take what they compute from:
     arithmetic, floats, integers  results rounded as a GPU rounds them
     matrix, warp                  mma and ldmatrix; shuffles, votes, matches, reductions
     access, spaces, memory        loads, stores and atomics; checked addresses; tensors, shared and local memory
-    barriers, sanitizer           waiting threads; races and reads of uninitialised shared memory
+    copies                        cp.async, complete when it is waited for
+    printing                      printf
+    barriers, mbarriers           threads that wait for their block, or at a barrier in shared memory
+    sanitizer                     races and reads of uninitialised shared memory
 
 `gpu` launches on a real GPU instead; `observers` is where the meter registers, so that neither imports the other.
 `kernel` lists the differences from a GPU. To add an instruction, start at the table in `decode` and run `pytest
 tests/cuda/test_cuda_coverage.py`.
+
+These parts of CUDA C++ run without a GPU:
+
+    arguments        tensors, numbers within the range of their type, lists of tensors for arrays of pointers
+    library          printf and assert; the functions of <cmath> in float and double; CUB's primitives of blocks and
+                     warps, in a source without #define; atomics, cuda::atomic_ref
+    copies           __pipeline_memcpy_async, cuda::memcpy_async, cuda::pipeline, cooperative groups' memcpy_async
+    barriers         cooperative groups up to the grid, with grid.sync(); cuda::barrier of a block
+    tensor cores     wmma fragments of <mma.h>, mma.sync
+
+Structs by value, malloc, clocks, clusters, TMA's bulk copies, wgmma, textures and Thrust raise an error of one line,
+which names an alternative.
 
 The PTX instructions that the executor supports, by the name before the first dot. Any other instruction, and any
 unsupported modifier, is refused by name before the kernel starts.
 
     arithmetic       add sub mul mad fma div rem neg abs min max rcp sqrt rsqrt ex2 lg2 sin cos tanh copysign
                      in u16 s16 u32 s32 u64 s64, f16 f16x2 bf16 bf16x2 f32 f64 as the PTX ISA has them; rounding modes
-                     of f32, .ftz .sat .relu .NaN .xorsign.abs
+                     of f32 and f64, .ftz .sat .relu .NaN .xorsign.abs
     comparison       setp set selp testp
     conversion       cvt cvta isspacep mov
-    bits             and or xor not cnot shl shr shf bfe bfi prmt lop3 popc clz bfind brev sad dp4a
+    bits             and or xor not cnot shl shr shf bfe bfi bmsk prmt lop3 popc clz bfind brev sad dp4a addc subc madc
     control          bra brx call ret exit trap
+                     calls of __device__ functions, printf and assert
     memory           ld ldu st atom red cp
-                     global, shared, local, const and generic; vectors; cp.async with commit and wait
-    barriers         bar barrier membar fence
+                     global, shared, local, const and generic; vectors; cp.async with commit and wait, whose bytes
+                     arrive when the thread waits for them
+    barriers         bar barrier membar fence mbarrier
+                     cuda::barrier and grid.sync() of cooperative groups; no clusters
     warp             shfl vote match redux activemask elect
-    matrix           mma ldmatrix
-                     mma.m16n8k8 and .m16n8k16 of f16 and bf16 with f32 sums
+    matrix           mma ldmatrix wmma
+                     mma.m16n8k8 and .m16n8k16 of f16 and bf16 with f32 sums; wmma of f16, bf16, tf32 and 8-bit
+                     integers
     hints            prefetch prefetchu nanosleep discard applypriority griddepcontrol
 """

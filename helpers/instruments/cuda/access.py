@@ -35,15 +35,17 @@ class Place:
         self._line, self._space, self._nbytes = instruction.line, space, nbytes
         self._strong = not _STRONG.isdisjoint(instruction.modifiers)
 
-    def resolve(self, machine, threads, kind: str):
+    def resolve(self, machine, threads, kind: str, added=0):
         """Return, for each memory space addressed: (threads, memory by item size -> array, byte offsets), all within
         bounds.
 
-        kind: "read", "write" or "atomic".
+        kind: "read", "write", "atomic" or, of shared memory, "copy": a write that is complete later; added: bytes past
+        the operand's own address, one number for each thread.
         """
         here = everyone(machine, threads)
         base = value(machine, self._base, threads, here.size)
         addresses = base.astype(np.uint64) + np.uint64(self._offset % (1 << 64))
+        addresses = addresses + np.asarray(added).astype(np.uint64)
         space = self._space
         machine.spaces.strong = self._strong
         if space in ("global", "const"):
@@ -110,17 +112,21 @@ def _store(decoder, instruction: PtxInstruction):
     def step(machine, threads):
         for here, memory, offsets in place.resolve(machine, threads, "write"):
             index = offsets >> (size.bit_length() - 1)
-            watched = machine.observer is not None and memory is not machine.spaces.local
             for number, key in enumerate(keys):
                 data = key if not isinstance(key, tuple) else value(machine, key, here, index.size)
-                place_of = index + number if number else index
-                before = memory[size][place_of] if watched else None
-                memory[size][place_of] = data
-                if watched:
-                    lost = memory[size][place_of] != data
-                    machine.spaces.check_agreement(instruction.line, here, memory, lost, before != data, offsets)
+                put(machine, instruction.line, here, memory, size, index + number if number else index, data, offsets)
 
     return step
+
+
+def put(machine, line: int, threads, memory, size: int, index: np.ndarray, data, offsets) -> None:
+    """Store items of `size` bytes, and tell an observer which of them are lost to others of the same store."""
+    watched = machine.observer is not None and memory is not machine.spaces.local
+    before = memory[size][index] if watched else None
+    memory[size][index] = data
+    if watched:
+        lost = memory[size][index] != data
+        machine.spaces.check_agreement(line, threads, memory, lost, before != data, offsets)
 
 
 _UPDATE = {
@@ -219,12 +225,17 @@ def _turns(index: np.ndarray):
 
 
 def _copy(decoder, instruction: PtxInstruction):
-    """cp.async: from global to shared memory; done at once here."""
+    """cp.async: from global to shared memory, where the bytes arrive when the thread waits for them."""
     modifiers = [modifier for modifier in instruction.modifiers if modifier not in _IGNORED]
     if modifiers[:1] != ["async"]:
         unknown()
-    if modifiers[1] in ("commit_group", "wait_group", "wait_all"):
-        return None
+    if modifiers[1] == "commit_group":
+        return lambda machine, threads: machine.spaces.copies.commit(threads)
+    if modifiers[1] in ("wait_group", "wait_all"):
+        left = instruction.operands[0].bits if modifiers[1] == "wait_group" else None
+        return lambda machine, threads: machine.spaces.copies.wait(threads, left)
+    if modifiers[1] == "mbarrier":
+        return _copies_arrive(decoder, instruction, modifiers[2:])
     if modifiers[1:] not in (["shared", "global"], ["shared::cta", "global"]):
         unknown()
     target, source, size, *filled = instruction.operands
@@ -238,6 +249,7 @@ def _copy(decoder, instruction: PtxInstruction):
     def step(machine, threads):
         here = everyone(machine, threads)
         data = np.zeros((machine.threads, nbytes // 4), np.uint32)
+        source, memory = np.full(machine.threads, -1), None
         asked = value(machine, wanted, threads, here.size)
         reading = here[asked > 0]
         if reading.size:
@@ -246,8 +258,25 @@ def _copy(decoder, instruction: PtxInstruction):
                 words = memory[4][(offsets >> 2)[:, None] + np.arange(nbytes // 4)]
                 kept = np.arange(nbytes // 4) * 4 < asked[np.searchsorted(here, chosen)][:, None]
                 data[chosen] = np.where(kept, words, np.uint32(0))
-        for these, memory, offsets in to.resolve(machine, threads, "write"):
-            memory[4][(offsets >> 2)[:, None] + np.arange(nbytes // 4)] = data[everyone(machine, these)]
+                source[chosen] = offsets >> 2
+        for these, _, offsets in to.resolve(machine, threads, "copy"):
+            chosen = everyone(machine, these)
+            machine.spaces.copies.start(instruction.line, chosen, offsets, data[chosen], source[chosen], memory)
+
+    return step
+
+
+def _copies_arrive(decoder, instruction: PtxInstruction, modifiers):
+    """cp.async.mbarrier.arrive: the thread's copies arrive at an mbarrier when they are complete."""
+    counted = "noinc" in modifiers
+    if [each for each in modifiers if each != "noinc"] not in (["arrive", "shared", "b64"],
+                                                               ["arrive", "shared::cta", "b64"]):  # fmt: skip
+        unknown()
+    place = Place(decoder, instruction, instruction.operands[0], "shared", 8)
+
+    def step(machine, threads):
+        for these, _, offsets in place.resolve(machine, threads, "atomic"):
+            machine.spaces.copies.attach(everyone(machine, these), offsets >> 3, counted)
 
     return step
 

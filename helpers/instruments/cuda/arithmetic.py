@@ -61,6 +61,8 @@ def _two(ufunc):
             return integers.two(ufunc, modifiers, type)
         modifiers = _only(modifiers, *ROUNDINGS, "ftz", "sat")
         mode = next((mode for mode in ROUNDINGS if mode in modifiers), "rn")
+        if mode != "rn" and type == "f64":
+            return _float(floats.directed64(ufunc.__name__, mode), modifiers, type, 2)
         if mode != "rn" and type != "f32":
             raise UnknownInstructionError
         return _float(ufunc if mode == "rn" else floats.directed(ufunc, mode), modifiers, type, 2)
@@ -79,6 +81,8 @@ def _fma(modifiers, type):
         compute = floats.fma32
     elif type != "f64" and (mode == "rn" or type == "f32"):
         compute = floats.fma_narrow(DTYPES[type], mode)
+    elif type == "f64":
+        compute = floats.directed64("fma", mode)
     else:
         raise UnknownInstructionError
     return _float(compute, modifiers, type, 3)
@@ -87,6 +91,8 @@ def _fma(modifiers, type):
 def _divide(modifiers, type):
     if type not in ("f32", "f64"):
         return integers.divide(modifiers, type)
+    if type == "f64" and modifiers[0] in ROUNDINGS[1:]:
+        return Operation(floats.directed64("divide", modifiers[0]), type, (type, type))
     modifiers = _only(modifiers, "rn", "full", "approx", "ftz")
     return _float(np.divide, modifiers, type, 2)
 
@@ -107,7 +113,17 @@ def _approximate(compute, *allowed):
     return build
 
 
+def _reciprocal_root(modifiers, type):
+    if type != "f64":
+        return _approximate(lambda x: 1 / np.sqrt(x))(modifiers, type)
+    if "ftz" in _only(modifiers, "approx", "ftz"):
+        return Operation(lambda value: _upper(1 / np.sqrt(_upper(value))), type, (type,))
+    return Operation(lambda value: (1 / np.sqrt(np.asarray(value, np.longdouble))).astype(np.float64), type, (type,))
+
+
 def _root(modifiers, type):
+    if type == "f64" and modifiers[0] in ROUNDINGS[1:]:
+        return Operation(floats.directed64("sqrt", modifiers[0]), type, (type,))
     modifiers = _only(modifiers, "rn", "approx", "ftz")
     if type not in ("f32", "f64"):
         raise UnknownInstructionError
@@ -115,6 +131,9 @@ def _root(modifiers, type):
 
 
 def _reciprocal(modifiers, type):
+    if type == "f64" and modifiers[0] in ROUNDINGS[1:]:
+        divide = floats.directed64("divide", modifiers[0])
+        return Operation(lambda value: divide(1.0, value), type, (type,))
     modifiers = _only(modifiers, "rn", "approx", "ftz")
     if type not in ("f32", "f64"):
         raise UnknownInstructionError
@@ -288,7 +307,7 @@ BUILDERS = {
     "add": _two(np.add), "sub": _two(np.subtract), "mul": _two(np.multiply),
     "fma": _fma, "mad": _fma, "div": _divide, "rem": integers.remainder,
     "rcp": _reciprocal, "sqrt": _root,
-    "rsqrt": _approximate(lambda x: 1 / np.sqrt(x)),
+    "rsqrt": _reciprocal_root,
     "ex2": _approximate(np.exp2), "lg2": _approximate(np.log2),
     "sin": _approximate(np.sin), "cos": _approximate(np.cos), "tanh": _approximate(np.tanh),
     "neg": _sign(np.negative, np.negative), "abs": _sign(np.abs, np.abs),

@@ -53,8 +53,9 @@ class Barriers:
     def _living(self) -> np.ndarray:
         return np.bincount(np.flatnonzero(self._machine.alive) // self._padded, minlength=self._blocks)
 
-    def release(self) -> bool:
-        """Release the threads whose barrier is complete: all living threads reached it, or as many as it names."""
+    def release(self, forced: bool = True) -> bool:
+        """Release the threads whose barrier is complete: all living threads reached it, or as many as it names; with
+        `forced` all of them if none is complete."""
         parked, self._parked = self._parked, []
         alive = self._living()
         arrived = {each.barrier: np.zeros(self._blocks, np.int64) for each in parked}
@@ -65,6 +66,9 @@ class Barriers:
             needed = alive if each.expected is None else np.minimum(each.expected, alive)
             chosen.append((arrived[each.barrier] >= needed)[each.threads // self._padded])
         stuck = not any(each.any() for each in chosen)
+        if stuck and not forced:
+            self._parked = parked
+            return False
         if stuck:  # each waits at another barrier
             chosen = [np.ones(each.threads.size, bool) for each in parked]
         going = [each.of(which) for each, which in zip(parked, chosen, strict=True) if which.any()]

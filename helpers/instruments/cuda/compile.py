@@ -21,13 +21,20 @@ STANDARD = "c++17"
 MACROS = [("INFINITY", "__int_as_float(0x7f800000)"), ("NAN", "__int_as_float(0x7fffffff)")]
 # NVRTC 13 starts at compute capability 7.5.
 OLDEST = (7, 5)
-# Folders of headers that include what a macro names: a program could define that macro.
+# Folders of headers that include what a macro names: a program could define that macro, or a part of the name. CUB's
+# own headers may be included where the program defines no macros at all.
 _COMPUTED = {"thrust", "cub"}
+_DEFINE = re.compile(r"(?:\#|%:|\?\?=)\s*define\b")
 # By any spelling that the preprocessor takes; a line continued with \ is joined first. A comment within a directive is
 # not looked through: where a comment begins and ends, only the compiler knows.
 _INCLUDE = re.compile(
     r"(?:\#|%:|\?\?=)\s*(?:/\*|(?:include(?:_next)?|import|embed)\b[^\S\n]*(?:<[^>\n]*>|[^\n]*))"
     r"|__has_(?:include|embed)"
+)
+# What the compiler has of these is built in: nvcc wants the lines, NVRTC has no such files.
+_BUILT_IN = re.compile(
+    r"^[ \t]*#[ \t]*include[ \t]*<(?:stdio\.h|cstdio|math\.h|cmath|assert\.h|cassert)>[ \t]*(?://[^\n\\]*)?$",
+    re.MULTILINE,
 )
 _DIRECTIVE = re.compile(r"\W*include\s*<([\w./]+)>")
 
@@ -66,6 +73,7 @@ def compile_source(source: str, name: str, device: Device, options: Mapping) -> 
 
 @functools.lru_cache(maxsize=256)
 def _compile(source: str, name: str, capability: tuple[int, int], options: tuple) -> Compiled:
+    given, source = source, _BUILT_IN.sub("", source)
     check_includes(source)
     file = re.match(r"\w*", name)[0] + ".cu"
     major, minor = capability
@@ -86,7 +94,7 @@ def _compile(source: str, name: str, capability: tuple[int, int], options: tuple
     try:
         code = program.compile("cubin", name_expressions=(name,), logs=log)
     except Exception as error:  # cuda-core has an error of its own in each release
-        raise CompileError(_marked(str(error), source, file, name)) from None
+        raise CompileError(_marked(str(error), given, file, name)) from None
     entry = code.symbol_mapping[name]
     entry = entry.decode() if isinstance(entry, bytes) else entry
     _, size = nvrtc.nvrtcGetPTXSize(program.handle)
@@ -97,7 +105,7 @@ def _compile(source: str, name: str, capability: tuple[int, int], options: tuple
         raise CompileError(f"{name} is a function, not a kernel: declare it `__global__ void {name}(...)`")
     said = re.split(r"(?=Compiling entry function)", log.getvalue())
     mine = next((part for part in said if f"'{entry}'" in part), "")
-    return Compiled(entry, ptx, bytes(code.code), mine, _remember(file, source))
+    return Compiled(entry, ptx, bytes(code.code), mine, _remember(file, given))
 
 
 def _remember(file: str, source: str) -> str:
@@ -125,16 +133,23 @@ def check_includes(source: str) -> None:
     Raises:
         CompileError: one does not. Directives within comments and strings count too: text cannot hide one.
     """
-    for match in _INCLUDE.finditer(re.sub(r"\\[^\S\n]*\n", "", source)):
+    joined = re.sub(r"\\[^\S\n]*\n", "", source)
+    for match in _INCLUDE.finditer(joined):
         named = _DIRECTIVE.fullmatch(match[0])
         header = Path(named[1] if named else "/")
-        if (
-            header.is_absolute()
-            or {"..", *_COMPUTED} & set(header.parts)
-            or not any((Path(folder) / header).is_file() for folder in include_folders())
-        ):
+        parts = header.parts
+        there = any((Path(folder) / header).is_file() for folder in include_folders())
+        if parts[0] == "cub" and ".." not in parts and there:
+            if _DEFINE.search(joined):
+                raise CompileError(
+                    f"`{match[0][:70]}`: a source that includes CUB may not have a #define: use constexpr and "
+                    "functions instead"
+                )
+            continue
+        if header.is_absolute() or {"..", *_COMPUTED} & set(parts) or not there:
             raise CompileError(
-                f"`{match[0][:70]}`: only NVIDIA's own headers are there, such as <cuda_fp16.h>; not thrust, not cub"
+                f"`{match[0][:70]}`: only NVIDIA's own headers are there, such as <cuda_fp16.h> and "
+                "<cub/block/block_reduce.cuh>; not thrust"
             )
 
 

@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from helpers.instruments.cuda import access, arithmetic, matrix, warp
+from helpers.instruments.cuda import access, arithmetic, integers, matrix, mbarriers, printing, warp
 from helpers.instruments.cuda.operation import DTYPES, REGISTERS, UnknownInstructionError
 from helpers.instruments.cuda.ptx import (
+    CARRYING,
     Address,
     Immediate,
     Not,
@@ -34,6 +35,21 @@ FENCES = (
     "discard",
     "applypriority",
 )
+
+
+# Instructions that the executor doesn't support: the start of their name -> the feature, and an alternative.
+NEED_A_GPU = {
+    "cp.async.bulk": "TMA copies are not executed here; copy with __pipeline_memcpy_async or plain loads",
+    "mbarrier.arrive.expect_tx": "TMA copies are not executed here; copy with __pipeline_memcpy_async or plain loads",
+    "wgmma": "Hopper's warpgroup products are not executed here; use wmma of <mma.h> or mma.sync",
+    "tcgen05": "Blackwell's tensor memory is not executed here; use wmma of <mma.h> or mma.sync",
+    "tex": "textures are not executed here; read global memory",
+    "tld4": "textures are not executed here; read global memory",
+    "suld": "surfaces are not executed here; read global memory",
+    "sust": "surfaces are not executed here; write global memory",
+    "mapa": "thread block clusters are not executed here; use plain blocks",
+    "barrier.cluster": "thread block clusters are not executed here; use plain blocks",
+}
 
 
 class Decoder:
@@ -62,6 +78,11 @@ class Decoder:
         try:
             step = self._decode(instruction)
         except (UnknownInstructionError, KeyError, IndexError):
+            for start, why in NEED_A_GPU.items():
+                if instruction.name.startswith(start):
+                    raise NotImplementedError(
+                        f"line {instruction.line} needs a GPU: {why} ({instruction.name})"
+                    ) from None
             raise NotImplementedError(
                 f"the executor does not cover {instruction.name}, line {instruction.line}: `{instruction.text}`; "
                 "run this kernel on a GPU"
@@ -74,11 +95,15 @@ class Decoder:
         opcode, modifiers, operands = instruction.opcode, instruction.modifiers, instruction.operands
         if opcode in FENCES:
             return None
+        if opcode == "vprintf":
+            return printing.step(self, instruction)
+        if opcode in CARRYING or "cc" in modifiers:
+            return self._carrying(instruction)
         if opcode == "ld" and modifiers[0] == "param":
             return self._parameter(instruction)
         if opcode == "bar":  # all others end a basic block
             return warp.BUILDERS["bar.warp"](self, instruction)
-        for family in (access.BUILDERS, warp.BUILDERS, matrix.BUILDERS):
+        for family in (access.BUILDERS, warp.BUILDERS, matrix.BUILDERS, mbarriers.BUILDERS):
             if opcode in family:
                 return family[opcode](self, instruction)
         if opcode == "mov" and (isinstance(operands[0], Vector) or isinstance(operands[1], Vector)):
@@ -124,6 +149,14 @@ class Decoder:
         if operand.kind == "pred" or 8 * size == int(operand.kind):
             return (type, operand.slot), False
         return (("s" if type[0] == "s" else "u") + operand.kind, operand.slot), True
+
+    def shared_arrays(self) -> dict[str, int]:
+        """Variables in shared memory, and where they start."""
+        return {
+            name: self._symbols[name]
+            for name, variable in self.program.variables.items()
+            if variable.space == "shared" and name in self._symbols
+        }
 
     def single(self, operand) -> bool:
         """Return whether exactly one instruction writes this register."""
@@ -186,6 +219,25 @@ class Decoder:
         if second is None:
             return step
         return _sequence([step, _plain(np.logical_not, (result, second.slot), [out], True)])
+
+    def _carrying(self, instruction: PtxInstruction):
+        """add.cc, addc, mad.hi.cc, ...: integers longer than a register, a part at a time."""
+        opcode, target = instruction.opcode, instruction.operands[0]
+        *how, type = (each for each in instruction.modifiers if each != "cc")
+        compute = integers.carrying(opcode.removesuffix("c"), how, type)
+        keys = [self.key(each, type) for each in instruction.operands[1:]]
+        out, flag = self.destination(target, type)[0], ("pred", self.program.carry.slot)
+        takes, gives = opcode in CARRYING, "cc" in instruction.modifiers
+
+        def step(machine, threads):
+            before = read(machine, flag, threads) if takes else np.False_
+            result, carry = compute(before, *(read(machine, key, threads) for key in keys))
+            chosen = slice(None) if threads is None else threads
+            machine.views[out][chosen] = result
+            if gives:
+                machine.views[flag][chosen] = carry
+
+        return step
 
     def _repack(self, operands):
         """mov between a register and its parts."""

@@ -9,8 +9,9 @@ import numpy as np
 
 from helpers.instruments.cuda.barriers import Barriers
 from helpers.instruments.cuda.basic_blocks import BARRIERS, Basic, basic_blocks
-from helpers.instruments.cuda.memory import GlobalMemory
+from helpers.instruments.cuda.memory import LOCAL_WINDOW, SHARED_WINDOW, GlobalMemory
 from helpers.instruments.cuda.operation import DTYPES, REGISTERS
+from helpers.instruments.cuda.printing import Printer
 from helpers.instruments.cuda.ptx import Program, PtxInstruction
 from helpers.instruments.cuda.spaces import Spaces
 from helpers.instruments.cuda.warp import WARP, ballot, everyone, value
@@ -50,18 +51,20 @@ class Machine:
         shared, local: bytes per block and per thread.
         observer: notified of every access, or None; see helpers.instruments.traffic.cuda_meter.
         skipped: blocks at the grid's start that do not run.
+        together: whether all blocks run at once, and may wait for one another.
     """
 
     def __init__(
         self, name: str, program: Program, decoder, memory: GlobalMemory, grid, block, shared: int, local: int,
-        observer, skipped: int = 0,
+        observer, skipped: int = 0, together: bool = False,
     ):  # fmt: skip
         self._name, self._program, self._memory = name, program, memory
         self.decoder, self.observer = decoder, observer
-        self._grid, self._block, self._skipped = grid, block, skipped
+        self._grid, self._block, self._skipped, self._together = grid, block, skipped, together
         self.shared_size, self.local_size = -(-shared // 16) * 16, -(-local // 16) * 16
         self._shared_limit = shared
         self.executed = 0  # thread-instructions
+        self.printer = Printer()
         self._steps = 0
         self.basic, self._labels = basic_blocks(program, decoder)
 
@@ -71,7 +74,7 @@ class Machine:
         per_block = int(np.prod(self._block))
         self._padded = -(-per_block // WARP) * WARP
         blocks = int(np.prod(self._grid))
-        at_once = max(1, THREADS_AT_ONCE // self._padded)
+        at_once = blocks if self._together else max(1, THREADS_AT_ONCE // self._padded)
         with np.errstate(all="ignore"):
             for first in range(self._skipped, blocks, at_once):
                 self._run_chunk(first, min(at_once, blocks - first), per_block)
@@ -94,8 +97,13 @@ class Machine:
         self._deferred: dict[int, list] = {}
         turns = 0
         while self._waiting or self._resume():
+            if not self._waiting:  # all that a barrier let go on ended right after it
+                continue
             # Now and then the last: the first may be spinning on a value that only the last can write.
-            turns += len(self._waiting) > 1
+            turns += len(self._waiting) > 1 or bool(self._barriers)
+            if turns % PATIENCE == PATIENCE - 2:  # or on one that waits at a complete barrier
+                turns += 1
+                self._barriers.release(forced=False)
             number = max(self._waiting) if turns % PATIENCE == PATIENCE - 1 else min(self._waiting)
             self._run_block(number, self._merged(self._waiting.pop(number)))
 
@@ -242,6 +250,22 @@ class Machine:
     def warp_synchronised(self, threads) -> None:
         if self.observer is not None:
             self.observer.warp_synchronised(threads)
+
+    def text_at(self, address: int, thread: int) -> str:
+        """A C string, in any memory that the thread can name."""
+        inside = address & (SHARED_WINDOW - 1)
+        if address >= LOCAL_WINDOW:
+            raw = self.local_bytes(thread, inside)
+        elif address >= SHARED_WINDOW:
+            start = thread // self._padded * self.shared_size
+            raw = self.spaces.shared_words().view(np.uint8)[start : start + self.shared_size][inside:].tobytes()
+        else:
+            raw = self._memory.bytes_at(address)
+        return raw.split(b"\0", 1)[0].decode(errors="replace")
+
+    def local_bytes(self, thread: int, offset: int) -> bytes:
+        """A thread's local memory, starting at an offset."""
+        return self.spaces.local[1][thread * self.local_size :][offset : self.local_size].tobytes()
 
     def where(self, thread: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """(block, thread) as the kernel numbers them."""

@@ -1,6 +1,8 @@
 """Floating point as a GPU rounds it, where NumPy alone would round twice or another way."""
 
 import ctypes
+import math
+from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
@@ -113,6 +115,50 @@ def fma64(a, b, c) -> np.ndarray:
     for place in np.flatnonzero(~regular):
         result.flat[place] = _libm.fma(a.flat[place], b.flat[place], c.flat[place])
     return result
+
+
+def directed64(name: str, mode: str):
+    """An operation of fp64 ("add", "subtract", "multiply", "divide", "sqrt", "fma") rounded "rz", "rm" or "rp"."""
+    nearest = fma64 if name == "fma" else getattr(np, name)
+    exact = {
+        "add": lambda a, b: a + b,
+        "subtract": lambda a, b: a - b,
+        "multiply": lambda a, b: a * b,
+        "fma": lambda a, b, c: a * b + c,
+    }
+
+    def above(result: float, values) -> int:
+        """1 if the exact result is above the rounded one, -1 if it is below, 0 if they are equal."""
+        if not all(map(math.isfinite, values)) or math.isnan(result):
+            return 0
+        if math.isinf(result):
+            return 0 if name == "divide" and values[1] == 0 else -1 if result > 0 else 1
+        values, result = [Fraction(value) for value in values], Fraction(result)
+        if name == "sqrt":
+            difference = values[0] - result * result
+        elif name == "divide":
+            difference = (values[0] - result * values[1]) * values[1]
+        else:
+            difference = exact[name](*values) - result
+        return (difference > 0) - (difference < 0)
+
+    def operate(*values):
+        values = np.broadcast_arrays(*(np.asarray(value, np.float64) for value in values))
+        result = np.array(nearest(*values))
+        if name in ("add", "subtract") and np.isfinite(result).all():
+            a, b = values[0], values[1] if name == "add" else -values[1]
+            direction = np.sign(_two_sum(a, b)[1])
+            cancelled = (result == 0) & (a != 0)
+            result = np.where(cancelled, -0.0 if mode == "rm" else 0.0, result)
+        else:
+            rows = zip(result.ravel().tolist(), *(each.ravel().tolist() for each in values), strict=True)
+            direction = np.array([above(first, rest) for first, *rest in rows]).reshape(result.shape)
+        if mode == "rz":
+            return np.where(direction * np.sign(result) < 0, np.nextafter(result, 0.0), result)
+        wrong = direction < 0 if mode == "rm" else direction > 0
+        return np.where(wrong, np.nextafter(result, -np.inf if mode == "rm" else np.inf), result)
+
+    return operate
 
 
 def directed(ufunc, mode: str):

@@ -7,6 +7,7 @@ from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, ObjectCode
 from cuda.core import launch as start
 
+from helpers.instruments.cuda.kernel import tensors_of
 from helpers.instruments.devices import this_device
 
 _WITHOUT_ASKING = 48 * 1024  # bytes of dynamic shared memory that any kernel may have
@@ -35,7 +36,7 @@ def launch(launch, arguments: tuple) -> None:
         ValueError: the tensors are not all on one GPU.
         RuntimeError: the driver refuses.
     """
-    devices = {argument.device for argument in arguments if isinstance(argument, torch.Tensor)}
+    devices = {tensor.device for tensor in tensors_of(arguments)}
     if len(devices) > 1:
         raise ValueError(
             f"{launch.kernel.name}: tensors on {', '.join(sorted(map(str, devices)))}: move them to one GPU"
@@ -52,9 +53,15 @@ def launch(launch, arguments: tuple) -> None:
             if failed:
                 raise RuntimeError(f"{launch.kernel.name}: the driver refuses its shared memory: {failed.name}")
         declared = zip(arguments, launch.kernel.declared.values(), launch.kernel.parameters, strict=True)
-        values = [
-            argument.data_ptr() if isinstance(argument, torch.Tensor) else launch.number(argument, *parameter)
-            for argument, *parameter in declared
-        ]
-        config = LaunchConfig(grid=launch.grid, block=launch.block, shmem_size=launch.dynamic_shared_memory)
+        arrays = []  # of addresses; freed in the stream's order, after the kernel
+
+        def passed(argument, parameter):
+            if isinstance(argument, list | tuple):
+                arrays.append(torch.tensor([each.data_ptr() for each in argument], dtype=torch.int64, device=device))
+                return arrays[-1].data_ptr()
+            return argument.data_ptr() if isinstance(argument, torch.Tensor) else launch.number(argument, *parameter)
+
+        values = [passed(argument, parameter) for argument, *parameter in declared]
+        together = {"is_cooperative": True} if launch.cooperative else {}
+        config = LaunchConfig(grid=launch.grid, block=launch.block, shmem_size=launch.dynamic_shared_memory, **together)
         start(_Stream(torch.cuda.current_stream()), config, kernel, *values)

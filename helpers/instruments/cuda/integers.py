@@ -66,6 +66,28 @@ def multiply_add(modifiers, type):
     return _operation(lambda a, b, c: multiply(a, b) + c, result, type, type, result)
 
 
+def carrying(how: str, modifiers, type: str):
+    """compute(carry before, operands...) of add, sub and mad with a carry -> (result, carry); of sub, a borrow."""
+    unsigned = np.dtype(f"u{int(type[1:]) // 8}").type
+    if how not in ("add", "sub", "mad") or bool(modifiers) != (how == "mad") or int(type[1:]) < 32:
+        unknown()
+    multiply = _multiply(modifiers[0], type) if how == "mad" else None
+
+    def compute(before, a, b, c=None):
+        if how == "mad":
+            a, b = multiply(a, b), c
+        a, b = np.asarray(a).astype(unsigned), np.asarray(b).astype(unsigned)
+        before = np.asarray(before).astype(unsigned)
+        if how == "sub":
+            first = a - b
+            return first - before, (a < b) | (first < before)
+        first = a + b
+        result = first + before
+        return result, (first < a) | (result < before)
+
+    return compute
+
+
 def _quotient(a, b):
     """Rounded toward zero; all ones where b is 0, as the hardware gives."""
     a, b = np.asarray(a), np.asarray(b)
@@ -204,6 +226,19 @@ def _insert(modifiers, type):
     return _operation(inserted, type, type, type, "u32", "u32") if not modifiers and type[0] == "b" else unknown()
 
 
+def _mask(modifiers, type):
+    """bmsk: a run of ones that starts at a given bit."""
+
+    def masked(position, length):
+        position, length = np.asarray(position).astype(np.uint64), np.asarray(length).astype(np.uint64)
+        most = (lambda v: v & np.uint64(31)) if modifiers == ["wrap"] else (lambda v: np.minimum(v, np.uint64(32)))
+        ones = (np.uint64(1) << most(length)) - np.uint64(1)
+        return ((ones << most(position)) & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+
+    known = modifiers in (["clamp"], ["wrap"]) and type == "b32"
+    return _operation(masked, "b32", "u32", "u32") if known else unknown()
+
+
 def _permute(modifiers, type):
     """prmt without a mode: four bytes chosen from eight."""
 
@@ -308,6 +343,7 @@ def _dot4(modifiers, type):
 BUILDERS = {
     "and": _logic(np.bitwise_and), "or": _logic(np.bitwise_or), "xor": _logic(np.bitwise_xor),
     "not": _not, "cnot": _logical_not, "shl": _shift(True), "shr": _shift(False), "shf": _funnel,
-    "bfe": _extract, "bfi": _insert, "prmt": _permute, "lop3": _lop3, "popc": _population, "clz": _leading_zeros,
-    "bfind": _find, "brev": _reverse, "sad": _absolute_difference, "dp4a": _dot4,
+    "bfe": _extract, "bfi": _insert, "bmsk": _mask, "prmt": _permute, "lop3": _lop3,
+    "popc": _population, "clz": _leading_zeros, "bfind": _find, "brev": _reverse, "sad": _absolute_difference,
+    "dp4a": _dot4,
 }  # fmt: skip

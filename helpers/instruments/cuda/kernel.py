@@ -12,8 +12,12 @@ is executed on the CPU (executor.py); an instruction that is not covered is refu
     mma                         sums in fp64, rounded once: 2^-20 from an H200 for values of ordinary size
     NaN                         is NaN, with other bits
     atomics on floats           in thread order, one of the orders a GPU may choose
-    cp.async                    copies immediately; a missing wait is not detected
-    blocks                      run a few at a time: one must not wait for another that comes much later
+    cp.async                    reads global memory when it starts, and fills shared memory when it is waited for
+    wmma                        lanes hold other elements of a fragment than a GPU's; sums as in mma
+    mbarrier                    orders the whole block once one of its threads has waited
+    printf                      prints in the threads' order, on Python's standard output; a GPU's goes to the process'
+    blocks                      run a few at a time: one must not wait for another that comes much later, unless the
+                                kernel calls grid.sync(), which lets them all run at once
 """
 
 import inspect
@@ -31,7 +35,7 @@ from helpers.instruments.cuda import observers
 from helpers.instruments.cuda.compile import Compiled, compile_source
 from helpers.instruments.cuda.decode import Decoder
 from helpers.instruments.cuda.executor import Machine
-from helpers.instruments.cuda.memory import GlobalMemory
+from helpers.instruments.cuda.memory import GRID_BARRIER, GlobalMemory
 from helpers.instruments.cuda.operation import DTYPES
 from helpers.instruments.cuda.ptx import Parameter, Program, parameters, parse
 from helpers.instruments.devices import DEVICES, Device
@@ -49,6 +53,17 @@ _ELEMENTS = {
     "int32_t": torch.int32, "int64_t": torch.int64, "int8_t": torch.int8, "uint8_t": torch.uint8,
     "bool": torch.bool, "__half": torch.float16, "half": torch.float16, "__half2": torch.float16,
     "half2": torch.float16, "__nv_bfloat16": torch.bfloat16, "__nv_bfloat162": torch.bfloat16,
+}  # fmt: skip
+
+
+GRID_SYNC = {"%envreg1", "%envreg2"}  # where a kernel finds the barrier of its grid
+SIGNED_INTEGERS = {
+    "int", "signed", "signed int", "short", "short int", "long", "long int", "long long", "long long int", "char",
+    "signed char", "int8_t", "int16_t", "int32_t", "int64_t", "ptrdiff_t",
+}  # fmt: skip
+UNSIGNED_INTEGERS = {
+    "unsigned", "unsigned int", "unsigned short", "unsigned long", "unsigned long long", "unsigned char", "uint",
+    "uint8_t", "uint16_t", "uint32_t", "uint64_t", "size_t",
 }  # fmt: skip
 
 
@@ -72,16 +87,18 @@ def cuda_kernel(
 
 
 class DeclaredParameter:
-    """One parameter as the source declares it: its name and, where the text gives one, its dtype or the one that it
-    points to."""
+    """One parameter as the source declares it: its name, the C++ type without qualifiers and asterisks ("" if the
+    source cannot be parsed), and that type's dtype if it has one."""
 
     def __init__(self, name: str, declared: str):
         self.name = name
-        self.pointer = "*" in declared
+        stars = declared.count("*") + declared.count("[")
+        self.pointer, self.array = stars > 0, stars == 2 and "(" not in declared
         plain = re.sub(
-            r"\b(const|volatile|__restrict__|__restrict|restrict|__grid_constant__)\b|[*&]|\[\]", " ", declared
+            r"\b(const|volatile|__restrict__|__restrict|restrict|__grid_constant__)\b|[*&]|\[[^]]*\]", " ", declared
         )
-        self.dtype = _ELEMENTS.get(" ".join(plain.split()))
+        self.type = " ".join(plain.split())
+        self.dtype = _ELEMENTS.get(self.type)
 
 
 def is_half(parameter: Parameter, source: DeclaredParameter) -> bool:
@@ -128,10 +145,7 @@ class CudaKernel:
         declared = _split(found[1]) if found else []
         if len(declared) != count:
             return [DeclaredParameter(f"argument {place}", "") for place in range(count)]
-        return [
-            DeclaredParameter(re.findall(r"\w+", each)[-1], each[: each.rindex(re.findall(r"\w+", each)[-1])])
-            for each in declared
-        ]
+        return [DeclaredParameter(*_named(each)) for each in declared]
 
     @cached_property
     def resources(self) -> Resources:
@@ -185,6 +199,31 @@ class CudaKernel:
 
     def __repr__(self):
         return f"<CUDA kernel {self.name} for {self.device.name}>"
+
+
+def _named(declared: str) -> tuple[str, str]:
+    """("x", "float* []") of "float* x[]"."""
+    brackets = "".join(re.findall(r"\[[^]]*\]", declared))
+    bare = re.sub(r"\[[^]]*\]", " ", declared)
+    name = re.findall(r"\w+", bare)[-1]
+    return name, bare[: bare.rindex(name)] + brackets
+
+
+def tensors_of(arguments) -> list[torch.Tensor]:
+    """The tensors among the arguments, those of lists too."""
+    found = []
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            found.append(argument)
+        elif isinstance(argument, list | tuple):
+            found += tensors_of(argument)
+    return found
+
+
+def _on_host(argument):
+    if isinstance(argument, list | tuple):
+        return [_on_host(each) for each in argument]
+    return argument.cpu() if isinstance(argument, torch.Tensor) else argument
 
 
 def _row_bytes(tensor: torch.Tensor) -> int:
@@ -248,25 +287,28 @@ class CudaLaunch:
 
         Raises:
             TypeError: the arguments do not fit the parameters.
-            ValueError: the block is larger than __launch_bounds__, or needs more shared memory than the device has.
+            ValueError: the block is larger than __launch_bounds__, or needs more shared memory than the device has; a
+                number is out of the range of its parameter's type.
             NotImplementedError: without a GPU, an instruction that the executor does not cover.
             RuntimeError: without a GPU, an access out of bounds or misaligned, a barrier or a shuffle that not all
                 threads reach, or a kernel without an end.
         """
         self._check()
+        if self.cooperative:
+            self._check_resident()
         arguments = self._checked(arguments)
-        on_gpu = any(isinstance(argument, torch.Tensor) and argument.is_cuda for argument in arguments)
+        on_gpu = any(tensor.is_cuda for tensor in tensors_of(arguments))
         if on_gpu and observers.observer() is None:
             from helpers.instruments.cuda.gpu import launch  # only where there is one
 
             launch(self, arguments)
             return
         with _disable_current_modes():  # a meter is not to count the copies
-            on_host = [argument.cpu() if isinstance(argument, torch.Tensor) else argument for argument in arguments]
+            on_host = [_on_host(argument) for argument in arguments]
         with naming_lines(self.kernel.file):
             self._execute(on_host, arguments)
         with _disable_current_modes():
-            for host, original in zip(on_host, arguments, strict=True):
+            for host, original in zip(tensors_of(on_host), tensors_of(arguments), strict=True):
                 if host is not original:
                     original.copy_(host)
 
@@ -281,6 +323,20 @@ class CudaLaunch:
                 f"{kernel.name} needs {used} B of shared memory; {kernel.device.name} has {most} B per block"
             )
 
+    @property
+    def cooperative(self) -> bool:
+        """True if the kernel calls grid.sync(): then all of its blocks must run at once."""
+        return all(name in self.kernel.ptx for name in GRID_SYNC)
+
+    def _check_resident(self) -> None:
+        each, device = self.resources.occupancy().blocks, self.kernel.device
+        blocks = int(np.prod(self.grid))
+        if device.sms and blocks > each * device.sms:
+            raise ValueError(
+                f"{self.kernel.name} synchronises its grid, so all blocks must run at once: {device.name} holds "
+                f"{each * device.sms:,} of them ({each} on each of {device.sms} SMs), got {blocks:,}"
+            )
+
     def _checked(self, arguments) -> tuple:
         kernel = self.kernel
         declared = list(kernel.declared.values())
@@ -289,13 +345,15 @@ class CudaLaunch:
             raise TypeError(f"{kernel.name}({names}) takes {len(declared)} arguments, got {len(arguments)}")
         for argument, type, parameter in zip(arguments, declared, kernel.parameters, strict=True):
             where = f"{kernel.name}: {parameter.name}"
-            if isinstance(argument, torch.Tensor):
+            if parameter.array:
+                self._check_array(argument, where, parameter)
+            elif isinstance(argument, torch.Tensor):
                 if type.type not in ("u64", "b64"):
                     raise TypeError(f"{where} is a number ({type.type}), got a tensor")
                 if parameter.pointer and parameter.dtype not in (None, argument.dtype):
                     raise TypeError(f"{where} points to {parameter.dtype}, got a tensor of {argument.dtype}")
             elif parameter.pointer:
-                raise TypeError(f"{where} is a pointer: pass a tensor, got {argument!r}")
+                raise TypeError(f"{where} is a pointer: pass a tensor, got {_shown(argument)}")
             elif type.type == "b8" and not is_half(type, parameter):
                 raise TypeError(
                     f"{where} is a struct of {type.size} bytes passed by value, which isn't supported: pass its fields "
@@ -304,6 +362,15 @@ class CudaLaunch:
             elif not isinstance(argument, bool | int | float | np.generic) or type.type not in DTYPES or type.size > 8:
                 raise TypeError(f"{where} takes a number ({type.type}), got {_kind(argument)}")
         return arguments
+
+    def _check_array(self, argument, where: str, parameter: "DeclaredParameter") -> None:
+        """An array of pointers takes a list of tensors."""
+        tensors = argument if isinstance(argument, list | tuple) else [None]
+        if not all(isinstance(each, torch.Tensor) for each in tensors):
+            raise TypeError(f"{where} is an array of pointers: pass a list of tensors, got {_kind(argument)}")
+        for each in tensors:
+            if parameter.dtype not in (None, each.dtype):
+                raise TypeError(f"{where} holds pointers to {parameter.dtype}, got a tensor of {each.dtype}")
 
     def parameter_bytes(self, values) -> bytes:
         """The arguments as the kernel finds them in memory: addresses and numbers."""
@@ -319,22 +386,58 @@ class CudaLaunch:
 
         Raises:
             TypeError: it's not a whole number where the parameter is one.
+            ValueError: it's out of the range of the parameter's type.
         """
         if is_half(parameter, source):
+            self._check_finite(value, source.dtype, source)
             return torch.tensor(float(value), dtype=source.dtype).view(torch.uint16).numpy()[()]
         dtype = DTYPES[parameter.type]
         if dtype.kind in "iu" and isinstance(value, float | np.floating):
             raise TypeError(f"{self.kernel.name}: {source.name} takes a whole number ({parameter.type}), got {value}")
+        if dtype.kind in "iu" and not source.pointer:
+            self._check_range(value, dtype, source)
+        elif dtype.kind == "f":
+            self._check_finite(value, dtype, source)
         return np.array(int(value) % (1 << 8 * dtype.itemsize) if dtype.kind == "u" else value).astype(dtype)[()]
+
+    def _check_range(self, value, dtype: np.dtype, source: DeclaredParameter) -> None:
+        where, type = f"{self.kernel.name}: {source.name}", source.type
+        if type == "bool":
+            if value not in (0, 1):
+                raise ValueError(f"{where} is a bool: pass True or False, got {value}")
+            return
+        bits = 8 * dtype.itemsize
+        low = 0 if type in UNSIGNED_INTEGERS else -(1 << (bits - 1))
+        high = (1 << (bits - 1)) - 1 if type in SIGNED_INTEGERS else (1 << bits) - 1
+        if not low <= int(value) <= high:
+            named = f"is {'an' if type[:1] in 'aeiou' else 'a'} {type}" if type else f"has {bits} bits"
+            raise ValueError(f"{where} {named}, from {low:,} to {high:,}, got {int(value):,}")
+
+    def _check_finite(self, value, dtype, source: DeclaredParameter) -> None:
+        if dtype in (torch.float16, torch.bfloat16):
+            lost = torch.tensor(float(value), dtype=dtype).isinf().item()
+        else:
+            with np.errstate(over="ignore"):
+                lost = bool(np.isinf(np.float64(value).astype(dtype)))
+        if lost and not np.isinf(float(value)):
+            largest = torch.finfo(dtype).max if isinstance(dtype, torch.dtype) else float(np.finfo(dtype).max)
+            type = source.type or str(dtype)
+            raise ValueError(f"{self.kernel.name}: {source.name} is a {type}, at most {largest:.3g}, got {value}")
 
     def _execute(self, arguments, originals) -> None:
         kernel, program = self.kernel, self.kernel.program
         memory = GlobalMemory()
+
+        def placed(name: str, argument):
+            if isinstance(argument, list | tuple):
+                each = [placed(f"{name}[{place}]", tensor) for place, tensor in enumerate(argument)]
+                return memory.variable(name, np.array(each, np.uint64).tobytes())
+            if isinstance(argument, torch.Tensor):
+                return memory.tensor(name, argument) - self.skipped * _row_bytes(argument)
+            return argument
+
         values = [
-            memory.tensor(parameter.name, argument) - self.skipped * _row_bytes(argument)
-            if isinstance(argument, torch.Tensor)
-            else argument
-            for argument, parameter in zip(arguments, kernel.parameters, strict=True)
+            placed(parameter.name, argument) for argument, parameter in zip(arguments, kernel.parameters, strict=True)
         ]
         symbols = {name: parameter.offset for name, parameter in program.parameters.items()}
         sizes = {"shared": 0, "local": 0}
@@ -347,6 +450,9 @@ class CudaLaunch:
             else:
                 start = -(-sizes[variable.space] // variable.align) * variable.align
                 symbols[name], sizes[variable.space] = start, start + variable.size
+        for name, variable in program.variables.items():
+            for byte, named, past in variable.addresses:
+                memory.fill(symbols[name] + byte, (symbols[named] + past).to_bytes(8, "little"))
         start = -(-sizes["shared"] // 16) * 16 if dynamic else sizes["shared"]
         symbols |= dict.fromkeys(dynamic, start)
         special = {
@@ -356,16 +462,27 @@ class CudaLaunch:
         }
         special["%dynamic_smem_size"] = self.dynamic_shared_memory
         special["%nwarpid"] = -(-int(np.prod(self.block)) // WARP)
+        cooperative = program.special.keys() >= GRID_SYNC
+        if cooperative:
+            barrier = memory.variable(GRID_BARRIER, bytes(16))
+            special |= {"%envreg1": barrier >> 32, "%envreg2": barrier & 0xFFFFFFFF}
         decoder = Decoder(program, symbols, self.parameter_bytes(values), special)
         observer = observers.observer()
         machine = Machine(
             kernel.name, program, decoder, memory, self.grid, self.block,
-            start + self.dynamic_shared_memory, sizes["local"], observer, self.skipped,
+            start + self.dynamic_shared_memory, sizes["local"], observer, self.skipped, cooperative,
         )  # fmt: skip
         if observer is not None:
             observer.launch(self, arguments, originals, memory)
-        machine.run()
+        try:
+            machine.run()
+        finally:
+            machine.printer.finish()
         observers.executed(machine.executed)
+
+
+def _shown(value) -> str:
+    return _kind(value) if isinstance(value, list | tuple | dict) else repr(value)
 
 
 def _kind(value) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+GRID_BARRIER = "the grid's barrier"  # the variable behind cooperative groups' grid.sync(), which costs no traffic
 STORAGE_BITS = 36
 SHARED_WINDOW = 1 << 60
 LOCAL_WINDOW = 1 << 61
@@ -96,6 +97,20 @@ class GlobalMemory:
         for start, end in segment.extents:
             inside |= (offsets >= start) & (offsets + nbytes <= end)
         return segment, offsets, inside
+
+    def fill(self, address: int, contents: bytes) -> None:
+        """Write into a variable before the launch."""
+        segment = self.segments[(address >> STORAGE_BITS) - 1]
+        at = address - segment.base
+        segment.memory[at : at + len(contents)] = np.frombuffer(contents, np.uint8)
+
+    def bytes_at(self, address: int) -> bytes:
+        """The bytes of a storage, starting at an address; empty if no storage is there."""
+        place = (address >> STORAGE_BITS) - 1
+        if not 0 <= place < len(self.segments):
+            return b""
+        segment = self.segments[place]
+        return segment.memory[address - segment.base :].tobytes()
 
     def describe(self, address: int) -> tuple[Segment | None, int]:
         """The nearest storage and the offset in bytes from its start, for a message."""

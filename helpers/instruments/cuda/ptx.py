@@ -76,6 +76,7 @@ class Variable:
     align: int
     size: int  # bytes; 0 for dynamic shared memory
     initial: bytes | None
+    addresses: tuple[tuple[int, str, int], ...] = ()  # (byte, variable whose generic address is there, bytes past it)
 
 
 @dataclass
@@ -89,8 +90,19 @@ class Program:
     instructions: list[PtxInstruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     targets: dict[str, list[str]] = field(default_factory=dict)  # tables of brx.idx
+    carry: Register | None = None  # what add.cc leaves for addc
 
 
+CARRYING = ("addc", "subc", "madc")
+_HEAP = ("malloc", "free")
+# Special registers that only a GPU has -> what the source asked for, and an alternative.
+_ON_A_GPU = (
+    (r"%clock|%globaltimer", "there is no clock without one; count with `measure`, or time on a GPU"),
+    (r"%cluster|%is_explicit_cluster|%nclusterid", "thread block clusters are not executed here; use plain blocks"),
+    (r"%n?smid", "which multiprocessor runs a block is known only there"),
+    (r"%envreg", "this_grid() of cooperative groups is not executed here; end the kernel and launch a second one where "
+     "it calls sync()"),
+)  # fmt: skip
 MAX_CALLS = 16  # within one another
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _VARIABLE = re.compile(
@@ -102,7 +114,9 @@ _PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)(?:\s+\.ptr(?:\s+\.\w+)?(?:\s+\.align\s+\d+)?)?\s+([\w$]+)(?:\[(\d+)\])?"
 )
 _LABEL = re.compile(r"([A-Za-z_$%][\w$%]*)\s*:(?!:)\s*")
-_SPECIAL = re.compile(r"%(tid|ntid|ctaid|nctaid)\.[xyz]$|%(laneid|warpid|nwarpid|lanemask_\w+|dynamic_smem_size)$")
+_SPECIAL = re.compile(
+    r"%(tid|ntid|ctaid|nctaid)\.[xyz]$|%(laneid|warpid|nwarpid|envreg[12]|lanemask_\w+|dynamic_smem_size)$"
+)
 _FLOATING = re.compile(r"0([fFdD])([0-9a-fA-F]+)$")
 _INTEGER = re.compile(r"-?(0[xX][0-9a-fA-F]+|\d+)U?$")
 
@@ -110,6 +124,14 @@ _INTEGER = re.compile(r"-?(0[xX][0-9a-fA-F]+|\d+)U?$")
 def width(type: str) -> int:
     """Bytes of a PTX type: "u32", "b64", "f16x2"."""
     return 4 if type.endswith("x2") else max(1, int(re.search(r"\d+", type)[0]) // 8)
+
+
+def plain_name(mangled: str) -> str:
+    """A variable's name in the source: "tile" of "_ZZ4copyPKfPfE4tile"; as it is where it is not mangled."""
+    for found in re.finditer(r"(?=(?<!\d)(\d+)([A-Za-z_]\w*))", mangled):
+        if mangled.startswith("_Z") and re.fullmatch(r"E?(_\d*_?)?", found[2][int(found[1]) :]) is not None:
+            return found[2][: int(found[1])]
+    return mangled
 
 
 def parse(text: str, entry: str) -> Program:
@@ -156,8 +178,9 @@ def _declare(program: Program, match: re.Match) -> None:
     size = width(type)
     for count in re.findall(r"\[(\d*)\]", dimensions):
         size *= int(count or 0)
-    contents = None
+    contents, addresses = None, ()
     if initial is not None:
+        initial, addresses = _without_addresses(initial, width(type))
         values = [int(value, 0) for value in re.findall(r"-?(?:0x[0-9a-fA-F]+|\d+)(?![\w.])", initial)]
         if re.search(r"[A-Za-z_$]", re.sub(r"0[xX][0-9a-fA-F]+", "", initial)):
             raise NotImplementedError(f"the executor cannot fill {name} with an address: fill it in the kernel")
@@ -165,7 +188,23 @@ def _declare(program: Program, match: re.Match) -> None:
         contents = b"".join((value % (1 << (8 * each))).to_bytes(each, "little") for value in values).ljust(size, b"\0")
     elif space in ("global", "const"):
         contents = bytes(size)
-    program.variables[name] = Variable(space, int(align or width(type)), size, contents)
+    program.variables[name] = Variable(space, int(align or width(type)), size, contents, addresses)
+
+
+_POINTER = re.compile(r"(?:generic\(([$_A-Za-z][\w$]*)\)|(?<![\w.(])([$_A-Za-z][\w$]*))(?:\s*\+\s*(\d+))?")
+
+
+def _without_addresses(initial: str, each: int) -> tuple[str, tuple]:
+    """The values with 0 for every address of a variable, and the addresses as Variable has them."""
+    if each != 8 or "(" in re.sub(r"generic\([\w$]*\)", "", initial):
+        return initial, ()
+    values = initial.strip().strip("{}").split(",")
+    found = []
+    for place, text in enumerate(values):
+        if match := _POINTER.fullmatch(text.strip()):
+            found.append((place * each, match[1] or match[2], int(match[3] or 0)))
+            values[place] = "0"
+    return ", ".join(values), tuple(found)
 
 
 class _Body:
@@ -235,6 +274,11 @@ class _Body:
             _declare(self._program, match)
         elif match := re.fullmatch(r"\.param \.([bus]\d+|f\d+) ([\w$]+)", text):
             self._scopes[-1][match[2]] = self._new(str(max(16, 8 * width(match[1]))))
+        elif match := re.fullmatch(r"\.param (?:\.align (\d+) )?\.b8 ([\w$]+)\[(\d+)\]", text):
+            # A struct that a call passes or returns: memory of the thread.
+            place = f"{match[2]}@{len(self._program.variables)}"
+            self._program.variables[place] = Variable("local", int(match[1] or 1), int(match[3]), None)
+            self._scopes[-1][match[2]] = Symbol(place, 0)
         elif text.startswith("call"):
             self._inline(text)
         elif text.startswith("."):
@@ -256,6 +300,16 @@ class _Body:
         """Put the statements of a called function here."""
         called = re.fullmatch(r"call(?:\.uni)? ?(?:\(([^)]*)\), )?([\w$]+)(?:, \(([^)]*)\))? ?", text)
         name = called[2] if called else text
+        if name == "vprintf":
+            result, text_and_values = called[1], called[3].split(",")
+            operands = tuple(self._register(each.strip()) for each in (result, *text_and_values))
+            self._program.instructions.append(PtxInstruction("vprintf", (), operands, None, self._line, text))
+            return
+        if name in _HEAP:
+            raise NotImplementedError(
+                f"{name} within a kernel (line {self._line}) needs a GPU: allocate the memory in PyTorch, a part for "
+                "each thread, and pass the tensor"
+            )
         if name == "__assertfail":
             self._program.instructions.append(PtxInstruction("trap", ("assert",), (), None, self._line, text))
             return
@@ -311,8 +365,12 @@ class _Body:
                 operand.base if isinstance(operand, Address) and isinstance(operand.base, Register) else operand
                 for operand in operands
             )
-            if not any(isinstance(operand, Address) for operand in operands):
+            if any(isinstance(each, Address) and each.base.name in self._program.variables for each in operands):
+                modifiers[0] = "local"
+            elif not any(isinstance(operand, Address) for operand in operands):
                 opcode, modifiers = "mov", [f"b{operands[0].kind}"]
+        if self._program.carry is None and (opcode in CARRYING or "cc" in modifiers):
+            self._program.carry = self._new("pred")
         self._program.instructions.append(PtxInstruction(opcode, tuple(modifiers), operands, guard, self._line, text))
 
     def _operand(self, text: str):
@@ -339,8 +397,11 @@ class _Body:
         register = self._register(text)
         if register is not None:
             return register
+        if text == "%globaltimer" and "nanosleep" in self._module:
+            return Immediate(0, 0)  # how long a barrier has waited: not yet long
         if text.startswith("%"):
-            raise NotImplementedError(f"the executor has no register {text} (line {self._line}): it needs a GPU")
+            why = next((why for pattern, why in _ON_A_GPU if re.match(pattern, text)), f"the register {text}")
+            raise NotImplementedError(f"line {self._line} needs a GPU: {why}")
         name, _, offset = text.partition("+")
         register = self._register(name.strip())
         if register is not None and not int(offset or "0", 0):

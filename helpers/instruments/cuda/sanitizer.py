@@ -12,6 +12,7 @@ import numpy as np
 WARP = 32
 BANKS = 32
 CELL = 4  # bytes, until a smaller access asks for finer ones
+MOST_READS = 256  # accesses that are kept before they are entered: at 32,768 threads, tens of MB
 
 
 class SharedFault(NamedTuple):
@@ -42,11 +43,21 @@ class SharedWatch:
         self._readers = np.zeros((2, cells), bool)  # several lanes of a warp, several warps
         self._block_time = np.ones(threads // padded, np.int32)
         self._warp_time = np.ones(threads // WARP, np.int32)
+        # Most accesses fall between two barriers without a write, or without a read: those need few of the checks.
+        self._unwritten = True  # whether a cell may be uninitialised
+        self._wrote = np.zeros(threads // padded, bool)  # blocks that wrote since their last barrier
+        self._has_read = np.zeros(threads // padded, bool)
+        self._reads: list[tuple] = []  # not entered yet: a write may never ask for them
 
     def block_synchronised(self, blocks: np.ndarray) -> None:
+        self._wrote[blocks] = self._has_read[blocks] = False
+        if self._has_read.any():
+            self._enter_reads()
+        self._reads.clear()
         self._block_time[blocks] += 1
 
     def warp_synchronised(self, threads: np.ndarray | None) -> None:
+        self._enter_reads()
         warps = slice(None) if threads is None else np.unique(threads // WARP)
         self._warp_time[warps] += 1
 
@@ -54,37 +65,69 @@ class SharedWatch:
         """Return the faults of one load ("read"), store ("write") or atomic; offsets run through all blocks."""
         if nbytes < self._cell:
             self._refine(nbytes)
-        cells = offsets // self._cell
-        each = nbytes // self._cell
-        if each > 1:
-            cells = (cells[:, None] + np.arange(each)).ravel()
-            threads = np.repeat(threads, each)
+        if kind == "read":
+            return self._read_access(threads, offsets, nbytes)
+        threads, cells = self._cells(threads, offsets, nbytes)
         found = []
         now = self._block_time[threads // self._padded]
         warp_now = self._warp_time[threads // WARP]
-        writer = self._writer[cells]
-        if kind != "write":
-            found += self._report("uninitialised read", writer < 0, threads, cells, writer)
-        racing = (writer >= 0) & self._unordered(self._written, writer, cells, threads, now, warp_now)
-        if kind == "atomic":
-            racing &= ~self._atomic[cells]
-        other = writer
-        if kind != "read":
+        racing, other = np.zeros(cells.shape, bool), None
+        if kind == "atomic" and self._unwritten:
+            found += self._report("uninitialised read", self._writer[cells] < 0, threads, cells, self._writer[cells])
+        if self._wrote.any():
+            other = self._writer[cells]
+            racing = (other >= 0) & self._unordered(self._written, other, cells, threads, now, warp_now)
+            if kind == "atomic":
+                racing &= ~self._atomic[cells]
+        if self._has_read.any():
+            self._enter_reads()
             reader = self._reader[cells]
             since = self._read[0, cells] == now
             several, warps = self._readers[0, cells], self._readers[1, cells]
             together = (self._read[1, cells] == warp_now) & (several | (reader != threads))
             read_first = since & (reader >= 0) & (warps | (reader // WARP != threads // WARP) | together)
-            other = np.where(racing, writer, reader)
+            other = reader if other is None else np.where(racing, other, reader)
             racing = racing | read_first
         found += self._report("race", racing, threads, cells, other)
-        if kind == "read":
-            self._note_read(cells, threads, now, warp_now)
-        else:
-            self._writer[cells] = threads
-            self._written[0, cells], self._written[1, cells] = now, warp_now
-            self._atomic[cells] = kind == "atomic"
+        self._writer[cells] = threads
+        self._written[0, cells], self._written[1, cells] = now, warp_now
+        self._atomic[cells] = kind == "atomic"
+        self._unwritten = self._unwritten and bool((self._writer < 0).any())
+        self._wrote[threads // self._padded] = True
         return found
+
+    def _read_access(self, threads, offsets, nbytes) -> list[SharedFault]:
+        found = []
+        self._reads.append((threads, offsets, nbytes))
+        self._has_read[threads // self._padded] = True
+        if len(self._reads) > MOST_READS:
+            self._enter_reads()
+        wrote = self._wrote.any()
+        if wrote or self._unwritten:
+            threads, cells = self._cells(threads, offsets, nbytes)
+            writer = self._writer[cells]
+            if self._unwritten:
+                found += self._report("uninitialised read", writer < 0, threads, cells, writer)
+        if wrote:
+            now, warp_now = self._block_time[threads // self._padded], self._warp_time[threads // WARP]
+            racing = (writer >= 0) & self._unordered(self._written, writer, cells, threads, now, warp_now)
+            found += self._report("race", racing, threads, cells, writer)
+        return found
+
+    def _cells(self, threads, offsets, nbytes):
+        """(threads, cells): a thread and a cell for each cell that is accessed."""
+        cells = offsets // self._cell
+        each = nbytes // self._cell
+        if each > 1:
+            cells = (cells[:, None] + np.arange(each)).ravel()
+            threads = np.repeat(threads, each)
+        return threads, cells
+
+    def _enter_reads(self) -> None:
+        """Enter the reads that are left, before the time advances or a write asks for them."""
+        reads, self._reads = self._reads, []
+        for threads, cells in (self._cells(*read) for read in reads):
+            self._note_read(cells, threads, self._block_time[threads // self._padded], self._warp_time[threads // WARP])
 
     def _unordered(self, when, who, cells, threads, now, warp_now):
         """Accesses noted in the same time as those of `threads`, by others."""

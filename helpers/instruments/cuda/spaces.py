@@ -5,7 +5,9 @@ Each access yields what may be touched: (threads, memory by item size -> array, 
 
 import numpy as np
 
+from helpers.instruments.cuda.copies import Copies
 from helpers.instruments.cuda.memory import UNSIGNED, GlobalMemory, Segment
+from helpers.instruments.cuda.ptx import plain_name
 from helpers.instruments.cuda.warp import everyone
 
 
@@ -22,11 +24,32 @@ class Spaces:
         self.shared_size, self.local_size = machine.shared_size, machine.local_size
         self._shared = self._poisoned(machine.blocks * self.shared_size)
         self.local = self._poisoned(machine.threads * self.local_size)
+        self.copies = Copies(machine, self._shared)
+        self._phases: dict[int, int] = {}  # of mbarriers, as their threads last saw them complete
         self.strong = False  # whether the access that is made is volatile, or orders others
 
     def shared_words(self) -> np.ndarray:
         """Shared memory of the blocks that run together as fp32 numbers, block after block."""
         return self._shared[4].view(np.float32)
+
+    def phases_seen(self, places: np.ndarray, phases: np.ndarray) -> None:
+        """Tell the observer of phases of mbarriers, by their words of 8 bytes, that threads see complete."""
+        new = {}
+        for place, phase in zip(places.tolist(), phases.tolist(), strict=True):
+            if self._phases.get(place) != phase:
+                new[place] = phase
+        if new and self._machine.observer is not None:
+            blocks = [place * 8 // self.shared_size for place in new]
+            self._machine.observer.block_synchronised(np.unique(blocks))
+        self._phases |= new
+
+    def shared_array(self, byte: int) -> tuple[str, int]:
+        """The name of the array in shared memory that holds a byte of a block, and the byte within the array."""
+        starts = [(start, name) for name, start in self._machine.decoder.shared_arrays().items() if start <= byte]
+        if not starts:
+            return "shared memory", byte
+        start, name = max(starts)
+        return plain_name(name), byte - start
 
     @staticmethod
     def _poisoned(size: int) -> dict[int, np.ndarray]:
@@ -51,6 +74,8 @@ class Spaces:
                 return
         if self._machine.observer is not None:
             self._machine.observer.access(kind, line, segment, here, offsets, nbytes)
+            if kind != "read" and self.copies:
+                self.copies.check_source(line, here, segment.views, offsets, nbytes)
         yield threads, segment.views, offsets
 
     def shared_access(self, kind, line, threads, here, addresses, nbytes):
@@ -69,8 +94,17 @@ class Spaces:
         if not here.size:
             return
         offsets = addresses.astype(np.int64) + here // self._padded * self.shared_size
-        if self._machine.observer is not None:
-            self._machine.observer.shared(kind, line, here, offsets, nbytes)
+        observer = self._machine.observer
+        if observer is not None:
+            told = bool(self.copies) and self.copies.check(
+                "write" if kind == "copy" else kind, line, here, offsets, nbytes
+            )
+            if kind == "copy":
+                observer.shared_copy(line, here, offsets, nbytes, told)
+            elif told:
+                observer.shared(kind, line, here, offsets, nbytes, told)
+            else:
+                observer.shared(kind, line, here, offsets, nbytes)
         yield threads, self._shared, offsets
 
     def local_access(self, kind, line, threads, here, addresses, nbytes):
@@ -112,6 +146,7 @@ class Spaces:
 
     def _stray(self, kind, line, where, thread, count) -> None:
         """An access that may not be made: an error, or under a meter a hazard."""
+        kind = kind.replace("copy", "write")
         kind = (
             "out-of-bounds " + {"write": "store"}.get(kind, kind)
             if not kind.startswith("misaligned")

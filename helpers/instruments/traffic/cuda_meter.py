@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from helpers.instruments.cuda.memory import GRID_BARRIER
 from helpers.instruments.cuda.sanitizer import GlobalWatch, SharedWatch, rows_of, wavefronts
 from helpers.instruments.traffic.footprint import SECTOR
 from helpers.instruments.traffic.hazards import Hazard, element
@@ -69,6 +70,8 @@ class CudaMeter:
         self._racing = self._global.access(segment, size, kind, self._machine.spaces.strong, threads, offsets, nbytes)
         if self._racing is not None and kind != "write":
             self._race(number, segment, threads, offsets, self._racing.lanes, self._racing.others)
+        if segment.name == GRID_BARRIER:
+            return
         if segment not in self._operands:
             self._variable(kind, number, segment, threads, offsets, nbytes)
             return
@@ -151,14 +154,23 @@ class CudaMeter:
             block, thread = self._machine.where(int(threads[first]))
             self._enter("uninitialised read", number, where, block, thread, int(missing.sum()), region)
 
-    def shared(self, kind, number, threads, offsets, nbytes) -> None:
-        """Count one access of shared memory, and watch for races."""
+    def shared_copy(self, number, threads, offsets, nbytes, reported) -> None:
+        """Count the store of a cp.async, which other threads' earlier reads must be ordered before."""
+        self.shared("write", number, threads, offsets, nbytes, reported)
+
+    def landed(self, number, threads, offsets, nbytes) -> None:
+        """Note that a cp.async is complete: from now on its own thread sees it, others after a barrier."""
+        self._shared.access("write", threads, offsets, nbytes)
+
+    def shared(self, kind, number, threads, offsets, nbytes, reported=False) -> None:
+        """Count one access of shared memory, and watch for races; one that is already reported only counts."""
         line = self._ledger.line(self._file, number)
         served, least = wavefronts(threads, offsets, nbytes)
         line.shared_requests += np.count_nonzero(np.diff(threads >> 5)) + 1
         line.shared_wavefronts += served
         line.bank_conflicts += served - least
-        for found in self._shared.access(kind, threads, offsets, nbytes):
+        faults = self._shared.access(kind, threads, offsets, nbytes)
+        for found in () if reported else faults:
             where = f"shared memory, byte {found.byte}"
             if found.kind == "race":
                 where += f", with thread {self._machine.where(found.other)[1]} and no barrier between"

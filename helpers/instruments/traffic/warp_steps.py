@@ -178,9 +178,17 @@ class WarpRecorder:
     def stored(self, line, threads, offsets, lost, changed) -> None:
         self._before.stored(line, threads, offsets, lost, changed)
 
-    def shared(self, kind, line, threads, offsets, nbytes) -> None:
+    def landed(self, line, threads, offsets, nbytes) -> None:
+        """A cp.async stores when it is complete, not when it starts."""
+        self._before.landed(line, threads, offsets, nbytes)
+        self._shared_moves("write", line, threads, offsets, nbytes)
+
+    def shared(self, kind, line, threads, offsets, nbytes, *reported) -> None:
         self._flush()
-        self._before.shared(kind, line, threads, offsets, nbytes)
+        self._before.shared(kind, line, threads, offsets, nbytes, *reported)
+        self._shared_moves(kind, line, threads, offsets, nbytes)
+
+    def _shared_moves(self, kind, line, threads, offsets, nbytes) -> None:
         if self.recording.too_large or line not in self._shown:
             return
         size = self._machine.shared_size
