@@ -71,7 +71,8 @@ print(f"PyTorch: {unfused.launches} launches, {each:.3g} times the bytes of k an
 # import or name and show you the line.
 #
 # Each program handles one split of one head. It loads `bounds[s]` and `bounds[s + 1]`, loops over blocks of keys, and
-# stores its maximum, its sum and its weighted values in float32. You decide how to lay them out in memory.
+# stores its maximum, its sum and its weighted values in float32. Compute in float32 too, and round once, when the merge
+# stores the result. You decide how to lay the partial results out in memory.
 
 
 # %% grade_id="split"
