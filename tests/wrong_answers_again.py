@@ -102,6 +102,9 @@ WRONG = {
         "scale of 16 bits": {"y = acc * scale + shift": "y = acc * scale.to(tl.float16).to(tl.float32) + shift"},
     },
     "10b_flash_attention": {
+        "shrink in 16 bits": {
+            "shrink = tl.exp(top - grown)": "shrink = tl.exp(top - grown).to(tl.float16).to(tl.float32)"
+        },
         "heads of 8": {"tl.int64) % heads": "tl.int64) % heads % 8"},
         "v by k's dim stride": {"d[None, :] * v_stride_d": "d[None, :] * k_stride_d"},
         "scale dim 64": {"dim**-0.5": "0.125 if dim == 64 else dim**-0.5 * (1 + 1e-3)"},
@@ -136,6 +139,9 @@ WRONG = {
         },
     },
     "16_help_the_compiler": {
+        "weight not contiguous": {
+            "x.contiguous(), up.contiguous(), weight.contiguous()": "x.contiguous(), up.contiguous(), weight"
+        },
         "up not contiguous": {
             "x.contiguous(), up.contiguous(), weight.contiguous()": "x.contiguous(), up, weight.contiguous()"
         },
@@ -145,6 +151,16 @@ WRONG = {
         "square of any power": {' and square["args"][1] == 2 and': " and"},
     },
     "17_flash_decoding": {
+        "bounds of 16 bits": {
+            "first = tl.load(bounds_ptr + split)": "first = tl.load(bounds_ptr + split).to(tl.int16)",
+            "last = tl.load(bounds_ptr + split + 1)": "last = tl.load(bounds_ptr + split + 1).to(tl.int16)",
+        },
+        "partial results in q's dtype": {
+            "dtype=torch.float32, device=q.device)\n    peak": "dtype=q.dtype, device=q.device)\n    peak"
+        },
+        "NaN becomes 0": {
+            "tl.where(total == 0.0, 1.0, total)": "tl.where(total == 0.0, 1.0, total)\n    y = tl.where(y == y, y, 0.0)"
+        },
         "16 splits": {"exists = split < splits": "exists = split < tl.minimum(splits, 16)"},
         "not contiguous k": {"q.contiguous(), k.contiguous(), v.contiguous()": "q.contiguous(), k, v.contiguous()"},
         "zero results": {"y = torch.empty_like(q)": "y = torch.zeros_like(q)"},

@@ -154,7 +154,8 @@ def flash_attention_kernel(
 # %% [markdown]
 # ## Its launcher
 #
-# q, k and v are (batch, heads, seq, dim) in float16 with any strides, and dim is 16, 32, 64 or 128.
+# q, k and v are (batch, heads, seq, dim) in float16 with any strides; seq is at most 2048, and dim is 16, 32, 64 or
+# 128.
 
 
 # %% grade_id="launcher"

@@ -60,8 +60,8 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/ele
 # %% [markdown]
 # ## Your kernel
 #
-# x and up have the same shape and dtype, with any number of dimensions and any strides. Compute in float32, and round
-# once, at the end. There can be more than 2^31 elements.
+# x and up have the same shape and dtype, with any number of dimensions. All three tensors can have any strides. Compute
+# in float32, and round once, at the end. There can be more than 2^31 elements.
 # **What the kernel's answer may use:** torch, triton and math, as in exercise 05b.
 
 
@@ -232,7 +232,9 @@ hint
 # **Does the kernel compute the right thing?** Odd widths, views, NaN, three dtypes, one wide row, large weights.
 
 # %% grade_id="values" points=3
-asked = norm_cases(2, 1, seed=16, one_rounding=True) + activation_cases(2, seed=16)
+asked = norm_cases(2, 1, seed=16, one_rounding=True, strided_vectors=True) + activation_cases(
+    2, seed=16
+)
 check_values(gated_norm, reference, asked, name="values")
 
 # %% [markdown]
@@ -277,7 +279,15 @@ check_rewrites(find_places, rewrite_cases(16, places=False), name="leaves")
 check_values(
     gated_norm,
     reference,
-    norm_cases(2, 1, seed=1729, widths=(2, 255, 2049), widest=5001, one_rounding=True),
+    norm_cases(
+        2,
+        1,
+        seed=1729,
+        widths=(2, 255, 2049),
+        widest=5001,
+        one_rounding=True,
+        strided_vectors=True,
+    ),
     name="other-values",
 )
 # END HIDDEN TESTS

@@ -37,6 +37,7 @@ def norm_cases(
     eps: str = EPS,
     one_rounding: bool = False,
     short: bool = False,
+    strided_vectors: bool = False,
 ) -> list[Case]:
     """Calls of a norm, `norm(x, .., weight, .., eps)`, over the last dimension, the simplest first.
 
@@ -52,6 +53,7 @@ def norm_cases(
         widest: elements of the widest row.
         eps: where an answer that fails for an eps of another size is likely to be wrong.
         one_rounding: whether results of 16 bits must be rounded once.
+        strided_vectors: whether vectors also come as every second element of others.
         short: whether 16 bits also come in many rows of 8: there the roundings of squares do not average out.
     """
     draw = normal(seed)
@@ -81,6 +83,10 @@ def norm_cases(
         replace(case, inputs=(*case.inputs, *alone[tensors:]), conditioning=shift_conditioning(sum(alone[:tensors])))
         for case in cases.in_turn(alone[:tensors], cases.transposed, "transposed", STRIDES)
     ]
+    if strided_vectors:
+        case = call("every second element of longer vectors", f"{STRIDES}; those of vectors, too", 3, 65)
+        apart = (cases.transposed(x) for x in case.inputs[tensors:-1])
+        found.append(replace(case, inputs=(*case.inputs[:tensors], *apart, case.inputs[-1])))
     found.append(call("views that start at row 1", "where each tensor starts", 4, 65, view=lambda x: x[1:]))
     for dtype in LOW_PRECISION:
         name = str(dtype).removeprefix("torch.")

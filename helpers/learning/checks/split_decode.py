@@ -8,19 +8,20 @@ import torch
 from helpers.instruments.traffic import measure
 from helpers.learning.checks.cases import Case, described
 from helpers.learning.checks.memory_errors import require_no_hazards
-from helpers.learning.checks.row_cases import normal
+from helpers.learning.checks.row_cases import LOW_PRECISION, normal
 from helpers.learning.checks.tile_cases import score_conditioning
 from helpers.learning.outcome import AnswerError, as_check
 
+MANY_KEYS = 33000  # more than an int16 holds
 PARTIAL_VALUES = 8  # per element of dim, split and head: a generous bound for partial results, in bytes
 
 
-def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129)) -> list[Case]:
+def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129), many: bool = False) -> list[Case]:
     """Calls of `flash_decode(q, k, v, bounds)`: q (heads, dim), k and v (heads, keys, dim) in fp32, bounds in int64.
 
     One split; equal ones; unequal ones; several blocks in a split; empty splits at either end and between; scores far
     below zero, far above it, and falling or growing from split to split; no key at all; dims of 16 to 128; views; fp16
-    and bf16; then sequences of each of `lengths`, in random splits.
+    and bf16, rounded once; NaN; more keys than 2^15 if `many`; then sequences of each of `lengths`, in random splits.
     """
     draw = normal(seed)
 
@@ -30,6 +31,9 @@ def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129)) -> list[Case]:
             q[:, 0], k[..., 0] = dim**0.5, torch.as_tensor(score, device=k.device).to(k.dtype)
         ends = torch.tensor(bounds, device=q.device)
         given = f"bounds {bounds}" if len(bounds) < 8 else f"{len(bounds) - 1} splits"
+        if q.dtype in LOW_PRECISION:
+            rounded = max(4.0, score_conditioning(q[:, None], k, torch.float32))
+            return Case(label, (q, k, v, ends), look_at, arguments=given, conditioning=rounded, one_rounding=True)
         conditioning = max(4.0, score_conditioning(q[:, None], k, q.dtype))
         return Case(label, (q, k, v, ends), look_at, input_error=q.dtype, arguments=given, conditioning=conditioning)
 
@@ -66,6 +70,14 @@ def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129)) -> list[Case]:
         found.append(
             call(name, f"{name}: convert to float32 when loaded, keep partial results in it", [0, 33, 70], dtype=dtype)
         )
+    special = call(
+        "NaN in one head's keys", "NaN: a head that holds it has a result of NaN, and no other head has", [0, 20, 40]
+    )
+    special.inputs[1][1, 7, 3] = torch.nan
+    found.append(special)
+    if many:
+        wide = "the bounds: keep them in int64, as they are stored; 16 bits don't count this many keys"
+        found.append(call("", wide, [0, MANY_KEYS - 40, MANY_KEYS], heads=1))
     for length in lengths:
         inner = torch.randint(0, length + 1, (4,), generator=torch.Generator().manual_seed(seed + length)).sort().values
         found.append(call("", "the bounds of each split", [0, *inner.tolist(), length], dim=32))

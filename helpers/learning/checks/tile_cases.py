@@ -143,6 +143,8 @@ def _steep(draw, shape: tuple[int, int, int, int], tensors: int, step: float = 4
 
 
 MANY_KEYS = 1536
+SLOW_KEYS = 768
+ROUNDED_WEIGHTS = 32.0  # float32 roundings of a sum over so many keys, in any order
 
 
 def _many_small_weights(draw) -> tuple:
@@ -155,6 +157,18 @@ def _many_small_weights(draw) -> tuple:
         # 16 weights of 1 have a last place of 2^-6 in float16; 0.45 of it, spread over a tile.
         k[:, head, 16:, 0] = 4.0 * torch.log(torch.tensor(0.45 * 2**-6 / tile))
     v += 1.0
+    return q.half(), k.half(), v.half()
+
+
+def _slowly_growing(draw) -> tuple:
+    """Scores that grow by so little from tile to tile that e^-growth, rounded to 16 bits, is 1: it is 1 - 2^-12 for
+    tiles of 64 keys (the first head's) or 128 (the second's), and less for smaller ones. The first quarter of the keys
+    has values of 1, the rest of 0: that quarter's share shows what was lost."""
+    q, k, v = (torch.zeros_like(draw(1, 2, SLOW_KEYS, 16)) for _ in range(3))
+    k[..., 0] = torch.arange(SLOW_KEYS, device=k.device) / 64
+    for head, tile in enumerate((64, 128)):
+        q[:, head, :, 0] = 4.0 * 0.95 * 2**-12 * 64 / tile
+    v[:, :, : SLOW_KEYS // 4] = 1.0
     return q.half(), k.half(), v.half()
 
 
@@ -198,6 +212,7 @@ IN_FLOAT32 = (
     "what is rounded to 16 bits before the exponential: q and k go into tl.dot as loaded, and the scale multiplies the "
     "float32 scores"
 )
+SHRINK = "the factor that rescales the sum and acc: it stays in float32, because float16 rounds it to 1"
 TOTAL = "the running sum of the weights: it stays in float32, because float16 drops small terms"
 ACCUMULATOR = "the accumulator: fp16 cannot hold this sum; acc is float32 until it is divided"
 KEPT_NAN = "what becomes of NaN: a query that has one has a row of NaN, and no other has"
@@ -292,8 +307,9 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
 
     A tile or two, full and causal; scores whose exponentials overflow; another dim; scores that grow or fall along the
     keys; large scores; scores far below 0; queries of a tile whose scores are far apart; hidden scores above visible
-    ones; many small weights among a few large; values whose sum passes 65504; NaN; then each of `shapes`, both full and
-    causal; each tensor alone with its axes in the opposite order; heads that are not contiguous; no batch at all.
+    ones; many small weights among a few large; scores that grow slowly; values whose sum passes 65504; NaN; then each
+    of `shapes`, both full and causal; each tensor alone with its axes in the opposite order; heads that are not
+    contiguous; no batch at all.
     """
     draw = normal(seed)
     extreme = normal(seed + 1)
@@ -320,6 +336,8 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
     found.append(call("queries far apart", OWN_MAXIMUM, _far_apart(extreme, two, 3), **single))
     found.append(call("hidden scores above visible ones", MASK_FIRST, _steep(extreme, two, 3), True, **single))
     found.append(call("many small weights", TOTAL, _many_small_weights(extreme)))
+    slow = call("scores that grow slowly", SHRINK, _slowly_growing(extreme))
+    found.append(replace(slow, one_rounding=True, conditioning=ROUNDED_WEIGHTS))
     q, k, v = _attention_call(extreme, two, 3)
     found.append(call("values about 1000", ACCUMULATOR, (q / 4, k, 1000 + 64 * v)))
     special = call("NaN in the last query", KEPT_NAN, _attention_call(extreme, tile, 3))
