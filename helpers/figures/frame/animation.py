@@ -4,7 +4,8 @@ Everything is placed in Python, in pixels and in seconds of the film's own clock
 paint the same list: boxes that travel, boxes that appear or grow, counters that run.
 """
 
-from dataclasses import dataclass, field
+import textwrap
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import anywidget
@@ -18,6 +19,9 @@ from helpers.figures.frame.chart import Chart, plain, with_still
 from helpers.style import STYLE, TEXT, TITLE_SIZE, css, javascript
 
 _HERE = Path(__file__).parent
+LINE = 17  # pixels between the lines of a title
+TITLE_LETTER = 7.4  # pixels: an upper estimate of a title's letter
+HEADINGS = 24  # pixels below a film's top, where its panels begin
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,40 @@ class Animation:
         return f"{plain(time * self.scale)} {self.unit}: {now[-1]}" + (f" {numbers}." if numbers else "")
 
 
+def folded(title: str, width: float) -> str:
+    """Return a title in lines that fit a width."""
+    return textwrap.fill(title, int(width / TITLE_LETTER))
+
+
+def stacked(scene: Animation, split: float, width: float) -> Animation:
+    """Return the scene for a narrow page: what stands right of `split` is moved below the rest, `width` pixels wide."""
+    title = folded(scene.title, width)
+    lower = LINE * title.count("\n")
+    below = scene.size[1] - HEADINGS
+
+    def placed(x: float, y: float) -> tuple[float, float]:
+        return (x, y + lower) if x < split else (x - split, y + lower + below)
+
+    def moved(each):
+        x, y = placed(each.x, each.y)
+        return replace(each, x=x, y=y)
+
+    movers = []
+    for each in scene.movers:
+        (x0, y0), (x1, y1) = placed(each.x0, each.y0), placed(each.x1, each.y1)
+        movers.append(replace(each, x0=x0, y0=y0, x1=x1, y1=y1))
+    return replace(
+        scene,
+        size=(width, scene.size[1] + below + lower),
+        title=title,
+        movers=tuple(movers),
+        bars=tuple(map(moved, scene.bars)),
+        notes=tuple(map(moved, scene.notes)),
+        counters=tuple(map(moved, scene.counters)),
+        boxes=tuple((*placed(x, y), w, h) for x, y, w, h in scene.boxes),
+    )
+
+
 def picture(scene: Animation, time: float) -> Chart:
     """The film at a time of its clock."""
     width, height = scene.size
@@ -155,11 +193,18 @@ class Film:
     Args:
         scenes: name -> scene; with more than one, the reader chooses, and the first is shown.
         choice: the label of the names.
-        frame: the time of the still frame, as a fraction of the film.
+        frame: the time of the still frame, as a fraction of the film. The browser opens on it, too; Play begins at 0.
+        narrow: name -> the same scene for a narrow page, such as a phone's, where panels stand below each other.
     """
 
-    def __init__(self, scenes: dict[str, Animation], choice: str = "", frame: float = 1.0):
-        self.scenes, self._choice, self._frame = scenes, choice, frame
+    def __init__(
+        self,
+        scenes: dict[str, Animation],
+        choice: str = "",
+        frame: float = 1.0,
+        narrow: dict[str, Animation] | None = None,
+    ):
+        self.scenes, self._choice, self._frame, self.narrow = scenes, choice, frame, narrow or {}
 
     @property
     def text(self) -> str:
@@ -171,7 +216,9 @@ class Film:
 
     def data(self) -> dict:
         """The data that the browser's script draws."""
-        return {"choice": self._choice, "scenes": [[name, _sent(scene)] for name, scene in self.scenes.items()]}
+        scenes = [[name, _sent(scene)] for name, scene in self.scenes.items()]
+        narrow = [_sent(scene) for scene in self.narrow.values()]
+        return {"choice": self._choice, "opens": self._frame, "scenes": scenes, "narrow": narrow}
 
     def __repr__(self) -> str:
         return self.text
