@@ -1,9 +1,42 @@
 // Plays a film that was placed beforehand (film.py): boxes travel, appear and grow along one clock.
 const NARROW = 480; // pixels: on less, a film shows its scene for narrow pages
+const LINE = 17; // pixels between the lines of a title
+const LETTER = 7.4; // pixels: an upper estimate of a title's letter
+const HEADINGS = 24; // pixels below a film's top, where its panels begin
 const ALIGNED = { left: "start", center: "middle", right: "end" };
 
+// A title in lines of at most `width` pixels.
+function folded(title, width) {
+  const lines = [""];
+  for (const word of title.split(" ")) {
+    const longer = `${lines.at(-1)} ${word}`.trim();
+    if (longer.length * LETTER <= width) lines[lines.length - 1] = longer;
+    else lines.push(word);
+  }
+  return lines;
+}
+
+// The scene for a narrow page: what stands right of `split` is moved below the rest, `width` pixels wide.
+function stacked(scene, { split, width }) {
+  const title = folded(scene.title, width);
+  const lower = LINE * (title.length - 1);
+  const below = scene.size[1] - HEADINGS;
+  const placed = (x, y) => (x < split ? [x, y + lower] : [x - split, y + lower + below]);
+  return {
+    ...scene,
+    size: [width, scene.size[1] + below + lower],
+    title: title.join("\n"),
+    movers: scene.movers.map(([x0, y0, x1, y1, ...others]) => [...placed(x0, y0), ...placed(x1, y1), ...others]),
+    bars: scene.bars.map(([x, y, ...others]) => [...placed(x, y), ...others]),
+    boxes: scene.boxes.map(([x, y, ...others]) => [...placed(x, y), ...others]),
+    notes: scene.notes.map(([text, x, y, ...others]) => [text, ...placed(x, y), ...others]),
+    counters: scene.counters.map(([name, text, x, y, ...others]) => [name, text, ...placed(x, y), ...others]),
+  };
+}
+
 function render({ model, el }) {
-  const { choice, opens = 0, scenes, narrow = [] } = model.get("data");
+  const { choice, opens = 0, scenes, narrow: given = [] } = model.get("data");
+  const narrow = Array.isArray(given) ? given : scenes.map(([, scene]) => stacked(scene, given));
   const make = (parent, tag, attributes = {}, text) => {
     const node = parent.appendChild(document.createElement(tag));
     for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
@@ -80,7 +113,7 @@ function render({ model, el }) {
     scene = (chart.clientWidth && chart.clientWidth < NARROW && narrow[number]) || scenes[number][1];
     const [width, height] = scene.size;
     chart.innerHTML = `<svg viewBox="0 0 ${width} ${height}" overflow="visible" aria-hidden="true">
-      ${scene.title.split("\n").map((line, number) => `<text class="title" x="0" y="${14 + 17 * number}">${escaped(line)}</text>`).join("")}
+      ${scene.title.split("\n").map((line, number) => `<text class="title" x="0" y="${14 + LINE * number}">${escaped(line)}</text>`).join("")}
       ${scene.boxes.map(([x, y, w, h]) => `<rect x="${x}" y="${y}" width="${w}" height="${h}"/>`).join("")}
       ${scene.notes.map(([text, x, y, align, bold]) => `<text x="${x}" y="${y}" text-anchor="${ALIGNED[align]}"${bold ? ' font-weight="bold"' : ""}>${escaped(text)}</text>`).join("")}
       ${scene.counters.map(([, , x, y]) => `<text class="counter" x="${x}" y="${y}"></text>`).join("")}

@@ -5,7 +5,7 @@ paint the same list: boxes that travel, boxes that appear or grow, counters that
 """
 
 import textwrap
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import anywidget
@@ -19,9 +19,8 @@ from helpers.figures.frame.chart import Chart, plain, with_still
 from helpers.style import STYLE, TEXT, TITLE_SIZE, css, javascript
 
 _HERE = Path(__file__).parent
-LINE = 17  # pixels between the lines of a title
+LINE = 17  # pixels between the lines of a title, here and in animation.js
 TITLE_LETTER = 7.4  # pixels: an upper estimate of a title's letter
-HEADINGS = 24  # pixels below a film's top, where its panels begin
 
 
 @dataclass(frozen=True)
@@ -110,38 +109,17 @@ class Animation:
         return f"{plain(time * self.scale)} {self.unit}: {now[-1]}" + (f" {numbers}." if numbers else "")
 
 
+@dataclass(frozen=True)
+class Stack:
+    """How a narrow page shows a film: what stands right of `split` is moved below the rest, `width` pixels wide."""
+
+    split: float
+    width: float
+
+
 def folded(title: str, width: float) -> str:
     """Return a title in lines that fit a width."""
     return textwrap.fill(title, int(width / TITLE_LETTER))
-
-
-def stacked(scene: Animation, split: float, width: float) -> Animation:
-    """Return the scene for a narrow page: what stands right of `split` is moved below the rest, `width` pixels wide."""
-    title = folded(scene.title, width)
-    lower = LINE * title.count("\n")
-    below = scene.size[1] - HEADINGS
-
-    def placed(x: float, y: float) -> tuple[float, float]:
-        return (x, y + lower) if x < split else (x - split, y + lower + below)
-
-    def moved(each):
-        x, y = placed(each.x, each.y)
-        return replace(each, x=x, y=y)
-
-    movers = []
-    for each in scene.movers:
-        (x0, y0), (x1, y1) = placed(each.x0, each.y0), placed(each.x1, each.y1)
-        movers.append(replace(each, x0=x0, y0=y0, x1=x1, y1=y1))
-    return replace(
-        scene,
-        size=(width, scene.size[1] + below + lower),
-        title=title,
-        movers=tuple(movers),
-        bars=tuple(map(moved, scene.bars)),
-        notes=tuple(map(moved, scene.notes)),
-        counters=tuple(map(moved, scene.counters)),
-        boxes=tuple((*placed(x, y), w, h) for x, y, w, h in scene.boxes),
-    )
 
 
 def picture(scene: Animation, time: float) -> Chart:
@@ -194,7 +172,7 @@ class Film:
         scenes: name -> scene; with more than one, the reader chooses, and the first is shown.
         choice: the label of the names.
         frame: the time of the still frame, as a fraction of the film. The browser opens on it, too; Play begins at 0.
-        narrow: name -> the same scene for a narrow page, such as a phone's, where panels stand below each other.
+        narrow: what a narrow page shows, such as a phone's: how panels stand below each other, or name -> scene.
     """
 
     def __init__(
@@ -202,9 +180,9 @@ class Film:
         scenes: dict[str, Animation],
         choice: str = "",
         frame: float = 1.0,
-        narrow: dict[str, Animation] | None = None,
+        narrow: Stack | dict[str, Animation] | None = None,
     ):
-        self.scenes, self._choice, self._frame, self.narrow = scenes, choice, frame, narrow or {}
+        self.scenes, self._choice, self._frame, self._narrow = scenes, choice, frame, narrow
 
     @property
     def text(self) -> str:
@@ -217,7 +195,8 @@ class Film:
     def data(self) -> dict:
         """The data that the browser's script draws."""
         scenes = [[name, _sent(scene)] for name, scene in self.scenes.items()]
-        narrow = [_sent(scene) for scene in self.narrow.values()]
+        given = self._narrow
+        narrow = vars(given) if isinstance(given, Stack) else [_sent(scene) for scene in (given or {}).values()]
         return {"choice": self._choice, "opens": self._frame, "scenes": scenes, "narrow": narrow}
 
     def __repr__(self) -> str:
