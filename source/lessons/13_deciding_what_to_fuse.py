@@ -42,8 +42,7 @@ torch.set_num_threads(1)  # more threads do not speed up tensors this small
 device = "cuda" if runtime.has_gpu() else "cpu"
 
 # %% [markdown]
-# Each edge of a graph asks the same question: may the operations at its ends share a kernel? If so, its tensor needs no
-# memory. Press **Play** to watch the analyser decide the edges of a small chain:
+# The analyser decides a small chain, edge by edge. Press **Play**:
 
 
 # %% tags=["hide-input"]
