@@ -1,5 +1,5 @@
 // Plays a film that was placed beforehand (film.py): boxes travel, appear and grow along one clock.
-const NARROW = 480; // pixels: on less, a film shows its scene for narrow pages
+const NARROW = 480; // pixels: below this width, a film uses its narrow layout
 const LINE = 17; // pixels between the lines of a title
 const LETTER = 7.4; // pixels: an upper estimate of a title's letter
 const HEADINGS = 24; // pixels below a film's top, where its panels begin
@@ -16,7 +16,7 @@ function folded(title, width) {
   return lines;
 }
 
-// The scene for a narrow page: what stands right of `split` is moved below the rest, `width` pixels wide.
+// The scene for a narrow page: objects right of `split` move below the others, `width` pixels wide.
 function stacked(scene, { split, width }) {
   const title = folded(scene.title, width);
   const lower = LINE * (title.length - 1);

@@ -111,7 +111,7 @@ class Animation:
 
 @dataclass(frozen=True)
 class Stack:
-    """How a narrow page shows a film: what stands right of `split` is moved below the rest, `width` pixels wide."""
+    """A film on a narrow page: objects right of `split` move below the others, `width` pixels wide."""
 
     split: float
     width: float
@@ -172,7 +172,7 @@ class Film:
         scenes: name -> scene; with more than one, the reader chooses, and the first is shown.
         choice: the label of the names.
         frame: the time of the still frame, as a fraction of the film. The browser opens on it, too; Play begins at 0.
-        narrow: what a narrow page shows, such as a phone's: how panels stand below each other, or name -> scene.
+        narrow: the layout on a narrow page: a Stack, or name -> scene.
     """
 
     def __init__(
