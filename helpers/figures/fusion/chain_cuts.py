@@ -115,7 +115,7 @@ def chain_animation(plan: FusionPlan) -> Film:
     """Return the film of a plan for a chain of operations.
 
     Raises:
-        ValueError: it is no chain.
+        ValueError: the operations are not a chain.
     """
     _chain(plan)
     return Film({"chain": _scene(plan, False)}, frame=0.62, narrow={"chain": _scene(plan, True)})

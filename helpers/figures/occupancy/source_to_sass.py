@@ -86,7 +86,7 @@ def compiler_animation(compiled: Resources) -> Film:
         movers.append(MovingBox(x + 2, y + 2, x + 2, y + 2, *size, written + FLIGHT, read + 1.0, colour))
     under = slots[-1][1] + REGISTER[1] + 38
     notes += [
-        Note("filled: holds a value that is still to be read,", 0, under),
+        Note("filled: holds a value that a later instruction reads,", 0, under),
         Note("in the colour of the line that wrote it; grey: set-up", 0, under + 15),
     ]
     told.append((seconds - 1, "Each of the block's threads runs these instructions."))
