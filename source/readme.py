@@ -63,8 +63,9 @@ def row(lesson: str, what: str, times: dict[str, float], share: float | None, da
     cells = [f"**{micro(time)}**" if time and time <= BEHIND * fastest else micro(time) for time in shown]
     if rival:
         cells[2] = f"{cells[2]} ({rival})"
+    gain = min(time for time in shown[:3] if time is not None) / times["fused"]
     reached = "" if share is None else f"{share:.0%}"
-    return f"| {' | '.join([lesson, what, *cells, reached, date])} |"
+    return f"| {' | '.join([lesson, what, *cells, f'{gain:.2f} ×', reached, date])} |"
 
 
 def results(sweep: RecordedSweep, run: Recorded) -> str:
@@ -86,10 +87,12 @@ def results(sweep: RecordedSweep, run: Recorded) -> str:
         lines.append(row(lesson, what, times, share, dated(run.runs[fused["run"]]["date"], fused.get("kernels"))))
     [used] = [dict(each) for each in versions]
     said = f"Python {used['python']}, PyTorch {used['torch']}, Triton {used['triton']}"
-    columns = "lesson | what is fused | unfused | torch.compile | best of others | plain | ours | of the limit | taken"
+    columns = (
+        "lesson | what is fused | unfused | torch.compile | best of others | plain | ours | gain | of the limit | taken"
+    )
     heading = f"| {columns} |"
     return "\n".join(
-        [f"{sweep.gpu}, {said}; microseconds:", "", heading, "|---|---|--:|--:|--:|--:|--:|--:|---|", *lines]
+        [f"{sweep.gpu}, {said}; microseconds:", "", heading, "|---|---|--:|--:|--:|--:|--:|--:|--:|---|", *lines]
     )
 
 

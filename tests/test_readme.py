@@ -60,18 +60,20 @@ def test_the_table_shows_the_present_kernels():
 
 def test_the_fastest_is_bold_whoever_it_is_and_what_is_level_with_it():
     times = {"fused": 3, "eager": 9, "torch.compile": 4, "Liger": 2, "cuBLAS alone": 1}
-    line = "| 01 | it | 9 | 4 | **2** (Liger) |  | 3 | 50% | today |"
+    line = "| 01 | it | 9 | 4 | **2** (Liger) |  | 3 | 0.67 × | 50% | today |"
     assert readme.row("01", "it", times, 0.5, "today") == line
     del times["Liger"]
-    assert readme.row("01", "it", times, None, "today") == "| 01 | it | 9 | 4 |  |  | **3** |  | today |"
-    for compiled, cell in ((30.9, "**31**"), (31.1, "31")):
+    assert readme.row("01", "it", times, None, "today") == "| 01 | it | 9 | 4 |  |  | **3** | 1.33 × |  | today |"
+    for compiled, cell, gain in ((30.9, "**31**", "1.03"), (31.2, "31", "1.04")):
         times = {"fused": 30, "eager": 90, "torch.compile": compiled}
-        assert readme.row("01", "it", times, None, "today") == f"| 01 | it | 90 | {cell} |  |  | **30** |  | today |"
+        line = f"| 01 | it | 90 | {cell} |  |  | **30** | {gain} × |  | today |"
+        assert readme.row("01", "it", times, None, "today") == line
 
 
 def test_the_plain_kernel_stands_beside_ours():
+    """The gain is over others' kernels, not over our own plain one."""
     times = {"fused": 3, "plain": 4, "eager": 9}
-    assert readme.row("01", "it", times, None, "today") == "| 01 | it | 9 |  |  | 4 | **3** |  | today |"
+    assert readme.row("01", "it", times, None, "today") == "| 01 | it | 9 |  |  | 4 | **3** | 3.00 × |  | today |"
 
 
 def test_links_to_the_web_only_where_the_address_is_known():

@@ -5,6 +5,7 @@ from .attention.masked_tiles import mask_animation as mask_animation
 from .attention.score_tiles import AttentionTilesExplorer as AttentionTilesExplorer
 from .attention.sequence_lengths import AttentionLengthsExplorer as AttentionLengthsExplorer
 from .frame.stepper import watch as watch
+from .fusion.chain_cuts import chain_animation as chain_animation
 from .fusion.fusion_decision import FusionDecisionExplorer as FusionDecisionExplorer
 from .fusion.fusion_groups import FusionGroupsExplorer as FusionGroupsExplorer
 from .fusion.fusion_groups import TwoPartitions as TwoPartitions
@@ -44,6 +45,7 @@ from .occupancy.occupancy_curves import occupancy_chart as occupancy_chart
 from .occupancy.register_file import register_file_chart as register_file_chart
 from .occupancy.register_growth import RegistersExplorer as RegistersExplorer
 from .occupancy.register_quarters import RegisterQuartersExplorer as RegisterQuartersExplorer
+from .occupancy.source_to_sass import compiler_animation as compiler_animation
 from .occupancy.waves import waves_chart as waves_chart
 from .performance.curves_chart import curves_chart as curves_chart
 from .performance.roofline_chart import Point as Point

@@ -19,12 +19,33 @@ import torch
 import triton
 import triton.language as tl
 
+from helpers.figures import compiler_animation
 from helpers.instruments import compile_for, measure, recorded, table
 from helpers.learning import predict_first, predictions, puzzle, self_test
 from kernels.interpreter import runtime
 
 device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")
+
+# %% [markdown]
+# Here is a kernel of one multiply-add, with one element per thread. Press **Play** to see which instructions each of
+# its lines becomes, and how long each value stays in a register:
+
+
+# %% tags=["hide-input"]
+@triton.jit
+def scale_kernel(x_ptr, y_ptr, elements, BLOCK: tl.constexpr):
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = element < elements
+    x = tl.load(x_ptr + element, mask=exists)
+    y = 2 * x + 1
+    tl.store(y_ptr + element, y, mask=exists)
+
+
+opening = torch.empty(2**20, device="meta")  # meta tensor: nothing runs
+compiler_animation(
+    compile_for(scale_kernel, opening, opening, 2**20, device="A100", BLOCK=128, num_warps=4)
+)
 
 # %% [markdown]
 # Here is the fused kernel of lesson 03 again (the two kernels it replaces are folded below it):

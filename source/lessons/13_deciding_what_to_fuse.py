@@ -29,6 +29,7 @@ import triton
 import triton.language as tl
 from torch.nn import functional as F
 
+from helpers.figures import chain_animation
 from helpers.instruments import recorded, table
 from helpers.instruments.fusion import analyse
 from helpers.learning import choose_edges, predict_first, predictions, puzzle, self_test
@@ -37,6 +38,24 @@ from kernels.interpreter import runtime
 torch.manual_seed(0)
 torch.set_num_threads(1)  # more threads do not speed up tensors this small
 device = "cuda" if runtime.has_gpu() else "cpu"
+
+# %% [markdown]
+# The analyser decides a small chain, edge by edge. Press **Play**:
+
+
+# %% tags=["hide-input"]
+def small_chain(x, scale, bias, weight):
+    rows = F.layer_norm(torch.relu(x * scale + bias), x.shape[-1:])
+    return F.gelu(rows @ weight)
+
+
+shapes = (8192, 4096), (4096,), (4096,), (4096, 4096)
+chain_animation(
+    analyse(
+        small_chain,
+        *(torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes),
+    )
+)
 
 # %% [markdown]
 # ## A model's fusion plan

@@ -5,21 +5,27 @@ from itertools import pairwise
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from drawn import TAKES_ARROWS, bare_page
-from torch.nn.functional import gelu
+from torch.nn.functional import gelu, layer_norm
 
 from helpers.figures.attention.masked_tiles import MASKS, TILE, kinds, mask_animation
-from helpers.figures.frame.animation import Animation, Bar, Counter, Film, FilmStage, MovingBox, Note
+from helpers.figures.frame.animation import Animation, Bar, Counter, Film, FilmStage, MovingBox, Note, Stack
+from helpers.figures.fusion.chain_cuts import bytes_after, chain_animation
 from helpers.figures.launches.launch_animation import SIZES, launch_timeline, ways
 from helpers.figures.memory.moving_bytes import TILES, traffic_animation, trips
 from helpers.figures.memory.pass_counts import PASSES, passes_animation
 from helpers.figures.memory.requests_and_dram import SIZES as REQUEST_SIZES
 from helpers.figures.memory.requests_and_dram import TILES as REQUEST_TILES
 from helpers.figures.memory.requests_and_dram import request_animation, tiles_in_l2, traffic
+from helpers.figures.occupancy.source_to_sass import compiler_animation, lifetimes, registers_of
 from helpers.figures.performance.two_limits import limits, two_limits_animation
-from helpers.instruments import DEVICES, measure, recorded
+from helpers.instruments import DEVICES, compile_for, measure, recorded
 from helpers.instruments.dry_run import dry_run
+from helpers.instruments.fusion import analyse
 from helpers.instruments.prediction import L2Cache
+from helpers.instruments.sass import Instruction
 from kernels import add_gelu
 
 H200 = recorded("h200")
@@ -81,6 +87,24 @@ def test_a_size_that_was_not_recorded_is_refused():
         ways(H200, 999)
 
 
+@triton.jit
+def scale_kernel(x_ptr, y_ptr, elements, BLOCK: tl.constexpr):
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = element < elements
+    x = tl.load(x_ptr + element, mask=exists)
+    y = 2 * x + 1
+    tl.store(y_ptr + element, y, mask=exists)
+
+
+def small_chain(x, scale, bias, weight):
+    return gelu(layer_norm(torch.relu(x * scale + bias), x.shape[-1:]) @ weight)
+
+
+VECTOR = torch.empty(2**20, device="meta")
+COMPILED = compile_for(scale_kernel, VECTOR, VECTOR, 2**20, device="A100", BLOCK=128, num_warps=4)
+SHAPES = (8192, 4096), (4096,), (4096,), (4096, 4096)
+PLAN = analyse(small_chain, *(torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in SHAPES))
+
 FILMS = [
     traffic_animation(H200),
     launch_timeline(H200),
@@ -88,6 +112,8 @@ FILMS = [
     mask_animation(),
     *map(passes_animation, PASSES),
     two_limits_animation(),
+    compiler_animation(COMPILED),
+    chain_animation(PLAN),
 ]
 
 
@@ -185,7 +211,7 @@ LONG = Animation(
     counters=(Counter("it", "{} B", 0, 45, 8, 0.0, 4.0, 0),),
     told=((0.0, "It begins."), (3.0, "It ends.")),
 )  # fmt: skip
-FILM = Film({"long": LONG, "short": Animation((100, 50), 1.0, 1.0, "µs", 10.0, "Another title")}, "length")
+FILM = Film({"long": LONG, "short": Animation((100, 50), 1.0, 1.0, "µs", 10.0, "Another title")}, "length", 0.0)
 
 
 @pytest.fixture
@@ -258,6 +284,103 @@ def test_where_motion_is_unwanted_it_goes_on_picture_by_picture(page_of, motion,
     page.get_by_role("button", name="Play").click()
     page.wait_for_function("document.querySelector('.clock').textContent == '40 µs'")
     assert 2 < page.evaluate("times.size") <= most
+
+
+def test_it_opens_on_its_still_and_plays_from_the_beginning(page_of):
+    page = page_of(Film({"long": LONG}, frame=0.75))
+    assert at(page) == LONG.says(3.0)
+    assert page.locator("input").input_value() == "75"
+    page.evaluate("""() => { window.clocks = []; new MutationObserver(() =>
+        clocks.push(parseFloat(document.querySelector('.clock').textContent))
+    ).observe(document.querySelector('.fusion-moving'), {childList: true}); }""")
+    page.get_by_role("button", name="Play").click()
+    page.wait_for_function("document.querySelector('.clock').textContent == '40 µs'")
+    assert page.evaluate("clocks[0]") < 10
+
+
+@pytest.mark.parametrize("film", FILMS)
+def test_no_film_opens_on_an_empty_frame(film):
+    """What has happened by then: a fifth of it at least has moved or grown."""
+    for scene in film.scenes.values():
+        opens = film.data()["opens"] * scene.seconds
+        assert sum(each.end <= opens for each in scene.movers) >= 0.2 * len(scene.movers)
+        assert sum(each.end <= opens for each in scene.bars) >= 0.2 * len(scene.bars)
+
+
+@pytest.mark.parametrize("film", FILMS)
+def test_on_a_phone_nothing_is_cut_and_text_is_as_large(film, chromium):
+    page = bare_page(chromium, FilmStage, film.data(), (390, 1200), "width: 358px")
+    drawn = page.evaluate("""() => {
+        const chart = document.querySelector('.fusion-film-chart svg'), box = chart.getBoundingClientRect();
+        const texts = [...chart.querySelectorAll('text')].filter((text) => text.textContent);
+        return {scale: box.width / chart.viewBox.baseVal.width, cut: texts.map((text) => [text, text.getBBox()])
+            .filter(([, at]) => at.x < -2 || at.x + at.width > chart.viewBox.baseVal.width + 8)
+            .map(([text]) => text.textContent)};
+    }""")
+    page.close()
+    assert drawn["scale"] > 0.8
+    assert drawn["cut"] == []
+
+
+def test_stacked_panels_keep_what_they_show(chromium):
+    whole = Animation(
+        (200, 100), 1.0, 1.0, "µs", 1.0, "A title",
+        movers=(MovingBox(10, 50, 150, 60, 10, 10, 0.0, 1.0, "#ff0000"),),
+        notes=(Note("left", 10, 40), Note("right", 110, 40)), boxes=((110, 50, 80, 40),),
+    )  # fmt: skip
+    film = Film({"whole": whole}, frame=0.5, narrow=Stack(100, 100))
+    page = bare_page(chromium, FilmStage, film.data(), (390, 900), "width: 300px")
+    assert page.locator(".fusion-film-chart svg").get_attribute("viewBox") == "0 0 100 176"
+    notes = page.locator(".fusion-film-chart svg text:not(.title)")
+    assert [(note.get_attribute("x"), note.get_attribute("y")) for note in notes.all()] == [("10", "40"), ("10", "116")]
+    assert page.locator(".fusion-film-chart svg rect").get_attribute("y") == "126"
+    assert page.evaluate(PIXEL, [35, 98]) == [255, 0, 0, 255]  # half way from (10, 50) to (50, 136)
+    page.evaluate("document.body.lastChild.style.width = '600px'")  # the page is turned
+    page.wait_for_function("document.querySelector('svg').getAttribute('viewBox') == '0 0 200 100'")
+
+
+def test_registers_of_an_instruction():
+    """By hand, from NVIDIA's own notation: what an instruction reads and writes, pairs as two."""
+    known = {
+        "S2R R0, SR_TID.X": (set(), {0}),
+        "IMAD.WIDE R4, R0, R3, c[0x0][0x168]": ({0, 3}, {4, 5}),
+        "LDG.E R2, [R2.64]": ({2, 3}, {2}),
+        "LDG.E.64 R2, [R6.64]": ({6, 7}, {2, 3}),
+        "FFMA R7, R2, R7, 1": ({2, 7}, {7}),
+        "@P0 EXIT": (set(), set()),
+        "STG.E [R4.64], R7": ({4, 5, 7}, set()),
+        "ISETP.GE.AND P0, PT, R0.reuse, c[0x0][0x170], PT": ({0}, set()),
+        "ULDC.64 UR4, c[0x0][0x118]": (set(), set()),
+    }
+    assert {text: registers_of(Instruction(text, "", 0, "")) for text in known} == known
+
+
+def test_the_compilers_film_shows_the_machine_code():
+    instructions = COMPILED.sass_view().instructions
+    [scene] = compiler_animation(COMPILED).scenes.values()
+    texts = [note.text for note in scene.notes]
+    assert [text for text in texts if text in {each.text for each in instructions}] == [
+        each.text for each in instructions
+    ]
+    assert all(register < COMPILED.registers for register, *_ in lifetimes(instructions))
+    assert f"{COMPILED.registers} registers per thread" in texts
+
+
+def test_the_plans_film_ends_with_the_plans_bytes():
+    moved = bytes_after(PLAN)
+    assert moved[0] == PLAN.bytes_unfused
+    assert moved[-1] - PLAN.bytes_fused == 2 * 8192 * 4  # the norm's statistics, in fp32, are not written
+    [scene] = chain_animation(PLAN).scenes.values()
+    told = [text for _, text in scene.told]
+    assert sum(text.startswith("Yes") for text in told) == len(PLAN.fused_edges)
+    assert sum(text.startswith("No") for text in told) == len(PLAN.edges) - len(PLAN.fused_edges)
+    assert told[-1].startswith(f"{len(PLAN.groups)} kernels")
+
+
+def test_what_is_no_chain_is_refused():
+    x = torch.empty(64, 64, device="meta")
+    with pytest.raises(ValueError, match="the film shows a chain"):
+        chain_animation(analyse(lambda x: torch.sin(torch.exp(x)) + torch.exp(x).cos(), x))
 
 
 def test_the_two_limits_are_the_data_sheets():

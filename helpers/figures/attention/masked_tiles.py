@@ -1,6 +1,6 @@
 """Animate attention without the matrix of scores: tiles of queries against tiles of keys, under several masks."""
 
-from helpers.figures.frame.animation import Animation, Bar, Counter, Film, MovingBox, Note
+from helpers.figures.frame.animation import Animation, Bar, Counter, Film, MovingBox, Note, Stack
 from helpers.style import FUSED, GREEN, LIMIT, SKY_BLUE
 
 TOKENS, TILE = 512, 64
@@ -91,4 +91,5 @@ def _scene(mask: str) -> Animation:
 
 def mask_animation() -> Film:
     """The film, with a choice of mask."""
-    return Film({mask: _scene(mask) for mask in MASKS}, "mask", frame=0.56)
+    scenes = {mask: _scene(mask) for mask in MASKS}
+    return Film(scenes, "mask", frame=0.56, narrow=Stack(SIDE, SIDE))

@@ -1,8 +1,42 @@
 // Plays a film that was placed beforehand (film.py): boxes travel, appear and grow along one clock.
+const NARROW = 480; // pixels: below this width, a film uses its narrow layout
+const LINE = 17; // pixels between the lines of a title
+const LETTER = 7.4; // pixels: an upper estimate of a title's letter
+const HEADINGS = 24; // pixels below a film's top, where its panels begin
 const ALIGNED = { left: "start", center: "middle", right: "end" };
 
+// A title in lines of at most `width` pixels.
+function folded(title, width) {
+  const lines = [""];
+  for (const word of title.split(" ")) {
+    const longer = `${lines.at(-1)} ${word}`.trim();
+    if (longer.length * LETTER <= width) lines[lines.length - 1] = longer;
+    else lines.push(word);
+  }
+  return lines;
+}
+
+// The scene for a narrow page: objects right of `split` move below the others, `width` pixels wide.
+function stacked(scene, { split, width }) {
+  const title = folded(scene.title, width);
+  const lower = LINE * (title.length - 1);
+  const below = scene.size[1] - HEADINGS;
+  const placed = (x, y) => (x < split ? [x, y + lower] : [x - split, y + lower + below]);
+  return {
+    ...scene,
+    size: [width, scene.size[1] + below + lower],
+    title: title.join("\n"),
+    movers: scene.movers.map(([x0, y0, x1, y1, ...others]) => [...placed(x0, y0), ...placed(x1, y1), ...others]),
+    bars: scene.bars.map(([x, y, ...others]) => [...placed(x, y), ...others]),
+    boxes: scene.boxes.map(([x, y, ...others]) => [...placed(x, y), ...others]),
+    notes: scene.notes.map(([text, x, y, ...others]) => [text, ...placed(x, y), ...others]),
+    counters: scene.counters.map(([name, text, x, y, ...others]) => [name, text, ...placed(x, y), ...others]),
+  };
+}
+
 function render({ model, el }) {
-  const { choice, scenes } = model.get("data");
+  const { choice, opens = 0, scenes, narrow: given = [] } = model.get("data");
+  const narrow = Array.isArray(given) ? given : scenes.map(([, scene]) => stacked(scene, given));
   const make = (parent, tag, attributes = {}, text) => {
     const node = parent.appendChild(document.createElement(tag));
     for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
@@ -10,6 +44,7 @@ function render({ model, el }) {
     return node;
   };
   el.classList.add("fusion-explorer", "fusion-film");
+  if (narrow.length) el.classList.add("fusion-stacks"); // it needs no room to its side
   el.setAttribute("data-lm-suppress-shortcuts", "true"); // arrows and space are the widget's
   const controls = make(el, "div", { class: "fusion-film-controls", role: "group", "aria-label": "film" });
   const player = make(controls, "button", { type: "button", "aria-label": "Play" }, "Play ▶");
@@ -18,12 +53,13 @@ function render({ model, el }) {
   if (scenes.length > 1) {
     const select = make(make(controls, "label", {}, `${choice} `), "select", { "aria-label": choice });
     scenes.forEach(([name], number) => make(select, "option", { value: number }, name));
-    select.addEventListener("change", () => choose(Number(select.value)));
+    select.addEventListener("change", () => (pause(), choose(Number(select.value))));
   }
   const chart = make(el, "div", { class: "fusion-film-chart", role: "img" });
   const status = make(el, "div", { role: "status", "aria-live": "polite" });
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
-  let scene, context, canvas, moving, texts, time = 0, playing = null;
+  let scene, context, canvas, moving, texts, chosen, time = 0, playing = null;
+  let opening = true; // still on the frame that it opens with
 
   const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;");
   const counted = ([, text, , , value, start, end, digits]) => {
@@ -67,17 +103,17 @@ function render({ model, el }) {
     } else {
       const line = `${clock.textContent}: ${told}${numbers.length ? ` ${numbers.map((number, place) => `${scene.counters[place][0]} ${number}`).join(", ")}.` : ""}`;
       slider.setAttribute("aria-valuetext", clock.textContent);
-      chart.setAttribute("aria-label", `${scene.title}. ${line}`);
+      chart.setAttribute("aria-label", `${scene.title.replaceAll("\n", " ")}. ${line}`);
       status.textContent = line;
     }
     moving.replaceChildren(document.createElementNS("http://www.w3.org/2000/svg", "g"));
   };
   const choose = (number) => {
-    pause();
-    scene = scenes[number][1];
+    chosen = number;
+    scene = (chart.clientWidth && chart.clientWidth < NARROW && narrow[number]) || scenes[number][1];
     const [width, height] = scene.size;
     chart.innerHTML = `<svg viewBox="0 0 ${width} ${height}" overflow="visible" aria-hidden="true">
-      <text class="title" x="0" y="14">${escaped(scene.title)}</text>
+      ${scene.title.split("\n").map((line, number) => `<text class="title" x="0" y="${14 + LINE * number}">${escaped(line)}</text>`).join("")}
       ${scene.boxes.map(([x, y, w, h]) => `<rect x="${x}" y="${y}" width="${w}" height="${h}"/>`).join("")}
       ${scene.notes.map(([text, x, y, align, bold]) => `<text x="${x}" y="${y}" text-anchor="${ALIGNED[align]}"${bold ? ' font-weight="bold"' : ""}>${escaped(text)}</text>`).join("")}
       ${scene.counters.map(([, , x, y]) => `<text class="counter" x="${x}" y="${y}"></text>`).join("")}
@@ -86,10 +122,11 @@ function render({ model, el }) {
     context = canvas.getContext("2d");
     moving = chart.querySelector(".fusion-moving");
     texts = [...chart.querySelectorAll(".counter")];
-    time = Math.min(time, scene.seconds);
+    time = opening ? opens * scene.seconds : Math.min(time, scene.seconds);
     paint();
   };
   const seek = (wanted) => {
+    opening = false;
     time = Math.max(0, Math.min(scene.seconds, wanted));
     paint();
   };
@@ -100,7 +137,8 @@ function render({ model, el }) {
     player.setAttribute("aria-label", "Play");
   };
   const play = () => {
-    if (time >= scene.seconds) time = 0;
+    if (opening || time >= scene.seconds) time = 0;
+    opening = false;
     player.textContent = "Pause ||";
     player.setAttribute("aria-label", "Pause");
     let last = null, pending = 0;
@@ -135,7 +173,11 @@ function render({ model, el }) {
     if (!event.target.closest("button, input, select")) slider.focus({ preventScroll: true });
   });
   choose(0);
-  const resized = new ResizeObserver(() => paint());
+  const resized = new ResizeObserver(() => {
+    const fits = (chart.clientWidth < NARROW && narrow[chosen]) || scenes[chosen][1];
+    if (fits === scene) paint();
+    else choose(chosen);
+  });
   resized.observe(chart);
   return () => {
     pause();

@@ -4,6 +4,7 @@ Everything is placed in Python, in pixels and in seconds of the film's own clock
 paint the same list: boxes that travel, boxes that appear or grow, counters that run.
 """
 
+import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from helpers.figures.frame.chart import Chart, plain, with_still
 from helpers.style import STYLE, TEXT, TITLE_SIZE, css, javascript
 
 _HERE = Path(__file__).parent
+LINE = 17  # pixels between the lines of a title, here and in animation.js
+TITLE_LETTER = 7.4  # pixels: an upper estimate of a title's letter
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,19 @@ class Animation:
         return f"{plain(time * self.scale)} {self.unit}: {now[-1]}" + (f" {numbers}." if numbers else "")
 
 
+@dataclass(frozen=True)
+class Stack:
+    """A film on a narrow page: objects right of `split` move below the others, `width` pixels wide."""
+
+    split: float
+    width: float
+
+
+def folded(title: str, width: float) -> str:
+    """Return a title in lines that fit a width."""
+    return textwrap.fill(title, int(width / TITLE_LETTER))
+
+
 def picture(scene: Animation, time: float) -> Chart:
     """The film at a time of its clock."""
     width, height = scene.size
@@ -155,11 +171,18 @@ class Film:
     Args:
         scenes: name -> scene; with more than one, the reader chooses, and the first is shown.
         choice: the label of the names.
-        frame: the time of the still frame, as a fraction of the film.
+        frame: the time of the still frame, as a fraction of the film. The browser opens on it, too; Play begins at 0.
+        narrow: the layout on a narrow page: a Stack, or name -> scene.
     """
 
-    def __init__(self, scenes: dict[str, Animation], choice: str = "", frame: float = 1.0):
-        self.scenes, self._choice, self._frame = scenes, choice, frame
+    def __init__(
+        self,
+        scenes: dict[str, Animation],
+        choice: str = "",
+        frame: float = 1.0,
+        narrow: Stack | dict[str, Animation] | None = None,
+    ):
+        self.scenes, self._choice, self._frame, self._narrow = scenes, choice, frame, narrow
 
     @property
     def text(self) -> str:
@@ -171,7 +194,10 @@ class Film:
 
     def data(self) -> dict:
         """The data that the browser's script draws."""
-        return {"choice": self._choice, "scenes": [[name, _sent(scene)] for name, scene in self.scenes.items()]}
+        scenes = [[name, _sent(scene)] for name, scene in self.scenes.items()]
+        given = self._narrow
+        narrow = vars(given) if isinstance(given, Stack) else [_sent(scene) for scene in (given or {}).values()]
+        return {"choice": self._choice, "opens": self._frame, "scenes": scenes, "narrow": narrow}
 
     def __repr__(self) -> str:
         return self.text

@@ -37,6 +37,7 @@ function render({ model, el }) {
     }
   };
   let text = "";
+  let tabled = ""; // its markup
   let quiet = false; // whether the picture says all of it: then the line is for those who hear the page
   let doing = "";
   const write = () => {
@@ -60,7 +61,7 @@ function render({ model, el }) {
     quiet = Boolean(frame.quiet) && !model.get("said").text;
     chart.setAttribute("aria-label", text);
     write();
-    table.innerHTML = frame.table;
+    if (tabled !== frame.table) table.innerHTML = tabled = frame.table;
   };
   const redraw = () => {
     work("");

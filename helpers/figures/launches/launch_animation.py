@@ -1,12 +1,13 @@
 """CPU and GPU over time: four operations launched one by one, as one fused kernel, and as a CUDA graph, on one axis."""
 
-from helpers.figures.frame.animation import Animation, Bar, Counter, Film, Note
+from helpers.figures.frame.animation import LINE, Animation, Bar, Counter, Film, Note, folded
 from helpers.figures.frame.chart import plain, si
 from helpers.figures.launches.launch_overhead import CHAIN, ChainTime, launch_costs, timeline
 from helpers.instruments.recordings import Recorded
 from helpers.style import FUSED, LIMIT, UNFUSED
 
 LEFT, RIGHT, TOP = 150, 620, 44  # pixels
+NARROW = (88, 344)  # LEFT and RIGHT on a narrow page
 LANE, WAY = 22, 78  # heights
 SIZES = (65_536, 1_048_576, 4_194_304, 16_777_216)
 GAP = 0.22  # opacity of the time that the GPU waits
@@ -32,54 +33,58 @@ def ways(run: Recorded, numbers: int) -> dict[str, ChainTime]:
     }
 
 
-def _scene(run: Recorded, numbers: int) -> Animation:
+def _scene(run: Recorded, numbers: int, left: float = LEFT, right: float = RIGHT) -> Animation:
     chains = ways(run, numbers)
     spans = {name: timeline(chain) for name, chain in chains.items()}
     ends = {name: ran[-1][1] for name, (_, ran) in spans.items()}
     seconds = max(ends.values())
-    scale = (RIGHT - LEFT) / seconds
+    scale = (right - left) / seconds
+    slowest, quickest = max(ends, key=ends.get), min(ends, key=ends.get)
+    title = f"{numbers:,} elements: {quickest} is {plain(ends[slowest] / ends[quickest])} times faster than {slowest}"
+    title = folded(title, right)
+    first = TOP + LINE * title.count("\n")
     bars, notes, counters, boxes = [], [], [], []
     for place, (name, (launched, ran)) in enumerate(spans.items()):
-        top = TOP + place * WAY
+        top = first + place * WAY
         notes.append(Note(name, 0, top - 4, bold=True))
         colour = FUSED if chains[name].launches == 1 else UNFUSED
         for lane, label in enumerate(("CPU launches", "GPU runs")):
             y = top + lane * LANE
-            notes.append(Note(label, LEFT - 8, y + 17, "right"))
-            boxes.append((LEFT, y + 4, RIGHT - LEFT, LANE - 6))
+            notes.append(Note(label, left - 8, y + 17, "right"))
+            boxes.append((left, y + 4, right - left, LANE - 6))
         if not chains[name].cpu:
-            notes.append(Note("replayed: the one launch of it all is not counted", LEFT + 8, top + 17))
+            notes.append(Note("replayed: its one launch is not counted", left + 8, top + 17))
         free = 0.0
         for start, end in ran:
             if start > free:
-                bars.append(_bar(free, start, top + LANE, LIMIT, scale, GAP))
-            bars.append(_bar(start, end, top + LANE, colour, scale))
+                bars.append(_bar(free, start, top + LANE, LIMIT, left, scale, GAP))
+            bars.append(_bar(start, end, top + LANE, colour, left, scale))
             free = end
-        bars += [_bar(start, end, top, LIMIT, scale) for start, end in launched if end > start]
+        bars += [_bar(start, end, top, LIMIT, left, scale) for start, end in launched if end > start]
         busy = sum(end - start for start, end in ran)
-        counters.append(Counter(name, "{} µs", LEFT + 190, top - 4, 1e6 * ends[name], 0.0, ends[name], 1))
-        notes.append(Note(f"GPU busy {plain(100 * busy / ends[name])} %", RIGHT, top - 4, "right"))
-    bottom = TOP + 3 * WAY
+        counters.append(
+            Counter(name, "{} µs", left + (right - left) * 0.4, top - 4, 1e6 * ends[name], 0.0, ends[name], 1)
+        )
+        notes.append(Note(f"GPU busy {plain(100 * busy / ends[name])} %", right, top - 4, "right"))
+    bottom = first + 3 * WAY
     notes += [
-        Note("0", LEFT, bottom, "center"),
-        Note(si(seconds, "s"), RIGHT, bottom, "right"),
-        Note("grey in the GPU's lane: it waits to be given work", LEFT + 30, bottom),
+        Note("0", left, bottom, "center"),
+        Note(si(seconds, "s"), right, bottom, "right"),
+        Note("grey in the GPU's lane: it waits to be given work", left, bottom + 18),
     ]
-    slowest, quickest = max(ends, key=ends.get), min(ends, key=ends.get)
-    title = f"{numbers:,} elements: {quickest} is {plain(ends[slowest] / ends[quickest])} times faster than {slowest}"
     told = (
         (0.0, "The CPU launches; the GPU runs what it was given."),
         *sorted((end, f"{name} is done.") for name, end in ends.items()),
     )
     return Animation(
-        (RIGHT + 4, bottom + 8), seconds, 8.0, "µs", 1e6, title, (), tuple(bars), tuple(notes), tuple(counters),
+        (right + 4, bottom + 26), seconds, 8.0, "µs", 1e6, title, (), tuple(bars), tuple(notes), tuple(counters),
         tuple(boxes), told,
     )  # fmt: skip
 
 
-def _bar(start: float, end: float, y: float, colour: str, scale: float, opacity: float = 1.0) -> Bar:
+def _bar(start: float, end: float, y: float, colour: str, left: float, scale: float, opacity: float = 1.0) -> Bar:
     width = max(0.5, (end - start) * scale - 1)  # a gap between neighbours
-    return Bar(LEFT + start * scale, y + 5, width, LANE - 8, start, end, colour, opacity)
+    return Bar(left + start * scale, y + 5, width, LANE - 8, start, end, colour, opacity)
 
 
 def launch_timeline(run: Recorded) -> Film:
@@ -88,4 +93,6 @@ def launch_timeline(run: Recorded) -> Film:
     Raises:
         ValueError: the sizes were not recorded.
     """
-    return Film({f"{numbers:,}": _scene(run, numbers) for numbers in SIZES}, "numbers")
+    scenes = {f"{numbers:,}": _scene(run, numbers) for numbers in SIZES}
+    narrow = {f"{numbers:,}": _scene(run, numbers, *NARROW) for numbers in SIZES}
+    return Film(scenes, "numbers", narrow=narrow)

@@ -6,7 +6,7 @@ takes in all is a recorded time; within it, every byte is taken to cross at the 
 
 from itertools import pairwise
 
-from helpers.figures.frame.animation import Animation, Bar, Counter, Film, MovingBox, Note
+from helpers.figures.frame.animation import Animation, Bar, Counter, Film, MovingBox, Note, Stack
 from helpers.instruments.recordings import Recorded
 from helpers.style import FUSED, PURPLE, UNFUSED
 
@@ -129,4 +129,4 @@ def traffic_animation(run: Recorded, numbers: int = 100_000_000, count: str = "G
         "The same result, but fused, the sum never leaves the chip",
         tuple(movers), tuple(bars), tuple(notes), tuple(counters), tuple(boxes), told,
     )  # fmt: skip
-    return Film({"add + GELU": scene}, frame=0.68)
+    return Film({"add + GELU": scene}, frame=0.68, narrow=Stack(half + BESIDE, half + 4))

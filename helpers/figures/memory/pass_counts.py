@@ -6,7 +6,7 @@ writes goes back. Each crossing takes as long as its bytes: the kernels are take
 
 from dataclasses import dataclass
 
-from helpers.figures.frame.animation import Animation, Bar, Film, MovingBox, Note
+from helpers.figures.frame.animation import Animation, Bar, Film, MovingBox, Note, Stack
 from helpers.style import FUSED, PURPLE, UNFUSED
 
 TILES = 6  # of each tensor, in the picture
@@ -199,4 +199,4 @@ def passes_animation(what: str) -> Film:
     scene = Animation(
         (WIDTH, chip + CHIP + 8), max(ends), 12.0, "crossings", 1.0, shown.title, movers, bars, notes, (), boxes, told
     )
-    return Film({what: scene}, frame=0.4)
+    return Film({what: scene}, frame=0.4, narrow=Stack(half + BESIDE, half + 4))

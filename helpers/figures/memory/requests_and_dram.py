@@ -4,7 +4,7 @@ Which tiles of the sum L2 still has when the second kernel asks for them is what
 predicts: it counts reads that miss, and all writes, as DRAM traffic.
 """
 
-from helpers.figures.frame.animation import Animation, Bar, Counter, Film, MovingBox, Note
+from helpers.figures.frame.animation import Animation, Bar, Counter, Film, MovingBox, Note, Stack
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.dry_run import EagerLaunch, MovedOperand
 from helpers.instruments.prediction import L2Cache
@@ -128,4 +128,5 @@ def _scene(elements: int, device: str) -> Animation:
 
 def request_animation(device: str = "H200") -> Film:
     """The film, with a choice of how many fp32 elements each tensor has."""
-    return Film({name: _scene(elements, device) for name, elements in SIZES.items()}, "elements", frame=0.72)
+    scenes = {name: _scene(elements, device) for name, elements in SIZES.items()}
+    return Film(scenes, "elements", frame=0.72, narrow=Stack(SIDE, LEFT + TILES * CELL[0] + 12))

@@ -1,12 +1,13 @@
 """Animate matmuls of few and many rows on one clock: memory and tensor cores both work, the slower sets the time."""
 
-from helpers.figures.frame.animation import Animation, Bar, Counter, Film, Note
+from helpers.figures.frame.animation import LINE, Animation, Bar, Counter, Film, Note, folded
 from helpers.instruments import DEVICES, Roofline, Work
-from helpers.style import FUSED, LIMIT, UNFUSED
+from helpers.style import GREEN, LIMIT, PURPLE
 
 GPU, DTYPE = "A100", "fp16"
 ROWS, SIZE = (32, 128, 512), 4096  # of x; its columns, and those of the result
 LEFT, RIGHT, TOP = 120, 620, 46  # pixels
+NARROW = 340  # RIGHT on a narrow page
 LANE, OPERATION = 20, 72  # heights
 WAITS = 0.22  # opacity of the time in which a resource has nothing left to do
 
@@ -24,34 +25,35 @@ def limits(rows: int) -> tuple[float, float]:
 
 def two_limits_animation() -> Film:
     """Return the film: for each matmul of ROWS its bytes and its arithmetic, as the data sheet's rates allow them."""
+    return Film({"limits": _scene(RIGHT)}, frame=0.4, narrow={"limits": _scene(NARROW)})
+
+
+def _scene(right: float) -> Animation:
+    """Draw it as far as `right`."""
+    title = folded("Bytes and arithmetic: whichever takes longer sets the time", right)
+    lower = LINE * title.count("\n")
     taken = {rows: limits(rows) for rows in ROWS}
     seconds = max(map(max, taken.values()))
-    scale = (RIGHT - LEFT) / seconds
+    scale = (right - LEFT) / seconds
     bars, notes, counters, boxes, told = [], [], [], [], [(0.0, "Memory and tensor cores work at the same time.")]
     for place, (rows, both) in enumerate(taken.items()):
-        top, end = TOP + place * OPERATION, max(both)
+        top, end = TOP + lower + place * OPERATION, max(both)
         notes.append(Note(f"{rows} rows × {SIZE} × {SIZE}", 0, top - 2, bold=True))
-        counters.append(Counter(f"{rows} rows", "{} µs", RIGHT - 60, top - 2, 1e6 * end, 0.0, end, 1))
+        counters.append(Counter(f"{rows} rows", "{} µs", right - 60, top - 2, 1e6 * end, 0.0, end, 1))
         for lane, (name, colour, done) in enumerate(
-            zip(("memory", "tensor cores"), (UNFUSED, FUSED), both, strict=True)
+            zip(("memory", "tensor cores"), (GREEN, PURPLE), both, strict=True)
         ):
             y = top + 6 + lane * LANE
             notes.append(Note(name, LEFT - 8, y + 12, "right"))
-            boxes.append((LEFT, y, RIGHT - LEFT, LANE - 4))
+            boxes.append((LEFT, y, right - LEFT, LANE - 4))
             bars.append(Bar(LEFT, y + 2, done * scale, LANE - 8, 0.0, done, colour))
             if done < end:
                 bars.append(Bar(LEFT + done * scale, y + 2, (end - done) * scale, LANE - 8, done, end, LIMIT, WAITS))
         slower = "memory" if both[0] > both[1] else "the tensor cores"
         told.append((end, f"{rows} rows: {slower} finished last and set the time."))
-    bottom = TOP + len(ROWS) * OPERATION - 12
+    bottom = TOP + lower + len(ROWS) * OPERATION - 12
     notes.append(Note("grey: nothing left to do", LEFT, bottom))
-    title = "Bytes and arithmetic: whichever takes longer sets the time"
-    return Film(
-        {
-            "limits": Animation(
-                (RIGHT + 4, bottom + 8), seconds, 8.0, "µs", 1e6, title, (), tuple(bars), tuple(notes),
-                tuple(counters), tuple(boxes), tuple(sorted(told)),
-            )
-        },
-        frame=0.4,
+    return Animation(
+        (right + 4, bottom + 8), seconds, 8.0, "µs", 1e6, title, (), tuple(bars), tuple(notes),
+        tuple(counters), tuple(boxes), tuple(sorted(told)),
     )  # fmt: skip
