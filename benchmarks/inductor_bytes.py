@@ -1,0 +1,56 @@
+"""The bytes that the fusion analyser counts for torch.compile's kernels, against Inductor's own count.
+
+    python -m benchmarks.inductor_bytes [NAME ...]
+
+Both start from the same graph, the operators that eager PyTorch launches on a GPU, and then have nothing in common:
+Inductor decomposes, lowers, schedules and fuses it itself, for a GPU that need not be there, and its scheduler counts
+the bytes that each kernel reads and writes, those of libraries included. The analyser's side is its plan for the
+kernels that torch.compile makes today.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.func import functionalize
+from torch.fx import GraphModule
+
+from helpers.instruments.fusion import FusionPlan, analyse, capture
+from helpers.instruments.inductor import InductorCode, inductor_code
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """One model's bytes: the analyser's plan beside Inductor's code."""
+
+    plan: FusionPlan
+    code: InductorCode
+
+    @property
+    def ours(self) -> int:
+        return sum(group.work.bytes_read + group.work.bytes_written for group in self.plan.groups)
+
+    @property
+    def inductors(self) -> int:
+        return sum(self.code.traffic)
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.inductors
+
+
+def compared(model: Callable, *inputs, keywords: dict | None = None, device: str = "H100") -> Bytes:
+    """Count `model(*inputs, **keywords)` in both ways."""
+    graph, tensors = capture(model, *inputs, keywords=keywords)
+    code = inductor_code(functionalize(_on_a_gpu(graph), remove="mutations"), *tensors, device=device)
+    return Bytes(analyse(model, *inputs, keywords=keywords, device=device).today, code)
+
+
+def _on_a_gpu(graph: GraphModule) -> GraphModule:
+    """Move the tensors that a graph makes to the GPU."""
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and node.kwargs.get("device") is not None:
+            node.kwargs = {**node.kwargs, "device": torch.device("cuda")}
+    graph.recompile()
+    return graph
