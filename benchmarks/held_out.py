@@ -20,6 +20,7 @@ from functools import partial
 
 import torch
 
+from benchmarks.calls import plain
 from benchmarks.provenance import provenance, results_file
 from benchmarks.validation import COVERED, RESULTS
 from helpers.instruments.timing import benchmark_together
@@ -81,8 +82,8 @@ def tiled_shapes() -> list[tuple[str, tuple[int, ...], torch.dtype]]:
 
 
 def record(kind: str = "") -> dict:
-    """What an H200 took: "gpu", "date", "versions", "times"; of kernels of tiles where `kind` is "_tiled"."""
-    return json.loads((RESULTS / f"h200_held_out{kind}.json").read_text())
+    """What an H100 took: "gpu", "date", "versions", "times"; of kernels of tiles where `kind` is "_tiled"."""
+    return json.loads((RESULTS / f"h100_80gb_hbm3_held_out{kind}.json").read_text())
 
 
 def measure(drawn: list[tuple[str, tuple[int, ...], torch.dtype]]) -> list[dict]:

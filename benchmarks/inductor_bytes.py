@@ -8,7 +8,6 @@ the bytes that each kernel reads and writes, those of libraries included. The an
 kernels that torch.compile makes today.
 """
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,15 +41,28 @@ class Bytes:
 
 def compared(model: Callable, *inputs, keywords: dict | None = None, device: str = "H100") -> Bytes:
     """Count `model(*inputs, **keywords)` in both ways."""
-    graph, tensors = capture(model, *inputs, keywords=keywords)
-    code = inductor_code(functionalize(_on_a_gpu(graph), remove="mutations"), *tensors, device=device)
+    graph, tensors = _on_a_gpu(*capture(model, *inputs, keywords=keywords))
+    code = inductor_code(
+        functionalize(graph, remove="mutations"), *tensors, device=device, joint_graph_constant_folding=False
+    )
     return Bytes(analyse(model, *inputs, keywords=keywords, device=device).today, code)
 
 
-def _on_a_gpu(graph: GraphModule) -> GraphModule:
-    """Move the tensors that a graph makes to the GPU."""
+def _on_a_gpu(graph: GraphModule, tensors: list[torch.Tensor]) -> tuple[GraphModule, list[torch.Tensor]]:
+    """Move the tensors that a graph makes to the GPU; its constants become inputs, and it returns those with theirs."""
+    constants = graph.graph.find_nodes(op="get_attr")
+    last = graph.graph.find_nodes(op="placeholder")[-1]
+    for node in constants:
+        with graph.graph.inserting_after(last):
+            last = graph.graph.placeholder(f"constant_{node.name}")
+        node.replace_all_uses_with(last)
+        graph.graph.erase_node(node)
     for node in graph.graph.nodes:
-        if node.op == "call_function" and node.kwargs.get("device") is not None:
+        if node.op != "call_function" or not hasattr(node.target, "_schema"):
+            continue
+        takes = any(argument.name == "device" for argument in node.target._schema.arguments)
+        made_like = any(isinstance(argument, torch.fx.Node) for argument in node.args)
+        if takes and (not made_like or node.kwargs.get("device") is not None):
             node.kwargs = {**node.kwargs, "device": torch.device("cuda")}
     graph.recompile()
-    return graph
+    return graph, [*tensors, *(getattr(graph, node.target) for node in constants)]
