@@ -302,8 +302,8 @@ def unsure_of(step: TracedStep) -> str:
         given = [node.meta.get("val") for node in step.node.all_input_nodes]
         if is_channels_first(max(given, key=torch.Tensor.numel)):
             return (
-                "convolutions of NCHW tensors: cuDNN chooses whether to convert them to NHWC and back, two or three more "
-                "kernels each; channels_last leaves it no choice"
+                "convolutions of NCHW tensors: cuDNN chooses whether to convert them to NHWC and back, which adds "
+                "kernels; channels_last leaves it no choice"
             )
     return ""
 
