@@ -34,8 +34,8 @@ that were only read, which both halves of the L2 keep); between, linearly.
 
 The constants were measured on an H200 by `python benchmarks/validate.py constants`. Those without a kernel of their
 own were fitted to times of the catalogue's kernels: CYCLES, EXTRA_CYCLES and ROUND at the sizes of that script, on an
-H200; DISPATCH, STALLS, EXPOSED, HINTED and BEYOND_L1 to half of the points of an H100's sweep; the 0.45 to flash
-attention's.
+H200; COLD_CODE, DISPATCH, STALLS, EXPOSED, HINTED and BEYOND_L1 to half of the points of an H100's sweep; the 0.45 to
+flash attention's.
 Other devices are taken to reach the same share of their bandwidth and the same rate per SM and clock.
 `python benchmarks/predictions.py` prints how far the predictions are from the recorded times, those that nothing was
 fitted to apart. Of our kernels, plain and tuned, at the sweep's points that were held out, half are 5 % off or less,
@@ -63,7 +63,7 @@ from helpers.instruments.resources import Resources, compile_for
 from helpers.instruments.sass import TENSOR_CORE, Instruction, disassemble
 
 LAUNCH = 1.0e-6  # s: an empty kernel in a row of launches
-FIRST_ACCESS = 0.7e-6  # s: a copy of 64 KB, less an empty kernel and its own instructions
+FIRST_ACCESS = 0.6e-6  # s: a copy of 64 KB, less an empty kernel and its own instructions
 FIRST_ACCESS_L2 = 0.2e-6  # s: the same for a copy of the copy
 BANDWIDTH_SHARE = 0.88  # of the datasheet's: a copy of 1 GB
 L2_BYTES = 39  # per clock and SM: a copy of 8 MB that are in L2
@@ -77,6 +77,7 @@ HITS_TO = {"written": 1.25, "read": 0.75}  # and beyond which none does
 CYCLES = 2.6
 EXTRA_CYCLES = {"SHFL": 14, "BAR": 5, "LDS": 16}
 ROUND = 0.45e-6  # s: a load in a loop that is not the first
+COLD_CODE = 0.1e-6  # s until a block's first instructions arrive from beyond a cold L2
 DISPATCH = 0.04e-6  # s from one block to the next that an SM starts
 STALLS = 1.4  # times the cycles of the busiest pipeline that a block's instructions take: they wait for each other
 EXPOSED = 0.25  # of the second largest term, in a single wave of blocks
@@ -288,7 +289,7 @@ def _triton(launch: TritonLaunch, missing: float, device: Device) -> LaunchPredi
     resident = min(on_one_sm, fitting)
     busy, once, again = (cycles / device.sm_clock for cycles in _cycles(resources, launch))
     issue = STALLS * busy * resources.num_warps / SUB_PARTITIONS  # of one block
-    wait = _first_access(missing, launch) + max(once, issue - again)
+    wait = _first_access(missing, launch) + COLD_CODE + max(once, issue - again)
     missing += launch.repeated * (1 - _kept(launch, resources, resident, device))
     spilled = resources.spill_bytes * WARP * resources.num_warps * launch.programs
     busy_sms = min(device.sms, launch.programs)
