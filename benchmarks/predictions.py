@@ -2,14 +2,17 @@
 
 python benchmarks/predictions.py
 
-Two groups, told apart, since only the second says what to expect of a kernel of your own. Fitted: the sizes and kernels
-that were seen while the model was made, and that four of its constants are fits to. Held out: shapes drawn by lot after
-it was made (benchmarks/held_out.py), which nothing was fitted to, and nothing will be: what is far off there stays.
+Groups, told apart, since only those held out say what to expect of a kernel of your own. Fitted: the sizes and kernels
+that were seen while the model was made, and half of the sweep's points (a hash of the point decides which). Held out:
+the sweep's other half, and shapes drawn by lot (benchmarks/held_out.py), which nothing was fitted to, and nothing will
+be: what is far off there stays. Each point has both tiers of ours: the plain kernel, and the tuned one that takes it.
 Kernels of tiles are told apart again: one constant was fitted to flash attention's. An expert's share of moe_int8's
 tokens lies in the data, which a prediction has not: it is left out.
 """
 
 import functools
+import hashlib
+import json
 import math
 import statistics
 import sys
@@ -18,10 +21,10 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks import held_out
-from benchmarks.validation import COVERED, recorded_validation
+from benchmarks.validation import COVERED, RESULTS, recorded_validation
 from helpers.instruments.prediction import Prediction, predict
 from helpers.instruments.recordings import recorded
-from kernels import CATALOGUE
+from kernels import CATALOGUE, variant
 
 TILED = [name for name, op in CATALOGUE.items() if op.group == "tiled" and name != "moe_int8"]
 FAR = 0.30  # of the measured time: an error above it must be explained
@@ -29,15 +32,19 @@ FAR = 0.30  # of the measured time: an error above it must be explained
 # (kernel, version, bytes of the first argument) -> why the model is so far off.
 _CHUNKS = "a row of 16384 is asked for in eight chunks, of which the model has each wait for its own; they overlap"
 _TOP_K = "PyTorch's top-k took from 16 to 55 us at the widths of the constants, 60 here: one constant stands for all"
-_TURNS = "few rows of 65536: programs loop, and the model takes too little for what a turn waits"
+_TURNS = "few rows of 65536: programs loop, and the model has each turn wait for its loads, which begin a turn earlier"
 _SMALL = "nine launches of PyTorch's, each a microsecond or so over its constant"
+_SCATTER = "64 rows took 2.3 us and 8 rows 2.6: the clock's own scatter"
+_PHILOX = "eight programs: the model has every instruction wait for the one before, Philox's do so in part"
 EXPLAINED = {
     ("cross_entropy", "fused", 2**16): _TURNS,
     ("cross_entropy", "fused", 2**19): _TURNS,
+    ("layer_norm", "fused", 2**19): _SCATTER,
     ("layer_norm_int8", "eager", 2**16): _SMALL,
     ("softmax", "fused", 2**16): _CHUNKS,
     ("softmax", "fused", 2**19): _CHUNKS,
     ("softmax", "fused", 2**22): _CHUNKS,
+    ("softmax_dropout", "fused", 2**16): _PHILOX,
     ("softmax_topk", "eager", 2**16): _TOP_K,
     ("softmax_topk", "eager", 2**19): _TOP_K,
 }
@@ -83,14 +90,44 @@ def tiled_rows(most_flops: float = math.inf) -> tuple[Row, ...]:
 def held_out_rows(kind: str = "") -> tuple[Row, ...]:
     """Every time that benchmarks/held_out.py recorded; of kernels of tiles where `kind` is "_tiled"."""
     record = held_out.record(kind)
-    return tuple(_row(entry, record["gpu"].removeprefix("NVIDIA ")) for entry in record["times"])
+    return tuple(_row(entry, _device(record["gpu"])) for entry in record["times"])
+
+
+def sweep_entries(fitted: bool) -> list[dict]:
+    """The forward times of our kernels that memory bounds, plain and tuned, in one half of the H100's sweep."""
+    found = []
+    for point in json.loads((RESULTS / "h100_80gb_hbm3_sweep.json").read_text())["points"]:
+        name, shape = point["kernel"], point["shape"]
+        if "failed" in point or point["direction"] != "forward" or name not in COVERED or name == "rope_cache":
+            continue
+        half = int(hashlib.sha256(repr((name, shape, point["dtype"])).encode()).hexdigest(), 16) % 2
+        if (half == 0) != fitted:
+            continue
+        times = point["ours"]["gpu"]  # without a "plain" of its own, ours is the plain kernel
+        tiers = {"plain": times.get("plain", times["fused"])} | ({"fused": times["fused"]} if "plain" in times else {})
+        for version, (median, *_) in tiers.items():
+            dtype = {"bf16": "bfloat16", "fp32": "float32"}[point["dtype"]]
+            gpu = {"median": median * 1e-6}
+            found.append({"kernel": name, "shape": shape, "dtype": dtype, "version": version, "gpu": gpu})
+    return found
+
+
+@functools.cache
+def sweep_rows(fitted: bool, every: int = 1) -> tuple[Row, ...]:
+    """The times of `sweep_entries` beside their predictions; of every so many of them."""
+    return tuple(_row(entry, "H100") for entry in sweep_entries(fitted)[::every])
+
+
+def _device(gpu: str) -> str:
+    """Return the name in DEVICES of a GPU as its driver has it: "H100" of "NVIDIA H100 80GB HBM3"."""
+    return gpu.removeprefix("NVIDIA ").split()[0]
 
 
 def _row(entry: dict, device: str) -> Row:
     op = CATALOGUE[entry["kernel"]]
-    function = op.fused if entry["version"] == "fused" else op.reference
+    function = op.reference if entry["version"] == "eager" else op.fused
     inputs = op.inputs(*entry["shape"], dtype=getattr(torch, entry["dtype"]), device="meta")
-    with torch.no_grad():
+    with torch.no_grad(), variant("tuned" if entry["version"] == "fused" else "plain"):
         prediction = predict(function, *inputs, device=device)
     shape, measured = tuple(entry["shape"]), entry["gpu"]["median"]
     nbytes = math.prod(shape) * getattr(torch, entry["dtype"]).itemsize
@@ -101,6 +138,8 @@ def grouped() -> dict[str, tuple[Row, ...]]:
     """The rows told apart: what was fitted to and what was held out, of tiles and of all others."""
     return {
         "fitted": rows(),
+        "sweep, fitted": sweep_rows(fitted=True),
+        "sweep, held out": sweep_rows(fitted=False),
         "held out": held_out_rows(),
         "tiled": tiled_rows(),
         "tiled, held out": held_out_rows("_tiled"),

@@ -75,7 +75,7 @@ def _reference(name: str) -> str:
     return f"kernels.{name}.reference"
 
 
-def _refuse_transforms(name: str, tensors: list[torch.Tensor]) -> None:
+def refuse_transforms(name: str, tensors: list[torch.Tensor]) -> None:
     """Refuse transforms that a kernel would only partly see: tangents, which PyTorch would drop, and batches.
 
     Raises:
@@ -114,7 +114,7 @@ def _operator(name: str, function: Callable, fake: Callable):
     return operator
 
 
-def _refuse_transforms_of_operator(called: Callable, operator) -> None:
+def refuse_transforms_of_operator(called: Callable, operator) -> None:
     """Make the operator refuse forward mode and vmap where only PyTorch's dispatcher calls it, as in a compiled graph.
 
     A custom operator has no forward-mode derivative, and PyTorch drops the tangents of its arguments in silence.
@@ -218,7 +218,7 @@ def register(
                 come = [each for each in (grad_y, *more) if each is not None]
                 if not come:
                     return (None,) * arity
-                _refuse_transforms(ctx.called, come)
+                refuse_transforms(ctx.called, come)
                 incoming = torch.zeros_like(come[0]) if grad_y is None else grad_y, *more
                 arguments = backward, ctx.needs_input_grad, *map(_signed, incoming), *ctx.saved_tensors, *ctx.settings
                 twice = torch.is_grad_enabled()
@@ -257,7 +257,7 @@ def register(
         training_op.register_autograd(by(backward_op), setup_context=setup_context)
 
     for operator in {each._qualname: each for each in (forward_op, training_op, backward_op) if each}.values():
-        _refuse_transforms_of_operator((lambda _: name) if operator is backward_op else called, operator)
+        refuse_transforms_of_operator((lambda _: name) if operator is backward_op else called, operator)
 
     def operation(*arguments):
         tracked = negative = False
@@ -274,7 +274,7 @@ def register(
                 recorded = recorded or x.is_meta or type(x) not in TENSOR_TYPES
                 negative = negative or x.is_neg()
         if not torch.compiler.is_compiling():  # there the operators refuse
-            _refuse_transforms(called(arguments), tensors)
+            refuse_transforms(called(arguments), tensors)
         if negative and not recorded:
             arguments = [_signed(x) for x in arguments]
         if not tracked:

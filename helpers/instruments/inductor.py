@@ -39,6 +39,7 @@ class InductorCode:
         lowered: the same after Inductor's decompositions and passes.
         buffers: the scheduler's nodes before fusion, one per buffer or extern call.
         groups: after fusion, the names of the buffers that one kernel computes, kernel by kernel.
+        traffic: for each group, the bytes that its kernel reads and writes, by Inductor's own count.
         kernels: name -> source of each Triton kernel, with its `@triton.jit`.
         wrapper: the Python that allocates and launches.
         device: the GPU it was written for.
@@ -48,6 +49,7 @@ class InductorCode:
     lowered: GraphModule
     buffers: tuple[str, ...]
     groups: tuple[tuple[str, ...], ...]
+    traffic: tuple[int, ...]
     kernels: Mapping[str, str]
     wrapper: str
     device: Device
@@ -105,7 +107,7 @@ def inductor_code(function: Callable, *inputs: torch.Tensor, device: str | Devic
 
     device = device if isinstance(device, Device) else DEVICES[device]
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    seen = {"before": (), "after": ()}
+    seen = {"before": (), "after": (), "bytes": ()}
 
     def before(nodes):
         seen["before"] = tuple(node.get_name() for node in nodes)
@@ -113,6 +115,7 @@ def inductor_code(function: Callable, *inputs: torch.Tensor, device: str | Devic
 
     def after(nodes):
         seen["after"] = tuple(tuple(part.get_name() for part in node.get_nodes()) for node in nodes)
+        seen["bytes"] = tuple(int(node.get_read_write_buffers_sizes()) for node in nodes)
         return nodes
 
     settings = {"_pre_fusion_custom_pass": before, "_post_fusion_custom_pass": after} | options
@@ -133,7 +136,9 @@ def inductor_code(function: Callable, *inputs: torch.Tensor, device: str | Devic
         entered.enter_context(V.set_debug_handler(DebugContext()))
         lowering.run(*tensors)
         wrapper = lowering.codegen()[0].value
-    return InductorCode(graph, lowered, seen["before"], seen["after"], dict(KERNEL.findall(wrapper)), wrapper, device)
+    return InductorCode(
+        graph, lowered, seen["before"], seen["after"], seen["bytes"], dict(KERNEL.findall(wrapper)), wrapper, device
+    )
 
 
 def flex_code(

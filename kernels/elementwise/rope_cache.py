@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.arguments import check_option, check_together, check_vectors, given, next_power_of_2
-from kernels.op import FusedOp, Work
+from kernels.op import FusedOp, Work, refuse_transforms, refuse_transforms_of_operator
 
 
 @triton.jit
@@ -141,6 +141,9 @@ def _(q, k, v, cos_sin, positions, slots, key_cache, value_cache, q_weight, k_we
     return torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
 
+refuse_transforms_of_operator(lambda arguments: "rope_cache", rope_cache_op)
+
+
 def rope_cache(
     q: Tensor,
     k: Tensor,
@@ -176,8 +179,11 @@ def rope_cache(
         TypeError: not tensors of one floating-point dtype, or positions or slots not int64.
         ValueError: shapes that don't fit, an odd dim, a cache whose elements of a head aren't side by side, eps out of
             range, two devices, or tensors on the CPU where kernels run on a GPU.
-        RuntimeError: a gradient is asked for.
+        RuntimeError: a gradient, a forward-mode derivative or vmap is asked for.
     """
+    if not torch.compiler.is_compiling():  # there the operator refuses
+        tensors = q, k, v, cos_sin, positions, slots, key_cache, value_cache, q_weight, k_weight
+        refuse_transforms("rope_cache", [x for x in tensors if isinstance(x, Tensor)])
     check_option("rope_cache", "eps", eps, float)
     check_together("rope_cache", OP.dtypes, q=q, k=k, v=v, key_cache=key_cache, value_cache=value_cache)
     _check_shapes(q, k, v, cos_sin, positions, slots, key_cache, value_cache)

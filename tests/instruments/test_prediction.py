@@ -8,13 +8,25 @@ import triton
 import triton.language as tl
 
 from benchmarks import held_out
-from benchmarks.predictions import EXPLAINED, FAR, _row, held_out_rows, rows, summary, table, tiled_rows
+from benchmarks.predictions import (
+    EXPLAINED,
+    FAR,
+    _row,
+    held_out_rows,
+    rows,
+    summary,
+    sweep_entries,
+    sweep_rows,
+    table,
+    tiled_rows,
+)
 from benchmarks.validation import COVERED, recorded_validation
 from helpers.instruments import prediction
 from helpers.instruments.devices import DEVICES
-from helpers.instruments.dry_run import EagerLaunch, dry_run
+from helpers.instruments.dry_run import EagerLaunch, TritonLaunch, dry_run
 from helpers.instruments.prediction import predict
 from helpers.instruments.recordings import recorded
+from helpers.instruments.sass import Instruction
 from helpers.instruments.traffic import measure
 
 H200 = DEVICES["H200"]
@@ -76,12 +88,34 @@ def test_errors_where_it_was_fitted_are_within_the_targets(predicted):
 
 
 @pytest.mark.long
-def test_errors_at_shapes_held_out_are_told_apart_and_no_worse_than_the_module_says():
-    median, most = summary([row.error for row in held_out_rows()])
-    assert 0.15 < median <= 0.20
-    assert 0.35 < most <= 0.45
+@pytest.mark.timeout(1800)
+def test_both_tiers_are_predicted_within_a_fifth_in_the_half_of_the_sweep_that_nothing_was_fitted_to():
+    found = sweep_rows(fitted=False)
+    assert {row.version for row in found} == {"plain", "fused"}
+    median, most = summary([row.error for row in found])
+    assert median <= 0.06
+    assert most <= 0.20
+
+
+def test_a_sample_of_that_half_is_predicted_within_a_fifth():
+    assert len(sweep_entries(fitted=False)) + len(sweep_entries(fitted=True)) > 1000
+    median, most = summary([row.error for row in sweep_rows(fitted=False, every=16)])
+    assert median <= 0.08
+    assert most <= 0.20
+
+
+@pytest.mark.long
+def test_errors_at_shapes_drawn_by_lot_are_no_worse_than_the_module_says():
+    ours = [row.error for row in held_out_rows() if row.version != "eager"]
+    median, most = summary(ours)
+    assert median <= 0.10
+    assert most <= 0.29
+    assert max(map(abs, ours)) <= 0.43
+    median, most = summary([row.error for row in held_out_rows() if row.version == "eager"])
+    assert median <= 0.25
+    assert most <= 0.55
     printed = table(without_tiles())
-    assert f"held out: {2 * len(held_out.shapes())} times, error: median {median:.1%}" in printed
+    assert f"held out: {3 * len(held_out.shapes())} times, error: median " in printed
     assert f"fitted: {len(rows())} times" in printed
 
 
@@ -89,7 +123,7 @@ def test_errors_at_shapes_held_out_are_told_apart_and_no_worse_than_the_module_s
 def test_held_out_times_are_of_the_shapes_drawn(kind, shapes):
     drawn = [(name, shape) for name, shape, _ in shapes()]
     found = [(entry["kernel"], tuple(entry["shape"])) for entry in held_out.record(kind)["times"]]
-    assert found[::2] == found[1::2] == drawn
+    assert found[::3] == found[1::3] == found[2::3] == drawn
 
 
 def test_tiled_kernels_are_predicted_within_a_fifth():
@@ -300,7 +334,47 @@ def test_bad_input_is_one_line():
 def test_held_out_shapes_are_the_same_everywhere_and_none_was_fitted_or_recorded():
     drawn = held_out.shapes()
     assert drawn == held_out.shapes()
-    assert drawn[0] == ("add_gelu", (57351019,), torch.bfloat16)
+    assert drawn[0] == ("add_gelu", (2108902,), torch.float16)
     assert {name for name, *_ in drawn} == set(COVERED) - {"sample", "rope_cache"}
     known = {(row["kernel"], tuple(row["shape"])) for row in (*recorded_validation().times, *recorded().rows)}
     assert not known & {(name, shape) for name, shape, _ in drawn}
+
+
+# Loops of the machine code
+
+
+def code(*texts: str, line: int = 7) -> tuple[Instruction, ...]:
+    """Instructions of one source line; a text "label: instruction" is a branch target."""
+    parts = [text.rpartition(": ") for text in texts]
+    return tuple(Instruction(text, "kernel.py", line, label) for label, _, text in parts)
+
+
+def launch_that_loads(loads: dict, rounds: int) -> TritonLaunch:
+    return TritonLaunch("kernel", None, {}, (1, 1, 1), loads=loads, rounds=rounds)
+
+
+COUNTED = (
+    ".L_1: VIADD R59, R59, 0x1",
+    "FADD R1, R1, R2",
+    "ISETP.NE.U32.AND P4, PT, R59, 0x8, PT",
+    "@P4 BRA `(.L_1)",
+)
+
+
+def test_a_loop_to_a_constant_counts_as_often_as_its_bound_says_in_each_turn_of_the_loop_around_it():
+    outer = code(".L_0: LDG.E.128 R4, [R2]", *COUNTED, "@P0 BRA `(.L_0)")
+    launch = launch_that_loads({7: 5 * 32 * 16}, 5)
+    assert prediction._iterations(outer, 32, launch) == {(1, 4): 40, (0, 5): 5}
+    assert prediction._iterations(code(*COUNTED), 32, launch) == {(0, 3): 8}
+
+
+def test_a_loop_whose_loads_no_program_executed_does_not_run():
+    loop = code(".L_0: LDG.E.128 R4, [R2]", "FADD R1, R1, R4", "@P0 BRA `(.L_0)", line=8)
+    assert prediction._iterations(loop, 32, launch_that_loads({7: 512}, 1)) == {(0, 2): 0}
+
+
+def test_one_block_has_one_sms_share_of_l2_to_load_from():
+    few, many = (predict(scale, meta(blocks * 2**14), meta(2**14)).terms["L2"] for blocks in (1, 132))
+    whole = predict(lambda x, w: scale(x, w, block=2**14), meta(2**14), meta(2**14))
+    assert whole.terms["L2"] == pytest.approx(2 * 2**16 / (prediction.L2_BYTES * H200.sm_clock), rel=0.6)
+    assert many < 132 * few

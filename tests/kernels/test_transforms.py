@@ -15,8 +15,7 @@ import kernels
 from kernels import CATALOGUE, launch_cache
 from kernels.interpreter import runtime
 
-# rope_cache writes into a cache it is given and has no gradient: PyTorch's own rules for such operators answer, in its
-# words, and a forward-mode derivative is not refused.
+# rope_cache writes into a cache it is given and has no gradient; its own test is below.
 DIFFERENTIABLE = {name: op for name, op in CATALOGUE.items() if name != "rope_cache"}
 OPS = pytest.mark.parametrize("op", DIFFERENTIABLE.values(), ids=DIFFERENTIABLE)
 
@@ -197,6 +196,26 @@ def test_what_would_be_lost_is_refused(op, inputs, how):
     with pytest.raises(RuntimeError) as raised:
         transform(lambda x: op.fused(x, *inputs[1:]), inputs[0])
     one_line(raised, word, "kernels.", ".reference")
+
+
+@pytest.mark.parametrize("how", [name for name, (_, word) in LOST.items() if word != "batched gradients"])
+def test_what_a_cache_would_lose_is_refused(how, device):
+    op = CATALOGUE["rope_cache"]
+    inputs = op.inputs(*op.interpreter_shapes[1], dtype=torch.float32, device=device)
+    transform, word = LOST[how]
+    with pytest.raises(RuntimeError) as raised:
+        transform(lambda q: op.fused(q, *inputs[1:]), inputs[0])
+    one_line(raised, word, "kernels.rope_cache.reference")
+
+
+@pytest.mark.parametrize("how", COMPILED)
+def test_what_a_cache_would_lose_is_refused_in_compiled_graphs(how, device):
+    op = CATALOGUE["rope_cache"]
+    inputs = op.inputs(*op.interpreter_shapes[1], dtype=torch.float32, device=device)
+    transform, word = COMPILED[how]
+    with pytest.raises(RuntimeError) as raised:
+        transform(lambda q: op.fused(q, *inputs[1:]), inputs[0])
+    one_line(raised, word, "kernels.rope_cache.reference")
 
 
 @pytest.mark.parametrize("name", ["softmax", "l2_norm"])

@@ -97,7 +97,8 @@ class Costs:
         if found is None:
             kind = self.legality.kind(mask, stored)
             group = [self.nodes[place] for place in bits(mask)]
-            alone = len(group) == 1
+            # PyTorch's own kernel reads what this one would recompute: nobody would have written it.
+            alone = len(group) == 1 and not group[0].inlined
             found = self.eager[group[0].index] if alone and kind in ("eager", *PRODUCTS) else None
             if found is None:
                 found = self._kernel(group, mask, stored, kind)

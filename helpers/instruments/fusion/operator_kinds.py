@@ -302,8 +302,8 @@ def unsure_of(step: TracedStep) -> str:
         given = [node.meta.get("val") for node in step.node.all_input_nodes]
         if is_channels_first(max(given, key=torch.Tensor.numel)):
             return (
-                "convolutions of NCHW tensors: cuDNN may convert their layout before and after, which channels_last "
-                "avoids"
+                "convolutions of NCHW tensors: cuDNN chooses whether to convert them to NHWC and back, which adds "
+                "kernels; channels_last leaves it no choice"
             )
     return ""
 

@@ -1,0 +1,114 @@
+"""The bytes that the fusion analyser counts for torch.compile's kernels, against Inductor's own count.
+
+    python -m benchmarks.inductor_bytes [NAME ...]     a line of JSON for each public model of MODELS
+
+The public models are those of tests/instruments/foreign_models.py; docs/inductor_bytes.md has the table.
+
+Both start from the same graph, the operators that eager PyTorch launches on a GPU, and then have nothing in common:
+Inductor decomposes, lowers, schedules and fuses it itself, for a GPU that need not be there, and its scheduler counts
+the bytes that each kernel reads and writes, those of libraries included. The analyser's side is its plan for the
+kernels that torch.compile makes today.
+"""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.func import functionalize
+from torch.fx import GraphModule
+
+from helpers.instruments.fusion import FusionPlan, analyse, capture
+from helpers.instruments.inductor import InductorCode, inductor_code
+
+PUBLIC = Path(__file__).parents[1] / "tests" / "instruments" / "foreign_models.py"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The analyser's bytes as a part of Inductor's, and the reason if they differ by more than 5 %."""
+
+    ratio: float
+    why: str = ""
+
+
+_TABLES = "Inductor counts an embedding's whole table and, of a view, the whole buffer; the analyser what is read"
+_LAYOUTS = "Inductor copies pictures and filters to channels-last before a convolution; the analyser leaves that out"
+_POOL = "Inductor stores what a pooling window reads; the analyser has batch norm, ReLU and pooling in one kernel"
+MODELS = {
+    "Llama": Expected(1.01),
+    "Qwen3": Expected(1.01),
+    "U-Net": Expected(0.99),
+    "BERT": Expected(0.93, _TABLES),
+    "GPT-2": Expected(0.84, _TABLES),
+    "ViT": Expected(0.855, _LAYOUTS),
+    "ConvNeXt": Expected(0.88, _LAYOUTS),
+    "Whisper": Expected(0.95, _LAYOUTS),
+    "ResNet, channels last": Expected(0.936, _POOL),
+}
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """One model's bytes: the analyser's plan beside Inductor's code."""
+
+    plan: FusionPlan
+    code: InductorCode
+
+    @property
+    def ours(self) -> int:
+        return sum(group.work.bytes_read + group.work.bytes_written for group in self.plan.groups)
+
+    @property
+    def inductors(self) -> int:
+        return sum(self.code.traffic)
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.inductors
+
+
+def compared(model: Callable, *inputs, keywords: dict | None = None, device: str = "H100") -> Bytes:
+    """Count `model(*inputs, **keywords)` in both ways."""
+    graph, tensors = _on_a_gpu(*capture(model, *inputs, keywords=keywords))
+    code = inductor_code(
+        functionalize(graph, remove="mutations"), *tensors, device=device, joint_graph_constant_folding=False
+    )
+    return Bytes(analyse(model, *inputs, keywords=keywords, device=device).today, code)
+
+
+def _on_a_gpu(graph: GraphModule, tensors: list[torch.Tensor]) -> tuple[GraphModule, list[torch.Tensor]]:
+    """Move the tensors that a graph makes to the GPU; its constants become inputs, and it returns those with theirs."""
+    constants = graph.graph.find_nodes(op="get_attr")
+    last = graph.graph.find_nodes(op="placeholder")[-1]
+    for node in constants:
+        with graph.graph.inserting_after(last):
+            last = graph.graph.placeholder(f"constant_{node.name}")
+        node.replace_all_uses_with(last)
+        graph.graph.erase_node(node)
+    for node in graph.graph.nodes:
+        if node.op != "call_function" or not hasattr(node.target, "_schema"):
+            continue
+        takes = any(argument.name == "device" for argument in node.target._schema.arguments)
+        made_like = any(isinstance(argument, torch.fx.Node) for argument in node.args)
+        if takes and (not made_like or node.kwargs.get("device") is not None):
+            node.kwargs = {**node.kwargs, "device": torch.device("cuda")}
+    graph.recompile()
+    return graph, [*tensors, *(getattr(graph, node.target) for node in constants)]
+
+
+def main(names: list[str]) -> None:
+    spec = importlib.util.spec_from_file_location("foreign_models", PUBLIC)
+    public = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(public)
+    for name in names or MODELS:
+        model, inputs, keywords = public.MODELS[name]()
+        found = compared(model, *inputs, keywords=keywords)
+        print(json.dumps({"name": name, "ours": found.ours, "inductor": found.inductors}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
