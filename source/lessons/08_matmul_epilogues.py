@@ -71,7 +71,7 @@ most.compare(100 * activation / (product + activation))
 
 # %% [markdown]
 # That's also how much slower than the library your matmul can be before you've lost the gain. The epilogue is only
-# three lines. The hard part is writing a matmul that keeps up with the library.
+# three lines. The hard part is keeping up with the library's matmul.
 #
 # ## One output per program
 #
@@ -124,7 +124,7 @@ print("right:", right(y, x, w, bias))
 # elif ACT == "gelu": s = 0.5 * s * (1 + tl.erf(s * 0.70710678))
 # ```
 #
-# If the result will be rounded to a 16-bit dtype anyway, it uses a cheaper formula that's just as exact there.
+# For a 16-bit result, it uses a cheaper formula that's just as exact.
 # <!-- given 16-bit: the format's definition -->
 #
 # We sum in float32. bfloat16 has only three digits, so the later products wouldn't change the sum any more. **How many
@@ -147,11 +147,10 @@ loaded.compare(per_flop * flops / 1e9)
 #
 # ## A table for every step
 #
-# For each step you'll get a table that compares it with the step before. The meter counts the FLOP per byte loaded
-# and the large layer's gigabytes. The compiler reports registers per thread, shared memory and the multiply
-# instruction for an A100, an H100 and a B200. The time was recorded on an H200. (That was with the Triton version
-# named below the table, and its register counts differ from the ones you see here.)
-# `run(kernel, x, w, bias, act, **settings)` allocates y and launches one program per tile
+# For each step you'll get a table that compares it with the step before. The meter counts the bytes. The compiler
+# reports registers per thread, shared memory and the multiply instruction for an A100, an H100 and a B200. The time
+# was recorded on an H200, with the Triton version named below the table. (Its register counts differ from the ones
+# you see here.) `run(kernel, x, w, bias, act, **settings)` allocates y and launches one program per tile
 # (`benchmarks/experiments/lesson_08.py`).
 
 # %% tags=["hide-input"]
@@ -290,8 +289,8 @@ print(f"its tensor cores:        {tensor / 1e12:.0f} TFLOP/s, {1e3 * flops / ten
 # %% [markdown]
 # ## Tensor cores: tl.dot
 #
-# **Look at the last bar and the one above it.** Both do the same multiply-adds: one on the cores we've used so far,
-# the other on [tensor cores](../docs/glossary.md#tensor-cores).
+# **Look at the last bar and the one above it.** Both are for the same multiply-adds, on the cores we've used so far
+# and on [tensor cores](../docs/glossary.md#tensor-cores).
 
 # %% tags=["hide-input"]
 from helpers.figures import gpu_picture
@@ -357,8 +356,8 @@ watch(tiles_kernel[1, 1], slope, differences, step_bias, out_16, 16, 16, 32, **i
 step("tensor cores", tiles_kernel, (256, 128, 256))
 
 # %% [markdown]
-# The same source compiles to a different instruction on each GPU, and the operands and
-# [accumulators](../docs/glossary.md#accumulator) end up in different places:
+# On each GPU, the same source compiles to a different instruction, with operands and
+# [accumulators](../docs/glossary.md#accumulator) in different places:
 #
 # | | A100 | H100 | B200 |
 # |---|---|---|---|
@@ -608,7 +607,7 @@ fastest = min(sweep[name].median for name in searched)
 spilling.compare(round(sweep[searched[-1]].median / fastest, 2))
 
 # %% [markdown]
-# Before you use it, keep four things in mind:
+# Before you use it:
 #
 # - **It only searches your list.**
 # - **It overfits to the key.** The winner is the fastest at one shape, alone on the GPU. With M in the key, every new
@@ -617,8 +616,8 @@ spilling.compare(round(sweep[searched[-1]].median / fastest, 2))
 #   disk, and `TRITON_PRINT_AUTOTUNING=1` prints each winner.
 # - **It runs your kernel many times**, so a kernel that adds to its output needs `reset_to_zero`.
 #
-# Our own kernels read their settings from a table in the source instead. That way there's no search on the first
-# call, every run gives the same bits, and you can read why we chose each number.
+# Our own kernels read their settings from a table in the source instead, so there's no search on the first call,
+# every run gives the same bits, and you can read why we chose each number.
 #
 # ## The order of tiles
 #
@@ -656,7 +655,7 @@ def grouped_kernel(
 step("grouped tiles", grouped_kernel, (256, 128, 256))
 
 # %% [markdown]
-# In our layer, a wave covers a quarter of the 32 x 32 tiles, so the order hardly matters.
+# In our layer, a wave covers a quarter of the tiles, so the order hardly matters.
 #
 # ## Descriptors: let TMA load the tiles
 #
@@ -710,8 +709,7 @@ step("descriptors", descriptors_kernel, (256, 128, 256))
 # Compare the registers on the newer GPUs with the A100's. An A100 has no TMA, so Triton expands the descriptors into
 # pointers and masks, more of them than in our version. Keep the pointer kernel there.
 #
-# Now that you have registers to spare, you can try a larger tile. It's slower, and you'll see why in the next
-# section:
+# Now that you have registers to spare, you can try a larger tile. It's slower, for a reason we'll get to:
 
 # %% tags=["nbval-ignore-output", "answers-loaded", "hide-input"]
 step("tiles of 128 x 256", descriptors_kernel, (256, 128, 256))
@@ -759,8 +757,8 @@ table(("", "time", "rate"), rows, h200.label_of("matmul_steps"))
 # the tile in two halves to fit a fourth stage. *cuBLAS alone* includes the bias but not GELU.)
 #
 # This recording doesn't include the strongest competitor, cuBLASLt's own GELU epilogue,
-# `torch._addmm_activation(bias, x, w.T, use_gelu=True)`. It doesn't need a second launch, so remember that the gains
-# below are over a separate GELU.
+# `torch._addmm_activation(bias, x, w.T, use_gelu=True)`. It doesn't need a second launch. The gains below are over a
+# separate GELU.
 #
 # ## The epilogue: time and precision
 #
