@@ -127,7 +127,7 @@ from helpers.figures import gpu_picture
 gpu_picture("A100", lit="memory")
 
 # %% [markdown]
-# ## Nine operations you know
+# ## Nine common operations
 #
 # Here are nine operations: ReLU, vector add, GELU, add+GELU, LayerNorm, softmax, matmul+bias+ReLU, a convolution with
 # batch norm and ReLU, and attention. Take 4096 rows of 4096 columns, and run each as one fused kernel: **how many of

@@ -167,9 +167,8 @@ print(with_all)
 # wants them exact.)
 #
 # Now let's add padding. First the **last** forty positions are padding, then the **first** forty, as in a batch of
-# prompts that all end at the same position. In both cases sixty queries are real, and each one's weights add up to 1,
-# which makes sixty in all. **How much of these sixty goes to padding in the second case?** Reread `sees` before you
-# continue.
+# prompts that all end at the same position. In both cases sixty queries are real, and each one's weights add up to 1.
+# **How much of these sixty goes to padding in the second case?** Reread `sees` before you continue.
 
 # %% tags=["hide-input"]
 padding_weight = predict_first(
@@ -615,8 +614,8 @@ def causal_kernel(q_ptr, k_ptr, v_ptr, o_ptr, tokens, scale,
 
 
 # %% [markdown]
-# (Every row sees at least its own key. With padding, you'd need the two lines from above again.) **At 512 tokens, in
-# tiles of 64 x 64: what percentage of the tiles is no longer computed?** Draw the 8 x 8 tiles.
+# (With padding, you'd need the two lines from above again.) **At 512 tokens, in tiles of 64 x 64: what percentage of
+# the tiles is no longer computed?** Draw the 8 x 8 tiles.
 
 # %% tags=["hide-input"]
 skipped_share = predict_first("share of the tiles skipped, 512 tokens, tiles of 64 x 64", unit="%")
@@ -724,8 +723,8 @@ without.compare(
 # %% [markdown]
 # ## FlashAttention 2, 3 and 4
 #
-# The first paper introduced tiling, online softmax and recomputation. The later versions do the same arithmetic on a
-# better schedule.
+# The first paper introduced tiling, online softmax and recomputation. Later versions schedule the same arithmetic
+# better.
 #
 # - **FlashAttention-2** (Dao, [arXiv:2307.08691](https://arxiv.org/abs/2307.08691)) runs the query tiles of a head in
 #   parallel, where the first version had one program per head. It divides at the very end, not in every tile, and
@@ -741,8 +740,7 @@ without.compare(
 #   so it's only updated when the true one has grown by more than, say, 8 in base 2. And it uses features that only
 #   Blackwell has: accumulators in tensor memory, and matmuls shared by two SMs.
 #
-# (FlashAttention-3 isn't in our tables. FlashAttention-4 is in *Going further*. PyTorch can call both through
-# `torch.nn.attention.activate_flash_attention_impl`.)
+# (FlashAttention-3 isn't in our tables. FlashAttention-4 is in *Going further*.)
 #
 # ## What a compiler can do
 #
@@ -769,7 +767,7 @@ for name, function in (("full", in_one_line), ("causal", masked)):
     print(f"{name:6} replaced by scaled_dot_product_attention: {known}")
 
 # %% [markdown]
-# It doesn't recognise the second one, though it may recognise other spellings.
+# It doesn't recognise the second one.
 #
 # **FlexAttention** is a compiler that knows about attention. You write a small Python function for the mask or a change
 # to the scores, and `torch.compile` inserts it into a FlashAttention template. It also uses the function to work out
@@ -812,11 +810,10 @@ table(
 # quadratic and the fused traffic is linear. On shorter sequences or on a different GPU, you might find a length where
 # it's 3.33.
 #
-# **Claim: "dropping intermediates takes 20 to 40 % less memory."** (It has no source, as in lessons 04 and 06.) Unfused
-# attention saves all probabilities for the backward pass. Fused attention saves q, k, v, the output and the logarithm
-# of each row's sum, and recomputes the probabilities tile by tile. But attention is only part of a model, so we'll run
-# the forward pass of a whole block of GPT-2's size (768 columns, 12 heads) in fp16, on tensors without data, and list
-# the tensors it saves.
+# **Claim: "dropping intermediates takes 20 to 40 % less memory."** Unfused attention saves all probabilities for the
+# backward pass. Fused attention saves q, k, v, the output and the logarithm of each row's sum, and recomputes the
+# probabilities tile by tile. But attention is only part of a model, so we'll run the forward pass of a whole block of
+# GPT-2's size (768 columns, 12 heads) in fp16, on tensors without data, and list the tensors it saves.
 # <!-- given 12 heads: GPT-2's configuration -->
 
 
@@ -899,9 +896,9 @@ print(f"ridge of an H200: {roof.ridge:.0f} FLOP/byte")
 intensity.compare(one_token(65536, 32, 32).intensity)
 
 # %% [markdown]
-# When you process a whole sequence, you use each key you fetch for thousands of queries. Here you use it for just
-# one, unless heads share it. With **grouped heads** (grouped-query attention), several query heads use the same head
-# of keys and values, say 32 query heads with 8 or 1, and the cache shrinks by the same factor:
+# Over a whole sequence, you use each key you fetch for thousands of queries. Here you use it for just one, unless
+# heads share it. With **grouped heads** (grouped-query attention), several query heads use the same head of keys and
+# values, say 32 query heads with 8 or 1, and the cache shrinks by the same factor:
 
 # %% tags=["hide-input"]
 from helpers.figures import Point, roofline_chart
@@ -980,10 +977,10 @@ split_gain.compare(
 
 # %% [markdown]
 # Read the table row by row. With enough parts, how close does a long cache get to copy bandwidth, and which number of
-# key heads is furthest from it? Both launches take time to ramp up and drain. The number of bytes matters most: with
-# a quarter of the key heads, the cache is a quarter of the size. (FlexAttention can also decode, but needs a block
-# mask to split the keys sensibly. Our recording didn't pass one, so it's left out.) These are GPU times. From Python,
-# two launches take longer than the shortest times in this table (lesson 02), so servers decode inside
+# key heads is furthest from it? Both launches take time to ramp up and drain. Bytes matter most: with a quarter of
+# the key heads, the cache is a quarter of the size. (FlexAttention can also decode, but needs a block mask to split
+# the keys sensibly. Our recording didn't pass one, so it's left out.) These are GPU times. From Python, two launches
+# take longer than the shortest times in this table (lesson 02), so servers decode inside
 # [CUDA graphs](../docs/glossary.md#cuda-graph).
 #
 # ## Your predictions vs the measurements
