@@ -7,20 +7,20 @@
 #
 # After this lesson you can
 #
-# - list what fusing two kernels removes, and what it keeps;
+# - name what fusing two kernels gets rid of and what it leaves alone;
 # - read the traffic meter, and tell a function from a kernel;
-# - compute how many operations your own machine can do while one byte arrives from memory;
-# - work with the lessons, exercises, checks and recorded measurements of this course.
+# - work out how many operations your own machine can do while one byte arrives from memory;
+# - find your way around the lessons, exercises, checks and recorded measurements.
 #
 # About 30 minutes. You need Python and a little PyTorch. You don't need a GPU.
 #
 # Run the cells from top to bottom with **Shift+Enter**. Cells whose code is folded only import things or draw a figure.
 #
-# We'll start with a guess. In one kernel, a GPU adds two tensors and applies GELU, an activation function. Together
+# Let's start with a guess. In one kernel, a GPU adds two tensors and applies GELU, an activation function. Together
 # that's about ten operations per element. While its arithmetic units compute, its memory has to deliver the
 # [elements](../docs/glossary.md#element). **How many times longer does memory take than the arithmetic?** (2 means
-# twice as long. You can't work it out yet. Don't worry about being wrong: how far off you are is what you'll learn
-# from. Pressing Enter also runs the cells below, down to the one with the answer.)
+# twice as long. You can't work it out yet, so don't worry about being wrong. Pressing Enter also runs the cells
+# below, down to the one with the answer.)
 
 # %% tags=["hide-input"]
 from helpers.learning import predict_first
@@ -43,8 +43,8 @@ waiting.compare(
 
 # %% [markdown]
 # Now watch the two versions side by side: [unfused](../docs/glossary.md#unfused), as two kernels, and fused into one.
-# Each tensor is split into sixteen tiles. Press **Play**, or drag the slider. (Only the two totals were recorded, on an
-# H200. That the tiles cross at an even pace is our assumption.)
+# Each tensor is split into sixteen tiles. Press **Play**, or drag the slider. (We only recorded the two totals, on an
+# H200. We're assuming that the tiles move at a steady pace.)
 
 # %% tags=["hide-input"]
 from helpers.figures import traffic_animation
@@ -87,8 +87,8 @@ bytes_moved = predict_first("bytes moved by gelu(a + b)", unit="MB")
 bytes_moved
 
 # %% [markdown]
-# Now let's ask the [meter](../docs/glossary.md#meter). It watches every operator that PyTorch runs, and every load and
-# store in a Triton kernel, and adds up the bytes. At the end of its line you'll find the bytes (B) per element of the
+# Now let's ask the [meter](../docs/glossary.md#meter). It watches every operator that PyTorch runs, and every load
+# and store in a Triton kernel, and adds up the bytes. The last number on its line is the bytes (B) per element of the
 # result.
 #
 # The meter counts the bytes that kernels **request**. Those depend only on the program, so you don't need a GPU to
@@ -108,10 +108,10 @@ bytes_moved.compare(unfused.bytes_total / 1e6)
 unfused.launch_table()
 
 # %% [markdown]
-# Fewer bytes than that may actually travel between the chip and DRAM. There is a cache in between,
+# The number of bytes that actually travel between the chip and DRAM may be smaller. There's a cache in between,
 # [L2](../docs/glossary.md#l2), and it may still hold what was just written. Here are three sizes. **Watch which tiles
-# of the sum are still in L2** when the second kernel asks for them. Wherever requests and DRAM traffic differ, the
-# lessons name the one they mean.
+# of the sum are still in L2** when the second kernel asks for them. Whenever requests and DRAM traffic differ, we'll
+# tell you which one we mean.
 
 # %% tags=["hide-input"]
 from helpers.figures import request_animation
@@ -148,14 +148,15 @@ in_place.compare(
 
 # %% [markdown]
 # Putting it in one function doesn't make it one kernel. It doesn't matter how many lines, functions or tensors your
-# program has. What matters is **how many kernels there are, and how many bytes cross between them**.
+# program has. What matters is **how many kernels you launch, and how many bytes they pass to each other through
+# memory**.
 #
 # ## One kernel
 #
-# A [fused kernel](../docs/glossary.md#fused-kernel) does both steps while it has the elements. It keeps the sum in a
+# A [fused kernel](../docs/glossary.md#fused-kernel) does both steps in one go. It keeps the sum in a
 # [register](../docs/glossary.md#register), the fastest storage inside the processor. The one below is written in
-# Triton, a language for GPU kernels that is embedded in Python. You'll write it yourself in lesson 03; for now we only
-# want to know its traffic.
+# Triton, a language for GPU kernels that is embedded in Python. You'll write it yourself in lesson 03; for now we
+# only care about its traffic.
 
 # %%
 fused = measure(add_gelu, a, b)
@@ -172,9 +173,9 @@ chart = traffic_chart({"unfused": unfused, "fused": fused}, title)
 bytes_moved.on(chart, "x", at=lambda megabytes: 1e6 * megabytes, row=0)
 
 # %% [markdown]
-# That picture is the whole idea of this course. Each bar shows the bytes that the kernels request; `add` is the sum, `a
-# + b`, named after its operator. If you made a guess, it's marked. We did the same arithmetic and got the same result,
-# up to rounding. The only thing missing is the sum's round trip.
+# That picture is the whole idea of this course. Each bar shows the bytes that the kernels request; `add` is the sum,
+# `a + b`, named after its operator. If you made a guess, it's marked. We did the same arithmetic and got the same
+# result, up to rounding. All we saved is the sum's round trip.
 #
 # ## Your first line of Triton
 #
@@ -226,9 +227,9 @@ puzzle(double_kernel, 3, twelve, wanted=2 * twelve, BLOCK=4)
 # %% [markdown]
 # ## In the machine code
 #
-# Does the sum really stay in a register? Triton's compiler runs on your machine, whether or not you have a GPU, so we
-# can look. Here are all the instructions in this kernel that load from memory (`LDG`) or store to it (`STG`) on an
-# A100, next to the source line that each comes from:
+# Does the sum really stay in a register? Triton's compiler runs on your machine whether or not you have a GPU, so we
+# can look. Here are all of this kernel's instructions that load from memory (`LDG`) or store to it (`STG`) on an
+# A100, and the source line each one comes from:
 
 # %% tags=["hide-input"]
 from helpers.instruments import compile_for
@@ -241,15 +242,16 @@ loads_and_stores = made.sass_view("load", "store").instructions
 table(("instruction", "the kernel's line"), ((each.name, each.source) for each in loads_and_stores))
 
 # %% [markdown]
-# This is what one thread does for its eight elements: it loads `a` and `b`, each with two instructions of four elements
-# (the suffix is the number of bits), and stores `y`. No instruction stores the sum, and none loads it.
+# This is what one thread does for its eight elements. It loads `a` and `b` with two instructions each, four elements
+# at a time (the suffix is the number of bits), and stores `y`. No instruction stores the sum, and none loads it.
 #
 # ## Other operations, sizes and GPUs
 #
-# This is the same picture, launch by launch. Move the sliders with the mouse or the arrow keys. (The time is the number
-# of bytes divided by the bandwidth in the GPU's data sheet. Its axis is logarithmic, where even a large gain looks
-# small, so compare the numbers. Here, the unfused versions of GELU, LayerNorm and softmax run every step of their
-# formula as a separate kernel; add+GELU uses PyTorch's own GELU, which is one.) Try to find out:
+# This is the same picture, launch by launch. Move the sliders with the mouse or the arrow keys. (The time is the
+# number of bytes divided by the bandwidth in the GPU's data sheet. It's on a logarithmic axis, where even a large
+# gain looks small, so compare the numbers. In this figure, the unfused versions of GELU, LayerNorm and softmax run
+# every step of their formula as a separate kernel; add+GELU uses PyTorch's own GELU, which is a single kernel.) Try
+# to find out:
 #
 # 1. Which operation gains most from fusing? Which gains nothing, and why?
 # 2. Does the gain depend on the size? On the dtype? On anything else?
@@ -290,8 +292,9 @@ table(columns, rows, f"the GPU's own time\n{h200.label_of('add_gelu')}")
 # two operations as well, and is just as fast. That's why this course is about understanding when a compiler can do
 # this, when it can't, and what to write when it can't.
 #
-# Those are the GPU's times alone. Whoever calls the kernels also waits for the CPU to launch them. Lesson 02 takes the
-# launch apart and finds the size from which memory dominates. If you have a GPU, you can time the same comparison here:
+# Those times are the GPU's alone. In a real program, you also wait for the CPU to launch the kernels. Lesson 02 looks
+# at launches and at the size where memory starts to dominate. If you have a GPU, you can time the same comparison
+# here:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from helpers.instruments import benchmark_together
@@ -308,11 +311,12 @@ else:
 # ## How fast is your machine?
 #
 # For our purposes, two numbers describe a machine. One is its [bandwidth](../docs/glossary.md#bandwidth): how many
-# bytes it can read and write per second, together. The other is how many operations it can do per second in a
-# [matmul](../docs/glossary.md#matmul), a matrix product, which is what it does fastest. One addition or multiplication
-# counts as one [FLOP](../docs/glossary.md#flop), and a TFLOP/s is a million million of them per second. The course
-# measures both or looks them up. Their ratio is called the [ridge point](../docs/glossary.md#ridge-point): how many
-# operations the machine could do in the time that one byte takes to arrive.
+# bytes it can move per second, counting reads and writes. The other is how many operations per second it can do in a
+# [matmul](../docs/glossary.md#matmul), a matrix product, which is what it does fastest. One addition or
+# multiplication counts as one [FLOP](../docs/glossary.md#flop), and a TFLOP/s is a million million of them per
+# second. The course measures both or looks them up. The second divided by the first is called the
+# [ridge point](../docs/glossary.md#ridge-point). It tells you how many operations the machine could do in the time it
+# takes one byte to arrive.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from helpers.instruments import Roofline, this_device
@@ -344,10 +348,10 @@ ridge
 ridge.compare(a100.ridge)
 
 # %% [markdown]
-# What about `gelu(a + b)`? It isn't a matmul, so the tensor cores can't help. Its ten operations per element run on the
-# [CUDA cores](../docs/glossary.md#cuda-cores), which add and multiply. Two of the ten, an exponential and a reciprocal,
-# run on the special function units ([SFU](../docs/glossary.md#sfu)), and there are fewer of those. All of these units
-# can work while memory delivers. Here is the minimum time that each needs for a million elements:
+# What about `gelu(a + b)`? It isn't a matmul, so the tensor cores can't help. Its ten operations per element run on
+# the [CUDA cores](../docs/glossary.md#cuda-cores), which add and multiply. Two of the ten, an exponential and a
+# reciprocal, run on the special function units ([SFU](../docs/glossary.md#sfu)), and there are fewer of those. All of
+# these units can work while memory delivers data. Here's the least time each one needs for a million elements:
 
 # %% tags=["hide-input"]
 rows = []
@@ -357,10 +361,10 @@ table(("busy", "at least", "memory's time ÷ this"), rows)
 
 # %% [markdown]
 # So both kinds of unit sit idle most of the time, waiting for memory. Here is the whole GPU. **Compare the first bar
-# with the others**: each bar is the time that one part takes for the same elements. You'll see this picture again in
-# other lessons, with the part under discussion lit up. (Elements have 16 bits here, so memory needs half as long for
-# each one as in fp32. An [SM](../docs/glossary.md#sm) is one of the GPU's processors. We'll explain the other parts
-# when we get to them.)
+# with the others**: each bar shows how long one part takes for the same elements. You'll see this picture again in
+# other lessons, with the part we're talking about lit up. (Elements have 16 bits here, so memory needs half as long
+# for each one as in fp32. An [SM](../docs/glossary.md#sm) is one of the GPU's processors. We'll explain the other
+# parts when we get to them.)
 # <!-- given 16 bits: the picture's own setting -->
 
 # %% tags=["hide-input"]
@@ -370,9 +374,9 @@ gpu_picture("A100")
 
 # %% [markdown]
 # As long as memory takes longest, smarter arithmetic won't make anything faster. **You have to move fewer bytes, and
-# move them at the memory's full speed.** Fusing takes care of the first part. The second depends on how wide a kernel's
-# loads are and how many it has [in flight](../docs/glossary.md#in-flight), which we'll get to in lesson 03b. Lesson 01
-# turns all of this into a chart that you can play with.
+# move them at the memory's full speed.** Fusing takes care of the first part. The second depends on how wide a
+# kernel's loads are and how many of them are [in flight](../docs/glossary.md#in-flight) at once. We'll get to that in
+# lesson 03b. Next, lesson 01 turns all of this into a chart you can play with.
 #
 # ## How this course works
 #
@@ -402,8 +406,9 @@ predictions()
 # operation.</details>
 #
 # 2. Why can the meter count bytes without a GPU?
-# <details><summary>Answer</summary>Because it counts requests, and the program determines which addresses it reads and
-# writes. The chip determines how long that takes, and how many of the requests its caches can serve.</details>
+# <details><summary>Answer</summary>Because it counts requests, and your program alone determines which addresses it
+# reads
+# and writes. The chip only affects how long that takes, and how many of the requests its caches can serve.</details>
 #
 # 3. A kernel reads one tensor and writes one. Can fusing another elementwise operation into it make it move fewer bytes
 #    than that?

@@ -9,8 +9,8 @@
 #
 # - compute the *arithmetic intensity* of an operation by counting operations and bytes;
 # - find a GPU's *ridge point* and decide which operations are memory-bound and which compute-bound on it;
-# - predict the minimum time of an operation, and what fusing can and cannot change;
-# - find the slip in a published intensity.
+# - predict an operation's minimum time, and tell what fusing can and can't change about it;
+# - find the mistake in a published intensity.
 #
 # About 35 minutes. It follows on [00 Welcome](00_welcome.ipynb) and leads to [exercise
 # 01](../exercises/01_roofline.ipynb).
@@ -48,11 +48,11 @@ two_limits_animation()
 # %% [markdown]
 # ## Arithmetic intensity
 #
-# Whatever hardware you run it on, two numbers describe an operation: how many floating-point operations (FLOP) it does,
-# and how many bytes have to cross between memory and processor. Divide the first by the second and you get its
-# [arithmetic intensity](../docs/glossary.md#arithmetic-intensity), in FLOP per byte. We count the minimum number of
-# bytes here: each input is read once and each output written once, as if the chip could hold everything that one kernel
-# needs, and kept nothing from one kernel to the next.
+# You can describe any operation with two numbers, no matter what hardware you run it on: how many floating-point
+# operations (FLOP) it does, and how many bytes have to move between memory and the processor. Divide the first by the
+# second and you get its [arithmetic intensity](../docs/glossary.md#arithmetic-intensity), in FLOP per byte. We count
+# the minimum number of bytes here. That means a kernel reads each input once and writes each output once, as if the
+# chip had room for everything one kernel needs but kept nothing between kernels.
 #
 # We count each +, −, ×, ÷, max, `exp` or root on one element as one FLOP. (They don't all cost the same; we'll come to
 # that.) As an example, take a ReLU on a tensor in fp16. It computes `max(x, 0)`, which is one operation per element,
@@ -105,9 +105,9 @@ share.compare(
 )
 
 # %% [markdown]
-# The peak that applies here is actually lower, because that one belongs to the tensor cores, which only do matmuls. A
-# ReLU runs on the *CUDA cores*, which have a ridge of their own. Exponentials, reciprocals and roots run on a third
-# kind of unit, the *special function units*, and there are even fewer of those.
+# The peak that applies here is actually lower, because the one above belongs to the tensor cores, and they only do
+# matmuls. A ReLU runs on the *CUDA cores*, and their ridge is somewhere else. Exponentials, reciprocals and roots run
+# on a third kind of unit, the *special function units*, and there are even fewer of those.
 
 # %% tags=["hide-input"]
 rows = []
@@ -118,8 +118,8 @@ table(("A100", "peak", "ridge at"), rows)
 
 # %% [markdown]
 # (`fp16` means the tensor cores here and `fp32` the CUDA cores. We count each result of a special function as one
-# FLOP.) ReLU is far below every one of these ridges. **Look at the lit bar**: it's the time that memory takes, and it's
-# many times longer than the bars of the units that compute.
+# FLOP.) ReLU is far below every one of these ridges. **Look at the lit bar**: it shows how long memory takes, and
+# it's many times longer than the bars of the units that compute.
 
 # %% tags=["hide-input"]
 from helpers.figures import gpu_picture
@@ -127,7 +127,7 @@ from helpers.figures import gpu_picture
 gpu_picture("A100", lit="memory")
 
 # %% [markdown]
-# ## A table of the usual suspects
+# ## Nine common operations
 #
 # Here are nine operations: ReLU, vector add, GELU, add+GELU, LayerNorm, softmax, matmul+bias+ReLU, a convolution with
 # batch norm and ReLU, and attention. Take 4096 rows of 4096 columns, and run each as one fused kernel: **how many of
@@ -165,13 +165,13 @@ memory_bound.compare(
 # memory](../docs/glossary.md#shared-memory), a small memory inside each processor, and applies to the bytes that move
 # there (lesson 08).
 #
-# Each operation is drawn on the roof that limits it, and no kernel can lift it higher. **Fusing moves it to the right**
-# instead, because the same operations then need fewer bytes. "Unfused" means one launch for each step of the formula
-# (except that add+GELU uses PyTorch's own GELU, which is a single launch).
+# Each operation is drawn on the roof that limits it, and no kernel can get above that roof. **Fusing moves it to the
+# right** instead, because the same operations then need fewer bytes. "Unfused" means one launch for each step of the
+# formula (except that add+GELU uses PyTorch's own GELU, which is a single launch).
 #
-# The chart starts with one roof and one operation. Use *show* to go on: first to the compute roof, then to what fusing
-# moves, then to everything, where you can add more operations. Move the sliders with the mouse or the arrow keys. (If
-# you made a guess, the height you gave the ReLU is marked.) Try to find out:
+# The chart starts with one roof and one operation. Use *show* to add more, one step at a time: the compute roof, then
+# the points that fusing moves, then everything. At the last step you can add more operations. Move the sliders with
+# the mouse or the arrow keys. (If you made a guess, the height you gave the ReLU is marked.) Try to find out:
 #
 # 1. Which operations does *columns* move, and which stay where they are?
 # 2. How many columns does the matmul need to cross the ridge? How many on a T4, and on an H100?
@@ -187,10 +187,10 @@ share.on(explorer, "y", at=lambda percent: percent / 100 * a100.peak)
 # %% [markdown]
 # <details><summary>What you should see</summary>1. The matmul and the convolution move, because they use each element
 # of their input once per output column or channel. Every other operation uses an element the same number of times,
-# however wide the tensor is. 2. and 3. The crossings are between two positions of the slider; the cell below finds out
-# where. With few rows, attention is memory-bound. With many rows it is still memory-bound if it's unfused, because its
-# scores, one for each pair of rows, make a round trip to memory. (On a T4, only libraries reach the tensor cores' roof,
-# since Triton doesn't use tensor cores on GPUs that old.)</details>
+# however wide the tensor is. 2. and 3. The crossings are between two slider positions, so the cell below works them
+# out. With few rows, attention is memory-bound. With many rows it is still memory-bound if it's unfused, because its
+# scores, one for each pair of rows, make a round trip to memory. (On a T4, only libraries reach the tensor cores'
+# roof, since Triton doesn't use tensor cores on GPUs that old.)</details>
 
 
 # %% tags=["hide-input"]
@@ -215,7 +215,7 @@ table(("compute-bound at", "a matmul of 4096 rows", "attention"), rows)
 #
 # A matmul of two N × N matrices does `2 N³` operations. You'll often see its intensity quoted as simply "N FLOP per
 # byte". **Claim: a 1024 × 1024 product in fp16 has an intensity of 1024 FLOP/byte.** Let's test it. Three matrices
-# cross, two in and one out, at two bytes per element. **What do you get?**
+# move, two in and one out, at two bytes per element. **What do you get?**
 
 # %% tags=["hide-input"]
 claimed = predict_first("intensity of a 1024 x 1024 matmul in fp16", unit="FLOP/byte")
@@ -252,7 +252,7 @@ for size in (64, 256, 512, 768, 1024, 4096):
 table(("N", "FLOP/byte", *(roof.device.name for roof in gpus)), rows)
 
 # %% [markdown]
-# ## Find the slip
+# ## Find the mistake
 #
 # "Vector addition moves eight bytes per element in fp32": you can find that in more than one tutorial. **What does the
 # meter count?**
@@ -303,7 +303,7 @@ puzzle(sum_kernel, 3, left, right, wanted=left + right, BLOCK=4)
 # -->
 
 # %% [markdown]
-# ## Arithmetic that costs nothing
+# ## Free arithmetic
 #
 # If a kernel is memory-bound, then doing more arithmetic on the elements it already has should be almost free, until
 # you reach the ridge. The kernel below loads each element, does as many multiply-adds on it as you ask for, and stores
@@ -318,8 +318,8 @@ print(inspect.getsource(chain_kernel.fn))
 
 # %% [markdown]
 # The number of steps changes the arithmetic but not the traffic. The compiler hasn't optimised any of the steps away
-# either: below are the instructions that one thread executes on its eight elements (`FFMA` does one multiply-add on one
-# of them; `LDG.128` and `STG.128` load and store four).
+# either. Below you can see the instructions that one thread executes on its eight elements (`FFMA` does one
+# multiply-add on one of them; `LDG.128` and `STG.128` load and store four).
 
 # %% tags=["hide-input"]
 from helpers.instruments import compile_for
@@ -339,9 +339,9 @@ print(f"H200: memory {h200_fp32.device.memory_bandwidth / 1e9:,.0f} GB/s", end="
 print(f", CUDA cores {h200_fp32.peak / 1e12:.0f} TFLOP/s in fp32")
 
 # %% [markdown]
-# We tried 1, 2, 4, 8 ... steps per element on an H200. **What is the largest number that takes less than a tenth longer
-# than one step?** You can work it out: each step is two operations, each element moves eight bytes, and you know how to
-# find a ridge.
+# We tried 1, 2, 4, 8 ... steps per element on an H200. **What is the largest number that takes less than a tenth
+# longer than one step?** You can work this out, because each step is two operations, each element moves eight bytes,
+# and you know how to find a ridge.
 
 # %% tags=["hide-input"]
 free_steps = predict_first("multiply-adds per element, free on an H200", unit="steps")
@@ -482,12 +482,12 @@ for name, unit, rate in (
     print(f"{name} {on_chip:.2f} of {rate / 1e12:.2f} {unit}")
 
 # %% [markdown]
-# A data sheet's peak is the number of units times the clock. But tensor cores at full load draw so much power that the
-# clock has to drop. (These matmuls alternated with copies. Lesson 03b shows that after seconds of nothing but matmuls,
-# the rate is lower still.) DRAM also loses time, because it has to refresh its cells and to switch between reads and
-# writes. The on-chip rates come close to their peaks. (You won't find those two in a data sheet. We computed them as
-# units times clock, from NVIDIA's programming guide.) When the lessons compare GPUs they use data sheets, and a
-# measured roof is labelled as one.
+# A data sheet's peak is the number of units times the clock. But tensor cores at full load draw so much power that
+# the clock has to drop. (These matmuls alternated with copies. Lesson 03b shows that after seconds of nothing but
+# matmuls, the rate is lower still.) DRAM also loses time, because it has to refresh its cells and to switch between
+# reads and writes. The on-chip rates come close to their peaks. (You won't find those two in a data sheet. We
+# computed them as units times clock, from NVIDIA's programming guide.) Whenever we compare GPUs, we use their data
+# sheets. If a roof was measured instead, its label tells you.
 #
 # ### Does the ridge move right?
 #
@@ -506,7 +506,7 @@ table(("", "ridge in fp16", "in its narrowest format", "which is"), rows, "FLOP/
 
 # %% [markdown]
 # **Verdict: fails in 16 bits since the H100, holds in each generation's narrowest format.** An H200 isn't a new
-# generation, just an H100 with faster memory, so its ridge is further to the left. From the H100 to the B200 the fp16
+# generation. It's an H100 with faster memory, so its ridge is further to the left. From the H100 to the B200 the fp16
 # ridge didn't move. But fp8 and fp4 were added, and their ridges are several times further right.
 # <!-- given 16 bits: fp16 -->
 #
@@ -523,9 +523,9 @@ for gpu in ("A100", "H100", "B200", "B300"):
 table(("", *units), rows)
 
 # %% [markdown]
-# The tensor cores have grown faster than the special function units. On an H100 the two take almost equally long; on a
-# B200 the exponentials take longer than both matmuls together. The B300 has twice as many units for them. In lesson 10
-# you'll see how FlashAttention deals with it.
+# The tensor cores have grown faster than the special function units. On an H100 the two take almost equally long, but
+# on a B200 the exponentials take longer than both matmuls together. The B300 has twice as many units for them. In
+# lesson 10 you'll see how FlashAttention deals with this.
 #
 # ### The multiply-adds on the roofline
 #

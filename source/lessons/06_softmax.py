@@ -734,8 +734,9 @@ predictions()
 #
 # 4. Your softmax reads wide rows twice, yet it's hardly slower than a copy. How is that possible, and what change to
 #    the launch could ruin it?
-# <details><summary>Answer</summary>The second read hits in L2. If you used more, smaller blocks, more rows would fit on
-# the GPU at once at once, and a row would be evicted from L2 before its second read.</details>
+# <details><summary>Answer</summary>The second read hits in L2. If you used more, smaller blocks, more rows would fit
+# on
+# the GPU at once, and a row would be evicted from L2 before its second read.</details>
 #
 # 5. A colleague gets rid of the second launch by having every part use `tl.atomic_add`. The tests pass, but two runs
 #    with the same seed diverge after a few hundred steps. Why?

@@ -59,7 +59,7 @@ print(f"matmul: {flops / 1e9:.0f} GFLOP, {1e6 * product:.0f} us at the rate of a
 print(f"activation: {4 * M * N / 1e6:.0f} MB, {1e6 * activation:.0f} us at copy bandwidth")
 
 # %% [markdown]
-# Fusing removes the second line. Take the activation to run at copy bandwidth: **what's the most, in percent, that it
+# Fusing removes the second line. Assume the activation runs at copy bandwidth. **What's the most, in percent, that it
 # can take off the layer's time?**
 
 # %% tags=["hide-input"]
@@ -70,13 +70,13 @@ most
 most.compare(100 * activation / (product + activation))
 
 # %% [markdown]
-# That's also how much slower than the library your matmul can be before you've lost the gain. The epilogue is three
-# lines; the hard part is a matmul that keeps up with the library.
+# That's also how much slower than the library your matmul can be before you've lost the gain. The epilogue is only
+# three lines. The hard part is keeping up with the library's matmul.
 #
 # ## One output per program
 #
-# At first, each program computes one element of y from a row of x and a row of w. (`torch.nn.Linear` stores its
-# weight as N rows of K, so `x @ w.T` multiplies rows with rows.) A grid can have **two dimensions**. Here
+# We'll start with one element of y per program, computed from a row of x and a row of w. (`torch.nn.Linear` stores
+# its weight as N rows of K, so `x @ w.T` multiplies rows with rows.) A grid can have **two dimensions**. Here
 # `tl.program_id(0)` is the row of y and `tl.program_id(1)` the column. ACT is a
 # [constexpr](../docs/glossary.md#constexpr), so each activation compiles to a separate kernel without a branch.
 
@@ -116,7 +116,7 @@ output_kernel[6, 8](x, w, bias, y, 6, 8, 700, ACT="gelu", BLOCK_K=512)  # a grid
 print("right:", right(y, x, w, bias))
 
 # %% [markdown]
-# `activate(s, ACT, dtype)` is a chain of `if ACT == ...` that's resolved at compile time. In fp32 it boils down to
+# `activate(s, ACT, dtype)` is a chain of `if ACT == ...` that's resolved at compile time. In fp32 it's just
 #
 # ```python
 # if ACT == "relu":   s = tl.maximum(s, 0.0)
@@ -124,7 +124,7 @@ print("right:", right(y, x, w, bias))
 # elif ACT == "gelu": s = 0.5 * s * (1 + tl.erf(s * 0.70710678))
 # ```
 #
-# and if the result will be rounded to a 16-bit dtype, it uses a cheaper formula that's just as exact there.
+# For a 16-bit result, it uses a cheaper formula that's just as exact.
 # <!-- given 16-bit: the format's definition -->
 #
 # We sum in float32. bfloat16 has only three digits, so the later products wouldn't change the sum any more. **How many
@@ -147,11 +147,11 @@ loaded.compare(per_flop * flops / 1e9)
 #
 # ## A table for every step
 #
-# Each step of the kernel gets a table next to the previous step's. FLOP per byte loaded and the large layer's gigabytes
-# come from the meter. Registers per thread, shared memory and the multiply instruction come from the compiler, for an
-# A100, an H100 and a B200. The time was recorded on an H200, with the Triton version named below the table, whose
-# register counts differ from those of the Triton installed here. `run(kernel, x, w, bias, act, **settings)` allocates y
-# and launches one program per tile (`benchmarks/experiments/lesson_08.py`).
+# For each step you'll get a table that compares it with the step before. The meter counts the bytes. The compiler
+# reports registers per thread, shared memory and the multiply instruction for an A100, an H100 and a B200. The time
+# was recorded on an H200, with the Triton version named below the table. (Its register counts differ from the ones
+# you see here.) `run(kernel, x, w, bias, act, **settings)` allocates y and launches one program per tile
+# (`benchmarks/experiments/lesson_08.py`).
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_08 import STEPS, arguments, run
@@ -215,9 +215,9 @@ step("one output a program", output_kernel, (6, 1024, 8))
 # %% [markdown]
 # ## A tile in registers
 #
-# A row of x can serve many columns of y. So let each program compute a [tile](../docs/glossary.md#tile) of y, 64 rows
-# by 64 columns, with all the sums in registers. For each k it loads a column of 64 elements from x and one from w, and
-# accumulates all 64 x 64 products.
+# You can use a row of x for many columns of y. So let each program compute a [tile](../docs/glossary.md#tile) of y,
+# 64 rows by 64 columns, with all the sums in registers. For each k it loads a column of 64 elements from x and one
+# from w, and accumulates all 64 x 64 products.
 #
 # In Triton, `row[:, None]` turns a vector into a column and `col[None, :]` into a row, and combining the two gives a
 # two-dimensional block. Addresses and masks work the same way. `finish` is the **epilogue**: bias, activation, one
@@ -274,8 +274,8 @@ step("a tile in registers", registers_kernel, (128, 16, 64))
 # %% [markdown]
 # Compare the change in bytes with the change in time: bytes are no longer the bottleneck. Each load fetches two bytes
 # from a different row (the strided access of lesson 03b), and the loop has K iterations. Also, the arithmetic runs on
-# the [CUDA cores](../docs/glossary.md#cuda-cores) (`FFMA`, a float32 multiply-add; on a B200, `FFMA2` does two at once
-# and `FHFMA` takes 16-bit factors directly), and the chip has something better:
+# the [CUDA cores](../docs/glossary.md#cuda-cores) (`FFMA`, a float32 multiply-add; on a B200, `FFMA2` does two at
+# once and `FHFMA` takes 16-bit factors directly), and the chip has something much faster:
 # <!-- given 16-bit: the format's definition -->
 
 # %% tags=["hide-input"]
@@ -289,8 +289,8 @@ print(f"its tensor cores:        {tensor / 1e12:.0f} TFLOP/s, {1e3 * flops / ten
 # %% [markdown]
 # ## Tensor cores: tl.dot
 #
-# **Look at the last bar and the one above it**: the same multiply-adds, on the cores we've used so far and on
-# [tensor cores](../docs/glossary.md#tensor-cores).
+# **Look at the last bar and the one above it.** Both are for the same multiply-adds, on the cores we've used so far
+# and on [tensor cores](../docs/glossary.md#tensor-cores).
 
 # %% tags=["hide-input"]
 from helpers.figures import gpu_picture
@@ -356,7 +356,7 @@ watch(tiles_kernel[1, 1], slope, differences, step_bias, out_16, 16, 16, 32, **i
 step("tensor cores", tiles_kernel, (256, 128, 256))
 
 # %% [markdown]
-# The same source compiles to three different instructions, with operands and
+# On each GPU, the same source compiles to a different instruction, with operands and
 # [accumulators](../docs/glossary.md#accumulator) in different places:
 #
 # | | A100 | H100 | B200 |
@@ -376,9 +376,9 @@ step("tensor cores", tiles_kernel, (256, 128, 256))
 #
 # ## A mistake: no mask along K
 #
-# Rows and columns past the edge can hold anything, since they're never stored, but not along K. Suppose a kernel masks
-# w there but forgets x. Those products are x times 0, so does it matter? K is 40, in steps of 32, and the rows of x are
-# 64 apart, as in a slice of a larger tensor, so from element 40 on there's other data.
+# It doesn't matter what you load for rows and columns past the edge, because you never store them. Along K, it does.
+# Suppose a kernel masks w there but forgets x. Those products are x times 0, so does it matter? K is 40, in steps of
+# 32, and the rows of x are 64 apart, as in a slice of a larger tensor, so from element 40 on there's other data.
 
 
 # %%
@@ -535,10 +535,10 @@ step("three stages", tiles_kernel, (256, 128, 256))
 # %% [markdown]
 # ## Tile, warps and stages
 #
-# Now you can predict what limits a tile. The model, for an H200:
+# Now you can predict what limits a tile. Here's a model for an H200:
 #
 # - a tile requests `2 (BM + BN)` bytes from L2 for each k, and does `BM BN / (BM + BN)` FLOP per byte. L2 delivers
-#   about 39 bytes per clock to an SM, and to the left of that **ridge** the tensor cores wait for L2;
+#   about 39 bytes per clock to an SM, and to the left of that **ridge** the tensor cores have to wait for L2;
 # - its sums take `BM BN` registers, spread over the threads, and each thread needs about 48 for everything else;
 # - a stage takes `2 (BM + BN)` bytes of shared memory for each k of its step.
 # <!-- given 39 bytes: helpers/instruments/prediction.py, from a copy of 8 MB on an H200 -->
@@ -590,7 +590,7 @@ for config in tuned_kernel.configs:
 table(("tile, warps, stages", "registers", "spilled", "shared memory", "blocks per SM"), rows)
 
 # %% [markdown]
-# You can rule out one line without timing it; `prune_configs_by` automates that. **How many times slower
+# You can rule out one of these without timing it, and `prune_configs_by` does that for you. **How many times slower
 # than the fastest of the five is the one that spills, on an H200?** Its sums go through local memory at every step.
 
 # %% tags=["hide-input"]
@@ -607,7 +607,7 @@ fastest = min(sweep[name].median for name in searched)
 spilling.compare(round(sweep[searched[-1]].median / fastest, 2))
 
 # %% [markdown]
-# What to know before you use it:
+# Before you use it:
 #
 # - **It only searches your list.**
 # - **It overfits to the key.** The winner is the fastest at one shape, alone on the GPU. With M in the key, every new
@@ -616,8 +616,8 @@ spilling.compare(round(sweep[searched[-1]].median / fastest, 2))
 #   disk, and `TRITON_PRINT_AUTOTUNING=1` prints each winner.
 # - **It runs your kernel many times**, so a kernel that adds to its output needs `reset_to_zero`.
 #
-# The course's kernels read their settings from a table in the source instead, so there's no search on the first call,
-# every run gives the same bits, and each number has a reason next to it.
+# Our own kernels read their settings from a table in the source instead, so there's no search on the first call,
+# every run gives the same bits, and you can read why we chose each number.
 #
 # ## The order of tiles
 #
@@ -655,7 +655,7 @@ def grouped_kernel(
 step("grouped tiles", grouped_kernel, (256, 128, 256))
 
 # %% [markdown]
-# In our table's layer a wave is a quarter of the 32 x 32 tiles, so the order hardly matters.
+# In our layer, a wave covers a quarter of the tiles, so the order hardly matters.
 #
 # ## Descriptors: let TMA load the tiles
 #
@@ -706,10 +706,10 @@ print("right:", right(by_engine, *aligned))
 step("descriptors", descriptors_kernel, (256, 128, 256))
 
 # %% [markdown]
-# Compare the newer GPUs' registers with the A100's. An A100 has no TMA, so Triton expands the descriptors into
+# Compare the registers on the newer GPUs with the A100's. An A100 has no TMA, so Triton expands the descriptors into
 # pointers and masks, more of them than in our version. Keep the pointer kernel there.
 #
-# The freed registers leave room for a larger tile. It's slower, and we'll see why in the next section:
+# Now that you have registers to spare, you can try a larger tile. It's slower, for a reason we'll get to:
 
 # %% tags=["nbval-ignore-output", "answers-loaded", "hide-input"]
 step("tiles of 128 x 256", descriptors_kernel, (256, 128, 256))
@@ -717,11 +717,11 @@ step("tiles of 128 x 256", descriptors_kernel, (256, 128, 256))
 # %% [markdown]
 # ## Persistent: prefetch the next tile during the epilogue
 #
-# Only one of these blocks fits on an SM, so nothing multiplies while it's in its epilogue or filling its first stages.
-# The fix is a [persistent kernel](../docs/glossary.md#persistent-kernel): one program per SM that loops over tiles.
-# `flatten=True` merges the two loops into one, so the next tile's loads start during this tile's epilogue. (An H100's
-# tensor cores are still idle in the epilogue. On a B200 the sums are in tensor memory, which has room for two tiles, so
-# a kernel written for it can multiply during the epilogue.)
+# Only one of these blocks fits on an SM, so while it's in its epilogue or filling its first stages, the tensor cores
+# have nothing to do. The fix is a [persistent kernel](../docs/glossary.md#persistent-kernel): one program per SM that
+# loops over tiles. `flatten=True` merges the two loops into one, so the next tile's loads start during this tile's
+# epilogue. (An H100's tensor cores are still idle in the epilogue. On a B200 the sums are in tensor memory, which has
+# room for two tiles, so a kernel written for it can multiply during the epilogue.)
 
 
 # %%
@@ -756,8 +756,9 @@ table(("", "time", "rate"), rows, h200.label_of("matmul_steps"))
 # (`linear_act` is the course's tuned kernel, `kernels/tuned/linear_descriptors.py`. It takes the same steps, but stores
 # the tile in two halves to fit a fourth stage. *cuBLAS alone* includes the bias but not GELU.)
 #
-# This recording doesn't include the strongest competitor, cuBLASLt's own GELU epilogue, `torch._addmm_activation(bias,
-# x, w.T, use_gelu=True)`. It needs no second launch, so the gains below are over a separate GELU.
+# This recording doesn't include the strongest competitor, cuBLASLt's own GELU epilogue,
+# `torch._addmm_activation(bias, x, w.T, use_gelu=True)`. It doesn't need a second launch. The gains below are over a
+# separate GELU.
 #
 # ## The epilogue: time and precision
 #

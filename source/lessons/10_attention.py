@@ -1,16 +1,16 @@
 # %% [markdown]
 # # 10 Attention: without the N x N matrix
 #
-# Attention compares each of N tokens with every other token. That's N × N scores per head, and if you write it in plain
-# PyTorch, they make several round trips through memory. Double the tokens and you get four times the scores. Before
-# long their traffic dominates, and soon they no longer fit. Yet the *result* of attention is no larger than its input.
-# **Does the matrix have to exist at all?**
+# Attention compares each of N tokens with every other token. That's N × N scores per head, and if you write it in
+# plain PyTorch, they make several round trips through memory. Double the tokens and you get four times the scores.
+# Pretty soon their traffic dominates, and then they don't fit in memory at all. But the *result* of attention is no
+# larger than its input. **Does the matrix have to exist at all?**
 #
 # By the end of this lesson you'll be able to
 #
 # - write scores, mask and softmax as one kernel that also handles a query with no visible key;
 # - derive FlashAttention from online softmax, and name a test that a broken version passes;
-# - separate what is linear in N from what is quadratic;
+# - tell which costs grow linearly with N, and which with its square;
 # - skip the tiles that a causal mask hides;
 # - find the unit that limits attention on a given GPU;
 # - explain what FlashAttention 2, 3 and 4 changed, and what a compiler can do instead;
@@ -54,9 +54,9 @@ mask_animation()
 # %% [markdown]
 # ## The cost of the unfused version
 #
-# Each token has a *query*, a *key* and a *value*, which are rows of $d$ elements in three matrices q, k and v. A
-# token's query is compared with the keys of all tokens, each match becomes a weight, and the result is the weighted sum
-# of the values. A model does this in several *heads* in parallel:
+# Each token has a *query*, a *key* and a *value*, which are rows of $d$ elements in three matrices q, k and v. You
+# compare a token's query with the keys of all tokens. That gives you a weight for each token, and the result is the
+# weighted sum of their values. A model does this in several *heads* in parallel:
 #
 # $$s = \frac{q\,k^T}{\sqrt d}, \qquad p = \text{softmax}(s), \qquad o = p\,v$$
 
@@ -162,8 +162,9 @@ print("right:", torch.allclose(with_all.result, expected, atol=1e-3))
 print(with_all)
 
 # %% [markdown]
-# It's one launch, the result is right, and nothing else is written. (`tl.dot` multiplies tiles of at least 16 on tensor
-# cores and accumulates in fp32. We store fp32, since anyone who wants the probabilities usually wants them exact.)
+# There's only one launch, the result is right, and the kernel writes nothing else. (`tl.dot` multiplies tiles of at
+# least 16 on tensor cores and accumulates in fp32. We store fp32, since anyone who wants the probabilities usually
+# wants them exact.)
 #
 # Now let's add padding. First the **last** forty positions are padding, then the **first** forty, as in a batch of
 # prompts that all end at the same position. In both cases sixty queries are real, and each one's weights add up to 1.
@@ -205,10 +206,10 @@ print(f"padding before: {p_before[before][:, ~before].sum().item():.1f} of 60 go
 print(f"rows that are NaN: {p_before.isnan().any(dim=-1).sum().item()}")
 
 # %% [markdown]
-# The rows that are still NaN belong to queries with **no visible key at all**. Their maximum is minus infinity, `-inf -
-# -inf` is NaN, and so is 0 / 0. PyTorch's softmax does the same. These rows are never used, but later they get
-# multiplied by 0, which is still NaN. `scaled_dot_product_attention` returns zeros instead, and so do the course's
-# kernels. The fix takes two lines: **treat a maximum of minus infinity as 0 and a sum of 0 as 1**.
+# The rows that are still NaN belong to queries with **no visible key at all**. Their maximum is minus infinity, and
+# `-inf - -inf` is NaN, and so is 0 / 0. PyTorch's softmax does the same. You never use these rows, but a later step
+# multiplies them by 0, and that's still NaN. `scaled_dot_product_attention` returns zeros instead, and so do the
+# course's kernels. The fix takes two lines: **treat a maximum of minus infinity as 0 and a sum of 0 as 1**.
 #
 # ```python
 # peak = tl.max(s, axis=1)
@@ -252,8 +253,8 @@ print(
 print("same as PyTorch:", torch.allclose(p_safe, theirs.float(), atol=1e-3))
 
 # %% [markdown]
-# The kernel below forgets to mask keys past the end. They load as 0, so their score is 0, and its exponential is 1.
-# There are five keys in a block of eight, and d = 1. **Change the marked line so that each row adds up to 1.**
+# The kernel below forgets to mask keys past the end. They load as 0, so their score is 0, and the exponential of that
+# is 1. There are five keys in a block of eight, and d = 1. **Change the marked line so that each row adds up to 1.**
 
 
 # %%
@@ -344,8 +345,9 @@ again.compare(
 #
 # $$o_i = \frac{\sum_j e^{s_{ij} - m_i}\, v_j}{\sum_j e^{s_{ij} - m_i}}$$
 #
-# Both are sums over the keys, so we can accumulate them tile by tile. `acc` is the numerator, with $d$ elements per
-# query, and `total` is the denominator. Here is a first attempt at the step that adds a tile:
+# The numerator and the denominator are both sums over the keys, so we can accumulate them tile by tile. `acc` is the
+# numerator, with $d$ elements per query, and `total` is the denominator. Here is a first attempt at the step that
+# adds a tile:
 
 
 # %%
@@ -416,7 +418,7 @@ noticed.compare(
 )
 
 # %% [markdown]
-# To see where the weight goes, let's make later keys score higher, and each value its key's position:
+# To see where the weight goes, let's make later keys score higher, and set each value to its key's position:
 
 # %% tags=["hide-input"]
 place = torch.arange(256, device=device).half()
@@ -519,7 +521,7 @@ watch(flash_kernel[2, 1], q_32, k_32, v_32, torch.empty_like(q_32), 32, 0.25, **
 # This is **FlashAttention** (Dao et al., [arXiv:2205.14135](https://arxiv.org/abs/2205.14135)). It isn't an
 # approximation. It computes the same function, and its scores are never rounded to 16 bits.
 #
-# ## What is linear in N, and what is not
+# ## What grows linearly with N, and what doesn't
 #
 # **How many kilobytes does the fused kernel touch in all, for one head of dimension 64 over 512 tokens, in 16 bits?**
 # The matrix alone would be half a megabyte. <!-- given 16 bits: the inputs' dtype -->
@@ -544,9 +546,9 @@ touched.compare(fused.unique_total / 1e3)
 # per program. L2 serves most of these requests, because a head's programs run side by side. With 128 queries per
 # program instead of 64, there would be half as many.
 #
-# With its rescaling, FlashAttention does *more* arithmetic than the separate kernels. It's faster because it moves
-# less. The matmuls are still N × N. Move the sliders with the mouse or the arrow keys. Times are the roofline's, a
-# lower bound.
+# Because of the rescaling, FlashAttention does *more* arithmetic than the separate kernels. It's faster because it
+# moves fewer bytes. The matmuls are still N × N. Now move the sliders. (The times come from the roofline, so they're
+# a lower bound.)
 #
 # 1. At what length does the unfused version no longer fit on an H100? On an RTX 4090?
 # 2. At what length does the fused version's time start to grow as the square of the tokens? What limits it before that?
@@ -560,11 +562,12 @@ explorer = AttentionLengthsExplorer("H100", tokens=8192, heads=32, dim=128)
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. At 32,768 tokens, with 32 heads of dimension 128. An RTX 4090, with
-# less than a third of the memory, gives up at 16,384. 2. At 1,024. Below that it's limited by memory and its time is
-# linear, and above it by the tensor cores. 3. The ratios of memory and traffic are the same for any number of heads.
-# Wider heads have fewer scores per byte of q, k and v, so the ratios fall. 4. The fused version only computes half. In
-# the unfused one, a mask is one more pass over the matrix.</details>
+# <details><summary>What you should see</summary>1. At 32,768 tokens, with 32 heads of dimension 128. An RTX 4090,
+# with
+# less than a third of the memory, gives up at 16,384. 2. At 1,024. Below that, memory is the limit and time grows
+# linearly. Above it, the tensor cores are the limit. 3. The ratios of memory and traffic are the same for any number
+# of heads. Wider heads have fewer scores per byte of q, k and v, so the ratios fall. 4. The fused version only
+# computes half. In the unfused one, a mask is one more pass over the matrix.</details>
 #
 # ## Causal masks: skip the hidden tiles
 #
@@ -611,8 +614,8 @@ def causal_kernel(q_ptr, k_ptr, v_ptr, o_ptr, tokens, scale,
 
 
 # %% [markdown]
-# (Every row sees at least its own key. With padding, you'd need the two lines from above again.) **At 512 tokens, in
-# tiles of 64 x 64: what percentage of the tiles is no longer computed?** Draw the 8 x 8 tiles.
+# (With padding, you'd need the two lines from above again.) **At 512 tokens, in tiles of 64 x 64: what percentage of
+# the tiles is no longer computed?** Draw the 8 x 8 tiles.
 
 # %% tags=["hide-input"]
 skipped_share = predict_first("share of the tiles skipped, 512 tokens, tiles of 64 x 64", unit="%")
@@ -656,10 +659,10 @@ skipped_share.compare(
 #
 # ## The limiting unit
 #
-# As we've seen, memory isn't the limit at these lengths. Is it the tensor cores? Between the two matmuls, each score
-# goes through an **exponential**, which is computed by the [SFU](../docs/glossary.md#sfu), a slow unit (lesson 01 has
-# both rates). At head dimension $d$, a score takes $4d$ operations on tensor cores and one exponential. **On an H200 at
-# head dim 64: how long do the exponentials take, as a percentage of the matmuls' time?**
+# As we've seen, memory isn't the limit at these lengths. Is it the tensor cores? Between the two matmuls, you need an
+# **exponential** for each score, and that runs on the [SFU](../docs/glossary.md#sfu), which is slow (lesson 01 has
+# both rates). At head dimension $d$, a score takes $4d$ operations on tensor cores and one exponential. **On an H200
+# at head dim 64: how long do the exponentials take, as a percentage of the matmuls' time?**
 
 # %% tags=["hide-input"]
 share_of_products = predict_first("exponentials' time over the matmuls', d = 64, H200", unit="%")
@@ -694,9 +697,10 @@ units
 # matmuls at 64, and about as long at 128. An A100 has slower tensor cores, which are the limit even at 64. 4. At head
 # dim 64 on an H100, memory is the limit at 512 tokens, but at 1,024 it's the matmuls.</details>
 #
-# A roofline is only a model, so let's remove the exponentials. A kernel that uses the score itself instead of its
-# `exp2` computes nonsense, but runs as if exponentials were free. **How many times faster is full attention without
-# exponentials, at head dim 64 on an H200?** (It's a plain kernel with pointers and without warp specialisation.)
+# A roofline is only a model, so let's see what happens without the exponentials. If a kernel uses the score itself
+# instead of its `exp2`, it computes nonsense, but it runs as if exponentials were free. **How many times faster is
+# full attention without exponentials, at head dim 64 on an H200?** (It's a plain kernel with pointers and without
+# warp specialisation.)
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_01 import COUNTS
@@ -719,7 +723,7 @@ without.compare(
 # %% [markdown]
 # ## FlashAttention 2, 3 and 4
 #
-# The first paper introduced tiling, online softmax and recomputation. Its successors schedule the same arithmetic
+# The first paper introduced tiling, online softmax and recomputation. Later versions schedule the same arithmetic
 # better.
 #
 # - **FlashAttention-2** (Dao, [arXiv:2307.08691](https://arxiv.org/abs/2307.08691)) runs the query tiles of a head in
@@ -736,8 +740,7 @@ without.compare(
 #   so it's only updated when the true one has grown by more than, say, 8 in base 2. And it uses features that only
 #   Blackwell has: accumulators in tensor memory, and matmuls shared by two SMs.
 #
-# (FlashAttention-3 isn't in our tables. FlashAttention-4 is in *Going further*. PyTorch can call both through
-# `torch.nn.attention.activate_flash_attention_impl`.)
+# (FlashAttention-3 isn't in our tables. FlashAttention-4 is in *Going further*.)
 #
 # ## What a compiler can do
 #
@@ -764,7 +767,7 @@ for name, function in (("full", in_one_line), ("causal", masked)):
     print(f"{name:6} replaced by scaled_dot_product_attention: {known}")
 
 # %% [markdown]
-# It doesn't recognise the second one, though it may recognise other spellings.
+# It doesn't recognise the second one.
 #
 # **FlexAttention** is a compiler that knows about attention. You write a small Python function for the mask or a change
 # to the scores, and `torch.compile` inserts it into a FlashAttention template. It also uses the function to work out
@@ -782,7 +785,7 @@ block_mask = create_block_mask(window, None, None, 8192, 8192, device="cpu")
 print(f"tiles skipped: {block_mask.sparsity():.0f}%")
 
 # %% [markdown]
-# None of the course's kernels supports a window. Here it takes one line.
+# None of our kernels supports a window, and here you get one with a single line.
 #
 # ## Claims: time and memory
 #
@@ -804,14 +807,13 @@ table(
 
 # %% [markdown]
 # **Verdict: too modest here, and not a constant.** The gain grows with the tokens, because the unfused traffic is
-# quadratic and the fused traffic is linear. On shorter sequences, or on a GPU with other ratios, some length might give
-# you 3.33.
+# quadratic and the fused traffic is linear. On shorter sequences or on a different GPU, you might find a length where
+# it's 3.33.
 #
-# **Claim: "dropping intermediates takes 20 to 40 % less memory."** (It has no source, as in lessons 04 and 06.) Unfused
-# attention saves all probabilities for the backward pass. Fused attention saves q, k, v, the output and the logarithm
-# of each row's sum, and recomputes the probabilities tile by tile. But attention is only part of a model, so we'll run
-# the forward pass of a whole block of GPT-2's size (768 columns, 12 heads) in fp16, on tensors without data, and list
-# the tensors it saves.
+# **Claim: "dropping intermediates takes 20 to 40 % less memory."** Unfused attention saves all probabilities for the
+# backward pass. Fused attention saves q, k, v, the output and the logarithm of each row's sum, and recomputes the
+# probabilities tile by tile. But attention is only part of a model, so we'll run the forward pass of a whole block of
+# GPT-2's size (768 columns, 12 heads) in fp16, on tensors without data, and list the tensors it saves.
 # <!-- given 12 heads: GPT-2's configuration -->
 
 
@@ -894,9 +896,9 @@ print(f"ridge of an H200: {roof.ridge:.0f} FLOP/byte")
 intensity.compare(one_token(65536, 32, 32).intensity)
 
 # %% [markdown]
-# Over a whole sequence, each key you fetch serves thousands of queries. Here it serves just one, unless heads share it.
-# With **grouped heads** (grouped-query attention), several query heads use the same head of keys and values, say 32
-# query heads with 8 or 1, and the cache shrinks by the same factor:
+# Over a whole sequence, you use each key you fetch for thousands of queries. Here you use it for just one, unless
+# heads share it. With **grouped heads** (grouped-query attention), several query heads use the same head of keys and
+# values, say 32 query heads with 8 or 1, and the cache shrinks by the same factor:
 
 # %% tags=["hide-input"]
 from helpers.figures import Point, roofline_chart
@@ -949,8 +951,8 @@ for parts in (1, 4, 16):
     )
 
 # %% [markdown]
-# This is **Flash-Decoding**, and it's how FlashAttention's own library handles a KV cache. **How many times faster are
-# 64 parts than one, with 8 key heads and 65,536 keys, on an H200?** Count the busy SMs.
+# This is **Flash-Decoding**, and it's how FlashAttention's own library handles a KV cache. **How many times faster
+# are 64 parts than one, with 8 key heads and 65,536 keys, on an H200?** Count how many SMs are busy.
 
 # %% tags=["hide-input"]
 split_gain = predict_first("speedup of 64 parts, 8 key heads, 65,536 keys, H200", unit="times")
@@ -975,11 +977,11 @@ split_gain.compare(
 
 # %% [markdown]
 # Read the table row by row. With enough parts, how close does a long cache get to copy bandwidth, and which number of
-# key heads is furthest from it? Both launches take time to ramp up and drain. Bytes matter most: with a quarter of the
-# key heads, the cache is a quarter of the size. (FlexAttention can also decode, but needs a block mask to split the
-# keys sensibly. Our recording didn't pass one, so it's left out.) These are GPU times. From Python, two launches take
-# longer than the shortest times in this table (lesson 02), so servers decode inside [CUDA
-# graphs](../docs/glossary.md#cuda-graph).
+# key heads is furthest from it? Both launches take time to ramp up and drain. Bytes matter most: with a quarter of
+# the key heads, the cache is a quarter of the size. (FlexAttention can also decode, but needs a block mask to split
+# the keys sensibly. Our recording didn't pass one, so it's left out.) These are GPU times. From Python, two launches
+# take longer than the shortest times in this table (lesson 02), so servers decode inside
+# [CUDA graphs](../docs/glossary.md#cuda-graph).
 #
 # ## Your predictions vs the measurements
 
@@ -1066,7 +1068,7 @@ table(("tokens", "registers", "shared", "occupancy"), rows)
 # ### Scores on a GPU
 #
 # **Claim: "attention scores, fused: 2 to 3 times faster."** We'll test it on an H200 in bf16, with fp32 results. (The
-# last field of a shape is whether it's causal.)
+# last field of a shape tells you whether it's causal.)
 
 # %% tags=["hide-input"]
 h200.table("attention_scores", "bfloat16")
@@ -1121,10 +1123,10 @@ columns = ("tokens", "unfused, bound", "unfused, time", "fused, bound", "fused, 
 table((*columns, "unfused memory", "fused memory"), rows, h200.label_of("attention_lengths"))
 
 # %% [markdown]
-# (In the first row, most of the unfused memory is cuBLAS's own workspace.) The memory matches the model. The times are
-# above the roofline, and for short sequences far above it, because there isn't enough work to fill the GPU. On long
-# ones, part of the gap is that tensor cores under load don't sustain the rate on the data sheet. The rest is something
-# no single roof can show: matmuls and exponentials that don't overlap.
+# (In the first row, most of the unfused memory is cuBLAS's own workspace.) The memory matches the model. The times
+# are above the roofline, and for short sequences far above it, because there isn't enough work to fill the GPU. On
+# long ones, part of the gap is that tensor cores under load don't sustain the rate on the data sheet. The rest is
+# time when matmuls and exponentials don't overlap, which no single roof can show.
 #
 # ### Causal tiles: times and sizes
 #
@@ -1170,7 +1172,7 @@ tiles
 # there are rows of tiles, and the first has one. Start the longest first, as the course's kernel does, because a long
 # one started last would keep a single SM busy after all others had finished.</details>
 #
-# ### How near to the roofs
+# ### How close do we get to the roofs?
 #
 # The SFUs are by far the slowest units on the chip:
 

@@ -8,8 +8,8 @@
 #
 # By the end of this lesson you'll be able to
 #
-# - quantise rows inside the kernel that computes them, and name the three inputs on which such kernels fail;
-# - choose which elements share a scale, from each choice's error against float64;
+# - quantise rows inside the kernel that computes them, and name three inputs that break such kernels;
+# - choose which elements should share a scale, by comparing errors against float64;
 # - dequantise, multiply and quantise in one launch, and decide when it pays off;
 # - predict from the number of tokens whether fewer bits make a layer faster, for one layer and for 256 experts;
 # - explain what FP8 tensor cores do to a long sum, on which GPUs, and how to avoid it;
@@ -80,9 +80,9 @@ int8_error.compare(
 
 # %% [markdown]
 # Now write the scale. Each program has one row of four elements, and the kernel returns $y/s$ before rounding. One of
-# the rows is almost zero, as a padding token's would be, and shouldn't be blown up to full scale. At the moment the
-# kernel takes the largest element rather than the largest magnitude. **Fix the marked line, with a scale of at least
-# `1e-12 / 127`.**
+# the rows is almost zero, as you'd get for a padding token, and you don't want to blow that up to full scale. At the
+# moment the kernel takes the largest element rather than the largest magnitude. **Fix the marked line, with a scale
+# of at least `1e-12 / 127`.**
 
 
 # %%
@@ -138,9 +138,9 @@ def norm_int8_kernel(
 
 
 # %% [markdown]
-# With `clip` you can end the range below the largest magnitude. At 0.9, the few values above it are clamped to 127, and
-# all the others get finer steps. The final conversion is a function argument, because that's the part that goes wrong.
-# The obvious version adds a half, truncates, and clamps:
+# With `clip` you can end the range below the largest magnitude. At 0.9, the few values above it are clamped to 127,
+# and all the others get finer steps. We pass the final conversion in as a function, because that's the part people
+# get wrong. The obvious version adds a half, truncates, and clamps:
 
 
 # %%
@@ -174,7 +174,7 @@ off = furthest(norm_int8(x, weight, careless), in_pytorch(x, weight))
 print("random rows, clip 1: within 1 of PyTorch:", off <= 1)
 
 # %% [markdown]
-# It passes, and with random numbers it nearly always would. **Now `clip` is 0.5, and $y/s$ is 200 somewhere. What does
+# It passes, as it nearly always will with random numbers. **Now `clip` is 0.5, and $y/s$ is 200 somewhere. What does
 # `careless` store instead of 127?**
 
 # %% tags=["hide-input"]
@@ -208,10 +208,10 @@ of_200.compare(
 )
 
 # %% [markdown]
-# So **clamp while the value is still a float.** The other bug is that `careless` rounds 0.5 to 1 and 1.5 to 2, always
-# away from zero, so magnitudes grow on average. PyTorch rounds halves to the nearest *even* number. fp32 addition does
-# the same, which gives us a trick: around $1.5 \cdot 2^{23}$, an fp32 has no bits left for fractions, so *adding* that
-# constant rounds.
+# So **clamp while the value is still a float.** There's another bug: `careless` rounds 0.5 to 1 and 1.5 to 2, always
+# away from zero, so magnitudes grow on average. PyTorch rounds halves to the nearest *even* number. fp32 addition
+# does the same, which gives us a trick: around $1.5 \cdot 2^{23}$, an fp32 has no bits left for fractions, so
+# *adding* that constant rounds.
 
 
 # %%
@@ -227,7 +227,7 @@ off = furthest(norm_int8(x, weight, careful, 0.5), in_pytorch(x, weight, 0.5))
 print("clip 0.5: within 1 of PyTorch:", off <= 1)
 
 # %% [markdown]
-# The third problem input is a row that contains NaN. `tl.max` and `tl.maximum` drop NaN unless you pass
+# The third input that causes trouble is a row that contains NaN. `tl.max` and `tl.maximum` drop NaN unless you pass
 # `propagate_nan`, so a row with a NaN can end up with a perfectly ordinary scale. It shouldn't, and exercise 12 asks
 # you to handle it.
 #
@@ -273,10 +273,10 @@ print("operator it would be far larger. With such a number, always ask what the 
 # %% [markdown]
 # ## Which elements share a scale?
 #
-# We chose one scale per row. You could also use a single scale for the whole tensor, which takes less memory, or one
-# for every 128 elements of a row, which takes more. And int8, with its 256 evenly spaced values, isn't the only
-# one-byte format. **FP8** is another: `e4m3` has 4 bits of exponent and 3 of mantissa, so its steps grow with the
-# value, as in any float:
+# We used one scale per row. You could also use a single scale for the whole tensor, which takes less memory, or one
+# for every 128 elements of a row, which takes more. You also don't have to use int8, with its 256 evenly spaced
+# values. Another one-byte format is **FP8**: `e4m3` has 4 bits of exponent and 3 of mantissa, so its steps grow with
+# the value, as in any float:
 # <!-- given 4 bits, 3 bits: the name e4m3, Micikevicius et al., arXiv:2209.05433 -->
 
 # %% tags=["hide-input"]
@@ -491,10 +491,11 @@ explorer = ExpertWeightsExplorer(tokens=16, experts=64, top_k=8, size="2048 x 76
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. From 512. FP8 on both sides is still twice as fast, because it also
+# <details><summary>What you should see</summary>1. From 512. FP8 on both sides is still twice as fast, because it
+# also
 # multiplies faster. 2. From 2048: each expert gets an eighth of the tokens, so its weights dominate for longer. 3. 8
-# tokens read 57 of them, out of a possible 64, and 128 tokens read 252, nearly all. 4. There, all of the time is
-# arithmetic. FP8 tensor cores have twice the rate, whereas int8 weights are multiplied in bf16.</details>
+# tokens read 57 of them, out of a possible 64, and 128 tokens read 252, nearly all. 4. At that size, all of the time
+# goes into arithmetic. FP8 tensor cores have twice the rate, whereas int8 weights are multiplied in bf16.</details>
 #
 # The explorer's times come from the data sheet and are *lower bounds*. For real times, here is `kernels.moe_int8` on an
 # H200, with int8 weights and bf16 tokens. It is a **grouped matmul**: one launch for all experts, although only the
@@ -539,13 +540,13 @@ print(h200.label_of("quantised_formats"))
 curves_chart(gains, title, **axes, log=True, limit=even)
 
 # %% [markdown]
-# - **FP8 delivers what the data sheet promises**, about twice the speed from one token to 8192. With few tokens that's
-#   because of fewer bytes, and with many because of faster matmuls.
+# - **FP8 delivers what the data sheet promises**, about twice the speed from one token to 8192. With few tokens,
+#   that's because there are fewer bytes to read. With many, it's because the matmuls are faster.
 # - **Int8 weights only gain with few tokens, and by less than the bytes suggest**, because our kernel has to unpack
 #   them and doesn't keep DRAM as busy as the bf16 one.
-# - **This MXFP4 kernel is slower than bf16 throughout.** Blame `tl.dot_scaled` as compiled for Hopper (see below), not
-#   the format. We haven't timed any weight-only kernels made for Hopper, such as Marlin, Machete or Triton's own MXFP4
-#   kernels.
+# - **This MXFP4 kernel is slower than bf16 throughout.** Blame `tl.dot_scaled` as compiled for Hopper (see below),
+#   not the format. We haven't timed any weight-only kernels made for Hopper, such as Marlin, Machete or Triton's own
+#   MXFP4 kernels.
 #
 # ## FP8's sums
 #
@@ -638,8 +639,9 @@ table(("", "time", "rate"), rows, h200.label_of("quantised_fp8_times"))
 # %% [markdown]
 # With values of both signs, you lose far less (see Going further). In our kernel, short sums are expensive: they add
 # more than half of the original time, because the additions wait for the matmul and the next matmul waits for the
-# additions. cuBLAS uses short sums unless you pass `use_fast_accum=True`, and only loses a few percent, so most of the
-# cost can be hidden. **Once you pay for short sums, per-block scales are nearly free.** That was DeepSeek-V3's bargain.
+# additions. cuBLAS uses short sums unless you pass `use_fast_accum=True`, and only loses a few percent, so most of
+# the cost can be hidden. **Once you pay for short sums, per-block scales are nearly free.** That's the choice
+# DeepSeek-V3 made.
 #
 # ## Four bits: MXFP4 and NVFP4
 #
@@ -836,11 +838,11 @@ self_test(answer, round(ExpertLayer(32, 4, 1, 1).touched(8), 1), "E (1 - (1 - k/
 #
 # ### Grouped matmul
 #
-# One token's 8 experts are enough work for one small kernel. 8192 tokens make 64 matmuls, with different numbers of
-# rows that aren't known until the router has chosen. Launching each of them separately would take 64 kernels, plus a
-# round trip to the host to find out their sizes. The grouped matmul (`kernels/tiled/moe_int8.py`) does it all in one
-# launch. Its grid is large enough for the worst case. Each program counts through the experts' tiles until it finds its
-# own, and surplus programs exit immediately:
+# If you only have one token, its 8 experts fit in one small kernel. But with 8192 tokens you have 64 matmuls, each
+# with a different number of rows, and you don't know those numbers until the router has chosen. Launching each of
+# them separately would take 64 kernels, plus a round trip to the host to find out their sizes. The grouped matmul
+# (`kernels/tiled/moe_int8.py`) does it all in one launch. Its grid is large enough for the worst case. Each program
+# counts through the experts' tiles until it finds its own, and surplus programs exit immediately:
 
 # %% tags=["hide-input"]
 from kernels.tiled.moe_int8 import moe_int8_kernel
