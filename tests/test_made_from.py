@@ -166,7 +166,7 @@ def test_comments_docstrings_and_blank_lines_are_no_code():
 @pytest.fixture(scope="module", autouse=True)
 def parsed_once():
     """A text is parsed and walked through once, however many copies of the course hold it."""
-    parse, code = functools.cache(ast.parse), functools.cache(made_from.code_of)
+    parse, code_of, codes = functools.cache(ast.parse), made_from.code_of, {}
 
     @functools.cache
     def nodes(tree: ast.Module) -> list[ast.AST]:
@@ -175,6 +175,11 @@ def parsed_once():
     @functools.cache
     def tree(self, file: str) -> ast.Module:
         return parse((self.root / file).read_text(encoding="utf-8"))
+
+    def code(text: str, nodes=()) -> str:
+        if text not in codes:
+            codes[text] = code_of(text, nodes)
+        return codes[text]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Project, "_tree", tree)
