@@ -1,5 +1,7 @@
 """source/made_from.py: what a built file depends on, found in text alone; one change makes stale what it can change."""
 
+import ast
+import functools
 import importlib
 import inspect
 import json
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import helpers.figures
-from source import record_figures
+from source import made_from, record_figures
 from source.made_from import Project, changed, code_of, older_than
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -159,6 +161,31 @@ def test_comments_docstrings_and_blank_lines_are_no_code():
 
 
 # In the course
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parsed_once():
+    """A text is parsed and walked through once, however many copies of the course hold it."""
+    parse, code_of, codes = functools.cache(ast.parse), made_from.code_of, {}
+
+    @functools.cache
+    def nodes(tree: ast.Module) -> list[ast.AST]:
+        return [node for node in ast.walk(tree) if isinstance(node, made_from.RELEVANT)]
+
+    @functools.cache
+    def tree(self, file: str) -> ast.Module:
+        return parse((self.root / file).read_text(encoding="utf-8"))
+
+    def code(text: str, nodes=()) -> str:
+        if text not in codes:
+            codes[text] = code_of(text, nodes)
+        return codes[text]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Project, "_tree", tree)
+        patch.setattr(Project, "_nodes", lambda self, file: nodes(self._tree(file)))
+        patch.setattr(made_from, "code_of", code)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,9 @@ Unfused, the squares and the scaled rows go to memory and come straight back:
     fused     read x once, keep the row in registers, write y once           8 B/element in fp32, one launch
 
 One program owns whole rows. A row is two blocks, a power of two that every row fills and a masked rest; a row of more
-than 32768 columns, which registers cannot hold, is read twice, in chunks. Every program reads the weight again, from
-L2: DRAM supplies it once. Training saves r = 1 / rms(x), one value per row. With g = grad_y weight, the gradients are
+than 32768 columns, which registers cannot hold, is read twice, in chunks. rowwise/blocks.py chooses the blocks and the
+warps. Every program reads the weight again, from L2: DRAM supplies it once. Training saves r = 1 / rms(x), one value
+per row. With g = grad_y weight, the gradients are
 
     grad_x = r (g - x r^2 mean(g x))          grad_weight = sum over rows of grad_y x r
 

@@ -46,8 +46,16 @@ def assert_at_most_twice_as_far(ours, pytorchs, exact):
         assert (mine - right).abs().max() <= 2 * (theirs - right).abs().max() + rounding / 2
 
 
-@pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: f"{len(sizes)}x{sizes[-1]}")
-@pytest.mark.parametrize("dtype", OP.dtypes)
+# Three hundred tensors take many launches, which no dtype changes.
+STEPS = [
+    pytest.param(sizes, dtype, id=f"{len(sizes)}x{sizes[-1]}-{dtype}", marks=[pytest.mark.long] if slow else [])
+    for sizes in SIZES
+    for dtype in OP.dtypes
+    for slow in [len(sizes) == 300 and dtype != OP.dtypes[0]]
+]
+
+
+@pytest.mark.parametrize(("sizes", "dtype"), STEPS)
 def test_three_steps_against_torch_in_float64(device, sizes, dtype):
     params, *steps = draw(sizes, 3, dtype, device)
     exact = by_torch(params, steps, torch.float64)

@@ -136,7 +136,7 @@ def test_each_weight_once():
     assert work.bytes_written == sum(x.nbytes for x in OP.fused(*inputs))
 
 
-@pytest.mark.parametrize("gpu", ["A100", "H200"])
+@pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H200"])
 @pytest.mark.parametrize("shape", OP.gpu_shapes, ids=str)
 def test_nothing_spills(gpu, shape):
     arguments, options = OP.compile_arguments(*shape, dtype=torch.bfloat16)

@@ -24,7 +24,7 @@ def test_row_numbers_past_two_to_the_31(name):
 
 
 @pytest.mark.parametrize("tier", ["plain", "tuned"], indirect=True)
-@pytest.mark.parametrize("name", ["softmax", "softmax_dropout", "cross_entropy"])
+@pytest.mark.parametrize("name", ["softmax", pytest.param("softmax_dropout", marks=pytest.mark.long), "cross_entropy"])
 def test_row_numbers_of_gradients(tier, name):
     op = CATALOGUE[name]
 

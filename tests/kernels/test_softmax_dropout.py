@@ -98,7 +98,9 @@ def test_rows_that_begin_anywhere_drop_what_the_seed_says(tier, device, cols):
 
 
 @pytest.mark.parametrize("gpu", [pytest.param("A100", marks=pytest.mark.long), "H100"])
-@pytest.mark.parametrize("cols", [1025, 4096, 8192, 16384, 32768])
+@pytest.mark.parametrize(
+    "cols", [1025, pytest.param(4096, marks=pytest.mark.long), 8192, pytest.param(16384, marks=pytest.mark.long), 32768]
+)
 def test_nothing_spills(gpu, cols):
     x = torch.empty(16384, cols, dtype=torch.bfloat16, device="meta")
     sums, seed = torch.empty(16384, 2, device="meta"), torch.empty((), dtype=torch.int64, device="meta")

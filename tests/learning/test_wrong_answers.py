@@ -13,15 +13,15 @@ from helpers.learning.checks import cases
 from helpers.learning.outcome import PASS
 
 ALL = [pytest.param(exercise, name, id=f"{exercise[:2]}-{name}") for exercise, found in WRONG.items() for name in found]
-# What once earned full points.
+# What once earned full points: one or two of each exercise, the quicker ones.
 SAMPLE = [
+    ("10b_flash_attention", "e in bfloat16"),
+    ("12_layer_norm_int8", "clip squared"),
     ("06_softmax_topk", "max0"),
     ("06_softmax_topk", "other-10000"),
     ("06_softmax_topk", "sum16"),
     ("06_softmax_topk", "list.sort"),
     ("06_softmax_topk", "NaN row zero"),
-    ("09_conv_bn_relu", "eps max"),
-    ("05_layer_norm", "warps1"),
     ("05_layer_norm", "convert after"),
     ("05b_residual_rms_norm", "list"),
     ("05b_residual_rms_norm", "sum rounded before its squares"),
@@ -35,10 +35,8 @@ SAMPLE = [
     ("16_help_the_compiler", "weight not contiguous"),
     ("10b_flash_attention", "shrink in 16 bits"),
     ("04_bias_dropout_residual", "x+bias 16"),
-    ("04_bias_dropout_residual", "int32 counter"),
     ("03_fused_add_gelu", "one program"),
     ("03_fused_add_gelu", "late cast"),
-    ("03_fused_add_gelu", "empty loads"),
     ("01_roofline", "ridge rounded"),
     ("01_roofline", "gpus strict"),
     ("13_decide", "numel"),
@@ -49,29 +47,16 @@ SAMPLE = [
     ("14_cuda_softmax", "widened late"),
     ("14_cuda_softmax", "padding -1e30"),
     ("10_attention_scores", "four heads"),
-    ("10_attention_scores", "maximum of the last tile"),
-    ("10_attention_scores", "share with an eps"),
-    ("10b_flash_attention", "total in 16 bits"),
-    ("10b_flash_attention", "total in 16 bits, tiles of 128"),
     ("11_fused_backward", "sums in registers of 16 bits"),
-    ("11_fused_backward", "g_z in 16 bits"),
-    ("11_fused_backward", "x_hat in 16 bits"),
     ("11_fused_backward", "rounded before the last sum"),
-    ("11_fused_backward", "one warp"),
-    ("12_layer_norm_int8", "one warp"),
     ("13_decide", "fused where 5 % is saved"),
     ("15_capstone", "h in 16 bits"),
     ("15_capstone", "y in 16 bits"),
     ("15_capstone", "norm in 16 bits"),
     ("15_capstone", "backward: h in 16 bits"),
-    ("15_capstone", "backward: g_h in 16 bits"),
-    ("15_capstone", "forward with one warp"),
-    ("15_capstone", "backward with four warps"),
     ("16_help_the_compiler", "silu overflows"),
     ("16_help_the_compiler", "y in 16 bits"),
     ("16_help_the_compiler", "one warp"),
-    ("16_help_the_compiler", "without keepdim"),
-    ("16_help_the_compiler", "eps may be a node"),
     ("16_help_the_compiler", "int32"),
 ]
 
@@ -111,7 +96,10 @@ def test_every_text_to_be_replaced_stands_in_the_model_answer(exercise):
     assert mistakes.not_in_the_model(exercise, olds) == []
 
 
-@pytest.mark.parametrize("seed", [23, 40, 108, 123, 205, 216])
+SEEDS = [23, 205, *(pytest.param(seed, marks=pytest.mark.long) for seed in (40, 108, 123, 216))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_exercise_12_takes_its_model_answer_where_a_mean_or_a_difference_is_rounded(seed, tmp_path):
     """On these draws codes or a scale were once refused: at mean 10^4 the mean's roundings decide, in rows of two
     weight and bias cancel."""
