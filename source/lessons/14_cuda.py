@@ -1,10 +1,10 @@
 # %% [markdown]
 # # 14 CUDA C++: what Triton decided for you
 #
-# In Triton you worked on whole blocks: load a block, add it, store it. The compiler assigned elements to threads, and
-# picked the order, how threads combine their partial sums, and where they wait for each other. In CUDA C++ all of
-# that is up to you. **How much of it must you write, what happens if you get it wrong, and was the compiler's answer
-# any worse than yours?**
+# In Triton you worked on whole blocks: load a block, add it, store it. The compiler decided which thread handles
+# which element, in what order, how threads combine partial sums, and where they wait. In CUDA C++ all of that is up
+# to you. **How much of it must you write, what happens if you get it wrong, and was the compiler's answer any worse
+# than yours?**
 #
 # After this lesson you can
 #
@@ -62,8 +62,8 @@ careless = cuda_kernel(scale_source.replace("if (i < n) ", ""), "twice")
 print(measure(careless[4, 256], numbers.clone(), doubled.clone(), 1000))
 
 # %% [markdown]
-# (If your C++ doesn't compile, you'll see the compiler's message with the offending line marked. `printf` isn't
-# available here.)
+# (If your C++ doesn't compile, you'll see the compiler's message with the offending line marked. `printf` works too.
+# Here the lines come out in thread order. On a GPU they go to the process's stdout, which a notebook may not show.)
 #
 # ## Which thread reads which address
 #
@@ -164,7 +164,7 @@ __global__ void add_gelu(const T* a, const T* b, T* y, int n) {
 """
 
 # %% [markdown]
-# $2^{14}$ elements, blocks of 256. The `float` version makes 1536 requests. **How many does `float4` make?**
+# Take $2^{14}$ elements in blocks of 256. The `float` version makes 1536 requests. **How many does `float4` make?**
 # <!-- given 1536 requests: 3 tensors of 2^14 elements, 32 per request -->
 
 # %% tags=["hide-input"]
@@ -185,8 +185,8 @@ for type, width in (("float", 1), ("float4", 4)):
 requests.compare(made["float4"])
 
 # %% [markdown]
-# **Claim: "vectorised loads bring another 1.2 to 1.3 times."** It was made about a fused add+GELU of a million fp32
-# numbers, on a GPU that was not named. On an H200, at that size and at a hundred million:
+# **Claim: "vectorised loads bring another 1.2 to 1.3 times."** The claim is about a fused add+GELU on a million fp32
+# numbers, on an unnamed GPU. Here's an H200, at that size and at a hundred million:
 
 # %% tags=["hide-input"]
 four_ways = h200.experiment("cuda_four_ways")
@@ -211,11 +211,11 @@ print(f"at all four block sizes it is {', '.join(f'{each:.0%}' for each in full)
 # %% [markdown]
 # ## A block that works together: LayerNorm
 #
-# LayerNorm needs sums over a whole row, but each thread only sees its own elements. We combine them in two steps:
+# LayerNorm needs sums over a whole row, but each thread only sees its own elements. So we add them up in two steps:
 #
-# 1. Within a warp, `__shfl_xor_sync(mask, v, far)` gives each lane the `v` of another lane, the one whose number
-#    differs in a single bit. After five of these [shuffles](../docs/glossary.md#shuffle) (16, 8, 4, 2, 1), every lane
-#    has the sum over all 32, without touching memory.
+# 1. Within a warp, `__shfl_xor_sync(mask, v, far)` gives each lane the `v` of the lane whose number differs in a
+#    single bit. After five of these [shuffles](../docs/glossary.md#shuffle) (16, 8, 4, 2, 1), every lane has the sum
+#    over all 32, without touching memory.
 # 2. Across the warps of a block, we use [shared memory](../docs/glossary.md#shared-memory). Each warp stores its sum
 #    there, everyone waits at a [barrier](../docs/glossary.md#barrier), `__syncthreads()`, and then every thread reads
 #    all of the sums.
@@ -289,7 +289,7 @@ __global__ void layer_norm(
 }"""
 
 # %% [markdown]
-# **How many bytes per element does it request?** Weight and bias are shared by all rows, but each block reads them.
+# **How many bytes per element does it request?** All rows share the weight and bias, but each block reads them.
 
 # %% tags=["hide-input"]
 row_bytes = predict_first("bytes per element that this LayerNorm requests", unit="B/element")
@@ -326,7 +326,7 @@ few[32:] = 3
 watch(first[1, 64], few, torch.ones_like(few), torch.zeros_like(few), torch.empty_like(few), 64)
 
 # %% [markdown]
-# Triton kept the row in registers without being asked. In CUDA C++ you have to ask for that, using a local array:
+# Triton kept the row in registers on its own. In CUDA C++ you have to do that yourself, with a local array:
 # `float v[4]` holds four elements per thread.
 
 # %%
@@ -356,9 +356,9 @@ print("right:", torch.allclose(found.result.double(), exact, atol=1e-2))
 print(f"{found.bytes_total / rows.numel():g} B/element, {kept.resources.registers} registers")
 
 # %% [markdown]
-# The minimum is 8. The rest is weight and bias, which every block reads again, and we rely on the caches for those.
-# (Note the `if` in the second loop. Without it, each padding element would count as `-mean`, which is the bug from
-# lesson 05.)
+# The minimum is 8. The rest is the weight and bias. Every block reads those again, so we rely on the caches. (Note
+# the `if` in the second loop. Without it, each padding element would count as `-mean`, which is the bug from lesson
+# 05.)
 #
 # ### Registers or local memory?
 #
@@ -384,8 +384,9 @@ for name, kernel in (("k < EACH", kept), ("until the row ends", in_memory)):
 #
 # ## A missing barrier
 #
-# This block of 64 threads reverses a row by way of shared memory, but a line is missing. The meter has a **sanitizer**
-# for shared memory, which tracks which thread touched which byte and which barriers came in between. **Add the line.**
+# This block of 64 threads reverses a row through shared memory, but a line is missing. The meter has a **sanitizer**
+# for shared memory, which tracks which thread touched which byte and which barriers came in between. **Add the
+# line.**
 
 # %%
 reverse_source = """
@@ -414,8 +415,8 @@ cuda_puzzle(reverse_source, "reverse", 1, 64, x, wanted=x.flip(0))
 # if (threadIdx.x == 0) __syncwarp();
 # -->
 #
-# `of_block` has two barriers. The second one looks redundant, because all `of_block` does after it is return. Let's
-# remove it:
+# `of_block` has two barriers. The second one looks redundant, because `of_block` just returns after it. Let's remove
+# it:
 
 # %%
 barrier = "  __syncthreads();  // all have read: the next reduction may overwrite\n"
@@ -429,13 +430,12 @@ print(found)
 
 # %% [markdown]
 # Every value is correct, but that's because the warps always run in the same order here. On a GPU it'll give wrong
-# results as soon as one warp falls behind: the second reduction overwrites `of_warps` while the slow warp may still be
-# reading the first reduction's sums. Testing the output can't reveal that until it actually happens. The sanitizer
-# doesn't have to wait, because it reports any two threads that touch the same byte with no barrier in between if at
-# least one of them writes. (The line it reports is the call to `of_block`.)
+# results as soon as one warp falls behind: the second reduction overwrites `of_warps` while the slow warp may still
+# be reading the first reduction's sums. You won't see that in the output until it actually happens. The sanitizer
+# doesn't have to wait: it reports any two threads that touch the same byte with no barrier in between if at least one
+# of them writes. (The line it reports is the call to `of_block`.)
 #
-# Another way to go wrong is a barrier that only some of the threads reach, which may deadlock the block. The meter
-# catches that too:
+# If only some of the threads reach a barrier, the block may deadlock. The meter catches that too:
 
 # %%
 stuck_source = """
@@ -686,10 +686,9 @@ self_test(answer, 4, "36 lane mod 32 takes every fourth bank: eight of them, fou
 #
 # ### Capping registers: launch bounds and maxnreg
 #
-# Suppose we load eight `float4` from each input before using any of them. That alone takes 64 registers.
-# `__launch_bounds__(256, 8)` makes a promise and a request: we'll never launch more than 256 threads per block, and
-# we'd like eight blocks to fit on an SM. `__maxnreg__(24)` caps the register count directly. Either way, the caps cause
-# spills:
+# Suppose we load eight `float4` from each input before using any of them. That alone takes 64 registers. With
+# `__launch_bounds__(256, 8)` you promise never to launch more than 256 threads per block, and ask for eight blocks to
+# fit on an SM. `__maxnreg__(24)` caps the register count directly. Either way, the caps cause spills:
 # <!-- given 64 registers: 8 times 4 numbers of two inputs, one register each -->
 
 # %%
@@ -730,8 +729,8 @@ print(f"as_it_is<float4>: {loads} before the first sum")
 print("\n".join(line for line in eights["bounded<8>"].log.splitlines() if " bytes " in line))
 
 # %% [markdown]
-# With fewer than 64 registers, not everything can be loaded up front, no matter how you write the source. The lines
-# above come from **ptxas**, NVIDIA's assembler, which moves some of the loads to after the first sums.
+# With fewer than 64 registers, you can't load everything up front, no matter how you write the source. The lines
+# above come from **ptxas**, NVIDIA's assembler, which moves some of the loads below the first sums.
 # <!-- given 64 registers: 8 times 4 numbers of two inputs, one register each -->
 #
 # **Claim: "spilled registers are 100 times slower."**
@@ -753,8 +752,8 @@ print(f"the slowest is {worst:.2f}x slower than the one that spills nothing")
 # enough, because with many `float4` per thread there are plenty of bytes in flight, while each spill adds a store and a
 # load. The version above with one `float4` per thread is as fast as the one with eight.
 #
-# **Claim: "fusing add and GELU takes a kernel from 24 registers to 32."** That was measured on a kernel we don't have,
-# so here's ours, built with this compiler:
+# **Claim: "fusing add and GELU takes a kernel from 24 registers to 32."** We don't have the kernel it's about, so
+# here's ours, built with this compiler:
 
 # %%
 apart_source = add_gelu_source.replace("gelu(a[i] + b[i])", "{}")
@@ -763,8 +762,8 @@ for name, body in (("add", "a[i] + b[i]"), ("GELU", "gelu(a[i])"), ("both", "gel
     print(f"{name:4} {kernel.resources.registers} registers")
 
 # %% [markdown]
-# **Verdict: fails here; fusing took none more than GELU alone.** Once the sum has been computed its operands aren't
-# needed any more, so their registers are free again.
+# **Verdict: fails here; fusing took none more than GELU alone.** Once you have the sum you don't need its operands
+# any more, so their registers are free again.
 #
 # ### Softmax with a template for its input
 #
@@ -816,9 +815,10 @@ for name, function in before.items():
 # %% [markdown]
 # ### Inline PTX
 #
-# Not every instruction can be reached from C++. With `asm` you can insert one by hand: `"=f"(y)` declares a register
+# You can't reach every instruction from C++, but with `asm` you can insert one by hand: `"=f"(y)` declares a register
 # that it writes, and `"f"(x)` one that it reads. A GELU built on `tanh.approx` needs only one special-function
-# instruction, whereas the sigmoid takes two, an exponential and a reciprocal. In machine code it's called `MUFU.TANH`:
+# instruction, whereas the sigmoid takes two, an exponential and a reciprocal. In machine code it's called
+# `MUFU.TANH`:
 
 # %%
 tanh_source = add_gelu_source.replace(
@@ -837,7 +837,7 @@ print("within 0.002 of the exact value:", torch.allclose(y.double(), expected, a
 
 # %% [markdown]
 # The result is only *approximate*. Its documented relative error is $2^{-11}$, or about three digits, so it's roughly
-# as precise as fp16 and nowhere near fp32. That's also just the error in `t`: for large negative inputs, `1 + t`
+# as precise as fp16 and nowhere near fp32. And that's just the error in `t`: for large negative inputs, `1 + t`
 # cancels, and the relative error of the tiny GELU value that's left can be large. (Our executor computes these
 # instructions in double precision and then rounds, so they look better here than on a GPU.)
 #
@@ -1071,6 +1071,6 @@ for clock, what in (("gpu", "the GPU's time, 32768 rows"), ("call", "a call, 64 
 #   many Triton kernels from that, times them and keeps the fastest. add+GELU is `for tile in hl.tile(a.size(0)):
 #   y[tile] = gelu(a[tile] + b[tile])`.
 #
-# From highest level to lowest, that's Helion, then Triton and cuTile, then Gluon and CuTe DSL, then CUDA C++, then PTX.
-# The lower you go, the more you decide yourself. But a lower level doesn't move fewer bytes on its own, and on every
-# level it's up to you what to fuse.
+# From highest level to lowest, that's Helion, then Triton and cuTile, then Gluon and CuTe DSL, then CUDA C++, then
+# PTX. The lower you go, the more you decide yourself. But going lower doesn't move fewer bytes by itself, and at
+# every level you still decide what to fuse.
