@@ -45,12 +45,11 @@ sm = limits(h100.compute_capability)
 # %% [markdown]
 # ## An SM fills with blocks
 #
-# An SM is given whole **[thread blocks](../docs/glossary.md#thread-block)**, as many as fit. (Careful: until now
+# The GPU hands an SM whole **[thread blocks](../docs/glossary.md#thread-block)**, as many as fit. (Careful: until now
 # *block* has meant the array a program works on, and that's still what Triton's `BLOCK` refers to. A thread block is
-# the program itself, that is, the threads that run it.) Its threads are grouped into
-# **[warps](../docs/glossary.md#warp)** of 32, which execute an instruction together. When one warp is waiting for
-# memory, the SM hides the wait by running another. The fraction of an SM's warp slots that are filled is its
-# **[occupancy](../docs/glossary.md#occupancy)**.
+# the group of threads that run one program.) Its threads are grouped into **[warps](../docs/glossary.md#warp)** of
+# 32, which execute an instruction together. When one warp is waiting for memory, the SM hides the wait by running
+# another. The fraction of an SM's warp slots that are filled is its **[occupancy](../docs/glossary.md#occupancy)**.
 #
 # The explorer shows one SM of an H100. Move the sliders with the mouse or the arrow keys. Each panel varies one
 # resource and holds the other two fixed.
@@ -91,7 +90,7 @@ print(f"a thread can have {MAX_REGISTERS} at most")
 #
 # How many blocks fit depends on two details. Registers are allocated to a warp in **units of 256**, so the count per
 # thread is rounded up to a multiple of eight. And an SM is divided into **four parts**, each with a quarter of the
-# registers. A block's warps are dealt out to the four parts in turn.
+# registers. The SM deals a block's warps out to the four parts in turn.
 # <!-- given 256 registers: cuda_occupancy.h of the CUDA toolkit, the unit -->
 #
 # 1. Take blocks of 96 threads with 40 registers. 65,536 / (96 x 40) is 17.07, so how many blocks fit, and why not one
@@ -212,7 +211,7 @@ for pitch, count in counted["pitches"].items():
 table(("pitch", "wavefronts", "counted", "time"), rows, h200.label_of("banks", "sm_counters"))
 
 # %% [markdown]
-# You can barely see the cost of two wavefronts, because other work hides it. From four on, the time grows with the
+# You can barely see the cost of two wavefronts, because other work hides it. From four up, the time grows with the
 # count. In Triton, the compiler pads or swizzles tiles for you; in CUDA C++, you have to do it yourself.
 #
 # 1. Which widths from 28 to 40 let you read a column in one wavefront? What do they have in common?
@@ -251,11 +250,11 @@ def forward_kernel(x_ptr, y_ptr, COLUMNS: tl.constexpr, STEPS: tl.constexpr):
 
 
 # %% [markdown]
-# (`tl.static_range` is a loop that the compiler unrolls.) A program holds a row of 1024 elements in 4 warps, which
-# makes eight elements per thread, in eight registers. A value occupies its register from when it's created until its
-# last use; that's its **[live range](../docs/glossary.md#live-range)**. **One step needs 29 registers per thread in
-# total. How many do twelve steps need?** `compile_for` runs Triton's compiler and NVIDIA's assembler for whichever GPU
-# you name. It doesn't run the kernel, so you don't need the GPU.
+# (`tl.static_range` is a loop that the compiler unrolls.) A program holds a row of 1024 elements in 4 warps, so each
+# thread keeps eight elements, in eight registers. A value occupies its register from when it's created until its last
+# use; that's its **[live range](../docs/glossary.md#live-range)**. **One step needs 29 registers per thread in total.
+# How many do twelve steps need?** `compile_for` runs Triton's compiler and NVIDIA's assembler for whichever GPU you
+# name. It doesn't run the kernel, so you don't need the GPU.
 
 # %% tags=["hide-input"]
 forward = predict_first("registers per thread, 12 steps, forward only", unit="registers")
@@ -502,9 +501,9 @@ columns = ("steps", "one piece: blocks per SM", "spilled", "each half: blocks pe
 table(columns, rows)
 
 # %% [markdown]
-# To be worth its extra bytes, a cut has to fit more blocks or avoid spills. **At which of these numbers does the chain
-# in two pieces first beat the chain in one, on an H200?** (An H200 has the same SMs as an H100 and faster memory.)
-# You'll have to decide whether blocks or spills matter more, because we haven't shown you that yet.
+# A cut is only worth its extra bytes if more blocks fit or fewer values spill. **At which of these numbers does the
+# chain in two pieces first beat the chain in one, on an H200?** (An H200 has the same SMs as an H100 and faster
+# memory.) You'll have to decide whether blocks or spills matter more, because we haven't shown you that yet.
 
 # %% tags=["hide-input"]
 stops = predict_first(
@@ -573,12 +572,12 @@ columns = ("steps", "stacks per SM", "loaded from L1", "stored", "more written t
 table(columns, rows, h200.label_of("sm_counters"))
 
 # %% [markdown]
-# They do fit, and nearly every spilled value is reloaded from L1. The stores continue to L2, but a warp doesn't wait
-# for its store to finish, and little of this traffic reaches [DRAM](../docs/glossary.md#dram).
+# They do fit, and nearly every spilled value is reloaded from L1. The stores go on to L2, but a warp doesn't wait for
+# its store to finish, and little of this traffic reaches [DRAM](../docs/glossary.md#dram).
 #
-# So, as far as these measurements go, fusing stops paying off **when one more step costs a block that the SM needed**,
-# and the compiler told us which step that is. A cut only helps if its pieces fit more blocks. At 20 and 24 steps, each
-# half fits no more blocks than the whole chain does, so cutting it in two makes it slower.
+# So, as far as these measurements go, fusing stops paying off **when one more step costs a block that the SM
+# needed**, and the compiler told us which step that is. A cut only helps if it lets more blocks fit. At 20 and 24
+# steps it doesn't, so cutting the chain in two makes it slower.
 #
 # ## Capping registers: maxnreg
 #
@@ -694,13 +693,13 @@ ratios = [waves[kind][265].median / waves[kind][264].median for kind in ("fillin
 print("265 blocks over 264: busy {:.2f}x, waiting {:.2f}x".format(*ratios))
 
 # %% [markdown]
-# Neither doubles. If two blocks share a busy SM, the extra block in the last wave has an SM to itself and runs twice as
-# fast (see the first two lines). The chain is just as slow alone as in company, but you only pay for starting the
+# Neither doubles. If two blocks share a busy SM, the extra block in the last wave has an SM to itself and runs twice
+# as fast (see the first two lines). A block of the chain takes just as long alone, but you only pay for starting the
 # kernel once. With hundreds of waves you won't notice the tail, so on large tensors almost any grid works.
 #
-# On small ones, choose a block size such that the grid fills its waves, or launch a fixed number of programs that loop
-# over the rows, which is called a **[persistent kernel](../docs/glossary.md#persistent-kernel)**. Here three programs
-# share seven rows, and each row should be computed once. **Fix the loop.**
+# On small ones, choose a block size that fills the last wave, or launch a fixed number of programs that loop over the
+# rows, which is called a **[persistent kernel](../docs/glossary.md#persistent-kernel)**. Here three programs share
+# seven rows, and each row should be computed once. **Fix the loop.**
 
 
 # %%
@@ -777,8 +776,8 @@ self_test(answer, 6 * 2048 / 128, "2048 elements over 4 x 32 threads, one regist
 #
 # ### Occupancy and arithmetic
 #
-# A multiplication takes several cycles, and if the next one depends on its result, it has to wait. You can fill the gap
-# with other warps or with independent values in the same thread; the latter is **instruction-level parallelism**. We
+# A multiplication takes several cycles, and if the next one depends on its result, it has to wait. You can fill the
+# gap with other warps, or with independent values in the same thread, which is **instruction-level parallelism**. We
 # measured a kernel that multiplies and adds, with 1 to 8 values per thread and 4 to 64 warps per SM:
 
 # %% tags=["hide-input"]
@@ -801,15 +800,15 @@ display(table(("warps", "occupancy", *parallel), rows, title))
 print(f"4 warps with 8 values over 64 warps with 1: {rate(8, 4) / rate(1, 64):.2f}x")
 
 # %% [markdown]
-# **The one with full occupancy is the slower of the two.** Going down a column, more warps help until some unit is
-# saturated. Going along a row, more values per thread do the same. (With one value per thread, you also pay for the
-# loop more often.) What counts is the total work in flight, which is the number of warps times the work each has in
-# flight.
+# **The one with full occupancy is the slower of the two.** As you go down a column, more warps help until some unit
+# is saturated. As you go along a row, more values per thread do the same. (With one value per thread, you also pay
+# for the loop more often.) You need enough total work in flight, which is the number of warps times the work each has
+# in flight.
 #
 # ### The cost of a spill
 #
-# In the machine code, a spill is an `STL` (store local) and an `LDL` (load local). Each is listed with the source line
-# that it was generated for:
+# In the machine code, a spill is an `STL` (store local) and an `LDL` (load local). We list each one with the source
+# line it came from:
 
 # %% tags=["hide-input", "nbval-ignore-output"]
 of_stack = compiled(first).sass_view("stack").instructions
@@ -818,9 +817,9 @@ some = (*of_stack[:3], *of_stack[-3:])
 table(("instruction", "of the line"), ((each.text, each.source) for each in some))
 
 # %% [markdown]
-# **Claim: "spilled registers are 100 times slower."** We test it on twelve steps, uncapped and capped at 64 registers,
-# and then on the case that comes closest to the claim, which is add+GELU with blocks of 16384 in 2 warps. It has more
-# elements per thread than there are registers:
+# **Claim: "spilled registers are 100 times slower."** We test it on twelve steps, uncapped and capped at 64
+# registers, and then on the case closest to the claim: add+GELU with blocks of 16384 in 2 warps. It has more elements
+# per thread than there are registers:
 # <!-- given 64 registers: the cap chosen -->
 
 # %% tags=["hide-input"]
