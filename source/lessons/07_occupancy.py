@@ -211,8 +211,8 @@ for pitch, count in counted["pitches"].items():
 table(("pitch", "wavefronts", "counted", "time"), rows, h200.label_of("banks", "sm_counters"))
 
 # %% [markdown]
-# You can barely see the cost of two wavefronts, because other work hides it. From four up, the time grows with the
-# count. In Triton, the compiler pads or swizzles tiles for you; in CUDA C++, you have to do it yourself.
+# You can barely see the cost of two wavefronts, because other work hides it. Starting at four, the time grows with
+# the count. In Triton, the compiler pads or swizzles tiles for you; in CUDA C++, you have to do it yourself.
 #
 # 1. Which widths from 28 to 40 let you read a column in one wavefront? What do they have in common?
 # 2. Now read a row, then a single word. Why does neither ever conflict?

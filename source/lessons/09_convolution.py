@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 09 Convolution, batch norm, ReLU: a matrix that is never written
+# # 09 Convolution, batch norm, ReLU: a matmul without the matrix
 #
 # An image network repeats the same three operations over and over: a convolution, batch norm, ReLU. Nearly all of the
 # arithmetic is in the convolution. Batch norm and ReLU mostly move memory, and at inference batch norm is just one
@@ -344,8 +344,8 @@ for stride, padding in ((1, 1), (1, 0), (2, 1), (3, 2)):
 # %% [markdown]
 # ## Reads per pixel
 #
-# The explorer below shows one 12 x 12 image with tiles of 16 output pixels. On the left is the padded input, with the
-# number of times each pixel is read. On the right is the tile. Move the sliders with the mouse or the arrow keys:
+# The explorer below shows one 12 x 12 image with tiles of 16 output pixels. The padded input is on the left, with the
+# number of reads per pixel, and the tile is on the right. Move the sliders with the mouse or the arrow keys:
 #
 # 1. All tiles, stride 1, padding 1: how often is a pixel in the middle read? At an edge? In a corner?
 # 2. Stride 2: how do the counts change, and what happens to the regular pattern? At what stride is no pixel read twice?
@@ -381,8 +381,8 @@ table(("window", "stride", "reads of 196 pixels, by the model", "metered"), rows
 
 # %% [markdown]
 # So the kernel still **requests** the whole matrix of windows, which is many times the size of the image, even though
-# the matrix isn't in memory. If the same pixel is requested again soon enough, a cache will have it. But how soon is
-# soon enough? When there are more filters than fit in a tile, every tile of filters requests the whole image again.
+# the matrix isn't in memory. If you request the same pixel again soon enough, it's still in a cache. But will it be?
+# If one tile can't hold all the filters, every tile of filters requests the whole image again.
 #
 # On the H200, take 64 images of 56 x 56 pixels and 128 channels in bf16, 256 filters of 3 x 3, and tiles of 128 pixels
 # by 64 filters. A program requests each pixel nine times, and four programs request the same pixels. **How many times
@@ -433,10 +433,10 @@ same_result = torch.equal(
 print("the same result:", same_result)
 
 # %% [markdown]
-# Memory, however, moves in [sectors](../docs/glossary.md#sector) of 32 bytes. With channels last, the 16 fp16 channels
-# of a pixel fill exactly one sector. With channels first, a tap reads a row of pixels from one channel's plane, shifted
-# by the tap's offset. Take 16 x 16 images, so that each row is one sector. **At stride 2, channels first: how many
-# bytes of x are fetched per byte requested?**
+# But memory delivers whole [sectors](../docs/glossary.md#sector) of 32 bytes. With channels last, the 16 fp16
+# channels of a pixel fill exactly one sector. With channels first, a tap reads a row of pixels from one channel's
+# plane, shifted by the tap's offset. Take 16 x 16 images, so that each row is one sector. **At stride 2, channels
+# first: how many bytes of x are fetched per byte requested?**
 # <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
 
 # %% tags=["hide-input"]
@@ -496,11 +496,11 @@ more = made["first"].instructions["IMAD"] > made["last"].instructions["IMAD"]
 print("more integer arithmetic with channels first:", more)
 
 # %% [markdown]
-# `LDGSTS.128` copies 128 bits directly into [shared memory](../docs/glossary.md#shared-memory), on their way to the
-# tensor cores, while the previous slice is still being multiplied. `LDG.16` loads one element into a register, from
-# which it has to be stored to shared memory, and every element needs its own mask and its own address calculation
-# (`IMAD` is an integer multiply-add). That's why tensor cores work best with channels last: **the sum runs over
-# channels, so they should be contiguous.**
+# `LDGSTS.128` copies 128 bits directly into [shared memory](../docs/glossary.md#shared-memory) for the tensor cores,
+# while they're still multiplying the previous slice. `LDG.16` loads one element into a register. The thread then has
+# to store it to shared memory, and every element needs its own mask and address calculation (`IMAD` is an integer
+# multiply-add). That's why tensor cores work best with channels last: **the sum runs over channels, so they should be
+# contiguous.**
 #
 # **How many times slower is this kernel on an H200 with channels first**, at stride 1? No formula gives you this
 # number, so guess.
@@ -704,8 +704,8 @@ print(f"distinct bytes: {fewer:.1f} times fewer in {fused.launches} launch")
 traffic_chart({"unfused": apart, "fused": fused})
 
 # %% [markdown]
-# Requested bytes and distinct bytes are an upper and a lower bound. The actual memory traffic is somewhere between
-# them, depending on the caches. Distinct bytes have dropped by the four reads and writes we removed.
+# The actual memory traffic is somewhere between distinct bytes and requested bytes, depending on the caches. Distinct
+# bytes dropped by the four reads and writes we removed.
 #
 # ## The mistake: folding statistics of a batch
 #
@@ -777,14 +777,14 @@ changed.compare(
 # ## How much can fusing gain?
 #
 # Bytes are only half of the story, because a convolution also computes. Take a large one in bf16. Each element of the
-# result takes two FLOPs per unit of depth, and each of the four memory trips that fusion saves is two bytes. If $R$ is
-# the tensor cores' rate and $B$ the bandwidth, then
+# result takes two FLOPs per unit of depth. Fusion saves it four memory trips of two bytes each. If $R$ is the tensor
+# cores' rate and $B$ the bandwidth, then
 #
 # $$\text{speedup} = \frac{2\,\text{depth}/R + 4 \cdot 2/B}{2\,\text{depth}/R} = 1 + \frac{4\,R/B}{\text{depth}}$$
 #
-# $R/B$ is the [ridge point](../docs/glossary.md#ridge-point) from lesson 01. Neither the image size nor the number of
-# output channels appears in the formula. All that matters is the depth, which is taps times input channels. **For 3 x 3
-# taps and 128 channels on an H100: how many times faster?**
+# $R/B$ is the [ridge point](../docs/glossary.md#ridge-point) from lesson 01. The image size and the number of output
+# channels aren't in the formula. All that matters is the depth, which is taps times input channels. **For 3 x 3 taps
+# and 128 channels on an H100: how many times faster?**
 # <!-- given two bytes: bf16 -->
 
 # %% tags=["hide-input"]
@@ -840,10 +840,10 @@ speed_up.on(chart, "y")
 # "Ours" is the course's tuned `conv_bn_act`. cuDNN's kernel adds a bias and applies ReLU in its epilogue, and once the
 # weights are folded that's all we need. PyTorch exposes it as `torch.cudnn_convolution_relu`.
 #
-# So is **algebra alone** enough? Fold the weights, give `conv2d` its bias and call ReLU. There is no new kernel to
-# write, and batch norm's read and write are gone. **How many times faster than three kernels, at the same size?** One
-# thing you should know first: on a GPU, PyTorch calls cuDNN without the bias and adds it afterwards, in a separate
-# kernel (`ATen/native/Convolution.cpp`).
+# So is **algebra alone** enough? Fold the weights, give `conv2d` its bias and call ReLU. You don't write a kernel,
+# and batch norm's read and write are gone. **How many times faster than three kernels, at the same size?** One thing
+# you should know first: on a GPU, PyTorch calls cuDNN without the bias and adds it afterwards, in a separate kernel
+# (`ATen/native/Convolution.cpp`).
 
 # %% tags=["hide-input"]
 pencil = predict_first("speed-up by folding alone, 3 x 3, 128 channels, H200", unit="times")
@@ -890,7 +890,7 @@ print(
 
 # %% [markdown]
 # Should you write this kernel, then? Not if the library already has it: fold the weights and call the library. Write
-# your own when you need something it doesn't offer, such as another activation, a residual add, or int8 output.
+# your own if you need something it doesn't have, such as another activation, a residual add, or int8 output.
 #
 # ## Your predictions vs the measurements
 
@@ -968,9 +968,9 @@ columns = ("", "convolution, % of matmul rate", "memory trips, % of copy bandwid
 table(columns, rows, h200.label_of("conv_steps"))
 
 # %% [markdown]
-# Where both fall short by the same factor, the formula is right. Where the memory trips fall further short, as in the
-# first two sizes, a fused kernel that is as fast as cuDNN's convolution gains more than the formula predicts. Where the
-# convolution falls further short, as with 64 channels, it gains less.
+# If both fall short by the same factor, the formula is right. If the memory trips fall further short, as in the first
+# two sizes, a fused kernel as fast as cuDNN's convolution gains more than the formula predicts. If the convolution
+# falls further short, as with 64 channels, it gains less.
 #
 # ### Where the library wins
 #
@@ -1002,10 +1002,11 @@ for channels, times in h200.experiment("conv_channels").items():
 table(("channels", "cuDNN's speed over ours"), rows, h200.label_of("conv_channels"))
 
 # %% [markdown]
-# It doesn't: for most channel counts the two are about level. (At 256 channels our kernel used a different tile at the
-# time. The version in the table above has a better one.) Where they differ, the reason is the tile. Large tiles may
-# leave the GPU's last wave partly empty (lesson 07), while small ones load more bytes per FLOP. Our kernel chooses from
-# the few `TILES` in `kernels/tuned/conv_descriptors.py`, whereas a library has many more kernels to choose from.
+# It doesn't: for most channel counts the two are about level. (At 256 channels our kernel used a different tile at
+# the time. The version in the table above has a better one.) When they differ, it's because of the tile. Large tiles
+# may leave the GPU's last wave partly empty (lesson 07), while small ones load more bytes per FLOP. Our kernel
+# chooses from the few `TILES` in `kernels/tuned/conv_descriptors.py`, whereas a library has many more kernels to
+# choose from.
 #
 # So far we've only looked at GPU time. How long does a **caller** in Python wait, including the launch?
 
@@ -1027,10 +1028,10 @@ late = at_all_sizes.behind(["conv_bn_act"])
 print("Furthest behind:", *[line for line in late if not line.startswith("a call")][:6], sep="\n")
 
 # %% [markdown]
-# The large gaps come from particular shapes. cuDNN leads on some 14 x 14 and 7 x 7 images, where there are few tiles,
-# and by a little on some larger ones, since a library has more kernels to choose from. If a pixel's channels don't add
-# up to a multiple of 16 bytes (100 or 130 of them, or the 3 of a first layer), cuDNN falls behind, whereas ours makes a
-# padded copy first (see below).
+# You only get large gaps at particular shapes. cuDNN leads on some 14 x 14 and 7 x 7 images, where there are few
+# tiles, and by a little on some larger ones, since a library has more kernels to choose from. If a pixel's channels
+# don't add up to a multiple of 16 bytes (100 or 130 of them, or the 3 of a first layer), cuDNN falls behind, whereas
+# ours makes a padded copy first (see below).
 # <!-- given 16 bytes: CUDA C++ Programming Guide, tensor maps: strides -->
 #
 # ### A tap is a shifted box
@@ -1056,10 +1057,10 @@ ratio = times["the lesson's kernel"].median / times["fused"].median
 print(f"with boxes: {ratio:.1f} times faster on an H200 (and with larger tiles)")
 
 # %% [markdown]
-# There are restrictions: the number of channels has to be a multiple of 8 (16 if the stride isn't 1), the tensors have
-# to be aligned, and the GPU has to be recent. For other channel counts the kernel first makes a copy with zeros after
-# the channels and around the image, provided that there's enough arithmetic to pay for it. (In that copy, TMA's boxes
-# may even overlap, so that a whole filter row becomes one step.) Anything else goes to the plain kernel.
+# There are restrictions: the number of channels has to be a multiple of 8 (16 if the stride isn't 1), the tensors
+# have to be aligned, and the GPU has to be recent. For other channel counts the kernel first makes a copy with zeros
+# after the channels and around the image, if there's enough arithmetic to pay for it. (In that copy, TMA's boxes may
+# even overlap, so that a whole filter row becomes one step.) Anything else goes to the plain kernel.
 #
 # ### Batch statistics, timed
 #
