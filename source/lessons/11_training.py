@@ -110,8 +110,8 @@ print("y.requires_grad:", y.requires_grad)
 # \frac{\partial L}{\partial x_i} = r\, g_i w_i + \sum_j g_j w_j x_j \frac{\partial r}{\partial x_i}
 # = r \Big( g_i w_i - \hat x_i \cdot \frac1n \sum_j g_j w_j \hat x_j \Big)$$
 #
-# The term we subtract is the *projection* of $g w$ onto $\hat x$. It has to go because scaling a row doesn't change
-# $\hat x$. **What does that make $\sum_i x_i \,\partial L/\partial x_i$ over a row, if eps is 0?**
+# We subtract the *projection* of $g w$ onto $\hat x$, because scaling a row doesn't change $\hat x$. **What does that
+# make $\sum_i x_i \,\partial L/\partial x_i$ over a row, if eps is 0?**
 
 # %% tags=["hide-input"]
 along_x = predict_first("sum of x times its gradient over a row, RMSNorm, eps 0", unit="")
@@ -303,9 +303,9 @@ for shape in ((1, 5), (6, 3), (5, 1)):
     print(f"full, {shape[0]} x {shape[1]}:", gradcheck(full, *shape))
 
 # %% [markdown]
-# So the formula is right, but gradcheck doesn't cover rounding: a correct formula can still lose accuracy in fp32
-# or bf16. To find out, we'll take float64 as the truth and compare our error in each gradient with PyTorch's error in
-# the same dtype:
+# So the formula is right, but gradcheck doesn't cover rounding: a correct formula can still lose accuracy in fp32 or
+# bf16. So we'll take float64 as the truth and compare our error in each gradient with PyTorch's error in the same
+# dtype:
 
 
 # %% tags=["hide-input"]
@@ -447,11 +447,12 @@ puzzle(scores_gradient_kernel, 3, p, dp, wanted=right.float(), KEYS=4)
 # ds = p * (1 - p) * dp
 # -->
 #
-# That leaves two problems. First, **P isn't in memory**, because flash attention never wrote it. Instead, the forward
-# pass saves one value per query, $\mathrm{lse}_i = \log \sum_j e^{S_{ij}}$, and the backward pass recomputes each tile
-# as $P = e^{S - \mathrm{lse}}$, with no running max and no rescaling. Second, **D needs a whole row** of $P$ and $dP$,
-# while a tile only has part of one. Fortunately, $D_i = \sum_j P_{ij} \sum_c dO_{ic} V_{jc} = \sum_c dO_{ic}\, O_{ic}$,
-# which is the row sum of $dO \circ O$, and you can compute that before the loop starts.
+# That leaves two problems. First, **P isn't in memory**, because flash attention never writes it. Instead, the
+# forward pass saves one value per query, $\mathrm{lse}_i = \log \sum_j e^{S_{ij}}$, and the backward pass recomputes
+# each tile as $P = e^{S - \mathrm{lse}}$, with no running max and no rescaling. Second, **D needs a whole row** of
+# $P$ and $dP$, while a tile only has part of one. Fortunately,
+# $D_i = \sum_j P_{ij} \sum_c dO_{ic} V_{jc} = \sum_c dO_{ic}\, O_{ic}$, which is the row sum of $dO \circ O$, and you
+# can compute that before the loop starts.
 #
 # **The forward pass does two matmuls per tile. How many does the backward pass do?**
 
@@ -529,9 +530,9 @@ for name, mine, each in zip(("dQ", "dK", "dV"), (dq, dk, dv), truth, strict=True
 #
 # ## What should a layer save?
 #
-# With a whole layer there are more choices. To compute the weights' gradients, the layer's matmuls need their inputs
-# again, which are the outputs of the norms and of the gate. You can recompute those from tensors that are saved anyway,
-# by reading a few bytes and doing a little arithmetic. We'll compare four policies:
+# With a whole layer you have more choices. To compute the weights' gradients, the layer's matmuls need their inputs
+# again, which are the outputs of the norms and of the gate. You can recompute those from tensors that are saved
+# anyway, by reading a few bytes and doing a little arithmetic. We'll compare four policies:
 #
 # - *unfused*: save what PyTorch saves, operator by operator (attention is fused in all four);
 # - *fused*: save what our kernels need, plus the matmuls' inputs;
@@ -541,9 +542,9 @@ for name, mine, each in zip(("dQ", "dK", "dV"), (dq, dk, dv), truth, strict=True
 # The times come from the data sheet: matmuls run at the tensor cores' rate, and everything else is memory-bound, so its
 # time depends on its bytes. Try the following:
 #
-# 1. You have 32 layers on an H200, with 32,768 tokens of width 4096 in bf16, and weights and optimiser take half of its
-#    memory. Which policy do you choose?
-# 2. Is the cost of recomputing norms and gate a larger share of the time at a small width or a large one? Why?
+# 1. You have 32 layers on an H200, with 32,768 tokens of width 4096 in bf16, and weights and optimiser take half of
+#    its memory. Which policy do you choose?
+# 2. Does recomputing norms and gate take a larger share of the time at a small width or a large one? Why?
 # 3. Switch from bf16 to fp32. Why does recomputing the norms become even cheaper relative to the rest?
 
 # %% tags=["hide-input"]
@@ -599,7 +600,7 @@ skipped.compare(
 )
 
 # %% [markdown]
-# **Claim: "checkpointing costs a third more compute."** The reasoning is that the forward pass is a third of a step and
+# **Claim: "checkpointing costs a third more compute."** The idea is that the forward pass is a third of a step and
 # now runs twice.
 
 # %% tags=["answers-skipped", "hide-input"]
@@ -615,8 +616,8 @@ print(
 # %% [markdown]
 # ## What torch.compile decides
 #
-# `torch.compile` captures forward and backward pass as *one* graph, which it then has to cut in two. Each edge it cuts
-# is a tensor that has to be saved. It looks for the cheapest cut, which is a **minimum cut** in a network whose
+# `torch.compile` captures forward and backward pass as *one* graph, which it then has to cut in two. For each edge it
+# cuts, it has to save a tensor. It looks for the cheapest cut, which is a **minimum cut** in a network whose
 # capacities are bytes, and it can recompute cheap operations in the backward half. We can run this **min-cut
 # partitioner** without generating any code. Here it is on an unfused norm and gate:
 
@@ -729,18 +730,17 @@ print(f"{len(large)} saved, {', '.join(large)}; recomputed: {', '.join(again)}")
 
 # %% [markdown]
 # We get one graph with your kernel as a node. But the cut now also saves the norm's result, because the partitioner
-# can't look inside your operator and doesn't know that it's cheap to recompute. **Every kernel you register takes a
-# decision away from the compiler.** You could fuse the gate into the kernel too. Otherwise the compiler may save more
+# can't look inside your operator and doesn't know that it's cheap to recompute. **The compiler can't make decisions
+# inside a kernel you register.** You could fuse the gate into the kernel too. Otherwise the compiler may save more
 # than it should.
 #
 # ## Cross entropy without all the logits
 #
 # The largest tensor in a language model is often its last one, the logits: one per token *and per word of the
 # vocabulary*. Cross entropy computes just as many logarithms, and its backward pass just as many gradients. But since
-# the loss is a mean over tokens, we can process a few tokens at a time. The only thing we need from the logits for the
-# other gradients is *their* gradient, $(\mathrm{softmax} - \mathrm{onehot})/N$, and we can compute that during the
-# **forward** pass, while the logits exist. We use it in both matmuls, and then the next chunk overwrites the logits. In
-# outline:
+# the loss is a mean over tokens, we can process a few tokens at a time. For the other gradients, all we need from the
+# logits is *their* gradient, $(\mathrm{softmax} - \mathrm{onehot})/N$, and we can compute that during the **forward**
+# pass, while the logits exist. We use it in both matmuls, and then the next chunk overwrites the logits. In outline:
 #
 # ```python
 # for part in chunks:                             # slices of tokens
@@ -844,11 +844,11 @@ apart = max(abs(one - other) for one, other in zip(*runs.values(), strict=True))
 print("fused and unfused losses agree to within 1e-5 over 8 steps:", apart < 1e-5)
 
 # %% [markdown]
-# The difference starts out in the last digit of an fp32 value, because the kernels add in a different order, and
-# training then amplifies it at every step. That's no bug in either version. **So compare losses step by step at the
-# start, when a wrong gradient shows immediately, and compare them as curves later.** The loss at step 0 hasn't used any
-# gradient yet, but at step 1 the naive loss is already off by over a thousand times more than the fused one. *That's*
-# how a falling loss can reveal a wrong gradient. Here is a minute of `python -m benchmarks.training`, recorded:
+# The difference starts out in the last digit of an fp32 value, because the kernels add in a different order, and it
+# grows with every training step. Neither version has a bug. **So compare losses step by step at the start, when a
+# wrong gradient shows immediately, and compare them as curves later.** The loss at step 0 hasn't used any gradient
+# yet, but at step 1 the naive loss is already off by over a thousand times more than the fused one. *That's* how a
+# falling loss can reveal a wrong gradient. Here is a minute of `python -m benchmarks.training`, recorded:
 
 # %% tags=["hide-input"]
 from helpers.figures import loss_chart
@@ -858,8 +858,8 @@ minute = cpu.experiment("training")
 loss_chart(minute["unfused"], minute["fused"], math.log(BRANCHES), cpu.label)
 
 # %% [markdown]
-# **Claim: "dropping intermediates takes 20 to 40 % less memory."** The claim names neither a source nor a model. We
-# found it true for one gate in lesson 04, and for one loss in lesson 06. Here we test it on the whole transformer, not
+# **Claim: "dropping intermediates takes 20 to 40 % less memory."** The claim doesn't name a source or a model. It was
+# true for one gate in lesson 04, and for one loss in lesson 06. Here we test it on the whole transformer, not
 # counting its weights, which both versions save:
 
 
@@ -923,7 +923,7 @@ step_memory.compare(
 # Two caveats about that table. We gave `torch.compile` the unfused attention and loss. With
 # `scaled_dot_product_attention` and a chunked loss it would come closer, but we haven't timed that. And the second
 # fused run repeats every loss only because, when we recorded it, attention's backward kernel summed dQ in a fixed
-# order. Today's kernel does so on Hopper only under `torch.use_deterministic_algorithms(True)`.
+# order. On Hopper, today's kernel only does that under `torch.use_deterministic_algorithms(True)`.
 #
 # ## Your predictions vs the measurements
 
@@ -976,8 +976,8 @@ self_test(answer, 8192 * 128_256 * 2 / 1e9, "tokens times words, two bytes each"
 #
 # You control this with `activation_memory_budget`, from 1 for minimum time down to 0 for minimum memory. We'll try it
 # with a matmul in the middle, `silu(norm(x) @ p) * up`. At first the compiler saves the matmul (`mm`) and its input
-# (`t`, the norm's result). With a smaller budget it recomputes the norm, and finally the matmul too. These are the
-# explorer's policies, except that a compiler chooses among them.
+# (`t`, the norm's result). With a smaller budget it recomputes the norm, and finally the matmul too. Those are the
+# explorer's policies, but here the compiler chooses.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -1036,9 +1036,8 @@ for name, scaled in (
 # bf16 has the same range as fp32 and doesn't need loss scaling.
 #
 # You don't need an extra pass for the division if the optimiser does it while it loads each gradient. `kernels.adamw`
-# is AdamW in one launch for all parameters, in which a program owns one chunk of one tensor and looks up in a table
-# which chunk that is. If `found_inf` is set, as `GradScaler` sets it for fused optimisers, the programs don't write
-# anything.
+# is AdamW in one launch for all parameters, where each program looks up its chunk of a tensor in a table. If
+# `found_inf` is set, as `GradScaler` sets it for fused optimisers, the programs don't write anything.
 #
 # An fp32 step reads the parameter, its gradient and two moments, and writes all but the gradient, which makes seven
 # passes. Here are the passes of PyTorch's eager steps, including the division by the scale, and of ours, including its
