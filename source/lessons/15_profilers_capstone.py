@@ -9,7 +9,7 @@
 # After this lesson you can
 #
 # - find the sections of an Nsight Compute page that matter, and pick out the numbers you could have predicted;
-# - say where on the chip a counter is, and which traffic it therefore sees;
+# - say where on the chip a counter sits, and which traffic it sees;
 # - find fusion candidates in a trace with a simple rule, and explain what the rule misses;
 # - profile a script of your own, and find out why a profiler refuses to run;
 # - work out how much each fusion contributes to the speed of a whole model.
@@ -163,11 +163,11 @@ def pair_table(pairs, name=""):
 pair_table(beside("add_gelu", (2**25,), torch.float32, small=(2**14,), times=2**11))
 
 # %% [markdown]
-# [Registers](../docs/glossary.md#register), block size, occupancy, [sectors](../docs/glossary.md#sector) and bytes read
-# all match, or nearly so. **One differs: DRAM receives fewer bytes than the result has.** Nothing was lost. Stores go
-# to L2, which only writes a line back to DRAM when it needs the space, so when the kernel ends, the last part of `y` is
-# still in L2 and gets written back during some later kernel. The smaller the tensor, the larger that part is. So treat
-# a profiler's written bytes as a lower bound, and use the meter's count for the kernel's real cost.
+# [Registers](../docs/glossary.md#register), block size, occupancy, [sectors](../docs/glossary.md#sector) and bytes
+# read all match or come close. **One differs: DRAM receives fewer bytes than the result has.** Nothing was lost.
+# Stores go to L2, which only writes a line back to DRAM when it needs the space, so when the kernel ends, the last
+# part of `y` is still in L2 and gets written back during some later kernel. The smaller the tensor, the larger that
+# part is. So treat a profiler's written bytes as a lower bound, and use the meter's count for the kernel's real cost.
 #
 # You can read a counter's long name from left to right. `l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum` is counted in
 # L1, and it's the number of sectors that go through the load/store units (LSU), to global memory, for loads, summed
@@ -208,9 +208,9 @@ for name in ("add_gelu_kernel", "linear_act_descriptors_kernel"):
 table(("sectors read", "L1: by loads", "L2: all reads"), rows)
 
 # %% [markdown]
-# **A counter sits at one place on the chip and only sees the traffic that passes it.** The first column is on the path
-# that load instructions take, but TMA has its own. If you looked at that column alone, you'd think the matmul doesn't
-# read anything.
+# **A counter sits at one place on the chip and only sees the traffic that passes it.** The first column counts on the
+# path that load instructions take, but TMA has its own. From that column alone, you'd think the matmul doesn't read
+# anything.
 #
 # The same goes for the L2 counter. It reports that add+GELU reads half again as many sectors from L2 as it loads,
 # because an H200's L2 has two partitions and data from the far one passes through both.
@@ -287,10 +287,10 @@ table(("of the samples", "instruction"), rows)
 # %% [markdown]
 # An SM uses scoreboards to track registers that are waiting to be written. A *long scoreboard* stall is waiting for a
 # load from L1 or beyond, and a *short* one for shared memory and similar units. *Drain* is waiting for the stores at
-# the end of the kernel, which is where the samples on the branch (BRA) come from. Notice that the instruction with the
-# most samples isn't a load. It's the first addition whose operands are still [in
-# flight](../docs/glossary.md#in-flight). **The profiler blames the line that waits, not the line that loads.** This is
-# what a healthy memory-bound kernel looks like: it should be waiting for memory and little else.
+# the end of the kernel, and the samples on the branch (BRA) come from that. Notice that the instruction with the most
+# samples isn't a load. It's the first addition whose operands are still [in flight](../docs/glossary.md#in-flight).
+# **The profiler blames the line that waits, not the line that loads.** This is what a healthy memory-bound kernel
+# looks like: it should be waiting for memory and little else.
 #
 # ## Two questions from earlier lessons
 #
@@ -588,8 +588,8 @@ for name, block in (("unfused", unfused_block), ("fused", fused_block)):
 # %% [markdown]
 # ## Predicted and measured
 #
-# At realistic sizes, we can have the analyser predict how much faster the fused block is on an H200, from nothing but
-# the graph. For 8192 tokens, its plan adds up these parts:
+# At realistic sizes, we can have the analyser predict how much faster the fused block is on an H200, from the graph
+# alone. For 8192 tokens, its plan adds up these parts:
 
 # %% tags=["hide-input"]
 plan = plan_for(8192)
@@ -621,8 +621,8 @@ by_plan.compare(plan.time_unfused / plan.time_fused)
 
 # %% [markdown]
 # The analyser assumes that each kernel runs as fast as its bytes or its arithmetic allow. **And how many times faster
-# was it when measured?** You can't work this one out with any of our instruments, because it depends on how close
-# PyTorch's kernels get to their limits.
+# was it when measured?** None of our instruments can answer this one, because it depends on how close PyTorch's
+# kernels get to their limits.
 
 # %% tags=["hide-input"]
 predicted = predict_first(
@@ -694,9 +694,9 @@ for way in COMPARED:
         print(f"ours is faster than {way} at {ours_first} of {len(sizes)}")
 
 # %% [markdown]
-# **Our block beats unfused attention** by a wide margin, as you'd hope. But it rarely beats PyTorch with its libraries,
-# and `torch.compile` never: the last lines count. At 8192 tokens its spread overlaps with `torch.compile`'s. Next,
-# errors and memory:
+# **Our block beats unfused attention** by a wide margin, as you'd hope. But it rarely beats PyTorch with its
+# libraries, and it never beats `torch.compile` (see the last lines). At 8192 tokens its spread overlaps with
+# `torch.compile`'s. Next, errors and memory:
 
 # %% tags=["hide-input"]
 rows = []
@@ -710,9 +710,9 @@ columns = ("tokens", "", "kernels forward", "error", "at a step's peak")
 table(columns, rows)
 
 # %% [markdown]
-# Our block has the fewest kernels and an error between the other two, but it isn't any faster. At 8192 tokens it
-# doesn't even save memory, because for the backward pass `gated_op` saves the results of both matmuls *and* their gated
-# product, which torch.compile [recomputes](../docs/glossary.md#recompute) (lesson 11). So why isn't it faster?
+# Our block has the fewest kernels, and its error is between the other two, but it isn't any faster. At 8192 tokens it
+# doesn't even save memory, because for the backward pass `gated_op` saves the results of both matmuls *and* their
+# gated product, which torch.compile [recomputes](../docs/glossary.md#recompute) (lesson 11). So why isn't it faster?
 #
 # ## Amdahl's share
 #
@@ -764,14 +764,14 @@ def shares(tokens):
 shares(8192)
 
 # %% [markdown]
-# Most of the time goes into matmuls, and fusing doesn't make a matmul faster. Fusing *can* reduce the rest, which is
-# the norms and all the elementwise kernels, but together they don't take much. Going part by part, and including the
+# Most of the time goes into matmuls, and fusing doesn't make a matmul faster. Fusing *can* speed up the rest, the
+# norms and all the elementwise kernels, but together they don't take much. Going part by part, and including the
 # table for 512 tokens (Going further):
 #
 # - **Worth it**: SwiGLU in the epilogue of two matmuls, which gains the most, and the norms at 512 tokens.
-# - **Not worth it**: the residual in a matmul's epilogue. Wherever our matmul is slower than cuBLAS's, as it is at 512
-#   tokens, you lose more time than the addition took.
-# - **A loss**: attention. The library's kernel is faster than the one we recorded here at both sizes. It also writes
+# - **Not worth it**: the residual in a matmul's epilogue. Wherever our matmul is slower than cuBLAS's, as it is at
+#   512 tokens, you lose more time than the addition took.
+# - **A loss**: attention. At both sizes, the library's kernel is faster than the one we recorded here. It also writes
 #   its output in a layout where each token's heads are already side by side, so it doesn't need an extra copy.
 #
 # The best block would mix them: the library's attention, our gate, and cuBLAS for the rest. Writing all of the kernels
@@ -1028,9 +1028,9 @@ for before, after in itertools.pairwise(timeline):
 table(("between", "gap", "launched after the end", ""), rows)
 
 # %% [markdown]
-# A late launch right after a kernel whose result Python reads is `norm.item()`: first the CPU waits for the GPU, and
-# then the GPU waits for the CPU. You can keep the condition on the GPU instead: `grad * (most / norm).clamp(max=1)`
-# clips without a sync.
+# If a launch comes late, right after a kernel whose result Python reads, that's `norm.item()`: first the CPU waits
+# for the GPU, and then the GPU waits for the CPU. You can keep the condition on the GPU instead:
+# `grad * (most / norm).clamp(max=1)` clips without a sync.
 #
 # And these are the longest gaps in the fused block's trace from the main part:
 
@@ -1053,8 +1053,8 @@ table(("gap between", "gap", "launched after the end", "from launch to start"), 
 # %% [markdown]
 # Each launch comes late and its kernel starts soon afterwards, so the CPU is the bottleneck. Here that's the Python
 # code in our host wrappers, and a CUDA graph or fewer launches would help. If the launch had come long before the
-# previous kernel ended, it would be the GPU that's waiting, perhaps for a copy, another stream or an event. And if a
-# kernel starts within a microsecond of the previous one, the CPU is keeping ahead and you can only improve the kernels.
+# previous kernel ended, the GPU would be waiting, perhaps for a copy, another stream or an event. And if a kernel
+# starts within a microsecond of the previous one, the CPU is keeping ahead and you can only improve the kernels.
 #
 # ### Amdahl's share at 512 tokens
 
@@ -1129,14 +1129,15 @@ table(columns, rows, h100.label_of("add_gelu_counters"))
 # %% [markdown]
 # **Verdict: holds for the DRAM reads, with emptied caches, and fails for the rest.** The L2 hit rate *falls*, or
 # doesn't change, because most hits come from stores and, in the real program, from reading back the sum that was just
-# written, and fusing removes both. Occupancy hardly changes. A million elements can't fill this GPU, no matter what the
-# kernels do. If you leave the caches alone, GELU hardly reads anything from DRAM even when it's unfused. And the
-# claimed speedup doesn't show up in any row. Don't aim for a high hit rate, because bytes you never request can't hit.
+# written, and fusing removes both. Occupancy hardly changes. A million elements can't fill this GPU, no matter what
+# the kernels do. If you leave the caches alone, GELU hardly reads anything from DRAM even when it's unfused. And you
+# won't find the claimed speedup in any row. Don't aim for a high hit rate, because bytes you never request can't hit.
 #
 # ### Why one token is slow
 #
-# With one token, nearly all of the traffic is weights, and each is read once. Our block has a kernel for this case that
-# normalises, multiplies and gates in a single launch, which brings the block down to five launches. Even so:
+# With one token, nearly all of the traffic is weights, and you read each one once. Our block has a kernel for this
+# case that normalises, multiplies and gates in a single launch, which brings the block down to five launches. Even
+# so:
 
 # %% tags=["hide-input"]
 rows = []
@@ -1170,16 +1171,16 @@ table(("", "registers", "occupancy"), made)
 # %% [markdown]
 # The gated kernel keeps two sums instead of one, so it needs twice the registers for them and has fewer warps to hide
 # memory latency. That looks like too much fusion, as in lesson 07, and halving the rows per program would bring the
-# warps back. **It's a suspicion, not a finding**: a warp of the gated kernel waits for two tiles rather than one, and
-# we didn't record a page for it. Its sectors and stalls would show the reason, and you'd need a GPU to tell whether
+# warps back. **But that's only a guess**: a warp of the gated kernel waits for two tiles rather than one, and we
+# didn't record a page for it. You'd see the reason in its sectors and stalls, and you'd need a GPU to tell whether
 # half the rows is actually *faster*.
 #
 # ### Who is ahead, and where
 #
 # None of these kernels is fastest everywhere. First we compare the course's own kernels, at every size in the sweep,
-# with the best peer at that size (eager PyTorch, `torch.compile` with its default or max-autotune, Liger, QuACK, cuDNN,
-# cuBLASLt, FlashAttention-2 and -4, Flex). Then come the points where a peer is furthest ahead, both in GPU time and as
-# a call from Python. (Shapes are given as follows. Attention: batch, heads, key heads, queries, keys, head dim;
+# with the best peer at that size (eager PyTorch, `torch.compile` with its default or max-autotune, Liger, QuACK,
+# cuDNN, cuBLASLt, FlashAttention-2 and -4, Flex). Then we list the points where a peer is furthest ahead, both in GPU
+# time and as a call from Python. (Shapes list, for attention: batch, heads, key heads, queries, keys, head dim; for
 # convolution: images, channels, height, width, filters, taps, stride.)
 
 # %% tags=["hide-input"]
@@ -1197,9 +1198,9 @@ print(f"behind at {on_gpu} of {points} points, {on_gpu / points:.0%}")
 print(f"behind as a call at {len(slow)} of the {timed} that were called, {len(slow) / timed:.0%}")
 
 # %% [markdown]
-# The last lines show the share of points, and of calls, where a library is ahead. Each library has its strengths: QuACK
-# on many wide rows, FlashAttention-4 on most long sequences, cuDNN on short ones and in some convolutions, cuBLASLt in
-# linear layers of a few hundred rows, eager PyTorch in some calls, especially for backward passes, and `torch.compile`
-# at some sizes of some kernels. `fusion bench --recorded --sweep` lists every point, with the reasons and our attempts
-# to fix it, and if you add a kernel's name you get all of its times. Before you write a kernel, look up your sizes in a
-# list like this one. After you've written it, make your own.
+# In the last lines you see the share of points, and of calls, where a library is ahead. Each library has its
+# strengths: QuACK on many wide rows, FlashAttention-4 on most long sequences, cuDNN on short ones and in some
+# convolutions, cuBLASLt in linear layers of a few hundred rows, eager PyTorch in some calls, especially for backward
+# passes, and `torch.compile` at some sizes of some kernels. `fusion bench --recorded --sweep` lists every point, with
+# the reasons and our attempts to fix it. Add a kernel's name to get all of its times. Before you write a kernel, look
+# up your sizes in a list like this one. After you've written it, make your own.
