@@ -10,7 +10,7 @@
 #
 # - write scores, mask and softmax as one kernel that also handles a query with no visible key;
 # - derive FlashAttention from online softmax, and name a test that a broken version passes;
-# - tell which costs grow linearly with N, and which with its square;
+# - tell which costs grow linearly with N, and which quadratically;
 # - skip the tiles that a causal mask hides;
 # - find the unit that limits attention on a given GPU;
 # - explain what FlashAttention 2, 3 and 4 changed, and what a compiler can do instead;
@@ -162,9 +162,9 @@ print("right:", torch.allclose(with_all.result, expected, atol=1e-3))
 print(with_all)
 
 # %% [markdown]
-# There's only one launch, the result is right, and the kernel writes nothing else. (`tl.dot` multiplies tiles of at
-# least 16 on tensor cores and accumulates in fp32. We store fp32, since anyone who wants the probabilities usually
-# wants them exact.)
+# You get the right result from one launch, and the kernel writes nothing else. (`tl.dot` multiplies tiles of at least
+# 16 on tensor cores and accumulates in fp32. We store fp32, since anyone who wants the probabilities usually wants
+# them exact.)
 #
 # Now let's add padding. First the **last** forty positions are padding, then the **first** forty, as in a batch of
 # prompts that all end at the same position. In both cases sixty queries are real, and each one's weights add up to 1.
@@ -190,7 +190,7 @@ padding_weight.compare(
 )
 
 # %% [markdown]
-# The corrected mask:
+# Here's the corrected mask:
 
 
 # %%
@@ -207,8 +207,8 @@ print(f"rows that are NaN: {p_before.isnan().any(dim=-1).sum().item()}")
 
 # %% [markdown]
 # The rows that are still NaN belong to queries with **no visible key at all**. Their maximum is minus infinity, and
-# `-inf - -inf` is NaN, and so is 0 / 0. PyTorch's softmax does the same. You never use these rows, but a later step
-# multiplies them by 0, and that's still NaN. `scaled_dot_product_attention` returns zeros instead, and so do the
+# `-inf - -inf` is NaN, and so is 0 / 0. PyTorch's softmax does the same. You never use these rows, but if a later
+# step multiplies them by 0, they're still NaN. `scaled_dot_product_attention` returns zeros instead, and so do the
 # course's kernels. The fix takes two lines: **treat a maximum of minus infinity as 0 and a sum of 0 as 1**.
 #
 # ```python
@@ -291,7 +291,7 @@ puzzle(column_mask_kernel, 1, q_4, k_5, wanted=rows_of_5, keys=5, ROWS=4, BLOCK=
 # -->
 #
 # **Longer rows.** This program holds all keys and all scores of its rows, so doubling the keys doubles its shared
-# memory and registers, and at 1024 keys only one block fits on an SM. We need to load the keys in tiles and compute the
+# memory and registers, and at 1024 keys only one block fits on an SM. So we load the keys in tiles and compute the
 # maximum and sum **online**, as in lesson 06, but now for many rows at once:
 
 
@@ -393,9 +393,9 @@ short = random_inputs(heads=2, tokens=64, d=64)
 print("right:", torch.allclose(flash(take_in, *short).float(), exact(*short), atol=1e-3))
 
 # %% [markdown]
-# It's right, but 64 tokens fit in one tile of 64 keys. Let's also try two and five tiles, and add a test that needs no
-# reference: **set every value to 1**. The weights add up to 1, so the result has to be 1. **At how many of these three
-# lengths does that test fail?**
+# It's right, but all 64 tokens fit in one tile of keys. Let's also try two and five tiles, and add a test that needs
+# no reference: **set every value to 1**. The weights add up to 1, so the result has to be 1. **At how many of these
+# three lengths does that test fail?**
 
 # %% tags=["hide-input"]
 noticed = predict_first("lengths at which values of 1 expose the first version, of three", unit="")
@@ -431,8 +431,8 @@ for name, o in (("first version", flash(take_in, *slope)), ("exact", exact(*slop
 
 # %% [markdown]
 # When a later tile raises the maximum, the sums accumulated so far are too large, because their exponentials are
-# relative to the old maximum. In this kernel the scores are given, and each key's value is **one number**. `total` is
-# already rescaled, as in lesson 06. **Correct the marked line.** Two of the rows already come out right. Why?
+# relative to the old maximum. In this kernel the scores are given, and each key's value is **one number**. We already
+# rescale `total`, as in lesson 06. **Correct the marked line.** Two of the rows already come out right. Why?
 
 
 # %%
@@ -541,10 +541,10 @@ display(table(("tokens", "unfused", "fused, touched", "fused, requested"), rows)
 touched.compare(fused.unique_total / 1e3)
 
 # %% [markdown]
-# It touches q, k, v and the output, so what DRAM has to hold and deliver went from O(N²) to O(N). But look at the last
-# column. **Every program reads all keys and values again**, so requested bytes still grow as N², divided by the queries
-# per program. L2 serves most of these requests, because a head's programs run side by side. With 128 queries per
-# program instead of 64, there would be half as many.
+# It touches q, k, v and the output, so both memory and DRAM traffic went from O(N²) to O(N). But look at the last
+# column. **Every program reads all keys and values again**, so requested bytes still grow as N², divided by the
+# queries per program. L2 serves most of these requests, because a head's programs run side by side. With 128 queries
+# per program instead of 64, you'd have half as many.
 #
 # Because of the rescaling, FlashAttention does *more* arithmetic than the separate kernels. It's faster because it
 # moves fewer bytes. The matmuls are still N × N. Now move the sliders. (The times come from the roofline, so they're
@@ -677,7 +677,7 @@ for d in (64, 128):
 share_of_products.compare(100 * (1 / special.peak) / (4 * 64 / roof.peak))
 
 # %% [markdown]
-# If tensor cores and SFUs took turns, exponentials would be a large part of the time. They're only free if both units
+# If tensor cores and SFUs took turns, you'd spend much of the time on exponentials. They're only free if both units
 # work **at the same time**.
 #
 # 1. On an H100, at what head dims do the exponentials take longer than the matmuls?
@@ -785,13 +785,13 @@ block_mask = create_block_mask(window, None, None, 8192, 8192, device="cpu")
 print(f"tiles skipped: {block_mask.sparsity():.0f}%")
 
 # %% [markdown]
-# None of our kernels supports a window, and here you get one with a single line.
+# None of our kernels supports a window, but here you get one in a single line.
 #
 # ## Claims: time and memory
 #
-# **Claim: "attention in three operations, fused: 3.33 times faster."** It gives no conditions, so take the simplest:
-# matmul, softmax, matmul against one kernel, with 96 heads of dimension 64 in fp16 on an H200. The scaling is done
-# beforehand.
+# **Claim: "attention in three operations, fused: 3.33 times faster."** It doesn't give conditions, so take the
+# simplest: matmul, softmax, matmul against one kernel, with 96 heads of dimension 64 in fp16 on an H200. The scaling
+# is done beforehand.
 
 # %% tags=["hide-input"]
 rows = []
@@ -875,8 +875,8 @@ table(("tokens", "saved, unfused", "fused", ""), rows)
 #
 # ## One token at a time
 #
-# A language model generates one token at a time. Its one new query sees all keys before it, which are stored with the
-# values in the *KV cache*. This is [decode](../docs/glossary.md#decode). The score matrix is now a single row, so
+# A language model generates one token at a time. Its one new query sees all earlier keys, which are in the *KV cache*
+# along with the values. This is [decode](../docs/glossary.md#decode). The score matrix is now a single row, so
 # there's nothing large to keep out of memory. **What is the arithmetic intensity of such a step, in 16 bits: FLOP per
 # byte of k and v?**
 
@@ -1087,7 +1087,7 @@ for flag in (False, True):
 # written with `masked_fill` adds launches over N × N. The compiler fuses mask and softmax but leaves the matmul
 # separate.
 #
-# ### The model of the explorer against the meter and the clock
+# ### The explorer's model vs the meter and measured times
 
 # %% tags=["hide-input"]
 from helpers.instruments.operations import attention_of_heads
@@ -1150,8 +1150,8 @@ print(
 )
 
 # %% [markdown]
-# The mask is a comparison and a selection per score. Leaving it out where it hides nothing gains about another tenth.
-# Now choose your own tiles:
+# The mask costs a comparison and a selection per score. If you skip it in tiles where it hides nothing, you gain
+# about another tenth. Now choose your own tiles:
 #
 # 1. Loop up to the diagonal, in tiles of 64 x 64. How does the wasted share change from 128 tokens to 2,048?
 # 2. At 2,048 tokens, 128 queries per program request less than 16 do. What is the downside?
@@ -1316,8 +1316,8 @@ print(
 )
 
 # %% [markdown]
-# Its error is smaller than a rounding to 16 bits, which is what happens to p next. As for the slack, here is the
-# percentage of tiles after a row's first that rescale, on random scores:
+# Its error is smaller than the error of rounding to 16 bits, which we do to p next. As for the slack, here's the
+# percentage of tiles that rescale, not counting each row's first, on random scores:
 # <!-- given 16 bits: the format's definition -->
 
 
@@ -1384,12 +1384,13 @@ display(table(("shape, causal", *providers), rows, f"{h200.label_of('flash_atten
 print(f"a matmul: {rates['bf16_matrix_flops_per_second'] / 1e12:.0f} TFLOP/s")
 
 # %% [markdown]
-# `FlashAttention-2` is PyTorch's build of it, which was written for an A100. The third version is for Hopper. `Flex` is
-# FlexAttention's Triton template. In the rows without a mask, torch.compile's time is that of the kernel it called.
+# `FlashAttention-2` is PyTorch's build of it. It was written for an A100, and the third version for Hopper. `Flex` is
+# FlexAttention's Triton template. Without a mask, torch.compile just calls another kernel, so that's the kernel we
+# timed.
 #
-# The sweep, taken on an H100 with the present kernels, also has FlashAttention-4. It is ahead of ours on most long
-# sequences, forward by a few percent and backward by more. The chart shows head dim 128 by tokens per sequence, 16384
-# in all; the table has every size:
+# We ran the sweep on an H100 with today's kernels, and added FlashAttention-4. It beats ours on most long sequences,
+# by a few percent forward and by more backward. The chart shows head dim 128 at each sequence length, with 16384
+# tokens in all. The table has every size:
 
 # %% tags=["hide-input"]
 from helpers.figures import sweep_chart
@@ -1399,12 +1400,12 @@ at_all_sizes = recorded_sweep()
 display(sweep_chart(at_all_sizes, "flash_attention"), at_all_sizes.summary(["flash_attention"]))
 
 # %% [markdown]
-# In short sequences a program has few tiles of keys, so its first loads and last stores make up much of its time.
-# That's why the tuned kernel processes many query tiles one after another, and computes the first scores of the next
-# tile while it stores the output of the last. For the backward pass, at head dims 33 to 128 on Hopper, it uses one
-# kernel with five matmuls, whose programs add to the queries' gradient in memory. At other head dims there are two
-# kernels, one for the queries' gradient and one for the keys' and values'. Both recompute the scores, which makes seven
-# matmuls.
+# In short sequences a program has few tiles of keys, so it spends much of its time on its first loads and last
+# stores. That's why the tuned kernel processes many query tiles one after another, and computes the first scores of
+# the next tile while it stores the output of the last. For the backward pass, at head dims 33 to 128 on Hopper, it
+# uses one kernel with five matmuls, whose programs add to the queries' gradient in memory. At other head dims there
+# are two kernels, one for the queries' gradient and one for the keys' and values'. Both recompute the scores, which
+# makes seven matmuls.
 #
 # **Claim: "FlashAttention: 2 to 4 times faster between 128 and 4K tokens."** This comes from its first README, for an
 # A100: forward and backward pass together, batch 8, 12 heads of dimension 64, against unfused PyTorch, and "more with
