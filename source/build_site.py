@@ -215,6 +215,7 @@ class Site:
             section = page.sections[-1][1] if page.sections else ""
             page.texts[section] = f"{page.texts.get(section, '')} {words_of(rendered)}"
             shown += rendered
+        shown = re.sub(r"<th[^>]*></th>", "<td></td>", shown)  # a column without a name has no header
         return re.sub(r"(<table>.*?</table>)", r'<div class="wide">\1</div>', shown, flags=re.DOTALL)
 
     def write(self, page: Page, notebook: nbformat.NotebookNode, lesson: Page | None = None) -> None:

@@ -337,6 +337,11 @@ def test_formulas_are_mathml(sample):
     assert "\\mathrm" not in prose
 
 
+def test_a_column_without_a_name_has_no_header(sample):
+    page = BeautifulSoup(sample.markup("| | a |\n|-|-|\n| b | c |\n", sample.front), "html.parser")
+    assert [(cell.name, cell.text) for cell in page.select("thead :is(th, td)")] == [("td", ""), ("th", "a")]
+
+
 def test_a_folder_with_other_things_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match="holds something else than these pages"):

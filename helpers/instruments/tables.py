@@ -54,8 +54,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence], title: str = "") -> 
 def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]], sides: Sequence[str], title: str = "") -> str:
     """Return the table as HTML. Cells of figures don't wrap; the first cell of a row names it."""
     styles = [f"text-align:{side}" + ";white-space:nowrap" * (side == "right") for side in sides]
+    # A column without a name has no header: one that is empty would be read out as a header.
     head = "".join(
-        f'<th scope="col" style="text-align:{side}">{html.escape(name)}</th>'
+        f'<th scope="col" style="text-align:{side}">{html.escape(name)}</th>' if name else "<td></td>"
         for name, side in zip(columns, sides, strict=True)
     )
     body = ""

@@ -15,7 +15,7 @@ from helpers.figures.frame.animation import Animation, Bar, Counter, Film, FilmS
 from helpers.figures.fusion.chain_cuts import bytes_after, chain_animation
 from helpers.figures.launches.launch_animation import SIZES, launch_timeline, ways
 from helpers.figures.memory.moving_bytes import TILES, traffic_animation, trips
-from helpers.figures.memory.pass_counts import PASSES, passes_animation
+from helpers.figures.memory.pass_counts import LEGEND, PASSES, passes_animation
 from helpers.figures.memory.requests_and_dram import SIZES as REQUEST_SIZES
 from helpers.figures.memory.requests_and_dram import TILES as REQUEST_TILES
 from helpers.figures.memory.requests_and_dram import request_animation, tiles_in_l2, traffic
@@ -26,6 +26,7 @@ from helpers.instruments.dry_run import dry_run
 from helpers.instruments.fusion import analyse
 from helpers.instruments.prediction import L2Cache
 from helpers.instruments.sass import Instruction
+from helpers.style import FUSED, UNFUSED
 from kernels import add_gelu
 
 H200 = recorded("h200")
@@ -196,6 +197,14 @@ def test_the_chain_moves_what_the_meter_counts():
     x, scale, bias = torch.rand(100, 1000), torch.rand(1000), torch.rand(1000)
     found = measure(lambda x, scale, bias: torch.relu(x * scale + bias), x, scale, bias).bytes_total
     assert found == PASSES["chain"].moved("unfused") * x.nbytes + scale.nbytes + bias.nbytes
+
+
+@pytest.mark.parametrize("what", PASSES)
+def test_the_films_of_passes_say_what_is_purple(what):
+    [scene] = passes_animation(what).scenes.values()
+    [note] = [note for note in scene.notes if note.text == LEGEND]
+    [sample] = [bar for bar in scene.bars if (bar.x, bar.y, bar.start) == (0, note.y - 9, 0.0)]
+    assert sample.colour in {each.colour for each in scene.movers} - {FUSED, UNFUSED}
 
 
 def test_unknown_passes_are_refused():

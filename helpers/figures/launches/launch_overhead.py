@@ -251,7 +251,7 @@ def _moving(scene: LaunchScene) -> str:
 
 
 def _table(scene: LaunchScene) -> str:
-    head = "<table><tr><th><th>launches<th>bytes<th>CPU launches<th>GPU starts<th>memory<th>a call"
+    head = "<table><tr><td><th>launches<th>bytes<th>CPU launches<th>GPU starts<th>memory<th>a call"
     rows = []
     for curve in scene.curves:
         time = curve.marked

@@ -14,6 +14,7 @@ WIDTH, BESIDE = 620, 28  # pixels
 NAMES = 92  # of the tensors, left of their tiles
 CELL, ROW, TOP = (33, 12), 21, 54
 CHIP = 54  # height
+LEGEND = "written by one kernel, read by another"  # what is purple
 FLIGHT = 1.6  # crossings that one tile is in flight
 
 
@@ -190,13 +191,15 @@ def passes_animation(what: str) -> Film:
     chip = TOP + ROW * len(tensors) + 22
     halves = [_half(shown, way, place * (half + BESIDE), chip, half) for place, way in enumerate(("unfused", "fused"))]
     movers, bars, notes, boxes = (tuple(item for of in halves for item in of[part]) for part in range(4))
-    ends = [of[4] for of in halves]
+    ends, under = [of[4] for of in halves], chip + CHIP + 12
+    bars += (Bar(0, under, 10, 10, 0.0, 0.0, PURPLE),)
+    notes += (Note(LEGEND, 16, under + 9),)
     told = (
         (0.0, "Every kernel reads its inputs from memory and writes its results there."),
         (ends[1], "The fused version is done."),
         (ends[0], "Both have the same result."),
     )
     scene = Animation(
-        (WIDTH, chip + CHIP + 8), max(ends), 12.0, "crossings", 1.0, shown.title, movers, bars, notes, (), boxes, told
+        (WIDTH, under + 18), max(ends), 12.0, "crossings", 1.0, shown.title, movers, bars, notes, (), boxes, told
     )
     return Film({what: scene}, frame=0.4, narrow=Stack(half + BESIDE, half + 4))
