@@ -87,16 +87,16 @@ def gelu_kernel(s_ptr, y_ptr, elements, BLOCK: tl.constexpr):
 #
 # Triton's compiler and NVIDIA's assembler both run here, without a GPU. They divide a block among
 # [threads](../docs/glossary.md#thread), which run in lockstep in **warps** of 32. The values of a block are kept in
-# [registers](../docs/glossary.md#register) of 32 bits each, and a thread has only so many of them. Below are the two
-# unfused kernels on an A100, in blocks of 1024 on 4 warps. A thread of `add` has eight elements, so it needs registers
-# for eight values of `a`, eight of `b`, and some addresses. <!-- given 32 bits: CUDA C++ Programming Guide -->
+# [registers](../docs/glossary.md#register) of 32 bits each, and a thread has only so many of them. Below is the
+# unfused `add` on an A100, in blocks of 1024 on 4 warps. Each thread has eight elements, so it needs registers for
+# eight values of `a`, eight of `b`, and some addresses. <!-- given 32 bits: CUDA C++ Programming Guide -->
 
 # %% tags=["hide-input"]
 x = torch.empty(2**20, device="meta")  # meta tensor: nothing runs
 n = x.numel()
 added = compile_for(add_kernel, x, x, x, n, device="A100", BLOCK=1024, num_warps=4)
 gelued = compile_for(gelu_kernel, x, x, n, device="A100", BLOCK=1024, num_warps=4)
-print(f"add {added.registers} registers per thread, GELU {gelued.registers}")
+print(f"add {added.registers} registers per thread")
 
 # %% [markdown]
 # **How many registers per thread does the fused kernel need?** Is it as many as both together, as many as the larger of
@@ -391,11 +391,11 @@ chart = timing_chart(
 one_element.on(chart, "x", lambda times: times * wide, row=0, says=lambda t: f"{1e6 * t:.0f} µs")
 
 # %% [markdown]
-# **Verdict: holds on the large tensor under its own conditions, one element per thread against four (and is rather too
-# modest there), fails for most thread counts on the small one, and credits the wrong cause.** The fourth column
+# **Verdict: holds on the large tensor under its own conditions, one element per thread against four (and is rather
+# too modest there), fails for most thread counts on the small one, and names the wrong cause.** The fourth column
 # separates two possible causes: loading four elements per thread with four *narrow* loads takes as long as with one
-# wide load. So it isn't the width. It isn't the number of programs either: with one element and 1024 threads there are
-# half as many programs as with four elements and 128 threads, and yet they take longer.
+# wide load. So it isn't the width. It isn't the number of programs either: with one element and 1024 threads there
+# are half as many programs as with four elements and 128 threads, and yet they take longer.
 #
 # That leaves **bytes in flight**, which explains most of the table. Memory takes a while to answer, and in that time
 # it can only work on what has already been requested. A wide load is the cheap way to request more at once, and
