@@ -150,8 +150,8 @@ with_two.compare(
 
 # %% [markdown]
 # In general, **fusing saves the write and the reads of each [intermediate](../docs/glossary.md#intermediate), and the
-# repeated reads of an input that several operations use.** Nothing else. If something outside the kernel needs an
-# intermediate as well, you still have to write it, and save only its reads.
+# repeated reads of an input that several operations use.** It saves nothing else. If something outside the kernel
+# needs an intermediate as well, you still have to write it, and save only its reads.
 #
 # ## Fusing it, and a mistake
 #
@@ -353,8 +353,8 @@ curves_chart(
 )
 
 # %% [markdown]
-# When tensors are large, time is traffic. `torch.compile` fused your chain without any help. In lesson 13 we'll look at
-# what it can fuse and what it can't.
+# With large tensors, time follows traffic. `torch.compile` fused your chain without any help. In lesson 13 we'll look
+# at what it can fuse and what it can't.
 #
 # ## The launch
 #

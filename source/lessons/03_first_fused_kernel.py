@@ -314,14 +314,14 @@ speed_up.compare(
 )
 
 # %% [markdown]
-# With only a million elements, bytes aren't everything. Starting a kernel takes a good part of the time, and two
+# With only a million elements, bytes don't explain it all. Starting a kernel takes a good part of the time, and two
 # kernels pay for that twice. On the other hand, GELU may find the sum still in the **cache**, a small, fast memory
-# between DRAM and the processor that keeps the most recently used data. (The recorded kernel is the course's own, with
-# the tanh form of GELU that you'll write in the exercise. The arithmetic is free either way.)
+# between DRAM and the processor that keeps the most recently used data. (The recorded kernel is the course's own,
+# with the tanh form of GELU that you'll write in the exercise. The arithmetic is free either way.)
 #
-# Those are the GPU's times. The columns on the right show what a call costs whoever makes it, including Python and the
-# launch. In a row of calls as small as the first, the fused kernel even costs its caller more, for the reason you saw
-# in lesson 02. The GPU gains, so you gain wherever your program waits for the GPU.
+# Those are the GPU's times. The columns on the right show what a call costs whoever makes it, including Python and
+# the launch. In a row of calls as small as the first, the fused kernel even costs its caller more, for the reason you
+# saw in lesson 02. The GPU does finish faster, so you gain wherever your program waits for it.
 #
 # If you have a GPU, time your own kernel:
 
