@@ -2,8 +2,8 @@
 # # 02 Bytes and launches: what fusing removes
 #
 # Apply eight operations to one tensor, one after another. Fuse them, and most of the traffic is gone: **how much,
-# exactly?** Now fuse two operations on a small tensor. That saves traffic as well, so **why might the call take
-# longer?**
+# exactly?** Now fuse two operations on a small tensor. That saves traffic as well, so **does the call always get
+# faster?**
 #
 # After this lesson you can
 #
@@ -28,8 +28,8 @@ h200 = recorded("h200")
 x = torch.rand(1000, 1000, device=device)
 
 # %% [markdown]
-# Here are three operations in a row, as three kernels and as one. Press **Play**. Each crossing takes time in
-# proportion to its bytes.
+# Here are three operations in a row, as three kernels and as one. Press **Play**. The more bytes cross, the longer it
+# takes.
 
 # %% tags=["hide-input"]
 from helpers.figures import passes_animation
@@ -150,8 +150,8 @@ with_two.compare(
 
 # %% [markdown]
 # In general, **fusing saves the write and the reads of each [intermediate](../docs/glossary.md#intermediate), and the
-# repeated reads of an input that several operations use.** Nothing else. If something outside the kernel needs an
-# intermediate as well, you still have to write it, and save only its reads.
+# repeated reads of an input that several operations use.** It saves nothing else. If something outside the kernel
+# needs an intermediate as well, you still have to write it, and save only its reads.
 #
 # ## Fusing it, and a mistake
 #
@@ -296,8 +296,8 @@ puzzle(add_relu_kernel, 3, first, second, wanted=torch.relu(first + second), BLO
 # ## On your own CPU
 #
 # CPUs wait for memory too. `torch.compile` turns the chain into a single C++ loop and compiles it right here, so the
-# first call takes a few seconds. **How many times faster will the fused chain of eight be?** Assume that only the bytes
-# count.
+# first call takes a few seconds. **How many times faster will the fused chain of eight be?** Assume that time depends
+# only on bytes.
 
 # %% tags=["hide-input"]
 on_cpu = predict_first("speedup from fusing a chain of 8 on this CPU", unit="times")
@@ -353,8 +353,8 @@ curves_chart(
 )
 
 # %% [markdown]
-# When tensors are large, time is traffic. `torch.compile` fused your chain without any help. In lesson 13 we'll look at
-# what it can fuse and what it can't.
+# With large tensors, time follows traffic. `torch.compile` fused your chain without any help. In lesson 13 we'll look
+# at what it can fuse and what it can't.
 #
 # ## The launch
 #
@@ -397,10 +397,10 @@ table(("", "time", "5 to 10 us?"), rows, h200.label_of("launches"))
 # %% [markdown]
 # **Verdict: depends on what you call a launch.** The driver's own launch costs less than claimed. If you go through
 # PyTorch or Triton, you also pay for looking up the operator, for checks, and for allocating or preparing arguments,
-# and then a call costs about as much as claimed. The GPU's part is far smaller. If you record kernels in a [CUDA
-# graph](../docs/glossary.md#cuda-graph) and replay them together, it's all that remains. (The first memory access isn't
-# part of the launch, but a small kernel does nothing else while it waits for its first elements, so people often count
-# it in.)
+# and then a call costs about as much as claimed. The GPU's part is far smaller. If you record kernels in a
+# [CUDA graph](../docs/glossary.md#cuda-graph) and replay them together, you pay only for that part. (The first memory
+# access isn't part of the launch, but a small kernel does nothing else while it waits for its first elements, so
+# people often count it in.)
 #
 # ## CPU-bound or GPU-bound?
 #
@@ -506,9 +506,9 @@ large_enough.compare(
 )
 
 # %% [markdown]
-# Far above that size, fusing helps by saving *bytes*. Below it, fusing helps by saving *launches*, and then only if the
-# fused kernel's launch costs less than the ones it replaces. That's the case if it is launched from C++ or by a CUDA
-# graph. Whenever you decide whether to fuse, you'll weigh these two halves of the lesson.
+# Far above that size, fusing helps by saving *bytes*. Below it, fusing helps by saving *launches*, and then only if
+# the fused kernel's launch costs less than the ones it replaces. That's the case if it is launched from C++ or by a
+# CUDA graph. Whenever you decide whether to fuse, check which of the two you'd save.
 #
 # ## Find the missing bytes
 #
@@ -539,7 +539,7 @@ linear_saving.compare(
 
 # %% [markdown]
 # Does the *time* drop by that much as well? Let's ask the roofline of lesson 01. We'll do it in bf16, where tensor
-# cores make the matmul short, so that the saving has the best chance to matter.
+# cores make the matmul short, so the saving counts for more.
 
 # %% tags=["hide-input"]
 from helpers.instruments import DEVICES, Roofline, Work

@@ -314,14 +314,14 @@ speed_up.compare(
 )
 
 # %% [markdown]
-# With only a million elements, bytes aren't everything. Starting a kernel takes a good part of the time, and two
+# With only a million elements, bytes don't explain it all. Starting a kernel takes a good part of the time, and two
 # kernels pay for that twice. On the other hand, GELU may find the sum still in the **cache**, a small, fast memory
-# between DRAM and the processor that keeps the most recently used data. (The recorded kernel is the course's own, with
-# the tanh form of GELU that you'll write in the exercise. The arithmetic is free either way.)
+# between DRAM and the processor that keeps the most recently used data. (The recorded kernel is the course's own,
+# with the tanh form of GELU that you'll write in the exercise. The arithmetic is free either way.)
 #
-# Those are the GPU's times. The columns on the right show what a call costs whoever makes it, including Python and the
-# launch. In a row of calls as small as the first, the fused kernel even costs its caller more, for the reason you saw
-# in lesson 02. The GPU gains, so you gain wherever your program waits for the GPU.
+# Those are the GPU's times. The columns on the right show what a call costs whoever makes it, including Python and
+# the launch. In a row of calls as small as the first, the fused kernel even costs its caller more, for the reason you
+# saw in lesson 02. The GPU does finish faster, so you gain wherever your program waits for it.
 #
 # If you have a GPU, time your own kernel:
 
@@ -342,9 +342,9 @@ else:
 # %% [markdown]
 # ## Casts: the dtype of the arithmetic
 #
-# Half-precision inputs move half as many bytes. But unless you cast them, arithmetic on them is done in half precision
-# as well, and fp16 ends at 65504. This kernel should square each element and divide by 100. All the results fit into
-# fp16. **Put the marked line right.**
+# Half-precision inputs move half as many bytes. But unless you cast them, arithmetic on them is done in half
+# precision as well, and fp16 ends at 65504. This kernel should square each element and divide by 100. All the results
+# fit into fp16. **Fix the marked line.**
 
 
 # %%
@@ -418,9 +418,9 @@ print("shape", tuple(middle.shape), "strides", middle.stride())
 print("contiguous:", middle.is_contiguous())
 
 # %% [markdown]
-# In this kernel each program doubles one row, and it assumes that the rows follow each other without gaps. The picture
-# shows the view as it is in memory. `stride` is passed in, but the kernel doesn't use it yet. **Put the marked line
-# right.** (The result is contiguous, so the assumption is fine there.)
+# In this kernel each program doubles one row, and it assumes that the rows follow each other without gaps. The
+# picture shows the view as it is in memory. `stride` is passed in, but the kernel doesn't use it yet. **Fix the
+# marked line.** (The result is contiguous, so the assumption is fine there.)
 
 
 # %%
@@ -474,7 +474,7 @@ in_order.launch_table()
 # ## A data race
 #
 # Programs run at the same time, in any order. These three programs each add up four elements, and each should deliver
-# its own sum. Run it, see where the sums end up, and **put the marked line right.**
+# its own sum. Run it, see where the sums end up, and **fix the marked line.**
 
 
 # %%

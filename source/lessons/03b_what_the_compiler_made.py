@@ -1,16 +1,16 @@
 # %% [markdown]
 # # 03b What the compiler made of it
 #
-# In your kernel, you say which elements a program takes. The compiler then decides which *thread* takes which of them,
-# with what instruction, and in how many registers. **Could those decisions cost you a fifth of the speed, even though
-# every byte is where it should be?** They can: all it takes is a block size that's too small.
+# In your kernel, you say which elements a program takes. The compiler then decides which *thread* takes which of
+# them, with what instruction, and in how many registers. **Could those decisions cost you a fifth of the speed, even
+# though every byte is where it should be?**
 #
 # After this lesson you can
 #
 # - read from the machine code how wide loads are, and explain what makes them narrow;
 # - explain how an argument's *value* changes the compiled code;
 # - tell fetched bytes from requested bytes, at any stride;
-# - test a claim about speed under its own conditions, and time a kernel so that the number means something.
+# - test a claim about speed the way its authors measured it, and time a kernel so that the number means something.
 #
 # About 40 minutes. It follows on [03 Your first fused kernel](03_first_fused_kernel.ipynb).
 
@@ -87,16 +87,16 @@ def gelu_kernel(s_ptr, y_ptr, elements, BLOCK: tl.constexpr):
 #
 # Triton's compiler and NVIDIA's assembler both run here, without a GPU. They divide a block among
 # [threads](../docs/glossary.md#thread), which run in lockstep in **warps** of 32. The values of a block are kept in
-# [registers](../docs/glossary.md#register) of 32 bits each, and a thread has only so many of them. Below are the two
-# unfused kernels on an A100, in blocks of 1024 on 4 warps. A thread of `add` has eight elements, so it needs registers
-# for eight values of `a`, eight of `b`, and some addresses. <!-- given 32 bits: CUDA C++ Programming Guide -->
+# [registers](../docs/glossary.md#register) of 32 bits each, and a thread has only so many of them. Below is the
+# unfused `add` on an A100, in blocks of 1024 on 4 warps. Each thread has eight elements, so it needs registers for
+# eight values of `a`, eight of `b`, and some addresses. <!-- given 32 bits: CUDA C++ Programming Guide -->
 
 # %% tags=["hide-input"]
 x = torch.empty(2**20, device="meta")  # meta tensor: nothing runs
 n = x.numel()
 added = compile_for(add_kernel, x, x, x, n, device="A100", BLOCK=1024, num_warps=4)
 gelued = compile_for(gelu_kernel, x, x, n, device="A100", BLOCK=1024, num_warps=4)
-print(f"add {added.registers} registers per thread, GELU {gelued.registers}")
+print(f"add {added.registers} registers per thread")
 
 # %% [markdown]
 # **How many registers per thread does the fused kernel need?** Is it as many as both together, as many as the larger of
@@ -223,7 +223,7 @@ wide_strides.compare(
 # `@triton.jit(do_not_specialize=["seed"])` prevents that.
 #
 # If you pass strides, you also have to use them. This kernel copies a matrix that is stored by columns (`.t()` of one
-# stored by rows), one row per program. **Put the marked line right.**
+# stored by rows), one row per program. **Fix the marked line.**
 
 
 # %%
@@ -363,9 +363,9 @@ for count, widths in h200.experiment("load_widths").items():
     print(f"{count:12,} elements, eight per thread: narrow loads take {gain:.2f}x the time")
 
 # %% [markdown]
-# No gain at all. But look at what that experiment keeps the same: a thread loads its eight elements with two wide loads
-# or with eight narrow ones, so either way it requests *the same bytes*. The people who make this claim write `float4`
-# in CUDA, and they compare it with **one** element per thread. So let's use their conditions:
+# No gain at all. But look at what that experiment keeps the same: a thread loads its eight elements with two wide
+# loads or with eight narrow ones, so either way it requests *the same bytes*. The people who make this claim write
+# `float4` in CUDA, and they compare it with **one** element per thread. So let's measure it their way:
 
 # %% tags=["hide-input", "answers-one_element"]
 kinds = {
@@ -391,20 +391,20 @@ chart = timing_chart(
 one_element.on(chart, "x", lambda times: times * wide, row=0, says=lambda t: f"{1e6 * t:.0f} µs")
 
 # %% [markdown]
-# **Verdict: holds on the large tensor under its own conditions, one element per thread against four (and is rather too
-# modest there), fails for most thread counts on the small one, and credits the wrong cause.** The fourth column
+# **Verdict: holds on the large tensor under its own conditions, one element per thread against four (and is rather
+# too modest there), fails for most thread counts on the small one, and names the wrong cause.** The fourth column
 # separates two possible causes: loading four elements per thread with four *narrow* loads takes as long as with one
-# wide load. So it isn't the width. It isn't the number of programs either: with one element and 1024 threads there are
-# half as many programs as with four elements and 128 threads, and yet they take longer.
+# wide load. So it isn't the width. It isn't the number of programs either: with one element and 1024 threads there
+# are half as many programs as with four elements and 128 threads, and yet they take longer.
 #
-# The explanation that's left, and that fits most of the table, is **bytes in flight**. Memory takes a while to answer,
-# and in that time it can only work on what has already been requested. A wide load is the cheap way to request more at
-# once, and several narrow loads are another way. That's why the first experiment, which had eight elements per thread
-# on both sides, showed no difference.
+# That leaves **bytes in flight**, which explains most of the table. Memory takes a while to answer, and in that time
+# it can only work on what has already been requested. A wide load is the cheap way to request more at once, and
+# several narrow loads are another way. That's why the first experiment, which had eight elements per thread on both
+# sides, showed no difference.
 #
 # A program can also take several blocks. (That alone doesn't put more bytes in flight: here the second load waits for
-# the first store.) This one should take two, one after the other, but its second block goes wrong. **Put the marked
-# line right.** (`tl.static_range` is a loop that the compiler unrolls.)
+# the first store.) This one should take two, one after the other, but its second block goes wrong. **Fix the marked
+# line.** (`tl.static_range` is a loop that the compiler unrolls.)
 
 
 # %%
@@ -499,13 +499,13 @@ for when, timing in ways["product"].items():
 table(("", "timed how", ""), rows, h200.label_of("ways_to_time"))
 
 # %% [markdown]
-# - **Not waited.** A launch returns immediately. The host's clock only saw the launch, whatever the kernel does. That's
-#   too short for a large tensor and too long for a small one.
-# - **Waited.** This includes the launch and the wait, which make up most of the time for a small tensor. A caller who
-#   waits does experience that, but it isn't the kernel's time.
+# - **Not waited.** A launch returns immediately. The host's clock only saw the launch, whatever the kernel does.
+#   That's too short for a large tensor and too long for a small one.
+# - **Waited.** This includes the launch and the wait, which make up most of the time for a small tensor. If you wait
+#   for the result, you do see that, but it isn't the kernel's time.
 # - **L2 warm.** If you call a kernel repeatedly on the same small tensors, it finds its inputs in the cache. In a
-#   model, other kernels will have run in between, so you want a [cold L2](../docs/glossary.md#cold-l2). (A large tensor
-#   doesn't fit into L2 anyway.)
+#   model, other kernels will have run in between, so you want a [cold L2](../docs/glossary.md#cold-l2). (A large
+#   tensor doesn't fit into L2 anyway.)
 # - **The first calls.** A GPU that has been idle is faster for a moment. (Usually that's because of the clock, which
 #   drops when the power reaches its limit. We recorded the rates here, but not the clock.)
 #

@@ -464,7 +464,7 @@ dropout_speed_up.compare(
 )
 
 # %% [markdown]
-# **Claim: "bias + dropout + add: 2 to 3 times faster."** These are all the sizes we recorded:
+# **Claim: "bias + dropout + add: 2 to 3 times faster."** Here's every size we recorded:
 
 # %% tags=["hide-input", "answers-dropout_speed_up"]
 h200.table("bias_dropout_residual", "bfloat16")
@@ -534,7 +534,7 @@ print("right:", torch.allclose(gated(product), F.silu(gate) * up, atol=1e-6))
 measure(gated, product)
 
 # %% [markdown]
-# Now it's two tensors in and one out.
+# Now it reads two tensors and writes one.
 #
 # ## Recompute, or store?
 #

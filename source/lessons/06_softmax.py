@@ -235,8 +235,8 @@ for name, time in h200.times("softmax", (32768, 8192), "bfloat16").items():
 table(("", "time", "of copy bandwidth"), rows, h200.label_of("softmax"))
 
 # %% [markdown]
-# They all need to move the same bytes, but they don't take the same time. **Fusing sets how many bytes a kernel moves;
-# the quality of the kernel sets how fast it moves them.** Keep that in mind whenever you see a speedup below.
+# They all need to move the same bytes, but they don't take the same time. **When you fuse, a kernel moves fewer
+# bytes; when you tune it, it moves them faster.** Keep that in mind whenever you see a speedup below.
 #
 # ## Dropout in the same kernel
 #
@@ -506,9 +506,9 @@ explorer
 # of its row. 3. At 128 rows, because they all fit in L2 together. 4. On the RTX 4090, whose L2 is much larger, with one
 # row in progress per SM. On the T4 the row has already been evicted, so you pay full price for each read.</details>
 #
-# So wide rows want large blocks. The paper's **claim: "softmax accelerates by up to 1.3 times"**, compared with safe
-# softmax, is the ratio of the bytes, rounded, assuming every read comes from DRAM. Does it? The course's `softmax`
-# reads its widest rows twice. On a GPU, in bf16:
+# So use large blocks for wide rows. The paper's **claim: "softmax accelerates by up to 1.3 times"**, compared with
+# safe softmax, is the ratio of the bytes, rounded, assuming every read comes from DRAM. Does it? The course's
+# `softmax` reads its widest rows twice. On a GPU, in bf16:
 
 # %% tags=["hide-input"]
 from kernels.tuned import wide_softmax
@@ -536,7 +536,7 @@ table(("columns", "a row is", "of copy bandwidth"), rows, h200.label_of("softmax
 #
 # $$-\log \frac{e^{x_\text{label} - M}}{\sum_j e^{x_j - M}} = M + \log \sum_j e^{x_j - M} - x_\text{label}$$
 #
-# All it needs from the row is the maximum and the sum, so one loop is enough at **any** width.
+# It only needs the row's maximum and sum, so one loop is enough at **any** width.
 
 
 # %%
