@@ -69,8 +69,8 @@ BANDWIDTH_SHARE = 0.88  # of the datasheet's: a copy of 1 GB
 L2_BYTES = 39  # per clock and SM: a copy of 8 MB that are in L2
 MATRIX_SHARE = 0.81  # of the datasheet's peak: a bf16 product of 8192^3 (benchmarks/run.py)
 ATTENTION_SHARE = 0.34  # of the peak: PyTorch's FlashAttention-2, bf16, 4 x 16 x 4096 x 128 (benchmarks/peers)
-HITS_FROM = 0.25  # of L2's size: reuse distance up to which all bytes hit
-HITS_TO = {"written": 1.25, "read": 0.75}  # and beyond which none does
+HITS_FROM = 0.25  # of L2's size: with a shorter reuse distance, all bytes hit
+HITS_TO = {"written": 1.25, "read": 0.75}  # with a longer one, none does
 
 # Latency of one warp's instructions, in cycles: on average, and the extra cycles of a reduction step across lanes or
 # warps.
@@ -81,10 +81,10 @@ COLD_CODE = 0.1e-6  # s until a block's first instructions arrive from beyond a 
 DISPATCH = 0.04e-6  # s from one block to the next that an SM starts
 STALLS = 1.4  # times the cycles of the busiest pipeline that a block's instructions take: they wait for each other
 EXPOSED = 0.25  # of the second largest term, in a single wave of blocks
-# Of L2's size: bytes read again that all hit, and beyond which none does, where the first read asks to be kept
-# (evict_last) and stores ask not to be (evict_first).
+# The same two where the first read asks to be kept (evict_last) and stores ask not to be (evict_first), for all bytes
+# that are read again.
 HINTED = 0.7, 1.1
-BEYOND_L1 = 1.4  # times L1: what its SM's programs read again, beyond which nothing of it hits there
+BEYOND_L1 = 1.4  # times L1: if an SM's programs read more than this again, nothing hits there
 
 # Cycles of a warp's instruction on its pipeline, 32 / (results per clock and sub-partition). Source: throughput table
 # of the CUDA C++ Programming Guide, compute capability 8.0 and 9.0; opcodes: CUDA Binary Utilities.

@@ -700,7 +700,7 @@ def three_kernels(x, w):
 
 apart = measure(three_kernels, x, w)
 fewer = apart.unique_total / fused.unique_total
-print(f"distinct bytes: {fewer:.1f} times fewer in {fused.launches} launch")
+print(f"distinct bytes: {fewer:.1f}x fewer in {fused.launches} launch")
 traffic_chart({"unfused": apart, "fused": fused})
 
 # %% [markdown]

@@ -1082,7 +1082,7 @@ for name, (unfused_kernels, fused_kernels) in CASES.items():
     moved = [sum(each.counter("dram__bytes_read.sum") for each in part) for part in parts]
     shown = (*(f"{1e6 * each:.1f} us" for each in times), f"{times[0] / times[1]:.2f} times")
     each_part = " + ".join(f"{1e6 * each.counter('Duration'):.0f} us" for each in parts[0])
-    rows.append((name, *shown, f"{moved[0] / moved[1]:.1f} times less", each_part))
+    rows.append((name, *shown, f"{moved[0] / moved[1]:.1f}x less", each_part))
 table(("", "unfused", "fused", "faster", "read", "unfused, each"), rows)
 
 # %% [markdown]

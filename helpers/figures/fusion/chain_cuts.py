@@ -22,7 +22,7 @@ def _chain(plan: FusionPlan) -> None:
 def bytes_after(plan: FusionPlan) -> list[int]:
     """Return the bytes moved before the first edge is decided, and after each: a fused one saves a write and a read.
 
-    What an operation writes besides its result, such as a norm's statistics, counts throughout.
+    An operation's other outputs, such as a norm's statistics, always count.
     """
     found = [plan.bytes_unfused]
     for each in plan.edges:

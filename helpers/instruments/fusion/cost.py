@@ -97,7 +97,7 @@ class Costs:
         if found is None:
             kind = self.legality.kind(mask, stored)
             group = [self.nodes[place] for place in bits(mask)]
-            # PyTorch's own kernel reads what this one would recompute: nobody would have written it.
+            # PyTorch's own kernel reads what this one would recompute, so this one doesn't exist in an eager run.
             alone = len(group) == 1 and not group[0].inlined
             found = self.eager[group[0].index] if alone and kind in ("eager", *PRODUCTS) else None
             if found is None:

@@ -84,7 +84,7 @@ def norm_cases(
         for case in cases.in_turn(alone[:tensors], cases.transposed, "transposed", STRIDES)
     ]
     if strided_vectors:
-        case = call("every second element of longer vectors", f"{STRIDES}; those of vectors, too", 3, 65)
+        case = call("every second element of longer vectors", f"{STRIDES}; the vectors have their own", 3, 65)
         apart = (cases.transposed(x) for x in case.inputs[tensors:-1])
         found.append(replace(case, inputs=(*case.inputs[:tensors], *apart, case.inputs[-1])))
     found.append(call("views that start at row 1", "where each tensor starts", 4, 65, view=lambda x: x[1:]))
