@@ -11,7 +11,7 @@ from helpers.grading.variants import drawn
 COURSE = Path(__file__).resolve().parents[2]
 FOLDERS = ("notebooks", "exercises", "kernels", "helpers", "benchmarks", ".devcontainer")
 FILES = "LICENSE environment.yml postBuild requirements.lock setup.sh .gitignore".split()
-PAGES = "claims.md doors.md fusion_proof.md public_models.md using.md glossary.md".split()  # in docs/
+PAGES = "claims.md doors.md fusion_proof.md glossary.md inductor_bytes.md public_models.md using.md".split()  # in docs/
 PAGES += ["journey_dark.gif", "journey_light.gif"]
 FOR_INSTRUCTORS = "helpers/grading"
 MADE_HERE = (

@@ -81,6 +81,12 @@ def test_the_readme_speaks_of_what_is_there(tree):
     assert "make lab" in text
 
 
+def test_its_pages_link_what_is_there(tree):
+    for page in sorted((tree / "docs").glob("*.md")):
+        links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+        assert [link for link in links if not (page.parent / link).exists()] == [], page.name
+
+
 def test_its_exercises_are_taken_whole(tree):
     for path in sorted((tree / "exercises").glob("*.ipynb")):
         assert read_submission(path).left_out == 0
