@@ -13,8 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from helpers.instruments import recorded, recorded_sweep  # noqa: E402, as build.py this runs as a script
-from helpers.instruments.recordings import Recorded, dated  # noqa: E402
+from helpers.instruments import recorded_sweep  # noqa: E402, as build.py this runs as a script
+from helpers.instruments.recordings import dated  # noqa: E402
 from helpers.instruments.sweep_records import BEHIND, RecordedSweep, is_tuned, median  # noqa: E402
 from helpers.learning.course_map import still_map  # noqa: E402
 
@@ -34,12 +34,10 @@ SWEPT = [
     ("11", "LayerNorm's backward pass, 32768 × 4096", "layer_norm", "backward", [32768, 4096]),
     ("12", "LayerNorm to int8, 32768 × 4096", "layer_norm_int8", "forward", [32768, 4096]),
     ("17", "one token's attention, 8 × 8192 keys, grouped", "flash_attention", "forward", DECODE),
-]
-# The same from the tables of `fusion bench`: kernel, shape.
-TIMED = [
-    ("17", "sampling, 64 × 131072 logits", "sample", [64, 131072]),
-    ("18", "a small decoder layer, one token", "decoder_layer", [1024, 16, 8, 3072, 512]),
-    ("18", "Llama 3 8B's decoder layer, one token", "decoder_layer", [4096, 32, 8, 14336, 1024]),
+    ("17", "the same from pages of 16 keys", "paged_attention", "forward", [8, 32, 8, 1, 8192, 128]),
+    ("17", "sampling, 64 × 131072 logits", "sample", "forward", [64, 131072]),
+    ("18", "a small decoder layer, one token", "decoder_layer", "forward", [1024, 16, 8, 3072, 512]),
+    ("18", "Llama 3 8B's decoder layer, one token", "decoder_layer", "forward", [4096, 32, 8, 14336, 1024]),
 ]
 # Mark in README.md -> where what stands after it comes from.
 SOURCES = {
@@ -68,7 +66,7 @@ def row(lesson: str, what: str, times: dict[str, float], share: float | None, da
     return f"| {' | '.join([lesson, what, *cells, f'{gain:.2f} ×', reached, date])} |"
 
 
-def results(sweep: RecordedSweep, run: Recorded) -> str:
+def results(sweep: RecordedSweep) -> str:
     """The table, with the machine and the versions of its rows above it."""
     lines, versions = [], set()
     for lesson, what, kernel, direction, shape in SWEPT:
@@ -79,12 +77,6 @@ def results(sweep: RecordedSweep, run: Recorded) -> str:
         versions.add(tuple(sweep.runs[point["run"]]["versions"].items()))
         date = dated(sweep.runs[point["run"]]["date"], point["kernels"])
         lines.append(row(lesson, what, times, point["least"] / times["fused"], date))
-    for lesson, what, kernel, shape in TIMED:
-        found = {each["provider"]: each for each in run.rows if (each["kernel"], each["shape"]) == (kernel, shape)}
-        fused, times = found["fused"], {name: each["gpu"]["median"] * 1e6 for name, each in found.items()}
-        versions.add(tuple(run.runs[fused["run"]]["versions"].items()))
-        share = fused["least_seconds"] * 1e6 / times["fused"]
-        lines.append(row(lesson, what, times, share, dated(run.runs[fused["run"]]["date"], fused.get("kernels"))))
     [used] = [dict(each) for each in versions]
     said = f"Python {used['python']}, PyTorch {used['torch']}, Triton {used['triton']}"
     columns = (
@@ -114,7 +106,7 @@ def parts() -> dict[str, str]:
     """Mark -> what stands after it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return {
-        "what was measured": results(recorded_sweep(GPU), recorded(GPU)),
+        "what was measured": results(recorded_sweep(GPU)),
         "the map of the course": still_map(ROOT),
         "doors": doors(project),
     }

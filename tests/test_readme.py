@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from helpers.instruments import recorded, recorded_sweep
+from helpers.instruments import recorded_sweep
 from source import record_film
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,26 +36,26 @@ def test_a_part_that_is_stale_is_named(monkeypatch, tmp_path, capsys):
 
 def test_a_record_taken_again_changes_the_table():
     """Every time and every date of it is seen: the shown ones are the record's."""
-    sweep, run = recorded_sweep(readme.GPU), recorded(readme.GPU)
-    shown = readme.results(sweep, run)
-    slower, later = copy.deepcopy(sweep), copy.deepcopy(run)
-    for point in slower.points:
-        point["gpu"] = {name: [2 * time for time in times] for name, times in point["gpu"].items()}
-    for each in later.runs:
-        each["date"] = "2099-01-01"
-    changed = [
-        old != new for old, new in zip(shown.splitlines(), readme.results(slower, later).splitlines(), strict=True)
-    ]
-    assert changed == [False] * 4 + [True] * (len(readme.SWEPT) + len(readme.TIMED))
-    for each in later.runs:
-        each["versions"] = each["versions"] | {"torch": "9.9"}
+    sweep = recorded_sweep(readme.GPU)
+    shown = readme.results(sweep)
+    later = copy.deepcopy(sweep)
+    for point in later.points:
+        if "gpu" in point:
+            point["gpu"] = {name: [2 * time for time in times] for name, times in point["gpu"].items()}
+    changed = [old != new for old, new in zip(shown.splitlines(), readme.results(later).splitlines(), strict=True)]
+    assert changed == [False] * 4 + [True] * len(readme.SWEPT)
+    later.runs[-1]["versions"] = later.runs[-1]["versions"] | {"torch": "9.9"}
     with pytest.raises(ValueError, match="too many values"):  # two machines' versions under one heading
-        readme.results(sweep, later)
+        readme.results(later)
 
 
 def test_the_table_shows_the_present_kernels():
-    shown = readme.results(recorded_sweep(readme.GPU), recorded(readme.GPU))
-    assert "earlier version" not in shown
+    assert "earlier version" not in readme.results(recorded_sweep(readme.GPU))
+
+
+def test_the_strongest_peer_of_serving_is_in_the_table():
+    shown = readme.results(recorded_sweep(readme.GPU))
+    assert "(FlashInfer)" in next(line for line in shown.splitlines() if "sampling" in line)
 
 
 def test_the_fastest_is_bold_whoever_it_is_and_what_is_level_with_it():

@@ -620,8 +620,8 @@ halves = [meta(*s, dtype=torch.float16) for s in ((8192, 4096), (4096, 4096), (4
 template = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "TRITON"}
 by_default = inductor_code(linear_relu, *halves)
 by_template = inductor_code(linear_relu, *halves, **template, **{"test_configs.max_mm_configs": 1})
-print("default:     ", *by_default.calls)
-print("template:    ", *by_template.calls)
+print("default:", *by_default.calls)
+print("template:", *by_template.calls)
 
 # %% tags=["hide-input"]
 (source,) = by_template.kernels.values()

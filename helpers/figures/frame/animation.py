@@ -171,7 +171,7 @@ class Film:
     Args:
         scenes: name -> scene; with more than one, the reader chooses, and the first is shown.
         choice: the label of the names.
-        frame: the time of the still frame, as a fraction of the film. The browser opens on it as well; Play begins at 0.
+        frame: the time of the still frame, as a fraction of the film. The browser opens on it. Play begins at 0.
         narrow: the layout on a narrow page: a Stack, or name -> scene.
     """
 
