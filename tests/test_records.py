@@ -121,8 +121,9 @@ def test_every_record_is_taken_again_by_a_step():
     here = {path.relative_to(ROOT).as_posix() for path in (*RESULTS.iterdir(), *(ROOT / "tests/data").glob("h200*"))}
     # The driver's own answers, as docs/results.md says.
     assert here - written - of_others == {"tests/data/h200_occupancy.csv.gz"}
-    # What a GPU launches is the same on either; the sweep and the public models were measured on the H100.
-    of_h100 = {f"benchmarks/results/h200_{kind}.json" for kind in ("metered", "models", "sweep")}
+    # What a GPU launches is the same on either; the sweep, the held-out shapes and the public models are the H100's.
+    kinds = ("held_out", "held_out_tiled", "metered", "models", "sweep")
+    of_h100 = {f"benchmarks/results/h200_{kind}.json" for kind in kinds}
     assert {path for path in written - here if not path.endswith(".md")} == of_h100
 
 

@@ -367,7 +367,7 @@ for name, trace in traces.items():
     times = (f"{each:.0f} us" for each in (trace.busy, gaps))
     rows.append((name, f"{trace.total:.0f} us", len(trace.kernels), *times))
 display(table(("", "total", "kernels", "busy for", "gaps"), rows))
-by_graph.compare(totals["eager"] / totals["eager, CUDA graph"])
+display(by_graph.compare(totals["eager"] / totals["eager, CUDA graph"]))
 operator = launch_costs(recorded("h200")).operator * 1e6
 print(f"without the profiler, an operator costs the CPU {operator:.1f} us (lesson 02)")
 launches = len(traces["eager"].kernels)
