@@ -12,7 +12,6 @@ tokens lies in the data, which a prediction has not: it is left out.
 
 import functools
 import hashlib
-import json
 import math
 import statistics
 import sys
@@ -21,9 +20,11 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks import held_out
-from benchmarks.validation import COVERED, RESULTS, recorded_validation
+from benchmarks.sweep.points import DTYPES
+from benchmarks.validation import COVERED, recorded_validation
 from helpers.instruments.prediction import Prediction, predict
 from helpers.instruments.recordings import recorded
+from helpers.instruments.sweep_records import recorded_sweep
 from kernels import CATALOGUE, variant
 
 TILED = [name for name, op in CATALOGUE.items() if op.group == "tiled" and name != "moe_int8"]
@@ -83,7 +84,7 @@ def tiled_rows(most_flops: float = math.inf) -> tuple[Row, ...]:
         for entry in record.rows
         if entry["kernel"] in TILED and entry["provider"] in ("fused", "eager") and entry["flops"] <= most_flops
     ]
-    return tuple(_row(entry, record.gpu.removeprefix("NVIDIA ")) for entry in entries)
+    return tuple(_row(entry, _device(record.gpu)) for entry in entries)
 
 
 @functools.cache
@@ -96,7 +97,7 @@ def held_out_rows(kind: str = "") -> tuple[Row, ...]:
 def sweep_entries(fitted: bool) -> list[dict]:
     """The forward times of our kernels that memory bounds, plain and tuned, in one half of the H100's sweep."""
     found = []
-    for point in json.loads((RESULTS / "h100_80gb_hbm3_sweep.json").read_text())["points"]:
+    for point in recorded_sweep().points:
         name, shape = point["kernel"], point["shape"]
         if "failed" in point or point["direction"] != "forward" or name not in COVERED or name == "rope_cache":
             continue
@@ -106,7 +107,7 @@ def sweep_entries(fitted: bool) -> list[dict]:
         times = point["ours"]["gpu"]  # without a "plain" of its own, ours is the plain kernel
         tiers = {"plain": times.get("plain", times["fused"])} | ({"fused": times["fused"]} if "plain" in times else {})
         for version, (median, *_) in tiers.items():
-            dtype = {"bf16": "bfloat16", "fp32": "float32"}[point["dtype"]]
+            dtype = str(DTYPES[point["dtype"]]).removeprefix("torch.")
             gpu = {"median": median * 1e-6}
             found.append({"kernel": name, "shape": shape, "dtype": dtype, "version": version, "gpu": gpu})
     return found

@@ -154,9 +154,9 @@ SWEPT = {
         "us for 5.1 at 515 columns); of many narrow rows 2 KB by a warp (kept: 150 us for 157 at 2097152 x 64, 145 for "
         "170 at 260617 x 515, 147 for 149 at 174763 x 768); [calls]"
     ),
-    "sample": "one row of a vocabulary: one program has it all, FlashInfer too; no trial is recorded",
+    "sample": "one program takes a whole row; first timed beside FlashInfer in the sweep: no trial is recorded",
     "rope_cache": "first timed in the sweep: no trial of another block is recorded",
-    "paged_attention": "other splits of the keys (kept: the best of them); beside FlashInfer no trial is recorded",
+    "paged_attention": "first timed in the sweep, and beside FlashInfer only there: no trial is recorded",
     "decoder_layer": (
         "the size of Llama 3 8B: five separate kernels with the same matmul are also behind (228 us in a graph; ours "
         "268, torch.compile 190); each program has one block of weights in flight, and no deeper pipeline was tried"

@@ -296,7 +296,7 @@ def test_groups_stand_beside_each_other_as_recorded():
     assert any({"native_batch_norm", "hardswish", "mean"} <= operations for operations in recorded)
     assert {"native_batch_norm", "hardswish", "mean"} in together.values()
     assert len(rows["hardswish"].theirs) == 2  # worked out with the mean, and again for the product
-    # The analyser's groups are the same: the batch norm, too, is worked out again where its result is read.
+    # The analyser's groups are Inductor's.
     assert {row.name for row in rows.values() if row.differs} == set()
     differing = {row.name for row in rows_of(beside("column_statistics")) if row.differs}
     assert {"amax", "amin", "sub_1", "add"} <= differing

@@ -198,21 +198,13 @@ def test_what_would_be_lost_is_refused(op, inputs, how):
     one_line(raised, word, "kernels.", ".reference")
 
 
-@pytest.mark.parametrize("how", [name for name, (_, word) in LOST.items() if word != "batched gradients"])
-def test_what_a_cache_would_lose_is_refused(how, device):
-    op = CATALOGUE["rope_cache"]
-    inputs = op.inputs(*op.interpreter_shapes[1], dtype=torch.float32, device=device)
-    transform, word = LOST[how]
-    with pytest.raises(RuntimeError) as raised:
-        transform(lambda q: op.fused(q, *inputs[1:]), inputs[0])
-    one_line(raised, word, "kernels.rope_cache.reference")
+LOST_WITHOUT_GRADIENTS = [each for each in LOST.values() if each[1] != "batched gradients"]
 
 
-@pytest.mark.parametrize("how", COMPILED)
-def test_what_a_cache_would_lose_is_refused_in_compiled_graphs(how, device):
+@pytest.mark.parametrize(("transform", "word"), [*LOST_WITHOUT_GRADIENTS, *COMPILED.values()])
+def test_what_a_cache_would_lose_is_refused(transform, word, device):
     op = CATALOGUE["rope_cache"]
     inputs = op.inputs(*op.interpreter_shapes[1], dtype=torch.float32, device=device)
-    transform, word = COMPILED[how]
     with pytest.raises(RuntimeError) as raised:
         transform(lambda q: op.fused(q, *inputs[1:]), inputs[0])
     one_line(raised, word, "kernels.rope_cache.reference")
