@@ -332,18 +332,21 @@ def backward_settings(
 
     Beside weight and two sums, 255 registers hold 32 elements of a row; with an activation's gradient, 128 hold 16. So
     few warps fit on an SM, and rows are loaded ahead where a program's `shared_memory` in bytes has room for two. Only
-    as many programs are launched as an SM's 65536 registers hold: all loop over their rows at once.
+    as many programs are launched as an SM's 65536 registers hold: all loop over their rows at once. Narrow rows that
+    are no multiple of 16 columns are loaded element by element: half as many by twice as many programs, not ahead.
     """
     head, tail = row_blocks(cols)
     block_rows = max(1, 1024 // next_power_of_2(head + tail))
+    by_element = cols % 16 != 0 and block_rows > 1
+    block_rows //= 2 if by_element else 1
     elements = block_rows * (head + tail)
-    warps = next_power_of_2(cdiv(elements, 512 if act else 1024))
-    registers = 128 if act and block_rows == 1 else 255
+    warps = next_power_of_2(cdiv(elements, 512 if act and not by_element else 1024))
+    registers = 128 if by_element or (act and block_rows == 1) else 255
     return 65536 // (32 * warps * (registers + registers % 2)), {
         "BLOCK_ROWS": block_rows,
         "HEAD": head,
         "TAIL": tail,
-        "STAGES": 3 if 2 * tensors * elements * dtype.itemsize < shared_memory else 1,
+        "STAGES": 3 if not by_element and 2 * tensors * elements * dtype.itemsize < shared_memory else 1,
         "COMPUTE": compute_dtype(dtype),
         "num_warps": warps,
         "maxnreg": registers,

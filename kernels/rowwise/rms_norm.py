@@ -221,16 +221,19 @@ def backward_settings(
 ) -> tuple[tuple[int, int], dict]:
     """Return the backward kernel's grid, and its blocks and warps.
 
-    A turn of the loop takes 1024 elements of several rows, or one wider row. The programs have 16 warps per SM in all,
-    so all of them run at once. Rows of the next one or two turns are loaded in advance where registers have room for
-    it, and `shared_memory` for x, grad_y, grad_sum and weight, of `itemsize` bytes per element.
+    A turn of the loop takes 1024 elements of several rows, 2048 where they are of 65 to 256 columns, or one wider row.
+    The programs have 16 warps per SM in all, so all of them run at once. The rows of the next two turns are loaded in
+    advance where `shared_memory` has room for x, grad_y, grad_sum and weight, of `itemsize` bytes per element. Wide
+    rows that are no multiple of 16 columns are loaded element by element, and not in advance.
     """
     head, tail = row_blocks(cols) if fits_registers(cols) else (1024, 1024)
-    block_rows = max(1, 1024 // next_power_of_2(head + tail))
+    width = next_power_of_2(head + tail)
+    block_rows = max(1, min(16, 2048 // width) if width <= 256 else 1024 // width)
     elements = block_rows * (head + tail)
     warps = min(16, max(4, next_power_of_2(cdiv(elements, 512))))
-    stages = 3 if elements <= 2048 else 2 if elements <= 12288 else 1
-    stages = min(stages, 1 + (shared_memory - 1024) // (4 * itemsize * elements))
+    stages = min(3 if elements <= 12288 else 1, 1 + (shared_memory - 1024) // (4 * itemsize * elements))
+    if cols % 16 and 4096 <= elements < 8192:
+        warps, stages = 4, 2
     chunks = cdiv(cols, head + tail)
     programs = min(cdiv(rows, block_rows), cdiv(16 // warps * sms, chunks))
     chosen = {"BLOCK_ROWS": block_rows, "HEAD": head, "TAIL": tail, "STAGES": stages, "num_warps": warps}
