@@ -329,8 +329,8 @@ print(*(packages - {name.partition(".")[0] for name in before}), (time.process_t
 
 
 def test_importing_the_course_costs_little():
-    """It loads at most one package that torch and triton don't, and in one of three new processes takes at most a third of
-    their processor time: a share, since a busy machine slows both down."""
+    """At most one package that torch and triton don't load, and at most a third of their processor time in one of three
+    new processes: a share, since a busy machine slows both down."""
     for _ in range(3):
         ran = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True)
         *packages, share = ran.stdout.split()
