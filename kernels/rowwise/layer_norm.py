@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels import costs
 from kernels.activations import activate, activate_gradient
 from kernels.arguments import (
     as_rows,
@@ -36,7 +37,7 @@ from kernels.arguments import (
     shared_memory,
     zeros_unless,
 )
-from kernels.op import FusedOp, Work, like, planned, register
+from kernels.op import FusedOp, like, planned, register, work_per_element
 from kernels.rowwise.blocks import MAX_COLUMNS, compute_dtype, row_blocks, row_settings
 from kernels.rowwise.sums import sums_of_programs
 
@@ -452,19 +453,6 @@ def layer_norm_reference(x: Tensor, weight=None, bias=None, eps: float = 1e-5) -
     return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
-def layer_norm_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Count FLOPs and minimum traffic: 7 operations per element (costs.LAYER_NORM); x, weight and bias in, y out."""
-    elements, size = torch.Size(shape).numel(), dtype.itemsize
-    return Work(7 * elements, (elements + 2 * shape[-1]) * size, elements * size)
-
-
-def layer_norm_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Count FLOPs and minimum traffic of the three gradients: 18 operations per element; gradient, x and weight in,
-    three gradients out."""
-    elements, size = torch.Size(shape).numel(), dtype.itemsize
-    return Work(18 * elements, (2 * elements + shape[-1]) * size, (elements + 2 * shape[-1]) * size)
-
-
 def compile_arguments(*shape: int, dtype: torch.dtype, act: str | None = None) -> tuple[tuple, dict]:
     """Return layer_norm_kernel's arguments and settings at a shape."""
     (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
@@ -475,12 +463,12 @@ OP = FusedOp(
     name="layer_norm",
     fused=layer_norm,
     reference=layer_norm_reference,
-    work=layer_norm_work,
+    work=work_per_element(costs.LAYER_NORM, tensors=(1, 1), vectors=(2, 0)),
     kernel=layer_norm_kernel,
     settings=settings,
     inputs=lambda *shape, **options: tuple(torch.randn(size, **options) for size in (shape, shape[-1:], shape[-1:])),
     compile_arguments=compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),
     gpu_shapes=((128, 8192), (32768, 1024), (32768, 4096), (32768, 8192), (32768, 16384)),
-    backward_work=layer_norm_backward_work,
+    backward_work=work_per_element(18, tensors=(2, 1), vectors=(1, 2)),
 )

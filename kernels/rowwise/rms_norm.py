@@ -36,7 +36,7 @@ from kernels.arguments import (
     over_last,
     shared_memory,
 )
-from kernels.op import FusedOp, Work, like, planned, register
+from kernels.op import FusedOp, like, planned, register, work_per_element
 from kernels.rowwise.blocks import MAX_COLUMNS, compute_dtype, row_blocks, row_settings
 from kernels.rowwise.sums import sums_of_programs
 
@@ -319,18 +319,6 @@ def rms_norm_reference(x: Tensor, weight: Tensor | None = None, eps: float = 1e-
     return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
 
 
-def rms_norm_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Count FLOPs and minimum traffic: 4 operations per element; x and weight in once, y out once."""
-    elements, size = torch.Size(shape).numel(), dtype.itemsize
-    return Work(flops=4 * elements, bytes_read=(elements + shape[-1]) * size, bytes_written=elements * size)
-
-
-def rms_norm_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Count FLOPs and minimum traffic of both gradients: 12 operations per element; gradient, x, weight in, two out."""
-    elements, size = torch.Size(shape).numel(), dtype.itemsize
-    return Work(12 * elements, (2 * elements + shape[-1]) * size, (elements + shape[-1]) * size)
-
-
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
     return (x, x[0], x, None, rows, cols, cols, 1e-6), settings(cols, dtype)
@@ -340,12 +328,12 @@ OP = FusedOp(
     name="rms_norm",
     fused=rms_norm,
     reference=rms_norm_reference,
-    work=rms_norm_work,
+    work=work_per_element(4, tensors=(1, 1), vectors=(1, 0)),
     kernel=rms_norm_kernel,
     settings=settings,
     inputs=lambda *shape, **options: (torch.randn(shape, **options), torch.randn(shape[-1:], **options)),
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),
     gpu_shapes=((128, 8192), (32768, 1024), (32768, 4096), (32768, 8192), (32768, 16384)),
-    backward_work=rms_norm_backward_work,
+    backward_work=work_per_element(12, tensors=(2, 1), vectors=(1, 1)),
 )
