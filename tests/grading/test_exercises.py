@@ -55,7 +55,7 @@ def test_a_wrong_answer_is_rejected_by_the_check_meant_for_it(answer, tmp_path):
 
 # In `make test` those whose check takes milliseconds, and one of each exercise's kernels.
 TWENTY = [answer for answer in WRONG if answer.exercise in ("17_flash_decoding", "18_short_kernels")]
-QUICK = {"counts", "fused", "arrange", "graph", "time", "budget", "traffic", "large"}
+QUICK = {"counts", "fused", "arrange", "time", "budget", "traffic", "large"}
 MARKED_TWENTY = [pytest.param(each, marks=[] if each.rejected_by in QUICK else [pytest.mark.long]) for each in TWENTY]
 
 
