@@ -223,8 +223,9 @@ SWEPT = {
         "[clusters]; 2048 narrow rows: [few microseconds], and no trial is recorded. Held in fp32, 8 warps at 18432 "
         "columns (146 us for 179), 4 at 12288 (3 % faster, at 10000 12 % slower); the weight asked for after the "
         "reduction (no gain), a row read twice, the second time from L1 (3 % at 28672 columns, no gain at 32768), a "
-        "row held two elements to a register (kept from 10241 columns on, but for 16384: 132 us for 142 at 12288, 134 "
-        "for 145 at 28672, 135 for 141 at 32768; at 8192 and 10000 2 to 3 % slower); [walks]; [calls]"
+        "row held two elements to a register (132 us for 142 at 12288, 134 for 145 at 28672, 135 for 141 at 32768, on "
+        "an H100 at most 7 %, less than the tenth that a second kernel must gain; at 8192 and 10000 2 to 3 % slower); "
+        "[walks]; [calls]"
     ),
     "rms_norm backward": "many rows of 2047 to 8192 columns, by up to a third: no trial is recorded; [calls]",
     "softmax": (

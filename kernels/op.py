@@ -330,6 +330,25 @@ class Work:
         )
 
 
+def work_per_element(
+    flops: float, tensors: tuple[int, int], vectors: tuple[int, int] = (0, 0)
+) -> Callable[[tuple[int, ...], torch.dtype], Work]:
+    """Return `work(shape, dtype)` of an operation on tensors of (..., cols).
+
+    Args:
+        flops: floating-point operations per element; see kernels.costs for what counts.
+        tensors: how many tensors of that shape it reads and writes, each once.
+        vectors: how many of (cols,).
+    """
+
+    def work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
+        elements = torch.Size(shape).numel()
+        moved = (tensors[i] * elements + vectors[i] * shape[-1] for i in (0, 1))
+        return Work(flops * elements, *(each * dtype.itemsize for each in moved))
+
+    return work
+
+
 @dataclass(frozen=True)
 class FusedOp:
     """One fused operation: how to run it, its expected result, its minimum cost.

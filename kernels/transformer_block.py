@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.op import Work
 from kernels.rowwise.rms_norm import rms_norm, rms_norm_reference
 from kernels.tiled.ffn import gated_op
 from kernels.tiled.flash_attention import flash_attention, flash_attention_reference
@@ -88,17 +87,6 @@ def transformer_block_reference(
     s = x + linear(flash_attention_reference(*heads_of, causal=True).transpose(1, 2).flatten(2), out)
     h = rms_norm_reference(s, ffn_norm)
     return s + linear(functional.silu(linear(h, gate)) * linear(h, up), down)
-
-
-def transformer_block_work(
-    tokens: int, width: int, heads: int, key_heads: int, hidden: int, dtype: torch.dtype
-) -> Work:
-    """Return FLOPs of the matmuls and the causal attention, and minimum traffic: x and the weights in once, y out
-    once."""
-    dim = width // heads
-    weights = width * ((heads + 2 * key_heads) * dim + heads * dim + 3 * hidden) + 2 * width
-    flops = 2 * tokens * (weights - 2 * width) + 4 * heads * dim * (tokens * (tokens + 1) // 2)
-    return Work(flops, (weights + tokens * width) * dtype.itemsize, tokens * width * dtype.itemsize)
 
 
 def transformer_block_inputs(

@@ -317,15 +317,27 @@ def test_block_types_made_while_interpreting_are_tritons():
                 tl.block_type(tl.float32, shape)
 
 
+IMPORTED = """
+import sys, time
+start = time.process_time()
+import torch, triton
+middle, before = time.process_time(), set(sys.modules)
+import helpers
+packages = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(*(packages - {name.partition(".")[0] for name in before}), (time.process_time() - middle) / (middle - start))
+"""
+
+
 def test_importing_the_course_costs_little():
-    """At most 0.3 s of the processor on top of torch and triton, in one of three new processes."""
-    program = (
-        "import time, torch, triton; start = time.process_time(); import helpers; print(time.process_time() - start)"
-    )
-    assert any(
-        float(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout) <= 0.3
-        for _ in range(3)
-    )
+    """At most one package that torch and triton don't load, and at most a third of their processor time in one of three
+    new processes: a share, since a busy machine slows both down."""
+    for _ in range(3):
+        ran = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True)
+        *packages, share = ran.stdout.split()
+        assert set(packages) <= {"helpers", "kernels", "ml_dtypes"}
+        if float(share) <= 1 / 3:
+            return
+    pytest.fail(f"importing helpers takes {float(share):.0%} of what importing torch and triton takes")
 
 
 @triton.jit

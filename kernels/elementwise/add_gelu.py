@@ -25,7 +25,7 @@ import triton.language as tl
 from kernels import costs
 from kernels.arguments import channels_last, check_alike, in_widest
 from kernels.elementwise.vectors import MULTIPLE, has_tail, launch
-from kernels.op import FusedOp, Work, like, planned, register
+from kernels.op import FusedOp, like, planned, register, work_per_element
 
 
 @triton.jit
@@ -178,25 +178,6 @@ def add_gelu_reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.gelu(a + b, approximate="tanh")
 
 
-def add_gelu_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Return FLOPs and minimum traffic: 1 addition and GELU's 9 operations, tanh counted as one; a and b in once, y out
-    once."""
-    elements = torch.Size(shape).numel()
-    moved = elements * dtype.itemsize
-    return Work(flops=(1 + costs.GELU_TANH) * elements, bytes_read=2 * moved, bytes_written=moved)
-
-
-def add_gelu_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Return FLOPs and minimum traffic of the gradient: 20 operations, exp counted as one; gradient and sum in, one
-    out."""
-    elements = torch.Size(shape).numel()
-    return Work(flops=20 * elements, bytes_read=2 * elements * dtype.itemsize, bytes_written=elements * dtype.itemsize)
-
-
-def _inputs(*shape: int, **options) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(shape, **options), torch.randn(shape, **options)
-
-
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     block = torch.empty(shape, dtype=dtype)
     return (block, block, block, None, block.numel()), settings(dtype) | {"HAS_TAIL": has_tail(block.numel())}
@@ -206,13 +187,13 @@ OP = FusedOp(
     name="add_gelu",
     fused=add_gelu,
     reference=add_gelu_reference,
-    work=add_gelu_work,
+    work=work_per_element(1 + costs.GELU_TANH, tensors=(2, 1)),
     kernel=add_gelu_kernel,
     settings=settings,
-    inputs=_inputs,
+    inputs=lambda *shape, **options: (torch.randn(shape, **options), torch.randn(shape, **options)),
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1,), (127,), (1025,), (3, 5, 7), (4, 1023)),
     gpu_shapes=((2**20,), (10_000_000,), (100_000_000,)),
     gpu_dtypes=(torch.float32, torch.bfloat16),
-    backward_work=add_gelu_backward_work,
+    backward_work=work_per_element(20, tensors=(2, 1)),
 )

@@ -18,7 +18,7 @@ import triton.language as tl
 from kernels.activations import activate, activate_gradient
 from kernels.arguments import check_alike, in_widest
 from kernels.elementwise.vectors import MULTIPLE, has_tail, launch
-from kernels.op import FusedOp, Work, like, planned, register
+from kernels.op import FusedOp, like, planned, register, work_per_element
 
 # PyTorch's name for the form of GELU -> its name in kernels.activations.
 APPROXIMATIONS = {"none": "gelu", "tanh": "gelu_tanh"}
@@ -169,26 +169,6 @@ def geglu_reference(gate: torch.Tensor, up: torch.Tensor, approximate: str = "no
     return torch.nn.functional.gelu(gate, approximate=approximate) * up
 
 
-def geglu_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Return FLOPs and minimum traffic: GELU's 5 operations, erf counted as one, and a multiplication; gate and up in,
-    y out, once."""
-    elements = torch.Size(shape).numel()
-    return Work(flops=6 * elements, bytes_read=2 * elements * dtype.itemsize, bytes_written=elements * dtype.itemsize)
-
-
-def geglu_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Return FLOPs and minimum traffic of the gradients: 13 operations, erf and exp counted as one; three tensors in,
-    two out."""
-    elements = torch.Size(shape).numel()
-    return Work(
-        flops=13 * elements, bytes_read=3 * elements * dtype.itemsize, bytes_written=2 * elements * dtype.itemsize
-    )
-
-
-def _inputs(*shape: int, **options) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(shape, **options), torch.randn(shape, **options)
-
-
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     block = torch.empty(shape, dtype=dtype, device="meta")
     return (block, block, block, block.numel()), settings(dtype) | {"HAS_TAIL": has_tail(block.numel())}
@@ -198,12 +178,12 @@ OP = FusedOp(
     name="geglu",
     fused=geglu,
     reference=geglu_reference,
-    work=geglu_work,
+    work=work_per_element(6, tensors=(2, 1)),  # GELU's 5, erf counted as one, and a product
     kernel=geglu_kernel,
     settings=settings,
-    inputs=_inputs,
+    inputs=lambda *shape, **options: (torch.randn(shape, **options), torch.randn(shape, **options)),
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1,), (127,), (1025,), (3, 5, 7), (4, 1023)),
     gpu_shapes=((2**20,), (10_000_000,), (100_000_000,), (16384, 11008)),
-    backward_work=geglu_backward_work,
+    backward_work=work_per_element(13, tensors=(3, 2)),
 )

@@ -26,7 +26,7 @@ import triton.language as tl
 from kernels.activations import ACTIVATIONS, activate, activate_gradient, check_activation
 from kernels.arguments import channels_last, check_alike, in_widest
 from kernels.elementwise.vectors import MULTIPLE, has_tail, launch
-from kernels.op import FusedOp, Work, like, planned, register
+from kernels.op import FusedOp, Work, like, planned, register, work_per_element
 
 
 @triton.jit
@@ -191,12 +191,6 @@ def residual_act_reference(x: torch.Tensor, residual: torch.Tensor, act: str = "
     return ACTIVATIONS[act](x + residual)
 
 
-def residual_act_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Return FLOPs and minimum traffic with ReLU: 1 addition and 1 comparison; x and residual in once, y out once."""
-    elements = torch.Size(shape).numel()
-    return Work(flops=2 * elements, bytes_read=2 * elements * dtype.itemsize, bytes_written=elements * dtype.itemsize)
-
-
 def residual_act_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     """Return FLOPs and minimum traffic of the gradient with ReLU: 1 comparison; the gradient and a bit in, one gradient
     out."""
@@ -208,10 +202,6 @@ def residual_act_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Wo
     )
 
 
-def _inputs(*shape: int, **options) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(shape, **options), torch.randn(shape, **options)
-
-
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     block = torch.empty(shape, dtype=dtype, device="meta")
     return (block, block, block, None, block.numel()), settings(dtype) | {"HAS_TAIL": has_tail(block.numel())}
@@ -221,10 +211,10 @@ OP = FusedOp(
     name="residual_act",
     fused=residual_act,
     reference=residual_act_reference,
-    work=residual_act_work,
+    work=work_per_element(2, tensors=(2, 1)),  # an addition, and ReLU's comparison
     kernel=residual_act_kernel,
     settings=settings,
-    inputs=_inputs,
+    inputs=lambda *shape, **options: (torch.randn(shape, **options), torch.randn(shape, **options)),
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1,), (127,), (1025,), (3, 5, 7), (4, 1023)),
     gpu_shapes=((2**20,), (10_000_000,), (100_000_000,)),

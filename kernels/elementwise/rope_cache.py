@@ -5,7 +5,7 @@
     unfused   norm of q | norm of k | rotate q | rotate k | write k | write v     q and k read and written twice
     fused     read q, k and v once, write q, the cache's k and its v               one launch
 
-A program owns one head of one token: a query's, or a key's and its value's. The cache is (pages, key heads, page_size,
+A program owns some heads of one token: queries, or keys and their values. The cache is (pages, key heads, page_size,
 dim), as kernels.paged_attention reads it; `slots` has each token's place, page * page_size + position in the page. A
 token without a slot, -1 as vLLM pads a batch with, is rotated and not written, and so is a token whose slot is beyond
 the cache.
@@ -20,17 +20,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import check_option, check_together, check_vectors, given, next_power_of_2
+from kernels.arguments import cdiv, check_option, check_together, check_vectors, given, next_power_of_2
 from kernels.op import FusedOp, Work, refuse_transforms, refuse_transforms_of_operator
 
 
 @triton.jit
-def rotated(x_ptr, weight_ptr, cos, sin, col, half, eps):
-    """Return both halves of a head of 2 half elements, normalised where it has a weight, rotated."""
-    x1 = tl.load(x_ptr + col, mask=col < half, other=0.0).to(tl.float32)
-    x2 = tl.load(x_ptr + half + col, mask=col < half, other=0.0).to(tl.float32)
+def rotated(x_ptr, x_at, mask, weight_ptr, cos, sin, col, half, eps):
+    """Return both halves of heads of 2 half elements, normalised where they have a weight, rotated."""
+    x1 = tl.load(x_ptr + x_at, mask=mask, other=0.0).to(tl.float32)
+    x2 = tl.load(x_ptr + x_at + half, mask=mask, other=0.0).to(tl.float32)
     if weight_ptr is not None:
-        scale = tl.rsqrt((tl.sum(x1 * x1, axis=0) + tl.sum(x2 * x2, axis=0)) / (2 * half) + eps)
+        squares = tl.sum(x1 * x1 + x2 * x2, axis=1, keep_dims=True)
+        scale = tl.rsqrt(squares / (2 * half) + eps)
         x1 *= scale * tl.load(weight_ptr + col, mask=col < half).to(tl.float32)
         x2 *= scale * tl.load(weight_ptr + half + col, mask=col < half).to(tl.float32)
     return x1 * cos - x2 * sin, x2 * cos + x1 * sin
@@ -50,6 +51,7 @@ def rope_cache_kernel(
     k_cache_ptr,  # (pages, key heads, page_size, dim), any strides, unit stride within a head
     v_cache_ptr,  # the same
     heads,
+    key_heads,
     half,  # dim / 2
     max_position,
     pages,
@@ -60,52 +62,57 @@ def rope_cache_kernel(
     k_cache_strides,
     v_cache_strides,
     eps,
+    HEADS: tl.constexpr,  # heads of one program, a power of two
     BLOCK: tl.constexpr,  # a power of two, at least half
 ):
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)  # int64: offsets pass 2**31 on large caches
-    col = tl.arange(0, BLOCK)
+    token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)  # int64: offsets pass 2**31 on large caches
+    col = tl.arange(0, BLOCK)[None, :]
     position = tl.load(position_ptr + token)
     known = (position >= 0) & (position < max_position) & (col < half)
     nan = float("nan")  # of a position that the table doesn't have: seen, not guessed
     cos = tl.load(cos_sin_ptr + position * 2 * half + col, mask=known, other=nan).to(tl.float32)
     sin = tl.load(cos_sin_ptr + position * 2 * half + half + col, mask=known, other=nan).to(tl.float32)
-    if head < heads:
+    query_parts = tl.cdiv(heads, HEADS)
+    if part < query_parts:
+        head = part * HEADS + tl.arange(0, HEADS)[:, None]
+        mask = (head < heads) & (col < half)
         token_stride, head_stride = q_strides
-        x_ptr = q_ptr + token * token_stride + head * head_stride
-        y1, y2 = rotated(x_ptr, q_weight_ptr, cos, sin, col, half, eps)
-        y_ptr += (token * heads + head) * 2 * half
-        tl.store(y_ptr + col, y1.to(y_ptr.dtype.element_ty), mask=col < half)
-        tl.store(y_ptr + half + col, y2.to(y_ptr.dtype.element_ty), mask=col < half)
+        x_at = token * token_stride + head * head_stride + col
+        y1, y2 = rotated(q_ptr, x_at, mask, q_weight_ptr, cos, sin, col, half, eps)
+        y_at = (token * heads + head) * 2 * half + col
+        tl.store(y_ptr + y_at, y1.to(y_ptr.dtype.element_ty), mask=mask)
+        tl.store(y_ptr + y_at + half, y2.to(y_ptr.dtype.element_ty), mask=mask)
     else:
-        head -= heads
+        head = (part - query_parts) * HEADS + tl.arange(0, HEADS)[:, None]
+        mask = (head < key_heads) & (col < half)
         slot = tl.load(slot_ptr + token)
         page, place = slot // page_size, slot % page_size
-        written = (slot >= 0) & (page < pages) & (col < half)
+        written = (slot >= 0) & (page < pages) & mask
         token_stride, head_stride = k_strides
-        x_ptr = k_ptr + token * token_stride + head * head_stride
-        y1, y2 = rotated(x_ptr, k_weight_ptr, cos, sin, col, half, eps)
+        x_at = token * token_stride + head * head_stride + col
+        y1, y2 = rotated(k_ptr, x_at, mask, k_weight_ptr, cos, sin, col, half, eps)
         page_stride, head_stride, place_stride = k_cache_strides
-        k_cache_ptr += page * page_stride + head * head_stride + place * place_stride
-        tl.store(k_cache_ptr + col, y1.to(k_cache_ptr.dtype.element_ty), mask=written)
-        tl.store(k_cache_ptr + half + col, y2.to(k_cache_ptr.dtype.element_ty), mask=written)
+        at = page * page_stride + head * head_stride + place * place_stride + col
+        tl.store(k_cache_ptr + at, y1.to(k_cache_ptr.dtype.element_ty), mask=written)
+        tl.store(k_cache_ptr + at + half, y2.to(k_cache_ptr.dtype.element_ty), mask=written)
         token_stride, head_stride = v_strides
-        v_ptr += token * token_stride + head * head_stride
-        v1 = tl.load(v_ptr + col, mask=written)
-        v2 = tl.load(v_ptr + half + col, mask=written)
+        v_at = token * token_stride + head * head_stride + col
+        v1 = tl.load(v_ptr + v_at, mask=written)
+        v2 = tl.load(v_ptr + v_at + half, mask=written)
         page_stride, head_stride, place_stride = v_cache_strides
-        v_cache_ptr += page * page_stride + head * head_stride + place * place_stride
-        tl.store(v_cache_ptr + col, v1, mask=written)
-        tl.store(v_cache_ptr + half + col, v2, mask=written)
+        at = page * page_stride + head * head_stride + place * place_stride + col
+        tl.store(v_cache_ptr + at, v1, mask=written)
+        tl.store(v_cache_ptr + at + half, v2, mask=written)
 
 
-def settings(dim: int) -> dict:
-    """Return BLOCK and num_warps for heads of `dim` elements: half a head, in one warp."""
-    return {"BLOCK": next_power_of_2(dim // 2), "num_warps": 1}
+def settings(heads: int, dim: int) -> dict:
+    """Return HEADS, BLOCK and num_warps for that many heads of `dim` elements: eight of them by four warps."""
+    return {"HEADS": min(8, next_power_of_2(heads)), "BLOCK": next_power_of_2(dim // 2), "num_warps": 4}
 
 
 def _arguments(q, k, v, cos_sin, positions, slots, key_cache, value_cache, q_weight, k_weight, eps, y):
     heads, dim = q.shape[1:]
-    sizes = heads, dim // 2, cos_sin.shape[0], key_cache.shape[0], key_cache.shape[2]
+    sizes = heads, k.shape[1], dim // 2, cos_sin.shape[0], key_cache.shape[0], key_cache.shape[2]
     tensors = q, k, v, cos_sin, positions, slots, q_weight, k_weight, y, key_cache, value_cache
     strides = *(x.stride()[:2] for x in (q, k, v)), *(x.stride()[:3] for x in (key_cache, value_cache))
     return *tensors, *sizes, *strides, eps
@@ -132,7 +139,9 @@ def rope_cache_op(
         q_weight, k_weight = (x if x is None else x.contiguous() for x in (q_weight, k_weight))
         arguments = _arguments(q, k, v, cos_sin, positions, slots, key_cache, value_cache, q_weight, k_weight, eps, y)
         with torch.cuda.device_of(q):
-            rope_cache_kernel[len(q), q.shape[1] + k.shape[1]](*arguments, **settings(q.shape[2]))
+            chosen = settings(q.shape[1], q.shape[2])
+            parts = cdiv(q.shape[1], chosen["HEADS"]) + cdiv(k.shape[1], chosen["HEADS"])
+            rope_cache_kernel[len(q), parts](*arguments, **chosen)
     return y
 
 
@@ -285,7 +294,7 @@ def _compile_arguments(tokens: int, heads: int, key_heads: int, dim: int, dtype:
         cache, table = torch.empty(8, key_heads, PAGE_SIZE, dim, dtype=dtype), torch.empty(4096, dim)
         index = torch.empty(tokens, dtype=torch.int64)
     weight = q[0, 0]
-    return _arguments(q, k, k, table, index, index, cache, cache, weight, weight, 1e-6, q), settings(dim)
+    return _arguments(q, k, k, table, index, index, cache, cache, weight, weight, 1e-6, q), settings(heads, dim)
 
 
 OP = FusedOp(

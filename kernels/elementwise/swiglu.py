@@ -18,7 +18,7 @@ import triton.language as tl
 from kernels.activations import activate, activate_gradient
 from kernels.arguments import check_alike, in_widest
 from kernels.elementwise.vectors import MULTIPLE, has_tail, launch
-from kernels.op import FusedOp, Work, like, planned, register
+from kernels.op import FusedOp, like, planned, register, work_per_element
 
 
 @triton.jit
@@ -144,26 +144,6 @@ def swiglu_reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.silu(gate) * up
 
 
-def swiglu_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Return FLOPs and minimum traffic: SiLU's 4 operations, exp counted as one, and a multiplication; gate and up in,
-    y out, once."""
-    elements = torch.Size(shape).numel()
-    return Work(flops=5 * elements, bytes_read=2 * elements * dtype.itemsize, bytes_written=elements * dtype.itemsize)
-
-
-def swiglu_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Return FLOPs and minimum traffic of the gradients: 11 operations, exp counted as one; three tensors in, two
-    out."""
-    elements = torch.Size(shape).numel()
-    return Work(
-        flops=11 * elements, bytes_read=3 * elements * dtype.itemsize, bytes_written=2 * elements * dtype.itemsize
-    )
-
-
-def _inputs(*shape: int, **options) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(shape, **options), torch.randn(shape, **options)
-
-
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     block = torch.empty(shape, dtype=dtype, device="meta")
     return (block, block, block, block.numel()), settings(dtype) | {"HAS_TAIL": has_tail(block.numel())}
@@ -173,12 +153,12 @@ OP = FusedOp(
     name="swiglu",
     fused=swiglu,
     reference=swiglu_reference,
-    work=swiglu_work,
+    work=work_per_element(5, tensors=(2, 1)),  # SiLU's 4, exp counted as one, and a product
     kernel=swiglu_kernel,
     settings=settings,
-    inputs=_inputs,
+    inputs=lambda *shape, **options: (torch.randn(shape, **options), torch.randn(shape, **options)),
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1,), (127,), (1025,), (3, 5, 7), (4, 1023)),
     gpu_shapes=((2**20,), (10_000_000,), (100_000_000,), (16384, 11008)),
-    backward_work=swiglu_backward_work,
+    backward_work=work_per_element(11, tensors=(3, 2)),
 )

@@ -40,14 +40,18 @@ def row_blocks(cols: int) -> tuple[int, int]:
 def row_settings(cols: int, dtype: torch.dtype, tensors: int = 1) -> dict:
     """Return HEAD, TAIL, BLOCK_ROWS, COMPUTE and num_warps for rows of `cols` columns.
 
-    A thread holds 24 to 48 elements, of all `tensors` tensors that are read together: several programs fit on an SM,
-    and some load while others compute. Rows of up to 512 columns share a program.
+    A thread holds 24 to 48 elements, of all `tensors` tensors that are read together, and 32 to 64 of long rows: several
+    programs fit on an SM, and some load while others compute. Rows of up to 512 columns share a program. A width that
+    is no multiple of 16 is unaligned: Triton loads such rows element by element, which takes more registers.
     """
     head, tail = row_blocks(cols)
-    block_rows = max(1, 1024 // next_power_of_2(head + tail))
-    if block_rows == 1 and cols == next_power_of_2(cols) and cols * tensors <= 16384:
+    unaligned = cols % 16 != 0
+    block_rows = max(1, (512 if unaligned else 1024) // next_power_of_2(head + tail))
+    elements = block_rows * (head + tail) * tensors
+    long = 16384 <= elements and cols <= MAX_COLUMNS and not unaligned
+    warps = next_power_of_2(cdiv(elements, 2048 if long else 1536))
+    if block_rows == 1 and cols == next_power_of_2(cols):
         head, tail = cols, 1  # one full block is up to 11 % faster than two, and nothing is left for TAIL
-    warps = next_power_of_2(cdiv(block_rows * (head + tail) * tensors, 1536))
     return {
         "HEAD": head,
         "TAIL": tail,

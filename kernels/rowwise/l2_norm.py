@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.arguments import as_rows, cdiv, check_alike, check_columns, refuse
-from kernels.op import FusedOp, Work, like, planned, register
+from kernels.op import FusedOp, like, planned, register, work_per_element
 from kernels.rowwise.blocks import MAX_COLUMNS, row_settings
 
 
@@ -112,12 +112,6 @@ def l2_norm_reference(x: Tensor, *, eps: float = 1e-12) -> Tensor:
     return x / norm.clamp_min(eps)
 
 
-def l2_norm_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Count FLOPs and minimum traffic: multiply, add and divide per element; x in once, y out once."""
-    elements = torch.Size(shape).numel()
-    return Work(flops=3 * elements, bytes_read=elements * dtype.itemsize, bytes_written=elements * dtype.itemsize)
-
-
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     rows, cols = shape
     x = torch.empty(shape, dtype=dtype, device="meta")
@@ -128,7 +122,7 @@ OP = FusedOp(
     name="l2_norm",
     fused=l2_norm,
     reference=l2_norm_reference,
-    work=l2_norm_work,
+    work=work_per_element(3, tensors=(1, 1)),
     kernel=l2_norm_kernel,
     settings=settings,
     inputs=lambda *shape, **options: (torch.randn(shape, **options),),

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels import costs
 from kernels.activations import activate, activate_gradient
 from kernels.arguments import (
     as_rows,
@@ -36,7 +37,7 @@ from kernels.arguments import (
     shared_memory,
     zeros_unless,
 )
-from kernels.op import FusedOp, Work, like, planned, register
+from kernels.op import FusedOp, like, planned, register, work_per_element
 from kernels.rowwise.blocks import MAX_COLUMNS, compute_dtype, row_blocks, row_settings
 from kernels.rowwise.sums import sums_of_programs
 
@@ -332,18 +333,21 @@ def backward_settings(
 
     Beside weight and two sums, 255 registers hold 32 elements of a row; with an activation's gradient, 128 hold 16. So
     few warps fit on an SM, and rows are loaded ahead where a program's `shared_memory` in bytes has room for two. Only
-    as many programs are launched as an SM's 65536 registers hold: all loop over their rows at once.
+    as many programs are launched as an SM's 65536 registers hold: all loop over their rows at once. Narrow rows that
+    are no multiple of 16 columns are loaded element by element: half as many by twice as many programs, not ahead.
     """
     head, tail = row_blocks(cols)
     block_rows = max(1, 1024 // next_power_of_2(head + tail))
+    by_element = cols % 16 != 0 and block_rows > 1
+    block_rows //= 2 if by_element else 1
     elements = block_rows * (head + tail)
-    warps = next_power_of_2(cdiv(elements, 512 if act else 1024))
-    registers = 128 if act and block_rows == 1 else 255
+    warps = next_power_of_2(cdiv(elements, 512 if act and not by_element else 1024))
+    registers = 128 if by_element or (act and block_rows == 1) else 255
     return 65536 // (32 * warps * (registers + registers % 2)), {
         "BLOCK_ROWS": block_rows,
         "HEAD": head,
         "TAIL": tail,
-        "STAGES": 3 if 2 * tensors * elements * dtype.itemsize < shared_memory else 1,
+        "STAGES": 3 if not by_element and 2 * tensors * elements * dtype.itemsize < shared_memory else 1,
         "COMPUTE": compute_dtype(dtype),
         "num_warps": warps,
         "maxnreg": registers,
@@ -449,19 +453,6 @@ def layer_norm_reference(x: Tensor, weight=None, bias=None, eps: float = 1e-5) -
     return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
-def layer_norm_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Count FLOPs and minimum traffic: 7 operations per element (costs.LAYER_NORM); x, weight and bias in, y out."""
-    elements, size = torch.Size(shape).numel(), dtype.itemsize
-    return Work(7 * elements, (elements + 2 * shape[-1]) * size, elements * size)
-
-
-def layer_norm_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Count FLOPs and minimum traffic of the three gradients: 18 operations per element; gradient, x and weight in,
-    three gradients out."""
-    elements, size = torch.Size(shape).numel(), dtype.itemsize
-    return Work(18 * elements, (2 * elements + shape[-1]) * size, (elements + 2 * shape[-1]) * size)
-
-
 def compile_arguments(*shape: int, dtype: torch.dtype, act: str | None = None) -> tuple[tuple, dict]:
     """Return layer_norm_kernel's arguments and settings at a shape."""
     (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
@@ -472,12 +463,12 @@ OP = FusedOp(
     name="layer_norm",
     fused=layer_norm,
     reference=layer_norm_reference,
-    work=layer_norm_work,
+    work=work_per_element(costs.LAYER_NORM, tensors=(1, 1), vectors=(2, 0)),
     kernel=layer_norm_kernel,
     settings=settings,
     inputs=lambda *shape, **options: tuple(torch.randn(size, **options) for size in (shape, shape[-1:], shape[-1:])),
     compile_arguments=compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),
     gpu_shapes=((128, 8192), (32768, 1024), (32768, 4096), (32768, 8192), (32768, 16384)),
-    backward_work=layer_norm_backward_work,
+    backward_work=work_per_element(18, tensors=(2, 1), vectors=(1, 2)),
 )

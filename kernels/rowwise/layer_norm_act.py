@@ -16,7 +16,7 @@ import torch
 from kernels import costs
 from kernels.activations import ACTIVATIONS, check_activation
 from kernels.arguments import check_alike, check_columns, check_option, ones_unless, over_last, zeros_unless
-from kernels.op import FusedOp, Work, planned
+from kernels.op import FusedOp, planned, work_per_element
 from kernels.rowwise import layer_norm
 
 
@@ -77,31 +77,16 @@ def layer_norm_act_reference(
     return ACTIVATIONS[act](torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps))
 
 
-def layer_norm_act_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Count FLOPs and minimum traffic: 16 operations per element with GELU's tanh form; all inputs in, y out."""
-    elements, size = torch.Size(shape).numel(), dtype.itemsize
-    flops = (costs.LAYER_NORM + costs.GELU_TANH) * elements
-    return Work(flops, bytes_read=(elements + 2 * shape[-1]) * size, bytes_written=elements * size)
-
-
-def layer_norm_act_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Count FLOPs and minimum traffic of the three gradients: 38 operations per element; gradient and inputs in, three
-    gradients out."""
-    elements, size = torch.Size(shape).numel(), dtype.itemsize
-    bytes_read, bytes_written = (2 * elements + 2 * shape[-1]) * size, (elements + 2 * shape[-1]) * size
-    return Work(flops=38 * elements, bytes_read=bytes_read, bytes_written=bytes_written)
-
-
 OP = FusedOp(
     name="layer_norm_act",
     fused=layer_norm_act,
     reference=layer_norm_act_reference,
-    work=layer_norm_act_work,
+    work=work_per_element(costs.LAYER_NORM + costs.GELU_TANH, tensors=(1, 1), vectors=(2, 0)),
     kernel=layer_norm.layer_norm_kernel,
     settings=layer_norm.settings,
     inputs=layer_norm.OP.inputs,
     compile_arguments=partial(layer_norm.OP.compile_arguments, act="gelu_tanh"),
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),
     gpu_shapes=((128, 8192), (32768, 1024), (32768, 4096), (32768, 8192), (32768, 16384)),
-    backward_work=layer_norm_act_backward_work,
+    backward_work=work_per_element(38, tensors=(2, 1), vectors=(2, 2)),
 )

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kernels import costs
 from kernels.arguments import as_rows, cdiv, check_alike, check_columns, in_widest, ones_unless, zeros_unless
-from kernels.op import FusedOp, Work, like, planned, register
+from kernels.op import FusedOp, like, planned, register, work_per_element
 from kernels.rowwise.blocks import MAX_COLUMNS, row_settings
 from kernels.rowwise.layer_norm import add_chunk, gradients, row_statistics
 
@@ -194,23 +194,6 @@ def residual_layer_norm_reference(
     return torch.nn.functional.layer_norm(s, s.shape[-1:], weight, bias, eps), s
 
 
-def residual_layer_norm_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Count FLOPs and minimum traffic: 8 operations per element; all four inputs in once, y and the sum out once."""
-    elements, size = torch.Size(shape).numel(), dtype.itemsize
-    return Work(
-        flops=(1 + costs.LAYER_NORM) * elements,
-        bytes_read=(2 * elements + 2 * shape[-1]) * size,
-        bytes_written=2 * elements * size,
-    )
-
-
-def residual_layer_norm_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Count FLOPs and minimum traffic of the gradients: 19 operations per element; both results' gradients, the sum and
-    weight in, the gradients of sum, weight and bias out."""
-    elements, size = torch.Size(shape).numel(), dtype.itemsize
-    return Work(19 * elements, (3 * elements + shape[-1]) * size, (elements + 2 * shape[-1]) * size)
-
-
 def _inputs(*shape: int, **options) -> tuple[Tensor, ...]:
     return tuple(torch.randn(size, **options) for size in (shape, shape, shape[-1:], shape[-1:]))
 
@@ -224,12 +207,12 @@ OP = FusedOp(
     name="residual_layer_norm",
     fused=residual_layer_norm,
     reference=residual_layer_norm_reference,
-    work=residual_layer_norm_work,
+    work=work_per_element(1 + costs.LAYER_NORM, tensors=(2, 2), vectors=(2, 0)),
     kernel=residual_layer_norm_kernel,
     settings=settings,
     inputs=_inputs,
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),
     gpu_shapes=((128, 8192), (32768, 1024), (32768, 4096), (32768, 8192), (32768, 16384)),
-    backward_work=residual_layer_norm_backward_work,
+    backward_work=work_per_element(19, tensors=(3, 1), vectors=(1, 2)),
 )

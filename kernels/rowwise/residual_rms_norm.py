@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.arguments import as_rows, cdiv, check_alike, check_columns, in_widest, ones_unless
-from kernels.op import FusedOp, Work, like, planned, register
+from kernels.op import FusedOp, like, planned, register, work_per_element
 from kernels.rowwise.blocks import MAX_COLUMNS, row_settings
 from kernels.rowwise.rms_norm import gradients, one_per_row
 
@@ -176,23 +176,6 @@ def residual_rms_norm_reference(
     return torch.nn.functional.rms_norm(s, s.shape[-1:], weight, eps), s
 
 
-def residual_rms_norm_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Count FLOPs and minimum traffic: 5 operations per element; x, residual, weight in, y and the sum out."""
-    elements, size = torch.Size(shape).numel(), dtype.itemsize
-    return Work(
-        flops=5 * elements,
-        bytes_read=(2 * elements + shape[-1]) * size,
-        bytes_written=2 * elements * size,
-    )
-
-
-def residual_rms_norm_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Count FLOPs and minimum traffic of the gradients: 13 operations per element; both results' gradients, the sum and
-    weight in, the gradients of sum and weight out."""
-    elements, size = torch.Size(shape).numel(), dtype.itemsize
-    return Work(13 * elements, (3 * elements + shape[-1]) * size, (elements + shape[-1]) * size)
-
-
 def _inputs(*shape: int, **options) -> tuple[Tensor, ...]:
     return tuple(torch.randn(size, **options) for size in (shape, shape, shape[-1:]))
 
@@ -206,12 +189,12 @@ OP = FusedOp(
     name="residual_rms_norm",
     fused=residual_rms_norm,
     reference=residual_rms_norm_reference,
-    work=residual_rms_norm_work,
+    work=work_per_element(5, tensors=(2, 2), vectors=(1, 0)),
     kernel=residual_rms_norm_kernel,
     settings=settings,
     inputs=_inputs,
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),
     gpu_shapes=((128, 8192), (32768, 1024), (32768, 4096), (32768, 8192), (32768, 16384)),
-    backward_work=residual_rms_norm_backward_work,
+    backward_work=work_per_element(13, tensors=(3, 1), vectors=(1, 1)),
 )

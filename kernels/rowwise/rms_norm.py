@@ -36,7 +36,7 @@ from kernels.arguments import (
     over_last,
     shared_memory,
 )
-from kernels.op import FusedOp, Work, like, planned, register
+from kernels.op import FusedOp, like, planned, register, work_per_element
 from kernels.rowwise.blocks import MAX_COLUMNS, compute_dtype, row_blocks, row_settings
 from kernels.rowwise.sums import sums_of_programs
 
@@ -221,16 +221,19 @@ def backward_settings(
 ) -> tuple[tuple[int, int], dict]:
     """Return the backward kernel's grid, and its blocks and warps.
 
-    A turn of the loop takes 1024 elements of several rows, or one wider row. The programs have 16 warps per SM in all,
-    so all of them run at once. Rows of the next one or two turns are loaded in advance where registers have room for
-    it, and `shared_memory` for x, grad_y, grad_sum and weight, of `itemsize` bytes per element.
+    A turn of the loop takes 1024 elements of several rows, 2048 where they are of 65 to 256 columns, or one wider row.
+    The programs have 16 warps per SM in all, so all of them run at once. The rows of the next two turns are loaded in
+    advance where `shared_memory` has room for x, grad_y, grad_sum and weight, of `itemsize` bytes per element. Wide
+    rows that are no multiple of 16 columns are loaded element by element, and not in advance.
     """
     head, tail = row_blocks(cols) if fits_registers(cols) else (1024, 1024)
-    block_rows = max(1, 1024 // next_power_of_2(head + tail))
+    width = next_power_of_2(head + tail)
+    block_rows = max(1, min(16, 2048 // width) if width <= 256 else 1024 // width)
     elements = block_rows * (head + tail)
     warps = min(16, max(4, next_power_of_2(cdiv(elements, 512))))
-    stages = 3 if elements <= 2048 else 2 if elements <= 12288 else 1
-    stages = min(stages, 1 + (shared_memory - 1024) // (4 * itemsize * elements))
+    stages = min(3 if elements <= 12288 else 1, 1 + (shared_memory - 1024) // (4 * itemsize * elements))
+    if cols % 16 and 4096 <= elements < 8192:
+        warps, stages = 4, 2
     chunks = cdiv(cols, head + tail)
     programs = min(cdiv(rows, block_rows), cdiv(16 // warps * sms, chunks))
     chosen = {"BLOCK_ROWS": block_rows, "HEAD": head, "TAIL": tail, "STAGES": stages, "num_warps": warps}
@@ -316,18 +319,6 @@ def rms_norm_reference(x: Tensor, weight: Tensor | None = None, eps: float = 1e-
     return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
 
 
-def rms_norm_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Count FLOPs and minimum traffic: 4 operations per element; x and weight in once, y out once."""
-    elements, size = torch.Size(shape).numel(), dtype.itemsize
-    return Work(flops=4 * elements, bytes_read=(elements + shape[-1]) * size, bytes_written=elements * size)
-
-
-def rms_norm_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Count FLOPs and minimum traffic of both gradients: 12 operations per element; gradient, x, weight in, two out."""
-    elements, size = torch.Size(shape).numel(), dtype.itemsize
-    return Work(12 * elements, (2 * elements + shape[-1]) * size, (elements + shape[-1]) * size)
-
-
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
     return (x, x[0], x, None, rows, cols, cols, 1e-6), settings(cols, dtype)
@@ -337,12 +328,12 @@ OP = FusedOp(
     name="rms_norm",
     fused=rms_norm,
     reference=rms_norm_reference,
-    work=rms_norm_work,
+    work=work_per_element(4, tensors=(1, 1), vectors=(1, 0)),
     kernel=rms_norm_kernel,
     settings=settings,
     inputs=lambda *shape, **options: (torch.randn(shape, **options), torch.randn(shape[-1:], **options)),
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),
     gpu_shapes=((128, 8192), (32768, 1024), (32768, 4096), (32768, 8192), (32768, 16384)),
-    backward_work=rms_norm_backward_work,
+    backward_work=work_per_element(12, tensors=(2, 1), vectors=(1, 1)),
 )

@@ -10,7 +10,7 @@ each kernel starts when the last program of the previous one has ended, and ramp
     a kernel per step    residual + norm | q, k, v | attention | out, residual | norm | gate, up, SwiGLU | down
     here                 one launch with a counter between steps, after a launch that zeroes the counters
 
-One program per multiprocessor takes tiles of each product in turn. A tile that is stored adds 1 to the counter of its
+Two programs per multiprocessor take tiles of each product in turn. A tile that is stored adds 1 to the counter of its
 step; a program that needs the step's result waits for all tiles, with the first block of its next weight already in
 flight: weights depend on no counter. Every program computes both norms itself, in the loop of the product that needs
 them. Each head's keys are shared out, so that every program has some; the program that completes a head merges its
@@ -35,6 +35,7 @@ from kernels.counters import complete, signal, wait
 from kernels.op import FusedOp, Work, like, planned, register
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+PROGRAMS = 2  # per multiprocessor: while one waits at a counter, the other loads
 
 
 @triton.jit
@@ -231,7 +232,7 @@ def settings(heads: int, dim: int, keys: int, programs: int) -> dict:
     shares = max(1, min(programs // heads, keys // 64))
     blocks = {"SPLITS": 1 << (shares.bit_length() - 1), "BLOCK_D": next_power_of_2(dim), "BLOCK_KEYS": 64}
     # Few rows per tile: a narrow result has one for every program.
-    return {**blocks, "BLOCK_N": 8, "BLOCK_K": 1024, "num_warps": 8, "launch_cooperative_grid": True}
+    return {**blocks, "BLOCK_N": 8, "BLOCK_K": 1024, "num_warps": 4, "launch_cooperative_grid": True}
 
 
 def _forward(
@@ -251,7 +252,7 @@ def _forward(
     given = x, residual, attention_norm, qkv, keys, values, out, ffn_norm, gate, up, down
     given = [each.contiguous() for each in given]
     (width,), (length, key_heads, dim), hidden = x.shape, keys.shape, len(gate)
-    heads, programs = out.shape[1] // dim, multiprocessors(x)
+    heads, programs = out.shape[1] // dim, PROGRAMS * multiprocessors(x)
     y, s, found, seen, between = (x.new_empty(size) for size in (width, width, len(qkv), heads * dim, hidden))
     sizes, chosen = (width, heads, key_heads, dim, hidden, length), settings(heads, dim, length, programs)
     parts = torch.empty(heads * chosen["SPLITS"] * (dim + 2), dtype=torch.float32, device=x.device)

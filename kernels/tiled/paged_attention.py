@@ -163,8 +163,8 @@ def settings(rows: int, dim: int, dtype: torch.dtype, in_pages: bool = True, lar
         rows: queries of all heads of a group.
         dim: columns per head.
         dtype: that of q.
-        in_pages: whether keys are found through a block table. The compiler's pipeline then has two loads in a row for
-            each tile of keys, and needs twice the stages to keep as many bytes in flight.
+        in_pages: whether keys are found through a block table. Tiles are then twice as long: each waits for the table
+            first.
         large: whether a program may have LARGE bytes of shared memory; others get tiles for 64 KB.
     """
     block_d = max(16, next_power_of_2(dim))
@@ -173,7 +173,7 @@ def settings(rows: int, dim: int, dtype: torch.dtype, in_pages: bool = True, lar
     else:
         block_m = min(MAX_ROWS, max(16, next_power_of_2(rows)))
         smaller = (2 if block_d > 128 else 1) * (2 if block_m * block_d > 32 * 128 else 1)
-        block_n, stages = (128 if in_pages else 64) // smaller, 5 if in_pages else 3
+        block_n, stages = (128 if in_pages else 64) // smaller, 2 if in_pages else 3
     if not large:
         block_n, stages = (16 if dtype.itemsize > 2 else 32), 1 if dtype.itemsize > 2 else 2
     return {
@@ -182,7 +182,7 @@ def settings(rows: int, dim: int, dtype: torch.dtype, in_pages: bool = True, lar
         "BLOCK_D": block_d,
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
-        "num_warps": 8 if in_pages or dtype.itemsize > 2 else 4,
+        "num_warps": 8 if dtype.itemsize > 2 else 4,
         "num_stages": stages,
     }
 
@@ -190,10 +190,8 @@ def settings(rows: int, dim: int, dtype: torch.dtype, in_pages: bool = True, lar
 def splits_for(programs: int, keys: int, processors: int) -> int:
     """Return the number of splits of up to `keys` keys, where one split makes `programs` programs.
 
-    It leaves the fewest multiprocessors idle in 1 to 4 waves, and is the smallest of those that do: the loads that one
-    program's loop has in flight keep a multiprocessor busy, and each split costs the merge its output."""
-    waves = max(range(1, 5), key=lambda waves: waves * processors // programs * programs / waves)
-    return max(1, min(waves * processors // programs, cdiv(keys, MIN_KEYS), MAX_SPLITS))
+    Two programs per multiprocessor: the loads of two loops keep it busy, and each split costs the merge its output."""
+    return max(1, min(2 * processors // programs, cdiv(keys, MIN_KEYS), MAX_SPLITS))
 
 
 def merge_settings(splits: int, dim: int) -> dict:

@@ -18,7 +18,6 @@ from kernels.tuned import (  # noqa: F401  (importing a module registers its ker
     linear_few_rows,
     moe_int8,
     rms_norm_few_rows,
-    rms_norm_packed,
     rms_norm_reread,
     top_k,
     wide_softmax,

@@ -97,10 +97,10 @@ def settings(
     """Return the forward's number of programs, and their constexprs and launch options.
 
     Rows of up to 2 KB share a warp, which takes 4 KB at once, or 2 KB if they also have edges. A wider row is taken in
-    one block after another: by a single warp, 2 KB at a time, up to 16 KB; by 4 warps, 1 KB each, up to 64 KB (of 8 KB
+    one block after another: by a single warp, 2 KB at a time, up to 16 KB; by 4 warps, 1 KB each, up to 48 KB (of 8 KB
     on where rows are few); then by 8, or by up to 32 where rows are too few for the SMs. Rows of 1 to 8 KB that leave
     an eighth of such blocks idle also share a warp, 1 KB or less of each at a time; if few, each has one, and the next
-    2 KB in flight. With few rows, a warp takes at most 4. `debug` checks labels, not overflow.
+    2 KB in flight. With few rows, a warp takes at most 2. `debug` checks labels, not overflow.
     """
     each, cached, whole = VECTOR_BYTES // dtype.itemsize, 2048 // dtype.itemsize, classes // vector * vector
     few, block = rows < 4096, max(each, next_power_of_2(whole))
@@ -109,11 +109,11 @@ def settings(
         block = cached // 2 if 4 * cached * cdiv(whole, cached // 2) <= 9 * whole else cached // 4
         block_rows, stages = (1, 3) if few else (cached // block, 1)
     elif block <= cached:
-        block_rows = min(4, cached // block) if few else min(16, cached // block * (1 if unaligned else 2))
+        block_rows = min(2, cached // block) if few else min(16, cached // block * (1 if unaligned else 2))
     elif sms < rows and few and 4 * cached < whole <= 8 * cached:
         block, warps = 2 * cached, 4
     else:
-        most = 32 if rows <= sms else 1 if classes <= 8 * cached else 4 if classes <= 32 * cached else 8
+        most = 32 if rows <= sms else 1 if classes <= 8 * cached else 4 if classes <= 24 * cached else 8
         warps = min(most, 2 * block // cached)
         block = max(cached, cached // 2 * warps)
     block_rows = min(block_rows, largest_power_of_2(rows // ((2 if few else 4) * sms)))

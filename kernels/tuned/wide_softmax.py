@@ -26,7 +26,7 @@ from kernels.tuned.packed import load_words, opaque_zero, unpack
 from kernels.tuned.segments import at_vector, edge, elements_before, in_edge, row_vectors
 from kernels.variants import tuned
 
-MIN_COLUMNS, MIN_BACKWARD_COLUMNS = 12289, 16385
+MIN_COLUMNS, MIN_BACKWARD_COLUMNS = 12289, 8193
 
 
 @triton.jit
@@ -194,7 +194,7 @@ def settings(cols: int, dtype: torch.dtype, vector: int, unaligned: bool) -> dic
         return {**chunks(cols, vector, unaligned, 256, 8, 10), "maxnreg": 64}
     if dtype.itemsize == 2 and vector > 1 and cols > 65536:
         return {**chunks(cols, vector, unaligned, 1024, 32, 1), "NUM_UNMASKED": 0}
-    return chunks(cols, vector, unaligned, 512 if cols <= 32768 else 1024, 16, 0)
+    return chunks(cols, vector, unaligned, 512 if cols <= 20480 else 1024, 16, 0)
 
 
 @cache
