@@ -347,6 +347,15 @@ def whether_there(module: str) -> dict:
         return said(error)
 
 
+def cutlass_version() -> dict:
+    """Return the version that CUTLASS's headers name, or that there are none."""
+    header = Path(os.environ.get("CUTLASS_INCLUDE", "")) / "cutlass" / "version.h"
+    if not header.exists():
+        return {"error": "CUTLASS_INCLUDE names no folder with CUTLASS's headers"}
+    numbers = dict(re.findall(r"#define CUTLASS_(MAJOR|MINOR|PATCH) (\d+)", header.read_text()))
+    return {"version": ".".join(numbers[part] for part in ("MAJOR", "MINOR", "PATCH"))}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, help="in benchmarks/results unless given")
@@ -359,9 +368,11 @@ def main() -> None:
     record = provenance() if on_gpu else {"gpu": gpu, **date_and_versions(), "ceilings": {}}
     if options.only and out.exists():
         record = json.loads(out.read_text()) | record
-    record["packages"] = {}
-    for module in ("jax", "cudnn", "cutlass"):
-        record["packages"][module] = whether_there(module)
+    found = {module: whether_there(module) for module in ("jax", "cudnn")} | {"cutlass": cutlass_version()}
+    # With some PARTS alone, the others' packages keep the version that they were timed with.
+    record["packages"] = found | {
+        name: each for name, each in record.get("packages", {}).items() if "version" not in found[name]
+    }
     shape = SMALL if options.small else SHAPE
     parts = [("xla", (), lambda: xla_texts(shape))]
     if on_gpu:

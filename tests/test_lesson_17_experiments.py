@@ -9,9 +9,21 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import kernels
-from benchmarks.experiments.lesson_17 import OP, VOCABULARY, cache_inputs, rope_cache_without_checks, split_decode
+from benchmarks.experiments.lesson_17 import (
+    FLAT,
+    OP,
+    PEAKED,
+    SEEDS,
+    cache_inputs,
+    drawing,
+    flat_logits,
+    paged_inputs,
+    peaked_logits,
+    rope_cache_without_checks,
+    split_decode,
+)
 from helpers.instruments import measure
-from kernels.tiled.paged_attention import merge_splits_kernel
+from kernels.tiled.paged_attention import merge_splits_kernel, paged_attention_reference
 
 LESSON = Path(__file__).resolve().parents[1] / "source/lessons/17_serving.py"
 
@@ -61,9 +73,24 @@ def test_the_paged_comparison_rejects_a_lookup_that_ignores_the_table():
         assert torch.allclose(right, ignored) == blind
 
 
-def test_the_top_50_of_the_timed_logits_have_a_fifth_of_the_probability():
-    """As the lesson says where its sampler is slow: most candidates are refused."""
+@pytest.mark.parametrize(("logits", "share"), [(flat_logits, FLAT), (peaked_logits, PEAKED)])
+def test_the_top_50_of_the_timed_logits_have_the_share_that_is_said(logits, share):
+    """Of the flat ones most candidates are refused, of the peaked ones few."""
     torch.manual_seed(0)
-    logits = (2.5 * torch.randn(4, VOCABULARY)).bfloat16().float()
-    mass = torch.softmax(logits, 1).topk(50).values.sum(1)
-    assert ((mass > 0.15) & (mass < 0.25)).all()
+    mass = torch.softmax(logits(4, device="cpu").float(), 1).topk(50).values.sum(1)
+    assert (mass - share).abs().max() < 0.06
+
+
+@pytest.mark.parametrize("page", [1, 8, 48])
+def test_pages_of_any_size_hold_the_same_attention(page):
+    given = paged_inputs(2, 48, page, device="cpu", dtype=torch.float32)
+    assert given[3].shape == (2, 48 // page)
+    torch.testing.assert_close(kernels.paged_attention(*given), paged_attention_reference(*given))
+
+
+def test_each_timed_draw_has_another_seed():
+    seen = []
+    draw = drawing(lambda logits, seed, *options: seen.append((int(seed), options)), torch.zeros(1), (1.0, 0, 1.0))
+    for _ in range(SEEDS + 1):
+        draw()
+    assert seen == [(seed, (1.0, 0, 1.0)) for seed in (*range(SEEDS), 0)]

@@ -9,11 +9,13 @@ from benchmarks.experiments.lesson_18 import (
     LAYERS,
     RECORD,
     SHAPES,
+    STREAM_BLOCK,
     empty_kernel,
     layer_in_steps,
     layer_product_by_product,
     one_query_kernel,
     rows_kernel,
+    stream_kernel,
     through,
 )
 from helpers.instruments import DEVICES, compile_for, measure, recorded
@@ -106,3 +108,11 @@ def test_what_lesson_18_concludes_from_its_record():
         assert large[way] < 1.05 * graph["8B"][way]  # they hardly benefit from a graph
     late = graph["8B"]["dependent, late signal"]
     assert late < graph["8B"]["kernel per step"] < graph["8B"]["dependent launch"]
+
+
+def test_one_program_that_streams_fits_on_an_sm():
+    """Only so does one program more than there are SMs run alone at the end."""
+    x, y = torch.empty(2**20, device="meta"), torch.empty(264, device="meta")
+    compiled = compile_for(stream_kernel, x, y, 8, device="H100", BLOCK=STREAM_BLOCK, num_warps=32)
+    assert compiled.occupancy().blocks == 1
+    assert compiled.spill_bytes == 0

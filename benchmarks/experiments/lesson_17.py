@@ -1,10 +1,12 @@
 """Lesson 17: serving, one token at a time.
 
-Decode over a cache by the number of splits, with a batch and with several rows of q, and what surrounds it: rotation
-and the write into the cache, and the draw of the next token.
+Decode over a cache by the number of splits, by the size of its pages, with a batch and with several rows of q, and what
+surrounds it: rotation and the write into the cache, and the draw of the next token.
 """
 
+from collections.abc import Callable
 from functools import partial
+from itertools import cycle
 
 import torch
 import triton
@@ -21,7 +23,10 @@ RECORD = "h100_80gb_hbm3.json"  # where these are recorded, in benchmarks/result
 SPLITS = (1, 2, 4, 8, 16, 32, 64)
 REFERENCE_POINTS = ((1, 8192), (1, 65536), (16, 8192), (128, 4096))  # sequences, tokens in each cache
 ROWS = (1, 2, 4, 8, 16)  # of q per sequence, as speculation has them
+PAGES = (1, 4, 16, 64, 256)  # tokens
 VOCABULARY = 131072
+FLAT, PEAKED = 0.20, 0.96  # the probability of the 50 most probable tokens, about
+SEEDS = 20  # a draw takes as many passes as its luck is: the timed draws differ
 CHUNK = 64  # keys at a time
 
 
@@ -154,23 +159,66 @@ def rope_cache_without_checks(q, k, v, cos_sin, positions, slots, key_cache, val
     return rotate(q, q_weight)
 
 
-def measure_sample() -> dict[str, dict[str, Timing]]:
-    """rows and filters -> way -> time of a draw from VOCABULARY logits in bf16."""
+def paged_inputs(sequences: int, keys: int, page: int, device="cuda", dtype=torch.bfloat16) -> tuple:
+    """What paged_attention takes: a cache in pages of any order, of all key heads' tokens one after another."""
+    q = torch.randn(sequences, HEADS, 1, DIM, device=device, dtype=dtype)
+    pages = sequences * keys // page
+    k, v = torch.randn(2, pages, page, KEY_HEADS, DIM, device=device, dtype=dtype).transpose(2, 3)
+    table = torch.randperm(pages, device=device).int().view(sequences, -1)
+    return q, k, v, table, torch.full((sequences,), keys, device=device, dtype=torch.int32)
+
+
+def measure_pages() -> dict[str, dict[str, Timing]]:
+    """sequences x tokens -> tokens per page, or one page for each sequence -> time of paged_attention."""
     found = {}
-    seed = torch.tensor(0, device="cuda")
+    for sequences, keys in REFERENCE_POINTS:
+        sizes = {str(page): page for page in PAGES} | {"one page": keys}
+        ways = {
+            name: partial(kernels.paged_attention, *paged_inputs(sequences, keys, page)) for name, page in sizes.items()
+        }
+        found[f"{sequences} x {keys}"] = benchmark_together(ways, runs=20)
+    return found
+
+
+def flat_logits(rows: int, device="cuda") -> torch.Tensor:
+    """Return logits whose top 50 have about FLAT of the probability: far less than a language model's usually have."""
+    return (2.5 * torch.randn(rows, VOCABULARY, device=device)).bfloat16()
+
+
+def peaked_logits(rows: int, device="cuda") -> torch.Tensor:
+    """Return logits whose top 50 have about PEAKED: the n-th most probable token has a share of n to the -1.75."""
+    rank = torch.stack([torch.randperm(VOCABULARY, device=device) for _ in range(rows)]) + 1
+    return (-1.75 * rank.log()).bfloat16()
+
+
+def measure_sample() -> dict[str, dict[str, Timing]]:
+    """rows, filters and logits -> way -> time of a draw from VOCABULARY logits in bf16."""
+    found = {}
+    filtered = 1.0, 50, 0.9  # temperature, top_k, top_p
+    cases = {
+        "no filter": (flat_logits, (1.0, 0, 1.0)),
+        "filtered, flat": (flat_logits, filtered),
+        "filtered, peaked": (peaked_logits, filtered),
+    }
     for rows in (1, 64):
-        # The top 50 have about a fifth of the probability: less than a language model's usually have.
-        logits = (2.5 * torch.randn(rows, VOCABULARY, device="cuda")).bfloat16()
-        for name, options in {"no filter": (1.0, 0, 1.0), "top_k 50, top_p 0.9": (1.0, 50, 0.9)}.items():
+        for name, (make, options) in cases.items():
+            logits = make(rows)
             compiled = torch.compile(sample_reference, dynamic=False)
             ways = {"eager": sample_reference, "torch.compile": compiled, "one kernel": kernels.sample}
-            calls = {way: partial(call, logits, seed, *options) for way, call in ways.items()}
-            found[f"{rows} rows, {name}"] = benchmark_together(calls, runs=20)
+            calls = {way: drawing(call, logits, options) for way, call in ways.items()}
+            found[f"{rows} row{'s' * (rows > 1)}, {name}"] = benchmark_together(calls, runs=20)
     return found
+
+
+def drawing(call: Callable, logits: torch.Tensor, options: tuple) -> Callable[[], torch.Tensor]:
+    """Return a function that draws with the next of SEEDS seeds each time."""
+    seeds = cycle([torch.tensor(seed, device=logits.device) for seed in range(SEEDS)])
+    return lambda: call(logits, next(seeds), *options)
 
 
 EXPERIMENTS = {
     "serving_splits": measure_splits,
+    "serving_pages": measure_pages,
     "serving_rows": measure_rows,
     "serving_rope_cache": measure_rope_cache,
     "serving_sample": measure_sample,

@@ -25,6 +25,8 @@ LAYERS = 8  # with weights of their own: one layer's would stay in L2
 EPS = 1e-6
 BLOCK_N, BLOCK_K = 8, 1024  # the persistent kernel's tiles
 EMPTY = 100  # empty kernels per call
+STREAMS = 20  # kernels per call that read, each something else
+STREAM_BLOCK = 16384  # fp32: with 32 warps, one program per SM
 
 
 @triton.jit
@@ -32,6 +34,16 @@ def empty_kernel(x_ptr, PDL: tl.constexpr):
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
+
+
+@triton.jit
+def stream_kernel(x_ptr, y_ptr, blocks, BLOCK: tl.constexpr):
+    """Add up `blocks` blocks that follow one another."""
+    me = tl.program_id(0)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for block in range(blocks):
+        total += tl.load(x_ptr + (me * blocks + block) * BLOCK + tl.arange(0, BLOCK))
+    tl.store(y_ptr + me, tl.sum(total))
 
 
 @triton.jit
@@ -240,8 +252,31 @@ def measure_empty() -> dict[str, dict[str, Timing]]:
     return found
 
 
+def measure_ends() -> dict[str, dict[str, Timing]]:
+    """programs, blocks that each reads -> {"graph": time of STREAMS kernels}: how a kernel begins and ends.
+
+    One program fits on an SM. More blocks per program take longer by their bytes; what is left without them is the
+    ramp-up. One program more than there are SMs runs alone at the end: the tail.
+    """
+    sms = torch.cuda.get_device_properties("cuda").multi_processor_count
+    sizes = [(sms, blocks) for blocks in (1, 2, 4, 8)] + [(sms + 1, 8), (2 * sms, 8)]
+    x = torch.randn(STREAMS, 2 * sms * 8 * STREAM_BLOCK, device="cuda")  # far more than L2 holds
+    y = torch.empty(2 * sms, device="cuda")
+
+    def row(programs: int, blocks: int) -> Callable[[], None]:
+        def call():
+            for part in x:
+                stream_kernel[(programs,)](part, y, blocks, BLOCK=STREAM_BLOCK, num_warps=32)
+
+        return call
+
+    graphs = {f"{programs} programs, {blocks} blocks": in_graph(row(programs, blocks)) for programs, blocks in sizes}
+    return {key: {"graph": time} for key, time in benchmark_together(graphs, runs=10, launches=True).items()}
+
+
 EXPERIMENTS = {
     "short_kernels_empty": measure_empty,
+    "short_kernels_ends": measure_ends,
     "short_kernels_small": lambda: measure_layer(SHAPES["small"]),
     "short_kernels_8B": lambda: measure_layer(SHAPES["8B"]),
 }

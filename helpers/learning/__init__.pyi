@@ -20,6 +20,9 @@ from .checks.gradients import check_gradcheck as check_gradcheck
 from .checks.gradients import check_gradient_traffic as check_gradient_traffic
 from .checks.gradients import check_repeats as check_repeats
 from .checks.gradients import gradient_cases as gradient_cases
+from .checks.graph_plans import check_graph_plan as check_graph_plan
+from .checks.graph_plans import in_a_graph as in_a_graph
+from .checks.graph_plans import steps_asked as steps_asked
 from .checks.layer_graph import transformer_layer as transformer_layer
 from .checks.linear_traffic import check_linear_traffic as check_linear_traffic
 from .checks.matmul import check_one_rounding as check_one_rounding

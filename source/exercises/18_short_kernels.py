@@ -3,8 +3,9 @@
 #
 # When a decoder layer processes a single token, the operations between its matmuls are so short that launching them
 # takes longer than moving their bytes. In this exercise you fuse three of them, an addition, a norm and a gate, into
-# one kernel. Then you predict the launches, bytes and time of a layer, arrange its operations into as few launches as
-# possible, and work out how many launches fit into a time budget. About 55 minutes, after exercise 05b.
+# one kernel. Then you predict the launches and bytes of a layer, arrange its operations into as few launches as
+# possible, put these into CUDA graphs, and work out how many launches fit into a time budget. About 65 minutes, after
+# exercise 05b.
 #
 # **The formulas**, for each row of $n$ elements:
 #
@@ -43,13 +44,16 @@ from helpers.learning import (
     Hints,
     check_arrangement,
     check_counts,
+    check_graph_plan,
     check_numbers,
     check_offsets,
     check_passes,
     check_values,
     draw_questions,
+    in_a_graph,
     layers_asked,
     norm_cases,
+    steps_asked,
 )
 
 # %% [markdown]
@@ -223,6 +227,64 @@ def arrange(operations, results):
 
 
 # %% [markdown]
+# ## Put the launches into graphs
+#
+# A model makes the same launches for every token, so you record them once and replay them. Now you get all the launches
+# for one token, in order. Each one looks like this:
+#
+# ```python
+# {"name": "gated", "reads": {"x": 64, "gate": 64}, "makes": {"y": 64}, "waits": False}
+# ```
+#
+# `reads` and `makes` have the number of elements, each of 4 bytes. If `waits` is true, the CPU has to read a value from
+# the GPU before it can launch, so this launch can't be in a graph. All the others can. `tensors` says what happens to
+# everything that no launch makes:
+#
+# - `"fixed"`: it's always at the same address, such as a weight. Its values may change;
+# - `"new"`: every token comes with another tensor, at another address;
+# - `"number"`: a number in Python, another one for every token. A launch reads it as one element.
+#
+# A graph stores addresses and numbers when you record it, and uses the same ones in every replay. What a launch in a
+# graph makes is always at the same address; what a launch outside makes isn't. So a graph has to read everything else
+# that moves, and every number, from a **static buffer**: you copy the value there before the replay. If two graphs read
+# it, they share one buffer. Copying a tensor is a launch that reads and writes all of it. For a number, it's a launch
+# that writes one element.
+#
+# Return a dictionary with
+#
+# - `"graphs"`: as few graphs as possible, each a list of names of launches that follow each other;
+# - `"copied"`: the names of what you copy, and nothing else;
+# - `"launches"` and `"bytes"`: what the GPU does per token, including the copies.
+
+
+# %% grade_id="graph-answer"
+def plan_step(launches, tensors):
+    """Return the graphs of one token's launches, what is copied, and their launches and bytes."""
+    # About 16 lines.
+    # BEGIN SOLUTION
+    graphs, copied, inside, nbytes, recording = [], [], set(), 0, False
+    for launch in launches:
+        nbytes += 4 * (sum(launch["reads"].values()) + sum(launch["makes"].values()))
+        if launch["waits"]:
+            recording = False
+            continue
+        if not recording:
+            graphs.append([])
+        recording = True
+        graphs[-1].append(launch["name"])
+        for tensor, length in launch["reads"].items():
+            # What no graph makes and isn't fixed is elsewhere for the next token.
+            stays = tensor in inside or tensors.get(tensor) == "fixed"
+            if not stays and tensor not in copied:
+                copied.append(tensor)
+                nbytes += 4 if tensors.get(tensor) == "number" else 8 * length
+        inside |= set(launch["makes"])
+    count = len(launches) + len(copied)
+    return {"graphs": graphs, "copied": copied, "launches": count, "bytes": nbytes}
+    # END SOLUTION
+
+
+# %% [markdown]
 # ## Launched, or a graph
 #
 # Times are in microseconds, and `bandwidth` is in bytes per microsecond. Use the formulas at the top. They are the
@@ -287,6 +349,13 @@ hint = Hints(
         "A matmul always starts a launch. An elementwise operation can join a matmul's launch, "
         "but a norm can't.",
     ),
+    graph=(
+        "Go through the launches in order. One that waits ends the graph, and the next one that "
+        "doesn't starts another.",
+        "For each tensor that a launch in a graph reads: where will it be for the next token?",
+        "A launch that waits isn't in a graph, so its result is elsewhere for every token. Copy it "
+        "if a graph reads it. Don't copy what only launches outside read.",
+    ),
     time=(
         "From Python, each launch takes the call or the gap plus the bytes, whichever is longer.",
         "You call a graph once, but each kernel in it has a gap.",
@@ -305,7 +374,7 @@ check_values(gated_norm, reference, norm_cases(3, 1, seed=6), name="values")
 # **Is it fused?** There should be one launch that reads every input once and writes both results once, in float32 and
 # in bfloat16. On an A100, rows of 8192 mustn't spill registers.
 
-# %% grade_id="traffic" points=3
+# %% grade_id="traffic" points=2
 wide = *torch.randn(3, 2, 8192, device=device), torch.randn(8192, device=device), 1e-6
 check_passes(
     gated_norm, (x, residual, gate, weight, 1e-6), reads=(1, 1, 1, 8), widest=wide, name="traffic"
@@ -356,6 +425,21 @@ check_numbers(
 check_arrangement(arrange, layers_asked(4, 6), name="arrange")
 
 # %% [markdown]
+# **Can the graphs be replayed?** This runs three tokens by your plan. The graphs are recorded with the first one, and
+# the other two must give the same results as eager. Your launches and bytes are compared with the meter's and with the
+# minimum. If you have a GPU, your graphs are also captured with `torch.cuda.CUDAGraph`.
+
+# %% grade_id="graph" points=2
+check_graph_plan(plan_step, steps_asked(18, 4), name="graph")
+
+# %% [markdown]
+# Here is your own kernel in your own graphs. This isn't graded. Without a GPU, nothing can be captured, and the cell
+# says so.
+
+# %% tags=["nbval-ignore-output"]
+in_a_graph(plan_step, gated_norm)
+
+# %% [markdown]
 # **Times and budgets**, both for a slow CPU and for a slow GPU.
 
 
@@ -381,7 +465,7 @@ times = [
 budgets = [(20.25, 3e6, 5.0, 1.0, 3e6), (20.0, 3e8, 5.0, 1.0, 3e6)]
 budgets += draw_questions(3, 6, (30.3, 40.6, 9.1), (3e6, 6e6), (5.0, 8.0), (0.75, 1.25), (3e6, 4e6))
 
-# %% grade_id="time" points=2
+# %% grade_id="time" points=1
 check_numbers(microseconds, right_time, times, within=1e-6, name="time")
 
 # %% grade_id="budget" points=1

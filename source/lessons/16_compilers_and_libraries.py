@@ -658,21 +658,27 @@ for line in entry_after.splitlines():
         short = re.sub(r"\{[\d,]*\}|, backend_config=.*|, metadata=.*", "", line.strip())
         print(short[:98])
 print("fusions:", len(re.findall(r" fusion\(", entry_after)), "kinds:", *xla["kinds"])
+moved, passes = xla["costs"]["bytes accessed"], 3 * 32768 * 4096 * 2
+print(f"bytes by XLA's count: {moved / 1e6:.1f} MB; x, up and the result: {passes / 1e6:.1f} MB")
 
 # %% [markdown]
 # A fusion's *kind* describes its structure. `kLoop` is one loop over the elements of the result, like Inductor's
 # pointwise kernels. `kInput` is built around a reduction, with other operators fused into its input. `kOutput` is built
 # around a matmul or convolution, plus an epilogue. `kCustom` goes to a separate code generator: here, to Triton. On a
 # GPU, XLA decides what to fuse with a cost model, as our analyser does, whereas Inductor fuses whatever is legal and
-# passes its heuristics. For the rest there is **Pallas**, JAX's kernel language, which plays the role of Triton.
+# passes its heuristics.
+#
+# Where XLA doesn't find a fusion, you write the kernel in **Pallas**, JAX's kernel language. As in Triton, a grid of
+# programs each computes one block. But you don't calculate addresses or masks: for every argument, a `BlockSpec` says
+# which block a program gets, and `jax.jit` treats the call like any other operation. *Going further* has our function
+# in Pallas.
 #
 # Both compilers and eager, in rows of twenty calls by the host's clock (at this size the kernels hide the launches):
 
 # %% tags=["hide-input"]
-moved = 3 * 32768 * 4096 * 2
 rows = []
 for name, found in libraries["gated"].items():
-    rate = f"{moved / found['median'] / 1e12:.2f} TB/s"
+    rate = f"{passes / found['median'] / 1e12:.2f} TB/s"
     rows.append((name, f"{found['median'] * 1e6:.0f} us", rate))
 title = f"recorded: {libraries['gpu']}, {libraries['date']}, 32768 x 4096 in bf16"
 table(("", "time", "of the minimum traffic"), rows, title)
@@ -731,7 +737,8 @@ rows = [
     for size, times in libraries["conv_bias_relu"].items()
 ]
 names = next(iter(libraries["conv_bias_relu"].values()))
-table(("images x channels x height x width x out x taps", *names), rows, title)
+frontend = f"{title}, cuDNN's frontend {libraries['packages']['cudnn']['version']}"
+table(("images x channels x height x width x out x taps", *names), rows, frontend)
 
 # %% [markdown]
 # `cudnn_convolution_relu` and the graph you build yourself take the same time. Build a graph when PyTorch has no function
@@ -961,6 +968,37 @@ try:
     from benchmarks.libraries import xla_texts
 
     print(xla_texts((8192, 4096))["after"].partition("ENTRY")[2][:1500])
+except ImportError as error:
+    print(error)
+
+# %% [markdown]
+# ### The same function in Pallas
+#
+# Each program gets eight rows of x and up, and the whole weight. `interpret=True` runs the kernel without a GPU. This
+# cell needs JAX, too:
+
+# %% tags=["nbval-ignore-output"]
+try:
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental import pallas as pl
+
+    def gated_rows(x_ref, weight_ref, up_ref, y_ref):
+        x = x_ref[...]
+        y = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6) * weight_ref[...]
+        y_ref[...] = jax.nn.silu(y) * up_ref[...]
+
+    eight_rows = pl.BlockSpec((8, 256), lambda i: (i, 0))
+    call = pl.pallas_call(
+        gated_rows,
+        jax.ShapeDtypeStruct((64, 256), jnp.float32),
+        grid=(64 // 8,),
+        in_specs=[eight_rows, pl.BlockSpec((256,), lambda i: (0,)), eight_rows],
+        out_specs=eight_rows,
+        interpret=True,
+    )
+    y = torch.from_numpy(jax.device_get(call(x.numpy(), weight.numpy(), up.numpy())).copy())
+    print("as PyTorch:", torch.allclose(y, gated(x, weight, up), atol=1e-5))
 except ImportError as error:
     print(error)
 

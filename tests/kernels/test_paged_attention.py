@@ -263,3 +263,8 @@ def test_programs_may_run_in_any_order(device, monkeypatch, many_multiprocessors
     in_order = runtime._in_order
     monkeypatch.setattr(runtime, "_in_order", lambda grid: reversed([*in_order(grid)]))
     assert torch.equal(kernels.paged_attention(*inputs), expected)
+
+
+@pytest.mark.long
+def test_pytorch_accepts_the_operation(device):
+    torch.library.opcheck(module.paged_attention_op.forward_op, (*paged([5, 17], device=device), True, None))
