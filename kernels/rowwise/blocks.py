@@ -36,7 +36,6 @@ def row_blocks(cols: int) -> tuple[int, int]:
     return head, next_power_of_2(max(1, cols - head))
 
 
-@cache
 def row_settings(cols: int, dtype: torch.dtype, tensors: int = 1) -> dict:
     """Return HEAD, TAIL, BLOCK_ROWS, COMPUTE and num_warps for rows of `cols` columns.
 
