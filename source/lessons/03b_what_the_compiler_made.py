@@ -496,15 +496,15 @@ for when, timing in ways["product"].items():
 table(("", "timed how", ""), rows, h200.label_of("ways_to_time"))
 
 # %% [markdown]
-# - **Not waited.** A launch returns immediately. The host's clock only saw the launch, whatever the kernel does.
+# - **Not waited.** A launch returns immediately, so the host's clock only sees the launch, whatever the kernel does.
 #   That's too short for a large tensor and too long for a small one.
-# - **Waited.** This includes the launch and the wait, which make up most of the time for a small tensor. If you wait
-#   for the result, you do see that, but it isn't the kernel's time.
+# - **Waited.** This includes the launch and the wait, which take up most of the time for a small tensor. Your program
+#   may well pay for that, but it isn't the kernel's time.
 # - **L2 warm.** If you call a kernel repeatedly on the same small tensors, it finds its inputs in the cache. In a
 #   model, other kernels will have run in between, so you want a [cold L2](../docs/glossary.md#cold-l2). (A large
 #   tensor doesn't fit into L2 anyway.)
-# - **The first calls.** A GPU that has been idle is faster for a moment. (Usually that's because of the clock, which
-#   drops when the power reaches its limit. We recorded the rates here, but not the clock.)
+# - **The first calls.** A GPU that has been idle is faster for a moment. (Usually that's the clock, which drops when
+#   the GPU hits its power limit. We recorded the rates here, but not the clock.)
 #
 # So the course reports GPU time with a cold L2, as the median of many runs with their spread. Kernels that we compare
 # take turns, call by call, so that drift affects them equally. For small sizes we also show the time of a call.

@@ -340,7 +340,7 @@ table(("", "instructions", "shuffles", "wide loads", "registers per thread"), ro
 #
 # ## The dtype of the sum
 #
-# Most models use bf16 tensors. When you load a block, it keeps the tensor's dtype, and so do sums of it, unless you
+# Most models use bf16 tensors. A loaded block keeps its tensor's dtype, and sums over it inherit that dtype unless you
 # cast. bf16 has eight significant bits, and ties round to even. **Take a row of 4096 ones and add them one after
 # another in bf16. What's the sum?**
 
@@ -792,7 +792,7 @@ display(
 #
 # - LayerNorm on wide rows that aren't a power of two: at 14336 columns, for example, `torch.compile` is well ahead. We
 #   don't know why yet. If you have a GPU, that's a good one to profile.
-# - RMSNorm's backward pass on many rows: QuACK and `torch.compile` lead above about 2000 columns.
+# - RMSNorm's backward pass on many rows: QuACK or `torch.compile` leads at most widths up to 8192 columns.
 # - Narrow rows: a kernel that runs for a few microseconds is mostly ramp-up and tail. `fusion bench --recorded --sweep`
 #   lists every point.
 #
