@@ -319,7 +319,7 @@ speed_up.compare(
 #
 # Those are GPU times. The columns on the right show what a whole call costs, including Python and the launch. At the
 # smallest size, a call of the fused kernel even takes longer, for the reason you saw in lesson 02. But the GPU does
-# finish sooner, so you gain wherever your program waits for it.
+# finish earlier, so you gain wherever your program waits for it.
 #
 # If you have a GPU, time your own kernel:
 

@@ -746,8 +746,8 @@ predictions()
 # <details><summary>Answer</summary>Hardly anything. When a value is replaced, its register is freed. Only values you
 # need again later stay live.</details>
 #
-# 3. You fuse one more operation, and the compiler reports one block fewer per SM but no spills. A colleague says: no
-#    spill, no harm. What's your answer?
+# 3. You fuse one more operation, and the compiler reports one block fewer per SM but no spills. "No spill, no harm,"
+#    says a colleague. What's your answer?
 # <details><summary>Answer</summary>Time it. In our chain, losing a block cost far more than the first spills did. In
 # add+GELU, which has enough loads in flight, losing blocks didn't cost anything.</details>
 #
