@@ -271,8 +271,8 @@ for steps, chain in chains.items():
 forward.compare(
     chains[12].registers,
     "Fusing costs few registers, because a step that replaces a value frees its register. At 16 "
-    "and 24 steps the assembler takes one and two more units of eight, and you lose blocks. Live "
-    "values aren't the reason: there are still only eight.",
+    "and 24 steps the assembler takes one and two more units of eight, and you lose blocks. It "
+    "isn't the live values: there are still only eight.",
 )
 
 # %% [markdown]

@@ -873,8 +873,8 @@ table(("tokens", "saved, unfused", "fused", ""), rows)
 #
 # A language model generates one token at a time. The one new query sees all earlier keys, which are in the *KV cache*
 # along with the values. This is [decode](../docs/glossary.md#decode). The score matrix is just a row, so there's
-# nothing large to keep out of memory. **What's the arithmetic intensity of such a step, in FLOP per 16-bit byte of k
-# and v?**
+# nothing large to keep out of memory. **What's the arithmetic intensity of such a step in 16 bits, in FLOP per byte of
+# k and v?**
 
 # %% tags=["hide-input"]
 intensity = predict_first("intensity of decoding one token, fp16", unit="FLOP/byte")
