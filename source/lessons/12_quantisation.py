@@ -536,13 +536,13 @@ print(h200.label_of("quantised_formats"))
 curves_chart(gains, title, **axes, log=True, limit=even)
 
 # %% [markdown]
-# - **FP8 delivers what the data sheet promises**, about twice the speed from one token to 8192. With few tokens,
-#   that's because there are fewer bytes to read. With many, it's because the matmuls are faster.
+# - **FP8 delivers on the data sheet's promise**: about twice the speed, from one token to 8192. With few tokens, that's
+#   because there are fewer bytes to read. With many, the matmuls are faster.
 # - **Int8 weights only gain with few tokens, and by less than the bytes suggest**, because our kernel has to unpack
 #   them and doesn't keep DRAM as busy as the bf16 one.
-# - **This MXFP4 kernel is slower than bf16 throughout.** Blame `tl.dot_scaled` as compiled for Hopper (see below),
-#   not the format. We haven't timed any weight-only kernels made for Hopper, such as Marlin, Machete or Triton's own
-#   MXFP4 kernels.
+# - **This MXFP4 kernel is slower than bf16 throughout.** Don't blame the format, blame `tl.dot_scaled` as compiled for
+#   Hopper (see below). We haven't timed any weight-only kernels made for Hopper, such as Marlin, Machete or Triton's
+#   own MXFP4 kernels.
 #
 # ## FP8's sums
 #
