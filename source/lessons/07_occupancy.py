@@ -272,7 +272,7 @@ forward.compare(
     chains[12].registers,
     "Fusing costs few registers, because a step that replaces a value frees its register. At 16 "
     "and 24 steps the assembler takes one and two more units of eight, and you lose blocks. It "
-    "isn't the live values: there are still only eight.",
+    "isn't the live values, because there are still only eight.",
 )
 
 # %% [markdown]
