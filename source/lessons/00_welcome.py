@@ -406,8 +406,8 @@ predictions()
 # reads and writes. The chip only affects how long that takes, and how many of the requests the caches can
 # serve.</details>
 #
-# 3. A kernel reads one tensor and writes one. Can fusing another elementwise operation into it make it move fewer bytes
-#    than that?
+# 3. A kernel reads one tensor and writes one. You fuse another elementwise operation into it. Can it now get by with
+#    fewer bytes?
 # <details><summary>Answer</summary>No. It still has to read its input once and write its output once. Fusing only
 # removes the traffic between kernels.</details>
 #

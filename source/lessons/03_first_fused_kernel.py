@@ -58,7 +58,8 @@ watch(sign_kernel[(3,)], out, BLOCK=4)
 # - `sign_kernel[(3,)](...)` launches three programs. `(3,)` is the [grid](../docs/glossary.md#grid). The programs run
 #   in any order, many at a time.
 # - `tl.arange(0, BLOCK)` is the block 0, 1, 2, 3. Every operation in Triton works on whole blocks. A block's length has
-#   to be a power of two, and the compiler has to know it, hence the [`tl.constexpr`](../docs/glossary.md#constexpr).
+#   to be a power of two, and it has to be known at compile time, so it's a
+#   [`tl.constexpr`](../docs/glossary.md#constexpr).
 # - A tensor is passed as the address of its first element, so `out_ptr + element` is a block of addresses.
 # - `tl.store` writes a block, and `tl.load` reads one.
 #
@@ -289,8 +290,8 @@ for name, traffic in (("unfused", unfused), ("fused", fused)):
 table(("", "read", "written"), rows)
 
 # %% [markdown]
-# The traffic is right, to the byte. What about the time? Time follows the bytes, unless the tensor is small (lesson
-# 02). **What speedup do you expect on a million elements?**
+# The traffic is right, to the byte. What about the time? **What speedup do you expect on a million elements, going by
+# the bytes and by what you know about small tensors from lesson 02?**
 
 # %% tags=["hide-input"]
 speed_up = predict_first("speedup from fusing add+GELU, 1M elements", unit="times")

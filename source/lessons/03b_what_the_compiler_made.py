@@ -9,8 +9,8 @@
 #
 # - find out from the machine code how wide the loads are, and explain what makes them narrow;
 # - explain how an argument's *value* changes the compiled code;
-# - predict how many bytes a warp fetches for those it requests, at any stride;
-# - test a claim about speed under its authors' conditions, and time a kernel so that the number means something.
+# - predict how many bytes a warp fetches compared with how many it requests, at any stride;
+# - test a claimed speedup under its authors' conditions, and time a kernel so that the number means something.
 #
 # About 40 minutes. It builds on [03 Your first fused kernel](03_first_fused_kernel.ipynb).
 

@@ -618,7 +618,7 @@ traffic_chart(steps, f"SwiGLU's backward pass, fused, moves {lighter:.1f}x fewer
 # whichever saves fewer bytes for the backward pass.**
 #
 # You can try out the rule below. The bars show the bytes that a training step moves, forward and backward, and the
-# bytes it saves in between. Times are bytes divided by data-sheet bandwidth. Some things to find out:
+# bytes it saves in between. Times are bytes divided by data-sheet bandwidth. See if you can answer these:
 #
 # 1. Bias+dropout+residual: by what share does recomputing the mask reduce the fused kernels' bytes in bf16? Why is it
 #    less in fp32?
@@ -803,8 +803,8 @@ for name in ("geglu", "residual_act"):
     display(h200.table(name, "bfloat16"))
 
 # %% [markdown]
-# In the backward pass, the gates gain about as much as the bytes in the chart suggest, or more. Dropout's gains a
-# little less than its bytes allow (they drop from seven per element to four). It also has to draw random numbers and
+# In the backward pass, the gates gain about as much as the bytes in the chart suggest, or more. Dropout gains a little
+# less than its bytes allow (they drop from seven per element to four), because it also has to draw random numbers and
 # sum the bias's gradient.
 
 # %% tags=["hide-input"]

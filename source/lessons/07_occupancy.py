@@ -162,8 +162,8 @@ column.compare(wavefronts(32), "All the words are in one bank, which is the wors
 # %% [markdown]
 # ### Padded rows
 #
-# In this puzzle, each lane stores its element at the number of the bank its word is in. **Choose the smallest pitch of
-# at least 32 that gives every lane a different bank.**
+# In this puzzle, each lane stores its element at position *bank*, where *bank* is the bank that its word is in.
+# **Choose the smallest pitch of at least 32 that gives every lane a different bank.**
 
 
 # %%
@@ -271,8 +271,8 @@ for steps, chain in chains.items():
 forward.compare(
     chains[12].registers,
     "Fusing costs few registers, because a step that replaces a value frees its register. At 16 "
-    "and 24 steps the assembler takes one and two more units of eight, and you lose blocks. It "
-    "isn't the live values, because there are still only eight.",
+    "and 24 steps the assembler takes one and two more units of eight, and you lose blocks. Live "
+    "values aren't to blame, because there are still only eight.",
 )
 
 # %% [markdown]
@@ -499,9 +499,9 @@ columns = ("steps", "one piece: blocks per SM", "spilled", "each half: blocks pe
 table(columns, rows)
 
 # %% [markdown]
-# A cut is only worth its extra bytes if more blocks fit or fewer values spill. **At which of these numbers of steps do
-# two pieces first beat one, on an H200?** (An H200 has the same SMs as an H100 and faster memory.) You'll have to
-# decide for yourself whether blocks or spills matter more. We haven't shown you that yet.
+# A cut is only worth its extra bytes if more blocks fit or fewer values spill. **At how many steps do two pieces first
+# beat one, on an H200?** (An H200 has the same SMs as an H100 and faster memory.) You'll have to decide for yourself
+# whether blocks or spills matter more. We haven't shown you that yet.
 
 # %% tags=["hide-input"]
 stops = predict_first(
@@ -841,8 +841,8 @@ print(f"{add.stack} B of stack; {worst:.1f} times slower than the best block siz
 # %% [markdown]
 # **Verdict: fails for a kernel.** A single access that goes all the way to DRAM may be a hundred times slower than a
 # register. But a kernel that spills isn't, because other warps run in the meantime, and caches catch some of the
-# spills. One of the caps above even made the kernel spill and speed up. In the add+GELU case, the assembler gave up and
-# kept nearly everything on the stack.
+# spills. With one of the caps above, the kernel spilled and still got faster. In the add+GELU case, the assembler gave
+# up and kept nearly everything on the stack.
 #
 # ### On your GPU
 #

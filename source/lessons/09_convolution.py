@@ -183,7 +183,7 @@ def first_window(
 # vector, so combining them gives a tile. Wherever `there` is false, the load returns 0, which is exactly what padding
 # needs.
 #
-# The loop is that of any matmul. We pass in the function that locates the windows, so that we can swap it later:
+# The rest is an ordinary matmul loop. We pass in the function that locates the windows, so that we can swap it later:
 
 
 # %%
@@ -527,9 +527,9 @@ with_first, with_last = (
 )
 slower.compare(
     with_first.median / with_last.median,
-    "At stride 1, memory delivers the same amount in either layout. So the caches did make up "
-    "for the wasted sectors, and narrow loads are the likely cause of the extra time. At stride "
-    "2 they couldn't. cuDNN also prefers channels last.",
+    "At stride 1, memory delivers the same number of bytes in either layout. So the caches made "
+    "up for the wasted sectors, and the extra time is most likely due to narrow loads. At stride "
+    "2, the caches couldn't keep up. cuDNN also prefers channels last.",
 )
 
 # %% [markdown]

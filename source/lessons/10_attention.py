@@ -165,8 +165,8 @@ print(with_all)
 # accumulates in fp32. We store fp32, since people who want the probabilities usually want them exact.)
 #
 # Now let's add padding: first in the **last** forty positions, then in the **first** forty, as in a batch of prompts
-# that all end at the same position. In both cases sixty queries are real, and the weights of each add up to 1. **How
-# much of these sixty goes to padding in the second case?** Reread `sees` before you continue.
+# that all end at the same position. Either way, sixty queries are real, and the weights of each add up to 1, which
+# makes sixty in total. **How much of that goes to padding in the second case?** Reread `sees` before you continue.
 
 # %% tags=["hide-input"]
 padding_weight = predict_first(
@@ -1421,9 +1421,9 @@ table(
 )
 
 # %% [markdown]
-# **Verdict: fair from 512 tokens upwards, and the gain with a mask is larger, as it says.** On shorter sequences, on
-# this larger GPU, PyTorch's kernel gains less. (This is GPU time only. On such short sequences, a call from Python
-# takes longer.)
+# **Verdict: fair from 512 tokens upwards, and the gain with a mask is larger, as it says.** On shorter sequences,
+# PyTorch's kernel gains less on this larger GPU. (These are GPU times. At those lengths, a call from Python takes
+# longer than the kernel.)
 #
 # ### On your GPU
 

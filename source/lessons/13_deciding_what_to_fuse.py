@@ -84,8 +84,8 @@ def block_inputs(tokens, width=1024, hidden=2816):
 # %% [markdown]
 # [Eager](../docs/glossary.md#eager) PyTorch runs this as seven launches: the norm, three matmuls, SiLU, the
 # multiplication and the addition. The analyser doesn't put two of these matmuls into one kernel, but the operations
-# that follow a matmul can become its [epilogue](../docs/glossary.md#epilogue) (lesson 08). **How many kernels does the
-# best such plan have?**
+# that follow a matmul can become its [epilogue](../docs/glossary.md#epilogue) (lesson 08). **How many kernels are left
+# in the best plan?**
 
 # %% tags=["hide-input"]
 kernels_left = predict_first("kernels left of seven, one matmul per kernel at most", unit="")
@@ -375,10 +375,10 @@ launches = len(traces["eager"].kernels)
 print(f"{launches} of them: {operator * launches:.0f} us, not {totals['eager']:.0f}")
 
 # %% [markdown]
-# So don't quote this factor: the profiler records every operator and launch, and without a graph, that stretches the
-# gaps several times. The graph also wins without the profiler: 110 us of launching can't hide behind 45 us of kernels.
-# Fusion (*compiled*) removes some launches, and a CUDA graph takes the CPU out of the picture. With the graph, fusing
-# still makes the kernels themselves shorter.
+# So don't quote this factor: without a graph, the profiler records every single operator and launch, which makes the
+# gaps several times longer. But the graph also wins without the profiler: 110 us of launching can't hide behind 45 us
+# of kernels. Fusion (*compiled*) removes some launches, and a CUDA graph takes the CPU out of the picture. Even with a
+# graph, fusing still shortens the kernels themselves.
 #
 # Step through the kernels and look at the gaps. (Time that's neither kernel nor gap is before the first kernel.) In
 # PyTorch you get a graph with `torch.cuda.graph(...)` or `torch.compile(mode="reduce-overhead")`.

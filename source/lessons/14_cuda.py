@@ -548,7 +548,7 @@ print(f"H200, {large:,} elements, float4 and Triton: {'; '.join(times)}")
 # %% [markdown]
 # The two are nearly identical. Triton worked out on its own that each group of four elements is contiguous and aligned
 # to 16 bytes, which is what you promised the compiler by writing `float4`. Your `if` turned into a branch (`bra`),
-# whereas Triton put a **predicate** in front of each load and store: `@%p1` means "execute this if `%p1` is true".
+# while Triton put a **predicate** in front of each load and store: `@%p1` means "execute this if `%p1` is true".
 # <!-- given 16 bytes: a float4 -->
 #
 # Next, a row reduction, where the threads have to cooperate:

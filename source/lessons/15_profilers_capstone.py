@@ -187,7 +187,7 @@ pairs = beside("linear_act", (4096, 4096, 4096), bf16)
 pair_table((pair for pair in pairs if pair.ratio != 1), "linear_act")
 
 # %% [markdown]
-# There are three reasons, and none of them is a wrong instrument:
+# There are three reasons, and none of them is that an instrument is wrong:
 #
 # - **Registers** depend on the compiler. We recorded this with Triton 3.6, and a newer version may use a different
 #   number, which also changes the occupancy.
@@ -216,9 +216,9 @@ table(("sectors read", "L1: by loads", "L2: all reads"), rows)
 #
 # ## Fused and unfused, by the profiler
 #
-# **Claim: "a kernel at almost 90 % of the memory's speed needs no more work."** An add of the same $2^{25}$ elements is
-# one of those: Nsight Compute puts it at 88 %. A GELU follows it. **How many times faster is the fused kernel than the
-# two together, by Nsight Compute's durations?**
+# **Claim: "a kernel at almost 90 % of the memory's speed needs no more work."** Nsight Compute puts an add of the same
+# $2^{25}$ elements at 88 %. Say a GELU comes next. **How many times faster is the fused kernel than the two together,
+# by Nsight Compute's durations?**
 # <!-- given 88 %: the recorded page, shown below -->
 
 # %% tags=["hide-input"]
@@ -489,10 +489,10 @@ choose_edges(
 )  # fmt: skip
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>fuse=[("mm", "silu"), ("silu", "mul"), ("mm_2", "add")]</code>: together, the
-# gate's two elementwise steps can be the epilogue of either matmul. The norm can't join them, because every tile of the
-# matmul would need whole rows. The analyser only puts one matmul in a kernel, but by hand you can write one that does
-# two.</details>
+# <details><summary>Answer</summary><code>fuse=[("mm", "silu"), ("silu", "mul"), ("mm_2", "add")]</code>: the gate's two
+# elementwise steps can be the epilogue of either matmul. The norm can't be part of that kernel, because every tile of
+# the matmul would need whole rows. The analyser never puts two matmuls in one kernel, but you can write such a kernel
+# by hand.</details>
 #
 # ## The capstone: one call for the block
 #
@@ -897,7 +897,7 @@ for section in sections:
 # ### From an operator to your line: `with_stack=True`
 #
 # A trace lists operators and kernels. If you pass `with_stack=True`, torch.profiler also records the Python calls, so
-# you can trace each operator back to the line that called it. This slows the CPU down a lot, so use such a trace to see
+# you can trace each operator back to the line that called it. This slows the CPU down a lot, so use it to find out
 # *who* made a call, not *how long* it took.
 
 
