@@ -127,7 +127,7 @@ request_animation("H200")
 
 # %%
 def by_hand(a, b):
-    a += b  # in place: the sum needs no memory of its own
+    a += b  # in place: the sum doesn't need a new tensor
     return gelu(a, approximate="tanh")
 
 
@@ -166,7 +166,7 @@ from helpers.figures import traffic_chart
 
 fewer_bytes = unfused.bytes_total / fused.bytes_total
 difference = add_gelu(a[:4096], b[:4096]) - gelu(a[:4096] + b[:4096], approximate="tanh")
-print("no result differs by more than 1e-6:", bool(difference.abs().max() <= 1e-6))
+print("all results within 1e-6:", bool(difference.abs().max() <= 1e-6))
 title = f"Fusing moves {fewer_bytes:.2f}x fewer bytes"
 chart = traffic_chart({"unfused": unfused, "fused": fused}, title)
 bytes_moved.on(chart, "x", at=lambda megabytes: 1e6 * megabytes, row=0)
@@ -353,7 +353,7 @@ ridge.compare(a100.ridge)
 rows = []
 for what in ("memory", "special functions", "CUDA cores"):
     rows.append((what, f"{1e6 * least[what]:.2f} us", f"{least['memory'] / least[what]:.1f}"))
-table(("busy", "at least", "memory's time ÷ this"), rows)
+table(("unit", "minimum time", "memory's time ÷ this"), rows)
 
 # %% [markdown]
 # So both kinds of unit sit idle most of the time, waiting for memory. Here's the whole GPU. **Compare the first bar

@@ -82,7 +82,7 @@ a100 = Roofline(DEVICES["A100"], "fp16")
 bandwidth = a100.device.memory_bandwidth
 print(f"{a100.device.model}: memory {bandwidth / 1e9:,.0f} GB/s")
 print(f"arithmetic in fp16 {a100.peak / 1e12:.0f} TFLOP/s")
-print(f"ridge point {a100.ridge:.0f} FLOP/byte    (given by: {a100.device.source})")
+print(f"ridge point {a100.ridge:.0f} FLOP/byte    (source: {a100.device.source})")
 
 # %% [markdown]
 # Now you can answer the first question. Take the fp16 peak above. **What share of its peak can an A100 reach on a ReLU,
@@ -367,9 +367,9 @@ limit = {
 }
 chart = curves_chart(
     {"measured": {steps: seconds / times[1] for steps, seconds in times.items()}},
-    f"{measured_free} steps take the time of one, 512 take {times[512] / times[1]:.1f} times that",
+    f"{measured_free} steps take as long as one, 512 take {times[512] / times[1]:.1f}x as long",
     x=f"multiply-adds on each of {ELEMENTS:,} elements",
-    y=f"time on an H200 (1 is that of one step, {1e6 * times[1]:.0f} µs)",
+    y=f"time on an H200 (1: one step, {1e6 * times[1]:.0f} µs)",
     limit={"data sheet": limit},
     log=True,
 )
@@ -500,7 +500,7 @@ for name in line:
     narrowest = max(formats, key=formats.get)
     narrow = Roofline(DEVICES[name], narrowest).ridge
     rows.append((name, f"{Roofline(DEVICES[name], 'fp16').ridge:.0f}", f"{narrow:.0f}", narrowest))
-table(("", "ridge in fp16", "in its narrowest format", "which is"), rows, "FLOP/byte")
+table(("", "ridge in fp16", "ridge in its narrowest format", "the format"), rows, "FLOP/byte")
 
 # %% [markdown]
 # **Verdict: fails in 16 bits since the H100, holds in each generation's narrowest format.** An H200 isn't a new

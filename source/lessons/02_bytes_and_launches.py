@@ -327,7 +327,7 @@ if shutil.which("g++"):
     compiled = torch.compile(chain, dynamic=False)
     fused_time = seconds(lambda: compiled(large, 8))
     rows.append(("fused", 8, f"{1e3 * fused_time:.1f} ms"))
-    finding = "It may gain more than the bytes: eager allocates a new tensor per operation."
+    finding = "It may exceed what the bytes allow: eager allocates a tensor per operation."
     display(on_cpu.compare(cpu_times[8] / fused_time, finding))
 else:
     print("No C++ compiler here: torch.compile needs one, such as Debian's package g++.")
@@ -383,7 +383,7 @@ apart = h200.experiment("launches")
 rows = []
 for where, name, what in (
     ("host", "bare", "CPU: an empty launch, from C"),
-    ("host", "operator", "CPU: an operator of PyTorch"),
+    ("host", "operator", "CPU: a PyTorch operator"),
     ("host", "triton", "CPU: a Triton kernel, from Python"),
     ("gpu", "empty", "GPU: an empty kernel"),
     ("gpu", "near", "GPU: first access in L2"),
@@ -590,7 +590,7 @@ answer = ...
 x1, x2, x3 = torch.rand(3, 1000, device=device)
 whole = measure(lambda: torch.relu(x1 * x2 + x3)).bytes_total
 correct = 100 * (1 - 4 * x1.nbytes / whole)
-self_test(answer, correct, "count every read and write; fused, four tensors cross")
+self_test(answer, correct, "count every read and write; the fused kernel moves four tensors")
 
 # %% [markdown]
 # ## Now you

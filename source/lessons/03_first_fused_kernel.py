@@ -45,7 +45,7 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 @triton.jit
 def sign_kernel(out_ptr, BLOCK: tl.constexpr):
     program = tl.program_id(0)
-    element = program * BLOCK + tl.arange(0, BLOCK)  # a block of numbers, not one
+    element = program * BLOCK + tl.arange(0, BLOCK)  # a block of values, not just one
     tl.store(out_ptr + element, program)
 
 
@@ -583,7 +583,7 @@ predictions()
 answer = ...
 tensors = torch.rand(4, 1000, dtype=torch.float16)
 correct = tensors.nbytes / tensors[0].numel()
-self_test(answer, correct, "three inputs and one output cross; two bytes per element")
+self_test(answer, correct, "three inputs and one output; two bytes per element")
 
 # %% [markdown]
 # ## Now you

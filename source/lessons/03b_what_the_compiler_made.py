@@ -176,7 +176,7 @@ for name, (tensor, length) in variants.items():
     loads[name] = len(made.sass_view("load").instructions)
     widths = [each for each in made.instructions if each.startswith(("LDG", "STG"))]
     rows.append((name, loads[name], " and ".join(widths)))
-display(table(("", "loads per thread", "of these widths"), rows))
+display(table(("", "loads per thread", "widths"), rows))
 narrow_count.compare(
     loads["shifted by one element"], "Four times the instructions, for the same bytes."
 )
@@ -377,7 +377,7 @@ for count, by_threads in apart.items():
         best = found["one wide load"].median
         cells = (f"{found[kind].median / best:.2f}" for kind in ("one number", "four loads"))
         rows.append((f"{count:,}", threads, *cells, f"{1e6 * best:.1f} us"))
-title = f"{h200.label_of('numbers_a_thread')}\ntime over that of the last column"
+title = f"{h200.label_of('numbers_a_thread')}\ntime relative to the last column"
 columns = ("elements", "threads", "one element", "four, narrow loads", "four, a wide load")
 display(table(columns, rows, title))
 
@@ -493,7 +493,7 @@ for count in (2**20, 100_000_000):
 for when, timing in ways["product"].items():
     rate = f"{2 * 8192**3 / timing.median / 1e12:.0f} TFLOP/s"
     rows.append(("matmul, 8192 x 8192 x 8192, bf16", when, rate))
-table(("", "timed how", ""), rows, h200.label_of("ways_to_time"))
+table(("", "how it was timed", ""), rows, h200.label_of("ways_to_time"))
 
 # %% [markdown]
 # - **Not waited.** A launch returns immediately, so the host's clock only sees the launch, whatever the kernel does.
@@ -573,7 +573,7 @@ display(table(columns, rows, h200.label_of("strides")))
 took = {stride: timing.median / strided[1].median for stride, timing in strided.items()}
 by_sectors = {"by sectors": {stride: min(stride, 8) for stride in strided}}
 title = f"Every 16th element takes {took[16] / took[8]:.1f}x the time of every 8th"
-axes = {"x": "stride (elements)", "y": "time over that of stride 1"}
+axes = {"x": "stride (elements)", "y": "time relative to stride 1"}
 curves_chart({"measured": took}, title, **axes, log=True, limit=by_sectors)
 
 # %% [markdown]

@@ -137,7 +137,7 @@ print("another seed, the same numbers:", torch.equal(by_six, draw(4, 24, each=6)
 # %% tags=["hide-input"]
 from helpers.figures import Draw, mask_chart
 
-number = np.arange(24).reshape(4, 6)  # of each element in the tensor: its counter
+number = np.arange(24).reshape(4, 6)  # each element's index in the tensor is its counter
 kept_six, kept_eight = (each.view(4, 6).numpy() >= 0.5 for each in (by_six, by_eight))
 mask_chart(
     {
@@ -399,8 +399,8 @@ for name, each in NUMBERS.items():
     multiplies, registers = made.instructions["IMAD"], made.registers
     rows.append((name, instructions, f"{1e6 * shortest:.0f} us", multiplies, registers))
 bytes_time = 3 * 2 * elements / h200.copy_bandwidth  # x, residual and result, two bytes each
-print(f"{ROWS} x {COLUMNS} in bf16: the bytes take {1e6 * bytes_time:.0f} us")
-columns = ("", "instructions", "take at least", "of them IMAD", "registers per thread")
+print(f"{ROWS} x {COLUMNS} in bf16: moving the bytes takes {1e6 * bytes_time:.0f} us")
+columns = ("", "instructions", "minimum time", "IMAD", "registers per thread")
 table(columns, rows)
 
 # %% [markdown]
@@ -791,7 +791,7 @@ for dtype, itemsize in (("bfloat16", 2), ("float32", 4)):
     transfer = 3 * itemsize * elements / h200.copy_bandwidth
     measured = (f"{1e6 * dice[dtype][name].median:.0f} us" for name in NUMBERS)
     rows.append((dtype, f"{1e6 * transfer:.0f} us", *measured))
-table(("", "the bytes", *NUMBERS), rows, h200.label_of("dice"))
+table(("", "moving the bytes", *NUMBERS), rows, h200.label_of("dice"))
 
 # %% [markdown]
 # On large tensors, GeGLU gains more than SwiGLU. The bytes are the same, so PyTorch's GELU must be further from copy
@@ -816,7 +816,7 @@ for name, shape in shapes.items():
     gain = f"{eager_time / fused_time:.2f}"
     rows.append((name, f"{eager_time:.0f} us", f"{fused_time:.0f} us", gain))
 label = h200.label_of(*(f"{name} backward" for name in shapes))
-table(("backward", "eager", "fused", "times faster"), rows, label)
+table(("backward", "eager", "fused", "speedup"), rows, label)
 
 # %% [markdown]
 # If you have a GPU, time your own kernels:

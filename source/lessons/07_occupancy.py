@@ -259,7 +259,7 @@ forward = predict_first("registers per thread, 12 steps, forward only", unit="re
 forward
 
 # %%
-row = torch.empty(1, 1024, device="meta")  # no contents: the compiler does not read any
+row = torch.empty(1, 1024, device="meta")  # no data: the compiler doesn't need any
 chains = {
     steps: compile_for(forward_kernel, row, row, device="H100", COLUMNS=1024, STEPS=steps)
     for steps in (1, 12, 16, 24)
@@ -314,7 +314,7 @@ def keeps_y_kernel(x_ptr, grad_y_ptr, grad_x_ptr, COLUMNS: tl.constexpr, STEPS: 
 tensors = (row, row, row)
 options = {"device": "H100", "COLUMNS": 1024}
 four, eight = (compile_for(keeps_y_kernel, *tensors, STEPS=n, **options) for n in (4, 8))
-print(f"each further step: {(eight.registers - four.registers) / 4:g} registers per thread")
+print(f"each additional step: {(eight.registers - four.registers) / 4:g} registers per thread")
 print(
     f"MUFU per step: {eight.instructions['MUFU'] / 8:g}; "
     f"with one sigmoid {2 * 8 + 1}, with two {4 * 8 + 1}"
@@ -466,7 +466,7 @@ for steps in (12, 14, 15, 16, 20, 24):
     needed = compiled(1).registers + 2 * 8 * (steps - 1)
     stored = made.spill_stores // 4
     rows.append((steps, needed, made.registers, max(0, needed - MAX_REGISTERS), stored))
-display(table(("steps", "needed", "taken", "needed over 255", "values spilled"), rows))
+display(table(("steps", "needed", "taken", "excess over 255", "values spilled"), rows))
 spills = {steps: compiled(steps).spill_bytes for steps in sizes}
 first = next(steps for steps, spilled in spills.items() if spilled)
 first_spill.compare(
@@ -557,7 +557,7 @@ stops.on(chart, "x")
 from benchmarks.experiments.lesson_07 import ROWS
 
 copied = 12 * ROWS * 1024 / h200.copy_bandwidth
-print(f"ten steps: {1e3 * copied:.2f} ms of copying, {1e3 * pieces[10][1].median:.2f} ms taken")
+print(f"ten steps: {1e3 * copied:.2f} ms to copy, {1e3 * pieces[10][1].median:.2f} ms measured")
 print(f"L1 and shared memory: {sm.l1_and_shared_memory // 1024} KB")
 unspilled, rows = counted["steps"][14], []
 for steps in (15, 16, 20, 24):
@@ -593,7 +593,7 @@ capped
 caps, rows = h200.experiment("over_fusion_limited"), []
 for most in (None, 200, 168, 128, 96, 64):
     made = compiled(12, maxnreg=most)
-    time = f"{1e3 * caps[most or 255].median:.2f} ms"  # 255 caps nothing: it takes fewer
+    time = f"{1e3 * caps[most or 255].median:.2f} ms"  # 255 doesn't cap anything
     at, spilled = f"{made.occupancy().fraction:.1%}", f"{made.spill_bytes} B"
     rows.append((most or "none", made.registers, at, spilled, time))
 columns = ("cap", "registers", "occupancy", "spilled", "time")
@@ -811,7 +811,7 @@ print(f"4 warps with 8 values over 64 warps with 1: {rate(8, 4) / rate(1, 64):.2
 of_stack = compiled(first).sass_view("stack").instructions
 print(f"{len(of_stack)} of {sum(compiled(first).instructions.values())} instructions")
 some = (*of_stack[:3], *of_stack[-3:])
-table(("instruction", "of the line"), ((each.text, each.source) for each in some))
+table(("instruction", "source line"), ((each.text, each.source) for each in some))
 
 # %% [markdown]
 # **Claim: "spilled registers are 100 times slower."** Let's test it on twelve steps, uncapped and capped at 64

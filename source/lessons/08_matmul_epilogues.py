@@ -55,7 +55,7 @@ flops = 2 * M * N * K
 product = flops / h200.matrix_rate
 activation = 2 * 2 * M * N / h200.copy_bandwidth
 print(h200.label)
-print(f"matmul: {flops / 1e9:.0f} GFLOP, {1e6 * product:.0f} us at the rate of a large one")
+print(f"matmul: {flops / 1e9:.0f} GFLOP, {1e6 * product:.0f} us at a large matmul's rate")
 print(f"activation: {4 * M * N / 1e6:.0f} MB, {1e6 * activation:.0f} us at copy bandwidth")
 
 # %% [markdown]
@@ -329,7 +329,7 @@ def tiles_kernel(
 
 
 # %% tags=["hide-input"]
-uneven = layer(70, 100, 90)  # no multiple of any tile
+uneven = layer(70, 100, 90)  # not a multiple of any tile
 by_tiles = run(tiles_kernel, *uneven, BLOCK_M=32, BLOCK_N=64, BLOCK_K=32)
 print("right:", right(by_tiles, *uneven))
 
@@ -1115,7 +1115,7 @@ for rows, cols, warps in ((64, 64, 4), (128, 128, 8), (128, 256, 8)):
     shared = f"{model.shared_memory // 1024}, {made.shared_memory // 1024}"
     found.append((f"{rows} x {cols}", warps, intensities, registers, shared))
 columns = ("tile", "warps", "FLOP per byte", "registers", "shared memory, KB")
-table(columns, found, "the model's, and what is metered or compiled")
+table(columns, found, "pairs: the model's value, then the metered or compiled one")
 
 # %% tags=["hide-input"]
 sweep, found = h200.experiment("matmul_tiles"), []
@@ -1139,7 +1139,7 @@ table(
 #
 # For a wave of 264, groups of 16 rows are best. Here you can see why.
 #
-# 8192 x 8192 results in tiles of 128 x 128 make 64 x 64 tiles:
+# In tiles of 128 x 128, an 8192 x 8192 result has 64 x 64 tiles:
 #
 # 1. How many stripes does a wave need if you go row by row? Column by column?
 # 2. Which group size needs the fewest over all waves, and why that one?

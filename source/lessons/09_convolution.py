@@ -58,7 +58,7 @@ passes_animation("convolution")
 # variance per channel, saved during training:
 
 # %%
-last = torch.channels_last  # an order in memory: below
+last = torch.channels_last  # a memory layout, explained below
 x = normal(2, 16, 14, 14).half().to(memory_format=last)
 w = (normal(32, 16, 3, 3) / 12).half().to(memory_format=last)  # 12: the root of 16 x 3 x 3
 gamma, beta, mean = normal(3, 32)
@@ -90,7 +90,7 @@ trips.compare(
 )
 
 # %% tags=["hide-input"]
-title = "Unfused, a tensor of the result's size crosses memory five times, the inputs once"
+title = "Unfused, a tensor the size of the result is read or written five times, the inputs once"
 chart = traffic_chart({"unfused": unfused}, title)
 in_kb = lambda nbytes: f"{nbytes / 1e3:.0f} kB"
 trips.on(chart, "x", lambda count: given + count * y.nbytes, row=0, says=in_kb)
@@ -120,7 +120,7 @@ windows = F.unfold(x.float(), 3, padding=1)
 product = (w.float().reshape(32, -1) @ windows).reshape(2, 32, 14, 14)
 right = F.conv2d(x.float(), w.float(), padding=1)
 print("the same:", torch.allclose(product, right, atol=1e-2))
-print("windows, each taps x channels:", tuple(windows.shape))
+print("windows, taps x channels each:", tuple(windows.shape))
 larger.compare(
     windows.numel() / x.numel(),
     "Each pixel is in one window per tap. (The border of "
@@ -349,7 +349,8 @@ for stride, padding in ((1, 1), (1, 0), (2, 1), (3, 2)):
 # 1. All tiles, stride 1, padding 1: how often is a pixel in the middle read? At an edge? In a corner?
 # 2. Stride 2: how do the counts change, and what happens to the regular pattern? At what stride is no pixel read twice?
 # 3. A 1 x 1 filter with stride 2 and no padding: how much of the image is never read?
-# 4. 3 x 3, stride 1, padding 0, tile 0: choose *the first* tap, then *the middle*. How do the pixels read differ?
+# 4. 3 x 3, stride 1, padding 0, tile 0: choose *the first* tap, then *the middle*. How do the pixels that they read
+#    differ?
 # 5. A 1 x 1 filter, stride 1, padding 2: what does tile 0 compute?
 
 # %% tags=["hide-input"]
@@ -962,7 +963,7 @@ for shape, times in bf16.items():
     trips_time = times["conv, BN, ReLU"].median - times["conv"].median
     speed = 4 * 2 * results / trips_time / h200.copy_bandwidth
     rows.append((named(shape), f"{rate:.0%}", f"{speed:.0%}"))
-columns = ("", "convolution, % of matmul rate", "memory trips, % of copy bandwidth")
+columns = ("", "convolution, % of matmul rate", "batch norm and ReLU, % of copy bandwidth")
 table(columns, rows, h200.label_of("conv_steps"))
 
 # %% [markdown]

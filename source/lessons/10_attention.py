@@ -1150,7 +1150,7 @@ print(
 # another tenth. Now choose your own tiles:
 #
 # 1. Loop up to the diagonal, in tiles of 64 x 64. How does the wasted share change from 128 tokens to 2,048?
-# 2. At 2,048 tokens, 128 queries per program request less than 16 do. What is the downside?
+# 2. At 2,048 tokens, programs of 128 queries request fewer bytes than programs of 16. What's the downside?
 # 3. What determines how much is requested: queries per tile or keys per tile?
 # 4. How long is the last program's row of tiles, compared with the first one's? In what order would you start them?
 

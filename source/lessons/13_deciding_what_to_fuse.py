@@ -518,8 +518,8 @@ trials = compared()
 of_all = summary(trials)
 print(f"{of_all['graphs']} graphs, {of_all['edges']} edges; recorded: {provenance}")
 print(
-    f"alike on {of_all['agreement']:.0%} of edges; {of_all['agreement_with_a_choice']:.0%} where "
-    "there was a choice"
+    f"same decision on {of_all['agreement']:.0%} of edges;",
+    f"{of_all['agreement_with_a_choice']:.0%} where there was a choice",
 )
 print(f"median error of the predicted speedup {of_all['median_error']:.0%}")
 print(f"right about faster or slower in {of_all['right_directions']:.0%}")

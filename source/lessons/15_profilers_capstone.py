@@ -281,7 +281,7 @@ rows = []
 for line in sorted(lines, key=lambda line: -int(line["# Samples"]))[:4]:
     share = f"{100 * int(line['# Samples']) / samples:.0f}%"
     rows.append((share, line["Source"].strip().split(" 0x7f")[0]))
-table(("of the samples", "instruction"), rows)
+table(("share of samples", "instruction"), rows)
 
 # %% [markdown]
 # An SM uses scoreboards to track registers with pending writes. In a *long scoreboard* stall, a warp waits for a load
@@ -760,7 +760,7 @@ def shares(tokens):
         times = (f"{each:.1f} us" for each in (theirs, ours))
         share, gain = f"{100 * theirs / whole:.1f}%", f"{whole / (whole - theirs + ours):.3f}"
         rows.append((part, *times, share, gain))
-    return table(("part", "libraries", "ours", "of the whole", "the whole faster"), rows, label)
+    return table(("part", "libraries", "ours", "of the block", "the block speeds up"), rows, label)
 
 
 shares(8192)
