@@ -332,11 +332,10 @@ explorer
 #
 # ## One element per thread, or four
 #
-# Wide or narrow, the loads fetch the same bytes and the same sectors. The difference is in the number of instructions,
-# and possibly in how many bytes each thread has [in flight](../docs/glossary.md#in-flight) while it waits. To get one
-# element per thread in Triton, make the block as large as the number of threads: 256 on 8 warps, say, instead of 1024
-# on 8 warps. **How much slower is add+GELU with one element per thread, at 256 threads?** (There's no way to derive
-# this one, so just guess.)
+# Wide or narrow, the loads fetch the same bytes and the same sectors. Narrow ones just take more instructions. What if
+# each thread gets fewer *elements*? For one element per thread, make the block as large as the number of threads: 256
+# on 8 warps, say, instead of 1024 on 8 warps. **How much slower is add+GELU with one element per thread, at 256
+# threads?** (There's no way to derive this one, so just guess.)
 
 # %% tags=["hide-input"]
 one_element = predict_first(
@@ -395,10 +394,10 @@ one_element.on(chart, "x", lambda times: times * wide, row=0, says=lambda t: f"{
 # it isn't the width. It isn't the number of programs either: one element on 1024 threads makes half as many programs as
 # four elements on 128 threads, and still takes longer.
 #
-# That leaves **bytes in flight**, which explains most of the table. Memory takes a while to answer, and until then it
-# can only work on what has already been requested. A wide load is the cheap way to request more at once. Several narrow
-# loads are another. That's why the first experiment, with eight elements per thread on both sides, showed no
-# difference.
+# That leaves bytes **[in flight](../docs/glossary.md#in-flight)**: requested, but not yet delivered. They explain most
+# of the table. Memory takes a while to answer, and until then it can only work on what has already been requested. A
+# wide load is the cheap way to request more at once. Several narrow loads are another. That's why the first experiment,
+# with eight elements per thread on both sides, showed no difference.
 #
 # A program can also take several blocks. (That alone needn't put more bytes in flight: here the second load comes after
 # the first store.) This one should take two, one after the other, but the second block goes wrong. **Fix the marked

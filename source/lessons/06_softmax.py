@@ -784,8 +784,8 @@ h200.table("softmax_dropout", "bfloat16")
 
 # %% [markdown]
 # By this estimate, dropout makes arithmetic the bottleneck in the course's kernel, and far more so in ours. (The
-# estimate is on the high side: the measured kernel, an earlier version, is a little faster than that, but far slower
-# than its bytes.) In a kernel that waits for memory, extra arithmetic is free **until it no longer waits**.
+# estimate is on the high side: the measured kernel, an earlier version, takes less time than that, but more than its
+# bytes alone would.) In a kernel that waits for memory, extra arithmetic is free **until it no longer waits**.
 #
 # ### Few rows in one launch
 #

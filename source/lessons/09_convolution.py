@@ -687,7 +687,7 @@ not_nearest.compare(
 )
 
 # %% [markdown]
-# What about bytes? The meter counts every **request** of a Triton kernel, here nearly nine times the image, but it
+# What about bytes? The meter counts every **request** of a Triton kernel, here about eight times the image, but it
 # assumes that PyTorch's operator reads its input once. To keep the comparison fair, we'll use our own convolution as
 # the first of the three kernels:
 
