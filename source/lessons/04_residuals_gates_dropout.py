@@ -94,9 +94,9 @@ backward = measure(lambda: torch.autograd.grad(result, (x, bias, residual), grad
 backward.launch_table()
 
 # %% [markdown]
-# It reads the mask, so the mask had to be [saved for backward](../docs/glossary.md#saved-for-backward). In a deep
-# network, every layer's mask stays in memory until the backward pass gets to that layer. PyTorch can list the saved
-# tensors:
+# The backward pass reads the mask, so the mask had to be [saved for backward](../docs/glossary.md#saved-for-backward).
+# In a deep network, every layer's mask stays in memory until the backward pass gets to that layer. PyTorch can list the
+# saved tensors:
 
 # %%
 saved_for_backward(sublayer_end, x, bias, residual)
@@ -249,8 +249,8 @@ print("gradients right, 1 x 5:", gradients_right(1, 5, by_position))
 print("gradients right, 3 x 5:", gradients_right(3, 5, by_position))
 
 # %% [markdown]
-# One row passes, three rows fail. Suppose the two masks are independent: **what share of the elements does one pass
-# drop and the other keep, with `p = 0.1`?**
+# One row passes, three rows fail. Suppose the two masks are independent: **on what share of the elements do they
+# disagree, with `p = 0.1`?**
 
 # %% tags=["hide-input"]
 disagree = predict_first("elements on which the two masks disagree, p = 0.1", unit="%")

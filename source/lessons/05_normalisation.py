@@ -393,8 +393,8 @@ puzzle(mean_kernel, 3, thousands, wanted=thousands.double().mean(1).half(), colu
 #
 # **Cast to fp32 right after the load, add in fp32, and let the store round the result.** If you forget, the meter won't
 # catch it, because the byte count doesn't change. Every kernel in the course follows this rule. (So do matmuls: their
-# operands have 16 bits, but the [accumulator](../docs/glossary.md#accumulator), which holds the running sum, has 32.
-# <!-- given 16 bits, 32 bits: PTX ISA, mma -->)
+# operands have 16 bits, but the [accumulator](../docs/glossary.md#accumulator), which holds the running sum, has 32.)
+# <!-- given 16 bits, 32 bits: PTX ISA, mma -->
 #
 # ## Before and after the norm
 #
