@@ -354,8 +354,8 @@ print(h200.label_of("free_flops"))
 free_steps.compare(
     measured_free,
     f"By the data sheet, the ridge is at {h200_fp32.ridge:.1f} FLOP/byte, which is "
-    f"{per_element:.0f} multiply-adds per element. That's right between the last count that is "
-    "free and the first that isn't.",
+    f"{per_element:.0f} multiply-adds per element: between the last count that is free and the "
+    "first that isn't.",
 )
 
 # %% tags=["hide-input"]
