@@ -130,6 +130,7 @@ WRONG = {
         "e in bfloat16": {"tl.dot(e.to(tl.float16), v, acc": "tl.dot(e.to(tl.bfloat16), v.to(tl.bfloat16), acc"},
     },
     "11_fused_backward": {
+        "16 programs": {"min(rows, PROGRAMS)": "min(rows, 2 * PROGRAMS)"},
         "rows to 65535": {"range(tl.program_id(0), rows,": "range(tl.program_id(0), tl.minimum(rows, 65535),"},
         "sum in x dtype": {"dtype=torch.float64 if double else torch.float32, device": "dtype=x.dtype, device"},
         "eps doubled": {"/ cols + eps)": "/ cols + eps + eps)"},
@@ -148,6 +149,7 @@ WRONG = {
         "scale flat": {"torch.empty((*x.shape[:-1], 1)": "torch.empty((*x.shape[:-1],)"},
     },
     "15_capstone": {
+        "16 programs": {"min(rows, PROGRAMS)": "min(rows, 2 * PROGRAMS)"},
         "65535 rows at most": {
             "forward_kernel[(x.numel() // cols,)]": "forward_kernel[(min(x.numel() // cols, 65535),)]"
         },

@@ -38,7 +38,12 @@ Launch = tuple[JITFunction, tuple[int, ...], dict]  # kernel, grid, arguments by
 
 @as_check
 def check_offsets(
-    answer: Callable, inputs_of: Callable[[int], tuple], sizes: tuple[int, int], size: int, programs: int = 2
+    answer: Callable,
+    inputs_of: Callable[[int], tuple],
+    sizes: tuple[int, int],
+    size: int,
+    programs: int = 2,
+    at_most: int | None = None,
 ) -> str:
     """Find 32-bit integers that overflow in the kernels that `answer(*inputs_of(size))` would launch, grids that leave
     elements of the result without a program, and grids that leave most of a GPU without work.
@@ -49,6 +54,7 @@ def check_offsets(
         sizes: two small ones, the second of which is called.
         size: the large one.
         programs: how many a grid must have at least that does not grow with the size.
+        at_most: how many the first launch may have.
         name: the check's name.
     """
     share = (size - sizes[0]) / (sizes[1] - sizes[0])
@@ -64,6 +70,11 @@ def check_offsets(
     if not most:
         raise AnswerError("no Triton kernel was launched", "your launcher: kernel[grid](...)")
     require_programs(few, most, programs)
+    if at_most is not None and (first := math.prod(most[0])) > at_most:
+        raise AnswerError(
+            f"{size:,} in place of {sizes[1]}: {first:,} programs, {at_most} allowed",
+            "the grid: a program goes on to further rows in a loop, and has one row of sums",
+        )
     if stray:
         raise AnswerError(f"{size:,} in place of {sizes[1]}: {stray[0]}", stray[1])
     return f"no offset of 32 bits overflows at {size:,}, and every element has its program."
