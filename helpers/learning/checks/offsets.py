@@ -88,23 +88,28 @@ def find_stray(small: list[Launch], large: list[Launch], result: object) -> tupl
         large: those of the large one.
         result: of the large one: a tensor, or several.
     """
-    stored, stray = stored_by(large, small)
+    stored, reached, stray = stored_by(large, small)
     if stray:
         return stray
     results = [each for each in (result if isinstance(result, tuple | list) else [result]) if is_tensor(each)]
-    asked = [("the result", each) for each in results] + filled(small, large)
-    for name, tensor in asked:
-        if 0 < (had := stored[storage_of(tensor)]) < tensor.numel():
+    for name, tensor in [*(("the result", each) for each in results), *filled(small, large)]:
+        storage, elements = storage_of(tensor), tensor.numel()
+        if 0 < (had := stored[storage]) < elements:
             return (
-                f"the programs store {had:,} elements of {name}, which has {tensor.numel():,}",
+                f"the programs store {had:,} elements of {name}, which has {elements:,}",
                 "the grid: let it grow with the tensors, or let each program go on in a loop",
+            )
+        if storage in reached and (last := reached[storage] // tensor.element_size()) < elements / 2:
+            return (
+                f"the first and the last program store to the first {last:,} of the {elements:,} elements of {name}",
+                "the program's number, which says what it stores: it goes into the offset whole, in int64",
             )
     return None
 
 
 def filled(small: list[Launch], large: list[Launch]) -> list[tuple[str, torch.Tensor]]:
     """Tensors between two launches, by the kernel's names, that a small call fills: so must the large one."""
-    stored, _ = stored_by(small, small)
+    stored, *_ = stored_by(small, small)
     found = []
     for (kernel, _, few), (other, _, many) in zip(small, large, strict=False):
         for name, x in few.items():
@@ -113,8 +118,11 @@ def filled(small: list[Launch], large: list[Launch]) -> list[tuple[str, torch.Te
     return found
 
 
-def stored_by(launches: list[Launch], small: list[Launch]) -> tuple[Counter[int], tuple[str, str] | None]:
-    """Return how many elements launches store, by `storage_of`, and what goes wrong in one, and where to look.
+def stored_by(
+    launches: list[Launch], small: list[Launch]
+) -> tuple[Counter[int], dict[int, int], tuple[str, str] | None]:
+    """Return how many elements launches store, by `storage_of`; the bytes up to the last that a launch's last program
+    stores, or its first; and what goes wrong in one, and where to look.
 
     Args:
         launches: in none is memory loaded or stored.
@@ -123,6 +131,7 @@ def stored_by(launches: list[Launch], small: list[Launch]) -> tuple[Counter[int]
     constants = {constants_of(kernel, given) for kernel, _, given in small}
     places: dict[int, int] = {}
     stored: Counter[int] = Counter()
+    reached: dict[int, int] = {}
     for kernel, grid, given in launches:
         watching = SomeInstances()
         try:
@@ -146,22 +155,36 @@ def stored_by(launches: list[Launch], small: list[Launch]) -> tuple[Counter[int]
                     remedy = (
                         "make one operand int64 with .to(tl.int64), before the product; also a row counted in a loop"
                     )
-                return stored, (f"{kernel.fn.__name__}: an integer {what}", f"{quoted_line(*error.place)}: {remedy}")
+                return (
+                    stored,
+                    reached,
+                    (f"{kernel.fn.__name__}: an integer {what}", f"{quoted_line(*error.place)}: {remedy}"),
+                )
             if watching.left < 0 or "passes through loops" in str(error):
-                return stored, (
-                    f"{kernel.fn.__name__}: one program makes over {MAX_ACCESSES:,} loads and stores",
-                    "the loop: write `for .. in range(..)`, whose ends alone are run here, or let the grid grow",
+                return (
+                    stored,
+                    reached,
+                    (
+                        f"{kernel.fn.__name__}: one program makes over {MAX_ACCESSES:,} loads and stores",
+                        "the loop: write `for .. in range(..)`, whose ends alone are run here, or let the grid grow",
+                    ),
                 )
         except ValueError as error:
             if "does not compile" in str(error):
-                return stored, (
-                    str(error),
-                    "the constants of the launch that grow with the tensor: let the grid grow instead",
+                return (
+                    stored,
+                    reached,
+                    (
+                        str(error),
+                        "the constants of the launch that grow with the tensor: let the grid grow instead",
+                    ),
                 )
-            return stored, (str(error), "the grid: its first size may be 2^31 - 1, the others 65535 at most")
+            return stored, reached, (str(error), "the grid: its first size may be 2^31 - 1, the others 65535 at most")
         for storage, place in places.items():
             stored[storage] += round(watching.most.get(place, 0) * math.prod(grid))
-    return stored, None
+            if place in watching.stored:  # the last program may have nothing to do, and tells nothing then
+                reached[storage] = max(reached.get(storage, 0), watching.reach[place])
+    return stored, reached, None
 
 
 def is_tensor(value: object) -> bool:
@@ -217,21 +240,23 @@ class SomeInstances:
     Attributes:
         left: how many accesses the one that runs may still make.
         narrowed: whether a number of 64 bits was converted to 32 that do not hold it.
-        most: tensor -> elements that one of them stores to it.
+        stored: tensor -> elements that the one that runs stores to it; most: the most that one of them does.
+        reach: tensor -> bytes up to the last that one of them stores.
         standing_for: passes of a loop that the one that runs stands for.
     """
 
     def __init__(self):
         self.left, self.narrowed = MAX_ACCESSES, False
         self.most: dict[int, float] = {}
+        self.reach: dict[int, int] = {}
         self.standing_for = 1.0
-        self._stored: Counter[int] = Counter()
+        self.stored: Counter[int] = Counter()
 
     def launch(self, kernel, grid, on_host, given):
         return [index for index in dict.fromkeys([(0, 0, 0), tuple(size - 1 for size in grid)]) if 0 not in grid]
 
     def program(self, index) -> None:
-        self.left, self._stored = MAX_ACCESSES, Counter()
+        self.left, self.stored = MAX_ACCESSES, Counter()
 
     def access(self, kind, addresses, mask, itemsize) -> np.ndarray:
         lanes = int(np.count_nonzero(mask))
@@ -239,9 +264,10 @@ class SomeInstances:
         if self.left < 0:
             raise Enough
         if lanes and kind != "read":
-            place = int(addresses[mask].flat[0]) >> ROOM
-            self._stored[place] += lanes * self.standing_for
-            self.most[place] = max(self.most.get(place, 0), self._stored[place])
+            place, last = divmod(int(addresses[mask].max()), 1 << ROOM)
+            self.reach[place] = max(self.reach.get(place, 0), last + itemsize)
+            self.stored[place] += lanes * self.standing_for
+            self.most[place] = max(self.most.get(place, 0), self.stored[place])
         return np.zeros(addresses.shape, dtype=bool)
 
 
