@@ -161,6 +161,12 @@ WRONG = {
         },
     },
     "16_help_the_compiler": {
+        "one weight for all": {
+            'nodes[weight]["shape"] == shape[-1:]': '(nodes[weight]["shape"] == shape[-1:] or nodes[weight]["shape"] == [1])'
+        },
+        "rows modulo 65536": {
+            "start = tl.program_id(0).to(tl.int64) * cols": "start = tl.program_id(0).to(tl.int64) % 65536 * cols"
+        },
         "65535 rows at most": {"[(x.numel() // cols,)]": "[(min(x.numel() // cols, 65535),)]"},
         "weight not contiguous": {
             "x.contiguous(), up.contiguous(), weight.contiguous()": "x.contiguous(), up.contiguous(), weight"
@@ -174,6 +180,9 @@ WRONG = {
         "square of any power": {' and square["args"][1] == 2 and': " and"},
     },
     "17_flash_decoding": {
+        "heads modulo 256": {
+            "head, split = tl.program_id(0).to(tl.int64),": "head, split = tl.program_id(0).to(tl.int64) % 256,"
+        },
         "65535 heads at most": {"merge_kernel[(heads,)]": "merge_kernel[(min(heads, 65535),)]"},
         "1024 heads at most": {"split_kernel[(heads, splits)]": "split_kernel[(min(heads, 1024), splits)]"},
         "bounds of 16 bits": {
