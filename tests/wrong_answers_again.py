@@ -195,6 +195,7 @@ WRONG = {
         "NaN becomes 0": {
             "tl.where(total == 0.0, 1.0, total)": "tl.where(total == 0.0, 1.0, total)\n    y = tl.where(y == y, y, 0.0)"
         },
+        "32 splits": {"exists = split < splits": "exists = split < tl.minimum(splits, 32)"},
         "16 splits": {"exists = split < splits": "exists = split < tl.minimum(splits, 16)"},
         "not contiguous k": {"q.contiguous(), k.contiguous(), v.contiguous()": "q.contiguous(), k, v.contiguous()"},
         "zero results": {"y = torch.empty_like(q)": "y = torch.zeros_like(q)"},
