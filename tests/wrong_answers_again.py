@@ -206,6 +206,11 @@ WRONG = {
         },
     },
     "18_short_kernels": {
+        "joins the last launch alone": {
+            "for number in range(first, len(launches)):": "for number in range(max(first, len(launches) - 1), len(launches)):"
+        },
+        "a product joins a norm": {'and new["kind"] != "product" and at ==': "and at =="},
+        "joins the latest launch": {" and at == len(launches):\n": ":\n"},
         "65535 rows at most": {"[(x.numel() // cols,)]": "[(min(x.numel() // cols, 65535),)]"},
     },
 }
