@@ -32,7 +32,8 @@ from helpers.grading.replay import server
 from helpers.learning.checks import values
 from helpers.learning.outcome import PASS
 
-TIME = 30.0  # seconds that the checks of one mutant may take
+TIME = 30  # seconds of a processor that the checks of one mutant may take
+PATIENCE = 20  # times as long, by the clock: on a shared machine, and where a mutant waits for ever
 MEMORY = 4 << 30  # bytes of data that they may have
 
 # Mutants that change no result, no traffic and no machine code that is asked for: "exercise: before -> after" -> why.
@@ -376,6 +377,7 @@ def in_a_fork(work: Callable[[], dict]) -> dict:
         status = 1
         try:
             resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+            resource.setrlimit(resource.RLIMIT_CPU, (TIME, TIME))
             with open(writing, "w") as told:
                 json.dump(work(), told)
             status = 0
@@ -383,7 +385,7 @@ def in_a_fork(work: Callable[[], dict]) -> dict:
             os._exit(status)
     os.close(writing)
     with open(reading) as answer:
-        came = select.select([answer], [], [], TIME)[0]
+        came = select.select([answer], [], [], PATIENCE * TIME)[0]
         said = answer.read() if came else ""
     for end in (os.killpg, os.kill):  # with it the assembler that it may have started
         with contextlib.suppress(ProcessLookupError):

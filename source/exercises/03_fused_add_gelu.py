@@ -176,9 +176,10 @@ check_traffic(add_gelu, (a, b), launches=1, bytes_per_element=12, name="traffic"
 check_vectorised(add_gelu, (a, b), device="A100", name="vectorised")
 
 # %% [markdown]
-# **Can it handle a large tensor?** We test 2^32 elements without allocating them: from two small launches we can see
-# how a launch grows, and then we run the last program of the large one without its memory. Your grid has to grow with
-# the tensor, or have at least 108 programs, one for each SM of an A100.
+# **Can it handle a large tensor?** We test 2^32 elements without allocating them: your launcher is called with
+# tensors that have a shape and no memory, and the first and the last program of its launch run without loading or
+# storing anything. Your grid has to grow with the tensor, or have at least 108 programs, one for each SM of an A100,
+# that go on in a loop.
 
 
 # %%

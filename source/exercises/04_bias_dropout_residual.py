@@ -289,9 +289,10 @@ check_traffic(
 check_traffic(backward, (grad_y, 0.3, 7), launches=1, bytes_per_element=8, name="no-stored-mask")
 
 # %% [markdown]
-# **Can they handle a large tensor?** We test 2^22 rows of 1024 without allocating them: from two small launches we
-# can see how a launch grows, and then we run the last program of the large one without its memory. Your grid has to
-# grow with the tensor, or have at least 108 programs, one for each SM of an A100.
+# **Can they handle a large tensor?** We test 2^22 rows of 1024 without allocating them: each launcher is called with
+# tensors that have a shape and no memory, and the first and the last program of its launch run without loading or
+# storing anything. Your grid has to grow with the tensor, or have at least 108 programs, one for each SM of an A100,
+# that go on in a loop.
 
 
 # %%

@@ -186,9 +186,10 @@ wide = torch.randn(2, 8192, device=device), *torch.randn(2, 8192, device=device)
 check_passes(layer_norm, (x, weight, bias, 1e-5), reads=(1, 8, 8), widest=wide, name="traffic")
 
 # %% [markdown]
-# **Does it reach a large tensor?** 2^22 rows of 1024, without allocating them: two small launches show how a launch
-# grows, and the last program of the large one is run without its memory. The grid must either grow with the tensor or
-# have at least 108 programs, one for each SM of an A100.
+# **Does it reach a large tensor?** 2^22 rows of 1024, without allocating them: your launcher is called with tensors
+# that have a shape and no memory, and the first and the last program of its launch run without loading or storing
+# anything. The grid must either grow with the tensor or have at least 108 programs, one for each SM of an A100, that
+# go on in a loop.
 
 
 # %%

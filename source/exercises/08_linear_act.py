@@ -308,8 +308,9 @@ check_tensor_cores(
 )
 
 # %% [markdown]
-# **Does it reach a large matrix?** 4 million rows of 1024, without allocating them: two small launches predict the
-# large one, and its last program is run without its memory.
+# **Does it reach a large matrix?** 4 million rows of 1024, without allocating them: your launcher is called with
+# tensors that have a shape and no memory, and the first and the last program of its launch run without loading or
+# storing anything.
 
 
 # %%

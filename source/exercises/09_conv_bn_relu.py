@@ -267,8 +267,9 @@ check_passes(conv_bn_relu, part_of_larger, reads=(9, *6 * (4,)), name="traffic")
 check_tensor_cores(conv_bn_relu, inputs, devices=("A100", "H100"), name="tensor_cores")
 
 # %% [markdown]
-# **Does it reach a large tensor?** We check it for 2^21 images without allocating them: two small launches predict the
-# addresses of the large one, and its last program runs without memory.
+# **Does it reach a large tensor?** We check it for 2^21 images without allocating them: your launcher is called with
+# tensors that have a shape and no memory, and the first and the last program of its launch run without loading or
+# storing anything.
 
 
 # %%

@@ -242,8 +242,9 @@ check_values(
 check_passes(attention_scores, (q, k, valid), reads=(1, 16, 64), name="traffic")
 
 # %% [markdown]
-# **Does it reach many weights?** We check it for 60000 sequences of 512 without allocating them: two small launches
-# predict the addresses of the large one, and its last program runs without memory.
+# **Does it reach many weights?** We check it for 60000 sequences of 512 without allocating them: your launcher is
+# called with tensors that have a shape and no memory, and the first and the last program of its launch run without
+# loading or storing anything.
 
 
 # %%

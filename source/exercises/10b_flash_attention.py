@@ -246,8 +246,9 @@ check_linear_traffic(
 check_tensor_cores(flash_attention, (*shorter, True), devices=("A100", "H100"), name="tensor_cores")
 
 # %% [markdown]
-# **Does it reach many sequences?** We check it for 60000 sequences of 512 tokens without allocating them: two small
-# launches predict the addresses of the large one, and its last program runs without memory.
+# **Does it reach many sequences?** We check it for 60000 sequences of 512 tokens without allocating them: your
+# launcher is called with tensors that have a shape and no memory, and the first and the last program of its launch
+# run without loading or storing anything.
 
 
 # %%

@@ -215,8 +215,9 @@ check_passes(
 )
 
 # %% [markdown]
-# **Does it reach a large tensor?** We check it for 2^22 rows of 1024 without allocating them: two small launches
-# predict the addresses of the large one, and its last program runs without memory.
+# **Does it reach a large tensor?** We check it for 2^22 rows of 1024 without allocating them: your launcher is called
+# with tensors that have a shape and no memory, and the first and the last program of its launch run without loading
+# or storing anything.
 
 
 # %%

@@ -379,8 +379,9 @@ check_cut(
 check_repeats(backward, of_backward, name="repeats")
 
 # %% [markdown]
-# **Do both reach a large tensor?** It has 2^22 rows of 1024, which we don't allocate. Instead, two small launches
-# predict the large one, and we run the first and last rows of its last program without memory.
+# **Do both reach a large tensor?** It has 2^22 rows of 1024, which we don't allocate. Instead, each launcher is
+# called with tensors that have a shape and no memory, and the first and the last program of its launch run without
+# loading or storing anything. Of a long loop, only the first and last passes run.
 
 
 # %%
@@ -392,7 +393,9 @@ def rows_of(rows):
 check_offsets(forward, rows_of, sizes=(16, 32), size=2**22, programs=108, name="large")
 
 # %% grade_id="large-gradient" points=1
-check_offsets(backward, rows_of, sizes=(16, 32), size=2**22, name="large-gradient")
+check_offsets(
+    backward, rows_of, sizes=(16, 32), size=2**22, at_most=PROGRAMS, name="large-gradient"
+)
 
 # %% [markdown]
 # **Are the numbers in your report correct?**

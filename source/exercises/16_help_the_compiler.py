@@ -246,9 +246,10 @@ wide = *torch.randn(2, 2, 8192), torch.randn(8192), 1e-6
 check_passes(gated_norm, (x, up, weight, 1e-6), reads=(1, 1, 8), widest=wide, name="traffic")
 
 # %% [markdown]
-# **Does it work on a large tensor?** We check 2^22 rows of 1024 without allocating them. Two small launches show how
-# the grid grows, and then the last program of the large launch runs without memory. Your grid must grow with the
-# tensor, or have at least 108 programs, one per SM of an A100.
+# **Does it work on a large tensor?** We check 2^22 rows of 1024 without allocating them: your launcher is called with
+# tensors that have a shape and no memory, and the first and the last program of its launch run without loading or
+# storing anything. Your grid must grow with the tensor, or have at least 108 programs, one per SM of an A100, that go
+# on in a loop.
 
 
 # %%

@@ -224,8 +224,9 @@ check_values(flash_decode, reference, split_cases(seed=17, many=True), name="val
 check_split_traffic(flash_decode, (q, k, v, bounds), name="traffic")
 
 # %% [markdown]
-# **Does it work for a large cache?** The check uses 2^16 heads of 512 keys without allocating them. It works out the
-# large launch from two small ones, then runs its last program without any memory behind it.
+# **Does it work for a large cache?** The check uses 2^16 heads of 512 keys without allocating them: your launcher is
+# called with tensors that have a shape and no memory, and the first and the last program of each launch run without
+# loading or storing anything.
 
 
 # %%
