@@ -7,7 +7,7 @@ from helpers.instruments.cuda.operation import DTYPES, unknown
 from helpers.instruments.cuda.ptx import PtxInstruction, Register, Vector
 from helpers.instruments.cuda.warp import everyone, store, value
 
-SPACES = ("global", "shared", "local", "const")
+SPACES = ("global", "shared", "local", "const", "param")
 # Order, scope and caching change when others see an access, not what it reads or writes.
 _IGNORED = {
     "nc", "volatile", "relaxed", "acquire", "release", "acq_rel", "weak", "cta", "gpu", "sys", "ca", "cg", "cs", "cv",
@@ -48,7 +48,7 @@ class Place:
         addresses = addresses + np.asarray(added).astype(np.uint64)
         space = self._space
         machine.spaces.strong = self._strong
-        if space in ("global", "const"):
+        if space in ("global", "const", "param"):
             yield from machine.spaces.global_access(kind, self._line, threads, here, addresses, self._nbytes)
         elif space == "shared":
             yield from machine.spaces.shared_access(kind, self._line, threads, here, addresses, self._nbytes)
@@ -297,7 +297,7 @@ def address_space(decoder, instruction: PtxInstruction):
         return decoder.elementwise(instruction, inside, "pred", ("u64",))
     *to, space, type = instruction.modifiers
     space = space.split("::")[0]
-    if to not in ([], ["to"]) or space not in (*SPACES, "param"):
+    if to not in ([], ["to"]) or space not in SPACES:
         unknown()
     window = np.uint64(_WINDOW.get(space, 0))
     if to:

@@ -101,10 +101,8 @@ class Spaces:
             )
             if kind == "copy":
                 observer.shared_copy(line, here, offsets, nbytes, told)
-            elif told:
-                observer.shared(kind, line, here, offsets, nbytes, told)
             else:
-                observer.shared(kind, line, here, offsets, nbytes)
+                observer.shared(kind, line, here, offsets, nbytes, told)
         yield threads, self._shared, offsets
 
     def local_access(self, kind, line, threads, here, addresses, nbytes):

@@ -162,7 +162,7 @@ class CudaMeter:
         """Note that a cp.async is complete: from now on its own thread sees it, others after a barrier."""
         self._shared.access("write", threads, offsets, nbytes)
 
-    def shared(self, kind, number, threads, offsets, nbytes, reported=False) -> None:
+    def shared(self, kind, number, threads, offsets, nbytes, reported) -> None:
         """Count one access of shared memory, and watch for races; one that is already reported only counts."""
         line = self._ledger.line(self._file, number)
         served, least = wavefronts(threads, offsets, nbytes)
