@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from helpers.instruments.cuda.ptx import Not, PtxInstruction
+from helpers.instruments.cuda.warp import WARP
 
 
 class Blocked(NamedTuple):
@@ -80,9 +81,23 @@ class Barriers:
         for each in going:
             self._machine.go(each.next, each.threads)
         if self._machine.observer is not None:
-            threads = np.concatenate([each.threads for each in going])
-            self._machine.observer.block_synchronised(np.unique(threads // self._padded))
+            self._report(going, alive)
         return True
+
+    def _report(self, going: list[Blocked], alive: np.ndarray) -> None:
+        """Tell the observer whose memory is ordered now: blocks, or warps that came without the rest of their block."""
+        groups = []
+        for barrier in {each.barrier for each in going}:
+            threads = np.concatenate([each.threads for each in going if each.barrier == barrier])
+            counted = any(each.expected is not None for each in going if each.barrier == barrier)
+            whole = np.bincount(threads // self._padded, minlength=self._blocks) >= alive
+            if not counted or whole.all():
+                self._machine.observer.block_synchronised(np.unique(threads // self._padded))
+                continue
+            for block in np.unique(threads // self._padded):
+                groups.append(np.unique(threads[threads // self._padded == block] // WARP))
+        if groups:
+            self._machine.observer.warps_synchronised(groups)
 
     def _reduce(self, going: list[Blocked]) -> None:
         """__syncthreads_count, _and, _or: over the threads that came."""

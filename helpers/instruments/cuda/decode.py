@@ -25,9 +25,7 @@ from helpers.instruments.cuda.ptx import (
     Vector,
 )
 
-FENCES = (
-    "membar",
-    "fence",
+NO_EFFECT = (
     "prefetch",
     "prefetchu",
     "nanosleep",
@@ -94,8 +92,10 @@ class Decoder:
 
     def _decode(self, instruction: PtxInstruction):
         opcode, modifiers, operands = instruction.opcode, instruction.modifiers, instruction.operands
-        if opcode in FENCES:
+        if opcode in NO_EFFECT:
             return None
+        if opcode in ("membar", "fence"):
+            return None if "cta" in modifiers else _fence
         if opcode == "vprintf":
             return printing.step(self, instruction)
         if opcode in CARRYING or "cc" in modifiers:
@@ -285,6 +285,11 @@ def read(machine, key, threads):
         return key
     values = machine.views[key]
     return values if threads is None else values[threads]
+
+
+def _fence(machine, threads):
+    if machine.observer is not None:
+        machine.observer.fenced(warp.everyone(machine, threads))
 
 
 def _raw(value: np.ndarray, kind: str):

@@ -255,10 +255,6 @@ class Machine:
         self._forced = False
         return bool(self._barriers) and self._barriers.release()
 
-    def warp_synchronised(self, threads) -> None:
-        if self.observer is not None:
-            self.observer.warp_synchronised(threads)
-
     def text_at(self, address: int, thread: int) -> str:
         """A C string, in any memory that the thread can name."""
         inside = address & (SHARED_WINDOW - 1)

@@ -26,8 +26,10 @@ def observed(by):
     `landed(line, threads, offsets, nbytes)` when it is complete;
     `stored(line, threads, offsets, lost, changed)` after a store to global memory, for each value a lane stores: which
     lanes' values another one's has overwritten, and which differ from the previous contents;
-    `block_synchronised(blocks)`, `warp_synchronised(threads)`; `hazard(kind, line, where, block, thread, count)`. It
-    may have `outside(kind, line, segment, threads, offsets)`: before the hazard, the lanes that stray from a tensor.
+    `block_synchronised(blocks)`; `warps_synchronised(groups)`, of warps that came to a barrier without their block;
+    `lanes_synchronised(threads, masks)`; `fenced(threads)` at a fence that other blocks see;
+    `hazard(kind, line, where, block, thread, count)`. It may have `outside(kind, line, segment, threads, offsets)`:
+    before the hazard, the lanes that stray from a tensor.
     """
     global _observer
     before, _observer = _observer, by

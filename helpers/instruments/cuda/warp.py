@@ -208,7 +208,14 @@ def _elect(decoder, instruction: PtxInstruction):
 
 def _sync(decoder, instruction: PtxInstruction):
     """bar.warp.sync: the machine has waited for the lanes; their earlier writes are visible from here."""
-    return lambda machine, threads: machine.warp_synchronised(threads)
+    mask = decoder.key(instruction.operands[0], "u32")
+
+    def step(machine, threads):
+        if machine.observer is not None:
+            here = everyone(machine, threads)
+            machine.observer.lanes_synchronised(here, value(machine, mask, threads, here.size))
+
+    return step
 
 
 BUILDERS = {
