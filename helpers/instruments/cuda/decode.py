@@ -25,14 +25,8 @@ from helpers.instruments.cuda.ptx import (
     Vector,
 )
 
-NO_EFFECT = (
-    "prefetch",
-    "prefetchu",
-    "nanosleep",
-    "griddepcontrol",
-    "discard",
-    "applypriority",
-)
+FENCES = {"membar", "fence"}
+NO_EFFECT = {"prefetch", "prefetchu", "nanosleep", "griddepcontrol", "discard", "applypriority"}
 
 
 # Instructions that the executor doesn't support: the start of their name -> the feature, and an alternative.
@@ -94,7 +88,7 @@ class Decoder:
         opcode, modifiers, operands = instruction.opcode, instruction.modifiers, instruction.operands
         if opcode in NO_EFFECT:
             return None
-        if opcode in ("membar", "fence"):
+        if opcode in FENCES:
             return None if "cta" in modifiers else _fence
         if opcode == "vprintf":
             return printing.step(self, instruction)

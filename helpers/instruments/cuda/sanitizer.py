@@ -337,6 +337,10 @@ class GlobalWatch:
         elif not strong:
             self._note_read(shadow, cells, who, now, row, low)
             shadow.read_to = max(shadow.read_to, high)
+        if strong == BLOCK and kind != "read":
+            last = np.broadcast_to(shadow.writer[cells], who.shape)  # of the lanes that change it in this instruction
+            apart = np.flatnonzero((last - 1) // self._padded != (who - 1) // self._padded)
+            found.append((apart, last[apart]) if apart.size else None)
         if strong >= GPU:
             blocks = (threads + (self._first - 1)) // self._padded
             self._released[blocks] = self._fenced[blocks]
