@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from helpers.instruments.cuda.ptx import Not, PtxInstruction
-from helpers.instruments.cuda.warp import WARP
+from helpers.instruments.cuda.warp import WARP, value
 
 
 class Blocked(NamedTuple):
@@ -45,11 +45,15 @@ class Barriers:
             votes = self._machine.views["pred", (vote.register if inverted else vote).slot][threads] != inverted
             how = end.modifiers[end.modifiers.index("red") + 1]
             reduction = how, (end.modifiers[-1], result.slot), votes
-        barrier, *expected = (int(self._machine.decoder.key(operand, "u32")) for operand in operands)
-        expected = expected[0] if expected else None
+        keys = [self._machine.decoder.key(operand, "u32") for operand in operands]
+        barriers, *counts = (value(self._machine, key, threads, threads.size) for key in keys)
         blocks = np.unique(threads // self._padded)
         self._awaited[blocks] = np.maximum(self._awaited[blocks], self._living()[blocks])
-        self._parked.append(Blocked(threads, number, barrier, expected, end.line, reduction))
+        named = barriers.astype(np.int64) << 32 | (counts[0] if counts else 0)
+        for each in np.unique(named).tolist():
+            barrier, expected = each >> 32, each & 0xFFFFFFFF if counts else None
+            parked = Blocked(threads, number, barrier, expected, end.line, reduction)
+            self._parked.append(parked.of(named == each))
 
     def _living(self) -> np.ndarray:
         return np.bincount(np.flatnonzero(self._machine.alive) // self._padded, minlength=self._blocks)
