@@ -164,6 +164,24 @@ def test_a_barrier_of_some_threads_orders_those_only(name):
         assert [hazard.kind for hazard in found] == kinds, apart
 
 
+def test_a_shuffle_from_a_lane_that_its_mask_does_not_name():
+    for distance, kinds in ((1, []), (16, ["shuffle from an absent lane"])):
+        shuffle = (
+            f"out[threadIdx.x] = __shfl_xor_sync(threadIdx.x & 16 ? 0xffff0000 : 0xffff, x[threadIdx.x], {distance});"
+        )
+        assert [hazard.kind for hazard in metered(shuffle).hazards] == kinds
+
+
+def test_a_mask_elects_one_of_its_own_lanes():
+    source = """__global__ void k(int* out) {
+      unsigned mask = threadIdx.x & 16 ? 0xffff0000 : 0xffff;
+      asm volatile("{ .reg .pred p; elect.sync %0|p, %1; }" : "=r"(out[threadIdx.x]) : "r"(mask));
+    }"""
+    out = torch.empty(32, dtype=torch.int32)
+    cuda_kernel(source, "k")[1, 32](out)
+    assert out.tolist() == [0] * 16 + [16] * 16
+
+
 def test_two_values_stored_at_once_race():
     found = metered("s[threadIdx.x / 2] = threadIdx.x; __syncthreads(); out[threadIdx.x] = s[threadIdx.x / 2];").hazards
     assert [hazard.kind for hazard in found] == ["race"]
