@@ -21,7 +21,7 @@ from helpers.instruments.cuda.warp import WARP, ballot, everyone, value
 THREADS_AT_ONCE = 1 << 15  # enough to make NumPy's overhead small, few enough for a core's cache
 PATIENCE = 1000  # turns of the foremost group of threads before the hindmost has one
 MAX_SECONDS = 8.0  # of a CPU, for blocks that run together and have made MANY_STEPS
-MANY_STEPS = 20_000  # each one instruction of many threads
+MANY_STEPS = 10_000  # each one instruction of many threads
 
 
 class Views(dict):
@@ -174,7 +174,7 @@ class Machine:
             return
 
     def _check_time(self, block: Basic) -> None:
-        self._next_look = self._steps + MANY_STEPS // 20
+        self._next_look = self._steps + MANY_STEPS // 100
         if time.thread_time() - self._began > MAX_SECONDS:
             line = next((line for line in reversed(block.lines) if line), block.end.line if block.end else 0)
             raise RuntimeError(

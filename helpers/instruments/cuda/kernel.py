@@ -16,6 +16,8 @@ is executed on the CPU (executor.py); an instruction that is not covered is refu
     wmma                        lanes hold other elements of a fragment than a GPU's; sums as in mma
     mbarrier                    orders the whole block once one of its threads has waited
     printf                      prints in the threads' order, on Python's standard output; a GPU's goes to the process'
+    races                       between blocks: a fence and an atomic order a block's earlier accesses before those of
+                                blocks that make an atomic later, on any address; so a wrong lock goes unnoticed
     blocks                      run a few at a time: one must not wait for another that comes much later, unless the
                                 kernel calls grid.sync(), which lets them all run at once
 """
