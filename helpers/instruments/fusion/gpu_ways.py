@@ -122,16 +122,23 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
     """Choose as PyTorch does on a GPU (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
 
     FlashAttention takes 16-bit values without a mask, also with fewer key heads; the memory-efficient kernel takes the
-    rest, except fewer key heads; anything else runs as matmuls and a softmax.
+    rest, except fewer key heads. Both need rows whose elements are neighbours, those of a mask too. Anything else runs
+    as matmuls and a softmax, in fp32.
     """
     given = query, key, value
     settings = torch.backends.cuda
     heads_alike = query.dim() == 4 and query.shape[1] == key.shape[1] == value.shape[1]
-    is_dense = query.dim() == 4 and (heads_alike or enable_gqa)
-    wide = query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] == value.shape[-1] <= 256
-    if is_dense and attn_mask is None and wide and settings.flash_sdp_enabled():
-        return aten._scaled_dot_product_flash_attention(*given, dropout_p, is_causal, scale=scale)[0]
-    if heads_alike and settings.mem_efficient_sdp_enabled() and query.dtype != torch.float64:
+    is_dense = query.dim() == 4 and (heads_alike or enable_gqa) and query.shape[-2] * key.shape[-2] > 0
+    is_dense &= query.shape[0] == key.shape[0] == value.shape[0]
+    is_dense &= all(each.stride(-1) == 1 for each in (*given, attn_mask) if each is not None)
+    in_16_bits = query.dtype in HALVES
+    width, of_values = query.shape[-1], value.shape[-1]
+    square = not is_causal or query.shape[-2] == key.shape[-2]
+    if is_dense and attn_mask is None and in_16_bits and width == of_values <= 256 and square:
+        if settings.flash_sdp_enabled():
+            return aten._scaled_dot_product_flash_attention(*given, dropout_p, is_causal, scale=scale)[0]
+    whole = (width | of_values) % (8 if in_16_bits else 4) == 0  # rows of 16 bytes, for tensor cores' loads
+    if is_dense and heads_alike and whole and settings.mem_efficient_sdp_enabled() and query.dtype != torch.float64:
         if attn_mask is not None:
             if attn_mask.dtype == torch.bool:
                 nothing = torch.zeros_like(attn_mask, dtype=query.dtype)

@@ -8,7 +8,9 @@
     attention          cuDNN's kernel, PyTorch's first choice on Hopper, and the two fills before it
     max pooling        writes the 64-bit position of each maximum, too
     rows by index      each row is fetched as often as it is asked for; sums at an index are atomics
-    cuDNN's LSTM, GRU  two kernels for each layer and time step
+    cuDNN's LSTM, GRU  two kernels for each layer and time step, a product of the inputs for every eight, and copies: of
+                       the input to time steps first, of each weight matrix to cuDNN's own layout, and of bf16 weights,
+                       which nn.RNNBase does not keep in one buffer, into one
 
 `compiled`: as Inductor calls the library: convolutions in NHWC, operands padded to aligned rows, the bias left to the
 kernel that follows.
@@ -52,6 +54,7 @@ FILL = 0.8e-6  # s of a cudaMemset
 GATHER_BANDWIDTH = 0.70
 SCATTERED = 0.8  # fp32 sums by atomics, a clock and SM
 POOLING_BANDWIDTH, POOLING_BACKWARD_BANDWIDTH = 0.4, 0.19
+STEPS_AT_ONCE = 8  # of an LSTM or GRU, whose inputs one product takes: 128 steps made 16
 H100_SMS, H100_CLOCK = 132, 1.98e9  # what the times above are of
 LAUNCHED = prediction.LAUNCH + prediction.FIRST_ACCESS  # s: a kernel with next to nothing to do
 
@@ -211,24 +214,23 @@ def _convolved(x, weight, result, groups, predicted, device, compiled) -> list[L
     flops = 2.0 * result.numel() * channels * taps
     # cuDNN's fp32 convolutions use TF32 by default (torch.backends.cudnn.allow_tf32).
     peak = _tensor_peak(x.dtype, device)
+    area = math.prod(result.shape[2:])
+    if first and taps == 1 and area == math.prod(x.shape[2:]) and x.dtype.itemsize == 2 and area % 2 == 0:
+        # A product for each image, whose rows are the pixels of a channel. No such kernel takes rows of odd length.
+        time = product_time(x.shape[0], outputs, area, channels, x.dtype, device, _alignment(area))
+        return [LibraryKernel(name, max(time, PRODUCT_START + _memory(predicted)))]
     if x.shape[1] < FEW_CHANNELS:
         time = PRODUCT_START + flops / (FEW_CHANNELS_SHARE * peak) + _memory(predicted)
-        return [LibraryKernel(name, time)]
-    if first and taps == 1 and x.dtype.itemsize == 2:
-        # A product for each image, whose rows are the pixels of a channel.
-        area = math.prod(result.shape[2:])
-        aligned = _alignment(area)
-        time = product_time(x.shape[0], outputs, area, channels, x.dtype, device, aligned)
-        return [LibraryKernel(name, max(time, PRODUCT_START + _memory(predicted)))]
-    time = max(
-        _tiles_time(groups, positions, outputs // groups, channels * taps, peak, device),
-        PRODUCT_START + _memory(predicted),
-    )
+    else:
+        time = max(
+            _tiles_time(groups, positions, outputs // groups, channels * taps, peak, device),
+            PRODUCT_START + _memory(predicted),
+        )
     kernels = [LibraryKernel(name, time)]
     if first:
+        before = [x, weight] if taps > 1 else [x]  # a weight of one tap is the same in both layouts
         kernels = [
-            LibraryKernel("input to NHWC", _bytes_time(2 * _size(x), device)),
-            LibraryKernel("weight to NHWC", _bytes_time(2 * _size(weight), device)),
+            *(LibraryKernel("operand to NHWC", _bytes_time(2 * _size(each), device)) for each in before),
             *kernels,
             LibraryKernel("result to NCHW", _bytes_time(2 * _size(result), device)),
         ]
@@ -324,10 +326,17 @@ def _recurrent(launch, predicted, device, compiled):
     layers, width = hidden.shape[0], hidden.shape[-1]
     batch, steps = x.shape[:2] if given.get("batch_first") else x.shape[1::-1]
     gates = weights[0].shape[0]
-    inputs = product_time(1, batch * steps, gates, max(x.shape[-1], width), x.dtype, device)
+    kernels = [LibraryKernel("steps before sequences", _copy_time(x, device))] * bool(given.get("batch_first"))
+    if x.dtype not in torch.backends.cudnn.CUDNN_TENSOR_DTYPES:  # else nn.RNNBase keeps them in one buffer
+        kernels.append(LibraryKernel("fill the weights' buffer", _bytes_time(sum(map(_size, weights)), device)))
+        kernels += [LibraryKernel("weight to the buffer", _bytes_time(2 * _size(each), device)) for each in weights]
+    matrices = [each for each in weights if each.dim() == 2]
+    kernels += [LibraryKernel("weight to cuDNN's layout", _bytes_time(2 * _size(each), device)) for each in matrices]
+    inputs = product_time(1, batch * STEPS_AT_ONCE, gates, max(x.shape[-1], width), x.dtype, device)
     product = product_time(1, batch, gates, width, x.dtype, device)
     step = [LibraryKernel("product of a step", product), LibraryKernel("gates of a step", LAUNCHED)]
-    return layers * [LibraryKernel("products of the inputs", inputs), *steps * step]
+    of_inputs = math.ceil(steps / STEPS_AT_ONCE) * [LibraryKernel("product of the inputs of some steps", inputs)]
+    return kernels + layers * [*of_inputs, *steps * step]
 
 
 _MAKERS = {

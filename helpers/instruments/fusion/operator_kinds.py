@@ -325,13 +325,16 @@ MEASURED = frozenset(name for names in KINDS.values() for name in names.split())
 TENSORS_OF_A_LAUNCH = (110, 64, 48, 36, 30)
 BLOCKS_OF_A_LAUNCH = 320
 CHUNK = 65536
+_SCALAR_TENSOR = torch.ops.aten.scalar_tensor.default
 
 
 def launches_of(step: TracedStep) -> int:
-    """Kernels that a GPU launches for it: several where the lists of a foreach operator are long."""
+    """Kernels that a GPU launches for it: several where the lists of a foreach operator are long, and a fill for each
+    number that torch.where makes a tensor of (where, aten/src/ATen/native/TensorCompare.cpp)."""
     name = step.node.target.overloadpacket.__name__
     if not step.launches or not name.startswith((FOREACH, *FUSED_OPTIMIZERS)):
-        return len(step.launches)
+        numbers = [each for each in step.node.args if getattr(each, "target", None) is _SCALAR_TENSOR]
+        return len(step.launches) + len(numbers) + (name == "_safe_softmax")  # which calls where itself
     lists = [value for value in step.given.values() if isinstance(value, list | tuple) and tensors_of(value)]
     depth = len(lists) + (name[-1] != "_")  # an operator that is not in place makes another list
     most = TENSORS_OF_A_LAUNCH[min(depth, len(TENSORS_OF_A_LAUNCH)) - 1]
