@@ -41,6 +41,28 @@ def test_a_convolution_of_nchw_tensors_is_converted_and_one_in_nhwc_is_not():
     assert launches(convolution(groups=64), x) == 1
 
 
+def test_a_convolution_of_one_tap_is_a_product_in_nchw_if_its_rows_are_of_even_length():
+    """Else input and result are converted, but no weight: with one tap it is the same in both layouts."""
+    assert [launches(convolution(size=1), meta(8, 64, size, size)) for size in (14, 7)] == [1, 3]
+    strided = nn.Conv2d(64, 64, 1, stride=2, bias=False, dtype=BF16, device="meta")
+    assert launches(strided, meta(8, 64, 28, 28)) == 3
+
+
+def test_torch_where_fills_a_tensor_with_each_number():
+    x = meta(64, 64)
+    assert launches(lambda x: torch.where(x > 0, x, x), x) == 2
+    assert launches(lambda x: torch.where(x > 0, x, 0.0), x) == 3
+    assert launches(lambda x: torch.where(x > 0, 1.0, 0.0), x) == 4
+
+
+def test_a_mask_whose_rows_are_not_contiguous_rules_out_the_attention_kernels():
+    """T5's bias of positions is a permuted table: 14 kernels in fp32 instead of cuDNN's and its two fills."""
+    q, bias = meta(2, 12, 512, 64), meta(1, 512, 512, 12)
+    attention = functional.scaled_dot_product_attention
+    assert launches(attention, q, q, q, bias.permute(0, 3, 1, 2).contiguous()) == 3
+    assert launches(attention, q, q, q, bias.permute(0, 3, 1, 2)) == 15
+
+
 def test_a_result_in_nhwc_stays_so_for_the_next_operator():
     """A batch of NHWC images through two convolutions: nothing is converted between them."""
     model = nn.Sequential(convolution(), nn.ReLU(), convolution()).to(memory_format=torch.channels_last)
