@@ -48,6 +48,13 @@ def test_a_convolution_of_one_tap_is_a_product_in_nchw_if_its_rows_are_of_even_l
     assert launches(strided, meta(8, 64, 28, 28)) == 3
 
 
+def test_a_convolution_of_few_factors_runs_in_nchw():
+    """The first of VGG-16, 3 channels by 3 x 3, is not converted; that of a ViT, by 16 x 16, is."""
+    x = meta(8, 3, 64, 64)
+    of_three = [nn.Conv2d(3, 64, size, bias=False, dtype=BF16, device="meta") for size in (3, 16)]
+    assert [launches(each, x) for each in of_three] == [1, 4]
+
+
 def test_torch_where_fills_a_tensor_with_each_number():
     x = meta(64, 64)
     assert launches(lambda x: torch.where(x > 0, x, x), x) == 2

@@ -41,6 +41,7 @@ CORES_SHARE = 0.6
 UNALIGNED_SHARE = {"even": 0.13, "odd": 0.096}
 FEW_CHANNELS = 8  # below these, a convolution's copies are narrow
 FEW_CHANNELS_SHARE = 0.04
+TENSOR_CORE_STEP = 64  # factors of a sum: a convolution of fewer, such as 3 channels by 3 x 3, runs in NCHW directly
 DEPTHWISE = (5.7e-12, 0.48e-12)  # s for an output, and for each of its taps, of PyTorch's own NCHW kernel on 132 SMs
 DEPTHWISE_NHWC_BANDWIDTH = 0.36  # of the copy's bandwidth
 BATCH_NORM_BANDWIDTH = {"NCHW": 0.31, "NHWC": 0.59}  # of the data sheet's, with running statistics
@@ -227,7 +228,7 @@ def _convolved(x, weight, result, groups, predicted, device, compiled) -> list[L
             PRODUCT_START + _memory(predicted),
         )
     kernels = [LibraryKernel(name, time)]
-    if first:
+    if first and channels * taps >= TENSOR_CORE_STEP:
         before = [x, weight] if taps > 1 else [x]  # a weight of one tap is the same in both layouts
         kernels = [
             *(LibraryKernel("operand to NHWC", _bytes_time(2 * _size(each), device)) for each in before),
