@@ -516,5 +516,7 @@ def _matrix_share(launch: EagerLaunch) -> float:
 
 
 def _peak(launch: EagerLaunch, device: Device) -> float:
-    dtype = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(launch.inputs[0].dtype, "fp32")
-    return device.peak_flops[dtype]
+    dtype = launch.inputs[0].dtype
+    if dtype.itemsize == 1:
+        return device.peak_flops.get("fp8") or device.peak_flops["fp16"]
+    return device.peak_flops[{torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype, "fp32")]

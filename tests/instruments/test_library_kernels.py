@@ -39,6 +39,18 @@ def test_a_convolution_of_nchw_tensors_is_converted_and_one_in_nhwc_is_not():
     assert launches(convolution().to(memory_format=torch.channels_last), last) == 1
     assert launches(convolution(size=1), x) == 1
     assert launches(convolution(groups=64), x) == 1
+    assert launches(convolution().to(memory_format=torch.channels_last), x) == 2  # its result stays in NHWC
+
+
+def test_torch_compile_copies_filters_and_images_to_nhwc_on_every_call_and_stores_what_pooling_reads():
+    """As Inductor's own kernels did for ResNet-50 on an H100."""
+    x, image = meta(8, 64, 28, 28), meta(8, 3, 56, 56)
+    first = nn.Conv2d(3, 64, 7, bias=False, dtype=BF16, device="meta")
+    made = [analyse(model, each, device="H100").today for model, each in ((convolution(), x), (first, image))]
+    assert [plan.launches_fused for plan in made] == [2, 3]
+    assert made[0].bytes_fused == 2 * (2 * x.numel() + 3 * 64 * 64 * 9)
+    plan = analyse(lambda x: functional.max_pool2d(torch.relu(x), 3, 2), x, device="H100")
+    assert (plan.launches_fused, plan.today.launches_fused) == (1, 2)
 
 
 def test_a_convolution_of_one_tap_is_a_product_in_nchw_if_its_rows_are_of_even_length():

@@ -118,6 +118,11 @@ def _dropout(input, p=0.5, training=True, inplace=False):
 # Attention
 
 
+GROUPED_WITH_A_MASK = (
+    "attention with a mask and fewer key heads: counted as products in fp32; on Hopper cuDNN has one kernel for it"
+)
+
+
 def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """Choose as PyTorch does on a GPU (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
 
@@ -134,10 +139,11 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
     in_16_bits = query.dtype in HALVES
     width, of_values = query.shape[-1], value.shape[-1]
     square = not is_causal or query.shape[-2] == key.shape[-2]
-    if is_dense and attn_mask is None and in_16_bits and width == of_values <= 256 and square:
-        if settings.flash_sdp_enabled():
-            return aten._scaled_dot_product_flash_attention(*given, dropout_p, is_causal, scale=scale)[0]
-    whole = (width | of_values) % (8 if in_16_bits else 4) == 0  # rows of 16 bytes, for tensor cores' loads
+    flash = settings.flash_sdp_enabled() and attn_mask is None and in_16_bits
+    if is_dense and flash and width == of_values <= 256 and square:
+        return aten._scaled_dot_product_flash_attention(*given, dropout_p, is_causal, scale=scale)[0]
+    step = 8 if in_16_bits else 4  # elements of 16 bytes, which the kernel loads at once
+    whole = width % step == of_values % step == 0
     if is_dense and heads_alike and whole and settings.mem_efficient_sdp_enabled() and query.dtype != torch.float64:
         if attn_mask is not None:
             if attn_mask.dtype == torch.bool:
@@ -148,9 +154,11 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
         return aten._scaled_dot_product_efficient_attention(*given, attn_mask, keep, dropout_p, is_causal, scale=scale)[
             0
         ]
-    return torch._scaled_dot_product_attention_math(
-        *given, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )[0]
+    in_one_kernel = is_dense and in_16_bits and whole and settings.cudnn_sdp_enabled()
+    with uncertain(GROUPED_WITH_A_MASK) if in_one_kernel else contextlib.nullcontext():
+        return torch._scaled_dot_product_attention_math(
+            *given, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]
 
 
 def _flex_attention(query, key, value, score_mod, block_mask, scale, kernel_options, *others):

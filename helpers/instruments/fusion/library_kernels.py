@@ -12,8 +12,8 @@
                        the input to time steps first, of each weight matrix to cuDNN's own layout, and of bf16 weights,
                        which nn.RNNBase does not keep in one buffer, into one
 
-`compiled`: as Inductor calls the library: convolutions in NHWC, operands padded to aligned rows, the bias left to the
-kernel that follows.
+`compiled`: as Inductor calls the library: convolutions in NHWC, for which it copies filters and images on every call,
+operands padded to aligned rows, the bias left to the kernel that follows.
 
 The rates are those of an H100 80GB with PyTorch 2.11, from the kernels of those models in benchmarks/public_models.py
 that are not held out; another GPU is taken to do the same per SM and clock, or per byte of its bandwidth.
@@ -62,10 +62,11 @@ LAUNCHED = prediction.LAUNCH + prediction.FIRST_ACCESS  # s: a kernel with next 
 
 @dataclass(frozen=True)
 class LibraryKernel:
-    """One kernel, copy or fill; time in seconds."""
+    """One kernel, copy or fill; time in seconds; copied: bytes that it copies beside the operator's own."""
 
     name: str
     time: float
+    copied: int = 0
 
 
 def library_kernels(
@@ -172,13 +173,13 @@ def _size(tensor: torch.Tensor) -> int:
 
 def is_channels_first(x: torch.Tensor) -> bool:
     """Return whether it holds images in NCHW order, which cuDNN converts."""
-    return x.dim() == 4 and x.shape[1] > 1 and x.stride(1) != 1
+    return x.dim() in (4, 5) and x.shape[1] > 1 and x.stride(1) != 1
 
 
 def _convolution(launch, predicted, device, compiled):
     given = launch.arguments
     x, weight, bias = given.get("input"), given.get("weight"), given.get("bias")
-    if not isinstance(x, torch.Tensor) or x.dim() not in (3, 4) or given.get("transposed"):
+    if not isinstance(x, torch.Tensor) or x.dim() not in (3, 4, 5) or given.get("transposed"):
         return None
     result = launch.results[0]
     kernels = _convolved(x, weight, result, given.get("groups", 1), predicted, device, compiled)
@@ -190,7 +191,7 @@ def _convolution(launch, predicted, device, compiled):
 def _convolution_backward(launch, predicted, device, compiled):
     given = launch.arguments
     gradient, x, weight = given.get("grad_output"), given.get("input"), given.get("weight")
-    if not isinstance(x, torch.Tensor) or x.dim() not in (3, 4) or given.get("transposed"):
+    if not isinstance(x, torch.Tensor) or x.dim() not in (3, 4, 5) or given.get("transposed"):
         return None
     of_x, of_weight, of_bias = given.get("output_mask", (True, True, False))
     kernels = _convolved(x, weight, gradient, given.get("groups", 1), predicted, device, compiled)
@@ -227,15 +228,20 @@ def _convolved(x, weight, result, groups, predicted, device, compiled) -> list[L
             _tiles_time(groups, positions, outputs // groups, channels * taps, peak, device),
             PRODUCT_START + _memory(predicted),
         )
-    kernels = [LibraryKernel(name, time)]
-    if first and channels * taps >= TENSOR_CORE_STEP:
-        before = [x, weight] if taps > 1 else [x]  # a weight of one tap is the same in both layouts
-        kernels = [
-            *(LibraryKernel("operand to NHWC", _bytes_time(2 * _size(each), device)) for each in before),
-            *kernels,
-            LibraryKernel("result to NCHW", _bytes_time(2 * _size(result), device)),
-        ]
-    return kernels
+    kernel = LibraryKernel(name, time)
+    before = [weight] if taps > 1 and is_channels_first(weight) else []  # one tap is the same in both layouts
+    if compiled:  # other inputs are written in NHWC by the kernels that make them; images have none
+        before += [x] if is_channels_first(x) and x.shape[1] < FEW_CHANNELS else []
+        return [*(_converted("operand to NHWC", each, device) for each in before), kernel]
+    if not first or channels * taps < TENSOR_CORE_STEP:
+        return [kernel]
+    before = [x, *before]
+    after = [_converted("result to NCHW", result, device)] if is_channels_first(result) else []
+    return [*(_converted("operand to NHWC", each, device) for each in before), kernel, *after]
+
+
+def _converted(name: str, tensor: torch.Tensor, device: Device) -> LibraryKernel:
+    return LibraryKernel(name, _bytes_time(2 * _size(tensor), device), copied=_size(tensor))
 
 
 def _batch_norm(launch, predicted, device, compiled):

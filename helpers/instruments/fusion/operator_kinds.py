@@ -298,6 +298,8 @@ def unsure_of(step: TracedStep) -> str:
         return f"{target.namespace}.{name}: a custom operator; counted as one kernel that moves its tensors once"
     if kind_of(step) == "opaque" and not is_known(name) and not name.startswith((FOREACH, *FUSED_OPTIMIZERS)):
         return f"aten.{name}: how its kernels work is not known; counted as one that moves its tensors once"
+    if name in SORTED and step.given.get("accumulate", True):
+        return f"aten.{name}: sums at equal positions, which PyTorch may sort first; counted without the sort"
     if name in CONVOLUTIONS:
         given = [node.meta.get("val") for node in step.node.all_input_nodes]
         if is_channels_first(max(given, key=torch.Tensor.numel)):
@@ -306,6 +308,9 @@ def unsure_of(step: TracedStep) -> str:
                 "kernels; channels_last leaves it no choice"
             )
     return ""
+
+
+SORTED = frozenset("index_put index_put_ _index_put_impl_ embedding_dense_backward".split())
 
 
 def is_left_out(step: TracedStep) -> bool:
