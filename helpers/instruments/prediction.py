@@ -15,8 +15,8 @@ launch then takes
     arithmetic   instructions of the busiest SM (so an uneven last wave counts) / the share of its pipelines' rates
                  that dependent instructions leave; for matrix products of PyTorch, FLOPs / peak
 
-    time = launch + ramp + the largest of the last four + the second largest / (7 x blocks that an SM holds at once):
-           a block's own loads, arithmetic and stores follow one another, and only other blocks hide them
+    time = launch + ramp + the largest of the last four + the second largest / (4 x waves of blocks): in a single wave
+           all blocks load, compute and store at about the same time, and hide less of each other
 
 A Triton kernel with `tl.dot` that was compiled to asynchronous loads fetches ahead, so that latency is hidden, and so
 are the two smaller of DRAM, L2 and `matrix`: the FLOPs of the products that the busiest SM does / what a product
@@ -80,7 +80,7 @@ ROUND = 0.45e-6  # s: a load in a loop that is not the first
 COLD_CODE = 0.1e-6  # s until a block's first instructions arrive from beyond a cold L2
 DISPATCH = 0.04e-6  # s from one block to the next that an SM starts
 STALLS = 1.4  # times the cycles of the busiest pipeline that a block's instructions take: they wait for each other
-EXPOSED = 0.15  # of the second largest term, where an SM holds a single block
+EXPOSED = 0.25  # of the second largest term, in a single wave of blocks
 # The same two where the first read asks to be kept (evict_last) and stores ask not to be (evict_first), for all bytes
 # that are read again.
 HINTED = 0.7, 1.1
@@ -303,7 +303,7 @@ def _triton(launch: TritonLaunch, missing: float, device: Device) -> LaunchPredi
         "latency": (waves - 1) * wait + waves * again + from_l2 / resident,
         "arithmetic": (on_one_sm - 1) * issue,
     }
-    return _made_of(launch.name, terms, _sampling(launch), exposed=EXPOSED / resident)
+    return _made_of(launch.name, terms, _sampling(launch), exposed=EXPOSED / max(1.0, on_one_sm / fitting))
 
 
 def _kept(launch: TritonLaunch, resources: Resources, resident: int, device: Device) -> float:
