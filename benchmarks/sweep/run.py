@@ -46,7 +46,7 @@ from benchmarks.sweep import tiled
 from benchmarks.sweep.points import Point, interleaved
 from benchmarks.tried import SWEPT, shared_by, wrapped
 from helpers.instruments.fingerprints import fingerprints
-from helpers.instruments.sweep_records import RecordedSweep, is_earlier, key_of, recorded_sweep
+from helpers.instruments.sweep_records import RecordedSweep, is_earlier, is_earlier_plain, key_of, recorded_sweep
 from kernels import CATALOGUE
 from kernels.interpreter import runtime
 
@@ -334,7 +334,7 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = [point for point in every if not options.kernels or point.kernel in options.kernels]
     if options.changed:
         found = recorded_sweep(file_name(torch.cuda.get_device_name()))
-        earlier = {key_of(point) for point in found.points if is_earlier(point)}
+        earlier = {key_of(point) for point in found.points if is_earlier(point) or is_earlier_plain(point)}
         chosen = [point for point in chosen if key_of(asdict(point)) in earlier]
     number, of = options.share
     chosen = [point for point in chosen[number - 1 :: of] if key_of(asdict(point)) not in done]
