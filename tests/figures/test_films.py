@@ -307,6 +307,15 @@ def test_it_opens_on_its_still_and_plays_from_the_beginning(page_of):
     assert page.evaluate("clocks[0]") < 10
 
 
+def test_what_the_clock_counts_is_whole(page_of):
+    counted = Animation((100, 50), 4.0, 2.0, "steps", 0.5, "A title", told=((0.0, "It runs."),), counts=True)
+    page = page_of(Film({"counted": counted}, frame=0.9))
+    assert at(page) == counted.says(3.6) == "1 step: It runs."
+    page.locator("input").focus()
+    page.keyboard.press("End")
+    assert at(page) == counted.says(4.0) == "2 steps: It runs."
+
+
 @pytest.mark.parametrize("film", FILMS)
 def test_no_film_opens_on_an_empty_frame(film):
     """What has happened by then: a fifth of it at least has moved or grown."""
