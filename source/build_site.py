@@ -11,6 +11,8 @@ no kernel would still be ours to show.
 - What answers a question is folded until the reader guesses or asks; what answers several, until the last of them. An
   explorer moves without a guess, unless its opening line says what was found; so does the film that opens a lesson,
   unless one of its counters does.
+- Where a lesson opens with a figure, that stands right under the lesson's question: what is learnt, how to run the
+  notebook and its first cell follow. What only applies to a notebook, <span class="lab"> in a lesson, is left out.
 - Formulas become MathML here; a page asks nothing of any other host, and works from a folder as well as from a server.
 
     python source/build_site.py                  build site/
@@ -59,7 +61,8 @@ RECORD_IT = "run `make notebooks`, which records figures that move"
 ASKED = re.compile(r"(?P<question>.*): \[your guess\] ?(?P<unit>.*)")  # as a question is stored where no widget runs
 DOORS = re.compile(r"https://(?:mybinder\.org/v2|colab\.research\.google\.com/github|codespaces\.new)/[^\s)\"<>]+")
 PICTURE = re.compile(r'<img src="data:image/png;base64,([^"]+)"')
-THUMBNAIL = 144  # pixels, at twice the density
+GOALS = r"^(?:After this lesson you can|In this lesson you'll learn to)$"
+THUMBNAIL = 272, 144  # pixels, at twice the density
 
 
 @dataclass
@@ -208,13 +211,14 @@ class Site:
 
     def markup(self, text: str, page: Page) -> str:
         """Markdown as markup; what it says is kept for the search."""
-        text = re.sub(r"<!--.*?-->\n?", "", text, flags=re.DOTALL)
+        text = re.sub(r"<!--.*?-->\n?|<span class=\"lab\">.*?</span>", "", text, flags=re.DOTALL)
         shown = ""
         for part in re.split(r"^(?=#+ )", text, flags=re.MULTILINE):
             rendered = MarkdownWithMath(renderer=Renderer(page, self)).render(part)
             section = page.sections[-1][1] if page.sections else ""
             page.texts[section] = f"{page.texts.get(section, '')} {words_of(rendered)}"
             shown += rendered
+        shown = shown.replace("<p></p>\n", "")
         shown = re.sub(r"<th[^>]*></th>", "<td></td>", shown)  # a column without a name has no header
         return re.sub(r"(<table>.*?</table>)", r'<div class="wide">\1</div>', shown, flags=re.DOTALL)
 
@@ -257,6 +261,7 @@ class Site:
 
     def _prepare(self, page: Page, notebook: nbformat.NotebookNode, known: dict) -> dict:
         """Make of each cell what the template shows; gives its live figures, of those that are `known`."""
+        lead_with_the_figure(notebook)
         live, folds, asks, founds = {}, {}, {}, []
         tried = self._tried(page) if page.kind == "lesson" else {}
         for number, (question, cells) in enumerate(answers_of(notebook).items()):
@@ -320,14 +325,15 @@ class Site:
         opening, *sections = self.readme
         # The map and the film stand in README as still pictures of what is live here.
         opening = re.sub(r"<picture>.*?</picture>|!\[[^\]]*\]\((?!https:)[^)]*\)", "", opening, flags=re.DOTALL)
+        opening, *caption = re.split(r"^(\*[^*]+\*)$", opening, maxsplit=1, flags=re.MULTILINE)  # of the film
         sections = [re.sub(r"## The course\n.*(?=\n\[|\Z)", "", each, flags=re.DOTALL) for each in sections]
         first = next(page for page in self.pages if page.kind == "lesson")
         lesson = nbformat.read(self.root / first.source, as_version=4)
         film = next(cell for cell in lesson.cells if cell.cell_type == "code" and is_live(cell))
         film.metadata["bare"] = True
-        cells = [opening, film, "## The course", *sections]
+        cells = [opening, film, *caption[:1], "## The course", *sections]
         front = [nbformat.v4.new_markdown_cell(each) if isinstance(each, str) else each for each in cells]
-        front[2].metadata["map"] = True
+        front[cells.index("## The course")].metadata["map"] = True
         self.write(self.front, nbformat.v4.new_notebook(cells=front), first)
 
     @functools.cached_property
@@ -359,7 +365,7 @@ class Site:
         if png is None:
             return ""
         picture = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGBA")
-        picture.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))
+        picture.thumbnail(tuple(2 * each for each in THUMBNAIL))
         picture = picture.quantize(256, method=Image.Quantize.FASTOCTREE)  # a third of the bytes, no visible difference
         name = f"assets/pictures/{path.stem}.png"
         (self.out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -385,6 +391,21 @@ class Site:
             for anchor, text in page.texts.items():
                 entries.append([page.target, anchor, page.name, titles.get(anchor, ""), text.strip()])
         self._save("assets/search.js", f"window.fusionSearch = {json.dumps(entries, ensure_ascii=False)};\n")
+
+
+def lead_with_the_figure(notebook: nbformat.NotebookNode) -> None:
+    """Move the figure that a lesson opens with to below its question; how to run it stands before the rest."""
+    opening, *others = notebook.cells
+    found, rest = re.search(GOALS, opening.source, re.MULTILINE), opening
+    match others:
+        case [setup, told, figure, *_] if (
+            found and setup.cell_type == figure.cell_type == "code" and not setup.outputs
+            and told.cell_type == "markdown" and not told.source.startswith("#") and is_live(figure)
+        ):  # fmt: skip
+            rest = nbformat.v4.new_markdown_cell(opening.source[found.start() :])
+            opening.source = opening.source[: found.start()]
+            notebook.cells = [opening, told, figure, rest, setup, *others[3:]]
+    rest.metadata["how_to_run"] = True
 
 
 def to_run(notebook: str) -> str:

@@ -14,13 +14,14 @@
 #
 # About 30 minutes. You need Python and a little PyTorch. You don't need a GPU.
 #
-# Run the cells from top to bottom with **Shift+Enter**. Cells whose code is folded only import things or draw a figure.
+# <span class="lab">Run the cells from top to bottom with **Shift+Enter**. Cells whose code is folded only import things
+# or draw a figure.</span>
 #
 # Let's start with a guess. In one kernel, a GPU adds two tensors and applies GELU, an activation function. Together
 # that's about ten operations per element. While its arithmetic units compute, its memory has to deliver the
 # [elements](../docs/glossary.md#element). **How many times longer does memory take than the arithmetic?** (2 means
-# twice as long. You can't work it out yet, so don't worry about being wrong. Pressing Enter also runs the cells
-# below, down to the one with the answer.)
+# twice as long. You can't work it out yet, so don't worry about being wrong.<span class="lab"> Pressing Enter also runs
+# the cells below, down to the one with the answer.</span>)
 
 # %% tags=["hide-input"]
 from helpers.learning import predict_first
@@ -186,12 +187,12 @@ bytes_moved.on(chart, "x", at=lambda megabytes: 1e6 * megabytes, row=0)
 #
 # The kernel below should double twelve elements, using three programs of four elements each. It has a bug: all three
 # programs work on the same four elements. `puzzle` launches three programs. `tl.load` reads from `twelve`, and
-# `tl.store` writes to a result `y` that `puzzle` allocates. Run the cell to see it. Below each line of the kernel
-# you'll see the tensor as it is in memory. Each numbered box is one position in a program's block (a *lane*), drawn at
-# the element it accesses. Orange-red boxes are wrong, and an element with an orange-red edge is never stored. (The
-# message calls program 1 `(1, 0, 0)` because a launch can have three dimensions; ours has one. A *race* means that two
-# programs store to the same element, and either of them may come last.) **Change the marked line until it says
-# "Solved".**
+# `tl.store` writes to a result `y` that `puzzle` allocates.<span class="lab"> Run the cell to see it.</span> Below each
+# line of the kernel you'll see the tensor as it is in memory. Each numbered box is one position in a program's block (a
+# *lane*), drawn at the element it accesses. Orange-red boxes are wrong, and an element with an orange-red edge is never
+# stored. (The message calls program 1 `(1, 0, 0)` because a launch can have three dimensions; ours has one. A *race*
+# means that two programs store to the same element, and either of them may come last.) **Change the marked line until
+# it says "Solved".**
 
 # %%
 import triton
