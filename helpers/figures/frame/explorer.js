@@ -4,7 +4,7 @@
 const NARROW = 480; // pixels: below this width, a page is narrow
 const WIDE = 576; // points: a picture's width
 const GROWN = 1.6; // letters of such a picture on a narrow page
-const LARGEST = 1.3; // pixels a point of a part that would be larger than it is elsewhere
+const LARGEST = 1.05; // pixels of a part's point: no part is larger than it is elsewhere
 const PATIENCE = 4000; // ms between two looks at a kernel that is to answer
 const SILENT = "The kernel does not answer: the chart is as it was. To bring it back to life, run this cell again.";
 

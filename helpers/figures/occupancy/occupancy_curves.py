@@ -42,7 +42,7 @@ SWEPT = {"warps": "threads"}  # limiter -> the resource that a panel sweeps for 
 OWN_LINE, FREEING_LINE = 5, 16  # points above a panel
 TITLE_FROM_TOP = 14  # points
 # The SM above the panels, in points: a bar for each resource, which blocks fill from the left.
-SM_TOP, BAR_HEIGHT, BAR_STEP, BAR_LEFT, BAR_RIGHT = 26, 15, 21, 84, 92
+SM_TOP, BAR_HEIGHT, BAR_STEP, BAR_LEFT, BAR_RIGHT = 26, 15, 21, 100, 92
 SM_HEIGHT = 3 * BAR_STEP + 20
 BLOCKS = (FUSED, SKY_BLUE)  # two colours by turns, so that neighbours differ
 
@@ -99,7 +99,7 @@ def occupancy_axes(of_sm: Limits) -> tuple[Figure, dict[str, Axes]]:
         points = figure.bbox.height
         panels = {}
         for number, (resource, (label, largest, step)) in enumerate(PANELS.items()):
-            axes = figure.add_axes((0.06 + 0.325 * number, 32 / points, 0.285, 130 / points))
+            axes = figure.add_axes((0.06 + 0.33 * number, 32 / points, 0.275, 130 / points))
             axes.set(xlim=(0, largest * 1.02), ylim=(0, of_sm.warps * 1.1))
             axes.set_xlabel(label)
             axes.xaxis.set_major_locator(MultipleLocator(step))
@@ -260,7 +260,7 @@ class OccupancyExplorer(Explorer):
 
     _parts = (
         ((30, 20, 580, 72),),
-        ((0, 86, 206, 214), (206, 86, 186, 214)),
+        ((0, 86, 203, 214), (203, 86, 189, 214)),
         ((392, 86, 184, 214),),
     )
 

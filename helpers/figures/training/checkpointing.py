@@ -129,7 +129,7 @@ class CheckpointingExplorer(SceneExplorer):
 
     _parts = (
         ((0, 30, 418, 204),),
-        ((0, 30, 136, 204), (418, 30, 158, 204)),
+        ((0, 30, 133, 204), (418, 30, 158, 204)),
     )
     _axes = staticmethod(checkpointing_axes)
 

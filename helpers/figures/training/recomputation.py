@@ -165,7 +165,7 @@ class RecomputationExplorer(SceneExplorer):
 
     _parts = (
         ((0, 30, 410, 166),),
-        ((0, 30, 112, 166), (410, 30, 166, 166)),
+        ((0, 30, 108, 166), (410, 30, 166, 166)),
     )
     _axes = staticmethod(recomputation_axes)
 
