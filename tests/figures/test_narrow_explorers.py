@@ -39,7 +39,8 @@ SEEN = """() => [...document.querySelectorAll('.fusion-chart text')].map((text) 
     const at = text.getBoundingClientRect(), svg = text.closest('svg').getBoundingClientRect();
     const { a, b } = text.getScreenCTM();
     const upright = at.height > at.width && text.textContent.length > 3;
-    return {text: text.textContent.trim(), size: parseFloat(getComputedStyle(text).fontSize) * Math.hypot(a, b), out: Math.max(svg.left - at.left, at.right - svg.right), upright,
+    return {text: text.textContent.trim(), upright, size: parseFloat(getComputedStyle(text).fontSize) * Math.hypot(a, b),
+            out: Math.max(svg.left - at.left, at.right - svg.right),
             seen: at.width > 0 && at.right > svg.left + 1 && at.left < svg.right - 1 &&
                   at.bottom > svg.top + 1 && at.top < svg.bottom - 1};
 }).filter((each) => each.seen)"""
@@ -62,7 +63,11 @@ def shown(chromium, explorer):
     return page
 
 
-@pytest.mark.parametrize("name", EXPLORERS)
+SAMPLE = {"occupancy", "threads"}  # in `make test`: one in parts, one whole
+NAMES = [pytest.param(name, marks=[] if name in SAMPLE else [pytest.mark.long]) for name in EXPLORERS]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_narrow_page_shows_all_of_it(chromium, name):
     page = shown(chromium, EXPLORERS[name]())
     try:
