@@ -39,7 +39,8 @@ SEEN = """() => [...document.querySelectorAll('.fusion-chart text')].map((text) 
     const at = text.getBoundingClientRect(), svg = text.closest('svg').getBoundingClientRect();
     const { a, b } = text.getScreenCTM();
     const upright = at.height > at.width && text.textContent.length > 3;
-    return {text: text.textContent.trim(), upright, size: parseFloat(getComputedStyle(text).fontSize) * Math.hypot(a, b),
+    return {text: text.textContent.trim(), upright,
+            size: parseFloat(getComputedStyle(text).fontSize) * Math.hypot(a, b),
             out: Math.max(svg.left - at.left, at.right - svg.right),
             seen: at.width > 0 && at.right > svg.left + 1 && at.left < svg.right - 1 &&
                   at.bottom > svg.top + 1 && at.top < svg.bottom - 1};
