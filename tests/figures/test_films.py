@@ -232,7 +232,7 @@ def page_of(chromium):
 
 
 def at(page):
-    return page.locator("[role=status]").inner_text()
+    return page.locator("[role=status]").text_content()
 
 
 PIXEL = """([x, y]) => {

@@ -60,6 +60,12 @@ function render({ model, el }) {
     const places = Math.max(0, 2 - Math.floor(Math.log10(Math.abs(value))));
     return Number(value.toPrecision(3)).toLocaleString("en", { maximumFractionDigits: places });
   };
+  const heard = (text) => {
+    const span = document.createElement("span");
+    span.className = "fusion-heard";
+    span.textContent = text;
+    return span;
+  };
   const clocked = () => {
     const now = time * scene.scale;
     if (!scene.counts) return `${digits(now)} ${scene.unit}`;
@@ -95,10 +101,12 @@ function render({ model, el }) {
     if (playing) { // no voice can keep up
       if (status.textContent !== told) status.textContent = told;
     } else {
-      const line = `${clock.textContent}: ${told}${numbers.length ? ` ${numbers.map((number, place) => `${scene.counters[place][0]} ${number}`).join(", ")}.` : ""}`;
+      // What the picture shows is there for those who hear it.
+      const now = `${clock.textContent}: `;
+      const counts = numbers.map((number, place) => `${scene.counters[place][0]} ${number}`).join(", ");
+      status.replaceChildren(heard(now), told, heard(counts && ` ${counts}.`));
       slider.setAttribute("aria-valuetext", clock.textContent);
-      chart.setAttribute("aria-label", `${scene.title.replaceAll("\n", " ")}. ${line}`);
-      status.textContent = line;
+      chart.setAttribute("aria-label", `${scene.title.replaceAll("\n", " ")}. ${status.textContent}`);
     }
     moving.replaceChildren(document.createElementNS("http://www.w3.org/2000/svg", "g"));
   };

@@ -107,7 +107,18 @@ function render({ model, el }) {
   let quiet = false; // whether the picture says all of it: then the line is for those who hear the page
   let doing = "";
   const write = () => {
-    line.textContent = doing || text;
+    const shown = moving.querySelector(".fusion-title")?.textContent;
+    const at = shown && !doing ? text.indexOf(shown) : -1;
+    if (at < 0) {
+      line.textContent = doing || text;
+    } else { // its title says it
+      const heard = document.createElement("span");
+      const end = at + shown.length;
+      const rest = text.slice(end).replace(/^\.( |$)/, "");
+      heard.className = "fusion-heard";
+      heard.textContent = text.slice(at, text.length - rest.length);
+      line.replaceChildren(text.slice(0, at), heard, rest);
+    }
     line.classList.toggle("fusion-heard", quiet && !doing);
   };
   let waits = null;
