@@ -21,6 +21,7 @@ from helpers.figures.memory.requests_and_dram import TILES as REQUEST_TILES
 from helpers.figures.memory.requests_and_dram import request_animation, tiles_in_l2, traffic
 from helpers.figures.occupancy.source_to_sass import compiler_animation, lifetimes, registers_of
 from helpers.figures.performance.two_limits import limits, two_limits_animation
+from helpers.figures.rowwise.block_sum import block_sum_animation, held, shuffles
 from helpers.instruments import DEVICES, compile_for, measure, recorded
 from helpers.instruments.dry_run import dry_run
 from helpers.instruments.fusion import analyse
@@ -115,6 +116,7 @@ FILMS = [
     two_limits_animation(),
     compiler_animation(COMPILED),
     chain_animation(PLAN),
+    block_sum_animation(),
 ]
 
 
@@ -205,6 +207,11 @@ def test_the_films_of_passes_say_what_is_purple(what):
     [note] = [note for note in scene.notes if note.text == LEGEND]
     [sample] = [bar for bar in scene.bars if (bar.x, bar.y, bar.start) == (0, note.y - 9, 0.0)]
     assert sample.colour in {each.colour for each in scene.movers} - {FUSED, UNFUSED}
+
+
+def test_the_shuffles_of_a_warp_take_in_each_lane_once():
+    assert shuffles(32) == [16, 8, 4, 2, 1]
+    assert [len(each) for each in held(32)] == [1, 2, 4, 8, 16, 32]
 
 
 def test_unknown_passes_are_refused():
