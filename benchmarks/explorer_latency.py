@@ -468,10 +468,6 @@ def main() -> None:
                 print(f"{name}: median {run.median:.1f} ms ({parts}), 95th percentile {run.p95:.1f} ms, ", end="")
                 print(f"burst {run.burst:.0f} ms")
             print(
-                f"{name}: median {run.median:.1f} ms (work {median(run.work):.1f}), 95th percentile {run.p95:.1f} ms, "
-                f"burst {run.burst:.0f} ms"
-            )
-            print(
                 f"{name}, best of {RUNS}: median {min(run.median for run in runs):.1f} ms (limit {MEDIAN_LIMIT}), 95th "
                 f"percentile {min(run.p95 for run in runs):.1f} ms (limit {P95_LIMIT}), last value of a burst "
                 f"{min(run.burst for run in runs):.0f} ms after its last press (limit {BURST_LIMIT})"
