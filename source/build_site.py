@@ -61,7 +61,7 @@ RECORD_IT = "run `make notebooks`, which records figures that move"
 ASKED = re.compile(r"(?P<question>.*): \[your guess\] ?(?P<unit>.*)")  # as a question is stored where no widget runs
 DOORS = re.compile(r"https://(?:mybinder\.org/v2|colab\.research\.google\.com/github|codespaces\.new)/[^\s)\"<>]+")
 PICTURE = re.compile(r'<img src="data:image/png;base64,([^"]+)"')
-GOALS = r"^(?:After this lesson you can|In this lesson you'll learn to)$"
+GOALS = re.compile(r"^.+\n\n(?=- )", re.MULTILINE)  # the line before a list
 THUMBNAIL = 272, 144  # pixels, at twice the density
 
 
@@ -291,6 +291,7 @@ class Site:
                             call = cell.source.strip().rpartition("\n")[2]
                             raise ValueError(f"{page.source}: the figure of `{call}` is not recorded: {RECORD_IT}")
                         output.live, live[cell.id] = cell.id, known[cell.id]
+                        output.room = room_of(known[cell.id])
                         if output.fold and (opening or "Explorer(" in cell.source) and not _tagged_as_answer(cell):
                             told = f"{_text(output)} {counted_by(known[cell.id])}"
                             output.fold = [each for each in output.fold if says(told, founds[each])] or None
@@ -396,7 +397,7 @@ class Site:
 def lead_with_the_figure(notebook: nbformat.NotebookNode) -> None:
     """Move the figure that a lesson opens with to below its question; how to run it stands before the rest."""
     opening, *others = notebook.cells
-    found, rest = re.search(GOALS, opening.source, re.MULTILINE), opening
+    found, rest = GOALS.search(opening.source), opening
     match others:
         case [setup, told, figure, *_] if (
             found and setup.cell_type == figure.cell_type == "code" and not setup.outputs
@@ -436,8 +437,26 @@ def counted_by(figure: dict) -> str:
     """What the counters of a recorded film end at; empty where the figure is not one."""
     if not figure.get("states"):
         return ""
-    data = json.loads(zlib.decompress(base64.b64decode(figure["states"][0])))["data"]
-    return " ".join(f"{counter[4]:g}" for _, scene in data.get("scenes", ()) for counter in scene["counters"])
+    return " ".join(f"{counter[4]:g}" for _, scene in _data(figure).get("scenes", ()) for counter in scene["counters"])
+
+
+def room_of(figure: dict) -> str:
+    """The height of a recorded film over its width, wide and narrow, as a style: so that no text jumps when it comes."""
+    data = _data(figure)
+    if "opens" not in data:
+        return ""
+    (_, scene), narrow = data["scenes"][0], data["narrow"]
+    (width, height), size = scene["size"], None
+    if isinstance(narrow, dict):  # its right part goes below the left
+        size = narrow["width"], 2 * height
+    elif narrow:
+        size = narrow[0]["size"]
+    upright = f" --upright: {size[1] / size[0]:.2f}" if size else ""
+    return f"--across: {height / width:.2f};{upright}"
+
+
+def _data(figure: dict) -> dict:
+    return json.loads(zlib.decompress(base64.b64decode(figure["states"][0])))["data"]
 
 
 def _numbers(text: str) -> list[float]:
