@@ -46,23 +46,26 @@ function render({ model, el }) {
   // text of the page's own.
   let narrow = false;
   let rows = []; // of the windows through which the parts are seen: x, y, width, height
+  let told = []; // texts that are too long for it
   let reached = null; // by the frames so far, where a picture has no parts: left, top, right, bottom
   const put = (layer, svg) => {
     layer.innerHTML = narrow && rows.length
       ? rows.map((row) => `<div class="fusion-row">${svg.repeat(row.length)}</div>`).join("")
       : svg;
   };
-  const grow = (drawing, width, longest) => {
-    const lines = [];
-    const times = Math.max(1, (GROWN * width) / WIDE);
-    for (const text of drawing.querySelectorAll("text:not(.fusion-grown, .fusion-title)")) {
-      text.style.fontSize = `${parseFloat(getComputedStyle(text).fontSize) * times}px`;
+  // All is read before anything is written, and once more after: the browser lays out twice, however many texts.
+  const grow = (layers, widths, longest) => {
+    const drawings = layers.flatMap((layer) => layer.map((drawing, number) => [drawing, number, widths[number] ?? WIDE]));
+    const found = drawings.flatMap(([drawing, number, width]) =>
+      [...drawing.querySelectorAll("text:not(.fusion-grown, .fusion-title)")].map((text) => (
+        { text, number, size: parseFloat(getComputedStyle(text).fontSize) * Math.max(1, (GROWN * width) / WIDE) })));
+    for (const { text, size } of found) {
+      text.style.fontSize = `${size}px`;
       text.classList.add("fusion-grown");
-      if (text.getBBox().width < longest) continue;
-      lines.push(text);
-      text.classList.add("fusion-long");
     }
-    return lines;
+    const long = found.filter(({ text }) => text.getBBox().width >= longest);
+    for (const { text } of long) text.classList.add("fusion-long");
+    for (const { text, number } of long) if (number === 0) told.push(text);
   };
   const frameAll = (drawings) => {
     for (const { x, y, width, height } of drawings.map((each) => each.getBBox())) {
@@ -85,19 +88,19 @@ function render({ model, el }) {
     const write = (place, line, tag) => (place.appendChild(document.createElement(tag)).textContent = line);
     const title = moving.querySelector(".fusion-title");
     if (title) write(heading, title.textContent, "b");
+    const wide = chart.clientWidth / LARGEST;
+    grow(layers, windows.map(([, , width]) => width), longest);
     for (const drawings of layers) {
       drawings.forEach((drawing, number) => {
         const found = windows[number];
-        const lines = grow(drawing, found ? found[2] : WIDE, longest);
-        if (found) {
-          const together = rows.find((row) => row.includes(found)).reduce((sum, [, , width]) => sum + width, 0);
-          drawing.setAttribute("viewBox", found.join(" "));
-          drawing.style.width = `${(100 * found[2]) / Math.max(together, chart.clientWidth / LARGEST)}%`;
-        }
-        if (number === 0) drawing.told = [...(drawing.told ?? []), ...lines];
+        if (!found) return;
+        const together = rows.find((row) => row.includes(found)).reduce((sum, [, , width]) => sum + width, 0);
+        drawing.setAttribute("viewBox", found.join(" "));
+        drawing.style.width = `${(100 * found[2]) / Math.max(together, wide)}%`;
       });
     }
-    for (const line of layers.flatMap(([drawing]) => drawing?.told ?? [])) {
+    told = told.filter((line) => line.isConnected);
+    for (const line of told) {
       write(Number(line.getAttribute("y")) < 60 ? heading : below, line.textContent.trim(), "div");
     }
     if (!windows.length) frameAll(layers.flat());
@@ -165,13 +168,16 @@ function render({ model, el }) {
   model.on("change:data", redraw);
   model.on("change:said", tell);
   model.on("change:doing", () => work(model.get("doing")));
+  const isNarrow = () => {
+    narrow = chart.clientWidth > 0 && chart.clientWidth < NARROW;
+    el.classList.toggle("fusion-narrow", narrow);
+  };
+  isNarrow();
   redraw();
   const resized = new ResizeObserver(() => {
-    const is = chart.clientWidth > 0 && chart.clientWidth < NARROW;
-    if (is === narrow) return;
-    narrow = is;
-    el.classList.toggle("fusion-narrow", narrow);
-    redraw();
+    const before = narrow;
+    isNarrow();
+    if (narrow !== before) redraw();
   });
   resized.observe(chart);
   // Caught on its way down: what the choice does may be done before the event is back up.
