@@ -441,7 +441,7 @@ def counted_by(figure: dict) -> str:
 
 
 def room_of(figure: dict) -> str:
-    """The height of a recorded film over its width, wide and narrow, as a style: so that no text jumps when it comes."""
+    """The height of a recorded film over its width, wide and narrow, as a style: no text jumps when it comes."""
     data = _data(figure)
     if "opens" not in data:
         return ""
