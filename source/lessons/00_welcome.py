@@ -14,14 +14,14 @@
 #
 # About 30 minutes. You need Python and a little PyTorch. You don't need a GPU.
 #
-# Run the cells from top to bottom with **Shift+Enter**. If a cell's code is folded, it only imports things or draws a
-# figure.
+# <span class="lab">Run the cells from top to bottom with **Shift+Enter**. If a cell's code is folded, it only imports
+# things or draws a figure.</span>
 #
 # Let's start with a guess. One GPU kernel adds two tensors and applies GELU, an activation function. That's about ten
 # operations per element. While the arithmetic units compute, memory has to deliver the
 # [elements](../docs/glossary.md#element). **How many times longer does memory take than the arithmetic?** (2 means
-# twice as long. You can't work it out yet, so don't worry about being wrong. Pressing Enter also runs the cells below,
-# down to the one with the answer.)
+# twice as long. You can't work it out yet, so don't worry about being wrong.<span class="lab"> Pressing Enter also runs
+# the cells below, down to the one with the answer.</span>)
 
 # %% tags=["hide-input"]
 from helpers.learning import predict_first
@@ -185,11 +185,11 @@ bytes_moved.on(chart, "x", at=lambda megabytes: 1e6 * megabytes, row=0)
 #
 # The kernel below should double twelve elements, using three programs with four elements each. It has a bug: all three
 # programs work on the same four elements. `puzzle` launches the programs and allocates the result `y`, which `tl.store`
-# writes to. `tl.load` reads from `twelve`. Run the cell and watch. Below each line of the kernel you'll see the tensor
-# in memory. Each numbered box is one position in a program's block (a *lane*), drawn at the element it accesses.
-# Orange-red boxes are wrong, and an element with an orange-red edge is never stored. (The message calls program 1 `(1,
-# 0, 0)` because a launch can have three dimensions. Ours has one. A *race* means that two programs store to the same
-# element, and either could be the last.) **Change the marked line until it says "Solved".**
+# writes to. `tl.load` reads from `twelve`.<span class="lab"> Run the cell and watch.</span> Below each line of the
+# kernel you'll see the tensor in memory. Each numbered box is one position in a program's block (a *lane*), drawn at
+# the element it accesses. Orange-red boxes are wrong, and an element with an orange-red edge is never stored. (The
+# message calls program 1 `(1, 0, 0)` because a launch can have three dimensions. Ours has one. A *race* means that two
+# programs store to the same element, and either could be the last.) **Change the marked line until it says "Solved".**
 
 # %%
 import triton

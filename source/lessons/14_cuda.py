@@ -34,6 +34,14 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")
 
 # %% [markdown]
+# This is what one call to `tl.sum` stands for. In CUDA you write each of these steps. Press **Play**:
+
+# %% tags=["hide-input"]
+from helpers.figures import block_sum_animation
+
+block_sum_animation()
+
+# %% [markdown]
 # ## The smallest kernel
 #
 # You write a CUDA kernel from the point of view of **one thread**, and the launch sets how many threads run it. Here
