@@ -179,9 +179,9 @@ def backward(grad_y, p, seed):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. They are worth 13 of the 15 points; two checks on other values, kept for the
-# grading, are worth the rest. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about the check that
-# failed last.
+# Run these in order, as often as you like. They're worth 13 of the 15 points; the other 2 are for two hidden checks, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(

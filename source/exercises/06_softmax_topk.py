@@ -139,9 +139,9 @@ def softmax_topk(x, k):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. They're worth 15 of the 20 points. The rest is for the last check, which uses
-# different values and only runs when you're graded. If you're stuck, run `hint(1)` in a new cell, then `hint(2)`. The
-# hints are about the check that failed last.
+# Run these in order, as often as you like. They're worth 15 of the 20 points; the other 5 are for one hidden check, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(

@@ -204,8 +204,9 @@ def tile_settings(uses):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. If you're stuck, run `hint(1)` in a new cell, then `hint(2)`. The hints are
-# about the check that failed last.
+# Run these in order, as often as you like. They're worth 11 of the 15 points; the other 4 are for two hidden checks, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(

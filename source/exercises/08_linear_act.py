@@ -235,8 +235,9 @@ def linear_act(x, weight, bias, activation):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. If you're stuck, run `hint(1)` in a new cell, then `hint(2)`. The hints are
-# about the first check that hasn't passed.
+# Run these in order, as often as you like. They're worth 17 of the 20 points; the other 3 are for one hidden check, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(

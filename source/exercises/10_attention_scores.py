@@ -182,8 +182,9 @@ def attention_scores(q, k, valid):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`. The hints are
-# about the first check that hasn't passed yet.
+# Run these in order, as often as you like. They're worth 16 of the 20 points; the other 4 are for one hidden check, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(

@@ -226,9 +226,9 @@ class LayerNormGelu(torch.autograd.Function):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. They are worth 16 of the 20 points. The rest is for two checks on other
-# values, which run when the exercise is graded. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`. The hints
-# are about the first check that hasn't passed yet.
+# Run these in order, as often as you like. They're worth 16 of the 20 points; the other 4 are for two hidden checks, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(

@@ -152,10 +152,9 @@ def layer_norm_int8(x, weight, bias, eps, clip):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. They are worth 12 of the 15 points. The rest is for a last check on other
-# values, which runs when the exercise is graded. Codes may be off by one where the last digit decides, in at most one
-# of a hundred. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`. The hints are about the first check that
-# hasn't passed yet.
+# Run these in order, as often as you like. They're worth 12 of the 15 points; the other 3 are for one hidden check, on
+# other inputs, which only the grading runs. Codes may be off by one where the last digit decides, in at most one of a
+# hundred. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(

@@ -268,8 +268,9 @@ def partition(graph):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. Stuck? Run `hint(1)` in a new cell, then `hint(2)`. You get hints for the
-# first check that hasn't passed yet. In a failure message, `x*` means a tensor that's read elsewhere.
+# Run these in order, as often as you like. They're worth 12 of the 15 points; the other 3 are for two hidden checks, on
+# other inputs, which only the grading runs. In a failure message, `x*` means a tensor that's read elsewhere. Stuck? Run
+# `hint(1)` in a new cell, then `hint(2)`: they're about the check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(

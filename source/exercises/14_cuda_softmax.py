@@ -123,9 +123,9 @@ except (RuntimeError, TypeError, ValueError) as error:
 # %% [markdown]
 # ## Checks
 #
-# Run these in order, as often as you like. They're worth 17 of the 20 points, and the last check, on other widths, is
-# kept for grading. If you're stuck, run `hint(1)` in a new cell, then `hint(2)`. You'll get hints for the first check
-# that hasn't passed yet.
+# Run these in order, as often as you like. They're worth 17 of the 20 points; the other 3 are for one hidden check, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(

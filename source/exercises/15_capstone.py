@@ -246,9 +246,9 @@ def report(rows, columns, share):
 # %% [markdown]
 # ## Checks
 #
-# Run these in order, as often as you like. They're worth 26 of the 30 points, and the rest comes from four checks on
-# other values and sizes that are kept for grading. If you're stuck, run `hint(1)` in a new cell, then `hint(2)`. You'll
-# get hints for the first check that hasn't passed yet.
+# Run these in order, as often as you like. They're worth 26 of the 30 points; the other 4 are for four hidden checks,
+# on other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
+# check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(

@@ -255,8 +255,9 @@ def most_launches(budget, nbytes, call, gap, bandwidth):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. Stuck? Run `hint(1)` in a new cell, then `hint(2)`. You'll get hints for the
-# check that failed last.
+# Run these in order, as often as you like. They're worth 14 of the 15 points; the other 1 is for one hidden check, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(

@@ -4,15 +4,168 @@ Each dictionary is for `check_values(unlike=...)` of one exercise: the mistaken 
 function of the exercise's own arguments. Only an answer that differs from the reference is compared with them.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch.nn import functional
 
+from helpers.learning.checks.dropout import kept_elements
+
 ACTIVATIONS = {"relu": torch.relu, "gelu": functional.gelu, "silu": functional.silu}
 SLICES = (16, 32, 64, 128)  # products along K that a tile of the usual sizes holds
 TILES = (16, 32, 64, 128)  # keys that a tile of the usual sizes holds
+
+
+# Exercise 03: (a, b)
+
+
+def _gate(s, factor: float = 2.0, root: float = (2 / math.pi) ** 0.5, cubic: float = 0.044715, power: int = 3):
+    """s sigmoid(factor u), u = root (s + cubic s^power): with these numbers, GELU in its tanh form."""
+    return s * (factor * root * (s + cubic * s**power)).sigmoid()
+
+
+ADD_GELU_MISTAKES: dict[str, Callable] = {
+    "the sum without GELU": lambda a, b: a + b,
+    "GELU in its exact form, with erf,": lambda a, b: functional.gelu(a + b),
+    "s sigmoid(1.702 s)": lambda a, b: (a + b) * (1.702 * (a + b)).sigmoid(),
+    "s sigmoid(u) instead of s sigmoid(2u)": lambda a, b: _gate(a + b, factor=1.0),
+    "s tanh(u)": lambda a, b: (a + b) * (2 * (_gate(a + b) / (a + b)) - 1),
+    "the formula without its factor 1/2": lambda a, b: 2 * _gate(a + b),
+    "the formula without sqrt(2/pi)": lambda a, b: _gate(a + b, root=1.0),
+    "the formula with 2/pi instead of its root": lambda a, b: _gate(a + b, root=2 / math.pi),
+    "the formula with 0.44715 for 0.044715": lambda a, b: _gate(a + b, cubic=0.44715),
+    "the formula with s^2 instead of s^3": lambda a, b: _gate(a + b, power=2),
+    "GELU of a alone": lambda a, b: _gate(a),
+    "GELU of b alone": lambda a, b: _gate(b),
+    "GELU of a + a": lambda a, b: _gate(a + a),
+    "GELU of a, plus b,": lambda a, b: _gate(a) + b,
+    "GELU of a - b": lambda a, b: _gate(a - b),
+    "GELU of a times b": lambda a, b: _gate(a * b),
+}
+
+
+# Exercise 04, forward: (x, bias, residual, p, seed)
+
+
+def _dropout(x, p, seed):
+    kept = kept_elements(seed, x.numel(), p, x.device).view(x.shape)
+    return torch.where(kept, x / (1 - p), 0)
+
+
+DROPOUT_MISTAKES: dict[str, Callable] = {
+    "the formula without the bias": lambda x, b, r, p, seed: r + _dropout(x, p, seed),
+    "the formula without the residual": lambda x, b, r, p, seed: _dropout(x + b, p, seed),
+    "the formula with the bias added after dropout": lambda x, b, r, p, seed: r + b + _dropout(x, p, seed),
+    "the formula with the residual dropped, too,": lambda x, b, r, p, seed: _dropout(x + b + r, p, seed),
+    "the formula with the residual scaled, too,": lambda x, b, r, p, seed: r / (1 - p) + _dropout(x + b, p, seed),
+    "the formula with nothing dropped": lambda x, b, r, p, seed: x + b + r,
+}
+
+
+# Exercise 05: (x, weight, bias, eps)
+
+
+def _layer_norm(x, weight, bias, eps, mean=None, mean_square=None):
+    """The mean as given, and the mean of squares of what is left."""
+    x = x - (x.mean(dim=-1, keepdim=True) if mean is None else mean)
+    squares = x.square().mean(dim=-1, keepdim=True) if mean_square is None else mean_square(x)
+    return x * (squares + eps).rsqrt() * weight + bias
+
+
+def _not_centred(x, weight, bias, eps):
+    return x * (x.var(dim=-1, keepdim=True, correction=0) + eps).rsqrt() * weight + bias
+
+
+def _bias_before_weight(x, weight, bias, eps):
+    return (_layer_norm(x, 1, 0, eps) + bias) * weight
+
+
+def _variance_without_root(x, weight, bias, eps):
+    centred = x - x.mean(dim=-1, keepdim=True)
+    return centred / (centred.square().mean(dim=-1, keepdim=True) + eps) * weight + bias
+
+
+def _deviation_plus_eps(x, weight, bias, eps):
+    centred = x - x.mean(dim=-1, keepdim=True)
+    return centred / (centred.square().mean(dim=-1, keepdim=True).sqrt() + eps) * weight + bias
+
+
+LAYER_NORM_MISTAKES: dict[str, Callable] = {
+    "the formula without the weight": lambda x, w, b, eps: _layer_norm(x, 1, b, eps),
+    "the formula without the bias": lambda x, w, b, eps: _layer_norm(x, w, 0, eps),
+    "the formula with the bias added before the weight": _bias_before_weight,
+    "the formula with the sum of squares divided by n - 1": lambda x, w, b, eps: _layer_norm(
+        x, w, b, eps, mean_square=lambda centred: centred.square().sum(-1, keepdim=True) / (x.shape[-1] - 1)
+    ),
+    "the formula with the sum of squares not divided by n": lambda x, w, b, eps: _layer_norm(
+        x, w, b, eps, mean_square=lambda centred: centred.square().sum(-1, keepdim=True)
+    ),
+    "the formula with the row's sum for its mean": lambda x, w, b, eps: _layer_norm(
+        x, w, b, eps, mean=x.sum(-1, keepdim=True)
+    ),
+    "RMSNorm, which doesn't subtract the mean,": lambda x, w, b, eps: _layer_norm(x, w, b, eps, mean=0),
+    "the formula with x for x - mean in the numerator": _not_centred,
+    "the formula with the variance for its root": _variance_without_root,
+    "the formula with eps outside the root": _deviation_plus_eps,
+    "the formula without eps": lambda x, w, b, eps: _layer_norm(x, w, b, 0.0),
+    "the formula with eps = 1e-5, whatever the argument is,": lambda x, w, b, eps: _layer_norm(x, w, b, 1e-5),
+}
+
+
+# Exercise 05b: (x, residual, weight, eps)
+
+
+def _rms_norm(s, weight, eps, power: float = -0.5, mean: Callable = torch.mean):
+    return s * (mean(s.square(), dim=-1, keepdim=True) + eps) ** power * weight
+
+
+def _root_plus_eps(x, residual, weight, eps):
+    s = x + residual
+    return s / (s.square().mean(dim=-1, keepdim=True).sqrt() + eps) * weight, s
+
+
+RESIDUAL_NORM_MISTAKES: dict[str, Callable] = {
+    "the formula without the weight": lambda x, r, w, eps: (_rms_norm(x + r, 1, eps), x + r),
+    "the norm of x alone": lambda x, r, w, eps: (_rms_norm(x, w, eps), x + r),
+    "the norm of the residual alone": lambda x, r, w, eps: (_rms_norm(r, w, eps), x + r),
+    "LayerNorm, which subtracts the mean,": lambda x, r, w, eps: (_layer_norm(x + r, w, 0, eps), x + r),
+    "the formula with the mean square for its root": lambda x, r, w, eps: (_rms_norm(x + r, w, eps, power=-1), x + r),
+    "the formula with the sum of squares not divided by n": lambda x, r, w, eps: (
+        _rms_norm(x + r, w, eps, mean=torch.sum),
+        x + r,
+    ),
+    "the formula with eps outside the root": _root_plus_eps,
+    "the formula without eps": lambda x, r, w, eps: (_rms_norm(x + r, w, 0.0), x + r),
+    "the formula with eps = 1e-5, whatever the argument is,": lambda x, r, w, eps: (_rms_norm(x + r, w, 1e-5), x + r),
+    "the two results, exchanged,": lambda x, r, w, eps: (x + r, _rms_norm(x + r, w, eps)),
+    "y twice": lambda x, r, w, eps: (_rms_norm(x + r, w, eps),) * 2,
+    "y and the residual as it was": lambda x, r, w, eps: (_rms_norm(x + r, w, eps), r),
+    "y and x": lambda x, r, w, eps: (_rms_norm(x + r, w, eps), x),
+}
+
+
+# Exercise 06: (x, k)
+
+
+def _top(p, k, of=None, descending: bool = True):
+    indices = (p if of is None else of).sort(dim=-1, descending=descending, stable=True).indices[..., :k]
+    return p, p.gather(-1, indices), indices
+
+
+def _elements_for_probabilities(x, k):
+    p, _, indices = _top(x.softmax(dim=-1), k)
+    return p, x.gather(-1, indices), indices
+
+
+TOPK_MISTAKES: dict[str, Callable] = {
+    "exponentials not divided by their sum": lambda x, k: _top((x - x.amax(dim=-1, keepdim=True)).exp(), k),
+    "the softmax over the rows, not over each row's columns,": lambda x, k: _top(x.softmax(dim=0), k),
+    "the logarithm of the softmax": lambda x, k: _top(x.log_softmax(dim=-1), k),
+    "p and the smallest k": lambda x, k: _top(x.softmax(dim=-1), k, descending=False),
+    "the elements of x where their probabilities belong": _elements_for_probabilities,
+}
 
 
 # Exercise 08: (x, weight, bias, activation)
