@@ -33,7 +33,7 @@ TOLD = {
     "stride": r"the strides|as it likes|wider",
     "accumulation": r"float16: .*(before the sums|then store)|the accumulator",
     "rounding": r"rounded to 16 bits before the store",
-    "scale": r"the formula|the scale|multiplied by|gelu|this is what|that result's formula",
+    "scale": r"the formula|the scale|multiplied by|gelu|the values of|that result's formula",
     "eps": r"eps: ",
     "maximum": r"take the (row's )?maximum off",
     "rescaling": r"the rescaling|never multiplied by f",
@@ -375,7 +375,7 @@ MISTAKES = [
         (
             "scale",
             {"y = s * tl.sigmoid(s)": "y = tl.sigmoid(s)"},
-            r"this is what sigmoid\(s\) instead of s sigmoid\(s\)",
+            r"the values of sigmoid\(s\) instead of s sigmoid\(s\)",
         ),
         ("offset width", {"row = tl.program_id(0).to(tl.int64)": "row = tl.program_id(0)"}),
         ("NaN and inf", {"tl.where(s < 0, 0.0, s)": "tl.maximum(s, 0.0)"}),

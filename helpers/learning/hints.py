@@ -44,6 +44,11 @@ ON_FAILURES: dict[str, tuple[str, ...]] = {
     "uninitialised read": (
         "torch.empty holds whatever was in memory before. Which of its elements do you read before you store them?",
     ),
+    "these are the values of": (
+        "On this case, and on all before it, your results are exactly those of the formula that the message names. "
+        "Which of your lines makes them so?",
+        "Go through the formula at the top of the exercise, and find each of its terms in your code.",
+    ),
     "nothing was written from element|no element was written|elements were never written": (
         "Results start as NaN, so NaN means that no program stored that element. How many programs does your grid "
         "have, and which elements does each one store?",

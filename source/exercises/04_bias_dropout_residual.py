@@ -213,8 +213,8 @@ hint = Hints(
             ),
         },
         "gradient": {
-            "Look at each element's number": (
-                "This is the first case with several rows. What does your kernel pass to tl.rand?",
+            "each element's number": (
+                "Elements of a single row may be right. What does your kernel pass to tl.rand?",
                 "Pass it the element's number in the whole tensor, as in the forward.",
             ),
             "": (

@@ -220,7 +220,7 @@ def require_right_values(
         said = f"{where}: {described_difference(y, expected, wrong)}"
         for other, formula in UNLIKE.items():
             if not differs(y, formula(x.double()), formula(x)).any():
-                said = f"{said}\nthis is what {other} computes, and not what is asked for"
+                said = f"{said}\nthese are the values of {other}, not of the formula asked for"
                 look_at = "the formula at the top of this exercise, next to yours"
                 break
         raise AnswerError(said, look_at)

@@ -28,7 +28,7 @@ def _gate(s, factor: float = 2.0, root: float = (2 / math.pi) ** 0.5, cubic: flo
 
 ADD_GELU_MISTAKES: dict[str, Callable] = {
     "the sum without GELU": lambda a, b: a + b,
-    "GELU in its exact form, with erf,": lambda a, b: functional.gelu(a + b),
+    "GELU in its exact form, with erf": lambda a, b: functional.gelu(a + b),
     "s sigmoid(1.702 s)": lambda a, b: (a + b) * (1.702 * (a + b)).sigmoid(),
     "s sigmoid(u) instead of s sigmoid(2u)": lambda a, b: _gate(a + b, factor=1.0),
     "s tanh(u)": lambda a, b: (a + b) * (2 * (_gate(a + b) / (a + b)) - 1),
@@ -40,7 +40,7 @@ ADD_GELU_MISTAKES: dict[str, Callable] = {
     "GELU of a alone": lambda a, b: _gate(a),
     "GELU of b alone": lambda a, b: _gate(b),
     "GELU of a + a": lambda a, b: _gate(a + a),
-    "GELU of a, plus b,": lambda a, b: _gate(a) + b,
+    "GELU of a, plus b": lambda a, b: _gate(a) + b,
     "GELU of a - b": lambda a, b: _gate(a - b),
     "GELU of a times b": lambda a, b: _gate(a * b),
 }
@@ -58,8 +58,8 @@ DROPOUT_MISTAKES: dict[str, Callable] = {
     "the formula without the bias": lambda x, b, r, p, seed: r + _dropout(x, p, seed),
     "the formula without the residual": lambda x, b, r, p, seed: _dropout(x + b, p, seed),
     "the formula with the bias added after dropout": lambda x, b, r, p, seed: r + b + _dropout(x, p, seed),
-    "the formula with the residual dropped, too,": lambda x, b, r, p, seed: _dropout(x + b + r, p, seed),
-    "the formula with the residual scaled, too,": lambda x, b, r, p, seed: r / (1 - p) + _dropout(x + b, p, seed),
+    "the formula with the residual dropped, too": lambda x, b, r, p, seed: _dropout(x + b + r, p, seed),
+    "the formula with the residual scaled, too": lambda x, b, r, p, seed: r / (1 - p) + _dropout(x + b, p, seed),
     "the formula with nothing dropped": lambda x, b, r, p, seed: x + b + r,
 }
 
@@ -92,6 +92,11 @@ def _deviation_plus_eps(x, weight, bias, eps):
     return centred / (centred.square().mean(dim=-1, keepdim=True).sqrt() + eps) * weight + bias
 
 
+def _times_deviation(x, weight, bias, eps):
+    centred = x - x.mean(dim=-1, keepdim=True)
+    return centred * (centred.square().mean(dim=-1, keepdim=True) + eps).sqrt() * weight + bias
+
+
 LAYER_NORM_MISTAKES: dict[str, Callable] = {
     "the formula without the weight": lambda x, w, b, eps: _layer_norm(x, 1, b, eps),
     "the formula without the bias": lambda x, w, b, eps: _layer_norm(x, w, 0, eps),
@@ -105,12 +110,13 @@ LAYER_NORM_MISTAKES: dict[str, Callable] = {
     "the formula with the row's sum for its mean": lambda x, w, b, eps: _layer_norm(
         x, w, b, eps, mean=x.sum(-1, keepdim=True)
     ),
-    "RMSNorm, which doesn't subtract the mean,": lambda x, w, b, eps: _layer_norm(x, w, b, eps, mean=0),
+    "RMSNorm, which doesn't subtract the mean": lambda x, w, b, eps: _layer_norm(x, w, b, eps, mean=0),
     "the formula with x for x - mean in the numerator": _not_centred,
     "the formula with the variance for its root": _variance_without_root,
+    "the formula multiplied by the root instead of divided by it": _times_deviation,
     "the formula with eps outside the root": _deviation_plus_eps,
     "the formula without eps": lambda x, w, b, eps: _layer_norm(x, w, b, 0.0),
-    "the formula with eps = 1e-5, whatever the argument is,": lambda x, w, b, eps: _layer_norm(x, w, b, 1e-5),
+    "the formula with eps = 1e-5, whatever the argument is": lambda x, w, b, eps: _layer_norm(x, w, b, 1e-5),
 }
 
 
@@ -119,6 +125,16 @@ LAYER_NORM_MISTAKES: dict[str, Callable] = {
 
 def _rms_norm(s, weight, eps, power: float = -0.5, mean: Callable = torch.mean):
     return s * (mean(s.square(), dim=-1, keepdim=True) + eps) ** power * weight
+
+
+def _square_of_another(other: Callable):
+    """The norm with the mean square of another tensor than the sum."""
+
+    def norm(x, residual, weight, eps):
+        s, t = x + residual, other(x, residual)
+        return s * (t.square().mean(dim=-1, keepdim=True) + eps).rsqrt() * weight, s
+
+    return norm
 
 
 def _root_plus_eps(x, residual, weight, eps):
@@ -130,16 +146,22 @@ RESIDUAL_NORM_MISTAKES: dict[str, Callable] = {
     "the formula without the weight": lambda x, r, w, eps: (_rms_norm(x + r, 1, eps), x + r),
     "the norm of x alone": lambda x, r, w, eps: (_rms_norm(x, w, eps), x + r),
     "the norm of the residual alone": lambda x, r, w, eps: (_rms_norm(r, w, eps), x + r),
-    "LayerNorm, which subtracts the mean,": lambda x, r, w, eps: (_layer_norm(x + r, w, 0, eps), x + r),
+    "the formula with the mean square of x for that of s": _square_of_another(lambda x, r: x),
+    "the formula with the mean square of the residual for that of s": _square_of_another(lambda x, r: r),
+    "LayerNorm, which subtracts the mean": lambda x, r, w, eps: (_layer_norm(x + r, w, 0, eps), x + r),
     "the formula with the mean square for its root": lambda x, r, w, eps: (_rms_norm(x + r, w, eps, power=-1), x + r),
+    "the formula multiplied by the root instead of divided by it": lambda x, r, w, eps: (
+        _rms_norm(x + r, w, eps, power=0.5),
+        x + r,
+    ),
     "the formula with the sum of squares not divided by n": lambda x, r, w, eps: (
         _rms_norm(x + r, w, eps, mean=torch.sum),
         x + r,
     ),
     "the formula with eps outside the root": _root_plus_eps,
     "the formula without eps": lambda x, r, w, eps: (_rms_norm(x + r, w, 0.0), x + r),
-    "the formula with eps = 1e-5, whatever the argument is,": lambda x, r, w, eps: (_rms_norm(x + r, w, 1e-5), x + r),
-    "the two results, exchanged,": lambda x, r, w, eps: (x + r, _rms_norm(x + r, w, eps)),
+    "the formula with eps = 1e-5, whatever the argument is": lambda x, r, w, eps: (_rms_norm(x + r, w, 1e-5), x + r),
+    "the two results, exchanged": lambda x, r, w, eps: (x + r, _rms_norm(x + r, w, eps)),
     "y twice": lambda x, r, w, eps: (_rms_norm(x + r, w, eps),) * 2,
     "y and the residual as it was": lambda x, r, w, eps: (_rms_norm(x + r, w, eps), r),
     "y and x": lambda x, r, w, eps: (_rms_norm(x + r, w, eps), x),
@@ -161,7 +183,7 @@ def _elements_for_probabilities(x, k):
 
 TOPK_MISTAKES: dict[str, Callable] = {
     "exponentials not divided by their sum": lambda x, k: _top((x - x.amax(dim=-1, keepdim=True)).exp(), k),
-    "the softmax over the rows, not over each row's columns,": lambda x, k: _top(x.softmax(dim=0), k),
+    "the softmax over the rows, not over each row's columns": lambda x, k: _top(x.softmax(dim=0), k),
     "the logarithm of the softmax": lambda x, k: _top(x.log_softmax(dim=-1), k),
     "p and the smallest k": lambda x, k: _top(x.softmax(dim=-1), k, descending=False),
     "the elements of x where their probabilities belong": _elements_for_probabilities,
@@ -270,7 +292,7 @@ def _flipped(x, w, b, gamma, beta, mean, var, stride, padding, eps):
 
 CONV_MISTAKES: dict[str, Callable] = {
     "the formula without ReLU": _no_relu,
-    "ReLU first, then batch norm,": _relu_first,
+    "ReLU first, then batch norm": _relu_first,
     "the formula without the convolution's bias": _no_bias,
     "the formula with the convolution's bias added after batch norm": _bias_after_norm,
     "the formula without beta": _no_beta,
@@ -388,7 +410,7 @@ FLASH_MISTAKES: dict[str, Callable] = {
     NOT_DIVIDED: partial(_attention, divided=False),
     BASE_2: partial(_attention, base=2.0),
     **{
-        f"{said}, in tiles of {keys} keys,": partial(_in_tiles, keys=keys, order=order)
+        f"{said}, in tiles of {keys} keys": partial(_in_tiles, keys=keys, order=order)
         for said, order in TOLD_ORDERS.items()
         for keys in TILES
     },
@@ -438,8 +460,8 @@ def _exchanged(grad_y, x, weight, bias, eps):
 
 
 BACKWARD_MISTAKES: dict[str, Callable] = {
-    "g_z = g s, without the slope of the gate,": _backward(lambda of: {"grad_z": of.grad_y * of.gate}),
-    "g_z = g, without the gate,": _backward(lambda of: {"grad_z": of.grad_y}),
+    "g_z = g s, without the slope of the gate": _backward(lambda of: {"grad_z": of.grad_y * of.gate}),
+    "g_z = g, without the gate": _backward(lambda of: {"grad_z": of.grad_y}),
     "the slope of the gate without the factor 1.702": _backward(
         lambda of: {"grad_z": of.grad_y * (of.gate + of.z * of.gate * (1 - of.gate))}
     ),
@@ -448,8 +470,8 @@ BACKWARD_MISTAKES: dict[str, Callable] = {
     ),
     "the slope of the gate without the term s": _backward(lambda of: {"grad_z": of.grad_y * (of.slope - of.gate)}),
     "the slope of the gate with a minus": _backward(lambda of: {"grad_z": of.grad_y * (2 * of.gate - of.slope)}),
-    "x's gradient without its first mean, that of g_z w,": _backward(lambda of: {"mean": False}),
-    "x's gradient without its second mean, that of g_z w x_hat,": _backward(lambda of: {"stretch": False}),
+    "x's gradient without its first mean, that of g_z w": _backward(lambda of: {"mean": False}),
+    "x's gradient without its second mean, that of g_z w x_hat": _backward(lambda of: {"stretch": False}),
     "x's gradient without either mean": _backward(lambda of: {"mean": False, "stretch": False}),
     "x's gradient without the factor r": _backward(lambda of: {"rstd": 1.0}),
     "x's gradient with r squared": _backward(lambda of: {"rstd": of.rstd.square()}),
@@ -464,7 +486,7 @@ BACKWARD_MISTAKES: dict[str, Callable] = {
     "the bias's gradient left at 0": _backward(lambda of: {"of_bias": 0 * of.grad_z}),
     "the bias's gradient with g for g_z": _backward(lambda of: {"of_bias": of.grad_y}),
     "the bias's gradient with the factor w": _backward(lambda of: {"of_bias": of.grad_z * of.weight}),
-    "the gradients of weight and bias, exchanged,": _exchanged,
+    "the gradients of weight and bias, exchanged": _exchanged,
 }
 
 
@@ -492,7 +514,7 @@ INT8_MISTAKES: dict[str, Callable] = {
     "a scale that ignores clip": partial(_codes, of_scale=1.0),
     "the formula without clip": partial(_codes, of_codes=1.0, of_scale=1.0),
     "a scale with 128 for 127": partial(_codes, steps=128),
-    "a scale of the largest y, not of the largest |y|,": partial(_codes, largest=lambda y: y.amax(-1, keepdim=True)),
+    "a scale of the largest y, not of the largest |y|": partial(_codes, largest=lambda y: y.amax(-1, keepdim=True)),
     "one scale for all rows": partial(_codes, largest=lambda y: y.abs().amax().expand(*y.shape[:-1], 1)),
     "the formula without the weight": partial(_codes, norm=_without(weight=False, bias=True)),
     "the formula without the bias": partial(_codes, norm=_without(weight=True, bias=False)),
@@ -572,13 +594,11 @@ BLOCK_BACKWARD_MISTAKES: dict[str, Callable] = {
     "gradients in which the root mean square is a constant": _block_backward(lambda of: {"stretch": False}),
     "the gradients of x and the gate without 1 / RMS": _block_backward(lambda of: {"rstd": 1.0}),
     "the gradients of x and the gate without the weight": _block_backward(lambda of: {"along": of.grad_y}),
-    "the weight's gradient with h, not divided by its RMS,": _block_backward(
-        lambda of: {"of_weight": of.grad_y * of.h}
-    ),
+    "the weight's gradient with h, not divided by its RMS": _block_backward(lambda of: {"of_weight": of.grad_y * of.h}),
     "the weight's gradient with x for h": _block_backward(lambda of: {"of_weight": of.grad_y * of.x * of.rstd}),
     "the weight's gradient with the factor weight": _block_backward(
         lambda of: {"of_weight": of.grad_y * of.weight * of.h_hat}
     ),
     "the weight's gradient left at 0": _block_backward(lambda of: {"of_weight": 0 * of.grad_y}),
-    "the gradients of x and the gate, exchanged,": _x_and_gate_exchanged,
+    "the gradients of x and the gate, exchanged": _x_and_gate_exchanged,
 }

@@ -96,7 +96,7 @@ def require_kept(results: Iterable[tuple[Case, torch.Tensor, torch.Tensor]], cas
         if not torch.equal(bits(result), before):
             raise AnswerError(
                 f"{case.where}: this call changed the result of an earlier one, on {earlier.where}",
-                "where the output is allocated: every call makes one of its own",
+                "where the output is allocated: each call must allocate its own",
             )
 
 
@@ -124,7 +124,7 @@ def check_case(
         other = next((o for o in alike if all(would_pass(unlike[o], reference, each) for each in passed)), "")
         if not other:
             raise
-        message = f"{error}\nthis is what {other} computes, and not what is asked for"
+        message = f"{error}\nthese are the values of {other}, not of the formula asked for"
         raise AnswerError(message, "the formula at the top of this exercise, next to yours") from error
     if runtime.has_gpu():
         inputs = of_tensors(fresh_copy, case.inputs)
@@ -162,7 +162,8 @@ def compare(got: object, inputs: list, reference: Callable, case: Case, written:
                 f"{where}: got {said}, expected a tuple of {len(usual)} tensors", "what your function returns"
             )
     elif not isinstance(got, torch.Tensor):
-        raise AnswerError(f"{where}: got {type(got).__name__}, expected a tensor", "what your function returns")
+        what = "the end of your function: it returns nothing" if got is None else "what your function returns"
+        raise AnswerError(f"{where}: got {type(got).__name__}, expected a tensor", what)
     results = list(zip(as_tuple(got), exact, as_tuple(usual), strict=True))
     names = [f"result {number} of {len(results)}" for number in range(1, len(results) + 1)]
     for name, (mine, _, wanted) in zip(names, results, strict=True):
@@ -332,11 +333,11 @@ def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, ca
         )
     # So these were never stored, or come from reading memory that was never stored.
     if unwritten.all():
-        return f"the grid and the store: no element was written, or else NaN was, and then {case.look_at}"
+        return f"the grid and the store: no element was written; or else NaN was, and then look at {case.look_at}"
     first = int(unwritten.flatten().nonzero()[0])
     if start.flatten()[first:].all():
         return f"the grid: nothing was written from element {first} on"
-    return f"the store: these elements were never written, or NaN was; every one must be, and {case.look_at}"
+    return f"the store: these elements were never written, or NaN was; and {case.look_at}"
 
 
 def stored_in_another_layout(got: torch.Tensor, usual: torch.Tensor) -> bool:
