@@ -162,7 +162,7 @@ def compare(got: object, inputs: list, reference: Callable, case: Case, written:
                 f"{where}: got {said}, expected a tuple of {len(usual)} tensors", "what your function returns"
             )
     elif not isinstance(got, torch.Tensor):
-        what = "the end of your function: it returns nothing" if got is None else "what your function returns"
+        what = "what your function returns" + ": None, as one without return does" * (got is None)
         raise AnswerError(f"{where}: got {type(got).__name__}, expected a tensor", what)
     results = list(zip(as_tuple(got), exact, as_tuple(usual), strict=True))
     names = [f"result {number} of {len(results)}" for number in range(1, len(results) + 1)]
