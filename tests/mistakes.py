@@ -456,7 +456,7 @@ MISTAKES = [
         (
             "grid",
             {"pixels = images * out_height * out_width": "pixels = out_height * out_width"},
-            "the picture|the grid",
+            "the image|the grid",
         ),
         (
             "in place",

@@ -93,9 +93,10 @@ ON_FAILURES: dict[str, tuple[str, ...]] = {
         "Write .to(tl.float32) after each load, and convert nothing back: tl.store rounds the result once.",
     ),
     "where the NaN comes from": (
-        "Every element was stored, so your arithmetic made the NaN. Which operation can: inf - inf, 0 / 0, inf / inf?",
+        "Every element was stored, so the NaN was computed. Which of your operations can be inf - inf, inf / inf or "
+        "0 / 0, and which of your loads can return NaN?",
         "exp(x) is inf for x above 88, so subtract the maximum first. A masked load without other= may return "
-        "anything, NaN as well.",
+        "anything, NaN as well, and 0 * NaN is NaN.",
     ),
     "what becomes of NaN|Look at NaN: |NaN in one row, inf in another": (
         "NaN in an input must be NaN in the result, but only where it belongs. Which of your operations drops it?",
@@ -108,10 +109,9 @@ ON_FAILURES: dict[str, tuple[str, ...]] = {
         "other= decides what they hold after the load: 0 adds nothing to a sum, -inf is never the maximum. x - mean "
         "changes that 0, so use tl.where(exists, ..., 0.0) before the next sum. Divide by cols, not by BLOCK.",
     ),
-    "Look at eps: ": (
-        "Only cases where eps matters fail. What do you add it to?",
-        "eps is the function's argument, and is added to the mean of the squares before the root: "
-        "tl.rsqrt(mean_of_squares + eps).",
+    r"Look at eps: [^\n]*inside the (square )?root": (
+        "This case has an eps that matters. What do you add it to, and is it the function's argument?",
+        "Add the argument to the variance, or to the mean of the squares, under the root: tl.rsqrt(variance + eps).",
     ),
     "Look at the block: it must hold any row": (
         "The failing row is wider than those before it. How large is your block?",

@@ -10,7 +10,7 @@ from helpers.learning.checks.row_cases import normal
 HALF = torch.float16
 EDGES = "the edges: which rows, columns and products exist in the last tile of each direction"
 TILED_STRIDES = "the strides: a matrix may lie transposed, or in a wider one"
-TILES = "the grid, the walk along K, and which program has which rows and columns: every tile here is whole"
+TILES = "the grid, the loop over K, and which program has which rows and columns: every tile here is whole"
 ACTIVATIONS = ("relu", "gelu", "silu")
 
 
@@ -46,14 +46,15 @@ def linear_cases(
         far.inputs[0][:], far.inputs[1][:] = 1.25, 1.25
         far.inputs[0][::2] *= -1
         found.append(far)
-    found.append(call("a long row", "the walk along K: every slice is added to the sum", 16, 16, 256, scale=0.25))
-    longer = "the walk along K, which ends only at K: x and weight may have any width"
-    found.append(call("a very long row", longer, 16, 16, 5000, scale=0.125))
+    found.append(call("a long row", "the loop over K: every slice is added to the sum", 16, 16, 256, scale=0.25))
     large = call("partial sums that pass 65504", "the accumulator: fp16 cannot hold these sums", 16, 16, 256)
     large.inputs[0][:, :128], large.inputs[0][:, 128:], large.inputs[1][:] = 200.0, -199.0, 100.0
     found.append(large)
     found.append(replace(call("whole tiles", TILES, 128, 256, 128), whole=True))
     found += [call("", EDGES, *size, ACTIVATIONS[place % 3]) for place, size in enumerate(sizes)]
+    # After the sums that fp16 does not hold and the edges: a row of 5000 has both.
+    longer = "the loop over K, which ends only at K: x and weight may have any width"
+    found.append(call("a very long row", longer, 16, 16, 5000, scale=0.125))
     *operands, bias, activation = call("", "", 20, 24, 33).inputs
     found += [
         replace(case, inputs=(*case.inputs, bias, activation), arguments=activation)

@@ -318,8 +318,8 @@ def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, ca
     """Return where to look; `whole`: every element of the result was stored."""
     if stored_in_another_layout(got, usual):
         return (
-            f"the result's strides, {got.stride()}: torch.empty_like copies the layout of the tensor it is given, and "
-            "your kernel stores in order; make the result like a contiguous tensor"
+            f"the result's strides, {got.stride()}: the values are right in the order of memory, so your kernel stores "
+            "as to a contiguous tensor. Allocate one: torch.empty_like copies the layout of the tensor it is given"
         )
     # Outputs start as NaN, integers as the largest there is.
     start = got.isnan() if got.is_floating_point() else got == torch.iinfo(got.dtype).max
