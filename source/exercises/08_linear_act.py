@@ -242,7 +242,7 @@ def linear_act(x, weight, bias, activation):
 # %% tags=["hide-input"]
 hint = Hints(
     values={
-        "out-of-bounds|Look at the edges": (
+        "Mask the others|lets these lanes through|Look at the edges": (
             "Which rows, columns and products exist in a tile that overhangs x, the weight or y?",
             "You need three masks: rows below M, columns below N, and k below K. With other=0.0, "
             "products past the end of K add nothing.",

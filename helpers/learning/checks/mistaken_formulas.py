@@ -87,11 +87,6 @@ def _variance_without_root(x, weight, bias, eps):
     return centred / (centred.square().mean(dim=-1, keepdim=True) + eps) * weight + bias
 
 
-def _deviation_plus_eps(x, weight, bias, eps):
-    centred = x - x.mean(dim=-1, keepdim=True)
-    return centred / (centred.square().mean(dim=-1, keepdim=True).sqrt() + eps) * weight + bias
-
-
 def _times_deviation(x, weight, bias, eps):
     centred = x - x.mean(dim=-1, keepdim=True)
     return centred * (centred.square().mean(dim=-1, keepdim=True) + eps).sqrt() * weight + bias
@@ -114,9 +109,6 @@ LAYER_NORM_MISTAKES: dict[str, Callable] = {
     "the formula with x for x - mean in the numerator": _not_centred,
     "the formula with the variance for its root": _variance_without_root,
     "the formula multiplied by the root instead of divided by it": _times_deviation,
-    "the formula with eps outside the root": _deviation_plus_eps,
-    "the formula without eps": lambda x, w, b, eps: _layer_norm(x, w, b, 0.0),
-    "the formula with eps = 1e-5, whatever the argument is": lambda x, w, b, eps: _layer_norm(x, w, b, 1e-5),
 }
 
 
@@ -137,11 +129,6 @@ def _square_of_another(other: Callable):
     return norm
 
 
-def _root_plus_eps(x, residual, weight, eps):
-    s = x + residual
-    return s / (s.square().mean(dim=-1, keepdim=True).sqrt() + eps) * weight, s
-
-
 RESIDUAL_NORM_MISTAKES: dict[str, Callable] = {
     "the formula without the weight": lambda x, r, w, eps: (_rms_norm(x + r, 1, eps), x + r),
     "the norm of x alone": lambda x, r, w, eps: (_rms_norm(x, w, eps), x + r),
@@ -158,9 +145,6 @@ RESIDUAL_NORM_MISTAKES: dict[str, Callable] = {
         _rms_norm(x + r, w, eps, mean=torch.sum),
         x + r,
     ),
-    "the formula with eps outside the root": _root_plus_eps,
-    "the formula without eps": lambda x, r, w, eps: (_rms_norm(x + r, w, 0.0), x + r),
-    "the formula with eps = 1e-5, whatever the argument is": lambda x, r, w, eps: (_rms_norm(x + r, w, 1e-5), x + r),
     "the two results, exchanged": lambda x, r, w, eps: (x + r, _rms_norm(x + r, w, eps)),
     "y twice": lambda x, r, w, eps: (_rms_norm(x + r, w, eps),) * 2,
     "y and the residual as it was": lambda x, r, w, eps: (_rms_norm(x + r, w, eps), r),
