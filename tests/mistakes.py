@@ -37,7 +37,7 @@ TOLD = {
     "eps": r"eps: ",
     "maximum": r"take the (row's )?maximum off",
     "rescaling": r"the rescaling|never multiplied by f",
-    "order of axes": r"element's number|causal mask|which mask is whose|the grid|which are whose|formula|edges",
+    "order of axes": r"which program has which batch|element's number|causal mask|which mask is whose|the grid|which are whose|formula|edges",
     "offset width": r"an integer of 32 bits passes 2\^31(.*\n)*.*to\(tl\.int64\)",
     "NaN and inf": r"NaN|each can win once|rows without a key",
     "codes": r"the rounding|the clamp|the smallest scale",

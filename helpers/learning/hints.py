@@ -83,6 +83,11 @@ ON_FAILURES: dict[str, tuple[str, ...]] = {
         "That is the number of elements in a block / (32 num_warps). Let num_warps grow with the block, so that it "
         "stays at about 32.",
     ),
+    r"(?<!bfloat16: )\b\d+ launch(es)? \(": (
+        "The brackets name every launch. Which of them isn't your kernel?",
+        "torch.empty and torch.empty_like launch nothing. torch.zeros_like, .contiguous() of a view, .to(dtype) and "
+        "any arithmetic do: leave them out, or do their work in the kernel.",
+    ),
     r"in bfloat16: \d+ launch": (
         "Only bfloat16 fails, so the extra launch is a conversion: .float() and .to(x.dtype) cost nothing in float32.",
         "Convert in the kernel: .to(tl.float32) after each load. Allocate the result in its final dtype, and tl.store "

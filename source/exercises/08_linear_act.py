@@ -278,18 +278,11 @@ hint = Hints(
             "bias.to(tl.float32); the activation of the float32 sum; .to(tl.float16) in the store.",
         ),
     },
-    traffic={
-        r"\d+ launch": (
-            "The message names every launch. Which of them isn't your kernel?",
-            "Pass the strides to the kernel instead of copying a tensor with .contiguous(), and "
-            "add the bias and the activation in the kernel.",
-        ),
-        "": (
-            "How often is each value of x loaded? Once per tile in a row of y. How can you reduce "
-            "that?",
-            "Use tiles of 64 x 64. Load the bias once per tile, after the loop.",
-        ),
-    },
+    traffic=(
+        "How often is each value of x loaded? Once per tile in a row of y. How can you reduce "
+        "that?",
+        "Use tiles of 64 x 64. Load the bias once per tile, after the loop.",
+    ),
     tensor_cores=(
         "Did you multiply without tl.dot? Or did you convert the tiles to float32? Then they're "
         "multiplied as tf32, or on the CUDA cores with input_precision='ieee'.",

@@ -338,6 +338,7 @@ SCORES_MISTAKES: dict[str, Callable] = {
     **{said: partial(_masked, seen=seen) for said, seen in SEEN.items()},
     NOT_DIVIDED: partial(_masked, divided=False),
     BASE_2: partial(_masked, base=2.0),
+    "the formula with queries and keys exchanged in the result": lambda q, k, valid: _masked(q, k, valid).mT,
 }
 
 

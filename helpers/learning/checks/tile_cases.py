@@ -218,6 +218,7 @@ TOTAL = "the running sum of the weights: it stays in float32, because float16 dr
 ACCUMULATOR = "the accumulator: fp16 cannot hold this sum; acc is float32 until it is divided"
 KEPT_NAN = "what becomes of NaN: a query that has one has a row of NaN, and no other has"
 HEADS = "the strides: four for each tensor, and which are whose"
+OF_PROGRAM = "which program has which batch and head: its number // heads, and % heads"
 
 
 def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGTHS) -> list[Case]:
@@ -253,7 +254,7 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
     special = call("NaN in the last query", KEPT_NAN, _attention_call(extreme, (1, 1, 16, 16), 2))
     special.inputs[0][..., -1, 3] = torch.nan
     found.append(special)
-    found.append(replace(call("several heads", HEADS, _attention_call(draw, (2, 9, 64, 16), 2)), whole=True))
+    found.append(replace(call("several heads", OF_PROGRAM, _attention_call(draw, (2, 9, 64, 16), 2)), whole=True))
     found += [call("", EDGES, _attention_call(draw, shape, 2)) for shape in shapes]
     found += [call(*turned) for turned in _turned(draw, 2)]
     found.append(call("no batch", "the empty tensor", _attention_call(draw, (0, 2, 16, 16), 2)))
@@ -308,7 +309,7 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
 
     A tile or two, full and causal; scores whose exponentials overflow; another dim; scores that grow or fall along the
     keys; large scores; scores far below 0; queries of a tile whose scores are far apart; hidden scores above visible
-    ones; many small weights among a few large; scores that grow slowly; values whose sum passes 65504; NaN; then each
+    ones; several heads; many small weights among a few large; scores that grow slowly; values whose sum passes 65504; NaN; then each
     of `shapes`, both full and causal; each tensor alone with its axes in the opposite order; heads that are not
     contiguous; no batch at all.
     """
@@ -336,6 +337,8 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
     found.append(call("scores of -12000", MASKED_WITH, _far_below_zero(extreme, tile, 3, -12000.0), True, **single))
     found.append(call("queries far apart", OWN_MAXIMUM, _far_apart(extreme, two, 3), **single))
     found.append(call("hidden scores above visible ones", MASK_FIRST, _steep(extreme, two, 3), True, **single))
+    # Before the cases that have two heads for other reasons.
+    found.append(replace(call("several heads", OF_PROGRAM, _attention_call(draw, (2, 9, 64, 16), 3)), whole=True))
     found.append(call("many small weights", TOTAL, _many_small_weights(extreme)))
     slow = call("scores that grow slowly", SHRINK, _slowly_growing(extreme))
     found.append(replace(slow, one_rounding=True, conditioning=ROUNDED_WEIGHTS))
@@ -344,7 +347,6 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
     special = call("NaN in the last query", KEPT_NAN, _attention_call(extreme, tile, 3))
     special.inputs[0][..., -1, 3] = torch.nan
     found.append(special)
-    found.append(replace(call("several heads", HEADS, _attention_call(draw, (2, 9, 64, 16), 3)), whole=True))
     found += [call("", EDGES, _attention_call(draw, shape, 3), causal) for shape in shapes for causal in (False, True)]
     found += [call(*turned, True) for turned in _turned(draw, 3)]
     found.append(call("no batch", "the empty tensor", _attention_call(draw, (0, 2, 16, 16), 3)))
