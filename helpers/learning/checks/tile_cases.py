@@ -309,9 +309,9 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
 
     A tile or two, full and causal; scores whose exponentials overflow; another dim; scores that grow or fall along the
     keys; large scores; scores far below 0; queries of a tile whose scores are far apart; hidden scores above visible
-    ones; several heads; many small weights among a few large; scores that grow slowly; values whose sum passes 65504; NaN; then each
-    of `shapes`, both full and causal; each tensor alone with its axes in the opposite order; heads that are not
-    contiguous; no batch at all.
+    ones; several heads; many small weights among a few large; scores that grow slowly; values whose sum passes 65504;
+    NaN; then each of `shapes`, both full and causal; each tensor alone with its axes in the opposite order; heads that
+    are not contiguous; no batch at all.
     """
     draw = normal(seed)
     extreme = normal(seed + 1)
