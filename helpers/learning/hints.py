@@ -49,7 +49,7 @@ ON_FAILURES: dict[str, tuple[str, ...]] = {
         "Which of your lines makes them so?",
         "Go through the formula at the top of the exercise, and find each of its terms in your code.",
     ),
-    "nothing was written from element|no element was written|elements were never written": (
+    "nothing was written from element|no element was written|were never written": (
         "Results start as NaN, so NaN means that no program stored that element. How many programs does your grid "
         "have, and which elements does each one store?",
         "The grid must cover everything: rounded up, triton.cdiv(elements, BLOCK), or one program for each row of "

@@ -211,8 +211,8 @@ def tile_settings(uses):
 # %% tags=["hide-input"]
 hint = Hints(
     rows=(
-        "For each of your settings, work out numbers per thread = ROWS x columns / (32 num_warps), "
-        "and compare it with the registers. How many numbers do you need for 16 bytes?",
+        "For each of your settings, work out elements per thread = ROWS x columns / "
+        "(32 num_warps), and compare it with the registers. How many elements are 16 bytes?",
         "8 numbers of 2 bytes are 16 bytes. Find out how many elements per thread fit on the "
         "A100, then keep that number for every row length, with more warps for longer rows and "
         "more rows for short ones.",
