@@ -118,7 +118,7 @@ ON_FAILURES: dict[str, tuple[str, ...]] = {
         "This case has an eps that matters. What do you add it to, and is it the function's argument?",
         "Add the argument to the variance, or to the mean of the squares, under the root: tl.rsqrt(variance + eps).",
     ),
-    "Look at the block: it must hold any row": (
+    "Look at the block: it must hold the whole row": (
         "The failing row is wider than those before it. How large is your block?",
         "Use triton.next_power_of_2(cols) as the block size, not a constant.",
     ),

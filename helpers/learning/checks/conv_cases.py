@@ -11,7 +11,7 @@ PRODUCT = "the product: a row is an output pixel, a column an output channel, th
 INDEX_MAP = "the index map: the row and the column that a tap sees, and 0 where either is outside the image"
 FILTER = "the filter's two sizes: a tap's row is tap // taps_w, its column tap % taps_w; and the walk over all of them"
 EDGES = "the edges: which pixels, output channels, taps and input channels exist in the last tile of each direction"
-STRIDES = "the strides: four for x and four for the weight, which need not lie in order"
+STRIDES = "the strides: four for x and four for the weight, which may be in any order in memory"
 NORM = "batch norm: scale = gamma / sqrt(var + eps), and beta - mean * scale is added"
 
 

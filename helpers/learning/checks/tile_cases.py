@@ -201,7 +201,7 @@ def score_conditioning(q: torch.Tensor, k: torch.Tensor, dtype: torch.dtype) -> 
 FALLING = 256  # keys: two tiles even of 128
 WHOLE = 128  # queries and keys, whole tiles of the usual sizes
 RESCALE = "the rescaling: when the maximum grows, what was summed so far shrinks"
-MAXIMUM = "the exponential: take the row's maximum off first"
+MAXIMUM = "the exponential: subtract the row's maximum first"
 SIZES = "the sizes: dim, the scale that depends on it, and how many tiles of queries and of keys there are"
 LARGEST_SO_FAR = "the running maximum: tl.maximum of the one so far and the tile's, for a later tile's may be smaller"
 CARRIED = "what is carried from one tile of keys to the next, and what is done once, after the last"
