@@ -259,7 +259,7 @@ hint = Hints(
     ),
     **{
         "worked-example": (
-            "What does a linear layer have besides its input and its output?",
+            "What does a linear layer read apart from its input?",
             "weight and bias are read unfused and fused. Fusing saves the round trip of y.",
         )
     },

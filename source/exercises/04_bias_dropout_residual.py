@@ -235,7 +235,7 @@ hint = Hints(
             "the bias in the kernel, not outside.",
         ),
         "no-stored-mask": (
-            "What does your backward read besides the gradient?",
+            "What does your backward read apart from the gradient?",
             "It reads one gradient and writes the other: 8 B/element. The mask comes from tl.rand, "
             "not from memory.",
         ),

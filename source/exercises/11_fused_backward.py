@@ -264,7 +264,7 @@ hint = Hints(
             "twice.",
         ),
         "all but grad_y": (
-            "Which tensor moves many bytes, besides grad_y, x and x's gradient?",
+            "Which tensor moves many bytes, apart from grad_y, x and x's gradient?",
             "Store one row of sums per program, not per row of x, and use at most PROGRAMS "
             "programs.",
         ),

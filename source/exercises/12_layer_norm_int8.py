@@ -178,7 +178,7 @@ hint = Hints(
     },
     codes={
         "Look at the rounding": (
-            "0.5 becomes 0, and both 1.5 and 2.5 become 2. What does your kernel make of them?",
+            "0.5 becomes 0, and both 1.5 and 2.5 become 2. What does your kernel round them to?",
             "Adding a half and rounding down doesn't do that, but adding and subtracting the large "
             "constant does.",
         ),

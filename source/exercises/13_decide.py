@@ -278,8 +278,7 @@ hint = Hints(
         "Look at rule [1-4]": (
             "Rules 1 to 4 are about two operations at a time. Do you check every pair in the "
             "group, in both orders?",
-            "Read the named rule once more, word for word: what does it say of the two operations "
-            "in the message?",
+            "Read that rule once more, word for word, for the two operations in the message.",
         ),
         "Look at rule 5": (
             "Which tensors connect the operations of the group? Two that read the same tensor are "

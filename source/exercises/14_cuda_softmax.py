@@ -152,7 +152,7 @@ hint = Hints(
     },
     sound={
         "race|uninitialised": (
-            "The message names a line. Which two threads touch that word, and which barrier is "
+            "The message quotes the line. Which two threads touch that word, and which barrier is "
             "between them?",
             "`of_warps` is written again by the second reduction. Have all threads read it by "
             "then? If not, a __syncthreads() is missing.",
@@ -168,7 +168,7 @@ hint = Hints(
         ),
         "out-of-bounds": OF_THREADS,
         "": (
-            "The message names a line. What does each thread do there, and in which order?",
+            "The message quotes the line. What does each thread do there, and in which order?",
             "All threads must reach a __syncthreads(), and all lanes of the mask a shuffle.",
         ),
     },

@@ -24,7 +24,7 @@ MAX_SOURCE = 20_000  # characters
 MAX_LINES_SHOWN = 12  # of the compiler's messages
 NAME = re.compile(r"\w{1,60}(<[\w ,]{1,60}>)?")
 KEYS = {"source", "kernel", "threads"}
-FIRST_WRONG = "the first element that differs: its row's maximum, its sum, and what threads past its end add to them"
+FIRST_WRONG = "the first element that differs: its row's maximum, its sum, and the values of threads past its end"
 softmax_of_rows = functools.partial(torch.softmax, dim=-1)
 
 

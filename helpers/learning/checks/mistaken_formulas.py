@@ -58,8 +58,8 @@ DROPOUT_MISTAKES: dict[str, Callable] = {
     "the formula without the bias": lambda x, b, r, p, seed: r + _dropout(x, p, seed),
     "the formula without the residual": lambda x, b, r, p, seed: _dropout(x + b, p, seed),
     "the formula with the bias added after dropout": lambda x, b, r, p, seed: r + b + _dropout(x, p, seed),
-    "the formula with the residual dropped, too": lambda x, b, r, p, seed: _dropout(x + b + r, p, seed),
-    "the formula with the residual scaled, too": lambda x, b, r, p, seed: r / (1 - p) + _dropout(x + b, p, seed),
+    "the formula with the residual dropped": lambda x, b, r, p, seed: _dropout(x + b + r, p, seed),
+    "the formula with the residual scaled": lambda x, b, r, p, seed: r / (1 - p) + _dropout(x + b, p, seed),
     "the formula with nothing dropped": lambda x, b, r, p, seed: x + b + r,
 }
 
@@ -68,7 +68,7 @@ DROPOUT_MISTAKES: dict[str, Callable] = {
 
 
 def _layer_norm(x, weight, bias, eps, mean=None, mean_square=None):
-    """The mean as given, and the mean of squares of what is left."""
+    """Normalise with this mean and this mean of squares, by default the right ones."""
     x = x - (x.mean(dim=-1, keepdim=True) if mean is None else mean)
     squares = x.square().mean(dim=-1, keepdim=True) if mean_square is None else mean_square(x)
     return x * (squares + eps).rsqrt() * weight + bias

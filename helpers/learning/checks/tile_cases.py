@@ -9,7 +9,7 @@ from helpers.learning.checks.row_cases import normal
 
 HALF = torch.float16
 EDGES = "the edges: which rows, columns and products exist in the last tile of each direction"
-TILED_STRIDES = "the strides: a matrix may lie transposed, or in a wider one"
+TILED_STRIDES = "the strides: a matrix may be transposed, or part of a wider one"
 TILES = "the grid, the loop over K, and which program has which rows and columns: every tile here is whole"
 ACTIVATIONS = ("relu", "gelu", "silu")
 
@@ -293,7 +293,7 @@ def masked_cases(seed: int, seq: int = 40) -> list[Case]:
         valid = torch.ones(2, keys, dtype=torch.bool, device=device)
         valid[0, :first], valid[0, last:] = False, False
         look_at = (
-            "rows without a key: 0, and not 0/0" if first or not last else "which mask is whose: valid tells of keys"
+            "rows without a key: 0, and not 0/0" if first or not last else "which mask is whose: valid is about keys"
         )
         found.append(call(label, look_at, *_attention_call(draw, (2, heads, keys, 16), 2), valid))
     # Padding whose scores are the largest, 200 above the rest.

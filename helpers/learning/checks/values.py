@@ -326,7 +326,7 @@ def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, ca
     unwritten = start & wrong & ~usual.isnan()
     if not torch.equal(unwritten, wrong) or (whole and not got.is_floating_point()):
         low = case.inputs[0].dtype in (torch.float16, torch.bfloat16) and got.is_floating_point()
-        # Where an exercise asks for one rounding, its cases in 16 bits say so themselves.
+        # An exercise that asks for one rounding has its own text in its 16-bit cases.
         if low and not case.one_rounding and torch.allclose(got.double(), usual.double(), 0.01, 0.0, equal_nan=True):
             near = "what is rounded to 16 bits on the way, since every value is within 1% of the right one"
             return f"{near}; or {case.look_at}"
