@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from helpers.learning.outcome import ERROR, FAIL, PASS, latest
 from helpers.style import PURPLE
 
-# What a failed check reports, as a regular expression -> hints on that, vague to plain; the first that matches counts.
+# A regular expression that a failed check's report matches -> hints, vague to plain; the first that matches counts.
 ON_FAILURES: dict[str, tuple[str, ...]] = {
     "refused: ": (
-        "The check reads your code before it runs it. The message quotes the first line it refuses, and says why.",
-        "The line in bold above the answers lists what they may use. Write that line with what is on the list.",
+        "The check reads your code before it runs it. The message quotes the first line it refuses, with the reason.",
+        "The line in bold above the answers lists what they may use. Rewrite that line with those.",
     ),
     r"^error: ": (
         "This is an exception, so there was no result to check yet. The message quotes the last of your lines that "
@@ -66,10 +66,10 @@ ON_FAILURES: dict[str, tuple[str, ...]] = {
     ),
     r"the result's strides": (
         "torch.empty_like copies the memory layout as well as the shape. Which tensor do you give it?",
-        "Call .contiguous() first, then torch.empty_like on what that returns.",
+        "Call .contiguous() first, then torch.empty_like on its result.",
     ),
     r"result( \d of \d)?'s (shape|dtype|device) is|expected a (tensor|tuple)": (
-        "The message shows what you return and what is expected. Do you return every result, in the order asked for?",
+        "Compare your result with the expected one. Do you return every result, in the order asked for?",
         "torch.empty_like(x) has x's shape and dtype; dtype= overrides the dtype.",
     ),
     "all the work": (
@@ -78,7 +78,7 @@ ON_FAILURES: dict[str, tuple[str, ...]] = {
         "all of them.",
     ),
     r"spills \d+ bytes": (
-        "A thread has at most 255 registers, and what doesn't fit goes to memory. How many elements does a thread of "
+        "A thread has at most 255 registers, and the rest goes to memory. How many elements does a thread of "
         "yours hold?",
         "That is the number of elements in a block / (32 num_warps). Let num_warps grow with the block, so that it "
         "stays at about 32.",
@@ -101,7 +101,7 @@ ON_FAILURES: dict[str, tuple[str, ...]] = {
         "Every element was stored, so the NaN was computed. Which of your operations can be inf - inf, inf / inf or "
         "0 / 0, and which of your loads can return NaN?",
         "exp(x) is inf for x above 88, so subtract the maximum first. A masked load without other= may return "
-        "anything, NaN as well, and 0 * NaN is NaN.",
+        "anything, even NaN, and 0 * NaN is NaN.",
     ),
     "what becomes of NaN|Look at NaN: |NaN in one row, inf in another": (
         "NaN in an input must be NaN in the result, but only where it belongs. Which of your operations drops it?",
@@ -146,9 +146,9 @@ class Hints:
     """The hints of an exercise: `hint(1)`, then `hint(2)`, for the check that failed last.
 
     Args:
-        hints: for each check, in their order, its hints from the vaguest to the plainest; or a dictionary, what the
-            check reports as a regular expression -> hints, the last one "" for all else. Failures that are alike in
-            every exercise have theirs in `ON_FAILURES`.
+        hints: for each check, in their order, its hints from the vaguest to the plainest; or a dictionary, a
+            regular expression that the check's report matches -> hints, with "" for all other reports. Failures that
+            are alike in every exercise have theirs in `ON_FAILURES`.
     """
 
     def __init__(self, **hints: tuple[str, ...] | dict[str, tuple[str, ...]]):
@@ -176,7 +176,7 @@ class Hints:
         return Hint(f"{check}, hint {number} of {len(hints)}: {hints[number - 1]}")
 
     def _on(self, check: str) -> tuple[str, ...]:
-        """The hints on what `check` reported last."""
+        """Return the hints on the latest report of `check`."""
         outcome = latest.get(check)
         reported = str(outcome) if outcome and outcome.state in (FAIL, ERROR) else ""
         # Not the labels of all the cases that pass and fail.
