@@ -20,10 +20,10 @@ ON_FAILURES: dict[str, tuple[str, ...]] = {
         "in an operation need shapes that match: x[:, None] and y[None, :] give a tile.",
     ),
     "does not compile": (
-        "The interpreter runs Python that Triton's compiler doesn't know. Which part of the quoted line isn't "
-        "arithmetic on blocks, a tl function or a loop?",
-        "Kernels have no lists, dictionaries or methods of Python's. Keep blocks in variables, and give a loop's "
-        "variable the same dtype and shape before and inside the loop.",
+        "Triton's compiler takes less Python than the interpreter: no lists or dictionaries, and a variable keeps its "
+        "dtype and shape from one pass of a loop to the next. What does the quoted line do that it doesn't take?",
+        "Keep blocks in variables of their own, and start a sum in the dtype that the loop adds to it: "
+        "tl.zeros((BLOCK,), dtype=...).",
     ),
     r"Look at your line [^\n]*: the strides|Look at (where the NaN comes from: [^\n]*; and )?the strides": (
         "This case is a view: its rows aren't next to each other in memory, or its elements aren't. How does your "

@@ -292,7 +292,7 @@ hint = Hints(
             "It's the same problem as in the forward. Where do you compute an element's number?",
             "tl.cast(row, tl.int64), before you multiply it.",
         ),
-        "report": (
+        "report-numbers": (
             "measure(block, ...).launch_table() above lists the launches. Write down what each one "
             "reads and writes.",
             "The rest of the step takes 1 - share, whatever you do. The block takes share times "

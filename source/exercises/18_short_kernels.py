@@ -281,6 +281,11 @@ hint = Hints(
         "In a fused kernel, a tensor that no other kernel needs isn't in memory. s is needed "
         "twice.",
     ),
+    fused=(
+        "Which launches are left when the elementwise operations join the matmuls and the norm?",
+        "A matmul's epilogue still reads the other operand of its addition, and s is written: the "
+        "next layer needs it.",
+    ),
     arrange=(
         "Take the operations one by one. Which launch is the last to produce one of its inputs?",
         "Add the operation to that launch or to the first later one that the rules allow. "
@@ -291,7 +296,11 @@ hint = Hints(
     time=(
         "From Python, each launch takes the call or the gap plus the bytes, whichever is longer.",
         "You call a graph once, but each kernel in it has a gap.",
-        "For the budget, subtract the call and the time of the bytes, then count whole gaps.",
+    ),
+    budget=(
+        "What is left of the time once the bytes have taken theirs?",
+        "For the budget, subtract the call and the time of the bytes, then count whole gaps. The "
+        "answer is never below 0.",
     ),
 )
 hint

@@ -148,9 +148,13 @@ def compare_one(got: object, expected: float | str, asked: str, within: float) -
         raise AnswerError(f"{asked}: got {shown(got)}, not a number", where)
     # NaN is close to nothing.
     if not math.isclose(got, expected, rel_tol=within, abs_tol=0.0):
-        raise AnswerError(f"{asked}: got {shown(got)}, expected {shown(expected)}", times_off(got, expected))
+        look_at = LAUNCHES if asked.endswith(", launches") else times_off(got, expected)
+        raise AnswerError(f"{asked}: got {shown(got)}, expected {shown(expected)}", look_at)
 
 
+LAUNCHES = (
+    "what launches: an operation that writes a result, unless it shares a kernel with others; views launch nothing"
+)
 RETURN = "what your function returns: print shows a value and returns None"
 
 
