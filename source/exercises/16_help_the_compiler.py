@@ -189,9 +189,9 @@ def fits(nodes, x, up, weight):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. They're worth 16 of the 20 points. The rest are for two checks on other
-# values and other graphs, which run only when the exercise is graded. Stuck? Run `hint(1)` in a new cell, then
-# `hint(2)`. You get hints for the first check that hasn't passed yet.
+# Run these in order, as often as you like. They're worth 16 of the 20 points; the other 4 are for two hidden checks, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(

@@ -184,8 +184,9 @@ def flash_decode(q, k, v, bounds):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. They are worth 15 of the 20 points. The other 5 are for a check with other
-# values, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`.
+# Run these in order, as often as you like. They're worth 15 of the 20 points; the other 5 are for one hidden check, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
