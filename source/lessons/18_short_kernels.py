@@ -339,8 +339,9 @@ dependent.compare(
 # ## No launches: one persistent kernel
 #
 # The final step is to put **the whole layer into one kernel**, a small [megakernel](../docs/glossary.md#megakernel). It
-# runs one program per SM ([persistent](../docs/glossary.md#persistent-kernel)), and each program works on some tiles of
-# every step. Between steps, the programs wait for each other using counters in memory (`kernels/counters.py`):
+# runs as many programs as fit on the GPU at once ([persistent](../docs/glossary.md#persistent-kernel)), here two per SM,
+# and each works on some tiles of every step. Between steps, the programs wait for each other using counters in memory
+# (`kernels/counters.py`):
 #
 # ```python
 # signal(counter_ptr)       # add 1; a program that sees it sees earlier stores (release)
@@ -463,14 +464,15 @@ compiled = {
     ),
 }  # fmt: skip
 for name, each in compiled.items():
-    fitting = 65536 // (each.registers * 32 * options["num_warps"])  # an SM has 65,536 registers
+    fitting = 65536 // (each.registers * 32 * each.num_warps)  # an SM has 65,536 registers
     print(
         f"{name}: {each.registers} registers per thread, {each.spill_bytes} bytes spilled; "
-        f"registers for {fitting} program{'s' * (fitting > 1)} per SM"
+        f"registers for {fitting} programs of {each.num_warps} warps per SM"
     )
 
 # %% [markdown]
-# The persistent kernel needs more than any of the steps. One program of it fits on an SM, where two of a matmul's do.
+# The persistent kernel needs far more than any of the steps, so its programs have half as many warps: otherwise only one
+# would fit on an SM, and nothing would load while it waits at a counter.
 #
 # **Claim: "One persistent kernel per layer is faster than a graph of its parts."** Let's test that on the 8B layer, as
 # a graph. You've seen the times of eager PyTorch and of our five kernels. **How long does the persistent kernel take?**
@@ -615,7 +617,7 @@ table(columns, rows, h100.label_of("short_kernels_small", "short_kernels_8B"))
 # than cuBLAS's. Our five separate kernels use the same matmul, but two programs of it can share an SM. They lose by
 # less. A good megakernel needs
 #
-# - **matmuls as fast as the library's**, with enough loads in flight. Ours has one program per SM, and each has one
+# - **matmuls as fast as the library's**, with enough loads in flight. Ours has two programs per SM, and each has one
 #   block of weights in flight, 16 KiB. Asynchronous copies and a deep pipeline would have more;
 #   <!-- given 16 KiB: 8 x 1024 weights of 2 bytes -->
 # - **the next step's weights in flight while it waits**, which is possible because weights don't depend on any counter.
