@@ -153,8 +153,8 @@ empty_call.compare(
 # graph.replay()
 # ```
 #
-# In return, shapes and addresses are fixed, the CPU can't read any values inside the graph, and the graph's memory
-# remains allocated. Decode steps can live with that. Serving systems record graphs for a few batch sizes, and pad each
+# In return, shapes, addresses and numbers from Python are fixed, the CPU can't read any values inside the graph, and the
+# graph's memory remains allocated. Decode steps can live with that. Serving systems record graphs for a few batch sizes, and pad each
 # batch to the next one.
 #
 # Let's count the launches in the eager layer, with sizes small enough for any machine: the count doesn't depend on
@@ -667,7 +667,8 @@ self_test(answer, 8 + 12 * 1 + 30 / 3, "8 + 12 x 1 + 30 / 3")
 # ## Now you
 #
 # In [exercise 18](../exercises/18_short_kernels.ipynb) you fuse an addition, a norm and a gate into one kernel. Then
-# you predict the launches, bytes and time of a layer, and count how many launches fit into a time budget.
+# you predict the launches, bytes and time of a layer, put the launches for one token into CUDA graphs, and count how
+# many fit into a time budget.
 
 # %% [markdown]
 # ## Going further
