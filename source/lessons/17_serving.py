@@ -619,7 +619,7 @@ in_us("serving_rope_cache", "tokens")
 
 # %% [markdown]
 # (The compiled version assumes that every token has a slot, so it doesn't wait.) In prefill, with thousands of tokens,
-# the bytes do matter, and our kernel with its one warp per head loses to `torch.compile`.
+# the bytes do matter.
 #
 # Twice per layer, you also add the residual, normalise and, before an int8 matmul (lesson 12), quantise. *Going
 # further* does that in one kernel.
