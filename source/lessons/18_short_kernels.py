@@ -471,8 +471,9 @@ for name, each in compiled.items():
     )
 
 # %% [markdown]
-# The persistent kernel needs far more than any of the steps, so its programs have half as many warps: otherwise only one
-# would fit on an SM, and nothing would load while it waits at a counter.
+# Two programs of the persistent kernel fit on an SM, but only because they have four warps instead of eight. With just
+# one, the SM would have nothing to do while that program waits at a counter. On its own, attention would have four
+# programs of eight warps.
 #
 # **Claim: "One persistent kernel per layer is faster than a graph of its parts."** Let's test that on the 8B layer, as
 # a graph. You've seen the times of eager PyTorch and of our five kernels. **How long does the persistent kernel take?**
