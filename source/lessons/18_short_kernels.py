@@ -476,7 +476,8 @@ for name, each in compiled.items():
 # programs of eight warps.
 #
 # **Claim: "One persistent kernel per layer is faster than a graph of its parts."** Let's test that on the 8B layer, as
-# a graph. You've seen the times of eager PyTorch and of our five kernels. **How long does the persistent kernel take?**
+# a graph. We recorded the persistent kernel when it still had one program of eight warps per SM. You've seen the times
+# of eager PyTorch and of our five kernels. **How long does the persistent kernel take?**
 
 # %% tags=["hide-input"]
 persistent = predict_first("8B layer, one persistent kernel, as a graph", unit="us")
@@ -615,8 +616,8 @@ table(columns, rows, h100.label_of("short_kernels_small", "short_kernels_8B"))
 #
 # Why does our megakernel win on the small layer and lose at 8B? It removes gaps, ramp-ups and tails. They are most of
 # the time in a short kernel but a small part of a long one. At 8B it comes down to the matmuls, and ours are slower
-# than cuBLAS's. Our five separate kernels use the same matmul, but two programs of it can share an SM. They lose by
-# less. A good megakernel needs
+# than cuBLAS's. Our five separate kernels use the same matmul, but two programs of it can share an SM, as in today's
+# megakernel. They lose by less. A good megakernel needs
 #
 # - **matmuls as fast as the library's**, with enough loads in flight. Ours has two programs per SM, and each has one
 #   block of weights in flight, 16 KiB. Asynchronous copies and a deep pipeline would have more;
