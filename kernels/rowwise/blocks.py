@@ -47,10 +47,9 @@ def row_settings(cols: int, dtype: torch.dtype, tensors: int = 1) -> dict:
     head, tail = row_blocks(cols)
     unaligned = cols % 16 != 0
     block_rows = max(1, (512 if unaligned else 1024) // next_power_of_2(head + tail))
-    elements = block_rows * (head + tail) * tensors
-    long = 16384 <= elements and cols <= MAX_COLUMNS and not unaligned
-    warps = next_power_of_2(cdiv(elements, 2048 if long else 1536))
-    if block_rows == 1 and cols == next_power_of_2(cols):
+    elements, whole = block_rows * (head + tail) * tensors, cols <= MAX_COLUMNS
+    warps = next_power_of_2(cdiv(elements, 2048 if whole and not unaligned and elements >= 16384 else 1536))
+    if whole and block_rows == 1 and cols == next_power_of_2(cols):
         head, tail = cols, 1  # one full block is up to 11 % faster than two, and nothing is left for TAIL
     return {
         "HEAD": head,
