@@ -25,7 +25,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 import kernels
 from benchmarks.experiments import lesson_18
-from benchmarks.experiments.lesson_18 import EMPTY, LAYERS, RECORD, SHAPES
+from benchmarks.experiments.lesson_18 import EMPTY, LAYERS, RECORD, SHAPES, STREAM_BLOCK, STREAMS
 from helpers.figures import WaterfallExplorer
 from helpers.instruments import DEVICES, check_orders, compile_for, measure, recorded, table
 from helpers.instruments.dry_run import dry_run
@@ -131,7 +131,28 @@ empty_call.compare(
 )
 
 # %% [markdown]
-# From these two we can build a simple model. A layer that makes $k$ launches and moves $B$ bytes at bandwidth $W$ takes
+# You need kernels that read something to see the other two. Here each program adds up blocks of 64 KiB, and an SM has
+# room for one program, so 132 run at the same time. The last column is what the gap and the bytes don't explain:
+# <!-- given 64 KiB: 16,384 fp32 numbers -->
+
+# %% tags=["hide-input"]
+ends, rows = h100.experiment("short_kernels_ends"), []
+gap = empty["132 programs"]["graph"].median / EMPTY
+for name, each in ends.items():
+    programs, blocks = (int(word) for word in name.split()[::2])
+    time, moved = each["graph"].median / STREAMS, programs * blocks * STREAM_BLOCK * 4
+    needed = moved / gpu.memory_bandwidth
+    shown = (f"{seconds * 1e6:.1f} us" for seconds in (time, needed, time - needed - gap))
+    rows.append((name.replace(" 1 blocks", " 1 block"), *shown))
+columns = ("kernels in a graph", "time of one", "its bytes", "rest")
+display(table(columns, rows, h100.label_of("short_kernels_ends")))
+
+# %% [markdown]
+# With one block, the rest is mostly ramp-up, about a microsecond. It grows slowly with more blocks, because memory
+# doesn't quite reach the data sheet's bandwidth. The 133rd program has to wait for a free SM, so it runs alone at the
+# end. It adds more than a microsecond, although its bytes would take a fraction of that. That's the tail.
+#
+# From call and gap we can build a simple model. A layer that makes $k$ launches and moves $B$ bytes at bandwidth $W$ takes
 #
 # $$t_\text{launched} = k \cdot \max\Big(\text{call},\ \text{gap} + \frac{B / k}{W}\Big), \qquad
 # t_\text{graph} = \frac{\text{call}}{L} + k \cdot \text{gap} + \frac{B}{W}$$
@@ -185,8 +206,8 @@ as_graph.compare(
 )
 
 # %% [markdown]
-# Did calling the larger layer take less time? Eager makes the same launches for both, so both times are CPU time, and
-# the CPU wasn't equally fast in the two recordings. *Going further* has the spread.
+# You'd expect both layers to take the same time when called: eager makes the same launches for both, and the GPU waits
+# for the CPU. But the CPU wasn't equally fast in the two recordings. *Going further* has the spread.
 #
 # `torch.compile` fuses the elementwise operations around the matmuls, which leaves fewer kernels to launch. With
 # `mode="reduce-overhead"` it also records a CUDA graph. We recorded all graphs by hand instead, so that every version
@@ -476,8 +497,7 @@ for name, each in compiled.items():
 # programs of eight warps.
 #
 # **Claim: "One persistent kernel per layer is faster than a graph of its parts."** Let's test that on the 8B layer, as
-# a graph. We recorded the persistent kernel when it still had one program of eight warps per SM. You've seen the times
-# of eager PyTorch and of our five kernels. **How long does the persistent kernel take?**
+# a graph. You've seen the times of eager PyTorch and of our five kernels. **How long does the persistent kernel take?**
 
 # %% tags=["hide-input"]
 persistent = predict_first("8B layer, one persistent kernel, as a graph", unit="us")
@@ -552,9 +572,9 @@ WaterfallExplorer(times, floors, model)
 # bottleneck and the GPU waits for it. <code>torch.compile</code> gains nothing. We didn't look into why, but Triton's
 # launches take longer than PyTorch's, and every call first checks its guards. All bars are above the model, because it
 # uses the call of an empty kernel or an addition. Passing a dozen arguments and allocating results takes longer, and so
-# does a busy CPU. 2. Every bar is above its prediction, and our kernels are the furthest above, so it isn't the gaps
-# that are left. 3. The kernels themselves. Our matmuls and our attention are slower than cuBLAS and SDPA. 4. Ours.
-# Their kernels take longer than their calls, so the CPU can keep ahead.</details>
+# does a busy CPU. 2. Every bar is above its prediction. Our five kernels are the furthest above theirs, so it
+# isn't the gaps that are left. 3. The kernels themselves. Our matmuls and our attention are slower than cuBLAS and
+# SDPA. 4. Our five kernels. They take longer than their calls, so the CPU can keep ahead.</details>
 #
 # The model assumes that a kernel moves bytes at full bandwidth from the first cycle to the last. Subtract its three
 # terms from a graph's time, and what remains is ramp-up, tail and loads that are slower than the bandwidth. **At 8B,
@@ -586,8 +606,8 @@ remains.compare(
 )
 
 # %% [markdown]
-# For the small layer, the megakernel leaves the least, because ramp-ups and tails went with the launches. At 8B, eager
-# leaves the least despite its 14 launches.
+# The megakernel leaves the least, because ramp-ups and tails went with the launches. At 8B, eager comes next despite its
+# 14 launches.
 #
 # ## When to stop
 #
@@ -610,14 +630,13 @@ table(columns, rows, h100.label_of("short_kernels_small", "short_kernels_8B"))
 # it gives you the biggest gain. Next, let a compiler fuse everything between the matmuls. At 8B, most of what's left is
 # bytes, so look for fewer of them (lesson 12) or more tokens per weight (lesson 17). The small layer is still a long
 # way from its floor. The megakernel closes part of that distance, and more of it than anything else we tried. If you
-# can't use a graph, reduce the number of launches, but look at what your own wrapper costs: called from Python, the
-# persistent kernel takes longer than our five. Called from Python, our five kernels take less than half of eager's time
-# on the small layer.
+# can't use a graph, reduce the number of launches. Called from Python, our five kernels take less than half of eager's
+# time on the small layer. But look at what your own wrapper costs: there, the persistent kernel takes longer than the
+# five.
 #
-# Why does our megakernel win on the small layer and lose at 8B? It removes gaps, ramp-ups and tails. They are most of
-# the time in a short kernel but a small part of a long one. At 8B it comes down to the matmuls, and ours are slower
-# than cuBLAS's. Our five separate kernels use the same matmul, but two programs of it can share an SM, as in today's
-# megakernel. They lose by less. A good megakernel needs
+# Why does our megakernel gain so much on the small layer and so little at 8B? It removes gaps, ramp-ups and tails. They
+# are most of the time in a short kernel but a small part of a long one. At 8B it comes down to the matmuls, and ours are
+# slower than cuBLAS's: with five kernels they lose to eager's 14. A good megakernel needs
 #
 # - **matmuls as fast as the library's**, with enough loads in flight. Ours has two programs per SM, and each has one
 #   block of weights in flight, 16 KiB. Asynchronous copies and a deep pipeline would have more;
