@@ -636,7 +636,8 @@ table(columns, rows, h100.label_of("short_kernels_small", "short_kernels_8B"))
 #
 # Why does our megakernel gain so much on the small layer and so little at 8B? It removes gaps, ramp-ups and tails. They
 # are most of the time in a short kernel but a small part of a long one. At 8B it comes down to the matmuls, and ours are
-# slower than cuBLAS's: with five kernels they lose to eager's 14. A good megakernel needs
+# slower than cuBLAS's: with five kernels they lose to eager's 14. (We tuned the megakernel's number of warps, but not that
+# of the five kernels.) A good megakernel needs
 #
 # - **matmuls as fast as the library's**, with enough loads in flight. Ours has two programs per SM, and each has one
 #   block of weights in flight, 16 KiB. Asynchronous copies and a deep pipeline would have more;
