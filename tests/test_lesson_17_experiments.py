@@ -13,6 +13,7 @@ from benchmarks.experiments.lesson_17 import (
     FLAT,
     OP,
     PEAKED,
+    RECORD,
     SEEDS,
     cache_inputs,
     drawing,
@@ -22,7 +23,7 @@ from benchmarks.experiments.lesson_17 import (
     rope_cache_without_checks,
     split_decode,
 )
-from helpers.instruments import measure
+from helpers.instruments import measure, recorded
 from kernels.tiled.paged_attention import merge_splits_kernel, paged_attention_reference
 
 LESSON = Path(__file__).resolve().parents[1] / "source/lessons/17_serving.py"
@@ -94,3 +95,24 @@ def test_each_timed_draw_has_another_seed():
     for _ in range(SEEDS + 1):
         draw()
     assert seen == [(seed, (1.0, 0, 1.0)) for seed in (*range(SEEDS), 0)]
+
+
+def test_what_lesson_17_concludes_from_its_record():
+    record = recorded(RECORD.removesuffix(".json"))
+    for sequences, by_page in record.experiment("serving_pages").items():
+        times = [time.median for time in by_page.values()]
+        assert max(times) < 1.06 * min(times)  # a few percent
+        # Only with 128 sequences do smaller pages always take longer.
+        assert (times == sorted(times, reverse=True)) == sequences.startswith("128 ")
+    draws = {
+        name: {way: time.median for way, time in each.items()}
+        for name, each in record.experiment("serving_sample").items()
+    }
+    plain, flat, peaked = (draws[f"1 row, {kind}"] for kind in ("no filter", "filtered, flat", "filtered, peaked"))
+    assert draws["64 rows, no filter"]["one kernel"] < 1.02 * plain["one kernel"]
+    assert flat["one kernel"] > flat["torch.compile"]
+    assert 1.9 < peaked["one kernel"] / plain["one kernel"] < 2.1  # two passes
+    for kind in ("flat", "peaked"):  # the unluckiest of 64
+        assert draws[f"64 rows, filtered, {kind}"]["one kernel"] > draws[f"1 row, filtered, {kind}"]["one kernel"]
+    prefill = record.experiment("serving_rope_cache")["4096"]
+    assert prefill["one kernel"].median < prefill["torch.compile"].median

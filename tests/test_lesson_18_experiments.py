@@ -10,6 +10,7 @@ from benchmarks.experiments.lesson_18 import (
     RECORD,
     SHAPES,
     STREAM_BLOCK,
+    STREAMS,
     empty_kernel,
     layer_in_steps,
     layer_product_by_product,
@@ -80,13 +81,13 @@ def test_what_lesson_18_concludes_from_its_record():
         "dependent, late signal": (5, "132 programs, dependent"),
         "persistent kernel": (2, "132 programs"),
     }
-    call, graph, rest = {}, {}, {}
+    call, graph, rest, floors = {}, {}, {}, {}
     for name, shape in SHAPES.items():
         found = record.experiment(f"short_kernels_{name}")
         call[name], graph[name] = (
             {way: each[clock].median / LAYERS for way, each in found.items()} for clock in ("call", "graph")
         )
-        floor = OP.work(shape, torch.bfloat16).bytes / DEVICES["H100"].memory_bandwidth
+        floor = floors[name] = OP.work(shape, torch.bfloat16).bytes / DEVICES["H100"].memory_bandwidth
         rest[name] = {
             way: graph[name][way]
             - empty[kind]["call"].median / EMPTY / LAYERS
@@ -95,19 +96,43 @@ def test_what_lesson_18_concludes_from_its_record():
             for way, (count, kind) in launches.items()
         }
     assert min(rest["small"].values()) == rest["small"]["persistent kernel"]
-    assert min(rest["8B"].values()) == rest["8B"]["eager"] > 0
+    assert sorted(rest["8B"], key=rest["8B"].get)[:2] == ["persistent kernel", "eager"]
+    assert rest["8B"]["persistent kernel"] > 0
     per_launch = {way: each / launches[way][0] for way, each in rest["8B"].items()}
     assert per_launch["kernel per step"] > 4 * per_launch["eager"]
     small, large = call["small"], call["8B"]
-    assert min(graph["small"].values()) == graph["small"]["persistent kernel"]
+    for ways in graph.values():
+        assert min(ways.values()) == ways["persistent kernel"]
     assert small["kernel per step"] < small["persistent kernel"] < small["eager"]
     assert small["kernel per step"] < small["eager"] / 2
     assert small["torch.compile"] > small["eager"]
-    assert graph["8B"]["torch.compile"] < graph["8B"]["kernel per step"] < graph["8B"]["persistent kernel"]
-    for way in ("kernel per step", "persistent kernel"):
-        assert large[way] < 1.05 * graph["8B"][way]  # they hardly benefit from a graph
-    late = graph["8B"]["dependent, late signal"]
-    assert late < graph["8B"]["kernel per step"] < graph["8B"]["dependent launch"]
+    assert graph["8B"]["torch.compile"] < graph["8B"]["eager"] < graph["8B"]["kernel per step"]
+    five = ("kernel per step", "dependent launch", "dependent, late signal")
+    for way in call["8B"]:
+        assert (large[way] < 1.06 * graph["8B"][way]) == (way in five)  # they hardly benefit from a graph
+    for name, ways in graph.items():
+        over = {way: ways[way] / (ways[way] - rest[name][way]) for way in rest[name]}
+        assert min(over[way] for way in five) > max(each for way, each in over.items() if way not in five)
+    late, per_step = (graph["8B"][way] for way in ("dependent, late signal", "kernel per step"))
+    assert abs(late / per_step - 1) < 0.01 < graph["8B"]["dependent launch"] / per_step - 1
+    assert graph["small"]["dependent, late signal"] < graph["small"]["kernel per step"]
+    assert 0.5 < floors["8B"] / graph["8B"]["persistent kernel"] < 1  # most of what is left is bytes
+
+
+def test_what_lesson_18_says_of_ramp_up_and_tail():
+    record = recorded(RECORD.removesuffix(".json"))
+    gap = record.experiment("short_kernels_empty")["132 programs"]["graph"].median / EMPTY
+    bandwidth = DEVICES["H100"].memory_bandwidth
+    times, needed = {}, {}
+    for name, each in record.experiment("short_kernels_ends").items():
+        programs, blocks = (int(word) for word in name.split()[::2])
+        times[programs, blocks] = each["graph"].median / STREAMS
+        needed[programs, blocks] = 4 * programs * blocks * STREAM_BLOCK / bandwidth
+    rest = [times[132, blocks] - needed[132, blocks] - gap for blocks in (1, 2, 4, 8)]
+    assert rest == sorted(rest)
+    assert 0.8e-6 < rest[0] < 1.5e-6  # about a microsecond
+    assert rest[-1] < 0.15 * needed[132, 8]  # grows slowly: the bandwidth is not quite reached
+    assert times[133, 8] - times[132, 8] > 1e-6 > 4 * (needed[133, 8] - needed[132, 8])
 
 
 def test_one_program_that_streams_fits_on_an_sm():

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 import kernels
-from benchmarks.experiments.lesson_17 import RECORD
+from benchmarks.experiments.lesson_17 import RECORD, flat_logits, peaked_logits
 from helpers.figures import DecodeSpeedExplorer, DecodeStep, Point, roofline_chart
 from helpers.figures.attention.decode_speed import CACHES
 from helpers.instruments import DEVICES, Roofline, compile_for, measure, recorded, table
@@ -539,11 +539,10 @@ table_cost.compare(100 * 4 / (16 * 2 * 2 * 128 * 2), "That's 4 bytes per 16 KiB 
 
 # %% [markdown]
 # The table itself is negligible. Small pages don't waste [sectors](../docs/glossary.md#sector) either, because even one
-# token's row has 256 bytes, eight full sectors. But small pages cost you *latency and addresses*. You can't request k
-# until the table entry has arrived, and a tile of 64 keys has up to 64 base addresses instead of one. The copy engine
-# ([TMA](../docs/glossary.md#tma)) fetches rectangles, so it needs an instruction for every page. Large pages waste
-# memory at the end of each sequence, and prompts with a common prefix can share only pages that match completely. **At
-# 16 tokens the table and the empty slots are both below 1 %.** We haven't measured the latency here.
+# token's row has 256 bytes, eight full sectors. But with small pages, a tile of 64 keys has up to 64 base addresses
+# instead of one, and you can't request k until the table entry has arrived. Large pages waste memory at the end of each
+# sequence, and prompts with a common prefix can share only pages that match completely. **At 16 tokens the table and
+# the empty slots are both below 1 %.**
 # <!-- given 256 bytes: 128 elements of fp16, as in the cell above -->
 #
 # ### `kernels.paged_attention`
@@ -562,6 +561,16 @@ alike = decode(q, *paged, 4, in_use, order, by_page)
 close = torch.allclose(ours.result[0, :, 0], alike, atol=1e-3)
 more_bytes = 100 * (ours.bytes_total / (cache.nbytes * in_use / 2048) - 1)
 print(f"same result: {close}; {ours.launches} launches; {more_bytes:.1f} % more than k and v")
+
+# %% [markdown]
+# What do small pages cost in time? The columns are tokens per page; in the last, each sequence is a single page:
+
+# %% tags=["hide-input"]
+in_us("serving_pages", "sequences x tokens", (8192, 65536, 16 * 8192, 128 * 4096))
+
+# %% [markdown]
+# A few percent, and only with 128 sequences do smaller pages always take longer.
+# (With [TMA](../docs/glossary.md#tma), which copies rectangles, you'd need an instruction for every page.)
 
 # %% [markdown]
 # ## Around attention
@@ -619,7 +628,7 @@ in_us("serving_rope_cache", "tokens")
 
 # %% [markdown]
 # (The compiled version assumes that every token has a slot, so it doesn't wait.) In prefill, with thousands of tokens,
-# the bytes do matter, and our kernel with its one warp per head loses to `torch.compile`.
+# the bytes do matter, and the kernel saves those, too.
 #
 # Twice per layer, you also add the residual, normalise and, before an int8 matmul (lesson 12), quantise. *Going
 # further* does that in one kernel.
@@ -764,17 +773,16 @@ for name, (values, p) in edges.items():
     drawn = kernels.sample(given, torch.tensor(0, device=device), 1.0, 0, p)
     rows.append((name, str(values), str(sorted(set(drawn.tolist())))))
 display(table(("", "logits", "tokens in 100 draws"), rows))
-like_these = 2.5 * torch.randn(131072, generator=torch.Generator().manual_seed(0))
-most_likely = 100 * torch.softmax(like_these, 0).topk(50).values.sum()
-print(f"timed logits: the top 50 have {most_likely:.0f} % of the probability")
-in_us("serving_sample", "")
+for kind, logits in (("flat", flat_logits), ("peaked", peaked_logits)):
+    likely = torch.softmax(logits(16, device="cpu").float(), 1).topk(50).values.sum(1).mean()
+    print(f"{kind}: the top 50 tokens have {100 * likely:.0f} % of the probability")
+in_us("serving_sample", "131,072 logits per row; filtered: top_k 50, top_p 0.9")
 
 # %% [markdown]
-# These times are for 131,072 logits per row. 64 rows take barely longer than one, because a row is one program. A
-# single row keeps one SM busy, like a key head before we split it, and splitting the row would help in the same way.
-# With a filter, our kernel is slower on a single row than the sort in `torch.compile`. The top 50 have only a small
-# part of the probability here, so most candidates are refused, and each costs a pass over the row. Real models are
-# usually surer of the next token.
+# Without a filter, 64 rows take barely longer than one, because a row is one program: a single row keeps one SM busy.
+# With a filter, every refused candidate costs a pass over the row, and with 64 rows you wait for the unluckiest. If the
+# logits are flat, most candidates are refused, and a single row is slower than the sort in `torch.compile`. If they're
+# peaked, as when a model is sure of the next token, two passes are usually enough.
 #
 # ## Speculation: several rows of q
 #
@@ -820,9 +828,9 @@ in_us("serving_rows", "rows of q", 5 * (16 * 8192,))
 
 # %% [markdown]
 # Extra rows raise the intensity just like grouped heads do: 4 query heads times 4 rows fill the tile of 16 rows that
-# was mostly padding before. (PyTorch takes twice as long with two rows or more. We haven't looked into why.) In the
-# first table, all three batches gain the same factor. But 64 sequences with 8 rows are already close to the ridge.
-# Beyond it extra rows are no longer free.
+# was mostly padding before. (PyTorch takes twice as long from two rows on. We don't know why.) In the first table, all
+# three batches gain the same factor. But 64 sequences with 8 rows are already close to the ridge. Beyond it extra rows
+# are no longer free.
 #
 # ## Your predictions vs the measurements
 

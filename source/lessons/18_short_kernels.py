@@ -25,7 +25,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 import kernels
 from benchmarks.experiments import lesson_18
-from benchmarks.experiments.lesson_18 import EMPTY, LAYERS, RECORD, SHAPES
+from benchmarks.experiments.lesson_18 import EMPTY, LAYERS, RECORD, SHAPES, STREAM_BLOCK, STREAMS
 from helpers.figures import WaterfallExplorer
 from helpers.instruments import DEVICES, check_orders, compile_for, measure, recorded, table
 from helpers.instruments.dry_run import dry_run
@@ -131,7 +131,28 @@ empty_call.compare(
 )
 
 # %% [markdown]
-# From these two we can build a simple model. A layer that makes $k$ launches and moves $B$ bytes at bandwidth $W$ takes
+# You need kernels that read something to see the other two. Here each program adds up blocks of 64 KiB, and an SM has
+# room for one program, so 132 run at the same time. The last column is what the gap and the bytes don't explain:
+# <!-- given 64 KiB: 16,384 fp32 numbers -->
+
+# %% tags=["hide-input"]
+ends, rows = h100.experiment("short_kernels_ends"), []
+gap = empty["132 programs"]["graph"].median / EMPTY
+for name, each in ends.items():
+    programs, blocks = (int(word) for word in name.split()[::2])
+    time, moved = each["graph"].median / STREAMS, programs * blocks * STREAM_BLOCK * 4
+    needed = moved / gpu.memory_bandwidth
+    shown = (f"{seconds * 1e6:.1f} us" for seconds in (time, needed, time - needed - gap))
+    rows.append((name.replace(" 1 blocks", " 1 block"), *shown))
+columns = ("kernels in a graph", "time of one", "its bytes", "rest")
+display(table(columns, rows, h100.label_of("short_kernels_ends")))
+
+# %% [markdown]
+# With one block, the rest is mostly ramp-up, about a microsecond. It grows slowly with more blocks, because memory
+# doesn't quite reach the data sheet's bandwidth. The 133rd program has to wait for a free SM, so it runs alone at the
+# end. It adds more than a microsecond, although its bytes would take a fraction of that. That's the tail.
+#
+# From call and gap we can build a simple model. A layer that makes $k$ launches and moves $B$ bytes at bandwidth $W$ takes
 #
 # $$t_\text{launched} = k \cdot \max\Big(\text{call},\ \text{gap} + \frac{B / k}{W}\Big), \qquad
 # t_\text{graph} = \frac{\text{call}}{L} + k \cdot \text{gap} + \frac{B}{W}$$
@@ -153,8 +174,8 @@ empty_call.compare(
 # graph.replay()
 # ```
 #
-# In return, shapes and addresses are fixed, the CPU can't read any values inside the graph, and the graph's memory
-# remains allocated. Decode steps can live with that. Serving systems record graphs for a few batch sizes, and pad each
+# In return, shapes, addresses and numbers from Python are fixed, the CPU can't read any values inside the graph, and the
+# graph's memory remains allocated. Decode steps can live with that. Serving systems record graphs for a few batch sizes, and pad each
 # batch to the next one.
 #
 # Let's count the launches in the eager layer, with sizes small enough for any machine: the count doesn't depend on
@@ -185,8 +206,8 @@ as_graph.compare(
 )
 
 # %% [markdown]
-# Did calling the larger layer take less time? Eager makes the same launches for both, so both times are CPU time, and
-# the CPU wasn't equally fast in the two recordings. *Going further* has the spread.
+# You'd expect both layers to take the same time when called: eager makes the same launches for both, and the GPU waits
+# for the CPU. But the CPU wasn't equally fast in the two recordings. *Going further* has the spread.
 #
 # `torch.compile` fuses the elementwise operations around the matmuls, which leaves fewer kernels to launch. With
 # `mode="reduce-overhead"` it also records a CUDA graph. We recorded all graphs by hand instead, so that every version
@@ -339,8 +360,9 @@ dependent.compare(
 # ## No launches: one persistent kernel
 #
 # The final step is to put **the whole layer into one kernel**, a small [megakernel](../docs/glossary.md#megakernel). It
-# runs one program per SM ([persistent](../docs/glossary.md#persistent-kernel)), and each program works on some tiles of
-# every step. Between steps, the programs wait for each other using counters in memory (`kernels/counters.py`):
+# runs as many programs as fit on the GPU at once ([persistent](../docs/glossary.md#persistent-kernel)), here two per SM,
+# and each works on some tiles of every step. Between steps, the programs wait for each other using counters in memory
+# (`kernels/counters.py`):
 #
 # ```python
 # signal(counter_ptr)       # add 1; a program that sees it sees earlier stores (release)
@@ -463,14 +485,16 @@ compiled = {
     ),
 }  # fmt: skip
 for name, each in compiled.items():
-    fitting = 65536 // (each.registers * 32 * options["num_warps"])  # an SM has 65,536 registers
+    fitting = 65536 // (each.registers * 32 * each.num_warps)  # an SM has 65,536 registers
     print(
         f"{name}: {each.registers} registers per thread, {each.spill_bytes} bytes spilled; "
-        f"registers for {fitting} program{'s' * (fitting > 1)} per SM"
+        f"registers for {fitting} programs of {each.num_warps} warps per SM"
     )
 
 # %% [markdown]
-# The persistent kernel needs more than any of the steps. One program of it fits on an SM, where two of a matmul's do.
+# Two programs of the persistent kernel fit on an SM, but only because they have four warps instead of eight. With just
+# one, the SM would have nothing to do while that program waits at a counter. On its own, attention would have four
+# programs of eight warps.
 #
 # **Claim: "One persistent kernel per layer is faster than a graph of its parts."** Let's test that on the 8B layer, as
 # a graph. You've seen the times of eager PyTorch and of our five kernels. **How long does the persistent kernel take?**
@@ -548,9 +572,9 @@ WaterfallExplorer(times, floors, model)
 # bottleneck and the GPU waits for it. <code>torch.compile</code> gains nothing. We didn't look into why, but Triton's
 # launches take longer than PyTorch's, and every call first checks its guards. All bars are above the model, because it
 # uses the call of an empty kernel or an addition. Passing a dozen arguments and allocating results takes longer, and so
-# does a busy CPU. 2. Every bar is above its prediction, and our kernels are the furthest above, so it isn't the gaps
-# that are left. 3. The kernels themselves. Our matmuls and our attention are slower than cuBLAS and SDPA. 4. Ours.
-# Their kernels take longer than their calls, so the CPU can keep ahead.</details>
+# does a busy CPU. 2. Every bar is above its prediction. Our five kernels are the furthest above theirs, so it
+# isn't the gaps that are left. 3. The kernels themselves. Our matmuls and our attention are slower than cuBLAS and
+# SDPA. 4. Our five kernels. They take longer than their calls, so the CPU can keep ahead.</details>
 #
 # The model assumes that a kernel moves bytes at full bandwidth from the first cycle to the last. Subtract its three
 # terms from a graph's time, and what remains is ramp-up, tail and loads that are slower than the bandwidth. **At 8B,
@@ -582,8 +606,8 @@ remains.compare(
 )
 
 # %% [markdown]
-# For the small layer, the megakernel leaves the least, because ramp-ups and tails went with the launches. At 8B, eager
-# leaves the least despite its 14 launches.
+# The megakernel leaves the least, because ramp-ups and tails went with the launches. At 8B, eager comes next despite its
+# 14 launches.
 #
 # ## When to stop
 #
@@ -606,16 +630,16 @@ table(columns, rows, h100.label_of("short_kernels_small", "short_kernels_8B"))
 # it gives you the biggest gain. Next, let a compiler fuse everything between the matmuls. At 8B, most of what's left is
 # bytes, so look for fewer of them (lesson 12) or more tokens per weight (lesson 17). The small layer is still a long
 # way from its floor. The megakernel closes part of that distance, and more of it than anything else we tried. If you
-# can't use a graph, reduce the number of launches, but look at what your own wrapper costs: called from Python, the
-# persistent kernel takes longer than our five. Called from Python, our five kernels take less than half of eager's time
-# on the small layer.
+# can't use a graph, reduce the number of launches. Called from Python, our five kernels take less than half of eager's
+# time on the small layer. But look at what your own wrapper costs: there, the persistent kernel takes longer than the
+# five.
 #
-# Why does our megakernel win on the small layer and lose at 8B? It removes gaps, ramp-ups and tails. They are most of
-# the time in a short kernel but a small part of a long one. At 8B it comes down to the matmuls, and ours are slower
-# than cuBLAS's. Our five separate kernels use the same matmul, but two programs of it can share an SM. They lose by
-# less. A good megakernel needs
+# Why does our megakernel gain so much on the small layer and so little at 8B? It removes gaps, ramp-ups and tails. They
+# are most of the time in a short kernel but a small part of a long one. At 8B it comes down to the matmuls, and ours are
+# slower than cuBLAS's: with five kernels they lose to eager's 14. (We tuned the megakernel's number of warps, but not that
+# of the five kernels.) A good megakernel needs
 #
-# - **matmuls as fast as the library's**, with enough loads in flight. Ours has one program per SM, and each has one
+# - **matmuls as fast as the library's**, with enough loads in flight. Ours has two programs per SM, and each has one
 #   block of weights in flight, 16 KiB. Asynchronous copies and a deep pipeline would have more;
 #   <!-- given 16 KiB: 8 x 1024 weights of 2 bytes -->
 # - **the next step's weights in flight while it waits**, which is possible because weights don't depend on any counter.
@@ -665,7 +689,8 @@ self_test(answer, 8 + 12 * 1 + 30 / 3, "8 + 12 x 1 + 30 / 3")
 # ## Now you
 #
 # In [exercise 18](../exercises/18_short_kernels.ipynb) you fuse an addition, a norm and a gate into one kernel. Then
-# you predict the launches, bytes and time of a layer, and count how many launches fit into a time budget.
+# you predict the launches, bytes and time of a layer, put the launches for one token into CUDA graphs, and count how
+# many fit into a time budget.
 
 # %% [markdown]
 # ## Going further
