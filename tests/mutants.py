@@ -147,8 +147,8 @@ DECIDE_TIME = "return (time, names) if time < float('inf') and can_run(graph, na
 EQUIVALENT = {
     **{
         f"15_capstone: {line} -> {line.replace('min(32', 'min(33')}": (
-            f"a launch with 33 warps fails, but only a row of more than {widest} numbers asks for them, and no check has "
-            "one"
+            f"a launch with 33 warps fails, but only a row of more than {widest} numbers asks for them, and no check "
+            "has one"
         )
         for line, widest in ((CAPSTONE_WARPS, 16384), (CAPSTONE_WARPS.replace("512", "256"), 8192))
     },
