@@ -7,6 +7,8 @@ lab:
 
 # For two processors: while a test waits for a browser or a kernel, the third worker has its processor.
 SHARED := -n 3 --dist loadfile --no-loadscope-reorder
+# Each of them, and each kernel, computes in one thread: more would wait for each other, spinning.
+ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 # Where no notebook is run: loading it takes each worker three seconds.
 NO_NBVAL := -p no:nbval
 # The scripts in source/ that build what is stored: notebooks, then what is made from them. With --check, each names what
@@ -24,15 +26,15 @@ test:
 	.venv/bin/codespell
 	.venv/bin/python -m compileall -qq helpers kernels benchmarks
 	printf '%s\n' $(BUILDERS) | xargs -P 3 -I{} .venv/bin/python source/{}.py --check
-	.venv/bin/pytest $(SHARED) --nbval -m "not alone and not long" notebooks $(SOLUTIONS) tests
+	$(ONE_THREAD) .venv/bin/pytest $(SHARED) --nbval -m "not alone and not long" notebooks $(SOLUTIONS) tests
 	.venv/bin/pytest $(NO_NBVAL) -m "alone and not long" $$(grep -rlF "@pytest.mark.alone" tests)
 
 # That, and what takes hours: every attack, mutant and solution, graders that are killed, a class of 400, an empty
 # environment.
 test-all: test
-	.venv/bin/pytest $(SHARED) $(NO_NBVAL) -m "long and not alone"
+	$(ONE_THREAD) .venv/bin/pytest $(SHARED) $(NO_NBVAL) -m "long and not alone"
 	.venv/bin/pytest $(NO_NBVAL) -m "long and alone"
-	.venv/bin/pytest $(SHARED) --nbval $(filter-out $(SOLUTIONS),$(wildcard solutions/*.ipynb))
+	$(ONE_THREAD) .venv/bin/pytest $(SHARED) --nbval $(filter-out $(SOLUTIONS),$(wildcard solutions/*.ipynb))
 
 # Build again what is stale: what was made from a source, a module or a record that has changed since.
 notebooks:

@@ -4,6 +4,7 @@
     python benchmarks/explorer_latency.py occupancy
 
 A press counts from the keyboard event's own time stamp to the end of the first frame painted after the chart changed.
+Of that, the time up to the change and the time of the frame itself are given too; the rest waits for the frame.
 The burst is 40 presses at 30 a second, counted from the last press to the frame that shows the last value. Needs
 Playwright for Python and Chromium.
 """
@@ -22,7 +23,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -70,14 +71,16 @@ WATCH = """() => {
   window.forget = () => { window.pressed = []; window.painted = []; window.next = new Promise(r => window.done = r); };
   window.forget();
   document.addEventListener('keydown', event => window.pressed.push(event.timeStamp), true);
-  new MutationObserver(() => requestAnimationFrame(() => {
+  new MutationObserver(() => { const changed = performance.now(); requestAnimationFrame(() => {
+    const begun = performance.now();
     const channel = new MessageChannel();
     channel.port1.onmessage = () => {
-      window.painted.push([performance.now(), line.textContent]);
+      const now = performance.now();
+      window.painted.push([now, line.textContent, changed, begun]);
       window.done();
     };
     channel.port2.postMessage(0);
-  })).observe(layer, {childList: true});
+  }); }).observe(layer, {childList: true});
 }"""
 
 
@@ -258,6 +261,8 @@ class Latency:
 
     presses: list[float]
     burst: float
+    changes: list[float] = field(default_factory=list)  # of each press, up to the change
+    frames: list[float] = field(default_factory=list)  # the frame that shows it
 
     @property
     def median(self) -> float:
@@ -342,13 +347,17 @@ def _one_run(page, handle, explorer: Explorer) -> Latency:
     keys = [explorer.keys[way] for way in ways]
     last = explorer.shown(explorer.values[ways.count(0) - ways.count(1)])
     _rewind(page, handle)
-    presses = []
+    presses, changes, frames = [], [], []
     for number, key in enumerate(keys):
         page.wait_for_timeout(40 + 7 * (number % 5))  # not in step with the screen
         page.evaluate("forget()")
         page.keyboard.press(key)
         page.evaluate("next")
-        presses.append(page.evaluate("painted[0][0] - pressed[0]"))
+        now, _, changed, begun = page.evaluate("painted[0]")
+        pressed = page.evaluate("pressed[0]")
+        presses.append(now - pressed)
+        changes.append(changed - pressed)
+        frames.append(now - begun)
 
     _rewind(page, handle)
     start = time.perf_counter()
@@ -359,8 +368,8 @@ def _one_run(page, handle, explorer: Explorer) -> Latency:
     pressed, painted = page.evaluate("[pressed, painted]")
     if last not in painted[-1][1]:
         raise RuntimeError(f"a second after the burst the chart shows {painted[-1][1]!r}, not {last!r}")
-    shown = next(time for time, text in painted if time > pressed[-1] and last in text)
-    return Latency(presses, shown - pressed[-1])
+    shown = next(time for time, text, *_ in painted if time > pressed[-1] and last in text)
+    return Latency(presses, shown - pressed[-1], changes, frames)
 
 
 def _rewind(page, handle) -> None:
@@ -455,7 +464,9 @@ def main() -> None:
             runs = []
             for run in measure(name):
                 runs.append(run)
-                print(f"{name}: median {run.median:.1f} ms, 95th percentile {run.p95:.1f} ms, burst {run.burst:.0f} ms")
+                parts = f"change {median(run.changes):.1f}, frame {median(run.frames):.1f}"
+                print(f"{name}: median {run.median:.1f} ms ({parts}), 95th percentile {run.p95:.1f} ms, ", end="")
+                print(f"burst {run.burst:.0f} ms")
             print(
                 f"{name}, best of {RUNS}: median {min(run.median for run in runs):.1f} ms (limit {MEDIAN_LIMIT}), 95th "
                 f"percentile {min(run.p95 for run in runs):.1f} ms (limit {P95_LIMIT}), last value of a burst "

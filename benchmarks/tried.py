@@ -118,6 +118,11 @@ SHARED = {
         "(RMSNorm of 1024 x 131072 174 us for 149, 512 x 262144 193 for 182, 2048 x 65536 160 for 141; of x + residual "
         "353 for 295, 384 for 310, 298 for 280)"
     ),
+    "by element": (
+        "of 8 but not 16: Triton compiles one kernel for every width that 16 doesn't divide, and loads its rows element "
+        "by element; torch.compile and QuACK compile one for this width, and load 16 bytes at a time. Telling our "
+        "kernel so was not tried"
+    ),
     "few microseconds": (
         "a few microseconds, most of them a launch's start and end; two runs of one kernel differ by up to a half there"
     ),
@@ -141,13 +146,15 @@ SWEPT = {
         "long; [calls]"
     ),
     "cross_entropy": (
-        "rows a program, warps and columns at a time by trials (the best kept); the first columns asked for before the "
-        "label's logit, which waits for the label (kept: 62.9 us for 66.7 at 134218 x 1000, 62.2 for 64.8 at 65536 x "
-        "2048, 81 for 88 at 2097152 x 64), and few rows by warps of 2 KB (kept, both: 1.8 us for 2.6 at 2048 x 64, 3.2 "
-        "for 4.2 at 2048 x 768); the logit read after the row (75 for 68 at 134218 x 1000); the next columns on their "
-        "way (kept for few rows: 5.4 for 5.9 at 2048 x 2560, 6.6 for 7.0 at 2048 x 3584; of 8192 and 10000 columns 7 "
-        "to 14 % slower, of 13824 not tried, of many rows 73 for 68 at 13422 x 10000), loops unrolled (no gain). "
-        "Narrow rows: [few microseconds]"
+        "rows a program, warps and columns at a time by trials (the best kept); the first columns asked for before "
+        "the label's logit, which waits for the label (kept: 62.9 us for 66.7 at 134218 x 1000, 62.2 for 64.8 at "
+        "65536 x 2048, 81 for 88 at 2097152 x 64), and few rows by warps of 2 KB (kept, both: 1.8 us for 2.6 at 2048 "
+        "x 64, 3.2 for 4.2 at 2048 x 768); the logit read after the row (75 for 68 at 134218 x 1000); the next "
+        "columns on their way (kept for few rows: 5.4 for 5.9 at 2048 x 2560, 6.6 for 7.0 at 2048 x 3584; of 8192 and "
+        "10000 columns 7 to 14 % slower, of 13824 not tried, of many rows 73 for 68 at 13422 x 10000), loops unrolled "
+        "(no gain). Narrow rows: [few microseconds]; on an H100 rows of 24577 to 32768 classes by 8 warps (kept: 7 % "
+        "at 28672); 2048 rows with half to twice the rows, columns and warps each (a trial's best gains 5 to 15 % of "
+        "6 us in one run, nothing in the next)"
     ),
     "cross_entropy backward": (
         "as many columns at a time and warps as a trial liked best; 2048 rows with rims by a program each (kept: 3.8 "
@@ -155,11 +162,10 @@ SWEPT = {
         "170 at 260617 x 515, 147 for 149 at 174763 x 768); [calls]"
     ),
     "sample": "one program takes a whole row; first timed beside FlashInfer in the sweep: no trial is recorded",
-    "rope_cache": "first timed in the sweep: no trial of another block is recorded",
-    "paged_attention": "first timed in the sweep, and beside FlashInfer only there: no trial is recorded",
-    "decoder_layer": (
-        "the size of Llama 3 8B: five separate kernels with the same matmul are also behind (228 us in a graph; ours "
-        "268, torch.compile 190); each program has one block of weights in flight, and no deeper pipeline was tried"
+    "paged_attention": (
+        "4 or 8 warps, 64 or 128 keys at a time, 2 to 5 stages, splits for one to four programs per SM: 128 keys by 4 "
+        "warps in two stages, two programs per SM, kept (26.9 us for 33.9 at one sequence of 8192 keys, 194 for 207 "
+        "at 64 x 2048, 110 for 117 at 65536; at 8 x 8192, behind FlashAttention-2, 108 for 110)"
     ),
     "flash_attention backward": (
         "FlashAttention-4 is ahead at most sizes, by up to a quarter with heads of 64: no trial against it is recorded"
@@ -185,39 +191,45 @@ SWEPT = {
     "l2_norm": (
         "4 to 32 warps (16 kept at 10000 and 12288 columns: 132 us for 136), one pass or a walk over rows, rows held "
         "two elements to a register (no gain), rows read again from L1 in chunks of 1024 to 8192 elements (145 us for "
-        "138 at 32768, 128 for 133 at 8192)"
+        "138 at 32768, 128 for 133 at 8192); of 20481 to 32767 columns 16384 held and the rest read again (kept: 189 "
+        "us for 216 at 4681 x 28672, on an H100)"
     ),
     "layer_norm": (
         "weight and bias asked for with few rows, of up to 256 columns by more threads (kept: 2.0 us for 2.7 at 2048 "
         "x 64), or of others that leave part of their block idle (kept: 3.7 for 4.0 at 2048 x 768, 4.2 for 4.7 at "
         "2048 x 1000, 5.6 for 7.1 at 2048 x 1536, 9.5 for 10.7 at 2048 x 2560; not kept: 12.2 for 11.8 at 2048 x "
-        "3584, 4.8 for 4.5 at 2048 x 1024, 7.9 for 7.6 at 2048 x 2048); [few microseconds]; [calls]"
+        "3584, 4.8 for 4.5 at 2048 x 1024, 7.9 for 7.6 at 2048 x 2048); [few microseconds]; [calls]; rows of 12289 "
+        "columns and more by half as many threads (kept: 189 us for 285 at 9362 x 14336, 192 for 205 at 4096 x "
+        "32768). 1000 columns, a multiple [by element]"
     ),
-    "layer_norm backward": "2048 rows of 1000 or 1024, and 1056833 of 127: no trial is recorded; [calls]",
-    "layer_norm_act backward": "1056833 rows of 127: no trial is recorded; [calls]",
+    "layer_norm backward": (
+        "2048 rows: 1 to 4 rows and warps, 64 to 255 registers, three stages or one: at 1000 columns four warps of "
+        "128 registers take 0.9 of the time here and 1.26 of it at 134218 rows; [few microseconds]; [calls]"
+    ),
     "linear_act": (
         "cuBLASLt's own epilogue is ahead at 256 to 512 rows and at sizes that are not multiples of a tile: no trial "
         "against it is recorded; [calls]"
     ),
-    "layer_norm_act": (
-        "torch.compile is ahead at 14336 columns and from 28672 on: no trial is recorded; narrow rows: [few "
-        "microseconds]"
-    ),
-    "layer_norm_int8": "torch.compile is ahead at 1000 and 18432 columns: no trial is recorded",
+    "layer_norm_int8": "1000 columns, a multiple [by element]; one to four warps and rows (4 to 140 % slower)",
     "residual_layer_norm": (
         "weight and bias asked for with few rows, of up to 256 columns by more threads (kept: 1.9 us for 3.4 at 2048 "
         "x 64, 2.4 for 3.7 at 2048 x 128, 3.3 for 3.9 at 2048 x 256), or of others that leave part of their block "
         "idle (kept: 9.2 for 10.4 at 2048 x 1536, 17.8 for 18.8 at 2048 x 3584); [few microseconds]; 262144 columns: "
-        "no trial is recorded; [calls]"
+        "no trial is recorded; [calls]; 18432 columns by 8 warps (360 us for 432; LayerNorm takes 1.4 times as long "
+        "by them: not kept); 1000 columns, a multiple [by element]"
     ),
-    "residual_layer_norm backward": "many rows of 127, 1000 or 1025: no trial is recorded; [calls]",
+    "residual_layer_norm backward": (
+        "1025 columns: one warp, or two of 128 registers (443 us for 582 at 130944 rows, but of 1000 columns 1 to 34 "
+        "% slower: not kept); [calls]"
+    ),
     "residual_rms_norm": (
-        "[clusters]; [walks]; narrow rows: [few microseconds], and no trial is recorded; 1056833 rows of "
-        "127: no trial is recorded"
+        "[clusters]; [walks]; narrow rows: [few microseconds], and no trial is recorded; 1056833 rows of 127: no "
+        "trial is recorded; 1000 columns, a multiple [by element]"
     ),
     "residual_rms_norm backward": (
-        "rows of 16385 to 32768 columns read again from L1 in one pass over both (kept: 329 us for 405 at "
-        "4096 x 32768), with the next row read meanwhile (549 to 605), by 8 or 16 warps (402 to 677); [calls]"
+        "as rms_norm's, with which it shares the kernel; rows of 16385 to 32768 columns read again from L1 in one "
+        "pass over both (kept: 329 us for 405 at 4096 x 32768), with the next row read meanwhile (549 to 605), by 8 "
+        "or 16 warps (402 to 677); 1056833 rows of 127 by 8 warps in one stage (kept: 600 us for 1071); [calls]"
     ),
     "rms_norm": (
         "[clusters]; 2048 narrow rows: [few microseconds], and no trial is recorded. Held in fp32, 8 warps at 18432 "
@@ -225,37 +237,46 @@ SWEPT = {
         "reduction (no gain), a row read twice, the second time from L1 (3 % at 28672 columns, no gain at 32768), a "
         "row held two elements to a register (132 us for 142 at 12288, 134 for 145 at 28672, 135 for 141 at 32768, on "
         "an H100 at most 7 %, less than the tenth that a second kernel must gain; at 8192 and 10000 2 to 3 % slower); "
-        "[walks]; [calls]"
+        "[walks]; [calls]; 1000 columns, a multiple [by element]"
     ),
-    "rms_norm backward": "many rows of 2047 to 8192 columns, by up to a third: no trial is recorded; [calls]",
+    "rms_norm backward": (
+        "rows of 2560 to 12288 columns loaded two turns ahead (kept: 283 us for 372 at 52429 x 2560, 293 for 427 at "
+        "26214 x 5120, 283 for 360 at 18725 x 7168), 2048 elements a turn of 65 to 256 columns (kept: 307 for 372 at "
+        "524288 x 256; at 768 columns 13 % faster with many rows and 21 % slower with 2048: not kept). 1000 columns, "
+        "a multiple [by element]; 127, 2047, 4099 and 12289: 1 to 4 rows, 4 to 16 warps, one to three stages by "
+        "trial; of 2047 the best without a residual (428 us for 510) takes half as long again with one"
+    ),
     "softmax": (
         "rows held two 16-bit elements to a register: up to 20480 columns (kept), loaded without an eviction policy "
         "(kept: 136 us at 14336 to 18432, with evict_first 145 to 147), by 512 or 128 threads (136 to 156); one of "
         "65536 to an SM (175 us for 142), walking over rows with the next one asked for (172), a quarter held (146); "
         "walks at 12288 to 32768 (up to a fifth slower). Beyond 65536 columns the last 32768 are held, in their own "
-        "dtype (kept: 306 us for 331 packed at 2048 x 131072, 678 for 786 at 2048 x 262144). In Gluon, a program an SM "
-        "that keeps a ring of chunks in shared memory filled (cp.async) while it computes and stores: of whole rows "
-        "(146 us for 142 at 2048 x 65536, 141 for 138 at 4096 x 32768, 144 for 139 at 4681 x 28672; faster at 2668 x "
-        "50304 alone, 146 for 162), or of parts of one on 2 to 8 SMs that tell each other by way of memory (321 for "
-        "303 at 2048 x 131072, 644 for 673 at 2048 x 262144, 193 for 168 at 883 x 152064). Few narrow "
-        "rows by more threads (kept: 2.2 us for 2.3 at 2048 x 64, 2.4 for 2.5 at 2048 x 256); [few microseconds]; "
-        "[clusters]; [calls]"
+        "dtype (kept: 306 us for 331 packed at 2048 x 131072, 678 for 786 at 2048 x 262144). In Gluon, a program an "
+        "SM that keeps a ring of chunks in shared memory filled (cp.async) while it computes and stores: of whole "
+        "rows (146 us for 142 at 2048 x 65536, 141 for 138 at 4096 x 32768, 144 for 139 at 4681 x 28672; faster at "
+        "2668 x 50304 alone, 146 for 162), or of parts of one on 2 to 8 SMs that tell each other by way of memory "
+        "(321 for 303 at 2048 x 131072, 644 for 673 at 2048 x 262144, 193 for 168 at 883 x 152064). Few narrow rows "
+        "by more threads (kept: 2.2 us for 2.3 at 2048 x 64, 2.4 for 2.5 at 2048 x 256); [few microseconds]; "
+        "[clusters]; [calls]; 20481 to 32768 columns by 1024 threads (kept, on an H100: 4 to 7 % faster), wider rows "
+        "by 256 to 1024 threads that hold none to four chunks (no gain)"
     ),
     "softmax backward": (
-        "rows held two 16-bit elements to a register, loaded without an eviction policy: 10241 to 32768 columns wholly "
-        "(kept: 190 us for 207 at 12288, 190 for 196 at 16384, 192 for 206 at 32768; with evict_first 210, 209, 207) "
-        "or read again (193 to 268 us); of wider ones 49152 (kept: 217 us for 236 with 16384 and 229 with 32768 at "
-        "50304; 214 for 228 with none at 65536); walks over rows (up to a third slower); a ring of chunks in shared "
-        "memory, as the forward (238 for 210 at 2668 x 50304, 220 for 206 at 2048 x 65536, 195 for 189 at 4096 x "
-        "32768, 447 for 444 at 2048 x 131072). Of 2048 narrow rows 4 a program, or 2, by more threads (kept: in a "
-        "trial 2.1 us for 2.6 at 64 columns, 2.6 for 3.1 at 256, 3.5 for 3.7 at 512; the sweep shows it at 512 alone); "
-        "[few microseconds]; [clusters]; [calls]"
+        "rows held two 16-bit elements to a register, loaded without an eviction policy: 10241 to 32768 columns "
+        "wholly (kept: 190 us for 207 at 12288, 190 for 196 at 16384, 192 for 206 at 32768; with evict_first 210, "
+        "209, 207) or read again (193 to 268 us); of wider ones 49152 (kept: 217 us for 236 with 16384 and 229 with "
+        "32768 at 50304; 214 for 228 with none at 65536); walks over rows (up to a third slower); a ring of chunks in "
+        "shared memory, as the forward (238 for 210 at 2668 x 50304, 220 for 206 at 2048 x 65536, 195 for 189 at 4096 "
+        "x 32768, 447 for 444 at 2048 x 131072). Of 2048 narrow rows 4 a program, or 2, by more threads (kept: in a "
+        "trial 2.1 us for 2.6 at 64 columns, 2.6 for 3.1 at 256, 3.5 for 3.7 at 512; the sweep shows it at 512 "
+        "alone); [few microseconds]; [clusters]; [calls]; on an H100 held packed from 8193 columns on (kept: 268 us "
+        "for 327 at 9709 x 13824, 272 for 300 at 13422 x 10000)"
     ),
     "softmax_dropout backward": (
         "warps, rows at a time and columns held by trial (the best kept); fewer registers by order, so that an SM has "
         "two rows (282 us for 368 at 10000 columns held in fp32; kept packed: 254); more chunks held up to 20480 "
-        "columns (kept: 287 for 324 at 18432), beyond with few spills (314 for 332 at 32768); 2048 narrow rows by more "
-        "threads (kept: 2.5 us for 4.1 at 128 columns); many rows of 128: no trial is recorded; [calls]"
+        "columns (kept: 287 for 324 at 18432), beyond with few spills (314 for 332 at 32768); 2048 narrow rows by "
+        "more threads (kept: 2.5 us for 4.1 at 128 columns); many rows of 128: no trial is recorded; [calls]; 1000 "
+        "columns, a multiple [by element]"
     ),
     "swiglu backward": "[few microseconds]; odd sizes: no trial is recorded",
 }

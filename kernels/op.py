@@ -342,6 +342,7 @@ def work_per_element(
     """
 
     def work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
+        """Return FLOPs and minimum traffic."""
         elements = torch.Size(shape).numel()
         moved = (tensors[i] * elements + vectors[i] * shape[-1] for i in (0, 1))
         return Work(flops * elements, *(each * dtype.itemsize for each in moved))

@@ -11,6 +11,8 @@ no kernel would still be ours to show.
 - What answers a question is folded until the reader guesses or asks; what answers several, until the last of them. An
   explorer moves without a guess, unless its opening line says what was found; so does the film that opens a lesson,
   unless one of its counters does.
+- Where a lesson opens with a figure, that stands right under the lesson's question: what is learnt, how to run the
+  notebook and its first cell follow. What only applies to a notebook, <span class="lab"> in a lesson, is left out.
 - Formulas become MathML here; a page asks nothing of any other host, and works from a folder as well as from a server.
 
     python source/build_site.py                  build site/
@@ -59,7 +61,8 @@ RECORD_IT = "run `make notebooks`, which records figures that move"
 ASKED = re.compile(r"(?P<question>.*): \[your guess\] ?(?P<unit>.*)")  # as a question is stored where no widget runs
 DOORS = re.compile(r"https://(?:mybinder\.org/v2|colab\.research\.google\.com/github|codespaces\.new)/[^\s)\"<>]+")
 PICTURE = re.compile(r'<img src="data:image/png;base64,([^"]+)"')
-THUMBNAIL = 144  # pixels, at twice the density
+GOALS = re.compile(r"^.+\n\n(?=- )", re.MULTILINE)  # the line before a list
+THUMBNAIL = 272, 144  # pixels, at twice the density
 
 
 @dataclass
@@ -208,13 +211,14 @@ class Site:
 
     def markup(self, text: str, page: Page) -> str:
         """Markdown as markup; what it says is kept for the search."""
-        text = re.sub(r"<!--.*?-->\n?", "", text, flags=re.DOTALL)
+        text = re.sub(r"<!--.*?-->\n?|<span class=\"lab\">.*?</span>", "", text, flags=re.DOTALL)
         shown = ""
         for part in re.split(r"^(?=#+ )", text, flags=re.MULTILINE):
             rendered = MarkdownWithMath(renderer=Renderer(page, self)).render(part)
             section = page.sections[-1][1] if page.sections else ""
             page.texts[section] = f"{page.texts.get(section, '')} {words_of(rendered)}"
             shown += rendered
+        shown = shown.replace("<p></p>\n", "")
         shown = re.sub(r"<th[^>]*></th>", "<td></td>", shown)  # a column without a name has no header
         return re.sub(r"(<table>.*?</table>)", r'<div class="wide">\1</div>', shown, flags=re.DOTALL)
 
@@ -257,6 +261,7 @@ class Site:
 
     def _prepare(self, page: Page, notebook: nbformat.NotebookNode, known: dict) -> dict:
         """Make of each cell what the template shows; gives its live figures, of those that are `known`."""
+        lead_with_the_figure(notebook)
         live, folds, asks, founds = {}, {}, {}, []
         tried = self._tried(page) if page.kind == "lesson" else {}
         for number, (question, cells) in enumerate(answers_of(notebook).items()):
@@ -286,6 +291,7 @@ class Site:
                             call = cell.source.strip().rpartition("\n")[2]
                             raise ValueError(f"{page.source}: the figure of `{call}` is not recorded: {RECORD_IT}")
                         output.live, live[cell.id] = cell.id, known[cell.id]
+                        output.room = room_of(known[cell.id])
                         if output.fold and (opening or "Explorer(" in cell.source) and not _tagged_as_answer(cell):
                             told = f"{_text(output)} {counted_by(known[cell.id])}"
                             output.fold = [each for each in output.fold if says(told, founds[each])] or None
@@ -320,14 +326,15 @@ class Site:
         opening, *sections = self.readme
         # The map and the film stand in README as still pictures of what is live here.
         opening = re.sub(r"<picture>.*?</picture>|!\[[^\]]*\]\((?!https:)[^)]*\)", "", opening, flags=re.DOTALL)
+        opening, *caption = re.split(r"^(\*[^*]+\*)$", opening, maxsplit=1, flags=re.MULTILINE)  # of the film
         sections = [re.sub(r"## The course\n.*(?=\n\[|\Z)", "", each, flags=re.DOTALL) for each in sections]
         first = next(page for page in self.pages if page.kind == "lesson")
         lesson = nbformat.read(self.root / first.source, as_version=4)
         film = next(cell for cell in lesson.cells if cell.cell_type == "code" and is_live(cell))
         film.metadata["bare"] = True
-        cells = [opening, film, "## The course", *sections]
+        cells = [opening, film, *caption[:1], "## The course", *sections]
         front = [nbformat.v4.new_markdown_cell(each) if isinstance(each, str) else each for each in cells]
-        front[2].metadata["map"] = True
+        front[cells.index("## The course")].metadata["map"] = True
         self.write(self.front, nbformat.v4.new_notebook(cells=front), first)
 
     @functools.cached_property
@@ -359,7 +366,7 @@ class Site:
         if png is None:
             return ""
         picture = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGBA")
-        picture.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))
+        picture.thumbnail(tuple(2 * each for each in THUMBNAIL))
         picture = picture.quantize(256, method=Image.Quantize.FASTOCTREE)  # a third of the bytes, no visible difference
         name = f"assets/pictures/{path.stem}.png"
         (self.out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -385,6 +392,21 @@ class Site:
             for anchor, text in page.texts.items():
                 entries.append([page.target, anchor, page.name, titles.get(anchor, ""), text.strip()])
         self._save("assets/search.js", f"window.fusionSearch = {json.dumps(entries, ensure_ascii=False)};\n")
+
+
+def lead_with_the_figure(notebook: nbformat.NotebookNode) -> None:
+    """Move the figure that a lesson opens with to below its question; how to run it stands before the rest."""
+    opening, *others = notebook.cells
+    found, rest = GOALS.search(opening.source), opening
+    match others:
+        case [setup, told, figure, *_] if (
+            found and setup.cell_type == figure.cell_type == "code" and not setup.outputs
+            and told.cell_type == "markdown" and not told.source.startswith("#") and is_live(figure)
+        ):  # fmt: skip
+            rest = nbformat.v4.new_markdown_cell(opening.source[found.start() :])
+            opening.source = opening.source[: found.start()]
+            notebook.cells = [opening, told, figure, rest, setup, *others[3:]]
+    rest.metadata["how_to_run"] = True
 
 
 def to_run(notebook: str) -> str:
@@ -415,8 +437,26 @@ def counted_by(figure: dict) -> str:
     """What the counters of a recorded film end at; empty where the figure is not one."""
     if not figure.get("states"):
         return ""
-    data = json.loads(zlib.decompress(base64.b64decode(figure["states"][0])))["data"]
-    return " ".join(f"{counter[4]:g}" for _, scene in data.get("scenes", ()) for counter in scene["counters"])
+    return " ".join(f"{counter[4]:g}" for _, scene in _data(figure).get("scenes", ()) for counter in scene["counters"])
+
+
+def room_of(figure: dict) -> str:
+    """The height of a recorded film over its width, wide and narrow, as a style: no text jumps when it comes."""
+    data = _data(figure)
+    if "opens" not in data:
+        return ""
+    (_, scene), narrow = data["scenes"][0], data["narrow"]
+    (width, height), size = scene["size"], None
+    if isinstance(narrow, dict):  # its right part goes below the left
+        size = narrow["width"], 2 * height
+    elif narrow:
+        size = narrow[0]["size"]
+    upright = f" --upright: {size[1] / size[0]:.2f}" if size else ""
+    return f"--across: {height / width:.2f};{upright}"
+
+
+def _data(figure: dict) -> dict:
+    return json.loads(zlib.decompress(base64.b64decode(figure["states"][0])))["data"]
 
 
 def _numbers(text: str) -> list[float]:

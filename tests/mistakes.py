@@ -33,17 +33,40 @@ TOLD = {
     "stride": r"the strides|as it likes|wider",
     "accumulation": r"float16: .*(before the sums|then store)|the accumulator",
     "rounding": r"rounded to 16 bits before the store",
-    "scale": r"the formula|the scale|multiplied by|gelu|this is what|that result's formula",
+    "scale": r"the formula|the scale|multiplied by|gelu|the values of|that result's formula",
     "eps": r"eps: ",
-    "maximum": r"take the (row's )?maximum off",
+    "maximum": r"subtract (all of )?the row's maximum",
     "rescaling": r"the rescaling|never multiplied by f",
-    "order of axes": r"element's number|causal mask|which mask is whose|the grid|which are whose|formula|edges",
+    "order of axes": r"which program has which batch|element's number|causal mask|which mask is whose|the grid|which are whose|formula|edges",
     "offset width": r"an integer of 32 bits passes 2\^31(.*\n)*.*to\(tl\.int64\)",
-    "NaN and inf": r"NaN|each can win once|rows without a key",
+    "NaN and inf": r"NaN|each can still win once|rows without a key",
     "codes": r"the rounding|the clamp|the smallest scale",
     "grid": r"the grid|the number of rows|the edges|the sizes",
     "in place": r"argument \d was changed",
     "hard-coded size": r"the block|the grid|the sizes|the number of rows|as many",
+    "another formula": r"the values of",
+    "owner": r"race of|comes out otherwise",
+    "exception": r"^error: .*\n(.*\n)*.*Look at your line \d+",
+    "return": r"what your function returns|how the output is allocated",
+    "count": r"the terms|the factors|the order of what|which number divides|which side of the ridge|how it is spelled",
+}
+# kind -> what must not be said: a cause for which such a mistake gives no evidence
+NEVER = {
+    "mask": r"Look at the (formula|strides|grid)|the values of",
+    "stride": r"Mask the others|Look at the formula|the values of|Look at the grid",
+    "accumulation": r"Mask the others|Look at the strides",
+    "rounding": r"Mask the others|Look at the (strides|grid)|lanes past",
+    "eps": r"Mask the others|Look at the (strides|grid)|lanes past",
+    "maximum": r"Mask the others|Look at the (strides|grid)",
+    "offset width": r"Mask the others|Look at the (strides|grid|formula)",
+    "NaN and inf": r"Mask the others|Look at the (strides|grid)",
+    "grid": r"Look at the (strides|formula)|the values of|lanes past",
+    "in place": r"Look at the (formula|strides|grid)",
+    "another formula": r"Mask the others|Look at the (strides|grid)|lanes past|rounded|float16: ",
+    "owner": r"Look at the (formula|strides)|Mask the others",
+    "exception": r"Look at the (formula|strides|grid)",
+    "return": r"Look at the (formula|strides|grid)",
+    "count": r"spelled.*\n.*side of the ridge",
 }
 LIKE = {
     "values": "other-values",
@@ -58,20 +81,24 @@ LIKE = {
 
 @dataclass(frozen=True)
 class Mistake:
-    """`changes`: text -> what stands in its place; `told`: what must be said of it."""
+    """`changes`: text -> what stands in its place; `told`: what must be said of it; `never`: what must not."""
 
     exercise: str
     kind: str
     changes: dict[str, str]
     told: str
+    never: str
 
     def __str__(self) -> str:
         return f"{self.exercise}: {self.kind}: {next(iter(self.changes.values())).strip()}"
 
 
 def mistakes_in(exercise: str, *rows: tuple) -> list[Mistake]:
-    """Rows are (kind, {text: other}) or (kind, {text: other}, what must be said)."""
-    return [Mistake(exercise, kind, changes, *(told or [TOLD[kind]])) for kind, changes, *told in rows]
+    """Rows are (kind, {text: other}), and may have what must be said, and what must not be: else it's the kind's."""
+    return [
+        Mistake(exercise, kind, changes, *said, *[TOLD[kind], NEVER.get(kind, "")][len(said) :])
+        for kind, changes, *said in rows
+    ]
 
 
 CONTIGUOUS = "x, bias, residual = x.contiguous(), bias.contiguous(), residual.contiguous()"
@@ -123,9 +150,65 @@ CONV_X = "mask=seen & (pixel < pixels) & (at < depth)[None, :],\n"
 CONV_W = "mask=(k < out_channels) & (at < depth)[:, None],\n"
 CONV_VECTORS = ("gamma", "bias", "mean", "beta")
 
+RAND_FORWARD, RAND_BACKWARD = (f"tl.rand(seed, element) >= p\n    tl.store({to}_ptr" for to in ("y", "grad_x"))
+DROPPED = "residual + tl.where(kept, (x + bias) * scale, 0.0)"
+
 MISTAKES = [
     *mistakes_in(
+        "01_roofline",
+        ("count", {"3 * numbers * itemsize": "2 * numbers * itemsize"}, "yours is too small, so something is left out"),
+        ("count", {"3 * numbers * itemsize": "4 * numbers * itemsize"}, "yours is too large, so something is counted"),
+        (
+            "count",
+            {"return numbers, 3 * numbers * itemsize": "return 3 * numbers * itemsize, numbers"},
+            "another order",
+        ),
+        ("count", {"2 * rows * inner * columns": "rows * inner * columns"}, "FLOP.*\n.*half the expected value"),
+        ("count", {"return peak / bandwidth": "return bandwidth / peak"}, "which number divides which"),
+        ("return", {"return peak / bandwidth": "print(peak / bandwidth)"}, "print shows a value and returns None"),
+        ("count", {'"memory" if': '"compute" if', 'else "compute"': 'else "memory"'}, "which side of the ridge"),
+        ("count", {'else "compute"': 'else "compute-bound"'}, "how it is spelled", "side of the ridge"),
+        (
+            "return",
+            {
+                '"memory" if flops / nbytes < ridge(peak, bandwidth) else "compute"': "flops / nbytes < ridge(peak, bandwidth)"
+            },
+            "what your function returns: a word",
+            "side of the ridge",
+        ),
+        ("count", {"nbytes < ridge": "nbytes <= ridge"}, r"bound\(8, 4, 2, 1\)"),
+        ("count", {'== "compute"': '== "memory"'}, "A10 should not be there"),
+    ),
+    *mistakes_in(
+        "02_count_the_bytes",
+        ("count", {"4 * (2 * (n + columns) + 2 * n)": "4 * 6 * n"}, r"count_affine\(2, 3\)(.*\n)*.*mul: 36 B read"),
+        ("count", {"return 2, 4 * 4 * n": "return 4 * 4 * n, 2"}, "another order"),
+        ("return", {"return 2, 4 * 4 * n": "return 4 * 4 * n"}, "2 values are needed: launches, bytes"),
+        ("count", {"return 2, 4 * 4 * n": "return 2, 4 * n"}, "a quarter of the expected value"),
+        ("count", {"return 2, 4 * 4 * n": "return 2, 4 * 4 * n / 1e6"}, "the unit: yours is in millions", "the terms"),
+        ("count", {"return 1, 4 * 2 * rows": "return 3, 4 * 2 * rows"}, r"launches: got 3, expected 1\n.*\n.*clone"),
+        ("count", {"features * features + features": "features * features"}, "bytes unfused.*\n.*left out"),
+    ),
+    *mistakes_in(
         "03_fused_add_gelu",
+        ("another formula", {"s * tl.sigmoid(2 * u)": "s"}, "the values of the sum without GELU"),
+        ("another formula", {"s * tl.sigmoid(2 * u)": "2 * s * tl.sigmoid(2 * u)"}, "without its factor 1/2"),
+        ("another formula", {"s * s * s": "s * s"}, r"s\^2 instead of s\^3"),
+        (
+            "another formula",
+            {"s = a + b": "s = a", "s * tl.sigmoid(2 * u)": "s * tl.sigmoid(2 * u) + b"},
+            "GELU of a, plus b",
+        ),
+        ("another formula", {"b_ptr + element": "a_ptr + element"}, r"GELU of a \+ a"),
+        ("another formula", {"s * tl.sigmoid(2 * u)": "s * tl.sigmoid(1.702 * s)"}, r"s sigmoid\(1.702 s\)"),
+        ("owner", {".to(tl.int64) * BLOCK": ".to(tl.int64)"}),
+        ("owner", {"tl.program_id(0)": "tl.program_id(1)"}),
+        ("return", {"return y": "return None"}, "returns: None, as one without return"),
+        ("exception", {"tl.arange(0, BLOCK)": "tl.arange(0, elements)"}, "declared tl.constexpr"),
+        ("exception", {"block = 1024": "block = 1000"}, "a power of two"),
+        ("exception", {"s * tl.sigmoid(2 * u)": "s / 2 * (1 + tl.tanh(u))"}, "tl has no tanh"),
+        ("exception", {"s = a + b": "s = a + c"}, "name 'c' is not defined"),
+        ("in place", {"tl.store(y_ptr + element": "tl.store(a_ptr + element"}),
         ("mask", {"a = tl.load(a_ptr + element, mask=exists)": "a = tl.load(a_ptr + element)"}),
         ("mask", {"b = tl.load(b_ptr + element, mask=exists)": "b = tl.load(b_ptr + element)"}),
         ("mask", {"s * tl.sigmoid(2 * u), mask=exists)": "s * tl.sigmoid(2 * u))"}),
@@ -151,6 +234,20 @@ MISTAKES = [
     ),
     *mistakes_in(
         "04_bias_dropout_residual",
+        ("order of axes", {RAND_FORWARD: RAND_FORWARD.replace("seed", "seed + row")}, "each element's number"),
+        (
+            "order of axes",
+            {RAND_BACKWARD: RAND_BACKWARD.replace("element", "element % BLOCK")},
+            "each element's number",
+        ),
+        (
+            "mask",
+            {"bias_ptr + column": "bias_ptr + element"},
+            "out-of-bounds read of bias(.*\n)*.*lets these lanes through",
+        ),
+        ("another formula", {DROPPED: "tl.where(kept, (x + bias) * scale, 0.0)"}, "without the residual"),
+        ("another formula", {DROPPED: "residual + bias + tl.where(kept, x * scale, 0.0)"}, "bias added after dropout"),
+        ("another formula", {"(x + bias) * scale": "x * scale"}, "without the bias"),
         ("mask", {"x = tl.load(x_ptr + element, mask=exists)": "x = tl.load(x_ptr + element)"}),
         ("mask", {"bias = tl.load(bias_ptr + column, mask=exists)": "bias = tl.load(bias_ptr + column)"}),
         ("mask", {"tl.load(residual_ptr + element, mask=exists)": "tl.load(residual_ptr + element)"}),
@@ -195,6 +292,28 @@ MISTAKES = [
     *mistakes_in(
         "05_layer_norm",
         *NORMS,
+        ("another formula", {"/ cols\n    centred": "/ cols\n    mean = 0.0\n    centred"}, "RMSNorm"),
+        ("another formula", {"tl.rsqrt(variance + eps)": "1 / (variance + eps)"}, "the variance for its root"),
+        ("another formula", {"tl.rsqrt(variance + eps)": "tl.sqrt(variance + eps)"}, "multiplied by the root"),
+        ("another formula", {"y = centred *": "y = x *"}, "x for x - mean"),
+        ("another formula", {"* weight + bias": "* weight"}, "without the bias"),
+        (
+            "another formula",
+            {
+                "centred * tl.rsqrt(variance + eps) * weight + bias": "(centred * tl.rsqrt(variance + eps) + bias) * weight"
+            },
+            "bias added before the weight",
+        ),
+        (
+            "mask",
+            {"weight_ptr + col": "weight_ptr + start + col"},
+            "out-of-bounds read of weight(.*\n)*.*the offset is wrong",
+        ),
+        (
+            "mask",
+            {NORM_START: NORM_START.replace("cols", "BLOCK")},
+            "out-of-bounds read of x(.*\n)*.*the offset is wrong",
+        ),
         ("mask", {"bias = tl.load(bias_ptr + col, mask=exists)": "bias = tl.load(bias_ptr + col)"}),
         ("mask", {"tl.store(y_ptr + start + col, y, mask=exists)": "tl.store(y_ptr + start + col, y)"}),
         ("padding value", {"centred = tl.where(exists, x - mean, 0.0)": "centred = x - mean"}),
@@ -210,9 +329,13 @@ MISTAKES = [
             "accumulation",
             {f"{X}.to(tl.float32)": X, "mean = tl.sum(x, axis=0)": "mean = tl.sum(x, axis=0).to(tl.float32)"},
         ),
-        ("scale", {"* weight + bias": "+ bias"}),
+        ("another formula", {"* weight + bias": "+ bias"}, "without the weight"),
         ("scale", {"mean = tl.sum(x, axis=0) / cols": "mean = tl.sum(x, axis=0)"}),
-        ("scale", {"(centred * centred, axis=0) / cols": "(centred * centred, axis=0) / (cols - 1)"}, "the formula"),
+        (
+            "another formula",
+            {"(centred * centred, axis=0) / cols": "(centred * centred, axis=0) / (cols - 1)"},
+            "n - 1",
+        ),
         ("padding value", {"(centred * centred, axis=0) / cols": "(centred * centred, axis=0) / BLOCK"}),
         ("eps", {"(variance + eps)": "(variance)"}),
         ("eps", {"(variance + eps)": "(variance + 1e-5)"}),
@@ -282,7 +405,7 @@ MISTAKES = [
             },
         ),
         ("maximum", {"tl.exp(x - tl.max(x, axis=0))": "tl.exp(x)"}),
-        ("scale", {"p = e / tl.sum(e, axis=0)": "p = e"}, "softmax, and the largest"),
+        ("another formula", {"p = e / tl.sum(e, axis=0)": "p = e"}, "the values of exponentials not divided"),
         ("offset width", {"row = tl.program_id(0).to(tl.int64)": "row = tl.program_id(0)"}),
         (
             "NaN and inf",
@@ -375,7 +498,7 @@ MISTAKES = [
         (
             "scale",
             {"y = s * tl.sigmoid(s)": "y = tl.sigmoid(s)"},
-            r"this is what sigmoid\(s\) instead of s sigmoid\(s\)",
+            r"the values of sigmoid\(s\) instead of s sigmoid\(s\)",
         ),
         ("offset width", {"row = tl.program_id(0).to(tl.int64)": "row = tl.program_id(0)"}),
         ("NaN and inf", {"tl.where(s < 0, 0.0, s)": "tl.maximum(s, 0.0)"}),
@@ -456,7 +579,7 @@ MISTAKES = [
         (
             "grid",
             {"pixels = images * out_height * out_width": "pixels = out_height * out_width"},
-            "the picture|the grid",
+            "the image|the grid",
         ),
         (
             "in place",
@@ -891,6 +1014,8 @@ def complaints(mistake: Mistake, seeds: range) -> list[str]:
                     found.append(f"seed {seed}: {check} accepts {mistake}")
                 elif not re.search(mistake.told, str(outcome)):
                     found.append(f"seed {seed}: {check} says of {mistake}:\n{outcome}")
+                elif mistake.never and re.search(mistake.never, str(outcome)):
+                    found.append(f"seed {seed}: {check} misleads about {mistake}:\n{outcome}")
     return found
 
 

@@ -580,3 +580,22 @@ def test_the_keyboard_finds_the_way(chromium, address):
     assert not page.locator("#contents").is_visible()
     assert page.evaluate("document.activeElement.id") == "menu"
     assert visit.errors == []
+
+
+def test_a_lesson_leads_with_its_opening_figure():
+    figure = nbformat.v4.new_output("display_data", {"image/png": "", "text/plain": "a film"})
+    cells = [
+        nbformat.v4.new_markdown_cell("# 05 A lesson\n\nWhy?\n\nYou learn to\n\n- count.\n\nAbout 5 minutes."),
+        nbformat.v4.new_code_cell("import torch"),
+        nbformat.v4.new_markdown_cell("Press Play:"),
+        nbformat.v4.new_code_cell("passes_animation('norm')", outputs=[figure]),
+        nbformat.v4.new_markdown_cell("## Section"),
+    ]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    build_site.lead_with_the_figure(notebook)
+    first, told, film, goals, setup, section = notebook.cells
+    assert first.source == "# 05 A lesson\n\nWhy?\n\n"
+    assert [told.source, film.source, setup.source] == [cells[2].source, cells[3].source, cells[1].source]
+    assert goals.source.startswith("You learn to")
+    assert [bool(cell.metadata.get("how_to_run")) for cell in notebook.cells] == [False] * 3 + [True] + [False] * 2
+    assert section.source == "## Section"

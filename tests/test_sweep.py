@@ -220,6 +220,8 @@ def test_our_older_time_stays_where_its_run_had_the_kernel_and_is_replaced_other
     }
     found = sweep.merged(before, alone["same"], runs)
     assert found == before | {"kernels": ["same"], "ours": alone["same"]["ours"]}
+    taken_over = sweep.merged(before | {"kernels": ["plain"]}, alone["same"], runs)  # the run had it, for other points
+    assert (taken_over["gpu"]["fused"], taken_over["fused_run"]) == ([1.9] * 3, 1)
     found = sweep.merged(before, alone["another"], runs)
     assert (found["run"], found["fused_run"], found["kernels"], found["calls"]) == (0, 1, ["another"], {})
     assert found["gpu"] == {"fused": [1.9] * 3, "QuACK": [2.5] * 3}

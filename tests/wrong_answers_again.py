@@ -4,6 +4,8 @@ types of outputs, sizes of the visible cells, shortcuts for some values. See `wr
 
 WRONG = {
     "03_fused_add_gelu": {
+        "65535 programs at most": {"(programs,)": "(min(programs, 65535),)"},
+        "1024 programs at most": {"(programs,)": "(min(programs, 1024),)"},
         "cached output": {
             "def add_gelu(a, b):": "KEPT = {}\n\n\ndef add_gelu(a, b):",
             "y = torch.empty_like(a)": "y = KEPT.setdefault((a.shape, a.dtype), torch.empty_like(a))",
@@ -28,6 +30,8 @@ WRONG = {
         "grid floor": {"triton.cdiv(y.numel(), block)": "max(1, y.numel() // block)"},
     },
     "04_bias_dropout_residual": {
+        "1024 rows at most": {"[(rows, triton": "[(min(rows, 1024), triton"},
+        "65535 programs at most": {"backward_kernel[(programs,)]": "backward_kernel[(min(programs, 65535),)]"},
         "seed of 16 bits": {"tl.rand(seed, element)": "tl.rand(seed % 65536, element)"},
         "p at 0 keeps all but 0": {"tl.rand(seed, element) >= p": "tl.rand(seed, element) > p"},
         "bias odd": {
@@ -36,6 +40,7 @@ WRONG = {
         "residual in place": {"y = torch.empty_like(x)": "y = residual"},
     },
     "05_layer_norm": {
+        "65535 rows at most": {"[(x.numel() // cols,)]": "[(min(x.numel() // cols, 65535),)]"},
         "weight by row parity": {"* weight + bias": "* weight + bias * (1 if BLOCK > 1 else 0)"},
         "variance at least 1e-12": {"variance + eps": "tl.maximum(variance, 1e-12) + eps"},
         "flat result": {"return y": "return y.view(-1, cols)"},
@@ -46,6 +51,7 @@ WRONG = {
         },
     },
     "05b_residual_rms_norm": {
+        "65535 rows at most": {"[(x.numel() // cols,)]": "[(min(x.numel() // cols, 65535),)]"},
         "sum of float32": {
             "y, s = torch.empty_like(x), torch.empty_like(x)": "y, s = torch.empty_like(x), torch.empty(x.shape, dtype=torch.float32, device=x.device)"
         },
@@ -55,6 +61,7 @@ WRONG = {
         },
     },
     "06_softmax_topk": {
+        "65535 rows at most": {"[(x.numel() // cols,)]": "[(min(x.numel() // cols, 65535),)]"},
         "p from float16 max": {
             "e = tl.exp(x - tl.max(x, axis=0))": "e = tl.exp(x - tl.max(x, axis=0).to(tl.float16).to(tl.float32))"
         },
@@ -75,6 +82,7 @@ WRONG = {
         "p clipped": {"e = tl.exp(x - tl.max(x, axis=0))": "e = tl.exp(tl.maximum(x - tl.max(x, axis=0), -80.0))"},
     },
     "08_linear_act": {
+        "1024 programs at most": {"grid = (triton.cdiv(m, block_m),": "grid = (min(triton.cdiv(m, block_m), 1024),"},
         "odd K": {"range(0, K, BLOCK_K)": "range(0, K // 2 * 2, BLOCK_K)"},
         "acc half at the end": {"s = acc +": "acc = acc.to(tl.float16)\n    s = acc +"},
         "K of 4096 at most": {"range(0, K, BLOCK_K)": "range(0, min(K, 4096), BLOCK_K)"},
@@ -90,6 +98,9 @@ WRONG = {
         "saturates": {"y.to(tl.float16)": "tl.minimum(y, 65504.0).to(tl.float16)"},
     },
     "09_conv_bn_relu": {
+        "65535 programs at most": {
+            "grid = (triton.cdiv(pixels, block_pixels),": "grid = (min(triton.cdiv(pixels, block_pixels), 65535),"
+        },
         "padding at most 1": {"* STRIDE - PADDING\n    left": "* STRIDE - min(PADDING, 1)\n    left"},
         "stride of w 1": {"left = pixel % out_width * STRIDE": "left = pixel % out_width * min(STRIDE, 2)"},
         "taps square": {"tap // TAPS_W)[None": "tap // TAPS_H)[None"},
@@ -102,6 +113,9 @@ WRONG = {
         "scale of 16 bits": {"y = acc * scale + shift": "y = acc * scale.to(tl.float16).to(tl.float32) + shift"},
     },
     "10b_flash_attention": {
+        "1024 heads at most": {
+            "triton.cdiv(seq, block_m), batch * heads)": "triton.cdiv(seq, block_m), min(batch * heads, 1024))"
+        },
         "shrink in 16 bits": {
             "shrink = tl.exp(top - grown)": "shrink = tl.exp(top - grown).to(tl.float16).to(tl.float32)"
         },
@@ -116,12 +130,15 @@ WRONG = {
         "e in bfloat16": {"tl.dot(e.to(tl.float16), v, acc": "tl.dot(e.to(tl.bfloat16), v.to(tl.bfloat16), acc"},
     },
     "11_fused_backward": {
+        "16 programs": {"min(rows, PROGRAMS)": "min(rows, 2 * PROGRAMS)"},
+        "rows to 65535": {"range(tl.program_id(0), rows,": "range(tl.program_id(0), tl.minimum(rows, 65535),"},
         "sum in x dtype": {"dtype=torch.float64 if double else torch.float32, device": "dtype=x.dtype, device"},
         "eps doubled": {"/ cols + eps)": "/ cols + eps + eps)"},
         "float64 in float32": {"compute, block = tl.float64 if double else tl.float32": "compute, block = tl.float32"},
         "grad_y in place": {"grad_x = torch.empty_like(x)": "grad_x = grad_y"},
     },
     "12_layer_norm_int8": {
+        "65535 rows at most": {"grid = (x.numel() // cols,)": "grid = (min(x.numel() // cols, 65535),)"},
         "scale float16 out": {
             "torch.empty((*x.shape[:-1], 1), dtype=torch.float32": "torch.empty((*x.shape[:-1], 1), dtype=x.dtype"
         },
@@ -132,6 +149,11 @@ WRONG = {
         "scale flat": {"torch.empty((*x.shape[:-1], 1)": "torch.empty((*x.shape[:-1],)"},
     },
     "15_capstone": {
+        "16 programs": {"min(rows, PROGRAMS)": "min(rows, 2 * PROGRAMS)"},
+        "65535 rows at most": {
+            "forward_kernel[(x.numel() // cols,)]": "forward_kernel[(min(x.numel() // cols, 65535),)]"
+        },
+        "rows to 65535": {"range(tl.program_id(0), rows,": "range(tl.program_id(0), tl.minimum(rows, 65535),"},
         "residual in place": {"y, cols = torch.empty_like(x), x.shape[-1]": "y, cols = residual, x.shape[-1]"},
         "sum of x dtype": {"dtype=torch.float64 if double else torch.float32, device": "dtype=x.dtype, device"},
         "grad_x over grad_y": {
@@ -139,6 +161,13 @@ WRONG = {
         },
     },
     "16_help_the_compiler": {
+        "one weight for all": {
+            'nodes[weight]["shape"] == shape[-1:]': '(nodes[weight]["shape"] == shape[-1:] or nodes[weight]["shape"] == [1])'
+        },
+        "rows modulo 65536": {
+            "start = tl.program_id(0).to(tl.int64) * cols": "start = tl.program_id(0).to(tl.int64) % 65536 * cols"
+        },
+        "65535 rows at most": {"[(x.numel() // cols,)]": "[(min(x.numel() // cols, 65535),)]"},
         "weight not contiguous": {
             "x.contiguous(), up.contiguous(), weight.contiguous()": "x.contiguous(), up.contiguous(), weight"
         },
@@ -151,6 +180,11 @@ WRONG = {
         "square of any power": {' and square["args"][1] == 2 and': " and"},
     },
     "17_flash_decoding": {
+        "heads modulo 256": {
+            "head, split = tl.program_id(0).to(tl.int64),": "head, split = tl.program_id(0).to(tl.int64) % 256,"
+        },
+        "65535 heads at most": {"merge_kernel[(heads,)]": "merge_kernel[(min(heads, 65535),)]"},
+        "1024 heads at most": {"split_kernel[(heads, splits)]": "split_kernel[(min(heads, 1024), splits)]"},
         "bounds of 16 bits": {
             "first = tl.load(bounds_ptr + split)": "first = tl.load(bounds_ptr + split).to(tl.int16)",
             "last = tl.load(bounds_ptr + split + 1)": "last = tl.load(bounds_ptr + split + 1).to(tl.int16)",
@@ -161,8 +195,22 @@ WRONG = {
         "NaN becomes 0": {
             "tl.where(total == 0.0, 1.0, total)": "tl.where(total == 0.0, 1.0, total)\n    y = tl.where(y == y, y, 0.0)"
         },
+        "32 splits": {"exists = split < splits": "exists = split < tl.minimum(splits, 32)"},
         "16 splits": {"exists = split < splits": "exists = split < tl.minimum(splits, 16)"},
         "not contiguous k": {"q.contiguous(), k.contiguous(), v.contiguous()": "q.contiguous(), k, v.contiguous()"},
         "zero results": {"y = torch.empty_like(q)": "y = torch.zeros_like(q)"},
+    },
+    "10_attention_scores": {
+        "1024 heads at most": {
+            "triton.cdiv(seq, block_m), batch * heads)": "triton.cdiv(seq, block_m), min(batch * heads, 1024))"
+        },
+    },
+    "18_short_kernels": {
+        "joins the last launch alone": {
+            "for number in range(first, len(launches)):": "for number in range(max(first, len(launches) - 1), len(launches)):"
+        },
+        "a product joins a norm": {'and new["kind"] != "product" and at ==': "and at =="},
+        "joins the latest launch": {" and at == len(launches):\n": ":\n"},
+        "65535 rows at most": {"[(x.numel() // cols,)]": "[(min(x.numel() // cols, 65535),)]"},
     },
 }

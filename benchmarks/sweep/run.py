@@ -46,7 +46,7 @@ from benchmarks.sweep import tiled
 from benchmarks.sweep.points import Point, interleaved
 from benchmarks.tried import SWEPT, shared_by, wrapped
 from helpers.instruments.fingerprints import fingerprints
-from helpers.instruments.sweep_records import RecordedSweep, is_earlier, key_of, recorded_sweep
+from helpers.instruments.sweep_records import RecordedSweep, is_earlier, is_earlier_plain, key_of, recorded_sweep
 from kernels import CATALOGUE
 from kernels.interpreter import runtime
 
@@ -236,8 +236,9 @@ def point_of(line: dict, run: int) -> dict:
 def merged(point: dict, line: dict, runs: list[dict], only: Collection[str] = OURS) -> dict:
     """Return a recorded point with a newer measurement of the providers `only`; the others' times stay.
 
-    So does our time beside them where its run had the kernels that ours launches now. Otherwise the newer one takes its
-    place, with its run as "fused_run". Calls are then compared no more: the host's clock differs between runs."""
+    So does our time beside them where it is of the kernels that ours launches now; of a point that recorded none, where
+    its run had them. Otherwise the newer one takes its place, with its run as "fused_run". Calls are then compared no
+    more: the host's clock differs between runs."""
     peers = {name: times for name, times in line["gpu"].items() if name not in OURS}
     found = point | {"kernels": line["kernels"], "gpu": point["gpu"] | peers}
     if "plain" in only:
@@ -245,7 +246,7 @@ def merged(point: dict, line: dict, runs: list[dict], only: Collection[str] = OU
     refused = {name: why for name, why in point["refused"].items() if name not in peers}
     found["refused"] = refused | {name: why for name, why in line["refused"].items() if name not in OURS}
     of_run = runs[point.get("fused_run", point["run"])].get("kernels", {})
-    if not set(line["kernels"]) <= set(of_run.values()):
+    if not set(line["kernels"]) <= set(point["kernels"] or of_run.values()):
         found |= {"gpu": found["gpu"] | {"fused": line["gpu"]["fused"]}, "calls": {}, "fused_run": line["run"]}
     return found
 
@@ -333,7 +334,7 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = [point for point in every if not options.kernels or point.kernel in options.kernels]
     if options.changed:
         found = recorded_sweep(file_name(torch.cuda.get_device_name()))
-        earlier = {key_of(point) for point in found.points if is_earlier(point)}
+        earlier = {key_of(point) for point in found.points if is_earlier(point) or is_earlier_plain(point)}
         chosen = [point for point in chosen if key_of(asdict(point)) in earlier]
     number, of = options.share
     chosen = [point for point in chosen[number - 1 :: of] if key_of(asdict(point)) not in done]

@@ -54,6 +54,7 @@ from .performance.roofline_chart import roofline_chart as roofline_chart
 from .performance.sweep_chart import sweep_chart as sweep_chart
 from .performance.timing_chart import timing_chart as timing_chart
 from .performance.two_limits import two_limits_animation as two_limits_animation
+from .rowwise.block_sum import block_sum_animation as block_sum_animation
 from .rowwise.running_sum import RunningSumExplorer as RunningSumExplorer
 from .rowwise.variance_error import VarianceExplorer as VarianceExplorer
 from .rowwise.wide_rows import WideRowsExplorer as WideRowsExplorer

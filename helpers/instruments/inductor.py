@@ -17,8 +17,10 @@ from unittest import mock
 
 import torch
 from torch.fx import GraphModule
+from torch.nn import functional
 
 from helpers.instruments.devices import DEVICES, Device
+from helpers.instruments.fusion.gpu_ways import WAYS
 from helpers.instruments.occupancy_calculator import REGISTERS, WARP, limits
 
 HEAD = """import triton
@@ -27,6 +29,7 @@ from torch._inductor.runtime import triton_helpers
 from torch._inductor.runtime.triton_helpers import math as tl_math
 from triton.language.extra.cuda import libdevice
 """
+ATTENTION = WAYS[functional.scaled_dot_product_attention]
 KERNEL = re.compile(r"async_compile\.triton\('(\w+)', '''.*?(@triton\.jit\n.*?)\n'''", re.DOTALL)
 
 
@@ -129,6 +132,7 @@ def inductor_code(function: Callable, *inputs: torch.Tensor, device: str | Devic
         graph = make_fx(function)(*tensors)
         lowered = make_fx(function, decomposition_table=select_decomp_table())(*tensors)
         entered.enter_context(V.set_fake_mode(mode))
+        lowered.graph.eliminate_dead_code()  # casts that nothing uses keep its patterns from matching
         joint_graph_passes(lowered)
         post_grad_passes(lowered, is_inference=True)
         lowering = GraphLowering(lowered, example_inputs=tensors, shape_env=mode.shape_env)
@@ -194,6 +198,8 @@ def absent_gpu(device: Device) -> list:
         ("torch.utils._triton.triton_hash_with_backend", lambda: "absent"),
         ("torch._inductor.scheduler.has_triton", lambda *_: True),
         ("torch._higher_order_ops.flex_attention._permute_strides", permuted),
+        ("torch.nn.functional.scaled_dot_product_attention", ATTENTION),
+        ("torch._inductor.fx_passes.fuse_attention._scaled_dot_product_attention", ATTENTION),
     ]
     changes = [mock.patch(name, replacement) for name, replacement in patched]
     return [*changes, mock.patch.object(DeviceProperties, "create", staticmethod(lambda _: known))]

@@ -412,11 +412,8 @@ def _iterations(instructions: tuple[Instruction, ...], threads: int, launch: Tri
 
 def _turns(loop: tuple[Instruction, ...]) -> int | None:
     """Return how often a loop runs that counts a register from 0 to a constant; None of others."""
-    steps = dict(
-        re.findall(r"\b(R\d+), \1, (0x[0-9a-f]+)\b", each.text)[0]
-        for each in loop
-        if re.search(r"\b(R\d+), \1, 0x[0-9a-f]+\b", each.text) and "ADD" in each.opcode
-    )
+    counters = (re.search(r"\b(R\d+), \1, (0x[0-9a-f]+)\b", each.text) for each in loop if "ADD" in each.opcode)
+    steps = dict(found.groups() for found in counters if found)
     for each in reversed(loop):
         bound = re.search(r"ISETP\.NE\S* P\d, PT, (R\d+), (0x[0-9a-f]+), PT", each.text)
         if bound and bound[1] in steps:
@@ -519,5 +516,7 @@ def _matrix_share(launch: EagerLaunch) -> float:
 
 
 def _peak(launch: EagerLaunch, device: Device) -> float:
-    dtype = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(launch.inputs[0].dtype, "fp32")
-    return device.peak_flops[dtype]
+    dtype = launch.inputs[0].dtype
+    if dtype.itemsize == 1:
+        return device.peak_flops.get("fp8") or device.peak_flops["fp16"]
+    return device.peak_flops[{torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype, "fp32")]

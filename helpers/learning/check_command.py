@@ -10,6 +10,7 @@ from nbformat import NotebookNode
 from helpers.learning import progress
 from helpers.learning.notebook_runner import CellRun, run_cells
 from helpers.learning.outcome import ERROR, FAIL, MIME, NOT_ATTEMPTED, PASS
+from helpers.learning.progress import of_hidden_checks
 from helpers.learning.submission import Submission, read_submission, up_to_the_last_check
 from helpers.learning.submission_policy.screening import refusal_behind, run_instead, screened
 
@@ -111,9 +112,9 @@ def report(submission: Submission, results: list[CheckResult]) -> str:
         lines.append(f"  {result.check:{width}}  {result.state:13}  {result.earned:g} of {result.points:g} points")
         lines += [f"      {line}" for line in result.message.splitlines()]
     shown = [result for result in results if result.state != HIDDEN]
-    total = f"  {sum(result.earned for result in shown):g} of {sum(result.points for result in shown):g} points"
-    kept = sum(result.points for result in results) - sum(result.points for result in shown)
-    lines.append(total + (f"; {kept:g} more for hidden checks" if kept else ""))
+    points = sum(result.points for result in results)
+    kept = points - sum(result.points for result in shown)
+    lines.append(f"  {sum(result.earned for result in shown):g} of {points:g} points{of_hidden_checks(kept)}")
     if submission.left_out:
         lines.append(
             f"  Not taken: {submission.left_out} code cells that you added or changed outside the answer cells."

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from helpers.learning.progress import Progress, progress_of, read
+from helpers.learning.progress import Progress, in_all, progress_of, read
 from helpers.learning.questions import answers_of, text
 from helpers.learning.saved_guesses import kept_in
 
@@ -90,7 +90,6 @@ def course_map(course: Path) -> str:
     """The page: where to go on, the whole in a line, a row for each lesson with its exercises."""
     lessons = lessons_of(course)
     everything = [found for lesson in lessons for _, found in lesson.exercises]
-    earned, points = sum(each.earned for each in everything), sum(sum(each.points.values()) for each in everything)
     left = sum(lesson.minutes_left for lesson in lessons)
     done = sum(lesson.seen for lesson in lessons), sum(lesson.questions for lesson in lessons)
     return "\n".join(
@@ -101,7 +100,7 @@ def course_map(course: Path) -> str:
             "",
             f"**{_where_to_go_on(lessons, course)}**",
             "",
-            f"{done[0]} of {done[1]} questions seen, {earned:g} of {points:g} points, about {_hours(left)} of lessons "
+            f"{done[0]} of {done[1]} questions seen, {in_all(everything)}, about {_hours(left)} of lessons "
             f"left.{_calibrated([off for lesson in lessons for off in lesson.off])}",
             "",
             *map_table(lessons, course),
@@ -172,8 +171,8 @@ def _number(path: Path) -> str:
 
 
 def _points(found: Progress, still: bool) -> str:
-    total = sum(found.points.values())
-    return f"{total:g} points" if still or not found.states else f"{found.earned:g} of {total:g} points"
+    earned = f"{found.earned:g} of " if found.states and not still else ""
+    return f"{earned}{found.total:g} points"
 
 
 def _bar(lesson: Lesson) -> str:

@@ -30,6 +30,7 @@ class Progress:
         exercise: its name.
         states: check -> "pass", "fail", "not attempted" or "error", of checks whose answers have not changed since.
         points: check -> points, of every check that learners see.
+        hidden: the points of the checks that only the grading runs.
         changed: checks that said something about other answers than the notebook now holds.
         when: the time of the latest state that counts, in seconds since 1970; 0 where there is none.
     """
@@ -37,6 +38,7 @@ class Progress:
     exercise: str
     states: dict[str, str]
     points: dict[str, float]
+    hidden: float
     changed: tuple[str, ...]
     when: float
 
@@ -44,8 +46,12 @@ class Progress:
     def earned(self) -> float:
         return sum(self.points[check] for check, state in self.states.items() if state == PASS)
 
+    @property
+    def total(self) -> float:
+        return sum(self.points.values()) + self.hidden
+
     def __str__(self) -> str:
-        score = f"{self.earned:g} of {sum(self.points.values()):g} points"
+        score = f"{self.earned:g} of {self.total:g} points"
         return f"{self.exercise:28} {score:18} {self.described}"
 
     @property
@@ -55,7 +61,8 @@ class Progress:
             return "not checked yet"
         said = []
         if self.states.keys() == self.points.keys() and set(self.states.values()) == {PASS}:
-            said.append("every check passes")
+            rest = f", and the other {self.hidden:g} points are for hidden checks" if self.hidden else ""
+            said.append(f"every check passes{rest}")
         for state in (FAIL, ERROR):
             if checks := [check for check, found in self.states.items() if found == state]:
                 said.append(f"{state}: {', '.join(checks)}")
@@ -142,6 +149,7 @@ def progress_of(notebook: Path) -> Progress | None:
         cell["id"]: "".join(cell["source"]) for cell in read(notebook).get("cells", []) if cell.get("id") in asked
     }
     points = {cell["id"]: cell["points"] for cell in course["original"] if cell.get("pass")}
+    hidden = sum(cell["points"] for cell in course["original"] if "points" in cell and cell["id"] not in points)
     kept = kept_in(place_of(notebook, course["exercise"]))
     kept = {check: kept[check] for check in points if check in kept}
     digest = digest_of(answers)
@@ -150,6 +158,7 @@ def progress_of(notebook: Path) -> Progress | None:
         course["exercise"],
         {check: entry["state"] for check, entry in counting.items()},
         points,
+        hidden,
         tuple(check for check in kept if check not in counting),
         max((entry["when"] for entry in counting.values()), default=0),
     )
@@ -164,9 +173,19 @@ def report(folder: Path) -> str:
     found = [each for path in sorted(folder.glob("*.ipynb")) if (each := progress_of(path)) is not None]
     if not found:
         raise FileNotFoundError(f"{folder} holds no exercise: pass the folder of the exercise notebooks")
-    earned, points = sum(each.earned for each in found), sum(sum(each.points.values()) for each in found)
-    total = f"{earned:g} of {points:g} points"
+    total = in_all(found)
     return "\n".join([*map(str, found), f"{'':28} {total}", f"Kept in {folder / FOLDER}."])
+
+
+def in_all(found: list[Progress]) -> str:
+    """The points of some exercises together, in words."""
+    earned, hidden = sum(each.earned for each in found), sum(each.hidden for each in found)
+    return f"{earned:g} of {sum(each.total for each in found):g} points" + of_hidden_checks(hidden)
+
+
+def of_hidden_checks(points: float) -> str:
+    """Explain why the points above do not add up to the total."""
+    return f" ({points:g} of them for hidden checks, which only the grading runs)" if points else ""
 
 
 # Watching a notebook that runs

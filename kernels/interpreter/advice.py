@@ -54,6 +54,10 @@ _MEANINGS = (
         r"'(\w+)' object has no attribute 'type'",
         r"\1 stands where a tensor belongs: launch with a torch.Tensor, and load from its pointer",
     ),
+    (
+        r"not supported between instances of .*'NoneType'",
+        "None stands where a number belongs: pass that argument (tl.flip takes its dimension)",
+    ),
     (r"maximum recursion depth", "a kernel cannot call itself: write a loop"),
     (r"'Builder' object has no attribute 'create_(\w+)'", r"the interpreter has no \1: it needs a GPU"),
     (

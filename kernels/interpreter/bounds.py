@@ -57,6 +57,11 @@ class Bounds:
         if astray.any():
             raise IndexError(self._described(kind, addresses, astray, addresses[mask & ~astray]))
 
+    def hold(self, addresses: np.ndarray) -> bool:
+        """Return whether at least one of the addresses is in a tensor, or there are none."""
+        inside = [(addresses >= each.low) & (addresses < each.high) for each in self._extents]
+        return not self._extents or not addresses.size or any(each.any() for each in inside)
+
     def place(self, address: int) -> str:
         """The element at an address, by its tensor's name: "counters[2]"."""
         extent = min(self._extents, key=lambda each: each.away(address))

@@ -26,7 +26,8 @@ Triton's interpreter silently differs from the GPU in a few places. Here each is
     grids that take hours     refused beyond MAX_PROGRAMS
     libdevice                 computed with the errors that CUDA documents, or smaller (see libdevice.py)
     @autotune, @heuristics    the first configuration that fits runs (see configurations.py)
-    float8, inline assembly, bfloat16 atomics    refused: they need a GPU
+    pointers from numbers     refused where they are in no tensor of the launch
+    float8, inline assembly, bfloat16 atomics, dot_scaled, map_elementwise, clocks    refused: they need a GPU
 
 What no interpreter shows stays hidden: a*b + c is rounded twice here and often once on a GPU, approximate divisions
 and exponentials are exact to the last bit but one, and program instances run one after another, so races do not race.
@@ -60,8 +61,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend, CUDAOptions, min_dot_size
 from triton.compiler import code_generator as _keeps_language_functions  # noqa: F401  (so: before any is replaced)
+from triton.language.extra import cuda as cuda_language
 from triton.language.extra import libdevice as any_libdevice
 from triton.language.extra.cuda import libdevice as cuda_libdevice
+from triton.language.extra.cuda import utils as cuda_utils
 from triton.language.extra.hip import libdevice as hip_libdevice
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
@@ -423,6 +426,11 @@ class Builder(interpreter.InterpreterBuilder):
             left, right = left.astype(np.float32), right.astype(np.float32)
         elif left.dtype == np.float32 and input_precision == interpreter._ir.INPUT_PRECISION.TF32:
             left, right = ((x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for x in (left, right))
+        elif left.dtype == np.float32 and input_precision in _BFLOAT16_PARTS:
+            count = _BFLOAT16_PARTS[input_precision]
+            left, right = _bfloat16_parts(left, count), _bfloat16_parts(right, count)
+            products = [left[i] @ right[j] for i in range(count) for j in range(count - i)]
+            return interpreter.TensorHandle(sum(reversed(products), start=d.data), d.dtype.scalar)
         return interpreter.TensorHandle(np.matmul(left, right, dtype=d.data.dtype) + d.data, d.dtype.scalar)
 
     def create_extern_elementwise(self, libName, libPath, symbol, argList, retType, isPure):
@@ -431,9 +439,27 @@ class Builder(interpreter.InterpreterBuilder):
         dtype = retType.scalar
         return interpreter.TensorHandle(libdevice.call(symbol, arguments).astype(_np_dtype(dtype), copy=False), dtype)
 
+    def create_int_to_ptr(self, val, dst_ty):
+        if not _bounds.hold(val.data):
+            raise ValueError("a pointer made from a number is in no tensor of the launch: pass that tensor, too")
+        return super().create_int_to_ptr(val, dst_ty)
+
     # What only a GPU has
     def create_inline_asm(self, inlineAsm, constraints, values, type, isPure, pack):
         raise NotImplementedError("inline assembly needs a GPU: write the operation with tl functions")
+
+
+# tl.dot's input_precision -> the bfloat16 numbers that each operand is the sum of.
+_BFLOAT16_PARTS = {interpreter._ir.INPUT_PRECISION.BF16x3: 2, interpreter._ir.INPUT_PRECISION.BF16x6: 3}
+
+
+def _bfloat16_parts(data: np.ndarray, count: int) -> list[np.ndarray]:
+    """The first bfloat16 numbers, each nearest to what is left, that add up to fp32 values; as fp32."""
+    parts = []
+    for _ in range(count):
+        parts.append(data.astype(BFLOAT16).astype(np.float32))
+        data = data - parts[-1]
+    return parts
 
 
 def _halved(data: np.ndarray) -> np.ndarray:
@@ -528,6 +554,14 @@ def _refusing(said: str):
     return refuse
 
 
+_NEED_A_GPU = {
+    "map_elementwise": "choose with tl.where",
+    "dot_scaled": "scale the operands and call tl.dot",
+    "globaltimer": "there is no clock without one",
+    "smid": "which multiprocessor runs a program is known only there",
+}
+
+
 @functools.cache
 def _interpreted_language() -> list:
     """Every (owner, attribute, value) that makes triton.language work on NumPy arrays."""
@@ -555,6 +589,10 @@ def _interpreted_language() -> list:
     interpreter._patch_lang_tensor(tl.tensor, changes)
     for name, member in inspect.getmembers(tl.tensor, lambda member: isinstance(member, JITFunction)):
         changes.set_attr(tl.tensor, name, functools.partialmethod(member))
+    for name, said in _NEED_A_GPU.items():
+        for owner in (tl, tl.core, cuda_language, cuda_utils):
+            if hasattr(owner, name):
+                changes.set_attr(owner, name, _refusing(f"{name} needs a GPU: {said}"))
     changes.set_attr(tl.block_type, "__init__", _made_block_type)
     changes.set_attr(tl.tensor, "__init__", _made_tensor)
     changes.set_attr(tl.tuple, "__eq__", _equal_shapes)
@@ -609,25 +647,41 @@ def _language_interpreted():
 
 
 class _Index(int):
-    """The index of a loop over a range: a tensor to the compiler, such as one writes i.to(tl.int64) of."""
+    """The index of a loop over a range: an int32 tensor to the compiler, such as one writes i.to(tl.int64) of."""
 
     def __getattr__(self, name):
         return getattr(interpreter.interpreter_semantic.to_tensor(int(self)), name)
 
 
-def _add_operator(name: str) -> None:
-    of_int = getattr(int, name)
+def _add_operator(name: str, compute: Callable) -> None:
+    def operate(self, *other):
+        if not all(isinstance(each, int) for each in other):
+            return NotImplemented
+        result = compute(self, *other)
+        if not isinstance(result, int):
+            return result
+        wraps = not -(2**31) <= result < 2**31 and all(-(2**31) <= each < 2**31 for each in (self, *other))
+        return _Index((result + 2**31) % 2**32 - 2**31 if wraps else result)
 
-    def operate(self, other):
-        result = of_int(self, other)
-        return _Index(result) if type(result) is int else result
-
-    setattr(_Index, name, operate)
+    setattr(_Index, f"__{name}__", operate)
 
 
-for _name in ("add", "sub", "mul", "floordiv", "mod"):
-    _add_operator(f"__{_name}__")
-    _add_operator(f"__r{_name}__")
+def _quotient(a: int, b: int) -> int:
+    """Rounded toward 0, as a GPU divides."""
+    return abs(a) // abs(b) if (a < 0) == (b < 0) else -(abs(a) // abs(b))
+
+
+_OF_TWO = {
+    **{name: getattr(int, f"__{name}__") for name in ("add", "sub", "mul", "and", "or", "xor", "lshift", "rshift")},
+    "floordiv": _quotient,
+    "mod": lambda a, b: int(a) - int(b) * _quotient(a, b),
+    "truediv": lambda a, b: interpreter.interpreter_semantic.to_tensor(int(a)) / int(b),
+}
+for _name, _compute in _OF_TWO.items():
+    _add_operator(_name, _compute)
+    _add_operator(f"r{_name}", lambda a, b, compute=_compute: compute(b, a))
+for _name in ("neg", "invert"):
+    _add_operator(_name, getattr(int, f"__{_name}__"))
 
 
 def _indices(of):
@@ -673,6 +727,15 @@ class _Rewritten(ast.NodeTransformer):
 
     def visit_While(self, loop):
         return self.visit_For(loop)
+
+    def visit_Break(self, statement):
+        return self._refused("break")
+
+    def visit_Continue(self, statement):
+        return self._refused("continue")
+
+    def _refused(self, word):
+        raise NotImplementedError(f"a kernel has no {word}: put the condition into a `while`, or mask what it skips")
 
     def visit_comprehension(self, loop):
         self.generic_visit(loop)
@@ -832,7 +895,12 @@ def _interpret(
     _bounds, _warps = Bounds(arguments), warps
     builder = interpreter.interpreter_builder
     # Triton checks for overflow with eight operations per integer operation, and reports none without debug=True.
-    builder.options = dataclasses.replace(builder.options, debug=debug, sanitize_overflow=debug)
+    builder.options = dataclasses.replace(
+        builder.options,
+        debug=debug,
+        sanitize_overflow=debug,
+        allowed_dot_input_precisions=CUDAOptions.allowed_dot_input_precisions,
+    )
     builder.set_grid_dim(*grid)
     constants = {kernel.arg_names[i] for i in kernel.constexprs}
     with _language_interpreted():

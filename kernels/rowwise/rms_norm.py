@@ -223,8 +223,8 @@ def backward_settings(
 
     A turn of the loop takes 1024 elements of several rows, 2048 where they are of 65 to 256 columns, or one wider row.
     The programs have 16 warps per SM in all, so all of them run at once. The rows of the next two turns are loaded in
-    advance where `shared_memory` has room for x, grad_y, grad_sum and weight, of `itemsize` bytes per element. Wide
-    rows that are no multiple of 16 columns are loaded element by element, and not in advance.
+    advance where `shared_memory` has room for x, grad_y, grad_sum and weight, of `itemsize` bytes per element. Rows
+    that are no multiple of 16 columns are loaded element by element: narrow and wide ones have settings by trial.
     """
     head, tail = row_blocks(cols) if fits_registers(cols) else (1024, 1024)
     width = next_power_of_2(head + tail)
@@ -232,7 +232,9 @@ def backward_settings(
     elements = block_rows * (head + tail)
     warps = min(16, max(4, next_power_of_2(cdiv(elements, 512))))
     stages = min(3 if elements <= 12288 else 1, 1 + (shared_memory - 1024) // (4 * itemsize * elements))
-    if cols % 16 and 4096 <= elements < 8192:
+    if cols % 16 and block_rows > 8:
+        warps, stages = 8, 1
+    elif cols % 16 and 4096 <= elements < 8192:
         warps, stages = 4, 2
     chunks = cdiv(cols, head + tail)
     programs = min(cdiv(rows, block_rows), cdiv(16 // warps * sms, chunks))

@@ -100,7 +100,7 @@ def settings(
     one block after another: by a single warp, 2 KB at a time, up to 16 KB; by 4 warps, 1 KB each, up to 48 KB (of 8 KB
     on where rows are few); then by 8, or by up to 32 where rows are too few for the SMs. Rows of 1 to 8 KB that leave
     an eighth of such blocks idle also share a warp, 1 KB or less of each at a time; if few, each has one, and the next
-    2 KB in flight. With few rows, a warp takes at most 2. `debug` checks labels, not overflow.
+    2 KB in flight. With few rows, a warp takes at most 4. `debug` checks labels, not overflow.
     """
     each, cached, whole = VECTOR_BYTES // dtype.itemsize, 2048 // dtype.itemsize, classes // vector * vector
     few, block = rows < 4096, max(each, next_power_of_2(whole))
@@ -109,7 +109,7 @@ def settings(
         block = cached // 2 if 4 * cached * cdiv(whole, cached // 2) <= 9 * whole else cached // 4
         block_rows, stages = (1, 3) if few else (cached // block, 1)
     elif block <= cached:
-        block_rows = min(2, cached // block) if few else min(16, cached // block * (1 if unaligned else 2))
+        block_rows = min(4, cached // block) if few else min(16, cached // block * (1 if unaligned else 2))
     elif sms < rows and few and 4 * cached < whole <= 8 * cached:
         block, warps = 2 * cached, 4
     else:

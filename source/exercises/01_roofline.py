@@ -130,7 +130,8 @@ def product(rows, inner, columns, itemsize):
 # %% [markdown]
 # ## Which limit?
 #
-# A GPU's `peak` is in FLOP/s and its `bandwidth` in bytes/s. `bound` should return `"memory"` or `"compute"`.
+# A GPU's `peak` is in FLOP/s and its `bandwidth` in bytes/s. `bound` should return `"memory"` or `"compute"`. Exactly
+# on the ridge, an operation counts as compute-bound: more bandwidth wouldn't make it faster.
 
 
 # %% grade_id="bound-answer"
@@ -185,8 +186,9 @@ def compute_bound_on(flops, nbytes, gpus):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
-# the check that failed last.
+# Run these in order, as often as you like. They're worth 8 of the 10 points; the other 2 are for two hidden checks, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -212,7 +214,8 @@ hint = Hints(
         ),
         "bound": (
             "To tell left from right of the ridge, what do you have to compare with it?",
-            "The operation's intensity is flops / nbytes. Compare it with the ridge.",
+            "The operation's intensity is flops / nbytes. Compare it with the ridge: below it is "
+            "memory-bound, on it and above it compute-bound.",
         ),
         "gpus": (
             "Your bound() answers the question for one GPU. Call it for each of them.",
@@ -290,7 +293,7 @@ check_numbers(
 check_numbers(
     bound,
     roofline_questions.bound,
-    [(8, 4, 2, 1)]  # on the ridge
+    [(8, 4, 1, 1), (1, 4, 1, 1), (8, 4, 2, 1)]  # right of the ridge, left of it, on it
     + [
         (flops, nbytes, *gpu)
         for flops, nbytes in (

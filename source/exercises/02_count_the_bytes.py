@@ -224,8 +224,9 @@ def linear_gelu(rows, features):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
-# the check that failed last.
+# Run these in order, as often as you like. They're worth 8 of the 10 points; the other 2 are for two hidden checks, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -258,7 +259,7 @@ hint = Hints(
     ),
     **{
         "worked-example": (
-            "What does a linear layer have besides its input and its output?",
+            "What does a linear layer read apart from its input?",
             "weight and bias are read unfused and fused. Fusing saves the round trip of y.",
         )
     },

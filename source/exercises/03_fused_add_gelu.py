@@ -27,6 +27,7 @@ import triton.language as tl
 
 from helpers.instruments import measure
 from helpers.learning import (
+    ADD_GELU_MISTAKES,
     Hints,
     check_offsets,
     check_traffic,
@@ -121,17 +122,15 @@ def add_gelu(a, b):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about
-# the check that failed last.
+# Run these in order, as often as you like. They're worth 12 of the 15 points; the other 3 are for one hidden check, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "Start from the message: the smallest input that fails, and the first index that is "
-        "wrong. NaN where a number should be means that nothing was stored there.",
-        "Sizes that no block divides need two things: a grid that is rounded up (triton.cdiv), "
-        "and one mask, element < elements, in both loads and in the store. Non-contiguous "
-        "tensors: think of .contiguous().",
+        "The message lists the inputs that pass and those that fail. Is every value wrong, or "
+        "only large ones, or only those of one dtype?",
         "If every value is a little off, compare the constants with the formula: sqrt(2/pi) = "
         "0.7978845608, 0.044715, and in 2 sigmoid(2u) - 1 there are two twos.",
     ),
@@ -160,7 +159,13 @@ hint
 # **Does it compute the right thing?** Sizes 1, 127 and 1025, views, a large mean, NaN and inf, three dtypes.
 
 # %% grade_id="values" points=5
-check_values(add_gelu, reference, elementwise_cases(2, seed=3, one_rounding=True), name="values")
+check_values(
+    add_gelu,
+    reference,
+    elementwise_cases(2, seed=3, one_rounding=True),
+    unlike=ADD_GELU_MISTAKES,
+    name="values",
+)
 
 # %% [markdown]
 # **Is it fused?** It should be one launch that moves 12 B/element: it reads a and b once and writes y once.
@@ -176,9 +181,10 @@ check_traffic(add_gelu, (a, b), launches=1, bytes_per_element=12, name="traffic"
 check_vectorised(add_gelu, (a, b), device="A100", name="vectorised")
 
 # %% [markdown]
-# **Can it handle a large tensor?** We test 2^32 elements without allocating them: from two small launches we can see
-# how a launch grows, and then we run the last program of the large one without its memory. Your grid has to grow with
-# the tensor, or have at least 108 programs, one for each SM of an A100.
+# **Can it handle a large tensor?** We test 2^32 elements without allocating them: your launcher is called with
+# tensors that have a shape and no memory, and the first and the last program of its launch run without loading or
+# storing anything. Your grid has to grow with the tensor, or have at least 108 programs, one for each SM of an A100,
+# that go on in a loop.
 
 
 # %%
@@ -196,6 +202,7 @@ check_values(
     add_gelu,
     reference,
     elementwise_cases(2, seed=1729, sizes=(2, 255, 4099), one_rounding=True),
+    unlike=ADD_GELU_MISTAKES,
     name="other-values",
 )
 # END HIDDEN TESTS

@@ -32,6 +32,7 @@ import triton.language as tl
 
 from helpers.instruments import measure
 from helpers.learning import (
+    DROPOUT_MISTAKES,
     Hints,
     check_drop_rate,
     check_offsets,
@@ -179,50 +180,74 @@ def backward(grad_y, p, seed):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. They are worth 13 of the 15 points; two checks on other values, kept for the
-# grading, are worth the rest. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`: they are about the check that
-# failed last.
+# Run these in order, as often as you like. They're worth 13 of the 15 points; the other 2 are for two hidden checks, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
     **{
-        "drop-rate": (
-            "Which elements are dropped: those whose number is below p, or those above?",
-            "kept = tl.rand(seed, element) >= p, and what is kept is divided by 1 - p.",
-        ),
-        "values": (
-            "Start from the message: the smallest input that fails, and the first index that is "
-            "wrong. Is it wrong by a factor, by a bias, or is it dropped where it should not be?",
-            "The element's number is row * columns + column, whatever block it is in; the bias "
-            "goes by the column. Bias before dropout, residual after.",
-        ),
-        "gradient": (
-            "Differentiate y by x for an element that is kept, then for one that is dropped.",
-            "The same scale, the same mask; neither bias nor residual. Strides: think of "
-            ".contiguous().",
-        ),
+        "drop-rate": {
+            "is multiplied by": (
+                "Dropping a share p of the elements makes the mean smaller. What must happen to "
+                "the rest, so that the mean stays what it was?",
+                "Divide what you keep by 1 - p.",
+            ),
+            "": (
+                "Which elements are dropped: those whose number is below p, or those above?",
+                "kept = tl.rand(seed, element) >= p, and what is kept is divided by 1 - p.",
+            ),
+        },
+        "values": {
+            "Look at each element's number": (
+                "This is the first case with several rows. What does your kernel pass to tl.rand, "
+                "what is the offset of x, and what is that of the bias?",
+                "The element's number, row * columns + column, is both its offset and what tl.rand "
+                "counts by. The bias goes by the column.",
+            ),
+            "": (
+                "Look at the first wrong index. Is the value off by a factor or by a bias, or was "
+                "it dropped where it shouldn't be?",
+                "The element's number is row * columns + column, whatever block it is in; the bias "
+                "goes by the column. Bias before dropout, residual after.",
+            ),
+        },
+        "gradient": {
+            "each element's number": (
+                "Elements of a single row may be right. What does your kernel pass to tl.rand?",
+                "Pass it the element's number in the whole tensor, as in the forward.",
+            ),
+            "": (
+                "Differentiate y by x for an element that is kept, then for one that is dropped.",
+                "The gradient has the forward's scale and mask, but neither bias nor residual.",
+            ),
+        },
         "same-mask": (
             "tl.rand gives the same number for the same two arguments. Are they the same in both "
             "kernels?",
-            "Not the lane, not the column: the element's number in the whole tensor, in both.",
+            "Pass it the element's number in the whole tensor in both kernels, not its position "
+            "in the block or its column.",
         ),
         "traffic": (
             "Count your tl.load and tl.store lines, and the PyTorch operations in your launcher: "
             "each is paid for.",
-            "x, residual in, y out: 12 B/element. The bias is left out of the count. No x + bias "
-            "outside the kernel.",
+            "x and residual are read and y is written: 12 B/element, not counting the bias. Add "
+            "the bias in the kernel, not outside.",
         ),
         "no-stored-mask": (
-            "What does your backward read besides the gradient?",
-            "The gradient in, the gradient out: 8 B/element. The mask comes from tl.rand, not "
-            "from memory.",
+            "What does your backward read apart from the gradient?",
+            "It reads one gradient and writes the other: 8 B/element. The mask comes from tl.rand, "
+            "not from memory.",
         ),
         "large": (
             "Kernel integers are int32 unless an operand is int64. Which product in your "
             "offsets can pass 2^31?",
             "tl.program_id(0).to(tl.int64), before you multiply it; in both kernels.",
         ),
-        "large-gradient": ("As in the forward: where is an element's number made?",),
+        "large-gradient": (
+            "It's the same problem as in the forward. Where do you compute an element's number?",
+            "tl.program_id(0).to(tl.int64), before you multiply it.",
+        ),
     }
 )
 hint
@@ -245,7 +270,13 @@ def of_forward(rows, columns, draw):
 shapes, rates = ((1, 1), (1, 8), (2, 127), (3, 1025)), (0.3, 0.5, 0.3, 0.1, 0.0)
 
 # %% grade_id="values" points=3
-check_values(forward, reference, dropout_cases(4, of_forward, shapes, rates), name="values")
+check_values(
+    forward,
+    reference,
+    dropout_cases(4, of_forward, shapes, rates),
+    unlike=DROPOUT_MISTAKES,
+    name="values",
+)
 
 # %% [markdown]
 # **And the backward?** On gradients of the same shapes.
@@ -289,9 +320,10 @@ check_traffic(
 check_traffic(backward, (grad_y, 0.3, 7), launches=1, bytes_per_element=8, name="no-stored-mask")
 
 # %% [markdown]
-# **Can they handle a large tensor?** We test 2^22 rows of 1024 without allocating them: from two small launches we
-# can see how a launch grows, and then we run the last program of the large one without its memory. Your grid has to
-# grow with the tensor, or have at least 108 programs, one for each SM of an A100.
+# **Can they handle a large tensor?** We test 2^22 rows of 1024 without allocating them: each launcher is called with
+# tensors that have a shape and no memory, and the first and the last program of its launch run without loading or
+# storing anything. Your grid has to grow with the tensor, or have at least 108 programs, one for each SM of an A100,
+# that go on in a loop.
 
 
 # %%
@@ -322,6 +354,7 @@ check_values(
     forward,
     reference,
     dropout_cases(1729, of_forward, ((2, 2), (5, 255), (2, 2049)), rates=(0.45, 0.6, 0.05)),
+    unlike=DROPOUT_MISTAKES,
     name="other-values",
 )
 # END HIDDEN TESTS

@@ -29,6 +29,7 @@ import triton.language as tl
 
 from helpers.instruments import measure
 from helpers.learning import (
+    LAYER_NORM_MISTAKES,
     Hints,
     check_offsets,
     check_passes,
@@ -130,21 +131,17 @@ def layer_norm(x, weight, bias, eps):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. They're worth 17 of the 20 points. The rest is for the last check, which uses
-# different values and only runs when you're graded. If you're stuck, run `hint(1)` in a new cell, then `hint(2)`. The
-# hints are about the check that failed last.
+# Run these in order, as often as you like. They're worth 17 of the 20 points; the other 3 are for one hidden check, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "Start from the message: the smallest input that fails. If rows of 64 are right and rows "
-        "of 127 are not, your padding lanes count somewhere.",
-        "A lane past the row's end holds what `other=` says after the load, and minus the mean "
-        "after x - mean. Which lanes may go into the second sum? tl.where(exists, ..., 0.0) "
-        "decides.",
-        "Wide rows: the block is triton.next_power_of_2(cols), not a constant. Rows in many "
-        "dimensions: there are x.numel() // cols of them. eps is added to the variance, before "
-        "the square root.",
+        "Work out a row of four elements by hand: the mean, the variance, the root, then weight "
+        "and bias. Where does your kernel get another number?",
+        "Both means divide by cols. The variance is the mean of the squares of x - mean. eps is "
+        "added to the variance, before the square root.",
     ),
     mean=(
         "At a mean of 10^4 the squares are near 10^8, and float32 has seven digits. How much of a "
@@ -169,7 +166,13 @@ hint
 # **Does it compute the right thing?** Odd widths, views, a constant row, NaN, three dtypes, one wide row.
 
 # %% grade_id="values" points=7
-check_values(layer_norm, reference, norm_cases(1, 2, seed=5, one_rounding=True), name="values")
+check_values(
+    layer_norm,
+    reference,
+    norm_cases(1, 2, seed=5, one_rounding=True),
+    unlike=LAYER_NORM_MISTAKES,
+    name="values",
+)
 
 # %% [markdown]
 # **Does it survive a large mean?** Mean 10,000, standard deviation 2.
@@ -186,9 +189,10 @@ wide = torch.randn(2, 8192, device=device), *torch.randn(2, 8192, device=device)
 check_passes(layer_norm, (x, weight, bias, 1e-5), reads=(1, 8, 8), widest=wide, name="traffic")
 
 # %% [markdown]
-# **Does it reach a large tensor?** 2^22 rows of 1024, without allocating them: two small launches show how a launch
-# grows, and the last program of the large one is run without its memory. The grid must either grow with the tensor or
-# have at least 108 programs, one for each SM of an A100.
+# **Does it reach a large tensor?** 2^22 rows of 1024, without allocating them: your launcher is called with tensors
+# that have a shape and no memory, and the first and the last program of its launch run without loading or storing
+# anything. The grid must either grow with the tensor or have at least 108 programs, one for each SM of an A100, that
+# go on in a loop.
 
 
 # %%
@@ -206,6 +210,7 @@ check_values(
     layer_norm,
     reference,
     norm_cases(1, 2, seed=1729, widths=(2, 255, 2049), widest=5001, one_rounding=True),
+    unlike=LAYER_NORM_MISTAKES,
     name="other-values",
 )
 # END HIDDEN TESTS

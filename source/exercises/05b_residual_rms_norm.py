@@ -26,6 +26,7 @@ import triton.language as tl
 
 from helpers.instruments import measure
 from helpers.learning import (
+    RESIDUAL_NORM_MISTAKES,
     Hints,
     check_offsets,
     check_passes,
@@ -119,9 +120,9 @@ def residual_rms_norm(x, residual, weight, eps):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. They're worth 8 of the 10 points. The rest is for the last check, which uses
-# different values and only runs when you're graded. If you're stuck, run `hint(1)` in a new cell, then `hint(2)`. The
-# hints are about the check that failed last.
+# Run these in order, as often as you like. They're worth 8 of the 10 points; the other 2 are for one hidden check, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -129,8 +130,6 @@ hint = Hints(
         "Which of the two results is wrong? In the message, result 1 is y and result 2 is s.",
         "For the mean square, divide by the number of elements in the row, cols, not by BLOCK. And "
         "don't subtract the mean: that would be LayerNorm.",
-        "If the check reports a changed argument, you're overwriting the residual with the "
-        "sum. Allocate a new tensor with torch.empty_like.",
     ),
     traffic=(
         "Count your loads and stores: x, residual and weight in; s and y out; one line for each.",
@@ -153,6 +152,7 @@ check_values(
     residual_rms_norm,
     reference,
     norm_cases(2, 1, seed=6, one_rounding=True, short=True),
+    unlike=RESIDUAL_NORM_MISTAKES,
     name="values",
 )
 
@@ -167,9 +167,10 @@ check_passes(
 )
 
 # %% [markdown]
-# **Does it reach a large tensor?** 2^22 rows of 1024, without allocating them: two small launches show how a launch
-# grows, and the last program of the large one is run without its memory. The grid must either grow with the tensor or
-# have at least 108 programs, one for each SM of an A100.
+# **Does it reach a large tensor?** 2^22 rows of 1024, without allocating them: your launcher is called with tensors
+# that have a shape and no memory, and the first and the last program of its launch run without loading or storing
+# anything. The grid must either grow with the tensor or have at least 108 programs, one for each SM of an A100, that
+# go on in a loop.
 
 
 # %%
@@ -187,6 +188,7 @@ check_values(
     residual_rms_norm,
     reference,
     norm_cases(2, 1, seed=1729, widths=(2, 255, 2049), widest=5001, one_rounding=True, short=True),
+    unlike=RESIDUAL_NORM_MISTAKES,
     name="other-values",
 )
 # END HIDDEN TESTS

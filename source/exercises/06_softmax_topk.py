@@ -32,6 +32,7 @@ import triton.language as tl
 
 from helpers.instruments import measure
 from helpers.learning import (
+    TOPK_MISTAKES,
     Hints,
     check_offsets,
     check_passes,
@@ -139,21 +140,27 @@ def softmax_topk(x, k):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. They're worth 15 of the 20 points. The rest is for the last check, which uses
-# different values and only runs when you're graded. If you're stuck, run `hint(1)` in a new cell, then `hint(2)`. The
-# hints are about the check that failed last.
+# Run these in order, as often as you like. They're worth 15 of the 20 points; the other 5 are for one hidden check, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
-    values=(
-        "Result 1 is p, result 2 the values, result 3 the indices. Get p right first: the maximum "
-        "comes off before the exponential, and lanes past the row's end must be neither the "
-        "maximum nor part of the sum.",
-        "Then one round: tl.argmax for the index, tl.max for the value, a store of each. Take out "
-        "the winner by its index, for `left == value` takes out all that are equal to it.",
-        "What do you put in the winner's place? It must be less than everything that can still "
-        "win, and a probability can be 0.",
-    ),
+    values={
+        "Look at (ties|the k rounds|elements of -inf)|none of them may win": (
+            "p is right, but a round isn't. Each one finds the largest probability left, stores it "
+            "and its index, and takes it out. How do you take it out?",
+            "Take out the winner by its index, since `left == value` takes out all that are equal.",
+            "What do you put in the winner's place? It must be less than everything that can still "
+            "win, and a probability can be 0.",
+        ),
+        "": (
+            "Result 1 is p, result 2 the values, result 3 the indices. Get p right first: subtract "
+            "the row's maximum before the exponential, and divide by the sum.",
+            "Then one round: tl.argmax for the index, tl.max for the value, a store of each. Take "
+            "out the winner by its index.",
+        ),
+    },
     traffic=(
         "Load x once. The winners' values are in registers, so you don't have to load x or p "
         "again.",
@@ -172,7 +179,7 @@ hint
 # **Does it compute the right thing?** k from 1 to 16, ties, -inf, odd widths, views, three dtypes, one wide row.
 
 # %% grade_id="values" points=8
-check_values(softmax_topk, reference, topk_cases(seed=7), name="values")
+check_values(softmax_topk, reference, topk_cases(seed=7), unlike=TOPK_MISTAKES, name="values")
 
 # %% [markdown]
 # **Is it fused?** It must be one launch that reads x once and writes the probabilities, values and indices once, in
@@ -183,9 +190,10 @@ wide = torch.randn(2, 8192, device=device)
 check_passes(softmax_topk, (x, 8), reads=(1,), widest=(wide, 8), name="traffic")
 
 # %% [markdown]
-# **Does it reach a large tensor?** 2^22 rows of 1024, without allocating them: two small launches show how a launch
-# grows, and the last program of the large one is run without its memory. The grid must either grow with the tensor or
-# have at least 108 programs, one for each SM of an A100.
+# **Does it reach a large tensor?** 2^22 rows of 1024, without allocating them: your launcher is called with tensors
+# that have a shape and no memory, and the first and the last program of its launch run without loading or storing
+# anything. The grid must either grow with the tensor or have at least 108 programs, one for each SM of an A100, that
+# go on in a loop.
 
 
 # %%
@@ -203,6 +211,7 @@ check_values(
     softmax_topk,
     reference,
     topk_cases(seed=1729, widths=(2, 255, 2049), widest=4097),
+    unlike=TOPK_MISTAKES,
     name="other-values",
 )
 # END HIDDEN TESTS

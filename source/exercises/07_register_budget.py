@@ -204,14 +204,15 @@ def tile_settings(uses):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. If you're stuck, run `hint(1)` in a new cell, then `hint(2)`. The hints are
-# about the check that failed last.
+# Run these in order, as often as you like. They're worth 11 of the 15 points; the other 4 are for two hidden checks, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
     rows=(
-        "For each of your settings, work out numbers per thread = ROWS x columns / (32 num_warps), "
-        "and compare it with the registers. How many numbers do you need for 16 bytes?",
+        "For each of your settings, work out elements per thread = ROWS x columns / "
+        "(32 num_warps), and compare it with the registers. How many elements are 16 bytes?",
         "8 numbers of 2 bytes are 16 bytes. Find out how many elements per thread fit on the "
         "A100, then keep that number for every row length, with more warps for longer rows and "
         "more rows for short ones.",

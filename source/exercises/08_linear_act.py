@@ -235,44 +235,63 @@ def linear_act(x, weight, bias, activation):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. If you're stuck, run `hint(1)` in a new cell, then `hint(2)`. The hints are
-# about the first check that hasn't passed.
+# Run these in order, as often as you like. They're worth 17 of the 20 points; the other 3 are for one hidden check, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
-    values=(
-        "Start with one tile: row, col and k are vectors of tl.arange; row[:, None] and k[None, "
-        ":] turn them into the addresses of a tile of x. For W^T it is k[:, None] and "
-        "col[None, :].",
-        "You need three masks: rows below M, columns below N, and k below K. Without the one along "
-        "K, results go wrong; with other=0.0, products past the end add nothing.",
-        "Take every stride from the arguments. Only y is new and contiguous, so its rows are N "
-        "apart. relu must pass NaN through: tl.where(s < 0, 0.0, s).",
-    ),
-    rounding=(
-        "Which values in your kernel have 16 bits? Only the ones you load and the result you "
-        "store. "
-        "Everything in between should be float32.",
-        "acc = tl.zeros(..., dtype=tl.float32), then acc = tl.dot(x, weight, acc); "
-        "bias.to(tl.float32); the activation of the float32 sum; .to(tl.float16) in the store.",
-    ),
+    values={
+        "Mask the others|lets these lanes through|Look at the edges": (
+            "Which rows, columns and products exist in a tile that overhangs x, the weight or y?",
+            "You need three masks: rows below M, columns below N, and k below K. With other=0.0, "
+            "products past the end of K add nothing.",
+        ),
+        "Look at the loop over K|the accumulator": (
+            "Each slice of K adds to the same sum. Where does your loop end, and which dtype does "
+            "the sum have?",
+            "acc = tl.zeros(..., dtype=tl.float32), then for start in range(0, K, BLOCK_K), with K "
+            "from the arguments: acc = tl.dot(x, weight, acc).",
+        ),
+        "relu of NaN": (
+            "What does your relu return for NaN? tl.maximum(NaN, 0.0) is 0.0.",
+            "tl.where(s < 0, 0.0, s) keeps NaN, because comparisons with NaN are false.",
+        ),
+        "": (
+            "Start with one tile: row, col and k are vectors of tl.arange; row[:, None] and "
+            "k[None, :] turn them into the addresses of a tile of x. For W^T it is k[:, None] and "
+            "col[None, :].",
+            "Take every stride from the arguments. Only y is new and contiguous, so its rows are N "
+            "apart. The bias and the activation come after the loop, on the whole sum.",
+        ),
+    },
+    rounding={
+        "the formula of gelu": (
+            "relu and silu are right, so only gelu differs. Which of its forms do you compute?",
+            "It's the exact form: 0.5 * s * (1 + tl.erf(s / sqrt(2))), with all digits of "
+            "1 / sqrt(2) = 0.7071067811865476.",
+        ),
+        "": (
+            "Which values in your kernel have 16 bits? Only the ones you load and the result you "
+            "store. Everything in between should be float32.",
+            "acc = tl.zeros(..., dtype=tl.float32), then acc = tl.dot(x, weight, acc); "
+            "bias.to(tl.float32); the activation of the float32 sum; .to(tl.float16) in the store.",
+        ),
+    },
     traffic=(
         "How often is each value of x loaded? Once per tile in a row of y. How can you reduce "
         "that?",
-        "Use tiles of 64 x 64. Load the bias once per tile, after the loop. Pass the strides "
-        "instead of copying.",
+        "Use tiles of 64 x 64. Load the bias once per tile, after the loop.",
     ),
     tensor_cores=(
         "Did you multiply without tl.dot? Or did you convert the tiles to float32? Then they're "
         "multiplied as tf32, or on the CUDA cores with input_precision='ieee'.",
         "Call tl.dot(x, weight, acc) with x and weight as you loaded them. Their products are "
-        "exact "
-        "in float32 anyway.",
+        "exact in float32 anyway.",
     ),
     large=(
         "Kernel integers are int32 unless an operand is int64, so they overflow at 2^31. Which "
-        "product "
-        "in your offsets can exceed that?",
+        "product in your offsets can exceed that?",
         "Convert with tl.program_id(0).to(tl.int64) before you multiply.",
     ),
 )
@@ -308,8 +327,9 @@ check_tensor_cores(
 )
 
 # %% [markdown]
-# **Does it reach a large matrix?** 4 million rows of 1024, without allocating them: two small launches predict the
-# large one, and its last program is run without its memory.
+# **Does it reach a large matrix?** 4 million rows of 1024, without allocating them: your launcher is called with
+# tensors that have a shape and no memory, and the first and the last program of its launch run without loading or
+# storing anything.
 
 
 # %%

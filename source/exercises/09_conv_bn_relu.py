@@ -108,7 +108,7 @@ def conv_bn_relu_kernel(
         tap, channel = at // channels, at % channels
         row = top + (tap // TAPS_W)[None, :]
         col = left + (tap % TAPS_W)[None, :]
-        # In the picture, not just in memory: beyond a row's end the next row begins.
+        # In the image, not just in memory: beyond a row's end the next row begins.
         seen = (row >= 0) & (row < height) & (col >= 0) & (col < width)
         x = tl.load(
             x_ptr
@@ -182,22 +182,33 @@ def conv_bn_relu(x, weight, bias, gamma, beta, mean, var, stride, padding, eps):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`. The hints are
-# about the first check that hasn't passed yet.
+# Run these in order, as often as you like. They're worth 12 of the 15 points; the other 3 are for one hidden check, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
-    convolution=(
-        "Start with a 1 x 1 filter and no padding. That's a matmul, except that each row's address "
-        "is a pixel's address. Then let `at` run over taps times channels: tap = at // channels, "
-        "channel = at % channels.",
-        "An output pixel is (image, p, q): divide by out_height * out_width, then by out_width. "
-        "Its window begins at p * STRIDE - PADDING, q * STRIDE - PADDING, and the tap adds tap // "
-        "TAPS_W and tap % TAPS_W.",
-        "The mask for x has four conditions: the pixel exists, the position in the sum exists, the "
-        "row is inside the image, and so is the column. Forget the last one and you'll see it, "
-        "because past the end of a row you read the next row.",
-    ),
+    convolution={
+        "Look at (the index map|the stride: |the image: )": (
+            "An output pixel is (image, p, q). Which row and column of the image does each tap see "
+            "from there?",
+            "Divide the pixel's number by out_height * out_width, then by out_width. Its window "
+            "begins at p * STRIDE - PADDING, q * STRIDE - PADDING, and the tap adds tap // TAPS_W "
+            "and tap % TAPS_W. Outside the image, load 0.",
+        ),
+        "Mask the others|lets these lanes through|Look at the edges|past the filter": (
+            "What must hold for a position of the tile to be loaded from x? There are four "
+            "conditions.",
+            "The pixel exists, the position in the sum exists, the row is inside the image, and so "
+            "is the column. Past the end of a row you'd read the next row.",
+        ),
+        "": (
+            "Start with a 1 x 1 filter and no padding. That's a matmul, except that each row's "
+            "address is a pixel's address.",
+            "Then let `at` run over taps times channels: tap = at // channels, channel = at % "
+            "channels.",
+        ),
+    },
     batch_norm=(
         "Do the algebra on paper first: y = scale * s + shift. The convolution's bias is part of "
         "s, so where does it go?",
@@ -267,8 +278,9 @@ check_passes(conv_bn_relu, part_of_larger, reads=(9, *6 * (4,)), name="traffic")
 check_tensor_cores(conv_bn_relu, inputs, devices=("A100", "H100"), name="tensor_cores")
 
 # %% [markdown]
-# **Does it reach a large tensor?** We check it for 2^21 images without allocating them: two small launches predict the
-# addresses of the large one, and its last program runs without memory.
+# **Does it reach a large tensor?** We check it for 2^21 images without allocating them: your launcher is called with
+# tensors that have a shape and no memory, and the first and the last program of its launch run without loading or
+# storing anything.
 
 
 # %%

@@ -182,20 +182,36 @@ def attention_scores(q, k, valid):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`. The hints are
-# about the first check that hasn't passed yet.
+# Run these in order, as often as you like. They're worth 16 of the 20 points; the other 4 are for one hidden check, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
-    values=(
-        "Begin with one tile, and no loop: scores, scale, causal mask, softmax along axis 1, "
-        "store. Then let the keys come in tiles.",
-        "The online softmax keeps a maximum and a sum for each query. When the maximum grows from "
-        "m to m', the sum so far is multiplied by exp(m - m'). Then a second loop computes the "
-        "same scores and stores exp(s - m) / sum.",
-        "Every element of the result must be written: those right of the diagonal are 0. Keys "
-        "beyond seq must count as masked.",
-    ),
+    values={
+        "several heads": (
+            "Each program has one batch and one head. How do you get both from tl.program_id(1)?",
+            "batch = tl.program_id(1) // heads and head = tl.program_id(1) % heads. Each pointer "
+            "moves on by batch * stride_b + head * stride_h.",
+        ),
+        "Look at the (rescaling|running maximum|maximum|order: )": (
+            "What do you carry from one tile of keys to the next, and what happens to it when a "
+            "tile has a larger maximum?",
+            "The online softmax keeps a maximum and a sum for each query. When the maximum grows "
+            "from m to m', the sum so far is multiplied by exp(m - m'). Then a second loop "
+            "computes the same scores and stores exp(s - m) / sum.",
+        ),
+        "Look at the (edges|store)": (
+            "Every element of the result must be written: those right of the diagonal are 0. Keys "
+            "beyond seq must count as masked.",
+        ),
+        "": (
+            "Begin with one tile, and no loop: scores, scale, causal mask, softmax along axis 1, "
+            "store. Then let the keys come in tiles.",
+            "Keep the scores in float32, and scale and mask them before the softmax: -inf where a "
+            "query doesn't see a key.",
+        ),
+    },
     masked_rows=(
         "What are exp(-inf - -inf) and 0/0? Both are NaN. Where can they arise when a query sees "
         "no key?",
@@ -242,8 +258,9 @@ check_values(
 check_passes(attention_scores, (q, k, valid), reads=(1, 16, 64), name="traffic")
 
 # %% [markdown]
-# **Does it reach many weights?** We check it for 60000 sequences of 512 without allocating them: two small launches
-# predict the addresses of the large one, and its last program runs without memory.
+# **Does it reach many weights?** We check it for 60000 sequences of 512 without allocating them: your launcher is
+# called with tensors that have a shape and no memory, and the first and the last program of its launch run without
+# loading or storing anything.
 
 
 # %%

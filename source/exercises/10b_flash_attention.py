@@ -181,21 +181,40 @@ def flash_attention(q, k, v, causal):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`. The hints are
-# about the first check that hasn't passed yet.
+# Run these in order, as often as you like. They're worth 20 of the 25 points; the other 5 are for one hidden check, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
-    values=(
-        "The first case has 64 tokens, which is one tile of 64 keys. Get that right without a "
-        "loop, then 128 tokens with one. The message shows which case fails first.",
-        "For sequences that no tile divides, give keys beyond seq a score of -inf before you take "
-        "the maximum. For scores that grow along the keys, multiply both the sum and acc by "
-        "exp(old maximum - new maximum).",
-        "You carry three things per row from tile to tile: top, total and acc (dim values). In "
-        "each tile, compute s, the new top and e = exp(s - top), then update total and acc, in "
-        "that order.",
-    ),
+    values={
+        "several heads": (
+            "Each program has one batch and one head. How do you get both from tl.program_id(1)?",
+            "batch = tl.program_id(1) // heads and head = tl.program_id(1) % heads. Each pointer "
+            "moves on by batch * stride_b + head * stride_h.",
+        ),
+        "Look at (the (rescaling|running maximum|maximum|order: )|what is carried)": (
+            "You carry three things per query from tile to tile: top, total and acc (dim values). "
+            "What happens to each when a tile has a larger maximum?",
+            "In each tile, compute s, the new top and e = exp(s - top). Multiply total and acc by "
+            "exp(old top - new top), then add the sum of e and the product of e and v.",
+        ),
+        "Look at the edges": (
+            "Which keys of the last tile exist? Their scores must not be 0.",
+            "Give keys beyond seq a score of -inf before you take the maximum.",
+        ),
+        "16 bits|float16 |fp16 ": (
+            "Which values in your kernel have 16 bits? Only some of them may.",
+            "q, k and v have 16 bits as loaded, and e when it goes into the second tl.dot. Scores, "
+            "top, total, acc and the factor that rescales them stay in float32.",
+        ),
+        "": (
+            "The first case has 64 tokens, which is one tile of 64 keys. Get that right without a "
+            "loop, then 128 tokens with one.",
+            "For one tile: s = scale times tl.dot(q, k), e = exp(s - its row's maximum), and the "
+            "result is tl.dot(e, v), divided by the sum of e along the row.",
+        ),
+    },
     traffic=(
         "The message lists everything you read and write. Is there anything except q, k, v and "
         "the result?",
@@ -246,8 +265,9 @@ check_linear_traffic(
 check_tensor_cores(flash_attention, (*shorter, True), devices=("A100", "H100"), name="tensor_cores")
 
 # %% [markdown]
-# **Does it reach many sequences?** We check it for 60000 sequences of 512 tokens without allocating them: two small
-# launches predict the addresses of the large one, and its last program runs without memory.
+# **Does it reach many sequences?** We check it for 60000 sequences of 512 tokens without allocating them: your
+# launcher is called with tensors that have a shape and no memory, and the first and the last program of its launch
+# run without loading or storing anything.
 
 
 # %%

@@ -152,35 +152,50 @@ def layer_norm_int8(x, weight, bias, eps, clip):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. They are worth 12 of the 15 points. The rest is for a last check on other
-# values, which runs when the exercise is graded. Codes may be off by one where the last digit decides, in at most one
-# of a hundred. Stuck? Run `hint(1)` in a cell of your own, then `hint(2)`. The hints are about the first check that
-# hasn't passed yet.
+# Run these in order, as often as you like. They're worth 12 of the 15 points; the other 3 are for one hidden check, on
+# other inputs, which only the grading runs. Codes may be off by one where the last digit decides, in at most one of a
+# hundred. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
-    values=(
-        "Result 1 is q and result 2 is the scale. Get the scale right first, since it only depends "
-        "on y. Is it the largest |y|, rather than the largest y?",
-        "Lanes past the row's end must not contribute to the variance or to the largest magnitude: "
-        "use tl.where(exists, ..., 0.0) before squaring, and other=0.0 for weight and bias.",
-        "In the row with NaN, all of y is NaN, so tl.max returns NaN. But tl.maximum(NaN, 1e-12) "
-        "is 1e-12, and tl.clamp of NaN is -127. A comparison and tl.where keep the NaN.",
-        "At mean 10^4, subtract the mean before you square.",
-    ),
-    codes=(
-        "Ties: 0.5 becomes 0, and both 1.5 and 2.5 become 2. Adding a half and rounding down "
-        "doesn't do that, but the large constant does.",
-        "Zeros: the 1e-12 belongs inside the scale, as a lower bound on the largest magnitude.",
-        "With clip below 1, y / scale goes up to 127 / clip. Clamp it to -127 and 127 before "
-        ".to(tl.int8). Never use -128, so that -q is also a code.",
-    ),
+    values={
+        "Look at the lanes past the row's end": (
+            "What do the positions past the row's end hold in x, in weight and bias, and in y?",
+            "They must not contribute to the variance or to the largest magnitude: use "
+            "tl.where(exists, ..., 0.0) before squaring, and other=0.0 for weight and bias.",
+        ),
+        "Look at NaN": (
+            "In the row with NaN, all of y is NaN, so tl.max returns NaN. Which operation after it "
+            "returns a number?",
+            "tl.maximum(NaN, 1e-12) is 1e-12, and tl.clamp of NaN is -127. A comparison and "
+            "tl.where keep the NaN.",
+        ),
+        "": (
+            "Result 1 is q and result 2 is the scale. Get the scale right first, since it only "
+            "depends on y. Is it the largest |y|, rather than the largest y?",
+            "Subtract the mean before you square. q is y / scale, rounded to the nearest code.",
+        ),
+    },
+    codes={
+        "Look at the rounding": (
+            "0.5 becomes 0, and both 1.5 and 2.5 become 2. What does your kernel round them to?",
+            "Adding a half and rounding down doesn't do that, but adding and subtracting the large "
+            "constant does.",
+        ),
+        "Look at the smallest scale": (
+            "What is the scale of a row of zeros, and what is 0 / scale?",
+            "The 1e-12 belongs inside the scale, as a lower bound on the largest magnitude.",
+        ),
+        "": (
+            "With clip below 1, y / scale goes up to 127 / clip. What happens to 130 in an int8?",
+            "Clamp y / scale to -127 and 127 before .to(tl.int8). Never use -128, so that -q is "
+            "also a code.",
+        ),
+    },
     traffic=(
         "Count the tl.load calls on x, and the PyTorch operations in your launcher.",
         "y stays in registers, so don't store or load it. Allocate q as int8 from the start, one "
         "byte per element.",
-        "Registers spill if a thread has too many columns, so increase num_warps with the block "
-        "size.",
     ),
     large=(
         "Kernel integers are int32 unless an operand is int64, so they overflow at 2^31. Which "
@@ -215,8 +230,9 @@ check_passes(
 )
 
 # %% [markdown]
-# **Does it reach a large tensor?** We check it for 2^22 rows of 1024 without allocating them: two small launches
-# predict the addresses of the large one, and its last program runs without memory.
+# **Does it reach a large tensor?** We check it for 2^22 rows of 1024 without allocating them: your launcher is called
+# with tensors that have a shape and no memory, and the first and the last program of its launch run without loading
+# or storing anything.
 
 
 # %%

@@ -268,34 +268,73 @@ def partition(graph):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. Stuck? Run `hint(1)` in a new cell, then `hint(2)`. You get hints for the
-# first check that hasn't passed yet. In a failure message, `x*` means a tensor that's read elsewhere.
+# Run these in order, as often as you like. They're worth 12 of the 15 points; the other 3 are for two hidden checks, on
+# other inputs, which only the grading runs. In a failure message, `x*` means a tensor that's read elsewhere. Stuck? Run
+# `hint(1)` in a new cell, then `hint(2)`: they're about the check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
-    legal=(
-        "Take the rules one by one. Rules 1 to 4 are about two operations at a time, so check "
-        "every "
-        "pair in the group.",
-        "Rule 5: start with one operation's tensors, and keep adding the tensors of operations "
-        "that "
-        "share one, until nothing changes. Rule 6: treat the group and each other operation as "
-        "kernels, and look for an order that respects all dependencies. If there isn't one, "
-        "something has to run between.",
-        "An operation waits on a read after a write, a write after a read, and a write after a "
-        "write. The last two happen in place.",
-    ),
+    legal={
+        "Look at rule [1-4]": (
+            "Rules 1 to 4 are about two operations at a time. Do you check every pair in the "
+            "group, in both orders?",
+            "Read that rule once more, word for word, for the two operations in the message.",
+        ),
+        "Look at rule 5": (
+            "Which tensors connect the operations of the group? Two that read the same tensor are "
+            "connected as well.",
+            "Start with one operation's tensors, and keep adding the tensors of operations that "
+            "share one, until nothing changes. All operations must be reached.",
+        ),
+        "Look at rule 6": (
+            "Which operations outside the group must run after one of its members and before "
+            "another? There may be several in a row.",
+            "Treat the group and each other operation as kernels, and look for an order that "
+            "respects all dependencies. If there isn't one, something has to run between.",
+            "An operation waits on a read after a write, a write after a read, and a write after a "
+            "write. The last two happen in place.",
+        ),
+        "Look at rule 7": (
+            "Registers limit a group that all other rules allow.",
+            "kernel_cost(graph, group)['registers'] must be at most 255.",
+        ),
+        "your rules refuses": (
+            "You refuse a group that is legal. Print which of your rules does it.",
+            "A tensor that is overwritten, or read by several, isn't a reason by itself: only what "
+            "the rules name is.",
+        ),
+        "": (
+            "Take the rules one by one. Rules 1 to 4 are about two operations at a time, so check "
+            "every pair in the group.",
+        ),
+    },
     edges=(
         "Two questions: is it legal? Is the time of one kernel below the sum of the two?",
         "is_legal(graph, [one, two]), and three calls of kernel_cost.",
     ),
-    partitions=(
-        "Place the operations one by one, trying every existing group and a new one. When all are "
-        "placed, add up the times.",
-        "A group that isn't legal yet can become legal when you add the operations that connect it "
-        "or run in between. So call is_legal once all are placed.",
-        "Two legal groups may wait for each other. Reuse your code for rule 6 with all groups.",
-    ),
+    partitions={
+        "leaves out|in [0-9]+ kernels|no operation of": (
+            "Every operation of the graph must be in one group, and in one only. Those that stay "
+            "alone are groups of one.",
+        ),
+        "has the kernel": (
+            "The message names a group that isn't legal. When do you call is_legal?",
+            "A group that isn't legal yet can become legal when you add the operations that "
+            "connect it or run in between. So call is_legal once all are placed.",
+        ),
+        "wait for each other": (
+            "Each group is legal, and yet there is no order for all of them. Draw which group "
+            "waits for which.",
+            "Reuse your code for rule 6 with all groups.",
+        ),
+        "": (
+            "Place the operations one by one, trying every existing group and a new one. When all "
+            "are placed, add up the times.",
+            "Joining the best pair, or all that is legal, misses partitions. A group can also "
+            "become legal when you add the operations that connect it, so call is_legal once all "
+            "are placed.",
+        ),
+    },
     layer=(
         "Fifteen operations have over a billion partitions. Which pairs can never share a kernel, "
         "whatever else is in it?",

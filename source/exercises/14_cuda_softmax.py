@@ -123,38 +123,77 @@ except (RuntimeError, TypeError, ValueError) as error:
 # %% [markdown]
 # ## Checks
 #
-# Run these in order, as often as you like. They're worth 17 of the 20 points, and the last check, on other widths, is
-# kept for grading. If you're stuck, run `hint(1)` in a new cell, then `hint(2)`. You'll get hints for the first check
-# that hasn't passed yet.
+# Run these in order, as often as you like. They're worth 17 of the 20 points; the other 3 are for one hidden check, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
+OF_THREADS = (
+    "The message names the thread and the byte. Which of its indices is past the row's end?",
+    "Put `if (i < columns)` around each load and store, with i the element's index in the row.",
+)
+OF_ALIGNMENT = (
+    "A row of 1001 floats starts at a multiple of 4004 bytes. Which loads may start there?",
+    "A float4 must start at a multiple of 16 bytes, which all rows do only if columns % 4 == 0.",
+)
 hint = Hints(
-    values=(
-        "Which threads have no number of the row? What do they bring into the maximum, and what "
-        "into the sum?",
-        "Minus infinity is never the maximum, and its exponential is 0. And what is the "
-        "exponential of "
-        "200?",
-    ),
-    sound=(
-        "Read the line that is named. Which two threads touch that word, and which barrier is "
-        "between?",
-        "Every lane that the mask names must reach the shuffle: even the threads without elements. "
-        "And `of_warps` is written again by the second reduction: have all read it by then?",
-        "A row of 1001 floats starts at a multiple of 4004 bytes. Which loads may start there?",
-        "blockIdx.x and columns have 32 bits, and so has their product. Row 2^20 of 8192 columns "
-        "starts at element 2^33: make one of them long long first.",
-    ),
-    traffic=(
-        "The row must be kept between the loops: an array `float v[EACH]` for each thread.",
-        "Each warp leaves one number: by which lane, and where? All lanes may read the same word.",
-    ),
-    code=(
-        "`v[k]` is a register only where the compiler knows k: the loop's end must be a constant, "
-        "a template argument.",
-        "Four floats at once: `float4`, or a struct of `float of[4]` with `alignas(16)`, read as "
-        "a whole.",
-    ),
+    values={
+        "^error: |the line that the compiler names": (
+            "The compiler's message quotes the line and the column. Is a name or a type wrong?",
+        ),
+        "out-of-bounds": OF_THREADS,
+        "misaligned": OF_ALIGNMENT,
+        "": (
+            "Which threads have no element of the row? What do they bring into the maximum, and "
+            "what into the sum?",
+            "Minus infinity is never the maximum, and its exponential is 0. And what is the "
+            "exponential of 200?",
+        ),
+    },
+    sound={
+        "race|uninitialised": (
+            "The message quotes the line. Which two threads touch that word, and which barrier is "
+            "between them?",
+            "`of_warps` is written again by the second reduction. Have all threads read it by "
+            "then? If not, a __syncthreads() is missing.",
+        ),
+        "mask|shuffle": (
+            "Every lane that the mask names must reach the shuffle, even those of threads without "
+            "elements. Is yours in a branch, or in a loop that some threads leave earlier?",
+        ),
+        "misaligned": OF_ALIGNMENT,
+        r"2\^31|rows from": (
+            "blockIdx.x and columns have 32 bits, and so has their product. How large can it get?",
+            "Row 2^20 of 8192 columns starts at element 2^33: make one of them long long first.",
+        ),
+        "out-of-bounds": OF_THREADS,
+        "": (
+            "The message quotes the line. What does each thread do there, and in which order?",
+            "All threads must reach a __syncthreads(), and all lanes of the mask a shuffle.",
+        ),
+    },
+    traffic={
+        "bank conflicts": (
+            "Each warp leaves one number: by which lane, and where?",
+            "All lanes may read the same word, and neighbouring lanes neighbouring words.",
+        ),
+        "": (
+            "Where is the row between one loop over it and the next?",
+            "Keep it in registers: an array `float v[EACH]` for each thread.",
+        ),
+    },
+    code={
+        "spilled": (
+            "How many floats does a thread hold, and does the compiler know every index?",
+            "`v[k]` is a register only where the compiler knows k: the loop's end must be a "
+            "constant, a template argument. More threads hold fewer floats each.",
+        ),
+        "": (
+            "How many bytes does a lane of yours load at once?",
+            "Load four floats at once: `float4`, or a struct of `float of[4]` with `alignas(16)`, "
+            "read as a whole.",
+        ),
+    },
 )
 hint
 

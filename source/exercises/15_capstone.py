@@ -246,59 +246,68 @@ def report(rows, columns, share):
 # %% [markdown]
 # ## Checks
 #
-# Run these in order, as often as you like. They're worth 26 of the 30 points, and the rest comes from four checks on
-# other values and sizes that are kept for grading. If you're stuck, run `hint(1)` in a new cell, then `hint(2)`. You'll
-# get hints for the first check that hasn't passed yet.
+# Run these in order, as often as you like. They're worth 26 of the 30 points; the other 4 are for four hidden checks,
+# on other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
+# check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
     values=(
-        "Start from the message: the smallest input that fails, and its hint.",
-        "h is x times gate times sigmoid(gate); the mean of its squares divides by cols, and eps "
-        "is inside the root.",
-        "16 bits: every load .to(tl.float32), and one rounding, at the store.",
+        "h is x times gate times sigmoid(gate). Which of the formula's terms come after the norm?",
+        "The mean of h's squares divides by cols, and eps is inside the root. The weight and the "
+        "residual come last.",
     ),
     cut=(
-        "Count: x, gate and residual in, y out, 16 B/element. What else does the message list?",
-        "One launch: nothing of the formula is left to PyTorch.",
-        "Registers spill where a thread holds too many columns: num_warps grows with the block.",
+        "x, gate and residual are read and y is written: 16 B/element. What else does the message "
+        "list?",
+        "h stays in registers: don't store it, and don't load x or gate a second time.",
     ),
-    gradients=(
-        "Which of the three results is wrong? 1 is x's gradient, 2 the gate's, 3 the weight's. "
-        "Begin with 3: it needs h and rstd alone.",
-        "x and the gate share g_h. If both are wrong it is g_h; if only the gate's is, it is the "
-        "slope of silu.",
-        "More rows than programs: range(tl.program_id(0), rows, tl.num_programs(0)), and the "
-        "sums are stored after the loop.",
-    ),
+    gradients={
+        "Look at the loop over rows": (
+            "There are more rows than programs. Which rows does a program take, and when does it "
+            "store its sums?",
+            "Loop over range(tl.program_id(0), rows, tl.num_programs(0)), and store the sums after "
+            "the loop.",
+        ),
+        "": (
+            "Which of the three results is wrong? 1 is x's gradient, 2 the gate's, 3 the weight's. "
+            "Start with 3, which only needs h and rstd.",
+            "x and the gate share g_h. If both are wrong, g_h is; if only the gate's is, look at "
+            "the slope of silu.",
+        ),
+    },
     gradcheck=(
         "Use float64 throughout: every load .to(COMPUTE), the sum in registers in COMPUTE, and "
         "the tensor of sums in float64.",
     ),
     **{
         "backward-cut": (
-            "Count: grad_y, x and gate in, two gradients out, 20 B/element; the weight once a "
-            "program; the sums.",
-            "h and rstd are made again from x and gate: neither comes from memory.",
-            "A row of sums for each program, not for each row; the programs are PROGRAMS at most.",
-            "Registers spill: the backward pass holds more per column than the forward one does.",
+            "grad_y, x and gate are read and two gradients are written: 20 B/element. The weight "
+            "is read once per program, and there are the sums. What else does the message list?",
+            "Recompute h and rstd from x and gate, instead of loading them.",
+            "Store one row of sums per program, not per row of x, and use at most PROGRAMS "
+            "programs.",
         ),
-        "large-gradient": ("As in the forward: where is an element's number made?",),
-        "report": (
-            "measure(block, ...).launch_table() above lists the launches: write down what each "
+        "large-gradient": (
+            "It's the same problem as in the forward. Where do you compute an element's number?",
+            "tl.cast(row, tl.int64), before you multiply it.",
+        ),
+        "report-numbers": (
+            "measure(block, ...).launch_table() above lists the launches. Write down what each one "
             "reads and writes.",
-            "The step without the block takes 1 - share, whatever you do. The block takes share "
-            "times least / unfused.",
+            "The rest of the step takes 1 - share, whatever you do. The block takes share times "
+            "least / unfused.",
         ),
     },
     large=(
-        "Integers in a kernel have 32 bits, unless an operand of the operation has 64: they end at "
-        "2^31. Which product in your offsets may pass that?",
-        "tl.program_id(0).to(tl.int64), before it is multiplied; of a loop's row, tl.cast(row, "
+        "Kernel integers are int32 unless an operand is int64. Which product in your offsets can "
+        "pass 2^31?",
+        "tl.program_id(0).to(tl.int64), before you multiply it; for a loop's row, tl.cast(row, "
         "tl.int64).",
     ),
     repeats=(
-        "sums_ptr + tl.program_id(0) * cols + col: a place for each program, and no atomics.",
+        "Which address do two programs both write to? The GPU decides which of them comes first.",
+        "Use sums_ptr + tl.program_id(0) * cols + col, a row for each program, and no atomics.",
     ),
 )
 hint
@@ -379,8 +388,9 @@ check_cut(
 check_repeats(backward, of_backward, name="repeats")
 
 # %% [markdown]
-# **Do both reach a large tensor?** It has 2^22 rows of 1024, which we don't allocate. Instead, two small launches
-# predict the large one, and we run the first and last rows of its last program without memory.
+# **Do both reach a large tensor?** It has 2^22 rows of 1024, which we don't allocate. Instead, each launcher is
+# called with tensors that have a shape and no memory, and the first and the last program of its launch run without
+# loading or storing anything. Of a long loop, only the first and last passes run.
 
 
 # %%
@@ -392,7 +402,9 @@ def rows_of(rows):
 check_offsets(forward, rows_of, sizes=(16, 32), size=2**22, programs=108, name="large")
 
 # %% grade_id="large-gradient" points=1
-check_offsets(backward, rows_of, sizes=(16, 32), size=2**22, name="large-gradient")
+check_offsets(
+    backward, rows_of, sizes=(16, 32), size=2**22, at_most=PROGRAMS, name="large-gradient"
+)
 
 # %% [markdown]
 # **Are the numbers in your report correct?**

@@ -189,9 +189,9 @@ def fits(nodes, x, up, weight):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. They're worth 16 of the 20 points. The rest are for two checks on other
-# values and other graphs, which run only when the exercise is graded. Stuck? Run `hint(1)` in a new cell, then
-# `hint(2)`. You get hints for the first check that hasn't passed yet.
+# Run these in order, as often as you like. They're worth 16 of the 20 points; the other 4 are for two hidden checks, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -246,9 +246,10 @@ wide = *torch.randn(2, 2, 8192), torch.randn(8192), 1e-6
 check_passes(gated_norm, (x, up, weight, 1e-6), reads=(1, 1, 8), widest=wide, name="traffic")
 
 # %% [markdown]
-# **Does it work on a large tensor?** We check 2^22 rows of 1024 without allocating them. Two small launches show how
-# the grid grows, and then the last program of the large launch runs without memory. Your grid must grow with the
-# tensor, or have at least 108 programs, one per SM of an A100.
+# **Does it work on a large tensor?** We check 2^22 rows of 1024 without allocating them: your launcher is called with
+# tensors that have a shape and no memory, and the first and the last program of its launch run without loading or
+# storing anything. Your grid must grow with the tensor, or have at least 108 programs, one per SM of an A100, that go
+# on in a loop.
 
 
 # %%

@@ -184,8 +184,9 @@ def flash_decode(q, k, v, bounds):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. They are worth 15 of the 20 points. The other 5 are for a check with other
-# values, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`.
+# Run these in order, as often as you like. They're worth 15 of the 20 points; the other 5 are for one hidden check, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -224,8 +225,9 @@ check_values(flash_decode, reference, split_cases(seed=17, many=True), name="val
 check_split_traffic(flash_decode, (q, k, v, bounds), name="traffic")
 
 # %% [markdown]
-# **Does it work for a large cache?** The check uses 2^16 heads of 512 keys without allocating them. It works out the
-# large launch from two small ones, then runs its last program without any memory behind it.
+# **Does it work for a large cache?** The check uses 2^16 heads of 512 keys without allocating them: your launcher is
+# called with tensors that have a shape and no memory, and the first and the last program of each launch run without
+# loading or storing anything.
 
 
 # %%

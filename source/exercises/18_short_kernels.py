@@ -317,8 +317,9 @@ def most_launches(budget, nbytes, call, gap, bandwidth):
 # %% [markdown]
 # ## Checks
 #
-# Run them in order, as often as you like. Stuck? Run `hint(1)` in a new cell, then `hint(2)`. You'll get hints for the
-# check that failed last.
+# Run these in order, as often as you like. They're worth 14 of the 15 points; the other 1 is for one hidden check, on
+# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
+# that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -342,6 +343,11 @@ hint = Hints(
         "In a fused kernel, a tensor that no other kernel needs isn't in memory. s is needed "
         "twice.",
     ),
+    fused=(
+        "Which launches are left when the elementwise operations join the matmuls and the norm?",
+        "A matmul's epilogue still reads the other operand of its addition, and s is written: the "
+        "next layer needs it.",
+    ),
     arrange=(
         "Take the operations one by one. Which launch is the last to produce one of its inputs?",
         "Add the operation to that launch or to the first later one that the rules allow. "
@@ -359,7 +365,11 @@ hint = Hints(
     time=(
         "From Python, each launch takes the call or the gap plus the bytes, whichever is longer.",
         "You call a graph once, but each kernel in it has a gap.",
-        "For the budget, subtract the call and the time of the bytes, then count whole gaps.",
+    ),
+    budget=(
+        "What is left of the time once the bytes have taken theirs?",
+        "For the budget, subtract the call and the time of the bytes, then count whole gaps. The "
+        "answer is never below 0.",
     ),
 )
 hint

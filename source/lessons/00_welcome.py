@@ -1,26 +1,27 @@
 # %% [markdown]
 # # Welcome: the gain of kernel fusion
 #
-# Take two tensors of a hundred million elements, add them, and apply GELU to the sum. In PyTorch that's one line, and
-# it keeps a fast GPU busy for a while. You can do exactly the same arithmetic in much less time. **What was the GPU
-# doing the rest of the time?**
+# Take two tensors with a hundred million elements each, add them, and apply GELU to the sum. In PyTorch that's one
+# line, and it keeps a fast GPU busy for a while. Yet the same arithmetic can be done in much less time. **So what was
+# the GPU doing for the rest of it?**
 #
 # After this lesson you can
 #
-# - name what fusing two kernels gets rid of and what it leaves alone;
-# - read the traffic meter, and tell a function from a kernel;
-# - work out how many operations your own machine can do while one byte arrives from memory;
+# - name what fusing two kernels removes and what it leaves alone;
+# - read the traffic meter, and explain why one function isn't one kernel;
+# - work out how many operations your machine can do in the time one byte takes to arrive from memory;
 # - find your way around the lessons, exercises, checks and recorded measurements.
 #
 # About 30 minutes. You need Python and a little PyTorch. You don't need a GPU.
 #
-# Run the cells from top to bottom with **Shift+Enter**. Cells whose code is folded only import things or draw a figure.
+# <span class="lab">Run the cells from top to bottom with **Shift+Enter**. If a cell's code is folded, it only imports
+# things or draws a figure.</span>
 #
-# Let's start with a guess. In one kernel, a GPU adds two tensors and applies GELU, an activation function. Together
-# that's about ten operations per element. While its arithmetic units compute, its memory has to deliver the
+# Let's start with a guess. One GPU kernel adds two tensors and applies GELU, an activation function. That's about ten
+# operations per element. While the arithmetic units compute, memory has to deliver the
 # [elements](../docs/glossary.md#element). **How many times longer does memory take than the arithmetic?** (2 means
-# twice as long. You can't work it out yet, so don't worry about being wrong. Pressing Enter also runs the cells
-# below, down to the one with the answer.)
+# twice as long. You can't work it out yet, so don't worry about being wrong.<span class="lab"> Pressing Enter also runs
+# the cells below, down to the one with the answer.</span>)
 
 # %% tags=["hide-input"]
 from helpers.learning import predict_first
@@ -37,14 +38,14 @@ from helpers.instruments import DEVICES, OPERATIONS
 least = add_gelu_launch.times(DEVICES["A100"], "fp32")
 waiting.compare(
     least["memory"] / least["CUDA cores"],
-    "That's by the data sheet, for the fused kernel. The arithmetic units spend most of the time "
-    "waiting for memory, so the way to get faster is to move fewer bytes.",
+    "That's for the fused kernel, going by the data sheet. The arithmetic units spend most of "
+    "the time waiting for memory, so the way to get faster is to move fewer bytes.",
 )
 
 # %% [markdown]
 # Now watch the two versions side by side: [unfused](../docs/glossary.md#unfused), as two kernels, and fused into one.
-# Each tensor is split into sixteen tiles. Press **Play**, or drag the slider. (We only recorded the two totals, on an
-# H200. We're assuming that the tiles move at a steady pace.)
+# Each tensor is split into sixteen tiles. Press **Play**, or drag the slider. (The two totals were measured on an H200.
+# The steady pace of the tiles is our assumption.)
 
 # %% tags=["hide-input"]
 from helpers.figures import traffic_animation
@@ -54,8 +55,8 @@ h200 = recorded("h200")
 traffic_animation(h200, count="tiles")
 
 # %% [markdown]
-# The pink tiles are the sum. They travel to memory and come straight back, and only the second kernel ever reads them.
-# We'll spend the rest of this lesson counting that [traffic](../docs/glossary.md#traffic).
+# The pink tiles are the sum. They go out to memory and come straight back, and nothing but the second kernel ever reads
+# them. In the rest of this lesson, we'll count that [traffic](../docs/glossary.md#traffic).
 
 # %% tags=["hide-input"]
 import torch
@@ -78,21 +79,20 @@ a, b = torch.randn(2, n, device=device)
 # GELU. The tensors live in the GPU's large memory, its [DRAM](../docs/glossary.md#dram). Each kernel reads its inputs
 # from there, computes, and writes its result back.
 #
-# **How many bytes do the two kernels read and write, together?** `a` and `b` have a million elements each. They are
-# fp32, PyTorch's default dtype, so an element takes four bytes. Count what each kernel reads and what it writes, and
-# enter the total in megabytes.
+# **How many bytes do the two kernels read and write, together?** `a` and `b` have a million elements each. They're
+# fp32, PyTorch's default dtype, so each element takes four bytes. Add up the reads and writes of each kernel, and enter
+# the total in megabytes.
 
 # %% tags=["hide-input"]
 bytes_moved = predict_first("bytes moved by gelu(a + b)", unit="MB")
 bytes_moved
 
 # %% [markdown]
-# Now let's ask the [meter](../docs/glossary.md#meter). It watches every operator that PyTorch runs, and every load
-# and store in a Triton kernel, and adds up the bytes. The last number on its line is the bytes (B) per element of the
-# result.
+# Now let's ask the [meter](../docs/glossary.md#meter). It watches every PyTorch operator and every load and store in a
+# Triton kernel, and adds up the bytes. The last number on its line is bytes (B) per element of the result.
 #
-# The meter counts the bytes that kernels **request**. Those depend only on the program, so you don't need a GPU to
-# count them.
+# The meter counts the bytes that kernels **request**. Those depend only on the program, so you can count them without a
+# GPU.
 
 # %%
 unfused = measure(lambda: gelu(a + b, approximate="tanh"))
@@ -102,15 +102,15 @@ unfused
 bytes_moved.compare(unfused.bytes_total / 1e6)
 
 # %% [markdown]
-# Which launch moved which bytes? The first one writes the sum, and the second one reads it straight back.
+# Here's what each launch moved. The first one writes the sum, and the second one reads it straight back.
 
 # %%
 unfused.launch_table()
 
 # %% [markdown]
-# The number of bytes that actually travel between the chip and DRAM may be smaller. There's a cache in between,
-# [L2](../docs/glossary.md#l2), and it may still hold what was just written. Here are three sizes. **Watch which tiles
-# of the sum are still in L2** when the second kernel asks for them. Whenever requests and DRAM traffic differ, we'll
+# Fewer bytes may actually travel between the chip and DRAM. There's a cache in between, [L2](../docs/glossary.md#l2),
+# which may still hold data that was written a moment ago. Here are three sizes. **Watch which tiles of the sum are
+# still in L2** when the second kernel asks for them. Whenever the requested bytes and the DRAM traffic differ, we'll
 # tell you which one we mean.
 
 # %% tags=["hide-input"]
@@ -127,7 +127,7 @@ request_animation("H200")
 
 # %%
 def by_hand(a, b):
-    a += b  # in place: the sum needs no memory of its own
+    a += b  # in place: the sum doesn't need a new tensor
     return gelu(a, approximate="tanh")
 
 
@@ -141,22 +141,21 @@ print("the result is right:", torch.equal(attempt.result, unfused.result))
 display(attempt.launch_table())
 in_place.compare(
     attempt.bytes_total / 1e6,
-    "Still two launches: one writes the sum, the other reads it, and now a is gone. A test of "
-    "the result passes; the "
-    "meter shows the mistake.",
+    "Still two launches: one writes the sum, and the other reads it. And now a is overwritten. A "
+    "test that checks the result passes, but the meter shows the mistake.",
 )
 
 # %% [markdown]
-# Putting it in one function doesn't make it one kernel. It doesn't matter how many lines, functions or tensors your
-# program has. What matters is **how many kernels you launch, and how many bytes they pass to each other through
+# Putting it in one function doesn't make it one kernel. The number of lines, functions or tensors in your program
+# doesn't matter. What does matter is **how many kernels you launch, and how many bytes they pass to each other through
 # memory**.
 #
 # ## One kernel
 #
 # A [fused kernel](../docs/glossary.md#fused-kernel) does both steps in one go. It keeps the sum in a
-# [register](../docs/glossary.md#register), the fastest storage inside the processor. The one below is written in
-# Triton, a language for GPU kernels that is embedded in Python. You'll write it yourself in lesson 03; for now we
-# only care about its traffic.
+# [register](../docs/glossary.md#register), the fastest storage on the chip. The one below is written in Triton, a
+# language for GPU kernels that is embedded in Python. You'll write it yourself in lesson 03. For now, we only care
+# about its traffic.
 
 # %%
 fused = measure(add_gelu, a, b)
@@ -167,31 +166,30 @@ from helpers.figures import traffic_chart
 
 fewer_bytes = unfused.bytes_total / fused.bytes_total
 difference = add_gelu(a[:4096], b[:4096]) - gelu(a[:4096] + b[:4096], approximate="tanh")
-print("no result differs by more than 1e-6:", bool(difference.abs().max() <= 1e-6))
+print("all results within 1e-6:", bool(difference.abs().max() <= 1e-6))
 title = f"Fusing moves {fewer_bytes:.2f}x fewer bytes"
 chart = traffic_chart({"unfused": unfused, "fused": fused}, title)
 bytes_moved.on(chart, "x", at=lambda megabytes: 1e6 * megabytes, row=0)
 
 # %% [markdown]
-# That picture is the whole idea of this course. Each bar shows the bytes that the kernels request; `add` is the sum,
-# `a + b`, named after its operator. If you made a guess, it's marked. We did the same arithmetic and got the same
-# result, up to rounding. All we saved is the sum's round trip.
+# This chart is the whole course in one picture. Each bar shows the bytes that the kernels request. `add` is the sum, `a
+# + b`, named after its operator. If you made a guess, it's marked. The arithmetic is the same, and so is the result, up
+# to rounding. All we got rid of is the sum's round trip.
 #
 # ## Your first line of Triton
 #
 # A Triton kernel is a Python function that many [programs](../docs/glossary.md#program) run at the same time. Each
-# program has a number, `tl.program_id(0)`: 0, 1, 2 and so on. A program works on a [block](../docs/glossary.md#block)
-# of elements: `tl.arange(0, BLOCK)` is 0, 1, 2 and so on, up to `BLOCK - 1`. `x_ptr` is the address where `x` begins,
-# and `tl.constexpr` means that `BLOCK` is known when the kernel is compiled.
+# program has an ID, `tl.program_id(0)`: 0, 1, 2 and so on. It works on a [block](../docs/glossary.md#block) of
+# elements: `tl.arange(0, BLOCK)` is 0, 1, 2 and so on, up to `BLOCK - 1`. `x_ptr` is the address where `x` begins, and
+# `tl.constexpr` means that `BLOCK` is known when the kernel is compiled.
 #
-# The kernel below should double twelve elements, using three programs of four elements each. It has a bug: all three
-# programs work on the same four elements. `puzzle` launches three programs. `tl.load` reads from `twelve`, and
-# `tl.store` writes to a result `y` that `puzzle` allocates. Run the cell to see it. Below each line of the kernel
-# you'll see the tensor as it is in memory. Each numbered box is one position in a program's block (a *lane*), drawn at
+# The kernel below should double twelve elements, using three programs with four elements each. It has a bug: all three
+# programs work on the same four elements. `puzzle` launches the programs and allocates the result `y`, which `tl.store`
+# writes to. `tl.load` reads from `twelve`.<span class="lab"> Run the cell and watch.</span> Below each line of the
+# kernel you'll see the tensor in memory. Each numbered box is one position in a program's block (a *lane*), drawn at
 # the element it accesses. Orange-red boxes are wrong, and an element with an orange-red edge is never stored. (The
-# message calls program 1 `(1, 0, 0)` because a launch can have three dimensions; ours has one. A *race* means that two
-# programs store to the same element, and either of them may come last.) **Change the marked line until it says
-# "Solved".**
+# message calls program 1 `(1, 0, 0)` because a launch can have three dimensions. Ours has one. A *race* means that two
+# programs store to the same element, and either could be the last.) **Change the marked line until it says "Solved".**
 
 # %%
 import triton
@@ -228,8 +226,8 @@ puzzle(double_kernel, 3, twelve, wanted=2 * twelve, BLOCK=4)
 # ## In the machine code
 #
 # Does the sum really stay in a register? Triton's compiler runs on your machine whether or not you have a GPU, so we
-# can look. Here are all of this kernel's instructions that load from memory (`LDG`) or store to it (`STG`) on an
-# A100, and the source line each one comes from:
+# can check. Here's every instruction in this kernel that loads from memory (`LDG`) or stores to it (`STG`) on an A100,
+# and the source line it comes from:
 
 # %% tags=["hide-input"]
 from helpers.instruments import compile_for
@@ -242,18 +240,17 @@ loads_and_stores = made.sass_view("load", "store").instructions
 table(("instruction", "the kernel's line"), ((each.name, each.source) for each in loads_and_stores))
 
 # %% [markdown]
-# This is what one thread does for its eight elements. It loads `a` and `b` with two instructions each, four elements
-# at a time (the suffix is the number of bits), and stores `y`. No instruction stores the sum, and none loads it.
+# That's the work of one thread on its eight elements. It loads `a` and `b` with two instructions each, four elements at
+# a time (the suffix is the number of bits), and stores `y`. No instruction stores the sum, and none loads it.
 #
 # ## Other operations, sizes and GPUs
 #
-# This is the same picture, launch by launch. Move the sliders with the mouse or the arrow keys. (The time is the
-# number of bytes divided by the bandwidth in the GPU's data sheet. It's on a logarithmic axis, where even a large
-# gain looks small, so compare the numbers. In this figure, the unfused versions of GELU, LayerNorm and softmax run
-# every step of their formula as a separate kernel; add+GELU uses PyTorch's own GELU, which is a single kernel.) Try
-# to find out:
+# Here's the same chart, launch by launch. Move the sliders with the mouse or the arrow keys. (The time is the number of
+# bytes divided by the bandwidth in the GPU's data sheet. The axis is logarithmic, so even a large gain looks small:
+# compare the numbers. The unfused versions of GELU, LayerNorm and softmax run every step of their formula as a separate
+# kernel here, while add+GELU uses PyTorch's own GELU, which is a single kernel.) See if you can answer these:
 #
-# 1. Which operation gains most from fusing? Which gains nothing, and why?
+# 1. Which operation gains the most from fusing? Which gains nothing, and why?
 # 2. Does the gain depend on the size? On the dtype? On anything else?
 # 3. If you go from an H200 to a T4, which numbers change and which don't?
 
@@ -264,16 +261,16 @@ explorer = TrafficExplorer("add+GELU", "fp32", device="H200", rows=1024, columns
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. GELU gains most: in single steps it takes eight launches, and fusing
-# saves everything they write for each other. ReLU and the addition are a single launch to begin with, so there's
-# nothing to save. 2. It depends on how many intermediate tensors there are. The dtype doesn't matter, and the size
-# hardly does (LayerNorm of a single row reads weights as large as the row, fused or not). 3. Only the time. The
+# <details><summary>What you should see</summary>1. GELU gains the most: step by step it takes eight launches, and
+# fusing eliminates everything they write for each other. ReLU and the addition are a single launch to begin with, so
+# there's nothing to save. 2. It depends on the number of intermediate tensors. The dtype doesn't matter, and the size
+# hardly does (LayerNorm on a single row reads weights as large as the row, fused or not). 3. Only the time changes. The
 # requested bytes depend on the program alone.</details>
 #
 # ## Fewer bytes, less time?
 #
-# If the GPU is waiting for memory, then time should shrink along with the bytes. You may not have a GPU, so the course
-# comes with measurements from real ones, each labelled with the GPU, the software versions and the date.
+# If the GPU is waiting for memory, then the time should shrink along with the bytes. You may not have a GPU, so the
+# course comes with measurements from real ones, each labelled with the GPU, the software versions and the date.
 # [`eager`](../docs/glossary.md#eager) is PyTorch as you write it, `torch.compile` is its compiler's output, `fused` is
 # our kernel, and `us` stands for microseconds.
 
@@ -289,12 +286,11 @@ table(columns, rows, f"the GPU's own time\n{h200.label_of('add_gelu')}")
 
 # %% [markdown]
 # On a hundred million elements, the time went down by almost the same factor as the bytes. `torch.compile` fuses these
-# two operations as well, and is just as fast. That's why this course is about understanding when a compiler can do
-# this, when it can't, and what to write when it can't.
+# two operations too, and it's just as fast. So this course is about when a compiler can do this for you, and what to
+# write when it can't.
 #
-# Those times are the GPU's alone. In a real program, you also wait for the CPU to launch the kernels. Lesson 02 looks
-# at launches and at the size where memory starts to dominate. If you have a GPU, you can time the same comparison
-# here:
+# Those times are the GPU's alone. In a real program, you also wait for the CPU to launch the kernels. Lesson 02 covers
+# launches and the size at which memory starts to dominate. If you have a GPU, you can time both versions here:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from helpers.instruments import benchmark_together
@@ -312,11 +308,11 @@ else:
 #
 # For our purposes, two numbers describe a machine. One is its [bandwidth](../docs/glossary.md#bandwidth): how many
 # bytes it can move per second, counting reads and writes. The other is how many operations per second it can do in a
-# [matmul](../docs/glossary.md#matmul), a matrix product, which is what it does fastest. One addition or
-# multiplication counts as one [FLOP](../docs/glossary.md#flop), and a TFLOP/s is a million million of them per
-# second. The course measures both or looks them up. The second divided by the first is called the
-# [ridge point](../docs/glossary.md#ridge-point). It tells you how many operations the machine could do in the time it
-# takes one byte to arrive.
+# [matmul](../docs/glossary.md#matmul), a matrix product, which is the fastest thing it does. One addition or
+# multiplication counts as one [FLOP](../docs/glossary.md#flop), and a TFLOP/s is a trillion of them per second. The
+# course measures both numbers or looks them up. Divide the second by the first and you get the [ridge
+# point](../docs/glossary.md#ridge-point): how many operations the machine could do in the time it takes one byte to
+# arrive.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from helpers.instruments import Roofline, this_device
@@ -328,8 +324,8 @@ print(f"arithmetic {mine.peak_flops['fp32'] / 1e12:.3f} TFLOP/s in fp32")
 print(f"ridge point {Roofline(mine, 'fp32').ridge:.1f} FLOP/byte")
 
 # %% [markdown]
-# Compare that with a data-centre GPU, an A100. Most of its arithmetic power is in its [tensor
-# cores](../docs/glossary.md#tensor-cores), units that multiply matrices and do nothing else. These are the numbers from
+# Compare that with an A100, a data-centre GPU. Most of its arithmetic power is in its [tensor
+# cores](../docs/glossary.md#tensor-cores), units that multiply matrices and do nothing else. Here are the numbers from
 # its data sheet:
 
 # %% tags=["hide-input"]
@@ -348,23 +344,23 @@ ridge
 ridge.compare(a100.ridge)
 
 # %% [markdown]
-# What about `gelu(a + b)`? It isn't a matmul, so the tensor cores can't help. Its ten operations per element run on
-# the [CUDA cores](../docs/glossary.md#cuda-cores), which add and multiply. Two of the ten, an exponential and a
-# reciprocal, run on the special function units ([SFU](../docs/glossary.md#sfu)), and there are fewer of those. All of
-# these units can work while memory delivers data. Here's the least time each one needs for a million elements:
+# What about `gelu(a + b)`? It isn't a matmul, so the tensor cores can't help. Its ten operations per element run on the
+# [CUDA cores](../docs/glossary.md#cuda-cores), which add and multiply. Two of the ten, an exponential and a reciprocal,
+# run on the special function units ([SFU](../docs/glossary.md#sfu)), and there are fewer of those. All of these units
+# can work while memory delivers data. Here's the minimum time each of them needs for a million elements:
 
 # %% tags=["hide-input"]
 rows = []
 for what in ("memory", "special functions", "CUDA cores"):
     rows.append((what, f"{1e6 * least[what]:.2f} us", f"{least['memory'] / least[what]:.1f}"))
-table(("busy", "at least", "memory's time ÷ this"), rows)
+table(("unit", "minimum time", "memory's time ÷ this"), rows)
 
 # %% [markdown]
-# So both kinds of unit sit idle most of the time, waiting for memory. Here is the whole GPU. **Compare the first bar
-# with the others**: each bar shows how long one part takes for the same elements. You'll see this picture again in
-# other lessons, with the part we're talking about lit up. (Elements have 16 bits here, so memory needs half as long
-# for each one as in fp32. An [SM](../docs/glossary.md#sm) is one of the GPU's processors. We'll explain the other
-# parts when we get to them.)
+# So both kinds of unit sit idle most of the time, waiting for memory. Here's the whole GPU. **Compare the first bar
+# with the others**: each bar shows how long one part takes for the same elements. This picture will be back in other
+# lessons, with the part we're talking about lit up. (Elements have 16 bits here, so memory needs half as long for each
+# one as in fp32. An [SM](../docs/glossary.md#sm) is one of the GPU's processors. We'll explain the other parts when we
+# get to them.)
 # <!-- given 16 bits: the picture's own setting -->
 
 # %% tags=["hide-input"]
@@ -373,20 +369,20 @@ from helpers.figures import gpu_picture
 gpu_picture("A100")
 
 # %% [markdown]
-# As long as memory takes longest, smarter arithmetic won't make anything faster. **You have to move fewer bytes, and
-# move them at the memory's full speed.** Fusing takes care of the first part. The second depends on how wide a
-# kernel's loads are and how many of them are [in flight](../docs/glossary.md#in-flight) at once. We'll get to that in
-# lesson 03b. Next, lesson 01 turns all of this into a chart you can play with.
+# As long as memory is the slowest part, smarter arithmetic won't make anything faster. **You have to move fewer bytes,
+# and move them at full memory speed.** Fusing takes care of the first part. The second depends on how wide a kernel's
+# loads are and how many of them are [in flight](../docs/glossary.md#in-flight) at once. We'll get to that in lesson
+# 03b. First, lesson 01 turns all of this into a chart you can play with.
 #
 # ## How this course works
 #
 # - **Lessons** (in the folder `notebooks`) first ask you for a prediction, then measure. Every number comes from a cell
 #   that you can change and run again.
-# - **Without a GPU**, your Triton kernels run in an interpreter. Their results are right, the meter counts their bytes,
-#   and Triton's own compiler lists registers and machine code for GPUs that you don't have. The only thing you can't
+# - **Without a GPU**, your Triton kernels run in an interpreter. The results are right, the meter counts the bytes, and
+#   Triton's own compiler reports registers and machine code for GPUs that you don't have. The only thing you can't
 #   measure is time, so we show recorded times instead. **With a GPU**, the same cells compile the kernels and time
 #   them.
-# - **Exercises** (in the folder `exercises`) give you a formula and an empty function. Their check cells answer *pass*,
+# - **Exercises** (in the folder `exercises`) give you a formula and an empty function. Their check cells report *pass*,
 #   *fail* with a hint, *not attempted* or *error*. The first one is [the roofline](../exercises/01_roofline.ipynb),
 #   after lesson 01. You'll write your first kernel, [add+GELU](../exercises/03_fused_add_gelu.ipynb), after lesson 03.
 # - In a terminal, `fusion check exercises/01_roofline.ipynb` grades the notebook you saved, and `fusion doctor` checks
@@ -401,17 +397,17 @@ predictions()
 # %% [markdown]
 # ## Test yourself
 #
-# 1. What exactly does fusing add and GELU remove: operations, reads, writes, launches?
+# 1. What exactly goes away when you fuse add and GELU: operations, reads, writes, launches?
 # <details><summary>Answer</summary>One write and one read of the sum, and one launch. It doesn't remove a single
 # operation.</details>
 #
 # 2. Why can the meter count bytes without a GPU?
 # <details><summary>Answer</summary>Because it counts requests, and your program alone determines which addresses it
-# reads
-# and writes. The chip only affects how long that takes, and how many of the requests its caches can serve.</details>
+# reads and writes. The chip only affects how long that takes, and how many of the requests the caches can
+# serve.</details>
 #
-# 3. A kernel reads one tensor and writes one. Can fusing another elementwise operation into it make it move fewer bytes
-#    than that?
+# 3. A kernel reads one tensor and writes one. You fuse another elementwise operation into it. Can it now get by with
+#    fewer bytes?
 # <details><summary>Answer</summary>No. It still has to read its input once and write its output once. Fusing only
 # removes the traffic between kernels.</details>
 #

@@ -1,19 +1,17 @@
 # %% [markdown]
 # # 01 The roofline: what limits a kernel
 #
-# A ReLU does one comparison per element. An A100 can do hundreds of trillions of operations per second.
-# **What share of that does a ReLU reach?** And if you gave it ten times the arithmetic, how much longer would it
-# take?
+# A ReLU does one comparison per element. An A100 can do hundreds of trillions of operations per second. **How much of
+# that does a ReLU use?** And if you gave it ten times the arithmetic, how much longer would it take?
 #
 # After this lesson you can
 #
 # - compute the *arithmetic intensity* of an operation by counting operations and bytes;
-# - find a GPU's *ridge point* and decide which operations are memory-bound and which compute-bound on it;
-# - predict an operation's minimum time, and tell what fusing can and can't change about it;
+# - find a GPU's *ridge point* and decide which operations are memory-bound on it and which are compute-bound;
+# - predict an operation's minimum time, and know what fusing can and can't change about it;
 # - find the mistake in a published intensity.
 #
-# About 35 minutes. It follows on [00 Welcome](00_welcome.ipynb) and leads to [exercise
-# 01](../exercises/01_roofline.ipynb).
+# About 35 minutes. It builds on [00 Welcome](00_welcome.ipynb). The exercise is [01](../exercises/01_roofline.ipynb).
 
 # %% tags=["hide-input"]
 import torch
@@ -37,8 +35,8 @@ from helpers.learning import predict_first, predictions, puzzle, self_test
 h200 = recorded("h200")
 
 # %% [markdown]
-# Here are three matmuls on an A100. While its tensor cores compute, its memory delivers what they need. Press **Play**
-# and watch which of the two finishes last:
+# Here are three matmuls on an A100. While the tensor cores compute, memory delivers their data. Press **Play** and
+# watch which of the two finishes last:
 
 # %% tags=["hide-input"]
 from helpers.figures import two_limits_animation
@@ -48,15 +46,15 @@ two_limits_animation()
 # %% [markdown]
 # ## Arithmetic intensity
 #
-# You can describe any operation with two numbers, no matter what hardware you run it on: how many floating-point
-# operations (FLOP) it does, and how many bytes have to move between memory and the processor. Divide the first by the
-# second and you get its [arithmetic intensity](../docs/glossary.md#arithmetic-intensity), in FLOP per byte. We count
-# the minimum number of bytes here. That means a kernel reads each input once and writes each output once, as if the
-# chip had room for everything one kernel needs but kept nothing between kernels.
+# Two numbers describe an operation on any hardware: how many floating-point operations (FLOP) it does, and how many
+# bytes have to move between memory and the processor. Divide the first by the second and you get its [arithmetic
+# intensity](../docs/glossary.md#arithmetic-intensity), in FLOP per byte. Here we count the minimum number of bytes: a
+# kernel reads each input once and writes each output once, as if the chip had room for all the data of one kernel but
+# kept nothing between kernels.
 #
-# We count each +, −, ×, ÷, max, `exp` or root on one element as one FLOP. (They don't all cost the same; we'll come to
-# that.) As an example, take a ReLU on a tensor in fp16. It computes `max(x, 0)`, which is one operation per element,
-# and it reads two bytes and writes two.
+# We count each +, −, ×, ÷, max, `exp` or root on one element as one FLOP. (They don't all cost the same. We'll get to
+# that.) Take a ReLU in fp16, for example. It computes `max(x, 0)`, which is one operation per element, and it reads two
+# bytes and writes two.
 
 # %%
 n = 4096 * 4096
@@ -64,7 +62,7 @@ relu = Work(flops=n, bytes_read=2 * n, bytes_written=2 * n)
 print(f"ReLU in fp16: {relu.intensity} FLOP/byte")
 
 # %% [markdown]
-# Is that the right number of bytes? Let's ask the meter, on a smaller tensor.
+# Does the meter agree about the bytes? Let's try it on a smaller tensor.
 
 # %%
 x = torch.randn(1000, 1000, dtype=torch.float16)
@@ -73,10 +71,10 @@ measure(torch.relu, x)
 # %% [markdown]
 # ## The ridge point
 #
-# A GPU has two limits: how many bytes its memory can move per second, and how many operations its units can do per
-# second. The first limits an operation to `bandwidth × intensity` FLOP/s, and the second to the peak, so what you get
-# is the lower of the two. They're equal at the [ridge point](../docs/glossary.md#ridge-point). To the left of it an
-# operation is [memory-bound](../docs/glossary.md#memory-bound), and to the right it is
+# A GPU has two limits: how many bytes per second its memory can move, and how many operations per second its units can
+# do. The first caps an operation at `bandwidth × intensity` FLOP/s, and the second caps it at the peak. You get the
+# lower of the two. They meet at the [ridge point](../docs/glossary.md#ridge-point). Left of it, an operation is
+# [memory-bound](../docs/glossary.md#memory-bound). Right of it, it's
 # [compute-bound](../docs/glossary.md#compute-bound).
 
 # %% tags=["hide-input"]
@@ -84,11 +82,11 @@ a100 = Roofline(DEVICES["A100"], "fp16")
 bandwidth = a100.device.memory_bandwidth
 print(f"{a100.device.model}: memory {bandwidth / 1e9:,.0f} GB/s")
 print(f"arithmetic in fp16 {a100.peak / 1e12:.0f} TFLOP/s")
-print(f"ridge point {a100.ridge:.0f} FLOP/byte    (given by: {a100.device.source})")
+print(f"ridge point {a100.ridge:.0f} FLOP/byte    (source: {a100.device.source})")
 
 # %% [markdown]
-# Now you can answer the first question. Take the highest peak in its data sheet. **What share of its peak can an A100
-# reach on a ReLU, at best?**
+# Now you can answer the first question. Take the fp16 peak above. **What share of its peak can an A100 reach on a ReLU,
+# at best?**
 
 # %% tags=["hide-input"]
 share = predict_first("share of an A100's fp16 peak that ReLU reaches", unit="%")
@@ -100,14 +98,14 @@ import math
 orders = math.log10(a100.ridge / relu.intensity)
 share.compare(
     100 * a100.attainable(relu.intensity) / a100.peak,
-    f"ReLU is {orders:.1f} orders of magnitude (powers of ten) below the ridge. The peak could be "
-    "a hundred times lower and it wouldn't matter, nor would ten times the arithmetic.",
+    f"ReLU is {orders:.1f} orders of magnitude (powers of ten) below the ridge. A peak a hundred "
+    "times lower wouldn't slow it down, and neither would ten times the arithmetic.",
 )
 
 # %% [markdown]
-# The peak that applies here is actually lower, because the one above belongs to the tensor cores, and they only do
-# matmuls. A ReLU runs on the *CUDA cores*, and their ridge is somewhere else. Exponentials, reciprocals and roots run
-# on a third kind of unit, the *special function units*, and there are even fewer of those.
+# Strictly speaking, that peak doesn't apply, because it belongs to the tensor cores, and they only do matmuls. A ReLU
+# runs on the *CUDA cores*, which have a lower peak and so a different ridge. Exponentials, reciprocals and roots run on
+# a third kind of unit, the *special function units*, and there are even fewer of those.
 
 # %% tags=["hide-input"]
 rows = []
@@ -118,8 +116,8 @@ table(("A100", "peak", "ridge at"), rows)
 
 # %% [markdown]
 # (`fp16` means the tensor cores here and `fp32` the CUDA cores. We count each result of a special function as one
-# FLOP.) ReLU is far below every one of these ridges. **Look at the lit bar**: it shows how long memory takes, and
-# it's many times longer than the bars of the units that compute.
+# FLOP.) ReLU is far below every one of these ridges. **Look at the lit bar**: it shows how long memory takes, and it's
+# far longer than the bars of the units that compute.
 
 # %% tags=["hide-input"]
 from helpers.figures import gpu_picture
@@ -130,8 +128,8 @@ gpu_picture("A100", lit="memory")
 # ## Nine common operations
 #
 # Here are nine operations: ReLU, vector add, GELU, add+GELU, LayerNorm, softmax, matmul+bias+ReLU, a convolution with
-# batch norm and ReLU, and attention. Take 4096 rows of 4096 columns, and run each as one fused kernel: **how many of
-# these nine are memory-bound on an A100?** (We'll explain each of them in a later lesson. The
+# batch norm and ReLU, and attention. Take 4096 rows of 4096 columns in fp16, and run each operation as one fused
+# kernel. **How many of these nine are memory-bound on an A100?** (Later lessons explain each of them. The
 # [matmul](../docs/glossary.md#matmul) multiplies *rows* × *columns* by *columns* × *columns*. The convolution is 3 × 3,
 # over *rows* pixels, with *columns* channels in and out. Attention compares each row with every other row.)
 
@@ -151,31 +149,31 @@ for name, versions_of in OPERATIONS.items():
 display(table(("", "unfused", "fused", "on an A100"), rows, "FLOP/byte in fp16, 4096 x 4096"))
 memory_bound.compare(
     bounds.count("memory"),
-    "Operations that touch each element a few times are memory-bound, by far. Only those that "
-    "reuse each element many times "
-    "can be compute-bound: a matmul, a convolution, attention.",
+    "Operations that use each element only a few times are memory-bound, and it isn't even "
+    "close. Only those that reuse each element many times can be compute-bound: a matmul, a "
+    "convolution, attention.",
 )
 
 # %% [markdown]
 # ## The picture
 #
 # This is the [roofline](../docs/glossary.md#roofline). Intensity is on the horizontal axis and performance on the
-# vertical one, both logarithmic. The thick slope is the memory's limit. The flat lines are the peaks of the tensor
-# cores (at the top), the CUDA cores and the special function units. The thin slope belongs to [shared
+# vertical one, both logarithmic. The thick slope is the memory limit. The flat lines are the peaks of the tensor cores
+# (at the top), the CUDA cores and the special function units. The thin slope belongs to [shared
 # memory](../docs/glossary.md#shared-memory), a small memory inside each processor, and applies to the bytes that move
 # there (lesson 08).
 #
-# Each operation is drawn on the roof that limits it, and no kernel can get above that roof. **Fusing moves it to the
-# right** instead, because the same operations then need fewer bytes. "Unfused" means one launch for each step of the
+# Each operation sits on the roof that limits it, and no kernel can get above that roof. **Fusing moves it to the
+# right** instead, because the same arithmetic then needs fewer bytes. "Unfused" means one launch for each step of the
 # formula (except that add+GELU uses PyTorch's own GELU, which is a single launch).
 #
-# The chart starts with one roof and one operation. Use *show* to add more, one step at a time: the compute roof, then
-# the points that fusing moves, then everything. At the last step you can add more operations. Move the sliders with
-# the mouse or the arrow keys. (If you made a guess, the height you gave the ReLU is marked.) Try to find out:
+# The chart starts with one roof and one operation. Use *show* to add the rest one step at a time: the compute roof,
+# then the points that fusing moves, then everything. At the last step you can add more operations. Move the sliders
+# with the mouse or the arrow keys. (If you made a guess for ReLU, it's marked.) See if you can answer these:
 #
 # 1. Which operations does *columns* move, and which stay where they are?
 # 2. How many columns does the matmul need to cross the ridge? How many on a T4, and on an H100?
-# 3. Which side is attention on if there are few rows? And with many rows, unfused and fused?
+# 3. Is attention memory-bound or compute-bound with few rows? With many rows, unfused and fused?
 
 # %% tags=["hide-input"]
 from helpers.figures import RooflineExplorer
@@ -185,12 +183,12 @@ explorer = RooflineExplorer(device="A100", operations=few, show="memory roof")
 share.on(explorer, "y", at=lambda percent: percent / 100 * a100.peak)
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. The matmul and the convolution move, because they use each element
-# of their input once per output column or channel. Every other operation uses an element the same number of times,
-# however wide the tensor is. 2. and 3. The crossings are between two slider positions, so the cell below works them
-# out. With few rows, attention is memory-bound. With many rows it is still memory-bound if it's unfused, because its
-# scores, one for each pair of rows, make a round trip to memory. (On a T4, only libraries reach the tensor cores'
-# roof, since Triton doesn't use tensor cores on GPUs that old.)</details>
+# <details><summary>What you should see</summary>1. The matmul and the convolution move, because they use each input
+# element once per output column or channel. All the others use an element the same number of times, however wide the
+# tensor is. 2. and 3. The crossings fall between slider positions, so the cell below works them out. With few rows,
+# attention is memory-bound. With many rows, it's still memory-bound if it's unfused, because its scores, one for each
+# pair of rows, make a round trip through memory. (On a T4, only libraries can reach the tensor cores' roof, since
+# Triton doesn't use tensor cores on GPUs that old.)</details>
 
 
 # %% tags=["hide-input"]
@@ -213,9 +211,9 @@ table(("compute-bound at", "a matmul of 4096 rows", "attention"), rows)
 # %% [markdown]
 # ## From small to large: the matmul
 #
-# A matmul of two N × N matrices does `2 N³` operations. You'll often see its intensity quoted as simply "N FLOP per
-# byte". **Claim: a 1024 × 1024 product in fp16 has an intensity of 1024 FLOP/byte.** Let's test it. Three matrices
-# move, two in and one out, at two bytes per element. **What do you get?**
+# A matmul of two N × N matrices does `2 N³` operations. Its intensity is often quoted as simply "N FLOP per byte".
+# **Claim: a 1024 × 1024 product in fp16 has an intensity of 1024 FLOP/byte.** Let's test it. Three matrices move, two
+# in and one out, at two bytes per element. **What do you get?**
 
 # %% tags=["hide-input"]
 claimed = predict_first("intensity of a 1024 x 1024 matmul in fp16", unit="FLOP/byte")
@@ -254,8 +252,8 @@ table(("N", "FLOP/byte", *(roof.device.name for roof in gpus)), rows)
 # %% [markdown]
 # ## Find the mistake
 #
-# "Vector addition moves eight bytes per element in fp32": you can find that in more than one tutorial. **What does the
-# meter count?**
+# More than one tutorial claims that vector addition moves eight bytes per element in fp32. **What does the meter
+# count?**
 
 # %% tags=["hide-input"]
 addition = predict_first("bytes per element of c = a + b in fp32", unit="B")
@@ -265,13 +263,13 @@ addition
 a, b = torch.randn(2, 10_000)
 addition.compare(
     measure(torch.add, a, b).bytes_total / a.numel(),
-    "It's two reads and one write. The tutorials forgot that the result has to be written.",
+    "Two reads and one write. The tutorials forgot to count the result.",
 )
 
 # %% [markdown]
-# Here is a kernel that really does move eight bytes per element, as in those tutorials. (The programs, blocks and lanes
-# are the ones you know from your first line of Triton in lesson 00.) But it has forgotten something. **Change the
-# marked line.** `tl.load` takes the addresses to read from.
+# This kernel really does move eight bytes per element, just like in those tutorials. (The programs, blocks and lanes
+# are the ones you know from your first line of Triton in lesson 00.) But something's missing. **Fix the marked line.**
+# `tl.load` takes the addresses to read from.
 
 
 # %%
@@ -287,8 +285,8 @@ left, right = torch.arange(12.0), 100 - torch.arange(12.0) ** 2
 puzzle(sum_kernel, 3, left, right, wanted=left + right, BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>b = tl.load(b_ptr + element)</code>: the second input has to be read as
-# well.</details>
+# <details><summary>Answer</summary><code>b = tl.load(b_ptr + element)</code>: you have to read the second input
+# too.</details>
 #
 # <!-- choices
 # b = a
@@ -305,9 +303,9 @@ puzzle(sum_kernel, 3, left, right, wanted=left + right, BLOCK=4)
 # %% [markdown]
 # ## Free arithmetic
 #
-# If a kernel is memory-bound, then doing more arithmetic on the elements it already has should be almost free, until
-# you reach the ridge. The kernel below loads each element, does as many multiply-adds on it as you ask for, and stores
-# it. (It's written in Triton, which lesson 03 teaches. All you need to spot is the load, the loop and the store.)
+# If a kernel is memory-bound, more arithmetic on the elements it already has should be almost free, until you reach the
+# ridge. The kernel below loads each element, does as many multiply-adds on it as you ask for, and stores it. (You'll
+# learn Triton in lesson 03. For now, just spot the load, the loop and the store.)
 
 # %% tags=["hide-input"]
 import inspect
@@ -317,9 +315,9 @@ from benchmarks.experiments.lesson_01 import ELEMENTS, chain, chain_kernel
 print(inspect.getsource(chain_kernel.fn))
 
 # %% [markdown]
-# The number of steps changes the arithmetic but not the traffic. The compiler hasn't optimised any of the steps away
-# either. Below you can see the instructions that one thread executes on its eight elements (`FFMA` does one
-# multiply-add on one of them; `LDG.128` and `STG.128` load and store four).
+# The number of steps changes the arithmetic but not the traffic. And the compiler hasn't optimised any of the steps
+# away. Below are the instructions that one thread executes for its eight elements (`FFMA` does one multiply-add on one
+# of them; `LDG.128` and `STG.128` load and store four).
 
 # %% tags=["hide-input"]
 from helpers.instruments import compile_for
@@ -339,9 +337,9 @@ print(f"H200: memory {h200_fp32.device.memory_bandwidth / 1e9:,.0f} GB/s", end="
 print(f", CUDA cores {h200_fp32.peak / 1e12:.0f} TFLOP/s in fp32")
 
 # %% [markdown]
-# We tried 1, 2, 4, 8 ... steps per element on an H200. **What is the largest number that takes less than a tenth
-# longer than one step?** You can work this out, because each step is two operations, each element moves eight bytes,
-# and you know how to find a ridge.
+# We tried 1, 2, 4, 8 ... steps per element on an H200. **What's the largest number of steps that still takes less than
+# a tenth longer than one step?** You can work it out: each step is two operations, each element moves eight bytes, and
+# you know how to find a ridge.
 
 # %% tags=["hide-input"]
 free_steps = predict_first("multiply-adds per element, free on an H200", unit="steps")
@@ -355,9 +353,9 @@ per_element = h200_fp32.ridge * 8 / 2
 print(h200.label_of("free_flops"))
 free_steps.compare(
     measured_free,
-    f"The data sheet's ridge, {h200_fp32.ridge:.1f} FLOP/byte, is {per_element:.0f} "
-    "multiply-adds per element: between the "
-    "last size that is free and the first that is not.",
+    f"By the data sheet, the ridge is at {h200_fp32.ridge:.1f} FLOP/byte, which is "
+    f"{per_element:.0f} multiply-adds per element: between the last count that is free and the "
+    "first that isn't.",
 )
 
 # %% tags=["hide-input"]
@@ -369,21 +367,21 @@ limit = {
 }
 chart = curves_chart(
     {"measured": {steps: seconds / times[1] for steps, seconds in times.items()}},
-    f"{measured_free} steps take the time of one, 512 take {times[512] / times[1]:.1f} times that",
+    f"{measured_free} steps take as long as one, 512 take {times[512] / times[1]:.1f}x as long",
     x=f"multiply-adds on each of {ELEMENTS:,} elements",
-    y=f"time on an H200 (1 is that of one step, {1e6 * times[1]:.0f} µs)",
+    y=f"time on an H200 (1: one step, {1e6 * times[1]:.0f} µs)",
     limit={"data sheet": limit},
     log=True,
 )
 free_steps.on(chart, "x")
 
 # %% [markdown]
-# That's why fusing pays off so often: the second operation does its arithmetic while the first one is waiting for
+# That's why fusing pays off so often: the arithmetic of the second operation runs while the kernel is waiting for
 # memory anyway.
 #
-# Try it yourself. This kernel halves twelve elements. Add one line so that it halves them *and* replaces negative ones
-# by 0. You'll need `tl.maximum`, which takes two values and returns the larger one. Before you run it, think about how
-# many bytes your line costs.
+# Try it yourself. This kernel halves twelve elements. Add one line so that it halves them *and* replaces negative
+# results with 0. You'll need `tl.maximum`, which takes two values and returns the larger one. Before you run it, think
+# about how many bytes your line costs.
 
 
 # %%
@@ -400,8 +398,8 @@ signed = torch.arange(12.0) - 6
 puzzle(half_kernel, 3, signed, wanted=torch.relu(0.5 * signed), BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>y = tl.maximum(y, 0.0)</code>. It costs no bytes: the element is in a register
-# already, and the result is no larger than before.</details>
+# <details><summary>Answer</summary><code>y = tl.maximum(y, 0.0)</code>. It costs no bytes, because the value is already
+# in a register, and you still store one result per element.</details>
 #
 # <!-- choices
 # # <- a line here
@@ -426,21 +424,21 @@ predictions()
 #
 # 1. Two operations do the same number of FLOPs, but one of them moves half as many bytes. Both are memory-bound. Which
 #    is faster, and by how much at best?
-# <details><summary>Answer</summary>The one with half the bytes, by a factor of two. Their time is bytes over
+# <details><summary>Answer</summary>The one that moves half the bytes, by a factor of two. Their time is bytes over
 # bandwidth.</details>
 #
-# 2. Where does fusing move a point on the roofline chart, and why not straight up?
-# <details><summary>Answer</summary>To the right, along the roof, because the FLOPs are the same and there are fewer
-# bytes. Going straight up would mean beating the roof at the same intensity, but fusing changes the
-# intensity.</details>
+# 2. Which way does fusing move a point on the roofline chart, and why not straight up?
+# <details><summary>Answer</summary>To the right, along the roof, because the FLOPs stay the same and there are fewer
+# bytes. Straight up would mean going through the roof at the same intensity. Fusing changes the intensity
+# instead.</details>
 #
-# 3. An operation is compute-bound on a T4. Must it be compute-bound on an H100?
+# 3. An operation is compute-bound on a T4. Is it bound to be compute-bound on an H100 too?
 # <details><summary>Answer</summary>No. The H100's ridge is further to the right, so the same intensity can be
 # memory-bound there.</details>
 #
 # 4. You fuse a ReLU into a large matmul. What do you save, and does it matter?
 # <details><summary>Answer</summary>You save a write and a read of the result, and a launch. But the matmul is
-# compute-bound, so that's only a small share of its time, as you can see in the explorer.</details>
+# compute-bound, so that's only a small share of the time, as you can see in the explorer.</details>
 #
 # 5. Fused LayerNorm reads each fp16 element once, writes it once, and does seven operations on it. What is its
 #    intensity, if you leave out the few bytes of weights? Replace the dots with your number.
@@ -460,7 +458,7 @@ self_test(answer, 7 / 4, "seven operations per element, over two bytes in and tw
 #
 # ### Does a GPU reach its data sheet?
 #
-# We've measured a large copy, a large matmul and the on-chip rates on an H200:
+# We measured a large copy, a large matmul and the on-chip rates on an H200:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_01 import COUNTS
@@ -482,18 +480,18 @@ for name, unit, rate in (
     print(f"{name} {on_chip:.2f} of {rate / 1e12:.2f} {unit}")
 
 # %% [markdown]
-# A data sheet's peak is the number of units times the clock. But tensor cores at full load draw so much power that
-# the clock has to drop. (These matmuls alternated with copies. Lesson 03b shows that after seconds of nothing but
-# matmuls, the rate is lower still.) DRAM also loses time, because it has to refresh its cells and to switch between
-# reads and writes. The on-chip rates come close to their peaks. (You won't find those two in a data sheet. We
-# computed them as units times clock, from NVIDIA's programming guide.) Whenever we compare GPUs, we use their data
-# sheets. If a roof was measured instead, its label tells you.
+# A data sheet's peak is the number of units times the clock. But tensor cores at full load draw so much power that the
+# clock has to drop. (These matmuls alternated with copies. In lesson 03b you'll see that after seconds of back-to-back
+# matmuls, the rate is lower still.) DRAM also loses time, because it has to refresh its cells and switch between reads
+# and writes. The on-chip rates come close to their peaks. (You won't find those two in a data sheet. We computed them
+# as units times clock, from NVIDIA's programming guide.) Whenever we compare GPUs, we use their data sheets. If a roof
+# was measured instead, the label tells you so.
 #
 # ### Does the ridge move right?
 #
 # **Claim: each new generation is harder to keep busy, because arithmetic grows faster than memory, so the ridge moves
-# right.** Here are the data-centre GPUs since 2017, in the order they came out, in fp16 and in the narrowest
-# floating-point format each one supports:
+# right.** Here are the data-centre GPUs since 2017, in order of release, in fp16 and in the narrowest floating-point
+# format each one supports:
 
 # %% tags=["hide-input"]
 line, rows = ("V100", "A100", "H100", "H200", "B200", "B300"), []
@@ -502,17 +500,17 @@ for name in line:
     narrowest = max(formats, key=formats.get)
     narrow = Roofline(DEVICES[name], narrowest).ridge
     rows.append((name, f"{Roofline(DEVICES[name], 'fp16').ridge:.0f}", f"{narrow:.0f}", narrowest))
-table(("", "ridge in fp16", "in its narrowest format", "which is"), rows, "FLOP/byte")
+table(("", "ridge in fp16", "ridge in its narrowest format", "the format"), rows, "FLOP/byte")
 
 # %% [markdown]
 # **Verdict: fails in 16 bits since the H100, holds in each generation's narrowest format.** An H200 isn't a new
-# generation. It's an H100 with faster memory, so its ridge is further to the left. From the H100 to the B200 the fp16
-# ridge didn't move. But fp8 and fp4 were added, and their ridges are several times further right.
+# generation. It's an H100 with faster memory, so its ridge is further to the left. From the H100 to the B200, the fp16
+# ridge didn't move. But newer GPUs added fp8 and then fp4, and their ridges are several times further right.
 # <!-- given 16 bits: fp16 -->
 #
 # ### Which unit limits attention?
 #
-# Attention computes one exponential per score. According to the data sheets, at 4096 tokens in fp16:
+# Attention computes one exponential per score. Here's what the data sheets predict for 4096 tokens in fp16:
 
 # %% tags=["hide-input"]
 (attention,) = OPERATIONS["attention"](4096, 4096, 2).fused
@@ -523,13 +521,13 @@ for gpu in ("A100", "H100", "B200", "B300"):
 table(("", *units), rows)
 
 # %% [markdown]
-# The tensor cores have grown faster than the special function units. On an H100 the two take almost equally long, but
-# on a B200 the exponentials take longer than both matmuls together. The B300 has twice as many units for them. In
-# lesson 10 you'll see how FlashAttention deals with this.
+# Tensor cores have sped up faster than special function units. On an H100 the two take almost equally long, but on a
+# B200 the exponentials take longer than both matmuls together. The B300 doubles the number of special function units.
+# In lesson 10 you'll see how FlashAttention deals with this.
 #
 # ### The multiply-adds on the roofline
 #
-# Here is each number of steps that we measured, on the roof or below it:
+# Here's every number of steps we measured, on the roof or below it:
 
 # %% tags=["hide-input"]
 from helpers.figures import Point, roofline_chart

@@ -1,19 +1,18 @@
 # %% [markdown]
 # # 02 Bytes and launches: what fusing removes
 #
-# Apply eight operations to one tensor, one after another. Fuse them, and most of the traffic is gone: **how much,
-# exactly?** Now fuse two operations on a small tensor. That saves traffic as well, so **does the call always get
-# faster?**
+# Apply eight operations to one tensor, one after another. Fuse them, and most of the traffic is gone. **How much,
+# exactly?** Now fuse two operations on a small tensor. That saves traffic too, but **does the call always get faster?**
 #
 # After this lesson you can
 #
-# - count the bytes and the launches of a piece of PyTorch by reading it;
-# - derive the saving of a fused chain, and know when the rule doesn't hold;
-# - decide whether a call waits for memory or for launches, and at what size that changes;
+# - count the bytes and launches of PyTorch code just by reading it;
+# - derive how much fusing a chain saves, and know when the rule doesn't hold;
+# - decide whether a call is limited by memory or by launches, and at what size that changes;
 # - find the bytes that a published example forgot.
 #
-# About 40 minutes. It follows on [01 The roofline](01_roofline.ipynb) and leads to [exercise
-# 02](../exercises/02_count_the_bytes.ipynb).
+# About 40 minutes. It builds on [01 The roofline](01_roofline.ipynb). The exercise is
+# [02](../exercises/02_count_the_bytes.ipynb).
 
 # %% tags=["hide-input"]
 import torch
@@ -28,8 +27,8 @@ h200 = recorded("h200")
 x = torch.rand(1000, 1000, device=device)
 
 # %% [markdown]
-# Here are three operations in a row, as three kernels and as one. Press **Play**. The more bytes cross, the longer it
-# takes.
+# Here are three operations in a row, as three kernels and as one. Press **Play**. The more bytes have to cross, the
+# longer it takes.
 
 # %% tags=["hide-input"]
 from helpers.figures import passes_animation
@@ -40,9 +39,9 @@ passes_animation("chain")
 # ## Count first: three lines of PyTorch
 #
 # `x` is a 1000 × 1000 tensor in fp32; `scale` and `bias` are one row each. **How many MB do its launches move?** Each
-# [operator](../docs/glossary.md#operator) is one launch, which reads each of its inputs once and writes its output
-# once. (In this lesson we count the bytes that kernels *request*. For tensors small enough to fit in L2, and in the
-# lessons from 03 on, it will matter how many of them come from a cache instead of DRAM.)
+# [operator](../docs/glossary.md#operator) is one launch, which reads each input once and writes its output once. (In
+# this lesson we count the bytes that kernels *request*. Starting with lesson 03, it will also matter how many of them
+# come from a cache instead of DRAM.)
 
 
 # %%
@@ -62,15 +61,15 @@ print(eager)
 layer_bytes.compare(eager.bytes_total / 1e6)
 
 # %% [markdown]
-# The launch table lists the traffic of each operator. The two rows hardly count, because they are
-# [broadcast](../docs/glossary.md#broadcast) and each is read only once.
+# The launch table lists the traffic of each operator. `scale` and `bias` hardly count: they're
+# [broadcast](../docs/glossary.md#broadcast), and each row is read only once.
 
 # %%
 eager.launch_table()
 
 # %% [markdown]
-# All of these bytes were *requested*. **Look at how much L2 holds**: it could hold our tensors many times over, so many
-# of the requests never get as far as memory.
+# Those are the bytes *requested*. **Look at how much L2 holds**: our tensors would fit many times over, so many of the
+# requests never get as far as DRAM.
 
 # %% tags=["hide-input"]
 from helpers.figures import gpu_picture
@@ -80,16 +79,15 @@ gpu_picture("H200", lit="L2")
 # %% [markdown]
 # ## In place, views, copies
 #
-# "Write it in place, that saves memory." It does save space, but traffic is a different matter. `relu_` overwrites its
-# input, so it still has to read it and write it.
+# "Do it in place, that saves memory." It does save space, but traffic is another matter. `relu_` overwrites its input,
+# so it still reads it and writes it.
 
 # %%
 print("relu: ", measure(torch.relu, x))
 print("relu_:", measure(torch.Tensor.relu_, x.clone()))
 
 # %% [markdown]
-# A [view](../docs/glossary.md#view), on the other hand, moves no data at all, while making it contiguous takes a full
-# pass:
+# A [view](../docs/glossary.md#view), on the other hand, moves no data at all. Making it contiguous takes a full pass:
 
 # %%
 print("transposed:", measure(lambda: x.t()))
@@ -98,7 +96,8 @@ print("copied:    ", measure(lambda: x.t().contiguous()))
 # %% [markdown]
 # ## Chains
 #
-# Take a chain of $N$ operations that each read one tensor and write one. Let $B$ be the number of bytes in a tensor.
+# Take a chain of $N$ operations, each of which reads one tensor and writes one. Let $B$ be the number of bytes in a
+# tensor.
 #
 # - Unfused, each operation reads $B$ and writes $B$, which adds up to $2NB$.
 # - Fused, you read the first input and write the last output. That's $2B$, however long the chain is.
@@ -129,7 +128,7 @@ curves_chart(
 #
 # ## When the rule does not hold
 #
-# You'll find (N−1)/N quoted without its condition. **Claim: fusing two elementwise operations halves the traffic.**
+# (N−1)/N often gets quoted without its condition. **Claim: fusing two elementwise operations halves the traffic.**
 # ([Elementwise](../docs/glossary.md#elementwise) means that each element of the result depends only on the inputs at
 # the same position.) Try it on `gelu(a + b)`, where the addition reads *two* tensors. **What share of the traffic does
 # fusing save here?**
@@ -144,19 +143,19 @@ before = measure(lambda: gelu(a + b, approximate="tanh"))
 after = 3 * a.nbytes  # read a, read b, write the result
 with_two.compare(
     100 * (1 - after / before.bytes_total),
-    "Verdict: fails here, holds for chains that read one tensor. An input from outside has to "
-    "be read once, fused or not.",
+    "Verdict: fails here, holds for chains that read one tensor. Fused or not, you have to read "
+    "every outside input once.",
 )
 
 # %% [markdown]
 # In general, **fusing saves the write and the reads of each [intermediate](../docs/glossary.md#intermediate), and the
-# repeated reads of an input that several operations use.** It saves nothing else. If something outside the kernel
-# needs an intermediate as well, you still have to write it, and save only its reads.
+# repeated reads of an input that several operations use.** That's all it saves. If something outside the kernel also
+# needs an intermediate, you still have to write it, and you save only its reads.
 #
 # ## Fusing it, and a mistake
 #
-# Here is the chain as one kernel, with a mistake. It's written in Triton, which you'll learn in the next lesson. For
-# now, read it as Python: load some elements, work on them, store them.
+# Here's the chain as one kernel, with a mistake. It's written in Triton, which you'll learn in the next lesson. For
+# now, read it like Python: load some elements, work on them, store them.
 
 # %%
 import triton
@@ -196,20 +195,21 @@ print(wrong)
 print("the result is right:", torch.allclose(wrong.result, chain(small, 8)))
 misplaced.compare(
     wrong.bytes_total / small.numel(),
-    "The store is inside the loop. One launch and the right result: no test of values finds this.",
+    "The store is inside the loop. It's one launch and the result is right, so no test of the "
+    "values will catch this.",
 )
 
 # %% [markdown]
-# The meter points to the line. (Its last column is the number of [sectors](../docs/glossary.md#sector) per request of a
-# warp. Sectors are the 32-byte pieces that caches move; we'll get to them in lesson 03b.)
+# The meter points to the line. (Its last column is the number of [sectors](../docs/glossary.md#sector) that each
+# request of a warp touches. Sectors are the 32-byte units in which caches move data. We'll get to them in lesson 03b.)
 # <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
 
 # %%
 wrong.line_table()
 
 # %% [markdown]
-# Could the compiler drop a store that the next one overwrites? Triton's compiler runs on your machine, with or without
-# a GPU, so let's check. When we compile for an A100, each thread gets eight elements and stores four at a time, so two
+# Wouldn't the compiler drop a store that the next one overwrites? Triton's compiler runs on your machine, with or
+# without a GPU, so let's check. Compiled for an A100, each thread gets eight elements and stores four at a time, so two
 # stores would be enough:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
@@ -226,7 +226,7 @@ def stores(kernel):
 print(stores(misplaced_kernel))
 
 # %% [markdown]
-# It doesn't. We have to move the store out of the loop ourselves:
+# It doesn't. We have to move the store out of the loop ourselves.
 
 
 # %%
@@ -253,8 +253,8 @@ title = f"Fusing a chain of 4 moves {ratio:g}x fewer bytes"
 traffic_chart({"unfused": four_launches, "fused": one_launch}, title)
 
 # %% [markdown]
-# Now it's your turn to fuse. This kernel does an addition and a ReLU in one launch, but it still makes the round trip
-# through memory. **Delete the lines it does not need.**
+# Your turn. This kernel does an addition and a ReLU in one launch, but the sum still makes a round trip through memory.
+# **Delete the lines you don't need.**
 
 
 # %%
@@ -295,9 +295,9 @@ puzzle(add_relu_kernel, 3, first, second, wanted=torch.relu(first + second), BLO
 # %% [markdown]
 # ## On your own CPU
 #
-# CPUs wait for memory too. `torch.compile` turns the chain into a single C++ loop and compiles it right here, so the
-# first call takes a few seconds. **How many times faster will the fused chain of eight be?** Assume that time depends
-# only on bytes.
+# CPUs wait for memory too. `torch.compile` turns the chain into a single C++ loop and compiles it on your machine, so
+# the first call takes a few seconds. **How many times faster will the fused chain of eight be?** Assume that the time
+# depends only on the bytes.
 
 # %% tags=["hide-input"]
 on_cpu = predict_first("speedup from fusing a chain of 8 on this CPU", unit="times")
@@ -327,15 +327,15 @@ if shutil.which("g++"):
     compiled = torch.compile(chain, dynamic=False)
     fused_time = seconds(lambda: compiled(large, 8))
     rows.append(("fused", 8, f"{1e3 * fused_time:.1f} ms"))
-    finding = "It may gain more than the bytes: eager allocates a new tensor per operation."
+    finding = "It may exceed what the bytes allow: eager allocates a tensor per operation."
     display(on_cpu.compare(cpu_times[8] / fused_time, finding))
 else:
     print("No C++ compiler here: torch.compile needs one, such as Debian's package g++.")
 table(("", "operations", "time"), rows)
 
 # %% [markdown]
-# On a GPU, PyTorch reuses the memory of tensors that have been deleted, so allocation doesn't distort the comparison.
-# Does the same chain on an H200 save as much time as traffic?
+# On a GPU, PyTorch reuses the memory of deleted tensors, so allocation doesn't distort the comparison. Does the same
+# chain save as much time as traffic on an H200?
 
 # %% tags=["hide-input"]
 print(h200.label_of("chain_lengths"))
@@ -359,8 +359,8 @@ curves_chart(
 # ## The launch
 #
 # So far we've only counted bytes. But a launch has a cost of its own: the CPU has to look up the operator, allocate the
-# output and hand the kernel to the GPU. What does a call cost on this machine when there's next to nothing to compute?
-# (Without a GPU there are no launches, so what you'll see is PyTorch's own overhead per call.)
+# output and hand the kernel to the GPU. How long does a call take on your machine when there's next to nothing to
+# compute? (Without a GPU there are no launches, so you'll see PyTorch's own overhead per call.)
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from helpers.instruments import benchmark_together
@@ -372,18 +372,18 @@ taken = benchmark_together(calls, runs=5, launches=True)
 table(("relu of", "time"), ((f"{n:,} elements", timing) for n, timing in taken.items()))
 
 # %% [markdown]
-# For small tensors the size hardly matters: what you see is the [launch overhead](../docs/glossary.md#launch-overhead).
+# For small tensors, the size hardly matters: you're looking at [launch overhead](../docs/glossary.md#launch-overhead).
 # It has two parts. The CPU has to hand the kernel over, and the GPU has to start it. **Claim: a kernel launch costs 5
-# to 10 µs.** We measured both parts on an H200. An *empty launch* goes straight to the driver from C, many in a row.
-# *Operator* is a call to PyTorch's ReLU, and *Triton* is a call to an empty kernel from Python. For the GPU's part we
-# timed an empty kernel, and then one that copies a thousand elements, which are either in L2 or (cold) only in DRAM.
+# to 10 µs.** We measured both parts on an H200. The *empty launch* goes straight to the driver from C, many in a row.
+# The *operator* is PyTorch's ReLU, and the *Triton kernel* is an empty one, called from Python. For the GPU's part we
+# timed an empty kernel, and then one that copies a thousand elements, either from L2 or from DRAM.
 
 # %% tags=["hide-input"]
 apart = h200.experiment("launches")
 rows = []
 for where, name, what in (
     ("host", "bare", "CPU: an empty launch, from C"),
-    ("host", "operator", "CPU: an operator of PyTorch"),
+    ("host", "operator", "CPU: a PyTorch operator"),
     ("host", "triton", "CPU: a Triton kernel, from Python"),
     ("gpu", "empty", "GPU: an empty kernel"),
     ("gpu", "near", "GPU: first access in L2"),
@@ -395,18 +395,17 @@ for where, name, what in (
 table(("", "time", "5 to 10 us?"), rows, h200.label_of("launches"))
 
 # %% [markdown]
-# **Verdict: depends on what you call a launch.** The driver's own launch costs less than claimed. If you go through
-# PyTorch or Triton, you also pay for looking up the operator, for checks, and for allocating or preparing arguments,
-# and then a call costs about as much as claimed. The GPU's part is far smaller. If you record kernels in a
-# [CUDA graph](../docs/glossary.md#cuda-graph) and replay them together, you pay only for that part. (The first memory
-# access isn't part of the launch, but a small kernel does nothing else while it waits for its first elements, so
-# people often count it in.)
+# **Verdict: depends on what you call a launch.** The driver's own launch costs less than claimed. Through PyTorch or
+# Triton, you also pay for dispatch, checks, allocation and preparing arguments, and then a call costs about as much as
+# claimed. The GPU's part is far smaller. If you record kernels in a [CUDA graph](../docs/glossary.md#cuda-graph) and
+# replay them together, that's nearly all you pay. (The first memory access isn't part of the launch. But a small kernel
+# can't do anything until its first elements arrive, so people often include it.)
 #
 # ## CPU-bound or GPU-bound?
 #
 # The CPU doesn't wait for a kernel to finish before it launches the next one, and the GPU runs them one after another.
-# For the cost of a launch we use a chain of four operations on a thousand elements, which is nothing but launch
-# overhead. For the GPU's start we use a whole small kernel, including its first access to cold memory.
+# We take the cost of a launch from a chain of four operations on a thousand elements, where launch overhead is all
+# there is. For the GPU's part we take a whole small kernel, including its first access to cold memory.
 
 # %% tags=["hide-input"]
 from helpers.figures import chain_time, launch_costs, launch_timeline
@@ -418,25 +417,25 @@ print(f"GPU: {1e6 * costs.start:.1f} us per small kernel", end="")
 print(f"; copies {h200.copy_bandwidth / 1e9:,.0f} GB/s")
 
 # %% [markdown]
-# Here are four operations done in three ways on the same time axis: launched one by one, as one Triton kernel, and as a
-# CUDA graph, which the CPU starts only once. Press **Play**, then choose more elements. At what size does the CPU stop
+# Here are four operations on one time axis, run in three ways: launched one by one, as one Triton kernel, and as a CUDA
+# graph, which takes the CPU just one launch. Press **Play**, then choose more elements. At what size does the CPU stop
 # holding up the GPU?
 
 # %% tags=["hide-input"]
 launch_timeline(h200)
 
 # %% [markdown]
-# <details><summary>What you should see</summary>When the four are launched one by one, the GPU still has work left
-# after the CPU has launched everything, if there are at least 4,194,304 elements. At 65,536 the GPU spends most of its
-# time waiting, so that's where fusing or a graph gains most.</details>
+# <details><summary>What you should see</summary>Launched one by one, with 4,194,304 elements or more, the GPU still has
+# work left after the CPU has launched everything. At 65,536, the GPU spends most of its time waiting, so that's where
+# fusing or a graph helps most.</details>
 #
 # So in a row of calls, the slower of CPU and GPU sets the pace:
 #
 # - CPU: launches × cost of a launch;
 # - GPU: launches × cost of a start + bytes ÷ bandwidth.
 #
-# Below is `gelu(a + b)` on a million elements, recorded in both ways: the GPU's own time, and the time per call in a
-# long row of calls.
+# Below is `gelu(a + b)` on a million elements, timed in both ways: the GPU's own time, and the time per call in a long
+# row of calls.
 
 # %% tags=["hide-input"]
 million, rows = 2**20, []
@@ -454,22 +453,22 @@ for dtype in ("float32", "bfloat16"):
 table(("", "", "GPU", "per call"), rows, h200.label_of("add_gelu"))
 
 # %% [markdown]
-# The fused kernel takes the GPU less time, and yet the call takes *longer*, because here the GPU is waiting for the
-# CPU. Our fused call goes through Python, where it checks its inputs and allocates its output. PyTorch's operators do
-# that in C++, which is why a real call costs more than the empty Triton kernel above. (The kernel and its checks are
-# the same for both dtypes, but the call times differ. That's because host times depend on the host and on whatever else
-# it was doing. Compare them only within a row of one recording, and don't expect more than the order of magnitude.)
+# The fused kernel takes less GPU time, and yet the call takes *longer*, because here the GPU is waiting for the CPU.
+# Our fused call checks its inputs and allocates its output in Python, so it costs more than the empty Triton kernel
+# above. PyTorch's operators do all of that in C++. (The kernel and its checks are the same for both dtypes, but the
+# call times differ. Host times depend on the host and on whatever else it was doing, so don't expect more than the
+# order of magnitude.)
 #
 # ## Other sizes, chains and GPUs
 #
-# This is the model from above, for any chain length and any tensor size. Where a line is flat, launches dominate; where
+# Here's the model from above, for any chain length and any tensor size. Where a line is flat, launches dominate. Where
 # it climbs, memory does. (We use the launch cost of the H200's machine for every GPU, and each GPU's bandwidth from its
-# data sheet.) Try to find out:
+# data sheet.) See if you can answer these:
 #
 # 1. At what size does the fused chain start to climb? Why does that happen later than for the unfused one?
-# 2. How short does a chain have to be before fusing it in Triton is slower on small tensors? What if the fused kernel
-#    is launched from C++?
-# 3. If the chain is launched by a CUDA graph, what does fusing still save on small tensors?
+# 2. How short does a chain have to be before fusing it in Triton makes it slower on small tensors? What if the fused
+#    kernel is launched from C++?
+# 3. If a CUDA graph launches the chain, what does fusing still save on small tensors?
 # 4. If you go from an H200 to a T4, do launches matter more or less?
 
 # %% tags=["hide-input"]
@@ -480,13 +479,12 @@ explorer
 
 # %% [markdown]
 # <details><summary>What you should see</summary>1. It starts to climb where its bytes take as long as its launch. A
-# launch from Triton costs more than an operator's, so that happens later. 2. One or two operations, because so few
-# operators cost less than one launch from Triton. From C++ the fused kernel is never slower. 3. It saves the GPU's
-# starts: you pay for one instead of one per operation. 4. Less. With slower memory, the bytes take up most of the time
-# even for smaller tensors.</details>
+# Triton launch costs more than an operator's, so that happens later. 2. One or two operations: launching those costs
+# less than one launch from Triton. From C++, the fused kernel is never slower. 3. The GPU's kernel starts: you pay for
+# one instead of one per operation. 4. Less. With slower memory, the bytes dominate even for smaller tensors.</details>
 #
 # **At what size do the bytes of a single PyTorch operator take as long as its launch, on an H200?** The operator reads
-# four bytes per element and writes four. You'll find its launch cost and the GPU's copy bandwidth above the timeline.
+# four bytes per element and writes four. Its launch cost and the GPU's copy bandwidth are printed above the timeline.
 
 # %% tags=["hide-input"]
 large_enough = predict_first("size at which bytes take as long as a launch", unit="numbers")
@@ -502,17 +500,18 @@ def break_even(host):
 
 large_enough.compare(
     break_even(costs.operator),
-    f"A Triton kernel: {break_even(costs.triton):,.0f}. That is millions of elements.",
+    f"For a Triton kernel it's {break_even(costs.triton):,.0f}. Either way, that's millions of "
+    "elements.",
 )
 
 # %% [markdown]
-# Far above that size, fusing helps by saving *bytes*. Below it, fusing helps by saving *launches*, and then only if
-# the fused kernel's launch costs less than the ones it replaces. That's the case if it is launched from C++ or by a
-# CUDA graph. Whenever you decide whether to fuse, check which of the two you'd save.
+# Far above that size, fusing helps by saving *bytes*. Below it, fusing helps by saving *launches*, but only if the
+# fused kernel's launch costs less than the ones it replaces. From C++ or a CUDA graph, it does. So before you fuse,
+# check which of the two you'd save.
 #
 # ## Find the missing bytes
 #
-# Here is a worked example that gets passed around: *Linear(4096 → 4096) and GELU on 1024 rows, in fp32. Unfused, the
+# Here's a worked example that gets passed around: *Linear(4096 → 4096) and GELU on 1024 rows, in fp32. Unfused, the
 # linear layer reads x and writes y, GELU reads y and writes z: four tensors of 1024 × 4096. Fused, x is read and z
 # written: two. **Claim: fusing halves the traffic.*** Something is missing. **What share does fusing save, all bytes
 # counted?**
@@ -533,13 +532,13 @@ display(example.tensor_table())
 linear_saving.compare(
     100 * intermediate / example.bytes_total,
     "Verdict: fails, only a quarter is saved, half of what is claimed. The example forgets "
-    f"{weights / 1e6:.2f} MB of "
-    "weights: they are also read, and they are larger than any of the four tensors.",
+    f"{weights / 1e6:.2f} MB of weights. They have to be read too, and they're larger than any of "
+    "the four tensors.",
 )
 
 # %% [markdown]
-# Does the *time* drop by that much as well? Let's ask the roofline of lesson 01. We'll do it in bf16, where tensor
-# cores make the matmul short, so the saving counts for more.
+# Does the *time* drop by that much too? Let's check with the roofline from lesson 01. We'll use bf16, where tensor
+# cores make the matmul fast, so the saving counts for more.
 
 # %% tags=["hide-input"]
 from helpers.instruments import DEVICES, Roofline, Work
@@ -554,8 +553,8 @@ print(f"at best, the matmul takes {1e6 * h200_bf16.time(matmul):.1f} us")
 print(f"writing y and reading it back takes {1e6 * extra:.1f} us")
 
 # %% [markdown]
-# The matmul takes as long as its arithmetic does, and the time that fusing saves is short in comparison. In lesson 08
-# we'll fuse exactly this and measure it.
+# The matmul takes as long as its arithmetic does, and fusing saves little time in comparison. In lesson 08 we'll fuse
+# exactly this and measure it.
 #
 # ## Your predictions vs the measurements
 
@@ -566,20 +565,20 @@ predictions()
 # ## Test yourself
 #
 # 1. `x.mul_(2)` instead of `x = x * 2`: how many bytes of traffic does it save?
-# <details><summary>Answer</summary>None. It reads x and writes x either way. What it saves is the space for a second
-# tensor.</details>
+# <details><summary>Answer</summary>None. Either way it reads one tensor and writes one. It only saves the space for a
+# second tensor.</details>
 #
-# 2. A chain of three: `y = x * 2`, `z = y + 1`, `w = relu(z)`. Another operation needs `z` as well. What does fusing
-#    all three still save?
+# 2. A chain of three: `y = x * 2`, `z = y + 1`, `w = relu(z)`. Another operation also needs `z`. What does fusing all
+#    three still save?
 # <details><summary>Answer</summary>The write and the read of y, and the read of z. You still have to write z because
 # something else needs it, so three passes out of six remain.</details>
 #
 # 3. A kernel has the right result and runs in one launch. How could it still move many times too many bytes?
-# <details><summary>Answer</summary>By storing or loading the same data over and over, like the store in the loop. You
-# can't see that in the values, but you can see it in the meter's table by line.</details>
+# <details><summary>Answer</summary>By storing or loading the same data over and over, like the store in the loop. The
+# values don't show it, but the meter's table by line does.</details>
 #
-# 4. Your model calls many small kernels, and the profiler shows the GPU idle half of the time. What will help, and what
-#    won't?
+# 4. Your model calls many small kernels, and the profiler shows that the GPU is idle half of the time. What will help,
+#    and what won't?
 # <details><summary>Answer</summary>Fewer launches will help: fuse the kernels, or replay them from a CUDA graph. A GPU
 # with faster memory won't, because nothing is waiting for memory here.</details>
 #
@@ -591,7 +590,7 @@ answer = ...
 x1, x2, x3 = torch.rand(3, 1000, device=device)
 whole = measure(lambda: torch.relu(x1 * x2 + x3)).bytes_total
 correct = 100 * (1 - 4 * x1.nbytes / whole)
-self_test(answer, correct, "count every read and write; fused, four tensors cross")
+self_test(answer, correct, "count every read and write; the fused kernel moves four tensors")
 
 # %% [markdown]
 # ## Now you
@@ -602,9 +601,9 @@ self_test(answer, correct, "count every read and write; fused, four tensors cros
 # %% [markdown]
 # ## Going further
 #
-# ### Is the model any good?
+# ### How good is the model?
 #
-# Its launch costs come from the smallest chain that we recorded, so the larger chains are a test:
+# Its launch costs come from the smallest chain we recorded, so we can test it on the larger ones:
 
 # %% tags=["hide-input"]
 rows = []

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 03 Your first fused kernel
 #
-# A GPU runs thousands of threads. A tensor can have any length, and that length needn't be a power of two or a multiple
-# of your block size. **Which thread takes which element, and what do the threads do that have none?**
+# A GPU runs thousands of threads. A tensor can have any length, not just powers of two or multiples of your block size.
+# **Which thread takes which element, and what do the leftover threads do?**
 #
 # After this lesson you can
 #
@@ -10,8 +10,8 @@
 # - use the meter to find a wrong mask even when every value is right, and to find a data race;
 # - fuse two elementwise operations into one kernel, and predict the gain on large tensors.
 #
-# About 55 minutes. It follows on [02 Bytes and launches](02_bytes_and_launches.ipynb) and leads to [exercise
-# 03](../exercises/03_fused_add_gelu.ipynb).
+# About 55 minutes. It builds on [02 Bytes and launches](02_bytes_and_launches.ipynb). The exercise is
+# [03](../exercises/03_fused_add_gelu.ipynb).
 
 # %% tags=["hide-input"]
 import torch
@@ -30,15 +30,14 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 # ## Programs and blocks
 #
 # A Triton kernel is a Python function that many [programs](../docs/glossary.md#program) run, each on its own
-# [block](../docs/glossary.md#block) of elements. (Triton's documentation calls them program instances.) The only thing
-# that tells programs apart is their number, `tl.program_id(0)`, and each program uses it to work out which elements are
-# its own. Let's have three programs sign theirs. `watch` runs a launch and lets you walk through it: press **Play**, or
-# step with the arrow keys.
+# [block](../docs/glossary.md#block) of elements. (Triton's documentation calls them program instances.) Programs differ
+# only in their ID, `tl.program_id(0)`, which each of them uses to work out its own elements. Let's have three programs
+# sign theirs. `watch` runs a launch and lets you step through it: press **Play**, or use the arrow keys.
 #
-# The places in a block are called [positions](../docs/glossary.md#position); messages and pictures call them lanes.
+# The places in a block are called [positions](../docs/glossary.md#position). (Messages and pictures call them lanes.)
 # Memory is read and written in [sectors](../docs/glossary.md#sector) of 32 bytes, and the line below the picture counts
-# how many of them a step touches. You'll see `program` twice: once as a single number, and once repeated at every
-# position, which is how it gets stored.
+# the sectors that a step touches. You'll see `program` twice: first as a single number, then repeated at every
+# position, ready to be stored.
 # <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
 
 
@@ -46,7 +45,7 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 @triton.jit
 def sign_kernel(out_ptr, BLOCK: tl.constexpr):
     program = tl.program_id(0)
-    element = program * BLOCK + tl.arange(0, BLOCK)  # a block of numbers, not one
+    element = program * BLOCK + tl.arange(0, BLOCK)  # a block of values, not just one
     tl.store(out_ptr + element, program)
 
 
@@ -54,18 +53,18 @@ out = torch.empty(12, dtype=torch.int32, device=device)
 watch(sign_kernel[(3,)], out, BLOCK=4)
 
 # %% [markdown]
-# Now let's go through it line by line:
+# Let's go through it line by line:
 #
 # - `sign_kernel[(3,)](...)` launches three programs. `(3,)` is the [grid](../docs/glossary.md#grid). The programs run
 #   in any order, many at a time.
-# - `tl.arange(0, BLOCK)` is the block 0, 1, 2, 3, the numbers of its positions. Every operation in Triton works on
-#   whole blocks. A block's length has to be a power of two that is known when the kernel is compiled, which is what
-#   [`tl.constexpr`](../docs/glossary.md#constexpr) says.
+# - `tl.arange(0, BLOCK)` is the block 0, 1, 2, 3. Every operation in Triton works on whole blocks. A block's length has
+#   to be a power of two, and it has to be known at compile time, so it's a
+#   [`tl.constexpr`](../docs/glossary.md#constexpr).
 # - A tensor is passed as the address of its first element, so `out_ptr + element` is a block of addresses.
 # - `tl.store` writes a block, and `tl.load` reads one.
 #
-# You won't see a `for` loop over elements, or any threads: the compiler decides which thread takes which element of the
-# block. [Lesson 03b](03b_what_the_compiler_made.ipynb) shows what it decided.
+# There's no `for` loop over elements, and there are no threads: the compiler decides which thread takes which element
+# of the block. [Lesson 03b](03b_what_the_compiler_made.ipynb) looks at its decisions.
 #
 # **How many programs does a tensor of a million elements need, in blocks of 1024?**
 
@@ -83,8 +82,8 @@ programs.compare(
 #
 # ## A kernel with a mistake
 #
-# Here is addition, written the obvious way. `launch` is its [host wrapper](../docs/glossary.md#host-wrapper), the
-# Python function that allocates the result and chooses the grid:
+# Here's addition, written the obvious way. `launch` is its [host wrapper](../docs/glossary.md#host-wrapper), the Python
+# function that allocates the result and chooses the grid:
 
 
 # %%
@@ -134,8 +133,8 @@ ten
 beyond.compare(ten.hazards[0].elements)
 
 # %% [markdown]
-# (A program's number has three parts because a grid can have up to three dimensions. Ours has one.) These are its
-# steps, with [out-of-bounds](../docs/glossary.md#out-of-bounds) accesses in orange-red:
+# (A program ID has three parts because a grid can have up to three dimensions. Ours has one.) Step through the launch,
+# with [out-of-bounds](../docs/glossary.md#out-of-bounds) accesses in orange-red:
 
 # %%
 slope = torch.arange(10.0, device=device)
@@ -143,14 +142,14 @@ watch(unmasked_kernel[(3,)], slope, 10 * slope, torch.empty_like(slope), 10, BLO
 
 # %% [markdown]
 # On a GPU, this kernel would read past the ends of `a` and `b`, and *overwrite the memory after `y`*, which belongs to
-# some other tensor of your model. On most days there'd be no message and no crash. (Without a GPU, the course refuses
+# some other tensor in your model. Most of the time, you'd get no error and no crash. (Without a GPU, the course refuses
 # such a launch even when no meter is watching, and tells you which position is to blame.)
 #
 # ## The mask
 #
 # A [mask](../docs/glossary.md#mask) is a block of true and false values. It decides which positions take part in a load
-# or store. Let's write one. The mask in this kernel tests the wrong thing; the positions that it masks out are dotted
-# in the picture. **Change the marked line until it says "Solved".**
+# or store. Let's write one. The mask in this kernel tests the wrong thing. In the picture, the positions it masks off
+# are dotted. **Change the marked line until it says "Solved".**
 
 
 # %%
@@ -166,8 +165,8 @@ tenths = torch.arange(10.0)
 puzzle(mask_kernel, 3, tenths, wanted=2 * tenths, elements=10, BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>exists = element < elements</code>: a position counts if its element exists,
-# whatever block it is in.</details>
+# <details><summary>Answer</summary><code>exists = element < elements</code>: a position takes part if its element
+# exists, whatever block it's in.</details>
 #
 # <!-- choices
 # exists = element < BLOCK
@@ -181,7 +180,7 @@ puzzle(mask_kernel, 3, tenths, wanted=2 * tenths, elements=10, BLOCK=4)
 # exists = element < elements - 1
 # -->
 #
-# In their addition kernel, a colleague has written `<=`. Let the meter review it:
+# A colleague wrote `<=` in their addition kernel. Let's have the meter review it:
 
 
 # %%
@@ -197,7 +196,7 @@ def off_by_one_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
 measure(launch, off_by_one_kernel, a10, b10)
 
 # %% [markdown]
-# That's one element too many, because elements are numbered from 0 to `elements - 1`. With the right mask there's
+# That's one element too many, because elements are numbered from 0 to `elements - 1`. With the right mask, there's
 # nothing left to report, and the kernel moves the bytes of ten elements instead of twelve:
 
 
@@ -272,7 +271,7 @@ title = f"One kernel moves {fewer_bytes:.2f}x fewer bytes than two"
 traffic_chart({"unfused": unfused, "fused": fused}, title)
 
 # %% [markdown]
-# (`y_ptr` in the upper bar is the sum. The meter names a tensor after the parameter through which it first saw it.)
+# (`y_ptr` in the upper bar is the sum. The meter names a tensor after the first parameter it's passed to.)
 #
 # ## One million elements, timed
 #
@@ -291,8 +290,8 @@ for name, traffic in (("unfused", unfused), ("fused", fused)):
 table(("", "read", "written"), rows)
 
 # %% [markdown]
-# The traffic is right, to the byte. **And the time: what speedup do you expect on a million elements, if time follows
-# the bytes?**
+# The traffic is right, to the byte. What about the time? **What speedup do you expect on a million elements, going by
+# the bytes and by what you know about small tensors from lesson 02?**
 
 # %% tags=["hide-input"]
 speed_up = predict_first("speedup from fusing add+GELU, 1M elements", unit="times")
@@ -308,20 +307,20 @@ h200.table("add_gelu", "float32")
 times = h200.times("add_gelu", (2**20,), "float32")
 speed_up.compare(
     times["eager"].median / times["fused"].median,
-    "Verdict: fails for the time on this GPU, holds for the traffic to the byte. By bytes "
-    f"alone it would be {fewer_bytes:.2f}x. Two small kernels also start twice, so fusing them "
-    "gains a little more.",
+    "Verdict: fails for the time on this GPU, holds for the traffic to the byte. By bytes alone "
+    f"it would be {fewer_bytes:.2f}x. Two small kernels also start twice, so fusing them gains a "
+    "little more.",
 )
 
 # %% [markdown]
-# With only a million elements, bytes don't explain it all. Starting a kernel takes a good part of the time, and two
-# kernels pay for that twice. On the other hand, GELU may find the sum still in the **cache**, a small, fast memory
-# between DRAM and the processor that keeps the most recently used data. (The recorded kernel is the course's own,
-# with the tanh form of GELU that you'll write in the exercise. The arithmetic is free either way.)
+# With only a million elements, bytes don't explain everything. Starting a kernel takes a good part of the time, and two
+# kernels pay for that twice. On the other hand, GELU may find the sum still in **cache**, a small, fast memory between
+# DRAM and the SMs that keeps recently used data. (The recorded kernel is the course's own, with the tanh form of GELU
+# that you'll write in the exercise. The arithmetic is free either way.)
 #
-# Those are the GPU's times. The columns on the right show what a call costs whoever makes it, including Python and
-# the launch. In a row of calls as small as the first, the fused kernel even costs its caller more, for the reason you
-# saw in lesson 02. The GPU does finish faster, so you gain wherever your program waits for it.
+# Those are GPU times. The columns on the right show what a whole call costs, including Python and the launch. At the
+# smallest size, a call of the fused kernel even takes longer, for the reason you saw in lesson 02. But the GPU does
+# finish earlier, so you gain wherever your program waits for it.
 #
 # If you have a GPU, time your own kernel:
 
@@ -342,9 +341,9 @@ else:
 # %% [markdown]
 # ## Casts: the dtype of the arithmetic
 #
-# Half-precision inputs move half as many bytes. But unless you cast them, arithmetic on them is done in half
-# precision as well, and fp16 ends at 65504. This kernel should square each element and divide by 100. All the results
-# fit into fp16. **Fix the marked line.**
+# Half-precision inputs move half as many bytes. But unless you cast them, the arithmetic also happens in half
+# precision, and fp16 ends at 65504. This kernel should square each element and divide by 100. All the results fit in
+# fp16. **Fix the marked line.**
 
 
 # %%
@@ -361,7 +360,7 @@ puzzle(square_kernel, 3, hundreds, wanted=squares, BLOCK=4)
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>tl.load(x_ptr + element).to(tl.float32)</code>: fp16 can't represent squares
-# above 65504. fp32 can, and the quotient fits into fp16 again.</details>
+# above 65504. fp32 can, and the quotient fits in fp16 again.</details>
 #
 # <!-- choices
 # x = tl.load(x_ptr + element)
@@ -375,10 +374,10 @@ puzzle(square_kernel, 3, hundreds, wanted=squares, BLOCK=4)
 # x = tl.load(x_ptr + element).to(tl.float32)
 # -->
 #
-# So first load, then `.to(tl.float32)`, then compute. The cast adds no traffic, because it works on values that are
-# already in registers, and the store rounds to the dtype of `y_ptr`. Range is only one reason to do it. The other is
-# that a chain of operations in fp32 gets rounded to fp16 just *once*, at the store. How much is that worth? Let's
-# compute a cube both ways:
+# So load, then `.to(tl.float32)`, then compute. The cast adds no traffic, because the values are already in registers,
+# and the store rounds to the dtype of `y_ptr`. Range is only one reason to cast. The other is rounding: a chain of
+# operations in fp32 gets rounded to fp16 just *once*, at the store. How much does that help? Let's compute a cube both
+# ways:
 
 
 # %%
@@ -407,9 +406,9 @@ for wide in (False, True):
 #
 # ## Strides: where a tensor is in memory
 #
-# A tensor is an address plus a [stride](../docs/glossary.md#stride) for each dimension, which says how many elements
-# apart neighbouring indices are. A kernel only sees the address. `matrix[:, 1:5]` is a view: it copies nothing, and its
-# rows aren't [contiguous](../docs/glossary.md#contiguous).
+# A tensor is an address plus a [stride](../docs/glossary.md#stride) for each dimension: the distance, in elements, from
+# one index to the next. A kernel only sees the address. `matrix[:, 1:5]` is a view. It copies nothing, and it isn't
+# [contiguous](../docs/glossary.md#contiguous): there are gaps between its rows.
 
 # %%
 matrix = torch.arange(18.0).view(3, 6)
@@ -418,9 +417,9 @@ print("shape", tuple(middle.shape), "strides", middle.stride())
 print("contiguous:", middle.is_contiguous())
 
 # %% [markdown]
-# In this kernel each program doubles one row, and it assumes that the rows follow each other without gaps. The
-# picture shows the view as it is in memory. `stride` is passed in, but the kernel doesn't use it yet. **Fix the
-# marked line.** (The result is contiguous, so the assumption is fine there.)
+# In this kernel, each program doubles one row and assumes that there are no gaps between rows. The picture shows the
+# view in memory. `stride` is passed in, but the kernel doesn't use it yet. **Fix the marked line.** (The result is
+# contiguous, so the assumption is fine there.)
 
 
 # %%
@@ -435,8 +434,8 @@ middle = torch.arange(18.0).view(3, 6)[:, 1:5]
 puzzle(row_kernel, 3, middle, wanted=2 * middle, stride=middle.stride(0), COLUMNS=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>x_ptr + row * stride</code>, plus the column: the next row begins one stride
-# further on, not one row length.</details>
+# <details><summary>Answer</summary><code>x_ptr + row * stride</code>, plus the column: the next row starts one stride
+# later, not one row length.</details>
 #
 # <!-- choices
 # x = tl.load(x_ptr + row * COLUMNS + column)
@@ -450,8 +449,8 @@ puzzle(row_kernel, 3, middle, wanted=2 * middle, stride=middle.stride(0), COLUMN
 # x = tl.load(x_ptr + row * (COLUMNS + stride) + column)
 # -->
 #
-# `add_kernel` doesn't know about strides. If we give it such a view, and zeros to add to it, it simply takes 12
-# elements of each in the order they have in memory:
+# `add_kernel` doesn't know about strides. If we have it add zeros to such a view, it simply takes 12 consecutive
+# elements from memory:
 
 # %%
 views = torch.arange(18.0, device=device).view(3, 6)[:, 1:5], torch.zeros(3, 4, device=device)
@@ -460,8 +459,8 @@ print("right:", torch.equal(unaware.result, views[0] + views[1]))
 unaware
 
 # %% [markdown]
-# This isn't slow, it's *wrong*. You have two ways out. You can pass strides, as `row_kernel` does. Or the host wrapper
-# can call `x.contiguous()`, which copies a tensor if it's out of order and otherwise returns it as it is. The copy
+# This isn't slow, it's *wrong*. There are two ways out. You can pass strides, as `row_kernel` does. Or the host wrapper
+# can call `x.contiguous()`, which copies a tensor if it isn't contiguous and otherwise returns it unchanged. The copy
 # costs a launch and a pass over memory. (Allocate the result *after* that call, because `torch.empty_like` of a
 # transposed view has the view's strides.)
 
@@ -473,8 +472,8 @@ in_order.launch_table()
 # %% [markdown]
 # ## A data race
 #
-# Programs run at the same time, in any order. These three programs each add up four elements, and each should deliver
-# its own sum. Run it, see where the sums end up, and **fix the marked line.**
+# Programs run at the same time, in any order. Each of these three adds up four elements and should store its own sum.
+# Run it, see where the sums end up, and **fix the marked line.**
 
 
 # %%
@@ -490,8 +489,8 @@ sums = quarters.view(3, 4).sum(1)
 puzzle(block_sum_kernel, 3, quarters, wanted=sums, BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>tl.store(y_ptr + program, tl.sum(x))</code>: every program gets a place of its
-# own. If they share one, whichever program stores last wins, and the order is undefined.</details>
+# <details><summary>Answer</summary><code>tl.store(y_ptr + program, tl.sum(x))</code>: every program gets its own
+# element. If they share one, the last store wins, and the order is undefined.</details>
 #
 # <!-- choices
 # tl.store(y_ptr, tl.sum(x))
@@ -505,15 +504,14 @@ puzzle(block_sum_kernel, 3, quarters, wanted=sums, BLOCK=4)
 # tl.store(y_ptr + 1, tl.sum(x))
 # -->
 #
-# You can't always see a [data race](../docs/glossary.md#data-race) in the values. If all programs store the same value,
+# A [data race](../docs/glossary.md#data-race) doesn't always show in the values. If all programs store the same value,
 # or the right one happens to come last, tests can pass for months. The meter reports it anyway, because it records
 # which program stored what.
 #
 # ## Two billion elements
 #
-# Your kernels count elements in int32, because that's the type of both a program's number and `tl.arange`. **What
-# number does `tl.program_id(0) * BLOCK` give for the first element of program 2,097,152, in blocks of 1024?** (That is
-# program 2^21.)
+# Your kernels count elements in int32, because that's the type of both the program ID and `tl.arange`. **In blocks of
+# 1024, what does `tl.program_id(0) * BLOCK` give for the first element of program 2,097,152?** (That's program 2^21.)
 
 # %% tags=["hide-input"]
 first = predict_first("first element of program 2^21 in blocks of 1024, computed in int32", unit="")
@@ -536,24 +534,22 @@ print(f"in int64: {firsts[1].item():,}")
 # %% tags=["hide-input"]
 first.compare(
     firsts[0].item(),
-    "int32 ends at 2^31 - 1 and wraps around: the kernel would store before its tensor. The "
-    "mask lets it pass, "
-    "because a negative number is less than `elements`.",
+    "int32 ends at 2^31 - 1 and wraps around, so the kernel would store in front of its tensor. "
+    "The mask lets that through, because a negative number is less than `elements`.",
 )
 
 # %% [markdown]
-# Tensors that large are rare but real; the logits of a batch over a large vocabulary can have that many elements. All
-# you need is a cast, and it has to come before the multiplication: `tl.program_id(0).to(tl.int64) * BLOCK`. From the
-# exercise on, write it that way.
+# Tensors that large are rare but real: the logits of a batch over a large vocabulary can get there. All you need is a
+# cast, and it has to come before the multiplication: `tl.program_id(0).to(tl.int64) * BLOCK`. Write it that way,
+# starting with the exercise.
 #
 # ## Block size and warps
 #
-# You get to choose two numbers: `BLOCK`, and `num_warps`, which is an option of the launch: `kernel[grid](...,
-# BLOCK=1024, num_warps=4)`. A [warp](../docs/glossary.md#warp) is 32 threads. Unless you choose otherwise, 4 warps
-# share a block, so in a block of 1024 each thread has eight elements. The grid has to grow with the tensor, because
-# each program runs on just one of the GPU's many processors. Over a wide range it hardly matters what you choose:
-# memory is the limit, and most choices keep it busy. A block of 1024 on 4 warps is a good default. In lesson 03b we'll
-# measure where that range ends, and why.
+# You get to choose two numbers: `BLOCK`, and `num_warps`, which is a launch option: `kernel[grid](..., BLOCK=1024,
+# num_warps=4)`. A [warp](../docs/glossary.md#warp) is 32 threads. By default, 4 warps share a block, so in a block of
+# 1024, each thread has eight elements. The grid has to grow with the tensor, because each program runs on just one of
+# the GPU's many SMs. Over a wide range, the choice hardly matters: memory is the limit, and most choices keep it busy.
+# A block of 1024 on 4 warps is a good default. In lesson 03b we'll measure where that range ends, and why.
 #
 # ## Your predictions vs the measurements
 
@@ -564,21 +560,21 @@ predictions()
 # ## Test yourself
 #
 # 1. A kernel has no mask, and your tensors all have 4096 × 4096 elements, in blocks of 1024. Is it wrong?
-# <details><summary>Answer</summary>Not for those tensors. It will be for the first one whose length isn't a multiple of
-# the block size, and you may not notice from the values alone.</details>
+# <details><summary>Answer</summary>Not for those tensors. It's wrong as soon as a length isn't a multiple of the block
+# size, and you may not notice from the values alone.</details>
 #
 # 2. Only the store is masked. What can go wrong?
-# <details><summary>Answer</summary>The loads still read past the end. Those values never get stored, but you may not be
-# allowed to read that address. The meter reports an out-of-bounds read.</details>
+# <details><summary>Answer</summary>The loads still read past the end. Those values never get stored, but reading that
+# address may be illegal. The meter reports an out-of-bounds read.</details>
 #
 # 3. Two programs store the same correct value to one element. Does it matter?
-# <details><summary>Answer</summary>Not for the result. But it's one store too many, and it hides the next mistake: once
-# the values differ, the result depends on which program came last.</details>
+# <details><summary>Answer</summary>Not for the result. But it's a wasted store, and it hides the next mistake: once the
+# values differ, the result depends on which program came last.</details>
 #
 # 4. You pass a slice `x[:, 1:]` of a matrix to this lesson's `fused_kernel`. What happens?
-# <details><summary>Answer</summary>The result is wrong. The kernel takes as many consecutive elements as the slice has,
-# but they aren't the slice's elements. Pass strides, or make it contiguous in the host wrapper. (With strides it's
-# right, but its loads are narrow, as you'll see in lesson 03b.)</details>
+# <details><summary>Answer</summary>The result is wrong. The kernel takes the right number of consecutive elements, but
+# they aren't the slice's elements. Pass strides, or make it contiguous in the host wrapper. (Strides make it right, but
+# the loads get narrow, as you'll see in lesson 03b.)</details>
 #
 # 5. `y = relu(a * b + c)` in one kernel, fp16. How many bytes per element does it move? Replace the dots with your
 #    number.
@@ -587,12 +583,12 @@ predictions()
 answer = ...
 tensors = torch.rand(4, 1000, dtype=torch.float16)
 correct = tensors.nbytes / tensors[0].numel()
-self_test(answer, correct, "three inputs and one output cross; two bytes per element")
+self_test(answer, correct, "three inputs and one output; two bytes per element")
 
 # %% [markdown]
 # ## Now you
 #
 # You've built the kernel for one dtype, contiguous tensors and the exact GELU. [Exercise
-# 03](../exercises/03_fused_add_gelu.ipynb) asks for everything: GELU's tanh form, half-precision inputs, any strides,
-# empty tensors, and the widest loads, which a block of 1024 on 4 warps gives you. Next: [03b What the compiler made of
+# 03](../exercises/03_fused_add_gelu.ipynb) wants all of it: GELU's tanh form, half-precision inputs, any strides, empty
+# tensors, and the widest loads, which a block of 1024 on 4 warps gives you. Next: [03b What the compiler made of
 # it](03b_what_the_compiler_made.ipynb), where the machine code shows why 1024 was a good choice.

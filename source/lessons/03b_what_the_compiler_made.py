@@ -1,18 +1,18 @@
 # %% [markdown]
 # # 03b What the compiler made of it
 #
-# In your kernel, you say which elements a program takes. The compiler then decides which *thread* takes which of
-# them, with what instruction, and in how many registers. **Could those decisions cost you a fifth of the speed, even
-# though every byte is where it should be?**
+# In your kernel, you decide which elements a program takes. The compiler then decides which *thread* gets which of
+# them, which instructions load them, and how many registers they take up. **Could those decisions slow your kernel
+# down, even if it moves no byte too many?**
 #
 # After this lesson you can
 #
-# - read from the machine code how wide loads are, and explain what makes them narrow;
+# - find out from the machine code how wide the loads are, and explain what makes them narrow;
 # - explain how an argument's *value* changes the compiled code;
-# - tell fetched bytes from requested bytes, at any stride;
-# - test a claim about speed the way its authors measured it, and time a kernel so that the number means something.
+# - predict how many bytes a warp fetches compared with how many it requests, at any stride;
+# - test a claimed speedup under its authors' conditions, and time a kernel so that the number means something.
 #
-# About 40 minutes. It follows on [03 Your first fused kernel](03_first_fused_kernel.ipynb).
+# About 40 minutes. It builds on [03 Your first fused kernel](03_first_fused_kernel.ipynb).
 
 # %% tags=["hide-input"]
 import torch
@@ -28,8 +28,8 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")
 
 # %% [markdown]
-# Here is a kernel of one multiply-add, with one element per thread. Press **Play** to see which instructions each of
-# its lines becomes, and how long each value stays in a register:
+# Here's a kernel that does one multiply-add, with one element per thread. Press **Play** to see which instructions each
+# line turns into, and how long each value stays in a register:
 
 
 # %% tags=["hide-input"]
@@ -48,7 +48,7 @@ compiler_animation(
 )
 
 # %% [markdown]
-# Here is the fused kernel of lesson 03 again (the two kernels it replaces are folded below it):
+# Here's the fused kernel from lesson 03 again (the two kernels it replaces are folded below it):
 
 
 # %%
@@ -85,11 +85,11 @@ def gelu_kernel(s_ptr, y_ptr, elements, BLOCK: tl.constexpr):
 # %% [markdown]
 # ## Registers
 #
-# Triton's compiler and NVIDIA's assembler both run here, without a GPU. They divide a block among
+# Triton's compiler and NVIDIA's assembler both run without a GPU. Triton divides a block among
 # [threads](../docs/glossary.md#thread), which run in lockstep in **warps** of 32. The values of a block are kept in
-# [registers](../docs/glossary.md#register) of 32 bits each, and a thread has only so many of them. Below is the
-# unfused `add` on an A100, in blocks of 1024 on 4 warps. Each thread has eight elements, so it needs registers for
-# eight values of `a`, eight of `b`, and some addresses. <!-- given 32 bits: CUDA C++ Programming Guide -->
+# [registers](../docs/glossary.md#register) of 32 bits each, and the supply per thread is limited. Below is the unfused
+# `add` on an A100, in blocks of 1024 on 4 warps. Each thread has eight elements, so it needs registers for eight values
+# of `a`, eight of `b`, and some addresses. <!-- given 32 bits: CUDA C++ Programming Guide -->
 
 # %% tags=["hide-input"]
 x = torch.empty(2**20, device="meta")  # meta tensor: nothing runs
@@ -99,8 +99,8 @@ gelued = compile_for(gelu_kernel, x, x, n, device="A100", BLOCK=1024, num_warps=
 print(f"add {added.registers} registers per thread")
 
 # %% [markdown]
-# **How many registers per thread does the fused kernel need?** Is it as many as both together, as many as the larger of
-# the two, or something in between?
+# **How many registers per thread does the fused kernel need?** As many as the two kernels together, as many as the
+# larger one, or something in between?
 
 # %% tags=["hide-input"]
 registers = predict_first("registers per thread of the fused kernel, A100", unit="")
@@ -115,7 +115,7 @@ registers.compare(
 )
 
 # %% [markdown]
-# **Claim: fusing takes add+GELU from 24 to 32 registers.** Here is the compiler's report (we'll explain spills at the
+# **Claim: fusing takes add+GELU from 24 to 32 registers.** Here's the compiler's report (we'll explain spills at the
 # end of this lesson, and the other lines in lesson 07):
 
 # %% tags=["hide-input", "answers-registers"]
@@ -123,12 +123,11 @@ print(f"unfused: add {added.registers}, GELU {gelued.registers} registers per th
 compiled
 
 # %% [markdown]
-# **Verdict: half of it holds, the second number; no kernel here needs 24.** As you'll see, both numbers change with the
-# block size.
+# **Verdict: half of it holds, at this block size.** As you'll see, both numbers change with the block size.
 #
 # ## Wide loads
 #
-# Each of the 128 threads has eight elements of a block of 1024. **How many load instructions does a thread execute for
+# In a block of 1024, each of the 128 threads has eight elements. **How many load instructions does a thread execute for
 # the two inputs?**
 
 # %% tags=["hide-input"]
@@ -143,19 +142,19 @@ load_count.compare(
 )
 
 # %% [markdown]
-# This is the machine code, which NVIDIA calls [SASS](../docs/glossary.md#sass), next to the line of the kernel that
-# each instruction comes from. Names that start with an R are registers. `@!P0` is a **predicate**, which is how the
-# mask works: a thread that it excludes skips the instruction.
+# This is the machine code, which NVIDIA calls [SASS](../docs/glossary.md#sass). Next to each instruction is the line of
+# the kernel it comes from. Names that start with R are registers. `@!P0` is a **predicate**, which is how the mask
+# works: a thread that's masked off skips the instruction.
 #
-# CUDA programmers write `float4` to get loads of that [width](../docs/glossary.md#load-width). In Triton the compiler
-# uses them whenever it can prove two things. The first is that neighbouring elements belong to the same thread, and it
-# arranges that itself. The second is that the address is a multiple of 16 bytes. It finds that out at launch, from the
-# pointers you pass. This is called the **divisibility hint**.
+# CUDA programmers write `float4` to get loads of that [width](../docs/glossary.md#load-width). Triton's compiler uses
+# them whenever two conditions hold. Neighbouring elements must belong to the same thread, which the compiler arranges
+# itself. And the address must be a multiple of 16 bytes. Triton finds that out at launch, from the pointers you pass.
+# This is called the **divisibility hint**.
 # <!-- given 16 bytes: CUDA C++ Programming Guide, device memory accesses -->
 #
-# So let's take the hint away. You can pass a tensor that begins one element later: `x[1:]` is a view that PyTorch users
-# create without a second thought. Or you can pass a length that isn't a multiple of 16, so that the mask may end in the
-# middle of four elements. **How many loads now?**
+# Let's take the hint away. You can pass a tensor that starts one element later: PyTorch users write `x[1:]` without a
+# second thought. Or you can pass a length that isn't a multiple of 16, so that the mask may end in the middle of four
+# elements. **How many loads does a thread need now?**
 
 # %% tags=["hide-input"]
 narrow_count = predict_first(
@@ -177,7 +176,7 @@ for name, (tensor, length) in variants.items():
     loads[name] = len(made.sass_view("load").instructions)
     widths = [each for each in made.instructions if each.startswith(("LDG", "STG"))]
     rows.append((name, loads[name], " and ".join(widths)))
-display(table(("", "loads per thread", "of these widths"), rows))
+display(table(("", "loads per thread", "widths"), rows))
 narrow_count.compare(
     loads["shifted by one element"], "Four times the instructions, for the same bytes."
 )
@@ -185,9 +184,9 @@ narrow_count.compare(
 # %% [markdown]
 # ## A value that changes the code
 #
-# The hint is one case of a more general rule: **Triton looks at the integers you pass, and compiles for the kind of
-# value.** Multiples of 16 are one kind, and any other numbers are another. **1 is a third**: it becomes a constant in
-# the code. Here is a kernel that takes a stride. **For how many of the strides 1, 2 and 16 are its loads wide?**
+# The hint is one case of a more general rule: **Triton looks at the integers you pass, and compiles a version for each
+# kind of value.** Multiples of 16 are one kind. **1 is another**: it becomes a constant in the code. All other numbers
+# are the third. Here's a kernel that takes a stride. **For how many of the strides 1, 2 and 16 are its loads wide?**
 
 # %% tags=["hide-input"]
 wide_strides = predict_first("strides among 1, 2 and 16 with wide loads", unit="")
@@ -212,18 +211,17 @@ for stride in (1, 2, 16):
 display(table(("stride", "loads per thread"), rows))
 wide_strides.compare(
     sum("LDG.128" in found for _, found in rows),
-    "Only with a stride of 1 does the compiler know that elements are neighbours. A multiple "
-    "of 16 is of no help.",
+    "Only with a stride of 1 does the compiler know that the elements are adjacent. A multiple "
+    "of 16 doesn't help.",
 )
 
 # %% [markdown]
-# Usually that's what you want, but there are two costs. Triton compiles the kernel again for each kind of value, and
-# the first call with a new kind has to wait for that. And the code may differ where you wouldn't expect it to. A
-# dropout kernel with the seed 1, for example, is compiled separately from all other seeds.
-# `@triton.jit(do_not_specialize=["seed"])` prevents that.
+# Usually that's what you want, but it has two costs. Triton compiles the kernel again for each kind of value, and the
+# first call with a new kind has to wait for that. And the code may differ where you wouldn't expect it: a dropout
+# kernel gets a separate version for seed 1, for example. `@triton.jit(do_not_specialize=["seed"])` prevents that.
 #
-# If you pass strides, you also have to use them. This kernel copies a matrix that is stored by columns (`.t()` of one
-# stored by rows), one row per program. **Fix the marked line.**
+# If you pass strides, you also have to use them. This kernel copies a column-major matrix (the `.t()` of a row-major
+# one), one row per program. **Fix the marked line.**
 
 
 # %%
@@ -240,8 +238,8 @@ strides = {"row_stride": row_stride, "column_stride": column_stride}
 puzzle(transposed_kernel, 3, by_columns, wanted=by_columns.clone(), COLUMNS=4, **strides)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>x_ptr + row * row_stride + column * column_stride</code>: that's right, but
-# neighbouring positions are now three elements apart. The next section shows what that costs.</details>
+# <details><summary>Answer</summary><code>x_ptr + row * row_stride + column * column_stride</code>: the result is right,
+# but neighbouring positions are now three elements apart. The next section shows what that costs.</details>
 #
 # <!-- choices
 # x = tl.load(x_ptr + row * row_stride + column)
@@ -255,10 +253,10 @@ puzzle(transposed_kernel, 3, by_columns, wanted=by_columns.clone(), COLUMNS=4, *
 # x = tl.load(x_ptr + (row + column) * column_stride)
 # -->
 #
-# ## Sectors: fetched bytes and requested bytes
+# ## Sectors: bytes requested vs bytes fetched
 #
-# Caches move whole [sectors](../docs/glossary.md#sector) of 32 bytes, no matter how much of one you request. This is
-# what the 32 threads of a warp, its [lanes](../docs/glossary.md#lane), fetch with a single instruction:
+# Caches move whole [sectors](../docs/glossary.md#sector) of 32 bytes, no matter how much of a sector you request.
+# Here's what the 32 threads of a warp, its [lanes](../docs/glossary.md#lane), fetch with a single instruction:
 # <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
 
 # %% tags=["hide-input"]
@@ -275,10 +273,10 @@ warp_chart(
 )
 
 # %% [markdown]
-# A wide load requests 4x as much in one go, and wastes no more than a narrow one. In both cases neighbouring
-# lanes share sectors, which is called [coalescing](../docs/glossary.md#coalescing). Shifting everything by one element
-# only adds a single sector. What really wastes bytes is a **stride**: if lanes take every second element, they still
-# fetch whole sectors. **How many sectors does a warp fetch when it takes every eighth?**
+# A wide load requests 4x as much in one go, and wastes no more than a narrow one. In both cases neighbouring lanes
+# share sectors, which is called [coalescing](../docs/glossary.md#coalescing). Shifting everything by one element only
+# adds a single sector. The real waste comes from a **stride**: if lanes take every second element, they still fetch
+# whole sectors. **How many sectors does a warp fetch when it takes every eighth fp32 element?**
 
 # %% tags=["hide-input"]
 sectors = predict_first("sectors a warp fetches, every 8th fp32 element", unit="")
@@ -305,16 +303,16 @@ for stride in (1, 2, 4, 8, 16):
 display(table(("stride", "bytes requested", "sectors fetched"), rows))
 sectors.compare(
     measure(take_every, numbers, 8).sectors_read,
-    "The requested bytes are the same at every stride; the fetched sectors are not.",
+    "The requested bytes are the same at every stride, but the fetched sectors aren't.",
 )
 
 # %% [markdown]
-# Now move the sliders yourself, and try to find out:
+# Now move the sliders and see if you can answer these:
 #
 # 1. At what stride does each lane have a sector of its own, in fp32? In fp16?
 # 2. At stride 1, how much does an offset cost at most, and which offsets cost nothing?
-# 3. Take offset 0 and stride 8, first with one element per lane, then with four (the next lane's four begin 32
-#    elements further on). What share of the fetched bytes is used? Then move the offset to 5.
+# 3. Take offset 0 and stride 8, first with one element per lane, then with four (the next lane's four begin 32 elements
+#    later). What share of the fetched bytes is used? Then move the offset to 5.
 
 # %% tags=["hide-input"]
 from helpers.figures import WarpExplorer
@@ -329,16 +327,15 @@ explorer
 # neighbours fill half of a sector that a single element leaves nearly empty. At offset 5 the four elements of a lane
 # straddle two sectors, and only a quarter is used.</details>
 #
-# So the meter's sectors are what the caches move. Between DRAM and L2, an H200 fetches two sectors at a time, whether
-# they're needed or not; you'll find the measurement in *Going further*.
+# So the meter's sectors count what the caches move. Between DRAM and L2, an H200 fetches two sectors at a time, needed
+# or not. The measurement is in *Going further*.
 #
 # ## One element per thread, or four
 #
-# With wide loads or narrow ones, the bytes and the sectors are the same. What differs is the number of instructions,
-# and how many bytes each thread has [in flight](../docs/glossary.md#in-flight) while it waits. To get one element per
-# thread in Triton, make the block as large as the number of threads: 256 on 8 warps, say, instead of 1024 on 8 warps.
-# **How much slower is add+GELU with one element per thread, at 256 threads?** (There's no way to derive this one, so
-# just guess.)
+# Wide or narrow, the loads fetch the same bytes and the same sectors. Narrow ones just take more instructions. What if
+# each thread gets fewer *elements*? For one element per thread, make the block as large as the number of threads: 256
+# on 8 warps, say, instead of 1024 on 8 warps. **How much slower is add+GELU with one element per thread, at 256
+# threads?** (There's no way to derive this one, so just guess.)
 
 # %% tags=["hide-input"]
 one_element = predict_first(
@@ -363,9 +360,9 @@ for count, widths in h200.experiment("load_widths").items():
     print(f"{count:12,} elements, eight per thread: narrow loads take {gain:.2f}x the time")
 
 # %% [markdown]
-# No gain at all. But look at what that experiment keeps the same: a thread loads its eight elements with two wide
-# loads or with eight narrow ones, so either way it requests *the same bytes*. The people who make this claim write
-# `float4` in CUDA, and they compare it with **one** element per thread. So let's measure it their way:
+# No gain at all. But look at what that experiment holds constant: a thread loads its eight elements with two wide loads
+# or with eight narrow ones, so either way it requests *the same bytes*. People who make this claim write `float4` in
+# CUDA and compare it with **one** element per thread. So let's measure it their way:
 
 # %% tags=["hide-input", "answers-one_element"]
 kinds = {
@@ -379,7 +376,7 @@ for count, by_threads in apart.items():
         best = found["one wide load"].median
         cells = (f"{found[kind].median / best:.2f}" for kind in ("one number", "four loads"))
         rows.append((f"{count:,}", threads, *cells, f"{1e6 * best:.1f} us"))
-title = f"{h200.label_of('numbers_a_thread')}\ntime over that of the last column"
+title = f"{h200.label_of('numbers_a_thread')}\ntime relative to the last column"
 columns = ("elements", "threads", "one element", "four, narrow loads", "four, a wide load")
 display(table(columns, rows, title))
 
@@ -391,19 +388,19 @@ chart = timing_chart(
 one_element.on(chart, "x", lambda times: times * wide, row=0, says=lambda t: f"{1e6 * t:.0f} µs")
 
 # %% [markdown]
-# **Verdict: holds on the large tensor under its own conditions, one element per thread against four (and is rather
-# too modest there), fails for most thread counts on the small one, and names the wrong cause.** The fourth column
-# separates two possible causes: loading four elements per thread with four *narrow* loads takes as long as with one
-# wide load. So it isn't the width. It isn't the number of programs either: with one element and 1024 threads there
-# are half as many programs as with four elements and 128 threads, and yet they take longer.
+# **Verdict: holds on the large tensor under its own conditions, one element per thread against four (and is rather too
+# modest there), fails for most thread counts on the small one, and names the wrong cause.** The fourth column separates
+# two possible causes: loading four elements per thread with four *narrow* loads takes as long as with one wide load. So
+# it isn't the width. It isn't the number of programs either: one element on 1024 threads makes half as many programs as
+# four elements on 128 threads, and still takes longer.
 #
-# That leaves **bytes in flight**, which explains most of the table. Memory takes a while to answer, and in that time
-# it can only work on what has already been requested. A wide load is the cheap way to request more at once, and
-# several narrow loads are another way. That's why the first experiment, which had eight elements per thread on both
-# sides, showed no difference.
+# That leaves bytes **[in flight](../docs/glossary.md#in-flight)**: requested, but not yet delivered. They explain most
+# of the table. Memory takes a while to answer, and until then it can only work on what has already been requested. A
+# wide load is the cheap way to request more at once. Several narrow loads are another. That's why the first experiment,
+# with eight elements per thread on both sides, showed no difference.
 #
-# A program can also take several blocks. (That alone doesn't put more bytes in flight: here the second load waits for
-# the first store.) This one should take two, one after the other, but its second block goes wrong. **Fix the marked
+# A program can also take several blocks. (That alone needn't put more bytes in flight: here the second load comes after
+# the first store.) This one should take two, one after the other, but the second block goes wrong. **Fix the marked
 # line.** (`tl.static_range` is a loop that the compiler unrolls.)
 
 
@@ -422,8 +419,8 @@ puzzle(two_blocks_kernel, 2, sixteen, wanted=2 * sixteen, BLOCK=4)
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>first = (2 * tl.program_id(0) + block) * BLOCK</code>: each program now owns
-# two blocks, so its number counts double. (<code>program_id * BLOCK + block * num_programs * BLOCK</code> is right as
-# well.)</details>
+# two blocks, so multiply its ID by two. (<code>program_id * BLOCK + block * num_programs * BLOCK</code> is also
+# right.)</details>
 #
 # <!-- choices
 # first = tl.program_id(0) * BLOCK + block * BLOCK
@@ -439,8 +436,7 @@ puzzle(two_blocks_kernel, 2, sixteen, wanted=2 * sixteen, BLOCK=4)
 #
 # ## Block size and warps
 #
-# So `BLOCK` and `num_warps` determine how much each thread requests. They also determine the rest of the compiled
-# kernel:
+# So `BLOCK` and `num_warps` determine how much each thread requests. They also shape the rest of the compiled kernel:
 
 # %% tags=["hide-input"]
 rows = []
@@ -456,7 +452,7 @@ table(columns, rows)
 
 # %% [markdown]
 # With few elements per thread, loads are narrow. With many, a thread needs more registers, so fewer warps fit on the
-# GPU at the same time (lesson 07). These are the times of the course's own add+GELU on an H200:
+# GPU at the same time (lesson 07). Here's the course's own add+GELU, timed on an H200:
 
 # %% tags=["hide-input"]
 sweep = h200.experiment("occupancy_sweep")
@@ -467,8 +463,8 @@ for block in (256, 512, 1024, 2048, 4096, 8192, 16384):
 table(("BLOCK", "2 warps", "4 warps", "8 warps"), rows, f"{h200.label_of('occupancy_sweep')}, us")
 
 # %% [markdown]
-# There's a wide plateau with an edge at each end. One of them you know by now: 256 on 8 warps, which is a single
-# element per thread. What about the other end, 16384 on 4 warps?
+# There's a wide plateau with an edge at each end. You already know one of them: 256 on 8 warps, a single element per
+# thread. What about the other end, 16384 on 4 warps?
 
 # %% tags=["hide-input"]
 from kernels.elementwise.add_gelu import add_gelu_kernel, settings
@@ -478,14 +474,14 @@ edge = compile_for(add_gelu_kernel, x, x, x, None, n, device="H200", **chosen)
 print(f"{edge.registers} registers per thread, {edge.spill_bytes} bytes of spills")
 
 # %% [markdown]
-# That's the most registers a thread can have. Whatever doesn't fit is [spilled](../docs/glossary.md#spill) to memory,
-# so the kernel moves bytes that don't appear anywhere in its source. Choose a block that gives each thread one or two
-# wide loads, and look for speed somewhere else.
+# That's the maximum number of registers per thread. Values that don't fit are [spilled](../docs/glossary.md#spill) to
+# memory, so the kernel moves bytes that don't appear anywhere in its source. Choose a block that gives each thread one
+# or two wide loads, and look for speed somewhere else.
 #
 # ## How to time a kernel
 #
-# We took every time in this course in a particular way. Here is add+GELU on an H200 timed in four ways, and a matmul
-# timed in two:
+# There are many ways to time a kernel, and most of them mislead. Here's add+GELU on an H200 timed in four ways, and a
+# matmul timed in two:
 
 # %% tags=["hide-input"]
 ways = h200.experiment("ways_to_time")
@@ -496,23 +492,22 @@ for count in (2**20, 100_000_000):
 for when, timing in ways["product"].items():
     rate = f"{2 * 8192**3 / timing.median / 1e12:.0f} TFLOP/s"
     rows.append(("matmul, 8192 x 8192 x 8192, bf16", when, rate))
-table(("", "timed how", ""), rows, h200.label_of("ways_to_time"))
+table(("", "how it was timed", ""), rows, h200.label_of("ways_to_time"))
 
 # %% [markdown]
-# - **Not waited.** A launch returns immediately. The host's clock only saw the launch, whatever the kernel does.
+# - **Not waited.** A launch returns immediately, so the host's clock only sees the launch, whatever the kernel does.
 #   That's too short for a large tensor and too long for a small one.
-# - **Waited.** This includes the launch and the wait, which make up most of the time for a small tensor. If you wait
-#   for the result, you do see that, but it isn't the kernel's time.
+# - **Waited.** This includes the launch and the wait, which take up most of the time for a small tensor. Your program
+#   may well pay for that, but it isn't the kernel's time.
 # - **L2 warm.** If you call a kernel repeatedly on the same small tensors, it finds its inputs in the cache. In a
 #   model, other kernels will have run in between, so you want a [cold L2](../docs/glossary.md#cold-l2). (A large
 #   tensor doesn't fit into L2 anyway.)
-# - **The first calls.** A GPU that has been idle is faster for a moment. (Usually that's because of the clock, which
-#   drops when the power reaches its limit. We recorded the rates here, but not the clock.)
+# - **The first calls.** A GPU that has been idle is faster for a moment. (Usually that's the clock, which drops when
+#   the GPU hits its power limit. We recorded the rates here, but not the clock.)
 #
-# So the course's own numbers are the GPU's times with a cold L2, given as the median of many runs with their spread.
-# Kernels that we compare take turns, call by call, so that drift affects them equally. For small sizes we show the time
-# of a call as well. `benchmark_together` does all of that. Whenever you see a time, including one of ours, ask which of
-# these it is.
+# So the course reports GPU time with a cold L2, as the median of many runs with their spread. Kernels that we compare
+# take turns, call by call, so that drift affects them equally. For small sizes we also show the time of a call.
+# `benchmark_together` does all of that. Whenever you see a time, including one of ours, ask which of these it is.
 #
 # ## Your predictions vs the measurements
 
@@ -522,20 +517,20 @@ predictions()
 # %% [markdown]
 # ## Test yourself
 #
-# 1. Why doesn't a fused kernel need as many registers as both kernels together?
-# <details><summary>Answer</summary>Registers that the first part has finished with are free for the second part. Only
-# values that are live at the same time need registers of their own.</details>
+# 1. Why doesn't a fused kernel need as many registers as the two kernels together?
+# <details><summary>Answer</summary>When the first part is done with a register, the second part can use it. Only values
+# that are live at the same time need registers of their own.</details>
 #
 # 2. You pass a slice `x[:, 1:]` to a kernel that handles strides correctly. It's slower than with `x`. What do you
 #    check?
 # <details><summary>Answer</summary>The widths of the loads in the SASS. The address is no longer a multiple of 16
-# bytes, so a thread loads one element at a time. Whether that costs you anything depends on how many bytes it has in
-# flight.</details>
+# bytes, so a thread loads one element at a time. Whether that costs anything depends on how many bytes each thread
+# still has in flight.</details>
 #
 # 3. A colleague adds `float4` to a kernel with one element per thread, finds it a quarter faster, and concludes that
 #    wide instructions are what this memory needs. What experiment would you ask for?
-# <details><summary>Answer</summary>Four elements per thread with four narrow loads. If that is just as fast, then it
-# wasn't the width that helped but the bytes in flight.</details>
+# <details><summary>Answer</summary>Four elements per thread with four narrow loads. If that's just as fast, it was the
+# bytes in flight that helped, not the width.</details>
 #
 # 4. A benchmark runs the same kernel on the same 4 MB a thousand times and reports twice the memory's bandwidth. What
 #    has it measured?
@@ -551,16 +546,16 @@ correct = len(WarpLoad(step=4 * 2, width=2).sectors)
 self_test(answer, correct, "32 lanes, eight bytes from one to the next; a sector has 32 bytes")
 
 # %% [markdown]
-# Next: [04 Residuals, gates and dropout](04_residuals_gates_dropout.ipynb), where a kernel has a backward pass.
+# Next: [04 Residuals, gates and dropout](04_residuals_gates_dropout.ipynb), where kernels get a backward pass.
 
 # %% [markdown]
 # ## Going further
 #
 # ### Strides, timed
 #
-# Caches work in sectors, but between L2 and DRAM the unit may be a different one. To find out, we had an H200 read 2^24
+# Caches work in sectors, but the unit between L2 and DRAM may be a different one. To find out, we had an H200 read 2^24
 # elements, further and further apart. If only sectors counted, the time would grow with the stride up to 8 and then
-# stop growing.
+# stay flat.
 
 # %% tags=["hide-input"]
 from helpers.figures import curves_chart
@@ -577,12 +572,13 @@ display(table(columns, rows, h200.label_of("strides")))
 took = {stride: timing.median / strided[1].median for stride, timing in strided.items()}
 by_sectors = {"by sectors": {stride: min(stride, 8) for stride in strided}}
 title = f"Every 16th element takes {took[16] / took[8]:.1f}x the time of every 8th"
-axes = {"x": "stride (elements)", "y": "time over that of stride 1"}
+axes = {"x": "stride (elements)", "y": "time relative to stride 1"}
 curves_chart({"measured": took}, title, **axes, log=True, limit=by_sectors)
 
 # %% [markdown]
-# Up to a stride of 8, sectors predict the time. After that it should stay the same, but it nearly doubles once more.
+# Up to a stride of 8, sectors predict the time. After that it should stay the same, but it nearly doubles once more:
 # DRAM delivers 64 bytes at a time, which is two sectors, whether you need both or not. The right-hand column counts in
-# that unit, and up to 16 it stays close to what this memory can deliver. (Beyond that, the time still grows. The
-# elements are then spread over gigabytes, and other units come into play, such as those that translate addresses. This
-# experiment doesn't show which.) So for strided access, the meter's sectors are a lower bound on DRAM traffic.
+# that unit, and up to a stride of 16 it stays close to what this memory can deliver. (Beyond that, the time still
+# grows. By then the elements are spread over gigabytes, and other units come into play, such as those that translate
+# addresses. This experiment doesn't show which.) So for strided access, the meter's sectors are a lower bound on DRAM
+# traffic.

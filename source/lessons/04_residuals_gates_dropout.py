@@ -1,21 +1,20 @@
 # %% [markdown]
 # # 04 Residuals, gates and dropout: recompute instead of store
 #
-# Dropout zeroes some of the elements at random. The backward pass has to zero *the very same ones*, so PyTorch stores
-# which ones they were, in a mask with as many entries as the tensor has. **Can the backward pass know the random
-# numbers of the forward pass without a stored mask?** And what else do we store for the backward pass that it could
-# compute again?
+# Dropout zeroes elements at random. The backward pass has to zero *exactly the same ones*, so PyTorch stores a mask
+# with one entry per element. **How could the backward pass get the forward pass's random numbers without a stored
+# mask?** And what else do we store for the backward pass that it could just recompute?
 #
 # After this lesson you can
 #
-# - count what a training step moves and what it saves between its two passes;
-# - fuse bias, dropout and residual into one kernel whose backward pass makes the same mask again;
+# - count the bytes that a training step moves, and those it saves for the backward pass;
+# - fuse bias, dropout and residual into one kernel, with a backward pass that regenerates the mask;
 # - test a backward pass with gradcheck;
 # - fuse a gate (SwiGLU, GeGLU) whose two halves share one tensor;
 # - decide when to recompute and when to store.
 #
-# About 60 minutes. It follows on [03b What the compiler made of it](03b_what_the_compiler_made.ipynb) and leads to
-# [exercise 04](../exercises/04_bias_dropout_residual.ipynb).
+# About 60 minutes. You should have done [03b What the compiler made of it](03b_what_the_compiler_made.ipynb). The
+# exercise is [04](../exercises/04_bias_dropout_residual.ipynb).
 
 # %% tags=["hide-input"]
 import numpy as np
@@ -41,7 +40,7 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")
 
 # %% [markdown]
-# Here is the end of a sublayer, with its backward pass. Press **Play**, and keep an eye on the mask.
+# Here's the end of a transformer sublayer with its backward pass. Press **Play**, and keep an eye on the mask.
 
 # %% tags=["hide-input"]
 from helpers.figures import passes_animation
@@ -51,11 +50,10 @@ passes_animation("dropout")
 # %% [markdown]
 # ## The end of a transformer's sublayer
 #
-# The attention and feed-forward layers of a transformer both end the same way: add a bias, drop some of the elements,
-# and add the [residual](../docs/glossary.md#residual), which is the sublayer's input. (The elements that aren't dropped
-# are divided by `1 - p`, which keeps the mean where it was.) When you train on a GPU, `F.dropout` runs the operator
-# `native_dropout`, which returns both the result and the mask. We call it by name so that the CPU runs the same
-# operator.
+# A transformer's attention and feed-forward layers end the same way: add a bias, apply dropout, and add the
+# [residual](../docs/glossary.md#residual), which is the sublayer's input. (The elements that survive are divided by `1
+# - p` to preserve the mean.) When you train on a GPU, `F.dropout` runs the operator `native_dropout`, which returns
+# both the result and the mask. We call that operator directly so that the CPU runs it too.
 
 
 # %%
@@ -72,8 +70,8 @@ def inputs(rows, columns, dtype=torch.float32):
 
 
 # %% [markdown]
-# **How many bytes per element does the forward pass move, in fp32?** It's three launches. Each time a tensor of x's
-# size is read or written, that's four bytes per element, and an entry of the mask is one byte.
+# **How many bytes per element does the forward pass move, in fp32?** There are three launches. Count four bytes per
+# element each time a tensor of x's size is read or written. A mask entry is one byte.
 
 # %% tags=["hide-input"]
 forward_bytes = predict_first("bytes per element, residual + dropout(x + bias)", unit="B")
@@ -86,9 +84,9 @@ display(forward.launch_table())
 forward_bytes.compare(forward.bytes_total / x.numel())
 
 # %% [markdown]
-# The backward pass gets the gradient of the result and computes the gradients of the inputs. For `x`, that's the
-# incoming gradient with the same elements dropped. For `bias`, it's the sum of that over the rows. For `residual`, it's
-# simply the incoming gradient.
+# The backward pass takes the gradient of the result and computes the gradients of the inputs. The gradient of `x` is
+# the incoming gradient with the same elements dropped. Sum that over the rows and you have the gradient of `bias`. The
+# gradient of `residual` is just the incoming gradient.
 
 # %% tags=["hide-input"]
 gradient, result = torch.randn_like(residual), sublayer_end(x, bias, residual)
@@ -96,9 +94,9 @@ backward = measure(lambda: torch.autograd.grad(result, (x, bias, residual), grad
 backward.launch_table()
 
 # %% [markdown]
-# This reads the mask, so the mask had to be [saved for backward](../docs/glossary.md#saved-for-backward). In a network
-# with many layers, the masks of all of them stay in memory until the backward pass gets to them. PyTorch reports each
-# saved tensor:
+# The backward pass reads the mask, so the mask had to be [saved for backward](../docs/glossary.md#saved-for-backward).
+# In a deep network, every layer's mask stays in memory until the backward pass gets to that layer. PyTorch can list the
+# saved tensors:
 
 # %%
 saved_for_backward(sublayer_end, x, bias, residual)
@@ -106,11 +104,11 @@ saved_for_backward(sublayer_end, x, bias, residual)
 # %% [markdown]
 # ## Philox: random numbers without state
 #
-# An ordinary random number generator has a state. Every number it draws changes the state, so the next number has to
-# wait for the previous one. With thousands of threads that's useless, and you can't go back either.
+# An ordinary random number generator has state. Every draw updates the state, so each number has to wait for the one
+# before it. That's useless with thousands of threads, and you can't go back either.
 # [Philox](../docs/glossary.md#philox) has no state. It's a function of two integers, a *seed* and a *counter*, which it
 # mixes in ten rounds of multiplications. In Triton, `tl.rand(seed, counter)` returns a number between 0 and 1. Any
-# thread can compute any of these numbers at any time, as often as it likes. ([Salmon et al.,
+# thread can compute any of these numbers whenever it needs them. ([Salmon et al.,
 # 2011](https://doi.org/10.1145/2063384.2063405))
 
 
@@ -133,13 +131,13 @@ print("four programs or three, the same numbers:", torch.equal(by_six, by_eight)
 print("another seed, the same numbers:", torch.equal(by_six, draw(4, 24, each=6)))
 
 # %% [markdown]
-# We keep an element if its number is at least `p`. Here are 24 elements in four rows, with `p = 0.5`. The left mask was
-# drawn by four programs with six elements each, and the right one by three programs with eight each:
+# We keep an element if its random number is at least `p`. Here are 24 elements in four rows, with `p = 0.5`. Four
+# programs with six elements each drew the left mask, and three programs with eight each drew the right one:
 
 # %% tags=["hide-input"]
 from helpers.figures import Draw, mask_chart
 
-number = np.arange(24).reshape(4, 6)  # of each element in the tensor: its counter
+number = np.arange(24).reshape(4, 6)  # each element's index in the tensor is its counter
 kept_six, kept_eight = (each.view(4, 6).numpy() >= 0.5 for each in (by_six, by_eight))
 mask_chart(
     {
@@ -150,14 +148,13 @@ mask_chart(
 )
 
 # %% [markdown]
-# So the backward pass can simply draw the numbers again. All we have to save between the two passes is the seed, a
-# single number.
+# So the backward pass can simply draw the same numbers again. All we have to save is the seed.
 #
 # ## One kernel forward, one backward
 #
-# The forward kernel gives each program one row, which makes it easy to line up with the bias. The backward kernel
-# doesn't read the bias, so it treats the tensor as one long row and splits it into blocks. A colleague wants each
-# program to have random numbers of its own, so they use `seed` plus the program's number, and count positions from 0.
+# In the forward kernel, each program takes one row, which makes it easy to line up with the bias. The backward kernel
+# doesn't read the bias, so it treats the tensor as one long row and splits it into blocks. Suppose a colleague wants
+# each program to draw its own random numbers. They add the program ID to the seed and count positions from 0:
 
 
 # %%
@@ -185,8 +182,8 @@ def backward_by_position(grad_y_ptr, grad_x_ptr, seed, p, elements, BLOCK: tl.co
 
 
 # %% [markdown]
-# An `autograd.Function` tells PyTorch which backward pass belongs to a forward pass. `ctx` carries values from the
-# forward pass to the backward pass, which returns one gradient per argument (None for seed, `p` and the two kernels).
+# An `autograd.Function` pairs a forward pass with its backward pass. `ctx` carries values from one to the other. The
+# backward pass returns one gradient per argument (None for the seed, `p` and the pair of kernels).
 
 
 # %%
@@ -211,8 +208,8 @@ class Fused(torch.autograd.Function):
 by_position = (forward_by_position, backward_by_position)
 
 # %% [markdown]
-# Let's test it. If `x` is all ones, and bias and residual are zeros, then the result shows the forward mask. A gradient
-# of ones shows the backward mask.
+# Let's test it. If `x` is all ones and the bias and the residual are zero, the result is the forward mask, scaled.
+# Likewise, a gradient of ones shows us the backward mask.
 
 
 # %% tags=["hide-input"]
@@ -232,13 +229,13 @@ metered = measure(lambda: masks(64, 1000, 0.1, by_position))
 print("64 x 1000, memory errors:", metered.hazards or "none")
 
 # %% [markdown]
-# Both passes have the right drop rate, and no access is out of bounds. But at 1000 columns, this cell didn't check
-# whether the two masks are still the *same*. If they aren't, your network will train a little worse than it could, and
-# nothing will tell you why.
+# Both passes have the right drop rate, and no access is out of bounds. But at 1000 columns, we didn't check whether the
+# two masks are still the *same*. If they aren't, your network trains a little worse than it could, and nothing tells
+# you why.
 #
-# The tool for this is [gradcheck](../docs/glossary.md#gradcheck). It moves each input a little, looks at how the
-# results change, and compares that with the gradients from the backward pass. It works best in double precision, on
-# small, awkward shapes.
+# The tool for this is [gradcheck](../docs/glossary.md#gradcheck). It nudges each input, looks at how the results
+# change, and compares that with the gradients from the backward pass. Use it in double precision, on small, awkward
+# shapes.
 
 
 # %%
@@ -252,8 +249,8 @@ print("gradients right, 1 x 5:", gradients_right(1, 5, by_position))
 print("gradients right, 3 x 5:", gradients_right(3, 5, by_position))
 
 # %% [markdown]
-# One row is right and three aren't. Suppose the two masks are independent: **what share of the elements does one pass
-# drop and the other keep, with `p = 0.1`?**
+# One row passes, three rows fail. Suppose the two masks are independent: **on what share of the elements do they
+# disagree, with `p = 0.1`?**
 
 # %% tags=["hide-input"]
 disagree = predict_first("elements on which the two masks disagree, p = 0.1", unit="%")
@@ -262,14 +259,13 @@ disagree
 # %% tags=["hide-input"]
 disagree.compare(
     100 * np.not_equal(*masks(64, 1000, 0.1, by_position)).mean(),
-    "Dropped by one and kept by the other, or the reverse: independent masks disagree on 2 p "
-    "(1 - p) of the "
-    "elements. These disagree on all rows but the first, where both have the same seed and "
-    "positions.",
+    "Either pass can be the one that drops the element, so independent masks disagree on 2 p (1 "
+    "- p) of them. Our two are independent in every row but the first, where seed and positions "
+    "are the same.",
 )
 
 # %% [markdown]
-# Look at the counters. Here, the forward pass has four programs and the backward pass has one, which takes all 24
+# Look at the counters. Here, the forward pass has four programs, and the backward pass has one that takes all 24
 # elements:
 
 # %% tags=["hide-input"]
@@ -284,9 +280,9 @@ mask_chart(
 
 # %% [markdown]
 # An element's position depends on how the tensor was split, and the two passes split it differently. The test at 64 x
-# 1024 only passed because its rows were as long as a block, so that both happened to agree. The counter has to belong
-# to *the element*, no matter which program works on it. Fix this backward kernel: it has to drop the same gradients
-# that the forward pass dropped (`forward_mask`). **Change the marked line.**
+# 1024 passed only because its rows were as long as a block, so the two happened to agree. The counter has to belong to
+# *the element*, no matter which program handles it. This backward kernel should drop the elements that the forward pass
+# dropped (zeros in `forward_mask`). **Fix the marked line.**
 
 
 # %%
@@ -305,7 +301,7 @@ incoming = torch.arange(1.0, 17.0)
 puzzle(mask_again_kernel, 4, incoming, wanted=2 * incoming * forward_mask, seed=3, p=0.5, BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>counter = element</code>: an element's number in the whole tensor is the same
+# <details><summary>Answer</summary><code>counter = element</code>: an element's index in the whole tensor is the same
 # however you split it.</details>
 #
 # <!-- choices
@@ -320,8 +316,8 @@ puzzle(mask_again_kernel, 4, incoming, wanted=2 * incoming * forward_mask, seed=
 # counter = element
 # -->
 #
-# Here are both kernels with that counter. The program's number is cast to int64 before it's multiplied, as in lesson
-# 03, and `tl.rand` accepts an int64 counter as it is.
+# Here are both kernels with that counter. As in lesson 03, we cast the program ID to int64 before multiplying.
+# `tl.rand` accepts an int64 counter.
 
 
 # %%
@@ -352,8 +348,8 @@ print("the same mask, 64 x 1000:", bool(np.equal(*masks(64, 1000, 0.1, by_elemen
 print("gradients right, 3 x 5:", gradients_right(3, 5, by_element))
 
 # %% [markdown]
-# Walk through it on two rows of six. When you get to `kept`, every random number there was made on the spot from the
-# element's own number. The kernel didn't read anything to get it.
+# Step through it on two rows of six. When you get to `kept`, notice that the kernel hasn't read anything to get there:
+# it computes each random number on the spot from the element's index.
 
 # %% tags=["hide-input"]
 slope = torch.arange(12.0, device=device).view(2, 6)
@@ -362,7 +358,7 @@ watch(forward_by_element[(2,)], *tensors, 3, 0.5, 6, BLOCK=8)
 
 # %% [markdown]
 # **How many bytes per element does the fused forward pass move, in fp32?** (Count each byte once. Every program reads
-# the bias, but it comes from the cache. The meter calls this number `unique_total`.)
+# the bias, but from cache. The meter calls this count `unique_total`.)
 
 # %% tags=["hide-input"]
 fused_bytes = predict_first("bytes per element, fused, the mask not stored", unit="B")
@@ -373,20 +369,20 @@ fused = measure(Fused.apply, x, bias, residual, 3, 0.1, by_element)
 apply = lambda *tensors: Fused.apply(*tensors, 3, 0.1, by_element)
 print(saved_for_backward(apply, x, bias, residual))
 fused_bytes.compare(
-    fused.unique_total / x.numel(), "And no tensor is saved: the mask is nowhere in memory."
+    fused.unique_total / x.numel(), "And no tensor is saved. The mask never exists in memory."
 )
 
 # %% [markdown]
 # ## The cost of the random numbers
 #
-# We've saved bytes and added arithmetic. In lesson 01 you saw that arithmetic is almost free in a memory-bound kernel,
-# up to a point. Is Philox below that point? Let's compile our forward kernel for an H200 in three versions: without
-# dropout, with `tl.rand`, and with `tl.rand4x`. A single Philox call produces *four* numbers. `tl.rand` uses the first
-# and throws the other three away, while `tl.rand4x` returns all four. (The tensors are bf16, the arithmetic is fp32,
-# and there are 16 elements per thread.)
+# We've traded bytes for arithmetic. As you saw in lesson 01, arithmetic is almost free in a memory-bound kernel, up to
+# a point. Is Philox still below that point? Let's compile three versions of our forward kernel for an H200: without
+# dropout, with `tl.rand`, and with `tl.rand4x`. One Philox call produces *four* numbers. `tl.rand` uses the first and
+# throws the other three away, while `tl.rand4x` returns all four. (The tensors are bf16, the arithmetic is fp32, and
+# each thread has 16 elements.)
 #
-# An SM, one of the GPU's processors, can start at most four instructions per clock, each for a warp of 32 threads. That
-# gives us a minimum time for the instructions, just as we have one for the bytes:
+# An SM can issue at most four instructions per clock, each for a warp of 32 threads. That gives us a lower bound on the
+# time for the instructions, to go with the one for the bytes:
 
 # %% tags=["hide-input", "nbval-ignore-output"]
 from benchmarks.experiments.lesson_04 import COLUMNS, NUMBERS, ROWS, dice_kernel
@@ -403,15 +399,14 @@ for name, each in NUMBERS.items():
     multiplies, registers = made.instructions["IMAD"], made.registers
     rows.append((name, instructions, f"{1e6 * shortest:.0f} us", multiplies, registers))
 bytes_time = 3 * 2 * elements / h200.copy_bandwidth  # x, residual and result, two bytes each
-print(f"{ROWS} x {COLUMNS} in bf16: the bytes take {1e6 * bytes_time:.0f} us")
-columns = ("", "instructions", "take at least", "of them IMAD", "registers per thread")
+print(f"{ROWS} x {COLUMNS} in bf16: moving the bytes takes {1e6 * bytes_time:.0f} us")
+columns = ("", "instructions", "minimum time", "IMAD", "registers per thread")
 table(columns, rows)
 
 # %% [markdown]
-# With `tl.rand`, the instructions take longer than the bytes, so **that kernel cannot be memory-bound.** For the other
-# two versions the bound doesn't prove anything, because it's below the time for the bytes. Only a measurement can
-# decide. **On an H200, in bf16, how much slower is the kernel with `tl.rand` than without dropout?** (The bounds give
-# you a minimum.)
+# With `tl.rand`, the instructions take longer than the bytes, so **that kernel can't be memory-bound.** For the other
+# two versions, the bound is below the time for the bytes, so it doesn't prove anything; we have to measure. **On an
+# H200, in bf16, how much slower is the kernel with `tl.rand` than without dropout?** (The bounds give you a minimum.)
 
 # %% tags=["hide-input"]
 dice_time = predict_first("slowdown with tl.rand over no dropout, bf16, H200", unit="times")
@@ -431,18 +426,16 @@ display(
 )
 dice_time.compare(
     dice["bfloat16"]["tl.rand"].median / without,
-    "More than the bound, for two likely reasons: it counts all instructions alike, but the "
-    "integer multiplies "
-    "of Philox (IMAD) start at a lower rate; and with so many registers per thread fewer warps "
-    "fit on an SM. With "
-    "rand4x the random numbers still cost something in bf16, though the bound is now below the "
-    "time of the bytes.",
+    "More than the bound, for two likely reasons. It counts all instructions alike, but Philox's "
+    "integer multiplies (IMAD) issue at a lower rate. And with so many registers per thread, "
+    "fewer warps fit on an SM. Even with rand4x, the random numbers aren't free in bf16, "
+    "although the bound is below the time for the bytes.",
 )
 
 # %% [markdown]
-# The course's own kernels also draw four at a time, and they compare the random bits with `p` as integers
-# (`kernels/philox.py`). It moves 6 bytes per element, and PyTorch's three kernels move 15. **How many times faster is
-# such a fused kernel than PyTorch's three, on this H200, in bf16, on 16384 rows of 4096?**
+# The course's own kernel also draws four at a time, and it compares the random bits with `p` as integers
+# (`kernels/philox.py`). In bf16 it moves 6 bytes per element, where PyTorch's three kernels move 15. **How many times
+# faster is it than PyTorch's three, on this H200, in bf16, on 16384 rows of 4096?**
 
 # %% tags=["hide-input"]
 dropout_speed_up = predict_first("speedup, bias+dropout+add, 16384 x 4096", unit="times")
@@ -456,11 +449,9 @@ shares = {
 }
 dropout_speed_up.compare(
     dropout_times["eager"].median / dropout_times["fused"].median,
-    f"The bytes allow {15 / 6:g}x: 15 per element become 6. The rest is that PyTorch's kernels "
-    "reach only "
-    f"{shares['eager']:.0%} of copy bandwidth. torch.compile fuses to the same 6 bytes and "
-    f"reaches {shares['torch.compile']:.0%}: "
-    "it draws with tl.rand.",
+    f"The bytes allow {15 / 6:g}x. The rest comes from PyTorch's kernels, which reach only "
+    f"{shares['eager']:.0%} of copy bandwidth. torch.compile also gets down to 6 bytes, but it "
+    f"draws with tl.rand and reaches only {shares['torch.compile']:.0%}.",
 )
 
 # %% [markdown]
@@ -470,16 +461,16 @@ dropout_speed_up.compare(
 h200.table("bias_dropout_residual", "bfloat16")
 
 # %% [markdown]
-# **Verdict: too modest by the GPU's time, too generous for the caller of the small one.** The caller
-# (in the columns after `call`) gains less, because launching one Triton kernel from Python costs nearly as much as
-# launching PyTorch's three from C++.
+# **Verdict: too modest by the GPU's time, too generous for a call from Python on the small size.** There (the columns
+# after `call`) the gain is smaller, because launching one Triton kernel from Python costs nearly as much as launching
+# PyTorch's three from C++.
 #
 # ## Gates
 #
-# In Llama, the feed-forward layer multiplies two halves of a wide row with each other: the
-# [gate](../docs/glossary.md#gate) $g$ and the *up* half $u$. It computes $y = \mathrm{silu}(g) \cdot u$ with
-# $\mathrm{silu}(g) = g\,\sigma(g)$, which is called **SwiGLU**. With GELU instead of SiLU it's **GeGLU**. Both halves
-# come out of *one* matmul, side by side in each row. The course has a kernel for it:
+# Llama's feed-forward layer multiplies two vectors elementwise: the [gate](../docs/glossary.md#gate) $g$ and the *up*
+# projection $u$. It computes $y = \mathrm{silu}(g) \cdot u$ with $\mathrm{silu}(g) = g\,\sigma(g)$, which is called
+# **SwiGLU**. With GELU instead of SiLU, it's **GeGLU**. Fast implementations compute $g$ and $u$ in *one* matmul, so
+# they're the two halves of each row. The course has a kernel for SwiGLU:
 
 # %%
 from kernels import swiglu
@@ -491,7 +482,7 @@ unfused
 
 # %% [markdown]
 # **By what factor does `swiglu(gate, up)` reduce the bytes?** Its kernel reads two tensors and writes one. (Remember
-# what `.contiguous()` costs, from lesson 03.)
+# from lesson 03 what `.contiguous()` costs.)
 
 # %% tags=["hide-input"]
 fewer = predict_first("unfused bytes over those of swiglu on two halves", unit="times")
@@ -502,13 +493,12 @@ halves = measure(swiglu, gate, up)
 display(halves.launch_table())
 fewer.compare(
     unfused.bytes_total / halves.bytes_total,
-    "Below one: the fused call moves more bytes than PyTorch's two kernels. The kernel takes "
-    "elements one after "
-    "another, and the halves are not contiguous, so the host wrapper copies them first.",
+    "Below one: the fused call moves more bytes than PyTorch's two kernels. The kernel expects "
+    "contiguous tensors, and the halves aren't, so the host wrapper copies them first.",
 )
 
 # %% [markdown]
-# If the kernel takes the **row stride**, we don't need a copy. Each program does one row:
+# If we pass the **row stride** to the kernel, we don't need a copy. Each program handles one row:
 
 
 # %%
@@ -538,9 +528,9 @@ measure(gated, product)
 #
 # ## Recompute, or store?
 #
-# In the unfused version, autograd saves whatever the gradients need. The multiplication needs both of its factors, and
-# SiLU needs its input. **What share of that memory does the fused operation save, if its backward pass computes
-# `silu(gate)` again?**
+# In the unfused version, autograd saves whatever the gradients need. The multiplication needs both factors, and SiLU
+# needs its input. **What share of that memory does the fused operation save, if its backward pass recomputes
+# `silu(gate)`?**
 
 # %% tags=["hide-input"]
 memory_saved = predict_first("memory saved between the passes, SwiGLU fused", unit="%")
@@ -555,8 +545,8 @@ print(together)
 memory_saved.compare(100 * (1 - together.total / apart.total))
 
 # %% [markdown]
-# **Claim: "dropping intermediates takes 20 to 40 % less memory."** (You'll find it quoted without a source, and without
-# the model it was measured on.)
+# **Claim: "dropping intermediates takes 20 to 40 % less memory."** (People quote this without a source, and without
+# naming the model.)
 
 # %% tags=["hide-input", "answers-memory_saved"]
 mask_and_none = saved_for_backward(sublayer_end, x, bias, residual).total
@@ -566,10 +556,11 @@ print(
 )
 
 # %% [markdown]
-# **Verdict: holds for SwiGLU, too modest for the sublayer, whose whole mask is gone.** And recomputing is free here.
-# The backward pass has to read `gate` anyway to get SiLU's slope, $\mathrm{silu}'(g) = \sigma(g)\,(1 + g\,(1 -
-# \sigma(g)))$. From there `silu(gate)` takes only a few more instructions, whereas storing it would cost a write and a
-# read. Now write that slope. At the moment, the kernel returns $\sigma(g)$. **Change the marked line.**
+# **Verdict: holds for SwiGLU, too modest for the sublayer, where the whole mask is gone.** And recomputing costs almost
+# nothing here. The backward pass has to read `gate` anyway to get SiLU's slope, $\mathrm{silu}'(g) = \sigma(g)\,(1 +
+# g\,(1 - \sigma(g)))$. With that in a register, `silu(gate)` takes only a few more instructions, while storing it would
+# cost a write and a read. Now write the slope yourself. At the moment, the kernel uses $\sigma(g)$. **Fix the marked
+# line.**
 
 
 # %%
@@ -591,8 +582,8 @@ halved = (each.detach().half() for each in (grads, gates, ups))
 puzzle(grad_gate_kernel, 3, *halved, wanted=silu_grads.half(), BLOCK=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>slope = share * (1 + gate * (1 - share))</code>: you can compute all of it
-# from the gate, which is in a register already.</details>
+# <details><summary>Answer</summary><code>slope = share * (1 + gate * (1 - share))</code>: it depends only on the gate,
+# which is already in a register.</details>
 #
 # <!-- choices
 # slope = share
@@ -606,7 +597,7 @@ puzzle(grad_gate_kernel, 3, *halved, wanted=silu_grads.half(), BLOCK=4)
 # slope = share * (1 + gate) * (1 - share)
 # -->
 #
-# So the whole step moves fewer bytes:
+# As a result, the whole backward pass moves fewer bytes:
 
 # %% tags=["hide-input"]
 gradient = torch.ones_like(g)
@@ -618,20 +609,21 @@ traffic_chart(steps, f"SwiGLU's backward pass, fused, moves {lighter:.1f}x fewer
 
 # %% [markdown]
 # Is it always better to [recompute](../docs/glossary.md#recompute)? Take `gelu(x + residual)`. GELU's slope needs the
-# sum. You can store it, so that the forward pass writes it and the backward pass reads it. Or you can save `x` and
-# `residual` and add them again, but then the backward pass reads *two* tensors instead of one, and two have to be
-# saved. So the rule is:
+# sum. You can store the sum: the forward pass writes it, and the backward pass reads it. Or you can save `x` and
+# `residual` and add them again, but then you keep *two* tensors instead of one, and the backward pass reads both. So
+# the rule is:
 #
-# **Recompute a value if it follows from something the backward pass has anyway, such as a seed, or a gate that it must
-# read. Store a value if recomputing it would read more bytes than writing and reading the value. In a tie, save less.**
+# **Recompute a value if you can get it from something the backward pass has anyway, such as a seed, or a gate that it
+# has to read. Store it if recomputing would read more bytes than it takes to write and read the value. In a tie, pick
+# whichever saves fewer bytes for the backward pass.**
 #
 # You can try out the rule below. The bars show the bytes that a training step moves, forward and backward, and the
-# bytes it saves in between. Times are bytes divided by the bandwidth in the data sheet. Try to find out:
+# bytes it saves in between. Times are bytes divided by data-sheet bandwidth. See if you can answer these:
 #
-# 1. Bias+dropout+residual: what share of the fused kernels' bytes does recomputing the mask save in bf16? In fp32? Why
-#    is it less there?
-# 2. SwiGLU in a network of 32 layers, at 16384 rows of 11008: do the saved tensors fit into an A100, with and without
-#    recomputing? Into an L4?
+# 1. Bias+dropout+residual: by what share does recomputing the mask reduce the fused kernels' bytes in bf16? Why is it
+#    less in fp32?
+# 2. SwiGLU in a network of 32 layers, at 16384 rows of 11008: do the saved tensors fit on an A100, with and without
+#    recomputing? On an L4?
 # 3. Residual+GELU: what does recomputing change?
 
 # %% tags=["hide-input"]
@@ -641,10 +633,10 @@ explorer = RecomputationExplorer("bias+dropout+residual", "bf16", "H200", 16384,
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. A sixth in bf16, and an eleventh in fp32: the mask still has one
-# byte per element, while everything else has doubled. 2. An A100 can hold them either way. An L4 can only hold them if
-# you recompute, and then there's hardly room for anything else. 3. It moves the same number of bytes and saves twice as
-# many, so it isn't worth it.</details>
+# <details><summary>What you should see</summary>1. A sixth in bf16, and an eleventh in fp32: the mask still takes one
+# byte per element, while everything else has doubled. 2. They fit on an A100 either way. On an L4 they fit only if you
+# recompute, and then there's hardly room for anything else. 3. It moves the same number of bytes and keeps twice as
+# many for the backward pass, so it isn't worth it.</details>
 #
 # ## Gates, timed
 #
@@ -661,9 +653,8 @@ times = h200.times("swiglu", gate_shape, "bfloat16")
 eager = times["eager"].median
 gate_speed_up.compare(
     eager / times["fused"].median,
-    f"The bytes allow {10 / 6:.2f}x: ten per element become six. torch.compile does as well as "
-    "our kernel: two "
-    "elementwise operations are just what it fuses.",
+    f"The bytes allow {10 / 6:.2f}x: ten per element become six. torch.compile does just as well "
+    "as our kernel: two elementwise operations are its home turf.",
 )
 
 # %% [markdown]
@@ -677,8 +668,8 @@ in_us = lambda seconds: f"{1e6 * seconds:.0f} µs"
 gate_speed_up.on(chart, "x", lambda gain: eager / gain, row=fused_row, says=in_us)
 
 # %% [markdown]
-# **Verdict: holds by the GPU's own time on every size, and for no caller of a small one.** For small sizes, the launch
-# from Python outweighs the gain. In *Going further* you'll find the other sizes, GeGLU, and the backward passes.
+# **Verdict: holds by the GPU's own time on every size, but not for a call on the smallest.** There, the launch from
+# Python costs more than fusing saves. *Going further* has GeGLU and the backward passes.
 #
 # ## Your predictions vs the measurements
 
@@ -688,28 +679,28 @@ predictions()
 # %% [markdown]
 # ## Test yourself
 #
-# 1. Suppose dropout used an ordinary generator, one with a state. Why couldn't the backward pass draw its mask again?
-# <details><summary>Answer</summary>Because the state has moved on. You'd have to set it back and then draw the numbers
-# one after another, in the same order as the first time. A counter doesn't need any order.</details>
+# 1. Suppose dropout used an ordinary generator, with state. Why couldn't the backward pass draw the mask again?
+# <details><summary>Answer</summary>The state has moved on. You'd have to reset it and then draw the numbers one by one,
+# in the same order as the first time. With a counter, order doesn't matter.</details>
 #
 # 2. A dropout kernel uses `tl.rand(0, element)`, always with seed 0. Forward and backward agree, and gradcheck passes.
-#    What is wrong?
-# <details><summary>Answer</summary>It drops the same places in every step and every layer. Each weight still learns,
-# from the rows in which its element is kept, but the noise is always the same. So the network fits the noise instead of
+#    What's wrong?
+# <details><summary>Answer</summary>It drops the same positions in every step and every layer. Each weight still learns
+# from the rows where its element is kept, but the noise is always the same, so the network fits the noise instead of
 # learning to cope without any single element. Every call needs a new seed, drawn in the forward pass and saved for the
 # backward pass.</details>
 #
-# 3. You change `BLOCK` of the backward kernel, and training gets slightly worse. What do you check first?
-# <details><summary>Answer</summary>The counter of the random numbers. If it is the position or the program's number,
-# then the mask depends on the block. gradcheck on an awkward shape will show it.</details>
+# 3. You change `BLOCK` in the backward kernel, and training gets slightly worse. What do you check first?
+# <details><summary>Answer</summary>The counter of the random numbers. If it's computed from the position in the block
+# or the program ID, the mask depends on the block size. gradcheck on an awkward shape will show it.</details>
 #
 # 4. A fused kernel moves more bytes than the unfused operators. Where do you look?
-# <details><summary>Answer</summary>At the launches. You'll probably find copies that were made because the inputs
-# aren't contiguous. Give the kernel strides.</details>
+# <details><summary>Answer</summary>At the list of launches. You'll probably find copies, made because the inputs aren't
+# contiguous. Pass strides to the kernel.</details>
 #
-# 5. `y = silu(gate) * up` is one kernel. Its forward pass *stores* `silu(gate)`, and its backward pass reads that, and
-#    still needs gate and up as well. In fp16, how many bytes per element do both passes move, together? Replace the
-#    dots with your number.
+# 5. `y = silu(gate) * up` is one kernel. Its forward pass *stores* `silu(gate)`, and its backward pass reads that as
+#    well as gate and up. In fp16, how many bytes per element do both passes move together? Replace the dots with your
+#    number.
 
 # %%
 from helpers.figures import TRAINING_STEPS
@@ -722,19 +713,20 @@ self_test(answer, correct, "forward 2 in, 2 out; backward 4 in (including the gr
 # ## Now you
 #
 # In [Exercise 04](../exercises/04_bias_dropout_residual.ipynb) you'll write bias, dropout and residual, with a backward
-# pass that makes the mask again. Next: [05 Normalisation](05_normalisation.ipynb), where each program owns a whole row.
+# pass that regenerates the mask. Next: [05 Normalisation](05_normalisation.ipynb), where each program takes a whole
+# row.
 
 # %% [markdown]
 # ## Going further
 #
 # ### A seed that never changes
 #
-# The course's kernel saves its seed in a tensor instead of a Python number. Here's why. You can record a training step
-# once as a **CUDA graph** and replay it, which saves the CPU the work of each launch. The graph records launches
-# together with their arguments: for a tensor that's its address, but for a number it's the value. So a seed that is a
-# number gets drawn while recording and never again. Dropout then drops the same elements in every step, and you won't
-# notice by testing a single step. Our `Fused` has that fault. If the seed is in a tensor, drawing it is just one more
-# recorded step. (Without a GPU, this cell replays the launches itself, with the same effect.)
+# The course's kernel saves its seed in a tensor, not in a Python number. Here's why. You can record a training step
+# once as a **CUDA graph** and replay it, which spares the CPU the work of each launch. The graph records every launch
+# with its arguments. For a tensor, that's its address; for a number, it's the value. So if the seed is a number, it's
+# drawn while recording and never again. Dropout then drops the same elements in every step, and no test of a single
+# step will show it. Our `Fused` has that bug. If the seed is in a tensor, drawing it is just one more recorded launch.
+# (Without a GPU, this cell replays the launches itself, with the same effect.)
 
 
 # %%
@@ -775,9 +767,9 @@ print("seed in a tensor, the same mask twice:", replay_twice(by_tensor, out))
 # %% [markdown]
 # ### What `residual_act` stores
 #
-# With GELU it stores the sum, a second tensor. For ReLU's slope, all we need to know is whether the sum is above 0, so
-# we store only that, as one bit per element. (The result contains the same information, and usually the next layer
-# saves it anyway. But then the backward pass would read a whole value per element, when a bit is enough.)
+# With GELU, it stores the sum, a second tensor. For ReLU's slope, all we need to know is whether the sum is above 0, so
+# we store one bit per element. (The result contains the same information, and the next layer usually saves it anyway.
+# But then the backward pass would read a whole value per element where a bit is enough.)
 
 # %%
 from kernels import residual_act
@@ -788,10 +780,10 @@ for act in ("gelu", "relu"):
     print(f"{act}: the forward pass writes {written:.3g} times the result's bytes")
 
 # %% [markdown]
-# ### All dtypes of the random numbers, all gates, and the backward passes
+# ### Random numbers in fp32, GeGLU, and the backward passes
 #
-# With one Philox call per element, the random numbers aren't free in either dtype. bf16 pays more, because its transfer
-# is shorter and hides less of the arithmetic. With one call per four elements they are free in fp32.
+# With one Philox call per element, the random numbers aren't free in either dtype. They cost more in bf16, where the
+# memory traffic takes less time and hides less arithmetic. With one call per four elements, they're free in fp32.
 
 # %% tags=["hide-input"]
 rows = []
@@ -799,10 +791,11 @@ for dtype, itemsize in (("bfloat16", 2), ("float32", 4)):
     transfer = 3 * itemsize * elements / h200.copy_bandwidth
     measured = (f"{1e6 * dice[dtype][name].median:.0f} us" for name in NUMBERS)
     rows.append((dtype, f"{1e6 * transfer:.0f} us", *measured))
-table(("", "the bytes", *NUMBERS), rows, h200.label_of("dice"))
+table(("", "moving the bytes", *NUMBERS), rows, h200.label_of("dice"))
 
 # %% [markdown]
-# On large tensors GeGLU gains more than SwiGLU does, because PyTorch's GELU doesn't reach copy bandwidth.
+# On large tensors, GeGLU gains more than SwiGLU. The bytes are the same, so PyTorch's GELU must be further from copy
+# bandwidth than its SiLU.
 
 # %% tags=["hide-input"]
 print("geglu, residual_act:")
@@ -810,9 +803,9 @@ for name in ("geglu", "residual_act"):
     display(h200.table(name, "bfloat16"))
 
 # %% [markdown]
-# In the backward pass, the gates gain as much as the bytes in the chart suggest, or more. Dropout's backward pass gains
-# less than its bytes would allow (they drop from seven per element to four), because it also draws random numbers and
-# sums the bias's gradient.
+# In the backward pass, the gates gain about as much as the bytes in the chart suggest, or more. Dropout gains a little
+# less than its bytes allow (they drop from seven per element to four), because it also has to draw random numbers and
+# sum the bias's gradient.
 
 # %% tags=["hide-input"]
 rows = []
@@ -823,7 +816,7 @@ for name, shape in shapes.items():
     gain = f"{eager_time / fused_time:.2f}"
     rows.append((name, f"{eager_time:.0f} us", f"{fused_time:.0f} us", gain))
 label = h200.label_of(*(f"{name} backward" for name in shapes))
-table(("backward", "eager", "fused", "times faster"), rows, label)
+table(("backward", "eager", "fused", "speedup"), rows, label)
 
 # %% [markdown]
 # If you have a GPU, time your own kernels:

@@ -3,14 +3,14 @@
 #
 # LayerNorm subtracts a row's mean and divides by its standard deviation, so adding ten thousand to every element of the
 # row shouldn't change the result. There are three well-known formulas for the variance, and on paper they're
-# equivalent. **In a kernel, one of the three returns nonsense for that row. Which, and why?**
+# equivalent. **In a kernel, one of the three returns garbage for that row. Which one, and why?**
 #
 # In this lesson you'll learn to
 #
-# - write a normalisation of any width as one kernel that reads each row once and writes it once;
+# - write a norm of any width as one kernel that reads each row once and writes it once;
 # - choose a formula for the variance and predict how many digits it loses at a given mean;
-# - choose the dtype of a sum;
-# - fuse the step before (a residual) and after (an activation), and handle rows too wide for one block;
+# - pick the right dtype for a sum;
+# - fuse the residual before the norm and the activation after it, and handle rows too wide for one block;
 # - judge a published speedup by its baseline.
 #
 # About 50 minutes. You should have done [04 Residuals, gates and dropout](04_residuals_gates_dropout.ipynb). The
@@ -55,9 +55,9 @@ def unfused_norm(x):
 
 
 # %% [markdown]
-# Suppose a ReLU comes next. **How many bytes per element does `relu(unfused_norm(x))` move, in fp32?** Go through
-# the code line by line and count four bytes per element whenever a tensor of x's size is read or written. You can
-# ignore the means, which are tiny.
+# Suppose a ReLU comes next. **How many bytes per element does `relu(unfused_norm(x))` move, in fp32?** Go through the
+# code line by line, and count four bytes per element every time a tensor of x's size is read or written. The means are
+# tiny, so ignore them.
 
 # %% tags=["hide-input"]
 unfused_bytes = predict_first("bytes per element, relu(layer_norm) unfused", unit="B")
@@ -69,16 +69,15 @@ display(unfused.launch_table())
 unfused_bytes.compare(unfused.bytes_total / x.numel())
 
 # %% [markdown]
-# A fused kernel has to read `x` and write the result, and nothing else is large, so there's a lot to save. To get
-# there, a program needs **a whole row at once**: the mean and the variance are
-# [reductions](../docs/glossary.md#reduction) over the row, and if the row fits in one program, they never leave it.
-# Every kernel in this lesson is built this way, with one program per row.
+# A fused kernel only has to read `x` and write the result, so there's a lot to save. The catch is that the mean and the
+# variance are [reductions](../docs/glossary.md#reduction) over a row, so a program needs **the whole row at once**. If
+# it has that, neither value ever goes to memory. Every kernel in this lesson works this way, with one program per row.
 #
 # ## A first kernel
 #
-# A Triton block has a power-of-two length, but a row can have any length. We round the row's length up to the next
-# power of two and mask the positions past its end, called [padding](../docs/glossary.md#padding). Masked positions load
-# 0, which doesn't affect a sum.
+# A row can have any length, but the length of a Triton block must be a power of two. So we round up to the next power
+# of two and mask off the extra positions, called [padding](../docs/glossary.md#padding). Masked positions load 0, which
+# doesn't affect a sum.
 
 
 # %%
@@ -113,9 +112,9 @@ print("1000 columns, mean 3, right to 1e-5:", error(first_kernel, shifted) < 1e-
 measure(normalise, first_kernel, shifted)
 
 # %% [markdown]
-# There's one launch, one read and one write, but the result is wrong for rows that don't fill the block. The meter
-# finds no error because the masks on the load and the store are correct; the bug is somewhere in between. Step through
-# a row of ten in a block of sixteen, and watch its last six positions:
+# We're down to one launch, one read and one write, but the result is wrong for rows that don't fill the block. The
+# meter doesn't complain, because the masks on the load and the store are correct. The bug is somewhere in between. Step
+# through a row of ten in a block of sixteen, and watch the last six positions:
 
 # %%
 two_four = torch.tensor([[2.0, 4.0] * 5], device=device)
@@ -141,7 +140,7 @@ wrong_variance.compare(
 
 # %% [markdown]
 # Here's a smaller version: three rows of five, in blocks of eight, and a kernel that should store each row's variance.
-# As written, it gets only one row right. **Fix the marked line so that it gets all three.** `tl.where(condition, a, b)`
+# As written, only one row comes out right. **Fix the marked line so that all three do.** `tl.where(condition, a, b)`
 # picks `a` where the condition is true and `b` elsewhere.
 
 
@@ -159,8 +158,8 @@ three_rows = torch.tensor([[1.0, 2, 3, 4, 5], [-8, -6, 0, 6, 8], [10, 11, 12, 13
 puzzle(variance_kernel, 3, three_rows, wanted=three_rows.var(1, correction=0), columns=5, BLOCK=8)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>centred = tl.where(inside, x - tl.sum(x) / columns, 0.0)</code>: if you're
-# going to sum something, mask it again first. The row that was already right has mean 0.</details>
+# <details><summary>Answer</summary><code>centred = tl.where(inside, x - tl.sum(x) / columns, 0.0)</code>: mask a value
+# again before you sum it. The row that was already right has mean 0.</details>
 #
 # <!-- choices
 # centred = x - tl.sum(x) / columns
@@ -196,9 +195,9 @@ print("1000 columns, mean 3, right to 1e-5:", error(two_pass_kernel, shifted) < 
 # %% [markdown]
 # ## Three formulas for the variance
 #
-# Our kernel makes two passes over the row, first for the mean and then for the variance. There's a popular formula that
-# needs only one pass, $\mathrm{E}[x^2] - \mathrm{E}[x]^2$, and you'll find it all over the web. It even gets away
-# without the second mask. Only these two lines change:
+# Our kernel goes over the row in its registers twice, first for the mean and then for the variance. A popular formula,
+# $\mathrm{E}[x^2] - \mathrm{E}[x]^2$, needs only one pass. It doesn't even need the second mask. Only these two lines
+# change:
 #
 # ```python
 # variance = tl.sum(x * x) / columns - mean * mean
@@ -206,7 +205,7 @@ print("1000 columns, mean 3, right to 1e-5:", error(two_pass_kernel, shifted) < 
 # ```
 #
 # **fp32 has about seven decimal digits. At a mean of 100 and a variance of 1, how many digits of the variance are
-# right?** Compare the two terms with their difference: any leading digits the terms share cancel.
+# right?** Compare the size of the two terms with their difference. The leading digits they have in common cancel.
 
 # %% tags=["hide-input"]
 digits = predict_first("right digits of the variance, one pass, mean 100", unit="digits")
@@ -246,7 +245,7 @@ digits.compare(
 )
 
 # %% [markdown]
-# This loss is called **cancellation**. Next we'll run both kernels at a mean of ten thousand:
+# This is called **cancellation**. Now let's run both kernels at a mean of ten thousand:
 
 # %% tags=["hide-input"]
 rows = []
@@ -257,9 +256,9 @@ table(("mean", "one pass right to 0.1", "two passes"), rows)
 
 # %% [markdown]
 # The third formula is [Welford's](../docs/glossary.md#welford). For each part of a row it keeps three values: the
-# count, the mean, and the sum of squared deviations from that mean. Two parts are merged by combining their triples.
-# The merge only ever squares the difference between two means, which is small even when the means themselves are large,
-# so nothing cancels. Triton's `tl.reduce` accepts any merge function of this kind:
+# count, the mean, and the sum of squared deviations from that mean. To merge two parts, you combine their triples. The
+# merge squares only the difference between two means, which is small even when the means themselves are large, so it
+# never subtracts one huge square from another. Triton's `tl.reduce` takes any merge function like this:
 
 
 # %%
@@ -297,11 +296,11 @@ print("Welford, mean 10,000, right to 0.1:", error(welford_kernel, x[:4] + 10_00
 # %% [markdown]
 # ## The error at each mean
 #
-# Change the mean with the mouse or the arrow keys. The sums are computed as on a GPU, by adding pairs, then pairs of
-# pairs (a *tree*), with rounding at every step.
+# Change the mean with the mouse or the arrow keys. As on a GPU, the sums add pairs, then pairs of pairs (a *tree*), and
+# round at every step.
 #
 # 1. How much steeper is the one-pass line than the other two, and why?
-# 2. At what mean does the result stop being a number? How can a *variance* cause that?
+# 2. At what mean does the result become NaN? How can a *variance* cause that?
 # 3. Switch to fp16. Now two passes fail too, but not because of cancellation. What goes wrong? (The largest fp16 number
 #    is 65504.)
 # 4. Switch to fp64. At a mean of ten thousand, is one pass good enough?
@@ -314,16 +313,16 @@ explorer
 
 # %% [markdown]
 # <details><summary>What you should see</summary>1. Twice as steep, because it squares the mean before subtracting. 2.
-# At 10,000, in fp32: the difference of the two rounded terms comes out negative, so its square root is NaN. The sign is
-# a matter of luck. At 32,000, with 1024 columns, it happens to be positive, but not a single digit is right. 3. The sum
-# of the row overflows to infinity. 4. Yes. fp64 has about sixteen digits, and you lose eight of them.</details>
+# At 10,000, in fp32: the difference between the two rounded terms comes out negative, so its square root is NaN. The
+# sign is a matter of luck. At 32,000, with 1024 columns, it happens to be positive, but not a single digit is right. 3.
+# The sum of the row overflows to infinity. 4. Yes. fp64 has about sixteen digits, and you lose eight of them.</details>
 #
-# Even two passes and Welford lose digits at a large mean. There's no way around that: the mean gets rounded to its
-# dtype, and everything computed from it inherits the error. (These errors don't include the rounding of the *input*,
-# because the reference is computed from the same rounded row.)
+# Even two passes and Welford lose digits at a large mean, because the mean itself gets rounded, and everything computed
+# from it inherits the error. (The rounding of the *input* isn't included here: the reference uses the same rounded row.
+# *Going further* has a trick that keeps the mean small.)
 #
-# So should we use Welford? On a CPU that streams through a row, yes, because it reads the row only once. But our row is
-# already in registers, so a second pass doesn't touch memory:
+# So should we use Welford? If you stream through a row once, as CPU code often does, yes. But our row is already in
+# registers, so a second pass doesn't touch memory:
 
 # %% tags=["hide-input"]
 row, rows = torch.empty(8, 4096, device="meta"), []
@@ -336,14 +335,14 @@ table(("", "instructions", "shuffles", "wide loads", "registers per thread"), ro
 
 # %% [markdown]
 # All three load the row once. (In a *shuffle*, the threads of a warp read each other's registers, here to add them up.)
-# Welford takes twice as many instructions as two passes and is no more accurate, so for a row in registers **we use two
-# passes**. Merging pays off when the row arrives in chunks, as we'll see below.
+# Welford takes twice as many instructions as two passes and isn't any more accurate, so for a row in registers **we use
+# two passes**. Merging pays off when a row arrives in chunks, as we'll see below.
 #
 # ## The dtype of the sum
 #
-# Most models use bf16 tensors. A block that you load has the dtype of its tensor, and so does anything you compute from
-# it, unless you cast. bf16 keeps eight binary digits, and a number halfway between two others is rounded to the even
-# one. **Take a row of 4096 ones and add them one after another in bf16. What's the sum?**
+# Most models use bf16 tensors. A loaded block keeps its tensor's dtype, and sums over it inherit that dtype unless you
+# cast. bf16 has eight significant bits, and ties round to even. **Take a row of 4096 ones and add them one after
+# another in bf16. What's the sum?**
 
 # %% tags=["hide-input"]
 ones_sum = predict_first("4096 ones added one after another in bf16", unit="")
@@ -355,13 +354,13 @@ for one in torch.ones(4096, dtype=torch.bfloat16):
     total = total + one
 ones_sum.compare(
     total.item(),
-    "After that, adding 1 isn't enough to reach the next bf16 number, so it's rounded away.",
+    "From there, the next bf16 number is 258, so each added 1 is rounded away.",
 )
 
 # %% [markdown]
-# A GPU adds in a tree, which loses less, but if the block is bf16 then so are the additions. fp16 has more digits, but
-# it runs into a different limit. The kernel below should store the mean of each row of fp16 elements, and every mean
-# fits in fp16. **Fix the marked line.**
+# A GPU adds in a tree, which loses less, but if the block is bf16, so are the additions. fp16 has more digits but runs
+# into a different limit. The kernel below should store the mean of each fp16 row. Every one of these means fits in
+# fp16. **Fix the marked line.**
 
 
 # %%
@@ -392,10 +391,10 @@ puzzle(mean_kernel, 3, thousands, wanted=thousands.double().mean(1).half(), colu
 # mean = tl.sum(x.to(tl.float16)) / columns
 # -->
 #
-# **Cast to fp32 right after the load, add in fp32, and let the store round the result.** The meter won't catch it if
-# you forget, because the byte count doesn't change. (Matmuls follow the same rule: their operands have 16 bits, but the
-# [accumulator](../docs/glossary.md#accumulator), which holds the running sum, has 32.
-# <!-- given 16 bits, 32 bits: PTX ISA, mma -->) Every kernel in the course does this.
+# **Cast to fp32 right after the load, add in fp32, and let the store round the result.** If you forget, the meter won't
+# catch it, because the byte count doesn't change. Every kernel in the course follows this rule. (So do matmuls: their
+# operands have 16 bits, but the [accumulator](../docs/glossary.md#accumulator), which holds the running sum, has 32.)
+# <!-- given 16 bits, 32 bits: PTX ISA, mma -->
 #
 # ## Before and after the norm
 #
@@ -418,10 +417,10 @@ unfused_bytes.on(
 
 # %% [markdown]
 # **Verdict: holds to the letter, against a baseline that you don't have to use.** PyTorch's own `F.layer_norm` is
-# already a fused kernel, and the bytes allow far less over that. (If you gain more than the bytes allow, the baseline
-# wasn't moving its bytes at full speed.) **A speedup means nothing without its baseline.** Here are times from a GPU.
-# `eager` is `F.layer_norm` followed by an activation, and `fused` is the course's `layer_norm_act`, which is our kernel
-# plus a weight, a bias and the activation.
+# already a fused kernel, and against that, the bytes allow far less. (If you gain more than the bytes allow, the
+# baseline wasn't moving its bytes at full speed.) **A speedup means nothing without its baseline.** Here are the times
+# on a GPU. `eager` is `F.layer_norm` followed by an activation, and `fused` is the course's `layer_norm_act`: our
+# kernel plus a weight, a bias and the activation.
 
 # %% tags=["hide-input"]
 h200.table("layer_norm_act", "bfloat16")
@@ -429,9 +428,9 @@ h200.table("layer_norm_act", "bfloat16")
 # %% [markdown]
 # ## The residual before the norm
 #
-# The sum of the input and the residual is used twice: the norm takes it now, and the next layer takes it as its
-# residual. So even a fused kernel has to write it. **By what factor does fusing reduce the bytes, compared with `x + r`
-# followed by `F.layer_norm`?** Count the passes.
+# The sum of the input and the residual is used twice: by this norm, and by a later layer as its residual. So even a
+# fused kernel has to write it. **By what factor does fusing reduce the bytes, compared with `x + r` followed by
+# `F.layer_norm`?** Count the passes.
 
 # %% tags=["hide-input"]
 fewer = predict_first("bytes of x + r, then layer_norm, over those of one kernel", unit="times")
@@ -465,22 +464,22 @@ fewer.compare(
 h200.table("residual_layer_norm", "bfloat16")
 
 # %% [markdown]
-# That's faster than the bytes allow, because PyTorch's kernel doesn't reach copy bandwidth and ours nearly does. The
-# second line, with rows of 1024, comes close to the claimed figure, while wider rows stay well below it. On the
-# smallest tensor, the GPU time improves by more than the claim, but the caller loses time (see the columns after
-# `call`). **Verdict: fair for one size**, which the claim doesn't name. Note that `torch.compile` finds the same fusion
-# and comes close.
+# These speedups exceed what the bytes allow, because PyTorch's kernel doesn't reach copy bandwidth and ours nearly
+# does. With rows of 1024 (the second line), we get close to the claimed figure. Wider rows stay well below it. On the
+# smallest tensor, the GPU time improves by more than the claim, but a call from Python takes longer than before (see
+# the columns after `call`). **Verdict: fair for one size**, which the claim doesn't name. `torch.compile` finds the
+# same fusion and comes close.
 #
 # ## RMSNorm
 #
-# RMSNorm drops the mean: `x / sqrt(mean(x^2) + eps)`. Padding can't hurt it, because 0 squared is 0, and nothing can
-# cancel, because nothing is subtracted. One pass is therefore safe. In
-# [Exercise 05b](../exercises/05b_residual_rms_norm.ipynb) you'll fuse it with a residual.
+# RMSNorm drops the mean: `x / sqrt(mean(x^2) + eps)`. Padding does no harm, because 0 squared is 0. Nothing cancels,
+# because nothing is subtracted. So one pass is safe. In [Exercise 05b](../exercises/05b_residual_rms_norm.ipynb) you'll
+# fuse it with a residual.
 #
 # ## Rows too wide for one block
 #
-# So far we've kept the whole row in the registers of one block. **The highlighted area below** is those registers:
-# every SM on the GPU has its own, and shares them among the blocks running on it.
+# So far we've kept the whole row in registers. They're **highlighted below**. Each SM has its own registers and divides
+# them among the thread blocks it's running.
 
 # %% tags=["hide-input"]
 from helpers.figures import gpu_picture
@@ -488,7 +487,8 @@ from helpers.figures import gpu_picture
 gpu_picture("H100", lit="registers")
 
 # %% [markdown]
-# **How many elements can a block of 16 warps hold, if each thread has 128 registers and uses them for nothing else?**
+# **How many fp32 elements can a thread block of 16 warps hold, if each thread has 128 registers and uses them for
+# nothing else?**
 # <!-- given 128 registers: the question's own -->
 
 # %% tags=["hide-input"]
@@ -512,9 +512,9 @@ widest.compare(
 
 # %% [markdown]
 # ([Occupancy](../docs/glossary.md#occupancy) is the fraction of an SM's warp slots that are in use; lesson 07 covers
-# it.) To handle rows this wide, we load them in chunks, with one loop that reduces and a second loop that writes. This
-# is where Welford's merge pays off. We compute each chunk's mean and squares with two passes in registers, then merge
-# them into the `mean` and `squares` of the columns so far:
+# it.) We process rows this wide in chunks: one loop computes the mean and the variance, and a second loop writes the
+# result. This is where Welford's merge pays off. We compute each chunk's mean and squares with two passes in registers,
+# then merge them into the `mean` and `squares` of the columns so far:
 
 
 # %%
@@ -561,8 +561,8 @@ print(wide)
 print(f"distinct bytes: {wide.unique_total / long.numel():.0f} B/element")
 
 # %% [markdown]
-# That's three passes instead of two. But the second read comes soon after the first, so the row may still be in
-# [L2](../docs/glossary.md#l2), the cache shared by all SMs. The next lesson looks at when that works.
+# That's three passes instead of two. But the second read follows soon after the first, so the row may still be in
+# [L2](../docs/glossary.md#l2), the cache that all SMs share. In the next lesson we'll see when that works.
 #
 # ## Your predictions vs the measurements
 
@@ -574,14 +574,14 @@ predictions()
 #
 # 1. Why does the variance need a second mask when `tl.sum(x) / columns` doesn't?
 # <details><summary>Answer</summary>Padding loads as 0, so it adds nothing to the sum of x. Once you've subtracted the
-# mean, padding holds minus the mean, and its square does count.</details>
+# mean, each padding position holds minus the mean, and the square of that isn't 0.</details>
 #
 # 2. Your LayerNorm passes a test on `torch.randn(128, 1000)`. Which two bugs from this lesson could it still have?
-# <details><summary>Answer</summary>Padding in the variance, and the one-pass formula. With a mean near 0, you don't see
-# either.</details>
+# <details><summary>Answer</summary>Padding in the variance, and the one-pass formula. Neither shows when the mean is
+# near 0.</details>
 #
-# 3. Why can RMSNorm compute its mean square safely in one pass?
-# <details><summary>Answer</summary>There's no subtraction, so a sum of squares can't cancel.</details>
+# 3. Why is it safe for RMSNorm to compute its mean square in one pass?
+# <details><summary>Answer</summary>It only adds squares, so there's nothing to cancel.</details>
 #
 # 4. Your LayerNorm is right in fp32 but off by a tenth in bf16. The loads, stores and masks are correct. What did
 #    you forget?
@@ -608,7 +608,7 @@ self_test(
 # ## Now you
 #
 # In [Exercise 05](../exercises/05_layer_norm.ipynb) you'll write a LayerNorm that handles any width and any mean, and
-# in [05b](../exercises/05b_residual_rms_norm.ipynb) a fused residual and RMSNorm. Next comes [06
+# in [05b](../exercises/05b_residual_rms_norm.ipynb) a fused residual and RMSNorm. Next up is [06
 # Softmax](06_softmax.ipynb), which needs a row's maximum before it has seen the whole row.
 
 # %% [markdown]
@@ -616,7 +616,7 @@ self_test(
 #
 # ### 16-bit sums in the machine code
 #
-# Here's how the compiler implements `tl.sum` of a bf16 row, with and without a cast after the load:
+# Here's what the compiler makes of `tl.sum` on a bf16 row, with and without a cast after the load:
 
 
 # %%
@@ -644,9 +644,9 @@ for widen in (False, True):
 
 # %% [markdown]
 # These come from the first `tl.sum`: 15 additions in each thread for its 16 elements, 5 across the warp, and 3 across
-# the eight warps. (Dividing by `columns` gives an fp32 result, so everything after that, including the second sum, is
-# fp32. Only the sum for the mean is in bf16.) Even a mean of 3 is enough to spoil the result. Rounding the input to
-# bf16 isn't the kernel's fault, so we compare both versions with the exact norm of the rounded row:
+# the eight warps. (Dividing by `columns` gives fp32, so everything after that is fp32, including the second sum. Only
+# the sum for the mean is in bf16.) A mean of 3 is already enough to spoil the result. We can't blame the kernel for the
+# rounding of its input, so we compare both versions with the exact norm of the rounded row:
 
 
 # %% tags=["hide-input"]
@@ -687,10 +687,10 @@ print(f"32768 x 16384: unfused, it moves its bytes at {share:.0%} of copy bandwi
 h200.table("l2_norm", "bfloat16")
 
 # %% [markdown]
-# **Verdict: holds by the GPU's own time on every size; the last column has the gain of a caller.** The byte count
-# explains only part of it. The rest is because the unfused kernels don't reach copy bandwidth. If they did, the gain
-# would equal the ratio of the bytes, and against `F.normalize` it would be smaller
-# still. `torch.compile` gets the full gain too.
+# **Verdict: holds by the GPU's own time on every size; the last column has the gain for a call from Python.** The byte
+# count explains only part of it. The rest comes from unfused kernels that don't reach copy bandwidth. If they did, the
+# speedup would equal the ratio of the bytes, and over `F.normalize` it would be smaller still. `torch.compile` gets the
+# full gain too.
 #
 # ### LayerNorm and RMSNorm, operator by operator
 #
@@ -707,9 +707,9 @@ for by_operator, *_ in NORMS.values():
 
 # %% [markdown]
 # **Claim: "LayerNorm and RMSNorm run 2 to 4 times faster fused."** It doesn't name a baseline, so we'll try three, all
-# in bf16: the operators above, PyTorch's own call, and `torch.compile` of the operators. We start with the bytes, as
-# metered. (On a CPU, PyTorch's RMSNorm runs several operators; on a GPU it's one kernel. That's why only
-# LayerNorm has an entry for PyTorch's call.)
+# in bf16: the operators above, PyTorch's own function, and the operators under `torch.compile`. First, the metered
+# bytes. (On a CPU, PyTorch's RMSNorm runs several operators, while on a GPU it's one kernel. That's why only LayerNorm
+# has an entry under PyTorch's call.)
 
 # %% tags=["hide-input"]
 rows = []
@@ -737,21 +737,21 @@ columns = ("bf16", "clock", "ours", *(f"over {way}" for way in OTHERS))
 table(columns, rows, h100.label_of("norms_by_operator", "norms_by_operator_called"))
 
 # %% [markdown]
-# **Verdict: fails against each baseline.** Against the operators, the claim is far too modest, because they move many
-# times the bytes, and slowly. Against PyTorch's own call, which is already fused, it's too generous, and on the large
-# tensors `torch.compile` of the operators gets close to our kernel. On a small tensor the gain over PyTorch's call is
-# even smaller, or turns into a loss, because launch overhead dominates.
+# **Verdict: fails against each baseline.** Against the operators, the claim is far too modest: they move many times the
+# bytes, and slowly. Against PyTorch's own function, which is already fused, it's too generous. `torch.compile` gets
+# close to our kernel on the large tensors. And if you time the whole call from Python on a small tensor, we lose to
+# PyTorch, because launch overhead dominates.
 #
 # ### The course's own kernel
 #
-# `kernels/rowwise/layer_norm.py` has everything you've seen here: two passes in registers, the second mask, fp32 sums,
-# chunks for rows that don't fit in registers, and an activation. It also adds three ideas:
+# `kernels/rowwise/layer_norm.py` does everything you've seen here: two passes in registers, the second mask, fp32 sums,
+# chunks for rows that don't fit in registers, and an activation. It adds three ideas:
 #
 # - **Two blocks per row.** A row of 10000 columns is split into a block of 8192, which is always full and needs no
 #   column mask, and a masked block of 2048. A single block of 16384 would waste a large part of its positions.
 # - **Several rows per program** when rows are short.
-# - **Subtracting the row's first element from the whole row.** This doesn't change the result, but it makes a large
-#   mean small, so rounding the mean does little damage.
+# - **Subtracting the row's first element from the whole row.** On paper this doesn't change the result. In floating
+#   point, it makes a large mean small, so rounding the mean does little damage.
 
 # %% tags=["hide-input"]
 from kernels import layer_norm
@@ -766,13 +766,13 @@ print(", the course's kernel", ours < 1e-5)
 # %% [markdown]
 # ### Other widths
 #
-# Benchmark tables tend to show the sizes a kernel was designed for. Other widths can be slower: if the width isn't a
-# power of two, some positions are idle, and if it's odd, most rows don't start at a multiple of 16 bytes (lesson 06).
-# So we timed the course's kernels and several others at dozens of widths, all in one run. We did this twice: with
-# enough rows to fill a 256 MiB tensor, where memory bandwidth matters, and with 2048 rows, where a kernel's start and
-# end matter. (The others are eager PyTorch, `torch.compile`, and two published collections of fused kernels: Liger,
-# written in Triton, and QuACK, written in CuTe DSL. *The best peer* is whichever is fastest at that size.) The charts
-# show bf16; the first table includes fp32 too.
+# Benchmark tables tend to show the sizes a kernel was designed for. Other widths can be slower. If the width isn't a
+# power of two, some positions are idle. If it's odd, most rows don't start at a multiple of 16 bytes (lesson 06). So we
+# timed the course's kernels and several others at dozens of widths, all in one run. We did this once with enough rows
+# to fill a 256 MiB tensor, where memory bandwidth dominates, and once with 2048 rows, where a kernel's ramp-up and tail
+# show. (The others are eager PyTorch, `torch.compile`, and two published collections of fused kernels: Liger, written
+# in Triton, and QuACK, written in CuTe DSL. *The best peer* is whichever is fastest at that size.) The charts show
+# bf16; the first table includes fp32.
 # <!-- given 16 bytes: CUDA C++ Programming Guide, device memory accesses; 256 MiB: benchmarks/sweep/points.py -->
 
 # %% tags=["hide-input"]
@@ -788,19 +788,18 @@ display(
 
 # %% [markdown]
 # On large tensors, RMSNorm's forward pass runs close to copy bandwidth at nearly every width, powers of two or not. Odd
-# widths cost more, but mostly less than they cost the others. Where are we behind?
+# widths slow it down, but mostly less than they slow down the others. Where are we behind?
 #
-# - Wide rows of LayerNorm whose width is not a power of two: at 14336 columns, for example, `torch.compile` is well
-#   ahead. We don't know why yet; if you have a GPU, that's a good one to profile.
-# - Backward, many rows of RMSNorm: QuACK and `torch.compile` lead from about 2000 columns on.
-# - Narrow rows: a kernel of a few microseconds is mostly start and end. `fusion bench --recorded --sweep` lists every
-#   point.
+# - LayerNorm on wide rows that aren't a power of two: at 14336 columns, for example, `torch.compile` is well ahead. We
+#   don't know why yet. If you have a GPU, that's a good one to profile.
+# - RMSNorm's backward pass on many rows: QuACK or `torch.compile` leads at most widths up to 8192 columns.
+# - Narrow rows: a kernel that runs for a few microseconds is mostly ramp-up and tail. `fusion bench --recorded --sweep`
+#   lists every point.
 #
-# The last table shows how long a **call** from Python takes. For work this short that's mostly launch overhead: *bare
-# launch* is an empty kernel with the same arguments. A call adds argument checks, allocation and waiting for the GPU,
-# and for the backward pass it also adds autograd, which takes longer through Python than through C++. Eager PyTorch
-# launches from C++, so it can win here even when its kernel is slower. In a CUDA graph (lesson 02) only the GPU time is
-# left.
+# The last table shows how long a **call** from Python takes. For work this short, that's mostly launch overhead: *bare
+# launch* is an empty kernel with the same arguments. A call adds argument checks, allocation and waiting for the GPU.
+# The backward pass also goes through autograd, which is slower in Python than in C++. Eager PyTorch launches from C++,
+# so it can win here even when its kernel is slower. In a CUDA graph (lesson 02), only the GPU time is left.
 #
 # If you have a GPU, try your own shape:
 

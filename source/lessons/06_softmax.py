@@ -2,17 +2,17 @@
 # # 06 Softmax: normalising before the maximum is known
 #
 # Softmax turns a row of scores into probabilities: `exp(x)` divided by the sum of all `exp(x)`. Every implementation
-# first subtracts the row's maximum, because otherwise the exponentials can overflow. That means you need the maximum
-# before you can compute the first exponential, so if a row is too long to keep around, you'd have to read it once for
-# the maximum and again for the sum. **Yet one read is enough for both. How can you use exponentials that you computed
-# with the wrong maximum?**
+# first subtracts the row's maximum, because otherwise the exponentials can overflow. So you need the maximum before you
+# can compute the first exponential. If a row is too long to keep on chip, you'd have to read it once for the maximum
+# and again for the sum. **Yet one read is enough for both. How can you use exponentials that you computed with the
+# wrong maximum?**
 #
 # In this lesson you'll learn to
 #
-# - write a softmax kernel that large scores can't overflow and padding can't corrupt;
+# - write a softmax kernel that survives large scores and padding;
 # - derive online softmax, and choose a test that catches a wrong version;
-# - decide, for a given width, whether to hold a row or read it twice;
-# - fuse what comes after: dropout, cross entropy, top-k;
+# - decide whether to hold a row of a given width or read it twice;
+# - fuse the operations that follow: dropout, cross entropy, top-k;
 # - split a few long rows among many programs and still get repeatable results.
 #
 # About 60 minutes. You should have done [05 Normalisation](05_normalisation.ipynb), which introduced one program per
@@ -51,7 +51,7 @@ RunningSumExplorer(blocks=1, slope=1.0)
 
 # %% [markdown]
 # <details><summary>What you should see</summary>1. They all shrink by the same factor. So you can scale their sum by
-# that factor and never look at the columns again. 2. The falling ones, because the maximum is in the first
+# that factor and never look at the columns again. 2. Falling ones, because then the maximum is in the first
 # block.</details>
 #
 # ## The cost of the unfused version
@@ -65,8 +65,8 @@ def unfused_softmax(x):
 
 
 # %% [markdown]
-# **How many bytes per element does it move, in fp32?** Go through it operator by operator and count four bytes per
-# element whenever a tensor of x's size is read or written. The maxima and sums are small enough to ignore.
+# **How many bytes per element does it move, in fp32?** Go through it operator by operator, and count four bytes per
+# element every time a tensor of x's size is read or written. The maxima and sums are small enough to ignore.
 
 # %% tags=["hide-input"]
 unfused_bytes = predict_first("bytes per element, softmax unfused", unit="B")
@@ -80,8 +80,8 @@ unfused_bytes.compare(unfused.bytes_total / x.numel())
 # %% [markdown]
 # ## Why subtract the maximum?
 #
-# You'd save a read of the row if you didn't, and mathematically `exp(x) / sum(exp(x))` is the same. But the largest
-# fp16 number is 65504. **What's the largest whole-number score whose exponential still fits?**
+# Mathematically, `exp(x) / sum(exp(x))` is the same, and you'd save a read of the row. But the largest fp16 number is
+# 65504. **What's the largest whole-number score whose exponential still fits?**
 
 # %% tags=["hide-input"]
 largest = predict_first("largest whole score whose exponential fits in fp16", unit="")
@@ -94,8 +94,8 @@ e = torch.exp(torch.tensor([1.0, 2.0, 100.0]))
 print("fp32, scores 1, 2 and 100:", (e / e.sum()).tolist())
 largest.compare(
     int(scores[fits].max()),
-    "Attention scores and logits can easily be larger. fp32 can hold exponentials of scores up to "
-    "88; above that you get infinity over infinity, which is NaN.",
+    "Attention scores and logits can easily be larger. In fp32, scores can go up to 88. Above "
+    "that, you get infinity over infinity, which is NaN.",
 )
 
 # %% [markdown]
@@ -104,15 +104,15 @@ largest.compare(
 # $$\frac{e^{x_i - c}}{\sum_j e^{x_j - c}} = \frac{e^{x_i}\, e^{-c}}{\sum_j e^{x_j}\, e^{-c}}
 # = \frac{e^{x_i}}{\sum_j e^{x_j}}$$
 #
-# The probabilities are the same for any $c$. If we choose the maximum, the largest exponential is exactly 1, so the sum
-# is somewhere between 1 and the number of columns. Small exponentials may underflow to 0, but they were too small to
+# The probabilities are the same for any $c$. If $c$ is the maximum, the largest exponential is exactly 1, so the sum is
+# somewhere between 1 and the number of columns. Small exponentials may underflow to 0, but those are too small to
 # matter. This is called **safe softmax**.
 #
 # ## One row, one program
 #
 # We start as in lesson 05. The block is the row's length rounded up to a power of two, and the
-# [padding](../docs/glossary.md#padding) is masked and loads 0. We cast to fp32 right after the load so that a bf16 row
-# isn't summed in bf16.
+# [padding](../docs/glossary.md#padding) loads 0. We cast to fp32 right after the load, so that a bf16 row isn't summed
+# in bf16.
 
 
 # %%
@@ -134,10 +134,9 @@ def softmax(kernel, x):
 measure(softmax, first_kernel, x)
 
 # %% [markdown]
-# There's one launch, one read and one write, and no access is out of bounds. But is the result right? You can test
-# probabilities without a reference, because **each row must add up to 1.** Take a row of 1000 scores, all equal to -5,
-# so all 1000 probabilities should be equal. **What do the first kernel's probabilities add up to?** Think about what's
-# in the other 24 positions of the block.
+# One launch, one read, one write, and nothing out of bounds. But is the result right? You can test probabilities
+# without a reference, because **each row must add up to 1.** Take a row of 1000 scores, all of them -5. **What do the
+# first kernel's probabilities add up to?** Think about the other 24 positions of the block.
 
 # %% tags=["hide-input"]
 padded_sum = predict_first("sum of a row of 1000 scores of -5, first kernel", unit="")
@@ -148,13 +147,13 @@ fives = torch.full((1, 1000), -5.0, device=device)
 padded_sum.compare(
     softmax(first_kernel, fives).sum().item(),
     "Padding loads as 0, which is larger than any score here. So it became the maximum, and each "
-    "of the 24 positions added a 1 to the sum. In lesson 05 we summed x itself, where a 0 does no "
-    "harm.",
+    "of the 24 positions added a 1 to the sum. In lesson 05 we summed x itself, and there a 0 "
+    "does no harm.",
 )
 
 # %% [markdown]
-# Here are three rows of five, in blocks of eight. **Change the marked line so that padding can't be the maximum and
-# adds nothing to the sum.**
+# Here are three rows of five, in blocks of eight. **Fix the marked line so that padding can't be the maximum and adds
+# nothing to the sum.**
 
 
 # %%
@@ -235,16 +234,16 @@ for name, time in h200.times("softmax", (32768, 8192), "bfloat16").items():
 table(("", "time", "of copy bandwidth"), rows, h200.label_of("softmax"))
 
 # %% [markdown]
-# They all need to move the same bytes, but they don't take the same time. **When you fuse, a kernel moves fewer
-# bytes; when you tune it, it moves them faster.** Keep that in mind whenever you see a speedup below.
+# They all have to move the same bytes, but they don't take the same time. **Fusing makes a kernel move fewer bytes.
+# Tuning makes it move them faster.** Keep the two apart whenever you see a speedup below.
 #
 # ## Dropout in the same kernel
 #
 # During training, attention drops some of its probabilities. On a GPU, PyTorch does this in a second kernel, which also
-# stores a mask for the backward pass, at one byte per element. Our kernel needs only two more lines. `tl.rand` uses
+# stores a mask for the backward pass, at one byte per element. We only have to add two lines. `tl.rand` uses
 # [Philox](../docs/glossary.md#philox), which computes each random number from a seed and the element's index, so the
-# backward pass can regenerate the mask and we don't have to store it. (It also needs the probabilities before dropout,
-# which a fused training step recomputes from `x`, the maximum and the sum.)
+# backward pass can regenerate the mask. (The backward pass also needs the probabilities before dropout, which a fused
+# training step recomputes from `x`, the maximum and the sum.)
 
 
 # %%
@@ -286,20 +285,20 @@ times = {
 slower = times["softmax_dropout"] / times["softmax"]
 dropout_bytes.compare(
     apart.bytes_total / together.bytes_total,
-    "It moves no more bytes than softmax alone. But on an H200 the course's softmax (32768 x 4096, "
-    f"bf16) takes {slower:.1f}x the time with dropout, because Philox needs so many "
-    "multiplications that the kernel no longer waits for memory alone (see Going further).",
+    "It moves no more bytes than softmax alone. But on an H200, dropout makes the course's "
+    f"softmax (32768 x 4096, bf16) take {slower:.1f}x as long: with all of Philox's "
+    "multiplications, it no longer waits for memory alone (see Going further).",
 )
 
 # %% [markdown]
 # ## Rows too wide to hold
 #
-# A row of 65,536 fp32 values would fill every register of an [SM](../docs/glossary.md#sm), and in lesson 05 we saw it
-# [spill](../docs/glossary.md#spill). So we have to go through a row like that **in blocks**, and read it more than
+# A row of 65,536 fp32 values would fill every register of an [SM](../docs/glossary.md#sm), and in lesson 05 it
+# [spilled](../docs/glossary.md#spill). So we have to go through a row like that **in blocks**, and read it more than
 # once. Safe softmax takes three loops: one for the maximum, one for the sum, and one to write the result. Can we merge
-# the first two? Then we'd have to start summing before we know the maximum, using the largest score **so far**, the
-# [running max](../docs/glossary.md#running-max). We put the step that adds a block into a separate function and pass it
-# as a [constexpr](../docs/glossary.md#constexpr), so that we can swap it out:
+# the first two? Then we have to start summing before we know the maximum, using the largest score **so far**, the
+# [running max](../docs/glossary.md#running-max). The step that adds a block is a separate function, passed as a
+# [constexpr](../docs/glossary.md#constexpr), so that we can swap it out:
 
 
 # %%
@@ -343,8 +342,8 @@ off = (stale - F.softmax(wide, -1)).abs().max().item()
 print("every probability within 0.01 of PyTorch's:", off < 0.01)
 
 # %% [markdown]
-# Many people would write that test and move on. But in rows this wide, most probabilities are far below 0.01, so a
-# kernel that returned all zeros would pass too. Let's check the row sums instead. Take a row of 1024 scores of 0
+# Plenty of people would write that test and move on. But in rows this wide, the probabilities are far below 0.01, so a
+# kernel that returns all zeros would pass too. Let's check the row sums instead. Take a row of 1024 scores of 0
 # followed by 1024 scores of 3, one block each. **What do its probabilities add up to?** (`exp(-3)` is about 0.05.) Work
 # through the two blocks by hand.
 
@@ -360,18 +359,18 @@ print("the random rows:", *(f"{total:.2f}" for total in stale.sum(1).tolist()))
 stale_sum.compare(
     online_softmax(take_in, steps).sum().item(),
     "In the first block the maximum was 0, so each score added exp(0), which is 1. Then the "
-    "maximum rose to 3, and each of those ones should have been exp(-3). If you reverse the row, "
-    "the maximum is in the first block and nothing goes wrong.",
+    "maximum rose to 3, and each of those ones should have become exp(-3). In the reversed row, "
+    "the maximum comes first and nothing goes wrong.",
 )
 
 # %% [markdown]
-# So that's the answer to the opening question. Exponentials computed with the wrong maximum are all too large by the
+# That brings us back to the opening question. Exponentials computed with the wrong maximum are all too large by the
 # *same* factor, so we can correct their **sum** with one multiplication. If $m$ is the old maximum and $M$ the new one,
 #
 # $$\sum_j e^{x_j - M} = \sum_j e^{x_j - m}\, e^{m - M} = e^{m - M} \cdot \text{old sum}$$
 #
-# Now it's your turn. Each program below should store the sum of its row's exponentials, computed in blocks of four.
-# **Change the marked line.** Which row is already right before you do?
+# Your turn. Each program below should store the sum of its row's exponentials, computed in blocks of four. **Fix the
+# marked line.** Which row is already right before you do?
 
 
 # %%
@@ -394,8 +393,8 @@ puzzle(running_sum_kernel, 3, three_rows, wanted=row_sums, columns=8, BLOCK=4)
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>total = total * tl.exp(peak - higher) + tl.sum(tl.exp(x - higher))</code>:
-# when the maximum rises, the old sum has to shrink. The second row is falling, so its maximum is in the first
-# block.</details>
+# when the maximum rises, the old sum has to shrink. The second row is already right: it's falling, so its maximum is in
+# the first block.</details>
 #
 # <!-- choices
 # total = total + tl.sum(tl.exp(x - higher))
@@ -421,10 +420,10 @@ def absorb(peak, total, x):
 
 
 # %% [markdown]
-# Follow `factor` and `total` through a row of 24, in blocks of four. Whenever the maximum rises, `factor` is below 1,
-# and it scales the old sum down before the new block's exponentials are added. That's why `total` can go up or down. If
-# the maximum doesn't change, `factor` is 1. In the first block, the old maximum is minus infinity, so the factor is
-# `exp(-inf)`, which is 0, and it multiplies a sum of 0.
+# Follow `factor` and `total` through a row of 24, in blocks of four. Whenever the maximum rises, `factor` is below 1
+# and scales the old sum down before we add the new block's exponentials. That's why `total` can go down as well as up.
+# If the maximum doesn't change, `factor` is 1. In the first block, the old maximum is minus infinity, so `factor` is
+# `exp(-inf)`, which is 0, times a sum that's still 0.
 
 # %% tags=["hide-input"]
 levels = torch.tensor([0, 0.5, 2, 1, 3, 1.5], device=device).repeat_interleave(4)[None]
@@ -438,10 +437,10 @@ print("zeros, then threes:", round(online_softmax(absorb, steps).sum().item(), 6
 
 # %% [markdown]
 # This is **[online softmax](../docs/glossary.md#online-softmax)** (Milakov and Gimelshein,
-# [arXiv:1805.02867](https://arxiv.org/abs/1805.02867)). Our version has one bug left. If the *first* block is all minus
-# infinity, it computes `-inf - -inf`, which is NaN. You won't see this with a
-# [causal mask](../docs/glossary.md#causal-mask), because every query sees key 0, but a sliding window or padding at the
-# front of a sequence will trigger it. The course's `absorb` in `kernels/online_softmax.py` handles that case.
+# [arXiv:1805.02867](https://arxiv.org/abs/1805.02867)). Our version still has one bug. If the *first* block is all
+# minus infinity, it computes `-inf - -inf`, which is NaN. A [causal mask](../docs/glossary.md#causal-mask) won't
+# trigger it, because every query sees key 0, but a sliding window or padding at the front of a sequence will. The
+# course's `absorb` in `kernels/online_softmax.py` handles that case.
 #
 # **By what factor does online softmax reduce the bytes requested, compared with safe softmax?** Don't forget that both
 # have a loop that writes.
@@ -483,13 +482,12 @@ paper.compare(safe.bytes_total / online.bytes_total)
 # ## The second read: DRAM or L2?
 #
 # The second read comes soon after the first. If [L2](../docs/glossary.md#l2) can hold every row in progress until then,
-# the second read never reaches [DRAM](../docs/glossary.md#dram). In practice, L2 isn't perfect. The explorer uses a
-# model fitted to an H200, in which L2 keeps everything up to a quarter of its size, less and less beyond that, and
-# nothing at three quarters or more. Move the sliders with the mouse or the arrow keys. (A row *fits* if its block
-# does, at
-# one fp32 value per register.)
+# the second read never reaches [DRAM](../docs/glossary.md#dram). Real L2 caches aren't perfect. In the explorer's
+# model, fitted to an H200, L2 keeps everything up to a quarter of its size, less and less beyond that, and nothing at
+# three quarters or more. Move the sliders with the mouse or the arrow keys. (A row *fits* if its block does, at one
+# fp32 value per register.)
 #
-# 1. At what width can't you hold the row any more, however many warps you use?
+# 1. At what width can't you hold the row any more, no matter how many warps you use?
 # 2. At 50,257 columns, GPT-2's vocabulary, go from 4 to 32 warps per row. Why does a *larger* block save bytes?
 # 3. At 4 warps, lower the number of rows. When does the second read become free, and why?
 # 4. With 32 warps and 8,192 rows, try an RTX 4090, then a T4. On which of them would even a third read be free?
@@ -503,12 +501,12 @@ explorer
 # %% [markdown]
 # <details><summary>What you should see</summary>1. At 50,257: its block has 65,536 positions, which is every register
 # on an SM. 2. Fewer rows are in progress at once, so L2 has less to hold by the time a program goes back to the start
-# of its row. 3. At 128 rows, because they all fit in L2 together. 4. On the RTX 4090, whose L2 is much larger, with one
-# row in progress per SM. On the T4 the row has already been evicted, so you pay full price for each read.</details>
+# of its row. 3. At 128 rows, because they all fit in L2 together. 4. On the RTX 4090, with its much larger L2 and one
+# row in progress per SM. On the T4, the row has already been evicted, so you pay full price for each read.</details>
 #
-# So use large blocks for wide rows. The paper's **claim: "softmax accelerates by up to 1.3 times"**, compared with
-# safe softmax, is the ratio of the bytes, rounded, assuming every read comes from DRAM. Does it? The course's
-# `softmax` reads its widest rows twice. On a GPU, in bf16:
+# So use large blocks for wide rows. The paper's **claim: "softmax accelerates by up to 1.3 times"** over safe softmax
+# is the ratio of the bytes, rounded. It assumes that every read comes from DRAM. Does it? The course's `softmax` reads
+# its widest rows twice. On a GPU, in bf16:
 
 # %% tags=["hide-input"]
 from kernels.tuned import wide_softmax
@@ -526,17 +524,17 @@ for row in h200.rows:
 table(("columns", "a row is", "of copy bandwidth"), rows, h200.label_of("softmax"))
 
 # %% [markdown]
-# (The share counts one read and one write.) **Verdict: fair, if every read comes from memory.** On this GPU the second
+# (The share counts one read and one write.) **Verdict: fair, if every read comes from memory.** On this GPU, the second
 # read is nearly free up to 65,536 columns and starts to cost time at twice that width.
 #
 # ## Cross entropy: one read, any width
 #
-# Softmax reads a wide row twice because it has a whole row to write. A loss only writes one number. Given a row of
-# scores, which are called logits here, cross entropy needs the logarithm of a single probability, the label's:
+# Softmax reads a wide row twice because it has to write a whole row. A loss writes just one number. Given a row of
+# scores (here they're called logits), cross entropy needs the logarithm of a single probability, the label's:
 #
 # $$-\log \frac{e^{x_\text{label} - M}}{\sum_j e^{x_j - M}} = M + \log \sum_j e^{x_j - M} - x_\text{label}$$
 #
-# It only needs the row's maximum and sum, so one loop is enough at **any** width.
+# All it needs is the row's maximum and sum, and the label's logit, so one loop is enough at **any** width.
 
 
 # %%
@@ -554,8 +552,8 @@ def loss_kernel(x_ptr, labels_ptr, losses_ptr, columns, BLOCK: tl.constexpr):
 
 
 # %% [markdown]
-# PyTorch computes the logarithms of all the probabilities, writes them out, and then picks one per row. **By what
-# factor does our single loop reduce the bytes?**
+# PyTorch computes the logarithms of all the probabilities, writes them out, and picks one per row. **By what factor
+# does our single loop reduce the bytes?**
 
 # %% tags=["hide-input"]
 loss_bytes = predict_first("bytes of PyTorch's cross entropy over the fused one's", unit="times")
@@ -581,18 +579,17 @@ h200.table("cross_entropy", "bfloat16")
 
 # %% [markdown]
 # On large tensors the speedup is higher than the ratio of the bytes, again because PyTorch's kernels don't reach copy
-# bandwidth. In the first line, ours doesn't either. It has so few rows that there isn't even one program for each of
-# the H200's SMs. Each program loops over its row alone, with too few loads [in flight](../docs/glossary.md#in-flight)
-# to keep the memory busy. **One program per row only works if you have many rows.**
+# bandwidth. In the first line, ours doesn't either. With so few rows, there isn't even one program for each of the
+# H200's SMs. Each program loops over its row alone, with too few loads [in flight](../docs/glossary.md#in-flight) to
+# keep memory busy. **One program per row only works if you have many rows.**
 #
 # ## Few rows: several programs per row
 #
-# To fix that, we can let several programs share a row. Each one finds the maximum and sum of its part, and we combine
-# these pairs the same way as we add a block to the blocks before it, by rescaling and then adding. But which program
-# should do the combining? Programs can start in any order, so none of them can safely wait for another, which may not
-# have started yet. Here we use a second launch, which combines the pairs in a fixed order. (You can do it in one launch
-# too: each program increments a counter in memory, and the last to arrive combines.) These are the functions that were
-# timed:
+# To fix that, we let several programs share a row. Each of them finds the maximum and sum of its part, and we combine
+# these pairs just as we combine a block with those before it: rescale, then add. But which program should do the
+# combining? Programs can start in any order, so none of them can safely wait for another that may not have started yet.
+# So we use a second launch, which combines the pairs in a fixed order. (You can also do it in one launch: each program
+# increments a counter in memory, and the last to arrive combines.) Here's the code we timed:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_06 import join_kernel, part_kernel, split_loss
@@ -607,8 +604,8 @@ for parts in (1, 4, 16):
 
 # %% [markdown]
 # This adds hardly any bytes. **How many times faster are 16 parts per row than one, on an H200, for 8 rows of 32,768 in
-# bf16?** The GPU has 132 SMs. You can derive an upper bound from the ratio of programs, but only a measurement can tell
-# you how close the GPU gets to it.
+# bf16?** The GPU has 132 SMs. The number of programs gives you an upper bound, but it takes a measurement to see how
+# close the GPU gets.
 # <!-- given 132 SMs: helpers/instruments/devices.toml -->
 
 # %% tags=["hide-input"]
@@ -624,17 +621,17 @@ title = f"{h200.label_of('split_rows')}\nus on the GPU, by parts per row"
 display(table(("rows", *split_times[8]), rows, title))
 split_speed_up.compare(
     split_times[8][1].median / split_times[8][16].median,
-    "That's much less than 16, because there's a second launch, and every part has to start up and "
-    "finish. 128 rows benefit too, even though there are nearly as many rows as SMs, because one "
-    "program of four warps doesn't keep enough loads in flight to fill an SM. 4096 rows gain "
-    "nothing, and too many parts make it slower.",
+    "That's much less than 16, because there's a second launch, and every part has to start up "
+    "and finish. Even 128 rows benefit, nearly one per SM, because a single program of four "
+    "warps doesn't keep enough loads in flight. 4096 rows gain next to nothing, and with too "
+    "many parts they get slower.",
 )
 
 # %% [markdown]
 # Could we skip the second launch and have all parts add to a single number in memory? `tl.atomic_add` reads, adds and
-# writes as one [atomic operation](../docs/glossary.md#atomic-operation). (A maximum and its sum are two numbers that
-# have to match, so let's take a plain sum as the example.) The problem is that the programs can arrive in any
-# **order**. In this cell we choose the order ourselves, so that we can try several of the ones a GPU might pick:
+# writes as one [atomic operation](../docs/glossary.md#atomic-operation). (A maximum and its sum have to match, so let's
+# take a plain sum as the example.) The problem is that programs can arrive in any **order**. Here we set the order
+# ourselves, to try out several that a GPU might pick:
 
 
 # %%
@@ -660,16 +657,15 @@ print("all sums the same:", len(set(sums)) == 1)
 
 # %% [markdown]
 # The order matters because each addition rounds. With atomics, the last digits change from run to run, and after enough
-# steps so does a whole training run. If you instead store each partial result in a separate place and combine them in a
-# fixed order, you get the same answer every time: the kernel is **deterministic**. Atomics are fine for operations
-# where the order can't matter, such as integer sums or a maximum. We'll come back to this in lesson 11, with weight
-# gradients.
+# steps, so does a whole training run. If you store each partial result separately instead and combine them in a fixed
+# order, you get the same answer every time: the kernel is **deterministic**. Atomics are fine for operations where the
+# order can't matter, such as integer sums or a maximum. We'll come back to this in lesson 11, with weight gradients.
 #
 # ## Softmax and top-k in one pass
 #
-# A sampler wants the few most likely words of a vocabulary, and a mixture of experts wants the few best experts.
-# Unfused, that's `topk(softmax(x), k)`. But the scores have the same order as their probabilities, so there's no need
-# to compute the other probabilities at all. The kernel finds the maximum, removes it, and repeats that `K` times:
+# A sampler needs the few most likely words in a vocabulary, and a mixture of experts needs the few best experts.
+# Unfused, that's `topk(softmax(x), k)`. But the scores have the same order as their probabilities, so you don't have to
+# compute the other probabilities at all. The kernel finds the maximum, removes it, and repeats that `K` times:
 
 
 # %%
@@ -706,11 +702,10 @@ two_finite[0, 5], two_finite[0, 2] = 2.0, 1.0
 print("two finite scores, k = 4: indices", shortlist(two_finite, 4)[1][0].tolist())
 
 # %% [markdown]
-# It removes the winner by *position*, not by value (`x == best`), because two scores can be equal. But look at the last
-# line: **one index appears twice.** If a row has fewer than `K` finite scores, which can happen with masks, the kernel
-# runs out of them, and then it can't tell a removed score from one that was minus infinity to begin with. In exercise
-# 06 you'll write a kernel without that bug. *Going further* shows how much time this fusion saves, and tests a
-# published speedup.
+# The kernel removes the winner by *position*, not by value (`x == best`), because two scores can be equal. But look at
+# the last line: **one index appears twice.** If a row has fewer than `K` finite scores, which can happen with masks,
+# the kernel can't tell a removed score from one that was minus infinity to begin with. In exercise 06 you'll write a
+# kernel without that bug. *Going further* shows how much time this fusion saves, and tests a published speedup.
 #
 # ## Your predictions vs the measurements
 
@@ -722,11 +717,11 @@ predictions()
 #
 # 1. You take a maximum and then a sum of exponentials. What value should the padding hold? Why not 0?
 # <details><summary>Answer</summary>Minus infinity, because it can't raise the maximum and its exponential is 0. A 0
-# would be the maximum of any row of negative scores, and it would add its exponential to every row's sum.</details>
+# would become the maximum of any row of negative scores, and it would add to every row's sum.</details>
 #
 # 2. Online softmax without the rescaling still gets some rows right. Which ones?
-# <details><summary>Answer</summary>Rows whose maximum is in the first block. The running max never changes, so every
-# factor would be 1 anyway.</details>
+# <details><summary>Answer</summary>Rows with their maximum in the first block. The running max never changes after
+# that, so every factor would be 1 anyway.</details>
 #
 # 3. Why can cross entropy read its logits once at any width, when softmax has to read a wide row twice?
 # <details><summary>Answer</summary>Softmax has to write a value for every column, and it can't until it knows the sum.
@@ -734,17 +729,16 @@ predictions()
 #
 # 4. Your softmax reads wide rows twice, yet it's hardly slower than a copy. How is that possible, and what change to
 #    the launch could ruin it?
-# <details><summary>Answer</summary>The second read hits in L2. If you used more, smaller blocks, more rows would fit
-# on
-# the GPU at once, and a row would be evicted from L2 before its second read.</details>
+# <details><summary>Answer</summary>The second read hits in L2. With smaller blocks, more rows would be in progress at
+# once, and a row could be evicted from L2 before its second read.</details>
 #
-# 5. A colleague gets rid of the second launch by having every part use `tl.atomic_add`. The tests pass, but two runs
+# 5. A colleague eliminates the second launch by having every part use `tl.atomic_add`. The tests pass, but two runs
 #    with the same seed diverge after a few hundred steps. Why?
 # <details><summary>Answer</summary>The parts arrive in a different order each time, and fp32 addition rounds, so the
 # last digits differ. Training then amplifies the difference.</details>
 #
-# 6. Two programs share a row. The first found maximum 2 and sum 10 on its half, the second maximum 4 and sum 3. What's
-#    the sum of $e^{x-4}$ over the whole row? Replace the dots with your answer.
+# 6. Two programs share a row. On its half, the first found a maximum of 2 and a sum of 10. The second found a maximum
+#    of 4 and a sum of 3. What's the sum of $e^{x-4}$ over the whole row? Replace the dots with your answer.
 
 # %%
 answer = ...
@@ -757,17 +751,17 @@ self_test(
 # ## Now you
 #
 # In [Exercise 06](../exercises/06_softmax_topk.ipynb) you'll compute probabilities and top-k from one read, and handle
-# equal scores correctly. Next is [07 Occupancy](07_occupancy.ipynb), about the cost of using more registers, warps and
-# blocks.
+# equal scores correctly. Next up is [07 Occupancy](07_occupancy.ipynb), about the cost of using more registers, warps
+# and blocks.
 
 # %% [markdown]
 # ## Going further
 #
 # ### The time of dropout
 #
-# `predict` compiles a kernel for an H200, counts its instructions and bytes, and reports how long each would take. We
-# run it on the course's two kernels, which are the ones that were timed (they get four random numbers from each
-# evaluation of Philox, as in lesson 04), and on ours above, which evaluates Philox for every number:
+# `predict` compiles a kernel for an H200, counts its instructions and bytes, and estimates how long each would take. We
+# run it on the course's two kernels (with dropout, one Philox call yields four random numbers, as in lesson 04), and on
+# ours above, which calls Philox for every number:
 
 # %% tags=["hide-input", "nbval-ignore-output"]
 import kernels
@@ -789,16 +783,16 @@ table(("", "DRAM", "arithmetic"), rows)
 h200.table("softmax_dropout", "bfloat16")
 
 # %% [markdown]
-# In the course's kernel, generating the random numbers takes about as long as moving the bytes. The two don't overlap
-# completely, so together they take longer than either alone. In our kernel, the random numbers would take much longer
-# than the bytes. If a kernel is waiting for memory, extra arithmetic is free **until it no longer waits**.
+# By this estimate, dropout makes arithmetic the bottleneck in the course's kernel, and far more so in ours. (The
+# estimate is on the high side: the measured kernel, an earlier version, takes less time than that, but more than its
+# bytes alone would.) In a kernel that waits for memory, extra arithmetic is free **until it no longer waits**.
 #
 # ### Few rows in one launch
 #
 # You can combine the parts of a row without a second launch. Each program adds 1 to the row's counter, and the atomic
-# operation returns the previous value. The program that gets the last value knows that all the others have finished, so
-# it doesn't have to wait. It then combines the parts, in the same fixed order whichever program it is, and resets the
-# counter for the next call. (`tl.debug_barrier` makes the program's own threads wait until the stores above it are
+# operation returns the previous value. The program that gets the last value knows that all the others have stored their
+# parts, so it doesn't have to wait. Whichever program that is, it combines the parts in the same fixed order and resets
+# the counter for the next call. (`tl.debug_barrier` makes the program's own threads wait until the stores above it are
 # done, and the atomic, with Triton's default ordering, makes them visible to the other programs.)
 
 
@@ -853,8 +847,8 @@ for parts in (1, 4, 16):
 # `held_kernel` is wasteful in two cases: a row of 10,000 in a block of 16,384 leaves over a third of the block idle,
 # and a row of 64 hardly keeps a program busy. The course's `softmax` (`kernels/rowwise/softmax.py`) is the same kernel
 # with both fixed. It splits a row into a **head**, a power-of-two number of columns that's always full, and a masked
-# **tail** for the rest, and if rows are short it processes several per program. It also accepts any row stride and
-# fp64, and it computes exponentials as powers of two, because that's the only kind the hardware has:
+# **tail** for the rest. If rows are short, a program handles several of them. It also accepts any row stride and fp64,
+# and it computes exponentials as powers of two, because that's the only exponential the hardware has:
 
 # %%
 from kernels.online_softmax import LOG2_E
@@ -872,7 +866,7 @@ def softmax_kernel(
     TAIL: tl.constexpr,  # a power of two, at least the remaining columns; 0 where there are none
     COMPUTE: tl.constexpr,  # dtype of the arithmetic
 ):
-    # int64 before the multiplication: row numbers and row * stride pass 2**31 on large tensors.
+    # int64 before the multiplication: row * stride exceeds 2**31 on large tensors.
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     x_ptr += row * x_row_stride
     y_ptr += row * cols
@@ -915,9 +909,9 @@ h200.table("softmax", "bfloat16")
 #
 # ### Wide rows, held after all?
 #
-# fp32 registers aren't the only place to keep a row. bf16 values take half the space if you leave them packed, two to a
-# register, until you need them. A thread block also has shared memory. And since compute capability 9.0, the SMs of a
-# [cluster](../docs/glossary.md#cluster) can read each other's shared memory:
+# fp32 registers aren't the only place to keep a row. bf16 values take half the space if you leave them packed, two per
+# register, until you need them. A thread block also has shared memory. And starting with compute capability 9.0, the
+# SMs in a [cluster](../docs/glossary.md#cluster) can read each other's shared memory:
 
 # %% tags=["hide-input"]
 from helpers.instruments import DEVICES
@@ -929,7 +923,7 @@ room |= {"shared memory, bf16": shared, "shared memory of 8 SMs, bf16": 8 * shar
 table(("", "elements at most"), ((place, f"{numbers:,}") for place, numbers in room.items()))
 
 # %% [markdown]
-# Let's try a kernel that loads the row packed and widens it at each use:
+# Let's try a kernel that keeps the row packed and widens it at each use:
 
 
 # %%
@@ -953,16 +947,16 @@ for kernel in (held_kernel, packed_kernel):
 
 # %% [markdown]
 # It spills just the same. The compiler sees the same conversion three times, does it once, and keeps the fp32 values.
-# (`kernels/tuned/packed.py` shows how to prevent that.) Clusters aren't an easy way out either, because Triton can
-# launch them (`num_ctas`) but has no way for their programs to exchange results. `kernels/tuned/cluster_softmax.py`
-# adds a barrier by hand. We use it for few rows and for the widest gradients.
+# (`kernels/tuned/packed.py` shows how to prevent that.) Clusters aren't an easy way out either: Triton can launch them
+# (`num_ctas`), but it gives their programs no way to exchange results. `kernels/tuned/cluster_softmax.py` adds a
+# barrier by hand. We use it for few rows and for the widest gradients.
 #
 # ### Odd widths and other sizes
 #
 # GPT-2 has 50257 words. In bf16 that isn't a multiple of 16 bytes, so seven out of eight rows start at an address where
 # a wide load isn't allowed (lesson 03b). A kernel can fall back to loading single elements, or it can handle the few
-# elements before the next aligned address separately. It moves the same bytes either way, apart from the sectors that
-# two rows share. The last line compares 32744 rows of 4099 with 32768 rows of 4096.
+# elements before the next aligned address separately. Either way it moves the same bytes, apart from sectors that
+# straddle two rows. The last line compares 32744 rows of 4099 with 32768 rows of 4096.
 # <!-- given 16 bytes: CUDA C++ Programming Guide, device memory accesses -->
 
 # %% tags=["hide-input"]
@@ -982,21 +976,21 @@ print(f"softmax, rows of 4099 against rows of 4096: {odd:.2f} times the time")
 # %% [markdown]
 # So odd rows can be nearly as fast: threads move whole 16-byte vectors starting at the first aligned address in a row,
 # and a small extra block handles the few elements before and after. The hollow marks show the other odd widths: the
-# narrower the row, the more its two ends weigh, and the widest rows pay a little as well. QuACK refuses odd rows, and
-# the others mostly trail there.
+# narrower the row, the more its two ends cost, and the widest rows pay a little too. QuACK refuses odd rows, and the
+# others are mostly slower there.
 #
-# Softmax trails elsewhere: on few narrow rows, and above about 25,000 columns, where QuACK is ahead. Such a row fills
-# much of an SM's registers, so few rows are in flight at once. QuACK splits the widest rows across several SMs. Ours
-# does that only for few rows and for the widest gradients; otherwise it reads most of such a row twice. Cross entropy
-# reads each row once at any width, and is level with QuACK or ahead at the widest. At narrower widths QuACK keeps the
-# row on the chip as well, and the two are close. (In the backward pass, a few points are slightly above the ceiling,
+# Our softmax is behind elsewhere: on few narrow rows, and above about 25,000 columns, where QuACK is ahead. A row that
+# wide fills much of an SM's registers, so few rows are in flight at once. QuACK splits the widest rows across several
+# SMs. We do that only for few rows and for the widest gradients. Otherwise we read most of such a row twice. Cross
+# entropy reads each row once at any width, and at the widest it's level with QuACK or ahead. At narrower widths, QuACK
+# also keeps the row on chip, and the two are close. (In the backward pass, a few points are slightly above the ceiling,
 # because softmax reads two elements for each one it writes, while a copy reads one.)
 # <!-- given 16 bytes: as above -->
 #
 # ### Memory saved for backward
 #
 # **Claim: "dropping intermediates takes 20 to 40 % less memory."** (You'll see this quoted without a model or a
-# source.) Is it true for cross entropy? Memory has to hold the logits, whatever the forward pass [saved for
+# source.) Is it true for cross entropy? Memory has to hold the logits, everything the forward pass [saved for
 # backward](../docs/glossary.md#saved-for-backward), and the gradient. PyTorch's hooks let us see each saved tensor.
 
 # %% tags=["hide-input"]
@@ -1004,7 +998,7 @@ from kernels import cross_entropy
 
 
 def kept(loss, x):
-    """Bytes of x, and of what the forward pass of `loss` saves for the backward."""
+    """Return the bytes of x and of all tensors that `loss` saves for the backward pass."""
     sizes = {x.data_ptr(): x.nbytes}
 
     def keep(tensor):
@@ -1029,16 +1023,16 @@ print(f"{round(100 * less)}% less if the logits are freed after the forward pass
 
 # %% [markdown]
 # **Verdict: fair, within its range, and it depends.** The fused kernel saves the logits, which exist anyway, and two
-# numbers per row. Its backward pass recomputes the probabilities. Unfused, PyTorch saves the logarithms *in addition
+# numbers per row. Its backward pass recomputes the probabilities. Unfused, PyTorch saves the logarithms, *in addition
 # to* the logits. If nothing else needs the logits, they're freed after the forward pass, and then fusing saves nothing.
 #
 # ### A paper's softmax and top-k
 #
 # The online-softmax paper makes a second **claim: "softmax and top-k combined and fused: up to 5 times faster"**, on a
 # V100. It compares the authors' own kernels. In the unfused version, safe softmax writes its probabilities and top-k
-# reads them back; the fused version writes only the winners. There are 4000 rows of 25,000 fp32 scores, and `k` is 5.
-# One fused version uses safe softmax and the other online softmax, so you can tell the two gains apart. We timed all
-# three again, in `benchmarks/experiments/lesson_06.py`:
+# reads them back. The fused versions write only the winners. There are 4000 rows of 25,000 fp32 scores, and `k` is 5.
+# One fused version uses safe softmax and the other online softmax, so you can tell the two gains apart. We wrote and
+# timed all three ourselves, in `benchmarks/experiments/lesson_06.py`:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_06 import VERSIONS
@@ -1065,21 +1059,21 @@ short_unfused, _, short_online = (short[name].median for name in VERSIONS)
 print(f"rows of 1,000: {short_unfused / short_online:.2f}x faster")
 
 # %% [markdown]
-# **Verdict: under the paper's conditions, but on an H200, about three times: by fusing most, by online softmax next.**
-# The bytes allow five, but the online kernel doesn't get there. Its one read would be done much earlier, so the rest is
-# most likely its own work, the exponentials and comparisons for each score. A V100 has slower memory, so it may get
-# closer to five; we didn't test that.
+# **Verdict: about three times on an H200, under conditions otherwise like the paper's; fusing contributes most of it.**
+# Online softmax contributes the rest. The bytes allow five, but the online kernel doesn't get there. Its one read takes
+# much less time than the kernel, so the rest is most likely the work on each score, exponentials and comparisons. A
+# V100 has slower memory, so it may get closer to five. We didn't test that.
 #
-# You'll see larger figures against `F.softmax` followed by `topk`. The course's `softmax_topk` writes all the
-# probabilities too, so it only saves one read out of three passes, and yet
+# Compared with `F.softmax` followed by `topk`, the numbers get even larger. The course's `softmax_topk` also writes all
+# the probabilities, so it saves only one read out of three passes, and yet:
 
 # %% tags=["hide-input"]
 h200.table("softmax_topk", "bfloat16")
 
 # %% [markdown]
-# Fusion can't explain that. `torch.topk` is many times slower than reading its input, because it has to work for any
-# `k` and any length, while the fused kernel knows that `k` is small. **A different baseline with different outputs
-# makes it a different claim.**
+# Fusion can't explain that. `torch.topk` takes many times longer than reading its input, because it has to work for any
+# `k` and any length, while the fused kernel knows that `k` is small. **A different baseline and different outputs make
+# it a different claim.**
 #
 # If you have a GPU, see what the second and third reads cost:
 

@@ -2,18 +2,18 @@
 # # 07 Occupancy and register pressure: when is it too much?
 #
 # So far every fusion has paid off, because each one saved a launch and a [round trip](../docs/glossary.md#round-trip)
-# through memory. So why not fuse *everything*? Because a fused kernel keeps its values in
+# through memory. Why not fuse *everything*, then? Because a fused kernel keeps its values in
 # [registers](../docs/glossary.md#register), and an [SM](../docs/glossary.md#sm) has a fixed number of those. Say you
 # fuse two operations, then ten, then twenty-four. **When does it stop paying off, and can you find out without running
-# it once?**
+# anything?**
 #
 # In this lesson you'll learn to
 #
-# - name the resource that keeps another block from fitting on an SM, and how to make room for it;
+# - find out which resource keeps another block from fitting on an SM, and how to make room for it;
 # - compile a kernel for a GPU you don't have, and read its registers, spills and machine code;
 # - predict how many operations fit into a growing fusion, and find where it stops paying off;
 # - predict how many wavefronts a shared memory read takes;
-# - choose `num_warps` and `maxnreg` knowing what they cost, and count waves and their tail.
+# - choose `num_warps` and `maxnreg` with their costs in mind, and count waves and their tail.
 #
 # About 65 minutes. You should have done [06 Softmax](06_softmax.ipynb). The exercise is
 # [07](../exercises/07_register_budget.ipynb).
@@ -45,10 +45,10 @@ sm = limits(h100.compute_capability)
 # %% [markdown]
 # ## An SM fills with blocks
 #
-# The GPU hands an SM whole **[thread blocks](../docs/glossary.md#thread-block)**, as many as fit. (Careful: until now
+# The GPU gives each SM as many whole **[thread blocks](../docs/glossary.md#thread-block)** as fit. (Careful: until now
 # *block* has meant the array a program works on, and that's still what Triton's `BLOCK` refers to. A thread block is
-# the group of threads that run one program.) Its threads are grouped into **[warps](../docs/glossary.md#warp)** of
-# 32, which execute an instruction together. When one warp is waiting for memory, the SM hides the wait by running
+# the group of threads that run one program.) Threads are grouped into **[warps](../docs/glossary.md#warp)** of 32,
+# which execute each instruction together. When one warp is waiting for memory, the SM hides the wait by running
 # another. The fraction of an SM's warp slots that are filled is its **[occupancy](../docs/glossary.md#occupancy)**.
 #
 # The explorer shows one SM of an H100. Move the sliders with the mouse or the arrow keys. Each panel varies one
@@ -73,9 +73,9 @@ explorer
 # %% [markdown]
 # <details><summary>What you should see</summary>1. 32 is the highest. At 33, four of the 16 blocks no longer fit, but
 # you can add the next seven registers for free. 2. Warps, registers and shared memory all run out at the same time, so
-# using fewer registers won't make room for another block. 3. Half of them: only one of two blocks still fits. 4. No. A
-# T4 has half as many warp slots, and they're all full. An RTX 4090, like the H100, has more warp slots than it can fill
-# with that many registers per thread.</details>
+# using fewer registers won't make room for another block. 3. Half of them: only one of the two blocks still fits. 4.
+# No. A T4 has half as many warp slots, and they're all full. An RTX 4090, like the H100, has more warp slots than it
+# can fill at that many registers per thread.</details>
 #
 # Here's what an SM of an H100 has in total:
 
@@ -88,9 +88,9 @@ print(f"a thread can have {MAX_REGISTERS} at most")
 # %% [markdown]
 # ## Units and quarters
 #
-# How many blocks fit depends on two details. Registers are allocated to a warp in **units of 256**, so the count per
-# thread is rounded up to a multiple of eight. And an SM is divided into **four parts**, each with a quarter of the
-# registers. The SM deals a block's warps out to the four parts in turn.
+# Two details affect how many blocks fit. Registers are allocated per warp in **units of 256**, so the count per thread
+# is rounded up to a multiple of eight. And an SM has **four sub-partitions**, each with a quarter of the registers. A
+# block's warps are dealt out to them in turn.
 # <!-- given 256 registers: cuda_occupancy.h of the CUDA toolkit, the unit -->
 #
 # 1. Take blocks of 96 threads with 40 registers. 65,536 / (96 x 40) is 17.07, so how many blocks fit, and why not one
@@ -105,8 +105,8 @@ from helpers.figures import RegisterQuartersExplorer
 RegisterQuartersExplorer(threads=128, registers=40)
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. 16. Each quarter holds 12 warps and has less left over than one more
-# warp needs, and you can't combine what's left in two quarters. 2. There are 4,096 left, enough for two warps. Another
+# <details><summary>What you should see</summary>1. 16. Each quarter holds 12 warps, and the rest is too small for one
+# more warp. You can't combine the leftovers of two quarters. 2. There are 4,096 left, enough for two warps. Another
 # block would need room for four warps in each quarter.</details>
 #
 # **A block has 512 threads with 41 registers each. How many of these blocks fit on one SM?**
@@ -123,11 +123,9 @@ found = occupancy(h100.compute_capability, threads=512, registers=41)
 print(found)
 blocks.compare(
     found.blocks,
-    f"{REGISTERS} / (512 x 41) = {REGISTERS / (512 * 41):.2f}, so simple division gives one "
-    "block too "
-    "many. 41 registers are rounded up to 48, so a warp takes 1536 and a quarter of the SM "
-    "holds 10 "
-    "warps. That's 40 warps in all, which is enough for two blocks of 16.",
+    f"{REGISTERS} / (512 x 41) = {REGISTERS / (512 * 41):.2f}, so simple division gives one block "
+    "too many. 41 registers are rounded up to 48, so a warp takes 1536, and a quarter of the SM "
+    "holds 10 warps. That's 40 warps in all, enough for two blocks of 16 but not for three.",
 )
 
 # %% tags=["hide-input", "answers-blocks"]
@@ -137,8 +135,8 @@ register_file_chart(h100.compute_capability, 512, (32, 40, 41), title)
 # %% [markdown]
 # ## Shared memory and bank conflicts
 #
-# The warps in a block can't read each other's registers. To exchange data, such as partial sums or a tile they all use,
-# they go through **[shared memory](../docs/glossary.md#shared-memory)**. Triton's compiler manages it for you, but it
+# Warps can't read each other's registers. To exchange data, such as partial sums or a tile they all use, the warps of a
+# block go through **[shared memory](../docs/glossary.md#shared-memory)**. Triton's compiler manages it for you, but it
 # still comes out of the SM's budget, just like registers.
 #
 # Shared memory has 32 **banks**. Consecutive four-byte words are in consecutive banks, and each bank can serve one word
@@ -164,8 +162,8 @@ column.compare(wavefronts(32), "All the words are in one bank, which is the wors
 # %% [markdown]
 # ### Padded rows
 #
-# In this puzzle, each lane stores its element at the position of its word's bank. **Choose the smallest pitch of at
-# least 32 that gives every lane a different bank.**
+# In this puzzle, each lane stores its element at position *bank*, where *bank* is the bank that its word is in.
+# **Choose the smallest pitch of at least 32 that gives every lane a different bank.**
 
 
 # %%
@@ -182,8 +180,8 @@ lanes = torch.arange(32.0)
 puzzle(column_banks_kernel, 1, lanes, wanted=lanes.clone())
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>pitch = 33</code>. With each row one word longer than it needs to be, a lane's
-# bank is the same as its own number. Any odd pitch avoids conflicts.</details>
+# <details><summary>Answer</summary><code>pitch = 33</code>. With one extra word per row, each lane's bank is the lane's
+# own number. Any odd pitch avoids conflicts.</details>
 #
 # <!-- choices
 # pitch = 32
@@ -211,10 +209,10 @@ for pitch, count in counted["pitches"].items():
 table(("pitch", "wavefronts", "counted", "time"), rows, h200.label_of("banks", "sm_counters"))
 
 # %% [markdown]
-# You can barely see the cost of two wavefronts, because other work hides it. Starting at four, the time grows with
-# the count. In Triton, the compiler pads or swizzles tiles for you; in CUDA C++, you have to do it yourself.
+# Two wavefronts barely show, because other work hides them. Starting at four, the time grows with the count. In Triton,
+# the compiler pads or swizzles tiles for you. In CUDA C++, that's your job.
 #
-# 1. Which widths from 28 to 40 let you read a column in one wavefront? What do they have in common?
+# 1. At which widths from 28 to 40 can you read a column in one wavefront? What do they have in common?
 # 2. Now read a row, then a single word. Why does neither ever conflict?
 
 # %% tags=["hide-input"]
@@ -223,13 +221,13 @@ from helpers.figures import BanksExplorer
 BanksExplorer(width=28)
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. The odd ones. 2. The words in a row are next to each other, so
-# they're in 32 different banks whatever the width. A single word is read once and broadcast to all the lanes.</details>
+# <details><summary>What you should see</summary>1. The odd ones. 2. The words of a row are adjacent, so they're in 32
+# different banks whatever the width. A single word is read once and broadcast to all the lanes.</details>
 #
 # ## Short live ranges
 #
-# Let's fuse a chain of identical steps. Each one applies RMSNorm and then SiLU to a row: `n = y / rms(y)`,
-# `y = n sigmoid(n)`.
+# Let's fuse a chain of identical steps. Each step applies RMSNorm and then SiLU to a row: `n = y / rms(y)`, `y = n
+# sigmoid(n)`.
 
 
 # %%
@@ -251,17 +249,17 @@ def forward_kernel(x_ptr, y_ptr, COLUMNS: tl.constexpr, STEPS: tl.constexpr):
 
 # %% [markdown]
 # (`tl.static_range` is a loop that the compiler unrolls.) A program holds a row of 1024 elements in 4 warps, so each
-# thread keeps eight elements, in eight registers. A value occupies its register from when it's created until its last
-# use; that's its **[live range](../docs/glossary.md#live-range)**. **One step needs 29 registers per thread in total.
-# How many do twelve steps need?** `compile_for` runs Triton's compiler and NVIDIA's assembler for whichever GPU you
-# name. It doesn't run the kernel, so you don't need the GPU.
+# thread keeps eight elements, in eight registers. A value occupies its register from its creation to its last use,
+# which is its **[live range](../docs/glossary.md#live-range)**. **One step needs 29 registers per thread in total. How
+# many do twelve steps need?** `compile_for` runs Triton's compiler and NVIDIA's assembler for any GPU you name. It
+# doesn't run the kernel, so you don't need the GPU.
 
 # %% tags=["hide-input"]
 forward = predict_first("registers per thread, 12 steps, forward only", unit="registers")
 forward
 
 # %%
-row = torch.empty(1, 1024, device="meta")  # no contents: the compiler does not read any
+row = torch.empty(1, 1024, device="meta")  # no data: the compiler doesn't need any
 chains = {
     steps: compile_for(forward_kernel, row, row, device="H100", COLUMNS=1024, STEPS=steps)
     for steps in (1, 12, 16, 24)
@@ -272,21 +270,21 @@ for steps, chain in chains.items():
     print(f"{steps:2} steps: {chain.registers} registers, {chain.occupancy().blocks} blocks per SM")
 forward.compare(
     chains[12].registers,
-    "Fusing costs few registers, because when a step replaces a value, it frees that value's "
-    "register. At 16 and 24 steps the assembler uses one and two more units of eight, and you "
-    "lose blocks. That isn't because of live values, since there are still only eight.",
+    "Fusing costs few registers, because a step that replaces a value frees its register. At 16 "
+    "and 24 steps the assembler takes one and two more units of eight, and you lose blocks. Live "
+    "values aren't to blame, because there are still only eight.",
 )
 
 # %% [markdown]
 # ## Long live ranges
 #
-# To compute the gradient, we go back through the chain in reverse, and we need values from every step. Unfused, they're
-# in memory. If we fuse it all, they have to stay in registers the whole time, so they're *live*. For one step, with
-# scale $r$, incoming gradient $d$, and $s$ the sigmoid of $n$:
+# To compute the gradient, we go through the chain in reverse, and we need values from every step. Unfused, those are in
+# memory. If we fuse it all, they have to stay in registers the whole time: they're *live*. For one step, with scale
+# $r$, incoming gradient $d$, and $s$ the sigmoid of $n$:
 #
 # $$\text{grad}_y = r\,\bigl(g - n\,\text{mean}(g\,n)\bigr), \qquad g = d\,s\,\bigl(1 + n\,(1 - s)\bigr)$$
 #
-# Textbooks write this in terms of the step's input `y`, so our first version saves `y`, in a tuple that grows at
+# Textbooks write this in terms of the step's input `y`, so our first version keeps `y`, in a tuple that grows at
 # compile time:
 
 
@@ -310,27 +308,27 @@ def keeps_y_kernel(x_ptr, grad_y_ptr, grad_x_ptr, COLUMNS: tl.constexpr, STEPS: 
 
 
 # %% [markdown]
-# Each step saves one row, at eight elements per thread, so you'd expect each additional step to cost eight registers:
+# Each step keeps one row, at eight elements per thread, so you'd expect each additional step to cost eight registers:
 
 # %% tags=["hide-input"]
 tensors = (row, row, row)
 options = {"device": "H100", "COLUMNS": 1024}
 four, eight = (compile_for(keeps_y_kernel, *tensors, STEPS=n, **options) for n in (4, 8))
-print(f"each further step: {(eight.registers - four.registers) / 4:g} registers per thread")
+print(f"each additional step: {(eight.registers - four.registers) / 4:g} registers per thread")
 print(
     f"MUFU per step: {eight.instructions['MUFU'] / 8:g}; "
     f"with one sigmoid {2 * 8 + 1}, with two {4 * 8 + 1}"
 )
 
 # %% [markdown]
-# It's far more than eight, and the machine code tells us why. A `sigmoid` takes an exponential and a reciprocal per
-# element, and both run on the [SFU](../docs/glossary.md#sfu) (`MUFU`); the scale takes one more. The backward half
-# needs the sigmoid again, but the kernel only computes it once, because the compiler noticed the repeated expression
-# and **kept** the result. So each step has three live rows: `y`, which we save, and `n` and `sigmoid(n)`, which the
+# It's far more than eight, and the machine code shows why. A `sigmoid` takes an exponential and a reciprocal per
+# element, and both run on the [SFU](../docs/glossary.md#sfu) (`MUFU`). The scale takes one more. The backward half
+# needs the sigmoid again, but the kernel computes it only once, because the compiler noticed the repeated expression
+# and **kept** the result. So each step has three live rows: `y`, which we keep, and `n` and `sigmoid(n)`, which the
 # compiler keeps.
 #
-# That's our mistake: we don't need `y`, since it's just `n / r`. In the small kernel below, the backward half already
-# uses `n`. **Fix the line that saves the wrong row.**
+# Keeping `y` is our mistake, because it's just `n / r`. In the small kernel below, the backward half already uses `n`.
+# **Fix the line that keeps the wrong row.**
 
 
 # %%
@@ -376,8 +374,8 @@ puzzle(saved_kernel, 2, two_rows, arriving, wanted=gradient.half(), COLUMNS=4, S
 # kept += ((y, n),)
 # -->
 #
-# **In this version, how many registers per thread does each additional step have to keep, for rows of 1024 in 4
-# warps?** Remember what the compiler does with the sigmoid.
+# **In this version, how many registers per thread does each additional step take up, for rows of 1024 in 4 warps?**
+# Remember what the compiler does with the sigmoid.
 
 # %% tags=["hide-input"]
 growth = predict_first("registers per thread that each further step keeps", unit="registers")
@@ -422,18 +420,18 @@ for steps in (1, 12):
     print(f"{steps:2} steps: {measure(chain_gradient, x, grad_y, steps)}")
 growth.compare(
     round((compiled(14).registers - compiled(1).registers) / 13, 1),
-    "That's two rows of eight, n (which we save) and sigmoid(n) (which the compiler keeps), plus a "
-    "few registers that it uses because they're free. Memory traffic doesn't grow at all.",
+    "That's two rows of eight, n (which we keep) and sigmoid(n) (which the compiler keeps), plus "
+    "a few registers that it uses because they're free. Memory traffic doesn't grow at all.",
 )
 
 # %% [markdown]
 # ## The first spill
 #
-# An instruction names a register with eight bits, and one of the 256 names always reads as zero, so a thread can't have
+# Instructions encode a register in eight bits, and one of the 256 codes always reads as zero, so a thread can't have
 # more than the 255 we saw above. If a value doesn't fit, it **[spills](../docs/glossary.md#spill)**: it's stored to
 # *local memory* and loaded back later. Local memory is ordinary GPU memory behind the SM's own cache, **L1**, and each
 # thread has a private area there, its **stack**. One step needs 37 registers, and each additional one keeps two rows.
-# **How many operations can you fuse on an H100 before one spills? Give the first number that does.**
+# **On an H100, what's the smallest number of fused operations that spills?**
 # <!-- given 37 registers: the compiler's count for one step, in the explorer below -->
 
 # %% tags=["hide-input"]
@@ -441,8 +439,8 @@ first_spill = predict_first("the first number of operations to spill", unit="ope
 first_spill
 
 # %% [markdown]
-# The next cell compiles the kernel twelve times, which takes a few seconds. If you pick another GPU, it'll compile
-# twelve more.
+# The next cell compiles the kernel at twelve sizes, which takes a few seconds. If you pick another GPU, it compiles
+# them again.
 #
 # 1. Which panel changes long before the first spill?
 # 2. When do the warps stop dropping, and why?
@@ -457,9 +455,9 @@ first_spill.on(lab, "x", panel=1)
 
 # %% [markdown]
 # <details><summary>What you should see</summary>1. The warps, which drop as soon as you add a second operation. 2. At
-# ten. Two blocks fit at that point, and two still fit even if every thread uses all the registers it can have. 3. The
-# first spill hardly moves, because the limit per thread is the same on all of them. The number of blocks doesn't change
-# either, but the occupancy does, because some GPUs have more warp slots per SM.</details>
+# ten. Two blocks fit there, and two still fit when every thread uses the maximum number of registers. 3. The first
+# spill hardly moves, because all of them have the same limit per thread. The number of blocks doesn't change either,
+# but the occupancy does, because some GPUs have more warp slots per SM.</details>
 
 # %% tags=["hide-input"]
 rows = []
@@ -468,22 +466,22 @@ for steps in (12, 14, 15, 16, 20, 24):
     needed = compiled(1).registers + 2 * 8 * (steps - 1)
     stored = made.spill_stores // 4
     rows.append((steps, needed, made.registers, max(0, needed - MAX_REGISTERS), stored))
-display(table(("steps", "needed", "taken", "needed over 255", "values spilled"), rows))
+display(table(("steps", "needed", "taken", "excess over 255", "values spilled"), rows))
 spills = {steps: compiled(steps).spill_bytes for steps in sizes}
 first = next(steps for steps, spilled in spills.items() if spilled)
 first_spill.compare(
     first,
-    "While there are free registers, the compiler uses more than it needs: 230 for 12 steps. It "
-    "only spills once it really needs more than 255, at 37 plus 16 for each additional step, and "
-    "then it spills roughly the excess.",
+    "While registers are free, the compiler uses more than it needs: 230 for 12 steps. It only "
+    "spills once it really needs more than 255, at 37 plus 16 per additional step, and then it "
+    "spills roughly the excess.",
 )
 
 # %% [markdown]
 # ## Where does it stop paying?
 #
 # The alternative is to **cut** the chain in two. That takes three launches: one runs the first half forward and writes
-# out the row at the cut, and then each half gets a launch for its gradient. The meter counts what the cut costs, and
-# the compiler reports what it saves. (Spilled bytes are the ones that a thread stores and loads again.)
+# the row at the cut, and then each half gets a launch for its gradient. The meter shows the cost of the cut, and the
+# compiler shows the gain. (*Spilled* counts the bytes that a thread stores and loads back.)
 
 # %% tags=["hide-input"]
 whole = measure(chain_gradient, x, grad_y, 16, 1)
@@ -501,9 +499,9 @@ columns = ("steps", "one piece: blocks per SM", "spilled", "each half: blocks pe
 table(columns, rows)
 
 # %% [markdown]
-# A cut is only worth its extra bytes if more blocks fit or fewer values spill. **At which of these numbers does the
-# chain in two pieces first beat the chain in one, on an H200?** (An H200 has the same SMs as an H100 and faster
-# memory.) You'll have to decide whether blocks or spills matter more, because we haven't shown you that yet.
+# A cut is only worth its extra bytes if more blocks fit or fewer values spill. **At how many steps do two pieces first
+# beat one, on an H200?** (An H200 has the same SMs as an H100 and faster memory.) You'll have to decide for yourself
+# whether blocks or spills matter more. We haven't shown you that yet.
 
 # %% tags=["hide-input"]
 stops = predict_first(
@@ -545,12 +543,12 @@ chart = curves_chart(
 stops.on(chart, "x")
 
 # %% [markdown]
-# There are two possible explanations. Let's look at how well each has been tested.
+# Blocks or spills: how good is the evidence for each?
 #
 # **Blocks.** The kernel isn't waiting for memory: as the first line below shows, moving its bytes at copy bandwidth
 # would take only a small part of its time. Each step sums a row twice, and each time all the warps in the block wait
-# for the slowest one. While they do, only *another block* can use the SM, and with three blocks there's one more
-# available than with two. That's consistent with the times, but we have no experiment that isolates it.
+# for the slowest one. Meanwhile, only *another block* can use the SM. The more blocks there are, the better they fill
+# these gaps. That's consistent with the times, but we have no experiment that isolates it.
 #
 # **Spills.** A spilled value goes to L1 first. Do the stacks of all the threads on the SM fit there, and does the
 # profiler agree?
@@ -559,7 +557,7 @@ stops.on(chart, "x")
 from benchmarks.experiments.lesson_07 import ROWS
 
 copied = 12 * ROWS * 1024 / h200.copy_bandwidth
-print(f"ten steps: {1e3 * copied:.2f} ms of copying, {1e3 * pieces[10][1].median:.2f} ms taken")
+print(f"ten steps: {1e3 * copied:.2f} ms to copy, {1e3 * pieces[10][1].median:.2f} ms measured")
 print(f"L1 and shared memory: {sm.l1_and_shared_memory // 1024} KB")
 unspilled, rows = counted["steps"][14], []
 for steps in (15, 16, 20, 24):
@@ -572,17 +570,17 @@ columns = ("steps", "stacks per SM", "loaded from L1", "stored", "more written t
 table(columns, rows, h200.label_of("sm_counters"))
 
 # %% [markdown]
-# They do fit, and nearly every spilled value is reloaded from L1. The stores go on to L2, but a warp doesn't wait for
-# its store to finish, and little of this traffic reaches [DRAM](../docs/glossary.md#dram).
+# The stacks do fit, and nearly every spilled value is reloaded from L1. The stores go on to L2, but a warp doesn't wait
+# for its store to finish, and little of this traffic reaches [DRAM](../docs/glossary.md#dram).
 #
-# So, as far as these measurements go, fusing stops paying off **when one more step costs a block that the SM
-# needed**, and the compiler told us which step that is. A cut only helps if it lets more blocks fit. At 20 and 24
-# steps it doesn't, so cutting the chain in two makes it slower.
+# So, as far as these measurements go, fusing stops paying off **when one more step costs a block that the SM needed**,
+# and the compiler can tell you which step that is. A cut only helps if it lets more blocks fit. At 20 and 24 steps it
+# doesn't, so cutting the chain in two makes it slower.
 #
 # ## Capping registers: maxnreg
 #
 # Triton's launch option `maxnreg` caps the registers per thread. (CUDA C++ has `__maxnreg__`. It also has
-# `__launch_bounds__`, where you give the block size and how many blocks should fit, and the compiler chooses the
+# `__launch_bounds__`: you give it the block size and how many blocks should fit, and the compiler chooses the
 # registers.) The assembler respects the cap and spills whatever doesn't fit. **Twelve steps in 4 warps, capped at 64
 # registers: what occupancy do you get?**
 # <!-- given 64 registers: the question's own -->
@@ -595,27 +593,26 @@ capped
 caps, rows = h200.experiment("over_fusion_limited"), []
 for most in (None, 200, 168, 128, 96, 64):
     made = compiled(12, maxnreg=most)
-    time = f"{1e3 * caps[most or 255].median:.2f} ms"  # 255 caps nothing: it takes fewer
+    time = f"{1e3 * caps[most or 255].median:.2f} ms"  # 255 doesn't cap anything
     at, spilled = f"{made.occupancy().fraction:.1%}", f"{made.spill_bytes} B"
     rows.append((most or "none", made.registers, at, spilled, time))
 columns = ("cap", "registers", "occupancy", "spilled", "time")
 display(table(columns, rows, h200.label_of("over_fusion_limited")))
 capped.compare(
     100 * compiled(12, maxnreg=64).occupancy().fraction,
-    f"The cap at 128 is {caps[255].median / caps[128].median:.2f}x faster than no cap, even "
-    "though each "
-    "thread spills hundreds of bytes, because two more blocks fit. The mildest cap just makes it "
-    "slower, because it doesn't make room for another block. The tightest loses more than it "
-    "gains.",
+    f"A cap of 128 is {caps[255].median / caps[128].median:.2f}x faster than no cap, even though "
+    "each thread spills hundreds of bytes, because two more blocks fit. The mildest cap only "
+    "slows it down, because it doesn't make room for another block. The tightest loses more than "
+    "it gains.",
 )
 
 # %% [markdown]
-# With each cap you trade spills for blocks. There's no rule for the best one. Get the candidates from the compiler
-# (the caps where one more block fits), then time them.
+# Every cap trades spills for blocks, and no rule gives you the best one. Get the candidates from the compiler (the caps
+# where one more block fits), then time them.
 #
 # ## More threads for a row: num_warps
 #
-# Twenty-four steps spill in 4 warps. If we use 8 warps, each thread holds half as many elements:
+# In 4 warps, twenty-four steps spill. In 8 warps, each thread holds half as many elements:
 
 # %% tags=["hide-input"]
 rows = []
@@ -628,13 +625,13 @@ columns = ("steps", "warps", "registers", "spilled", "rows per SM", "kept rows /
 table(columns, rows)
 
 # %% [markdown]
-# Now nothing spills, because the row is spread over twice as many threads. But each SM also holds fewer rows, since the
-# register file is the same size as before.
+# Now nothing spills, because the row is spread over twice as many threads. But the register file hasn't grown, so each
+# SM holds fewer rows.
 #
 # ## Is low occupancy bad?
 #
-# **Claim: "below 50 % occupancy, reconsider."** Let's test it on add+GELU from lesson 00, which does little but move
-# memory, at several block sizes. With a larger block, each thread has more loads in progress at once and uses more
+# **Claim: "below 50 % occupancy, reconsider."** Let's test it on add+GELU from lesson 00, which does little besides
+# moving bytes, at several block sizes. With a larger block, each thread has more loads in flight and uses more
 # registers.
 
 # %% tags=["hide-input"]
@@ -651,18 +648,18 @@ columns = ("BLOCK", "warps", "occupancy", "loads per thread", "spilled", "time")
 table(columns, rows, h200.label_of("occupancy_sweep"))
 
 # %% [markdown]
-# Dropping from full occupancy to a fifth of it makes no difference, because each thread has more loads [in
+# Dropping from full occupancy to a fifth of it makes hardly any difference, because each thread has more loads [in
 # flight](../docs/glossary.md#in-flight), and memory only cares about the total bytes in flight. (This is **Little's
 # law**: bytes in flight equal bandwidth times *latency*, the time from request to delivery.) The last row is slower,
-# but that one spills. **Verdict: fair as an alarm, wrong as a rule.** Our chain waits at every step, so it really did
-# need its blocks. *Going further* runs the same test for arithmetic.
+# but that one spills. **Verdict: fair as an alarm, wrong as a rule.** Our chain waits at every step, so it did need its
+# blocks. *Going further* runs the same test for arithmetic.
 #
 # ## Waves and the tail
 #
 # The blocks that fit on all SMs at once make up a **[wave](../docs/glossary.md#wave)**. A launch with more blocks takes
-# several waves, and the last one may be nearly empty; that's the **[tail](../docs/glossary.md#tail)**. Our chain of
-# twelve steps fits two blocks per SM. **With 264 rows, every slot on an H100's 132 SMs is used. What percentage is used
-# with 265?**
+# several waves, and the last one, the **[tail](../docs/glossary.md#tail)**, may be nearly empty. Our chain of twelve
+# steps fits two blocks per SM. **With 264 rows, every slot on an H100's 132 SMs is used. What percentage is used with
+# 265?**
 
 # %% tags=["hide-input"]
 used = predict_first("slots used by 265 blocks, two per SM, on an H100", unit="%")
@@ -680,9 +677,9 @@ from helpers.figures import waves_chart
 waves_chart(twelve.waves(300, h100.sms))
 
 # %% [markdown]
-# Does one block past a full wave double the time? The picture suggests it does, but it assumes that a block takes just
-# as long on an empty SM as on a full one. Here are measurements of two kernels: one does arithmetic that keeps the SM
-# busy, and the other is our twelve steps, which mostly wait:
+# Does one block past a full wave double the time? The picture assumes that a block takes just as long on an empty SM as
+# on a full one. Here are measurements of two kernels: one does arithmetic that keeps the SM busy, and the other is our
+# twelve steps, which mostly wait:
 
 # %% tags=["hide-input"]
 waves, rows = h200.experiment("waves"), []
@@ -693,13 +690,13 @@ ratios = [waves[kind][265].median / waves[kind][264].median for kind in ("fillin
 print("265 blocks over 264: busy {:.2f}x, waiting {:.2f}x".format(*ratios))
 
 # %% [markdown]
-# Neither doubles. If two blocks share a busy SM, the extra block in the last wave has an SM to itself and runs twice
-# as fast (see the first two lines). A block of the chain takes just as long alone, but you only pay for starting the
-# kernel once. With hundreds of waves you won't notice the tail, so on large tensors almost any grid works.
+# Neither doubles. In the busy kernel, the extra block has an SM to itself, and it runs twice as fast as two that share
+# one (see the first two lines). A block of the chain takes just as long alone, but the kernel's start is only paid for
+# once. With hundreds of waves you won't notice the tail, so on large tensors almost any grid works.
 #
 # On small ones, choose a block size that fills the last wave, or launch a fixed number of programs that loop over the
-# rows, which is called a **[persistent kernel](../docs/glossary.md#persistent-kernel)**. Here three programs share
-# seven rows, and each row should be computed once. **Fix the loop.**
+# rows: a **[persistent kernel](../docs/glossary.md#persistent-kernel)**. Here three programs share seven rows, and each
+# row should be computed once. **Fix the loop.**
 
 
 # %%
@@ -716,8 +713,9 @@ shares = seven_rows / seven_rows.sum(1, keepdim=True)
 puzzle(persistent_kernel, 3, seven_rows, wanted=shares, rows=7, COLUMNS=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>for row in range(tl.program_id(0), rows, tl.num_programs(0)):</code>. Program
-# 1 now takes rows 1 and 4. Before, each program also repeated the rows of the programs after it.</details>
+# <details><summary>Answer</summary><code>for row in range(tl.program_id(0), rows, tl.num_programs(0)):</code>. Now
+# program 1 takes rows 1 and 4. Before, every program ran to the last row, so most rows were computed several
+# times.</details>
 #
 # <!-- choices
 # for row in range(tl.program_id(0), rows, 1):
@@ -740,16 +738,16 @@ predictions()
 # ## Test yourself
 #
 # 1. Two kernels have the same occupancy, but one stalls on memory and the other doesn't. How is that possible?
-# <details><summary>Answer</summary>What hides the wait is the number of bytes in flight. A warp with eight loads in
-# flight per thread hides as much as eight warps with one each.</details>
+# <details><summary>Answer</summary>It takes bytes in flight to hide the wait. A warp with eight loads in flight per
+# thread hides as much as eight warps with one each.</details>
 #
 # 2. You add a tenth operation to a fused forward chain of nine. Each one needs only the previous result. What happens
 #    to the registers?
 # <details><summary>Answer</summary>Hardly anything. When a value is replaced, its register is freed. Only values you
 # need again later stay live.</details>
 #
-# 3. You fuse one more operation, and the compiler reports one block fewer per SM but no spills. A colleague says: no
-#    spill, no harm. What's your answer?
+# 3. You fuse one more operation, and the compiler reports one block fewer per SM but no spills. "No spill, no harm,"
+#    says a colleague. What's your answer?
 # <details><summary>Answer</summary>Time it. In our chain, losing a block cost far more than the first spills did. In
 # add+GELU, which has enough loads in flight, losing blocks didn't cost anything.</details>
 #
@@ -767,18 +765,18 @@ self_test(answer, 6 * 2048 / 128, "2048 elements over 4 x 32 threads, one regist
 # %% [markdown]
 # ## Now you
 #
-# In [Exercise 07](../exercises/07_register_budget.ipynb) you'll fit kernels into a register budget. Next is
-# [08 Matmul epilogues](08_matmul_epilogues.ipynb), where the tiles of a matmul fill the registers. The
-# [lab bench](lab_bench.ipynb) shows every instrument of the course in one line each.
+# In [Exercise 07](../exercises/07_register_budget.ipynb) you'll fit kernels into a register budget. Next up is [08
+# Matmul epilogues](08_matmul_epilogues.ipynb), where the tiles of a matmul fill the registers. The [lab
+# bench](lab_bench.ipynb) shows each instrument of the course in one line.
 
 # %% [markdown]
 # ## Going further
 #
 # ### Occupancy and arithmetic
 #
-# A multiplication takes several cycles, and if the next one depends on its result, it has to wait. You can fill the
-# gap with other warps, or with independent values in the same thread, which is **instruction-level parallelism**. We
-# measured a kernel that multiplies and adds, with 1 to 8 values per thread and 4 to 64 warps per SM:
+# A multiplication takes several cycles, and an instruction that needs its result has to wait. You can fill the gap with
+# other warps, or with independent values in the same thread, which is **instruction-level parallelism**. We measured a
+# kernel that multiplies and adds, with 1 to 8 values per thread and 4 to 64 warps per SM:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_07 import ROUNDS
@@ -800,26 +798,25 @@ display(table(("warps", "occupancy", *parallel), rows, title))
 print(f"4 warps with 8 values over 64 warps with 1: {rate(8, 4) / rate(1, 64):.2f}x")
 
 # %% [markdown]
-# **The one with full occupancy is the slower of the two.** As you go down a column, more warps help until some unit
-# is saturated. As you go along a row, more values per thread do the same. (With one value per thread, you also pay
-# for the loop more often.) You need enough total work in flight, which is the number of warps times the work each has
-# in flight.
+# **The one with full occupancy is the slower of the two.** Down a column, more warps help until some unit is saturated.
+# Along a row, more values per thread do the same. (With one value per thread, you also pay more for the loop.) You need
+# enough total work in flight: warps times the work in flight per warp.
 #
 # ### The cost of a spill
 #
-# In the machine code, a spill is an `STL` (store local) and an `LDL` (load local). We list each one with the source
-# line it came from:
+# In the machine code, a spill is an `STL` (store local) and an `LDL` (load local). Here are some of them, with their
+# source lines:
 
 # %% tags=["hide-input", "nbval-ignore-output"]
 of_stack = compiled(first).sass_view("stack").instructions
 print(f"{len(of_stack)} of {sum(compiled(first).instructions.values())} instructions")
 some = (*of_stack[:3], *of_stack[-3:])
-table(("instruction", "of the line"), ((each.text, each.source) for each in some))
+table(("instruction", "source line"), ((each.text, each.source) for each in some))
 
 # %% [markdown]
-# **Claim: "spilled registers are 100 times slower."** We test it on twelve steps, uncapped and capped at 64
-# registers, and then on the case closest to the claim: add+GELU with blocks of 16384 in 2 warps. It has more elements
-# per thread than there are registers:
+# **Claim: "spilled registers are 100 times slower."** Let's test it on twelve steps, uncapped and capped at 64
+# registers, and then on the case closest to the claim: add+GELU with blocks of 16384 in 2 warps, which has more
+# elements per thread than a thread has registers:
 # <!-- given 64 registers: the cap chosen -->
 
 # %% tags=["hide-input"]
@@ -843,13 +840,13 @@ print(f"{add.stack} B of stack; {worst:.1f} times slower than the best block siz
 
 # %% [markdown]
 # **Verdict: fails for a kernel.** A single access that goes all the way to DRAM may be a hundred times slower than a
-# register. But a kernel that spills isn't a hundred times slower, because other warps run in the meantime and caches
-# catch some of the spills. We even saw a cap above that spilled and still made the kernel faster. In the add+GELU case,
-# the assembler gave up and kept nearly everything on the stack.
+# register. But a kernel that spills isn't, because other warps run in the meantime, and caches catch some of the
+# spills. With one of the caps above, the kernel spilled and still got faster. In the add+GELU case, the assembler gave
+# up and kept nearly everything on the stack.
 #
 # ### On your GPU
 #
-# If you have a GPU, find out where fusing stops paying off on yours:
+# If you have a GPU, find out where fusing stops paying off:
 
 # %% tags=["hide-input", "nbval-ignore-output"]
 from helpers.instruments import benchmark_together

@@ -2,20 +2,20 @@
 # # 08 Matmul epilogues: bias and activation inside the matmul
 #
 # A linear layer ends with a bias and an activation: `gelu(x @ w.T + bias)`. The library's matmul is probably faster
-# than yours, but it writes every element to memory, and then the activation reads it back, though it was just in a
+# than yours. But it writes every element to memory, and then the activation has to read back what was just in a
 # register.
 #
 # The library can fuse the common cases itself: cuBLASLt has [epilogues](../docs/glossary.md#epilogue) for bias, ReLU
 # and GELU, which PyTorch exposes as one call (`torch._addmm_activation`). For anything else, you have to write the
-# matmul. **So how close can you get to the library's speed, and is the gain worth it?**
+# matmul yourself. **How close can you get to the library's speed, and is it worth it?**
 #
 # In this lesson you'll learn to
 #
-# - grow a matmul from one output per program to a persistent tensor core kernel, and explain each step;
+# - turn a matmul with one output per program into a persistent tensor core kernel, and explain each step;
 # - predict a tile's bytes, registers and shared memory;
 # - explain what stages, swizzles and tile order do for tensor cores, and how an autotuner searches;
 # - put bias and activation into the matmul, round once, and check the result against double precision;
-# - name what an epilogue can't do.
+# - recognise when an epilogue won't work.
 #
 # About 75 minutes. You should have done [07 Occupancy](07_occupancy.ipynb). The exercise is
 # [08](../exercises/08_linear_act.ipynb).
@@ -55,12 +55,12 @@ flops = 2 * M * N * K
 product = flops / h200.matrix_rate
 activation = 2 * 2 * M * N / h200.copy_bandwidth
 print(h200.label)
-print(f"matmul: {flops / 1e9:.0f} GFLOP, {1e6 * product:.0f} us at the rate of a large one")
+print(f"matmul: {flops / 1e9:.0f} GFLOP, {1e6 * product:.0f} us at a large matmul's rate")
 print(f"activation: {4 * M * N / 1e6:.0f} MB, {1e6 * activation:.0f} us at copy bandwidth")
 
 # %% [markdown]
-# Fusing removes the second line. Assume the activation runs at copy bandwidth. **What's the most, in percent, that it
-# can take off the layer's time?**
+# Fusing removes the second line. Assume the activation runs at copy bandwidth. **By what percentage can fusing cut the
+# layer's time, at most?**
 
 # %% tags=["hide-input"]
 most = predict_first("the most that fusing GELU can save, 4096 cubed", unit="%")
@@ -70,15 +70,15 @@ most
 most.compare(100 * activation / (product + activation))
 
 # %% [markdown]
-# That's also how much slower than the library your matmul can be before you've lost the gain. The epilogue is only
-# three lines. The hard part is keeping up with the library's matmul.
+# That's roughly how much slower than the library your matmul can be before you've lost the gain. The epilogue is only
+# three lines. The hard part is keeping up with the library.
 #
 # ## One output per program
 #
-# We'll start with one element of y per program, computed from a row of x and a row of w. (`torch.nn.Linear` stores
-# its weight as N rows of K, so `x @ w.T` multiplies rows with rows.) A grid can have **two dimensions**. Here
+# We'll start with one element of y per program, computed from a row of x and a row of w. (`torch.nn.Linear` stores its
+# weight as N rows of K, so `x @ w.T` multiplies rows with rows.) A grid can have **two dimensions**. Here
 # `tl.program_id(0)` is the row of y and `tl.program_id(1)` the column. ACT is a
-# [constexpr](../docs/glossary.md#constexpr), so each activation compiles to a separate kernel without a branch.
+# [constexpr](../docs/glossary.md#constexpr), so each activation gets its own kernel, without a branch.
 
 
 # %%
@@ -127,9 +127,9 @@ print("right:", right(y, x, w, bias))
 # For a 16-bit result, it uses a cheaper formula that's just as exact.
 # <!-- given 16-bit: the format's definition -->
 #
-# We sum in float32. bfloat16 has only three digits, so the later products wouldn't change the sum any more. **How many
-# gigabytes do all programs load for 4096 x 4096 elements of y, with K = 4096?** Each program loads one row of x and
-# one of w, at two bytes per element.
+# We sum in float32. bfloat16 has only three digits, so later products would no longer change the sum. **How many
+# gigabytes do all programs load for 4096 x 4096 elements of y, with K = 4096?** Each program loads one row of x and one
+# of w, at two bytes per element.
 
 # %% tags=["hide-input"]
 loaded = predict_first("loaded with one output per program, 4096 cubed", unit="GB")
@@ -143,14 +143,14 @@ loaded.compare(per_flop * flops / 1e9)
 
 # %% [markdown]
 # Bytes per FLOP don't depend on size, so we can meter a small layer. Hardly any of these bytes come from DRAM: every
-# row is used thousands of times, so it stays in cache. But cache bandwidth is limited too.
+# row is used thousands of times, so it stays in cache. But caches have limited bandwidth too.
 #
 # ## A table for every step
 #
-# For each step you'll get a table that compares it with the step before. The meter counts the bytes. The compiler
-# reports registers per thread, shared memory and the multiply instruction for an A100, an H100 and a B200. The time
-# was recorded on an H200, with the Triton version named below the table. (Its register counts differ from the ones
-# you see here.) `run(kernel, x, w, bias, act, **settings)` allocates y and launches one program per tile
+# For each step, a table compares it with the step before. The meter counts the bytes. The compiler reports registers
+# per thread, shared memory and the multiply instruction for an A100, an H100 and a B200. The time was recorded on an
+# H200, with the Triton version named in the table. (Its register counts differ from the ones you see here.)
+# `run(kernel, x, w, bias, act, **settings)` allocates y and launches one program per tile
 # (`benchmarks/experiments/lesson_08.py`).
 
 # %% tags=["hide-input"]
@@ -215,11 +215,11 @@ step("one output a program", output_kernel, (6, 1024, 8))
 # %% [markdown]
 # ## A tile in registers
 #
-# You can use a row of x for many columns of y. So let each program compute a [tile](../docs/glossary.md#tile) of y,
-# 64 rows by 64 columns, with all the sums in registers. For each k it loads a column of 64 elements from x and one
-# from w, and accumulates all 64 x 64 products.
+# A row of x contributes to many columns of y. So let each program compute a [tile](../docs/glossary.md#tile) of y, 64
+# rows by 64 columns, with all the sums in registers. For each k, it loads a column of 64 elements from x and one from
+# w, and accumulates all 64 x 64 products.
 #
-# In Triton, `row[:, None]` turns a vector into a column and `col[None, :]` into a row, and combining the two gives a
+# In Triton, `row[:, None]` is a column vector and `col[None, :]` a row vector, and combining the two gives a
 # two-dimensional block. Addresses and masks work the same way. `finish` is the **epilogue**: bias, activation, one
 # rounding, store.
 
@@ -272,10 +272,10 @@ fewer.compare(intensity(registers_kernel, (128, 16, 64), **tile) * per_flop)
 step("a tile in registers", registers_kernel, (128, 16, 64))
 
 # %% [markdown]
-# Compare the change in bytes with the change in time: bytes are no longer the bottleneck. Each load fetches two bytes
-# from a different row (the strided access of lesson 03b), and the loop has K iterations. Also, the arithmetic runs on
-# the [CUDA cores](../docs/glossary.md#cuda-cores) (`FFMA`, a float32 multiply-add; on a B200, `FFMA2` does two at
-# once and `FHFMA` takes 16-bit factors directly), and the chip has something much faster:
+# Compare the change in bytes with the change in time: bytes aren't the bottleneck any more. Each load fetches two bytes
+# from a different row (the strided access of lesson 03b), and the loop has K iterations. And the arithmetic runs on the
+# [CUDA cores](../docs/glossary.md#cuda-cores) (`FFMA`, a float32 multiply-add; on a B200, `FFMA2` does two at once and
+# `FHFMA` takes 16-bit factors directly), when the chip has something much faster:
 # <!-- given 16-bit: the format's definition -->
 
 # %% tags=["hide-input"]
@@ -289,8 +289,8 @@ print(f"its tensor cores:        {tensor / 1e12:.0f} TFLOP/s, {1e3 * flops / ten
 # %% [markdown]
 # ## Tensor cores: tl.dot
 #
-# **Look at the last bar and the one above it.** Both are for the same multiply-adds, on the cores we've used so far
-# and on [tensor cores](../docs/glossary.md#tensor-cores).
+# **Look at the last bar and the one above it.** They show the same multiply-adds on the cores we've used so far and on
+# [tensor cores](../docs/glossary.md#tensor-cores).
 
 # %% tags=["hide-input"]
 from helpers.figures import gpu_picture
@@ -298,7 +298,7 @@ from helpers.figures import gpu_picture
 gpu_picture("H100", lit="tensor cores")
 
 # %% [markdown]
-# `tl.dot(a, b, acc)` multiplies two tiles and adds the result to a third. So we step through K 64 at a time and load
+# `tl.dot(a, b, acc)` multiplies two tiles and adds the result to a third. So we go through K in steps of 64 and load
 # whole tiles of x and w, with wide loads again. `w.T` is a view, so no data moves. Tensor cores take 16-bit operands
 # directly and accumulate in float32. `tl.dot` needs at least 16 along K, and the compiler picks an instruction that
 # fits the tile.
@@ -329,13 +329,13 @@ def tiles_kernel(
 
 
 # %% tags=["hide-input"]
-uneven = layer(70, 100, 90)  # no multiple of any tile
+uneven = layer(70, 100, 90)  # not a multiple of any tile
 by_tiles = run(tiles_kernel, *uneven, BLOCK_M=32, BLOCK_N=64, BLOCK_K=32)
 print("right:", right(by_tiles, *uneven))
 
 # %% [markdown]
 # Watch a tile accumulate in two steps of 16 along K. x is a slope, and w picks element n minus element n + 16. After
-# the first step `acc` is the slope itself, and after the second it's the same small difference everywhere. The bias (a
+# the first step, `acc` is the slope itself. After the second, it's the same small difference everywhere. The bias (a
 # step from 0 to 1) and ReLU come last, just before the only store.
 
 # %% tags=["hide-input"]
@@ -356,7 +356,7 @@ watch(tiles_kernel[1, 1], slope, differences, step_bias, out_16, 16, 16, 32, **i
 step("tensor cores", tiles_kernel, (256, 128, 256))
 
 # %% [markdown]
-# On each GPU, the same source compiles to a different instruction, with operands and
+# The same source compiles to a different instruction on each GPU, with operands and
 # [accumulators](../docs/glossary.md#accumulator) in different places:
 #
 # | | A100 | H100 | B200 |
@@ -376,9 +376,9 @@ step("tensor cores", tiles_kernel, (256, 128, 256))
 #
 # ## A mistake: no mask along K
 #
-# It doesn't matter what you load for rows and columns past the edge, because you never store them. Along K, it does.
-# Suppose a kernel masks w there but forgets x. Those products are x times 0, so does it matter? K is 40, in steps of
-# 32, and the rows of x are 64 apart, as in a slice of a larger tensor, so from element 40 on there's other data.
+# You can load anything for rows and columns past the edge, because you never store them. Along K, you can't. But
+# suppose a kernel masks w there and forgets x. Those products are x times 0, so does it matter? K is 40, in steps of
+# 32, and the rows of x are 64 apart, as in a slice of a larger tensor, so other data follows element 39.
 
 
 # %%
@@ -415,13 +415,13 @@ for beyond in (0.0, float("nan")):
     )
 nans.compare(
     int(wrong.sum()),
-    "Zero times NaN is NaN, and one NaN is enough to ruin a sum. If that memory happens to hold "
-    "zeros, the bug passes every test.",
+    "Zero times NaN is NaN, and a single NaN ruins a sum. If that memory happens to hold zeros, "
+    "the bug passes every test.",
 )
 
 # %% [markdown]
-# Here each row of x has five elements, followed by NaN. K is 5, in steps of 4. **Change the marked
-# line so that every sum is right.**
+# Here each row of x has five elements, followed by NaN. K is 5, in steps of 4. **Fix the marked line so that every sum
+# is right.**
 
 
 # %%
@@ -462,20 +462,20 @@ puzzle(k_mask_kernel, 1, x_5, w_5, wanted=x_5 @ w_5, K=5, x_stride=8, ROWS=4, BL
 # ## Shared memory and its banks
 #
 # Operands wait for the tensor cores in shared memory, where all the program's warps can read them. It's faster than
-# DRAM but far slower than the tensor cores, so you have to use each value more than once and avoid [bank
+# DRAM but can't keep up with the tensor cores, so you have to use each value more than once and avoid [bank
 # conflicts](../docs/glossary.md#bank-conflict). A row of the tile is 64 elements, or 32 words, one per bank, so lanes
 # that read **down a column** all hit the same bank, as in lesson 07. Padding the rows would fix that, but an H100's
-# tensor cores accept only a few layouts, and none of them has gaps. So we use a **swizzle**. The matmul reads 16-byte
+# tensor cores accept only a few layouts, none of them with gaps. The answer is a **swizzle**. The matmul reads 16-byte
 # segments from 8 rows, and in row r, segment p is stored at position `p ^ r` (exclusive or). That puts one segment's
 # eight rows in eight positions, so one wavefront reads them all. Triton does this for you.
 # <!-- given 16 bytes: PTX ISA, ldmatrix and the layouts of wgmma's operands -->
 #
 # ## Stages: load while you multiply
 #
-# With one stage, the loop must load a tile, wait, multiply, and wait again. `num_stages=2` keeps another pair of tiles
-# in shared memory, so the next pair can load while you multiply this one
-# ([pipelining](../docs/glossary.md#pipelining)). The copy has to bypass registers and run in the background, so it has
-# a special instruction: `LDGSTS` in the machine code, `cp.async` in PTX. If a load takes as long as two multiplies:
+# With one stage, the loop has to load a tile, wait, multiply, and wait again. `num_stages=2` keeps another pair of
+# tiles in shared memory, so the next pair can load while you multiply this one
+# ([pipelining](../docs/glossary.md#pipelining)). A special instruction copies in the background and bypasses registers:
+# `LDGSTS` in the machine code, `cp.async` in PTX. If a load takes as long as two multiplies:
 
 # %% tags=["hide-input"]
 from helpers.figures import stages_chart
@@ -509,7 +509,7 @@ two.compare(
 
 # %% [markdown]
 # Each stage takes shared memory that another block on the SM could use, so you want the fewest stages that hide memory
-# latency. **With three stages instead of one, how many times faster is the H200?** Start from the figure's proportions.
+# latency. **How many times faster are three stages than one, on an H200?** Start from the figure's proportions.
 
 # %% tags=["hide-input"]
 faster = predict_first("speed-up of three stages over one, H200", unit="times")
@@ -524,8 +524,8 @@ for stages, time in by_stage.items():
 display(table(("stages", "time", "rate"), rows, h200.label_of("matmul_stages")))
 faster.compare(
     by_stage[1].median / by_stage[3].median,
-    "The third stage still helps. With a fourth, only one block fits on the SM, and you lose more "
-    "than you gain.",
+    "The third stage still helps. With a fourth, only one block fits on the SM, and you lose "
+    "more than you gain.",
 )
 
 # %% tags=["nbval-ignore-output", "hide-input"]
@@ -538,7 +538,7 @@ step("three stages", tiles_kernel, (256, 128, 256))
 # Now you can predict what limits a tile. Here's a model for an H200:
 #
 # - a tile requests `2 (BM + BN)` bytes from L2 for each k, and does `BM BN / (BM + BN)` FLOP per byte. L2 delivers
-#   about 39 bytes per clock to an SM, and to the left of that **ridge** the tensor cores have to wait for L2;
+#   about 39 bytes per clock to an SM, and left of that **ridge**, the tensor cores have to wait for L2;
 # - its sums take `BM BN` registers, spread over the threads, and each thread needs about 48 for everything else;
 # - a stage takes `2 (BM + BN)` bytes of shared memory for each k of its step.
 # <!-- given 39 bytes: helpers/instruments/prediction.py, from a copy of 8 MB on an H200 -->
@@ -556,9 +556,9 @@ tiles
 
 # %% [markdown]
 # <details><summary>What you should see</summary>1. Registers. The sums of a 256 x 256 tile fill an SM's register file.
-# With 8 warps that's more than a thread can have, and with 16 there's nothing left for the rest. 2. It spills, because
-# the sums alone take every register a thread can have. 3. Four. 4. Tiles of up to 128 x 128 sums, if their stages fit
-# in shared memory twice: up to three for 128 x 128. While one block waits or runs its epilogue, the other
+# With 8 warps, that's more than a thread can have, and with 16, there's nothing left for the rest. 2. It spills,
+# because the sums alone take every register a thread can have. 3. Four. 4. Tiles of up to 128 x 128 sums, if their
+# stages fit in shared memory twice: up to three for 128 x 128. While one block waits or runs its epilogue, the other
 # multiplies.</details>
 #
 # ## Autotuning: triton.autotune
@@ -575,7 +575,7 @@ configs = [
 tuned_kernel = triton.autotune(configs=configs, key=["M", "N", "K"])(tiles_kernel)
 
 # %% [markdown]
-# The first time you launch with a new M, N or K (or new dtypes), it compiles and times **every** configuration and
+# The first time you launch with a new M, N or K (or new dtypes), Triton compiles and times **every** configuration and
 # keeps the fastest for that key. Timing takes a GPU, but compiling doesn't. For an H100:
 
 # %% tags=["hide-input", "nbval-ignore-output"]
@@ -590,8 +590,8 @@ for config in tuned_kernel.configs:
 table(("tile, warps, stages", "registers", "spilled", "shared memory", "blocks per SM"), rows)
 
 # %% [markdown]
-# You can rule out one of these without timing it, and `prune_configs_by` does that for you. **How many times slower
-# than the fastest of the five is the one that spills, on an H200?** Its sums go through local memory at every step.
+# You can rule out one of these without timing it, and `prune_configs_by` automates that. **How many times slower than
+# the fastest of the five is the one that spills, on an H200?** Its sums go through local memory at every step.
 
 # %% tags=["hide-input"]
 spilling = predict_first("the config that spills against the fastest, H200", unit="times")
@@ -611,20 +611,20 @@ spilling.compare(round(sweep[searched[-1]].median / fastest, 2))
 #
 # - **It only searches your list.**
 # - **It overfits to the key.** The winner is the fastest at one shape, alone on the GPU. With M in the key, every new
-#   batch size stalls for a search; without M in the key, the first one you run decides for all.
+#   batch size stalls for a search. Without it, the first one you run decides for all.
 # - **Its cache** is a dictionary in the process. `cache_results=True` or `TRITON_CACHE_AUTOTUNING=1` also saves it to
 #   disk, and `TRITON_PRINT_AUTOTUNING=1` prints each winner.
 # - **It runs your kernel many times**, so a kernel that adds to its output needs `reset_to_zero`.
 #
-# Our own kernels read their settings from a table in the source instead, so there's no search on the first call,
-# every run gives the same bits, and you can read why we chose each number.
+# Our own kernels read their settings from a table in the source instead, so the first call doesn't search, every run
+# gives the same bits, and you can read why we chose each number.
 #
 # ## The order of tiles
 #
-# Tiles come from L2, which is small compared with DRAM, so a value has to be reused soon after it's loaded. Programs
-# that run together form a [wave](../docs/glossary.md#wave), 264 of them on an H200 with two per SM. If they cover a
-# strip of y, 4 rows of tiles and all columns, they need 4 stripes of x and **all** of w. If they cover a 16 by 16
-# square, they need 16 of each. So we number the tiles in groups of `GROUP` rows, column by column within a group:
+# L2 is small compared with DRAM, so a value has to be reused soon after it's loaded. Programs that run together form a
+# [wave](../docs/glossary.md#wave), 264 of them on an H200 with two per SM. Say y has 64 x 64 tiles. If a wave covers 4
+# rows of tiles and all columns, it needs 4 stripes of x and **all** 64 of w. If it covers a 16 by 16 square, it needs
+# 16 of each. So we number the tiles in groups of `GROUP` rows, column by column within a group:
 
 # %% tags=["hide-input"]
 from kernels.tuned.linear_descriptors import grouped_order
@@ -655,14 +655,14 @@ def grouped_kernel(
 step("grouped tiles", grouped_kernel, (256, 128, 256))
 
 # %% [markdown]
-# In our layer, a wave covers a quarter of the tiles, so the order hardly matters.
+# Our layer has only 32 x 32 tiles. A wave covers a quarter of them, so the order hardly matters.
 #
 # ## Descriptors: let TMA load the tiles
 #
-# So far, every load computes 128 x 64 addresses and masks, which takes registers and instructions. Since compute
-# capability 9.0, each SM has a copy engine, [TMA](../docs/glossary.md#tma). You describe a tensor once (address, shape,
-# strides: a **descriptor**), and then a single thread requests a tile by its first row and column. It arrives in shared
-# memory, swizzled, with zeros past the edge, so you don't need masks, even along K.
+# So far, every load computes 128 x 64 addresses and masks, which takes registers and instructions. Starting with
+# compute capability 9.0, each SM has a copy engine, [TMA](../docs/glossary.md#tma). You describe a tensor once
+# (address, shape, strides: a **descriptor**), and then a single thread requests a tile by its first row and column. It
+# arrives in shared memory, swizzled, with zeros past the edge, so you don't need masks, even along K.
 
 
 # %%
@@ -693,8 +693,8 @@ def descriptors_kernel(
 
 
 # %% [markdown]
-# The descriptors are created on the host with `TensorDescriptor.from_tensor(x, [BLOCK_M, BLOCK_K])`, which `run` does.
-# Rows must start at multiples of 16 bytes, so with bfloat16, a K of 100 is rejected and 104 isn't.
+# `run` creates the descriptors on the host with `TensorDescriptor.from_tensor(x, [BLOCK_M, BLOCK_K])`. Rows must start
+# at multiples of 16 bytes, so in bfloat16, a K of 104 works and 100 is rejected.
 # <!-- given 16 bytes: CUDA driver API, cuTensorMapEncodeTiled -->
 
 # %% tags=["hide-input"]
@@ -707,7 +707,7 @@ step("descriptors", descriptors_kernel, (256, 128, 256))
 
 # %% [markdown]
 # Compare the registers on the newer GPUs with the A100's. An A100 has no TMA, so Triton expands the descriptors into
-# pointers and masks, more of them than in our version. Keep the pointer kernel there.
+# pointers and masks, even more than in our version. Stick with the pointer kernel there.
 #
 # Now that you have registers to spare, you can try a larger tile. It's slower, for a reason we'll get to:
 
@@ -717,11 +717,11 @@ step("tiles of 128 x 256", descriptors_kernel, (256, 128, 256))
 # %% [markdown]
 # ## Persistent: prefetch the next tile during the epilogue
 #
-# Only one of these blocks fits on an SM, so while it's in its epilogue or filling its first stages, the tensor cores
-# have nothing to do. The fix is a [persistent kernel](../docs/glossary.md#persistent-kernel): one program per SM that
-# loops over tiles. `flatten=True` merges the two loops into one, so the next tile's loads start during this tile's
-# epilogue. (An H100's tensor cores are still idle in the epilogue. On a B200 the sums are in tensor memory, which has
-# room for two tiles, so a kernel written for it can multiply during the epilogue.)
+# Only one of these blocks fits on an SM, so while it runs its epilogue or fills its first stages, the tensor cores have
+# nothing to do. The fix is a [persistent kernel](../docs/glossary.md#persistent-kernel): one program per SM that loops
+# over tiles. `flatten=True` merges the two loops into one, so the next tile's loads start during this tile's epilogue.
+# (An H100's tensor cores still idle during the epilogue. On a B200 the sums are in tensor memory, which has room for
+# two tiles, so a kernel written for it can multiply during the epilogue.)
 
 
 # %%
@@ -753,12 +753,11 @@ for name in ("one output a program", "persistent", "linear_act", "cuBLAS and GEL
 table(("", "time", "rate"), rows, h200.label_of("matmul_steps"))
 
 # %% [markdown]
-# (`linear_act` is the course's tuned kernel, `kernels/tuned/linear_descriptors.py`. It takes the same steps, but stores
-# the tile in two halves to fit a fourth stage. *cuBLAS alone* includes the bias but not GELU.)
+# (`linear_act` is the course's tuned kernel, `kernels/tuned/linear_descriptors.py`. It works the same way, but stores
+# the tile in two halves to make room for a fourth stage. *cuBLAS alone* includes the bias but not GELU.)
 #
-# This recording doesn't include the strongest competitor, cuBLASLt's own GELU epilogue,
-# `torch._addmm_activation(bias, x, w.T, use_gelu=True)`. It doesn't need a second launch. The gains below are over a
-# separate GELU.
+# The strongest competitor isn't in this recording: cuBLASLt's own GELU epilogue, `torch._addmm_activation(bias, x, w.T,
+# use_gelu=True)`, which doesn't need a second launch. The gains below are over a separate GELU.
 #
 # ## The epilogue: time and precision
 #
@@ -781,14 +780,14 @@ print(f"GELU as an epilogue {1e6 * inside:.0f} us, as a separate launch {1e6 * a
 print(f"one exponential per element of y: {1e6 * M * N / DEVICES['H200'].special_rate:.0f} us")
 added.compare(
     100 * (epilogues["gelu"].median / epilogues["bias"].median - 1),
-    "It moves no extra bytes. The time goes into GELU's instructions, and the tensor cores are "
-    "idle while they run.",
+    "It moves no extra bytes. The time goes into GELU's instructions, and the tensor cores idle "
+    "while they run.",
 )
 
 # %% [markdown]
-# You also gain precision. Our sum is float32, in registers, while the library's result is rounded to 16 bits before a
-# separate activation reads it. A fused kernel can make the same mistake, if it converts the sum right after the loop,
-# `acc = acc.to(tl.bfloat16)`, and adds the bias to that.
+# You also gain precision. Our sum stays in float32, while the library's result is rounded to 16 bits before a separate
+# activation reads it. A fused kernel can make the same mistake by converting the sum right after the loop, `acc =
+# acc.to(tl.bfloat16)`, and adding the bias to that.
 # <!-- given 16 bits: the format's definition -->
 
 
@@ -830,17 +829,17 @@ for name, early in (("at the end", False), ("before the bias", True)):
     print(f"rounded {name}: {missed:.0%} not the nearest, worst relative error {worst:.2g}")
 off.compare(
     round(100 * missed),
-    "If you round once, at the end, the result is as good as 16 bits allow. If you round early and "
+    "Rounded once, at the end, the result is as good as 16 bits allow. If you round early and "
     "the sum and the bias nearly cancel, you're left with mostly rounding error.",
 )
 
 # %% [markdown]
 # ## Claim: speedups of three epilogues
 #
-# **Claim: "fusing MatMul+ReLU gains 1.07x, MatMul+Bias+ReLU 1.24x, MatMul+Bias+GELU 1.35x."** No GPU, size
-# or baseline is given, so we try several sizes and two baselines: one launch per operation, as the names suggest, and
-# PyTorch's own `linear`, whose library adds the bias. **How much faster is fused bias and GELU than one launch per
-# operation, at 8192 x 512 x 8192, where K is 512?** Count the passes over y.
+# **Claim: "fusing MatMul+ReLU gains 1.07x, MatMul+Bias+ReLU 1.24x, MatMul+Bias+GELU 1.35x."** It names no GPU, size or
+# baseline, so we try several sizes and two baselines: one launch per operation, as the names suggest, and PyTorch's own
+# `linear`, where the library adds the bias. **How much faster is fused bias and GELU than one launch per operation, at
+# 8192 x 512 x 8192, where K is 512?** Count the passes over y.
 
 # %% tags=["hide-input"]
 claimed = predict_first("MatMul+Bias+GELU, fused against one launch each, K = 512", unit="times")
@@ -870,10 +869,10 @@ display(table(trial_columns, list(large_or_gelu), trial_label))
 short_k = trial["bias, gelu"]["8192x512x8192"]
 claimed.compare(
     short_k["a launch each"].median / short_k["ours"].median,
-    "Verdict: each holds at one size, against the weakest baseline. At 4096, over one launch per "
-    "operation, you get roughly the claimed speedups. Small layers and short K gain far more, and "
-    "large ones less, because the activation's time grows with the bytes of y, while the matmul's "
-    "also grows with K. And you can't credit your fusion for most of the gain from the bias, "
+    "Verdict: each holds at one size, against the weakest baseline. At 4096, you get roughly the "
+    "claimed speedups over one launch per operation. Small layers and short K gain far more, and "
+    "large ones less, because the activation's time grows with the bytes of y, while the "
+    "matmul's also grows with K. And most of the gain from the bias isn't due to your fusion, "
     "because linear already adds it in the library. We didn't time cuBLASLt's own GELU epilogue, "
     "which needs no second launch.",
 )
@@ -882,10 +881,10 @@ claimed.compare(
 # ## What an epilogue cannot do: partial sums
 #
 # An epilogue needs the whole sum. Take 16 rows (say, sixteen conversations that each need their next word) and a layer
-# from 16384 to 1024. In tiles of 16 x 32, y is enough work for 32 programs, so 100 of an H200's 132 SMs are idle.
-# [Split-K](../docs/glossary.md#split-k) gives them work: each program sums part of K, and the parts are added up later.
-# Below, two programs have each computed half of K, and the kernel should add the halves, then apply bias and ReLU.
-# **Something is in the wrong order. Fix it.** (Two lines.)
+# from 16384 to 1024. In tiles of 16 x 32, y gives work to only 32 programs, so 100 of an H200's 132 SMs are idle.
+# [Split-K](../docs/glossary.md#split-k) puts them to work: each program sums part of K, and the parts are added up
+# later. Below, two programs have each computed half of K, and the kernel should add the halves, then apply bias and
+# ReLU. **Something is in the wrong order. Fix it.** (Two lines.)
 
 
 # %%
@@ -926,8 +925,8 @@ puzzle(join_parts_kernel, 1, halves, bias_8, wanted=joined, N=8, PARTS=2)
 #     tl.store(y_ptr + col, y)
 # -->
 #
-# So the parts go to memory in float32, and the epilogue is fused with the launch that adds them, no longer with the
-# matmul. The metered traffic of both:
+# So the parts go to memory in float32, and the epilogue moves from the matmul to the launch that adds them. The metered
+# traffic of both:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_08 import FEW_ROWS, split
@@ -967,8 +966,8 @@ display(
 into.compare(max(1, min(narrow, key=lambda count: narrow[count].median)))
 
 # %% [markdown]
-# The layer in the second column has as many weights, but 128 programs to load them without a split, so the epilogue
-# should stay in the matmul. Here's the same layer with our table's steps:
+# The layer in the second column has as many weights, but even without a split, 128 programs load them, so the epilogue
+# should stay in the matmul. Here's that layer with our table's steps:
 
 # %% tags=["hide-input"]
 few_rows = h200.experiment("matmul_steps")["16x4096x4096"]
@@ -976,16 +975,16 @@ rows = ((name, f"{1e6 * time.median:.1f} us") for name, time in few_rows.items()
 table(("16 rows", "time"), rows, h200.label_of("matmul_steps"))
 
 # %% [markdown]
-# What made the large matmul fast is useless here, so don't reuse settings tuned at 4096 rows. Only the weights' arrival
-# counts, and low tiles with long steps beat even the library's matmul alone. (`linear_act` here is an earlier version;
-# see *Going further*.)
+# The tricks that made the large matmul fast are useless here, so don't reuse settings tuned at 4096 rows. All that
+# counts is how fast the weights arrive, and low tiles with long steps beat even the library's matmul alone.
+# (`linear_act` here is an earlier version; see *Going further*.)
 #
 # ## LayerNorm after a matmul
 #
 # LayerNorm needs the mean of a whole **row** of y, but a tile only has 128 or 256 columns. You can still fuse it if
-# each program computes whole rows, in a tile of few rows and all the columns. An SM has 65,536 registers, so with 1024
-# columns you get 32 rows at most, using half the register file for sums. **For LayerNorm on 8192 x 1024 results with
-# K = 1024, what's the time of one launch relative to two?** (Below 1 is faster.)
+# each program computes whole rows: a tile of few rows and all the columns. An SM has 65,536 registers, so with 1024
+# columns you get 32 rows, using half the register file for sums. **For LayerNorm on 8192 x 1024 results with K = 1024,
+# what's the time of one launch relative to two?** (Below 1 is faster.)
 # <!-- given 65,536 registers: CUDA C++ Programming Guide, technical specifications per compute capability -->
 
 # %% tags=["hide-input"]
@@ -1006,13 +1005,13 @@ longer.compare(
 )
 
 # %% [markdown]
-# So fuse a row reduction if whole rows make a good tile. There are two other ways. On
-# compute capability 9.0 and later, the programs of a [cluster](../docs/glossary.md#cluster) (lesson 06) can exchange
-# their row sums through each other's shared memory, in CUDA C++ and CUTLASS but not in Triton. Or the
-# epilogue can write each row's partial sum and sum of squares, and the next kernel normalises as it loads.
+# So fuse a row reduction if whole rows make a good tile. There are two other ways. On compute capability 9.0 and later,
+# the programs of a [cluster](../docs/glossary.md#cluster) (lesson 06) can exchange row sums through each other's shared
+# memory, in CUDA C++ and CUTLASS but not in Triton. Or the epilogue can write each row's partial sum and sum of
+# squares, and the next kernel normalises as it loads.
 #
 # As in lesson 07, fusing trades bytes for registers. Here it also costs *reuse*, because a matmul needs tiles that are
-# large both ways.
+# large in both directions.
 #
 # ## Your predictions vs the measurements
 
@@ -1023,7 +1022,7 @@ predictions()
 # ## Test yourself
 #
 # 1. A colleague doubles BLOCK_K, and the kernel loads as many bytes as before. Is the meter wrong?
-# <details><summary>Answer</summary>No. Bytes depend on the tile's rows and columns; along K, each element is loaded
+# <details><summary>Answer</summary>No. Bytes depend on the tile's rows and columns. Along K, each element is loaded
 # once per tile anyway. BLOCK_K changes shared memory per stage and the number of iterations.</details>
 #
 # 2. An autotuned kernel has `key=["N", "K"]`. The first call has 16 rows, the next 4096. Which configuration does the
@@ -1040,7 +1039,7 @@ self_test(
 
 # %% [markdown]
 # In [Exercise 08](../exercises/08_linear_act.ipynb) you'll write the kernel. It checks values, rounding, bytes and
-# tensor cores. Next is [lesson 09](09_convolution.ipynb), a matmul whose left matrix is never in memory.
+# tensor cores. Next up is [lesson 09](09_convolution.ipynb), a matmul whose left matrix is never in memory.
 #
 # ## Going further
 #
@@ -1059,9 +1058,9 @@ for gpu, names in zip(GPUS, ("mma.sync", "wgmma.mma_async", "tcgen05.mma"), stri
 # %% [markdown]
 # ### Shared memory as a roof
 #
-# Shared memory bandwidth is a limit even without conflicts; it's the thin slope in lesson 01's chart. The traffic
-# depends on which warps multiply together. In a tile of 128 x 128, each of 8 warps could compute 64 x 32 and fetch its
-# own operands, or four warps together could compute 64 x 128:
+# Even without conflicts, shared memory bandwidth is a limit: the thin slope in lesson 01's chart. How much traffic
+# there is depends on which warps multiply together. In a tile of 128 x 128, each of 8 warps could compute 64 x 32 and
+# fetch its own operands, or four warps together could compute 64 x 128:
 
 # %% tags=["hide-input"]
 from helpers.instruments import Roofline
@@ -1080,7 +1079,7 @@ table(("", "", "shared memory's ridge", "does", "of the peak"), found)
 # On an A100, each warp can afford to fetch its own operands. On an H100, shared memory couldn't keep up with the tensor
 # cores that way, so four warps fetch together.
 #
-# Find a row width that avoids conflicts, and count the wavefronts with the swizzle:
+# Find a row width that avoids conflicts, then count the wavefronts with the swizzle:
 
 # %% tags=["hide-input"]
 from helpers.figures import BanksExplorer
@@ -1115,8 +1114,8 @@ for rows, cols, warps in ((64, 64, 4), (128, 128, 8), (128, 256, 8)):
     registers = f"{model.registers}, {'near' if near else 'off'}"
     shared = f"{model.shared_memory // 1024}, {made.shared_memory // 1024}"
     found.append((f"{rows} x {cols}", warps, intensities, registers, shared))
-columns = ("tile", "warps", "FLOP a byte", "registers", "shared memory, KB")
-table(columns, found, "the model's, and what is metered or compiled")
+columns = ("tile", "warps", "FLOP per byte", "registers", "shared memory, KB")
+table(columns, found, "pairs: the model's value, then the metered or compiled one")
 
 # %% tags=["hide-input"]
 sweep, found = h200.experiment("matmul_tiles"), []
@@ -1133,16 +1132,16 @@ table(
 
 # %% [markdown]
 # Small tiles run as fast as L2 allows, or slightly faster (the model's bytes per clock come from a copy, which also
-# writes). Large tiles are held up by other things: addresses and masks, the loop's start and the epilogue, during which
-# the tensor cores are idle, and DRAM. A tile that spills is several times slower.
+# writes). Other things slow large tiles down: addresses and masks, the loop's start and the epilogue, when the tensor
+# cores idle, and DRAM. A tile that spills is several times slower.
 #
 # ### Tile order, explored, metered and timed
 #
-# For a wave of 264, groups of 16 rows are best. You can see why here.
+# For a wave of 264, groups of 16 rows are best. Here you can see why.
 #
-# 8192 x 8192 results in tiles of 128 x 128 make 64 x 64 tiles:
+# In tiles of 128 x 128, an 8192 x 8192 result has 64 x 64 tiles:
 #
-# 1. How many stripes does a wave need if you go row by row? And column by column?
+# 1. How many stripes does a wave need if you go row by row? Column by column?
 # 2. Which group size needs the fewest over all waves, and why that one?
 # 3. Compare the FLOP per byte of DRAM with the ridge. Does DRAM limit any of these orders?
 
@@ -1178,8 +1177,8 @@ for group in (1, 4, 8):
 table(("rows per group", "by the model", "metered"), rows)
 
 # %% [markdown]
-# On a real H200, programs don't run in lockstep. Here's the DRAM traffic counted by the profiler, compared with a model
-# in which every wave loads all its stripes, and the time:
+# On a real H200, programs don't run in lockstep. Here's the DRAM traffic that the profiler counted, next to a model in
+# which every wave loads all its stripes, and the time:
 
 # %% tags=["hide-input"]
 from helpers.figures.matmul.tile_order import all_stripes
@@ -1199,7 +1198,7 @@ table(
 
 # %% [markdown]
 # The model is rough, but it picks the best group. DRAM traffic drops to a third, yet the time improves little, because
-# DRAM wasn't the bottleneck of this matmul. Here's the model at copy bandwidth for the 32 x 32 tiles of our table:
+# DRAM wasn't the bottleneck. Here's the model at copy bandwidth for the 32 x 32 tiles of our table:
 
 # %% tags=["hide-input"]
 for group in (1, 16, 32):
@@ -1223,12 +1222,12 @@ display(table(("epilogue", *ways), rows, h200.label_of("matmul_autotuned")))
 h200.table("linear_act", "bfloat16")
 
 # %% [markdown]
-# The times for max-autotune are those of the library's matmul plus one kernel. The last columns include the overhead of
-# a call from Python, which you should also compare for short layers.
+# The max-autotune times are for the library's matmul plus one kernel. The last columns include the overhead of a call
+# from Python, which matters for short layers.
 #
 # ### From one row up
 #
-# A server that generates the next word multiplies one row per conversation, while a prompt has thousands of rows.
+# When a server generates text, it multiplies one row per conversation. A prompt has thousands of rows.
 
 # %% tags=["hide-input"]
 from helpers.figures import sweep_chart
@@ -1252,9 +1251,9 @@ display(table(odd_columns, rows, at_all_sizes.label([odd])))
 print(f"one row reads its weights at {share(point):.0%} of copy bandwidth")
 
 # %% [markdown]
-# Up to 32 rows, the course's kernel swaps the operands, so that the tile's rows are *weights*, and x, which has so few
-# columns, is padded. Most of the time goes into reading weights, and into a start and an end that you can't hide in
-# such a short kernel. At a few hundred rows, there are fewer good tiles than SMs. Beyond that, arithmetic dominates.
+# Up to 32 rows, the course's kernel swaps the operands, so that *weights* fill the tile's rows, and x is padded. Most
+# of the time goes into reading weights, plus ramp-up and tail, which you can't hide in such a short kernel. At a few
+# hundred rows, there are fewer good tiles than SMs. Beyond that, arithmetic dominates.
 #
 # Rows of 300 or 4097 elements start at addresses that don't allow wide loads or TMA, and the library slows down.
 # The course's kernel first copies them into padded rows, which takes one more launch. (The chart shows one shape of
@@ -1262,10 +1261,9 @@ print(f"one row reads its weights at {share(point):.0%} of copy bandwidth")
 #
 # ### Fuse at low intensity, leave the rest to cuBLAS?
 #
-# **Claim: "arithmetic intensity below 100: consider fusing; above: leave it to cuBLAS."** By intensity we mean that of
-# the fused operation, counting each tensor once. *Gained* is the time of eager PyTorch, which uses cuBLAS for its
-# matmuls, divided by that of the fused kernel. *By the library* is the same for cuBLASLt's own GELU epilogue, where
-# there is one.
+# **Claim: "arithmetic intensity below 100: consider fusing; above: leave it to cuBLAS."** We take the intensity of the
+# fused operation, counting each tensor once. *Gained* is the speedup over eager PyTorch, which uses cuBLAS for its
+# matmuls. *By the library* is the same for cuBLASLt's own GELU epilogue, where there is one.
 
 # %% tags=["hide-input"]
 import statistics
@@ -1324,8 +1322,8 @@ for side, those in (
     print(f" median, {max(gains):.2f}x at most; {ahead} faster than the library's epilogue")
 
 # %% [markdown]
-# **Verdict: fails as a rule.** Linear layers gain about as much above 100 as below it. The largest gain above it is for
-# attention: fused, it does hundreds of FLOP per byte, but unfused, its matrix of scores goes through memory several
+# **Verdict: fails as a rule.** Linear layers gain about as much above 100 as below it. The largest gain above 100 is
+# for attention: fused, it does hundreds of FLOP per byte, but unfused, its matrix of scores goes through memory several
 # times. Intensity tells you which roof limits an operation. It doesn't tell you how many bytes move *between* its
 # steps, and those are the bytes that fusing saves. For a single matmul, though, it's good advice: above 100, the
 # library's own epilogue is as fast as our kernel or faster at nearly every size. So leave it to cuBLAS, but have it
@@ -1333,10 +1331,10 @@ for side, those in (
 #
 # ### Stream-K
 #
-# **Stream-K** is meant for grids that don't fill their last wave. It divides all the steps of all the tiles evenly, so
-# an SM may start in the middle of one tile and end in the middle of another. That gets rid of the partial wave. But if
-# a tile has two owners, they have to combine their sums through memory before the epilogue, and one has to wait for the
-# other.
+# **Stream-K** is meant for grids that don't fill their last wave. It divides the steps of all tiles evenly among the
+# SMs, so an SM may start in the middle of one tile and end in the middle of another. That eliminates the partial wave.
+# But if a tile has two owners, they have to combine their sums through memory before the epilogue, and one has to wait
+# for the other.
 
 # %% tags=["hide-input"]
 fits = compiled(persistent_kernel, "H200", **STEPS["persistent"][1]).occupancy()
@@ -1395,7 +1393,7 @@ table(("columns", "rows", "FLOP per byte of L2", "registers", "spilled"), made)
 # ### A feed-forward layer in one launch
 #
 # If you computed `gelu(x @ up.T) @ down.T` in one launch, the hidden values could stay in registers. But a program that
-# owns 128 of the 11008 hidden values has a part of **every** output and must add that part in memory
+# owns 128 of the 11008 hidden values contributes to **every** output and has to add its share in memory
 # (`benchmarks/experiments/lesson_08.py`).
 
 # %% tags=["hide-input"]

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 09 Convolution, batch norm, ReLU: a matmul without the matrix
 #
-# An image network repeats the same three operations over and over: a convolution, batch norm, ReLU. Nearly all of the
-# arithmetic is in the convolution. Batch norm and ReLU mostly move memory, and at inference batch norm is just one
+# Image networks repeat the same three operations over and over: convolution, batch norm, ReLU. Nearly all of the
+# arithmetic is in the convolution. Batch norm and ReLU mostly move bytes, and at inference, batch norm is just one
 # multiply and one add per element. **What does it take to make it disappear: a new kernel, or some algebra with pencil
 # and paper?**
 #
@@ -10,11 +10,11 @@
 #
 # - write a convolution as a tiled matmul whose left matrix never exists in memory, and count how often it reads each
 #   pixel;
-# - distinguish a mask that keeps a kernel inside its buffer from one that keeps it inside the image;
+# - tell a mask that keeps a kernel inside its buffer from one that keeps it inside the image;
 # - explain how an image's memory layout affects sectors and load width;
 # - fold batch norm into the weights or into an epilogue, and compare the rounding;
 # - explain why neither works during training;
-# - estimate how much fusion can gain from a single number, the depth of the matmul.
+# - estimate the gain from fusion with a single number, the depth of the matmul.
 #
 # About 65 minutes. This lesson uses the tiles and `tl.dot` from [08 Matmul epilogues](08_matmul_epilogues.ipynb),
 # and prepares you for [exercise 09](../exercises/09_conv_bn_relu.ipynb).
@@ -54,11 +54,11 @@ passes_animation("convolution")
 #
 # We'll use two 14 x 14 images with 16 channels, in fp16. The 3 x 3 filter moves one pixel at a time
 # ([stride](../docs/glossary.md#stride) 1), and the image gets a border of zeros (padding 1), so the output is also 14 x
-# 14, with 32 channels. Each of the filter's nine positions is a **tap**. At **inference**, batch norm uses a
-# per-channel mean and variance that were saved during training:
+# 14, with 32 channels. Each of the filter's nine positions is a **tap**. At **inference**, batch norm uses a mean and a
+# variance per channel, saved during training:
 
 # %%
-last = torch.channels_last  # an order in memory: below
+last = torch.channels_last  # a memory layout, explained below
 x = normal(2, 16, 14, 14).half().to(memory_format=last)
 w = (normal(32, 16, 3, 3) / 12).half().to(memory_format=last)  # 12: the root of 16 x 3 x 3
 gamma, beta, mean = normal(3, 32)
@@ -71,8 +71,7 @@ def written_out(x, w, stride=1, padding=1):
 
 
 # %% [markdown]
-# **How many times does a tensor the size of the result cross memory over all the kernels?** Count every read and every
-# write.
+# **Over all the kernels, how many times is a tensor the size of the result read or written?**
 
 # %% tags=["hide-input"]
 trips = predict_first("trips of a tensor of the result's size, written out", unit="trips")
@@ -86,19 +85,19 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / 1e3:.0f} kB;", end="
 print(f"{given / 1e3:.0f} kB of that is x and w")
 trips.compare(
     round((unfused.bytes_total - given) / y.nbytes),
-    "The convolution writes its output, then batch norm reads and writes, then ReLU reads and "
-    "writes. Only the last write is the result.",
+    "The convolution writes its output, batch norm reads and writes, ReLU reads and writes. Only "
+    "the last write is the result.",
 )
 
 # %% tags=["hide-input"]
-title = "Unfused, a tensor of the result's size crosses memory five times, the inputs once"
+title = "Unfused, a tensor the size of the result is read or written five times, the inputs once"
 chart = traffic_chart({"unfused": unfused}, title)
 in_kb = lambda nbytes: f"{nbytes / 1e3:.0f} kB"
 trips.on(chart, "x", lambda count: given + count * y.nbytes, row=0, says=in_kb)
 
 # %% [markdown]
-# As we saw with matmuls, an [epilogue](../docs/glossary.md#epilogue) could apply batch norm and ReLU before the store.
-# But is a convolution a matmul?
+# As with matmuls, an [epilogue](../docs/glossary.md#epilogue) could apply batch norm and ReLU before the store. But is
+# a convolution a matmul?
 #
 # ## A convolution is a matmul
 #
@@ -108,9 +107,9 @@ trips.on(chart, "x", lambda count: given + count * y.nbytes, row=0, says=in_kb)
 # $$y_{kpq} = \sum_{r,s,c} w_{kcrs}\; x_{c,\; p \cdot \text{stride} + r - \text{padding},\; q \cdot \text{stride} + s -
 # \text{padding}}$$
 #
-# This is one sum over $(r, s, c)$: the weights times the pixel's **window**. If we write each window as a row of a
-# matrix, the convolution is that matrix times the weights. `F.unfold` builds the matrix for you (with windows as
-# columns). **How many times larger than the image is it?**
+# This is one sum over $(r, s, c)$: the weights times the pixel's **window**. Write each window as a row of a matrix,
+# and the convolution is that matrix times the weights. `F.unfold` builds the matrix for you (with windows as columns).
+# **How many times larger than the image is it?**
 
 # %% tags=["hide-input"]
 larger = predict_first("matrix of windows, times as large as x: 3 x 3, stride 1", unit="times")
@@ -121,7 +120,7 @@ windows = F.unfold(x.float(), 3, padding=1)
 product = (w.float().reshape(32, -1) @ windows).reshape(2, 32, 14, 14)
 right = F.conv2d(x.float(), w.float(), padding=1)
 print("the same:", torch.allclose(product, right, atol=1e-2))
-print("windows, each taps x channels:", tuple(windows.shape))
+print("windows, taps x channels each:", tuple(windows.shape))
 larger.compare(
     windows.numel() / x.numel(),
     "Each pixel is in one window per tap. (The border of "
@@ -129,7 +128,7 @@ larger.compare(
 )
 
 # %% [markdown]
-# Early libraries really did write that matrix to memory (**im2col**). Here is what that costs on an H200, for four
+# Early libraries really did write that matrix to memory (**im2col**). Here's how slow that is on an H200, at four
 # larger sizes that we'll use throughout this lesson:
 
 # %% tags=["hide-input"]
@@ -159,9 +158,9 @@ table(columns, rows, f"{h200.label_of('conv_steps')}, bf16")
 
 # %% [markdown]
 # A tiled matmul doesn't need the matrix in memory. A program loads a [tile](../docs/glossary.md#tile) of rows, one
-# slice at a time, so all it has to know is **where** row `pixel`, column `at` *would be*, and it can compute that. This
-# is the [implicit GEMM](../docs/glossary.md#implicit-gemm). There is one row for each output pixel of every image, and
-# one column for each tap and channel. The number of columns is the **depth** of the matmul.
+# slice at a time. All it needs is the address that row `pixel`, column `at` *would have*, and it can compute that from
+# the image. This is called [implicit GEMM](../docs/glossary.md#implicit-gemm). There's one row for each output pixel of
+# every image, and one column for each tap and channel. The number of columns is the **depth** of the matmul.
 
 
 # %%
@@ -181,10 +180,10 @@ def first_window(
 
 # %% [markdown]
 # `size` and `strides` are tuples, which you can pass straight to a kernel. `pixel` is a column vector and `at` a row
-# vector, so every line produces a tile. Wherever `there` is false the load returns 0, which is exactly what padding
+# vector, so combining them gives a tile. Wherever `there` is false, the load returns 0, which is exactly what padding
 # needs.
 #
-# The loop is the same as in any matmul. We pass in the function that locates the windows, so that we can swap it later:
+# The rest is an ordinary matmul loop. We pass in the function that locates the windows, so that we can swap it later:
 
 
 # %%
@@ -257,8 +256,8 @@ print("right with padding:", bool(is_right(first.result, x, w, padding=1).all())
 
 # %% [markdown]
 # The kernel makes no [out-of-bounds](../docs/glossary.md#out-of-bounds) access, reads nothing uninitialised, and passes
-# a test without padding. It's still wrong. **What percentage of the output pixels is wrong?** Look at a window centred
-# on the first column: where does the kernel look for the pixel to its left?
+# a test without padding. It's still wrong. **What percentage of the output pixels is wrong?** Take a window centred on
+# the first column. Where does the kernel look for the pixel to its left?
 
 # %% tags=["hide-input"]
 share = predict_first("output pixels wrong, 14 x 14, padding 1", unit="%")
@@ -270,14 +269,14 @@ for row in wrong[[0, 1, 6, 13]]:
     print("".join("x" if each else "." for each in row))
 share.compare(
     100 * wrong.float().mean().item(),
-    "In memory, the pixel before the first one in a row is the last one of the row above. It's a "
-    "valid address, so no instrument complains, but its value isn't 0. Above and below the image "
-    "the mask happened to be right, because those positions are also outside the buffer.",
+    "In memory, the pixel before the first one in a row is the last one of the row above. That's "
+    "a valid address, so no instrument complains, but the value isn't 0. Above and below the "
+    "image, the mask happened to be right, because those positions are also outside the buffer.",
 )
 
 # %% [markdown]
-# Here is the same bug in a kernel small enough to trace by hand: three rows of four pixels, a three-tap filter along
-# the row, padding 1, and one program per row. **Change the marked line so that the kernel stays inside the image.**
+# Here's the same bug in a kernel small enough to trace by hand: three rows of four pixels, a three-tap filter along the
+# row, padding 1, and one program per row. **Fix the marked line so that the kernel stays inside the image.**
 
 
 # %%
@@ -299,7 +298,7 @@ puzzle(border_kernel, 3, image, taps, wanted=convolved, shared=both, rows=3, wid
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>there = (col + tap >= 1) & (col + tap <= width)</code>: the tap reads column
-# `col + tap - 1`, so that is the column to check against the width.</details>
+# `col + tap - 1`, so check that against the width.</details>
 #
 # <!-- choices
 # there = (at >= 0) & (at < rows * width)
@@ -313,8 +312,8 @@ puzzle(border_kernel, 3, image, taps, wanted=convolved, shared=both, rows=3, wid
 # there = (at >= row * width) & (at < rows * width)
 # -->
 #
-# In two dimensions, the mask has to check both the row and the column. `window` is `first_window` with the following
-# line instead of the old mask, so it no longer needs `place`:
+# In two dimensions, the mask has to check both the row and the column. `window` is `first_window` with this line
+# instead of the old mask, so it no longer needs `place`:
 #
 # ```python
 # there = (row >= 0) & (row < height) & (col >= 0) & (col < width)
@@ -344,13 +343,14 @@ for stride, padding in ((1, 1), (1, 0), (2, 1), (3, 2)):
 # %% [markdown]
 # ## Reads per pixel
 #
-# The explorer below shows one 12 x 12 image with tiles of 16 output pixels. The padded input is on the left, with the
-# number of reads per pixel, and the tile is on the right. Move the sliders with the mouse or the arrow keys:
+# The explorer below shows a 12 x 12 image with tiles of 16 output pixels. On the left is the padded input, with the
+# number of reads per pixel, and on the right is the tile. Move the sliders with the mouse or the arrow keys:
 #
 # 1. All tiles, stride 1, padding 1: how often is a pixel in the middle read? At an edge? In a corner?
 # 2. Stride 2: how do the counts change, and what happens to the regular pattern? At what stride is no pixel read twice?
 # 3. A 1 x 1 filter with stride 2 and no padding: how much of the image is never read?
-# 4. 3 x 3, stride 1, padding 0, tile 0: choose *the first* tap, then *the middle*. How do the pixels read differ?
+# 4. 3 x 3, stride 1, padding 0, tile 0: choose *the first* tap, then *the middle*. How do the pixels that they read
+#    differ?
 # 5. A 1 x 1 filter, stride 1, padding 2: what does tile 0 compute?
 
 # %% tags=["hide-input"]
@@ -362,12 +362,12 @@ explorer
 # %% [markdown]
 # <details><summary>What you should see</summary>1. A pixel in the middle is read once per tap, one at an edge a third
 # less often, and one in a corner four times. 2. Once, twice or four times, depending on whether its row and column are
-# odd. At stride 3, windows of three no longer overlap. 3. Three quarters of it. 4. Only in position: they are one row
-# lower and one column further right. **Each tap reads the same shape, shifted.** 5. Zeros, because its windows contain
-# only padding.</details>
+# odd. At stride 3, windows of three no longer overlap. 3. Three quarters of it. 4. Only in position: one row lower and
+# one column further right. **Each tap reads the same shape, shifted.** 5. Zeros, because its windows contain only
+# padding.</details>
 #
-# Does the kernel really do this? The meter counts its requests. Each time a pixel is read, all of its channels are
-# read:
+# Does the kernel really do this? Let's count its requests with the meter. Each time a pixel is read, all of its
+# channels are read:
 
 # %% tags=["hide-input"]
 rows = []
@@ -380,9 +380,9 @@ for side, stride, padding in ((3, 1, 1), (3, 2, 1), (1, 2, 0)):
 table(("window", "stride", "reads of 196 pixels, by the model", "metered"), rows)
 
 # %% [markdown]
-# So the kernel still **requests** the whole matrix of windows, which is many times the size of the image, even though
-# the matrix isn't in memory. If you request the same pixel again soon enough, it's still in a cache. But will it be?
-# If one tile can't hold all the filters, every tile of filters requests the whole image again.
+# So even though the matrix of windows isn't in memory, the kernel still **requests** all of it, many times the size of
+# the image. If it requests the same pixel again soon enough, the pixel is still in cache. But is it soon enough? If one
+# tile can't hold all the filters, every tile of filters requests the whole image again.
 #
 # On the H200, take 64 images of 56 x 56 pixels and 128 channels in bf16, 256 filters of 3 x 3, and tiles of 128 pixels
 # by 64 filters. A program requests each pixel nine times, and four programs request the same pixels. **How many times
@@ -408,20 +408,20 @@ print(f"from memory: {counted['dram_read'] / 1e6:.0f} MB")
 print(f"by the course's kernel, from memory: {counters['catalogue'][1]['dram_read'] / 1e6:.0f} MB")
 delivered.compare(
     (counted["dram_read"] - filter_bytes) / image_bytes,
-    "The nine taps add no memory traffic, because they follow each other so closely that the pixel "
-    "is still in L2. The four tiles of filters do cost four reads: each is a pass over all images, "
-    "and by the time it ends, the first images have been evicted from L2. The course's kernel runs "
-    "all filter tiles of the same pixels together, so memory delivers x once. As in any matmul, "
-    "the order of the tiles matters.",
+    "The nine taps add no memory traffic, because they follow each other so closely that the "
+    "pixel is still in cache. The four tiles of filters do cost four reads: each is a pass over "
+    "all images, and by the time it ends, the first images have been evicted from L2. The "
+    "course's kernel runs all filter tiles of the same pixels together, so memory delivers x "
+    "once. As in any matmul, the order of the tiles matters.",
 )
 
 # %% [markdown]
 # ## Channels first, channels last
 #
-# An image tensor (images, channels, height, width) can be stored in either of two layouts. **Channels first** stores
-# one plane after another, so all pixels of a channel are contiguous. **[Channels
-# last](../docs/glossary.md#channels-last)** stores one pixel after another, so all channels of a pixel are contiguous.
-# You index both the same way and only the strides differ, so our kernel works with either:
+# There are two layouts for an image tensor (images, channels, height, width). **Channels first** stores one plane after
+# another, so all pixels of a channel are contiguous. **[Channels last](../docs/glossary.md#channels-last)** stores one
+# pixel after another, so all channels of a pixel are contiguous. You index both the same way. Only the strides differ,
+# so our kernel works with either:
 
 # %% tags=["hide-input"]
 first_order = x.contiguous()
@@ -433,10 +433,10 @@ same_result = torch.equal(
 print("the same result:", same_result)
 
 # %% [markdown]
-# But memory delivers whole [sectors](../docs/glossary.md#sector) of 32 bytes. With channels last, the 16 fp16
-# channels of a pixel fill exactly one sector. With channels first, a tap reads a row of pixels from one channel's
-# plane, shifted by the tap's offset. Take 16 x 16 images, so that each row is one sector. **At stride 2, channels
-# first: how many bytes of x are fetched per byte requested?**
+# But memory delivers whole [sectors](../docs/glossary.md#sector) of 32 bytes. With channels last, the 16 fp16 channels
+# of a pixel fill exactly one sector. With channels first, a tap reads a row of pixels from one channel's plane, shifted
+# by the tap's offset. Take 16 x 16 images, so that each row is one sector. **With channels first, at stride 2, how many
+# bytes of x are fetched per byte requested?**
 # <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
 
 # %% tags=["hide-input"]
@@ -460,16 +460,16 @@ for side in (16, 14):
 display(table(("fetched per byte requested", "stride 1", "stride 2"), rows))
 waste.compare(
     fetched[16, "first", 2],
-    "Only every second pixel of a sector is used. (It's slightly above 2 because a tap in the "
-    "padding uses one pixel less.) With rows of 14 pixels the waste doubles: rows aren't aligned "
-    "to sectors, so a sector also brings in pixels of the row that stride 2 skips.",
+    "Only every second pixel of a sector is used. (It's slightly above 2 because a tap that "
+    "falls into the padding uses one pixel less.) With rows of 14 pixels the waste doubles: rows "
+    "aren't aligned to sectors, so a sector also brings in pixels of the row that stride 2 skips.",
 )
 
 # %% [markdown]
-# A cache can recover some of this waste, because another tap will need the rest of the sector. It can't do anything
-# about the **width of a load**. With channels last, a thread can load 16 bytes at a time: eight channels of one pixel,
-# which are either all inside the image or all outside. With channels first, it would have to load eight neighbouring
-# pixels, but a tap's shift leaves them unaligned, and some of them may be padding:
+# A cache can make up for some of this waste, because another tap will need the rest of the sector. It can't do anything
+# about **load width**. With channels last, a thread can load 16 bytes at a time: eight channels of one pixel, all of
+# them inside the image or all outside. With channels first, it would have to load eight neighbouring pixels, but a
+# tap's shift leaves them unaligned, and some of them may be padding:
 # <!-- given 16 bytes: CUDA C++ Programming Guide, device memory accesses -->
 
 # %% tags=["hide-input"]
@@ -502,8 +502,8 @@ print("more integer arithmetic with channels first:", more)
 # multiply-add). That's why tensor cores work best with channels last: **the sum runs over channels, so they should be
 # contiguous.**
 #
-# **How many times slower is this kernel on an H200 with channels first**, at stride 1? No formula gives you this
-# number, so guess.
+# **How many times slower is this kernel on an H200 with channels first**, at stride 1? There's no formula for this one,
+# so just guess.
 # <!-- given 128 bits: the instruction's name -->
 
 # %% tags=["hide-input"]
@@ -528,14 +528,13 @@ with_first, with_last = (
 )
 slower.compare(
     with_first.median / with_last.median,
-    "At stride 1, memory delivers the same amount in either layout, so the caches did make up for "
-    "the wasted sectors, and the extra time is due to narrow loads. At stride 2 they couldn't. "
-    "cuDNN also prefers channels last.",
+    "At stride 1, memory delivers the same number of bytes in either layout. So the caches made "
+    "up for the wasted sectors, and the extra time is most likely due to narrow loads. At stride "
+    "2, the caches couldn't keep up. cuDNN also prefers channels last.",
 )
 
 # %% [markdown]
-# In PyTorch, `model.to(memory_format=torch.channels_last)` converts the model, and the same call on the images converts
-# them.
+# In PyTorch, call `.to(memory_format=torch.channels_last)` on the model and on the images.
 #
 # ## Folding batch norm by hand
 #
@@ -545,10 +544,10 @@ slower.compare(
 # = \underbrace{\frac{\gamma}{\sqrt{\text{var} + \text{eps}}}}_{\text{scale}}\, s
 # + \underbrace{\beta - \text{mean} \cdot \text{scale}}_{\text{shift}}$$
 #
-# Neither scale nor shift depends on the image, so they are two numbers per channel that you compute once. A convolution
-# is also linear, so you can move the scale into the weights: $\text{scale}_k \sum w_k x = \sum (\text{scale}_k\, w_k)\,
-# x$. All that remains of batch norm is a bias. This is called [folding](../docs/glossary.md#folding). Is it exact?
-# Let's check it in float64, against PyTorch's own tool for the job:
+# Neither scale nor shift depends on the image, so they're two numbers per channel that you compute once. And a
+# convolution is linear, so you can move the scale into the weights: $\text{scale}_k \sum w_k x = \sum (\text{scale}_k\,
+# w_k)\, x$. All that remains of batch norm is a bias. This is called [folding](../docs/glossary.md#folding). Is it
+# exact? Let's check it in float64, against PyTorch's own tool for the job:
 
 
 # %%
@@ -583,11 +582,12 @@ same_weights, same_bias = torch.allclose(theirs[0], folded_w64), torch.allclose(
 print("same as PyTorch's own tool:", same_weights, same_bias)
 
 # %% [markdown]
-# So some algebra is enough to remove batch norm from the model: fold the weights once, and you don't need a new kernel.
+# So algebra is enough to remove batch norm from the *model*: you fold the weights once. Whether that also removes its
+# *time* is another question. We'll get to it.
 #
 # Many convolutions have a bias of their own, $s = \sum w x + b$. The kernel below applies batch norm and ReLU to sums
-# that don't include it yet, for four channels of three pixels. **Change the marked line so that the bias is part of the
-# shift, in the right place.**
+# that don't include the bias yet, for four channels of three pixels. **Fix the marked line so that the bias enters the
+# shift in the right place.**
 
 
 # %%
@@ -614,7 +614,7 @@ puzzle(folded_bias_kernel, 3, *given_4, wanted=normed, shared=vectors, BLOCK=4)
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>shift = tl.load(beta_ptr + k) + (bias - mean) * scale</code>: the bias is part
-# of batch norm's input, so it is scaled just as the mean is.</details>
+# of batch norm's input, so it gets scaled, just like the mean.</details>
 #
 # <!-- choices
 # shift = tl.load(beta_ptr + k) - mean * scale + bias
@@ -661,7 +661,7 @@ def conv_bn_relu_kernel(
 # that has gone wrong would look healthy. With `propagate_nan=tl.PropagateNan.ALL` it would keep NaN.)
 #
 # Let's compare three versions in fp16: three separate kernels, the scale folded into the weights, and the scale in the
-# epilogue. Count how many times each rounds to fp16. **What percentage of the epilogue's results differs from the fp16
+# epilogue. Count how many times each of them rounds to fp16. **What percentage of the epilogue's results isn't the fp16
 # value nearest to the exact result?**
 
 # %% tags=["hide-input"]
@@ -687,7 +687,7 @@ not_nearest.compare(
 )
 
 # %% [markdown]
-# What about bytes? The meter counts every **request** a Triton kernel makes, which here is nine times the image, but it
+# What about bytes? The meter counts every **request** of a Triton kernel, here about eight times the image, but it
 # assumes that PyTorch's operator reads its input once. To keep the comparison fair, we'll use our own convolution as
 # the first of the three kernels:
 
@@ -704,14 +704,14 @@ print(f"distinct bytes: {fewer:.1f}x fewer in {fused.launches} launch")
 traffic_chart({"unfused": apart, "fused": fused})
 
 # %% [markdown]
-# The actual memory traffic is somewhere between distinct bytes and requested bytes, depending on the caches. Distinct
-# bytes dropped by the four reads and writes we removed.
+# The actual memory traffic is somewhere between distinct bytes and requested bytes, depending on the caches. The
+# distinct bytes dropped by the four reads and writes we removed.
 #
 # ## The mistake: folding statistics of a batch
 #
 # During **training**, batch norm computes the mean and variance of each channel from the current batch, over all images
 # and pixels. (It normalises with the variance that divides by $n$, but stores a running variance that divides by $n -
-# 1$, the unbiased estimate.) A colleague folds the current batch's statistics. Here is the test they wrote:
+# 1$, the unbiased estimate.) A colleague folds the current batch's statistics, and writes this test:
 
 
 # %% tags=["hide-input"]
@@ -760,31 +760,31 @@ for name, (statistic, expected_y) in agree.items():
 display(table(("folded statistics, on the second batch", "right"), rows))
 changed.compare(
     100 * (before != after).double().mean().item(),
-    "In training mode an image's result depends on the other images in the batch, and no set of "
-    "weights can reproduce that, because a convolution only sees one window. The test passed "
-    "because it used the same batch that the weights were folded from. Fold running statistics "
-    "instead, and compare with the model in eval() mode on a new batch.",
+    "In training mode, an image's result depends on the other images in the batch. No weights "
+    "can reproduce that, because a convolution only sees one window. The test passed because it "
+    "used the same batch that the statistics came from. Fold running statistics instead, and "
+    "compare with the model in eval() mode on a new batch.",
 )
 
 # %% [markdown]
 # An epilogue can't do it during training either. You only know a channel's mean after the last program has finished its
-# last pixel. If programs held their tiles in registers and waited for the mean, and there were more than one
-# [wave](../docs/glossary.md#wave) of them, they would be waiting for programs that can't start. So training kernels
-# write the sums, accumulate the statistics in the epilogue, and read the sums back. That read doesn't need a separate
-# kernel: the next convolution loads the sums anyway, so it can normalise and apply ReLU in its **prologue**. (cuDNN has
-# kernels that do scale, bias, ReLU, convolution and statistics.) You still have to write the sums.
+# last pixel. If programs kept their tiles in registers and waited for the mean, and there were more than one
+# [wave](../docs/glossary.md#wave) of them, they'd be waiting for programs that can't start. So training kernels write
+# the sums, accumulate the statistics in the epilogue, and read the sums back. That read doesn't need a separate kernel:
+# the next convolution loads the sums anyway, so it can normalise and apply ReLU in its **prologue**. (cuDNN has kernels
+# that do scale, bias, ReLU, convolution and statistics.) You still have to write the sums.
 #
 # ## How much can fusing gain?
 #
-# Bytes are only half of the story, because a convolution also computes. Take a large one in bf16. Each element of the
-# result takes two FLOPs per unit of depth. Fusion saves it four memory trips of two bytes each. If $R$ is the tensor
-# cores' rate and $B$ the bandwidth, then
+# Bytes are only half the story, because a convolution also computes. Take a large one in bf16. Each element of the
+# result takes two FLOPs per unit of depth. Fusion saves four reads and writes of that element, at two bytes each. If
+# $R$ is the tensor cores' rate and $B$ the bandwidth, then
 #
 # $$\text{speedup} = \frac{2\,\text{depth}/R + 4 \cdot 2/B}{2\,\text{depth}/R} = 1 + \frac{4\,R/B}{\text{depth}}$$
 #
 # $R/B$ is the [ridge point](../docs/glossary.md#ridge-point) from lesson 01. The image size and the number of output
-# channels aren't in the formula. All that matters is the depth, which is taps times input channels. **For 3 x 3 taps
-# and 128 channels on an H100: how many times faster?**
+# channels aren't in the formula. All that matters is the depth: taps times input channels. **What's the speedup for 3 x
+# 3 taps and 128 channels on an H100?**
 # <!-- given two bytes: bf16 -->
 
 # %% tags=["hide-input"]
@@ -818,9 +818,9 @@ title = f"{label}\ntimes faster than PyTorch's three kernels, bf16"
 display(table(("", "depth", "formula", *WAYS), rows, title))
 speed_up.compare(
     gain(LARGE[1], "ours"),
-    "The formula assumes that the convolution runs at a large matmul's rate and that the memory "
-    "trips run at copy bandwidth. With 64 channels the convolution is far below that rate, so "
-    "fusing gains less there than the formula promises.",
+    "The formula assumes that the convolution runs at a large matmul's rate, and that the other "
+    "two kernels run at copy bandwidth. With 64 channels, the convolution is far below that "
+    "rate, so fusing gains less there than the formula promises.",
 )
 
 # %% tags=["hide-input"]
@@ -832,7 +832,7 @@ gains = {
 }
 formula = {"formula": {depth: 1 + 4 * ridge / depth for depth in range(512, 2400, 64)}}
 axes = {"x": "depth: taps times input channels", "y": "times faster than three kernels"}
-title = "From a depth of 1152 on, the gain falls about as the formula predicts"
+title = "Above a depth of 1000, the gain falls about as the formula predicts"
 chart = curves_chart(gains, title, **axes, log=True, limit=formula)
 speed_up.on(chart, "y")
 
@@ -840,9 +840,9 @@ speed_up.on(chart, "y")
 # "Ours" is the course's tuned `conv_bn_act`. cuDNN's kernel adds a bias and applies ReLU in its epilogue, and once the
 # weights are folded that's all we need. PyTorch exposes it as `torch.cudnn_convolution_relu`.
 #
-# So is **algebra alone** enough? Fold the weights, give `conv2d` its bias and call ReLU. You don't write a kernel,
-# and batch norm's read and write are gone. **How many times faster than three kernels, at the same size?** One thing
-# you should know first: on a GPU, PyTorch calls cuDNN without the bias and adds it afterwards, in a separate kernel
+# So is **algebra alone** enough? Fold the weights, give `conv2d` its bias and call ReLU. No new kernel, and batch
+# norm's read and write are gone. **What's the speedup over three kernels, at the same size?** One thing you should
+# know: on a GPU, PyTorch calls cuDNN without the bias and adds it afterwards, in a separate kernel
 # (`ATen/native/Convolution.cpp`).
 
 # %% tags=["hide-input"]
@@ -861,17 +861,16 @@ columns = ("", "only folded", "cuDNN's fused kernel over its convolution alone")
 display(table(columns, rows, h200.label_of("conv_steps")))
 pencil.compare(
     at_this_size,
-    "You gain nothing, or even lose: the bias kernel now makes the trips that batch norm used to "
-    "make, at the same cost or more. With its epilogue, cuDNN's kernel takes as long as its "
-    "convolution alone, so there batch norm and ReLU are free, or nearly. You need both: the "
-    "algebra and a kernel.",
+    "You gain nothing, or even lose: the bias kernel reads and writes what batch norm used to, "
+    "at the same cost or more. cuDNN's kernel takes about as long with its epilogue as without, "
+    "so there batch norm and ReLU are free, or nearly. You need both: the algebra and a kernel.",
 )
 
 # %% [markdown]
 # **Claim: "fusing Conv + BN + ReLU makes it 1.41 times faster."** The source doesn't give a size, a dtype or a GPU, but
-# it does compare three kernels with one. So we'll compare PyTorch's three kernels with cuDNN's one, first in bf16 with
-# channels last, then in fp32 with channels first, which is PyTorch's default. (In fp32, cuDNN multiplies in tf32, which
-# PyTorch allows for convolutions by default.)
+# it does compare three kernels with one. So we'll compare PyTorch's three with cuDNN's one, first in bf16 with channels
+# last, then in fp32 with channels first, which is PyTorch's default. (In fp32, cuDNN multiplies in tf32, which PyTorch
+# allows for convolutions by default.)
 
 # %% tags=["hide-input"]
 print(h200.label_of("conv_steps"))
@@ -889,8 +888,8 @@ print(
 )
 
 # %% [markdown]
-# Should you write this kernel, then? Not if the library already has it: fold the weights and call the library. Write
-# your own if you need something it doesn't have, such as another activation, a residual add, or int8 output.
+# So should you write this kernel? Not if the library already has it: fold the weights and call the library. Write your
+# own if you need something else, such as another activation, a residual add, or int8 output.
 #
 # ## Your predictions vs the measurements
 
@@ -902,9 +901,9 @@ predictions()
 #
 # 1. A kernel masks `place >= 0` and `place < height * width`, and the meter finds no access out of bounds. Which output
 #    pixels are wrong, and what kind of test would miss it?
-# <details><summary>Answer</summary>The pixels whose window extends past the left or right edge, because they read from
-# the row above or below. A test without padding or with a one-tap filter would miss it, and so would an image whose
-# outer columns are 0.</details>
+# <details><summary>Answer</summary>Those whose window extends past the left or right edge: they read from the row above
+# or below. A test without padding or with a one-tap filter would miss it, and so would an image whose outer columns are
+# 0.</details>
 #
 # 2. With a 5 x 5 filter at stride 5 and no padding, how often is each pixel read? What does this layer look like as a
 #    matmul?
@@ -919,13 +918,13 @@ predictions()
 #
 # 4. In fp16, why would you rather have the scale in the epilogue than in the weights? What is the argument for the
 #    weights?
-# <details><summary>Answer</summary>Folding rounds the weights a second time, whereas in the epilogue the scale
-# multiplies an fp32 sum. The advantage of folded weights is that only a bias remains, so a library kernel with bias and
-# ReLU in its epilogue is all you need.</details>
+# <details><summary>Answer</summary>Folding rounds the weights a second time, while in the epilogue the scale multiplies
+# an fp32 sum. The advantage of folded weights is that only a bias remains, so a library kernel with bias and ReLU in
+# its epilogue is all you need.</details>
 #
 # 5. Consider a 1 x 1 convolution from 2048 channels to 512. Does fusing batch norm and ReLU gain more or less than it
 #    would from 512 to 2048?
-# <details><summary>Answer</summary>Less. The depth is four times as great, so each element of the result needs four
+# <details><summary>Answer</summary>Less. The matmul is four times as deep, so each element of the result needs four
 # times the arithmetic, while fusion saves the same four reads and writes.</details>
 #
 # 6. A GPU has a ridge point of 200 FLOP/B in bf16. A 3 x 3 convolution with 64 channels is compute-bound on it, and
@@ -952,7 +951,7 @@ self_test(
 #
 # ### How exact is the formula?
 #
-# The formula assumes that the convolution runs at a large matmul's rate and that the memory trips run at copy
+# The formula assumes that the convolution runs at a large matmul's rate and that batch norm and ReLU run at copy
 # bandwidth. How close do they get?
 
 # %% tags=["hide-input"]
@@ -964,18 +963,18 @@ for shape, times in bf16.items():
     trips_time = times["conv, BN, ReLU"].median - times["conv"].median
     speed = 4 * 2 * results / trips_time / h200.copy_bandwidth
     rows.append((named(shape), f"{rate:.0%}", f"{speed:.0%}"))
-columns = ("", "convolution, % of matmul rate", "memory trips, % of copy bandwidth")
+columns = ("", "convolution, % of matmul rate", "batch norm and ReLU, % of copy bandwidth")
 table(columns, rows, h200.label_of("conv_steps"))
 
 # %% [markdown]
-# If both fall short by the same factor, the formula is right. If the memory trips fall further short, as in the first
-# two sizes, a fused kernel as fast as cuDNN's convolution gains more than the formula predicts. If the convolution
-# falls further short, as with 64 channels, it gains less.
+# If both fall short by the same factor, the formula is right. If batch norm and ReLU fall further short, as at the
+# first two sizes, a fused kernel as fast as cuDNN's convolution gains more than the formula predicts. If the
+# convolution falls further short, as with 64 channels, it gains less.
 #
 # ### Where the library wins
 #
 # `torch.compile` leaves the convolution to the library unless you use `max-autotune`, which also tries Triton kernels.
-# `fused` is the course's tuned kernel, in a later version than the one in the table by channels below:
+# `fused` is the course's tuned kernel, a later version than in the table by channels below:
 
 # %% tags=["hide-input"]
 providers = ("eager", "torch.compile", "max-autotune", "fused", "cuDNN fused")
@@ -1002,13 +1001,12 @@ for channels, times in h200.experiment("conv_channels").items():
 table(("channels", "cuDNN's speed over ours"), rows, h200.label_of("conv_channels"))
 
 # %% [markdown]
-# It doesn't: for most channel counts the two are about level. (At 256 channels our kernel used a different tile at
-# the time. The version in the table above has a better one.) When they differ, it's because of the tile. Large tiles
-# may leave the GPU's last wave partly empty (lesson 07), while small ones load more bytes per FLOP. Our kernel
-# chooses from the few `TILES` in `kernels/tuned/conv_descriptors.py`, whereas a library has many more kernels to
-# choose from.
+# It doesn't: for most channel counts, the two are about level. (At 256 channels our kernel used a different tile at the
+# time. The version in the table above has a better one.) Where they differ, the tile is the likely reason. Large tiles
+# may leave the GPU's last wave partly empty (lesson 07), while small ones load more bytes per FLOP. Our kernel picks
+# from the few `TILES` in `kernels/tuned/conv_descriptors.py`. A library has many more kernels to choose from.
 #
-# So far we've only looked at GPU time. How long does a **caller** in Python wait, including the launch?
+# So far we've only looked at GPU time. How long does a whole **call** from Python take?
 
 # %% tags=["hide-input"]
 at_all_sizes.calls(["conv_bn_act"])
@@ -1017,8 +1015,8 @@ at_all_sizes.calls(["conv_bn_act"])
 # (Shapes are images, channels, height, width, filters, taps, stride. A *bare launch* is an empty kernel with the same
 # arguments, launched from Python by Triton.) If a call takes longer than its GPU time, the difference is Python and
 # launch overhead, and a [CUDA graph](../docs/glossary.md#cuda-graph) removes it for either kernel. The next chart
-# covers 30 sizes, from ResNet's stages to odd ones. Each mark is one layer, plotted at its depth. *Odd* sizes aren't
-# divisible by any tile, and *strided* layers have stride 2.
+# covers 30 sizes, from ResNet's stages to odd ones. Each mark is one layer at its depth. *Odd* sizes aren't divisible
+# by any tile, and *strided* layers have stride 2.
 
 # %% tags=["hide-input"]
 from helpers.figures import sweep_chart
@@ -1028,19 +1026,18 @@ late = at_all_sizes.behind(["conv_bn_act"])
 print("Furthest behind:", *[line for line in late if not line.startswith("a call")][:6], sep="\n")
 
 # %% [markdown]
-# You only get large gaps at particular shapes. cuDNN leads on some 14 x 14 and 7 x 7 images, where there are few
-# tiles, and by a little on some larger ones, since a library has more kernels to choose from. If a pixel's channels
-# don't add up to a multiple of 16 bytes (100 or 130 of them, or the 3 of a first layer), cuDNN falls behind, whereas
-# ours makes a padded copy first (see below).
+# Only particular shapes have large gaps. cuDNN leads on some 14 x 14 and 7 x 7 images, where there are few tiles, and
+# by a little on some larger ones. If a pixel's channels don't add up to a multiple of 16 bytes (100 or 130 of them, or
+# the 3 of a first layer), cuDNN falls behind, while ours makes a padded copy first (see below).
 # <!-- given 16 bytes: CUDA C++ Programming Guide, tensor maps: strides -->
 #
 # ### A tap is a shifted box
 #
 # The course's plain kernel (`kernels/tiled/conv_bn_act.py`) computes addresses and masks for channels-last tensors,
-# just as the lesson's kernel does. The tuned kernel uses what you saw in the explorer: each tap reads the same shape,
-# shifted. If the tile is a **box** of pixels, then every tap reads a box too. Hopper's [TMA](../docs/glossary.md#tma)
-# can fetch a box on its own and fills in zeros outside the image, so threads don't have to compute any addresses or
-# masks. You can see this in the machine code:
+# just as the lesson's kernel does. The tuned kernel exploits what you saw in the explorer: each tap reads the same
+# shape, shifted. If the tile is a **box** of pixels, every tap reads a box. Hopper's [TMA](../docs/glossary.md#tma) can
+# fetch a box on its own and fill in zeros outside the image, so threads don't have to compute any addresses or masks.
+# You can see this in the machine code:
 
 # %% tags=["hide-input"]
 from kernels.tiled.conv_bn_act import OP
@@ -1057,14 +1054,14 @@ ratio = times["the lesson's kernel"].median / times["fused"].median
 print(f"with boxes: {ratio:.1f} times faster on an H200 (and with larger tiles)")
 
 # %% [markdown]
-# There are restrictions: the number of channels has to be a multiple of 8 (16 if the stride isn't 1), the tensors
-# have to be aligned, and the GPU has to be recent. For other channel counts the kernel first makes a copy with zeros
-# after the channels and around the image, if there's enough arithmetic to pay for it. (In that copy, TMA's boxes may
-# even overlap, so that a whole filter row becomes one step.) Anything else goes to the plain kernel.
+# There are restrictions: the number of channels has to be a multiple of 8 (16 if the stride isn't 1), the tensors have
+# to be aligned, and the GPU has to be recent. For other channel counts, the kernel first makes a zero-padded copy of
+# the channels and the image, if there's enough arithmetic to pay for it. (In that copy, TMA's boxes may even overlap,
+# so that a whole filter row becomes one step.) Everything else goes to the plain kernel.
 #
 # ### Batch statistics, timed
 #
-# Here is PyTorch's batch norm alone on the H200, with batch statistics compared with running statistics:
+# Here's PyTorch's batch norm alone on the H200, with the batch's statistics and with running statistics:
 
 # %% tags=["hide-input"]
 rows = []
@@ -1074,8 +1071,7 @@ for shape, times in bf16.items():
 table(("", "with the batch's statistics"), rows, h200.label_of("conv_steps"))
 
 # %% [markdown]
-# (If the statistics are frozen but the weights are still training, either fold again after every step or don't fold at
-# all.)
+# (If the statistics are frozen but the weights are still training, fold again after every step or don't fold at all.)
 #
 # ### On your GPU
 

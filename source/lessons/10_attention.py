@@ -1,20 +1,20 @@
 # %% [markdown]
 # # 10 Attention: without the N x N matrix
 #
-# Attention compares each of N tokens with every other token. That's N × N scores per head, and if you write it in
-# plain PyTorch, they make several round trips through memory. Double the tokens and you get four times the scores.
-# Pretty soon their traffic dominates, and then they don't fit in memory at all. But the *result* of attention is no
-# larger than its input. **Does the matrix have to exist at all?**
+# Attention compares each of N tokens with every other token. That's N × N scores per head, and in plain PyTorch they
+# make several round trips through memory. Double the tokens and you get four times the scores. Pretty soon their
+# traffic dominates, and then they don't fit in memory at all. But the *result* of attention is no larger than its
+# input. **Does the matrix have to exist at all?**
 #
 # By the end of this lesson you'll be able to
 #
 # - write scores, mask and softmax as one kernel that also handles a query with no visible key;
-# - derive FlashAttention from online softmax, and name a test that a broken version passes;
-# - tell which costs grow linearly with N, and which quadratically;
+# - derive FlashAttention from online softmax, and choose tests that catch a broken version;
+# - predict which costs grow linearly with N and which quadratically;
 # - skip the tiles that a causal mask hides;
 # - find the unit that limits attention on a given GPU;
 # - explain what FlashAttention 2, 3 and 4 changed, and what a compiler can do instead;
-# - explain why decoding one token is a different problem, and split its keys among programs.
+# - explain why decoding one token is a different problem, and split the keys among programs.
 #
 # About 75 minutes. It builds on [06 Softmax](06_softmax.ipynb) and prepares you for exercises
 # [10](../exercises/10_attention_scores.ipynb) and [10b](../exercises/10b_flash_attention.ipynb).
@@ -54,9 +54,9 @@ mask_animation()
 # %% [markdown]
 # ## The cost of the unfused version
 #
-# Each token has a *query*, a *key* and a *value*, which are rows of $d$ elements in three matrices q, k and v. You
-# compare a token's query with the keys of all tokens. That gives you a weight for each token, and the result is the
-# weighted sum of their values. A model does this in several *heads* in parallel:
+# Each token has a *query*, a *key* and a *value*: rows of $d$ elements in three matrices q, k and v. You compare a
+# token's query with the keys of all tokens. That gives you a weight for each of them, and the result is the weighted
+# sum of their values. A model does this in several *heads* in parallel:
 #
 # $$s = \frac{q\,k^T}{\sqrt d}, \qquad p = \text{softmax}(s), \qquad o = p\,v$$
 
@@ -87,9 +87,9 @@ score_bytes.compare((unfused.bytes_total - small) / (2 * 256 * 256))
 # %% [markdown]
 # ## Scores, mask and softmax in one kernel
 #
-# Now we'll combine the tiled matmul of lesson 08 with the softmax of lesson 06. A program takes a tile of queries and
-# all of the keys, so it has whole rows of scores, and writes only the probabilities. All of this lesson's kernels use
-# two functions, one to load a tile of rows and one to store it:
+# Let's combine the tiled matmul of lesson 08 with the softmax of lesson 06. A program takes a tile of queries and all
+# the keys, so it has whole rows of scores, and writes only the probabilities. All kernels in this lesson use two
+# functions, one to load a tile of rows and one to store it:
 
 
 # %%
@@ -114,10 +114,9 @@ def put(ptr, x, first, tokens, D: tl.constexpr, ROWS: tl.constexpr):
 # + col * stride_d`, and a head starts at `batch * stride_b + head * stride_h`. If the program index is `batch * heads +
 # head`, split it using `//` and `%` by `heads`.)
 #
-# Two masks are common. A **[causal](../docs/glossary.md#causal-mask)** mask hides later keys from a query. A
-# **padding** mask is for sequences of different lengths in one batch, where some positions at one end aren't real
-# tokens. Either mask sets scores to minus infinity before we take the maximum. We'll put the mask in a function so that
-# we can swap it:
+# Two masks are common. A **[causal](../docs/glossary.md#causal-mask)** mask hides later keys from a query. If a batch
+# has sequences of different lengths, a **padding** mask hides the positions at one end that aren't real tokens. Either
+# mask sets scores to minus infinity before we take the maximum. The mask is a function, so that we can swap it:
 
 
 # %%
@@ -162,13 +161,12 @@ print("right:", torch.allclose(with_all.result, expected, atol=1e-3))
 print(with_all)
 
 # %% [markdown]
-# You get the right result from one launch, and the kernel writes nothing else. (`tl.dot` multiplies tiles of at least
-# 16 on tensor cores and accumulates in fp32. We store fp32, since anyone who wants the probabilities usually wants
-# them exact.)
+# One launch, the right result, and no other writes. (`tl.dot` multiplies tiles of at least 16 on tensor cores and
+# accumulates in fp32. We store fp32, since people who want the probabilities usually want them exact.)
 #
-# Now let's add padding. First the **last** forty positions are padding, then the **first** forty, as in a batch of
-# prompts that all end at the same position. In both cases sixty queries are real, and each one's weights add up to 1.
-# **How much of these sixty goes to padding in the second case?** Reread `sees` before you continue.
+# Now let's add padding: first in the **last** forty positions, then in the **first** forty, as in a batch of prompts
+# that all end at the same position. Either way, sixty queries are real, and the weights of each add up to 1, which
+# makes sixty in total. **How much of that goes to padding in the second case?** Reread `sees` before you continue.
 
 # %% tags=["hide-input"]
 padding_weight = predict_first(
@@ -184,9 +182,8 @@ for name, real in (("behind", behind), ("before", before)):
     print(f"rows that are NaN: {p.isnan().any(dim=-1).sum().item()}")
 padding_weight.compare(
     probabilities(rows_kernel, sees, before)[0][before][:, ~before].sum().item(),
-    "The mask checks whether the query is real, but it's the key that has to be. If the padding "
-    "comes last, the causal mask hides the bug, and a test in which all keys are real can't reveal "
-    "it.",
+    "The mask checks whether the query is real, but it should check the key. If the padding "
+    "comes last, the causal mask hides the bug, and a test with only real keys can't reveal it.",
 )
 
 # %% [markdown]
@@ -207,9 +204,9 @@ print(f"rows that are NaN: {p_before.isnan().any(dim=-1).sum().item()}")
 
 # %% [markdown]
 # The rows that are still NaN belong to queries with **no visible key at all**. Their maximum is minus infinity, and
-# `-inf - -inf` is NaN, and so is 0 / 0. PyTorch's softmax does the same. You never use these rows, but if a later
-# step multiplies them by 0, they're still NaN. `scaled_dot_product_attention` returns zeros instead, and so do the
-# course's kernels. The fix takes two lines: **treat a maximum of minus infinity as 0 and a sum of 0 as 1**.
+# `-inf - -inf` is NaN. So is 0 / 0. PyTorch's softmax does the same. You never use these rows, but multiplied by 0,
+# they're still NaN. `scaled_dot_product_attention` returns zeros instead, and so do the course's kernels. The fix takes
+# two lines: **treat a maximum of minus infinity as 0 and a sum of 0 as 1**.
 #
 # ```python
 # peak = tl.max(s, axis=1)
@@ -253,8 +250,8 @@ print(
 print("same as PyTorch:", torch.allclose(p_safe, theirs.float(), atol=1e-3))
 
 # %% [markdown]
-# The kernel below forgets to mask keys past the end. They load as 0, so their score is 0, and the exponential of that
-# is 1. There are five keys in a block of eight, and d = 1. **Change the marked line so that each row adds up to 1.**
+# The kernel below forgets to mask keys past the end. They load as 0, so their scores are 0 and join the sum. There are
+# five keys in a block of eight, and d = 1. **Fix the marked line so that each row adds up to 1.**
 
 
 # %%
@@ -290,9 +287,9 @@ puzzle(column_mask_kernel, 1, q_4, k_5, wanted=rows_of_5, keys=5, ROWS=4, BLOCK=
 # s = tl.where(inside, q * k, -1.0)
 # -->
 #
-# **Longer rows.** This program holds all keys and all scores of its rows, so doubling the keys doubles its shared
-# memory and registers, and at 1024 keys only one block fits on an SM. So we load the keys in tiles and compute the
-# maximum and sum **online**, as in lesson 06, but now for many rows at once:
+# **Longer rows.** This program holds all the keys and all the scores of its rows. Double the keys, and it needs twice
+# the shared memory and registers. At 1024 keys, only one block fits on an SM. So we load the keys in tiles and compute
+# the maximum and sum **online**, as in lesson 06, but for many rows at once:
 
 
 # %%
@@ -322,10 +319,10 @@ print("log-sum-exp, same as PyTorch:", torch.allclose(lse, few_s.logsumexp(dim=-
 
 # %% [markdown]
 # In [exercise 10](../exercises/10_attention_scores.ipynb) you'll add a second loop that computes **the same scores
-# again** and writes `exp(s - peak) / total`. Why not store the scores? A score takes `2 d` operations on tensor cores,
-# whereas storing it takes four bytes out and four bytes back. **On an H200 at [head
-# dim](../docs/glossary.md#head-dimension) 64: how many times longer do the bytes take than the arithmetic?** <!-- given
-# four bytes: a score in fp32 -->
+# again** and writes `exp(s - peak) / total`. Why not store the scores? Computing a score takes `2 d` operations on
+# tensor cores. Storing it takes four bytes out and four bytes back. **How many times longer do the bytes take than the
+# arithmetic, on an H200 at [head dim](../docs/glossary.md#head-dimension) 64?** <!-- given four bytes: a score in fp32
+# -->
 
 # %% tags=["hide-input"]
 again = predict_first("time of storing a score over recomputing it, H200", unit="times")
@@ -334,20 +331,19 @@ again
 # %% tags=["hide-input"]
 again.compare(
     (8 / roof.bandwidth) / (2 * 64 / roof.peak),
-    "Recomputing is half of the idea behind this lesson.",
+    "Recomputing is half the idea behind this lesson.",
 )
 
 # %% [markdown]
 # ## FlashAttention: fuse the second matmul
 #
-# We only need the probabilities to weight the values. As soon as a program has a tile of them, it can multiply it by
+# All we do with the probabilities is weight the values. As soon as a program has a tile of them, it can multiply it by
 # its tile of values, add the product to a running sum, **and forget the tile**. With $m_i$ the maximum of row $i$,
 #
 # $$o_i = \frac{\sum_j e^{s_{ij} - m_i}\, v_j}{\sum_j e^{s_{ij} - m_i}}$$
 #
-# The numerator and the denominator are both sums over the keys, so we can accumulate them tile by tile. `acc` is the
-# numerator, with $d$ elements per query, and `total` is the denominator. Here is a first attempt at the step that
-# adds a tile:
+# Numerator and denominator are both sums over the keys, so we can accumulate them tile by tile. `acc` is the numerator,
+# with $d$ elements per query, and `total` is the denominator. Here's a first attempt at adding a tile:
 
 
 # %%
@@ -393,9 +389,9 @@ short = random_inputs(heads=2, tokens=64, d=64)
 print("right:", torch.allclose(flash(take_in, *short).float(), exact(*short), atol=1e-3))
 
 # %% [markdown]
-# It's right, but all 64 tokens fit in one tile of keys. Let's also try two and five tiles, and add a test that needs
-# no reference: **set every value to 1**. The weights add up to 1, so the result has to be 1. **At how many of these
-# three lengths does that test fail?**
+# It's right, but all 64 tokens fit in one tile of keys. Let's also try two and five tiles, with a test that needs no
+# reference: **set every value to 1**. The weights add up to 1, so the result has to be 1. **At how many of these three
+# lengths does that test fail?**
 
 # %% tags=["hide-input"]
 noticed = predict_first("lengths at which values of 1 expose the first version, of three", unit="")
@@ -412,13 +408,13 @@ for tokens in (64, 128, 320):
 display(table(("tokens", "tiles", "error, values of 1", "error, random values"), rows))
 noticed.compare(
     caught,
-    "The weights do add up to 1, but they're the wrong weights. acc and total are wrong by the "
-    "same factors, so their quotient is still a weighted mean of the values, and the mean of ones "
-    "is 1.",
+    "The weights do add up to 1, but they're the wrong weights. acc and total are wrong in the "
+    "same way, so their quotient is still a weighted mean of the values, and any mean of ones is "
+    "1.",
 )
 
 # %% [markdown]
-# To see where the weight goes, let's make later keys score higher, and set each value to its key's position:
+# To see where the weight goes, we make later keys score higher and set each value to its key's position:
 
 # %% tags=["hide-input"]
 place = torch.arange(256, device=device).half()
@@ -430,9 +426,9 @@ for name, o in (("first version", flash(take_in, *slope)), ("exact", exact(*slop
     print(f"{name:13} the weight is at {o.float().mean().item():.2f} of the sequence, on average")
 
 # %% [markdown]
-# When a later tile raises the maximum, the sums accumulated so far are too large, because their exponentials are
-# relative to the old maximum. In this kernel the scores are given, and each key's value is **one number**. We already
-# rescale `total`, as in lesson 06. **Correct the marked line.** Two of the rows already come out right. Why?
+# When a later tile raises the maximum, the sums so far are too large, because their exponentials are relative to the
+# old maximum. In this kernel the scores are given, and each key's value is **one number**. We already rescale `total`,
+# as in lesson 06. **Fix the marked line.** Two of the rows already come out right. Why?
 
 
 # %%
@@ -462,8 +458,8 @@ puzzle(scalar_flash_kernel, 1, s_4, v_8, wanted=weighed, keys=8, ROWS=4, N=4)
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>acc = acc * shrink + tl.sum(p * v[None, :], axis=1)</code>: numerator and
-# denominator have to shrink by the same factor. In rows 1 and 3 the maximum is in the first tile, so there is nothing
-# to rescale.</details>
+# denominator have to shrink by the same factor. In rows 1 and 3 the maximum is in the first tile, so there's nothing to
+# rescale.</details>
 #
 # <!-- choices
 # acc = acc + tl.sum(p * v[None, :], axis=1)
@@ -503,8 +499,8 @@ for tokens in (64, 100, 320):
 
 # %% [markdown]
 # Now watch it run on 32 tokens in tiles of 16. Scores are higher in the second tile, and each value is its key's
-# position. `s` and `p` are computed, used and thrown away, and `shrink` corrects `acc` between the tiles. No N × N
-# tensor ever reaches memory.
+# position. The kernel computes `s` and `p`, uses them and throws them away, and `shrink` corrects `acc` between the
+# tiles. No N × N tensor ever reaches memory.
 
 # %% tags=["hide-input"]
 from helpers.figures import watch
@@ -519,12 +515,12 @@ watch(flash_kernel[2, 1], q_32, k_32, v_32, torch.empty_like(q_32), 32, 0.25, **
 
 # %% [markdown]
 # This is **FlashAttention** (Dao et al., [arXiv:2205.14135](https://arxiv.org/abs/2205.14135)). It isn't an
-# approximation. It computes the same function, and its scores are never rounded to 16 bits.
+# approximation. It computes the same function, and never rounds its scores to 16 bits.
 #
 # ## What grows linearly with N, and what doesn't
 #
-# **How many kilobytes does the fused kernel touch in all, for one head of dimension 64 over 512 tokens, in 16 bits?**
-# The matrix alone would be half a megabyte. <!-- given 16 bits: the inputs' dtype -->
+# **How many kilobytes of memory does the fused kernel touch, for one head of dimension 64 over 512 tokens, in 16
+# bits?** The matrix alone would be half a megabyte. <!-- given 16 bits: the inputs' dtype -->
 
 # %% tags=["hide-input"]
 touched = predict_first("kB of memory touched, one head, d = 64, 512 tokens", unit="kB")
@@ -541,17 +537,17 @@ display(table(("tokens", "unfused", "fused, touched", "fused, requested"), rows)
 touched.compare(fused.unique_total / 1e3)
 
 # %% [markdown]
-# It touches q, k, v and the output, so both memory and DRAM traffic went from O(N²) to O(N). But look at the last
-# column. **Every program reads all keys and values again**, so requested bytes still grow as N², divided by the
-# queries per program. L2 serves most of these requests, because a head's programs run side by side. With 128 queries
-# per program instead of 64, you'd have half as many.
+# That's q, k, v and the output, so memory went from O(N²) to O(N). But look at the last column. **Every program reads
+# all keys and values again**, so requested bytes still grow as N², divided by the queries per program. L2 serves most
+# of these requests, because a head's programs run side by side. With 128 queries per program instead of 64, there'd be
+# half as many.
 #
-# Because of the rescaling, FlashAttention does *more* arithmetic than the separate kernels. It's faster because it
-# moves fewer bytes. The matmuls are still N × N. Now move the sliders. (The times come from the roofline, so they're
-# a lower bound.)
+# With its rescaling, FlashAttention does *more* arithmetic than the separate kernels. It's faster because it moves
+# fewer bytes. The matmuls are still N × N. Now move the sliders. (The times come from the roofline, so they're lower
+# bounds.)
 #
 # 1. At what length does the unfused version no longer fit on an H100? On an RTX 4090?
-# 2. At what length does the fused version's time start to grow as the square of the tokens? What limits it before that?
+# 2. At what length does the fused version's time start to grow quadratically? What limits it before that?
 # 3. Choose a single head. Do the ratios change? How about head dim 256?
 # 4. Make it causal. Which version gains, and why doesn't the other?
 
@@ -562,18 +558,17 @@ explorer = AttentionLengthsExplorer("H100", tokens=8192, heads=32, dim=128)
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. At 32,768 tokens, with 32 heads of dimension 128. An RTX 4090,
-# with
+# <details><summary>What you should see</summary>1. At 32,768 tokens, with 32 heads of dimension 128. An RTX 4090, with
 # less than a third of the memory, gives up at 16,384. 2. At 1,024. Below that, memory is the limit and time grows
-# linearly. Above it, the tensor cores are the limit. 3. The ratios of memory and traffic are the same for any number
-# of heads. Wider heads have fewer scores per byte of q, k and v, so the ratios fall. 4. The fused version only
-# computes half. In the unfused one, a mask is one more pass over the matrix.</details>
+# linearly. Above it, the tensor cores are the limit. 3. The ratios of memory and traffic are the same for any number of
+# heads. Wider heads have fewer scores per byte of q, k and v, so the ratios fall. 4. The fused version computes only
+# half. In the unfused one, the mask is one more pass over the matrix.</details>
 #
 # ## Causal masks: skip the hidden tiles
 #
 # A causal mask hides half of the scores. If we just added a mask to `flash_kernel`, it would compute them and throw
 # them away. But a program whose queries end at 128 can stop its loop there, and tiles left of the diagonal don't need a
-# mask at all. So we'll make the loop step a function with an optional mask, and split the loop in two:
+# mask at all. So the loop body becomes a function with an optional mask, and we split the loop in two:
 
 
 # %%
@@ -614,8 +609,8 @@ def causal_kernel(q_ptr, k_ptr, v_ptr, o_ptr, tokens, scale,
 
 
 # %% [markdown]
-# (With padding, you'd need the two lines from above again.) **At 512 tokens, in tiles of 64 x 64: what percentage of
-# the tiles is no longer computed?** Draw the 8 x 8 tiles.
+# (With padding, you'd need the two lines from above again.) **What percentage of the tiles can you skip at 512 tokens,
+# in tiles of 64 x 64?** Draw the 8 x 8 tiles.
 
 # %% tags=["hide-input"]
 skipped_share = predict_first("share of the tiles skipped, 512 tokens, tiles of 64 x 64", unit="%")
@@ -655,14 +650,14 @@ skipped_share.compare(
 
 # %% [markdown]
 # Time falls by less than the number of tiles. A program still has to start, load its queries and store its output, and
-# since programs now differ in length, the GPU is less busy towards the end. *Going further* has the times.
+# because programs now differ in length, the GPU is less busy towards the end. *Going further* has the times.
 #
 # ## The limiting unit
 #
-# As we've seen, memory isn't the limit at these lengths. Is it the tensor cores? Between the two matmuls, you need an
-# **exponential** for each score, and that runs on the [SFU](../docs/glossary.md#sfu), which is slow (lesson 01 has
-# both rates). At head dimension $d$, a score takes $4d$ operations on tensor cores and one exponential. **On an H200
-# at head dim 64: how long do the exponentials take, as a percentage of the matmuls' time?**
+# Memory isn't the limit at these lengths. Are the tensor cores? Between the two matmuls, you need an **exponential**
+# for each score, and that runs on the [SFU](../docs/glossary.md#sfu), which is slow (lesson 01 has both rates). At head
+# dimension $d$, a score takes $4d$ operations on tensor cores and one exponential. **How long do the exponentials take
+# on an H200 at head dim 64, as a percentage of the matmuls' time?**
 
 # %% tags=["hide-input"]
 share_of_products = predict_first("exponentials' time over the matmuls', d = 64, H200", unit="%")
@@ -677,8 +672,8 @@ for d in (64, 128):
 share_of_products.compare(100 * (1 / special.peak) / (4 * 64 / roof.peak))
 
 # %% [markdown]
-# If tensor cores and SFUs took turns, you'd spend much of the time on exponentials. They're only free if both units
-# work **at the same time**.
+# If tensor cores and SFUs took turns, exponentials would take up much of the time. They're only free if both units work
+# **at the same time**.
 #
 # 1. On an H100, at what head dims do the exponentials take longer than the matmuls?
 # 2. Choose matmuls in fp8, as in FlashAttention-3. Where is the balance now?
@@ -693,14 +688,14 @@ units
 
 # %% [markdown]
 # <details><summary>What you should see</summary>1. Below 64. 2. The matmuls are twice as fast, so exponentials are the
-# limit up to head dim 96 and nearly as slow as the matmuls at 128. 3. On a B200 they take nearly twice as long as the
-# matmuls at 64, and about as long at 128. An A100 has slower tensor cores, which are the limit even at 64. 4. At head
-# dim 64 on an H100, memory is the limit at 512 tokens, but at 1,024 it's the matmuls.</details>
+# limit up to head dim 96 and nearly as slow as the matmuls at 128. 3. On a B200, exponentials take nearly twice as long
+# as the matmuls at 64, and about as long at 128. An A100 has slower tensor cores, so they're the limit even at 64. 4.
+# At head dim 64 on an H100, memory is the limit at 512 tokens, but at 1,024 it's the matmuls.</details>
 #
-# A roofline is only a model, so let's see what happens without the exponentials. If a kernel uses the score itself
-# instead of its `exp2`, it computes nonsense, but it runs as if exponentials were free. **How many times faster is
-# full attention without exponentials, at head dim 64 on an H200?** (It's a plain kernel with pointers and without
-# warp specialisation.)
+# A roofline is only a model, so let's see what happens without the exponentials. A kernel that uses the score itself
+# instead of its `exp2` computes nonsense, but it runs as if exponentials were free. **How many times faster is full
+# attention without exponentials, at head dim 64 on an H200?** (It's a plain kernel with pointers and no warp
+# specialisation.)
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_01 import COUNTS
@@ -716,7 +711,7 @@ for d, times in taken_away.items():
 display(table(("head dim", *times), rows, h200.label_of("attention_exponentials")))
 without.compare(
     taken_away[64]["special function units"].median / taken_away[64]["left out"].median,
-    "Most of them were already hidden behind other work without any planning. The warps of an SM "
+    "Most of them were already hidden behind other work, without any planning. An SM's warps "
     "don't run in lockstep, so while some wait for a matmul, others compute exponentials.",
 )
 
@@ -731,21 +726,22 @@ without.compare(
 #   splits queries rather than keys among warps, so they don't have to communicate. Our kernel does all three.
 # - **FlashAttention-3** (Shah et al., [arXiv:2407.08608](https://arxiv.org/abs/2407.08608)) is for Hopper, where loads
 #   and matmuls are asynchronous. Some warps only load (TMA), and two other groups of warps alternate, so that one
-#   computes exponentials during the other's matmul. It also has an fp8 version. The course's tuned kernel for head dims
-#   65 to 256 uses the first two ideas, in Gluon, Triton's lower-level language (`kernels/tuned/hopper_attention.py`).
+#   computes exponentials while the other's matmul runs. It also has an fp8 version. The course's tuned kernel for head
+#   dims 65 to 256 uses the first two ideas, in Gluon, Triton's lower-level language
+#   (`kernels/tuned/hopper_attention.py`).
 # - **FlashAttention-4** ([arXiv:2603.05451](https://arxiv.org/abs/2603.05451)) is for Blackwell, which doubled the
 #   speed of matmuls but not of exponentials. So it computes some of the exponentials with multiply-adds: $2^x$ is
 #   $2^{\lfloor x \rfloor}$, which goes into a float's exponent bits, times $2$ to the remainder, which is a short
-#   polynomial. It also rescales less often. The running maximum doesn't have to be *the* maximum as long as it's close,
-#   so it's only updated when the true one has grown by more than, say, 8 in base 2. And it uses features that only
-#   Blackwell has: accumulators in tensor memory, and matmuls shared by two SMs.
+#   polynomial. It also rescales less often. The running maximum only has to be close to the true one, so it's updated
+#   only when the true one has grown by more than, say, 8 in base 2. And it uses features that only Blackwell has:
+#   accumulators in tensor memory, and matmuls shared by two SMs.
 #
 # (FlashAttention-3 isn't in our tables. FlashAttention-4 is in *Going further*.)
 #
 # ## What a compiler can do
 #
 # `torch.compile` fuses elementwise operations and leaves matmuls to a library. For attention it has a list of
-# *patterns* that it replaces with `scaled_dot_product_attention`, a hand-written fused kernel. We can run just that
+# *patterns*, which it replaces with `scaled_dot_product_attention`, a hand-written fused kernel. We can run just that
 # pass, first on attention in one line, then with a causal mask by `masked_fill`:
 
 # %% tags=["hide-input"]
@@ -770,8 +766,8 @@ for name, function in (("full", in_one_line), ("causal", masked)):
 # It doesn't recognise the second one.
 #
 # **FlexAttention** is a compiler that knows about attention. You write a small Python function for the mask or a change
-# to the scores, and `torch.compile` inserts it into a FlashAttention template. It also uses the function to work out
-# beforehand which tiles are empty. Here is a window of 1024 tokens:
+# to the scores, and `torch.compile` inserts it into a FlashAttention template. It also uses the function to work out in
+# advance which tiles are empty. Here's a window of 1024 tokens:
 
 # %%
 from torch.nn.attention.flex_attention import create_block_mask
@@ -785,13 +781,13 @@ block_mask = create_block_mask(window, None, None, 8192, 8192, device="cpu")
 print(f"tiles skipped: {block_mask.sparsity():.0f}%")
 
 # %% [markdown]
-# None of our kernels supports a window, but here you get one in a single line.
+# None of our kernels supports a window. Here, you get one in a single line.
 #
 # ## Claims: time and memory
 #
-# **Claim: "attention in three operations, fused: 3.33 times faster."** It doesn't give conditions, so take the
-# simplest: matmul, softmax, matmul against one kernel, with 96 heads of dimension 64 in fp16 on an H200. The scaling
-# is done beforehand.
+# **Claim: "attention in three operations, fused: 3.33 times faster."** It names no conditions, so we take the simplest:
+# matmul, softmax, matmul against one kernel, with 96 heads of dimension 64 in fp16 on an H200. The scaling is done
+# beforehand.
 
 # %% tags=["hide-input"]
 rows = []
@@ -806,14 +802,14 @@ table(
 )
 
 # %% [markdown]
-# **Verdict: too modest here, and not a constant.** The gain grows with the tokens, because the unfused traffic is
-# quadratic and the fused traffic is linear. On shorter sequences or on a different GPU, you might find a length where
-# it's 3.33.
+# **Verdict: too modest here, and not a constant.** The gain grows with the sequence, because the unfused traffic is
+# quadratic and the fused traffic is linear. On shorter sequences or a different GPU, you might find a length where it's
+# 3.33.
 #
 # **Claim: "dropping intermediates takes 20 to 40 % less memory."** Unfused attention saves all probabilities for the
 # backward pass. Fused attention saves q, k, v, the output and the logarithm of each row's sum, and recomputes the
-# probabilities tile by tile. But attention is only part of a model, so we'll run the forward pass of a whole block of
-# GPT-2's size (768 columns, 12 heads) in fp16, on tensors without data, and list the tensors it saves.
+# probabilities tile by tile. But attention is only part of a model, so we run the forward pass of a whole block of
+# GPT-2's size (768 columns, 12 heads) in fp16, on tensors without data, and add up the tensors it saves.
 # <!-- given 12 heads: GPT-2's configuration -->
 
 
@@ -869,16 +865,16 @@ table(("tokens", "saved, unfused", "fused", ""), rows)
 
 # %% [markdown]
 # **Verdict: holds at some lengths (256 and 512 tokens for this block), but isn't a rule.** The saving depends on N, so
-# no single number can describe it: at 128 tokens it's less, and at 4096 most of the memory is gone.
+# no single number describes it: at 128 tokens it's less, and at 4096 most of the memory is gone.
 #
 # [Lesson 11](11_training.ipynb) derives the backward pass.
 #
 # ## One token at a time
 #
-# A language model generates one token at a time. Its one new query sees all earlier keys, which are in the *KV cache*
-# along with the values. This is [decode](../docs/glossary.md#decode). The score matrix is now a single row, so
-# there's nothing large to keep out of memory. **What is the arithmetic intensity of such a step, in 16 bits: FLOP per
-# byte of k and v?**
+# A language model generates one token at a time. The one new query sees all earlier keys, which are in the *KV cache*
+# along with the values. This is [decode](../docs/glossary.md#decode). The score matrix is just a row, so there's
+# nothing large to keep out of memory. **What's the arithmetic intensity of such a step in 16 bits, in FLOP per byte of
+# k and v?**
 
 # %% tags=["hide-input"]
 intensity = predict_first("intensity of decoding one token, fp16", unit="FLOP/byte")
@@ -896,7 +892,7 @@ print(f"ridge of an H200: {roof.ridge:.0f} FLOP/byte")
 intensity.compare(one_token(65536, 32, 32).intensity)
 
 # %% [markdown]
-# Over a whole sequence, you use each key you fetch for thousands of queries. Here you use it for just one, unless
+# When you process a whole sequence, each key you fetch serves thousands of queries. Here it serves just one, unless
 # heads share it. With **grouped heads** (grouped-query attention), several query heads use the same head of keys and
 # values, say 32 query heads with 8 or 1, and the cache shrinks by the same factor:
 
@@ -921,7 +917,7 @@ text = f"{title}. On an H200: {'; '.join(each)}"
 intensity.on(roofline_chart(roof, points, title, text), "x")
 
 # %% [markdown]
-# So a decoding kernel should read k and v only once, at copy bandwidth, for all queries of a group. `flash_kernel` runs
+# So a decoding kernel should read k and v just once, at copy bandwidth, for all queries of a group. `flash_kernel` runs
 # one program per head and tile of queries. With one query and eight key heads, that's eight programs for the whole GPU,
 # each looping over 65,536 keys alone. The fix is the one from lesson 06: **split the row**. Each part computes the
 # maximum, sum and numerator of its own keys, and a second launch combines them:
@@ -933,8 +929,8 @@ print(inspect.getsource(part_kernel.fn))
 print(inspect.getsource(join_kernel.fn))
 
 # %% [markdown]
-# The queries of a group become the rows of a tile. Tensor cores need at least 16 rows, so most are padding, which we
-# can afford because the kernel is memory-bound.
+# The queries of a group become the rows of a tile. `tl.dot` needs at least 16 rows, so most are padding, which we can
+# afford because the kernel is memory-bound.
 
 # %% tags=["hide-input"]
 cache_k, cache_v, _ = (x[:, :1000] for x in random_inputs(2, 1024, 64))
@@ -951,8 +947,8 @@ for parts in (1, 4, 16):
     )
 
 # %% [markdown]
-# This is **Flash-Decoding**, and it's how FlashAttention's own library handles a KV cache. **How many times faster
-# are 64 parts than one, with 8 key heads and 65,536 keys, on an H200?** Count how many SMs are busy.
+# This is **Flash-Decoding**, and it's how FlashAttention's own library handles a KV cache. **How many times faster are
+# 64 parts than one, with 8 key heads and 65,536 keys, on an H200?** Count the busy SMs.
 
 # %% tags=["hide-input"]
 split_gain = predict_first("speedup of 64 parts, 8 key heads, 65,536 keys, H200", unit="times")
@@ -977,11 +973,11 @@ split_gain.compare(
 
 # %% [markdown]
 # Read the table row by row. With enough parts, how close does a long cache get to copy bandwidth, and which number of
-# key heads is furthest from it? Both launches take time to ramp up and drain. Bytes matter most: with a quarter of
-# the key heads, the cache is a quarter of the size. (FlexAttention can also decode, but needs a block mask to split
-# the keys sensibly. Our recording didn't pass one, so it's left out.) These are GPU times. From Python, two launches
-# take longer than the shortest times in this table (lesson 02), so servers decode inside
-# [CUDA graphs](../docs/glossary.md#cuda-graph).
+# key heads is furthest from it? Both launches take time to ramp up and drain. Bytes matter most: with a quarter of the
+# key heads, the cache is a quarter of the size. (FlexAttention can also decode, but needs a block mask to split the
+# keys sensibly. Our recording didn't pass one, so we left it out.) These are GPU times. From Python, two launches take
+# longer than the shortest times in this table (lesson 02), so servers decode inside [CUDA
+# graphs](../docs/glossary.md#cuda-graph).
 #
 # ## Your predictions vs the measurements
 
@@ -998,12 +994,12 @@ predictions()
 #
 # 2. Why do we set a padding key's score to minus infinity before the maximum, and not its weight to 0 after the
 #    softmax?
-# <details><summary>Answer</summary>After the softmax the hidden key is already in the sum, so the other weights no
+# <details><summary>Answer</summary>After the softmax, the hidden key is already in the sum, so the other weights no
 # longer add up to 1. It may also have been the maximum.</details>
 #
 # 3. FlashAttention's memory is linear in N but its time isn't. So why is it faster?
 # <details><summary>Answer</summary>The matmuls are N × N either way, but the matrix no longer makes its round trips
-# through memory, which took several times the matmuls' time.</details>
+# through memory, and those took several times as long as the matmuls.</details>
 #
 # 4. Two parts of a row were computed separately. The first has maximum 1, sum 4 and numerator 8, and the second has
 #    maximum 3, sum 2 and numerator 10. What does attention return? Replace the dots with your number.
@@ -1046,7 +1042,7 @@ table(("queries per program", "requested, 256 tokens"), rows)
 # %% [markdown]
 # ### Whole rows, compiled
 #
-# Here is the kernel that holds all keys, compiled for eight warps at head dim 64:
+# Here's the kernel that holds all keys, compiled for eight warps at head dim 64:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from helpers.instruments import compile_for
@@ -1067,8 +1063,8 @@ table(("tokens", "registers", "shared", "occupancy"), rows)
 # %% [markdown]
 # ### Scores on a GPU
 #
-# **Claim: "attention scores, fused: 2 to 3 times faster."** We'll test it on an H200 in bf16, with fp32 results. (The
-# last field of a shape tells you whether it's causal.)
+# **Claim: "attention scores, fused: 2 to 3 times faster."** Let's test it on an H200 in bf16, with fp32 results. (The
+# last field of a shape is True if it's causal.)
 
 # %% tags=["hide-input"]
 h200.table("attention_scores", "bfloat16")
@@ -1103,9 +1099,9 @@ for heads, tokens, d in ((1, 128, 64), (2, 256, 64), (1, 512, 128)):
     print(fused_model == measure(flash, rescales, *inputs).unique_total)
 
 # %% [markdown]
-# Next, 16 heads of dimension 128 on an H200, in bf16, where `-` means that it didn't fit. "fused, time" is an older
-# kernel of ours than the one in *Attention by other kernels* below, so compare it with the other columns here, not with
-# that table.
+# Next, 16 heads of dimension 128 on an H200, in bf16. A `-` means that it didn't fit. "fused, time" is an older kernel
+# of ours than the one in *Attention by other kernels* below, so compare it with the other columns here, not with that
+# table.
 
 # %% tags=["hide-input"]
 from helpers.figures.attention.sequence_lengths import Attention
@@ -1123,10 +1119,10 @@ columns = ("tokens", "unfused, bound", "unfused, time", "fused, bound", "fused, 
 table((*columns, "unfused memory", "fused memory"), rows, h200.label_of("attention_lengths"))
 
 # %% [markdown]
-# (In the first row, most of the unfused memory is cuBLAS's own workspace.) The memory matches the model. The times
-# are above the roofline, and for short sequences far above it, because there isn't enough work to fill the GPU. On
+# (In the first row, most of the unfused memory is cuBLAS's own workspace.) The memory matches the model. The times are
+# above the roofline's bound, and for short sequences far above it, because there isn't enough work to fill the GPU. On
 # long ones, part of the gap is that tensor cores under load don't sustain the rate on the data sheet. The rest is
-# time when matmuls and exponentials don't overlap, which no single roof can show.
+# probably time when matmuls and exponentials don't overlap, which no single roof can show.
 #
 # ### Causal tiles: times and sizes
 #
@@ -1150,12 +1146,12 @@ print(
 )
 
 # %% [markdown]
-# The mask costs a comparison and a selection per score. If you skip it in tiles where it hides nothing, you gain
-# about another tenth. Now choose your own tiles:
+# The mask costs a comparison and a select per score. If you skip it in tiles where it hides nothing, you gain about
+# another tenth. Now choose your own tiles:
 #
 # 1. Loop up to the diagonal, in tiles of 64 x 64. How does the wasted share change from 128 tokens to 2,048?
-# 2. At 2,048 tokens, 128 queries per program request less than 16 do. What is the downside?
-# 3. Do queries or keys per tile determine how much is requested?
+# 2. At 2,048 tokens, programs of 128 queries request fewer bytes than programs of 16. What's the downside?
+# 3. What determines how much is requested: queries per tile or keys per tile?
 # 4. How long is the last program's row of tiles, compared with the first one's? In what order would you start them?
 
 # %% tags=["hide-input"]
@@ -1168,9 +1164,9 @@ tiles
 # <details><summary>What you should see</summary>1. It falls from a third to a few hundredths, because the number of
 # tiles on the diagonal grows with the tokens, and the number of all tiles with their square. 2. The tiles on the
 # diagonal are larger, so more is wasted, and there are fewer programs, which may leave SMs idle. 3. Queries. Each
-# program reads the keys it needs only once, so with fewer programs they're read less often. 4. It has as many tiles as
-# there are rows of tiles, and the first has one. Start the longest first, as the course's kernel does, because a long
-# one started last would keep a single SM busy after all others had finished.</details>
+# program reads the keys it needs once, so with fewer programs they're read less often. 4. It has as many tiles as there
+# are rows of tiles, and the first has one. Start the longest first, as the course's kernel does. Otherwise, a long one
+# that starts last keeps a single SM busy after all others have finished.</details>
 #
 # ### How close do we get to the roofs?
 #
@@ -1206,8 +1202,7 @@ table(columns, rows, h200.label_of("flash_attention", "roofs"))
 # %% [markdown]
 # `fused` is the course's tuned kernel, not the plain one whose exponentials we removed above, so the two tables differ.
 # It takes less time than matmuls and exponentials one after the other, and that includes all of its other arithmetic.
-# With full overlap it would take as long as the longer of the two, but neither our kernel nor cuDNN's gets close to
-# that.
+# With full overlap, it would take as long as the slower of the two. Neither our kernel nor cuDNN's gets close to that.
 #
 # ### Exponentials in base 2
 #
@@ -1249,7 +1244,7 @@ table(("", *names), rows)
 #
 # ### Warp specialisation in the machine code
 #
-# How many programs do 16 heads of one sequence give an H200's SMs?
+# How many programs do you get from 16 heads of one sequence, for an H200's SMs?
 
 # %% tags=["hide-input"]
 sms = DEVICES["H200"].sms
@@ -1260,8 +1255,8 @@ for tokens in (1024, 8192):
     )
 
 # %% [markdown]
-# You can see warp specialisation in the machine code of the course's plain and tuned kernels. With `USETMAXREG`, the
-# loading warps hand registers to the computing warps, and `UTMALDG` loads a tile.
+# You can see warp specialisation if you compare the machine code of the course's plain and tuned kernels. With
+# `USETMAXREG`, the loading warps hand registers to the computing warps. `UTMALDG` is a tile load.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from kernels.variants import kernel_at
@@ -1316,7 +1311,7 @@ print(
 )
 
 # %% [markdown]
-# Its error is smaller than the error of rounding to 16 bits, which we do to p next. As for the slack, here's the
+# Its error is smaller than that of rounding to 16 bits, which is what happens to p next. As for the slack, here's the
 # percentage of tiles that rescale, not counting each row's first, on random scores:
 # <!-- given 16 bits: the format's definition -->
 
@@ -1339,13 +1334,13 @@ for slack in (0, 8):
     print(f"slack {slack}: rescaled in {rescalings(random_scores, slack):.1%} of the tiles")
 
 # %% [markdown]
-# Our kernel multiplies `acc` in *every* tile, which is wasted work in nearly all of them. (A warp can only skip it if
-# none of its rows needs it, so you'd save less than this suggests.)
+# Our kernel rescales `acc` in *every* tile, nearly always for nothing. (A warp can only skip it if none of its rows
+# needs it, so you'd save less than this suggests.)
 #
 # ### Attention by compilation
 #
-# **Claim: "attention becomes 2 to 3 times faster by compilation."** We timed the forward pass for 96 heads of dimension
-# 64, in fp16 on an H200, compiled with and without the patterns:
+# **Claim: "attention becomes 2 to 3 times faster by compilation."** We timed the forward pass with 96 heads of
+# dimension 64, in fp16 on an H200, compiled with and without the patterns:
 
 # %% tags=["hide-input"]
 rows = []
@@ -1364,7 +1359,7 @@ table(
 # %% [markdown]
 # **Verdict: fair for attention with an explicit causal mask, where the compiler fuses the work on the matrix. For plain
 # attention it's too modest, but the compiler replaced the kernel instead of fusing it.** Without the patterns, plain
-# attention gains little, since the matmuls stay separate and the matrix still goes through memory. (We didn't
+# attention gains little, because the matmuls stay separate and the matrix still goes through memory. (We didn't
 # investigate why the causal version was slower with the patterns at 2048 tokens.)
 #
 # ### Attention by other kernels
@@ -1384,13 +1379,12 @@ display(table(("shape, causal", *providers), rows, f"{h200.label_of('flash_atten
 print(f"a matmul: {rates['bf16_matrix_flops_per_second'] / 1e12:.0f} TFLOP/s")
 
 # %% [markdown]
-# `FlashAttention-2` is PyTorch's build of it. It was written for an A100, and the third version for Hopper. `Flex` is
-# FlexAttention's Triton template. Without a mask, torch.compile just calls another kernel, so that's the kernel we
-# timed.
+# `FlashAttention-2` is PyTorch's build. Version 2 was written for an A100, version 3 for Hopper. `Flex` is
+# FlexAttention's Triton template. Without a mask, torch.compile just calls another kernel, so that's the one we timed.
 #
-# We ran the sweep on an H100 with today's kernels, and added FlashAttention-4. It beats ours on most long sequences,
-# by a few percent forward and by more backward. The chart shows head dim 128 at each sequence length, with 16384
-# tokens in all. The table has every size:
+# The sweep ran on an H100 with today's kernels, and with FlashAttention-4, which beats ours on most long sequences, by
+# a few percent forward and by more backward. The chart shows head dim 128 at each sequence length, with 16384 tokens in
+# all. The table covers every size:
 
 # %% tags=["hide-input"]
 from helpers.figures import sweep_chart
@@ -1400,17 +1394,16 @@ at_all_sizes = recorded_sweep()
 display(sweep_chart(at_all_sizes, "flash_attention"), at_all_sizes.summary(["flash_attention"]))
 
 # %% [markdown]
-# In short sequences a program has few tiles of keys, so it spends much of its time on its first loads and last
-# stores. That's why the tuned kernel processes many query tiles one after another, and computes the first scores of
-# the next tile while it stores the output of the last. For the backward pass, at head dims 33 to 128 on Hopper, it
-# uses one kernel with five matmuls, whose programs add to the queries' gradient in memory. At other head dims there
-# are two kernels, one for the queries' gradient and one for the keys' and values'. Both recompute the scores, which
-# makes seven matmuls.
+# On short sequences, a program has few tiles of keys, so it spends much of its time on its first loads and last stores.
+# That's why the tuned kernel processes many query tiles one after another, and computes the first scores of the next
+# tile while it stores the output of the last. The backward pass, at head dims 33 to 128 on Hopper, is one kernel with
+# five matmuls, whose programs add to the queries' gradient in memory. At other head dims there are two kernels, one for
+# the queries' gradient and one for the keys' and values'. Both recompute the scores, which makes seven matmuls.
 #
 # **Claim: "FlashAttention: 2 to 4 times faster between 128 and 4K tokens."** This comes from its first README, for an
 # A100: forward and backward pass together, batch 8, 12 heads of dimension 64, against unfused PyTorch, and "more with
-# masking". We repeated it on an H200 with PyTorch's FlashAttention-2 and with our kernel, whose backward pass was the
-# one with seven matmuls at the time:
+# masking". We repeated it on an H200 with PyTorch's FlashAttention-2 and with our kernel, which still had the backward
+# pass with seven matmuls at the time:
 # <!-- given 12 heads: FlashAttention's README of 2022 -->
 
 # %% tags=["hide-input"]
@@ -1428,9 +1421,9 @@ table(
 )
 
 # %% [markdown]
-# **Verdict: fair from 512 tokens upwards, and the gain with a mask is larger, as it says.** For shorter sequences on
-# this larger GPU, PyTorch's kernel gains less. (This is GPU time only. For such short sequences, a call from Python
-# takes longer.)
+# **Verdict: fair from 512 tokens upwards, and the gain with a mask is larger, as it says.** On shorter sequences,
+# PyTorch's kernel gains less on this larger GPU. (These are GPU times. At those lengths, a call from Python takes
+# longer than the kernel.)
 #
 # ### On your GPU
 

@@ -2,16 +2,16 @@
 # # 11 Training: write the backward pass
 #
 # PyTorch knows how to differentiate its own operators. Your kernel isn't one of them, and autograd can't see inside it.
-# So you have to derive the gradient, write a second kernel for it, and decide what the first kernel saves. Then you
-# train the model and watch the loss fall. **Does a falling loss prove that the gradient is right?**
+# So you derive the gradient, write a second kernel for it, and decide what the first kernel has to save. Then you train
+# the model and watch the loss fall. **Does a falling loss prove that the gradient is right?**
 #
 # By the end of this lesson you'll be able to
 #
 # - derive the gradients of a norm and of attention, write both as kernels, and check them with gradcheck and float64;
 # - sum a weight's gradient over thousands of programs, quickly and reproducibly;
 # - decide what a layer saves for its backward pass and what it recomputes, and see what torch.compile decides;
-# - register a kernel so that torch.compile keeps it in its graph;
-# - train with a large vocabulary without ever holding all the logits;
+# - register a kernel as an operator that torch.compile keeps in its graph;
+# - train with a large vocabulary without ever storing all the logits;
 # - train a transformer on fused kernels and show that the training hasn't changed.
 #
 # About 70 minutes. It builds on [04](04_residuals_gates_dropout.ipynb) (saved tensors), [05](05_normalisation.ipynb)
@@ -40,7 +40,7 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")
 
 # %% [markdown]
-# Here is the kernel you'll write, and the steps it replaces. Press **Play**.
+# Here's the kernel you'll write, and the steps it replaces. Press **Play**.
 
 # %% tags=["hide-input"]
 from helpers.figures import passes_animation
@@ -51,7 +51,7 @@ passes_animation("backward")
 # ## Autograd cannot see a kernel
 #
 # We'll use RMSNorm, as in lesson 05: divide each row by its root mean square, then multiply each column by a weight,
-# with one program per row. `COMPUTE` is the dtype for the arithmetic. You'll soon see why it's an argument.
+# with one program per row. `COMPUTE` is the dtype of the arithmetic. You'll soon see why it's an argument.
 
 
 # %%
@@ -95,15 +95,15 @@ print("right values:", torch.allclose(y, unfused(x, weight), atol=1e-5))
 print("y.requires_grad:", y.requires_grad)
 
 # %% [markdown]
-# The values are right, but no gradient reaches `x` or `weight`, and you don't get an error either. In a model with this
-# norm, only the layers after it would train.
+# The values are right, but no gradient reaches `x` or `weight`, and PyTorch doesn't raise an error. In a model with
+# this norm, only the layers after it would train.
 #
 # ## The gradient of RMSNorm
 #
 # For a row of $n$ elements, let $r = (\frac1n\sum_j x_j^2 + \varepsilon)^{-1/2}$, $\hat x_i = r\,x_i$, $y_i = w_i \hat
-# x_i$ and $g_i = \partial L / \partial y_i$. The weight is the easy part, because each row just adds $g_i \hat x_i$ to
-# the gradient of $w_i$. But $x_i$ affects the result in two ways: directly through $\hat x_i$, and through $r$, which
-# scales *every* element of its row:
+# x_i$ and $g_i = \partial L / \partial y_i$. The weight is the easy part: each row just adds $g_i \hat x_i$ to the
+# gradient of $w_i$. But $x_i$ affects the result in two ways: directly, and through $r$, which scales *every* element
+# of its row:
 #
 # $$\frac{\partial r}{\partial x_i} = -\frac{r^2}{n}\,\hat x_i
 # \qquad
@@ -128,8 +128,8 @@ along_x.compare(
 )
 
 # %% [markdown]
-# Now write it yourself. The kernel receives $g w$ as `gw`, each program has one row of 8 columns, and eps is 0. At the
-# moment it subtracts $\hat x$ itself. **Make it subtract the projection.**
+# Now write it yourself. The kernel gets $g w$ as `gw`, each program has one row of 8 columns, and eps is 0. At the
+# moment, the kernel subtracts $\hat x$ itself. **Make it subtract the projection.**
 
 
 # %%
@@ -156,7 +156,7 @@ puzzle(norm_gradient_kernel, 2, row.detach(), gw, wanted=right, COLUMNS=8)
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>dx = rstd * (gw - x_hat * (tl.sum(gw * x_hat) / COLUMNS))</code>: the mean of
-# the products, times x_hat, is the component along the row.</details>
+# the products times x_hat is the component along the row.</details>
 #
 # <!-- choices
 # dx = rstd * (gw - x_hat)
@@ -172,12 +172,12 @@ puzzle(norm_gradient_kernel, 2, row.detach(), gw, wanted=right, COLUMNS=8)
 #
 # ## The backward kernel
 #
-# We need two gradients, and they have different shapes. The gradient of `x` has the shape of `x`, so a program can
-# store its own row. The weight's gradient is a sum over **all rows**, which are spread over all programs. So we let
-# each program loop over many rows and accumulate their weight gradients in registers. It then stores that [partial
+# We need two gradients of different shapes. The gradient of `x` has the shape of `x`, so a program can store its own
+# row. The weight's gradient is a sum over **all rows**, which are spread over all programs. So each program loops over
+# many rows and accumulates their weight gradients in registers. Then it stores this [partial
 # sum](../docs/glossary.md#partial-sum) in its own row of a small buffer, and PyTorch adds up those few rows.
 #
-# We pass the formula in as a function, `GRADIENT`, so that we can swap in a naive one that treats $r$ as a constant.
+# The formula is an argument, `GRADIENT`, so that we can swap in a naive one that treats $r$ as a constant.
 
 
 # %%
@@ -237,9 +237,9 @@ class Norm(torch.autograd.Function):
 # ## Does a falling loss prove it?
 #
 # Let's train with the naive gradient and see. `benchmarks/training.py` has a small two-layer transformer in which you
-# can swap the norm, attention, gate and loss. In its text, each token is one of two possible successors of the token
-# *before the last*, so no model's mean loss can drop below $\ln 2$. In PyTorch, the naive gradient takes a single call:
-# `detach` stops the gradient through $r$.
+# can swap the norm, attention, gate and loss. In its training text, there are always two equally likely next tokens,
+# which depend on the token *before the last*. So no model's mean loss can drop below $\ln 2$. In PyTorch, the naive
+# gradient takes a single call: `detach` stops the gradient through $r$.
 
 # %%
 from benchmarks.training import BRANCHES, FUSED, SMALL, UNFUSED, prepared, train
@@ -286,7 +286,7 @@ print("both learned:", all(sum(each[-20:]) / 20 < 0.5 * each[0] for each in loss
 # ## gradcheck
 #
 # [gradcheck](../docs/glossary.md#gradcheck) nudges each input by $10^{-6}$, measures how much the results change, and
-# compares that with your backward pass. In fp32 such a small nudge is lost in rounding, so you need float64 *all the
+# compares that with your backward pass. In fp32, such a small nudge gets lost in rounding, so you need float64 *all the
 # way through the kernel*. That's why `COMPUTE` is an argument. Test small, awkward shapes: one row, one column, more
 # rows than programs.
 
@@ -303,8 +303,8 @@ for shape in ((1, 5), (6, 3), (5, 1)):
     print(f"full, {shape[0]} x {shape[1]}:", gradcheck(full, *shape))
 
 # %% [markdown]
-# So the formula is right, but gradcheck doesn't cover rounding: a correct formula can still lose accuracy in fp32 or
-# bf16. So we'll take float64 as the truth and compare our error in each gradient with PyTorch's error in the same
+# So the formula is right. But gradcheck says nothing about rounding, and a correct formula can still lose accuracy in
+# fp32 or bf16. So we take float64 as the truth and compare our error in each gradient with PyTorch's error in the same
 # dtype:
 
 
@@ -325,7 +325,7 @@ for dtype in (torch.float32, torch.bfloat16):
     print(f"{dtype}: at most twice the error of unfused PyTorch: {max(errors) <= 2}")
 
 # %% [markdown]
-# **By what factor does fusing cut the backward pass's traffic, in fp32?** Unfused, PyTorch goes back through the
+# **By what factor does fusing cut the traffic of the backward pass, in fp32?** Unfused, PyTorch goes back through the
 # formula one operator at a time. Ours reads `x` and the incoming gradient and writes the outgoing one. The partial sums
 # are just a few rows.
 
@@ -345,22 +345,21 @@ for name, y in results.items():
 backward_bytes.compare(moved["unfused"].bytes_total / moved["fused"].bytes_total)
 
 # %% [markdown]
-# (Each program also reads the weight and writes a partial sum, but with a real batch of tens of thousands of rows you
-# won't notice either.) Here is what's [saved for backward](../docs/glossary.md#saved-for-backward) between the two
-# passes:
+# (Each program also reads the weight and writes a partial sum, but in a real batch of tens of thousands of rows, that
+# hardly counts.) Here's what each version [saves for backward](../docs/glossary.md#saved-for-backward):
 
 # %%
 print("unfused:", saved_for_backward(unfused, x, weight))
 print("fused:", saved_for_backward(by_hand, x, weight))
 
 # %% [markdown]
-# Ours saves its inputs and [recomputes](../docs/glossary.md#recompute) `rstd`, since the row is in registers anyway.
+# Ours saves its inputs and [recomputes](../docs/glossary.md#recompute) `rstd`, because the row is in registers anyway.
 #
 # ## Atomics or partial sums?
 #
-# Adding up the partial sums takes a second launch. Couldn't every program simply *add* to the same row in memory?
-# [`tl.atomic_add`](../docs/glossary.md#atomic-operation) lets many programs do that without losing an addition. But
-# GPUs don't run programs in any fixed order, and the result of an fp32 sum depends on the order. Here are the same 32
+# Adding up the partial sums takes a second launch. Couldn't every program simply *add* to the same row in memory? With
+# [`tl.atomic_add`](../docs/glossary.md#atomic-operation), many programs can do that without losing an addition. But
+# GPUs don't run programs in a fixed order, and the result of an fp32 sum depends on the order. Here are the same 32
 # numbers, added up in ten different orders:
 
 # %%
@@ -373,8 +372,8 @@ print(f"{len(set(sums))} different sums, from {min(sums):.8f} to {max(sums):.8f}
 # %% [markdown]
 # All of these are correct to fp32 precision. Now take our backward kernel on an H200, with 32,768 rows of 4096, and sum
 # the weight's gradient in three ways: atomics with one program per row, atomics with just enough programs to keep the
-# GPU busy (each looping over many rows), and partial sums from that same number of programs. **If you make the same
-# call twenty times on the same inputs, how many different gradients do you get from atomics with one program per row?**
+# GPU busy (each looping over many rows), and partial sums from that same number of programs. **Make the same call
+# twenty times on the same inputs. How many different gradients do you get from atomics with one program per row?**
 
 # %% tags=["hide-input"]
 repeats = predict_first("different gradients in 20 runs, atomics, H200", unit="")
@@ -390,14 +389,14 @@ columns = ("", "different", "columns affected, of 4096", "largest error", "time"
 display(table(columns, rows, h200.label_of("gradient_sums", "gradient_repeats")))
 repeats.compare(
     repeated["atomics, a program a row"]["different"],
-    "No two runs agree, and every column is affected, whereas partial sums always give the same "
-    "result. Atomics from few programs take as long as partial sums with their second launch. It's "
-    "expensive when many additions go to the same address.",
+    "No two runs agree, and every column is affected, while partial sums give the same result "
+    "every time. With few programs, atomics take as long as partial sums and their second "
+    "launch. With one program per row, too many additions go to the same address.",
 )
 
 # %% [markdown]
-# So use partial sums wherever they're just as fast. With atomics, two training runs with the same seed drift apart,
-# first in the last digit and eventually in all of them. You can't bisect a bug that doesn't happen twice.
+# So use partial sums wherever they're as fast. With atomics, two training runs with the same seed drift apart, first in
+# the last digit and eventually in all of them. You can't bisect a bug that doesn't happen twice.
 #
 # ## Attention's backward pass
 #
@@ -447,12 +446,11 @@ puzzle(scores_gradient_kernel, 3, p, dp, wanted=right.float(), KEYS=4)
 # ds = p * (1 - p) * dp
 # -->
 #
-# That leaves two problems. First, **P isn't in memory**, because flash attention never writes it. Instead, the
-# forward pass saves one value per query, $\mathrm{lse}_i = \log \sum_j e^{S_{ij}}$, and the backward pass recomputes
-# each tile as $P = e^{S - \mathrm{lse}}$, with no running max and no rescaling. Second, **D needs a whole row** of
-# $P$ and $dP$, while a tile only has part of one. Fortunately,
-# $D_i = \sum_j P_{ij} \sum_c dO_{ic} V_{jc} = \sum_c dO_{ic}\, O_{ic}$, which is the row sum of $dO \circ O$, and you
-# can compute that before the loop starts.
+# That leaves two problems. First, **P isn't in memory**, because flash attention never writes it. Instead, the forward
+# pass saves one value per query, $\mathrm{lse}_i = \log \sum_j e^{S_{ij}}$, and the backward pass recomputes each tile
+# as $P = e^{S - \mathrm{lse}}$, with no running max and no rescaling. Second, **D needs a whole row** of $P$ and $dP$,
+# but a tile only has part of one. Fortunately, $D_i = \sum_j P_{ij} \sum_c dO_{ic} V_{jc} = \sum_c dO_{ic}\, O_{ic}$,
+# which is the row sum of $dO \circ O$, and you can compute that before the loop starts.
 #
 # **The forward pass does two matmuls per tile. How many does the backward pass do?**
 
@@ -522,25 +520,25 @@ for name, mine, each in zip(("dQ", "dK", "dV"), (dq, dk, dv), truth, strict=True
 
 # %% [markdown]
 # The catch is `dq`. Every block of keys contributes to it, so we sum it with atomics, in whatever order the programs
-# arrive. Alternatively, you can write a second kernel that owns blocks of queries and loops over the keys. It has to
-# repeat the matmuls for S and dP, but it returns the same bits every time. The plain kernel behind
-# `kernels.flash_attention` does this. On Hopper, a tuned kernel adds dQ in memory as above, which is faster: here
+# arrive. Alternatively, you can write a second kernel whose programs own blocks of queries and loop over the keys. It
+# has to repeat the matmuls for S and dP, but it returns the same bits every time. The plain kernel behind
+# `kernels.flash_attention` does this. On Hopper, a tuned kernel adds dQ in memory as above, which is faster. Here
 # atomics pay off, because avoiding them takes two more matmuls. `torch.use_deterministic_algorithms(True)` turns that
 # kernel off, and PyTorch's own attention obeys the same switch.
 #
 # ## What should a layer save?
 #
-# With a whole layer you have more choices. To compute the weights' gradients, the layer's matmuls need their inputs
-# again, which are the outputs of the norms and of the gate. You can recompute those from tensors that are saved
-# anyway, by reading a few bytes and doing a little arithmetic. We'll compare four policies:
+# A whole layer gives you more choices. To compute the weights' gradients, the layer's matmuls need their inputs again,
+# which are the outputs of the norms and the gate. You can recompute those from tensors that are saved anyway, with a
+# few extra reads and a little arithmetic. We'll compare four policies:
 #
 # - *unfused*: save what PyTorch saves, operator by operator (attention is fused in all four);
 # - *fused*: save what our kernels need, plus the matmuls' inputs;
 # - *norms, gate recomputed*: don't save those inputs either;
 # - *layer recomputed*: save nothing except the layer's input. This is **checkpointing**.
 #
-# The times come from the data sheet: matmuls run at the tensor cores' rate, and everything else is memory-bound, so its
-# time depends on its bytes. Try the following:
+# The times come from the data sheet: matmuls run at the tensor cores' rate, and everything else at memory bandwidth.
+# Try these:
 #
 # 1. You have 32 layers on an H200, with 32,768 tokens of width 4096 in bf16, and weights and optimiser take half of
 #    its memory. Which policy do you choose?
@@ -557,13 +555,13 @@ explorer
 # <details><summary>What you should see</summary>1. Unfused doesn't fit, nor does fused, nor recomputing norms and gate.
 # Checkpointing does. (In practice you'd use different policies for different layers.) 2. At a small width, because
 # matmuls grow as the square of the width and everything else grows linearly. 3. By default, fp32 matmuls don't use
-# tensor cores, so they run at a fraction of the rate, whereas the bytes only double.</details>
+# tensor cores, so they run at a fraction of the rate, while the bytes only double.</details>
 #
 # Checkpointing runs the forward pass again, but only up to the last tensor that the backward pass needs. It skips the
 # block's last matmul, because no gradient depends on that result. Our block has width 32. Its matmuls are those of
 # attention, which are small here, and five linear layers: $w \to 3w$ (Q, K, V), $w \to w$, two of $w \to 3w$ (gate and
-# up), and finally $3w \to w$. **What percentage of the forward pass's FLOPs is not repeated?** PyTorch counts them as
-# it runs.
+# up), and finally $3w \to w$. **What percentage of the forward pass's FLOPs isn't repeated?** PyTorch counts them as it
+# runs.
 
 # %% tags=["hide-input"]
 skipped = predict_first("forward FLOPs that checkpointing does not repeat", unit="%")
@@ -616,10 +614,10 @@ print(
 # %% [markdown]
 # ## What torch.compile decides
 #
-# `torch.compile` captures forward and backward pass as *one* graph, which it then has to cut in two. For each edge it
-# cuts, it has to save a tensor. It looks for the cheapest cut, which is a **minimum cut** in a network whose
-# capacities are bytes, and it can recompute cheap operations in the backward half. We can run this **min-cut
-# partitioner** without generating any code. Here it is on an unfused norm and gate:
+# `torch.compile` captures forward and backward pass as *one* graph, then cuts it in two. Every edge it cuts is a tensor
+# it has to save. So it looks for the cheapest cut, a **minimum cut** in a network whose capacities are bytes, and it
+# can recompute cheap operations in the backward half. We can run this **min-cut partitioner** without generating any
+# code. Here it is on an unfused norm and gate:
 
 
 # %% tags=["hide-input"]
@@ -661,7 +659,7 @@ large, again = describe(cut(norm_and_gate, default_partition, x, weight, up), x)
 print(f"autograd's cut: {len(large)} saved, {', '.join(large)}")
 
 # %% [markdown]
-# (`primals` are the function's arguments, in order.) **How many tensors as large as `x` does the minimum cut save?**
+# (`primals` are the function's arguments, in order.) **How many tensors the size of `x` does the minimum cut save?**
 
 # %% tags=["hide-input"]
 kept_by_cut = predict_first(
@@ -674,17 +672,17 @@ large, again = describe(cut(norm_and_gate, min_cut_rematerialization_partition, 
 print(f"minimum cut: {len(large)} saved, {', '.join(large)}; recomputed: {', '.join(again)}")
 kept_by_cut.compare(
     len(large),
-    "It saves x and up, which exist anyway, and recomputes the rest, as you would have. It also "
+    "It saves x and up, which exist anyway, and recomputes the rest, just as you would. It also "
     "saves rsqrt, one value per row, because a reduction isn't cheap enough to repeat.",
 )
 
 # %% [markdown]
 # ## Your kernel in torch.compile's graph
 #
-# By default, `torch.compile` looks *inside* a function that launches a kernel. It understands Triton launches on a GPU,
+# By default, `torch.compile` traces into any function that launches a kernel. It understands Triton launches on a GPU,
 # but not this course's interpreter, and it can't see inside a CUDA C++ extension at all. With `torch.library` you can
 # register the three things it needs: a name, a function that describes the result without computing it (a **fake**),
-# and the gradient. The course does this for all of its kernels in `kernels/op.py`, using the same pieces you've just
+# and the gradient. The course does this for all of its kernels in `kernels/op.py`, with the same pieces you've just
 # written:
 
 # %%
@@ -730,17 +728,17 @@ print(f"{len(large)} saved, {', '.join(large)}; recomputed: {', '.join(again)}")
 
 # %% [markdown]
 # We get one graph with your kernel as a node. But the cut now also saves the norm's result, because the partitioner
-# can't look inside your operator and doesn't know that it's cheap to recompute. **The compiler can't make decisions
-# inside a kernel you register.** You could fuse the gate into the kernel too. Otherwise the compiler may save more
+# can't look inside your operator and doesn't know that it's cheap to recompute. **Inside a kernel you register, the
+# compiler can't decide anything.** You could fuse the gate into the kernel too. Otherwise the compiler may save more
 # than it should.
 #
 # ## Cross entropy without all the logits
 #
 # The largest tensor in a language model is often its last one, the logits: one per token *and per word of the
-# vocabulary*. Cross entropy computes just as many logarithms, and its backward pass just as many gradients. But since
-# the loss is a mean over tokens, we can process a few tokens at a time. For the other gradients, all we need from the
-# logits is *their* gradient, $(\mathrm{softmax} - \mathrm{onehot})/N$, and we can compute that during the **forward**
-# pass, while the logits exist. We use it in both matmuls, and then the next chunk overwrites the logits. In outline:
+# vocabulary*. Cross entropy computes just as many logarithms, and its backward pass just as many gradients. But the
+# loss is a mean over tokens, so we can process a few tokens at a time. All the other gradients need from the logits is
+# *their* gradient, $(\mathrm{softmax} - \mathrm{onehot})/N$, and we can compute that during the **forward** pass, while
+# the logits exist. We use it in both matmuls, and then the next chunk overwrites the logits. In outline:
 #
 # ```python
 # for part in chunks:                             # slices of tokens
@@ -761,11 +759,10 @@ second_loop = inspect.getsource(loss_kernel.fn).split("overwrites it\n")[1]
 print(inspect.cleandoc("\n" + second_loop))
 
 # %% [markdown]
-# Let's use the size of Llama 3's smaller model, with 8192 tokens of width 4096 and 128,256 words, in bf16 on an H200.
+# Let's take the size of Llama 3's smaller model, with 8192 tokens of width 4096 and 128,256 words, in bf16 on an H200.
 # `eager` computes all logits, and the loss in fp32, as most models' code does, so at its peak it holds three fp32
-# tensors of the logits' shape. With chunks, the largest tensor left is the weight's gradient, and there are two copies:
-# the sum, and the sum scaled by the loss's own gradient. **By what factor do chunks of 1024 tokens cut the loss's peak
-# memory?**
+# tensors of the logits' shape. With chunks, the largest tensor left is the weight's gradient, in two copies: the sum,
+# and the sum scaled by the loss's own gradient. **By what factor do chunks of 1024 tokens cut the loss's peak memory?**
 
 # %% tags=["hide-input"]
 large_peak = predict_first(
@@ -784,17 +781,17 @@ display(table(("tokens at a time", "peak", "time"), rows, h200.label_of("linear_
 all_at_once = of_loss["eager"]["peak"]
 large_peak.compare(
     all_at_once / of_loss[1024]["peak"],
-    "From 4096 tokens down, the peak stops falling, because the two copies of the weight's "
-    "gradient remain. Below 512 the matmuls become too thin for the GPU, so choose the largest "
-    "chunk that fits. torch.compile avoids the fp32 logits without any hint, and is faster than "
-    "any chunk size. It still holds the bf16 logits, so use it if those fit.",
+    "At 4096 tokens and fewer, the peak no longer falls, because the two copies of the weight's "
+    "gradient remain. Below 512, the matmuls get too thin for the GPU, so choose the largest "
+    "chunk that fits. torch.compile avoids the fp32 logits without any hint, and it's faster "
+    "than any chunk size. It still holds the bf16 logits, so use it if those fit.",
 )
 
 # %% [markdown]
-# You don't have to write this yourself. PyTorch 2.13 has the same idea as `torch.nn.functional.linear_cross_entropy`,
-# Liger has a fused linear cross entropy, and *Cut Cross-Entropy* (arXiv:2411.09009) goes even further and keeps all
-# logits out of DRAM. We haven't timed any of the three. Below is the memory that ours and PyTorch's need for 64 tokens
-# and 4096 words in fp32:
+# You don't have to write this yourself. PyTorch 2.13 has `torch.nn.functional.linear_cross_entropy`, Liger has a fused
+# linear cross entropy, and *Cut Cross-Entropy* (arXiv:2411.09009) goes even further and keeps all logits out of DRAM.
+# We haven't timed any of the three. Here's how much memory ours and PyTorch's need for 64 tokens and 4096 words in
+# fp32:
 
 # %%
 hidden, head = (torch.randn(size, 32, device=device, requires_grad=True) for size in (64, 4096))
@@ -818,10 +815,10 @@ for name, peak in peaks.items():
 # %% [markdown]
 # ## A transformer, trained twice
 #
-# Now we'll train the transformer from above twice: first unfused in PyTorch, then with four parts swapped. RMSNorm,
+# Now let's train the transformer from above twice: first unfused in PyTorch, then with four parts swapped. RMSNorm,
 # FlashAttention and SwiGLU come from the course's kernels, and the loss is computed in chunks. The rest of the code,
-# the initial weights and the text are the same. Without a GPU the fused kernels run in Triton's interpreter, which does
-# the same arithmetic, only slowly.
+# the initial weights and the text are the same. Without a GPU, the fused kernels run in Triton's interpreter, which
+# does the same arithmetic, only slowly.
 
 # %% tags=["hide-input"]
 for name, part in vars(FUSED).items():
@@ -844,11 +841,11 @@ apart = max(abs(one - other) for one, other in zip(*runs.values(), strict=True))
 print("fused and unfused losses agree to within 1e-5 over 8 steps:", apart < 1e-5)
 
 # %% [markdown]
-# The difference starts out in the last digit of an fp32 value, because the kernels add in a different order, and it
-# grows with every training step. Neither version has a bug. **So compare losses step by step at the start, when a
-# wrong gradient shows immediately, and compare them as curves later.** The loss at step 0 hasn't used any gradient
-# yet, but at step 1 the naive loss is already off by over a thousand times more than the fused one. *That's* how a
-# falling loss can reveal a wrong gradient. Here is a minute of `python -m benchmarks.training`, recorded:
+# The difference starts in the last digit of an fp32 value, because the kernels add in a different order, and over many
+# training steps it grows. Neither version has a bug. **So compare losses step by step at the start, when a wrong
+# gradient shows immediately, and compare them as curves later.** No gradient has affected the loss at step 0, but at
+# step 1 the naive loss is already off by over a thousand times more than the fused one. *That's* how a falling loss can
+# reveal a wrong gradient. Here's a minute of `python -m benchmarks.training`, recorded:
 
 # %% tags=["hide-input"]
 from helpers.figures import loss_chart
@@ -858,9 +855,9 @@ minute = cpu.experiment("training")
 loss_chart(minute["unfused"], minute["fused"], math.log(BRANCHES), cpu.label)
 
 # %% [markdown]
-# **Claim: "dropping intermediates takes 20 to 40 % less memory."** The claim doesn't name a source or a model. It was
-# true for one gate in lesson 04, and for one loss in lesson 06. Here we test it on the whole transformer, not
-# counting its weights, which both versions save:
+# **Claim: "dropping intermediates takes 20 to 40 % less memory."** It names neither a source nor a model. It held for a
+# gate in lesson 04, and for a loss in lesson 06. Here we test it on the whole transformer, without its weights, which
+# both versions save:
 
 
 # %% tags=["hide-input"]
@@ -892,8 +889,7 @@ print(
 
 # %% [markdown]
 # Next, a larger version of the model on an H200: six layers of width 1024, 8192 tokens per step in sequences of 1024,
-# and 32,768 words, in bf16. **By what factor is the peak memory of a fused step lower than that of an unfused one, not
-# counting the weights?**
+# and 32,768 words, in bf16. **By what factor does fusing cut the peak memory of a step, not counting the weights?**
 
 # %% tags=["hide-input"]
 step_memory = predict_first(
@@ -915,15 +911,15 @@ for name in ("torch.compile", "fused"):
 print("losses that differ in a second fused run:", on_h200["fused"]["again"])
 step_memory.compare(
     on_h200["unfused"]["peak"] / on_h200["fused"]["peak"],
-    "The N x N scores and the logits are gone. torch.compile was given attention and loss unfused, "
-    "and it doesn't fuse either.",
+    "The N x N scores and the logits are gone. torch.compile got attention and loss unfused, and "
+    "it didn't fuse either.",
 )
 
 # %% [markdown]
 # Two caveats about that table. We gave `torch.compile` the unfused attention and loss. With
-# `scaled_dot_product_attention` and a chunked loss it would come closer, but we haven't timed that. And the second
-# fused run repeats every loss only because, when we recorded it, attention's backward kernel summed dQ in a fixed
-# order. On Hopper, today's kernel only does that under `torch.use_deterministic_algorithms(True)`.
+# `scaled_dot_product_attention` and a chunked loss it should come closer, but we haven't timed that. And the second
+# fused run repeats every loss only because attention's backward kernel summed dQ in a fixed order when we recorded it.
+# On Hopper, today's kernel only does that under `torch.use_deterministic_algorithms(True)`.
 #
 # ## Your predictions vs the measurements
 
@@ -943,18 +939,18 @@ predictions()
 # $10^{-6}$.</details>
 #
 # 3. Your backward kernel sums the weight's gradient with atomics, and the tests pass. Name two drawbacks.
-# <details><summary>Answer</summary>Two runs differ, first in the last digits and later in all of them. Also, you have
-# to zero the row of sums first, which is another launch. And in bf16, every addition would round.</details>
+# <details><summary>Answer</summary>Two runs differ, first in the last digits and later in all of them. And you have to
+# zero the row of sums first, which is another launch. (In bf16, every addition would also round.)</details>
 #
-# 4. `torch.compile` saves less for an unfused `silu(norm(x)) * up` than it does with your registered norm. Why, and
-#    what would you do about it?
-# <details><summary>Answer</summary>It recomputes cheap operations that it recognises. It doesn't recognise your
+# 4. `torch.compile` saves less for an unfused `silu(norm(x)) * up` than with your registered norm. Why, and what would
+#    you do about it?
+# <details><summary>Answer</summary>It recomputes operations that it knows to be cheap. It knows nothing about your
 # operator, so it saves the result. Either fuse the gate into the kernel, or leave both to the compiler.</details>
 #
 # 5. Fused and unfused losses agree to six digits for a hundred steps, and over the next thousand they drift apart by a
 #    tenth. Is a gradient wrong?
-# <details><summary>Answer</summary>Most likely not. It's rounding, amplified by training. A wrong gradient shows from
-# the first step. To be sure, compare the gradients of one step with float64.</details>
+# <details><summary>Answer</summary>Most likely not. It's rounding, amplified by training. A wrong gradient shows in the
+# very first steps. To be sure, compare the gradients of one step with float64.</details>
 #
 # 6. A batch has 8192 tokens and the vocabulary has 128,256 words. How many GB do the logits take in bf16? Replace the
 #    dots with your number.
@@ -966,18 +962,18 @@ self_test(answer, 8192 * 128_256 * 2 / 1e9, "tokens times words, two bytes each"
 # %% [markdown]
 # ## Now you
 #
-# In [Exercise 11](../exercises/11_fused_backward.ipynb) you'll write the backward pass for LayerNorm with GELU. Your
-# gradients are checked against float64.
+# In [Exercise 11](../exercises/11_fused_backward.ipynb) you'll write the backward pass for LayerNorm with GELU. The
+# checks compare your gradients with float64.
 
 # %% [markdown]
 # ## Going further
 #
 # ### How much the compiler recomputes
 #
-# You control this with `activation_memory_budget`, from 1 for minimum time down to 0 for minimum memory. We'll try it
+# You control this with `activation_memory_budget`, from 1 for minimum time down to 0 for minimum memory. Let's try it
 # with a matmul in the middle, `silu(norm(x) @ p) * up`. At first the compiler saves the matmul (`mm`) and its input
-# (`t`, the norm's result). With a smaller budget it recomputes the norm, and finally the matmul too. Those are the
-# explorer's policies, but here the compiler chooses.
+# (`t`, the norm's result). With a smaller budget it recomputes the norm, and finally the matmul too. It's the
+# explorer's policies again, but chosen by the compiler.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -1001,8 +997,8 @@ for budget in (1.0, 0.6, 0.3):
 # ### A fake that is wrong
 #
 # A fake is a promise. The compiler relies on it to allocate and fuse, and never checks the result. The one below
-# forgets that the kernel returns `x`'s dtype. `opcheck` compares the promise with the result under each of PyTorch's
-# ways to trace, and the course's tests run it on every operator.
+# forgets that the kernel returns `x`'s dtype. `opcheck` compares the promise with the result in each of PyTorch's
+# tracing modes, and the course's tests run it on every operator.
 
 # %%
 careless = register("careless_norm", norm_forward, lambda x, weight: like(x).float())
@@ -1017,10 +1013,10 @@ for name, operation in (("norm", norm), ("careless", careless)):
 # %% [markdown]
 # ### Loss scaling in fp16
 #
-# In fp16, any gradient below the smallest representable number becomes 0. That's why mixed precision in fp16 multiplies
-# the loss by a scale, and divides the gradients by it before the optimiser's step. If a fused loss rounds its gradient
-# in the forward pass, it has to apply the scale *before* that rounding, which `loss_kernel` does with its argument
-# `scale`. Afterwards it's too late, as you can see from the gradients of a few of 8192 tokens over 4096 words:
+# In fp16, gradients that are too small to represent become 0. That's why mixed precision in fp16 multiplies the loss by
+# a scale, and divides the gradients by it before the optimiser's step. If a fused loss rounds its gradient in the
+# forward pass, it has to apply the scale *before* that rounding, as `loss_kernel` does with its argument `scale`.
+# Afterwards it's too late, as you can see from the gradients of a few of 8192 tokens over 4096 words:
 
 # %%
 logits = torch.randn(64, 4096, generator=torch.Generator().manual_seed(0))
@@ -1035,13 +1031,12 @@ for name, scaled in (
 # %% [markdown]
 # bf16 has the same range as fp32 and doesn't need loss scaling.
 #
-# You don't need an extra pass for the division if the optimiser does it while it loads each gradient. `kernels.adamw`
-# is AdamW in one launch for all parameters, where each program looks up its chunk of a tensor in a table. If
-# `found_inf` is set, as `GradScaler` sets it for fused optimisers, the programs don't write anything.
+# The division doesn't need an extra pass if the optimiser does it while it loads each gradient. `kernels.adamw` is
+# AdamW in one launch for all parameters. Each program looks up its chunk of a tensor in a table. If `found_inf` is set,
+# as `GradScaler` does for fused optimisers, the programs don't write anything.
 #
-# An fp32 step reads the parameter, its gradient and two moments, and writes all but the gradient, which makes seven
-# passes. Here are the passes of PyTorch's eager steps, including the division by the scale, and of ours, including its
-# table:
+# An fp32 step reads the parameter, its gradient and two moments, and writes all but the gradient: seven passes. Here
+# are the passes of PyTorch's eager steps, including the division by the scale, and of ours, including its table:
 
 # %%
 from kernels import adamw
@@ -1080,5 +1075,5 @@ for name, one_step in steps.items():
 table(("step", "launches", "passes"), rows)
 
 # %% [markdown]
-# `foreach=True` merges launches across tensors but doesn't save any passes, since every operator still goes through
+# `foreach=True` merges launches across tensors but doesn't save any passes, because every operator still goes through
 # memory. We didn't count the search for infinite gradients, which has to finish before any step may write.

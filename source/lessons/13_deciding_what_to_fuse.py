@@ -2,21 +2,21 @@
 # # 13 Deciding what to fuse
 #
 # By now you can write a fused kernel. But a model has hundreds of operations, and you have time for one kernel. **Which
-# operations should it do, what will it gain, and should you write it at all?** In this lesson we'll answer before
-# writing any kernel, with an instrument that doesn't need a GPU, and check its answers against an H200.
+# operations should it cover, how much will it gain, and should you write it at all?** In this lesson we'll find out
+# before writing any kernel, with an instrument that doesn't need a GPU, and check its answers against an H200.
 #
 # After this lesson you can
 #
-# - decide which operations of a graph may share a kernel, and name the rule that forbids it;
-# - search for the best partition of a small graph, and explain why taking the best pair first may miss it;
-# - distinguish a graph that is slow because of its bytes from one that is slow because of its launches;
+# - decide which operations of a graph can share a kernel, and name the rule that forbids it;
+# - find the best partition of a small graph, and explain why a greedy search may miss it;
+# - tell whether a graph is slow because of its bytes or because of its launches;
 # - read what torch.compile fused, and argue with it;
-# - name five reasons to leave two kernels apart;
-# - run the analyser on a model of your own, and judge how far to trust it.
+# - name five reasons to keep two kernels separate;
+# - run the analyser on your own model, and judge how far to trust it.
 #
 # About 65 minutes. It builds on [02](02_bytes_and_launches.ipynb) (bytes, launches), [07](07_occupancy.ipynb)
-# (registers), [08](08_matmul_epilogues.ipynb) (epilogues) and [10](10_attention.ipynb), and leads to [exercise
-# 13](../exercises/13_decide.ipynb).
+# (registers), [08](08_matmul_epilogues.ipynb) (epilogues) and [10](10_attention.ipynb). The exercise is
+# [13](../exercises/13_decide.ipynb).
 
 # %% tags=["hide-input"]
 import logging
@@ -40,7 +40,7 @@ torch.set_num_threads(1)  # more threads do not speed up tensors this small
 device = "cuda" if runtime.has_gpu() else "cpu"
 
 # %% [markdown]
-# The analyser decides a small chain, edge by edge. Press **Play**:
+# Watch the analyser work through a small chain, edge by edge. Press **Play**:
 
 
 # %% tags=["hide-input"]
@@ -60,9 +60,9 @@ chain_animation(
 # %% [markdown]
 # ## A model's fusion plan
 #
-# Our example is the feed-forward half of a transformer: a norm, two matmuls, a gate, a third matmul, and the
+# Our example is the feed-forward half of a transformer block: a norm, two matmuls, a gate, a third matmul, and the
 # [residual](../docs/glossary.md#residual). Tensors on the device "meta" have a shape and a dtype but no memory, so we
-# can make it as large as we like.
+# can make them as large as we like.
 
 
 # %%
@@ -83,9 +83,9 @@ def block_inputs(tokens, width=1024, hidden=2816):
 
 # %% [markdown]
 # [Eager](../docs/glossary.md#eager) PyTorch runs this as seven launches: the norm, three matmuls, SiLU, the
-# multiplication and the addition. The analyser doesn't put two of these matmuls into one kernel, but it can add the
-# operations that follow the matmul as an [epilogue](../docs/glossary.md#epilogue) (lesson 08). **How many kernels does
-# the best such plan have?**
+# multiplication and the addition. The analyser doesn't put two of these matmuls into one kernel, but the operations
+# that follow a matmul can become its [epilogue](../docs/glossary.md#epilogue) (lesson 08). **How many kernels are left
+# in the best plan?**
 
 # %% tags=["hide-input"]
 kernels_left = predict_first("kernels left of seven, one matmul per kernel at most", unit="")
@@ -100,30 +100,32 @@ for group in plan.groups:
 print(plan.report().summary())
 kernels_left.compare(
     len(plan.groups),
-    "The norm is a kernel of its own, two matmuls take their epilogues, the third stays with the "
-    "library. One fewer is possible: kernels.ffn does gate, up and the product in one. Time falls "
-    "by less than bytes do, because the matmuls take most of it and are compute-bound.",
+    "The norm is a kernel of its own, two matmuls take epilogues, and the library does the "
+    "third. You could get by with one fewer: kernels.ffn does gate, up and the multiplication in "
+    "one kernel. Time falls by less than bytes do, because the compute-bound matmuls take most "
+    "of it.",
 )
 
 # %% [markdown]
-# `analyse` traced the function. For sets of connected operations it checked whether one kernel may do them and how long
-# it would take, and then searched for the partition with the shortest predicted time. For one kernel, it predicts
+# `analyse` traced the function. For sets of connected operations, it checked whether a single kernel can do them and
+# how long that would take. Then it searched for the partition with the shortest predicted time. For one kernel, it
+# predicts
 #
 # $$\text{time} = \text{start} + \max\Big(\frac{\text{bytes}}{\text{share} \times \text{bandwidth}},\
 # \frac{\text{FLOP}}{\text{rate}}\Big)$$
 #
-# where the share of the bandwidth is smaller if there are too few blocks to fill the GPU. Here is the plan as a
-# picture. Thick lines are tensors that no longer exist. Dashed lines are tensors that go through memory, labelled with
-# their size. (`plan.report()` prints the same as a table.)
+# where the share of the bandwidth is smaller if there are too few blocks to fill the GPU. Here's the plan as a picture.
+# Thick lines are tensors that no longer exist. Dashed lines are tensors that go through memory, labelled with their
+# size. (`plan.report()` prints it as a table.)
 
 # %% tags=["answers-kernels_left", "hide-input", "nbval-ignore-output"]
 plan.draw()
 
 # %% [markdown]
-# ## What may share a kernel
+# ## Which operations can share a kernel
 #
-# For each edge, the analyser decides whether you may fuse it, and gives a reason. Here are its rules, with a small graph
-# for each. Change a line in these cells to ask about a graph of your own.
+# For each edge, the analyser decides whether you can fuse it, and gives a reason. Here are its rules, each with a small
+# graph. Change a line in these cells to try a graph of your own.
 
 
 # %% tags=["hide-input"]
@@ -161,9 +163,9 @@ sibling_bytes.compare(
 
 # %% [markdown]
 # **Epilogue and prologue**: an operation on a matmul's result is nearly free, because each tile is in registers anyway.
-# You may also fuse an operation on its *input*, but at a price: it's repeated for every column of tiles, and the operand
-# has to pass through registers on its way to the tensor cores. (The analyser only charges for the second, which is
-# enough to keep GELU apart below.) An operation that reads more than it writes would even move more bytes:
+# You can also fuse an operation on its *input*, but at a price: it's repeated for every column of tiles, and the
+# operand has to pass through registers before it gets to the tensor cores. (The analyser only charges for the second,
+# which is enough to keep GELU separate below.) An operation that reads more than it writes would even move more bytes:
 
 # %%
 _ = verdicts(lambda x, w: F.gelu(F.linear(x, w)), x, weight)
@@ -171,16 +173,16 @@ _ = verdicts(lambda x, w: F.linear(F.gelu(x), w), x, weight)
 _ = verdicts(lambda x, y, w: F.linear(F.silu(x) * y, w), x, x, weight)
 
 # %% [markdown]
-# **Rows**: a [reduction](../docs/glossary.md#reduction) fuses with its producers and its readers if a block holds a
-# whole row. A matmul tile doesn't hold a whole row, and a row isn't a column:
+# **Rows**: a [reduction](../docs/glossary.md#reduction) fuses with its producers and consumers if a block holds a whole
+# row. A matmul tile doesn't hold one, and a row isn't a column:
 
 # %%
 _ = verdicts(lambda x, w: F.layer_norm(F.linear(x, w), (4096,)), x, weight)
 _ = verdicts(lambda x: torch.softmax(torch.softmax(x, 0), 1), x)
 
 # %% [markdown]
-# **Recompute**: two kernels need a result that's cheap to compute. Each of them computes it again, and it's never
-# stored. Here `x + b` is needed by columns and by rows, and no single kernel can do both:
+# **Recompute**: if two kernels need a result that's cheap to compute, each of them can compute it, and nobody stores
+# it. Here we need `x + b` by columns and by rows, and no single kernel can do both:
 
 
 # %%
@@ -193,9 +195,9 @@ for group in verdicts(columns_and_rows, x, meta(4096)).groups:
     print(f"{' + '.join(group.operations)}; again: {', '.join(group.recomputed) or 'nothing'}")
 
 # %% [markdown]
-# **Cycles**: `a` enters `a + linear(a)` twice. The matmul has to run in between, so a kernel with both ends in it would
-# wait for a kernel that waits for it. Two kernels that are each legal can do the same, so the analyser also checks the
-# whole partition.
+# **Cycles**: `a` enters `a + linear(a)` twice. The matmul has to run in between, so a kernel that contains both ends
+# would wait for a kernel that waits for it. Two kernels that are each legal can also wait for each other, so the
+# analyser checks the whole partition too.
 
 
 # %%
@@ -207,8 +209,8 @@ def around(x, w):
 _ = verdicts(around, x, weight)
 
 # %% [markdown]
-# **Mutation**: an operation that overwrites its input may share a kernel with one that reads it *at the same element*,
-# because the read comes first. If it reads other elements, as with a transpose, some block could read data that has
+# **Mutation**: an operation that overwrites its input can share a kernel with one that reads it *at the same element*,
+# because the read comes first. If it reads other elements, as with a transpose, some block might read data that has
 # already been overwritten. The analyser follows memory, not names:
 
 # %%
@@ -216,9 +218,9 @@ _ = verdicts(lambda x: (torch.sigmoid(x), x.mul_(2))[0], square)
 _ = verdicts(lambda x: (torch.sigmoid(x.t()), x.mul_(2))[0], square)
 
 # %% [markdown]
-# (Those two edges don't carry a tensor, only an order.) The last two rules are on **random numbers** and **opaque
-# kernels**. You may fuse dropout if you can live with different random numbers, or if you draw them with the same
-# counter (lesson 04). A sort is a library's kernel, so the analyser fuses nothing with it:
+# (Those two edges don't carry a tensor. They only fix an order.) The last two rules are about **random numbers** and
+# **opaque kernels**. You can fuse dropout if you don't mind different random numbers, or if you draw them with the same
+# counter (lesson 04). A sort is a library kernel, so the analyser fuses nothing with it:
 
 # %%
 _ = verdicts(lambda x, y: F.dropout(x, 0.1) + y, x, x)
@@ -227,10 +229,9 @@ _ = verdicts(lambda x: torch.relu(x).sort(-1)[0], x)
 # %% [markdown]
 # ## Fuse and unfuse
 #
-# Here is the block again, and this time you're in control. Click an edge, or walk through the edges with Tab and the
-# arrow keys and press Enter. Bytes, launches, values alive and predicted time update immediately. If a fusion is
-# illegal, you'll get the reason. **Make it as fast as you can before you press End.** (An operation on its own counts
-# as PyTorch's kernel or yours, whichever is faster.)
+# Here's the block again, and this time you're in control. Click an edge, or use Tab, the arrow keys and Enter. Bytes,
+# launches, live values and predicted time update immediately. If a fusion is illegal, you'll see why. **Make it as fast
+# as you can before you press End.** (An operation on its own counts as PyTorch's kernel or yours, whichever is faster.)
 
 # %% tags=["hide-input", "nbval-ignore-output"]
 from helpers.figures import fusion_simulator
@@ -241,8 +242,9 @@ simulator
 # %% [markdown]
 # ## Search
 #
-# There are 877 ways to group seven operations (that's the seventh Bell number). Few are legal with every kernel
-# connected: a pair that may never share a kernel, such as a matmul and a norm, rules out every partition that joins it.
+# There are 877 ways to group seven operations (the seventh Bell number). Few of them are legal and have only connected
+# kernels: a pair that can never share a kernel, such as a matmul and a norm, rules out every partition that joins the
+# two.
 
 # %% tags=["hide-input"]
 ways = simulator.simulation.moves
@@ -250,15 +252,14 @@ best = min(simulator.simulation.totals(way)["time"] for way in ways)
 print(f"{len(ways)} legal; the best takes {best * 1e6:.0f} us")
 
 # %% [markdown]
-# That makes search possible. The analyser grows groups by adding neighbours, keeps the legal ones, and combines them
-# with dynamic programming. On small graphs, up to fourteen operations, that finds the shortest *predicted* time. On
-# larger ones it keeps the six best partial partitions as it goes.
+# That makes search feasible. The analyser grows groups by adding neighbours, keeps the legal ones, and combines them
+# with dynamic programming. On graphs of up to fourteen operations, that finds the shortest *predicted* time. On larger
+# ones it keeps the six best partial partitions as it goes.
 #
-# Why not simply fuse the edge that saves most, and repeat? In this graph, three tensors are added up. The product of
-# two of them is summed by rows, and each of the three is summed by columns. The partition below is the greedy one:
-# `add` and `mul` share two inputs, so they come first. **Find the partition with the shortest predicted time.** The
-# edges are `add`-`add_1`, `add`-`mul` and `mul`-`sum_1`; both `add` and `mul` have edges to `sum_2` and `sum_3`; and
-# `add_1` has one to `sum_4`.
+# Why not simply fuse the edge that saves the most, and repeat? This graph adds three tensors, sums the product of two
+# of them by rows, and sums each of the three by columns. The partition below is the greedy one: `add` and `mul` share
+# two inputs, so they come first. **Find the partition with the shortest predicted time.** The edges are `add`-`add_1`,
+# `add`-`mul` and `mul`-`sum_1`. Both `add` and `mul` have edges to `sum_2` and `sum_3`, and `add_1` has one to `sum_4`.
 
 
 # %%
@@ -273,12 +274,12 @@ choose_edges(
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>fuse=[("add", "mul"), ("add", "add_1"), ("add", "sum_2"), ("add", "sum_3"),
-# ("add_1", "sum_4")]</code>: a kernel that works on rows can't take in sums by columns. So the greedy first step rules
-# out three smaller savings that are worth more together. Greedy search is cheap, and it doesn't tell you when it's
+# ("add_1", "sum_4")]</code>: a kernel that works on rows can't also sum by columns. So the greedy first step rules out
+# three smaller savings that are worth more together. Greedy search is cheap, but it doesn't tell you when it's
 # wrong.</details>
 #
 # Not every legal fusion is worth it. You can lose **parallelism**: a row-wise kernel has at most one block per row, and
-# an H200 has 132 SMs. Here we add up six tensors and then normalise the sum, with more and more rows:
+# an H200 has 132 SMs. Here we add up six tensors and normalise the sum, with more and more rows:
 # <!-- given 132 SMs: the H200's entry in devices.toml -->
 
 
@@ -293,12 +294,12 @@ for rows in (16, 64, 128, 256):
     print(f"{rows:3} rows: kernels of {kernels} operations")
 
 # %% [markdown]
-# With few rows, the analyser leaves the additions apart: on their own they use the whole GPU, which the few blocks of a
-# fused kernel can't.
+# With few rows, the analyser keeps the additions separate: on their own they use the whole GPU, while a fused kernel
+# would have too few blocks.
 #
-# The other limit is **registers**: values that are alive at the same time all need some (lesson 07). The analyser
-# counts them in the order of the graph. Below, we compute the exponentials of more and more tensors, then add them up.
-# The analyser can also generate the kernel and compile it for any GPU:
+# The other limit is **registers**: every live value needs some (lesson 07). The analyser counts live values in the
+# order of the graph. Below, we compute the exponentials of more and more tensors, then add them up. The analyser can
+# also generate the kernel and compile it for any GPU:
 
 
 # %%
@@ -321,17 +322,17 @@ for count, resources in compiled.items():
     print(f"{count:2} tensors: compiled {resources.registers} registers, {spilled}")
 
 # %% [markdown]
-# (Of the last graph, this is the larger kernel.) The estimate is far too high, and splits that graph for no good reason.
-# A compiler doesn't have to keep the graph's order: it can add each exponential as soon as it has it. **Try
+# (For the last graph, that's the larger kernel.) The estimate is far too high, and splits that graph for no good
+# reason. A compiler doesn't have to keep the graph's order: it can add each exponential as soon as it has it. **Try
 # `plan.compile` before you believe that registers forbid a fusion.** (If every value is needed twice, as in lesson 07,
-# then no order helps.)
+# no order helps.)
 #
 # ## Bytes or launches?
 #
-# All of those tensors were large. Now take GPT-2's block with 128 tokens, recorded by torch.profiler on an H200, eager
-# and compiled, with each kernel launched separately and with a [CUDA graph](../docs/glossary.md#cuda-graph). A graph
-# replays a recorded sequence of launches with a single call, so the CPU no longer runs Python and C++ for every
-# operator. In return, it needs the same shapes and addresses each time, and the CPU can't decide anything in between.
+# All of those tensors were large. Now take a GPT-2 block with 128 tokens, recorded by torch.profiler on an H200, eager
+# and compiled, with separate launches and with a [CUDA graph](../docs/glossary.md#cuda-graph). A graph replays a
+# recorded sequence of launches with a single call, so the CPU no longer runs Python and C++ for every operator. In
+# return, it needs the same shapes and addresses each time, and the CPU can't make any decisions in between.
 
 # %% tags=["hide-input"]
 from benchmarks.fusion_groups import TIMELINE
@@ -352,8 +353,8 @@ starts = replayed.total - replayed.span
 print(f"eager, CUDA graph: the first kernel starts {starts:.0f} us after the graph's launch")
 
 # %% [markdown]
-# In a graph, the gaps between kernels are a fraction of a microsecond. **By what factor does a CUDA graph alone shorten
-# it, with nothing fused?** We measure from the first launch to the end of the last kernel, under the profiler.
+# In a graph, the gaps between kernels are a fraction of a microsecond. **What's the speedup from a CUDA graph alone,
+# with nothing fused?** We measure from the first launch to the end of the last kernel, under the profiler.
 
 # %% tags=["hide-input"]
 by_graph = predict_first("eager, one by one, over eager under a CUDA graph", unit="times")
@@ -374,14 +375,13 @@ launches = len(traces["eager"].kernels)
 print(f"{launches} of them: {operator * launches:.0f} us, not {totals['eager']:.0f}")
 
 # %% [markdown]
-# So don't take this factor home: the profiler records every operator and launch, which stretches the gaps of the two
-# ways without a graph several times. Without it the graph still wins: 110 us of launching can't hide behind 45 us of
-# kernels. Fusion (*compiled*) removes some launches, and a CUDA graph removes the CPU. With the graph, fusing still
-# gains what the kernels themselves get shorter by.
+# So don't quote this factor: without a graph, the profiler records every single operator and launch, which makes the
+# gaps several times longer. But the graph also wins without the profiler: 110 us of launching can't hide behind 45 us
+# of kernels. Fusion (*compiled*) removes some launches, and a CUDA graph takes the CPU out of the picture. Even with a
+# graph, fusing still shortens the kernels themselves.
 #
-# Step through the kernels and look at the gaps. (The time that is neither kernel nor gap passes between the first launch
-# and the first kernel.) In PyTorch you get a graph with `torch.cuda.graph(...)` or
-# `torch.compile(mode="reduce-overhead")`.
+# Step through the kernels and look at the gaps. (Time that's neither kernel nor gap is before the first kernel.) In
+# PyTorch you get a graph with `torch.cuda.graph(...)` or `torch.compile(mode="reduce-overhead")`.
 
 # %% tags=["hide-input", "nbval-ignore-output"]
 from helpers.figures import TraceExplorer
@@ -390,14 +390,14 @@ TraceExplorer(record()["timeline"])
 
 # %% [markdown]
 # For the gaps inside a graph there's **programmatic dependent launch** (Hopper and later): a kernel starts before the
-# previous one has finished, and waits only before it reads that one's results. Lesson 18 writes and times one.
+# previous one has finished, and waits only when it needs that one's results. Lesson 18 writes and times one.
 #
 # ## The flowchart
 #
-# So ask in this order. May one kernel do it? Do its values fit? Is the GPU the limit at all? Is it a large enough part
-# of the step to matter? (By Amdahl's law, making a share $s$ of the step $k$ times faster makes the step
-# $1 / (1 - s + s/k)$ times faster.) And who writes it? The answers below are the analyser's, with its estimate of the
-# registers and a recorded cost per launch. Move the sliders until you have seen all six endings.
+# So ask in this order. Can one kernel do it? Do its values fit? Is the GPU the limit at all? Is it a large enough part
+# of the step to matter? (By Amdahl's law, making a share $s$ of the step $k$ times faster makes the step $1 / (1 - s +
+# s/k)$ times faster.) And who writes it? The answers below are the analyser's, with its estimate of the registers and a
+# recorded cost per launch. Move the sliders until you've seen all six endings.
 
 # %% tags=["hide-input", "nbval-ignore-output"]
 from helpers.figures import FusionDecisionExplorer
@@ -421,8 +421,8 @@ for kind, rows, share in (
 # ## What torch.compile fused
 #
 # Inductor, torch.compile's code generator, makes these decisions for you. We recorded its groups on the H200, for every
-# graph on which we tested the analyser. Here is the code it generated for `hard_swish_chain`, a bias and an activation
-# written by hand. Compare it with your kernel from lesson 03:
+# graph in our test of the analyser. Here's the code it generated for `hard_swish_chain`, a bias and a hand-written
+# activation. Compare it with your kernel from lesson 03:
 
 
 # %% tags=["hide-input"]
@@ -435,11 +435,11 @@ def generated(name):
 print(*generated("hard_swish_chain"), sep="\n")
 
 # %% [markdown]
-# There's one load per tensor, one store, and everything in between is in fp32 registers, just as you would have written
-# it. Now take residual plus LayerNorm on 32768 rows of 4096, which is also one kernel. It needs four passes: `x` and
-# the residual in, the new residual and the norm out. Inductor's kernel loops over the row in blocks, twice: first to
-# add, store the sum and find mean and variance, then to normalise the sum. **How many loads and stores of full-size
-# tensors does it have?**
+# One load per tensor, one store, and everything in between in fp32 registers, just as you would have written it. Now
+# take residual plus LayerNorm on 32768 rows of 4096, which is also one kernel. It needs four passes: `x` and the
+# residual in, the new residual and the norm out. Inductor's kernel loops over the row in blocks, twice: first to add,
+# store the sum and find mean and variance, then to normalise the sum. **How many loads and stores of full-size tensors
+# does it have?**
 
 # %% tags=["hide-input"]
 passes = predict_first("reads and writes of full size, Inductor's residual + LayerNorm", unit="")
@@ -465,13 +465,14 @@ rows = ((provider, f"{seconds * 1e6:.0f} us") for provider, seconds in at_size.i
 display(table(("", "time"), rows))
 passes.compare(
     len(touched),
-    "One kernel is not one pass. When it comes to normalise, the row is gone from registers, and "
+    "One kernel is not one pass. By the time it normalises, the row is gone from registers, so "
     "it reads back what it has just stored. At this size that costs hardly any time: each block "
-    "rereads its row soon after storing it, so L2 may still have it. (No counter was read here.)",
+    "rereads its row soon after storing it, so L2 may still have it. (We didn't check with a "
+    "counter.)",
 )
 
 # %% [markdown]
-# The kernel in this puzzle adds two tensors and centres each row. **Read every element once.**
+# The kernel in this puzzle adds two tensors and centres each row. **Fix it so that it reads every element once.**
 
 
 # %%
@@ -506,9 +507,9 @@ puzzle(centre_kernel, 3, a, b, wanted=a + b - (a + b).mean(1, keepdim=True), COL
 #
 # ## How accurate is the analyser?
 #
-# We tested it on thirty graphs to which no constant was fitted: blocks of transformers and convolutional networks,
-# losses, optimisers, and training steps. For each edge we compare its decision with Inductor's, and for each graph its
-# predicted speedup with the measured one.
+# We tested it on thirty graphs that none of its constants were fitted to: blocks of transformers and convolutional
+# networks, losses, optimisers, and training steps. For each edge we compare its decision with Inductor's, and for each
+# graph its predicted speedup with the measured one.
 
 # %% tags=["hide-input"]
 from benchmarks.fusion_proof import compare, compared, plan_of, summary, with_our_kernels
@@ -517,14 +518,15 @@ trials = compared()
 of_all = summary(trials)
 print(f"{of_all['graphs']} graphs, {of_all['edges']} edges; recorded: {provenance}")
 print(
-    f"alike on {of_all['agreement']:.0%} of edges; {of_all['agreement_with_a_choice']:.0%} where "
-    "there was a choice"
+    f"same decision on {of_all['agreement']:.0%} of edges;",
+    f"{of_all['agreement_with_a_choice']:.0%} where there was a choice",
 )
 print(f"median error of the predicted speedup {of_all['median_error']:.0%}")
 print(f"right about faster or slower in {of_all['right_directions']:.0%}")
 
 # %% [markdown]
-# A median hides its tail, so here are the five worst predictions in either direction, as predicted over measured time:
+# A median hides the tail, so here are the five worst predictions in either direction. The last two columns are
+# predicted over measured time:
 
 # %% tags=["hide-input"]
 rows = []
@@ -544,12 +546,12 @@ for name in ("bert_embedding", "rotary"):
     print(f"{found.bytes_fused / taken / 1e12:.1f} TB/s")
 
 # %% [markdown]
-# Where it promises too much, Inductor's kernels take two to three times longer than the analyser thinks a kernel should.
-# `bert_embedding` and `rotary` err in the other direction: Inductor's kernel is faster than predicted. `rotary` can't
-# have moved that many bytes, since an H200's memory delivers 4.8 TB/s. The analyser counts x twice there, as it is and
-# rotated, but a cache serves the second read. For the table lookups of `bert_embedding`, it assumes too little
-# bandwidth. So the prediction isn't a bound. It's what a good kernel should reach. Is that realistic? Here are kernels
-# of this course, written by hand. They're not among the thirty: we fitted the model's constants to their times.
+# Where it promises too much, Inductor's kernels are two to three times slower than the analyser thinks a kernel should
+# be. `bert_embedding` and `rotary` err in the other direction: Inductor's kernel is faster than predicted. `rotary`
+# can't have moved that many bytes, because an H200's memory delivers 4.8 TB/s. The analyser counts x twice there, as it
+# is and rotated, but a cache serves the second read. For the table lookups of `bert_embedding`, it assumes too little
+# bandwidth. So the prediction isn't a bound. It's what a good kernel should reach. Is that realistic? Here are some
+# hand-written kernels from this course. They're not among the thirty: we fitted the model's constants to their times.
 # <!-- given 4.8 TB/s: NVIDIA H200 data sheet, in devices.toml -->
 
 # %% tags=["hide-input"]
@@ -563,14 +565,14 @@ for name in names.split():
 table(("", "predicted", "torch.compile", "ours"), rows)
 
 # %% [markdown]
-# Mostly, yes, for a kernel written by hand. But for torch.compile, two of these rows have the *wrong direction*:
+# Mostly yes, for a hand-written kernel. But for torch.compile, two of these rows have the *wrong direction*:
 # `softmax_dropout` and `cross_entropy` are slower compiled than eager. Where the compiler falls short of the
-# prediction, there may be a kernel worth writing. The last line shows a blind spot that the two share: both treat a sort
-# as a fusion barrier, while in lesson 06 we did softmax and top-k in one pass. ([Every graph](../docs/fusion_proof.md)
-# is listed.)
+# prediction, there may be a kernel worth writing. The last line shows a blind spot that the two share: both treat a
+# sort as a fusion barrier, while in lesson 06 we did softmax and top-k in one pass. (Here's [every
+# graph](../docs/fusion_proof.md).)
 #
-# **Claim: "a model's forward pass goes from 120 to 80 ms by fusion."** This is the GPU time of whole blocks, eager and
-# compiled:
+# **Claim: "a model's forward pass goes from 120 to 80 ms by fusion."** Here are the speedups of whole blocks, by GPU
+# time, compiled over eager:
 
 # %% tags=["hide-input"]
 BLOCKS = "bert_layer gpt2_block llama_block vit_block mixtral_experts mamba_block".split()
@@ -589,7 +591,7 @@ print("part of their gain; where nearly all is matmuls, as in mixtral_experts, l
 #
 # All of this assumes one graph. If your Python code has to *look at a value*, the graph ends there: the GPU has to
 # finish, the CPU reads the value, and the rest becomes another graph. Nothing gets fused across such a
-# [break](../docs/glossary.md#graph-break). Here is the same computation with `if` and with `where`:
+# [break](../docs/glossary.md#graph-break). Here's the same computation with `if` and with `where`:
 
 
 # %%
@@ -611,8 +613,8 @@ for function in (with_if, with_where):
     print(f"{function.__name__:10} {found.graph_count} graphs, {found.graph_break_count} breaks")
 
 # %% [markdown]
-# The analyser only takes what can be traced, and if something can't be, it names your line. **By what factor does one
-# break increase the bytes** of four elementwise operations, broken in the middle?
+# The analyser needs code that it can trace, and if it can't, it names the line. **By what factor does one break
+# increase the bytes** of four elementwise operations, broken in the middle?
 
 # %% tags=["hide-input"]
 break_cost = predict_first("bytes of four elementwise operations, broken in two", unit="times")
@@ -632,12 +634,12 @@ break_cost.compare(halves / whole)
 # %% [markdown]
 # ## Reasons not to fuse
 #
-# You've met five reasons already: it's illegal (a row isn't a tile), you lose parallelism, there are too many values
-# for the registers, a library has a faster matmul, or there's no time to save. Here are three more.
+# You've already met five reasons: it's illegal (a row isn't a tile), you lose parallelism, the values don't fit in
+# registers, a library has a faster matmul, or there's no time to save. Here are three more.
 #
-# **Batch invariance.** If a reduction has few long rows, it's split over several blocks to fill the GPU; if it has many
-# rows, it isn't. Then the *order of the additions* depends on how many other requests are in the batch, and so do the
-# last bits of *your* row. Below, each row is summed by up to 32 programs, to have 256 in total.
+# **Batch invariance.** If a reduction has few long rows, you split each over several blocks to fill the GPU. If it has
+# many rows, you don't. Then the *order of the additions* depends on how many other requests are in the batch, and so do
+# the last bits of *your* row. Below, up to 32 programs sum each row, so that there are 256 in total.
 
 
 # %%
@@ -672,12 +674,13 @@ errors = [(each - exact).abs().max().item() for each in (together, alone, fixed)
 print("all right to a thousandth:", max(errors) < 1e-3)
 
 # %% [markdown]
-# All three results are right, but a language model that must give the same answer in any batch can't use the first two.
-# (He and Thinking Machines Lab, "Defeating nondeterminism in LLM inference", 2025.) The split may then depend only on
-# the row, which is slower in some batches. Split-K matmuls and attention's split-KV have the same problem.
+# All three results are right, but a language model that has to give the same answer in any batch can't use the first
+# two. (He and Thinking Machines Lab, "Defeating nondeterminism in LLM inference", 2025.) For such a model, the split
+# can depend only on the row, which is slower in some batches. Split-K matmuls and attention's split-KV have the same
+# problem.
 #
-# **Other values.** Fusing changes results even if the order stays the same: a value that used to be rounded to bf16
-# between two kernels is now kept in fp32. On average that's closer to the truth, but it's not the run you compare with:
+# **Different values.** Fusing changes results even if the order stays the same: a value that used to be rounded to bf16
+# between two kernels now stays in fp32. On average that's closer to the truth, but it won't match your earlier runs:
 
 # %%
 half = torch.randn(10_000, device=device).bfloat16()
@@ -689,8 +692,8 @@ off = [(each.double() - exact).abs().mean().item() for each in (rounded, kept)]
 print("fused is closer to float64:", off[1] < off[0])
 
 # %% [markdown]
-# **Upkeep.** Somebody has to compile it, test it on the next GPU, and find the bug in it. Here is the compile time
-# alone, for all the recorded graphs, each compiled once for one shape:
+# **Upkeep.** Somebody has to compile the kernel, test it on the next GPU, and find the bug in it. Here's the compile
+# time alone, for all the recorded graphs, each compiled once for one shape:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments import lesson_13_horizontal as horizontal
@@ -707,15 +710,15 @@ table(("a decoder layer", *compiled_in["one kernel"]), rows, h100.label_of("comp
 
 # %% [markdown]
 # The table compares lesson 18's layer as one kernel and as five small ones, compiled for an H100 without a cache. The
-# ranges overlap, so one large kernel isn't much more expensive to compile. But it can't compile in parallel, and changing
-# one line recompiles all of it. Debugging changes as well: a profile has one line for the whole layer.
+# ranges overlap, so one large kernel isn't much more expensive to compile. But it can't compile in parallel, and
+# changing one line recompiles all of it. Debugging gets harder too: a profile shows one line for the whole layer.
 #
 # ## Megakernels
 #
-# Taken to the extreme, you can put the *whole* model into one kernel. Blocks don't end; they wait for each other
-# through counters in memory, and fetch the next layer's weights while the current layer is still computing. People have
-# built this for one user and one token ("Look Ma, No Bubbles!", Hazy Research, 2025) and for throughput ("We Bought the
-# Whole GPU", the same group, 2025). How much could it gain? Take the block of 128 tokens, compiled, under its CUDA graph.
+# Taken to the extreme, you put the *whole* model into one kernel. Blocks don't end. They wait for each other through
+# counters in memory, and fetch the next layer's weights while the current layer is still computing. People have built
+# this for one user and one token ("Look Ma, No Bubbles!", Hazy Research, 2025) and for throughput ("We Bought the Whole
+# GPU", the same group, 2025). How much could it gain? Take the block with 128 tokens, compiled, under its CUDA graph.
 # The table above shows how long its kernels are busy.
 
 # %% tags=["hide-input"]
@@ -732,7 +735,7 @@ print(
 )
 
 # %% [markdown]
-# **By what factor are its kernels busy longer than one read of all weights takes?**
+# **How many times longer are its kernels busy than it takes to read all the weights once?**
 
 # %% tags=["hide-input"]
 bubble = predict_first("busy time over one read of the weights, compiled, CUDA graph", unit="times")
@@ -744,16 +747,17 @@ gaps = sum(kernel.gap for kernel in last.kernels)
 print(f"{len(last.kernels)} kernels: busy {last.busy:.0f} us, gaps {gaps:.1f} us")
 bubble.compare(
     last.busy / (weights / copy * 1e6),
-    "Neither the weights nor the arithmetic explain it, and the gaps aren't part of it. Results "
-    "between kernels are small here. Most of it is how a kernel begins and ends: its first bytes "
-    "arrive late, its last blocks leave most of the GPU idle. A megakernel can win some of that.",
+    "Neither the weights nor the arithmetic explain that, and the gaps don't count here. The "
+    "tensors between kernels are small. Most of it is probably ramp-up and tail: a kernel's "
+    "first bytes arrive late, and its last blocks leave most of the GPU idle. A megakernel can "
+    "win back some of that.",
 )
 
 # %% [markdown]
 # ## Your model
 #
-# By default, the cell below takes one of PyTorch's own blocks. Replace it with your module and its inputs: anything
-# that `torch.export` or `make_fx` can trace, on meta tensors if it's large. In a terminal, you can run `fusion analyse
+# The cell below analyses one of PyTorch's own blocks. Replace it with your module and its inputs: anything that
+# `torch.export` or `make_fx` can trace, on meta tensors if it's large. In a terminal, you can run `fusion analyse
 # model.py:build --device H100`.
 
 
@@ -772,8 +776,8 @@ yours = analyse(model, *model_inputs, device="H200")
 yours.draw()
 
 # %% [markdown]
-# `yours.report()` prints the table. For each kernel, ask: does somebody already provide it? Is its share of your step
-# worth the effort? Write the one you'd bet on, and *measure*.
+# `yours.report()` prints the table. For each kernel, ask two questions. Does it already exist somewhere? Is its share
+# of your step worth the effort? Write the one you'd bet on, and *measure*.
 #
 # ## Your predictions vs the measurements
 
@@ -783,30 +787,30 @@ predictions()
 # %% [markdown]
 # ## Test yourself
 #
-# 1. `y = layer_norm(linear(x))`. Your colleague wants one kernel. What do you say?
+# 1. Your colleague wants `y = layer_norm(linear(x))` as one kernel. What do you say?
 # <details><summary>Answer</summary>A matmul tile doesn't hold a whole row. A block only gets whole rows if its tile is
 # as wide as the row. Otherwise blocks have to exchange row sums (in a cluster, through distributed shared memory, which
 # Triton doesn't offer), wait for each other, or recompute tiles. Lesson 08 shows what that costs.</details>
 #
-# 2. Two groups, each legal alone. Can the pair of them be illegal?
+# 2. Two groups are each legal on their own. Can the pair of them be illegal?
 # <details><summary>Answer</summary>Yes. If something in the first waits for something in the second and vice versa,
 # there's no order in which the two kernels could run.</details>
 #
 # 3. A profile shows kernels of a few microseconds with gaps of thirty between them. What do you do first?
 # <details><summary>Answer</summary>Time it without the profiler, which stretches gaps. If they're still there, use a
-# CUDA graph: fusing removes one gap per launch that it saves, but a graph nearly all of them. What's left is bytes, and
-# the start and end of each kernel.</details>
+# CUDA graph: fusing removes one gap per launch that it saves, while a graph removes nearly all of them. What's left is
+# bytes, and the ramp-up and tail of each kernel.</details>
 #
-# 4. Fusing the pair that saves most, again and again, ends at 69 us, and an exact search finds 53. What went wrong?
+# 4. You keep fusing the pair that saves the most and end up at 69 us. An exact search finds 53. What went wrong?
 # <details><summary>Answer</summary>The first choice ruled out others, because a kernel works either on rows or on
 # columns. Savings that are small on their own can be worth more together.</details>
 # <!-- given 69 us, 53 us: the puzzle of edges above -->
 #
-# 5. Your service returns different last digits at night, when it is quiet. What do you look for?
+# 5. Your service returns different last digits at night, when traffic is low. What do you look for?
 # <details><summary>Answer</summary>A reduction, matmul or attention whose split depends on the batch size.</details>
 #
-# 6. A part takes 20 % of a step, and a fused kernel needs a third of its time. How many times faster is the step?
-#    Replace the dots with your number.
+# 6. Some operations take 20 % of a step, and a fused kernel does them in a third of the time. How many times faster is
+#    the step? Replace the dots with your number.
 # <!-- given 20 %: the question's own -->
 
 # %%
@@ -816,16 +820,16 @@ self_test(answer, 1 / (1 - 0.2 + 0.2 / 3), "Amdahl: one over what is left, 0.8 a
 # %% [markdown]
 # ## Now you
 #
-# In [Exercise 13](../exercises/13_decide.ipynb) you'll get small graphs and decide what is legal, whether to fuse a
-# pair, and which partition is best. We compare your answers with exhaustive search.
+# In [Exercise 13](../exercises/13_decide.ipynb) you'll get small graphs and decide what's legal, whether to fuse a
+# pair, and which partition is best. The checks compare your answers with an exhaustive search.
 
 # %% [markdown]
 # ## Going further
 #
 # ### A weighted score
 #
-# Predicted time ignores the weeks that somebody has to spend maintaining a kernel. Teams that discuss fusions often use
-# a weighted score, so here is one. It has five parts from 0 to 1, where 1 favours fusing.
+# Predicted time ignores the weeks that somebody has to spend maintaining a kernel. Some teams use a weighted score
+# instead. Here's one with five parts from 0 to 1, where 1 favours fusing.
 #
 # | part | weight | meaning |
 # |---|---|---|
@@ -835,8 +839,8 @@ self_test(answer, 1 / (1 - 0.2 + 0.2 / 3), "Amdahl: one over what is left, 0.8 a
 # | complexity | 0.1 | how easy the kernel is to get right, by its kind |
 # | upkeep | 0.1 | how little there is to maintain: 1 where torch.compile or PyTorch does it |
 #
-# If the total is 0.5 or more, you fuse. The weights are only a convention, so you can argue with them. If you move one,
-# the others share the rest:
+# If the total is 0.5 or more, you fuse. The weights are just a convention, so argue with them. If you move one, the
+# others share the rest:
 
 # %% tags=["hide-input", "nbval-ignore-output"]
 from helpers.figures import FusionScoreExplorer
@@ -856,16 +860,16 @@ for group in plan_of("gpt2_block", epilogues=True).groups:
 table(("group", "saves", "score", "verdict", "flips"), rows)
 
 # %% [markdown]
-# The two opinions differ: every one of these kernels saves predicted time, and yet the score would leave most of them
-# apart. It counts a *share* of bytes, so an epilogue that saves a little of a lot gets a low score, however many
+# Time and score disagree: every one of these kernels saves predicted time, and yet the score would reject most of them.
+# It counts a *share* of bytes, so an epilogue that saves a little of a lot gets a low score, no matter how many
 # microseconds that is. It also punishes low occupancy, which is fine for a matmul (lesson 08). And two of the verdicts
 # flip if a weight that nobody has measured moves by less than a tenth. **Rank by time, and use the score as a
 # checklist.**
 #
 # ### The analyser's groups and Inductor's
 #
-# Here they are side by side. An operation that two kernels compute appears in both. If the two disagree about an edge,
-# both of its ends are marked:
+# Here they are side by side. An operation that two kernels compute appears in both. Where the two disagree about an
+# edge, both of its ends are marked:
 
 # %% tags=["hide-input"]
 from benchmarks.fusion_proof import homes_of_all, verdict
@@ -890,10 +894,10 @@ table(("graph", "edges alike", "of"), rows)
 FusionGroupsExplorer(compared_graphs)
 
 # %% [markdown]
-# In `column_statistics`, the analyser computes the difference of maximum and minimum, `sub_1`, in the kernel that finds
-# the two, whereas Inductor does it in the kernel of the addition that follows. The only way to find out which is better
-# is to time both, so we compiled and ran both. Over all graphs, many edges couldn't be settled that way, because
-# Inductor splits the analyser's groups into more kernels than planned:
+# In `column_statistics`, the analyser computes the difference between maximum and minimum, `sub_1`, in the kernel that
+# finds the two, while Inductor does it in the kernel with the addition that follows. The only way to find out which is
+# better is to time both, so we did. Across all graphs, many edges couldn't be settled that way, because Inductor splits
+# the analyser's groups into more kernels than planned:
 
 # %% tags=["hide-input"]
 from collections import Counter
@@ -922,14 +926,14 @@ launches = (small.launches_unfused - small.launches_fused) * LAUNCH
 print(f"of {saved * 1e6:.0f} us that it would save, {launches * 1e6:.0f} us are launches")
 
 # %% [markdown]
-# Kernels this small consist of little more than their start and end, and the model doesn't know much about either, so
-# don't trust the ratio.
+# Kernels this small are little more than ramp-up and tail, and the model doesn't know much about either, so don't trust
+# the ratio.
 #
 # ### Horizontal fusion, timed
 #
-# Fusing siblings saves bytes only if they share an input. Independent operations share nothing, but several small ones
-# can still fill a GPU that each would leave mostly idle. You can put each on its own CUDA stream, or do all of them in
-# one kernel.
+# Fusing siblings saves bytes only if they share an input. Independent operations share nothing, but together, several
+# small ones can fill a GPU that each would leave mostly idle. You can put each on its own CUDA stream, or do all of
+# them in one kernel.
 
 # %% tags=["hide-input"]
 apart = {
@@ -962,16 +966,16 @@ calls = (
 print("a call from Python, 128 rows:", ", ".join(calls))
 
 # %% [markdown]
-# One small matmul doesn't fill the GPU, so one kernel for all eight wins clearly. Streams overlap them too, but calls
-# take longer, because Python also has to switch streams and record events. *Grouped* is a Triton kernel with a table of
-# tiles, for groups of any size: it wins where sizes differ. With thousands of rows each matmul fills the GPU, and there
-# it loses to cuBLAS. For the convolutions, streams win. (*Combo* is Inductor's combo kernel, lesson 16.)
+# One small matmul doesn't fill the GPU, so one kernel for all eight is the clear winner. Streams overlap them too, but
+# calls take longer, because Python also has to switch streams and record events. *Grouped* is a Triton kernel with a
+# table of tiles, for groups of any size: it wins when the sizes differ. With thousands of rows, each matmul fills the
+# GPU, and there it loses to cuBLAS. For the convolutions, streams win. (*Combo* is Inductor's combo kernel, lesson 16.)
 #
 # ### AdamW over 300 small tensors
 #
-# An optimizer's step is horizontal fusion: the same update, for hundreds of tensors that don't depend on each other.
-# Here are 300 parameters of 64 to 16,384 elements. `kernels.adamw` keeps the addresses in a table in memory, so it
-# needs one launch for any number of tensors. PyTorch passes them as launch arguments, which limits how many fit.
+# An optimiser step is horizontal fusion: the same update for hundreds of tensors that don't depend on each other. Here
+# are 300 parameters of 64 to 16,384 elements. `kernels.adamw` keeps the addresses in a table in memory, so it needs one
+# launch for any number of tensors. PyTorch passes them as launch arguments, and only so many of those fit.
 
 # %% tags=["hide-input"]
 adamw = h100.experiment("adamw_small")
@@ -982,17 +986,16 @@ rows = [
 table(("one step", "GPU, cold L2", "call, from Python"), rows, h100.label_of("adamw_small"))
 
 # %% [markdown]
-# On the GPU ours is far ahead, but a call from Python takes twice as long as PyTorch's fused step: it checks every tensor
-# in all four lists. With so little work, only a CUDA graph makes the GPU's time count. (Ours doesn't advance a step
-# counter here. PyTorch keeps one per tensor and advances all of them, which is part of its time.)
+# On the GPU, ours is far ahead, but a call from Python takes twice as long as PyTorch's fused step, because it checks
+# every tensor in all four lists. With so little work, GPU time only matters inside a CUDA graph. (Ours doesn't advance
+# a step counter here. PyTorch keeps one per tensor and advances all of them, which is part of its time.)
 #
 # ### One large model, layer by layer
 #
 # That claim is usually made about one particular model:
 #
 # **Claim: "OPT-13B's forward pass goes from 120 to 80 ms by fusion."** It names no GPU, number of tokens or baseline.
-# The model has 40 identical layers. Here is one of them, with attention done operator by operator or as PyTorch's fused
-# call:
+# The model has 40 identical layers. Here's one of them, with attention operator by operator or as PyTorch's fused call:
 
 # %%
 import inspect
@@ -1002,7 +1005,7 @@ from benchmarks.experiments import lesson_13_opt as opt
 print(inspect.getsource(opt.layer))
 
 # %% [markdown]
-# First, the prediction for an H100 in bf16. We analysed the layer for three numbers of tokens and multiplied by 40
+# First, the prediction for an H100 in bf16. We analysed the layer with three numbers of tokens and multiplied by 40
 # (leaving out embedding and head). *Fused* is the analyser's own partition.
 
 # %% tags=["hide-input"]
@@ -1061,9 +1064,9 @@ for tokens, clocks in layers.items():
     )
 
 # %% [markdown]
-# **Verdict: fair at one number of tokens and against the weakest baseline.** With attention done operator by operator
-# and two thousand tokens, `torch.compile` alone comes close to the claimed ratio, and ours beats it. With PyTorch's
-# fused attention, little is left: `torch.compile` gains at most a few percent, and ours helps only with 64 tokens and is
-# behind eager otherwise. With few tokens, most of the time goes into reading the weights, and fusing can't reduce that.
-# The analyser is close with 64 tokens. With more it promises more than anyone got, though in the right order: the more
-# tokens, the larger the gain.
+# **Verdict: fair at one number of tokens and against the weakest baseline.** With attention operator by operator and
+# two thousand tokens, `torch.compile` alone comes close to the claimed ratio, and ours beats it. With PyTorch's fused
+# attention, little is left: `torch.compile` gains at most a few percent, and ours helps only with 64 tokens and is
+# slower than eager otherwise. With few tokens, most of the time goes into reading the weights, and fusing can't reduce
+# that. The analyser is close with 64 tokens. With more, it promises more than anyone got, though it gets the trend
+# right: the more tokens, the larger the gain.

@@ -1,22 +1,22 @@
 # %% [markdown]
 # # 14 CUDA C++: what Triton decided for you
 #
-# In Triton you worked on whole blocks: load a block, add it, store it. The compiler decided which thread handles
-# which element, in what order, how threads combine partial sums, and where they wait. In CUDA C++ all of that is up
-# to you. **How much of it must you write, what happens if you get it wrong, and was the compiler's answer any worse
-# than yours?**
+# In Triton you worked on whole blocks: load one, add to it, store it. The compiler decided which thread handles which
+# element, in what order, how threads combine partial sums, and where they wait. In CUDA C++, all of that is up to you.
+# **How much of it do you have to write, what happens if you get it wrong, and was the compiler's answer any worse than
+# yours?**
 #
 # After this lesson you can
 #
 # - write a kernel in terms of threads, warps and blocks, and predict which sectors it fetches;
 # - use `float4` loads, and explain when they help;
 # - reduce a row with shuffles and shared memory, and spot a missing barrier;
-# - avoid bank conflicts, and avoid local arrays that end up in memory;
+# - avoid bank conflicts and local arrays that end up in memory;
 # - compare your code with what Triton generated.
 #
-# About 60 minutes. You don't need a GPU: NVIDIA's compiler runs here, and we execute the [PTX](../docs/glossary.md#ptx)
-# it generates on the CPU and count every byte. It follows on [07 Occupancy](07_occupancy.ipynb) and leads to [exercise
-# 14](../exercises/14_cuda_softmax.ipynb).
+# About 60 minutes. You don't need a GPU: NVIDIA's compiler runs without one, and we execute the
+# [PTX](../docs/glossary.md#ptx) it generates on the CPU and count every byte. You should have done [07
+# Occupancy](07_occupancy.ipynb). The exercise is [14](../exercises/14_cuda_softmax.ipynb).
 
 # %% tags=["hide-input"]
 import re
@@ -32,6 +32,14 @@ from kernels.interpreter import runtime
 
 device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")
+
+# %% [markdown]
+# This is what one call to `tl.sum` stands for. In CUDA you write each of these steps. Press **Play**:
+
+# %% tags=["hide-input"]
+from helpers.figures import block_sum_animation
+
+block_sum_animation()
 
 # %% [markdown]
 # ## The smallest kernel
@@ -53,9 +61,9 @@ twice[4, 256](numbers, doubled, 1000)
 print("all doubled:", torch.equal(doubled, 2 * numbers))
 
 # %% [markdown]
-# Four blocks of 256 give us 1024 threads, 24 more than we have elements. If you remove the `if`, those 24 read past the
-# end of `x` and overwrite whatever comes after `y`. On a GPU you might not notice for years, but here you get an error
-# right away:
+# Four blocks of 256 give us 1024 threads, 24 more than we have elements. Without the `if`, those 24 read past the end
+# of `x` and overwrite whatever comes after `y`. On a GPU you might not notice for years. Here you get an error right
+# away:
 
 # %%
 careless = cuda_kernel(scale_source.replace("if (i < n) ", ""), "twice")
@@ -63,7 +71,7 @@ print(measure(careless[4, 256], numbers.clone(), doubled.clone(), 1000))
 
 # %% [markdown]
 # (If your C++ doesn't compile, you'll see the compiler's message with the offending line marked. `printf` works too.
-# Here the lines come out in thread order. On a GPU they go to the process's stdout, which a notebook may not show.)
+# Here, the lines come out in thread order. On a GPU, they go to the process's stdout, which a notebook may not show.)
 #
 # ## Which thread reads which address
 #
@@ -89,8 +97,8 @@ explorer
 # the next block. 2. Stride 8: a sector holds eight elements, so at that stride every lane needs a sector of its own. 3.
 # One contiguous chunk of memory, so we say the request is <i>coalesced</i>.</details>
 #
-# Here's what that costs on a GPU. A Triton kernel sums $2^{24}$ elements, reading each of them once, at increasing
-# strides:
+# Here's what strides cost on a GPU. A Triton kernel sums $2^{24}$ elements, reading each of them once, further and
+# further apart:
 
 # %% tags=["hide-input"]
 strides = h200.experiment("strides")
@@ -99,9 +107,8 @@ times = (f"stride {each}: {1e6 * strides[each].median:.0f} us" for each in (1, 2
 print(", ".join(times))
 
 # %% [markdown]
-# Up to stride 8, the time grows almost in proportion to the number of sectors. Past that the sector count is flat, but
-# the kernel keeps getting slower because L2 fetches sectors in pairs. You'll see that on a hardware counter in lesson
-# 15.
+# Up to stride 8, the time grows almost in proportion to the number of sectors. Past that, the sector count is flat, but
+# the kernel gets slower still, because L2 fetches sectors in pairs. You'll see that on a hardware counter in lesson 15.
 #
 # Now let's meter a kernel. **If each thread takes two neighbours (thread `i` takes `x[2i]`, then `x[2i + 1]`), how many
 # sectors does one request fetch?** Every byte it fetches does get used eventually.
@@ -132,18 +139,18 @@ for name in ("neighbours", "apart"):
     print(f"{name:10} {found.bytes_total:,} bytes, {fetched[name]:g} sectors per request")
 pairs.compare(
     fetched["neighbours"],
-    "The bytes are the same, but each sector is requested twice: once for x[2i], again for "
-    "x[2i + 1]. A cache may serve the second request, but it has to be made.",
+    "The bytes are the same, but each sector is requested twice: once for x[2i], again for x[2i "
+    "+ 1]. A cache may serve the second request, but it still takes up a slot.",
 )
 
 # %% [markdown]
-# So in CUDA C++ you want adjacent *lanes* to access adjacent elements, even though that puts each thread's own next
-# load far away, as in `apart`. In Triton, the compiler took care of this when it laid `tl.arange` out over the lanes.
+# So in CUDA C++ you want adjacent *lanes* to access adjacent elements, even if each thread's own elements are then far
+# apart, as in `apart`. In Triton, the compiler took care of this when it laid `tl.arange` out over the lanes.
 #
 # ## add+GELU with float4
 #
-# A `float4` packs four floats, which a single instruction can load. The scalar and the vector kernel differ only in
-# their type, so we write both as one template.
+# A `float4` packs four floats, and a single instruction can load it. The scalar and the vector kernel differ only in
+# their type, so one template covers both.
 
 # %%
 add_gelu_source = r"""
@@ -185,8 +192,8 @@ for type, width in (("float", 1), ("float4", 4)):
 requests.compare(made["float4"])
 
 # %% [markdown]
-# **Claim: "vectorised loads bring another 1.2 to 1.3 times."** The claim is about a fused add+GELU on a million fp32
-# numbers, on an unnamed GPU. Here's an H200, at that size and at a hundred million:
+# **Claim: "vectorised loads bring another 1.2 to 1.3 times."** It's about a fused add+GELU on a million fp32 numbers,
+# on an unnamed GPU. Here's an H200, at that size and at a hundred million:
 
 # %% tags=["hide-input"]
 four_ways = h200.experiment("cuda_four_ways")
@@ -211,17 +218,17 @@ print(f"at all four block sizes it is {', '.join(f'{each:.0%}' for each in full)
 # %% [markdown]
 # ## A block that works together: LayerNorm
 #
-# LayerNorm needs sums over a whole row, but each thread only sees its own elements. So we add them up in two steps:
+# LayerNorm needs sums over a whole row, but each thread only has its own elements. So we add them up in two steps:
 #
 # 1. Within a warp, `__shfl_xor_sync(mask, v, far)` gives each lane the `v` of the lane whose number differs in a
 #    single bit. After five of these [shuffles](../docs/glossary.md#shuffle) (16, 8, 4, 2, 1), every lane has the sum
 #    over all 32, without touching memory.
 # 2. Across the warps of a block, we use [shared memory](../docs/glossary.md#shared-memory). Each warp stores its sum
-#    there, everyone waits at a [barrier](../docs/glossary.md#barrier), `__syncthreads()`, and then every thread reads
+#    there, all threads wait at a [barrier](../docs/glossary.md#barrier), `__syncthreads()`, and then every thread reads
 #    all of the sums.
 #
-# Let's start with the first step. Each of these two warps should store the sum of its 32 elements. **Fix the loop.**
-# (This cell is CUDA C++, so edit the text between the quotes.)
+# Start with the first step. Each of these two warps should store the sum of its 32 elements. **Fix the loop.** (This
+# cell is CUDA C++, so edit the text between the quotes.)
 
 # %%
 warp_sums_source = """
@@ -312,13 +319,14 @@ print("right:", torch.allclose(found.result.double(), exact, atol=1e-2))
 display(found.tensor_table())
 row_bytes.compare(
     found.bytes_total / rows.numel(),
-    "Six reads and writes where two would do: x is read three times. (The caches may serve some.)",
+    "That's six reads and writes where two would do. x alone is read three times. (The caches "
+    "may serve some of them.)",
 )
 
 # %% [markdown]
-# Let's step through it on a row of 64, which takes two warps with five shuffles each, and shared memory to combine the
-# two sums. The first half of the row is all 1s and the second half all 3s, so until the barrier each warp only knows
-# the sum of its own half.
+# Step through it on a row of 64, which takes two warps with five shuffles each, and shared memory to combine the two
+# sums. The first half of the row is all 1s and the second half all 3s, so until the barrier, each warp only knows the
+# sum of its own half.
 
 # %% tags=["hide-input"]
 few = torch.ones(64, device=device)
@@ -356,15 +364,14 @@ print("right:", torch.allclose(found.result.double(), exact, atol=1e-2))
 print(f"{found.bytes_total / rows.numel():g} B/element, {kept.resources.registers} registers")
 
 # %% [markdown]
-# The minimum is 8. The rest is the weight and bias. Every block reads those again, so we rely on the caches. (Note
-# the `if` in the second loop. Without it, each padding element would count as `-mean`, which is the bug from lesson
-# 05.)
+# The minimum is 8. The rest is weight and bias, which every block reads again, so we rely on the caches. (Note the `if`
+# in the second loop. Without it, each padding element would count as `-mean`, which is the bug from lesson 05.)
 #
 # ### Registers or local memory?
 #
-# Registers don't have addresses, so the compiler can only keep `v[k]` in one if it knows `k` at compile time, which
-# means it has to be able to unroll the loop. Let's see what happens if we run the loop to the end of the row instead,
-# since the row's length is only known at launch:
+# Registers don't have addresses, so the compiler can only keep `v[k]` in one if it knows `k` at compile time. That
+# means it has to be able to unroll the loop. Let's see what happens if the loop runs to the end of the row instead,
+# when the row's length is only known at launch:
 
 # %%
 loose = kept_source.replace("k < EACH;", "threadIdx.x + k * blockDim.x < columns;")
@@ -379,14 +386,13 @@ for name, kernel in (("k < EACH", kept), ("until the row ends", in_memory)):
     print(f"{need.stack:2} B of stack, {local} local loads and stores in the code")
 
 # %% [markdown]
-# The results are correct and nothing was spilled, but the row ended up in **local memory**. That has addresses in DRAM,
-# and is cached in L1 and L2. `spill_bytes` won't show you that, so look at `stack`.
+# The results are correct and nothing was spilled, but the row ended up in **local memory**, which lives in DRAM and is
+# cached in L1 and L2. `spill_bytes` won't show you that, so look at `stack`.
 #
 # ## A missing barrier
 #
 # This block of 64 threads reverses a row through shared memory, but a line is missing. The meter has a **sanitizer**
-# for shared memory, which tracks which thread touched which byte and which barriers came in between. **Add the
-# line.**
+# for shared memory, which tracks which thread touched which byte, and the barriers in between. **Add the line.**
 
 # %%
 reverse_source = """
@@ -429,13 +435,13 @@ print(f"{int(wrong.sum())} of {len(rows)} rows wrong")
 print(found)
 
 # %% [markdown]
-# Every value is correct, but that's because the warps always run in the same order here. On a GPU it'll give wrong
-# results as soon as one warp falls behind: the second reduction overwrites `of_warps` while the slow warp may still
-# be reading the first reduction's sums. You won't see that in the output until it actually happens. The sanitizer
-# doesn't have to wait: it reports any two threads that touch the same byte with no barrier in between if at least one
-# of them writes. (The line it reports is the call to `of_block`.)
+# Every value is correct, but only because the warps always run in the same order here. On a GPU, you'd get wrong
+# results as soon as one warp falls behind: the second reduction overwrites `of_warps` while the slow warp may still be
+# reading the first reduction's sums. You won't see that in the output until it actually happens. The sanitizer doesn't
+# have to wait: it reports any two threads that touch the same byte with no barrier in between if at least one of them
+# writes. (The line it reports is the call to `of_block`.)
 #
-# If only some of the threads reach a barrier, the block may deadlock. The meter catches that too:
+# If only some of the threads reach a barrier, the block may deadlock. The meter also catches that:
 
 # %%
 stuck_source = """
@@ -451,8 +457,8 @@ print(measure(stuck[1, 256], torch.empty(256, device=device)).hazards[0])
 #
 # ## Bank conflicts and padding
 #
-# Shared memory is split into 32 **banks**, each 4 bytes wide. Word 0 is in bank 0, word 31 is in bank 31, and word 32
-# wraps around to bank 0. Each bank can serve one word per clock, so if several lanes need different words from the same
+# Shared memory is split into 32 **banks**, each 4 bytes wide. Word 0 is in bank 0, word 31 in bank 31, and word 32
+# wraps around to bank 0. Each bank serves one word per clock, so if several lanes need different words from the same
 # bank, the request takes several [wavefronts](../docs/glossary.md#wavefront). That's a [bank
 # conflict](../docs/glossary.md#bank-conflict).
 # <!-- given 4 bytes: CUDA C++ Programming Guide, shared memory -->
@@ -472,8 +478,8 @@ banks
 # works, and 33 is the smallest one that fits the tile. Rows take one wavefront whatever the width. 3. One wavefront,
 # because the word is broadcast to every lane that asked for it.</details>
 #
-# A transpose does both: it writes rows of the tile on the way in and reads columns on the way out. (If it didn't, its
-# global stores wouldn't be coalesced.)
+# A transpose does both: it writes the tile by rows and reads it by columns. (Otherwise, its global stores wouldn't be
+# coalesced.)
 
 # %%
 transpose_source = r"""
@@ -510,9 +516,9 @@ display(table(("", "8192 x 8192"), taken, h200.label_of("cuda_transpose")))
 slower = transposes["tile[32][32]"].median / transposes["tile[32][33]"].median
 conflicts.compare(
     wavefronts[32],
-    f"One word of padding per row removes them. On an H200 they cost {slower:.2f}x, far less "
-    "than 32x: only the column loads have them, and meanwhile the SM's other block loads. "
-    "(Even the padded one is slower than a copy; why was not measured.)",
+    f"One word of padding per row removes the conflicts. On an H200 they cost {slower:.2f}x, far "
+    "less than 32x: only the column loads conflict, and meanwhile the SM's other block keeps "
+    "loading. (Even the padded version is slower than a copy. We didn't measure why.)",
 )
 
 # %% [markdown]
@@ -550,7 +556,7 @@ print(f"H200, {large:,} elements, float4 and Triton: {'; '.join(times)}")
 # %% [markdown]
 # The two are nearly identical. Triton worked out on its own that each group of four elements is contiguous and aligned
 # to 16 bytes, which is what you promised the compiler by writing `float4`. Your `if` turned into a branch (`bra`),
-# whereas Triton put a **predicate** in front of each load and store: `@%p1` means "execute this if `%p1` is true".
+# while Triton put a **predicate** in front of each load and store: `@%p1` means "execute this if `%p1` is true".
 # <!-- given 16 bytes: a float4 -->
 #
 # Next, a row reduction, where the threads have to cooperate:
@@ -573,9 +579,9 @@ def layer_norm_kernel(x_ptr, weight_ptr, bias_ptr, y_ptr, columns, BLOCK: tl.con
 
 
 # %% [markdown]
-# You won't find a barrier in this source. Each `tl.sum` compiles to shuffles within each warp, and then every warp
-# stores its sum to shared memory. One warp then adds those up with more shuffles and stores the total, which all
-# threads read. Both sums reuse the same shared memory. **How many barriers does the machine code hold?**
+# There isn't a barrier in this source. Each `tl.sum` compiles to shuffles within each warp, and then every warp stores
+# its sum to shared memory. One warp adds those up with more shuffles and stores the total, which all threads read. Both
+# sums reuse the same shared memory. **How many barriers are in the machine code?**
 
 # %% tags=["hide-input"]
 barriers = predict_first("barriers in the machine code of Triton's LayerNorm", unit="barriers")
@@ -607,17 +613,17 @@ counts["registers"] = [need.registers for need in found.values()]
 display(table(("", *found), ((name, *row) for name, row in counts.items())))
 barriers.compare(
     counts["barriers"][1],
-    "Two per sum, before each of its two reads, and one between the sums: the second must not "
-    "overwrite shared memory that a slow warp still reads. Ours has the same guard, inside "
-    "of_block.",
+    "Two per sum, before each of its two reads, and one between the sums, because the second sum "
+    "mustn't overwrite shared memory that a slow warp is still reading. Ours has the same guard, "
+    "inside of_block.",
 )
 
 # %% [markdown]
 # Both versions follow the same plan. Triton also picked wide loads automatically. We'd have to write those with
 # `float4`, and add a second kernel for rows that aren't a multiple of four. With 1000 columns, though, Triton falls
 # back to narrow loads, because it only checks whether `columns` is divisible by 16. You know that 1000 is a multiple of
-# four, so `float4` would work. Triton even moves a row through shared memory to redistribute its elements across
-# threads. Here's what it took off your hands:
+# four, so `float4` would work. There, Triton even moves a row through shared memory to redistribute its elements across
+# threads. Here's what it does for you:
 #
 # | you in CUDA C++ | Triton |
 # |---|---|
@@ -642,8 +648,8 @@ predictions()
 # ## Test yourself
 #
 # 1. A kernel passes every test, but the sanitizer reports a race. Which do you believe?
-# <details><summary>Answer</summary>The sanitizer. Your tests only exercised one of the orders in which the warps can
-# run, and the race shows up in another one.</details>
+# <details><summary>Answer</summary>The sanitizer. Your tests only exercised one of the many orders in which the warps
+# can run.</details>
 #
 # 2. What happens if you use `float4` on a tensor that starts at `x[1]`?
 # <details><summary>Answer</summary>The address isn't a multiple of 16 bytes, so the kernel fails with "misaligned
@@ -658,7 +664,7 @@ predictions()
 #
 # 4. `spill_bytes` is 0 but `stack` is 64. What happened?
 # <details><summary>Answer</summary>The kernel indexes a local array with something the compiler can't resolve at
-# compile time, so the array was placed in local memory even though there were enough registers.</details>
+# compile time, so the array went to local memory even though there were enough registers.</details>
 #
 # 5. A block of 512 threads reduces a row with the scheme above. How many words of shared memory does it need? Replace
 #    the dots with your answer.
@@ -678,8 +684,8 @@ self_test(answer, 4, "36 lane mod 32 takes every fourth bank: eight of them, fou
 # ## Now you
 #
 # In [exercise 14](../exercises/14_cuda_softmax.ipynb) you'll write your own softmax, for rows of any width. After that,
-# [lesson 15](15_profilers_capstone.ipynb) covers profilers, and takes a whole block from the profiler's report to a
-# faster version.
+# [lesson 15](15_profilers_capstone.ipynb) covers profilers, and takes a whole transformer block from profile to
+# speedup.
 
 # %% [markdown]
 # ## Going further
@@ -748,7 +754,7 @@ print(f"the slowest is {worst:.2f}x slower than the one that spills nothing")
 
 # %% [markdown]
 # **Verdict: fails for a kernel; the worst of these is not even three times slower.** (For one access that goes all the
-# way to DRAM it may be true: lesson 07.) None of the caps made it faster, though. Half the occupancy was already
+# way to DRAM it may be true: lesson 07.) But none of the caps made it faster either. Half the occupancy was already
 # enough, because with many `float4` per thread there are plenty of bytes in flight, while each spill adds a store and a
 # load. The version above with one `float4` per thread is as fast as the one with eight.
 #
@@ -762,13 +768,13 @@ for name, body in (("add", "a[i] + b[i]"), ("GELU", "gelu(a[i])"), ("both", "gel
     print(f"{name:4} {kernel.resources.registers} registers")
 
 # %% [markdown]
-# **Verdict: fails here; fusing took none more than GELU alone.** Once you have the sum you don't need its operands
-# any more, so their registers are free again.
+# **Verdict: fails here; fusing took none more than GELU alone.** Once you have the sum, you don't need its operands any
+# more, so their registers are free again.
 #
 # ### Softmax with a template for its input
 #
-# You can pass a function as a template parameter, and the compiler generates a separate kernel for each one with the
-# function inlined. This is how you fuse in CUDA C++, much like `tl.constexpr` in Triton. (Exercise 14 asks for a
+# You can pass a function as a template parameter, and the compiler generates a separate kernel for each one, with the
+# function inlined. That's how you fuse in CUDA C++, much as with `tl.constexpr` in Triton. (Exercise 14 asks for a
 # softmax of any width, so try that first.)
 
 # %%
@@ -817,8 +823,7 @@ for name, function in before.items():
 #
 # You can't reach every instruction from C++, but with `asm` you can insert one by hand: `"=f"(y)` declares a register
 # that it writes, and `"f"(x)` one that it reads. A GELU built on `tanh.approx` needs only one special-function
-# instruction, whereas the sigmoid takes two, an exponential and a reciprocal. In machine code it's called
-# `MUFU.TANH`:
+# instruction (`MUFU.TANH` in machine code), while the sigmoid takes two, an exponential and a reciprocal:
 
 # %%
 tanh_source = add_gelu_source.replace(
@@ -836,9 +841,9 @@ by_tanh[2**14 // 256, 256](a, b, y, 2**14)
 print("within 0.002 of the exact value:", torch.allclose(y.double(), expected, atol=2e-3))
 
 # %% [markdown]
-# The result is only *approximate*. Its documented relative error is $2^{-11}$, or about three digits, so it's roughly
+# The result is only *approximate*. The documented relative error is $2^{-11}$, or about three digits, so it's roughly
 # as precise as fp16 and nowhere near fp32. And that's just the error in `t`: for large negative inputs, `1 + t`
-# cancels, and the relative error of the tiny GELU value that's left can be large. (Our executor computes these
+# cancels, and the tiny GELU value that's left can have a large relative error. (Our executor computes these
 # instructions in double precision and then rounds, so they look better here than on a GPU.)
 #
 # ### L2 norm twice: to learn from, and to race
@@ -927,8 +932,8 @@ for shape, taken in l2_norms.items():
     print(f"{shape}: to learn {slower:.2f}x the time to race, Triton {beside:.2f}x")
 
 # %% [markdown]
-# The fast version matches Triton's, because both read each row once and run close to copy bandwidth. The teaching
-# version reads it twice.
+# The fast version ties with Triton's: both read each row once and run close to copy bandwidth. The teaching version
+# reads it twice.
 #
 # ### nvcc and a Makefile
 #
@@ -974,8 +979,8 @@ same = raced.resources.registers
 print(f"the same kernel by NVRTC, as cuda_kernel compiles it: {same} registers")
 
 # %% [markdown]
-# `-Xptxas=-v` passes `-v` to ptxas, NVIDIA's assembler. You get the same lines that `cuda_kernel(...).log` keeps,
-# listing registers, spills, barriers and shared memory for each kernel and GPU. (The mangled name includes the template
+# `-Xptxas=-v` passes `-v` to ptxas, NVIDIA's assembler. It prints the same lines that `cuda_kernel(...).log` keeps:
+# registers, spills, barriers and shared memory for each kernel and GPU. (The mangled name includes the template
 # argument, and `c++filt` turns it back into C++.) `make` only recompiles if `l2_norm.cu` has changed. `nvcc` doesn't
 # compile anything itself, and with `--dryrun` you can see which programs it calls:
 
@@ -987,7 +992,7 @@ print(" > ".join(called))
 # %% [markdown]
 # `gcc -E` preprocesses the source, and `cudafe++` splits it into host code and GPU code. `cicc` compiles the GPU code
 # to PTX, and `ptxas` assembles that into machine code. `fatbinary` bundles the two, and gcc embeds the bundle in the
-# object file when it compiles the host code. You need a GPU to run the program, and without one you'll see its error
+# object file when it compiles the host code. You need a GPU to run the program. Without one, you'll see its error
 # message:
 
 # %% tags=["nbval-ignore-output"]
@@ -1054,8 +1059,8 @@ for clock, what in (("gpu", "the GPU's time, 32768 rows"), ("call", "a call, 64 
     print(f"{what}: {', '.join(both)}")
 
 # %% [markdown]
-# It's the same kernel, so it takes the same time on the GPU. But a call is much cheaper through C++ than through
-# `cuda_kernel`. In exchange, you pay for a build every time you change the source.
+# It's the same kernel, so the GPU time is the same. But a call is much cheaper through C++ than through `cuda_kernel`.
+# In exchange, you pay for a build every time you change the source.
 #
 # ### Other languages for kernels
 #

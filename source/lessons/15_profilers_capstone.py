@@ -1,21 +1,21 @@
 # %% [markdown]
 # # 15 The profilers, and a whole block
 #
-# For fourteen lessons we've used instruments that don't need a GPU: a meter, a compiler, a calculator. If you do have a
-# GPU, the standard tools are Nsight Compute and torch.profiler. In this lesson you'll read what they recorded for the
-# course's own kernels, one counter at a time, and then we'll put everything together in a transformer block. **Is the
-# fused block faster than the one PyTorch's libraries give you?**
+# For fourteen lessons we've used instruments that don't need a GPU: a meter, a compiler, a calculator. On a GPU, the
+# standard tools are Nsight Compute and torch.profiler. In this lesson you'll read their reports on the course's own
+# kernels, one counter at a time, and then we'll put everything together in a transformer block. **Is the fused block
+# faster than the one PyTorch's libraries give you?**
 #
 # After this lesson you can
 #
-# - find the sections of an Nsight Compute page that matter, and pick out the numbers you could have predicted;
-# - say where on the chip a counter sits, and which traffic it sees;
+# - find the sections of an Nsight Compute page that matter, and the numbers you could have predicted;
+# - locate a counter on the chip, and name the traffic it sees;
 # - find fusion candidates in a trace with a simple rule, and explain what the rule misses;
-# - profile a script of your own, and find out why a profiler refuses to run;
+# - profile your own script, and find out why a profiler refuses to run;
 # - work out how much each fusion contributes to the speed of a whole model.
 #
 # About 50 minutes. It builds on all the earlier lessons, especially [02](02_bytes_and_launches.ipynb),
-# [07](07_occupancy.ipynb) and [10](10_attention.ipynb), and leads to [exercise 15](../exercises/15_capstone.ipynb).
+# [07](07_occupancy.ipynb) and [10](10_attention.ipynb). The exercise is [15](../exercises/15_capstone.ipynb).
 
 # %% tags=["hide-input"]
 import csv
@@ -56,8 +56,8 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")
 
 # %% [markdown]
-# The capstone of this lesson is a whole transformer block. Here is its second half, the gated MLP, operator by operator
-# and in three kernels. (The weights, which both versions read once, aren't drawn.) Press **Play**:
+# The capstone is a whole transformer block. Here's its second half, the gated MLP, operator by operator and in three
+# kernels. (Not shown are the weights, which both versions read once.) Press **Play**:
 
 # %% tags=["hide-input"]
 from helpers.figures import passes_animation
@@ -75,8 +75,8 @@ passes_animation("mlp")
 # **Start with the timeline.** If a kernel only takes 2 % of the time, its counters aren't worth your effort.
 # <!-- given 2 %: an example -->
 #
-# On a machine with a GPU, `fusion profile script.py` runs both tools on your script, and lists anything that's missing:
-# for example, Nsight Compute can only read the counters if the driver permits it. It runs these commands:
+# On a machine with a GPU, `fusion profile script.py` runs both tools on your script and reports anything that's
+# missing. For example, Nsight Compute can only read the counters if the driver permits it. It runs these commands:
 
 # %% tags=["hide-input"]
 from helpers.instruments.profile_script import PERMISSION, commands
@@ -87,20 +87,20 @@ for command in commands(Path("script.py"), launches=50).values():
 print(textwrap.fill(PERMISSION, 96))
 
 # %% [markdown]
-# We recorded everything below on an H200, using `python -m benchmarks.profiles`, which adds a few counters to the
-# commands above. The files are in `benchmarks/results/h200_profiles`. That machine didn't have `nsys`, but its timeline
-# shows the same rows as torch.profiler's.
+# We recorded everything below on an H200 with `python -m benchmarks.profiles`, which adds a few counters to the
+# commands above. The files are in `benchmarks/results/h200_profiles`. That machine didn't have `nsys`, but
+# torch.profiler's timeline shows the same rows.
 #
-# Nsight Compute doesn't just observe your program as it runs. It stops at each kernel, saves its memory and replays it
-# several times, collecting a few counters per pass and emptying the caches before each one. So the durations you get
-# are for a kernel running alone with [cold](../docs/glossary.md#cold-l2) caches, without anything the previous kernel
-# would have left in [L2](../docs/glossary.md#l2). (By default it also locks the clocks, but we turned that off here.)
+# Nsight Compute doesn't just watch your program run. It stops at each kernel, saves its memory and replays it several
+# times, collecting a few counters per pass and emptying the caches before each one. So the durations are for a kernel
+# that runs alone, with [cold](../docs/glossary.md#cold-l2) caches, without anything the previous kernel would have left
+# in [L2](../docs/glossary.md#l2). (By default it also locks the clocks. We turned that off.)
 #
 # ## A page of Nsight Compute
 #
 # Take lesson 00's add+GELU on $2^{25}$ elements in fp32. You've already metered it, compiled it for an H200 and worked
-# out its [occupancy](../docs/glossary.md#occupancy). **How many MB will the profiler count as read from
-# [DRAM](../docs/glossary.md#dram)?**
+# out its [occupancy](../docs/glossary.md#occupancy). **How many MB of [DRAM](../docs/glossary.md#dram) reads will the
+# profiler count?**
 
 # %% tags=["hide-input"]
 read_mb = predict_first("MB read by add+GELU of 2**25 numbers in fp32", unit="MB")
@@ -116,7 +116,7 @@ for each in launched:
 add_gelu = pages["add_gelu_kernel"]
 read_mb.compare(
     add_gelu.counter("dram__bytes_read.sum") / 1e6,
-    "Two inputs, four bytes per element: the meter's number.",
+    "Two inputs at four bytes per element, just what the meter counts.",
 )
 
 # %% [markdown]
@@ -128,16 +128,16 @@ section = "Section: GPU Speed Of Light Throughput\n"
 print("    " + section + printed.split(section, 1)[1].split("\n\n", 1)[0])
 
 # %% [markdown]
-# **Speed of Light** gives each unit's throughput as a percentage of its own maximum. *Compute (SM)* is the figure for
-# the busiest pipeline in the SM, and *Memory* summarises the memory system (here it's the DRAM figure). Whichever is
-# higher is the roof that limits the kernel (lesson 01). If memory is above 80 % and compute is far below it, the kernel
-# is memory-bound and close to the limit. If both are below 60 %, the kernel isn't limited by either one, so suspect
-# latency and look at occupancy and stalls.
+# **Speed of Light** gives each unit's throughput as a percentage of its own maximum. *Compute (SM)* is for the busiest
+# pipeline in the SM, and *Memory* summarises the memory system (here, that's DRAM). Whichever is higher is the roof
+# that limits the kernel (lesson 01). If memory is above 80 % and compute is far below it, the kernel is memory-bound
+# and close to the limit. If both are below 60 %, neither is the limit, so suspect latency and look at occupancy and
+# stalls.
 # <!-- given 60 %, 80 %: Nsight Compute's own rules for this section, SpeedOfLight.py -->
 #
 # You could have written the *Launch Statistics* and *Occupancy* sections yourself, and in fact you have. `compile_for`
 # and `occupancy` know nothing about this GPU beyond its data sheet, and the meter ran a much smaller kernel in an
-# interpreter. Let's compare the GPU's counters with the results from those instruments:
+# interpreter. Let's see how close those instruments come to the GPU's counters:
 
 
 # %%
@@ -163,23 +163,23 @@ def pair_table(pairs, name=""):
 pair_table(beside("add_gelu", (2**25,), torch.float32, small=(2**14,), times=2**11))
 
 # %% [markdown]
-# [Registers](../docs/glossary.md#register), block size, occupancy, [sectors](../docs/glossary.md#sector) and bytes
-# read all match or come close. **One differs: DRAM receives fewer bytes than the result has.** Nothing was lost.
-# Stores go to L2, which only writes a line back to DRAM when it needs the space, so when the kernel ends, the last
-# part of `y` is still in L2 and gets written back during some later kernel. The smaller the tensor, the larger that
-# part is. So treat a profiler's written bytes as a lower bound, and use the meter's count for the kernel's real cost.
+# [Registers](../docs/glossary.md#register), block size, occupancy, [sectors](../docs/glossary.md#sector) and bytes read
+# all match or come close. **One differs: DRAM receives fewer bytes than the result has.** Nothing was lost. Stores go
+# to L2, which only writes a line back to DRAM when it needs the space. So when the kernel ends, the last part of `y` is
+# still in L2 and gets written back during some later kernel. The smaller the tensor, the larger that share. So treat a
+# profiler's written bytes as a lower bound, and use the meter's count for the kernel's real cost.
 #
-# You can read a counter's long name from left to right. `l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum` is counted in
-# L1, and it's the number of sectors that go through the load/store units (LSU), to global memory, for loads, summed
-# over all SMs. `lts` stands for L2 and `dram` for DRAM.
+# Read a counter's long name from left to right. `l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum` counts, in L1, the
+# sectors that go through the load/store units (LSU), to global memory, for loads, summed over all SMs. `lts` stands for
+# L2 and `dram` for DRAM.
 #
 # *Achieved occupancy* (on the full page, below) is lower than *theoretical* occupancy, because blocks take time to
-# start and some SMs run out of work before others in the last [wave](../docs/glossary.md#wave). The profiler reports an
-# average, while the calculator gives you the maximum.
+# start, and in the last [wave](../docs/glossary.md#wave) some SMs run out of work before others. The profiler reports
+# an average, while the calculator gives you the maximum.
 #
 # ## A matmul's page
 #
-# Next is linear+GELU. Before you read on, try to explain every ratio that isn't one:
+# Next up is linear+GELU. Before you read on, try to explain every ratio that isn't one:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 bf16 = torch.bfloat16
@@ -187,14 +187,14 @@ pairs = beside("linear_act", (4096, 4096, 4096), bf16)
 pair_table((pair for pair in pairs if pair.ratio != 1), "linear_act")
 
 # %% [markdown]
-# There are three reasons, and in each case the instruments are right:
+# There are three reasons, and none of them is that an instrument is wrong:
 #
 # - **Registers** depend on the compiler. We recorded this with Triton 3.6, and a newer version may use a different
-#   number, which changes the occupancy too.
+#   number, which also changes the occupancy.
 # - **Written bytes** come up short for the same reason as before.
-# - **Bytes read exceed the minimum** because the two matrices together don't fit in L2, so later
-#   [tiles](../docs/glossary.md#tile) have to read parts of them again. The minimum counts each input once, and the
-#   profiler counts what DRAM actually delivered.
+# - **Bytes read exceed the minimum** because the two matrices don't both fit in L2, so later
+#   [tiles](../docs/glossary.md#tile) have to read parts of them again. The minimum counts each input once, while the
+#   profiler counts the bytes that DRAM actually delivered.
 #
 # What about the sectors? This kernel loads its tiles with [TMA](../docs/glossary.md#tma), straight into [shared
 # memory](../docs/glossary.md#shared-memory):
@@ -209,17 +209,16 @@ table(("sectors read", "L1: by loads", "L2: all reads"), rows)
 
 # %% [markdown]
 # **A counter sits at one place on the chip and only sees the traffic that passes it.** The first column counts on the
-# path that load instructions take, but TMA has its own. From that column alone, you'd think the matmul doesn't read
-# anything.
+# path of the load instructions, but TMA has its own. Going by that column, the matmul hardly reads anything.
 #
-# The same goes for the L2 counter. It reports that add+GELU reads half again as many sectors from L2 as it loads,
-# because an H200's L2 has two partitions and data from the far one passes through both.
+# The same goes for the L2 counter. It reports half again as many sectors for add+GELU as the kernel loads, most likely
+# because an H200's L2 has two partitions, and data from the far one passes through both.
 #
 # ## Fused and unfused, by the profiler
 #
-# **Claim: "a kernel at almost 90 % of the memory's speed needs no more work."** An add of the same $2^{25}$ elements is
-# one of those, and Nsight Compute puts it at 88 %. It's followed by a GELU. **How many times faster is the fused kernel
-# than the two together, by Nsight Compute's durations?**
+# **Claim: "a kernel at almost 90 % of the memory's speed needs no more work."** Nsight Compute puts an add of the same
+# $2^{25}$ elements at 88 %. Say a GELU comes next. **How many times faster is the fused kernel than the two together,
+# by Nsight Compute's durations?**
 # <!-- given 88 %: the recorded page, shown below -->
 
 # %% tags=["hide-input"]
@@ -234,14 +233,14 @@ for name, each in (("add", add), ("GELU", gelu), ("both in one kernel", add_gelu
 apart = add.counter("Duration") + gelu.counter("Duration")
 twice.compare(
     apart / add_gelu.counter("Duration"),
-    "Verdict: fails. Five passes become three. The fused kernel takes as long as the add alone: "
-    "GELU is free. The profiler is right about each kernel and knows nothing about the program: "
-    "that the next kernel reads what this one has just written. (In a program GELU may find part "
-    "of its input in L2, which Nsight Compute has emptied: the gain is somewhat large.)",
+    "Verdict: fails. Five passes become three. The fused kernel takes as long as the add alone, "
+    "so GELU is free. The profiler is right about each kernel, but it doesn't know that the "
+    "second one reads what the first has just written. (In a real program, GELU may find part of "
+    "its input in L2, which Nsight Compute has emptied, so the real gain is somewhat smaller.)",
 )
 
 # %% [markdown]
-# What does Nsight Compute recommend for the add? You'll find its advice below the numbers:
+# What does Nsight Compute recommend for the add? Its advice is printed below the numbers:
 
 # %% tags=["hide-input", "answers-twice"]
 advice = recorded_page("ncu_details.txt").read_text().split("    INF   ")[1].split("\n\n")[0]
@@ -251,7 +250,7 @@ print(textwrap.fill(" ".join(advice.split()), 96))
 # A percentage of peak tells you how efficiently a kernel moves its bytes, but not whether it had to move them in the
 # first place.
 #
-# Let's do the same for softmax written as five operators, and see how far each one is from either limit:
+# Now take softmax as five operators, and see how far each one is from either limit:
 
 # %% tags=["hide-input"]
 names, rows = ("DRAM Throughput", "Compute (SM) Throughput"), []
@@ -262,12 +261,12 @@ table(("softmax", "time", "memory", "compute"), rows)
 
 # %% [markdown]
 # The subtraction and the division don't get anywhere near memory bandwidth. They're busy with *compute*, because
-# PyTorch's kernel for broadcast operands has to work out an index for every element. Fusing gets rid of four passes
-# *and* of that arithmetic.
+# PyTorch's kernel for broadcast operands has to work out an index for every element. Fusing eliminates four of the
+# passes *and* that arithmetic.
 #
 # ## What do warps wait for?
 #
-# The *Warp State Statistics* section tells you how many cycles a [warp](../docs/glossary.md#warp) waits between two
+# The *Warp State Statistics* section lists how many cycles a [warp](../docs/glossary.md#warp) waits between two
 # instructions, and why. The source page breaks this down into samples per instruction:
 
 # %% tags=["hide-input"]
@@ -282,21 +281,21 @@ rows = []
 for line in sorted(lines, key=lambda line: -int(line["# Samples"]))[:4]:
     share = f"{100 * int(line['# Samples']) / samples:.0f}%"
     rows.append((share, line["Source"].strip().split(" 0x7f")[0]))
-table(("of the samples", "instruction"), rows)
+table(("share of samples", "instruction"), rows)
 
 # %% [markdown]
-# An SM uses scoreboards to track registers that are waiting to be written. A *long scoreboard* stall is waiting for a
-# load from L1 or beyond, and a *short* one for shared memory and similar units. *Drain* is waiting for the stores at
-# the end of the kernel, and the samples on the branch (BRA) come from that. Notice that the instruction with the most
-# samples isn't a load. It's the first addition whose operands are still [in flight](../docs/glossary.md#in-flight).
-# **The profiler blames the line that waits, not the line that loads.** This is what a healthy memory-bound kernel
-# looks like: it should be waiting for memory and little else.
+# An SM uses scoreboards to track registers with pending writes. In a *long scoreboard* stall, a warp waits for a load
+# from L1 or beyond, and in a *short* one, for shared memory and similar units. *Drain* is waiting for the stores at the
+# end of the kernel, which is probably where the samples on the branch (BRA) come from. Notice that the instruction with
+# the most samples isn't a load. It's the first addition whose operands are still [in
+# flight](../docs/glossary.md#in-flight). **The profiler blames the line that waits, not the line that loads.** This is
+# what a healthy memory-bound kernel looks like: it should be waiting for memory and little else.
 #
 # ## Two questions from earlier lessons
 #
-# In lesson 03b we metered strided loads in sectors of 32 bytes. Here's the same kernel on a GPU, reading the same
-# number of elements placed 32, 64 and 128 bytes apart. **How many bytes does DRAM deliver per element of four bytes,
-# 128 bytes apart?**
+# In lesson 03b we metered strided loads in sectors of 32 bytes. Here's a strided kernel on a GPU, reading the same
+# number of elements placed 32, 64 and 128 bytes apart. **How many bytes does DRAM deliver per four-byte element, at 128
+# bytes apart?**
 # <!-- given 32 bytes: a sector, Nsight Compute documentation -->
 # <!-- given 128 bytes: the strides of the experiment -->
 # <!-- given four bytes: fp32 -->
@@ -315,9 +314,9 @@ for stride, page in zip((4, 32, 64, 128), strided, strict=True):
 display(table(("apart", "per element, in L1's sectors", "from DRAM"), rows))
 far_apart.compare(
     strided[-1].counter("dram__bytes_read.sum") / 2**22,
-    "L1 requests one sector and DRAM delivers two, because L2 fetches them in pairs. L1's counter "
-    "cannot see that. At 64 bytes apart a strided read costs twice what the meter counts, and at "
-    "128 no more than that.",
+    "L1 requests one sector and DRAM delivers two, because L2 fetches them in pairs. L1's "
+    "counter can't see that. At 64 bytes apart, a strided read costs twice what the meter "
+    "counts. At 128, it doesn't get any worse.",
 )
 
 # %% tags=["hide-input"]
@@ -327,7 +326,7 @@ delivered = {
     "in L1's sectors": {b: 32 * p.counter(LOADS) / 2**22 for b, p in pages_at.items()},
 }
 axes = {"x": "bytes from one element to the next", "y": "bytes per element of 4"}
-title = "From 64 bytes apart, DRAM delivers twice what L1 requests"
+title = "At 64 bytes apart and more, DRAM delivers twice what L1 requests"
 far_apart.on(curves_chart(delivered, title, **axes), "y")
 
 # %% [markdown]
@@ -358,9 +357,9 @@ print(
 #
 # Now for the other tool. We'll look at a transformer block with the dimensions of the smaller Llama 3 model, on 512
 # tokens in bf16: RMSNorm, grouped-query attention, SwiGLU and [residuals](../docs/glossary.md#residual). torch.profiler
-# recorded it in four versions, each one launched from Python and as a [CUDA graph](../docs/glossary.md#cuda-graph). In
-# "eager", attention is written out operator by operator. "libraries" is eager PyTorch with its fused attention, and
-# "fused" is built from this course's kernels.
+# recorded it in four versions, each launched from Python and as a [CUDA graph](../docs/glossary.md#cuda-graph). "eager"
+# runs attention operator by operator, "libraries" is eager PyTorch with its fused attention, and "fused" is built from
+# this course's kernels.
 
 # %% tags=["hide-input"]
 VERSIONS = ("eager", "libraries", "torch_compile", "fused")
@@ -376,7 +375,7 @@ print(f"eager: {len(eager.kernels)} kernels run for {1e6 * work:.0f} us in all;"
 print(f"Python launches them over {1e6 * span:.0f} us")
 
 # %% [markdown]
-# **What share of the time is the GPU busy, eager, launched from Python?**
+# **What share of the time is the GPU busy in the eager version, launched from Python?**
 
 # %% tags=["hide-input"]
 busy = predict_first("the GPU busy, eager, 512 tokens", unit="%")
@@ -390,8 +389,9 @@ for name, timeline in timelines.items():
 display(table(("", "kernels", "in all", "busy"), rows))
 busy.compare(
     100 * eager.busy,
-    "A gap is a kernel that ends before the CPU has launched the next one. The large matmuls run "
-    "last, when the CPU is ahead; what they take after the last launch comes on top.",
+    "There's a gap whenever a kernel ends before the CPU has launched the next one. The large "
+    "matmuls run last, when the CPU is already ahead, so the GPU is still busy after the last "
+    "launch.",
 )
 
 # %% [markdown]
@@ -406,18 +406,19 @@ KernelTimelineExplorer(timelines, "eager", search="elementwise")
 
 # %% [markdown]
 # Two things stand out. *Fused* has the fewest kernels, yet launched from Python it took as long as *eager* in this
-# record, because its host wrappers were written in Python and at this size the GPU had to wait for them. (The profiler
-# slows the CPU down too.) As CUDA graphs, all versions keep the GPU busy nearly all the time, so only the kernels
-# matter. **Fusing alone does not close gaps: a CUDA graph does, because it launches everything at once.**
+# recording, because its host wrappers were written in Python, and at this size the GPU had to wait for them. (The
+# profiler also slows the CPU down.) As CUDA graphs, all versions keep the GPU busy nearly all the time, so only the
+# kernels matter. **Fusing alone doesn't close the gaps. A CUDA graph does, because it launches everything at once.**
 #
 # ## What to fuse: a rule, and the analyser
 #
 # You can apply a simple rule to any trace:
 #
-# 1. If several kernels in a row aren't matmuls, they're moving bytes for one another, so fuse them.
+# 1. If several kernels in a row aren't matmuls, they're passing bytes to each other, so fuse them.
 # 2. If there's only one such kernel and it follows a matmul, it may be that matmul's
 #    [epilogue](../docs/glossary.md#epilogue).
-# 3. If at least half of the gaps are longer than the kernels before them, reduce the launches, whatever the kernels do.
+# 3. If at least half of the gaps are longer than the kernels before them, reduce the launches, no matter what the
+#    kernels do.
 
 # %% tags=["hide-input"]
 rows = []
@@ -457,21 +458,21 @@ for group in plan.groups:
         print(f"{group.kind}:", *(plan.by_name[name].operator for name in group.operations))
 
 # %% [markdown]
-# Both of them find the norm with its addition, the two SwiGLU steps after a matmul, and the residual after the last
-# matmul. But the differences are more interesting:
+# Both find the norm with its addition, the two SwiGLU steps after a matmul, and the residual after the last matmul. The
+# differences are more interesting:
 #
 # - **Attention.** The rule only sees the kernels *between* two matmuls, so that's all it would fuse. The analyser
-#   recognises that they're a softmax, so it fuses across the matmuls.
-# - **The rule has no reason to stop.** It would happily fuse a norm into the matmul before it, no matter what the tile
-#   holds. The analyser checks that a single program has the whole row.
+#   recognises the softmax, so it fuses across the matmuls.
+# - **The rule doesn't know when to stop.** It would happily fuse a norm into the matmul before it, no matter what the
+#   tile holds. The analyser checks that a single program has the whole row.
 # - **A trace has no tensors.** Two consecutive kernels might not share any data, and the rule has no way to know.
 # - **A plan has operators, a trace has kernels.** The plan doesn't show how well a library implements each operator.
 #
-# So use a trace to see *where* the time goes, and the graph to see what you're allowed to fuse.
+# So use a trace to see *where* the time goes, and the graph to see what you can legally fuse.
 #
-# Now you try it, with the second half of the block. Suppose a trace lists the gate's two matmuls (`mm`, `mm_1`) one
-# after the other, followed by `silu` and `mul`. The choice below is what the rule would pick. **Find the partition with
-# the shortest predicted time.** The edges are `_fused_rms_norm` with `mm` and `mm_1`, `mm`-`silu`, `silu`-`mul`,
+# Now try it yourself on the second half of the block. Suppose a trace lists the gate's two matmuls (`mm`, `mm_1`) one
+# after the other, followed by `silu` and `mul`. The rule would pick the partition below. **Find the one with the
+# shortest predicted time.** The edges are `_fused_rms_norm` with `mm` and `mm_1`, `mm`-`silu`, `silu`-`mul`,
 # `mm_1`-`mul`, `mul`-`mm_2`, `mm_2`-`add`.
 
 
@@ -488,10 +489,10 @@ choose_edges(
 )  # fmt: skip
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>fuse=[("mm", "silu"), ("silu", "mul"), ("mm_2", "add")]</code>: together, the
-# gate's two elementwise steps can be the epilogue of either matmul. The norm can't join them, because every tile of the
-# matmul would need whole rows. The analyser only puts one matmul in each kernel, but you can write a kernel by hand
-# that does two.</details>
+# <details><summary>Answer</summary><code>fuse=[("mm", "silu"), ("silu", "mul"), ("mm_2", "add")]</code>: the gate's two
+# elementwise steps can be the epilogue of either matmul. The norm can't be part of that kernel, because every tile of
+# the matmul would need whole rows. The analyser never puts two matmuls in one kernel, but you can write such a kernel
+# by hand.</details>
 #
 # ## The capstone: one call for the block
 #
@@ -505,7 +506,7 @@ print(inspect.getsource(transformer_block).split('"""')[2])
 # `gated_op` computes both of the gate's matmuls in one kernel, using two
 # [accumulators](../docs/glossary.md#accumulator), with SwiGLU as its epilogue: `silu(gate) * up`. With a single token,
 # each program of a kernel like this computes one element from two dot products over the same x. Here it is with three
-# weights per row, in blocks of four. **Change the marked line so that the activation is applied where it belongs.**
+# weights per row, in blocks of four. **Fix the marked line so that the activation is applied where it belongs.**
 
 
 # %%
@@ -526,7 +527,7 @@ puzzle(gated_row_kernel, 3, x_3, gates_3, ups_3, wanted=gated_3, shared=("x_ptr"
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>y = tl.sum(gate) * tl.sigmoid(tl.sum(gate)) * tl.sum(up)</code>: an epilogue
-# has to work on the finished sums. Inside the sum, you'd be applying the activation to individual products.</details>
+# works on the finished sums. Inside the sum, you'd apply the activation to individual products.</details>
 #
 # <!-- choices
 # y = tl.sum(gate * tl.sigmoid(gate) * up)
@@ -540,9 +541,9 @@ puzzle(gated_row_kernel, 3, x_3, gates_3, ups_3, wanted=gated_3, shared=("x_ptr"
 # y = tl.sigmoid(tl.sum(gate)) * tl.sum(up)
 # -->
 #
-# Now let's run a small version of the whole block on the CPU. **How many times fewer launches does the fused block
-# make?** In the traces we counted 26 and 8. On the CPU, each of PyTorch's two RMSNorms runs as six operators instead of
-# one kernel, and operators are what the meter counts.
+# Now let's run a small version of the whole block on the CPU. **By what factor does fusing reduce the launches?** In
+# the traces we counted 26 and 8. On the CPU, each of PyTorch's two RMSNorms runs as six operators instead of one
+# kernel, and the meter counts operators.
 # <!-- given 26 launches, 8 launches: the table of traces above -->
 
 # %% tags=["hide-input"]
@@ -588,8 +589,8 @@ for name, block in (("unfused", unfused_block), ("fused", fused_block)):
 # %% [markdown]
 # ## Predicted and measured
 #
-# At realistic sizes, we can have the analyser predict how much faster the fused block is on an H200, from the graph
-# alone. For 8192 tokens, its plan adds up these parts:
+# At realistic sizes, the analyser can predict from the graph alone how much faster the fused block is on an H200. For
+# 8192 tokens, its plan adds up these parts:
 
 # %% tags=["hide-input"]
 plan = plan_for(8192)
@@ -610,7 +611,7 @@ print(
 print(f"32 heads of scores, {1e3 * one_pass:.1f} ms each")
 
 # %% [markdown]
-# **How many times faster does it predict the fused block to be, 8192 tokens, forward?**
+# **What speedup does it predict for the fused block, forward, with 8192 tokens?**
 
 # %% tags=["hide-input"]
 by_plan = predict_first("times faster by the analyser, 8192 tokens, forward", unit="times")
@@ -620,9 +621,9 @@ by_plan
 by_plan.compare(plan.time_unfused / plan.time_fused)
 
 # %% [markdown]
-# The analyser assumes that each kernel runs as fast as its bytes or its arithmetic allow. **And how many times faster
-# was it when measured?** None of our instruments can answer this one, because it depends on how close PyTorch's
-# kernels get to their limits.
+# The analyser assumes that each kernel runs as fast as its bytes or its arithmetic allow. **And what speedup did we
+# measure?** None of our instruments can answer this one, because it depends on how close PyTorch's kernels get to their
+# limits.
 
 # %% tags=["hide-input"]
 predicted = predict_first(
@@ -657,8 +658,8 @@ print(f"eager's slowest kernel, softmax: {slowest[1] / 1e3:.1f} ms; at copy band
 print(f"a read and a write of the scores take {2e3 * one_pass:.1f} ms")
 predicted.compare(
     found["measured"][8192],
-    "At 512 tokens the assumption nearly holds. At 8192 the unfused block's kernels are far from "
-    "their limits. At one token a kernel of ours is (Going further).",
+    "At 512 tokens the assumption nearly holds. At 8192, the unfused block's kernels are far "
+    "from their limits. At one token, one of our own kernels is (Going further).",
 )
 
 # %% tags=["hide-input"]
@@ -671,8 +672,9 @@ predicted.on(curves_chart(found, title, **axes, log=True), "y")
 #
 # Unfused attention is a weak baseline, so here are the strong ones. "libraries" uses cuBLAS and whichever attention
 # PyTorch picks (cuDNN's, and FlashAttention at one token). `torch.compile`, in its default mode, starts from that
-# version; **`max-autotune` was not timed here**. "fused, cuBLAS" combines our norms, attention and SwiGLU with cuBLAS's
-# matmuls. GPU times are in ms with a cold L2, and exclude the gaps between launches. A step is forward plus backward:
+# version. **We didn't time `max-autotune` here.** "fused, cuBLAS" combines our norms, attention and SwiGLU with
+# cuBLAS's matmuls. These are GPU times in ms with a cold L2, without the gaps between launches. A step is forward plus
+# backward:
 
 # %% tags=["hide-input"]
 COMPARED = ("eager", "libraries", "torch.compile", "fused", "fused, cuBLAS")
@@ -694,8 +696,8 @@ for way in COMPARED:
         print(f"ours is faster than {way} at {ours_first} of {len(sizes)}")
 
 # %% [markdown]
-# **Our block beats unfused attention** by a wide margin, as you'd hope. But it rarely beats PyTorch with its
-# libraries, and it never beats `torch.compile` (see the last lines). At 8192 tokens its spread overlaps with
+# **Our block beats eager PyTorch with unfused attention** by a wide margin, as you'd hope. But it rarely beats PyTorch
+# with its libraries, and it never beats `torch.compile` (see the last lines). At 8192 tokens its spread overlaps with
 # `torch.compile`'s. Next, errors and memory:
 
 # %% tags=["hide-input"]
@@ -710,15 +712,15 @@ columns = ("tokens", "", "kernels forward", "error", "at a step's peak")
 table(columns, rows)
 
 # %% [markdown]
-# Our block has the fewest kernels, and its error is between the other two, but it isn't any faster. At 8192 tokens it
-# doesn't even save memory, because for the backward pass `gated_op` saves the results of both matmuls *and* their
-# gated product, which torch.compile [recomputes](../docs/glossary.md#recompute) (lesson 11). So why isn't it faster?
+# Our block has the fewest kernels, and its error is between the other two. At 8192 tokens it doesn't even save memory,
+# because `gated_op` saves the results of both matmuls for the backward pass *and* their gated product, which
+# torch.compile [recomputes](../docs/glossary.md#recompute) (lesson 11). So why isn't it faster?
 #
 # ## Amdahl's share
 #
-# This table breaks the block into parts, using the kernels that torch.profiler recorded. For each part you get its time
-# with libraries, its time with our kernels, and *how many times faster the whole block would be if you swapped only
-# that part*. This is for 8192 tokens, forward:
+# This table breaks the block into parts, using the kernels that torch.profiler recorded. For each part, it lists the
+# time with libraries, the time with our kernels, and *how many times faster the whole block would be if you swapped
+# only that part*. This is for 8192 tokens, forward:
 
 # %% tags=["hide-input"]
 PARTS = {  # part -> places of its kernels, with libraries and in ours
@@ -758,24 +760,24 @@ def shares(tokens):
         times = (f"{each:.1f} us" for each in (theirs, ours))
         share, gain = f"{100 * theirs / whole:.1f}%", f"{whole / (whole - theirs + ours):.3f}"
         rows.append((part, *times, share, gain))
-    return table(("part", "libraries", "ours", "of the whole", "the whole faster"), rows, label)
+    return table(("part", "libraries", "ours", "of the block", "the block speeds up"), rows, label)
 
 
 shares(8192)
 
 # %% [markdown]
-# Most of the time goes into matmuls, and fusing doesn't make a matmul faster. Fusing *can* speed up the rest, the
-# norms and all the elementwise kernels, but together they don't take much. Going part by part, and including the
-# table for 512 tokens (Going further):
+# Most of the time goes into matmuls, and fusing doesn't make a matmul faster. It *can* speed up the rest, the norms and
+# all the elementwise kernels, but together they don't take much. Part by part, and including the table for 512 tokens
+# (Going further):
 #
 # - **Worth it**: SwiGLU in the epilogue of two matmuls, which gains the most, and the norms at 512 tokens.
 # - **Not worth it**: the residual in a matmul's epilogue. Wherever our matmul is slower than cuBLAS's, as it is at
 #   512 tokens, you lose more time than the addition took.
 # - **A loss**: attention. At both sizes, the library's kernel is faster than the one we recorded here. It also writes
-#   its output in a layout where each token's heads are already side by side, so it doesn't need an extra copy.
+#   its output with each token's heads side by side, so it doesn't need an extra copy.
 #
-# The best block would mix them: the library's attention, our gate, and cuBLAS for the rest. Writing all of the kernels
-# yourself doesn't make a block any faster.
+# The best block would mix them: the library's attention, our gate, and cuBLAS for the rest. A block doesn't get faster
+# just because you wrote all of its kernels.
 #
 # ## Your predictions vs the measurements
 
@@ -788,15 +790,15 @@ predictions()
 # 1. Two consecutive kernels each reach 85 % of memory bandwidth. What does Nsight Compute advise, and what would you?
 # <!-- given 85 %: an example -->
 # <details><summary>Answer</summary>It reports that each of them is close to its limit. You'd check whether the second
-# one reads what the first one wrote, because then a single kernel could move fewer bytes at the same speed.</details>
+# reads what the first one wrote, because then a single kernel could move fewer bytes at the same speed.</details>
 #
 # 2. A kernel's counter for global loads reads 0, but its result is correct. How can that be?
 # <details><summary>Answer</summary>It loads with TMA, which takes a different path. Check the counters in L2 or DRAM
 # instead.</details>
 #
 # 3. The profiler counts fewer bytes written than there are in the result. Is the meter wrong?
-# <details><summary>Answer</summary>No. When the kernel ended, some of the result was still in L2, and it gets written
-# back later.</details>
+# <details><summary>Answer</summary>No. When the kernel ended, some of the result was still in L2. It gets written back
+# later.</details>
 #
 # 4. Most of the stall samples are on an addition. Would a cheaper addition help?
 # <details><summary>Answer</summary>No. The addition is waiting for its operands, so the time is really spent on the
@@ -806,10 +808,10 @@ predictions()
 #    graph?
 # <!-- given 10 %: an example -->
 # <details><summary>Answer</summary>A CUDA graph, or torch.compile with one, because the time is lost between the
-# kernels. Fusing only helps here because the CPU has fewer kernels to launch.</details>
+# kernels. Fusing only helps insofar as the CPU has fewer kernels to launch.</details>
 #
-# 6. A fusion makes a block take 3 % less time, and the block is half of a training step. What percentage of the step
-#    does that save? Replace the dots with your answer.
+# 6. A fusion makes a block take 3 % less time, and the block is half of a training step. By what percentage does the
+#    step get shorter? Replace the dots with your answer.
 # <!-- given 3 %: an example -->
 
 # %%
@@ -828,7 +830,7 @@ self_test(answer, 0.5 * 3, "half of it")
 #
 # ### The whole page, and `--set full`
 #
-# This is add+GELU's page with the sections above, as `ncu` prints it. Lines marked `INF` and `OPT` are advice from its
+# Here's add+GELU's page with the sections above, as `ncu` prints it. Lines marked `INF` and `OPT` are advice from its
 # rules. When a rule estimates a speedup, it assumes that you can remove the problem completely.
 
 # %% tags=["hide-input"]
@@ -843,7 +845,7 @@ for part in page.rstrip().split("\n\n"):
 
 # %% [markdown]
 # By default, `ncu` collects the `basic` set: Speed of Light, launch and occupancy. `--set full` collects nearly all
-# sections. You can ask the tool for a list of its sets. This list and the page below come from an H100:
+# sections, and `--list-sets` lists the sets. This list and the page below come from an H100:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_15 import RECORD
@@ -861,9 +863,8 @@ for line in sets.splitlines():
     )
 
 # %% [markdown]
-# More sections mean more replays of each kernel, so you'll also want to restrict which kernels get profiled:
-# `--kernel-name regex:gated --launch-skip 3 --launch-count 1`. With `--set full`, one launch of add+GELU gives you
-# these sections:
+# More sections mean more replays of each kernel, so restrict the kernels that get profiled: `--kernel-name regex:gated
+# --launch-skip 3 --launch-count 1`. With `--set full`, one launch of add+GELU gives you these sections:
 
 # %% tags=["hide-input"]
 full_page = recorded_page("ncu_full.txt", H100).read_text()
@@ -896,8 +897,8 @@ for section in sections:
 # ### From an operator to your line: `with_stack=True`
 #
 # A trace lists operators and kernels. If you pass `with_stack=True`, torch.profiler also records the Python calls, so
-# you can trace each operator back to the line that called it. This slows the CPU down a lot, so use a trace like that
-# to see *who* made a call, not *how long* it took.
+# you can trace each operator back to the line that called it. This slows the CPU down a lot, so use it to find out
+# *who* made a call, not *how long* it took.
 
 
 # %%
@@ -940,8 +941,8 @@ table(("operator", "called in"), rows)
 # `record_function("gate")`, which doesn't need stacks. The equivalent for `nsys` is an NVTX range,
 # `torch.cuda.nvtx.range("gate")`.
 #
-# On a GPU, the same trace also shows you which Python function launched which kernel. The kernel's correlation number
-# takes you to its launch, and the launch happened during one of the Python calls. Here's a training step with gradient
+# On a GPU, the same trace also shows which Python function launched which kernel. The kernel's correlation number leads
+# you to its launch, and the launch happened during one of the Python calls. Here's a training step with gradient
 # clipping on an H100:
 
 # %%
@@ -985,18 +986,18 @@ table(("the first step's kernels", "time", "launched in"), rows, outputs["gpu"])
 # %% [markdown]
 # ### How to read a gap
 #
-# `nsys profile --trace cuda,nvtx -o report python script.py` records a timeline, and `nsys export --type sqlite` writes
-# its events out as tables. Kernels are in `CUPTI_ACTIVITY_KIND_KERNEL` and launches in `CUPTI_ACTIVITY_KIND_RUNTIME`.
-# Both have `start` and `end` in nanoseconds, and a `correlationId` that joins a kernel to its launch. Names are stored
-# as numbers, which you look up in `StringIds`. So you can read a timeline with a query:
+# `nsys profile --trace cuda,nvtx -o report python script.py` records a timeline, and `nsys export --type sqlite`
+# exports its events as tables. Kernels are in `CUPTI_ACTIVITY_KIND_KERNEL` and launches in
+# `CUPTI_ACTIVITY_KIND_RUNTIME`. Both have `start` and `end` in nanoseconds, and a `correlationId` that joins a kernel
+# to its launch. Names are stored as numbers, which you look up in `StringIds`. So you can read a timeline with a query:
 # <!-- given: Nsight Systems documentation, SQLite export schema -->
 
 # %%
 print(profiler_outputs.QUERY)
 
 # %% [markdown]
-# The machine we recorded on doesn't have `nsys`, but the trace above contains the same columns. If we put them into
-# tables with those names, the same query works:
+# Our recording machine doesn't have `nsys`, but the trace above contains the same columns. If we put them into tables
+# with those names, the same query works:
 
 # %% tags=["hide-input"]
 import sqlite3
@@ -1028,9 +1029,9 @@ for before, after in itertools.pairwise(timeline):
 table(("between", "gap", "launched after the end", ""), rows)
 
 # %% [markdown]
-# If a launch comes late, right after a kernel whose result Python reads, that's `norm.item()`: first the CPU waits
-# for the GPU, and then the GPU waits for the CPU. You can keep the condition on the GPU instead:
-# `grad * (most / norm).clamp(max=1)` clips without a sync.
+# The late launch right after a kernel whose result Python reads is due to `norm.item()`: first the CPU waits for the
+# GPU, and then the GPU waits for the CPU. You can keep the condition on the GPU instead: `grad * (most /
+# norm).clamp(max=1)` clips without a sync.
 #
 # And these are the longest gaps in the fused block's trace from the main part:
 
@@ -1053,8 +1054,9 @@ table(("gap between", "gap", "launched after the end", "from launch to start"), 
 # %% [markdown]
 # Each launch comes late and its kernel starts soon afterwards, so the CPU is the bottleneck. Here that's the Python
 # code in our host wrappers, and a CUDA graph or fewer launches would help. If the launch had come long before the
-# previous kernel ended, the GPU would be waiting, perhaps for a copy, another stream or an event. And if a kernel
-# starts within a microsecond of the previous one, the CPU is keeping ahead and you can only improve the kernels.
+# previous kernel ended, the GPU would be waiting for something else, perhaps a copy, another stream or an event. And if
+# a kernel starts within a microsecond of the previous one, the CPU is keeping ahead, and all you can improve is the
+# kernels.
 #
 # ### Amdahl's share at 512 tokens
 
@@ -1096,8 +1098,8 @@ table(("", "unfused", "fused", "faster", "read", "unfused, each"), rows)
 #
 # ### add+GELU by a table of counters
 #
-# In lesson 03 we tested the speedup from a claim about add+GELU. The claim also comes with a table of counters, for a
-# million fp32 elements:
+# In lesson 03 we tested a claimed speedup for add+GELU. The claim also comes with a table of counters, for a million
+# fp32 elements:
 #
 # **Claim: "fusing add and GELU raises the L2 hit rate from 65 to 78 % and occupancy from 75 to 85 %, cuts DRAM reads
 # from 12 to 8 MB, and makes it 1.86 times faster."** Here are the same counters from an H100, for the two kernels
@@ -1129,14 +1131,14 @@ table(columns, rows, h100.label_of("add_gelu_counters"))
 # %% [markdown]
 # **Verdict: holds for the DRAM reads, with emptied caches, and fails for the rest.** The L2 hit rate *falls*, or
 # doesn't change, because most hits come from stores and, in the real program, from reading back the sum that was just
-# written, and fusing removes both. Occupancy hardly changes. A million elements can't fill this GPU, no matter what
-# the kernels do. If you leave the caches alone, GELU hardly reads anything from DRAM even when it's unfused. And you
-# won't find the claimed speedup in any row. Don't aim for a high hit rate, because bytes you never request can't hit.
+# written, and fusing removes those. Occupancy hardly changes. A million elements can't fill this GPU, no matter what
+# the kernels do. If you leave the caches alone, GELU hardly reads anything from DRAM, even unfused. And no row shows
+# the claimed speedup. Don't aim for a high hit rate: bytes you never request can't hit.
 #
 # ### Why one token is slow
 #
-# With one token, nearly all of the traffic is weights, and you read each one once. Our block has a kernel for this
-# case that normalises, multiplies and gates in a single launch, which brings the block down to five launches. Even
+# With one token, nearly all of the traffic is weights, and you read each of them once. For this case, our block has a
+# kernel that normalises, multiplies and gates in a single launch, which brings the block down to five launches. Even
 # so:
 
 # %% tags=["hide-input"]
@@ -1151,8 +1153,8 @@ at_best = 1e6 * weights / h200.copy_bandwidth
 print(f"gate and up are {weights / 1e6:.0f} MB: {at_best:.0f} us at copy bandwidth")
 
 # %% [markdown]
-# The gated launch takes half again as long as the library's two matmuls. You have the instruments to find out why, so
-# use them:
+# The gated launch takes half again as long as the library's two matmuls. You have the instruments to find out why.
+# Let's use them:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from kernels.tuned.linear_few_rows import linear_one_row_kernel
@@ -1169,19 +1171,18 @@ for name, (gate, rows) in ways.items():
 table(("", "registers", "occupancy"), made)
 
 # %% [markdown]
-# The gated kernel keeps two sums instead of one, so it needs twice the registers for them and has fewer warps to hide
-# memory latency. That looks like too much fusion, as in lesson 07, and halving the rows per program would bring the
-# warps back. **But that's only a guess**: a warp of the gated kernel waits for two tiles rather than one, and we
-# didn't record a page for it. You'd see the reason in its sectors and stalls, and you'd need a GPU to tell whether
-# half the rows is actually *faster*.
+# The gated kernel keeps two sums instead of one, so it needs more registers and has fewer warps to hide memory latency.
+# That looks like too much fusion, as in lesson 07, and halving the rows per program would bring the warps back. **But
+# that's only a guess**: a warp of the gated kernel waits for two tiles instead of one, and we didn't record a page for
+# it. Its sectors and stalls would show the reason, and only a GPU can show whether half the rows are actually *faster*.
 #
 # ### Who is ahead, and where
 #
-# None of these kernels is fastest everywhere. First we compare the course's own kernels, at every size in the sweep,
-# with the best peer at that size (eager PyTorch, `torch.compile` with its default or max-autotune, Liger, QuACK,
-# cuDNN, cuBLASLt, FlashAttention-2 and -4, Flex). Then we list the points where a peer is furthest ahead, both in GPU
-# time and as a call from Python. (Shapes list, for attention: batch, heads, key heads, queries, keys, head dim; for
-# convolution: images, channels, height, width, filters, taps, stride.)
+# None of these kernels is fastest everywhere. First, the course's own kernels at every size in the sweep, compared with
+# the best peer at that size (eager PyTorch, `torch.compile` with its default or max-autotune, Liger, QuACK, cuDNN,
+# cuBLASLt, FlashAttention-2 and -4, Flex). Then the points where a peer is furthest ahead, both in GPU time and as a
+# call from Python. (Shapes list, for attention: batch, heads, key heads, queries, keys, head dim; for convolution:
+# images, channels, height, width, filters, taps, stride.)
 
 # %% tags=["hide-input"]
 from helpers.instruments import recorded_sweep
@@ -1198,9 +1199,9 @@ print(f"behind at {on_gpu} of {points} points, {on_gpu / points:.0%}")
 print(f"behind as a call at {len(slow)} of the {timed} that were called, {len(slow) / timed:.0%}")
 
 # %% [markdown]
-# In the last lines you see the share of points, and of calls, where a library is ahead. Each library has its
-# strengths: QuACK on many wide rows, FlashAttention-4 on most long sequences, cuDNN on short ones and in some
-# convolutions, cuBLASLt in linear layers of a few hundred rows, eager PyTorch in some calls, especially for backward
-# passes, and `torch.compile` at some sizes of some kernels. `fusion bench --recorded --sweep` lists every point, with
-# the reasons and our attempts to fix it. Add a kernel's name to get all of its times. Before you write a kernel, look
-# up your sizes in a list like this one. After you've written it, make your own.
+# The last lines show the share of points, and of calls, where a library is ahead. Each library has its strengths: QuACK
+# on many wide rows, FlashAttention-4 on most long sequences, cuDNN on short ones and in some convolutions, cuBLASLt in
+# linear layers of a few hundred rows, eager PyTorch in some calls, especially for backward passes, and `torch.compile`
+# at some sizes of some kernels. `fusion bench --recorded --sweep` lists every point where we're behind, with the
+# reasons and our attempts to fix it. Add a kernel's name to get all of its times. Before you write a kernel, look up
+# your sizes in a list like this one. After you've written it, make your own.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # The lab bench
 #
-# Every instrument of the course on one function, in one call. Put your own function and its inputs in the place of
-# these, however many, and run all cells.
+# Every instrument in the course, one call each, applied to one function. Replace the function and its inputs with your
+# own, and run all cells.
 
 # %% tags=["hide-input"]
 import torch
@@ -71,7 +71,7 @@ times = report.times()
 print(this_device().name, *times.items(), sep="\n")
 
 # %% [markdown]
-# The same as pictures, the last two with sliders:
+# The same results as figures, the last two with sliders:
 
 # %%
 traffic_chart({"unfused": report.reference, "fused": report.traffic})
@@ -99,7 +99,7 @@ OccupancyExplorer("H100", threads=256, registers=70)
 RooflineExplorer("H100", "fp32")
 
 # %% [markdown]
-# And line by line, on a few numbers in small blocks, CUDA C++ too:
+# And line by line, on a few values in small blocks (`watch` also takes CUDA C++ kernels):
 
 # %%
 few = [each[:12] for each in inputs]

@@ -1,6 +1,7 @@
 """Kernels executed on the CPU against PyTorch in float64."""
 
 import re
+import time
 
 import pytest
 import torch
@@ -158,13 +159,45 @@ def test_a_failing_assertion_stops_the_kernel():
         cuda_kernel(source, "k")[1, 64](torch.arange(64, dtype=torch.int32))
 
 
-def test_an_endless_loop_ends_with_a_message(monkeypatch):
-    monkeypatch.setattr("helpers.instruments.cuda.executor.BUDGET", 10_000)
-    source = "__global__ void k(volatile int* x) {\n  while (*x == 0) {}\n}"
+ENDLESS = {
+    "a flag": "while (*x == 0) {}",
+    "a barrier": "while (*x == 0) __syncthreads();",
+    "a lock in shared memory": """
+      __shared__ int lock;
+      lock = 0;
+      __syncthreads();
+      while (atomicCAS(&lock, 0, 1)) {}
+      *x += 1;""",
+    "arithmetic": "float a = *x; while (a < 1) { a = sinf(a) * 0.5f + sqrtf(a); } *x = a;",
+    "a step of 0": "for (int i = threadIdx.x; i < 1000; i += *x) x[i] = 0;",
+    "shuffles": "while (__shfl_sync(~0u, *x, 0) == 0) __syncwarp();",
+    "its own wait": "if (blockIdx.x == 0) while (*x == 0) {} else if (blockIdx.x == 999) *x = 1;",
+}
+
+
+def _endless(name: str, blocks: int) -> float:
+    """Run an endless loop to its message; the CPU's seconds that it took."""
+    source = f"__global__ void k(volatile int* x) {{ {ENDLESS[name]}\n}}"
+    kernel, x = cuda_kernel(source, "k"), torch.zeros(1024, dtype=torch.int32)
+    began = time.thread_time()
     with pytest.raises(
-        RuntimeError, match=r"still running after 10,000 steps, now at line 2, `while \(\*x == 0\) {}`:"
+        RuntimeError, match=r"k is still running after [\d,]+ steps, now at line \d+, `.*`: does a loop"
     ):
-        cuda_kernel(source, "k")[1, 32](torch.zeros(1, dtype=torch.int32))
+        kernel[blocks, 256](x)
+    return time.thread_time() - began
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_an_endless_loop_ends_with_a_message(name, monkeypatch):
+    monkeypatch.setattr("helpers.instruments.cuda.executor.MAX_SECONDS", 0.01)
+    monkeypatch.setattr("helpers.instruments.cuda.executor.MANY_STEPS", 200)
+    _endless(name, 1000)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "blocks"), [("a flag", 1), ("a barrier", 1000), ("arithmetic", 1000)])
+def test_an_endless_loop_ends_within_ten_seconds(name, blocks):
+    assert _endless(name, blocks) < 10
 
 
 @pytest.mark.parametrize("index", ["n", "-1", "1 << 30", "-(1LL << 40)"])

@@ -42,6 +42,21 @@ RACES = {
     "no lock": "if (!threadIdx.x) *out = *out + x[i];",
     "four bytes of another thread's sixteen": "if (i < 256) ((float4*)out)[i] = make_float4(i, i, i, 2);"
     "if (i < 256) out[1024 + i] = out[4 * (i ^ 32) + 3];",
+    "last block without a fence": """
+      if (!threadIdx.x) {
+        out[blockIdx.x] = x[i];
+        if (atomicInc(&arrived, gridDim.x) == gridDim.x - 1) out[8] = out[0] + out[1] + out[2] + out[3];
+      }""",
+    "a fence for the block only": """
+      if (!threadIdx.x) {
+        out[blockIdx.x] = x[i];
+        __threadfence_block();
+        if (atomicInc(&arrived, gridDim.x) == gridDim.x - 1) out[8] = out[0] + out[1] + out[2] + out[3];
+      }""",
+    "atomics of a block's scope": "atomicAdd_block(out, x[i]);",
+    "a barrier of another half": 'out[i] = x[i]; asm volatile("bar.sync %0, 128;" :: "r"(1 + threadIdx.x / 128));'
+    "out[1024 + i] = out[i ^ 128];",
+    "lanes of another mask": "out[i] = x[i]; __syncwarp(i & 16 ? 0xffff0000 : 0xffff); out[1024 + i] = out[i ^ 16];",
     "sixteen bytes": "((float4*)out)[threadIdx.x] = make_float4(i, i, i, i);",
 }
 SOUND = {
@@ -52,6 +67,10 @@ SOUND = {
     "one value of all": "*out = 1;",
     "one value of all, looped": "for (int j = 0; j < 4; j++) if (x[(i + j) & 1023] > 0) *out = 1;",
     "histogram with atomics": "atomicAdd(&out[(int)x[i] & 7], 1.f);",
+    "a barrier of its half": 'out[i] = x[i]; asm volatile("bar.sync %0, 128;" :: "r"(1 + threadIdx.x / 128));'
+    "out[1024 + i] = out[i ^ 64];",
+    "lanes of its mask": "out[i] = x[i]; __syncwarp(i & 16 ? 0xffff0000 : 0xffff); out[1024 + i] = out[i ^ 1];",
+    "atomics of a block's scope, a place a block": "atomicAdd_block(&out[blockIdx.x], x[i]);",
     "partial sums": "float sum = block_sum(x[i]); if (!threadIdx.x) out[blockIdx.x] = sum;",
     "partial sums and an atomic": "float sum = block_sum(x[i]); if (!threadIdx.x) atomicAdd(out, sum);",
     "grid-stride loop": "for (int j = i; j < 2048; j += 512) if (i < 512) out[j] = x[j & 1023];",

@@ -1,5 +1,6 @@
 """CUDA C++ compiled without a GPU: what it needs of one, and how its mistakes are told."""
 
+import ctypes
 import linecache
 
 import numpy as np
@@ -185,12 +186,10 @@ def test_an_array_of_pointers_takes_nothing_else(given, said):
 BY_VALUE = """
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
-struct Two { float a, b; };
 extern "C" __global__ void half_scale(const float* x, float* y, __half a)
 { y[threadIdx.x] = x[threadIdx.x] * __half2float(a); }
 extern "C" __global__ void bfloat_scale(const float* x, float* y, __nv_bfloat16 a)
 { y[threadIdx.x] = x[threadIdx.x] * __bfloat162float(a); }
-extern "C" __global__ void two(float* y, Two t) { y[threadIdx.x] = t.a + t.b; }
 extern "C" __global__ void whole(float* y, unsigned n) { y[threadIdx.x] = n; }
 """
 
@@ -203,10 +202,67 @@ def test_a_number_in_16_bits_is_the_one_that_was_passed(name, dtype, value):
     assert torch.equal(y, x * torch.tensor(float(value), dtype=dtype).float())
 
 
-def test_a_struct_by_value_is_refused_in_one_line():
-    refused = "two: t is a struct of 8 bytes passed by value, which isn't supported: pass its fields one by one"
-    with pytest.raises(TypeError, match=refused):
-        cuda_kernel(BY_VALUE, "two")[1, 8](torch.empty(8), 1.0)
+STRUCT = """
+struct Mixed { char tag; float table[4]; double shift; };
+__device__ __noinline__ float of(Mixed m, int k) { return m.table[k]; }
+__device__ __noinline__ float at(const Mixed& m, int k) { return m.table[k]; }
+__global__ void k(float* y, %s m, int k) { y[threadIdx.x] = %s + m.shift + m.tag; }
+"""
+VECTORS = "__global__ void k(float4* y, float4 v, int2 n) { *y = make_float4(v.x, v.y, v.z, v.w * n.y); }"
+
+
+class Mixed(ctypes.Structure):
+    _fields_ = (("tag", ctypes.c_int8), ("table", ctypes.c_float * 4), ("shift", ctypes.c_double))
+
+
+MIXED = Mixed(3, (ctypes.c_float * 4)(1, 2, 4, 8), 0.5)
+OF_NUMPY = np.dtype([("tag", "i1"), ("table", "f4", 4), ("shift", "f8")], align=True)
+OF_MIXED = {"structure": MIXED, "numpy": np.array((3, [1, 2, 4, 8], 0.5), OF_NUMPY)[()], "bytes": bytes(MIXED)}
+
+
+@pytest.mark.parametrize("given", OF_MIXED)
+def test_a_struct_is_passed_by_value(given):
+    y = torch.empty(8)
+    traffic = measure(cuda_kernel(STRUCT % ("Mixed", "m.table[1]"), "k")[1, 8], y, OF_MIXED[given], 0)
+    assert (y == 5.5).all()
+    assert (traffic.bytes_total, traffic.hazards) == (32, ())
+
+
+@pytest.mark.parametrize(
+    ("declared", "value", "more"),
+    [
+        ("const Mixed", "m.table[(threadIdx.x + k) & 3]", 0),
+        ("const __grid_constant__ Mixed", "(&m)->table[(threadIdx.x + k) & 3]", 0),
+        ("const __grid_constant__ Mixed", "at(m, (threadIdx.x + k) & 3)", 0),
+        ("Mixed", "of(m, (threadIdx.x + k) & 3)", 0),
+        ("Mixed", "(m.table[(threadIdx.x + k) & 3] += 1)", 1),
+    ],
+)
+def test_an_array_within_a_struct_is_indexed(declared, value, more):
+    y = torch.empty(8)
+    cuda_kernel(STRUCT % (declared, value), "k")[1, 8](y, MIXED, 1)
+    assert y.tolist() == [each + 3.5 + more for each in (2, 4, 8, 1)] * 2
+
+
+def test_vectors_are_passed_as_their_bytes():
+    y = torch.empty(4)
+    cuda_kernel(VECTORS, "k")[1, 1](y, np.float32([1, 2, 3, 4]).tobytes(), np.int32([0, 5]).tobytes())
+    assert y.tolist() == [1, 2, 3, 20]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (1.0, "k: m is a struct of 32 bytes: pass a ctypes.Structure, a NumPy structured scalar or bytes, got"),
+        (np.zeros(4), "NumPy structured scalar or bytes, got ndarray"),
+        (b"1234", "k: m is a struct of 32 bytes, got one of 4$"),
+        (np.zeros((), np.dtype([("tag", "i1")])), r"got one of 1; NumPy lays fields out as C\+\+ does with"),
+    ],
+)
+def test_what_is_not_the_struct_is_refused_in_one_line(given, said):
+    with pytest.raises(TypeError, match=said) as refused:
+        cuda_kernel(STRUCT % ("Mixed", "m.table[1]"), "k")[1, 8](torch.empty(8), given, 0)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("value", [1.5, np.float32(1.5)])
@@ -270,6 +326,8 @@ def test_the_ends_of_a_range_are_in_it(name, value):
     ("statement", "said"),
     [
         ("y[0] = clock64();", "needs a GPU: there is no clock without one; count with `measure`"),
+        ("y[0] = clock();", "needs a GPU: there is no clock without one; count with `measure`"),
+        ("*y = *new float(*y);", "malloc within a kernel .* needs a GPU: allocate the memory in PyTorch"),
         ("y = (float*)malloc(4); *y = 1;", "malloc within a kernel .* needs a GPU: allocate the memory in PyTorch"),
         ('asm("mov.u32 %0, %%smid;" : "=r"(*(int*)y));', "needs a GPU: which multiprocessor runs a block"),
     ],
@@ -277,6 +335,77 @@ def test_the_ends_of_a_range_are_in_it(name, value):
 def test_what_needs_a_gpu_is_said_in_one_line(statement, said):
     with pytest.raises(NotImplementedError, match=said) as refused:
         cuda_kernel(f"__global__ void k(float* y) {{ {statement} }}", "k")[1, 1](torch.zeros(1))
+    assert "\n" not in str(refused.value)
+
+
+CLUSTER = """#include <cooperative_groups.h>
+__global__ void __cluster_dims__(2) k(float* y) {
+  auto cluster = cooperative_groups::this_cluster();
+  %s
+}"""
+
+
+@pytest.mark.parametrize(
+    "statement", ["cluster.sync();", "y[0] = cluster.block_rank();", "y[0] = *cluster.map_shared_rank(y, 1);"]
+)
+def test_clusters_are_refused_in_one_line(statement):
+    said = r"line \d, `.*` needs a GPU: thread block clusters are not executed here; use plain blocks"
+    with pytest.raises(NotImplementedError, match=said) as refused:
+        cuda_kernel(CLUSTER % statement, "k")[2, 32](torch.zeros(64))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        (
+            "wgmma.fence.sync.aligned",
+            "line 2, wgmma.fence: Hopper's warpgroup products are not compiled here: use wmma",
+        ),
+        ("setmaxnreg.inc.sync.aligned.u32 232", "line 2, setmaxnreg.inc: registers are not handed from warp to warp"),
+    ],
+)
+def test_instructions_of_one_gpu_are_refused_in_one_line(statement, said):
+    with pytest.raises(ValueError, match=said) as refused:
+        cuda_kernel(f'__global__ void k(float* y) {{\n  asm volatile("{statement};");\n}}', "k")
+    assert "\n" not in str(refused.value)
+
+
+CALLS = """
+__device__ float one(float x) { return x + 1; }
+__device__ float two(float x) { return x + 2; }
+__device__ int fibonacci(int n) { return n < 2 ? n : fibonacci(n - 1) + fibonacci(n - 2); }
+__global__ void k(float* y) {
+  float (*either[])(float) = {one, two};
+  *y = %s;
+}"""
+
+
+@pytest.mark.parametrize(
+    ("called", "said"),
+    [
+        ("either[(int)*y & 1](*y)", "does not call functions through pointers, nor virtual ones .*: choose with `if`"),
+        ("fibonacci(*y)", "cannot call fibonacci .*: it calls itself: write it as a loop"),
+    ],
+)
+def test_calls_that_are_not_executed_are_refused_in_one_line(called, said):
+    with pytest.raises(NotImplementedError, match=said) as refused:
+        cuda_kernel(CALLS % called, "k")[1, 1](torch.zeros(1))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ("cuda.h", "TMA's CUtensorMap is not supported here: copy with __pipeline_memcpy_async"),
+        ("stdint.h", "for this one <cuda/std/cstdint>"),
+        ("limits", "for this one <cuda/std/limits>"),
+        ("cublas_v2.h", "not thrust"),
+    ],
+)
+def test_a_header_that_is_not_there_is_refused_in_one_line(header, said):
+    with pytest.raises(ValueError, match=said) as refused:
+        cuda_kernel(f"#include <{header}>\n{ADD}", "add")
     assert "\n" not in str(refused.value)
 
 

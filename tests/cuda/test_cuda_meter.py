@@ -128,6 +128,60 @@ def test_sound_kernel_has_no_hazard(name):
     assert metered(SOUND[name]).hazards == ()
 
 
+HALF = 'asm volatile("bar.sync %0, 64;" :: "r"(1 + t / 64));'
+EIGHT = "__syncwarp(0xffu << (t & 24));"
+READ = "out[t] = s[t ^ {}];"
+PARTS = {
+    "the warps of a barrier": (HALF + READ, 32, 64),
+    "the lanes of a mask": (EIGHT + READ, 4, 8),
+    "lanes ordered by way of others": (
+        "__syncwarp(t & 16 ? 0xffff0000 : 0xffff); if ((t & 31) > 7 && (t & 31) < 24) __syncwarp(0xffff00);"
+        " if ((t & 31) == 20) out[t] = s[t ^ {}];",
+        16,
+        48,
+    ),
+    "a write after reads of one's own lanes": ("__syncwarp(); out[t] = s[t ^ 1]; " + EIGHT + "s[t ^ {}] = 2;", 3, 9),
+    "a write after reads of one's own warps": (
+        "__syncthreads(); out[t] = s[t ^ 1]; " + HALF + "s[t ^ {}] = 2;",
+        32,
+        64,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_barrier_of_some_threads_orders_those_only(name):
+    text, ordered, racing = PARTS[name]
+    for apart, kinds in ((ordered, []), (racing, ["race"])):
+        source = f"""__global__ void k(float* out) {{
+          __shared__ float s[128];
+          int t = threadIdx.x;
+          s[t] = t;
+          {text.format(apart)}
+        }}"""
+        found = measure(cuda_kernel(source, "k")[2, 128], torch.zeros(128)).hazards
+        # All blocks write `out`: the same values, which is no race.
+        assert [hazard.kind for hazard in found] == kinds, apart
+
+
+def test_a_shuffle_from_a_lane_that_its_mask_does_not_name():
+    for distance, kinds in ((1, []), (16, ["shuffle from an absent lane"])):
+        shuffle = (
+            f"out[threadIdx.x] = __shfl_xor_sync(threadIdx.x & 16 ? 0xffff0000 : 0xffff, x[threadIdx.x], {distance});"
+        )
+        assert [hazard.kind for hazard in metered(shuffle).hazards] == kinds
+
+
+def test_a_mask_elects_one_of_its_own_lanes():
+    source = """__global__ void k(int* out) {
+      unsigned mask = threadIdx.x & 16 ? 0xffff0000 : 0xffff;
+      asm volatile("{ .reg .pred p; elect.sync %0|p, %1; }" : "=r"(out[threadIdx.x]) : "r"(mask));
+    }"""
+    out = torch.empty(32, dtype=torch.int32)
+    cuda_kernel(source, "k")[1, 32](out)
+    assert out.tolist() == [0] * 16 + [16] * 16
+
+
 def test_two_values_stored_at_once_race():
     found = metered("s[threadIdx.x / 2] = threadIdx.x; __syncthreads(); out[threadIdx.x] = s[threadIdx.x / 2];").hazards
     assert [hazard.kind for hazard in found] == ["race"]

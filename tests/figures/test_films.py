@@ -21,6 +21,7 @@ from helpers.figures.memory.requests_and_dram import TILES as REQUEST_TILES
 from helpers.figures.memory.requests_and_dram import request_animation, tiles_in_l2, traffic
 from helpers.figures.occupancy.source_to_sass import compiler_animation, lifetimes, registers_of
 from helpers.figures.performance.two_limits import limits, two_limits_animation
+from helpers.figures.rowwise.block_sum import block_sum_animation, held, shuffles
 from helpers.instruments import DEVICES, compile_for, measure, recorded
 from helpers.instruments.dry_run import dry_run
 from helpers.instruments.fusion import analyse
@@ -115,6 +116,7 @@ FILMS = [
     two_limits_animation(),
     compiler_animation(COMPILED),
     chain_animation(PLAN),
+    block_sum_animation(),
 ]
 
 
@@ -207,6 +209,11 @@ def test_the_films_of_passes_say_what_is_purple(what):
     assert sample.colour in {each.colour for each in scene.movers} - {FUSED, UNFUSED}
 
 
+def test_the_shuffles_of_a_warp_take_in_each_lane_once():
+    assert shuffles(32) == [16, 8, 4, 2, 1]
+    assert [len(each) for each in held(32)] == [1, 2, 4, 8, 16, 32]
+
+
 def test_unknown_passes_are_refused():
     with pytest.raises(ValueError, match="no passes 'sort' here: choose from chain"):
         passes_animation("sort")
@@ -232,7 +239,7 @@ def page_of(chromium):
 
 
 def at(page):
-    return page.locator("[role=status]").inner_text()
+    return page.locator("[role=status]").text_content()
 
 
 PIXEL = """([x, y]) => {
@@ -305,6 +312,15 @@ def test_it_opens_on_its_still_and_plays_from_the_beginning(page_of):
     page.get_by_role("button", name="Play").click()
     page.wait_for_function("document.querySelector('.clock').textContent == '40 µs'")
     assert page.evaluate("clocks[0]") < 10
+
+
+def test_what_the_clock_counts_is_whole(page_of):
+    counted = Animation((100, 50), 4.0, 2.0, "steps", 0.5, "A title", told=((0.0, "It runs."),), counts=True)
+    page = page_of(Film({"counted": counted}, frame=0.9))
+    assert at(page) == counted.says(3.6) == "1 step: It runs."
+    page.locator("input").focus()
+    page.keyboard.press("End")
+    assert at(page) == counted.says(4.0) == "2 steps: It runs."
 
 
 @pytest.mark.parametrize("film", FILMS)

@@ -71,9 +71,9 @@ def test_what_lets_one_more_block_in_is_marked_where_it_does(chip):
 def test_the_sm_holds_what_its_blocks_take():
     """By hand: 70 registers are 72 per thread, 2304 per warp; 8 warps take 18432, three blocks 55296 of 65536."""
     bars = {bar.resource: bar for bar in sm_bars(occupancy((9, 0), threads=256, registers=70))}
-    assert bars["registers"].label == "registers: 55,296 of 65,536"
-    assert bars["threads"].label == "warps: 24 of 64"
-    assert bars["shared memory"].label == "shared memory: 3 of 228 KB"  # the driver's kilobyte per block
+    assert bars["registers"].used == "55,296 of 65,536"
+    assert (bars["threads"].name, bars["threads"].used) == ("warps", "24 of 64")
+    assert bars["shared memory"].used == "3 of 228 KB"  # the driver's kilobyte per block
     assert [bar.resource for bar in bars.values() if bar.next_is_too_large] == ["registers"]
 
 

@@ -61,7 +61,8 @@ def test_the_browser_agrees_with_helpers_occupancy(frame_of, number):
             found = explorer._occupancy()
             assert f">{finding(found)}<" in frame["svg"]
             for bar in sm_bars(found):
-                assert f">{bar.label}<" in frame["svg"]
+                assert f">{bar.name}<" in frame["svg"]
+                assert f">{bar.used}<" in frame["svg"]
             filled = re.findall(r"<g data-bar=[^>]*>(.*?)</g>", frame["svg"])
             assert [each.count("<rect") for each in filled] == [found.blocks] * 3
             counts = [found.allowed[resource] for resource in ("warps", "registers", "shared memory", "blocks")]

@@ -70,6 +70,6 @@ def test_a_line_that_the_picture_repeats_is_heard_and_not_seen(chromium, quiet):
         stage.render({{ model, el: document.body.lastChild }}); }}""",
         given,
     )
-    assert page.get_by_role("status").inner_text() == frames[0]["text"]
+    assert page.get_by_role("status").text_content() == frames[0]["text"]
     assert page.get_by_role("img").get_attribute("aria-label") == frames[0]["text"]
     assert (page.evaluate(HEARD) <= 1) == quiet

@@ -115,7 +115,9 @@ def test_the_course_s_own_right_answers_fail_a_variant_and_are_told_why(variant,
         for check in ("values", "other-values"):
             outcome = run.run_check(check, {}, tmp_path / str(place))
             assert outcome.state == FAIL, outcome
-            assert re.search(r"this is what kernels\.\w+ computes, and not what is asked for", outcome.message), outcome
+            assert re.search(r"these are the values of kernels\.\w+, not of the formula asked for", outcome.message), (
+                outcome
+            )
             assert "the formula at the top of this exercise" in outcome.look_at
 
 
@@ -227,7 +229,7 @@ def test_a_class_is_graded_by_its_variant(tmp_path):
         "copied": 0,
         "elsewhere": 0,
     }
-    assert "this is what kernels.add_gelu computes" in results["copied"]["checks"][0]["message"]
+    assert "these are the values of kernels.add_gelu" in results["copied"]["checks"][0]["message"]
     assert results["elsewhere"]["flags"] == ["invalid"]
     before = {path: path.stat().st_mtime_ns for path in out.glob("results/*/03_*.json")}
     assert main([*command, "--resume"]) == 0  # by the word that the report knows

@@ -47,7 +47,7 @@ def numbers(answer, expected, **options):
         (6, 6, ""),
         (6.05, 6, ""),
         (6.1, 6, "got 6.1, expected 6"),
-        (12, 6, "a factor: yours is twice the expected value"),
+        (12, 6, "the terms and the factors: yours is twice the expected value"),
         (math.nan, 6, "got nan, expected 6"),
         (math.inf, 6, "that number, which is not finite"),
         (True, 1, "got True, not a number"),

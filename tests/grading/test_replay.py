@@ -218,6 +218,28 @@ def test_a_replay_that_keeps_to_no_conversation_is_ended_and_earns_nothing(exerc
     assert "replaying your launches" in reply["message"], reply
 
 
+@pytest.mark.parametrize("most", [2**31, 65535])
+def test_a_call_without_memory_is_recorded_and_replayed(exercise, tmp_path, most):
+    own = server.RunExercise(exercise.cells, exercise.seed, tmp_path)
+    own.checks = {"large": own.checks["large"]}
+    calls = own.calls(tmp_path)["large"]
+    changed = [
+        cell | {"source": cell["source"].replace("(x.numel() // cols,)", f"(min(x.numel() // cols, {most}),)")}
+        for cell in exercise.cells
+    ]
+    answer = server.RunExercise(changed, exercise.seed, tmp_path).namespace["residual_rms_norm"]
+    records = [{} for _ in calls]
+    for call, record in zip(calls, records, strict=True):
+        record_call(answer, inputs_from_json(call), record, name="large")
+    answers = {cell["id"]: cell["source"] for cell in changed if cell["answer"]}
+    reply = server.judged(own, {"check": "large", "answers": answers, "calls": records}, tmp_path, asked_here())
+    assert reply["state"] == (PASS if most == 2**31 else FAIL), reply
+    if most == 2**31:
+        assert all_same(reply["values"], [call["values"] for call in calls])
+    else:
+        assert "the programs store 67,107,840 elements of the result, which has 4,294,967,296" in reply["message"]
+
+
 def test_a_launch_that_a_check_runs_backwards_is_replayed_backwards(called):
     asked = []
 

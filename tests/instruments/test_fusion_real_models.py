@@ -632,3 +632,33 @@ def test_the_command_takes_keyword_arguments_and_names_the_line_at_fault(tmp_pat
         error = capsys.readouterr().err
         assert said in error
         assert error.count("\n") == 1
+
+
+# What a GPU does not do as it looks
+
+
+def test_results_without_elements_launch_nothing():
+    plan = analyse(nn.Linear(8, 4, device="meta"), meta(0, 8), device="H100")
+    assert (plan.launches_unfused, plan.launches_fused, plan.time_unfused) == (0, 0, 0)
+
+
+def test_a_product_in_eight_bits_is_priced_at_their_rate():
+    def product(a, b, scale):
+        return torch._scaled_mm(a, b.t(), scale, scale, out_dtype=torch.bfloat16)
+
+    eight = meta(8192, 8192, dtype=torch.float8_e4m3fn)
+    plan = analyse(product, eight, eight, meta(dtype=torch.float32), device="H100")
+    assert 2 * 8192**3 / 1979e12 < plan.time_unfused < 2 * 2 * 8192**3 / 1979e12
+
+
+def test_a_mask_with_fewer_key_heads_and_sums_at_positions_are_named_as_unsure():
+    q, k, mask = meta(2, 32, 64, 64), meta(2, 8, 64, 64), meta(1, 1, 64, 64)
+
+    def grouped(q, k, mask):
+        return functional.scaled_dot_product_attention(q, k, k, mask, enable_gqa=True)
+
+    assert "fewer key heads" in next(iter(analyse(grouped, q, k, mask).unsure))
+    positions = torch.zeros(4, dtype=torch.long)
+    for accumulate in (False, True):
+        plan = analyse(lambda x, v, a=accumulate: x.index_put((positions,), v, a), meta(8, 4), meta(4, 4))
+        assert bool(plan.unsure) == accumulate

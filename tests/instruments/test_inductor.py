@@ -56,6 +56,18 @@ def test_library_calls_are_named_and_a_template_takes_the_epilogue():
     assert len(inductor_code(linear_relu, *halves, **options).calls) == 1
 
 
+def attention(q, k, v):
+    return torch.softmax(q @ k.mT / 8, -1) @ v
+
+
+def test_attention_in_plain_operators_becomes_the_librarys_as_on_a_gpu():
+    """Inductor's patterns match it; eager's own attention is that of a GPU too, not the products of a CPU."""
+    q = meta(2, 8, 512, 64)
+    library = "torch.ops.aten._scaled_dot_product_flash_attention.default"
+    assert inductor_code(attention, q, q, q).calls == [library]
+    assert inductor_code(lambda q: torch.nn.functional.scaled_dot_product_attention(q, q, q), q).calls == [library]
+
+
 def test_which_kernel_must_be_named_where_there_are_several():
     code = inductor_code(lambda a, b: (a.relu(), b.tanh()), meta(64, 4096), meta(32, 1024))
     with pytest.raises(ValueError, match="name one"):

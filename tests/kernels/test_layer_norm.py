@@ -9,7 +9,7 @@ import triton
 from accuracy import assert_as_accurate
 
 from helpers.instruments import compile_for, measure
-from kernels import CATALOGUE, variant
+from kernels import CATALOGUE, costs, variant
 from kernels.rowwise import layer_norm as module
 from kernels.rowwise.blocks import compute_dtype
 from kernels.rowwise.layer_norm import LayerNorm, layer_norm, layer_norm_op, layer_norm_reference
@@ -312,6 +312,10 @@ def test_backward_of_wide_rows_does_not_spill(cols, act):
     for chosen in module.WIDE_BACKWARD, module.FEW_ROWS_BACKWARD:
         arguments = *given, None, x, sums, sums, 32768, *[cols] * 3
         assert compile_for(module.layer_norm_columns_kernel, *arguments, **constants, **chosen).spill_bytes == 0
+
+
+def test_flops_are_those_of_costs():
+    assert module.OP.work((3, 5), torch.float32).flops == costs.LAYER_NORM * 15
 
 
 PAIRS = (*[torch.bfloat16] * 3, *[torch.float32] * 2, torch.bfloat16, *[torch.float32] * 2, 32768, *[16384] * 3)

@@ -10,6 +10,7 @@ from kernels import softmax_dropout
 from kernels.interpreter import runtime
 from kernels.philox import dropout_mask
 from kernels.rowwise import softmax_dropout as plain
+from kernels.rowwise.blocks import row_settings
 from kernels.rowwise.softmax_dropout import softmax_dropout_op, softmax_dropout_oracle, softmax_dropout_reference
 from kernels.tuned import wide_softmax_dropout
 from kernels.tuned.segments import row_vectors
@@ -56,6 +57,12 @@ def test_masked_rows_are_nan_where_dropped_too(tier, device, cols):
     seed = torch.tensor(5, device=device)
     theirs, exact = (softmax_dropout_oracle(each, seed) for each in (x, x.double()))
     assert_as_accurate(softmax_dropout(x, seed), theirs, exact)
+
+
+def test_its_settings_leave_those_of_other_kernels_alone():
+    before = row_settings(4096, torch.bfloat16)
+    assert plain.settings(4096, torch.bfloat16)["TAIL"] == 8
+    assert row_settings(4096, torch.bfloat16) == before
 
 
 def test_without_a_seed_pytorchs_generator_draws_one(device):

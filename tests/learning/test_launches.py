@@ -213,6 +213,42 @@ def test_a_block_that_grows_with_the_tensor_fails(programs):
     assert told in outcome.message, outcome
 
 
+def large(answer):
+    return check_offsets(answer, lambda n: (numbers(n),), (512, 1024), 2**32, programs=108, name="large")
+
+
+@pytest.mark.parametrize("most", [1024, 65535])
+@pytest.mark.parametrize("loops", [True, False])
+def test_a_grid_that_stops_growing_fails_unless_its_programs_go_on(most, loops):
+    def answer(x):
+        y = torch.empty_like(x)
+        grid = (min(triton.cdiv(x.numel(), 64), most),)
+        if loops:
+            looping_kernel[grid](x, y, x.numel(), BLOCK=64)
+        else:
+            doubled_kernel[grid](x, y, x.numel(), HOW="plain", BLOCK=64)
+        return y
+
+    outcome = large(answer)
+    assert outcome.state == (PASS if loops else FAIL), outcome
+    if not loops:
+        assert f"store {64 * most:,} elements of the result, which has 4,294,967,296" in outcome.message
+        assert "the grid" in outcome.look_at
+
+
+@pytest.mark.parametrize("most", [2**20, 2**32])
+def test_what_a_second_launch_reads_is_stored_whole(most):
+    def answer(x):
+        between, y = torch.empty_like(x), torch.empty_like(x)
+        looping_kernel[(256,)](x, between, min(x.numel(), most), BLOCK=64)
+        looping_kernel[(256,)](between, y, x.numel(), BLOCK=64)
+        return y
+
+    outcome = large(answer)
+    assert outcome.state == (PASS if most == 2**32 else FAIL), outcome
+    assert outcome.state == PASS or "elements of y_ptr, which has 4,294,967,296" in outcome.message
+
+
 # Launches in 16 bits
 
 

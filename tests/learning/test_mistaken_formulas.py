@@ -52,10 +52,10 @@ def test_a_formula_that_other_cases_refute_is_not_named():
     unlike = {"zeros": lambda q, k, v, causal: torch.zeros_like(q)}
     outcome = values.check_values(zero_where_scores_grow, flash, cases, unlike=unlike, name="values")
     assert outcome.state != PASS
-    assert "this is what zeros" not in str(outcome)
+    assert "the values of zeros" not in str(outcome)
     grown = mistaken_formulas.FLASH_MISTAKES[said]
     outcome = values.check_values(grown, flash, cases, unlike=mistaken_formulas.FLASH_MISTAKES, name="values")
-    assert f"this is what {said}" in str(outcome)
+    assert f"the values of {said}" in str(outcome)
 
 
 def normed(seed: int, eps: float) -> tuple:

@@ -56,8 +56,10 @@ def test_all_passes_are_said_and_hidden_checks_are_not_counted(tmp_path):
     assert sum(points.values()) == 8
     progress.record(notebook, dict.fromkeys([*points, "other-work"], "pass"), answers_in(notebook))
     assert str(progress.progress_of(notebook)).startswith("01_roofline")
-    assert "8 of 8 points" in str(progress.progress_of(notebook))
-    assert "every check passes" in progress.progress_of(notebook).described
+    assert "8 of 10 points" in str(progress.progress_of(notebook))
+    assert (
+        "every check passes, and the other 2 points are for hidden checks" in progress.progress_of(notebook).described
+    )
 
 
 @pytest.mark.parametrize("kept", ["", "{", "[]", '{"product": 3}', '{"product": {"state": "won"}}', "\udcff"])

@@ -95,7 +95,7 @@ def test_a_right_answer_earns_every_point(saved, capsys):
         "  double  pass           3 of 3 points\n"
         "  again   pass           2 of 2 points\n"
         "  hidden  kept for the grading, 1 points\n"
-        "  5 of 5 points; 1 more for hidden checks\n",
+        "  5 of 6 points (1 of them for hidden checks, which only the grading runs)\n",
     )
 
 
@@ -111,7 +111,7 @@ def test_a_stub_is_not_attempted(saved, capsys):
     status, report = graded(saved(notebook(STUB)), capsys)
     assert status == 1
     assert "  double  not attempted  0 of 3 points\n      write your answer above\n" in report
-    assert "  0 of 5 points; 1 more for hidden checks\n" in report
+    assert "  0 of 6 points (1 of them for hidden checks, which only the grading runs)\n" in report
 
 
 def test_what_is_not_an_answer_comes_from_the_original(saved, capsys):
@@ -134,7 +134,7 @@ def test_stored_outputs_and_markers_earn_nothing(saved, capsys):
     for cell in content["cells"][2:4]:
         cell.update(outputs=[PASS], execution_count=None)
         cell["metadata"]["tags"] = ["nbval-skip"]
-    assert "  0 of 5 points" in graded(saved(content), capsys)[1]
+    assert "  0 of 6 points" in graded(saved(content), capsys)[1]
 
 
 def test_what_an_answer_prints_does_not_count_against_it(saved, capsys, unscreened):
@@ -168,7 +168,7 @@ def test_an_answer_that_breaks_is_an_error_with_its_reason(saved, capsys, unscre
     assert status == 1
     assert "  double  error          0 of 3 points\n" in report
     assert told in report
-    assert "  0 of 5 points" in report
+    assert "  0 of 6 points" in report
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,11 @@ class DecodeSpeedExplorer(SceneExplorer):
         ValueError: a value that is not on its slider or among its choices.
     """
 
+    _parts = (
+        ((0, 30, 258, 204),),
+        ((0, 30, 94, 204), (258, 30, 138, 204)),
+        ((0, 30, 94, 204), (392, 30, 184, 204)),
+    )
     _axes = staticmethod(decode_axes)
 
     def __init__(self, batch: int = 1, context: int = 8192, format: str = "bf16, cache bf16", device: str = "H200"):

@@ -85,7 +85,7 @@ def _scene(mask: str) -> Animation:
     title = "The scores exist one tile at a time" + {"none": ""}.get(mask, "; hidden tiles are skipped")
     return Animation(
         (WIDTH, TOP + TILES * CELL + 10), time, 12.0, "tiles", 1.0, title, tuple(movers), tuple(bars), notes,
-        (Counter("tiles of scores computed", "{}", SIDE, TOP + 160, computed, 0.0, time, 0),), boxes, told,
+        (Counter("tiles of scores computed", "{}", SIDE, TOP + 160, computed, 0.0, time, 0),), boxes, told, counts=True,
     )  # fmt: skip
 
 

@@ -163,6 +163,11 @@ class AttentionLengthsExplorer(Explorer):
         ValueError: an unknown GPU, or a value that is not on its slider.
     """
 
+    _parts = (
+        ((0, 20, 200, 242), (200, 20, 192, 242)),
+        ((392, 20, 184, 242),),
+    )
+
     def __init__(self, device: str = "H100", tokens: int = 8192, heads: int = 32, dim: int = 128, causal: bool = False):
         gpus = [name for name, each in DEVICES.items() if each.special_rate]
         if device not in gpus:

@@ -1,31 +1,19 @@
 // Plays a film that was placed beforehand (film.py): boxes travel, appear and grow along one clock.
 const NARROW = 480; // pixels: below this width, a film uses its narrow layout
 const LINE = 17; // pixels between the lines of a title
-const LETTER = 7.4; // pixels: an upper estimate of a title's letter
 const HEADINGS = 24; // pixels below a film's top, where its panels begin
 const ALIGNED = { left: "start", center: "middle", right: "end" };
 
-// A title in lines of at most `width` pixels.
-function folded(title, width) {
-  const lines = [""];
-  for (const word of title.split(" ")) {
-    const longer = `${lines.at(-1)} ${word}`.trim();
-    if (longer.length * LETTER <= width) lines[lines.length - 1] = longer;
-    else lines.push(word);
-  }
-  return lines;
-}
-
-// The scene for a narrow page: objects right of `split` move below the others, `width` pixels wide.
-function stacked(scene, { split, width }) {
-  const title = folded(scene.title, width);
-  const lower = LINE * (title.length - 1);
+// The scene for a narrow page: objects right of `split` move below the others, `width` pixels wide, under a title in
+// lines.
+function stacked(scene, split, width, title) {
+  const lower = LINE * (title.split("\n").length - 1);
   const below = scene.size[1] - HEADINGS;
   const placed = (x, y) => (x < split ? [x, y + lower] : [x - split, y + lower + below]);
   return {
     ...scene,
     size: [width, scene.size[1] + below + lower],
-    title: title.join("\n"),
+    title,
     movers: scene.movers.map(([x0, y0, x1, y1, ...others]) => [...placed(x0, y0), ...placed(x1, y1), ...others]),
     bars: scene.bars.map(([x, y, ...others]) => [...placed(x, y), ...others]),
     boxes: scene.boxes.map(([x, y, ...others]) => [...placed(x, y), ...others]),
@@ -36,7 +24,7 @@ function stacked(scene, { split, width }) {
 
 function render({ model, el }) {
   const { choice, opens = 0, scenes, narrow: given = [] } = model.get("data");
-  const narrow = Array.isArray(given) ? given : scenes.map(([, scene]) => stacked(scene, given));
+  const narrow = Array.isArray(given) ? given : scenes.map(([, scene], number) => stacked(scene, given.split, given.width, given.titles[number]));
   const make = (parent, tag, attributes = {}, text) => {
     const node = parent.appendChild(document.createElement(tag));
     for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
@@ -72,6 +60,18 @@ function render({ model, el }) {
     const places = Math.max(0, 2 - Math.floor(Math.log10(Math.abs(value))));
     return Number(value.toPrecision(3)).toLocaleString("en", { maximumFractionDigits: places });
   };
+  const heard = (text) => {
+    const span = document.createElement("span");
+    span.className = "fusion-heard";
+    span.textContent = text;
+    return span;
+  };
+  const clocked = () => {
+    const now = time * scene.scale;
+    if (!scene.counts) return `${digits(now)} ${scene.unit}`;
+    const count = Math.floor(now + 1e-6);
+    return `${count.toLocaleString("en")} ${count === 1 ? scene.unit.replace(/s$/, "") : scene.unit}`;
+  };
   const paint = () => {
     const [width, height] = scene.size;
     const scale = (chart.clientWidth / width) * (devicePixelRatio || 1);
@@ -95,16 +95,18 @@ function render({ model, el }) {
     }
     const numbers = scene.counters.map(counted);
     numbers.forEach((text, place) => (texts[place].textContent = text));
-    clock.textContent = `${digits(time * scene.scale)} ${scene.unit}`;
+    clock.textContent = clocked();
     slider.value = (100 * time) / scene.seconds;
     const told = scene.told.filter(([start]) => start <= time).at(-1)?.[1] ?? "";
     if (playing) { // no voice can keep up
       if (status.textContent !== told) status.textContent = told;
     } else {
-      const line = `${clock.textContent}: ${told}${numbers.length ? ` ${numbers.map((number, place) => `${scene.counters[place][0]} ${number}`).join(", ")}.` : ""}`;
+      // What the picture shows is there for those who hear it.
+      const now = `${clock.textContent}: `;
+      const counts = numbers.map((number, place) => `${scene.counters[place][0]} ${number}`).join(", ");
+      status.replaceChildren(heard(now), told, heard(counts && ` ${counts}.`));
       slider.setAttribute("aria-valuetext", clock.textContent);
-      chart.setAttribute("aria-label", `${scene.title.replaceAll("\n", " ")}. ${line}`);
-      status.textContent = line;
+      chart.setAttribute("aria-label", `${scene.title.replaceAll("\n", " ")}. ${status.textContent}`);
     }
     moving.replaceChildren(document.createElementNS("http://www.w3.org/2000/svg", "g"));
   };

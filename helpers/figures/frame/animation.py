@@ -4,6 +4,7 @@ Everything is placed in Python, in pixels and in seconds of the film's own clock
 paint the same list: boxes that travel, boxes that appear or grow, counters that run.
 """
 
+import math
 import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from helpers.style import STYLE, TEXT, TITLE_SIZE, css, javascript
 
 _HERE = Path(__file__).parent
 LINE = 17  # pixels between the lines of a title, here and in animation.js
-TITLE_LETTER = 7.4  # pixels: an upper estimate of a title's letter
+TITLE_LETTER = 8.6  # pixels: an upper estimate of a title's letter
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Animation:
 
     size: width and height; seconds: the length of the film's own clock; plays: playing time in seconds.
     unit: the clock's unit, shown next to the slider, with `scale` units per second of that clock.
+    counts: whether that is a plural, of things that the clock counts: it shows no fraction of one.
     """
 
     size: tuple[float, float]
@@ -101,12 +103,20 @@ class Animation:
     counters: tuple[Counter, ...] = ()
     boxes: tuple[tuple[float, float, float, float], ...] = ()
     told: tuple[tuple[float, str], ...] = field(default_factory=tuple)
+    counts: bool = False
+
+    def clock(self, time: float) -> str:
+        """What the clock shows at a time."""
+        if not self.counts:
+            return f"{plain(time * self.scale)} {self.unit}"
+        count = math.floor(time * self.scale + 1e-6)
+        return f"{count:,} {self.unit.removesuffix('s') if count == 1 else self.unit}"
 
     def says(self, time: float) -> str:
         """The line of text at a time."""
         now = [text for start, text in self.told if start <= time] or [""]
         numbers = ", ".join(f"{counter.name} {counter.at(time)}" for counter in self.counters)
-        return f"{plain(time * self.scale)} {self.unit}: {now[-1]}" + (f" {numbers}." if numbers else "")
+        return f"{self.clock(time)}: {now[-1]}" + (f" {numbers}." if numbers else "")
 
 
 @dataclass(frozen=True)
@@ -196,7 +206,11 @@ class Film:
         """The data that the browser's script draws."""
         scenes = [[name, _sent(scene)] for name, scene in self.scenes.items()]
         given = self._narrow
-        narrow = vars(given) if isinstance(given, Stack) else [_sent(scene) for scene in (given or {}).values()]
+        if isinstance(given, Stack):
+            titles = [folded(scene.title, given.width) for scene in self.scenes.values()]
+            narrow = {**vars(given), "titles": titles}
+        else:
+            narrow = [_sent(scene) for scene in (given or {}).values()]
         return {"choice": self._choice, "opens": self._frame, "scenes": scenes, "narrow": narrow}
 
     def __repr__(self) -> str:
@@ -216,6 +230,7 @@ def _sent(scene: Animation) -> dict:
         "plays": scene.plays,
         "unit": scene.unit,
         "scale": scene.scale,
+        "counts": scene.counts,
         "title": scene.title,
         "movers": [rounded(mover) for mover in scene.movers],
         "bars": [rounded(bar) for bar in scene.bars],

@@ -1,6 +1,10 @@
 // Shows the frame of the sliders' position. All it needs was sent beforehand, so a move needs no answer from the kernel
 // and reaches the screen with the browser's next paint, however busy the kernel is. A choice does need the kernel: until
 // its frames are there, the chart is dimmed and the line says what is going on.
+const NARROW = 480; // pixels: below this width, a page is narrow
+const WIDE = 576; // points: a picture's width
+const GROWN = 1.6; // letters of such a picture on a narrow page
+const LARGEST = 1.05; // pixels of a part's point: no part is larger than it is elsewhere
 const PATIENCE = 4000; // ms between two looks at a kernel that is to answer
 const SILENT = "The kernel does not answer: the chart is as it was. To bring it back to life, run this cell again.";
 
@@ -16,12 +20,14 @@ function render({ model, el }) {
     return node;
   };
   el.classList.add("fusion-explorer");
+  const heading = add(el, { class: "fusion-heading", "aria-hidden": "true" }); // of a narrow picture, whose label says it
   const chart = add(el, { class: "fusion-chart", role: "img" });
   const still = add(chart, {});
   const moving = add(chart, { class: "fusion-moving" });
   const said = add(chart, {});
+  const below = add(el, { class: "fusion-below", "aria-hidden": "true" });
   const line = add(el, { role: "status", "aria-live": "polite" });
-  const table = add(el, {});
+  const table = add(el, { class: "fusion-numbers" });
 
   const nameSliders = () => {
     // ipywidgets' sliders have a visible name and value that a screen reader cannot connect with them.
@@ -36,12 +42,86 @@ function render({ model, el }) {
       speak();
     }
   };
+  // On a narrow page a picture's letters grow, its parts stand below each other, and its title and long lines fold in
+  // text of the page's own.
+  let narrow = false;
+  let rows = []; // of the windows through which the parts are seen: x, y, width, height
+  let told = []; // texts that are too long for it
+  let reached = null; // by the frames so far, where a picture has no parts: left, top, right, bottom
+  const put = (layer, svg) => {
+    layer.innerHTML = narrow && rows.length
+      ? rows.map((row) => `<div class="fusion-row">${svg.repeat(row.length)}</div>`).join("")
+      : svg;
+  };
+  // All is read before anything is written, and once more after: the browser lays out twice, however many texts.
+  const grow = (layers, widths, longest) => {
+    const drawings = layers.flatMap((layer) => layer.map((drawing, number) => [drawing, number, widths[number] ?? WIDE]));
+    const found = drawings.flatMap(([drawing, number, width]) =>
+      [...drawing.querySelectorAll("text:not(.fusion-grown, .fusion-title)")].map((text) => (
+        { text, number, size: parseFloat(getComputedStyle(text).fontSize) * Math.max(1, (GROWN * width) / WIDE) })));
+    for (const { text, size } of found) {
+      text.style.fontSize = `${size}px`;
+      text.classList.add("fusion-grown");
+    }
+    const long = found.filter(({ text }) => text.getBBox().width >= longest);
+    for (const { text } of long) text.classList.add("fusion-long");
+    for (const { text, number } of long) if (number === 0) told.push(text);
+  };
+  const frameAll = (drawings) => {
+    for (const { x, y, width, height } of drawings.map((each) => each.getBBox())) {
+      if (!width) continue;
+      const [left, top, right, bottom] = reached ?? [x, y, x, y];
+      reached = [Math.min(left, x), Math.min(top, y), Math.max(right, x + width), Math.max(bottom, y + height)];
+    }
+    if (!reached) return;
+    const [left, top, right, bottom] = reached;
+    const box = [left - 1, top - 1, right - left + 2, bottom - top + 2].join(" ");
+    for (const each of drawings) each.setAttribute("viewBox", box);
+  };
+  const fit = () => {
+    heading.replaceChildren();
+    below.replaceChildren();
+    if (!narrow) return;
+    const layers = [still, moving, said].map((layer) => [...layer.querySelectorAll("svg")]);
+    const windows = rows.flat();
+    const longest = windows.length ? 0.97 * Math.max(...windows.map(([, , width]) => width)) : 0.7 * WIDE;
+    const write = (place, line, tag) => (place.appendChild(document.createElement(tag)).textContent = line);
+    const title = moving.querySelector(".fusion-title");
+    if (title) write(heading, title.textContent, "b");
+    const wide = chart.clientWidth / LARGEST;
+    grow(layers, windows.map(([, , width]) => width), longest);
+    for (const drawings of layers) {
+      drawings.forEach((drawing, number) => {
+        const found = windows[number];
+        if (!found) return;
+        const together = rows.find((row) => row.includes(found)).reduce((sum, [, , width]) => sum + width, 0);
+        drawing.setAttribute("viewBox", found.join(" "));
+        drawing.style.width = `${(100 * found[2]) / Math.max(together, wide)}%`;
+      });
+    }
+    told = told.filter((line) => line.isConnected);
+    for (const line of told) {
+      write(Number(line.getAttribute("y")) < 60 ? heading : below, line.textContent.trim(), "div");
+    }
+    if (!windows.length) frameAll(layers.flat());
+  };
   let text = "";
   let tabled = ""; // its markup
   let quiet = false; // whether the picture says all of it: then the line is for those who hear the page
   let doing = "";
   const write = () => {
-    line.textContent = doing || text;
+    const shown = moving.querySelector(".fusion-title")?.textContent;
+    const at = shown && !doing ? text.indexOf(shown) : -1;
+    if (at < 0) {
+      line.textContent = doing || text;
+    } else { // its title says it
+      const heard = document.createElement("span");
+      const end = at + shown.length;
+      const rest = text.slice(end).replace(/^\.( |$)/, "");
+      heard.className = "fusion-heard";
+      heard.textContent = text.slice(at, text.length - rest.length);
+      line.replaceChildren(text.slice(0, at), heard, rest);
+    }
     line.classList.toggle("fusion-heard", quiet && !doing);
   };
   let waits = null;
@@ -56,7 +136,8 @@ function render({ model, el }) {
   };
   const show = () => {
     const frame = frameOf(model.get("data"), ["first", "second", "third"].map((slider) => model.get(slider)));
-    moving.innerHTML = frame.svg;
+    put(moving, frame.svg);
+    fit();
     text = `${frame.text} ${model.get("said").text}`.trim();
     quiet = Boolean(frame.quiet) && !model.get("said").text;
     chart.setAttribute("aria-label", text);
@@ -65,11 +146,15 @@ function render({ model, el }) {
   };
   const redraw = () => {
     work("");
+    reached = null;
     still.innerHTML = model.get("still");
+    const parts = still.querySelector("svg")?.dataset.parts ?? "";
+    rows = parts.split(";").filter(Boolean).map((row) => row.split(",").map((each) => each.split(" ").map(Number)));
+    if (narrow) put(still, model.get("still"));
     tell();
   };
   const tell = () => {
-    said.innerHTML = model.get("said").svg;
+    put(said, model.get("said").svg);
     show();
     // However low the window, the smallest text has 11 pixels.
     const sizes = [...chart.querySelectorAll("text")]
@@ -83,7 +168,18 @@ function render({ model, el }) {
   model.on("change:data", redraw);
   model.on("change:said", tell);
   model.on("change:doing", () => work(model.get("doing")));
+  const isNarrow = () => {
+    narrow = chart.clientWidth > 0 && chart.clientWidth < NARROW;
+    el.classList.toggle("fusion-narrow", narrow);
+  };
+  isNarrow();
   redraw();
+  const resized = new ResizeObserver(() => {
+    const before = narrow;
+    isNarrow();
+    if (narrow !== before) redraw();
+  });
+  resized.observe(chart);
   // Caught on its way down: what the choice does may be done before the event is back up.
   const choose = ({ target }) => {
     const chosen = target.matches("select, input[type=checkbox]") && target.closest(".fusion-controls");
@@ -105,6 +201,7 @@ function render({ model, el }) {
   setTimeout(() => whenThere(50));
   return () => {
     clearTimeout(waits);
+    resized.disconnect();
     document.removeEventListener("change", choose, true);
   };
 }

@@ -54,7 +54,12 @@ class FramePlayer(Stage):
 
 
 class Explorer(ABC):
-    """Sliders and choices above a stage. A subclass defines the content: `text`, `chart()` and `_still_and_data()`."""
+    """Sliders and choices above a stage. A subclass defines the content: `text`, `chart()` and `_still_and_data()`.
+
+    `_parts`: rows of windows (x, y, width, height) through which a narrow page shows the picture; none: all of it.
+    """
+
+    _parts: tuple[tuple[tuple[float, float, float, float], ...], ...] = ()
 
     def __init__(self, stage: Stage, sliders: Iterable[widgets.SelectionSlider], choices: list[list[widgets.Widget]]):
         self._stage, self._sliders, self._choices = stage, list(sliders), [each for row in choices for each in row]
@@ -90,10 +95,14 @@ class Explorer(ABC):
         try:
             still, data = self._still_and_data()
             with self._stage.hold_sync():
-                self._stage.still, self._stage.data = still, data
+                self._stage.still, self._stage.data = self._with_parts(still), data
                 self._show_said()
         finally:  # the browser waits for it, also where the data are as they were
             self._stage.doing = ""
+
+    def _with_parts(self, still: str) -> str:
+        rows = (",".join(" ".join(f"{each:g}" for each in window) for window in row) for row in self._parts)
+        return still.replace("<svg", f'<svg data-parts="{";".join(rows)}"', 1) if self._parts else still
 
     def mark(self, said: GuessMark | None) -> None:
         """Show what the reader said on the chart; None: nothing."""
@@ -155,7 +164,7 @@ def svg_opening(figure: Figure) -> str:
 
 def svg_title(title: str, x: float, y: float) -> str:
     """A chart's title, its baseline starting at (x, y)."""
-    return f'<text x="{x:.1f}" y="{y}" font-size="{TITLE_SIZE}" font-weight="bold">{title}</text>'
+    return f'<text class="fusion-title" x="{x:.1f}" y="{y}" font-size="{TITLE_SIZE}" font-weight="bold">{title}</text>'
 
 
 def svg_mark(kind: str, x: float, y: float) -> str:

@@ -1,5 +1,6 @@
 """Animate a fusion plan for a chain: edge after edge is fused or refused, and the bytes that cross memory fall."""
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 from helpers.figures.frame.animation import LINE, Animation, Bar, Film, MovingBox, Note, folded
@@ -31,84 +32,145 @@ def bytes_after(plan: FusionPlan) -> list[int]:
     return found
 
 
-def _scene(plan: FusionPlan, upright: bool) -> Animation:
-    """Draw it, the chain from left to right, or from top to bottom where it is `upright`, for a narrow page."""
-    width, left = (346, 0) if upright else (624, 60)
-    title = folded(TITLE, width)
-    top = 40 + LINE * title.count("\n") + (18 if upright else 0)
-    node, gap, deep, memory, tensor = (28, 20, 96, 190, 22) if upright else (78, 18, 30, 82, 40)
-    thick, joint = (80, 40) if upright else (20, 14)  # of a tensor and of a joint, across the chain
+@dataclass(frozen=True)
+class _Layout:
+    """Where a chain stands: from left to right, its memory below, or upright, its memory to the right.
 
-    def rectangle(along: float, across: float, length: float, depth: float) -> tuple[float, float, float, float]:
-        if upright:
+    Lengths are along the chain, depths across it.
+    """
+
+    upright: bool
+    width: int
+    node: int  # length of an operation
+    gap: int  # between two operations
+    deep: int  # depth of an operation
+    memory: int  # where the tensors begin
+    tensor: int  # length of a tensor
+    thick: int  # depth of a tensor
+    joint: int  # depth of a joint
+
+    @property
+    def title(self) -> str:
+        return folded(TITLE, self.width)
+
+    @property
+    def corner(self) -> tuple[int, int]:
+        top = 40 + LINE * self.title.count("\n")
+        return (0, top + 18) if self.upright else (60, top)
+
+    def rectangle(self, along: float, across: float, length: float, depth: float) -> tuple[float, float, float, float]:
+        left, top = self.corner
+        if self.upright:
             return left + across, top + along, depth, length
         return left + along, top + across, length, depth
 
+    def operation(self, number: int) -> tuple[float, float, float, float]:
+        return self.rectangle(number * (self.node + self.gap), 0, self.node, self.deep)
+
+    def _middle(self, number: int) -> float:
+        """Where an edge stands, along the chain."""
+        return number * (self.node + self.gap) + self.node + self.gap / 2
+
+    def home(self, number: int, inset: int = 0) -> tuple[float, float, float, float]:
+        """The place of an edge's tensor in memory."""
+        along, across = self._middle(number) - self.tensor / 2 + inset, self.memory + inset
+        return self.rectangle(along, across, self.tensor - 2 * inset, self.thick - 2 * inset)
+
+    def ways(self, number: int) -> list[tuple[float, float, float, float]]:
+        """From an edge's operations to its tensor."""
+        sides = (self._middle(number) + side * (self.gap / 2 + 4) - 1.5 for side in (-1, 1))
+        return [self.rectangle(along, self.deep, 3, self.memory - self.deep) for along in sides]
+
+    def between(self, number: int) -> tuple[float, float, float, float]:
+        """The joint of an edge's operations."""
+        along = self._middle(number) - self.gap / 2
+        return self.rectangle(along, (self.deep - self.joint) / 2, self.gap, self.joint)
+
+    def headings(self) -> list[Note]:
+        top = self.corner[1]
+        if self.upright:
+            middles = {"kernels": self.deep / 2, "memory": self.memory + self.thick / 2}
+            return [Note(name, x, top - 8, "center", True) for name, x in middles.items()]
+        return [Note("kernels", 0, top + 19, bold=True), Note("memory", 0, top + self.memory + 14, bold=True)]
+
+    def size_of(self, number: int, size: str) -> Note:
+        """What an edge's tensor has."""
+        x, y, width, height = self.home(number)
+        if self.upright:
+            return Note(size, x + width + 8, y + 15)
+        return Note(size, x + width / 2, y + height + 13, "center")
+
+    def low(self, operations: int) -> float:
+        """Where the bar of all bytes is named."""
+        along, across = operations * (self.node + self.gap) + 18, self.memory + self.thick + 61
+        return self.corner[1] + (along if self.upright else across)
+
+    def bar(self, operations: int) -> tuple[float, float, float]:
+        """The bar of all bytes: x, y, width."""
+        low = self.low(operations)
+        x, y = (0, low + 8) if self.upright else (84, low - 13)
+        return x, y, self.width - x - 4
+
+
+WIDE = _Layout(False, 624, node=78, gap=18, deep=30, memory=82, tensor=40, thick=20, joint=14)
+NARROW = _Layout(True, 346, node=28, gap=20, deep=96, memory=190, tensor=22, thick=80, joint=40)
+
+
+def _scene(plan: FusionPlan, layout: _Layout) -> Animation:
     names = [each.name.removeprefix("native_") for each in plan.operations]
     seconds = ANSWERED * len(plan.edges) + 2.0
-    movers, bars, boxes, notes = [], [], [], []
+    movers, bars, boxes, notes = [], [], [], layout.headings()
     told = [(0.0, f"{len(names)} kernels, and every result goes through memory.")]
     for number, name in enumerate(names):
-        place = rectangle(number * (node + gap), 0, node, deep)
-        boxes.append(place)
-        notes.append(Note(name, place[0] + place[2] / 2, place[1] + place[3] / 2 + 4, "center"))
-    if upright:
-        notes += [Note("kernels", deep / 2, top - 8, "center", True)]
-        notes += [Note("memory", memory + thick / 2, top - 8, "center", True)]
-    else:
-        notes += [Note("kernels", 0, top + 19, bold=True), Note("memory", 0, top + memory + 14, bold=True)]
+        x, y, width, height = layout.operation(number)
+        boxes.append((x, y, width, height))
+        notes.append(Note(name, x + width / 2, y + height / 2 + 4, "center"))
     moved, kernels, coloured = bytes_after(plan), len(names), set()
     for number, edge in enumerate(plan.edges):
-        asked, middle = ANSWERED * number, number * (node + gap) + node + gap / 2
+        asked = ANSWERED * number
         answered = asked + ASKED
         fused = (edge.producer, edge.consumer) in plan.fused_edges
-        end = answered if fused else seconds + 1
-        place = rectangle(middle - tensor / 2, memory, tensor, thick)
-        boxes.append(place)
-        size = si(edge.nbytes, "B")
-        if upright:
-            notes.append(Note(size, place[0] + place[2] + 8, place[1] + 15))
-        else:
-            notes.append(Note(size, place[0] + place[2] / 2, place[1] + place[3] + 13, "center"))
-        ways = [rectangle(middle + side * (gap / 2 + 4) - 1.5, deep, 3, memory - deep) for side in (-1, 1)]
-        gone = [rectangle(middle - tensor / 2 + 2, memory + 2, tensor - 4, thick - 4), *ways]
-        movers += [MovingBox(x, y, x, y, w, h, -1.0, end, UNFUSED) for x, y, w, h in gone]
-        x, y, w, h = rectangle(middle - gap / 2, (deep - joint) / 2, gap, joint)
-        movers.append(MovingBox(x, y, x, y, w, h, asked, answered, LIMIT))
-        producer, consumer = names[number], names[number + 1]
-        told.append((asked, f"May {producer} and {consumer} share a kernel?"))
+        boxes.append(layout.home(number))
+        notes.append(layout.size_of(number, si(edge.nbytes, "B")))
+        through_memory = layout.home(number, inset=2), *layout.ways(number)
+        movers += [_shown(place, -1.0, answered if fused else seconds + 1, UNFUSED) for place in through_memory]
+        joint = layout.between(number)
+        movers.append(_shown(joint, asked, answered, LIMIT))
+        told.append((asked, f"May {names[number]} and {names[number + 1]} share a kernel?"))
         if fused:
             kernels -= 1
-            bars.append(Bar(x, y, w, h, answered, answered, FUSED))
+            bars.append(Bar(*joint, answered, answered, FUSED))
             for each in sorted({number, number + 1} - coloured):
-                bars.append(Bar(*rectangle(each * (node + gap), 0, node, deep), answered, answered, FUSED, FAINT))
+                bars.append(Bar(*layout.operation(each), answered, answered, FUSED, FAINT))
             coloured |= {number, number + 1}
             fell = f"{si(moved[number], 'B')} become {si(moved[number + 1], 'B')}, in {kernels} kernels"
             told.append((answered, f"Yes: {edge.reason}. {fell}."))
         else:
-            movers.append(MovingBox(x, y, x, y, w, h, answered, seconds + 1, WRONG))
+            movers.append(_shown(joint, answered, seconds + 1, WRONG))
             told.append((answered, f"No: {edge.reason}."))
     told.append((seconds - 1, f"{kernels} kernels of {len(names)} are left, and {si(moved[-1], 'B')} of traffic."))
-    low = top + (len(names) * (node + gap) + 18 if upright else memory + thick + 48)
-    notes.append(Note("bytes moved", 0, low if upright else low + 13, bold=True))
-    start, low = (0, low + 8) if upright else (84, low)
-    room = width - start - 4
-    boxes.append((start, low, room, 18))
+    x, y, room = layout.bar(len(names))
+    notes.append(Note("bytes moved", 0, layout.low(len(names)), bold=True))
+    boxes.append((x, y, room, 18))
     for number, value in enumerate(moved):
         begin = -1.0 if not number else ANSWERED * (number - 1) + ASKED - 0.01
         end = ANSWERED * number + ASKED if number < len(plan.edges) else seconds + 1
-        at = start + 2, low + 2
-        movers.append(MovingBox(*at, *at, (room - 4) * value / moved[0], 14, begin, end, UNFUSED))
-    notes.append(Note("0", start, low + 32))
-    notes.append(Note(f"{si(moved[0], 'B')}, all apart", start + room, low + 32, "right"))
-    legend = ("orange: through memory", "blue: in one kernel", "grey: asked", "red: refused")
-    lines = [", ".join(legend[:2]), ", ".join(legend[2:])] if upright else [", ".join(legend)]
-    notes += [Note(line, start, low + 52 + 15 * number) for number, line in enumerate(lines)]
-    bottom = low + 44 + 15 * len(lines)
+        movers.append(_shown((x + 2, y + 2, (room - 4) * value / moved[0], 14), begin, end, UNFUSED))
+    notes.append(Note("0", x, y + 32))
+    notes.append(Note(f"{si(moved[0], 'B')}, all apart", x + room, y + 32, "right"))
+    legend = "orange: through memory, blue: in one kernel, grey: asked, red: refused"
+    lines = folded(legend, layout.width).split("\n")
+    notes += [Note(line, x, y + 52 + 15 * number) for number, line in enumerate(lines)]
     return Animation(
-        (width, bottom), seconds, 14.0, "steps", 0.5, title, tuple(movers), tuple(bars), tuple(notes), (),
-        tuple(boxes), tuple(told),
+        (layout.width, y + 44 + 15 * len(lines)), seconds, 14.0, "steps", 0.5, layout.title, tuple(movers),
+        tuple(bars), tuple(notes), (), tuple(boxes), tuple(told), counts=True,
     )  # fmt: skip
+
+
+def _shown(place: tuple[float, float, float, float], start: float, end: float, colour: str) -> MovingBox:
+    """A box that stays where it is, visible between two times."""
+    x, y, width, height = place
+    return MovingBox(x, y, x, y, width, height, start, end, colour)
 
 
 def chain_animation(plan: FusionPlan) -> Film:
@@ -118,4 +180,4 @@ def chain_animation(plan: FusionPlan) -> Film:
         ValueError: the operations are not a chain.
     """
     _chain(plan)
-    return Film({"chain": _scene(plan, False)}, frame=0.62, narrow={"chain": _scene(plan, True)})
+    return Film({"chain": _scene(plan, WIDE)}, frame=0.62, narrow={"chain": _scene(plan, NARROW)})

@@ -202,9 +202,9 @@ def _host() -> float:
 
 
 SIZE = (576, 318)  # points
-QUESTION = (12, 44, 288, 34)  # left, top, width and height of the first
+QUESTION = (12, 44, 320, 34)  # left, top, width and height of the first
 PITCH = 47
-OUTCOME_LEFT, OUTCOME_WIDTH = 380, 184
+OUTCOME_LEFT, OUTCOME_WIDTH = 370, 196
 
 
 def _places() -> list[tuple[tuple[float, float, float, float], tuple[float, float, float, float]]]:

@@ -1,5 +1,7 @@
 // A graph whose edges are switches. Every partition that they lead to, with its costs and its refusals, was worked out
-// beforehand: a click looks up the next, and only colours, labels and totals change.
+// beforehand: a click looks up the next, and only colours, labels and totals change. On a narrow page the totals stand
+// below the graph.
+const NARROW = 480, TOP = 24; // pixels of a narrow page; points of the title, which it folds
 function render({ model, el }) {
   const add = (parent, tag, attributes = {}) => {
     const node = parent.appendChild(document.createElement(tag));
@@ -8,10 +10,28 @@ function render({ model, el }) {
   };
   el.classList.add("fusion-explorer", "fusion-simulator");
   const buttons = add(el, "div", { class: "fusion-buttons" });
+  const heading = add(el, "div", { class: "fusion-heading", "aria-hidden": "true" });
   const chart = add(el, "div", { role: "group", "aria-label": "graph: each edge is a switch that fuses it" });
+  const below = add(el, "div", { "aria-hidden": "true" });
   const line = add(el, "div", { role: "status", "aria-live": "polite" });
-  const table = add(el, "div");
+  const table = add(el, "div", { class: "fusion-numbers" });
+  const name = `fusion-totals-${crypto.getRandomValues(new Uint32Array(1))[0]}`;
   let boxes, edges, totals;
+  let narrow = false;
+  let size = null; // of the picture: width, height
+  const fit = () => {
+    const split = model.get("data").split;
+    const [width, height] = size;
+    heading.replaceChildren();
+    below.replaceChildren();
+    const seen = narrow ? [0, TOP, split, height - TOP] : [0, 0, width, height];
+    chart.querySelector("svg").setAttribute("viewBox", seen.join(" "));
+    if (!narrow) return;
+    add(heading, "b").textContent = totals.querySelector(".fusion-title").textContent;
+    const { y, height: deep } = totals.getBBox();
+    const box = `${split} ${y - 2} ${width - split} ${deep + 4}`;
+    below.innerHTML = `<svg viewBox="${box}" fill="currentColor" width="60%"><use href="#${name}"/></svg>`;
+  };
 
   const go = (number) => {
     if (number === model.get("first")) return show();
@@ -62,12 +82,15 @@ function render({ model, el }) {
       edge.children[2].textContent = now.said[index];
     });
     totals.innerHTML = now.bars;
+    fit();
     line.textContent = refused + now.text;
     table.innerHTML = now.table;
   };
   const redraw = () => {
     const data = model.get("data");
-    chart.innerHTML = `${data.graph}<g class="fusion-moving"></g></svg>`;
+    chart.innerHTML = `${data.graph}<g class="fusion-moving" id="${name}"></g></svg>`;
+    const { width, height } = chart.querySelector("svg").viewBox.baseVal;
+    size = [width, height];
     boxes = [...chart.querySelectorAll(".fusion-box")];
     edges = [...chart.querySelectorAll(".fusion-edge")];
     totals = chart.querySelector(".fusion-moving");
@@ -76,5 +99,14 @@ function render({ model, el }) {
   model.on("change:first", () => show());
   model.on("change:data", redraw);
   redraw();
+  const resized = new ResizeObserver(() => {
+    const is = chart.clientWidth > 0 && chart.clientWidth < NARROW;
+    if (is === narrow) return;
+    narrow = is;
+    el.classList.toggle("fusion-narrow", narrow);
+    fit();
+  });
+  resized.observe(chart);
+  return () => resized.disconnect();
 }
 export default { render };

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from helpers.figures.frame.chart import Chart, si
-from helpers.figures.frame.explorer import Explorer, Stage, svg_opening
+from helpers.figures.frame.explorer import Explorer, Stage, svg_opening, svg_title
 from helpers.instruments.devices import Device
 from helpers.instruments.fusion.analyser import costs_of
 from helpers.instruments.fusion.cost import Costs
@@ -320,12 +320,13 @@ def _legend_y() -> float:
 
 
 def _bars_svg(simulation: Simulation, groups: Partition) -> str:
-    parts = [f'<text x="12" y="18" font-size="{TITLE_SIZE}" font-weight="bold">{_finding(simulation, groups)}</text>']
+    parts = [svg_title(_finding(simulation, groups), 12, 18)]
     for y, width, eager, best, label in _bars(simulation, groups):
         parts.append(f'<text x="{BARS_LEFT}" y="{y - 6:.1f}">{label}</text>')
         parts.append(f'<rect x="{BARS_LEFT}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{FUSED}"/>')
         for x, colour in ((eager, UNFUSED), (best, LIMIT)):
             parts.append(f'<path d="M{BARS_LEFT + x:.1f} {y - 3}v{BAR + 6}" stroke="{colour}" stroke-width="2"/>')
+    parts.append(f'<text x="{BARS_LEFT}" y="{_legend_y() + 3}" font-size="{SMALL_SIZE}">{LEGEND}</text>')
     return "".join(parts)
 
 
@@ -351,7 +352,6 @@ def _graph_svg(simulation: Simulation, places: Places) -> str:
             f'<g class="fusion-box"><rect x="{x:.1f}" y="{y:.1f}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="4" '
             f'fill-opacity=".16" stroke-width="1.5"/><text x="{x + 6:.1f}" y="{y + 14.5:.1f}"></text></g>'
         )
-    parts.append(f'<text x="{BARS_LEFT}" y="{_legend_y() + 3}" font-size="{SMALL_SIZE}">{LEGEND}</text>')
     return "".join(parts)
 
 
@@ -425,6 +425,7 @@ class FusionSimulator(Explorer):
             "best": self._numbers[simulation.best],
             "apart": self._numbers[simulation.apart],
             "fused": FUSED,
+            "split": BARS_LEFT - 8,
             "partitions": [self._partition(groups) for groups in self._order],
         }
 

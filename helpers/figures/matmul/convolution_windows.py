@@ -178,6 +178,11 @@ class WindowsExplorer(Explorer):
         ValueError: an unknown filter, or a value that is not on its slider.
     """
 
+    _parts = (
+        ((0, 48, 290, 260),),
+        ((290, 48, 286, 260),),
+    )
+
     def __init__(self, taps: int = 3, stride: int = 1, padding: int = 1, tile: int | str = 0):
         if taps not in FILTERS:
             raise ValueError(

@@ -154,6 +154,11 @@ class ExpertWeightsExplorer(SceneExplorer):
         ValueError: a value that is not on its slider or among its choices.
     """
 
+    _parts = (
+        ((0, 30, 250, 204),),
+        ((0, 30, 94, 204), (250, 30, 142, 204)),
+        ((0, 30, 94, 204), (390, 30, 186, 204)),
+    )
     _axes = staticmethod(weights_axes)
 
     def __init__(

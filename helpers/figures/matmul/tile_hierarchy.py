@@ -158,6 +158,10 @@ class TileHierarchyExplorer(SceneExplorer):
         ValueError: a value that is not on its slider.
     """
 
+    _parts = (
+        ((0, 28, 344, 190),),
+        ((344, 28, 232, 190),),
+    )
     _axes = staticmethod(hierarchy_axes)
 
     def __init__(self, level: str = LEVELS[0], tile: tuple[int, int] = (128, 128)):

@@ -200,6 +200,7 @@ def passes_animation(what: str) -> Film:
         (ends[0], "Both have the same result."),
     )
     scene = Animation(
-        (WIDTH, under + 18), max(ends), 12.0, "crossings", 1.0, shown.title, movers, bars, notes, (), boxes, told
-    )
+        (WIDTH, under + 18), max(ends), 12.0, "crossings", 1.0, shown.title, movers, bars, notes, (), boxes, told,
+        counts=True,
+    )  # fmt: skip
     return Film({what: scene}, frame=0.4, narrow=Stack(half + BESIDE, half + 4))

@@ -122,7 +122,7 @@ def _scene(elements: int, device: str) -> Animation:
     title = f"{title}: {elements / 1e6:,.0f} million elements, {device}"
     return Animation(
         (WIDTH, DRAM + 4 * ROW + 16), turns, 14.0, "turns", 1.0, title,
-        tuple(movers), tuple(bars), tuple(notes), tuple(counters), tuple(boxes), told,
+        tuple(movers), tuple(bars), tuple(notes), tuple(counters), tuple(boxes), told, counts=True,
     )  # fmt: skip
 
 

@@ -125,6 +125,6 @@ def _frame(figure: Figure, axes: Axes, read: str, width: int, k: int) -> dict[st
         + svg_title(title, edge, 15)
         + f'<text x="{edge:.1f}" y="30">{name}</text>'
         + "".join(f'<path d="{path}" fill="{colour}"/>' for colour, path in drawn.items())
-        + f'<g fill="white" font-size="{SMALL_SIZE}" text-anchor="middle">{numbers}</g></svg>'
+        + f'<g class="fusion-fine" fill="white" font-size="{SMALL_SIZE}" text-anchor="middle">{numbers}</g></svg>'
     )
     return {"svg": svg, "text": f"{title}. {name}", "table": "", "quiet": True}

@@ -76,22 +76,20 @@ const panelSvg = (sm, resource, block, limiting, more) => {
 
 // The SM: a bar for each resource, which its blocks fill from the left. Where the next would not fit, it is dashed.
 const smSvg = (sm, block, blocks, limiting) => {
-  const { top, height, step, left: indent, colours } = sm.sm;
+  const { top, height, step, left: indent, right: room, colours } = sm.sm;
   const start = sm.panels.threads.left + indent;
-  const width = sm.panels["shared memory"].right - start;
+  const width = sm.panels["shared memory"].right - room - start;
   const warps = Math.ceil(block.threads / 32);
   const ofWarp = Math.ceil((block.registers * 32) / sm.register_unit) * sm.register_unit;
   const size = Math.ceil((block.size + sm.reserved) / sm.unit) * sm.unit;
   const digits = (number) => number.toLocaleString("en");
   const kilobytes = (number) => `${Number((number / 1024).toPrecision(6))}`;
   const bars = [
-    ["threads", warps, sm.warps, `warps: ${warps * blocks} of ${sm.warps}`],
-    ["registers", warps * ofWarp, sm.register_file,
-      `registers: ${digits(warps * ofWarp * blocks)} of ${digits(sm.register_file)}`],
-    ["shared memory", size, sm.shared_memory,
-      `shared memory: ${kilobytes(size * blocks)} of ${kilobytes(sm.shared_memory)} KB`],
+    ["threads", "warps", warps, sm.warps, digits],
+    ["registers", "registers", warps * ofWarp, sm.register_file, digits],
+    ["shared memory", "shared memory", size, sm.shared_memory, kilobytes, " KB"],
   ];
-  return bars.map(([resource, one, total, label], number) => {
+  return bars.map(([resource, name, one, total, written, unit = ""], number) => {
     const y = top + step * number;
     const wide = (width * one) / total;
     const box = (x, w, attributes) =>
@@ -103,8 +101,10 @@ const smSvg = (sm, block, blocks, limiting) => {
       ? `<rect x="${(start + wide * blocks + 2).toFixed(1)}" y="${y + 2}" width="${left.toFixed(1)}" height="${height - 4}"` +
         ` fill="none" stroke="${sm.wrong}" stroke-dasharray="4 2"/>` : "";
     const weight = limiting.includes(resource) ? "bold" : "normal";
+    const text = (x, said) => `<text x="${x}" y="${y + height / 2 + 3}" font-weight="${weight}">${said}</text>`;
     return (
-      `<text x="${sm.panels.threads.left}" y="${y + height / 2 + 3}" font-weight="${weight}">${label}</text>` +
+      text(sm.panels.threads.left, name) +
+      text((start + width + 6).toFixed(1), `${written(one * blocks)} of ${written(total)}${unit}`) +
       `<g data-bar="${resource}">${filled}</g>${box(start, width, `fill="none" stroke="${sm.grey}"`)}${rest}`
     );
   }).join("");
@@ -144,7 +144,7 @@ const frameOf = (sm, [first, second, third]) => {
   return {
     svg:
       sm.opening +
-      `<text x="${sm.panels.threads.left}" y="${sm.title_y}" font-size="${STYLE.titleSize}" font-weight="bold">${title}</text>` +
+      `<text class="fusion-title" x="${sm.panels.threads.left}" y="${sm.title_y}" font-size="${STYLE.titleSize}" font-weight="bold">${title}</text>` +
       smSvg(sm, block, blocks, limiting) +
       RESOURCES.map((resource) => panelSvg(sm, resource, block, limiting, more)).join("") +
       "</svg>",

@@ -42,7 +42,7 @@ SWEPT = {"warps": "threads"}  # limiter -> the resource that a panel sweeps for 
 OWN_LINE, FREEING_LINE = 5, 16  # points above a panel
 TITLE_FROM_TOP = 14  # points
 # The SM above the panels, in points: a bar for each resource, which blocks fill from the left.
-SM_TOP, BAR_HEIGHT, BAR_STEP, BAR_LEFT = 26, 15, 21, 150
+SM_TOP, BAR_HEIGHT, BAR_STEP, BAR_LEFT, BAR_RIGHT = 26, 15, 21, 100, 92
 SM_HEIGHT = 3 * BAR_STEP + 20
 BLOCKS = (FUSED, SKY_BLUE)  # two colours by turns, so that neighbours differ
 
@@ -70,13 +70,15 @@ class SmBar:
     total: int
 
     @property
-    def label(self) -> str:
+    def name(self) -> str:
+        return "warps" if self.resource == "threads" else self.resource
+
+    @property
+    def used(self) -> str:
         used = self.block * self.blocks
-        if self.resource == "threads":
-            return f"warps: {used} of {self.total}"
-        if self.resource == "registers":
-            return f"registers: {used:,} of {self.total:,}"
-        return f"shared memory: {used / 1024:g} of {self.total / 1024:g} KB"
+        if self.resource == "shared memory":
+            return f"{used / 1024:g} of {self.total / 1024:g} KB"
+        return f"{used:,} of {self.total:,}"
 
     @property
     def next_is_too_large(self) -> bool:
@@ -97,7 +99,7 @@ def occupancy_axes(of_sm: Limits) -> tuple[Figure, dict[str, Axes]]:
         points = figure.bbox.height
         panels = {}
         for number, (resource, (label, largest, step)) in enumerate(PANELS.items()):
-            axes = figure.add_axes((0.06 + 0.325 * number, 32 / points, 0.285, 130 / points))
+            axes = figure.add_axes((0.06 + 0.33 * number, 32 / points, 0.275, 130 / points))
             axes.set(xlim=(0, largest * 1.02), ylim=(0, of_sm.warps * 1.1))
             axes.set_xlabel(label)
             axes.xaxis.set_major_locator(MultipleLocator(step))
@@ -155,11 +157,12 @@ def _draw_sm(figure: Figure, bars: list[SmBar], limiting: list[str], left: float
         corner = x / page_width, 1 - (y + height) / page_height
         figure.add_artist(Rectangle(corner, width / page_width, height / page_height, **look))
 
-    start, width = left + BAR_LEFT, right - left - BAR_LEFT
+    start, width = left + BAR_LEFT, right - left - BAR_LEFT - BAR_RIGHT
     for number, bar in enumerate(bars):
         top, step = SM_TOP + BAR_STEP * number, width * bar.block / bar.total
         weight = "bold" if bar.resource in limiting else "normal"
-        figure.text(left / page_width, 1 - (top + BAR_HEIGHT / 2) / page_height, bar.label, va="center", weight=weight)
+        for text, x in ((bar.name, left), (bar.used, start + width + 6)):
+            figure.text(x / page_width, 1 - (top + BAR_HEIGHT / 2) / page_height, text, va="center", weight=weight)
         for block in range(bar.blocks):
             box(
                 start + step * block, top, step, BAR_HEIGHT, facecolor=BLOCKS[block % 2], edgecolor=LIMIT, linewidth=0.5
@@ -194,7 +197,14 @@ def _tables(compute_capability: tuple[int, int]) -> tuple[str, dict]:
         "own_line": OWN_LINE,
         "freeing_line": FREEING_LINE,
         "grey": LIMIT,
-        "sm": {"top": SM_TOP, "height": BAR_HEIGHT, "step": BAR_STEP, "left": BAR_LEFT, "colours": BLOCKS},
+        "sm": {
+            "top": SM_TOP,
+            "height": BAR_HEIGHT,
+            "step": BAR_STEP,
+            "left": BAR_LEFT,
+            "right": BAR_RIGHT,
+            "colours": BLOCKS,
+        },
         "wrong": WRONG,
         "register_unit": REGISTER_UNIT,
         "register_file": REGISTER_FILE,
@@ -247,6 +257,12 @@ class OccupancyExplorer(Explorer):
     Raises:
         ValueError: an unknown device, a value outside these ranges, or more shared memory than a block can have.
     """
+
+    _parts = (
+        ((30, 20, 580, 72),),
+        ((0, 86, 203, 214), (203, 86, 189, 214)),
+        ((392, 86, 184, 214),),
+    )
 
     def __init__(self, device: str = "H100", threads: int = 256, registers: int = 64, shared_memory: int = 0):
         occupancy(

@@ -119,6 +119,11 @@ class RegistersExplorer(Explorer):
         ValueError: another device, or a number of operations that is not on the slider.
     """
 
+    _parts = (
+        ((0, 22, 198, 194), (198, 22, 190, 194)),
+        ((388, 22, 188, 194),),
+    )
+
     def __init__(
         self,
         compiled: Callable[[int, str], Resources],

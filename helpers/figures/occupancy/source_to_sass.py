@@ -7,7 +7,7 @@ from helpers.instruments.resources import Resources
 from helpers.instruments.sass import Instruction
 from helpers.style import LIMIT, PALETTE
 
-SPLIT, WIDTH = 330, 640  # pixels: where the machine code begins, and the end of it
+SPLIT, WIDTH = 360, 670  # pixels: where the machine code begins, and the end of it
 TOP, LINE, ROW = 58, 24, 15  # the first row's top; heights of a line of Triton and of an instruction
 MARK = (10, 10)  # of a line's colour
 REGISTER = (28, 22)
@@ -94,6 +94,6 @@ def compiler_animation(compiled: Resources) -> Film:
     title = f"{len(lines)} lines of Triton become {len(instructions)} machine instructions"
     scene = Animation(
         (WIDTH, bottom), seconds, 14.0, "instructions", 1.0, title, tuple(movers), tuple(bars), tuple(notes),
-        (), tuple(boxes), tuple(told),
+        (), tuple(boxes), tuple(told), counts=True,
     )  # fmt: skip
     return Film({compiled.kernel: scene}, frame=0.66, narrow=Stack(SPLIT, SPLIT))

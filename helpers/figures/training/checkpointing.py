@@ -127,6 +127,10 @@ class CheckpointingExplorer(SceneExplorer):
         ValueError: an unknown dtype or device, a device without that dtype, or a value that is not on its slider.
     """
 
+    _parts = (
+        ((0, 30, 418, 204),),
+        ((0, 30, 133, 204), (418, 30, 158, 204)),
+    )
     _axes = staticmethod(checkpointing_axes)
 
     def __init__(self, tokens: int = 8192, width: int = 4096, dtype: str = "bf16", device: str = "H200"):

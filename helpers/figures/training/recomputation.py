@@ -163,6 +163,10 @@ class RecomputationExplorer(SceneExplorer):
         ValueError: an unknown operation, dtype or device, or a value that is not on its slider.
     """
 
+    _parts = (
+        ((0, 30, 410, 166),),
+        ((0, 30, 108, 166), (410, 30, 166, 166)),
+    )
     _axes = staticmethod(recomputation_axes)
 
     def __init__(

@@ -16,9 +16,10 @@ from IPython.display import display
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import JITFunction
 
-from helpers.grading.replay.tensors import Storages, inputs_from_json, is_plain, values_as_json
+from helpers.grading.replay.tensors import Storages, have_memory, inputs_from_json, is_plain, values_as_json
 from helpers.instruments.traffic import measure
 from helpers.learning.checks.numbers import listed
+from helpers.learning.checks.offsets import launches_without_memory
 from helpers.learning.checks.values import outputs_start_as_nan
 from helpers.learning.outcome import PASS, AnswerError, as_check
 
@@ -56,9 +57,12 @@ def record_call(answer, inputs: tuple, entry: dict) -> str:
         with record:
             return answer(*inputs)
 
-    # Metered, so that a kernel without its mask cannot write over this process's memory.
-    with outputs_start_as_nan():
-        result = measure(recorded, *inputs).result
+    if have_memory(inputs):
+        # Metered, so that a kernel without its mask cannot write over this process's memory.
+        with outputs_start_as_nan():
+            result = measure(recorded, *inputs).result
+    else:
+        _, result = launches_without_memory(recorded, inputs)
     result = listed(result)
     if is_plain(result):
         entry |= {"values": values_as_json(result), "plain": result}

@@ -10,7 +10,7 @@ import torch
 from helpers.grading.replay.channel import ChannelError
 from helpers.grading.replay.replayed_call import signature_of
 from helpers.grading.replay.submitted_kernels import show_lines
-from helpers.grading.replay.tensors import inputs_packed, tensors_unpacked
+from helpers.grading.replay.tensors import inputs_packed, inputs_unpacked, tensors_unpacked
 from helpers.grading.replay.wire import error_from_json, number, resources_from_json, text, traffic_from_json
 from helpers.instruments.resources import Resources
 from helpers.instruments.traffic import Traffic
@@ -83,7 +83,7 @@ class Replay:
         """Return `make()` of the replay process's reply; ChannelError if the reply is malformed."""
         try:
             return make()
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError):
             self.ended = "sent an invalid result"
             raise ChannelError(self.ended) from None
 
@@ -134,22 +134,20 @@ class RemoteAnswer:
         self._keep_sound(reply, tensors, inputs)
         return compiled
 
-    def strays(
-        self, smaller: tuple, larger: tuple, share: float
-    ) -> tuple[list[tuple], list[tuple], tuple[str, str] | None]:
-        """Return the grids that two calls launch, and the findings of `checks.offsets.find_overflow` after growing
-        them."""
-        calls = []
-        for inputs in (smaller, larger):
-            call = self._question(self._replay.next_call())
-            question = call | ({"share": share, "smaller": calls[0]["call"]["steps"]} if calls else {})
-            reply, tensors = self._replay.asked(question, inputs)
-            self._refuse_changed(reply)
-            self._keep_sound(reply, tensors, inputs)
-            calls.append(call)
+    def strays(self, smaller: tuple, largest: tuple) -> tuple[list[tuple], list[tuple], tuple[str, str] | None]:
+        """Return the grids that two calls launch, the second on inputs without memory, and what
+        `checks.offsets.find_stray` finds in the second."""
+        small, large = (self._question(self._replay.next_call()) for _ in range(2))
+        reply, tensors = self._replay.asked(small, smaller)
+        self._refuse_changed(reply)
+        self._keep_sound(reply, tensors, smaller)
+        reply, _ = self._replay.asked(large | {"small": small["call"]}, (*smaller, *largest))
         found = self._replay.read(lambda: [text(each) for each in reply["stray"]])
+        results = self._replay.read(lambda: inputs_unpacked(reply["results"], []))
+        self._replay.results.append(results if len(results) > 1 else one(results))
         few, most = (
-            [tuple(map(number, step["grid"])) for step in call["call"]["steps"] if "kernel" in step] for call in calls
+            [tuple(map(number, step["grid"])) for step in call["call"]["steps"] if "kernel" in step]
+            for call in (small, large)
         )
         return few, most, (found[0], found[1]) if len(found) == 2 else None
 

@@ -7,7 +7,7 @@ import torch
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
-from helpers.grading.replay.tensors import DTYPES, MAX_BYTES, MAX_RESULTS, Storages
+from helpers.grading.replay.tensors import DTYPES, MAX_BYTES, MAX_RESULTS, Storages, have_memory
 from helpers.learning.outcome import AnswerError
 
 MAX_STEPS = 64  # operators and launches of one call
@@ -40,11 +40,13 @@ class ReplayedCall:
         self.__signature__ = signature_of(parameters)
         self._call = call
         self._kernels = kernels
+        self._device = torch.device("cpu")
 
     def __call__(self, *inputs):
         if len(self._call["steps"]) > MAX_STEPS:
             raise AnswerError(f"over {MAX_STEPS} operations in one call", "your launcher: it should launch, no more")
         storages = Storages()
+        self._device = torch.device("cpu" if have_memory(inputs) else "meta")
         for x in inputs:
             if isinstance(x, torch.Tensor):
                 storages.add(x)
@@ -72,7 +74,8 @@ class ReplayedCall:
         operator = getattr(packet, overload)
         args, kwargs = self._read(step["args"], storages), self._read(step["kwargs"], storages)
         for made in step["made"]:
-            if made["dtype"] not in DTYPES or math.prod(made["shape"]) * DTYPES[made["dtype"]].itemsize > MAX_BYTES:
+            nbytes = math.prod(made["shape"]) * DTYPES[made["dtype"]].itemsize
+            if self._device.type == "cpu" and nbytes > MAX_BYTES:
                 raise AnswerError("too large a tensor", "your launcher: what it allocates")
         result = operator(*args, **kwargs)
         for view, tensor in zip(step["made"], [result] if isinstance(result, torch.Tensor) else result, strict=True):
@@ -103,7 +106,7 @@ class ReplayedCall:
             case {"kernel": str(name)}:
                 return self._kernel(name)
             case {"torch": str(name)}:
-                return torch_value(name)
+                return torch_value(name, self._device)
             case dict():
                 return {str(key): self._read(item, storages) for key, item in value.items()}
             case list():
@@ -124,10 +127,10 @@ def result_of(view: dict | list[dict], storages: Storages) -> torch.Tensor | tup
     return tuple(storages.tensor_of(each) for each in view)
 
 
-def torch_value(name: str):
-    """A dtype, layout, memory format or device by its name; every device is this machine's CPU."""
+def torch_value(name: str, device: torch.device):
+    """A dtype, layout, memory format or device by its name; every device is the one that the call's tensors are on."""
     if name in DTYPES:
         return DTYPES[name]
     if name in ("strided", "contiguous_format", "preserve_format", "channels_last"):
         return getattr(torch, name)
-    return torch.device("cpu")
+    return device

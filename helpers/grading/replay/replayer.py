@@ -6,8 +6,8 @@ no model answer, no other student. It answers questions of `server` on its one s
     {"answers", "name", "parameters", "call", "backwards", "inputs", "storages"}    launches a recorded call again,
         under the meter, from the last program to the first if "backwards"
         -> {"tensors", "several", "changed", "traffic"}
-    the same with "share", and "smaller", the steps of a smaller call    and grows the launches
-        -> the same with "stray", as `checks.offsets.find_overflow` returns it
+    the same with "small", the record of a smaller call, whose inputs come first; the call's own are without memory
+        -> {"stray": as `checks.offsets.find_stray` returns it, "results": views of the larger one's results}
     the same with "devices"    and compiles the call's launches for each of these
         -> the same with "compiled"
     {"cuda": {"source", "name", "device"}, "threads"}    compiles CUDA C++
@@ -29,7 +29,7 @@ import torch
 from helpers.grading.replay.channel import MAX_BYTES, Channel
 from helpers.grading.replay.replayed_call import ReplayedCall
 from helpers.grading.replay.submitted_kernels import kernels_of, show_lines
-from helpers.grading.replay.tensors import inputs_unpacked, tensors_packed
+from helpers.grading.replay.tensors import inputs_packed, inputs_unpacked, tensors_packed
 from helpers.grading.replay.wire import raised_as_json, resources_as_json, traffic_as_json
 from helpers.instruments.cuda.kernel import cuda_kernel
 from helpers.instruments.resources import compile_for
@@ -37,7 +37,7 @@ from helpers.instruments.traffic import Traffic, measure
 from helpers.learning.checks.compiled_code import launches
 from helpers.learning.checks.gradients import last_program_first
 from helpers.learning.checks.launches import Launches, measure_in_any_order
-from helpers.learning.checks.offsets import find_overflow, launches_on
+from helpers.learning.checks.offsets import find_stray, launches_without_memory
 from helpers.learning.checks.values import as_tuple, bits, outputs_start_as_nan
 
 
@@ -65,10 +65,11 @@ class Replayer:
             return {"raised": raised_as_json(error)}, b""
 
     def _again(self, question: dict, payload: bytes) -> tuple[dict, bytes]:
-        inputs, before = given(question, payload), given(question, payload)
+        inputs = given(question, payload)
+        if "small" in question:
+            return self._strays(question, inputs)
+        before = given(question, payload)
         call = ReplayedCall(question["name"], question["parameters"], question["call"], self._kernels)
-        if "share" in question:
-            return self._strays(question, call, inputs, before)
         order = last_program_first() if question["backwards"] else contextlib.nullcontext()
         with outputs_start_as_nan(), order:
             if "devices" not in question:
@@ -83,20 +84,16 @@ class Replayer:
         ]
         return said | {"compiled": compiled}, results
 
-    def _strays(self, question: dict, call: ReplayedCall, inputs: tuple, before: tuple) -> tuple[dict, bytes]:
-        with outputs_start_as_nan():
-            said, results = packed(measure(call, *inputs), inputs, before)
-        smaller = [
-            (
-                tuple(step["grid"]),
-                dict(zip(self._kernels[step["kernel"]].arg_names, step["args"], strict=False)) | step["kwargs"],
-            )
-            for step in question["smaller"]
-            if "kernel" in step
-        ]
-        again = ReplayedCall(question["name"], question["parameters"], question["call"], self._kernels)
-        stray = find_overflow(smaller, launches_on(again, before), question["share"])
-        return said | {"stray": stray or []}, results
+    def _strays(self, question: dict, inputs: tuple) -> tuple[dict, bytes]:
+        half = len(inputs) // 2
+        small, large = (
+            ReplayedCall(question["name"], question["parameters"], call, self._kernels)
+            for call in (question["small"], question["call"])
+        )
+        usual, _ = launches_without_memory(small, inputs[:half])
+        launches, result = launches_without_memory(large, inputs[half:])
+        views, _ = inputs_packed(as_tuple(result))
+        return {"stray": find_stray(usual, launches, result) or [], "results": views}, b""
 
     def _on_cuda(self, question: dict, payload: bytes) -> tuple[dict, bytes]:
         asked = question["cuda"]

@@ -1,8 +1,9 @@
 """Arguments and results written as JSON: the bytes of storages, and views of them; plain values as they are.
 
 A plain value is what JSON has: a number, a string, a list or a dictionary of such. A view is
-`{"storage": number, "dtype": "float32", "shape": [..], "stride": [..], "offset": elements}`. Storages are numbered in
-the order in which they are first met, so that two processes with the same call number them alike.
+`{"storage": number, "dtype": "float32", "shape": [..], "stride": [..], "offset": elements}`, with "meta": true where
+the tensor has no memory. Storages are numbered in the order in which they are first met, so that two processes with the
+same call number them alike.
 """
 
 import base64
@@ -48,7 +49,7 @@ class Storages:
             "shape": list(tensor.shape),
             "stride": list(tensor.stride()),
             "offset": tensor.storage_offset(),
-        }
+        } | ({"meta": True} if tensor.is_meta else {})
 
     def tensor_of(self, view: dict) -> torch.Tensor:
         """The tensor that a view describes.
@@ -92,8 +93,16 @@ def inputs_packed(inputs: tuple) -> tuple[list[dict], list[bytes]]:
     """Views of the inputs, and the bytes of the storages that they are views of."""
     storages = Storages()
     views = [storages.view_of(x) if isinstance(x, torch.Tensor) else {"plain": x} for x in inputs]
-    raw = [torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage()).numpy().tobytes() for x in storages.tensors]
-    return views, raw
+    return views, [b"" if x.is_meta else bytes_in(x.untyped_storage()) for x in storages.tensors]
+
+
+def bytes_in(storage: torch.UntypedStorage) -> bytes:
+    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes()
+
+
+def have_memory(values: tuple) -> bool:
+    """Return whether no tensor among a call's inputs is without memory."""
+    return not any(isinstance(x, torch.Tensor) and x.is_meta for x in values)
 
 
 def inputs_unpacked(views: list[dict], raw: list[bytes]) -> tuple:
@@ -103,14 +112,16 @@ def inputs_unpacked(views: list[dict], raw: list[bytes]) -> tuple:
     ]
     # From a buffer an input may start at any byte; a fresh storage is aligned, as PyTorch's own are.
     storages = [each.clone().untyped_storage() for each in whole]
-    return tuple(
-        view["plain"]
-        if "plain" in view
-        else torch.empty(0, dtype=DTYPES[view["dtype"]]).set_(
-            storages[view["storage"]], view["offset"], view["shape"], view["stride"]
-        )
-        for view in views
-    )
+
+    def unpacked(view: dict) -> object:
+        if "plain" in view:
+            return view["plain"]
+        shape, stride, dtype = view["shape"], view["stride"], DTYPES[view["dtype"]]
+        if "meta" in view:
+            return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        return torch.empty(0, dtype=dtype).set_(storages[view["storage"]], view["offset"], shape, stride)
+
+    return tuple(map(unpacked, views))
 
 
 def tensors_packed(tensors: list[torch.Tensor]) -> tuple[list[dict], bytes]:
@@ -158,7 +169,7 @@ PLAIN = {"dtype": "plain", "shape": [], "values": ""}
 def values_as_json(result: object) -> dict | list[dict]:
     """`{"dtype", "shape", "values"}`: elements in order, in base64, little-endian float64 or int64; or PLAIN.
 
-    For a tuple of tensors, return a list.
+    For a tuple of tensors, return a list. A tensor without memory has no values.
     """
     if isinstance(result, tuple) and any(isinstance(tensor, torch.Tensor) for tensor in result):
         return [values_as_json(tensor) for tensor in result]
@@ -166,5 +177,5 @@ def values_as_json(result: object) -> dict | list[dict]:
         return PLAIN
     tensor = result
     wide = torch.float64 if tensor.dtype.is_floating_point else torch.int64
-    raw = tensor.detach().to(wide).contiguous().numpy().tobytes()
+    raw = b"" if tensor.is_meta else tensor.detach().to(wide).contiguous().numpy().tobytes()
     return {"dtype": name_of(tensor.dtype), "shape": list(tensor.shape), "values": base64.b64encode(raw).decode()}

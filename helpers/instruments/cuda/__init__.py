@@ -31,14 +31,15 @@ tests/cuda/test_cuda_coverage.py`.
 
 These parts of CUDA C++ run without a GPU:
 
-    arguments        tensors, numbers within the range of their type, lists of tensors for arrays of pointers
+    arguments        tensors, numbers within the range of their type, lists of tensors for arrays of pointers, structs
+                     without pointers (ctypes.Structure, NumPy's structured scalars, bytes)
     library          printf and assert; the functions of <cmath> in float and double; CUB's primitives of blocks and
                      warps, in a source without #define; atomics, cuda::atomic_ref
     copies           __pipeline_memcpy_async, cuda::memcpy_async, cuda::pipeline, cooperative groups' memcpy_async
     barriers         cooperative groups up to the grid, with grid.sync(); cuda::barrier of a block
     tensor cores     wmma fragments of <mma.h>, mma.sync
 
-Structs by value, malloc, clocks, clusters, TMA's bulk copies, wgmma, textures and Thrust raise an error of one line,
+malloc, clocks, clusters, TMA's bulk copies, wgmma, textures and Thrust raise an error of one line,
 which names an alternative.
 
 The PTX instructions that the executor supports, by the name before the first dot. Any other instruction, and any

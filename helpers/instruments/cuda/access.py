@@ -5,9 +5,10 @@ import numpy as np
 from helpers.instruments.cuda.memory import LOCAL_WINDOW, SHARED_WINDOW, UNSIGNED
 from helpers.instruments.cuda.operation import DTYPES, unknown
 from helpers.instruments.cuda.ptx import PtxInstruction, Register, Vector
+from helpers.instruments.cuda.sanitizer import BLOCK, GPU
 from helpers.instruments.cuda.warp import everyone, store, value
 
-SPACES = ("global", "shared", "local", "const")
+SPACES = ("global", "shared", "local", "const", "param")
 # Order, scope and caching change when others see an access, not what it reads or writes.
 _IGNORED = {
     "nc", "volatile", "relaxed", "acquire", "release", "acq_rel", "weak", "cta", "gpu", "sys", "ca", "cg", "cs", "cv",
@@ -15,6 +16,7 @@ _IGNORED = {
     "L1::no_allocate", "L2::64B", "L2::128B", "L2::256B", "noftz",
 }  # fmt: skip
 _STRONG = {"volatile", "relaxed", "acquire", "release", "acq_rel"}
+_RELEASING = {"release", "acq_rel"}
 _WINDOW = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
 
 
@@ -33,7 +35,10 @@ class Place:
     def __init__(self, decoder, instruction: PtxInstruction, operand, space: str, nbytes: int):
         self._base, self._offset = decoder.address(operand)
         self._line, self._space, self._nbytes = instruction.line, space, nbytes
-        self._strong = not _STRONG.isdisjoint(instruction.modifiers)
+        modifiers = instruction.modifiers
+        strong = instruction.opcode in ("atom", "red") or not _STRONG.isdisjoint(modifiers)
+        self._scope = (BLOCK if "cta" in modifiers else GPU) if strong else 0
+        self._releases = self._scope == GPU and not _RELEASING.isdisjoint(modifiers)
 
     def resolve(self, machine, threads, kind: str, added=0):
         """Return, for each memory space addressed: (threads, memory by item size -> array, byte offsets), all within
@@ -47,8 +52,10 @@ class Place:
         addresses = base.astype(np.uint64) + np.uint64(self._offset % (1 << 64))
         addresses = addresses + np.asarray(added).astype(np.uint64)
         space = self._space
-        machine.spaces.strong = self._strong
-        if space in ("global", "const"):
+        machine.spaces.scope = self._scope
+        if self._releases and machine.observer is not None:
+            machine.observer.fenced(here)
+        if space in ("global", "const", "param"):
             yield from machine.spaces.global_access(kind, self._line, threads, here, addresses, self._nbytes)
         elif space == "shared":
             yield from machine.spaces.shared_access(kind, self._line, threads, here, addresses, self._nbytes)
@@ -297,7 +304,7 @@ def address_space(decoder, instruction: PtxInstruction):
         return decoder.elementwise(instruction, inside, "pred", ("u64",))
     *to, space, type = instruction.modifiers
     space = space.split("::")[0]
-    if to not in ([], ["to"]) or space not in (*SPACES, "param"):
+    if to not in ([], ["to"]) or space not in SPACES:
         unknown()
     window = np.uint64(_WINDOW.get(space, 0))
     if to:

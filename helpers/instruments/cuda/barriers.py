@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from helpers.instruments.cuda.ptx import Not, PtxInstruction
+from helpers.instruments.cuda.warp import WARP, value
 
 
 class Blocked(NamedTuple):
@@ -44,11 +45,15 @@ class Barriers:
             votes = self._machine.views["pred", (vote.register if inverted else vote).slot][threads] != inverted
             how = end.modifiers[end.modifiers.index("red") + 1]
             reduction = how, (end.modifiers[-1], result.slot), votes
-        barrier, *expected = (int(self._machine.decoder.key(operand, "u32")) for operand in operands)
-        expected = expected[0] if expected else None
+        keys = [self._machine.decoder.key(operand, "u32") for operand in operands]
+        barriers, *counts = (value(self._machine, key, threads, threads.size) for key in keys)
         blocks = np.unique(threads // self._padded)
         self._awaited[blocks] = np.maximum(self._awaited[blocks], self._living()[blocks])
-        self._parked.append(Blocked(threads, number, barrier, expected, end.line, reduction))
+        named = barriers.astype(np.int64) << 32 | (counts[0] if counts else 0)
+        for each in np.unique(named).tolist():
+            barrier, expected = each >> 32, each & 0xFFFFFFFF if counts else None
+            parked = Blocked(threads, number, barrier, expected, end.line, reduction)
+            self._parked.append(parked.of(named == each))
 
     def _living(self) -> np.ndarray:
         return np.bincount(np.flatnonzero(self._machine.alive) // self._padded, minlength=self._blocks)
@@ -80,9 +85,23 @@ class Barriers:
         for each in going:
             self._machine.go(each.next, each.threads)
         if self._machine.observer is not None:
-            threads = np.concatenate([each.threads for each in going])
-            self._machine.observer.block_synchronised(np.unique(threads // self._padded))
+            self._report(going, alive)
         return True
+
+    def _report(self, going: list[Blocked], alive: np.ndarray) -> None:
+        """Tell the observer whose memory is ordered now: blocks, or warps that came without the rest of their block."""
+        groups = []
+        for barrier in {each.barrier for each in going}:
+            threads = np.concatenate([each.threads for each in going if each.barrier == barrier])
+            counted = any(each.expected is not None for each in going if each.barrier == barrier)
+            whole = np.bincount(threads // self._padded, minlength=self._blocks) >= alive
+            if not counted or whole.all():
+                self._machine.observer.block_synchronised(np.unique(threads // self._padded))
+                continue
+            for block in np.unique(threads // self._padded):
+                groups.append(np.unique(threads[threads // self._padded == block] // WARP))
+        if groups:
+            self._machine.observer.warps_synchronised(groups)
 
     def _reduce(self, going: list[Blocked]) -> None:
         """__syncthreads_count, _and, _or: over the threads that came."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from helpers.instruments.cuda.decode import not_covered
 from helpers.instruments.cuda.ptx import Program, PtxInstruction
 from helpers.instruments.cuda.warp import COLLECTIVE
 
@@ -53,7 +54,7 @@ def _block(instructions: list[PtxInstruction], decoder) -> Basic:
     last = instructions[-1]
     ends = _ends(last)
     if ends and last.opcode in BARRIERS and not set(last.modifiers) <= _BARRIER_MODIFIERS:
-        raise NotImplementedError(f"the executor does not cover {last.name}, line {last.line}: run it on a GPU")
+        raise not_covered(last)
     steps, lines, made_of = [], [], []
     for instruction in instructions[:-1] if ends else instructions:
         step = decoder.step(instruction)

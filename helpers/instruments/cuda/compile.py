@@ -36,6 +36,12 @@ _BUILT_IN = re.compile(
     r"^[ \t]*#[ \t]*include[ \t]*<(?:stdio\.h|cstdio|math\.h|cmath|assert\.h|cassert)>[ \t]*(?://[^\n\\]*)?$",
     re.MULTILINE,
 )
+# Instructions that NVRTC compiles for sm_90a and the like only, where the code here is for all GPUs of its capability.
+_OF_ONE_GPU = {
+    "wgmma": "Hopper's warpgroup products are not compiled here: use wmma of <mma.h> or mma.sync",
+    "tcgen05": "Blackwell's tensor memory is not compiled here: use wmma of <mma.h> or mma.sync",
+    "setmaxnreg": "registers are not handed from warp to warp here: leave it out",
+}
 _DIRECTIVE = re.compile(r"\W*include\s*<([\w./]+)>")
 
 
@@ -138,7 +144,12 @@ def check_includes(source: str) -> None:
         named = _DIRECTIVE.fullmatch(match[0])
         header = Path(named[1] if named else "/")
         parts = header.parts
-        there = any((Path(folder) / header).is_file() for folder in include_folders())
+        there = _is_there(header)
+        if header == Path("cuda.h"):
+            raise CompileError(
+                f"`{match[0][:70]}`: the driver's functions are for the host, and TMA's CUtensorMap is not supported "
+                "here: copy with __pipeline_memcpy_async or plain loads"
+            )
         if parts[0] == "cub" and ".." not in parts and there:
             if _DEFINE.search(joined):
                 raise CompileError(
@@ -147,16 +158,27 @@ def check_includes(source: str) -> None:
                 )
             continue
         if header.is_absolute() or {"..", *_COMPUTED} & set(parts) or not there:
+            standard = f"cuda/std/c{header.stem}" if header.suffix else f"cuda/std/{header}"
+            instead = f"; for this one <{standard}>" if len(parts) == 1 and _is_there(standard) else "; not thrust"
             raise CompileError(
                 f"`{match[0][:70]}`: only NVIDIA's own headers are there, such as <cuda_fp16.h> and "
-                "<cub/block/block_reduce.cuh>; not thrust"
+                f"<cub/block/block_reduce.cuh>{instead}"
             )
+
+
+def _is_there(header: str | Path) -> bool:
+    return any((Path(folder) / header).is_file() for folder in include_folders())
 
 
 def _marked(message: str, source: str, file: str, name: str) -> str:
     """NVRTC's log, and the line of the reader's source that its first error is about."""
     log = message.split("compilation log:", 1)[-1].strip() or message
     log = log.removesuffix("\0").strip()
+    for start, why in _OF_ONE_GPU.items():
+        if refused := re.search(rf"Instruction '({start}[\w.]*)[^']*' not supported", log):
+            number = next((at for at, text in enumerate(source.splitlines(), 1) if refused[1] in text), 0)
+            where = f"line {number}, " if number else ""
+            return f"{name} does not compile: {where}{refused[1]}: {why}"
     place = re.search(rf"{re.escape(file)}\((\d+)\): (?:catastrophic )?error", log)
     if not place:
         return f"{name} does not compile:\n{log}"

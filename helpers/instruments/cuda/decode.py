@@ -25,24 +25,14 @@ from helpers.instruments.cuda.ptx import (
     Vector,
 )
 
-FENCES = (
-    "membar",
-    "fence",
-    "prefetch",
-    "prefetchu",
-    "nanosleep",
-    "griddepcontrol",
-    "discard",
-    "applypriority",
-)
+FENCES = {"membar", "fence"}
+NO_EFFECT = {"prefetch", "prefetchu", "nanosleep", "griddepcontrol", "discard", "applypriority"}
 
 
 # Instructions that the executor doesn't support: the start of their name -> the feature, and an alternative.
 NEED_A_GPU = {
     "cp.async.bulk": "TMA copies are not executed here; copy with __pipeline_memcpy_async or plain loads",
     "mbarrier.arrive.expect_tx": "TMA copies are not executed here; copy with __pipeline_memcpy_async or plain loads",
-    "wgmma": "Hopper's warpgroup products are not executed here; use wmma of <mma.h> or mma.sync",
-    "tcgen05": "Blackwell's tensor memory is not executed here; use wmma of <mma.h> or mma.sync",
     "tex": "textures are not executed here; read global memory",
     "tld4": "textures are not executed here; read global memory",
     "suld": "surfaces are not executed here; read global memory",
@@ -50,6 +40,17 @@ NEED_A_GPU = {
     "mapa": "thread block clusters are not executed here; use plain blocks",
     "barrier.cluster": "thread block clusters are not executed here; use plain blocks",
 }
+
+
+def not_covered(instruction: PtxInstruction) -> NotImplementedError:
+    """The error of an instruction that is not executed."""
+    for start, why in NEED_A_GPU.items():
+        if instruction.name.startswith(start):
+            return NotImplementedError(f"line {instruction.line} needs a GPU: {why} ({instruction.name})")
+    return NotImplementedError(
+        f"the executor does not cover {instruction.name}, line {instruction.line}: `{instruction.text}`; run this "
+        "kernel on a GPU"
+    )
 
 
 class Decoder:
@@ -78,28 +79,22 @@ class Decoder:
         try:
             step = self._decode(instruction)
         except (UnknownInstructionError, KeyError, IndexError):
-            for start, why in NEED_A_GPU.items():
-                if instruction.name.startswith(start):
-                    raise NotImplementedError(
-                        f"line {instruction.line} needs a GPU: {why} ({instruction.name})"
-                    ) from None
-            raise NotImplementedError(
-                f"the executor does not cover {instruction.name}, line {instruction.line}: `{instruction.text}`; "
-                "run this kernel on a GPU"
-            ) from None
+            raise not_covered(instruction) from None
         if step is None or instruction.guard is None:
             return step
         return _guarded(step, *instruction.guard)
 
     def _decode(self, instruction: PtxInstruction):
         opcode, modifiers, operands = instruction.opcode, instruction.modifiers, instruction.operands
-        if opcode in FENCES:
+        if opcode in NO_EFFECT:
             return None
+        if opcode in FENCES:
+            return None if "cta" in modifiers else _fence
         if opcode == "vprintf":
             return printing.step(self, instruction)
         if opcode in CARRYING or "cc" in modifiers:
             return self._carrying(instruction)
-        if opcode == "ld" and modifiers[0] == "param":
+        if opcode == "ld" and modifiers[0] == "param" and isinstance(operands[1].base, Symbol):
             return self._parameter(instruction)
         if opcode == "bar":  # all others end a basic block
             return warp.BUILDERS["bar.warp"](self, instruction)
@@ -168,7 +163,7 @@ class Decoder:
         target, address = instruction.operands
         type = instruction.modifiers[-1]
         targets = target.parts if isinstance(target, Vector) else (target,)
-        offset = self._symbols[address.base.name] + address.base.offset + address.offset
+        offset = self.program.parameters[address.base.name].offset + address.base.offset + address.offset
         steps = []
         for place, each in enumerate(targets):
             dtype = DTYPES[type]
@@ -284,6 +279,11 @@ def read(machine, key, threads):
         return key
     values = machine.views[key]
     return values if threads is None else values[threads]
+
+
+def _fence(machine, threads):
+    if machine.observer is not None:
+        machine.observer.fenced(warp.everyone(machine, threads))
 
 
 def _raw(value: np.ndarray, kind: str):

@@ -5,6 +5,8 @@ the group earliest in the program runs next, so that diverged threads reconverge
 the threads that reach it until their block is complete.
 """
 
+import time
+
 import numpy as np
 
 from helpers.instruments.cuda.barriers import Barriers
@@ -18,7 +20,8 @@ from helpers.instruments.cuda.warp import WARP, ballot, everyone, value
 
 THREADS_AT_ONCE = 1 << 15  # enough to make NumPy's overhead small, few enough for a core's cache
 PATIENCE = 1000  # turns of the foremost group of threads before the hindmost has one
-BUDGET = 3_000_000  # steps, each one instruction of many threads: tens of seconds
+MAX_SECONDS = 8.0  # of a CPU, for blocks that run together and have made MANY_STEPS
+MANY_STEPS = 10_000  # each one instruction of many threads
 
 
 class Views(dict):
@@ -65,7 +68,6 @@ class Machine:
         self._shared_limit = shared
         self.executed = 0  # thread-instructions
         self.printer = Printer()
-        self._steps = 0
         self.basic, self._labels = basic_blocks(program, decoder)
 
     # Running
@@ -95,6 +97,7 @@ class Machine:
         start = None if padded == per_block else np.flatnonzero(self.alive)
         self._waiting = {0: [start]}
         self._deferred: dict[int, list] = {}
+        self._steps, self._next_look, self._began = 0, MANY_STEPS, time.thread_time()
         turns = 0
         while self._waiting or self._resume():
             if not self._waiting:  # all that a barrier let go on ended right after it
@@ -156,12 +159,8 @@ class Machine:
                 step(self, threads)
             self.executed += block.count * (self.threads if threads is None else threads.size)
             self._steps += 1 + len(block.steps)
-            if self._steps > BUDGET:
-                line = next((line for line in reversed(block.lines) if line), block.end.line if block.end else 0)
-                raise RuntimeError(
-                    f"{self._name} is still running after {BUDGET:,} steps, now at line {line}: does a loop end, or "
-                    "wait for a thread that comes later?"
-                )
+            if self._steps > self._next_look:
+                self._check_time(block)
             if block.end is None:
                 number += 1
                 if number >= len(self.basic):
@@ -173,6 +172,15 @@ class Machine:
                 continue
             self._leave(number, block.end, threads)
             return
+
+    def _check_time(self, block: Basic) -> None:
+        self._next_look = self._steps + MANY_STEPS // 100
+        if time.thread_time() - self._began > MAX_SECONDS:
+            line = next((line for line in reversed(block.lines) if line), block.end.line if block.end else 0)
+            raise RuntimeError(
+                f"{self._name} is still running after {self._steps:,} steps, now at line {line}: does a loop end, or "
+                "wait for a thread that comes later?"
+            )
 
     def _leave(self, number: int, end: PtxInstruction, threads) -> None:
         """Carry out what ends a basic block."""
@@ -246,10 +254,6 @@ class Machine:
             self._deferred = deferred
         self._forced = False
         return bool(self._barriers) and self._barriers.release()
-
-    def warp_synchronised(self, threads) -> None:
-        if self.observer is not None:
-            self.observer.warp_synchronised(threads)
 
     def text_at(self, address: int, thread: int) -> str:
         """A C string, in any memory that the thread can name."""

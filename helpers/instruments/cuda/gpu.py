@@ -1,26 +1,16 @@
-"""A launch on the local GPU, through cuda-core, on PyTorch's current stream; tensors are not copied."""
+"""A launch on the local GPU, on PyTorch's current stream; tensors are not copied."""
 
+import ctypes
 import functools
 
 import torch
 from cuda.bindings import driver
-from cuda.core import Device, LaunchConfig, ObjectCode
-from cuda.core import launch as start
+from cuda.core import Device, ObjectCode
 
 from helpers.instruments.cuda.kernel import tensors_of
 from helpers.instruments.devices import this_device
 
 _WITHOUT_ASKING = 48 * 1024  # bytes of dynamic shared memory that any kernel may have
-
-
-class _Stream:
-    """PyTorch's stream as cuda-core takes any stream: by its protocol."""
-
-    def __init__(self, stream: torch.cuda.Stream):
-        self._handle = stream.cuda_stream
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._handle
 
 
 @functools.lru_cache(maxsize=256)
@@ -52,16 +42,35 @@ def launch(launch, arguments: tuple) -> None:
             )
             if failed:
                 raise RuntimeError(f"{launch.kernel.name}: the driver refuses its shared memory: {failed.name}")
-        declared = zip(arguments, launch.kernel.declared.values(), launch.kernel.parameters, strict=True)
         arrays = []  # of addresses; freed in the stream's order, after the kernel
 
-        def passed(argument, parameter):
+        def passed(argument):
             if isinstance(argument, list | tuple):
                 arrays.append(torch.tensor([each.data_ptr() for each in argument], dtype=torch.int64, device=device))
                 return arrays[-1].data_ptr()
-            return argument.data_ptr() if isinstance(argument, torch.Tensor) else launch.number(argument, *parameter)
+            return argument.data_ptr() if isinstance(argument, torch.Tensor) else argument
 
-        values = [passed(argument, parameter) for argument, *parameter in declared]
-        together = {"is_cooperative": True} if launch.cooperative else {}
-        config = LaunchConfig(grid=launch.grid, block=launch.block, shmem_size=launch.dynamic_shared_memory, **together)
-        start(_Stream(torch.cuda.current_stream()), config, kernel, *values)
+        block = launch.parameter_bytes([passed(argument) for argument in arguments])
+        held = ctypes.create_string_buffer(block, len(block))
+        offsets = [parameter.offset for parameter in launch.kernel.declared.values()]
+        places = (ctypes.c_void_p * len(offsets))(*(ctypes.addressof(held) + offset for offset in offsets))
+        (failed,) = driver.cuLaunchKernelEx(
+            _configuration(launch), driver.CUfunction(int(kernel.handle)), ctypes.addressof(places), 0
+        )
+        if failed:
+            raise RuntimeError(f"{launch.kernel.name}: the driver refuses the launch: {failed.name}")
+
+
+def _configuration(launch) -> driver.CUlaunchConfig:
+    """The launch's sizes, on PyTorch's current stream."""
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
+    config.sharedMemBytes = launch.dynamic_shared_memory
+    config.hStream = torch.cuda.current_stream().cuda_stream
+    if launch.cooperative:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        attribute.value.cooperative = 1
+        config.attrs, config.numAttrs = [attribute], 1
+    return config

@@ -16,10 +16,13 @@ is executed on the CPU (executor.py); an instruction that is not covered is refu
     wmma                        lanes hold other elements of a fragment than a GPU's; sums as in mma
     mbarrier                    orders the whole block once one of its threads has waited
     printf                      prints in the threads' order, on Python's standard output; a GPU's goes to the process'
+    races                       between blocks: a fence and an atomic order a block's earlier accesses before those of
+                                blocks that make an atomic later, on any address; so a wrong lock goes unnoticed
     blocks                      run a few at a time: one must not wait for another that comes much later, unless the
                                 kernel calls grid.sync(), which lets them all run at once
 """
 
+import ctypes
 import inspect
 import re
 from collections.abc import Mapping
@@ -46,25 +49,26 @@ from helpers.instruments.source_lines import naming_lines
 MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, technical specifications per compute capability
 MAX_BLOCK = (1024, 1024, 64)
 MAX_THREADS = 1024
-_ELEMENTS = {
-    "float": torch.float32, "float2": torch.float32, "float4": torch.float32, "double": torch.float64,
-    "double2": torch.float64, "int": torch.int32, "int2": torch.int32, "int4": torch.int32, "char": torch.int8,
-    "signed char": torch.int8, "unsigned char": torch.uint8, "short": torch.int16, "long long": torch.int64,
-    "int32_t": torch.int32, "int64_t": torch.int64, "int8_t": torch.int8, "uint8_t": torch.uint8,
-    "bool": torch.bool, "__half": torch.float16, "half": torch.float16, "__half2": torch.float16,
-    "half2": torch.float16, "__nv_bfloat16": torch.bfloat16, "__nv_bfloat162": torch.bfloat16,
-}  # fmt: skip
-
-
+# dtype -> the C++ types of which it is the element.
+_NAMES = {
+    torch.float32: ("float", "float2", "float4"),
+    torch.float64: ("double", "double2"),
+    torch.float16: ("__half", "half", "__half2", "half2"),
+    torch.bfloat16: ("__nv_bfloat16", "__nv_bfloat162"),
+    torch.bool: ("bool",),
+    torch.int8: ("char", "signed char", "int8_t"),
+    torch.int16: ("short", "short int", "int16_t"),
+    torch.int32: ("int", "signed", "signed int", "int32_t", "int2", "int4"),
+    torch.int64: ("long", "long int", "long long", "long long int", "int64_t", "ptrdiff_t"),
+    torch.uint8: ("unsigned char", "uint8_t"),
+    torch.uint16: ("unsigned short", "uint16_t"),
+    torch.uint32: ("unsigned", "unsigned int", "uint", "uint32_t"),
+    torch.uint64: ("unsigned long", "unsigned long long", "unsigned long long int", "uint64_t", "size_t"),
+}
+_ELEMENTS = {name: dtype for dtype, names in _NAMES.items() for name in names}
+# PyTorch computes little with these, so pointers to them take any tensor.
+_ANY_TENSOR = {torch.uint16, torch.uint32, torch.uint64}
 GRID_SYNC = {"%envreg1", "%envreg2"}  # where a kernel finds the barrier of its grid
-SIGNED_INTEGERS = {
-    "int", "signed", "signed int", "short", "short int", "long", "long int", "long long", "long long int", "char",
-    "signed char", "int8_t", "int16_t", "int32_t", "int64_t", "ptrdiff_t",
-}  # fmt: skip
-UNSIGNED_INTEGERS = {
-    "unsigned", "unsigned int", "unsigned short", "unsigned long", "unsigned long long", "unsigned char", "uint",
-    "uint8_t", "uint16_t", "uint32_t", "uint64_t", "size_t",
-}  # fmt: skip
 
 
 def cuda_kernel(
@@ -99,6 +103,10 @@ class DeclaredParameter:
         )
         self.type = " ".join(plain.split())
         self.dtype = _ELEMENTS.get(self.type)
+
+    def points_to(self, dtype: torch.dtype) -> bool:
+        """Return whether a pointer of this type may point to elements of `dtype`, as far as its type says."""
+        return self.dtype in (None, dtype, *_ANY_TENSOR)
 
 
 def is_half(parameter: Parameter, source: DeclaredParameter) -> bool:
@@ -350,15 +358,12 @@ class CudaLaunch:
             elif isinstance(argument, torch.Tensor):
                 if type.type not in ("u64", "b64"):
                     raise TypeError(f"{where} is a number ({type.type}), got a tensor")
-                if parameter.pointer and parameter.dtype not in (None, argument.dtype):
+                if parameter.pointer and not parameter.points_to(argument.dtype):
                     raise TypeError(f"{where} points to {parameter.dtype}, got a tensor of {argument.dtype}")
             elif parameter.pointer:
                 raise TypeError(f"{where} is a pointer: pass a tensor, got {_shown(argument)}")
             elif type.type == "b8" and not is_half(type, parameter):
-                raise TypeError(
-                    f"{where} is a struct of {type.size} bytes passed by value, which isn't supported: pass its fields "
-                    "one by one, or a tensor and a pointer to it"
-                )
+                self._check_struct(argument, where, type.size)
             elif not isinstance(argument, bool | int | float | np.generic) or type.type not in DTYPES or type.size > 8:
                 raise TypeError(f"{where} takes a number ({type.type}), got {_kind(argument)}")
         return arguments
@@ -369,19 +374,31 @@ class CudaLaunch:
         if not all(isinstance(each, torch.Tensor) for each in tensors):
             raise TypeError(f"{where} is an array of pointers: pass a list of tensors, got {_kind(argument)}")
         for each in tensors:
-            if parameter.dtype not in (None, each.dtype):
+            if not parameter.points_to(each.dtype):
                 raise TypeError(f"{where} holds pointers to {parameter.dtype}, got a tensor of {each.dtype}")
 
+    def _check_struct(self, argument, where: str, size: int) -> None:
+        of_numpy = isinstance(argument, np.void | np.ndarray) and argument.dtype.names is not None
+        if not of_numpy and not isinstance(argument, bytes | ctypes.Structure):
+            raise TypeError(
+                f"{where} is a struct of {size} bytes: pass a ctypes.Structure, a NumPy structured scalar or bytes, "
+                f"got {_kind(argument)}"
+            )
+        if len(bytes(argument)) != size:
+            how = "; NumPy lays fields out as C++ does with np.dtype(..., align=True)" if of_numpy else ""
+            raise TypeError(f"{where} is a struct of {size} bytes, got one of {len(bytes(argument))}{how}")
+
     def parameter_bytes(self, values) -> bytes:
-        """The arguments as the kernel finds them in memory: addresses and numbers."""
+        """The arguments as the kernel finds them in memory: addresses, numbers and structs."""
         declared = list(self.kernel.declared.values())
         block = bytearray(declared[-1].offset + declared[-1].size if declared else 0)
         for value, parameter, source in zip(values, declared, self.kernel.parameters, strict=True):
-            number = self.number(value, parameter, source)
-            block[parameter.offset : parameter.offset + parameter.size] = number.tobytes()
+            struct = parameter.type == "b8" and not is_half(parameter, source)
+            raw = bytes(value) if struct else self._number(value, parameter, source).tobytes()
+            block[parameter.offset : parameter.offset + parameter.size] = raw
         return bytes(block)
 
-    def number(self, value, parameter: Parameter, source: DeclaredParameter) -> np.generic:
+    def _number(self, value, parameter: Parameter, source: DeclaredParameter) -> np.generic:
         """Return an argument, a number or an address, as the kernel's parameter has it in memory.
 
         Raises:
@@ -407,8 +424,9 @@ class CudaLaunch:
                 raise ValueError(f"{where} is a bool: pass True or False, got {value}")
             return
         bits = 8 * dtype.itemsize
-        low = 0 if type in UNSIGNED_INTEGERS else -(1 << (bits - 1))
-        high = (1 << (bits - 1)) - 1 if type in SIGNED_INTEGERS else (1 << bits) - 1
+        low, high = -(1 << (bits - 1)), (1 << bits) - 1  # of a template's type, signed or not
+        if source.dtype is not None:
+            low, high = torch.iinfo(source.dtype).min, torch.iinfo(source.dtype).max
         if not low <= int(value) <= high:
             named = f"is {'an' if type[:1] in 'aeiou' else 'a'} {type}" if type else f"has {bits} bits"
             raise ValueError(f"{where} {named}, from {low:,} to {high:,}, got {int(value):,}")
@@ -439,7 +457,9 @@ class CudaLaunch:
         values = [
             placed(parameter.name, argument) for argument, parameter in zip(arguments, kernel.parameters, strict=True)
         ]
-        symbols = {name: parameter.offset for name, parameter in program.parameters.items()}
+        parameters = self.parameter_bytes(values)
+        start = memory.variable("the parameters", parameters) if parameters else 0
+        symbols = {name: start + parameter.offset for name, parameter in program.parameters.items()}
         sizes = {"shared": 0, "local": 0}
         dynamic = []
         for name, variable in program.variables.items():
@@ -466,7 +486,7 @@ class CudaLaunch:
         if cooperative:
             barrier = memory.variable(GRID_BARRIER, bytes(16))
             special |= {"%envreg1": barrier >> 32, "%envreg2": barrier & 0xFFFFFFFF}
-        decoder = Decoder(program, symbols, self.parameter_bytes(values), special)
+        decoder = Decoder(program, symbols, parameters, special)
         observer = observers.observer()
         machine = Machine(
             kernel.name, program, decoder, memory, self.grid, self.block,

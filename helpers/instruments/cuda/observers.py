@@ -19,14 +19,17 @@ def observed(by):
     `launch(launch, arguments, originals, memory)` before a launch, its arguments on the host and as they were given;
     `chunk(machine)` before some of its blocks run;
     `access(kind, line, segment, threads, offsets, nbytes)` at each load ("read"), store ("write") and atomic of global
-    memory, `shared(...)` and `local(...)` the same without a segment, with offsets into the chunk's own; `shared` with
-    one more argument, True, if the access was already reported for touching an unfinished cp.async;
+    memory, `local(...)` the same without a segment, with offsets into the chunk's own;
+    `shared(kind, line, threads, offsets, nbytes, reported)` the same, reported: whether the access was already reported
+    for touching an unfinished cp.async;
     `shared_copy(line, threads, offsets, nbytes, reported)` when a cp.async to shared memory starts, and
     `landed(line, threads, offsets, nbytes)` when it is complete;
     `stored(line, threads, offsets, lost, changed)` after a store to global memory, for each value a lane stores: which
     lanes' values another one's has overwritten, and which differ from the previous contents;
-    `block_synchronised(blocks)`, `warp_synchronised(threads)`; `hazard(kind, line, where, block, thread, count)`. It
-    may have `outside(kind, line, segment, threads, offsets)`: before the hazard, the lanes that stray from a tensor.
+    `block_synchronised(blocks)`; `warps_synchronised(groups)`, of warps that came to a barrier without their block;
+    `lanes_synchronised(threads, masks)`; `fenced(threads)` at a fence that other blocks see;
+    `hazard(kind, line, where, block, thread, count)`. It may have `outside(kind, line, segment, threads, offsets)`:
+    before the hazard, the lanes that stray from a tensor.
     """
     global _observer
     before, _observer = _observer, by

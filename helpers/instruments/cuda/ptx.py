@@ -313,9 +313,16 @@ class _Body:
         if name == "__assertfail":
             self._program.instructions.append(PtxInstruction("trap", ("assert",), (), None, self._line, text))
             return
+        if name is text:
+            raise NotImplementedError(
+                f"the executor does not call functions through pointers, nor virtual ones (line {self._line}): choose "
+                "with `if` or `switch` and call them by name"
+            )
         function = re.search(rf"\.func\s*(\([^)]*\))?\s*{re.escape(name)}\s*(?:\(([^)]*)\))?\s*\{{", self._module)
         if function is None or self._depth > MAX_CALLS:
-            why = "calls itself" if function else "is not in the program"
+            why = "calls itself: write it as a loop" if function else "is not in the program"
+            named = re.match(r"_Z(\d+)(\w+)", name)
+            name = named[2][: int(named[1])] if named else name
             raise NotImplementedError(f"the executor cannot call {name} (line {self._line}): it {why}")
         names = {}
         for declared, given in ((function[1], called[1]), (function[2], called[3])):
@@ -360,7 +367,7 @@ class _Body:
             operands = tuple(
                 Symbol(self._call + operand.name, 0) if isinstance(operand, Symbol) else operand for operand in operands
             )
-        if modifiers[:1] == ["param"]:  # of a call, not of the kernel: registers
+        if modifiers[:1] == ["param"] and "[%" not in text:  # of a call, not of the kernel: registers
             operands = tuple(
                 operand.base if isinstance(operand, Address) and isinstance(operand.base, Register) else operand
                 for operand in operands

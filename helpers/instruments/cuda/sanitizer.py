@@ -1,8 +1,8 @@
 """Watch shared, global and local memory for races and reads of uninitialised memory.
 
-Every cell of shared memory keeps who wrote it last and who read it since, and when: a block's barriers count its time,
-a warp's __syncwarp and barriers count the warp's own. Two accesses of one cell by two threads race if one of them
-writes, both fall between the same barriers and, within a warp, between the same __syncwarp.
+Every cell of memory keeps who wrote it last and who read it since, and when. Two accesses of one cell by two threads
+race if one of them writes and no barrier orders the two: one of the block, one that both their warps came to, or a
+__syncwarp that named both lanes.
 """
 
 from typing import NamedTuple
@@ -11,8 +11,75 @@ import numpy as np
 
 WARP = 32
 BANKS = 32
+_ALL = np.uint32(0xFFFFFFFF)
 CELL = 4  # bytes, until a smaller access asks for finer ones
 MOST_READS = 256  # accesses that are kept before they are entered: at 32,768 threads, tens of MB
+
+
+class Clock:
+    """When barriers ordered the threads of the blocks that run together; one for all memory.
+
+    Args:
+        threads: of all these blocks, in whole warps; padded: threads per block; now: the time.
+    """
+
+    def __init__(self, threads: int, padded: int, now: int = 1):
+        self.now, self._padded = now, padded
+        self.block = np.zeros(threads // padded, np.int32)  # each block's last barrier
+        self.warp = np.zeros(threads // WARP, np.int32)
+        # Of barriers that not all come to: for each thread the lanes of its warp, for each warp those of its block, and
+        # when it was last ordered after them, also by way of others.
+        self._lanes = self._warps = None
+
+    @property
+    def partial(self) -> bool:
+        """Whether some barrier was one of a part of a block or warp."""
+        return self._lanes is not None or self._warps is not None
+
+    def tick(self) -> int:
+        self.now += 1
+        return self.now
+
+    def block_synchronised(self, blocks: np.ndarray) -> None:
+        self.block[blocks] = self.tick()
+
+    def warps_synchronised(self, groups: list[np.ndarray]) -> None:
+        """Order the warps of each group, places in the chunk."""
+        if self._warps is None:
+            self._warps = np.zeros((self.warp.size, self._padded // WARP), np.int32)
+        now = self.tick()
+        for group in groups:
+            joint = self._warps[group].max(0)
+            joint[group % (self._padded // WARP)] = now
+            self._warps[group] = joint
+            self.warp[group] = now
+
+    def lanes_synchronised(self, threads: np.ndarray, masks: np.ndarray) -> None:
+        """Order the lanes that name one another in their masks."""
+        now = self.tick()
+        whole = masks == _ALL
+        self.warp[threads[whole] // WARP] = now
+        if whole.all():
+            return
+        if self._lanes is None:
+            self._lanes = np.zeros((self.warp.size, WARP, WARP), np.int32)
+        for mask in np.unique(masks[~whole]):
+            warps = np.unique(threads[masks == mask] // WARP)
+            lanes = np.flatnonzero(np.uint32(mask) >> np.arange(WARP, dtype=np.uint32) & np.uint32(1))
+            joint = self._lanes[warps[:, None], lanes].max(1)
+            joint[:, lanes] = now
+            self._lanes[warps[:, None], lanes] = joint[:, None, :]
+
+    def ordered(self, before: np.ndarray, threads: np.ndarray, when: np.ndarray) -> np.ndarray:
+        """Return which accesses by the threads `before`, in the same block, come before what `threads` do now."""
+        one, two = before // WARP, threads // WARP
+        result = self.block[threads // self._padded] > when
+        result |= (one == two) & (self.warp[two] > when)
+        if self._warps is not None:
+            result |= self._warps[two, one % (self._padded // WARP)] > when
+        if self._lanes is not None:
+            result |= (one == two) & (self._lanes[two, threads % WARP, before % WARP] > when)
+        return result
 
 
 class SharedFault(NamedTuple):
@@ -29,20 +96,22 @@ class SharedWatch:
     """Shared memory of the blocks that run together.
 
     Args:
-        threads: of all these blocks, in whole warps; padded: threads per block; size: bytes per block.
+        clock: of these threads; threads: of all these blocks, in whole warps; padded: threads per block; size: bytes
+            per block.
     """
 
-    def __init__(self, threads: int, padded: int, size: int):
-        self._padded, self._size, self._cell = padded, size, CELL
+    def __init__(self, clock: Clock, threads: int, padded: int, size: int):
+        self._clock, self._padded, self._size, self._cell = clock, padded, size, CELL
         cells = threads // padded * size // CELL
         self._writer = np.full(cells, -1, np.int32)
-        self._written = np.zeros((2, cells), np.int32)  # the block's time and the warp's
+        self._written = np.zeros(cells, np.int32)
         self._atomic = np.zeros(cells, bool)
         self._reader = np.full(cells, -1, np.int32)
-        self._read = np.zeros((2, cells), np.int32)
+        self._read = np.zeros(cells, np.int32)
         self._readers = np.zeros((2, cells), bool)  # several lanes of a warp, several warps
-        self._block_time = np.ones(threads // padded, np.int32)
-        self._warp_time = np.ones(threads // WARP, np.int32)
+        # Another reader and when, where a barrier of a part of a block or warp may order some of the readers only.
+        self._second = np.full(cells, -1, np.int32)
+        self._read_second = np.zeros(cells, np.int32)
         # Most accesses fall between two barriers without a write, or without a read: those need few of the checks.
         self._unwritten = True  # whether a cell may be uninitialised
         self._wrote = np.zeros(threads // padded, bool)  # blocks that wrote since their last barrier
@@ -54,12 +123,10 @@ class SharedWatch:
         if self._has_read.any():
             self._enter_reads()
         self._reads.clear()
-        self._block_time[blocks] += 1
 
-    def warp_synchronised(self, threads: np.ndarray | None) -> None:
+    def partly_synchronised(self) -> None:
+        """Enter what was read before a barrier of some threads."""
         self._enter_reads()
-        warps = slice(None) if threads is None else np.unique(threads // WARP)
-        self._warp_time[warps] += 1
 
     def access(self, kind: str, threads: np.ndarray, offsets: np.ndarray, nbytes: int) -> list[SharedFault]:
         """Return the faults of one load ("read"), store ("write") or atomic; offsets run through all blocks."""
@@ -69,28 +136,33 @@ class SharedWatch:
             return self._read_access(threads, offsets, nbytes)
         threads, cells = self._cells(threads, offsets, nbytes)
         found = []
-        now = self._block_time[threads // self._padded]
-        warp_now = self._warp_time[threads // WARP]
         racing, other = np.zeros(cells.shape, bool), None
         if kind == "atomic" and self._unwritten:
             found += self._report("uninitialised read", self._writer[cells] < 0, threads, cells, self._writer[cells])
         if self._wrote.any():
             other = self._writer[cells]
-            racing = (other >= 0) & self._unordered(self._written, other, cells, threads, now, warp_now)
+            racing = self._unordered(other, threads, self._written[cells])
             if kind == "atomic":
                 racing &= ~self._atomic[cells]
         if self._has_read.any():
             self._enter_reads()
-            reader = self._reader[cells]
-            since = self._read[0, cells] == now
-            several, warps = self._readers[0, cells], self._readers[1, cells]
-            together = (self._read[1, cells] == warp_now) & (several | (reader != threads))
-            read_first = since & (reader >= 0) & (warps | (reader // WARP != threads // WARP) | together)
+            reader, read = self._reader[cells], self._read[cells]
+            if self._clock.partial:
+                read_first = self._unordered(reader, threads, read)
+                second = self._second[cells]
+                read_second = self._unordered(second, threads, self._read_second[cells])
+                reader = np.where(read_first, reader, second)
+                read_first |= read_second
+            else:
+                since = read >= self._clock.block[threads // self._padded]
+                several, warps = self._readers[0, cells], self._readers[1, cells]
+                together = (read >= self._clock.warp[threads // WARP]) & (several | (reader != threads))
+                read_first = since & (reader >= 0) & (warps | (reader // WARP != threads // WARP) | together)
             other = reader if other is None else np.where(racing, other, reader)
             racing = racing | read_first
         found += self._report("race", racing, threads, cells, other)
         self._writer[cells] = threads
-        self._written[0, cells], self._written[1, cells] = now, warp_now
+        self._written[cells] = self._clock.now
         self._atomic[cells] = kind == "atomic"
         self._unwritten = self._unwritten and bool((self._writer < 0).any())
         self._wrote[threads // self._padded] = True
@@ -109,8 +181,7 @@ class SharedWatch:
             if self._unwritten:
                 found += self._report("uninitialised read", writer < 0, threads, cells, writer)
         if wrote:
-            now, warp_now = self._block_time[threads // self._padded], self._warp_time[threads // WARP]
-            racing = (writer >= 0) & self._unordered(self._written, writer, cells, threads, now, warp_now)
+            racing = self._unordered(writer, threads, self._written[cells])
             found += self._report("race", racing, threads, cells, writer)
         return found
 
@@ -127,23 +198,25 @@ class SharedWatch:
         """Enter the reads that are left, before the time advances or a write asks for them."""
         reads, self._reads = self._reads, []
         for threads, cells in (self._cells(*read) for read in reads):
-            self._note_read(cells, threads, self._block_time[threads // self._padded], self._warp_time[threads // WARP])
+            self._note_read(cells, threads)
 
-    def _unordered(self, when, who, cells, threads, now, warp_now):
-        """Accesses noted in the same time as those of `threads`, by others."""
-        apart = (who // WARP != threads // WARP) | (when[1, cells] == warp_now)
-        return (who != threads) & (when[0, cells] == now) & apart
+    def _unordered(self, before, threads, when):
+        """Which accesses by the threads `before`, -1 for none, are of others than `threads` and not ordered."""
+        return (before >= 0) & (before != threads) & ~self._clock.ordered(before, threads, when)
 
-    def _note_read(self, cells, threads, now, warp_now) -> None:
-        reader = self._reader[cells]
-        earlier = (self._read[0, cells] == now) & (reader >= 0) & (reader != threads)
+    def _note_read(self, cells, threads) -> None:
+        reader, read = self._reader[cells], self._read[cells]
+        stale = read < self._clock.block[threads // self._padded]
+        earlier = ~stale & (reader >= 0) & (reader != threads)
         elsewhere = earlier & (reader // WARP != threads // WARP)
-        stale = self._read[0, cells] != now
         self._readers[0, cells] &= ~stale
         self._readers[1, cells] &= ~stale
-        self._reader[cells] = threads
-        self._read[0, cells], self._read[1, cells] = now, warp_now
+        kept = self._unordered(reader, threads, read)
+        self._second[cells[kept]], self._read_second[cells[kept]] = reader[kept], read[kept]
+        self._reader[cells], self._read[cells] = threads, self._clock.now
         last = self._reader[cells]  # of the lanes that read it in this very instruction
+        lost = last != threads
+        self._second[cells[lost]], self._read_second[cells[lost]] = threads[lost], self._clock.now
         self._readers[0, cells[earlier | (last != threads)]] = True
         self._readers[1, cells[elsewhere | (last // WARP != threads // WARP)]] = True
 
@@ -156,8 +229,11 @@ class SharedWatch:
 
     def _refine(self, cell: int) -> None:
         times, self._cell = self._cell // cell, cell
-        for name in ("_writer", "_written", "_atomic", "_reader", "_read", "_readers"):
+        for name in ("_writer", "_written", "_atomic", "_reader", "_read", "_readers", "_second", "_read_second"):
             setattr(self, name, np.repeat(getattr(self, name), times, axis=-1))
+
+
+BLOCK, GPU = 1, 2  # scopes of atomics
 
 
 class GlobalFault(NamedTuple):
@@ -176,7 +252,7 @@ class _Shadow:
         self.writer, self.written = np.zeros(cells, np.int64), np.zeros(cells, np.int32)
         self.reader, self.read = np.zeros(cells, np.int64), np.zeros(cells, np.int32)
         self.second, self.read_second = np.zeros(cells, np.int64), np.zeros(cells, np.int32)  # another reader
-        self.strong = np.zeros(cells, bool)  # written last by an atomic or a volatile store
+        self.strong = np.zeros(cells, np.int8)  # the scope of the atomic or volatile store that wrote it last; 0: none
         self.any_strong = self.any_second = False
         self.written_to = self.read_to = 0  # one past the last cell so far
 
@@ -197,44 +273,40 @@ def _places(cells, chosen: np.ndarray) -> np.ndarray:
 class GlobalWatch:
     """Global memory of one launch, through all its blocks.
 
-    Two accesses of one place by two threads race if one is a plain store and nothing orders them. Ordered are threads
-    of a block by its barrier, and lanes of a warp by __syncwarp. An atomic, and a volatile or acquire or release
-    access, orders what its block did before: two accesses are ordered if the blocks of both made one since the first,
-    wherever in memory. So a missing __threadfence and an atomic on the wrong place are not found.
+    Two accesses of one place by two threads race if one is a plain store and nothing orders them, or if both are
+    atomic, in two blocks, and one has the scope of its block. Ordered are threads that came to a barrier together.
+    Blocks are ordered where the first one, after its access, made a fence and then an atomic or volatile access, and
+    the second one made such an access since, wherever in memory. So an atomic on the wrong place is not found.
     """
 
     def __init__(self):
-        self._clock = 1
         self._shadows = {}
-        self._ordered = np.zeros(0, np.int32)  # each block's last atomic
+        self._fenced = np.zeros(0, np.int32)  # each block's last fence
+        self._released = np.zeros(0, np.int32)  # the last fence before each block's last atomic
+        self._acquired = np.zeros(0, np.int32)  # each block's last atomic
 
-    def chunk(self, first_block: int, blocks: int, padded: int) -> None:
-        self._padded, self._first = padded, first_block * padded + 1
-        self._ordered = np.append(self._ordered, np.zeros(first_block + blocks - self._ordered.size, np.int32))
-        self._block_time = np.zeros(blocks, np.int32)
-        self._warp_time = np.zeros(blocks * padded // WARP, np.int32)
+    def chunk(self, clock: Clock, first_block: int, blocks: int, padded: int) -> None:
+        self._clock, self._padded, self._first = clock, padded, first_block * padded + 1
+        for name in ("_fenced", "_released", "_acquired"):
+            before = getattr(self, name)
+            setattr(self, name, np.append(before, np.zeros(first_block + blocks - before.size, np.int32)))
 
-    def block_synchronised(self, blocks: np.ndarray) -> None:
-        self._clock += 1
-        self._block_time[blocks] = self._clock
+    def fenced(self, threads: np.ndarray) -> None:
+        """Note a fence for other blocks."""
+        self._fenced[(threads + (self._first - 1)) // self._padded] = self._clock.tick()
 
-    def warp_synchronised(self, threads: np.ndarray | None) -> None:
-        self._clock += 1
-        self._warp_time[slice(None) if threads is None else threads // WARP] = self._clock
-
-    def access(self, segment, size: int, kind: str, strong: bool, threads, offsets, nbytes: int) -> GlobalFault | None:
+    def access(self, segment, size: int, kind: str, strong: int, threads, offsets, nbytes: int) -> GlobalFault | None:
         """Note an access, and which of its lanes meet an unordered one; of a store, those race that change a value.
 
-        segment: any key of the allocation, of `size` bytes; strong: volatile, acquire or release; threads: places in
-        the chunk.
+        segment: any key of the allocation, of `size` bytes; strong: the scope of an atomic or volatile access, BLOCK or
+        GPU, else 0; threads: places in the chunk.
         """
         shadow = self._shadows.get(segment)
         if shadow is None:
             shadow = self._shadows[segment] = _Shadow(size, nbytes)
         if nbytes < shadow.cell:
             shadow.refine(nbytes)
-        strong = strong or kind == "atomic"
-        now = self._clock
+        now = self._clock.now
         cells, each = offsets // shadow.cell, nbytes // shadow.cell
         who = threads + self._first
         if each > 1:
@@ -247,7 +319,9 @@ class GlobalWatch:
         if shadow.written_to > low:
             writer = shadow.writer[cells]
             if shadow.any_strong and (strong or kind == "read"):
-                writer = np.where(shadow.strong[cells], 0, writer)
+                wide = np.minimum(shadow.strong[cells], strong or GPU) >= GPU
+                here = (writer - 1) // self._padded == (who - 1) // self._padded
+                writer = np.where((shadow.strong[cells] > 0) & (wide | here | (strong == 0)), 0, writer)
             found.append(self._unordered(writer, shadow.written, cells, who))
         if kind == "write" and not strong:
             if shadow.read_to > low:
@@ -263,9 +337,14 @@ class GlobalWatch:
         elif not strong:
             self._note_read(shadow, cells, who, now, row, low)
             shadow.read_to = max(shadow.read_to, high)
-        if strong:
-            self._clock += 1
-            self._ordered[(threads + (self._first - 1)) // self._padded] = self._clock
+        if strong == BLOCK and kind != "read":
+            last = np.broadcast_to(shadow.writer[cells], who.shape)  # of the lanes that change it in this instruction
+            apart = np.flatnonzero((last - 1) // self._padded != (who - 1) // self._padded)
+            found.append((apart, last[apart]) if apart.size else None)
+        if strong >= GPU:
+            blocks = (threads + (self._first - 1)) // self._padded
+            self._released[blocks] = self._fenced[blocks]
+            self._acquired[blocks] = self._clock.tick()
         found = [each for each in found if each is not None]
         if not found:
             return None
@@ -296,11 +375,10 @@ class GlobalWatch:
         if not places.size:
             return None
         one, two, when = before[places] - 1, who[places] - 1, when[_places(cells, places)]
-        here = two - (self._first - 1)
-        block_one, block_two = one // self._padded, two // self._padded
-        ordered = (self._ordered[block_one] > when) & (self._ordered[block_two] > when)
-        ordered |= (block_one == block_two) & (self._block_time[here // self._padded] > when)
-        ordered |= (one // WARP == two // WARP) & (self._warp_time[here // WARP] > when)
+        first, padded = self._first - 1, self._padded
+        ordered = (self._released[one // padded] > when) & (self._acquired[two // padded] > when)
+        inside = np.flatnonzero(~ordered & (one // padded == two // padded))
+        ordered[inside] = self._clock.ordered(one[inside] - first, two[inside] - first, when[inside])
         if ordered.all():
             return None
         return places[~ordered], one[~ordered] + 1

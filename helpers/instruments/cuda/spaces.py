@@ -26,7 +26,7 @@ class Spaces:
         self.local = self._poisoned(machine.threads * self.local_size)
         self.copies = Copies(machine, self._shared)
         self._phases: dict[int, int] = {}  # of mbarriers, as their threads last saw them complete
-        self.strong = False  # whether the access that is made is volatile, or orders others
+        self.scope = 0  # of the access that is made, if it is atomic or volatile
 
     def shared_words(self) -> np.ndarray:
         """Shared memory of the blocks that run together as fp32 numbers, block after block."""
@@ -101,10 +101,8 @@ class Spaces:
             )
             if kind == "copy":
                 observer.shared_copy(line, here, offsets, nbytes, told)
-            elif told:
-                observer.shared(kind, line, here, offsets, nbytes, told)
             else:
-                observer.shared(kind, line, here, offsets, nbytes)
+                observer.shared(kind, line, here, offsets, nbytes, told)
         yield threads, self._shared, offsets
 
     def local_access(self, kind, line, threads, here, addresses, nbytes):

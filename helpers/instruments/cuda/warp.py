@@ -40,13 +40,14 @@ def store(machine, out, threads, values) -> None:
 
 def _shuffle(decoder, instruction: PtxInstruction):
     sync, mode, type = instruction.modifiers
-    target, source, distance, clamp, _ = instruction.operands
+    target, source, distance, clamp, mask = instruction.operands
     if sync != "sync" or mode not in ("up", "down", "bfly", "idx") or type != "b32":
         unknown()
     target, arrived = target if isinstance(target, Pair) else (target, None)
     out = ("b32", target.slot) if target is not None else None
     flag = ("pred", arrived.slot) if arrived is not None else None
-    source, distance, clamp = (decoder.key(each, "u32") for each in (source, distance, clamp))
+    source, distance, clamp, mask = (decoder.key(each, "u32") for each in (source, distance, clamp, mask))
+    all_named = not isinstance(mask, tuple) and mask == np.uint32(0xFFFFFFFF)
 
     def step(machine, threads):
         here = everyone(machine, threads)
@@ -67,10 +68,12 @@ def _shuffle(decoder, instruction: PtxInstruction):
             valid = asked <= last
         origin = here - lane + np.where(valid, asked, lane)
         values = np.full(machine.threads, source) if not isinstance(source, tuple) else machine.views[source]
-        if threads is not None:
+        if threads is not None or not all_named:
             taking_part = np.zeros(machine.threads, bool)
-            taking_part[threads] = True
-            absent = ~taking_part[origin]
+            taking_part[here] = True
+            masks = value(machine, mask, threads, here.size)
+            itself, asked = (masks >> each.astype(np.uint32) & np.uint32(1) for each in (lane, origin & 31))
+            absent = ~taking_part[origin] | (itself > asked)  # a mask without the lane itself is reported elsewhere
             if absent.any():
                 first = int(np.flatnonzero(absent)[0])
                 machine.hazard(
@@ -192,12 +195,13 @@ def _reduce(decoder, instruction: PtxInstruction):
 
 
 def _elect(decoder, instruction: PtxInstruction):
-    target, _ = instruction.operands
+    target, mask = instruction.operands
+    mask = decoder.key(mask, "u32")
     leader, chosen = target if isinstance(target, Pair) else (None, target)
 
     def step(machine, threads):
         here = everyone(machine, threads)
-        bits = ballot(machine, threads, np.ones(here.size, bool))[here >> 5]
+        bits = ballot(machine, threads, np.ones(here.size, bool))[here >> 5] & value(machine, mask, threads, here.size)
         first = np.bitwise_count((bits & -bits) - np.uint32(1)).astype(np.uint32)
         store(machine, ("pred", chosen.slot), threads, first == here & 31)
         if leader is not None:
@@ -208,7 +212,14 @@ def _elect(decoder, instruction: PtxInstruction):
 
 def _sync(decoder, instruction: PtxInstruction):
     """bar.warp.sync: the machine has waited for the lanes; their earlier writes are visible from here."""
-    return lambda machine, threads: machine.warp_synchronised(threads)
+    mask = decoder.key(instruction.operands[0], "u32")
+
+    def step(machine, threads):
+        if machine.observer is not None:
+            here = everyone(machine, threads)
+            machine.observer.lanes_synchronised(here, value(machine, mask, threads, here.size))
+
+    return step
 
 
 BUILDERS = {

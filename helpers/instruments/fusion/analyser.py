@@ -125,7 +125,7 @@ def _operations(graph, steps: list[TracedStep], predictions: dict, device: Devic
             flops = arithmetic.product + arithmetic.fp32
             work = Work(flops, sum(each.read for each in moved), sum(each.written for each in moved))
             unsure = unsure_of(step)
-            launches, time = eager_run(step, predictions[step.index], device)
+            _, launches, time = eager_run(step, predictions[step.index], device)
             added = launches - launches_of(step)
         found.append(
             TracedOperation(

@@ -14,7 +14,7 @@ from helpers.instruments import prediction
 from helpers.instruments.devices import Device
 from helpers.instruments.fusion.graph_nodes import PRODUCTS, FusionNode
 from helpers.instruments.fusion.legality import COLUMNS, MANY_BLOCKS, ROWS, Legality, NotLegalError, bits, is_split
-from helpers.instruments.fusion.library_kernels import as_an_h100, library_kernels
+from helpers.instruments.fusion.library_kernels import LibraryKernel, as_an_h100, library_kernels
 from helpers.instruments.fusion.operation_account import TracedStep
 from helpers.instruments.fusion.operator_kinds import launches_of
 from helpers.instruments.occupancy_calculator import MAX_REGISTERS
@@ -230,19 +230,23 @@ def eager_costs(nodes: list[FusionNode], predicted: dict[int, list], device: Dev
         of = predicted[node.step.index]
         moved = [operand for launch, _ in of for operand in launch.operands.values()]
         flops = node.arithmetic.product + node.arithmetic.fp32
-        work = Work(flops, sum(each.read for each in moved), sum(each.written for each in moved))
+        kernels, launches, time = eager_run(node.step, of, device, compiled=True)
+        copied = sum(each.copied for each in kernels)
+        read, written = (sum(getattr(each, way) for each in moved) for way in ("read", "written"))
+        work = Work(flops, read + copied, written + copied)
         terms: dict[str, float] = {}
         for _, each in of:
             for name, seconds in each.terms.items():
                 terms[name] = terms.get(name, 0.0) + seconds
-        launches, time = eager_run(node.step, of, device, compiled=True)
         bound = max(terms, key=terms.get) if terms else "nothing"
         found.append(GroupCost("eager", work, launches, time, len(node.step.reads), 0, bound))
     return found
 
 
-def eager_run(step: TracedStep, predicted: list, device: Device, compiled: bool = False) -> tuple[int, float]:
-    """Launches and seconds of a step, those that a long list of tensors or a library adds among them."""
+def eager_run(
+    step: TracedStep, predicted: list, device: Device, compiled: bool = False
+) -> tuple[list[LibraryKernel], int, float]:
+    """Kernels of a step, launches and seconds, those that a long list of tensors or a library adds among them."""
     kernels = [each for pair in predicted for each in library_kernels(*pair, device, compiled)]
     more = launches_of(step) - len(step.launches)
-    return len(kernels) + more, sum(each.time for each in kernels) + more * prediction.LAUNCH
+    return kernels, len(kernels) + more, sum(each.time for each in kernels) + more * prediction.LAUNCH

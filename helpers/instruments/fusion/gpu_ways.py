@@ -118,20 +118,33 @@ def _dropout(input, p=0.5, training=True, inplace=False):
 # Attention
 
 
+GROUPED_WITH_A_MASK = (
+    "attention with a mask and fewer key heads: counted as products in fp32; on Hopper cuDNN has one kernel for it"
+)
+
+
 def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """Choose as PyTorch does on a GPU (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
 
     FlashAttention takes 16-bit values without a mask, also with fewer key heads; the memory-efficient kernel takes the
-    rest, except fewer key heads; anything else runs as matmuls and a softmax.
+    rest, except fewer key heads. Both need rows whose elements are neighbours, those of a mask too. Anything else runs
+    as matmuls and a softmax, in fp32.
     """
     given = query, key, value
     settings = torch.backends.cuda
     heads_alike = query.dim() == 4 and query.shape[1] == key.shape[1] == value.shape[1]
-    is_dense = query.dim() == 4 and (heads_alike or enable_gqa)
-    wide = query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] == value.shape[-1] <= 256
-    if is_dense and attn_mask is None and wide and settings.flash_sdp_enabled():
+    is_dense = query.dim() == 4 and (heads_alike or enable_gqa) and query.shape[-2] * key.shape[-2] > 0
+    is_dense &= query.shape[0] == key.shape[0] == value.shape[0]
+    is_dense &= all(each.stride(-1) == 1 for each in (*given, attn_mask) if each is not None)
+    in_16_bits = query.dtype in HALVES
+    width, of_values = query.shape[-1], value.shape[-1]
+    square = not is_causal or query.shape[-2] == key.shape[-2]
+    flash = settings.flash_sdp_enabled() and attn_mask is None and in_16_bits
+    if is_dense and flash and width == of_values <= 256 and square:
         return aten._scaled_dot_product_flash_attention(*given, dropout_p, is_causal, scale=scale)[0]
-    if heads_alike and settings.mem_efficient_sdp_enabled() and query.dtype != torch.float64:
+    step = 8 if in_16_bits else 4  # elements of 16 bytes, which the kernel loads at once
+    whole = width % step == of_values % step == 0
+    if is_dense and heads_alike and whole and settings.mem_efficient_sdp_enabled() and query.dtype != torch.float64:
         if attn_mask is not None:
             if attn_mask.dtype == torch.bool:
                 nothing = torch.zeros_like(attn_mask, dtype=query.dtype)
@@ -141,9 +154,11 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
         return aten._scaled_dot_product_efficient_attention(*given, attn_mask, keep, dropout_p, is_causal, scale=scale)[
             0
         ]
-    return torch._scaled_dot_product_attention_math(
-        *given, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )[0]
+    in_one_kernel = is_dense and in_16_bits and whole and settings.cudnn_sdp_enabled()
+    with uncertain(GROUPED_WITH_A_MASK) if in_one_kernel else contextlib.nullcontext():
+        return torch._scaled_dot_product_attention_math(
+            *given, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]
 
 
 def _flex_attention(query, key, value, score_mod, block_mask, scale, kernel_options, *others):

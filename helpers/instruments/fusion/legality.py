@@ -129,7 +129,7 @@ class Legality:
                 if mask >> source & 1 and not aligned:
                     raise NotLegalError(f"{node.name} overwrites what other elements of the kernel still read")
         for link in inside:
-            _through(self.nodes[link.source], self.nodes[link.target], link)
+            _through(self.nodes[link.source], self.nodes[link.target], link, self.epilogues)
         products = [node for node in group if node.kind in PRODUCTS]
         if products and not self.epilogues:
             raise NotLegalError(f"{products[0].name} is left to the library")
@@ -291,7 +291,7 @@ def _alone(node: FusionNode) -> str:
     return "eager"
 
 
-def _through(source: FusionNode, target: FusionNode, link: Link) -> None:
+def _through(source: FusionNode, target: FusionNode, link: Link, by_hand: bool) -> None:
     """Check that a value can stay in registers between two nodes of these kinds."""
     if source.name == "nll_loss_forward" and target.points > 1:
         raise NotLegalError(f"{target.name} would wait for the sum over all rows")
@@ -299,7 +299,8 @@ def _through(source: FusionNode, target: FusionNode, link: Link) -> None:
         raise NotLegalError(f"{source.name} writes anywhere: all of it must be there before it is read")
     if target.kind == "gather" and link.argument in INDEXED:
         picks = target.name == "nll_loss_forward" and source.name == "_log_softmax"
-        windows = target.name in WINDOWS and source.kind in POINTWISE
+        # Inductor stores what pooling reads (realize_hint in max_pool2d's and avg_pool2d's lowering).
+        windows = by_hand and target.name in WINDOWS and source.kind in POINTWISE
         if not (picks or windows):
             raise NotLegalError(f"{target.name} reads it at other places than it is made at")
     if target.kind == "scatter" and link.argument == "self":

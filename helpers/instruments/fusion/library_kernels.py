@@ -8,10 +8,12 @@
     attention          cuDNN's kernel, PyTorch's first choice on Hopper, and the two fills before it
     max pooling        writes the 64-bit position of each maximum, too
     rows by index      each row is fetched as often as it is asked for; sums at an index are atomics
-    cuDNN's LSTM, GRU  two kernels for each layer and time step
+    cuDNN's LSTM, GRU  two kernels for each layer and time step, a product of the inputs for every eight, and copies: of
+                       the input to time steps first, of each weight matrix to cuDNN's own layout, and of bf16 weights,
+                       which nn.RNNBase does not keep in one buffer, into one
 
-`compiled`: as Inductor calls the library: convolutions in NHWC, operands padded to aligned rows, the bias left to the
-kernel that follows.
+`compiled`: as Inductor calls the library: convolutions in NHWC, for which it copies filters and images on every call,
+operands padded to aligned rows, the bias left to the kernel that follows.
 
 The rates are those of an H100 80GB with PyTorch 2.11, from the kernels of those models in benchmarks/public_models.py
 that are not held out; another GPU is taken to do the same per SM and clock, or per byte of its bandwidth.
@@ -39,6 +41,7 @@ CORES_SHARE = 0.6
 UNALIGNED_SHARE = {"even": 0.13, "odd": 0.096}
 FEW_CHANNELS = 8  # below these, a convolution's copies are narrow
 FEW_CHANNELS_SHARE = 0.04
+TENSOR_CORE_STEP = 64  # factors of a sum: a convolution of fewer, such as 3 channels by 3 x 3, runs in NCHW directly
 DEPTHWISE = (5.7e-12, 0.48e-12)  # s for an output, and for each of its taps, of PyTorch's own NCHW kernel on 132 SMs
 DEPTHWISE_NHWC_BANDWIDTH = 0.36  # of the copy's bandwidth
 BATCH_NORM_BANDWIDTH = {"NCHW": 0.31, "NHWC": 0.59}  # of the data sheet's, with running statistics
@@ -52,16 +55,18 @@ FILL = 0.8e-6  # s of a cudaMemset
 GATHER_BANDWIDTH = 0.70
 SCATTERED = 0.8  # fp32 sums by atomics, a clock and SM
 POOLING_BANDWIDTH, POOLING_BACKWARD_BANDWIDTH = 0.4, 0.19
+STEPS_AT_ONCE = 8  # of an LSTM or GRU, whose inputs one product takes: 128 steps made 16
 H100_SMS, H100_CLOCK = 132, 1.98e9  # what the times above are of
 LAUNCHED = prediction.LAUNCH + prediction.FIRST_ACCESS  # s: a kernel with next to nothing to do
 
 
 @dataclass(frozen=True)
 class LibraryKernel:
-    """One kernel, copy or fill; time in seconds."""
+    """One kernel, copy or fill; time in seconds; copied: bytes that it copies beside the operator's own."""
 
     name: str
     time: float
+    copied: int = 0
 
 
 def library_kernels(
@@ -168,13 +173,13 @@ def _size(tensor: torch.Tensor) -> int:
 
 def is_channels_first(x: torch.Tensor) -> bool:
     """Return whether it holds images in NCHW order, which cuDNN converts."""
-    return x.dim() == 4 and x.shape[1] > 1 and x.stride(1) != 1
+    return x.dim() in (4, 5) and x.shape[1] > 1 and x.stride(1) != 1
 
 
 def _convolution(launch, predicted, device, compiled):
     given = launch.arguments
     x, weight, bias = given.get("input"), given.get("weight"), given.get("bias")
-    if not isinstance(x, torch.Tensor) or x.dim() not in (3, 4) or given.get("transposed"):
+    if not isinstance(x, torch.Tensor) or x.dim() not in (3, 4, 5) or given.get("transposed"):
         return None
     result = launch.results[0]
     kernels = _convolved(x, weight, result, given.get("groups", 1), predicted, device, compiled)
@@ -186,7 +191,7 @@ def _convolution(launch, predicted, device, compiled):
 def _convolution_backward(launch, predicted, device, compiled):
     given = launch.arguments
     gradient, x, weight = given.get("grad_output"), given.get("input"), given.get("weight")
-    if not isinstance(x, torch.Tensor) or x.dim() not in (3, 4) or given.get("transposed"):
+    if not isinstance(x, torch.Tensor) or x.dim() not in (3, 4, 5) or given.get("transposed"):
         return None
     of_x, of_weight, of_bias = given.get("output_mask", (True, True, False))
     kernels = _convolved(x, weight, gradient, given.get("groups", 1), predicted, device, compiled)
@@ -211,28 +216,32 @@ def _convolved(x, weight, result, groups, predicted, device, compiled) -> list[L
     flops = 2.0 * result.numel() * channels * taps
     # cuDNN's fp32 convolutions use TF32 by default (torch.backends.cudnn.allow_tf32).
     peak = _tensor_peak(x.dtype, device)
+    area = math.prod(result.shape[2:])
+    if first and taps == 1 and area == math.prod(x.shape[2:]) and x.dtype.itemsize == 2 and area % 2 == 0:
+        # A product for each image, whose rows are the pixels of a channel. No such kernel takes rows of odd length.
+        time = product_time(x.shape[0], outputs, area, channels, x.dtype, device, _alignment(area))
+        return [LibraryKernel(name, max(time, PRODUCT_START + _memory(predicted)))]
     if x.shape[1] < FEW_CHANNELS:
         time = PRODUCT_START + flops / (FEW_CHANNELS_SHARE * peak) + _memory(predicted)
-        return [LibraryKernel(name, time)]
-    if first and taps == 1 and x.dtype.itemsize == 2:
-        # A product for each image, whose rows are the pixels of a channel.
-        area = math.prod(result.shape[2:])
-        aligned = _alignment(area)
-        time = product_time(x.shape[0], outputs, area, channels, x.dtype, device, aligned)
-        return [LibraryKernel(name, max(time, PRODUCT_START + _memory(predicted)))]
-    time = max(
-        _tiles_time(groups, positions, outputs // groups, channels * taps, peak, device),
-        PRODUCT_START + _memory(predicted),
-    )
-    kernels = [LibraryKernel(name, time)]
-    if first:
-        kernels = [
-            LibraryKernel("input to NHWC", _bytes_time(2 * _size(x), device)),
-            LibraryKernel("weight to NHWC", _bytes_time(2 * _size(weight), device)),
-            *kernels,
-            LibraryKernel("result to NCHW", _bytes_time(2 * _size(result), device)),
-        ]
-    return kernels
+    else:
+        time = max(
+            _tiles_time(groups, positions, outputs // groups, channels * taps, peak, device),
+            PRODUCT_START + _memory(predicted),
+        )
+    kernel = LibraryKernel(name, time)
+    before = [weight] if taps > 1 and is_channels_first(weight) else []  # one tap is the same in both layouts
+    if compiled:  # other inputs are written in NHWC by the kernels that make them; images have none
+        before += [x] if is_channels_first(x) and x.shape[1] < FEW_CHANNELS else []
+        return [*(_converted("operand to NHWC", each, device) for each in before), kernel]
+    if not first or channels * taps < TENSOR_CORE_STEP:
+        return [kernel]
+    before = [x, *before]
+    after = [_converted("result to NCHW", result, device)] if is_channels_first(result) else []
+    return [*(_converted("operand to NHWC", each, device) for each in before), kernel, *after]
+
+
+def _converted(name: str, tensor: torch.Tensor, device: Device) -> LibraryKernel:
+    return LibraryKernel(name, _bytes_time(2 * _size(tensor), device), copied=_size(tensor))
 
 
 def _batch_norm(launch, predicted, device, compiled):
@@ -324,10 +333,17 @@ def _recurrent(launch, predicted, device, compiled):
     layers, width = hidden.shape[0], hidden.shape[-1]
     batch, steps = x.shape[:2] if given.get("batch_first") else x.shape[1::-1]
     gates = weights[0].shape[0]
-    inputs = product_time(1, batch * steps, gates, max(x.shape[-1], width), x.dtype, device)
+    kernels = [LibraryKernel("steps before sequences", _copy_time(x, device))] * bool(given.get("batch_first"))
+    if x.dtype not in torch.backends.cudnn.CUDNN_TENSOR_DTYPES:  # else nn.RNNBase keeps them in one buffer
+        kernels.append(LibraryKernel("fill the weights' buffer", _bytes_time(sum(map(_size, weights)), device)))
+        kernels += [LibraryKernel("weight to the buffer", _bytes_time(2 * _size(each), device)) for each in weights]
+    matrices = [each for each in weights if each.dim() == 2]
+    kernels += [LibraryKernel("weight to cuDNN's layout", _bytes_time(2 * _size(each), device)) for each in matrices]
+    inputs = product_time(1, batch * STEPS_AT_ONCE, gates, max(x.shape[-1], width), x.dtype, device)
     product = product_time(1, batch, gates, width, x.dtype, device)
     step = [LibraryKernel("product of a step", product), LibraryKernel("gates of a step", LAUNCHED)]
-    return layers * [LibraryKernel("products of the inputs", inputs), *steps * step]
+    of_inputs = math.ceil(steps / STEPS_AT_ONCE) * [LibraryKernel("product of the inputs of some steps", inputs)]
+    return kernels + layers * [*of_inputs, *steps * step]
 
 
 _MAKERS = {

@@ -148,7 +148,8 @@ class _Walk(Interpreter):
         step.results = [found for each in tensors_of(result) if (found := self.access(each))]
         if step.launches:
             _weigh(step)
-            self.steps.append(step)
+            if step.writes:  # else its results have no elements, and a GPU launches nothing
+                self.steps.append(step)
         elif made and node.target.overloadpacket.__name__ not in _NOTHING and not node.target.is_view:
             self.steps.append(step)
         self._progress(len(self.steps), self._nodes)

@@ -298,6 +298,8 @@ def unsure_of(step: TracedStep) -> str:
         return f"{target.namespace}.{name}: a custom operator; counted as one kernel that moves its tensors once"
     if kind_of(step) == "opaque" and not is_known(name) and not name.startswith((FOREACH, *FUSED_OPTIMIZERS)):
         return f"aten.{name}: how its kernels work is not known; counted as one that moves its tensors once"
+    if name in SORTED and step.given.get("accumulate", True):
+        return f"aten.{name}: sums at equal positions, which PyTorch may sort first; counted without the sort"
     if name in CONVOLUTIONS:
         given = [node.meta.get("val") for node in step.node.all_input_nodes]
         if is_channels_first(max(given, key=torch.Tensor.numel)):
@@ -306,6 +308,9 @@ def unsure_of(step: TracedStep) -> str:
                 "kernels; channels_last leaves it no choice"
             )
     return ""
+
+
+SORTED = frozenset("index_put index_put_ _index_put_impl_ embedding_dense_backward".split())
 
 
 def is_left_out(step: TracedStep) -> bool:
@@ -325,13 +330,16 @@ MEASURED = frozenset(name for names in KINDS.values() for name in names.split())
 TENSORS_OF_A_LAUNCH = (110, 64, 48, 36, 30)
 BLOCKS_OF_A_LAUNCH = 320
 CHUNK = 65536
+_SCALAR_TENSOR = torch.ops.aten.scalar_tensor.default
 
 
 def launches_of(step: TracedStep) -> int:
-    """Kernels that a GPU launches for it: several where the lists of a foreach operator are long."""
+    """Kernels that a GPU launches for it: several where the lists of a foreach operator are long, and a fill for each
+    number that torch.where makes a tensor of (where, aten/src/ATen/native/TensorCompare.cpp)."""
     name = step.node.target.overloadpacket.__name__
     if not step.launches or not name.startswith((FOREACH, *FUSED_OPTIMIZERS)):
-        return len(step.launches)
+        numbers = [each for each in step.node.args if getattr(each, "target", None) is _SCALAR_TENSOR]
+        return len(step.launches) + len(numbers) + (name == "_safe_softmax")  # which calls where itself
     lists = [value for value in step.given.values() if isinstance(value, list | tuple) and tensors_of(value)]
     depth = len(lists) + (name[-1] != "_")  # an operator that is not in place makes another list
     most = TENSORS_OF_A_LAUNCH[min(depth, len(TENSORS_OF_A_LAUNCH)) - 1]

@@ -3,7 +3,7 @@
 import numpy as np
 
 from helpers.instruments.cuda.memory import GRID_BARRIER
-from helpers.instruments.cuda.sanitizer import GlobalWatch, SharedWatch, rows_of, wavefronts
+from helpers.instruments.cuda.sanitizer import Clock, GlobalWatch, SharedWatch, rows_of, wavefronts
 from helpers.instruments.traffic.footprint import SECTOR
 from helpers.instruments.traffic.hazards import Hazard, element
 from helpers.instruments.traffic.ledger import ByteCount, Ledger, footprint_of
@@ -26,7 +26,7 @@ class CudaMeter:
         self._moved = ByteCount()
         self._ledger.launches.append((self._kernel, self._moved))
         self._changed = set()  # variables of the module that this launch wrote
-        self._global = GlobalWatch()
+        self._global, self._clock = GlobalWatch(), None
         self._operands = {}  # segment -> the ledger's storage, [(first byte, one past the last, region)]
         names = [parameter.name for parameter in launch.kernel.parameters]
         segments = {
@@ -49,25 +49,35 @@ class CudaMeter:
     def chunk(self, machine) -> None:
         self._machine = machine
         padded = machine.threads // machine.blocks
-        self._shared = SharedWatch(machine.threads, padded, machine.shared_size) if machine.shared_size else None
-        self._global.chunk(machine.first_block, machine.blocks, padded)
+        self._clock = Clock(machine.threads, padded, self._clock.now if self._clock else 1)
+        size = machine.shared_size
+        self._shared = SharedWatch(self._clock, machine.threads, padded, size) if size else None
+        self._global.chunk(self._clock, machine.first_block, machine.blocks, padded)
         self._local = np.zeros(machine.threads * machine.local_size, bool)
 
     def block_synchronised(self, blocks) -> None:
-        self._global.block_synchronised(blocks)
         if self._shared is not None:
             self._shared.block_synchronised(blocks)
+        self._clock.block_synchronised(blocks)
 
-    def warp_synchronised(self, threads) -> None:
-        self._global.warp_synchronised(threads)
+    def warps_synchronised(self, groups) -> None:
         if self._shared is not None:
-            self._shared.warp_synchronised(threads)
+            self._shared.partly_synchronised()
+        self._clock.warps_synchronised(groups)
+
+    def lanes_synchronised(self, threads, masks) -> None:
+        if self._shared is not None:
+            self._shared.partly_synchronised()
+        self._clock.lanes_synchronised(threads, masks)
+
+    def fenced(self, threads) -> None:
+        self._global.fenced(threads)
 
     def access(self, kind, number, segment, threads, offsets, nbytes) -> None:
         """Count one access of global memory, and watch for races."""
         size = segment.views[1].size
         self._storing = segment
-        self._racing = self._global.access(segment, size, kind, self._machine.spaces.strong, threads, offsets, nbytes)
+        self._racing = self._global.access(segment, size, kind, self._machine.spaces.scope, threads, offsets, nbytes)
         if self._racing is not None and kind != "write":
             self._race(number, segment, threads, offsets, self._racing.lanes, self._racing.others)
         if segment.name == GRID_BARRIER:
@@ -101,7 +111,7 @@ class CudaMeter:
 
     def stored(self, number, threads, offsets, lost, changed) -> None:
         """Enter the stores that race: two that leave the same value do not."""
-        if lost.any() and not self._machine.spaces.strong:
+        if lost.any() and not self._machine.spaces.scope:
             self._race(number, self._storing, threads, offsets, np.flatnonzero(lost), None)
         elif self._racing is not None:
             chosen = changed[self._racing.lanes]
@@ -162,7 +172,7 @@ class CudaMeter:
         """Note that a cp.async is complete: from now on its own thread sees it, others after a barrier."""
         self._shared.access("write", threads, offsets, nbytes)
 
-    def shared(self, kind, number, threads, offsets, nbytes, reported=False) -> None:
+    def shared(self, kind, number, threads, offsets, nbytes, reported) -> None:
         """Count one access of shared memory, and watch for races; one that is already reported only counts."""
         line = self._ledger.line(self._file, number)
         served, least = wavefronts(threads, offsets, nbytes)

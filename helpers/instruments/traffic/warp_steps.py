@@ -183,9 +183,9 @@ class WarpRecorder:
         self._before.landed(line, threads, offsets, nbytes)
         self._shared_moves("write", line, threads, offsets, nbytes)
 
-    def shared(self, kind, line, threads, offsets, nbytes, *reported) -> None:
+    def shared(self, kind, line, threads, offsets, nbytes, reported) -> None:
         self._flush()
-        self._before.shared(kind, line, threads, offsets, nbytes, *reported)
+        self._before.shared(kind, line, threads, offsets, nbytes, reported)
         self._shared_moves(kind, line, threads, offsets, nbytes)
 
     def _shared_moves(self, kind, line, threads, offsets, nbytes) -> None:

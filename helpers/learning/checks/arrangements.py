@@ -51,12 +51,30 @@ def a_layer(width: int, hidden: int, norm: bool, gated: bool, first_gate: bool, 
     return {"operations": found, "results": ["y", "s"] if norm else ["y"]}
 
 
+def projections(width: int, hidden: int) -> dict:
+    """A norm, three products of it, then what follows each product.
+
+    It joins neither the last launch nor the last of its length; and one product is as long as the norm's result.
+    """
+    normed = operation("normed", "norm", width, x=width, norm_weight=width)
+    products = [
+        operation(name, "product", length, normed=width, **{f"{name}_weight": length * width})
+        for name, length in (("q", hidden), ("k", hidden), ("v", width))
+    ]
+    added = [
+        operation(f"{each['name']}_added", "elementwise", each["length"], **{each["name"]: each["length"]})
+        for each in products
+    ]
+    return {"operations": [normed, *products, *added], "results": [each["name"] for each in added]}
+
+
 def layers_asked(seed: int, count: int) -> list[dict]:
-    """The plainest layer, one with every part, then others drawn at random."""
+    """The plainest layer, one with every part, others drawn at random, then the projections before an attention."""
     draw = random.Random(seed + (cases.draw << 16))
     parts = [(False,) * 4, (True,) * 4, (True, False, True, True)]
     parts += [tuple(draw.random() < 0.5 for _ in range(4)) for _ in range(count)]
-    return [a_layer(draw.choice((8, 24, 96)), draw.choice((16, 40, 200)), *each) for each in parts]
+    found = [a_layer(draw.choice((8, 24, 96)), draw.choice((16, 40, 200)), *each) for each in parts]
+    return [*found, projections(draw.choice((8, 24, 96)), draw.choice((16, 40, 200)))]
 
 
 def joined_reason(group: list[dict]) -> str:

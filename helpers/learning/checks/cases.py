@@ -124,7 +124,7 @@ def elementwise_cases(
     largest = max(sizes)
     rows, cols = largest // 31, 31
     formula, extent = "the formula", "the grid and the mask: how many programs run, and which of their elements exist"
-    strides = "the strides: the kernel walks memory in order, and these tensors do not lie in order"
+    strides = "the strides: your kernel reads memory in order, and these tensors are not in order there"
 
     first, *longer = sorted(sizes)
     cases = [Case("", tuple(distinct_values(x, count) for x in tensors(first)), formula)]

@@ -8,10 +8,10 @@ from helpers.learning.checks.cases import Case
 from helpers.learning.checks.row_cases import normal
 
 PRODUCT = "the product: a row is an output pixel, a column an output channel, the sum runs over taps and input channels"
-INDEX_MAP = "the index map: the row and the column that a tap sees, and 0 where either lies outside the picture"
+INDEX_MAP = "the index map: the row and the column that a tap sees, and 0 where either is outside the image"
 FILTER = "the filter's two sizes: a tap's row is tap // taps_w, its column tap % taps_w; and the walk over all of them"
 EDGES = "the edges: which pixels, output channels, taps and input channels exist in the last tile of each direction"
-STRIDES = "the strides: four for x and four for the weight, which need not lie in order"
+STRIDES = "the strides: four for x and four for the weight, which may be in any order in memory"
 NORM = "batch norm: scale = gamma / sqrt(var + eps), and beta - mean * scale is added"
 
 
@@ -45,7 +45,7 @@ class _Draw:
 
 
 def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3), (2, 20, 9, 6, 70))) -> list[Case]:
-    """Calls in which batch norm does nothing: pixels, taps, strides, padding, edges, layouts, NaN, no picture at all.
+    """Calls in which batch norm does nothing: pixels, taps, strides, padding, edges, layouts, NaN, no image at all.
 
     Args:
         seed: decides the values.
@@ -55,7 +55,7 @@ def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3),
     found = [
         draw.call("1 x 1", PRODUCT, (1, 16, 4, 4), (16, 16, 1, 1)),
         draw.call("3 x 3, no padding", f"{PRODUCT}; {INDEX_MAP}", (1, 16, 6, 6), (16, 16, 3, 3)),
-        draw.call("two pictures", "the picture: output pixels are counted through all of them",
+        draw.call("two images", "the image: output pixels are counted through all of them",
                   (2, 16, 5, 4), (16, 16, 3, 3)),
         draw.call("3 x 3, padding 1", INDEX_MAP, (2, 16, 6, 5), (16, 16, 3, 3), padding=1),
         draw.call("stride 2", "the stride: an output pixel's window begins stride pixels after its neighbour's",
@@ -70,7 +70,7 @@ def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3),
     x, weight, *rest = last.inputs
     order = {"memory_format": torch.channels_last}
     found.append(replace(last, inputs=(x.contiguous(**order), weight.contiguous(**order), *rest)))
-    wide = draw.call("part of larger pictures", STRIDES, (2, 32, 9, 12), (16, 16, 3, 3), padding=1)
+    wide = draw.call("part of larger images", STRIDES, (2, 32, 9, 12), (16, 16, 3, 3), padding=1)
     x, weight, *rest = wide.inputs
     found.append(replace(wide, inputs=(x[:, ::2, 1:8, ::2], weight.transpose(0, 1), *rest)))
     large = draw.call("partial sums that pass 65504", "the accumulator: fp16 cannot hold these sums",
@@ -86,9 +86,9 @@ def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3),
     special = draw.call("NaN in one pixel", nan, (1, 16, 6, 6), (16, 16, 3, 3), padding=1)
     special.inputs[0][0, :, 2, 2] = torch.nan  # also in channel 0, which a sum that runs too far reaches next
     found.append(special)
-    pictures = "the picture: there may be any number of them"
-    found.append(draw.call("19 pictures", pictures, (19, 16, 2, 2), (16, 16, 1, 1)))
-    found.append(draw.call("no picture", "the empty tensor", (0, 16, 4, 4), (16, 16, 1, 1)))
+    several = "the image: there may be any number of them"
+    found.append(draw.call("19 images", several, (19, 16, 2, 2), (16, 16, 1, 1)))
+    found.append(draw.call("no image", "the empty tensor", (0, 16, 4, 4), (16, 16, 1, 1)))
     return found
 
 

@@ -24,7 +24,7 @@ MAX_SOURCE = 20_000  # characters
 MAX_LINES_SHOWN = 12  # of the compiler's messages
 NAME = re.compile(r"\w{1,60}(<[\w ,]{1,60}>)?")
 KEYS = {"source", "kernel", "threads"}
-FIRST_WRONG = "the first element that differs: its row's maximum, its sum, and who holds what past the row's end"
+FIRST_WRONG = "the first element that differs: its row's maximum, its sum, and the values of threads past its end"
 softmax_of_rows = functools.partial(torch.softmax, dim=-1)
 
 
@@ -220,7 +220,7 @@ def require_right_values(
         said = f"{where}: {described_difference(y, expected, wrong)}"
         for other, formula in UNLIKE.items():
             if not differs(y, formula(x.double()), formula(x)).any():
-                said = f"{said}\nthis is what {other} computes, and not what is asked for"
+                said = f"{said}\nthese are the values of {other}, not of the formula asked for"
                 look_at = "the formula at the top of this exercise, next to yours"
                 break
         raise AnswerError(said, look_at)

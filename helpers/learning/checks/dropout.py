@@ -71,12 +71,13 @@ def dropout_cases(
             special[0][0, 3], special[0][1, 5] = torch.nan, torch.inf
             add("NaN and inf", special, "what becomes of NaN and inf", 0.0)
             number = ""
-        add("", tensors(*shape, draw), formula if math.prod(shape) <= 8 else extent)
+        small = formula if shape[0] == 1 else f"{formula}; and each element's number, row * columns + column"
+        add("", tensors(*shape, draw), small if math.prod(shape) <= 8 else extent)
     numbers = drawn(seed_of(len(found)), 100)
     exactly = numbers[(numbers > 0.1) & (numbers < 0.6)][0].item()
     add("p is a number that is drawn", tensors(1, 100, draw), "the comparison with p, where both are equal", exactly)
     rows, cols = shapes[-1]
-    strides = "the strides: the kernel walks memory in order, and these tensors do not lie in order"
+    strides = "the strides: your kernel reads memory in order, and these tensors are not in order there"
     for case in cases.in_turn(tensors(rows, cols, draw), cases.transposed, "strided", strides):
         add(case.label, list(case.inputs), case.look_at)
     add("strided", [cases.transposed(x) for x in tensors(rows, cols, draw)], strides)

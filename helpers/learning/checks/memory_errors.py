@@ -8,16 +8,16 @@ from helpers.instruments.traffic import Traffic
 from helpers.learning.outcome import AnswerError, quoted_line
 
 MASKED = (
-    "it has a mask, which lets these lanes through: compare the mask with the offsets, rows with rows and columns with "
-    "columns, and the strides of each"
+    "it has a mask, which lets these lanes through, so the mask or the offset is wrong: does the mask check every "
+    "index that the offset uses, and is each index multiplied by its own stride"
 )
 LOOK_AT = {
-    "out-of-bounds read": "which of its lanes have an element? Mask the others",
-    "out-of-bounds store": "which of its lanes have an element? Mask the others",
-    "out-of-bounds atomic": "which of its lanes have an element? Mask the others",
-    "uninitialised read": "nothing was stored there before",
-    "race": "two programs store here; each element needs one owner",
-    "unsynchronised read": "another program of the same launch stored this, and on a GPU may not have done so yet",
+    "out-of-bounds read": "which of these elements exist? Mask the others, or correct the offset",
+    "out-of-bounds store": "which of these elements exist? Mask the others, or correct the offset",
+    "out-of-bounds atomic": "which of these elements exist? Mask the others, or correct the offset",
+    "uninitialised read": "nothing was stored there before this line reads it",
+    "race": "two programs store to this element; only one may",
+    "unsynchronised read": "another program of the same launch stores this, and on a GPU it may not have done so yet",
 }
 
 

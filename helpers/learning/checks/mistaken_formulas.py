@@ -4,15 +4,174 @@ Each dictionary is for `check_values(unlike=...)` of one exercise: the mistaken 
 function of the exercise's own arguments. Only an answer that differs from the reference is compared with them.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch.nn import functional
 
+from helpers.learning.checks.dropout import kept_elements
+
 ACTIVATIONS = {"relu": torch.relu, "gelu": functional.gelu, "silu": functional.silu}
 SLICES = (16, 32, 64, 128)  # products along K that a tile of the usual sizes holds
 TILES = (16, 32, 64, 128)  # keys that a tile of the usual sizes holds
+
+
+# Exercise 03: (a, b)
+
+
+def _gate(s, factor: float = 2.0, root: float = (2 / math.pi) ** 0.5, cubic: float = 0.044715, power: int = 3):
+    """s sigmoid(factor u), u = root (s + cubic s^power): with these numbers, GELU in its tanh form."""
+    return s * (factor * root * (s + cubic * s**power)).sigmoid()
+
+
+ADD_GELU_MISTAKES: dict[str, Callable] = {
+    "the sum without GELU": lambda a, b: a + b,
+    "GELU in its exact form, with erf": lambda a, b: functional.gelu(a + b),
+    "s sigmoid(1.702 s)": lambda a, b: (a + b) * (1.702 * (a + b)).sigmoid(),
+    "s sigmoid(u) instead of s sigmoid(2u)": lambda a, b: _gate(a + b, factor=1.0),
+    "s tanh(u)": lambda a, b: (a + b) * (2 * (_gate(a + b) / (a + b)) - 1),
+    "the formula without its factor 1/2": lambda a, b: 2 * _gate(a + b),
+    "the formula without sqrt(2/pi)": lambda a, b: _gate(a + b, root=1.0),
+    "the formula with 2/pi instead of its root": lambda a, b: _gate(a + b, root=2 / math.pi),
+    "the formula with 0.44715 for 0.044715": lambda a, b: _gate(a + b, cubic=0.44715),
+    "the formula with s^2 instead of s^3": lambda a, b: _gate(a + b, power=2),
+    "GELU of a alone": lambda a, b: _gate(a),
+    "GELU of b alone": lambda a, b: _gate(b),
+    "GELU of a + a": lambda a, b: _gate(a + a),
+    "GELU of a, plus b": lambda a, b: _gate(a) + b,
+    "GELU of a - b": lambda a, b: _gate(a - b),
+    "GELU of a times b": lambda a, b: _gate(a * b),
+}
+
+
+# Exercise 04, forward: (x, bias, residual, p, seed)
+
+
+def _dropout(x, p, seed):
+    kept = kept_elements(seed, x.numel(), p, x.device).view(x.shape)
+    return torch.where(kept, x / (1 - p), 0)
+
+
+DROPOUT_MISTAKES: dict[str, Callable] = {
+    "the formula without the bias": lambda x, b, r, p, seed: r + _dropout(x, p, seed),
+    "the formula without the residual": lambda x, b, r, p, seed: _dropout(x + b, p, seed),
+    "the formula with the bias added after dropout": lambda x, b, r, p, seed: r + b + _dropout(x, p, seed),
+    "the formula with the residual dropped": lambda x, b, r, p, seed: _dropout(x + b + r, p, seed),
+    "the formula with the residual scaled": lambda x, b, r, p, seed: r / (1 - p) + _dropout(x + b, p, seed),
+    "the formula with nothing dropped": lambda x, b, r, p, seed: x + b + r,
+}
+
+
+# Exercise 05: (x, weight, bias, eps)
+
+
+def _layer_norm(x, weight, bias, eps, mean=None, mean_square=None):
+    """Normalise with this mean and this mean of squares, by default the right ones."""
+    x = x - (x.mean(dim=-1, keepdim=True) if mean is None else mean)
+    squares = x.square().mean(dim=-1, keepdim=True) if mean_square is None else mean_square(x)
+    return x * (squares + eps).rsqrt() * weight + bias
+
+
+def _not_centred(x, weight, bias, eps):
+    return x * (x.var(dim=-1, keepdim=True, correction=0) + eps).rsqrt() * weight + bias
+
+
+def _bias_before_weight(x, weight, bias, eps):
+    return (_layer_norm(x, 1, 0, eps) + bias) * weight
+
+
+def _variance_without_root(x, weight, bias, eps):
+    centred = x - x.mean(dim=-1, keepdim=True)
+    return centred / (centred.square().mean(dim=-1, keepdim=True) + eps) * weight + bias
+
+
+def _times_deviation(x, weight, bias, eps):
+    centred = x - x.mean(dim=-1, keepdim=True)
+    return centred * (centred.square().mean(dim=-1, keepdim=True) + eps).sqrt() * weight + bias
+
+
+LAYER_NORM_MISTAKES: dict[str, Callable] = {
+    "the formula without the weight": lambda x, w, b, eps: _layer_norm(x, 1, b, eps),
+    "the formula without the bias": lambda x, w, b, eps: _layer_norm(x, w, 0, eps),
+    "the formula with the bias added before the weight": _bias_before_weight,
+    "the formula with the sum of squares divided by n - 1": lambda x, w, b, eps: _layer_norm(
+        x, w, b, eps, mean_square=lambda centred: centred.square().sum(-1, keepdim=True) / (x.shape[-1] - 1)
+    ),
+    "the formula with the sum of squares not divided by n": lambda x, w, b, eps: _layer_norm(
+        x, w, b, eps, mean_square=lambda centred: centred.square().sum(-1, keepdim=True)
+    ),
+    "the formula with the row's sum for its mean": lambda x, w, b, eps: _layer_norm(
+        x, w, b, eps, mean=x.sum(-1, keepdim=True)
+    ),
+    "RMSNorm, which doesn't subtract the mean": lambda x, w, b, eps: _layer_norm(x, w, b, eps, mean=0),
+    "the formula with x for x - mean in the numerator": _not_centred,
+    "the formula with the variance for its root": _variance_without_root,
+    "the formula multiplied by the root instead of divided by it": _times_deviation,
+}
+
+
+# Exercise 05b: (x, residual, weight, eps)
+
+
+def _rms_norm(s, weight, eps, power: float = -0.5, mean: Callable = torch.mean):
+    return s * (mean(s.square(), dim=-1, keepdim=True) + eps) ** power * weight
+
+
+def _square_of_another(other: Callable):
+    """The norm with the mean square of another tensor than the sum."""
+
+    def norm(x, residual, weight, eps):
+        s, t = x + residual, other(x, residual)
+        return s * (t.square().mean(dim=-1, keepdim=True) + eps).rsqrt() * weight, s
+
+    return norm
+
+
+RESIDUAL_NORM_MISTAKES: dict[str, Callable] = {
+    "the formula without the weight": lambda x, r, w, eps: (_rms_norm(x + r, 1, eps), x + r),
+    "the norm of x alone": lambda x, r, w, eps: (_rms_norm(x, w, eps), x + r),
+    "the norm of the residual alone": lambda x, r, w, eps: (_rms_norm(r, w, eps), x + r),
+    "the formula with the mean square of x for that of s": _square_of_another(lambda x, r: x),
+    "the formula with the mean square of the residual for that of s": _square_of_another(lambda x, r: r),
+    "LayerNorm, which subtracts the mean": lambda x, r, w, eps: (_layer_norm(x + r, w, 0, eps), x + r),
+    "the formula with the mean square for its root": lambda x, r, w, eps: (_rms_norm(x + r, w, eps, power=-1), x + r),
+    "the formula multiplied by the root instead of divided by it": lambda x, r, w, eps: (
+        _rms_norm(x + r, w, eps, power=0.5),
+        x + r,
+    ),
+    "the formula with the sum of squares not divided by n": lambda x, r, w, eps: (
+        _rms_norm(x + r, w, eps, mean=torch.sum),
+        x + r,
+    ),
+    "the two results, exchanged": lambda x, r, w, eps: (x + r, _rms_norm(x + r, w, eps)),
+    "y twice": lambda x, r, w, eps: (_rms_norm(x + r, w, eps),) * 2,
+    "y and the residual as it was": lambda x, r, w, eps: (_rms_norm(x + r, w, eps), r),
+    "y and x": lambda x, r, w, eps: (_rms_norm(x + r, w, eps), x),
+}
+
+
+# Exercise 06: (x, k)
+
+
+def _top(p, k, of=None, descending: bool = True):
+    indices = (p if of is None else of).sort(dim=-1, descending=descending, stable=True).indices[..., :k]
+    return p, p.gather(-1, indices), indices
+
+
+def _elements_for_probabilities(x, k):
+    p, _, indices = _top(x.softmax(dim=-1), k)
+    return p, x.gather(-1, indices), indices
+
+
+TOPK_MISTAKES: dict[str, Callable] = {
+    "exponentials not divided by their sum": lambda x, k: _top((x - x.amax(dim=-1, keepdim=True)).exp(), k),
+    "the softmax over the rows, not over each row's columns": lambda x, k: _top(x.softmax(dim=0), k),
+    "the logarithm of the softmax": lambda x, k: _top(x.log_softmax(dim=-1), k),
+    "p and the smallest k": lambda x, k: _top(x.softmax(dim=-1), k, descending=False),
+    "the elements of x where their probabilities belong": _elements_for_probabilities,
+}
 
 
 # Exercise 08: (x, weight, bias, activation)
@@ -117,7 +276,7 @@ def _flipped(x, w, b, gamma, beta, mean, var, stride, padding, eps):
 
 CONV_MISTAKES: dict[str, Callable] = {
     "the formula without ReLU": _no_relu,
-    "ReLU first, then batch norm,": _relu_first,
+    "ReLU first, then batch norm": _relu_first,
     "the formula without the convolution's bias": _no_bias,
     "the formula with the convolution's bias added after batch norm": _bias_after_norm,
     "the formula without beta": _no_beta,
@@ -179,6 +338,7 @@ SCORES_MISTAKES: dict[str, Callable] = {
     **{said: partial(_masked, seen=seen) for said, seen in SEEN.items()},
     NOT_DIVIDED: partial(_masked, divided=False),
     BASE_2: partial(_masked, base=2.0),
+    "the formula with queries and keys exchanged in the result": lambda q, k, valid: _masked(q, k, valid).mT,
 }
 
 
@@ -235,7 +395,7 @@ FLASH_MISTAKES: dict[str, Callable] = {
     NOT_DIVIDED: partial(_attention, divided=False),
     BASE_2: partial(_attention, base=2.0),
     **{
-        f"{said}, in tiles of {keys} keys,": partial(_in_tiles, keys=keys, order=order)
+        f"{said}, in tiles of {keys} keys": partial(_in_tiles, keys=keys, order=order)
         for said, order in TOLD_ORDERS.items()
         for keys in TILES
     },
@@ -285,8 +445,8 @@ def _exchanged(grad_y, x, weight, bias, eps):
 
 
 BACKWARD_MISTAKES: dict[str, Callable] = {
-    "g_z = g s, without the slope of the gate,": _backward(lambda of: {"grad_z": of.grad_y * of.gate}),
-    "g_z = g, without the gate,": _backward(lambda of: {"grad_z": of.grad_y}),
+    "g_z = g s, without the slope of the gate": _backward(lambda of: {"grad_z": of.grad_y * of.gate}),
+    "g_z = g, without the gate": _backward(lambda of: {"grad_z": of.grad_y}),
     "the slope of the gate without the factor 1.702": _backward(
         lambda of: {"grad_z": of.grad_y * (of.gate + of.z * of.gate * (1 - of.gate))}
     ),
@@ -295,8 +455,8 @@ BACKWARD_MISTAKES: dict[str, Callable] = {
     ),
     "the slope of the gate without the term s": _backward(lambda of: {"grad_z": of.grad_y * (of.slope - of.gate)}),
     "the slope of the gate with a minus": _backward(lambda of: {"grad_z": of.grad_y * (2 * of.gate - of.slope)}),
-    "x's gradient without its first mean, that of g_z w,": _backward(lambda of: {"mean": False}),
-    "x's gradient without its second mean, that of g_z w x_hat,": _backward(lambda of: {"stretch": False}),
+    "x's gradient without its first mean, that of g_z w": _backward(lambda of: {"mean": False}),
+    "x's gradient without its second mean, that of g_z w x_hat": _backward(lambda of: {"stretch": False}),
     "x's gradient without either mean": _backward(lambda of: {"mean": False, "stretch": False}),
     "x's gradient without the factor r": _backward(lambda of: {"rstd": 1.0}),
     "x's gradient with r squared": _backward(lambda of: {"rstd": of.rstd.square()}),
@@ -311,7 +471,7 @@ BACKWARD_MISTAKES: dict[str, Callable] = {
     "the bias's gradient left at 0": _backward(lambda of: {"of_bias": 0 * of.grad_z}),
     "the bias's gradient with g for g_z": _backward(lambda of: {"of_bias": of.grad_y}),
     "the bias's gradient with the factor w": _backward(lambda of: {"of_bias": of.grad_z * of.weight}),
-    "the gradients of weight and bias, exchanged,": _exchanged,
+    "the gradients of weight and bias, exchanged": _exchanged,
 }
 
 
@@ -339,7 +499,7 @@ INT8_MISTAKES: dict[str, Callable] = {
     "a scale that ignores clip": partial(_codes, of_scale=1.0),
     "the formula without clip": partial(_codes, of_codes=1.0, of_scale=1.0),
     "a scale with 128 for 127": partial(_codes, steps=128),
-    "a scale of the largest y, not of the largest |y|,": partial(_codes, largest=lambda y: y.amax(-1, keepdim=True)),
+    "a scale of the largest y, not of the largest |y|": partial(_codes, largest=lambda y: y.amax(-1, keepdim=True)),
     "one scale for all rows": partial(_codes, largest=lambda y: y.abs().amax().expand(*y.shape[:-1], 1)),
     "the formula without the weight": partial(_codes, norm=_without(weight=False, bias=True)),
     "the formula without the bias": partial(_codes, norm=_without(weight=True, bias=False)),
@@ -419,13 +579,11 @@ BLOCK_BACKWARD_MISTAKES: dict[str, Callable] = {
     "gradients in which the root mean square is a constant": _block_backward(lambda of: {"stretch": False}),
     "the gradients of x and the gate without 1 / RMS": _block_backward(lambda of: {"rstd": 1.0}),
     "the gradients of x and the gate without the weight": _block_backward(lambda of: {"along": of.grad_y}),
-    "the weight's gradient with h, not divided by its RMS,": _block_backward(
-        lambda of: {"of_weight": of.grad_y * of.h}
-    ),
+    "the weight's gradient with h, not divided by its RMS": _block_backward(lambda of: {"of_weight": of.grad_y * of.h}),
     "the weight's gradient with x for h": _block_backward(lambda of: {"of_weight": of.grad_y * of.x * of.rstd}),
     "the weight's gradient with the factor weight": _block_backward(
         lambda of: {"of_weight": of.grad_y * of.weight * of.h_hat}
     ),
     "the weight's gradient left at 0": _block_backward(lambda of: {"of_weight": 0 * of.grad_y}),
-    "the gradients of x and the gate, exchanged,": _x_and_gate_exchanged,
+    "the gradients of x and the gate, exchanged": _x_and_gate_exchanged,
 }

@@ -141,15 +141,20 @@ def compare_one(got: object, expected: float | str, asked: str, within: float) -
             )
         if got is None:
             raise AnswerError(f"{asked}: got None, expected {expected!r}", RETURN)
-        raise AnswerError(f"{asked}: got {shown(got)}, expected {expected!r}", "which side of the ridge it is on")
+        look_at = "which side of the ridge it is on" if isinstance(got, str) else "what your function returns: a word"
+        raise AnswerError(f"{asked}: got {shown(got)}, expected {expected!r}", look_at)
     if isinstance(got, bool) or not isinstance(got, numbers.Real):
         where = RETURN if got is None else "what your function returns"
         raise AnswerError(f"{asked}: got {shown(got)}, not a number", where)
     # NaN is close to nothing.
     if not math.isclose(got, expected, rel_tol=within, abs_tol=0.0):
-        raise AnswerError(f"{asked}: got {shown(got)}, expected {shown(expected)}", times_off(got, expected))
+        look_at = LAUNCHES if asked.endswith(", launches") else times_off(got, expected)
+        raise AnswerError(f"{asked}: got {shown(got)}, expected {shown(expected)}", look_at)
 
 
+LAUNCHES = (
+    "what launches: an operation that writes a result, unless it shares a kernel with others; views launch nothing"
+)
 RETURN = "what your function returns: print shows a value and returns None"
 
 
@@ -162,7 +167,7 @@ def times_off(got: float, expected: float) -> str:
         return "which number divides which: yours is the inverse of the right value"
     if ratio > 0:
         if known := {2: "twice", 4: "4 times", 0.5: "half", 0.25: "a quarter of"}.get(round(ratio, 3)):
-            return f"a factor: yours is {known} the expected value"
+            return f"the terms and the factors: yours is {known} the expected value"
         for unit, size in (
             ("thousands (kB, kFLOP)", 1e3),
             ("millions (MB, MFLOP)", 1e6),
@@ -176,9 +181,9 @@ def times_off(got: float, expected: float) -> str:
             return "its last digits: do not round, and do not leave out a small term"
         return f"the formula of that number: yours is too {'large' if ratio > 1 else 'small'}"
     return (
-        "what is counted too often, or with too large a size"
+        "the terms: yours is too large, so something is counted too often, or with too large a factor"
         if ratio > 1
-        else "what is left out, or counted with too small a size"
+        else "the terms: yours is too small, so something is left out, or counted with too small a factor"
     )
 
 

@@ -141,8 +141,8 @@ def rewrite_cases(seed: int, *, places: bool, rows: int = 6, cols: int = 40) -> 
     """
     draw = torch.Generator().manual_seed(seed + (cases.draw << 16))
 
-    def inputs(dtype=torch.float32, *, weight=None, up=None, shape=(rows, cols), flat=False, wide=False):
-        sizes = shape, (shape if wide else shape[-1:]), (shape[-1:] if flat else shape)
+    def inputs(dtype=torch.float32, *, weight=None, up=None, shape=(rows, cols), flat=False, weights=None):
+        sizes = shape, weights or shape[-1:], (shape[-1:] if flat else shape)
         dtypes = dtype, weight or dtype, up or dtype
         return tuple(
             torch.randn(size, generator=draw, dtype=torch.float32).to(each)
@@ -175,7 +175,8 @@ def rewrite_cases(seed: int, *, places: bool, rows: int = 6, cols: int = 40) -> 
         RewriteCase("a third power", cubed, inputs(), 0),
         RewriteCase("another activation", with_gelu, inputs(), 0),
         RewriteCase("up is one row", gated, inputs(flat=True), 0),
-        RewriteCase("a weight for each element", gated, inputs(wide=True), 0),
+        RewriteCase("a weight for each element", gated, inputs(weights=(rows, cols)), 0),
+        RewriteCase("one weight for all elements", gated, inputs(weights=(1,)), 0),
     ]
 
 

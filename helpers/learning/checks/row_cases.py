@@ -11,10 +11,10 @@ from kernels.interpreter import runtime
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 PADDING = "the lanes past the row's end: what they hold, and in which sums they count"
-BLOCK = "the block: it must hold any row (triton.next_power_of_2), or be walked along it"
+BLOCK = "the block: it must hold the whole row (triton.next_power_of_2), or the kernel must loop over the row"
 EPS = "eps: it is added to the mean of squares, inside the square root"
 WIDEN = "float16: 4096 such numbers, or their squares, sum to more than 65504; convert to float32 before the sums"
-STRIDES = "the strides: rows that do not lie in order, or whose elements are not side by side"
+STRIDES = "the strides: these rows are not next to each other in memory, or their elements are not"
 
 
 def normal(seed: int) -> Callable[..., torch.Tensor]:
@@ -130,7 +130,7 @@ def shift_conditioning(rows: torch.Tensor) -> float:
 def large_mean_cases(vectors: int, seed: int, widths: tuple[int, ...] = (64, 1000)) -> list[Case]:
     """Calls of `norm(x, weight, .., eps)` on rows of mean 10^4 and deviation 2, in fp32."""
     draw = normal(seed)
-    look_at = "the variance: a small difference of large numbers has lost its digits; take the mean off first"
+    look_at = "the variance: a small difference of large numbers has lost its digits; subtract the mean first"
     return [
         Case(
             "mean 10000",
@@ -162,8 +162,8 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
 
     ties = "ties: of equal elements the lower index comes first, and none comes twice"
     found = [call("", "softmax, and the largest of a row", 1, 2, 64)]
-    found.append(call("mean 1000", "the exponential: take the row's maximum off first", 1, 2, 64, mean=1e3))
-    found.append(call("mean 20000", "the exponential: take off all of the row's maximum", 1, 2, 64, mean=2e4))
+    found.append(call("mean 1000", "the exponential: subtract the row's maximum first", 1, 2, 64, mean=1e3))
+    found.append(call("mean 20000", "the exponential: subtract all of the row's maximum", 1, 2, 64, mean=2e4))
     below = "the maximum: it is that of the row, and -inf where there is no element; 0 is larger than any number here"
     found.append(call("mean -1000", below, 1, 2, 64, mean=-1e3))
     spread = call("one half 200 above the other", "the maximum: that of the whole row, wherever it is", 1, 2, 128)
@@ -183,7 +183,9 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
     equal.inputs[0][:] = 1.0
     pairs = call("every element twice", ties, 6, 2, 16)
     pairs.inputs[0][:, 8:] = pairs.inputs[0][:, :8]
-    masked = call("only three finite", "elements of -inf: their probability is 0, and yet each can win once", 5, 2, 16)
+    masked = call(
+        "only three finite", "elements of -inf: their probability is 0, but each can still win once", 5, 2, 16
+    )
     masked.inputs[0][:, 3:] = -torch.inf
     # p alone: which of several NaN is the largest is left open.
     unknown = call("NaN in one row", "NaN: a probability of a row that holds it is NaN, and no other row's", 2, 2, 64)

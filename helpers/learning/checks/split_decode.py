@@ -21,7 +21,8 @@ def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129), many: bool = Fa
 
     One split; equal ones; unequal ones; several blocks in a split; empty splits at either end and between; scores far
     below zero, far above it, and falling or growing from split to split; no key at all; dims of 16 to 128; views; fp16
-    and bf16, rounded once; NaN; more keys than 2^15 if `many`; then sequences of each of `lengths`, in random splits.
+    and bf16, rounded once; NaN; more keys than 2^15, and splits than 128, if `many`; then sequences of each of
+    `lengths`, in random splits.
     """
     draw = normal(seed)
 
@@ -78,6 +79,9 @@ def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129), many: bool = Fa
     if many:
         wide = "the bounds: keep them in int64, as they are stored; 16 bits don't count this many keys"
         found.append(call("", wide, [0, MANY_KEYS - 40, MANY_KEYS], heads=1))
+        found.append(
+            call("130 splits", "the merge's block: as large as the number of splits asks", [*range(131)], heads=1)
+        )
     for length in lengths:
         inner = torch.randint(0, length + 1, (4,), generator=torch.Generator().manual_seed(seed + length)).sort().values
         found.append(call("", "the bounds of each split", [0, *inner.tolist(), length], dim=32))

@@ -9,8 +9,8 @@ from helpers.learning.checks.row_cases import normal
 
 HALF = torch.float16
 EDGES = "the edges: which rows, columns and products exist in the last tile of each direction"
-TILED_STRIDES = "the strides: a matrix may lie transposed, or in a wider one"
-TILES = "the grid, the walk along K, and which program has which rows and columns: every tile here is whole"
+TILED_STRIDES = "the strides: a matrix may be transposed, or part of a wider one"
+TILES = "the grid, the loop over K, and which program has which rows and columns: every tile here is whole"
 ACTIVATIONS = ("relu", "gelu", "silu")
 
 
@@ -46,14 +46,15 @@ def linear_cases(
         far.inputs[0][:], far.inputs[1][:] = 1.25, 1.25
         far.inputs[0][::2] *= -1
         found.append(far)
-    found.append(call("a long row", "the walk along K: every slice is added to the sum", 16, 16, 256, scale=0.25))
-    longer = "the walk along K, which ends only at K: x and weight may have any width"
-    found.append(call("a very long row", longer, 16, 16, 5000, scale=0.125))
+    found.append(call("a long row", "the loop over K: every slice is added to the sum", 16, 16, 256, scale=0.25))
     large = call("partial sums that pass 65504", "the accumulator: fp16 cannot hold these sums", 16, 16, 256)
     large.inputs[0][:, :128], large.inputs[0][:, 128:], large.inputs[1][:] = 200.0, -199.0, 100.0
     found.append(large)
     found.append(replace(call("whole tiles", TILES, 128, 256, 128), whole=True))
     found += [call("", EDGES, *size, ACTIVATIONS[place % 3]) for place, size in enumerate(sizes)]
+    # After the sums that fp16 does not hold and the edges: a row of 5000 has both.
+    longer = "the loop over K, which ends only at K: x and weight may have any width"
+    found.append(call("a very long row", longer, 16, 16, 5000, scale=0.125))
     *operands, bias, activation = call("", "", 20, 24, 33).inputs
     found += [
         replace(case, inputs=(*case.inputs, bias, activation), arguments=activation)
@@ -200,7 +201,7 @@ def score_conditioning(q: torch.Tensor, k: torch.Tensor, dtype: torch.dtype) -> 
 FALLING = 256  # keys: two tiles even of 128
 WHOLE = 128  # queries and keys, whole tiles of the usual sizes
 RESCALE = "the rescaling: when the maximum grows, what was summed so far shrinks"
-MAXIMUM = "the exponential: take the row's maximum off first"
+MAXIMUM = "the exponential: subtract the row's maximum first"
 SIZES = "the sizes: dim, the scale that depends on it, and how many tiles of queries and of keys there are"
 LARGEST_SO_FAR = "the running maximum: tl.maximum of the one so far and the tile's, for a later tile's may be smaller"
 CARRIED = "what is carried from one tile of keys to the next, and what is done once, after the last"
@@ -217,6 +218,7 @@ TOTAL = "the running sum of the weights: it stays in float32, because float16 dr
 ACCUMULATOR = "the accumulator: fp16 cannot hold this sum; acc is float32 until it is divided"
 KEPT_NAN = "what becomes of NaN: a query that has one has a row of NaN, and no other has"
 HEADS = "the strides: four for each tensor, and which are whose"
+OF_PROGRAM = "which program has which batch and head: its number // heads, and % heads"
 
 
 def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGTHS) -> list[Case]:
@@ -252,7 +254,7 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
     special = call("NaN in the last query", KEPT_NAN, _attention_call(extreme, (1, 1, 16, 16), 2))
     special.inputs[0][..., -1, 3] = torch.nan
     found.append(special)
-    found.append(replace(call("several heads", HEADS, _attention_call(draw, (2, 9, 64, 16), 2)), whole=True))
+    found.append(replace(call("several heads", OF_PROGRAM, _attention_call(draw, (2, 9, 64, 16), 2)), whole=True))
     found += [call("", EDGES, _attention_call(draw, shape, 2)) for shape in shapes]
     found += [call(*turned) for turned in _turned(draw, 2)]
     found.append(call("no batch", "the empty tensor", _attention_call(draw, (0, 2, 16, 16), 2)))
@@ -291,7 +293,7 @@ def masked_cases(seed: int, seq: int = 40) -> list[Case]:
         valid = torch.ones(2, keys, dtype=torch.bool, device=device)
         valid[0, :first], valid[0, last:] = False, False
         look_at = (
-            "rows without a key: 0, and not 0/0" if first or not last else "which mask is whose: valid tells of keys"
+            "rows without a key: 0, and not 0/0" if first or not last else "which mask is whose: valid is about keys"
         )
         found.append(call(label, look_at, *_attention_call(draw, (2, heads, keys, 16), 2), valid))
     # Padding whose scores are the largest, 200 above the rest.
@@ -307,9 +309,9 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
 
     A tile or two, full and causal; scores whose exponentials overflow; another dim; scores that grow or fall along the
     keys; large scores; scores far below 0; queries of a tile whose scores are far apart; hidden scores above visible
-    ones; many small weights among a few large; scores that grow slowly; values whose sum passes 65504; NaN; then each
-    of `shapes`, both full and causal; each tensor alone with its axes in the opposite order; heads that are not
-    contiguous; no batch at all.
+    ones; several heads; many small weights among a few large; scores that grow slowly; values whose sum passes 65504;
+    NaN; then each of `shapes`, both full and causal; each tensor alone with its axes in the opposite order; heads that
+    are not contiguous; no batch at all.
     """
     draw = normal(seed)
     extreme = normal(seed + 1)
@@ -335,6 +337,8 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
     found.append(call("scores of -12000", MASKED_WITH, _far_below_zero(extreme, tile, 3, -12000.0), True, **single))
     found.append(call("queries far apart", OWN_MAXIMUM, _far_apart(extreme, two, 3), **single))
     found.append(call("hidden scores above visible ones", MASK_FIRST, _steep(extreme, two, 3), True, **single))
+    # Before the cases that have two heads for other reasons.
+    found.append(replace(call("several heads", OF_PROGRAM, _attention_call(draw, (2, 9, 64, 16), 3)), whole=True))
     found.append(call("many small weights", TOTAL, _many_small_weights(extreme)))
     slow = call("scores that grow slowly", SHRINK, _slowly_growing(extreme))
     found.append(replace(slow, one_rounding=True, conditioning=ROUNDED_WEIGHTS))
@@ -343,7 +347,6 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
     special = call("NaN in the last query", KEPT_NAN, _attention_call(extreme, tile, 3))
     special.inputs[0][..., -1, 3] = torch.nan
     found.append(special)
-    found.append(replace(call("several heads", HEADS, _attention_call(draw, (2, 9, 64, 16), 3)), whole=True))
     found += [call("", EDGES, _attention_call(draw, shape, 3), causal) for shape in shapes for causal in (False, True)]
     found += [call(*turned, True) for turned in _turned(draw, 3)]
     found.append(call("no batch", "the empty tensor", _attention_call(draw, (0, 2, 16, 16), 3)))

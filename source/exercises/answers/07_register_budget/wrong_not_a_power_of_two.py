@@ -1,6 +1,6 @@
 # The tile that would just do, of a size that no block has.
 # rejected by: tile
-# told: BLOCK_ROWS is 48, not a power of two|is \d+, not a power of two
+# told: is \d+, not a whole power of two
 
 
 # %% grade_id="tile-settings-answer"

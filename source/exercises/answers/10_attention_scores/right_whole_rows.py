@@ -62,5 +62,6 @@ def attention_scores(q, k, valid):
             *k.stride(),
             DIM=dim,
             ROW=max(16, triton.next_power_of_2(seq)),
+            num_warps=8,
         )
     return p
