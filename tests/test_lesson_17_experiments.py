@@ -114,5 +114,5 @@ def test_what_lesson_17_concludes_from_its_record():
     assert 1.9 < peaked["one kernel"] / plain["one kernel"] < 2.1  # two passes
     for kind in ("flat", "peaked"):  # the unluckiest of 64
         assert draws[f"64 rows, filtered, {kind}"]["one kernel"] > draws[f"1 row, filtered, {kind}"]["one kernel"]
-    prefill = record.experiment("serving_rope_cache")["4096"]
+    prefill = record.experiment("serving_rope_cache")[4096]
     assert prefill["one kernel"].median < prefill["torch.compile"].median
