@@ -309,7 +309,7 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
 
     A tile or two, full and causal; scores whose exponentials overflow; another dim; scores that grow or fall along the
     keys; large scores; scores far below 0; queries of a tile whose scores are far apart; hidden scores above visible
-    ones; several heads; many small weights among a few large; scores that grow slowly; values whose sum passes 65504;
+    ones; several heads; values whose sum passes 65504; many small weights among a few large; scores that grow slowly;
     NaN; then each of `shapes`, both full and causal; each tensor alone with its axes in the opposite order; heads that
     are not contiguous; no batch at all.
     """
@@ -339,11 +339,11 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
     found.append(call("hidden scores above visible ones", MASK_FIRST, _steep(extreme, two, 3), True, **single))
     # Before the cases that have two heads for other reasons.
     found.append(replace(call("several heads", OF_PROGRAM, _attention_call(draw, (2, 9, 64, 16), 3)), whole=True))
+    q, k, v = _attention_call(extreme, two, 3)
+    found.append(call("values about 1000", ACCUMULATOR, (q / 4, k, 1000 + 64 * v)))
     found.append(call("many small weights", TOTAL, _many_small_weights(extreme)))
     slow = call("scores that grow slowly", SHRINK, _slowly_growing(extreme))
     found.append(replace(slow, one_rounding=True, conditioning=ROUNDED_WEIGHTS))
-    q, k, v = _attention_call(extreme, two, 3)
-    found.append(call("values about 1000", ACCUMULATOR, (q / 4, k, 1000 + 64 * v)))
     special = call("NaN in the last query", KEPT_NAN, _attention_call(extreme, tile, 3))
     special.inputs[0][..., -1, 3] = torch.nan
     found.append(special)
