@@ -334,7 +334,7 @@ def page(record: dict) -> str:
         "`benchmarks/public_models.py` has the models, at real sizes and with random weights. GPU time is the sum of",
         "the kernels of one call, copies and fills among them; launches are those of eager PyTorch. No rate was fitted",
         "to the models with a star: every second one in alphabetical order, chosen before any was measured. Their",
-        "kernels have been read since, to find launches that were missing: as counts of launches, they are no test.",
+        "kernels have been read since, to find launches that were missing: their launch counts don't test anything.",
         "Both sides have transformers 5.17.0; a later one makes T5's bias contiguous, which changes its attention.",
         "",
         "| | launches | measured | eager, us | measured | | compiled, us | measured | | speed-up | measured |",

@@ -64,6 +64,7 @@ TRIED = {
         "128 rows: weight and bias asked for with the row (kept), 4 to 32 warps, one reduction or two; 32768 rows: "
         "both before the reductions (36 % at 16384 columns), 16 elements a thread (6 %), two (1 %)"
     ),
+    "layer_norm_act backward": "behind as a call alone: [calls]",
     "layer_norm_int8": (
         "rows in two blocks by 12 warps an SM, a row a program beyond 8192 columns (both kept), below that (a quarter "
         "to three quarters slower)"
@@ -119,9 +120,9 @@ SHARED = {
         "353 for 295, 384 for 310, 298 for 280)"
     ),
     "by element": (
-        "of 8 but not 16: Triton compiles one kernel for every width that 16 doesn't divide, and loads its rows element "
-        "by element; torch.compile and QuACK compile one for this width, and load 16 bytes at a time. Telling our "
-        "kernel so was not tried"
+        "of 8 but not 16: Triton compiles one kernel for every width that 16 doesn't divide, and loads such rows "
+        "element by element; torch.compile and QuACK compile one for this width, and load 16 bytes at a time. Telling "
+        "our kernel so was not tried"
     ),
     "few microseconds": (
         "a few microseconds, most of them a launch's start and end; two runs of one kernel differ by up to a half there"

@@ -336,7 +336,7 @@ def work_per_element(
     """Return `work(shape, dtype)` of an operation on tensors of (..., cols).
 
     Args:
-        flops: floating-point operations per element; see kernels.costs for what counts.
+        flops: floating-point operations per element, as kernels.costs counts them.
         tensors: how many tensors of that shape it reads and writes, each once.
         vectors: how many of (cols,).
     """

@@ -237,8 +237,8 @@ def merged(point: dict, line: dict, runs: list[dict], only: Collection[str] = OU
     """Return a recorded point with a newer measurement of the providers `only`; the others' times stay.
 
     So does our time beside them where it is of the kernels that ours launches now; of a point that recorded none, where
-    its run had them. Otherwise the newer one takes its place, with its run as "fused_run". Calls are then compared no
-    more: the host's clock differs between runs."""
+    its run had them. Otherwise the newer one takes its place, with its run as "fused_run". Calls stay
+    as that earlier run has them, all of one clock: what a launch costs the host hardly depends on the kernel."""
     peers = {name: times for name, times in line["gpu"].items() if name not in OURS}
     found = point | {"kernels": line["kernels"], "gpu": point["gpu"] | peers}
     if "plain" in only:
@@ -247,7 +247,7 @@ def merged(point: dict, line: dict, runs: list[dict], only: Collection[str] = OU
     found["refused"] = refused | {name: why for name, why in line["refused"].items() if name not in OURS}
     of_run = runs[point.get("fused_run", point["run"])].get("kernels", {})
     if not set(line["kernels"]) <= set(point["kernels"] or of_run.values()):
-        found |= {"gpu": found["gpu"] | {"fused": line["gpu"]["fused"]}, "calls": {}, "fused_run": line["run"]}
+        found |= {"gpu": found["gpu"] | {"fused": line["gpu"]["fused"]}, "fused_run": line["run"]}
     return found
 
 

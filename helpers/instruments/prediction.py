@@ -38,7 +38,7 @@ H200; COLD_CODE, DISPATCH, STALLS, EXPOSED, HINTED and BEYOND_L1 to half of the 
 flash attention's.
 Other devices are taken to reach the same share of their bandwidth and the same rate per SM and clock.
 `python benchmarks/predictions.py` prints how far the predictions are from the recorded times, those that nothing was
-fitted to apart. Of our kernels, plain and tuned, at the sweep's points that were held out, half are 5 % off or less,
+fitted to apart. For our kernels, plain and tuned, at the sweep's points that were held out, half are 5 % off or less,
 nine in ten 20 % or less, the worst 70 % (the plain top-k of a vocabulary); at shapes drawn by lot half are 10 % off,
 nine in ten 28 % or less, the worst 42 %: mostly too short, on few very wide rows, on lengths that are not a multiple of
 8, and where one block at a time fits an SM. PyTorch's own kernels are off by a quarter in the median and one in ten by

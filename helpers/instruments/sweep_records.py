@@ -226,6 +226,8 @@ class RecordedSweep:
         columns = ["", "peer", "GPU: ours", "GPU: peer", "call: ours", "call: peer", *([BARE] if bare else [])]
         told = f"{CLOCKS}\npeer: the one with the shortest call, on both clocks"
         told += f"; a {BARE} was timed forward only" if bare else ""
+        if earlier := sum("fused_run" in point for point in shown):
+            told += f"\n{earlier} of {len(shown)} calls are of the peers' run, with our kernel as it was then"
         return table(columns, rows, f"the sweep, {self.label(shown)}\n{told}")
 
     def behind(self, kernels: Iterable[str] = ()) -> list[str]:

@@ -158,7 +158,7 @@ class Hints:
         return "Stuck? Run hint(1) in a cell of your own, then hint(2)."
 
     def __call__(self, number: int | str = 1, check: str | None = None) -> Hint:
-        """Return hint `number`, from 1, on `check`; by default on the check that failed last, or else on the first not
+        """Return hint `number` of `check`, from 1; by default on the check that failed last, or else on the first not
         passed yet. `hint("traffic")` is the first on that one."""
         if isinstance(number, str):
             number, check = 1, number

@@ -107,7 +107,7 @@ class WatchedKernel(RunningKernel):
         return message
 
     def _refuse_flood(self):
-        """With one print in a loop, either limit may be hit first: the message is the same."""
+        """Raise one message for both limits: a print in a loop may hit either first."""
         if self.flooded or self.size > MAX_OUTPUT:
             raise KernelProblemError(f"printed over {MAX_OUTPUT:,} characters: look for a print in a loop") from None
 

@@ -41,7 +41,8 @@ def row_settings(cols: int, dtype: torch.dtype, tensors: int = 1) -> dict:
 
     A thread holds 24 to 48 elements, of all `tensors` tensors that are read together, and 32 to 64 of long rows:
     several programs fit on an SM, and some load while others compute. Rows of up to 512 columns share a program. A
-    width that is no multiple of 16 is unaligned: Triton loads such rows element by element, which takes more registers.
+    width that isn't a multiple of 16 is unaligned: Triton loads such rows element by element, which takes more
+    registers.
     """
     head, tail = row_blocks(cols)
     unaligned = cols % 16 != 0

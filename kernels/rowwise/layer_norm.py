@@ -333,7 +333,7 @@ def backward_settings(
     Beside weight and two sums, 255 registers hold 32 elements of a row; with an activation's gradient, 128 hold 16. So
     few warps fit on an SM, and rows are loaded ahead where a program's `shared_memory` in bytes has room for two. Only
     as many programs are launched as an SM's 65536 registers hold: all loop over their rows at once. Narrow rows that
-    are no multiple of 16 columns are loaded element by element: half as many by twice as many programs, not ahead.
+    aren't a multiple of 16 columns are loaded element by element: half as many by twice as many programs, not ahead.
     """
     head, tail = row_blocks(cols)
     block_rows = max(1, 1024 // next_power_of_2(head + tail))

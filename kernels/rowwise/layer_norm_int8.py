@@ -119,7 +119,7 @@ def layer_norm_int8_kernel(
 def settings(cols: int, dtype: torch.dtype) -> dict:
     """Return the kernel's blocks and warps for rows of `cols` columns.
 
-    Of more than 8192 columns and a short rest, such as 10000 or 18432, 4096 wait in registers: up to 1.5x faster.
+    With more than 8192 columns and a short rest, such as 10000 or 18432, 4096 wait in registers: up to 1.5x faster.
     """
     chosen = row_settings(cols, dtype)
     if 8192 < cols <= MAX_COLUMNS and 1 < chosen["TAIL"] <= chosen["HEAD"] // 4:

@@ -224,7 +224,7 @@ def backward_settings(
     A turn of the loop takes 1024 elements of several rows, 2048 where they are of 65 to 256 columns, or one wider row.
     The programs have 16 warps per SM in all, so all of them run at once. The rows of the next two turns are loaded in
     advance where `shared_memory` has room for x, grad_y, grad_sum and weight, of `itemsize` bytes per element. Rows
-    that are no multiple of 16 columns are loaded element by element: narrow and wide ones have settings by trial.
+    that aren't a multiple of 16 columns are loaded element by element: narrow and wide ones have settings by trial.
     """
     head, tail = row_blocks(cols) if fits_registers(cols) else (1024, 1024)
     width = next_power_of_2(head + tail)

@@ -48,7 +48,7 @@ def cross_entropy_vectors_kernel(
     BLOCK_ROWS: tl.constexpr,
     LANES: tl.constexpr,  # which have a maximum and a sum of their own, of
     EACH: tl.constexpr,  # neighbouring columns at a time
-    STAGES: tl.constexpr,  # times as many columns in flight at once, plus one
+    STAGES: tl.constexpr,  # blocks of columns in flight at once, plus one
     COMPUTE: tl.constexpr,  # dtype of the arithmetic
 ):
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)

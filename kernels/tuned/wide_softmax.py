@@ -1,4 +1,4 @@
-"""Tuned softmax and its gradient for wide rows, such as vocabularies: from 12289 columns on forward, 8193 backward.
+"""Tuned softmax and its gradient for wide rows, such as vocabularies: at least 12289 columns forward, 8193 backward.
 
 It gains 1.5x over the plain kernel's two fp32 blocks at 4096 x 32000 (H200, bf16).
 

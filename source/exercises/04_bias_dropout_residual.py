@@ -200,8 +200,8 @@ hint = Hints(
         },
         "values": {
             "Look at each element's number": (
-                "This is the first case with several rows. What does your kernel pass to tl.rand, "
-                "what is the offset of x, and what is that of the bias?",
+                "This is the first case with several rows. Which numbers does your kernel pass to "
+                "tl.rand, and which are the offsets of x and of the bias?",
                 "The element's number, row * columns + column, is both its offset and what tl.rand "
                 "counts by. The bias goes by the column.",
             ),

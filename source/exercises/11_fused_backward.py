@@ -323,7 +323,7 @@ check_repeats(backward, (grad_y, x, weight, bias, 1e-5), name="repeats")
 # %% [markdown]
 # **Does it reach a large tensor?** We check it for 2^22 rows of 1024 without allocating them: your launcher is called
 # with tensors that have a shape and no memory, and the first and the last program of its launch run without loading or
-# storing anything. Of a long loop, only the first and last passes run. The kernel may have `PROGRAMS` programs at
+# storing anything. Only the first and last passes of a long loop run. The kernel may have `PROGRAMS` programs at
 # most.
 
 

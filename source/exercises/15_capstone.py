@@ -390,7 +390,7 @@ check_repeats(backward, of_backward, name="repeats")
 # %% [markdown]
 # **Do both reach a large tensor?** It has 2^22 rows of 1024, which we don't allocate. Instead, each launcher is
 # called with tensors that have a shape and no memory, and the first and the last program of its launch run without
-# loading or storing anything. Of a long loop, only the first and last passes run.
+# loading or storing anything. Only the first and last passes of a long loop run.
 
 
 # %%

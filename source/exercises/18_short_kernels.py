@@ -237,29 +237,29 @@ def arrange(operations, results):
 # ```
 #
 # `reads` and `makes` have the number of elements, each of 4 bytes. If `waits` is true, the CPU has to read a value from
-# the GPU before it can launch, so this launch can't be in a graph. All the others can. `tensors` says what happens to
+# the GPU before it can launch, so this launch can't be in a graph. All the others can. `tensors` has a kind for
 # everything that no launch makes:
 #
 # - `"fixed"`: it's always at the same address, such as a weight. Its values may change;
 # - `"new"`: every token comes with another tensor, at another address;
 # - `"number"`: a number in Python, another one for every token. A launch reads it as one element.
 #
-# A graph stores addresses and numbers when you record it, and uses the same ones in every replay. What a launch in a
-# graph makes is always at the same address; what a launch outside makes isn't. So a graph has to read everything else
-# that moves, and every number, from a **static buffer**: you copy the value there before the replay. If two graphs read
-# it, they share one buffer. Copying a tensor is a launch that reads and writes all of it. For a number, it's a launch
-# that writes one element.
+# A graph stores addresses and numbers when you record it, and uses the same ones in every replay. A tensor made by a
+# launch in a graph is always at the same address; one made by a launch outside isn't. So a graph has to read
+# everything else that moves, and every number, from a **static buffer**: you copy the value there before the replay.
+# If two graphs read it, they share one buffer. Copying a tensor is a launch that reads and writes all of it. For a
+# number, it's a launch that writes one element.
 #
 # Return a dictionary with
 #
 # - `"graphs"`: as few graphs as possible, each a list of names of launches that follow each other;
-# - `"copied"`: the names of what you copy, and nothing else;
-# - `"launches"` and `"bytes"`: what the GPU does per token, including the copies.
+# - `"copied"`: the names of the tensors and numbers you copy, and no others;
+# - `"launches"` and `"bytes"`: the GPU's launches and bytes per token, including the copies.
 
 
 # %% grade_id="graph-answer"
 def plan_step(launches, tensors):
-    """Return the graphs of one token's launches, what is copied, and their launches and bytes."""
+    """Return the graphs of one token's launches, the copied names, and the number of launches and bytes."""
     # About 16 lines.
     # BEGIN SOLUTION
     graphs, copied, inside, nbytes, recording = [], [], set(), 0, False
@@ -444,7 +444,7 @@ check_graph_plan(plan_step, steps_asked(18, 4), name="graph")
 
 # %% [markdown]
 # Here is your own kernel in your own graphs. This isn't graded. Without a GPU, nothing can be captured, and the cell
-# says so.
+# prints that.
 
 # %% tags=["nbval-ignore-output"]
 in_a_graph(plan_step, gated_norm)

@@ -790,9 +790,9 @@ display(
 # On large tensors, RMSNorm's forward pass runs close to copy bandwidth at nearly every width, powers of two or not. Odd
 # widths slow it down, but mostly less than they slow down the others. Where are we behind?
 #
-# - LayerNorm on wide rows that aren't a power of two: at 14336 columns, for example, `torch.compile` is well ahead. We
-#   don't know why yet. If you have a GPU, that's a good one to profile.
-# - RMSNorm's backward pass on many rows: QuACK or `torch.compile` leads at most widths up to 8192 columns.
+# - Rows of 1000 columns, in both directions: 1000 is a multiple of 8 but not of 16, and our kernels load such rows
+#   element by element. `torch.compile` and QuACK compile one kernel for this width and load 16 bytes at a time.
+# - RMSNorm's backward pass on many rows of an odd width, such as 127 or 2047 columns: `torch.compile` leads.
 # - Narrow rows: a kernel that runs for a few microseconds is mostly ramp-up and tail. `fusion bench --recorded --sweep`
 #   lists every point.
 #

@@ -979,7 +979,7 @@ print(f"softmax, rows of 4099 against rows of 4096: {odd:.2f} times the time")
 # narrower the row, the more its two ends cost, and the widest rows pay a little too. QuACK refuses odd rows, and the
 # others are mostly slower there.
 #
-# Our softmax is behind elsewhere: on few narrow rows, and above about 25,000 columns, where QuACK is ahead. A row that
+# Our softmax is behind elsewhere: on few narrow rows, and above about 32,000 columns, where QuACK is ahead. A row that
 # wide fills much of an SM's registers, so few rows are in flight at once. QuACK splits the widest rows across several
 # SMs. We do that only for few rows and for the widest gradients. Otherwise we read most of such a row twice. Cross
 # entropy reads each row once at any width, and at the widest it's level with QuACK or ahead. At narrower widths, QuACK

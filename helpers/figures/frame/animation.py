@@ -106,7 +106,7 @@ class Animation:
     counts: bool = False
 
     def clock(self, time: float) -> str:
-        """What the clock shows at a time."""
+        """Return the clock's text at a time."""
         if not self.counts:
             return f"{plain(time * self.scale)} {self.unit}"
         count = math.floor(time * self.scale + 1e-6)

@@ -56,7 +56,7 @@ class FramePlayer(Stage):
 class Explorer(ABC):
     """Sliders and choices above a stage. A subclass defines the content: `text`, `chart()` and `_still_and_data()`.
 
-    `_parts`: rows of windows (x, y, width, height) through which a narrow page shows the picture; none: all of it.
+    `_parts`: rows of windows (x, y, width, height) of the picture, as a narrow page shows it; none: all of it.
     """
 
     _parts: tuple[tuple[tuple[float, float, float, float], ...], ...] = ()

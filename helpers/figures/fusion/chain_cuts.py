@@ -34,7 +34,7 @@ def bytes_after(plan: FusionPlan) -> list[int]:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where a chain stands: from left to right, its memory below, or upright, its memory to the right.
+    """Lay out a chain: from left to right, its memory below, or upright, its memory to the right.
 
     Lengths are along the chain, depths across it.
     """
@@ -68,7 +68,7 @@ class _Layout:
         return self.rectangle(number * (self.node + self.gap), 0, self.node, self.deep)
 
     def _middle(self, number: int) -> float:
-        """Where an edge stands, along the chain."""
+        """Return an edge's place along the chain."""
         return number * (self.node + self.gap) + self.node + self.gap / 2
 
     def home(self, number: int, inset: int = 0) -> tuple[float, float, float, float]:
@@ -77,7 +77,7 @@ class _Layout:
         return self.rectangle(along, across, self.tensor - 2 * inset, self.thick - 2 * inset)
 
     def ways(self, number: int) -> list[tuple[float, float, float, float]]:
-        """From an edge's operations to its tensor."""
+        """Return the line from an edge's operations to its tensor."""
         sides = (self._middle(number) + side * (self.gap / 2 + 4) - 1.5 for side in (-1, 1))
         return [self.rectangle(along, self.deep, 3, self.memory - self.deep) for along in sides]
 
@@ -94,14 +94,14 @@ class _Layout:
         return [Note("kernels", 0, top + 19, bold=True), Note("memory", 0, top + self.memory + 14, bold=True)]
 
     def size_of(self, number: int, size: str) -> Note:
-        """What an edge's tensor has."""
+        """Return the labels of an edge's tensor."""
         x, y, width, height = self.home(number)
         if self.upright:
             return Note(size, x + width + 8, y + 15)
         return Note(size, x + width / 2, y + height + 13, "center")
 
     def low(self, operations: int) -> float:
-        """Where the bar of all bytes is named."""
+        """Return the place of the label of all bytes."""
         along, across = operations * (self.node + self.gap) + 18, self.memory + self.thick + 61
         return self.corner[1] + (along if self.upright else across)
 

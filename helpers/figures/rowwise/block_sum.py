@@ -5,7 +5,7 @@ from helpers.style import FUSED, GREEN, LIMIT, PURPLE, UNFUSED
 
 WARPS, LANES = 4, 8  # drawn; a warp has 32 lanes
 LANE, WARP = 17, 156  # pixels from one to the next
-BOX, SENT = 14, 6  # sides of a lane's box and of what a lane sends
+BOX, SENT = 14, 6  # sides of a lane's box and of the value it sends
 ELEMENTS, SUMS, SHARED = 62, 124, 206  # tops of the rows
 FLIGHT = 0.8  # of a step
 FAINT = 0.35  # opacity of an element

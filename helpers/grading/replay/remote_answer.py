@@ -135,8 +135,8 @@ class RemoteAnswer:
         return compiled
 
     def strays(self, smaller: tuple, largest: tuple) -> tuple[list[tuple], list[tuple], tuple[str, str] | None]:
-        """Return the grids that two calls launch, the second on inputs without memory, and what
-        `checks.offsets.find_stray` finds in the second."""
+        """Return the grids that two calls launch, the second on inputs without memory, and the
+        finding of `checks.offsets.find_stray` in the second."""
         small, large = (self._question(self._replay.next_call()) for _ in range(2))
         reply, tensors = self._replay.asked(small, smaller)
         self._refuse_changed(reply)

@@ -49,7 +49,7 @@ from helpers.instruments.source_lines import naming_lines
 MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, technical specifications per compute capability
 MAX_BLOCK = (1024, 1024, 64)
 MAX_THREADS = 1024
-# dtype -> the C++ types of which it is the element.
+# dtype -> the C++ types that have it as their element.
 _NAMES = {
     torch.float32: ("float", "float2", "float4"),
     torch.float64: ("double", "double2"),

@@ -17,23 +17,23 @@ MOST_READS = 256  # accesses that are kept before they are entered: at 32,768 th
 
 
 class Clock:
-    """When barriers ordered the threads of the blocks that run together; one for all memory.
+    """Record when barriers ordered the threads of the blocks that run together; one for all memory.
 
     Args:
-        threads: of all these blocks, in whole warps; padded: threads per block; now: the time.
+        threads: those of all these blocks, in whole warps; padded: threads per block; now: the time.
     """
 
     def __init__(self, threads: int, padded: int, now: int = 1):
         self.now, self._padded = now, padded
         self.block = np.zeros(threads // padded, np.int32)  # each block's last barrier
         self.warp = np.zeros(threads // WARP, np.int32)
-        # Of barriers that not all come to: for each thread the lanes of its warp, for each warp those of its block, and
-        # when it was last ordered after them, also by way of others.
+        # For barriers that not all come to: for each thread the lanes of its warp, for each warp those of its block,
+        # and when it was last ordered after them, also by way of others.
         self._lanes = self._warps = None
 
     @property
     def partial(self) -> bool:
-        """Whether some barrier was one of a part of a block or warp."""
+        """Return whether some barrier was one of a part of a block or warp."""
         return self._lanes is not None or self._warps is not None
 
     def tick(self) -> int:
@@ -71,7 +71,7 @@ class Clock:
             self._lanes[warps[:, None], lanes] = joint[:, None, :]
 
     def ordered(self, before: np.ndarray, threads: np.ndarray, when: np.ndarray) -> np.ndarray:
-        """Return which accesses by the threads `before`, in the same block, come before what `threads` do now."""
+        """Return which accesses by the threads `before`, in the same block, come before `threads` now."""
         one, two = before // WARP, threads // WARP
         result = self.block[threads // self._padded] > when
         result |= (one == two) & (self.warp[two] > when)
@@ -96,8 +96,8 @@ class SharedWatch:
     """Shared memory of the blocks that run together.
 
     Args:
-        clock: of these threads; threads: of all these blocks, in whole warps; padded: threads per block; size: bytes
-            per block.
+        clock: that of these threads; threads: those of all these blocks, in whole warps; padded: threads per block;
+            size: bytes per block.
     """
 
     def __init__(self, clock: Clock, threads: int, padded: int, size: int):
@@ -201,7 +201,7 @@ class SharedWatch:
             self._note_read(cells, threads)
 
     def _unordered(self, before, threads, when):
-        """Which accesses by the threads `before`, -1 for none, are of others than `threads` and not ordered."""
+        """Return which accesses by the threads `before`, -1 for none, are by others than `threads` and not ordered."""
         return (before >= 0) & (before != threads) & ~self._clock.ordered(before, threads, when)
 
     def _note_read(self, cells, threads) -> None:

@@ -9,7 +9,7 @@ The model itself is never run. Every tensor that it can reach is exchanged for o
 and put back afterwards (hollow.py), so that a training step leaves weights, gradients and the optimizer's state alone.
 
 Each node records its origin: meta["module"], the path of the nn.Module; meta["line"], the innermost line of source
-outside PyTorch; meta["unsure"], if present, what is unknown about it. An input with meta["host"] true stays on the CPU,
+outside PyTorch; meta["unsure"], if present, the unknown part. An input with meta["host"] true stays on the CPU,
 such as an optimizer's step count.
 """
 

@@ -3,7 +3,7 @@
     RMSNorm, dropout, cells of recurrent layers    one kernel each, which a CPU splits up
     attention       FlashAttention, the memory-efficient kernel, or matmuls and a softmax, by PyTorch's own conditions
     LSTM, GRU, RNN  one call of cuDNN
-    autocast        CUDA's rules on which operators run in 16 bits and which in fp32
+    autocast        CUDA's rules: the operators that run in 16 bits, and those in fp32
     optimizers      the foreach kernels, CUDA's default
     flex_attention  the kernel that torch.compile generates
     "cuda"          as a device: stays where it is

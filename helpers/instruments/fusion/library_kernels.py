@@ -8,11 +8,11 @@
     attention          cuDNN's kernel, PyTorch's first choice on Hopper, and the two fills before it
     max pooling        writes the 64-bit position of each maximum, too
     rows by index      each row is fetched as often as it is asked for; sums at an index are atomics
-    cuDNN's LSTM, GRU  two kernels for each layer and time step, a product of the inputs for every eight, and copies: of
-                       the input to time steps first, of each weight matrix to cuDNN's own layout, and of bf16 weights,
+    cuDNN's LSTM, GRU  two kernels for each layer and time step, a product of the inputs for every eight, and copies:
+                       the input to time steps first, each weight matrix to cuDNN's own layout, and bf16 weights,
                        which nn.RNNBase does not keep in one buffer, into one
 
-`compiled`: as Inductor calls the library: convolutions in NHWC, for which it copies filters and images on every call,
+`compiled`: as Inductor calls the library: convolutions in NHWC, with filters and images copied on every call,
 operands padded to aligned rows, the bias left to the kernel that follows.
 
 The rates are those of an H100 80GB with PyTorch 2.11, from the kernels of those models in benchmarks/public_models.py
@@ -62,7 +62,7 @@ LAUNCHED = prediction.LAUNCH + prediction.FIRST_ACCESS  # s: a kernel with next 
 
 @dataclass(frozen=True)
 class LibraryKernel:
-    """One kernel, copy or fill; time in seconds; copied: bytes that it copies beside the operator's own."""
+    """One kernel, copy or fill; time in seconds; copied: bytes that it copies in addition to the operator's own."""
 
     name: str
     time: float

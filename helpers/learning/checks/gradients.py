@@ -84,13 +84,13 @@ def gradient_cases(
         found.append(
             replace(turned, inputs=tuple(transposed(x) if n == place else x for n, x in enumerate(turned.inputs)))
         )
-    found.append(call("eps 0.5", "eps: inside the square root, in the backward pass as well", 8, 65, size=1.0, eps=0.5))
+    found.append(call("eps 0.5", "eps: inside the square root, also in the backward pass", 8, 65, size=1.0, eps=0.5))
     found.append(
         call("mean 1000", "the row's mean, and its deviation: what they are taken of", 8, 65, size=1.0, mean=1e3)
     )
     found.append(call("gate far from 0", "the activation far from 0, where its gate is 0 or 1", 2, 65, scale=100.0))
     for place, where in enumerate(("grad_y", "x")):
-        nan = "what becomes of NaN, and what rows share: the weights and their gradients alone"
+        nan = "what becomes of NaN, and the tensors that rows share: the weights and their gradients alone"
         special = call(f"NaN in one row of {where}", nan, 4, 64)
         special.inputs[place][2, 5] = torch.nan
         found.append(special)

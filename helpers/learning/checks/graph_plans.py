@@ -1,12 +1,13 @@
 """Does an answer plan one token's launches as CUDA graphs that later tokens can replay?
 
 A step is {"launches": [...], "tensors": {...}}. A launch is {"name", "reads", "makes", "waits"}: `reads` and `makes`
-have the elements of each tensor, and `waits` says that the CPU reads a value before it launches. `tensors` has the kind
-of what no launch makes: "fixed" stays at its address, "new" is another tensor for each token, "number" is Python's.
+have the elements of each tensor, and `waits` is true if the CPU reads a value before it launches. `tensors` has the
+kind of everything that no launch makes: "fixed" stays at its address, "new" is another tensor for each token, "number"
+is Python's.
 An answer gives {"graphs": lists of names, "copied": names, "launches": a number, "bytes": a number}.
 
 A graph keeps addresses and numbers. So does the replay here, which needs no GPU: a `Place` is an address. On a GPU the
-same plan is captured by torch.cuda.CUDAGraph as well.
+same plan is also captured by torch.cuda.CUDAGraph.
 """
 
 import copy
@@ -135,7 +136,7 @@ def tokens_of(step: dict, count: int) -> list[dict]:
 
 @dataclass
 class Place:
-    """What an address holds now, or a number."""
+    """An address, by the value it holds now, or a number."""
 
     value: torch.Tensor | float
 
@@ -193,7 +194,7 @@ class Planned:
         self.places: dict[str, Place] = {}
 
     def receive(self, given: dict) -> None:
-        """Take a token's tensors: what is fixed gets them at its address."""
+        """Take a token's tensors: fixed ones stay at their address."""
         self.places = {name: Place(value) for name, value in given.items()}
         for name, kind in self.step["tensors"].items():
             if kind == "fixed":
@@ -286,7 +287,7 @@ def try_plan(plan: dict, step: dict, function: str) -> None:
         raise AnswerError(
             f"{function}: {len(plan['graphs'])} graphs and {len(outside(plan, step))} launches from Python; "
             f"{len(best['graphs'])} and {len(outside(best, step))} are enough",
-            "which launches a graph can hold: all but those for which the CPU reads a value",
+            "which launches a graph can hold: all unless the CPU has to read a value first",
         )
     for name in (name for name in plan["copied"] if name not in moving(plan, step)):
         why = "its address stays the same" if name in read_by_graphs(plan, step) else "no graph reads it"
@@ -313,7 +314,7 @@ def replayed_as_eager(planned: Planned, step: dict, tokens: list[dict], function
 
 
 def compared(got: dict, wanted: dict, plan: dict, step: dict, token: int, function: str) -> None:
-    """Raise AnswerError at the first result that is not eager's, with what the graph still holds."""
+    """Raise AnswerError at the first result that is not eager's, with the graph's older value."""
     for name, value in wanted.items():
         if not torch.allclose(got[name], value, rtol=NEAR, atol=NEAR):
             held = next((each for each in moving(plan, step) if each not in plan["copied"]), None)
@@ -377,7 +378,7 @@ def require_plan(plan: object, step: dict, function: str) -> None:
             raise AnswerError(
                 f"{function} has the graph {' '.join(group)}, which doesn't run one after the other in the step: "
                 f"{' '.join(order)}",
-                "the order of the launches, and what stands between them",
+                "the order of the launches, and the launches between them",
             )
         if waiting := [name for name in group if known[name]["waits"]]:
             raise AnswerError(

@@ -1,11 +1,11 @@
 """Does a kernel reach all elements of tensors of more than 2^31 of them?
 
 No machine need hold such a tensor. The answer is called on small inputs, and once on inputs of PyTorch's device `meta`,
-which have shapes and no memory: what it launches there is noted, and not run. The first and the last program instance
+which have shapes and no memory: its launches there are noted, and not run. The first and the last program instance
 of each such launch are then interpreted without memory: every load gives nothing, and integers that pass their 32 bits
-are found where they do, by Triton's own check (`sanitize_overflow`). What these two store, times the programs of the
-grid, must be as many elements as the result has. In a long loop, as over the rows of a large tensor, only the first
-iterations and the last run, and one of the first stands for those left out.
+are found where they do, by Triton's own check (`sanitize_overflow`). The elements that these two store, times the
+programs of the grid, must be as many as the result has. In a long loop, as over the rows of a large tensor, only the
+first iterations and the last run, and one of the first stands for those left out.
 """
 
 import linecache
@@ -51,7 +51,7 @@ def check_offsets(
     Args:
         answer: the learner's function.
         inputs_of: a size, such as a number of rows -> the arguments of a call, which grow in proportion.
-        sizes: two small ones, the second of which is called.
+        sizes: two small ones; the second is called.
         size: the large one.
         programs: how many a grid must have at least that does not grow with the size.
         at_most: how many the first launch may have.
@@ -72,11 +72,11 @@ def check_offsets(
     require_programs(few, most, programs)
     if at_most is not None and (first := math.prod(most[0])) > at_most:
         raise AnswerError(
-            f"{size:,} in place of {sizes[1]}: {first:,} programs, {at_most} allowed",
+            f"{size:,} instead of {sizes[1]}: {first:,} programs, {at_most} allowed",
             "the grid: a program goes on to further rows in a loop, and has one row of sums",
         )
     if stray:
-        raise AnswerError(f"{size:,} in place of {sizes[1]}: {stray[0]}", stray[1])
+        raise AnswerError(f"{size:,} instead of {sizes[1]}: {stray[0]}", stray[1])
     return f"no offset of 32 bits overflows at {size:,}, and every element has its program."
 
 
@@ -86,7 +86,7 @@ def find_stray(small: list[Launch], large: list[Launch], result: object) -> tupl
     Args:
         small: the launches of a small call.
         large: those of the large one.
-        result: of the large one: a tensor, or several.
+        result: the large one's result: a tensor, or several.
     """
     stored, reached, stray = stored_by(large, small)
     if stray:
@@ -102,7 +102,7 @@ def find_stray(small: list[Launch], large: list[Launch], result: object) -> tupl
         if storage in reached and (last := reached[storage] // tensor.element_size()) < elements / 2:
             return (
                 f"the first and the last program store to the first {last:,} of the {elements:,} elements of {name}",
-                "the program's number, which says what it stores: it goes into the offset whole, in int64",
+                "the program's number: all of it goes into the offset, in int64",
             )
     return None
 
@@ -122,7 +122,7 @@ def stored_by(
     launches: list[Launch], small: list[Launch]
 ) -> tuple[Counter[int], dict[int, int], tuple[str, str] | None]:
     """Return how many elements launches store, by `storage_of`; the bytes up to the last that a launch's last program
-    stores, or its first; and what goes wrong in one, and where to look.
+    stores, or its first; and the error in one, with where to look.
 
     Args:
         launches: in none is memory loaded or stored.
@@ -182,7 +182,7 @@ def stored_by(
             return stored, reached, (str(error), "the grid: its first size may be 2^31 - 1, the others 65535 at most")
         for storage, place in places.items():
             stored[storage] += round(watching.most.get(place, 0) * math.prod(grid))
-            if place in watching.stored:  # the last program may have nothing to do, and tells nothing then
+            if place in watching.stored:  # the last program may have nothing to do
                 reached[storage] = max(reached.get(storage, 0), watching.reach[place])
     return stored, reached, None
 
@@ -240,7 +240,7 @@ class SomeInstances:
     Attributes:
         left: how many accesses the one that runs may still make.
         narrowed: whether a number of 64 bits was converted to 32 that do not hold it.
-        stored: tensor -> elements that the one that runs stores to it; most: the most that one of them does.
+        stored: tensor -> elements that the running one stores to it; most: the largest number by one of them.
         reach: tensor -> bytes up to the last that one of them stores.
         standing_for: passes of a loop that the one that runs stands for.
     """
@@ -285,7 +285,7 @@ class Pointer:
 
 @contextmanager
 def without_memory(places: dict[int, int]) -> Iterator[None]:
-    """Let launches take tensors that have no memory; their storages are numbered in `places`, from 1 on."""
+    """Let launches take tensors that have no memory; their storages are numbered in `places`, from 1."""
 
     def as_pointers(_, values, kwargs):
         return [Pointer(each, places) if is_tensor(each) else each for each in values], kwargs
@@ -380,7 +380,7 @@ def launches_without_memory(answer: Callable, inputs: tuple) -> tuple[list[Launc
         inputs: tensors on the device `meta`, and other arguments.
     """
     seen: list[Launch] = []
-    # Observed, so that a launch is noted on a GPU, too, before anything is tuned.
+    # Observed, so that a launch is noted before anything is tuned on a GPU.
     with runtime.observed(SomeInstances()), noted(seen, lambda *_, **__: None), torch.device("meta"):
         result = answer(*inputs)
     return seen, result
@@ -388,7 +388,7 @@ def launches_without_memory(answer: Callable, inputs: tuple) -> tuple[list[Launc
 
 @contextmanager
 def noted(seen: list[Launch], run: Callable) -> Iterator[None]:
-    """Note launches in `seen`, and do `run` in place of Triton's own."""
+    """Note launches in `seen`, and do `run` instead of Triton's own."""
 
     def note(self, *args, grid, warmup, **kwargs):
         given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}

@@ -35,7 +35,12 @@ def linear_cases(
     ]
     for name in ACTIVATIONS:
         special = call(
-            "NaN in one row", f"{name} of NaN, which is NaN; and what rows share: weight and bias", 16, 16, 128, name
+            "NaN in one row",
+            f"{name} of NaN, which is NaN; and the tensors that rows share: weight and bias",
+            16,
+            16,
+            128,
+            name,
         )
         special.inputs[0][3, 5] = torch.nan
         found.append(special)
@@ -250,7 +255,7 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
     found.append(call("scores of -12000", MASKED_WITH, _far_below_zero(extreme, tile, 2, -12000.0)))
     found.append(call("queries far apart", OWN_MAXIMUM, _far_apart(extreme, tile, 2)))
     found.append(call("hidden scores above visible ones", MASK_FIRST, _steep(extreme, (1, 1, WHOLE, 16), 2)))
-    # The last of 16 sees all keys, in a window as well: the weight of a hidden key in such a row is not checked.
+    # The last of 16 sees all keys, also in a window: the weight of a hidden key in such a row is not checked.
     special = call("NaN in the last query", KEPT_NAN, _attention_call(extreme, (1, 1, 16, 16), 2))
     special.inputs[0][..., -1, 3] = torch.nan
     found.append(special)

@@ -87,7 +87,7 @@ def told_of_16_bits() -> Iterator[None]:
     except AnswerError as error:
         where = error.look_at
         if where == MORE_LAUNCHES:
-            where = f"{where}, conversions as well; allocate the result in the dtype of x: tl.store converts"
+            where = f"{where}, conversions among them; allocate the result in the dtype of x: tl.store converts"
         raise AnswerError(f"in bfloat16: {error}", where) from None
 
 
