@@ -64,7 +64,6 @@ TRIED = {
         "128 rows: weight and bias asked for with the row (kept), 4 to 32 warps, one reduction or two; 32768 rows: "
         "both before the reductions (36 % at 16384 columns), 16 elements a thread (6 %), two (1 %)"
     ),
-    "layer_norm_act backward": "behind as a call alone: [calls]",
     "layer_norm_int8": (
         "rows in two blocks by 12 warps an SM, a row a program beyond 8192 columns (both kept), below that (a quarter "
         "to three quarters slower)"
@@ -211,6 +210,7 @@ SWEPT = {
         "cuBLASLt's own epilogue is ahead at 256 to 512 rows and at sizes that are not multiples of a tile: no trial "
         "against it is recorded; [calls]"
     ),
+    "layer_norm_act backward": "behind as a call alone: [calls]",
     "layer_norm_int8": "1000 columns, a multiple [by element]; one to four warps and rows (4 to 140 % slower)",
     "residual_layer_norm": (
         "weight and bias asked for with few rows, of up to 256 columns by more threads (kept: 1.9 us for 3.4 at 2048 "
