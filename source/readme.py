@@ -74,8 +74,9 @@ def results(sweep: RecordedSweep) -> str:
         times = {name: median(point, name) for name in point["gpu"]}
         if is_tuned(point):
             times["plain"] = median(point["ours"], "plain")
-        versions.add(tuple(sweep.runs[point["run"]]["versions"].items()))
-        date = dated(sweep.runs[point["run"]]["date"], point["kernels"])
+        of_peers, of_ours = (sweep.runs[point.get(run, point["run"])] for run in ("run", "fused_run"))
+        versions |= {tuple(each["versions"].items()) for each in (of_peers, of_ours)}
+        date = dated(of_ours["date"], point["kernels"])
         lines.append(row(lesson, what, times, point["least"] / times["fused"], date))
     [used] = [dict(each) for each in versions]
     said = f"Python {used['python']}, PyTorch {used['torch']}, Triton {used['triton']}"
