@@ -132,7 +132,9 @@ def inductor_code(function: Callable, *inputs: torch.Tensor, device: str | Devic
         graph = make_fx(function)(*tensors)
         lowered = make_fx(function, decomposition_table=select_decomp_table())(*tensors)
         entered.enter_context(V.set_fake_mode(mode))
-        lowered.graph.eliminate_dead_code()  # casts that nothing uses keep its patterns from matching
+        # Casts that nothing uses keep its patterns from matching. What else nothing uses may write into a tensor.
+        cast = torch.ops.prims.convert_element_type.default
+        lowered.graph.eliminate_dead_code(is_impure_node=lambda node: node.target is not cast)
         joint_graph_passes(lowered)
         post_grad_passes(lowered, is_inference=True)
         lowering = GraphLowering(lowered, example_inputs=tensors, shape_env=mode.shape_env)

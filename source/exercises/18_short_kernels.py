@@ -236,7 +236,7 @@ def arrange(operations, results):
 # {"name": "gated", "reads": {"x": 64, "gate": 64}, "makes": {"y": 64}, "waits": False}
 # ```
 #
-# `reads` and `makes` have the number of elements, each of 4 bytes. If `waits` is true, the CPU has to read a value from
+# `reads` and `makes` have the number of elements, all in fp32. If `waits` is true, the CPU has to read a value from
 # the GPU before it can launch, so this launch can't be in a graph. All the others can. `tensors` has a kind for
 # everything that no launch makes:
 #
@@ -259,7 +259,7 @@ def arrange(operations, results):
 
 # %% grade_id="graph-answer"
 def plan_step(launches, tensors):
-    """Return the graphs of one token's launches, the copied names, and the number of launches and bytes."""
+    """Return one token's graphs, the copied names, and the number of launches and bytes."""
     # About 16 lines.
     # BEGIN SOLUTION
     graphs, copied, inside, nbytes, recording = [], [], set(), 0, False

@@ -791,7 +791,7 @@ display(
 # widths slow it down, but mostly less than they slow down the others. Where are we behind?
 #
 # - Rows of 1000 columns, in both directions: 1000 is a multiple of 8 but not of 16, and our kernels load such rows
-#   element by element. `torch.compile` and QuACK compile one kernel for this width and load 16 bytes at a time.
+#   element by element. `torch.compile` and QuACK compile one kernel for this width and load eight elements at a time.
 # - RMSNorm's backward pass on many rows of an odd width, such as 127 or 2047 columns: `torch.compile` leads.
 # - Narrow rows: a kernel that runs for a few microseconds is mostly ramp-up and tail. `fusion bench --recorded --sweep`
 #   lists every point.
