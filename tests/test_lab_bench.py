@@ -12,7 +12,7 @@ PICTURES = "traffic_chart timing_chart waves_chart occupancy_chart roofline_char
 
 def cells():
     notebook = nbformat.read(ROOT / "notebooks" / "lab_bench.ipynb", as_version=4)
-    middle = next(n for n, cell in enumerate(notebook.cells) if "as pictures" in cell.source)
+    middle = next(n for n, cell in enumerate(notebook.cells) if "as figures" in cell.source)
     return notebook.cells[:middle], notebook.cells[middle:]
 
 

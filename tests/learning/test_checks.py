@@ -254,7 +254,7 @@ def test_offsets_that_pass_32_bits_are_found_at_their_line():
     assert large(launcher(add_kernel), size=2**31).state == PASS  # 0 to 2^31 - 1
     said = large(launcher(add_kernel), size=2**31 + 4096)
     assert said.state == FAIL
-    assert said.message == "2,147,487,744 in place of 8192: add_kernel: an integer of 32 bits passes 2^31"
+    assert said.message == "2,147,487,744 instead of 8192: add_kernel: an integer of 32 bits passes 2^31"
     assert "`element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)`" in said.look_at
     assert "tl.program_id(0).to(tl.int64)" in said.look_at
     assert large(torch.add, size=2**32).message == "no Triton kernel was launched"

@@ -83,7 +83,7 @@ def block_sum_animation() -> Film:
             Note("shared memory", _left(warp, 1) + 4, SHARED + 11),
         ]
     legend = (
-        "a blue box fills with its warp's sum; green: the block's sum; purple: sent",
+        "blue: a warp's sum grows; green: the block's sum; purple: sent",
         "grey bar: barrier; a warp is drawn with 8 lanes, it has 32",
     )
     notes += [Note(line, 0, SHARED + 42 + 16 * number) for number, line in enumerate(legend)]

@@ -6,7 +6,7 @@ kind of everything that no launch makes: "fixed" stays at its address, "new" is 
 is Python's.
 An answer gives {"graphs": lists of names, "copied": names, "launches": a number, "bytes": a number}.
 
-A graph keeps addresses and numbers. So does the replay here, which needs no GPU: a `Place` is an address. On a GPU the
+A graph keeps addresses and numbers. So does the replay here, which needs no GPU: a `MemorySlot` has its place. On a GPU the
 same plan is also captured by torch.cuda.CUDAGraph.
 """
 
@@ -135,33 +135,33 @@ def tokens_of(step: dict, count: int) -> list[dict]:
 
 
 @dataclass
-class Place:
+class MemorySlot:
     """An address, by the value it holds now, or a number."""
 
     value: torch.Tensor | float
 
 
-def results_of(one: dict, places: dict[str, Place]) -> dict[str, torch.Tensor]:
+def results_of(one: dict, places: dict[str, MemorySlot]) -> dict[str, torch.Tensor]:
     found = one["call"](*(places[name].value for name in one["reads"]))
     return dict(zip(one["makes"], found if isinstance(found, tuple) else (found,), strict=True))
 
 
 def in_eager(step: dict, given: dict) -> dict[str, torch.Tensor]:
     """Return all results of a token, launch by launch."""
-    places, found = {name: Place(value) for name, value in given.items()}, {}
+    places, found = {name: MemorySlot(value) for name, value in given.items()}, {}
     for one in step["launches"]:
         made = results_of(one, places)
         found |= made
-        places |= {name: Place(value) for name, value in made.items()}
+        places |= {name: MemorySlot(value) for name, value in made.items()}
     return found
 
 
 class Graph:
     """Launches that read and write the same places at each replay; `capture`: by torch.cuda.CUDAGraph."""
 
-    def __init__(self, launches: list[dict], places: dict[str, Place], capture: bool):
+    def __init__(self, launches: list[dict], places: dict[str, MemorySlot], capture: bool):
         self.launches, self.places = launches, dict(places)
-        self.made: dict[str, Place] = {}
+        self.made: dict[str, MemorySlot] = {}
         self.replay = self._run
         if capture:
             side = torch.cuda.Stream()
@@ -177,7 +177,7 @@ class Graph:
     def _run(self) -> None:
         for one in self.launches:
             for name, value in results_of(one, self.places | self.made).items():
-                self.made.setdefault(name, Place(value)).value = value
+                self.made.setdefault(name, MemorySlot(value)).value = value
 
 
 class Planned:
@@ -188,20 +188,20 @@ class Planned:
         known = {each["name"]: each for each in step["launches"]}
         self.groups = {group[0]: [known[name] for name in group] for group in plan["graphs"]}
         self.inside = {name for group in plan["graphs"] for name in group}
-        self.fixed: dict[str, Place] = {}
-        self.buffers: dict[str, Place] = {}
+        self.fixed: dict[str, MemorySlot] = {}
+        self.buffers: dict[str, MemorySlot] = {}
         self.graphs: dict[str, Graph] = {}
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, MemorySlot] = {}
 
     def receive(self, given: dict) -> None:
         """Take a token's tensors: fixed ones stay at their address."""
-        self.places = {name: Place(value) for name, value in given.items()}
+        self.places = {name: MemorySlot(value) for name, value in given.items()}
         for name, kind in self.step["tensors"].items():
             if kind == "fixed":
                 if name in self.fixed:
                     self.fixed[name].value.copy_(given[name])
                 else:
-                    self.fixed[name] = Place(given[name].clone())
+                    self.fixed[name] = MemorySlot(given[name].clone())
         self.places |= self.fixed
 
     def run(self) -> dict[str, torch.Tensor]:
@@ -216,7 +216,7 @@ class Planned:
                 self.graphs[name].replay()
                 made |= self.graphs[name].made
             elif name not in self.inside:
-                made |= {each: Place(value) for each, value in results_of(one, self.places).items()}
+                made |= {each: MemorySlot(value) for each, value in results_of(one, self.places).items()}
             self.places |= made
         return {name: place.value for name, place in made.items()}
 
@@ -229,7 +229,7 @@ class Planned:
             value = self.places[name].value
             if name not in self.buffers:
                 like = value if isinstance(value, torch.Tensor) else self.places["x"].value[:1]
-                self.buffers[name] = Place(torch.empty_like(like))
+                self.buffers[name] = MemorySlot(torch.empty_like(like))
             if isinstance(value, torch.Tensor):
                 self.buffers[name].value.copy_(value)
             else:
