@@ -6,8 +6,8 @@ kind of everything that no launch makes: "fixed" stays at its address, "new" is 
 is Python's.
 An answer gives {"graphs": lists of names, "copied": names, "launches": a number, "bytes": a number}.
 
-A graph keeps addresses and numbers. So does the replay here, which needs no GPU: a `MemorySlot` has its place. On a GPU the
-same plan is also captured by torch.cuda.CUDAGraph.
+A graph keeps addresses and numbers. So does the replay here, which needs no GPU: a `MemorySlot` stands for an address.
+On a GPU the same plan is also captured by torch.cuda.CUDAGraph.
 """
 
 import copy
