@@ -237,8 +237,8 @@ def merged(point: dict, line: dict, runs: list[dict], only: Collection[str] = OU
     """Return a recorded point with a newer measurement of the providers `only`; the others' times stay.
 
     So does our time beside them where it is of the kernels that ours launches now; of a point that recorded none, where
-    its run had them. Otherwise the newer one takes its place, with its run as "fused_run". Calls stay
-    as that earlier run has them, all of one clock: what a launch costs the host hardly depends on the kernel."""
+    its run had them. Otherwise the newer one takes its place, with its run as "fused_run". Calls stay as the earlier
+    run has them, all of one clock: what a launch costs the host hardly depends on the kernel."""
     peers = {name: times for name, times in line["gpu"].items() if name not in OURS}
     found = point | {"kernels": line["kernels"], "gpu": point["gpu"] | peers}
     if "plain" in only:
