@@ -416,7 +416,8 @@ def _compile_arguments(width: int, heads: int, key_heads: int, hidden: int, keys
     )
     parts, counters = torch.empty(1, device="meta"), torch.empty(4, dtype=torch.int32, device="meta")
     dim = width // heads
-    sizes, chosen = (width, heads, key_heads, dim, hidden, keys), settings(heads, dim, keys, multiprocessors(y))
+    sizes, programs = (width, heads, key_heads, dim, hidden, keys), PROGRAMS * multiprocessors(y)
+    chosen = settings(heads, dim, keys, programs)
     return (*given, y, s, found, parts, seen, between, counters, *sizes, 1e-6, 0.1), chosen
 
 

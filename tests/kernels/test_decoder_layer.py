@@ -9,6 +9,7 @@ import pytest
 import torch
 from accuracy import assert_as_accurate, doubled
 
+from benchmarks.calls import launches_of
 from helpers.instruments import check_orders, compile_for, measure
 from kernels import decoder_layer
 from kernels.interpreter import runtime
@@ -66,6 +67,16 @@ def test_nan_propagates(device):
     inputs[0][3] = torch.nan
     y, s, key, value = OP.fused(*inputs)
     assert all(each.isnan().all() for each in (y, s, key, value))
+
+
+def test_it_is_compiled_as_it_is_launched(device):
+    """Keys are shared out among all programs, of which an SM has several."""
+    shape = (16, 1, 1, 16, 512)
+    inputs = OP.inputs(*shape, dtype=torch.bfloat16, device=device)
+    launched = next(each for each in launches_of(lambda: OP.fused(*inputs)) if each.kernel is OP.kernel)
+    _, chosen = OP.compile_arguments(*shape, dtype=torch.bfloat16)
+    assert chosen["SPLITS"] > 2 or runtime.has_gpu()
+    assert launched.options == chosen
 
 
 @interpreted
