@@ -8,6 +8,7 @@ rest. TAIL is never 0, so that kernels need no branch:
      4096 columns = HEAD 4096, + TAIL 1, masked: see row_settings
 """
 
+import math
 from functools import cache
 
 import torch
@@ -36,19 +37,34 @@ def row_blocks(cols: int) -> tuple[int, int]:
     return head, next_power_of_2(max(1, cols - head))
 
 
-def row_settings(cols: int, dtype: torch.dtype, tensors: int = 1) -> dict:
-    """Return HEAD, TAIL, BLOCK_ROWS, COMPUTE and num_warps for rows of `cols` columns.
+def alignment(*lengths: int) -> int:
+    """Return the largest power of two that divides all lengths, a kernel's ALIGN; 1 where that is 16 or more.
+
+    What 16 divides, Triton notices by itself, and of nothing smaller. Each row of 1000 columns in bf16, say, starts at
+    a multiple of 16 bytes, but unless told that 8 divides 1000, the compiler loads and stores element by element.
+    """
+    divisor = math.gcd(16, *lengths)
+    return 1 if divisor == 16 else divisor
+
+
+def aligned(cols: int, itemsize: int) -> bool:
+    """Return whether each row of a contiguous matrix starts at a multiple of 16 bytes: then loads are of 16 bytes."""
+    return cols * itemsize % 16 == 0
+
+
+def row_settings(cols: int, dtype: torch.dtype, tensors: int = 1, strides: tuple[int, ...] = ()) -> dict:
+    """Return HEAD, TAIL, BLOCK_ROWS, COMPUTE, ALIGN and num_warps for rows of `cols` columns.
 
     A thread holds 24 to 48 elements, of all `tensors` tensors that are read together, and 32 to 64 of long rows:
-    several programs fit on an SM, and some load while others compute. Rows of up to 512 columns share a program. A
-    width that isn't a multiple of 16 is unaligned: Triton loads such rows element by element, which takes more
-    registers.
+    several programs fit on an SM, and some load while others compute. Rows of up to 512 columns share a program. Rows
+    that aren't aligned are loaded element by element, which takes more registers. `strides` are those of rows that are
+    not side by side.
     """
     head, tail = row_blocks(cols)
-    unaligned = cols % 16 != 0
-    block_rows = max(1, (512 if unaligned else 1024) // next_power_of_2(head + tail))
+    wide_loads = aligned(cols, dtype.itemsize)
+    block_rows = max(1, (1024 if wide_loads else 512) // next_power_of_2(head + tail))
     elements, whole = block_rows * (head + tail) * tensors, cols <= MAX_COLUMNS
-    warps = next_power_of_2(cdiv(elements, 2048 if whole and not unaligned and elements >= 16384 else 1536))
+    warps = next_power_of_2(cdiv(elements, 2048 if whole and wide_loads and elements >= 16384 else 1536))
     if whole and block_rows == 1 and cols == next_power_of_2(cols):
         head, tail = cols, 1  # one full block is up to 11 % faster than two, and nothing is left for TAIL
     return {
@@ -56,5 +72,6 @@ def row_settings(cols: int, dtype: torch.dtype, tensors: int = 1) -> dict:
         "TAIL": tail,
         "BLOCK_ROWS": block_rows,
         "COMPUTE": compute_dtype(dtype),
+        "ALIGN": alignment(cols, *strides),
         "num_warps": min(32, warps),
     }

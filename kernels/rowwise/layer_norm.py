@@ -37,7 +37,7 @@ from kernels.arguments import (
     zeros_unless,
 )
 from kernels.op import FusedOp, like, planned, register, work_per_element
-from kernels.rowwise.blocks import MAX_COLUMNS, compute_dtype, row_blocks, row_settings
+from kernels.rowwise.blocks import MAX_COLUMNS, aligned, alignment, compute_dtype, row_blocks, row_settings
 from kernels.rowwise.sums import sums_of_programs
 
 MAX_BACKWARD_COLUMNS = 8192  # of a row in registers, next to its gradient, weight and the sums of two gradients
@@ -74,7 +74,9 @@ def layer_norm_kernel(
     WIDE: tl.constexpr,  # whether there are more columns than HEAD + TAIL, read in chunks of TAIL
     ACT: tl.constexpr,  # a name in kernels.activations, or None
     COMPUTE: tl.constexpr,  # dtype of the arithmetic
+    ALIGN: tl.constexpr,  # divides cols and the row strides; the compiler, told so, loads 16 bytes at a time
 ):
+    cols, x_row_stride = cols // ALIGN * ALIGN, x_row_stride // ALIGN * ALIGN
     # int64 before the multiplications: row * stride may exceed 2**31.
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     col0 = tl.arange(0, HEAD)[None, :]
@@ -124,9 +126,9 @@ def layer_norm_kernel(
             tl.store(y_ptr + col, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-def settings(cols: int, dtype: torch.dtype) -> dict:
-    """Return the kernel's blocks and warps for rows of `cols` columns."""
-    return {"WIDE": cols > MAX_COLUMNS, **row_settings(cols, dtype)}
+def settings(cols: int, dtype: torch.dtype, *strides: int) -> dict:
+    """Return the kernel's blocks and warps for rows of `cols` columns, `strides` apart."""
+    return {"WIDE": cols > MAX_COLUMNS, **row_settings(cols, dtype, strides=strides)}
 
 
 def _launch(x, weight, bias, mean, rstd, act: str | None, eps: float) -> Tensor:
@@ -135,7 +137,7 @@ def _launch(x, weight, bias, mean, rstd, act: str | None, eps: float) -> Tensor:
     if y.numel():
         x, weight, bias = as_rows(x), weight.contiguous(), bias.contiguous()
         rows, cols = x.shape
-        chosen = settings(cols, x.dtype)
+        chosen = settings(cols, x.dtype, x.stride(0))
         with torch.cuda.device_of(x):
             layer_norm_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](
                 x, weight, bias, y, mean, rstd, rows, cols, x.stride(0), eps, ACT=act, **chosen
@@ -188,9 +190,13 @@ def layer_norm_backward_kernel(
     STAGES: tl.constexpr,  # 3: the next two rows are loaded while one is computed; 1: none
     ACT: tl.constexpr,
     COMPUTE: tl.constexpr,
+    ALIGN: tl.constexpr,  # divides cols and the row strides
 ):
     """With g = grad_x_hat, grad_x = rstd (g - mean(g) - x_hat mean(g x_hat)): the remainder of g is orthogonal to ones
     and to x_hat, because shifting or scaling a row leaves x_hat unchanged."""
+    cols = cols // ALIGN * ALIGN
+    grad_y_row_stride = grad_y_row_stride // ALIGN * ALIGN
+    x_row_stride = x_row_stride // ALIGN * ALIGN
     col0 = tl.arange(0, HEAD)[None, :]
     col1 = HEAD + tl.arange(0, TAIL)[None, :]
     weight0 = tl.load(weight_ptr + col0).to(COMPUTE)
@@ -255,7 +261,11 @@ def layer_norm_row_terms_kernel(
     CHUNK: tl.constexpr,
     ACT: tl.constexpr,
     COMPUTE: tl.constexpr,
+    ALIGN: tl.constexpr,
 ):
+    cols = cols // ALIGN * ALIGN
+    grad_y_row_stride = grad_y_row_stride // ALIGN * ALIGN
+    x_row_stride = x_row_stride // ALIGN * ALIGN
     row = tl.program_id(0).to(tl.int64)
     mean, rstd = tl.load(mean_ptr + row), tl.load(rstd_ptr + row)
     shift, slope = tl.zeros((CHUNK,), COMPUTE), tl.zeros((CHUNK,), COMPUTE)
@@ -295,8 +305,12 @@ def layer_norm_columns_kernel(
     STAGES: tl.constexpr,  # as in layer_norm_backward_kernel
     ACT: tl.constexpr,
     COMPUTE: tl.constexpr,
+    ALIGN: tl.constexpr,
 ):
     """One program owns some columns of every row that it loops over, so that their sums fit in registers."""
+    cols = cols // ALIGN * ALIGN
+    grad_y_row_stride = grad_y_row_stride // ALIGN * ALIGN
+    x_row_stride = x_row_stride // ALIGN * ALIGN
     col = tl.program_id(0) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]
     weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(COMPUTE)
     bias = weight if ACT is None else tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(COMPUTE)
@@ -333,11 +347,11 @@ def backward_settings(
     Beside weight and two sums, 255 registers hold 32 elements of a row; with an activation's gradient, 128 hold 16. So
     few warps fit on an SM, and rows are loaded ahead where a program's `shared_memory` in bytes has room for two. Only
     as many programs are launched as an SM's 65536 registers hold: all loop over their rows at once. Narrow rows that
-    aren't a multiple of 16 columns are loaded element by element: half as many by twice as many programs, not ahead.
+    aren't aligned are loaded element by element: half as many by twice as many programs, not ahead.
     """
     head, tail = row_blocks(cols)
     block_rows = max(1, 1024 // next_power_of_2(head + tail))
-    by_element = cols % 16 != 0 and block_rows > 1
+    by_element = not aligned(cols, dtype.itemsize) and block_rows > 1
     block_rows //= 2 if by_element else 1
     elements = block_rows * (head + tail)
     warps = next_power_of_2(cdiv(elements, 512 if act and not by_element else 1024))
@@ -347,7 +361,6 @@ def backward_settings(
         "HEAD": head,
         "TAIL": tail,
         "STAGES": 3 if not by_element and 2 * tensors * elements * dtype.itemsize < shared_memory else 1,
-        "COMPUTE": compute_dtype(dtype),
         "num_warps": warps,
         "maxnreg": registers,
     }
@@ -370,15 +383,15 @@ def gradients(
     tensors = grad_y, x, weight, bias, mean, rstd
     (rows, cols), sms, few_rows = x.shape, multiprocessors(x), x.shape[0] <= multiprocessors(x)
     sizes = rows, cols, grad_y.stride(0), x.stride(0)
+    constants = {"ACT": act, "COMPUTE": compute_dtype(x.dtype), "ALIGN": alignment(*sizes[1:])}
     with torch.cuda.device_of(x):
         if cols <= MAX_BACKWARD_COLUMNS and not few_rows:
             read = 2 if grad_sum is None else 3
             per_sm, chosen = backward_settings(cols, x.dtype, act, shared_memory(x), read)
             programs = min(cdiv(rows, chosen["BLOCK_ROWS"]), per_sm * sms)
             sums = mean.new_empty(programs, cols), mean.new_empty(programs, cols)
-            layer_norm_backward_kernel[(programs,)](*tensors, grad_sum, grad_x, *sums, *sizes, ACT=act, **chosen)
+            layer_norm_backward_kernel[(programs,)](*tensors, grad_sum, grad_x, *sums, *sizes, **constants, **chosen)
         else:
-            constants = {"ACT": act, "COMPUTE": compute_dtype(x.dtype)}
             shift, slope = torch.empty_like(mean), torch.empty_like(mean)
             chunk = min(4096, next_power_of_2(cols))
             layer_norm_row_terms_kernel[(rows,)](

@@ -45,7 +45,11 @@ def residual_layer_norm_kernel(
     TAIL: tl.constexpr,  # columns of the second block, which is masked
     WIDE: tl.constexpr,  # whether there are more columns than HEAD + TAIL, read in chunks of TAIL
     COMPUTE: tl.constexpr,  # dtype of the arithmetic
+    ALIGN: tl.constexpr,  # divides cols and the row strides; the compiler, told so, loads 16 bytes at a time
 ):
+    cols = cols // ALIGN * ALIGN
+    x_row_stride = x_row_stride // ALIGN * ALIGN
+    residual_row_stride = residual_row_stride // ALIGN * ALIGN
     # int64 before the multiplications: row * stride may exceed 2**31.
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     col0 = tl.arange(0, HEAD)[None, :]
@@ -103,9 +107,9 @@ def residual_layer_norm_kernel(
             tl.store(y_ptr + col, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-def settings(cols: int, dtype: torch.dtype) -> dict:
-    """Return the kernel's blocks and warps for rows of `cols` columns."""
-    return {"WIDE": cols > MAX_COLUMNS, **row_settings(cols, dtype)}
+def settings(cols: int, dtype: torch.dtype, *strides: int) -> dict:
+    """Return the kernel's blocks and warps for rows of `cols` columns, `strides` apart."""
+    return {"WIDE": cols > MAX_COLUMNS, **row_settings(cols, dtype, strides=strides)}
 
 
 def _launch(x, residual, weight, bias, mean, rstd, eps: float) -> tuple[Tensor, Tensor]:
@@ -114,7 +118,8 @@ def _launch(x, residual, weight, bias, mean, rstd, eps: float) -> tuple[Tensor, 
     if y.numel():
         x, residual, weight, bias = as_rows(x), as_rows(residual), weight.contiguous(), bias.contiguous()
         rows, cols = x.shape
-        chosen, strides = settings(cols, x.dtype), (x.stride(0), residual.stride(0))
+        strides = x.stride(0), residual.stride(0)
+        chosen = settings(cols, x.dtype, *strides)
         with torch.cuda.device_of(x):
             residual_layer_norm_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](
                 x, residual, weight, bias, y, s, mean, rstd, rows, cols, *strides, eps, **chosen

@@ -45,7 +45,11 @@ def residual_rms_norm_kernel(
     TAIL: tl.constexpr,  # columns of the second block, which is masked
     WIDE: tl.constexpr,  # whether there are more columns than HEAD + TAIL, read in chunks of TAIL
     COMPUTE: tl.constexpr,  # dtype of the arithmetic
+    ALIGN: tl.constexpr,  # divides cols and the row strides; the compiler, told so, loads 16 bytes at a time
 ):
+    cols = cols // ALIGN * ALIGN
+    x_row_stride = x_row_stride // ALIGN * ALIGN
+    residual_row_stride = residual_row_stride // ALIGN * ALIGN
     # int64 before the multiplications: row * stride may exceed 2**31.
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     col0 = tl.arange(0, HEAD)[None, :]
@@ -89,9 +93,9 @@ def residual_rms_norm_kernel(
             tl.store(y_ptr + col, y.to(y_ptr.dtype.element_ty), mask=mask0 & (col < cols))
 
 
-def settings(cols: int, dtype: torch.dtype) -> dict:
-    """Return the kernel's blocks and warps for rows of `cols` columns."""
-    return {"WIDE": cols > MAX_COLUMNS, **row_settings(cols, dtype, tensors=2)}
+def settings(cols: int, dtype: torch.dtype, *strides: int) -> dict:
+    """Return the kernel's blocks and warps for rows of `cols` columns, `strides` apart."""
+    return {"WIDE": cols > MAX_COLUMNS, **row_settings(cols, dtype, tensors=2, strides=strides)}
 
 
 def _launch(x: Tensor, residual: Tensor, weight: Tensor, rstd: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
@@ -99,8 +103,8 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, rstd: Tensor | None, ep
     if y.numel():
         x, residual = as_rows(x), as_rows(residual)
         rows, cols = x.shape
-        chosen = settings(cols, x.dtype)
         tensors, strides = (x, residual, weight.contiguous(), y, s, rstd), (x.stride(0), residual.stride(0))
+        chosen = settings(cols, x.dtype, *strides)
         with torch.cuda.device_of(x):
             residual_rms_norm_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](*tensors, rows, cols, *strides, eps, **chosen)
     return y, s

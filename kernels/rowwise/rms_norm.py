@@ -37,7 +37,7 @@ from kernels.arguments import (
     shared_memory,
 )
 from kernels.op import FusedOp, like, planned, register, work_per_element
-from kernels.rowwise.blocks import MAX_COLUMNS, compute_dtype, row_blocks, row_settings
+from kernels.rowwise.blocks import MAX_COLUMNS, aligned, alignment, compute_dtype, row_blocks, row_settings
 from kernels.rowwise.sums import sums_of_programs
 
 
@@ -56,7 +56,9 @@ def rms_norm_kernel(
     TAIL: tl.constexpr,  # columns of the second block, which is masked
     WIDE: tl.constexpr,  # whether there are more columns than HEAD + TAIL, read in chunks of TAIL
     COMPUTE: tl.constexpr,  # dtype of the arithmetic
+    ALIGN: tl.constexpr,  # divides cols and the row strides; the compiler, told so, loads 16 bytes at a time
 ):
+    cols, x_row_stride = cols // ALIGN * ALIGN, x_row_stride // ALIGN * ALIGN
     # int64 before the multiplications: row * stride may exceed 2**31.
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     col0 = tl.arange(0, HEAD)[None, :]
@@ -91,9 +93,9 @@ def rms_norm_kernel(
             tl.store(y_ptr + col, y.to(y_ptr.dtype.element_ty), mask=mask0 & (col < cols))
 
 
-def settings(cols: int, dtype: torch.dtype) -> dict:
-    """Return the forward kernel's blocks and warps for rows of `cols` columns."""
-    return {"WIDE": cols > MAX_COLUMNS, **row_settings(cols, dtype)}
+def settings(cols: int, dtype: torch.dtype, *strides: int) -> dict:
+    """Return the forward kernel's blocks and warps for rows of `cols` columns, `strides` apart."""
+    return {"WIDE": cols > MAX_COLUMNS, **row_settings(cols, dtype, strides=strides)}
 
 
 def _launch(x: Tensor, weight: Tensor, rstd: Tensor | None, eps: float) -> Tensor:
@@ -101,7 +103,7 @@ def _launch(x: Tensor, weight: Tensor, rstd: Tensor | None, eps: float) -> Tenso
     if y.numel():
         x = as_rows(x)
         rows, cols = x.shape
-        chosen = settings(cols, x.dtype)
+        chosen = settings(cols, x.dtype, x.stride(0))
         tensors = x, weight.contiguous(), y, rstd
         with torch.cuda.device_of(x):
             rms_norm_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](*tensors, rows, cols, x.stride(0), eps, **chosen)
@@ -134,7 +136,11 @@ def rms_norm_projection_kernel(
     x_row_stride,
     BLOCK: tl.constexpr,
     COMPUTE: tl.constexpr,
+    ALIGN: tl.constexpr,
 ):
+    cols = cols // ALIGN * ALIGN
+    grad_y_row_stride = grad_y_row_stride // ALIGN * ALIGN
+    x_row_stride = x_row_stride // ALIGN * ALIGN
     row = tl.program_id(0).to(tl.int64)
     grad_y_ptr += row * grad_y_row_stride
     x_ptr += row * x_row_stride
@@ -167,7 +173,11 @@ def rms_norm_backward_kernel(
     TAIL: tl.constexpr,  # columns of the second block
     STAGES: tl.constexpr,  # 2 or 3: the rows of the next one or two turns are loaded while these are computed
     COMPUTE: tl.constexpr,  # dtype of the arithmetic
+    ALIGN: tl.constexpr,  # divides cols and the row strides
 ):
+    cols = cols // ALIGN * ALIGN
+    grad_y_row_stride = grad_y_row_stride // ALIGN * ALIGN
+    x_row_stride = x_row_stride // ALIGN * ALIGN
     col0 = tl.program_id(1) * (HEAD + TAIL) + tl.arange(0, HEAD)[None, :]
     col1 = tl.program_id(1) * (HEAD + TAIL) + HEAD + tl.arange(0, TAIL)[None, :]
     # Every row fills HEAD, but the last chunk of a wide row may not.
@@ -208,12 +218,12 @@ def rms_norm_backward_kernel(
     tl.store(grad_weight_ptr + col1, tl.sum(grad_weight1, axis=0, keep_dims=True), mask=inside1)
 
 
-def fits_registers(cols: int) -> bool:
+def fits_registers(cols: int, itemsize: int) -> bool:
     """Return whether one program of the backward pass holds a row: x, its gradient and a share of grad_weight.
 
-    Rows whose width is not a multiple of 16 are loaded element by element, which takes more registers.
+    Rows that aren't aligned are loaded element by element, which takes more registers.
     """
-    return cols <= (16384 if cols % 16 == 0 else 5120)
+    return cols <= (16384 if aligned(cols, itemsize) else 5120)
 
 
 def backward_settings(
@@ -224,17 +234,18 @@ def backward_settings(
     A turn of the loop takes 1024 elements of several rows, 2048 where they are of 65 to 256 columns, or one wider row.
     The programs have 16 warps per SM in all, so all of them run at once. The rows of the next two turns are loaded in
     advance where `shared_memory` has room for x, grad_y, grad_sum and weight, of `itemsize` bytes per element. Rows
-    that aren't a multiple of 16 columns are loaded element by element: narrow and wide ones have settings by trial.
+    that aren't aligned are loaded element by element: narrow and wide ones have settings by trial.
     """
-    head, tail = row_blocks(cols) if fits_registers(cols) else (1024, 1024)
+    head, tail = row_blocks(cols) if fits_registers(cols, itemsize) else (1024, 1024)
     width = next_power_of_2(head + tail)
     block_rows = max(1, min(16, 2048 // width) if width <= 256 else 1024 // width)
     elements = block_rows * (head + tail)
     warps = min(16, max(4, next_power_of_2(cdiv(elements, 512))))
     stages = min(3 if elements <= 12288 else 1, 1 + (shared_memory - 1024) // (4 * itemsize * elements))
-    if cols % 16 and block_rows > 8:
+    by_element = not aligned(cols, itemsize)
+    if by_element and block_rows > 8:
         warps, stages = 8, 1
-    elif cols % 16 and 4096 <= elements < 8192:
+    elif by_element and 4096 <= elements < 8192:
         warps, stages = 4, 2
     chunks = cdiv(cols, head + tail)
     programs = min(cdiv(rows, block_rows), cdiv(16 // warps * sms, chunks))
@@ -252,18 +263,19 @@ def gradients(
     grad_y, x, grad_sum = as_rows(grad_y), as_rows(x), None if grad_sum is None else grad_sum.contiguous()
     rows, cols = x.shape
     inputs, strides = (grad_y, x, weight.contiguous(), rstd), (grad_y.stride(0), x.stride(0))
-    itemsize, compute = max(x.itemsize, weight.itemsize), compute_dtype(x.dtype)
+    constants = {"COMPUTE": compute_dtype(x.dtype), "ALIGN": alignment(cols, *strides)}
+    itemsize = max(x.itemsize, weight.itemsize)
     grid, chosen = backward_settings(rows, cols, itemsize, multiprocessors(x), shared_memory(x))
     sums = torch.empty(grid[0], cols, dtype=rstd.dtype, device=x.device)
     with torch.cuda.device_of(x):
         projection = None
-        if not fits_registers(cols):
+        if not fits_registers(cols, itemsize):
             projection = torch.empty_like(rstd)
             rms_norm_projection_kernel[(rows,)](
-                *inputs, projection, cols, *strides, BLOCK=4096, COMPUTE=compute, num_warps=8
+                *inputs, projection, cols, *strides, BLOCK=4096, num_warps=8, **constants
             )
         rms_norm_backward_kernel[grid](
-            *inputs, projection, grad_sum, grad_x, sums, rows, cols, *strides, COMPUTE=compute, **chosen
+            *inputs, projection, grad_sum, grad_x, sums, rows, cols, *strides, **constants, **chosen
         )
         return grad_x, *sums_of_programs((sums,), (weight,))
 

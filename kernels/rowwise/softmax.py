@@ -37,7 +37,9 @@ def softmax_kernel(
     HEAD: tl.constexpr,  # columns that every row has, a power of two
     TAIL: tl.constexpr,  # a power of two, at least the remaining columns; 0 where there are none
     COMPUTE: tl.constexpr,  # dtype of the arithmetic
+    ALIGN: tl.constexpr,  # divides cols and the row strides; the compiler, told so, loads 16 bytes at a time
 ):
+    cols, x_row_stride = cols // ALIGN * ALIGN, x_row_stride // ALIGN * ALIGN
     # int64 before the multiplication: row numbers and row * stride pass 2**31 on large tensors.
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     x_ptr += row * x_row_stride
@@ -94,7 +96,7 @@ def _forward(x: torch.Tensor) -> torch.Tensor:
     rows, cols = x.shape
     with torch.cuda.device_of(x):
         if cols <= MAX_COLUMNS:
-            chosen = row_settings(cols, x.dtype)
+            chosen = row_settings(cols, x.dtype, strides=(x.stride(0),))
             programs = triton.cdiv(rows, chosen["BLOCK_ROWS"])
             softmax_kernel[(programs,)](x, y, rows, cols, x.stride(0), **chosen)
         else:
@@ -123,7 +125,9 @@ def softmax_backward_kernel(
     HEAD: tl.constexpr,
     TAIL: tl.constexpr,
     COMPUTE: tl.constexpr,
+    ALIGN: tl.constexpr,  # divides cols and the row stride
 ):
+    cols, grad_y_row_stride = cols // ALIGN * ALIGN, grad_y_row_stride // ALIGN * ALIGN
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     grad_y_ptr += row * grad_y_row_stride
     y_ptr += row * cols
@@ -171,9 +175,9 @@ def softmax_backward_in_chunks_kernel(
         tl.store(grad_x_ptr + col, grad_x.to(grad_x_ptr.dtype.element_ty), mask=col < cols)
 
 
-def backward_settings(cols: int, dtype: torch.dtype) -> dict:
+def backward_settings(cols: int, dtype: torch.dtype, *strides: int) -> dict:
     """Return the backward's settings for rows of `cols` columns: 48 to 96 elements of both tensors per thread."""
-    chosen = row_settings(cols, dtype)
+    chosen = row_settings(cols, dtype, strides=strides)
     held = 2 * chosen["BLOCK_ROWS"] * (chosen["HEAD"] + chosen["TAIL"])
     return {**chosen, "num_warps": min(32, triton.next_power_of_2(triton.cdiv(held, 3072)))}
 
@@ -186,7 +190,7 @@ def _backward(grad_y: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     rows, cols = grad_y.shape
     with torch.cuda.device_of(y):
         if cols <= MAX_COLUMNS // 2:
-            chosen = backward_settings(cols, y.dtype)
+            chosen = backward_settings(cols, y.dtype, grad_y.stride(0))
             programs = triton.cdiv(rows, chosen["BLOCK_ROWS"])
             softmax_backward_kernel[(programs,)](grad_y, y, grad_x, rows, cols, grad_y.stride(0), **chosen)
         else:

@@ -22,7 +22,7 @@ from kernels.arguments import as_rows, check_alike, check_columns
 from kernels.online_softmax import LOG2_E, absorb
 from kernels.op import FusedOp, Work, like, planned, register
 from kernels.philox import begin_fours, check_dropout, dropout_mask, kept_eights, new_seed, scale_of_kept
-from kernels.rowwise.blocks import CHUNK, compute_dtype, row_settings
+from kernels.rowwise.blocks import CHUNK, alignment, compute_dtype, row_settings
 
 MAX_COLUMNS = 16384  # of one tensor that a program holds in registers next to Philox's numbers
 
@@ -43,7 +43,9 @@ def softmax_dropout_kernel(
     TAIL: tl.constexpr,  # a power of two, at least the remaining columns; 0 where there are none
     FOURS: tl.constexpr,  # each row starts with four columns of one Philox evaluation
     COMPUTE: tl.constexpr,  # dtype of the arithmetic
+    ALIGN: tl.constexpr,  # divides cols and the row strides; the compiler, told so, loads 16 bytes at a time
 ):
+    cols, x_row_stride = cols // ALIGN * ALIGN, x_row_stride // ALIGN * ALIGN
     # int64 before the multiplication: row numbers and row * stride pass 2**31 on large tensors.
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     col = tl.arange(0, HEAD)[None, :]
@@ -112,11 +114,11 @@ def softmax_dropout_online_kernel(
         tl.store(sums_ptr + 2 * row + 1 + tl.arange(0, 1), tl.log2(total))
 
 
-def settings(cols: int, dtype: torch.dtype, tensors: int = 1) -> dict:
-    """Return HEAD, TAIL, BLOCK_ROWS, FOURS, COMPUTE and num_warps for rows of `cols` columns, of that many tensors."""
+def settings(cols: int, dtype: torch.dtype, *strides: int, tensors: int = 1) -> dict:
+    """Return the kernel's settings for rows of `cols` columns, `strides` apart, of that many tensors."""
     chosen = row_settings(max(16, cols), dtype, tensors)  # HEAD of 8 at least
     chosen["TAIL"] = chosen["TAIL"] and max(8, chosen["TAIL"])  # kept_eights takes whole groups of eight columns
-    return {**chosen, "FOURS": begin_fours(cols, 1)}
+    return {**chosen, "FOURS": begin_fours(cols, 1), "ALIGN": alignment(cols, *strides)}
 
 
 def _in_chunks(cols: int, dtype: torch.dtype) -> dict:
@@ -138,7 +140,7 @@ def _launch(x: torch.Tensor, sums: torch.Tensor | None, seed: torch.Tensor, p: f
     sizes = cols, x.stride(0), float(p), scale_of_kept(p)
     with torch.cuda.device_of(x):
         if cols <= MAX_COLUMNS:
-            chosen = settings(cols, x.dtype)
+            chosen = settings(cols, x.dtype, x.stride(0))
             programs = triton.cdiv(rows, chosen["BLOCK_ROWS"])
             softmax_dropout_kernel[(programs,)](x, y, sums, seed, rows, *sizes, **chosen)
         else:
@@ -188,7 +190,11 @@ def softmax_dropout_backward_kernel(
     CHUNKED: tl.constexpr,  # rows are wider than HEAD + TAIL: read twice, in chunks of TAIL
     FOURS: tl.constexpr,
     COMPUTE: tl.constexpr,
+    ALIGN: tl.constexpr,  # divides cols and the row strides
 ):
+    cols = cols // ALIGN * ALIGN
+    grad_y_row_stride = grad_y_row_stride // ALIGN * ALIGN
+    x_row_stride = x_row_stride // ALIGN * ALIGN
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     here = row < rows
     grad_y_ptr += row * grad_y_row_stride
@@ -231,16 +237,17 @@ def softmax_dropout_backward_kernel(
             tl.store(grad_x_ptr + start + chunk, grad_x_more.to(grad_x_ptr.dtype.element_ty), mask=in_chunk)
 
 
-def backward_settings(cols: int, dtype: torch.dtype) -> dict:
+def backward_settings(cols: int, dtype: torch.dtype, *strides: int) -> dict:
     """Return the backward's settings for rows of `cols` columns: two tensors fill registers twice as fast."""
     if cols <= MAX_COLUMNS // 2:
-        return {"CHUNKED": False, **settings(cols, dtype, tensors=2)}
+        return {"CHUNKED": False, **settings(cols, dtype, *strides, tensors=2)}
     return {
         **settings(MAX_COLUMNS // 2, dtype, tensors=2),
         "HEAD": 4096,
         "TAIL": 4096,
         "CHUNKED": True,
         "FOURS": begin_fours(cols, 1),
+        "ALIGN": alignment(cols, *strides),
     }
 
 
@@ -249,9 +256,10 @@ def _backward(grad_y: torch.Tensor, x: torch.Tensor, sums: torch.Tensor, seed: t
     if x.numel() == 0:
         return grad_x
     x, grad_y = as_rows(x), as_rows(grad_y)
-    (rows, cols), chosen = x.shape, backward_settings(x.shape[1], x.dtype)
+    (rows, cols), strides = x.shape, (grad_y.stride(0), x.stride(0))
+    chosen = backward_settings(cols, x.dtype, *strides)
     programs = triton.cdiv(rows, chosen["BLOCK_ROWS"])
-    sizes = rows, cols, grad_y.stride(0), x.stride(0), float(p), scale_of_kept(p)
+    sizes = rows, cols, *strides, float(p), scale_of_kept(p)
     with torch.cuda.device_of(x):
         softmax_dropout_backward_kernel[(programs,)](grad_y, x, sums, seed, grad_x, *sizes, **chosen)
     return grad_x

@@ -110,7 +110,7 @@ def _in_vectors(x: Tensor) -> bool:
 def _takes(grad_y: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, grad_sum: Tensor | None = None) -> bool:
     return (
         x.shape[-1] <= MAX_COLUMNS
-        and not fits_registers(x.shape[-1])
+        and not fits_registers(x.shape[-1], x.itemsize)
         and rstd.numel() > 0
         and x.itemsize == 2
         and weight.data_ptr() % 16 == 0
@@ -124,7 +124,7 @@ def _takes_residual(grad_y: Tensor, grad_sum: Tensor | None, s: Tensor, weight: 
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple | None:
     (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
-    if dtype.itemsize != 2 or cols % 8 or cols > MAX_COLUMNS or fits_registers(cols):
+    if dtype.itemsize != 2 or cols % 8 or cols > MAX_COLUMNS or fits_registers(cols, dtype.itemsize):
         return None
     rstd, sums = torch.empty(rows, device="meta"), torch.empty(1, cols, device="meta")
     return rms_norm_reread_backward_kernel, (x, x, x[0], rstd, None, x, sums, rows, cols, cols, cols), settings(cols)

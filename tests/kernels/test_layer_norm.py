@@ -11,7 +11,7 @@ from accuracy import assert_as_accurate
 from helpers.instruments import compile_for, measure
 from kernels import CATALOGUE, costs, variant
 from kernels.rowwise import layer_norm as module
-from kernels.rowwise.blocks import compute_dtype
+from kernels.rowwise.blocks import alignment, compute_dtype
 from kernels.rowwise.layer_norm import LayerNorm, layer_norm, layer_norm_op, layer_norm_reference
 from kernels.tuned import layer_norm_pairs
 from kernels.variants import tuned_for
@@ -266,7 +266,8 @@ def of_backward(cols, act, grad_sum=None, gpu="H100"):
     room = {"A100": 163 * 2**10, "H100": 227 * 2**10}[gpu]
     per_sm, chosen = module.backward_settings(cols, x, act, room, 2 if grad_sum is None else 3)
     arguments = (*[x] * 4, sums, sums, grad_sum, x, sums, sums, 32768, cols, cols, cols)
-    return per_sm, arguments, {"ACT": act, "device": gpu, **chosen}
+    constants = {"COMPUTE": compute_dtype(x), "ALIGN": alignment(cols)}
+    return per_sm, arguments, {"ACT": act, "device": gpu, **constants, **chosen}
 
 
 @pytest.mark.parametrize("act", ACTS)
@@ -305,7 +306,8 @@ def test_backward_does_not_spill(cols, act, gpu):
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("cols", [9001, 16384])
 def test_backward_of_wide_rows_does_not_spill(cols, act):
-    x, sums, constants = torch.bfloat16, torch.float32, {"ACT": act, "COMPUTE": compute_dtype(torch.bfloat16)}
+    x, sums = torch.bfloat16, torch.float32
+    constants = {"ACT": act, "COMPUTE": compute_dtype(x), "ALIGN": alignment(cols)}
     given = (*[x] * 4, *[sums] * 4)
     kernel, options = module.layer_norm_row_terms_kernel, {"CHUNK": 4096, "num_warps": 4}
     assert compile_for(kernel, *given, *[cols] * 3, **constants, **options).spill_bytes == 0

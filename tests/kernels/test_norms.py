@@ -14,7 +14,7 @@ from helpers.instruments.traffic import measure
 from kernels import CATALOGUE, variant
 from kernels.interpreter import runtime
 from kernels.rowwise import rms_norm as module
-from kernels.rowwise.blocks import MAX_COLUMNS, compute_dtype
+from kernels.rowwise.blocks import MAX_COLUMNS, alignment, compute_dtype
 from kernels.rowwise.rms_norm import RMSNorm, rms_norm, rms_norm_op, rms_norm_reference
 from kernels.tuned import rms_norm_few_rows
 
@@ -256,7 +256,7 @@ def of_backward(cols: int, gpu: str = "H100", grad_sum=None) -> tuple:
     dtype, rstd = torch.bfloat16, torch.float32
     room = {"A100": 163 * 2**10, "H100": 227 * 2**10}[gpu]
     (programs, _), options = module.backward_settings(32768, cols, dtype.itemsize, 132, room)
-    options["COMPUTE"] = compute_dtype(dtype)
+    options |= {"COMPUTE": compute_dtype(dtype), "ALIGN": alignment(cols)}
     return programs, (dtype, dtype, dtype, rstd, None, grad_sum, dtype, rstd, 32768, cols, cols, cols), options
 
 

@@ -15,7 +15,7 @@ def small(monkeypatch):
     """Two programs, tiles of 256 columns, and rows that registers do not hold from 300 columns on."""
     monkeypatch.setattr(rms_norm_reread, "TILE", 256)
     monkeypatch.setattr(rms_norm_reread, "NUM_WARPS", 4)
-    monkeypatch.setattr(rms_norm_reread, "fits_registers", lambda cols: cols <= 300)
+    monkeypatch.setattr(rms_norm_reread, "fits_registers", lambda cols, itemsize: cols <= 300)
     for module in (rms_norm_reread, rms_norm_few_rows):
         monkeypatch.setattr(module, "multiprocessors", lambda x: 2)
 
