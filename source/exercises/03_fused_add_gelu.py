@@ -95,8 +95,8 @@ def add_gelu_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
 # %% [markdown]
 # ## Its launcher
 #
-# Both tensors have the same shape and the same dtype: float32, float16 or bfloat16. They can have any strides, and
-# any number of elements, including zero and more than 2^31.
+# The launcher is what the lesson calls the host wrapper. Both tensors have the same shape and the same dtype: float32,
+# float16 or bfloat16. They can have any strides, and any number of elements, including zero and more than 2^31.
 
 
 # %% grade_id="launcher"

@@ -78,7 +78,8 @@ def reference_backward(grad_y, p, seed):
 
 
 # %% [markdown]
-# The other two gradients need no kernel: residual's is `grad_y` itself, and bias's is the sum of x's over the rows.
+# The other two gradients need no kernel: the residual's is `grad_y` itself, and the bias's is x's gradient summed over
+# the rows.
 #
 # ## Forward
 #
@@ -87,8 +88,8 @@ def reference_backward(grad_y, p, seed):
 # line.
 #
 # All tensors have the same dtype: float32, float16 or bfloat16. They can have any strides, and any number of
-# elements, including zero and more than 2^31. `p` is a float with 0 ≤ p < 1, and `seed` is an int. Compute in
-# float32, whatever dtype the inputs have.
+# elements, including zero and more than 2^31. `p` is a float with 0 ≤ p < 1, and `seed` is an int. `scale` is meant
+# for 1 / (1 - p), computed once in the launcher. Compute in float32, whatever dtype the inputs have.
 
 
 # %% grade_id="forward-kernel"

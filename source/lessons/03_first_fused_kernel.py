@@ -143,8 +143,8 @@ watch(unmasked_kernel[(3,)], slope, 10 * slope, torch.empty_like(slope), 10, BLO
 
 # %% [markdown]
 # On a GPU, this kernel would read past the ends of `a` and `b`, and *overwrite the memory after `y`*, which may belong
-# to some other tensor in your model. Most of the time, you'd get no error and no crash. (Without a GPU, the course refuses
-# such a launch even when no meter is watching, and tells you which position is to blame.)
+# to some other tensor in your model. Most of the time, you'd get no error and no crash. (Without a GPU, the course
+# refuses such a launch even when no meter is watching, and tells you which position is to blame.)
 #
 # ## The mask
 #
