@@ -95,8 +95,9 @@ def add_gelu_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
 # %% [markdown]
 # ## Its launcher
 #
-# The launcher is what the lesson calls the host wrapper. Both tensors have the same shape and the same dtype: float32,
-# float16 or bfloat16. They can have any strides, and any number of elements, including zero and more than 2^31.
+# The launcher is what the lesson calls the host wrapper. The checks call nothing else, so you may change the kernel's
+# parameters. Both tensors have the same shape and the same dtype: float32, float16 or bfloat16. They can have any
+# strides, and any number of elements, including zero and more than 2^31.
 
 
 # %% grade_id="launcher"
