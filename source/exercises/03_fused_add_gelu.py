@@ -157,7 +157,7 @@ hint = Hints(
 hint
 
 # %% [markdown]
-# **Does it compute the right thing?** Sizes 1, 127 and 1025, views, a large mean, NaN and inf, three dtypes.
+# **Does it compute the right thing?** Sizes 1, 127 and 1025, views, small values, a large mean, NaN and inf, three dtypes.
 
 # %% grade_id="values" points=5
 check_values(

@@ -114,9 +114,9 @@ def elementwise_cases(
     """Calls of an elementwise operation on `count` tensors alike, the simplest first.
 
     Each of `sizes` as a vector; many programs; a matrix; each tensor alone transposed, and all; strided and offset
-    views; a large mean; NaN and inf; the largest size in each further dtype; no element at all. Values are normal, of
-    deviation 2, from `seed`, but of size 1 in the first call; the tensors are on the GPU where there is one. With
-    `one_rounding`, results of 16 bits must be rounded once.
+    views; small values; a large mean; NaN and inf; the largest size in each further dtype; no element at all. Values
+    are normal, of deviation 2, from `seed`, but of size 1 in the first call; the tensors are on the GPU where there is
+    one. With `one_rounding`, results of 16 bits must be rounded once.
     """
     generator = torch.Generator().manual_seed(seed + (draw << 16))
     device = "cuda" if runtime.has_gpu() else "cpu"
@@ -144,6 +144,8 @@ def elementwise_cases(
     cases.append(
         Case("views that start at element 1", tuple(x[1:] for x in tensors(largest + 1)), "where each tensor starts")
     )
+    small = tuple(1e-5 * x for x in cases[len(longer)].inputs)
+    cases.append(Case("small values", small, "the formula where inputs are small"))
     cases.append(Case("mean 10000", tuple(tensors(largest, mean=1e4)), "the formula where inputs are large"))
     special = tensors(largest)
     for position, value in enumerate((float("nan"), float("inf"), 1e30, -1e30)):
