@@ -497,7 +497,8 @@ def test_bytes_that_are_missing():
 
 
 def test_nothing_returned():
-    assert traffic(lambda a, b: None).message == "the result has no elements"
+    assert traffic(lambda a, b: None).message == "got NoneType, expected a tensor"
+    assert traffic(lambda a, b: a[:0]).message == "the result has no elements"
 
 
 # Resources
