@@ -51,9 +51,9 @@ flops, nbytes = relu(4096, 4096, 2)
 print(f"{flops:,} FLOP, {nbytes:,} bytes: {flops / nbytes:g} FLOP/byte")
 
 # %% [markdown]
-# **What answers may use:** the functions' arguments, `math`, and plain Python: no other import, and no other name from
-# this notebook. `fusion check` and the grading refuse such a line, and name it. (Outside the answer cells, do what you
-# like.)
+# **What answers may use:** the functions' arguments, your other answers, `math`, and plain Python. You can't import
+# anything else, or use any other name from this notebook. `fusion check` and the grading reject such a line, and report
+# it. (Outside the answer cells, do what you like.)
 #
 # ## An addition
 #

@@ -58,9 +58,9 @@ print(count_scaled_sum(100, 50))
 measure(scaled_sum, *torch.rand(2, 100, 50)).launch_table()
 
 # %% [markdown]
-# **What answers may use:** the functions' arguments, `math`, and plain Python: no other import, and no other name from
-# this notebook. `fusion check` and the grading refuse such a line, and name it. Each gives two numbers: **launches,
-# bytes**.
+# **What answers may use:** the functions' arguments, `math`, and plain Python. You can't import anything else, or use
+# any other name from this notebook. `fusion check` and the grading reject such a line, and report it. Each answer
+# returns two numbers: **launches, bytes**.
 #
 # ## 1. Scale and shift
 #
