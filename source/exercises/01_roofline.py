@@ -35,25 +35,25 @@ from helpers.learning.checks import roofline_questions
 # %% [markdown]
 # ## How to count
 #
-# As in lesson 01, every +, −, ×, ÷, max or exp of one number counts as one FLOP. Each launch reads each of its inputs
-# once and writes each of its outputs once. `itemsize` is the size of a number in bytes: 4 in fp32, 2 in fp16.
+# As in lesson 01, every +, −, ×, ÷, max or exp on one element counts as one FLOP. Each launch reads each of its inputs
+# once and writes each of its outputs once. `itemsize` is the size of an element in bytes: 4 in fp32, 2 in fp16.
 #
-# For example, a ReLU does one max per number, and for each number it reads one and writes one.
+# For example, a ReLU does one max per element, and it reads and writes each element once.
 
 
 # %%
 def relu(rows, columns, itemsize):
-    numbers = rows * columns
-    return numbers, 2 * numbers * itemsize
+    elements = rows * columns
+    return elements, 2 * elements * itemsize
 
 
 flops, nbytes = relu(4096, 4096, 2)
 print(f"{flops:,} FLOP, {nbytes:,} bytes: {flops / nbytes:g} FLOP/byte")
 
 # %% [markdown]
-# **What answers may use:** the functions' arguments, `math`, and plain Python: no other import, and no other name from
-# this notebook. `fusion check` and the grading refuse such a line, and name it. (Outside the answer cells, do what you
-# like.)
+# **What answers may use:** the functions' arguments, your other answers, `math`, and plain Python. You can't import
+# anything else, or use any other name from this notebook. `fusion check` and the grading reject such a line, and report
+# it. (Outside the answer cells, do what you like.)
 #
 # ## An addition
 #
@@ -79,13 +79,13 @@ def vector_add(rows, columns, itemsize):
 #
 # | launch | in | out |
 # |---|---|---|
-# | `m = max(x)` of each row | x | one number per row |
+# | `m = max(x)` of each row | x | one value per row |
 # | `d = x - m` | x, m | d |
 # | `e = exp(d)` | d | e |
-# | `s = sum(e)` of each row | e | one number per row |
+# | `s = sum(e)` of each row | e | one value per row |
 # | `y = e / s` | e, s | y |
 #
-# Taking the maximum or the sum of a row of C numbers counts as C FLOP. The fused version computes the same thing in
+# Taking the maximum or the sum of a row of C elements counts as C FLOP. The fused version computes the same thing in
 # one launch.
 
 
@@ -110,7 +110,7 @@ def softmax(rows, columns, itemsize, fused):
 # %% [markdown]
 # ## A matrix product
 #
-# `y = x @ w`, where x is `rows` × `inner` and w is `inner` × `columns`. Each number in y is a sum of `inner`
+# `y = x @ w`, where x is `rows` × `inner` and w is `inner` × `columns`. Each element of y is a sum of `inner`
 # products, and a multiply-add counts as two FLOP.
 
 
@@ -195,17 +195,17 @@ hint = Hints(
     **{
         "vector-add": (
             "Draw the tensors. Which ones does the kernel read, and which does it write?",
-            "Three tensors get moved, each with rows x columns numbers of itemsize bytes.",
+            "Three tensors get moved, each with rows x columns elements of itemsize bytes.",
         ),
         "softmax": (
             "Add up the table's two columns: how many tensors of the size of x, and how many of "
-            "one number per row?",
+            "one value per row?",
             "FLOP are the same fused and unfused. Fused, only the first input and the last output "
             "are left.",
             "Unfused: the five launches read x, x, d, e, e, and m and s; they write m, d, e, s, y.",
         ),
         "product": (
-            "How many numbers are there in y, and how many FLOP does each one take?",
+            "How many elements are there in y, and how many FLOP does each one take?",
             "Count bytes, not values, and don't forget the output matrix.",
         ),
         "ridge": (

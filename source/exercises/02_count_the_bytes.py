@@ -8,8 +8,8 @@
 #
 # **The formula**
 #
-# $$\text{bytes} = \sum_{\text{launches}} \Bigl( \sum_{\text{inputs}} \text{numbers} \times \text{itemsize} +
-# \sum_{\text{outputs}} \text{numbers} \times \text{itemsize} \Bigr)$$
+# $$\text{bytes} = \sum_{\text{launches}} \Bigl( \sum_{\text{inputs}} \text{elements} \times \text{itemsize} +
+# \sum_{\text{outputs}} \text{elements} \times \text{itemsize} \Bigr)$$
 #
 # **The picture**, for `y = x * scale + bias`, rows R, columns C:
 #
@@ -18,7 +18,7 @@
 #          \         ^                           \         ^
 #           [ launch ]                            [ launch ]
 #          /                                     /
-#   scale  C   (each number once)          bias  C
+#   scale  C   (each value once)           bias  C
 # ```
 
 # %%
@@ -34,10 +34,10 @@ from helpers.learning import Hints, check_counts, check_numbers, draw_questions
 # ## The rules
 #
 # - An operator that does any work is one launch. It reads each of its inputs once and writes its output once.
-# - If a number is broadcast, it's read only once. Python numbers, such as the 2 in `x * 2`, are free.
+# - If a value is broadcast, it's read only once. Python numbers, such as the 2 in `x * 2`, are free.
 # - In-place operations aren't any cheaper, because they read and write the tensor too.
 # - A view (`x.t()`, `x[None]`) moves no data and launches nothing.
-# - A number takes four bytes in float32 and two in float16; a bool takes one. `x` is always float32, `rows` ×
+# - An element takes four bytes in float32 and two in float16; a bool takes one. `x` is always float32, `rows` ×
 #   `columns`.
 #
 # Here's one that we've worked out and metered for you:
@@ -58,13 +58,13 @@ print(count_scaled_sum(100, 50))
 measure(scaled_sum, *torch.rand(2, 100, 50)).launch_table()
 
 # %% [markdown]
-# **What answers may use:** the functions' arguments, `math`, and plain Python: no other import, and no other name from
-# this notebook. `fusion check` and the grading refuse such a line, and name it. Each gives two numbers: **launches,
-# bytes**.
+# **What answers may use:** the functions' arguments, `math`, and plain Python. You can't import anything else, or use
+# any other name from this notebook. `fusion check` and the grading reject such a line, and report it. Each answer
+# returns two numbers: **launches, bytes**.
 #
 # ## 1. Scale and shift
 #
-# `scale` and `bias` have `columns` numbers each.
+# `scale` and `bias` have `columns` elements each.
 
 
 # %%
@@ -203,7 +203,7 @@ print(f"claimed: {unfused:,} and {fused:,} bytes, {1 - fused / unfused:.0%} save
 
 # %% [markdown]
 # But to compute `gelu(linear(x, weight, bias))`, you have to also read something else: weight is `features` ×
-# `features`, and bias has `features` numbers. Count all the bytes, both unfused (two launches) and fused (one launch
+# `features`, and bias has `features` elements. Count all the bytes, both unfused (two launches) and fused (one launch
 # that keeps y on the chip).
 
 
@@ -232,7 +232,7 @@ def linear_gelu(rows, features):
 hint = Hints(
     affine=(
         "Write down the inputs and outputs of each launch, one line per launch.",
-        "scale and bias are read once each: columns numbers, however many rows there are.",
+        "scale and bias are read once each: columns elements, however many rows there are.",
     ),
     **{
         "in-place": (
@@ -242,20 +242,20 @@ hint = Hints(
     },
     turned=(
         "Which of the three calls moves data, and which ones just change shape and strides?",
-        "There's one launch, which reads every number and writes it to its new place.",
+        "There's one launch, which reads every element and writes it to its new place.",
     ),
     centred=(
-        "How many numbers are there in the mean, and which launch reads them?",
+        "How many elements are there in the mean, and which launch reads them?",
         "x is read twice, by the mean and by the subtraction: nothing is kept between two "
         "launches.",
     ),
     chosen=(
-        "There are three inputs. Do all of their numbers have the same size?",
-        "The mask has one byte per number.",
+        "There are three inputs. Do all of their elements have the same size?",
+        "The mask has one byte per element.",
     ),
     halved=(
-        "There are two launches. How big is a number before, between and after them?",
-        "The first reads 4 bytes per number and writes 2.",
+        "There are two launches. How big is an element before, between and after them?",
+        "The first reads 4 bytes per element and writes 2.",
     ),
     **{
         "worked-example": (

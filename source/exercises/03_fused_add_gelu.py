@@ -60,9 +60,9 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / a.numel():g} B/eleme
 # %% [markdown]
 # ## Your kernel
 #
-# **What answers may use:** torch, triton and math. Kernels are Triton; around them, allocate, view, copy and launch.
-# Results computed by PyTorch earn nothing; `fusion check` and the grading refuse any other import or name, with the
-# line.
+# **What answers may use:** torch, triton and math. Write the kernels in Triton; around them, you may allocate, view,
+# copy and launch. You get no points for results computed by PyTorch. `fusion check` and the grading reject any other
+# import or name, and report the line.
 #
 # `tl` has no `tanh` that runs without a GPU. Write it with a sigmoid, which it has: tanh(u) = 2 sigmoid(2u) - 1.
 # Compute in float32, whatever the inputs are.
@@ -95,8 +95,9 @@ def add_gelu_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
 # %% [markdown]
 # ## Its launcher
 #
-# Both tensors have the same shape and the same dtype: float32, float16 or bfloat16. They can have any strides, and
-# any number of elements, including zero and more than 2^31.
+# The launcher is what the lesson calls the host wrapper. The checks call nothing else, so you may change the kernel's
+# parameters. Both tensors have the same shape and the same dtype: float32, float16 or bfloat16. They can have any
+# strides, and any number of elements, including zero and more than 2^31.
 
 
 # %% grade_id="launcher"
@@ -156,7 +157,8 @@ hint = Hints(
 hint
 
 # %% [markdown]
-# **Does it compute the right thing?** Sizes 1, 127 and 1025, views, a large mean, NaN and inf, three dtypes.
+# **Does it compute the right thing?** Sizes 1, 127 and 1025, views, small values, a large mean, NaN and inf, three
+# dtypes.
 
 # %% grade_id="values" points=5
 check_values(

@@ -78,17 +78,18 @@ def reference_backward(grad_y, p, seed):
 
 
 # %% [markdown]
-# The other two gradients need no kernel: residual's is `grad_y` itself, and bias's is the sum of x's over the rows.
+# The other two gradients need no kernel: the residual's is `grad_y` itself, and the bias's is x's gradient summed over
+# the rows.
 #
 # ## Forward
 #
-# **What answers may use:** torch, triton and math. Kernels are Triton; around them, allocate, view, copy and launch.
-# Results computed by PyTorch earn nothing; `fusion check` and the grading refuse any other import or name, with the
-# line.
+# **What answers may use:** torch, triton and math. Write the kernels in Triton; around them, you may allocate, view,
+# copy and launch. You get no points for results computed by PyTorch. `fusion check` and the grading reject any other
+# import or name, and report the line.
 #
 # All tensors have the same dtype: float32, float16 or bfloat16. They can have any strides, and any number of
-# elements, including zero and more than 2^31. `p` is a float with 0 ≤ p < 1, and `seed` is an int. Compute in
-# float32, whatever dtype the inputs have.
+# elements, including zero and more than 2^31. `p` is a float with 0 ≤ p < 1, and `seed` is an int. `scale` is meant
+# for 1 / (1 - p), computed once in the launcher. Compute in float32, whatever dtype the inputs have.
 
 
 # %% grade_id="forward-kernel"

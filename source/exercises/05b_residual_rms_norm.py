@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Exercise 05b: residual addition and RMSNorm in one kernel [10 points]
 #
-# Every layer of a Llama begins so: add the layer's input to the residual stream, normalise the sum. The sum is wanted
-# twice, by the norm and by the next layer, so your kernel has **two results**. About 25 minutes, after exercise 05.
+# Every layer of a Llama begins like this: it adds its input to the residual stream and normalises the sum. Both the
+# norm and the next layer need the sum, so your kernel has **two results**. About 25 minutes, after exercise 05.
 #
 # **The formula**, for each row of $n$ elements:
 #

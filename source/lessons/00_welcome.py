@@ -285,7 +285,7 @@ columns = ("elements", "eager", "torch.compile", "fused", "faster")
 table(columns, rows, f"the GPU's own time\n{h200.label_of('add_gelu')}")
 
 # %% [markdown]
-# On a hundred million elements, the time went down by almost the same factor as the bytes. `torch.compile` fuses these
+# On a hundred million elements, the time went down by the same factor as the bytes. `torch.compile` fuses these
 # two operations too, and it's just as fast. So this course is about when a compiler can do this for you, and what to
 # write when it can't.
 #

@@ -163,9 +163,10 @@ memory_bound.compare(
 # memory](../docs/glossary.md#shared-memory), a small memory inside each processor, and applies to the bytes that move
 # there (lesson 08).
 #
-# Each operation sits on the roof that limits it, and no kernel can get above that roof. **Fusing moves it to the
-# right** instead, because the same arithmetic then needs fewer bytes. "Unfused" means one launch for each step of the
-# formula (except that add+GELU uses PyTorch's own GELU, which is a single launch).
+# Each operation sits on the roof that limits it. A kernel whose data comes from DRAM can't get above that roof. (One
+# that finds its data in a cache can.) **Fusing moves it to the right** instead, because the same arithmetic then needs
+# fewer bytes. "Unfused" means one launch for each step of the formula (except that add+GELU uses PyTorch's own GELU,
+# which is a single launch).
 #
 # The chart starts with one roof and one operation. Use *show* to add the rest one step at a time: the compute roof,
 # then the points that fusing moves, then everything. At the last step you can add more operations. Move the sliders
@@ -432,7 +433,7 @@ predictions()
 # bytes. Straight up would mean going through the roof at the same intensity. Fusing changes the intensity
 # instead.</details>
 #
-# 3. An operation is compute-bound on a T4. Is it bound to be compute-bound on an H100 too?
+# 3. An operation is compute-bound on a T4. Does it have to be compute-bound on an H100 too?
 # <details><summary>Answer</summary>No. The H100's ridge is further to the right, so the same intensity can be
 # memory-bound there.</details>
 #
@@ -505,7 +506,8 @@ table(("", "ridge in fp16", "ridge in its narrowest format", "the format"), rows
 # %% [markdown]
 # **Verdict: fails in 16 bits since the H100, holds in each generation's narrowest format.** An H200 isn't a new
 # generation. It's an H100 with faster memory, so its ridge is further to the left. From the H100 to the B200, the fp16
-# ridge didn't move. But newer GPUs added fp8 and then fp4, and their ridges are several times further right.
+# ridge hardly moved. But newer GPUs added fp8 and then fp4, and in those formats the ridge is several times further
+# right than an A100's.
 # <!-- given 16 bits: fp16 -->
 #
 # ### Which unit limits attention?

@@ -405,7 +405,8 @@ table(("", "time", "5 to 10 us?"), rows, h200.label_of("launches"))
 #
 # The CPU doesn't wait for a kernel to finish before it launches the next one, and the GPU runs them one after another.
 # We take the cost of a launch from a chain of four operations on a thousand elements, where launch overhead is all
-# there is. For the GPU's part we take a whole small kernel, including its first access to cold memory.
+# there is. (Triton's kernel costs more than the empty one above: it has arguments, and its host wrapper allocates a
+# result.) For the GPU's part we take a whole small kernel, including its first access to cold memory.
 
 # %% tags=["hide-input"]
 from helpers.figures import chain_time, launch_costs, launch_timeline
@@ -487,7 +488,7 @@ explorer
 # four bytes per element and writes four. Its launch cost and the GPU's copy bandwidth are printed above the timeline.
 
 # %% tags=["hide-input"]
-large_enough = predict_first("size at which bytes take as long as a launch", unit="numbers")
+large_enough = predict_first("size at which bytes take as long as a launch", unit="elements")
 large_enough.on(explorer, "x")  # your guess, marked in the picture above
 large_enough
 
@@ -580,7 +581,7 @@ predictions()
 # 4. Your model calls many small kernels, and the profiler shows that the GPU is idle half of the time. What will help,
 #    and what won't?
 # <details><summary>Answer</summary>Fewer launches will help: fuse the kernels, or replay them from a CUDA graph. A GPU
-# with faster memory won't, because nothing is waiting for memory here.</details>
+# with faster memory won't: it would finish each kernel sooner and then wait longer for the CPU.</details>
 #
 # 5. `relu(a * b + c)` with four tensors of the same size (the three inputs and the result). What share of the traffic
 #    does fusing save, in %? Replace the dots with your number.

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 03 Your first fused kernel
 #
-# A GPU runs thousands of threads. A tensor can have any length, not just powers of two or multiples of your block size.
-# **Which thread takes which element, and what do the leftover threads do?**
+# A GPU kernel runs as many programs at once, each on its own block of elements. A tensor can have any length, not just
+# powers of two or multiples of your block size. **Which program takes which elements, and what does the last one do
+# with the rest of its block?**
 #
 # After this lesson you can
 #
@@ -141,9 +142,9 @@ slope = torch.arange(10.0, device=device)
 watch(unmasked_kernel[(3,)], slope, 10 * slope, torch.empty_like(slope), 10, BLOCK=4)
 
 # %% [markdown]
-# On a GPU, this kernel would read past the ends of `a` and `b`, and *overwrite the memory after `y`*, which belongs to
-# some other tensor in your model. Most of the time, you'd get no error and no crash. (Without a GPU, the course refuses
-# such a launch even when no meter is watching, and tells you which position is to blame.)
+# On a GPU, this kernel would read past the ends of `a` and `b`, and *overwrite the memory after `y`*, which may belong
+# to some other tensor in your model. Most of the time, you'd get no error and no crash. (Without a GPU, the course
+# refuses such a launch even when no meter is watching, and tells you which position is to blame.)
 #
 # ## The mask
 #

@@ -87,16 +87,16 @@ def gelu_kernel(s_ptr, y_ptr, elements, BLOCK: tl.constexpr):
 #
 # Triton's compiler and NVIDIA's assembler both run without a GPU. Triton divides a block among
 # [threads](../docs/glossary.md#thread), which run in lockstep in **warps** of 32. The values of a block are kept in
-# [registers](../docs/glossary.md#register) of 32 bits each, and the supply per thread is limited. Below is the unfused
-# `add` on an A100, in blocks of 1024 on 4 warps. Each thread has eight elements, so it needs registers for eight values
-# of `a`, eight of `b`, and some addresses. <!-- given 32 bits: CUDA C++ Programming Guide -->
+# [registers](../docs/glossary.md#register) of 32 bits each, and the supply per thread is limited. Below are the two
+# unfused kernels on an A100, in blocks of 1024 on 4 warps. Each thread has eight elements, so `add` needs registers for
+# eight values of `a`, eight of `b`, and some addresses. <!-- given 32 bits: CUDA C++ Programming Guide -->
 
 # %% tags=["hide-input"]
 x = torch.empty(2**20, device="meta")  # meta tensor: nothing runs
 n = x.numel()
 added = compile_for(add_kernel, x, x, x, n, device="A100", BLOCK=1024, num_warps=4)
 gelued = compile_for(gelu_kernel, x, x, n, device="A100", BLOCK=1024, num_warps=4)
-print(f"add {added.registers} registers per thread")
+print(f"unfused: add {added.registers}, GELU {gelued.registers} registers per thread")
 
 # %% [markdown]
 # **How many registers per thread does the fused kernel need?** As many as the two kernels together, as many as the
@@ -119,11 +119,10 @@ registers.compare(
 # end of this lesson, and the other lines in lesson 07):
 
 # %% tags=["hide-input", "answers-registers"]
-print(f"unfused: add {added.registers}, GELU {gelued.registers} registers per thread")
 compiled
 
 # %% [markdown]
-# **Verdict: half of it holds, at this block size.** As you'll see, both numbers change with the block size.
+# **Verdict: half of it holds, at this block size.** As you'll see, the number of registers depends on the block size.
 #
 # ## Wide loads
 #
@@ -185,8 +184,9 @@ narrow_count.compare(
 # ## A value that changes the code
 #
 # The hint is one case of a more general rule: **Triton looks at the integers you pass, and compiles a version for each
-# kind of value.** Multiples of 16 are one kind. **1 is another**: it becomes a constant in the code. All other numbers
-# are the third. Here's a kernel that takes a stride. **For how many of the strides 1, 2 and 16 are its loads wide?**
+# kind of value.** Multiples of 16 are one kind. **1 is another**: it becomes a constant in the code. All other int32
+# values are the third. (Values too large for int32 get a version with int64 arithmetic.) Here's a kernel that takes a
+# stride. **For how many of the strides 1, 2 and 16 are its loads wide?**
 
 # %% tags=["hide-input"]
 wide_strides = predict_first("strides among 1, 2 and 16 with wide loads", unit="")
@@ -460,7 +460,8 @@ rows = []
 for block in (256, 512, 1024, 2048, 4096, 8192, 16384):
     row = (sweep[f"{block}x{warps}"].median * 1e6 for warps in (2, 4, 8))
     rows.append((block, *(f"{each:.0f}" for each in row)))
-table(("BLOCK", "2 warps", "4 warps", "8 warps"), rows, f"{h200.label_of('occupancy_sweep')}, us")
+title = f"{h200.label_of('occupancy_sweep')}\ntime in us, 2^27 elements in fp32"
+table(("BLOCK", "2 warps", "4 warps", "8 warps"), rows, title)
 
 # %% [markdown]
 # There's a wide plateau with an edge at each end. You already know one of them: 256 on 8 warps, a single element per

@@ -406,7 +406,8 @@ table(columns, rows)
 # %% [markdown]
 # With `tl.rand`, the instructions take longer than the bytes, so **that kernel can't be memory-bound.** For the other
 # two versions, the bound is below the time for the bytes, so it doesn't prove anything; we have to measure. **On an
-# H200, in bf16, how much slower is the kernel with `tl.rand` than without dropout?** (The bounds give you a minimum.)
+# H200, in bf16, how much slower is the kernel with `tl.rand` than without dropout?** (You can work out a minimum
+# from the two times above. How far it's exceeded, you'll have to guess.)
 
 # %% tags=["hide-input"]
 dice_time = predict_first("slowdown with tl.rand over no dropout, bf16, H200", unit="times")
@@ -435,7 +436,8 @@ dice_time.compare(
 # %% [markdown]
 # The course's own kernel also draws four at a time, and it compares the random bits with `p` as integers
 # (`kernels/philox.py`). In bf16 it moves 6 bytes per element, where PyTorch's three kernels move 15. **How many times
-# faster is it than PyTorch's three, on this H200, in bf16, on 16384 rows of 4096?**
+# faster is it than PyTorch's three, on this H200, in bf16, on 16384 rows of 4096?** (Go by the bytes, as if
+# both versions moved theirs at copy bandwidth. The answer shows how far that gets you.)
 
 # %% tags=["hide-input"]
 dropout_speed_up = predict_first("speedup, bias+dropout+add, 16384 x 4096", unit="times")
@@ -462,7 +464,7 @@ h200.table("bias_dropout_residual", "bfloat16")
 
 # %% [markdown]
 # **Verdict: too modest by the GPU's time, too generous for a call from Python on the small size.** There (the columns
-# after `call`) the gain is smaller, because launching one Triton kernel from Python costs nearly as much as launching
+# after `call`) the gain is smaller, because launching one Triton kernel from Python isn't much cheaper than launching
 # PyTorch's three from C++.
 #
 # ## Gates
@@ -794,8 +796,8 @@ for dtype, itemsize in (("bfloat16", 2), ("float32", 4)):
 table(("", "moving the bytes", *NUMBERS), rows, h200.label_of("dice"))
 
 # %% [markdown]
-# On large tensors, GeGLU gains more than SwiGLU. The bytes are the same, so PyTorch's GELU must be further from copy
-# bandwidth than its SiLU.
+# On the largest shape, GeGLU gains more than SwiGLU. The fused kernels take equally long and the bytes are the same, so
+# PyTorch's GELU must be further from copy bandwidth than its SiLU.
 
 # %% tags=["hide-input"]
 print("geglu, residual_act:")

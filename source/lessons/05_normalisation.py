@@ -56,8 +56,8 @@ def unfused_norm(x):
 
 # %% [markdown]
 # Suppose a ReLU comes next. **How many bytes per element does `relu(unfused_norm(x))` move, in fp32?** Go through the
-# code line by line, and count four bytes per element every time a tensor of x's size is read or written. The means are
-# tiny, so ignore them.
+# code line by line, and count four bytes per element every time a tensor of x's size is read or written.
+# (`centred * centred` reads its one input once.) The means are tiny, so ignore them.
 
 # %% tags=["hide-input"]
 unfused_bytes = predict_first("bytes per element, relu(layer_norm) unfused", unit="B")

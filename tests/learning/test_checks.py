@@ -95,7 +95,7 @@ def test_pytorch_itself_passes_and_a_kernel_says_the_same():
     assert by_torch.state == PASS
     # A pass tells nothing of how the answer was written: fusion check compares it word for word.
     assert str(by_torch) == str(by_kernel)
-    assert str(by_torch) == "pass: values\n  agrees with float64 on 15 inputs, to twice PyTorch's own error."
+    assert str(by_torch) == "pass: values\n  agrees with float64 on 16 inputs, to twice PyTorch's own error."
 
 
 def changes_input(a, b):
@@ -126,12 +126,13 @@ def forgets_the_tail(a, b):
             "NaN, inf and huge values, shape (1025,)",
             "what becomes of NaN and inf",
         ),
+        (lambda a, b: (a + b) * ((a + b).abs() > 2e-6), "small values, shape (1025,)", "where inputs are small"),
         (lambda a, b: a + b if a.numel() else None, "no elements, shape (0,)", "what your function returns"),
         (launcher(add_kernel, contiguous=False), "the first transposed, shape (33, 31)", "the strides"),
         (launcher(unmasked_kernel), "shape (1,), float32: out-of-bounds read of b, element 1 from its first", "Mask"),
         (launcher(racing_kernel), "shape (1025,), float32: race of", "two programs store to this element"),
     ],
-    ids="minus none shape dtype unwritten tail inplace half nan empty strides bounds race".split(),
+    ids="minus none shape dtype unwritten tail inplace half nan small empty strides bounds race".split(),
 )
 def test_a_wrong_answer_is_shown_its_smallest_case(answer, message, look_at):
     said = values(answer)
@@ -158,7 +159,8 @@ def test_every_case_is_tried_and_told():
     said = values(lambda a, b: a + b if a.dtype == torch.float32 else a - b)
     assert said.message.splitlines()[2:] == [
         "ok: (1,); (127,); (1025,); (20000,); a matrix; the first transposed; the second transposed; transposed; every "
-        "second element; views that start at element 1; mean 10000; NaN, inf and huge values; no elements",
+        "second element; views that start at element 1; small values; mean 10000; NaN, inf and huge values; no "
+        "elements",
         "no: float16; bfloat16",
     ]
 
@@ -495,7 +497,8 @@ def test_bytes_that_are_missing():
 
 
 def test_nothing_returned():
-    assert traffic(lambda a, b: None).message == "the result has no elements"
+    assert traffic(lambda a, b: None).message == "got NoneType, expected a tensor"
+    assert traffic(lambda a, b: a[:0]).message == "the result has no elements"
 
 
 # Resources

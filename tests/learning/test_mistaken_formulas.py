@@ -8,7 +8,7 @@ import torch
 
 from helpers.grading.exercise import exercises_in
 from helpers.grading.replay import server
-from helpers.learning import check_gradcheck, flash_cases, linear_cases
+from helpers.learning import check_gradcheck, dropout_cases, flash_cases, linear_cases
 from helpers.learning.checks import mistaken_formulas, values
 from helpers.learning.checks.gradients import gradient_cases
 from helpers.learning.outcome import ERROR, PASS
@@ -56,6 +56,20 @@ def test_a_formula_that_other_cases_refute_is_not_named():
     grown = mistaken_formulas.FLASH_MISTAKES[said]
     outcome = values.check_values(grown, flash, cases, unlike=mistaken_formulas.FLASH_MISTAKES, name="values")
     assert f"the values of {said}" in str(outcome)
+
+
+def test_a_missing_scale_of_dropout_is_named():
+    """On a kept element it looks like no dropout at all."""
+    formulas, place = mistaken_formulas.DROPOUT_MISTAKES, "the formula with kept elements not divided by 1 - p"
+    cases = dropout_cases(
+        4, lambda rows, cols, draw: [draw(rows, cols), draw(cols), draw(rows, cols)], ((1, 1),), (0.3,)
+    )
+
+    def dropped(x, bias, residual, p, seed):
+        return residual + mistaken_formulas._dropout(x + bias, p, seed)
+
+    outcome = values.check_values(formulas[place], dropped, cases, unlike=formulas, name="values")
+    assert place in str(outcome)
 
 
 def normed(seed: int, eps: float) -> tuple:

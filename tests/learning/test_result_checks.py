@@ -74,6 +74,30 @@ def test_what_inputs_have_lost_is_forgiven_and_no_more():
     assert check_values(off(2e-4), norm, norm_cases(1, 2, seed=0)[:4], name="values").state == FAIL
 
 
+def test_the_cases_of_a_large_mean_have_names_of_their_own():
+    labels = [case.label for case in large_mean_cases(2, seed=0)]
+    assert len(set(labels)) == len(labels)
+
+
+def test_a_result_rounded_twice_is_sent_to_its_roundings():
+    """A weight applied to a stored norm has been converted to float32 as well: that isn't what is missing."""
+
+    def norm(x, weight, bias, eps):
+        return torch.nn.functional.layer_norm(x.float(), x.shape[-1:], eps=eps)
+
+    def weighted(x, weight, bias, eps):
+        return (norm(x, weight, bias, eps) * weight + bias).to(x.dtype)
+
+    def twice(x, weight, bias, eps):
+        return (norm(x, weight, bias, eps).to(x.dtype) * weight + bias).to(x.dtype)
+
+    cases = [case for case in norm_cases(1, 2, seed=5, one_rounding=True) if case.label in ("", "float16")]
+    outcome = check_values(twice, weighted, cases, name="values")
+    assert outcome.state == FAIL
+    assert "float16: load, convert to float32" in str(outcome)
+    assert "nothing is rounded before" in str(outcome)
+
+
 @given(st.floats(-60000, 60000, allow_subnormal=False), st.sampled_from([torch.float16, torch.bfloat16]))
 def test_half_an_ulp_is_half_the_way_to_the_next_number(value, dtype):
     nearest = torch.tensor(value, dtype=dtype)

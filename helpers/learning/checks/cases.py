@@ -99,6 +99,11 @@ def distinct_values(x: torch.Tensor, count: int) -> torch.Tensor:
     return sign * (1 + x.sigmoid() / 2) / count
 
 
+def in_float32(dtype: str) -> str:
+    """Return where to look if a result of this 16-bit dtype is wrong."""
+    return f"{dtype}: load, convert to float32, compute all of it there, then store: nothing is rounded before that"
+
+
 def elementwise_cases(
     count: int,
     seed: int,
@@ -109,9 +114,9 @@ def elementwise_cases(
     """Calls of an elementwise operation on `count` tensors alike, the simplest first.
 
     Each of `sizes` as a vector; many programs; a matrix; each tensor alone transposed, and all; strided and offset
-    views; a large mean; NaN and inf; the largest size in each further dtype; no element at all. Values are normal, of
-    deviation 2, from `seed`, but of size 1 in the first call; the tensors are on the GPU where there is one. With
-    `one_rounding`, results of 16 bits must be rounded once.
+    views; small values; a large mean; NaN and inf; the largest size in each further dtype; no element at all. Values
+    are normal, of deviation 2, from `seed`, but of size 1 in the first call; the tensors are on the GPU where there is
+    one. With `one_rounding`, results of 16 bits must be rounded once.
     """
     generator = torch.Generator().manual_seed(seed + (draw << 16))
     device = "cuda" if runtime.has_gpu() else "cpu"
@@ -139,6 +144,8 @@ def elementwise_cases(
     cases.append(
         Case("views that start at element 1", tuple(x[1:] for x in tensors(largest + 1)), "where each tensor starts")
     )
+    small = tuple(1e-5 * x for x in cases[len(longer)].inputs)
+    cases.append(Case("small values", small, "the formula where inputs are small"))
     cases.append(Case("mean 10000", tuple(tensors(largest, mean=1e4)), "the formula where inputs are large"))
     special = tensors(largest)
     for position, value in enumerate((float("nan"), float("inf"), 1e30, -1e30)):
@@ -146,7 +153,6 @@ def elementwise_cases(
     cases.append(Case("NaN, inf and huge values", tuple(special), "what becomes of NaN and inf"))
     for dtype in dtypes[1:]:
         name = str(dtype).removeprefix("torch.")
-        look_at = f"{name}: load, convert to float32, compute, then store"
-        cases.append(Case(name, tuple(tensors(largest, dtype=dtype)), look_at, one_rounding=one_rounding))
+        cases.append(Case(name, tuple(tensors(largest, dtype=dtype)), in_float32(name), one_rounding=one_rounding))
     cases.append(Case("no elements", tuple(tensors(0)), "the empty tensor: return before launching on it"))
     return cases

@@ -61,6 +61,9 @@ DROPOUT_MISTAKES: dict[str, Callable] = {
     "the formula with the residual dropped": lambda x, b, r, p, seed: _dropout(x + b + r, p, seed),
     "the formula with the residual scaled": lambda x, b, r, p, seed: r / (1 - p) + _dropout(x + b, p, seed),
     "the formula with nothing dropped": lambda x, b, r, p, seed: x + b + r,
+    "the formula with kept elements not divided by 1 - p": lambda x, b, r, p, seed: (
+        r + (1 - p) * _dropout(x + b, p, seed)
+    ),
 }
 
 

@@ -90,9 +90,7 @@ def norm_cases(
     found.append(call("views that start at row 1", "where each tensor starts", 4, 65, view=lambda x: x[1:]))
     for dtype in LOW_PRECISION:
         name = str(dtype).removeprefix("torch.")
-        found.append(
-            call(name, f"{name}: load, convert to float32, compute, then store", 2, 127, dtype=dtype, scale=1.0)
-        )
+        found.append(call(name, cases.in_float32(name), 2, 127, dtype=dtype, scale=1.0))
     for dtype in LOW_PRECISION if short else ():
         name = str(dtype).removeprefix("torch.")
         squares = f"{name}: nothing is rounded to 16 bits before the store: not the squares, their sum or the root"
@@ -133,7 +131,7 @@ def large_mean_cases(vectors: int, seed: int, widths: tuple[int, ...] = (64, 100
     look_at = "the variance: a small difference of large numbers has lost its digits; subtract the mean first"
     return [
         Case(
-            "mean 10000",
+            f"mean 10000, {cols} columns",
             (x, *(draw(cols) for _ in range(vectors)), 1e-5),
             look_at if cols == min(widths) else f"{look_at}; {PADDING}",
             input_error=torch.float32,
@@ -206,7 +204,7 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
     found.append(call("transposed", STRIDES, 4, 65, 3, view=lambda x: x.T))
     for dtype in LOW_PRECISION:
         name = str(dtype).removeprefix("torch.")
-        found.append(call(name, f"{name}: load, convert to float32, compute, then store", 4, 2, 127, dtype=dtype))
+        found.append(call(name, cases.in_float32(name), 4, 2, 127, dtype=dtype))
     wide = "bfloat16: the sum of a wide row's exponentials; convert to float32 before it"
     found.append(call("bfloat16, a wide row", wide, 2, 1, 4096, dtype=torch.bfloat16))
     found.append(call("the widest row", f"{BLOCK}; and {PADDING}", 2, 1, widest))

@@ -46,7 +46,9 @@ def require_traffic(
     are counted."""
     traffic = measure(answer, *inputs)
     require_no_hazards(traffic, described(inputs))
-    elements = traffic.result.numel() if isinstance(traffic.result, torch.Tensor) else 0
+    if not isinstance(traffic.result, torch.Tensor):
+        raise AnswerError(f"got {type(traffic.result).__name__}, expected a tensor", "what your function returns")
+    elements = traffic.result.numel()
     if not elements:
         raise AnswerError("the result has no elements", "what your function returns")
     counted = traffic.bytes_total - sum(traffic.by_tensor[name].read for name in small & traffic.by_tensor.keys())
