@@ -36,7 +36,7 @@ def linear_cases(
     for name in ACTIVATIONS:
         special = call(
             "NaN in one row",
-            f"{name} of NaN, which is NaN; and the tensors that rows share: weight and bias",
+            f"{name} of NaN, which is NaN: row 3 has one, and so has its result, alone",
             16,
             16,
             128,
