@@ -161,8 +161,8 @@ print("right:", torch.allclose(with_all.result, expected, atol=1e-3))
 print(with_all)
 
 # %% [markdown]
-# One launch, the right result, and no other writes. (`tl.dot` multiplies tiles of at least 16 on tensor cores and
-# accumulates in fp32. We store fp32, since people who want the probabilities usually want them exact.)
+# One launch, the right result, and no other writes. (`tl.dot` accumulates in fp32. We store fp32, since people who want
+# the probabilities usually want them exact.)
 #
 # Now let's add padding: first in the **last** forty positions, then in the **first** forty, as in a batch of prompts
 # that all end at the same position. Either way, sixty queries are real, and the weights of each add up to 1, which
@@ -540,7 +540,7 @@ touched.compare(fused.unique_total / 1e3)
 # That's q, k, v and the output, so memory went from O(N²) to O(N). But look at the last column. **Every program reads
 # all keys and values again**, so requested bytes still grow as N², divided by the queries per program. L2 serves most
 # of these requests, because a head's programs run side by side. With 128 queries per program instead of 64, there'd be
-# half as many.
+# about half as many.
 #
 # With its rescaling, FlashAttention does *more* arithmetic than the separate kernels. It's faster because it moves
 # fewer bytes. The matmuls are still N × N. Now move the sliders. (The times come from the roofline, so they're lower
@@ -695,7 +695,7 @@ units
 # A roofline is only a model, so let's see what happens without the exponentials. A kernel that uses the score itself
 # instead of its `exp2` computes nonsense, but it runs as if exponentials were free. **How many times faster is full
 # attention without exponentials, at head dim 64 on an H200?** (It's a plain kernel with pointers and no warp
-# specialisation.)
+# specialisation. The two times above give you an upper bound.)
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_01 import COUNTS
@@ -725,9 +725,10 @@ without.compare(
 #   parallel, where the first version had one program per head. It divides at the very end, not in every tile, and
 #   splits queries rather than keys among warps, so they don't have to communicate. Our kernel does all three.
 # - **FlashAttention-3** (Shah et al., [arXiv:2407.08608](https://arxiv.org/abs/2407.08608)) is for Hopper, where loads
-#   and matmuls are asynchronous. Some warps only load (TMA), and two other groups of warps alternate, so that one
-#   computes exponentials while the other's matmul runs. It also has an fp8 version. The course's tuned kernel for head
-#   dims 65 to 256 uses the first two ideas, in Gluon, Triton's lower-level language
+#   and matmuls are asynchronous. Some warps only load (TMA), and two other groups of warps take turns, so that
+#   one computes exponentials while the other's matmul runs. Within a group, one tile's exponentials overlap the last
+#   tile's matmul. It also has an fp8 version. The course's tuned kernel for head dims 65 to 256 has the loading warp and
+#   the overlap within a group, but its groups don't take turns. It's written in Gluon, Triton's lower-level language
 #   (`kernels/tuned/hopper_attention.py`).
 # - **FlashAttention-4** ([arXiv:2603.05451](https://arxiv.org/abs/2603.05451)) is for Blackwell, which doubled the
 #   speed of matmuls but not of exponentials. So it computes some of the exponentials with multiply-adds: $2^x$ is
@@ -929,8 +930,8 @@ print(inspect.getsource(part_kernel.fn))
 print(inspect.getsource(join_kernel.fn))
 
 # %% [markdown]
-# The queries of a group become the rows of a tile. `tl.dot` needs at least 16 rows, so most are padding, which we can
-# afford because the kernel is memory-bound.
+# The queries of a group become the rows of a tile. Tensor cores multiply at least 16 rows at a time, so most are
+# padding, which we can afford because the kernel is memory-bound.
 
 # %% tags=["hide-input"]
 cache_k, cache_v, _ = (x[:, :1000] for x in random_inputs(2, 1024, 64))
@@ -1202,7 +1203,8 @@ table(columns, rows, h200.label_of("flash_attention", "roofs"))
 # %% [markdown]
 # `fused` is the course's tuned kernel, not the plain one whose exponentials we removed above, so the two tables differ.
 # It takes less time than matmuls and exponentials one after the other, and that includes all of its other arithmetic.
-# With full overlap, it would take as long as the slower of the two. Neither our kernel nor cuDNN's gets close to that.
+# With full overlap, it would take as long as the slower of the two. At head dim 128, our kernel and cuDNN's take about a
+# fifth longer than that. At 64, neither gets close.
 #
 # ### Exponentials in base 2
 #
