@@ -321,8 +321,8 @@ print("log-sum-exp, same as PyTorch:", torch.allclose(lse, few_s.logsumexp(dim=-
 # In [exercise 10](../exercises/10_attention_scores.ipynb) you'll add a second loop that computes **the same scores
 # again** and writes `exp(s - peak) / total`. Why not store the scores? Computing a score takes `2 d` operations on
 # tensor cores. Storing it takes four bytes out and four bytes back. **How many times longer do the bytes take than the
-# arithmetic, on an H200 at [head dim](../docs/glossary.md#head-dimension) 64?** <!-- given four bytes: a score in fp32
-# -->
+# arithmetic, on an H200 at [head dim](../docs/glossary.md#head-dimension) 64?** (Its ridge point is 206 FLOP/byte.)
+# <!-- given four bytes: a score in fp32 -->
 
 # %% tags=["hide-input"]
 again = predict_first("time of storing a score over recomputing it, H200", unit="times")
@@ -655,9 +655,10 @@ skipped_share.compare(
 # ## The limiting unit
 #
 # Memory isn't the limit at these lengths. Are the tensor cores? Between the two matmuls, you need an **exponential**
-# for each score, and that runs on the [SFU](../docs/glossary.md#sfu), which is slow (lesson 01 has both rates). At head
-# dimension $d$, a score takes $4d$ operations on tensor cores and one exponential. **How long do the exponentials take
-# on an H200 at head dim 64, as a percentage of the matmuls' time?**
+# for each score, and that runs on the [SFU](../docs/glossary.md#sfu), which is slow: 4.18 TFLOP/s on an H200, against
+# the tensor cores' 989 TFLOP/s. At head dimension $d$, a score takes $4d$ operations on tensor cores and one
+# exponential. **How long do the exponentials take on an H200 at head dim 64, as a percentage of the matmuls' time?**
+# <!-- given 4.18 TFLOP/s, 989 TFLOP/s: helpers/instruments/devices.toml, one result of the SFU counted as one FLOP -->
 
 # %% tags=["hide-input"]
 share_of_products = predict_first("exponentials' time over the matmuls', d = 64, H200", unit="%")
@@ -689,8 +690,9 @@ units
 # %% [markdown]
 # <details><summary>What you should see</summary>1. Below 64. 2. The matmuls are twice as fast, so exponentials are the
 # limit up to head dim 96 and nearly as slow as the matmuls at 128. 3. On a B200, exponentials take nearly twice as long
-# as the matmuls at 64, and about as long at 128. An A100 has slower tensor cores, so they're the limit even at 64. 4.
-# At head dim 64 on an H100, memory is the limit at 512 tokens, but at 1,024 it's the matmuls.</details>
+# as the matmuls at 64, and about as long at 128. An A100's tensor cores are slower, so at 64 the exponentials only
+# take half as long. 4. At head dim 64 on an H100, memory is the limit at 512 tokens, but at 1,024 it's the
+# matmuls.</details>
 #
 # A roofline is only a model, so let's see what happens without the exponentials. A kernel that uses the score itself
 # instead of its `exp2` computes nonsense, but it runs as if exponentials were free. **How many times faster is full
