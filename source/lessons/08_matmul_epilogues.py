@@ -119,7 +119,7 @@ print("right:", right(y, x, w, bias))
 # `activate(s, ACT, dtype)` is a chain of `if ACT == ...` that's resolved at compile time. It computes
 #
 # ```python
-# if ACT == "relu":   s = tl.where(s < 0, 0.0, s)  # tl.maximum(s, 0.0) would turn NaN into 0
+# if ACT == "relu":   s = tl.where(s < 0, 0.0, s)  # tl.maximum would turn NaN into 0
 # elif ACT == "silu": s = s * tl.sigmoid(s)
 # elif ACT == "gelu": s = 0.5 * s * (1 + tl.erf(s * 0.70710678))
 # ```
