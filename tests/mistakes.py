@@ -435,6 +435,11 @@ MISTAKES = [
     *mistakes_in(
         "08_linear_act",
         (
+            "exception",
+            {"acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)": "acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float16)"},
+            "an acc of float32",
+        ),
+        (
             "mask",
             {
                 "mask=(row < M)[:, None] & (k < K)[None, :],\n            other=0.0,": "mask=(k < K)[None, :],\n            other=0.0,"
@@ -599,6 +604,7 @@ MISTAKES = [
     *mistakes_in(
         "10_attention_scores",
         *ATTENTION,
+        ("exception", {"seen = valid[None, :]": "seen = valid[:, None]"}, r"x\[:, None\] and which x\[None, :\]"),
         ("mask", {"p, mask=(query < seq)[:, None] & (key < seq)[None, :])": "p, mask=(key < seq)[None, :])"}),
         ("mask", {"p, mask=(query < seq)[:, None] & (key < seq)[None, :])": "p, mask=(query < seq)[:, None])"}),
         (
@@ -654,6 +660,8 @@ MISTAKES = [
         ),
         ("rescaling", {"total = total * shrink": "total = total"}),
         ("rescaling", {"acc * shrink[:, None])": "acc)"}),
+        ("NaN and inf", {"shrink = tl.exp(top - grown)": "shrink = tl.exp(grown - top)"}, "the NaN", "the values of"),
+        ("rounding", {"tl.dot(e.to(tl.float16), v,": "tl.dot(e, v.to(tl.float32),"}, "cut to tf32"),
         ("scale", {"o = acc / total[:, None]": "o = acc"}),
         ("offset width", {"batch = tl.program_id(1).to(tl.int64)": "batch = tl.program_id(1)"}),
     ),

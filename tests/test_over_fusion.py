@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from benchmarks.experiments.lesson_03 import add_gelu_in_blocks
-from benchmarks.experiments.lesson_07 import COLUMNS, chain_gradient
+from benchmarks.experiments.lesson_07 import COLUMNS, chain_gradient, chain_gradient_kernel
+from helpers.instruments import compile_for
 from helpers.instruments.traffic import measure
 from kernels.interpreter import runtime
 
@@ -34,6 +35,18 @@ def test_each_cut_costs_a_forward_launch_and_a_round_trip(pieces):
     assert traffic.launches == 2 * pieces - 1
     assert traffic.bytes_total == (12 * pieces + 8 * (pieces - 1)) * x.numel()
     assert not traffic.hazards
+
+
+def test_gpus_fit_as_many_blocks_of_a_chain_except_where_warp_slots_run_out():
+    row = torch.empty(1, COLUMNS, device="meta")
+
+    def blocks(gpu, steps):
+        options = {"COLUMNS": COLUMNS, "STEPS": steps}
+        return compile_for(chain_gradient_kernel, row, row, row, device=gpu, **options).occupancy().blocks
+
+    for steps, fit in ((4, 5), (10, 2)):
+        assert [blocks(gpu, steps) for gpu in ("T4", "A100", "RTX 4090", "H100")] == 4 * [fit]
+    assert [(blocks("T4", steps), blocks("H100", steps)) for steps in (1, 2)] == [(8, 12), (8, 9)]
 
 
 @pytest.mark.parametrize(("block", "warps"), [(256, 8), (2048, 2)])

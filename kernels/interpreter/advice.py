@@ -6,7 +6,7 @@ import re
 _NOT_IN_TL = {
     "tanh": "write 2 * tl.sigmoid(2 * x) - 1",
     "gelu": "write 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))",
-    "relu": "write tl.maximum(x, 0)",
+    "relu": "write tl.where(x < 0, 0.0, x)",
     "silu": "write x * tl.sigmoid(x)",
     "pow": "write x * x * x",
     "mean": "write tl.sum(x) / n",
@@ -66,6 +66,14 @@ _MEANINGS = (
     ),
     (r"^'complex\d+'", "a kernel has no complex numbers: pass torch.view_as_real(x)"),
     (r"integer to be specialized too large", "an integer argument takes at most 64 bits: pass a smaller one"),
+    (
+        r"acc\.type\.element_ty == out_dtype",
+        "tl.dot adds to an acc of float32 and of its result's shape: start it as tl.zeros((rows, columns), tl.float32)",
+    ),
+    (
+        r"Cannot make_shape_compatible: incompatible dimensions at index (\d+): (\d+) and (\d+)",
+        r"these blocks have \2 and \3 elements along axis \1: check which need x[:, None] and which x[None, :]",
+    ),
     (r"multiple values for argument '_semantic'", "too many arguments: pass all but the first few by name"),
 )
 LONGEST = 300  # characters
@@ -95,5 +103,5 @@ def meaning(error: Exception) -> str:
         )
     for pattern, means in _MEANINGS:
         if found := re.search(pattern, said):
-            return " ".join(found.expand(means).replace(" :", ":").split())
+            return " ".join(found.expand(means).split()).replace(" : write", ": write")  # \2 may be nothing
     return said if len(said) <= LONGEST else f"{said[:LONGEST]} ..."

@@ -10,7 +10,8 @@
 #
 # $$y = \text{act}(x W^T + b), \qquad \text{act} \in \{\text{relu}, \text{gelu}, \text{silu}\}$$
 #
-# gelu(s) = s/2 (1 + erf(s / sqrt 2)); silu(s) = s sigmoid(s). All tensors are float16, and the sum is float32.
+# gelu(s) = s/2 (1 + erf(s / sqrt 2)); silu(s) = s sigmoid(s); each of NaN is NaN, as in PyTorch. All tensors are
+# float16, and the sum is float32.
 #
 # **The picture**: each program computes one tile of y. It steps along K, loading one slice of x and one of W at a time.
 #

@@ -220,9 +220,9 @@ unfused_bytes.on(
 )
 
 # %% [markdown]
-# How does it compare with `F.softmax`? That's already fused, so it also takes one launch and moves the same bytes. The
-# table shows GPU times for 32768 rows of 8192 in bf16. `fused` is the course's `softmax`; Liger and QuACK are published
-# collections of fused kernels:
+# How does it compare with `F.softmax`? That's already fused: one launch, and at best the same bytes. (The meter can't see
+# inside the library. It assumes one read and one write.) The table shows GPU times for 32768 rows of 8192 in bf16.
+# `fused` is the course's `softmax`; Liger and QuACK are published collections of fused kernels:
 
 # %% tags=["hide-input"]
 print(f"F.softmax: {measure(lambda: F.softmax(x, -1))}")
@@ -234,8 +234,8 @@ for name, time in h200.times("softmax", (32768, 8192), "bfloat16").items():
 table(("", "time", "of copy bandwidth"), rows, h200.label_of("softmax"))
 
 # %% [markdown]
-# They all have to move the same bytes, but they don't take the same time. **Fusing makes a kernel move fewer bytes.
-# Tuning makes it move them faster.** Keep the two apart whenever you see a speedup below.
+# None of them can move fewer bytes, but they don't take the same time. **Fusing makes a kernel move fewer bytes. Tuning
+# makes it move them faster.** Keep the two apart whenever you see a speedup below.
 #
 # ## Dropout in the same kernel
 #
@@ -438,9 +438,9 @@ print("zeros, then threes:", round(online_softmax(absorb, steps).sum().item(), 6
 # %% [markdown]
 # This is **[online softmax](../docs/glossary.md#online-softmax)** (Milakov and Gimelshein,
 # [arXiv:1805.02867](https://arxiv.org/abs/1805.02867)). Our version still has one bug. If the *first* block is all
-# minus infinity, it computes `-inf - -inf`, which is NaN. A [causal mask](../docs/glossary.md#causal-mask) won't
-# trigger it, because every query sees key 0, but a sliding window or padding at the front of a sequence will. The
-# course's `absorb` in `kernels/online_softmax.py` handles that case.
+# minus infinity, it computes `-inf - -inf`, which is NaN. In attention (lesson 10), a
+# [causal mask](../docs/glossary.md#causal-mask) won't trigger it, because every query sees key 0, but a sliding window
+# or padding at the front of a sequence will. The course's `absorb` in `kernels/online_softmax.py` handles that case.
 #
 # **By what factor does online softmax reduce the bytes requested, compared with safe softmax?** Don't forget that both
 # have a loop that writes.
@@ -525,7 +525,8 @@ table(("columns", "a row is", "of copy bandwidth"), rows, h200.label_of("softmax
 
 # %% [markdown]
 # (The share counts one read and one write.) **Verdict: fair, if every read comes from memory.** On this GPU, the second
-# read is nearly free up to 65,536 columns and starts to cost time at twice that width.
+# read is nearly free up to 65,536 columns and starts to cost time at twice that width. (It's closer still than L2: in
+# bf16, one row of 65,536 even fits in the SM's own cache, L1, which serves most of its second read.)
 #
 # ## Cross entropy: one read, any width
 #
@@ -729,8 +730,8 @@ predictions()
 #
 # 4. Your softmax reads wide rows twice, yet it's hardly slower than a copy. How is that possible, and what change to
 #    the launch could ruin it?
-# <details><summary>Answer</summary>The second read hits in L2. With smaller blocks, more rows would be in progress at
-# once, and a row could be evicted from L2 before its second read.</details>
+# <details><summary>Answer</summary>The second read hits in a cache: L2, or even the SM's own L1. With smaller blocks,
+# more rows would be in progress at once, and a row could be evicted before its second read.</details>
 #
 # 5. A colleague eliminates the second launch by having every part use `tl.atomic_add`. The tests pass, but two runs
 #    with the same seed diverge after a few hundred steps. Why?

@@ -456,8 +456,9 @@ first_spill.on(lab, "x", panel=1)
 # %% [markdown]
 # <details><summary>What you should see</summary>1. The warps, which drop as soon as you add a second operation. 2. At
 # ten. Two blocks fit there, and two still fit when every thread uses the maximum number of registers. 3. The first
-# spill hardly moves, because all of them have the same limit per thread. The number of blocks doesn't change either,
-# but the occupancy does, because some GPUs have more warp slots per SM.</details>
+# spill hardly moves, because all of them have the same limit per thread. The number of blocks doesn't change either
+# (except at one or two operations, where all of a T4's warp slots are taken), but the occupancy does, because some GPUs
+# have more warp slots per SM.</details>
 
 # %% tags=["hide-input"]
 rows = []

@@ -116,16 +116,15 @@ output_kernel[6, 8](x, w, bias, y, 6, 8, 700, ACT="gelu", BLOCK_K=512)  # a grid
 print("right:", right(y, x, w, bias))
 
 # %% [markdown]
-# `activate(s, ACT, dtype)` is a chain of `if ACT == ...` that's resolved at compile time. In fp32 it's just
+# `activate(s, ACT, dtype)` is a chain of `if ACT == ...` that's resolved at compile time. It computes
 #
 # ```python
-# if ACT == "relu":   s = tl.maximum(s, 0.0)
+# if ACT == "relu":   s = tl.where(s < 0, 0.0, s)  # tl.maximum would turn NaN into 0
 # elif ACT == "silu": s = s * tl.sigmoid(s)
 # elif ACT == "gelu": s = 0.5 * s * (1 + tl.erf(s * 0.70710678))
 # ```
 #
-# For a 16-bit result, it uses a cheaper formula that's just as exact.
-# <!-- given 16-bit: the format's definition -->
+# with fewer instructions for the last two.
 #
 # We sum in float32. bfloat16 has only three digits, so later products would no longer change the sum. **How many
 # gigabytes do all programs load for 4096 x 4096 elements of y, with K = 4096?** Each program loads one row of x and one
@@ -592,6 +591,7 @@ table(("tile, warps, stages", "registers", "spilled", "shared memory", "blocks p
 # %% [markdown]
 # You can rule out one of these without timing it, and `prune_configs_by` automates that. **How many times slower than
 # the fastest of the five is the one that spills, on an H200?** Its sums go through local memory at every step.
+# (Just guess.)
 
 # %% tags=["hide-input"]
 spilling = predict_first("the config that spills against the fastest, H200", unit="times")
@@ -616,8 +616,8 @@ spilling.compare(round(sweep[searched[-1]].median / fastest, 2))
 #   disk, and `TRITON_PRINT_AUTOTUNING=1` prints each winner.
 # - **It runs your kernel many times**, so a kernel that adds to its output needs `reset_to_zero`.
 #
-# Our own kernels read their settings from a table in the source instead, so the first call doesn't search, every run
-# gives the same bits, and you can read why we chose each number.
+# Our own kernels read their settings from a table in the source instead, so no call searches, and every run gives the
+# same bits.
 #
 # ## The order of tiles
 #
@@ -707,9 +707,9 @@ step("descriptors", descriptors_kernel, (256, 128, 256))
 
 # %% [markdown]
 # Compare the registers on the newer GPUs with the A100's. An A100 has no TMA, so Triton expands the descriptors into
-# pointers and masks, even more than in our version. Stick with the pointer kernel there.
+# pointers and masks. Stick with the pointer kernel there.
 #
-# Now that you have registers to spare, you can try a larger tile. It's slower, for a reason we'll get to:
+# With registers to spare, you can try a larger tile. It's slower, for a reason we'll get to:
 
 # %% tags=["nbval-ignore-output", "answers-loaded", "hide-input"]
 step("tiles of 128 x 256", descriptors_kernel, (256, 128, 256))
@@ -720,8 +720,8 @@ step("tiles of 128 x 256", descriptors_kernel, (256, 128, 256))
 # Only one of these blocks fits on an SM, so while it runs its epilogue or fills its first stages, the tensor cores have
 # nothing to do. The fix is a [persistent kernel](../docs/glossary.md#persistent-kernel): one program per SM that loops
 # over tiles. `flatten=True` merges the two loops into one, so the next tile's loads start during this tile's epilogue.
-# (An H100's tensor cores still idle during the epilogue. On a B200 the sums are in tensor memory, which has room for
-# two tiles, so a kernel written for it can multiply during the epilogue.)
+# (This kernel's tensor cores still idle during the epilogue. On an H100, CUTLASS's *ping-pong* kernels avoid that: two
+# groups of warps take turns, each with its own tile. A B200's tensor memory has room for the sums of two tiles.)
 
 
 # %%
@@ -750,18 +750,21 @@ rows = []
 for name in ("one output a program", "persistent", "linear_act", "cuBLAS and GELU", "cuBLAS alone"):
     rate = f"{flops / times[name].median / 1e12:.0f} TFLOP/s"
     rows.append((name, f"{1e3 * times[name].median:.3f} ms", rate))
-table(("", "time", "rate"), rows, h200.label_of("matmul_steps"))
+display(table(("", "time", "rate"), rows, h200.label_of("matmul_steps")))
+one_each = 1e6 * M * N / DEVICES["H200"].special_rate
+print(f"one exponential per element of y: {one_each:.0f} us on all special function units")
 
 # %% [markdown]
 # (`linear_act` is the course's tuned kernel, `kernels/tuned/linear_descriptors.py`. It works the same way, but stores
 # the tile in two halves to make room for a fourth stage. *cuBLAS alone* includes the bias but not GELU.)
 #
-# The strongest competitor isn't in this recording: cuBLASLt's own GELU epilogue, `torch._addmm_activation(bias, x, w.T,
-# use_gelu=True)`, which doesn't need a second launch. The gains below are over a separate GELU.
+# The strongest competitor isn't in this recording: cuBLASLt's own epilogue, `torch._addmm_activation(bias, x, w.T,
+# use_gelu=True)`, with GELU in its tanh form. The gains below are over a separate GELU.
 #
 # ## The epilogue: time and precision
 #
-# **By what percentage does GELU increase the large layer's time, compared with bias alone?**
+# **By what percentage does GELU increase the large layer's time, compared with bias alone?** GELU takes one
+# exponential per element.
 
 # %% tags=["hide-input"]
 added = predict_first("time that GELU adds as an epilogue, H200", unit="%")
@@ -777,7 +780,6 @@ display(table(("epilogue", "time", "change"), rows, h200.label_of("matmul_activa
 apart = times["cuBLAS and GELU"].median - times["cuBLAS alone"].median
 inside = epilogues["gelu"].median - epilogues["bias"].median
 print(f"GELU as an epilogue {1e6 * inside:.0f} us, as a separate launch {1e6 * apart:.0f} us")
-print(f"one exponential per element of y: {1e6 * M * N / DEVICES['H200'].special_rate:.0f} us")
 added.compare(
     100 * (epilogues["gelu"].median / epilogues["bias"].median - 1),
     "It moves no extra bytes. The time goes into GELU's instructions, and the tensor cores idle "
@@ -810,7 +812,8 @@ def rounding_kernel(
 
 
 # %% [markdown]
-# **What percentage of its results aren't the bfloat16 value nearest to the exact one?**
+# **What percentage of its results aren't the bfloat16 value nearest to the exact one?** On average, the first rounding
+# moves a sum by a quarter of the distance between neighbouring bfloat16 values.
 
 # %% tags=["hide-input"]
 off = predict_first("results not the nearest, rounded before the bias", unit="%")
@@ -984,7 +987,8 @@ table(("16 rows", "time"), rows, h200.label_of("matmul_steps"))
 # LayerNorm needs the mean of a whole **row** of y, but a tile only has 128 or 256 columns. You can still fuse it if
 # each program computes whole rows: a tile of few rows and all the columns. An SM has 65,536 registers, so with 1024
 # columns you get 32 rows, using half the register file for sums. **For LayerNorm on 8192 x 1024 results with K = 1024,
-# what's the time of one launch relative to two?** (Below 1 is faster.)
+# what's the time of one launch relative to two?** (Below 1 is faster.) How many FLOP per byte does its tile do, and how
+# many one of 128 x 128?
 # <!-- given 65,536 registers: CUDA C++ Programming Guide, technical specifications per compute capability -->
 
 # %% tags=["hide-input"]

@@ -271,7 +271,7 @@ share.compare(
     100 * wrong.float().mean().item(),
     "In memory, the pixel before the first one in a row is the last one of the row above. That's "
     "a valid address, so no instrument complains, but the value isn't 0. Above and below the "
-    "image, the mask happened to be right, because those positions are also outside the buffer.",
+    "image, the mask happened to be right, because there `place` is outside the plane.",
 )
 
 # %% [markdown]

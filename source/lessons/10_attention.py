@@ -161,8 +161,8 @@ print("right:", torch.allclose(with_all.result, expected, atol=1e-3))
 print(with_all)
 
 # %% [markdown]
-# One launch, the right result, and no other writes. (`tl.dot` multiplies tiles of at least 16 on tensor cores and
-# accumulates in fp32. We store fp32, since people who want the probabilities usually want them exact.)
+# One launch, the right result, and no other writes. (`tl.dot` accumulates in fp32. We store fp32, since people who want
+# the probabilities usually want them exact.)
 #
 # Now let's add padding: first in the **last** forty positions, then in the **first** forty, as in a batch of prompts
 # that all end at the same position. Either way, sixty queries are real, and the weights of each add up to 1, which
@@ -321,8 +321,8 @@ print("log-sum-exp, same as PyTorch:", torch.allclose(lse, few_s.logsumexp(dim=-
 # In [exercise 10](../exercises/10_attention_scores.ipynb) you'll add a second loop that computes **the same scores
 # again** and writes `exp(s - peak) / total`. Why not store the scores? Computing a score takes `2 d` operations on
 # tensor cores. Storing it takes four bytes out and four bytes back. **How many times longer do the bytes take than the
-# arithmetic, on an H200 at [head dim](../docs/glossary.md#head-dimension) 64?** <!-- given four bytes: a score in fp32
-# -->
+# arithmetic, on an H200 at [head dim](../docs/glossary.md#head-dimension) 64?** (Its ridge point is 206 FLOP/byte.)
+# <!-- given four bytes: a score in fp32 -->
 
 # %% tags=["hide-input"]
 again = predict_first("time of storing a score over recomputing it, H200", unit="times")
@@ -540,7 +540,7 @@ touched.compare(fused.unique_total / 1e3)
 # That's q, k, v and the output, so memory went from O(N²) to O(N). But look at the last column. **Every program reads
 # all keys and values again**, so requested bytes still grow as N², divided by the queries per program. L2 serves most
 # of these requests, because a head's programs run side by side. With 128 queries per program instead of 64, there'd be
-# half as many.
+# about half as many.
 #
 # With its rescaling, FlashAttention does *more* arithmetic than the separate kernels. It's faster because it moves
 # fewer bytes. The matmuls are still N × N. Now move the sliders. (The times come from the roofline, so they're lower
@@ -655,9 +655,10 @@ skipped_share.compare(
 # ## The limiting unit
 #
 # Memory isn't the limit at these lengths. Are the tensor cores? Between the two matmuls, you need an **exponential**
-# for each score, and that runs on the [SFU](../docs/glossary.md#sfu), which is slow (lesson 01 has both rates). At head
-# dimension $d$, a score takes $4d$ operations on tensor cores and one exponential. **How long do the exponentials take
-# on an H200 at head dim 64, as a percentage of the matmuls' time?**
+# for each score, and that runs on the [SFU](../docs/glossary.md#sfu), which is slow: 4.18 TFLOP/s on an H200, against
+# the tensor cores' 989 TFLOP/s. At head dimension $d$, a score takes $4d$ operations on tensor cores and one
+# exponential. **How long do the exponentials take on an H200 at head dim 64, as a percentage of the matmuls' time?**
+# <!-- given 4.18 TFLOP/s, 989 TFLOP/s: helpers/instruments/devices.toml, one result of the SFU counted as one FLOP -->
 
 # %% tags=["hide-input"]
 share_of_products = predict_first("exponentials' time over the matmuls', d = 64, H200", unit="%")
@@ -689,13 +690,14 @@ units
 # %% [markdown]
 # <details><summary>What you should see</summary>1. Below 64. 2. The matmuls are twice as fast, so exponentials are the
 # limit up to head dim 96 and nearly as slow as the matmuls at 128. 3. On a B200, exponentials take nearly twice as long
-# as the matmuls at 64, and about as long at 128. An A100 has slower tensor cores, so they're the limit even at 64. 4.
-# At head dim 64 on an H100, memory is the limit at 512 tokens, but at 1,024 it's the matmuls.</details>
+# as the matmuls at 64, and about as long at 128. An A100's tensor cores are slower, so at 64 the exponentials only
+# take half as long. 4. At head dim 64 on an H100, memory is the limit at 512 tokens, but at 1,024 it's the
+# matmuls.</details>
 #
 # A roofline is only a model, so let's see what happens without the exponentials. A kernel that uses the score itself
 # instead of its `exp2` computes nonsense, but it runs as if exponentials were free. **How many times faster is full
 # attention without exponentials, at head dim 64 on an H200?** (It's a plain kernel with pointers and no warp
-# specialisation.)
+# specialisation. The two times above give you an upper bound.)
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_01 import COUNTS
@@ -725,9 +727,10 @@ without.compare(
 #   parallel, where the first version had one program per head. It divides at the very end, not in every tile, and
 #   splits queries rather than keys among warps, so they don't have to communicate. Our kernel does all three.
 # - **FlashAttention-3** (Shah et al., [arXiv:2407.08608](https://arxiv.org/abs/2407.08608)) is for Hopper, where loads
-#   and matmuls are asynchronous. Some warps only load (TMA), and two other groups of warps alternate, so that one
-#   computes exponentials while the other's matmul runs. It also has an fp8 version. The course's tuned kernel for head
-#   dims 65 to 256 uses the first two ideas, in Gluon, Triton's lower-level language
+#   and matmuls are asynchronous. Some warps only load (TMA), and two other groups of warps take turns, so that
+#   one computes exponentials while the other's matmul runs. Within a group, one tile's exponentials overlap the last
+#   tile's matmul. It also has an fp8 version. The course's tuned kernel for head dims 65 to 256 has the loading warp and
+#   the overlap within a group, but its groups don't take turns. It's written in Gluon, Triton's lower-level language
 #   (`kernels/tuned/hopper_attention.py`).
 # - **FlashAttention-4** ([arXiv:2603.05451](https://arxiv.org/abs/2603.05451)) is for Blackwell, which doubled the
 #   speed of matmuls but not of exponentials. So it computes some of the exponentials with multiply-adds: $2^x$ is
@@ -929,8 +932,8 @@ print(inspect.getsource(part_kernel.fn))
 print(inspect.getsource(join_kernel.fn))
 
 # %% [markdown]
-# The queries of a group become the rows of a tile. `tl.dot` needs at least 16 rows, so most are padding, which we can
-# afford because the kernel is memory-bound.
+# The queries of a group become the rows of a tile. Tensor cores multiply at least 16 rows at a time, so most are
+# padding, which we can afford because the kernel is memory-bound.
 
 # %% tags=["hide-input"]
 cache_k, cache_v, _ = (x[:, :1000] for x in random_inputs(2, 1024, 64))
@@ -1202,7 +1205,8 @@ table(columns, rows, h200.label_of("flash_attention", "roofs"))
 # %% [markdown]
 # `fused` is the course's tuned kernel, not the plain one whose exponentials we removed above, so the two tables differ.
 # It takes less time than matmuls and exponentials one after the other, and that includes all of its other arithmetic.
-# With full overlap, it would take as long as the slower of the two. Neither our kernel nor cuDNN's gets close to that.
+# With full overlap, it would take as long as the slower of the two. At head dim 128, our kernel and cuDNN's take about a
+# fifth longer than that. At 64, neither gets close.
 #
 # ### Exponentials in base 2
 #

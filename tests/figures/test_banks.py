@@ -36,7 +36,7 @@ def test_wavefronts_are_those_that_the_meter_counts(read, width, k):
 
 def test_every_frame_is_that_of_its_sliders():
     explorer = BanksExplorer()
-    assert explorer.text.startswith("32 wavefronts: 32 lanes ask 1 bank. tile[32][32], a column")
+    assert explorer.text.startswith("32 wavefronts: 32 lanes read 1 bank. tile[32][32], a column")
     for read, width, k in zip(READS, (33, 8, 64), (0, 7, 3), strict=True):
         explorer.read.value, explorer.width.value, explorer.k.value = read, width, k
         frames = explorer._stage.data["frames"]

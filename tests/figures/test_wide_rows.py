@@ -128,14 +128,14 @@ def test_lanes_are_a_power_of_two(columns):
     case = WideRows(DEVICES["H100"], "fp32", 1, columns, 4)
     assert case.numbers == -(-triton.next_power_of_2(columns) // 128)
     assert case.fits
-    assert "1 number a thread" in case.finding or columns == 129
+    assert "1 element per thread" in case.finding or columns == 129
 
 
 def test_findings():
     def finding(columns, rows=8192, warps=8):
         return WideRows(DEVICES["H100"], "bf16", rows, columns, warps).finding
 
-    assert finding(16384) == "A row of 16,384 fits in 8 warps: 64 numbers a thread"
+    assert finding(16384) == "A row of 16,384 fits in 8 warps: 64 elements per thread"
     assert finding(65536) == "A row of 65,536 does not fit in 8 warps, and L2 has lost it before a second read"
     assert finding(65536, rows=16) == "A row of 65,536 does not fit in 8 warps, but L2 still has it for a second read"
     assert re.fullmatch(

@@ -72,6 +72,14 @@ def test_a_missing_scale_of_dropout_is_named():
     assert place in str(outcome)
 
 
+def test_a_formula_is_not_named_by_nan_alone():
+    """Many mistakes return nothing else."""
+    unlike = {"NaN": lambda q, k, v, causal: torch.full_like(q, torch.nan)}
+    outcome = values.check_values(unlike["NaN"], flash, flash_cases(0)[:1], unlike=unlike, name="values")
+    assert outcome.state != PASS
+    assert "the values of" not in str(outcome)
+
+
 def normed(seed: int, eps: float) -> tuple:
     torch.manual_seed(seed)
     shapes = ((3, 5), (3, 5), (5,))

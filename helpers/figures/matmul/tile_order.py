@@ -109,7 +109,7 @@ def scene(group: int, wave: int) -> Scene:
         f"wave {wave} of {WAVES}, {len(now)} tiles",
         f"{of_x} stripes of x",
         f"{of_w} stripes of W",
-        f"{plain(intensity)} FLOP a byte of memory;",
+        f"{plain(intensity)} FLOP per byte of DRAM;",
         f"the ridge is {plain(ridge)}",
         "all waves together:",
         f"{total} stripes, {total / least:.1f} times",

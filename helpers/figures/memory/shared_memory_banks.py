@@ -44,7 +44,7 @@ def _axes() -> tuple[Figure, Axes]:
         axes.set(xlim=(0, BANKS), ylim=(0, LINE), yticks=range(0, LINE + 1, 4))
         axes.set_xticks([bank + 0.5 for bank in range(0, BANKS, 2)], range(0, BANKS, 2))
         axes.set_xlabel("bank (4 bytes each, by turns)")
-        axes.set_ylabel("words asked of it (each a wavefront)")
+        axes.set_ylabel("words requested from it (each a wavefront)")
         axes.grid(axis="x", visible=False)
     return figure, axes
 
@@ -53,7 +53,7 @@ def _told(read: str, width: int, k: int) -> tuple[str, str]:
     found = stacks(read, width, k)
     taken, busy = wavefronts_of(read, width, k), sum(map(bool, found))
     plural = "wavefronts" if taken > 1 else "wavefront"
-    title = f"{taken} {plural}: {LANES} lanes ask {busy} bank{'s' * (busy > 1)}"
+    title = f"{taken} {plural}: {LANES} lanes read {busy} bank{'s' * (busy > 1)}"
     return title, f"tile[32][{width}], {read} with k = {k}"
 
 

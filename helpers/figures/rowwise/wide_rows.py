@@ -80,7 +80,7 @@ class WideRows:
         """The chart's title."""
         row = f"A row of {self.columns:,}"
         if self.fits:
-            return f"{row} fits in {self.warps} warps: {self.numbers} number{'s' * (self.numbers > 1)} a thread"
+            return f"{row} fits in {self.warps} warps: {self.numbers} element{'s' * (self.numbers > 1)} per thread"
         missing = f"{row} does not fit in {self.warps} warps"
         if self.kept > 0.995:
             return f"{missing}, but L2 still has it for a second read"

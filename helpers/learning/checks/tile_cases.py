@@ -36,7 +36,7 @@ def linear_cases(
     for name in ACTIVATIONS:
         special = call(
             "NaN in one row",
-            f"{name} of NaN, which is NaN; and the tensors that rows share: weight and bias",
+            f"{name} of NaN, which is NaN: row 3 has one, and so has its result, alone",
             16,
             16,
             128,
@@ -218,7 +218,10 @@ IN_FLOAT32 = (
     "what is rounded to 16 bits before the exponential: q and k go into tl.dot as loaded, and the scale multiplies the "
     "float32 scores"
 )
-SHRINK = "the factor that rescales the sum and acc: it stays in float32, because float16 rounds it to 1"
+SHRINK = (
+    "the factor that rescales the sum and acc: it stays in float32, because float16 rounds it to 1; and what tl.dot "
+    "multiplies: float32 tiles are cut to tf32"
+)
 TOTAL = "the running sum of the weights: it stays in float32, because float16 drops small terms"
 ACCUMULATOR = "the accumulator: fp16 cannot hold this sum; acc is float32 until it is divided"
 KEPT_NAN = "what becomes of NaN: a query that has one has a row of NaN, and no other has"
@@ -300,6 +303,8 @@ def masked_cases(seed: int, seq: int = 40) -> list[Case]:
         look_at = (
             "rows without a key: 0, and not 0/0" if first or not last else "which mask is whose: valid is about keys"
         )
+        if keys > seq:
+            look_at += "; and the rescaling, which begins with the first tile that has a visible key"
         found.append(call(label, look_at, *_attention_call(draw, (2, heads, keys, 16), 2), valid))
     # Padding whose scores are the largest, 200 above the rest.
     q, k = _planned(draw, (1, 1, seq, 16), 2, torch.full((seq,), 8.0), torch.zeros(seq))
