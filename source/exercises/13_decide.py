@@ -31,6 +31,8 @@
 # ```
 
 # %%
+import math  # for your answers
+
 from helpers.instruments import table
 from helpers.learning import (
     Hints,
@@ -328,8 +330,8 @@ hint = Hints(
             "Reuse your code for rule 6 with all groups.",
         ),
         "": (
-            "Place the operations one by one, trying every existing group and a new one. When all "
-            "are placed, add up the times.",
+            "Call is_legal on the kernel in the message. If it returns False, that's the bug. If "
+            "not, place the operations one by one, trying every existing group and a new one.",
             "Joining the best pair, or all that is legal, misses partitions. A group can also "
             "become legal when you add the operations that connect it, so call is_legal once all "
             "are placed.",
