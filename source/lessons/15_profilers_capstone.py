@@ -261,7 +261,7 @@ table(("softmax", "time", "memory", "compute"), rows)
 
 # %% [markdown]
 # The subtraction and the division don't get anywhere near memory bandwidth. They're busy with *compute*, because
-# PyTorch's kernel for broadcast operands has to work out an index for every element. Fusing eliminates four of the
+# PyTorch's kernel for broadcast operands has to work out an index for every element. Fusing removes six of the eight
 # passes *and* that arithmetic.
 #
 # ## What do warps wait for?
@@ -375,7 +375,8 @@ print(f"eager: {len(eager.kernels)} kernels run for {1e6 * work:.0f} us in all;"
 print(f"Python launches them over {1e6 * span:.0f} us")
 
 # %% [markdown]
-# **What share of the time is the GPU busy in the eager version, launched from Python?**
+# The longest kernels are the last matmuls, and they still run after the last launch. **What share of the time is the
+# GPU busy in the eager version, launched from Python?**
 
 # %% tags=["hide-input"]
 busy = predict_first("the GPU busy, eager, 512 tokens", unit="%")
@@ -1092,7 +1093,7 @@ table(("", "unfused", "fused", "faster", "read", "unfused, each"), rows)
 # |---|---|
 # | add+GELU | a round trip of a tensor |
 # | LayerNorm+GELU | a round trip too, and a LayerNorm that takes longer than our LayerNorm and GELU combined |
-# | softmax | four passes, and the index arithmetic |
+# | softmax | six passes, and the index arithmetic |
 # | linear+GELU | GELU's pass, though the matmul isn't any faster |
 # | attention | three round trips of the scores |
 #
