@@ -57,7 +57,7 @@ from helpers.learning.allowed_calls import kernel_cost
 # |---|---|
 # | `elementwise` | an element's result needs the same element of its inputs |
 # | `rows` | it needs the whole row: a norm, a softmax |
-# | `matmul` | a product, tile by tile |
+# | `matmul` | it computes its result tile by tile |
 # | `opaque` | a library's kernel, a black box |
 
 # %%

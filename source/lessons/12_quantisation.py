@@ -327,7 +327,7 @@ def product_error(x, rounded_x, rounded_w):
 
 # %% tags=["hide-input"]
 zeroed = predict_first(
-    "of x is rounded to 0, int8, per-row scale, one column 100 times as large", unit="%"
+    "of x's elements rounded to 0, int8, per-row scale, one column 100x larger", unit="%"
 )
 zeroed
 
@@ -885,7 +885,8 @@ for tokens, ways in formats.items():
         kept = FORMATS[kept_as.get(name.split(",")[0], name)]
         least = max(seconds(large.work(tokens, kept), kept, DEVICES["H200"]))
         shown = (f"{1e6 * each:.0f} us" for each in (time.median, least))
-        rows.append((counted(tokens), name, *shown, f"{ways['bf16'].median / time.median:.2f}x"))
+        way = name.replace("a scale a", "scale per")
+        rows.append((counted(tokens), way, *shown, f"{ways['bf16'].median / time.median:.2f}x"))
 columns = ("", "", "time", "lower bound", "speedup over bf16")
 table(columns, rows, h200.label_of("quantised_formats"))
 

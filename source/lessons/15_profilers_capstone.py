@@ -103,7 +103,7 @@ print(textwrap.fill(PERMISSION, 96))
 # profiler count?**
 
 # %% tags=["hide-input"]
-read_mb = predict_first("MB read by add+GELU of 2**25 numbers in fp32", unit="MB")
+read_mb = predict_first("MB that add+GELU reads, 2**25 elements in fp32", unit="MB")
 read_mb
 
 # %% tags=["hide-input"]
@@ -301,7 +301,7 @@ table(("share of samples", "instruction"), rows)
 # <!-- given four bytes: fp32 -->
 
 # %% tags=["hide-input"]
-far_apart = predict_first("bytes from memory for each number, 128 bytes apart", unit="B")
+far_apart = predict_first("bytes from DRAM per element, 128 bytes apart", unit="B")
 far_apart
 
 # %% tags=["hide-input"]
@@ -379,7 +379,7 @@ print(f"Python launches them over {1e6 * span:.0f} us")
 # GPU busy in the eager version, launched from Python?**
 
 # %% tags=["hide-input"]
-busy = predict_first("the GPU busy, eager, 512 tokens", unit="%")
+busy = predict_first("of the time the GPU is busy, eager, 512 tokens", unit="%")
 busy
 
 # %% tags=["hide-input"]
@@ -548,7 +548,7 @@ puzzle(gated_row_kernel, 3, x_3, gates_3, ups_3, wanted=gated_3, shared=("x_ptr"
 # <!-- given 26 launches, 8 launches: the table of traces above -->
 
 # %% tags=["hide-input"]
-fewer = predict_first("times fewer launches, the block fused", unit="times")
+fewer = predict_first("launches of the block, unfused over fused", unit="times")
 fewer
 
 # %% tags=["hide-input"]
