@@ -932,7 +932,7 @@ MISTAKES = [
         ("scale", {"along = grad_y * weight": "along = grad_y"}),
         ("scale", {"gate * (1.0 - s)": "(1.0 - s)"}),
         ("scale", {"15 * n + 6": "14 * n + 6"}, "bytes unfused: got"),
-        ("scale", {"4 * (4 * n + columns)": "4 * (3 * n + columns)"}, "bytes at least: got"),
+        ("scale", {"4 * (4 * n + columns)": "4 * (3 * n + columns)"}, "minimum bytes: got"),
         ("hard-coded size", {"+ 6 * rows": "+ 6 * 93"}, "bytes unfused: got"),
         ("in place", {"y, cols = torch.empty_like(x), x.shape[-1]": "y, cols = residual, x.shape[-1]"}),
         ("in place", {"grad_x, grad_gate = torch.empty_like(x)": "grad_x, grad_gate = x"}),

@@ -31,6 +31,8 @@
 # ```
 
 # %%
+import math  # for your answers
+
 from helpers.instruments import table
 from helpers.learning import (
     Hints,
@@ -55,7 +57,7 @@ from helpers.learning.allowed_calls import kernel_cost
 # |---|---|
 # | `elementwise` | an element's result needs the same element of its inputs |
 # | `rows` | it needs the whole row: a norm, a softmax |
-# | `matmul` | a product, tile by tile |
+# | `matmul` | it computes its result tile by tile |
 # | `opaque` | a library's kernel, a black box |
 
 # %%
@@ -328,8 +330,8 @@ hint = Hints(
             "Reuse your code for rule 6 with all groups.",
         ),
         "": (
-            "Place the operations one by one, trying every existing group and a new one. When all "
-            "are placed, add up the times.",
+            "Call is_legal on the kernel in the message. If it returns False, that's the bug. If "
+            "not, place the operations one by one, trying every existing group and a new one.",
             "Joining the best pair, or all that is legal, misses partitions. A group can also "
             "become legal when you add the operations that connect it, so call is_legal once all "
             "are placed.",

@@ -21,6 +21,8 @@
 # ```
 
 # %%
+import math  # for your answer
+
 import torch
 
 from helpers.instruments import cuda_kernel, measure

@@ -230,7 +230,7 @@ def backward(grad_y, x, gate, weight, eps):
 
 # %% grade_id="report"
 def report(rows, columns, share):
-    """Launches unfused, bytes unfused, bytes at least, per cent less, speed-up of the step."""
+    """Return (launches, bytes unfused, minimum bytes, % saved, speedup of the step)."""
     # About 6 lines.
     # BEGIN SOLUTION
     n = rows * columns
@@ -425,7 +425,7 @@ def metered(rows, columns, share):
     )
 
 
-parts = ("launches", "bytes unfused", "bytes at least", "per cent less", "speed-up")
+parts = ("launches", "bytes unfused", "minimum bytes", "% saved", "speedup")
 shares = (0.1, 0.25, 0.5, 0.9)
 
 # %% grade_id="report-numbers" points=2

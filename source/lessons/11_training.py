@@ -8,13 +8,14 @@
 # By the end of this lesson you'll be able to
 #
 # - derive the gradients of a norm and of attention, write both as kernels, and check them with gradcheck and float64;
+# - compare what an unfused chain, a fused kernel and autocast lose to rounding in bf16;
 # - sum a weight's gradient over thousands of programs, quickly and reproducibly;
 # - decide what a layer saves for its backward pass and what it recomputes, and see what torch.compile decides;
 # - register a kernel as an operator that torch.compile keeps in its graph;
 # - train with a large vocabulary without ever storing all the logits;
 # - train a transformer on fused kernels and show that the training hasn't changed.
 #
-# About 70 minutes. It builds on [04](04_residuals_gates_dropout.ipynb) (saved tensors), [05](05_normalisation.ipynb)
+# About 75 minutes. It builds on [04](04_residuals_gates_dropout.ipynb) (saved tensors), [05](05_normalisation.ipynb)
 # (norms), [06](06_softmax.ipynb) (cross entropy) and [10](10_attention.ipynb) (attention), and prepares you for
 # [exercise 11](../exercises/11_fused_backward.ipynb).
 
@@ -326,8 +327,8 @@ for dtype in (torch.float32, torch.bfloat16):
 
 # %% [markdown]
 # **By what factor does fusing cut the traffic of the backward pass, in fp32?** Unfused, PyTorch goes back through the
-# formula one operator at a time. Ours reads `x` and the incoming gradient and writes the outgoing one. The partial sums
-# are just a few rows.
+# formula one operator at a time, with far more kernels than the four in the film above. Ours reads `x` and the incoming
+# gradient and writes the outgoing one. The partial sums are just a few rows.
 
 # %% tags=["hide-input"]
 backward_bytes = predict_first(
@@ -354,6 +355,73 @@ print("fused:", saved_for_backward(by_hand, x, weight))
 
 # %% [markdown]
 # Ours saves its inputs and [recomputes](../docs/glossary.md#recompute) `rstd`, because the row is in registers anyway.
+#
+# ## Mixed precision with one rounding
+#
+# In mixed precision, tensors are bf16 but arithmetic is fp32. Unfused, each operator rounds its result to bf16. A fused
+# kernel rounds once, when it stores. Here's the chain `silu(gate + bias) * up` both ways:
+
+
+# %%
+@triton.jit
+def biased_gate_kernel(gate_ptr, bias_ptr, up_ptr, y_ptr, BLOCK: tl.constexpr):
+    col = tl.arange(0, BLOCK)
+    at = tl.program_id(0) * BLOCK + col
+    z = tl.load(gate_ptr + at).to(tl.float32) + tl.load(bias_ptr + col).to(tl.float32)
+    tl.store(y_ptr + at, z * tl.sigmoid(z) * tl.load(up_ptr + at).to(tl.float32))
+
+
+def fused_gate(gate, bias, up):
+    y = torch.empty_like(gate)
+    biased_gate_kernel[(len(gate),)](gate, bias, up, y, BLOCK=gate.shape[1])
+    return y
+
+
+def biased_gate(gate, bias, up):
+    return F.silu(gate + bias) * up
+
+
+def autocast(*tensors):
+    with torch.autocast(device, torch.bfloat16):
+        return biased_gate(*tensors)
+
+
+# %% [markdown]
+# We take the root mean square of the error against float64. Rounding errors are independent, so it's their *squares*
+# that add up. **By what factor do three roundings raise the error, compared with one?**
+
+# %% tags=["hide-input"]
+three_roundings = predict_first("error of three roundings to bf16 over that of one", unit="times")
+three_roundings
+
+# %% tags=["hide-input"]
+draw = torch.Generator().manual_seed(1)
+sizes = (64, 1024), (1024,), (64, 1024)
+gate, bias, up = (torch.randn(each, generator=draw).to(device, torch.bfloat16) for each in sizes)
+wide = bias.float()
+ways = {
+    "unfused": lambda: biased_gate(gate, bias, up),
+    "autocast": lambda: autocast(gate, bias, up),
+    "autocast, fp32 bias": lambda: autocast(gate, wide, up).bfloat16(),
+    "fused": lambda: fused_gate(gate, bias, up),
+}
+exact, errors, rows = biased_gate(gate.double(), bias.double(), up.double()), {}, []
+for name, way in ways.items():
+    found = measure(way)
+    errors[name] = ((found.result - exact).norm() / exact.norm()).item()
+    moved_by = f"{found.unique_total / gate.numel():.0f}"
+    rows.append((name, f"{100 * errors[name]:.2f} %", found.launches, moved_by))
+display(table(("", "error", "launches", "B/element"), rows))
+three_roundings.compare(
+    round(errors["unfused"] / errors["fused"], 1),
+    "Three equal and independent errors would give the square root of 3. SiLU enlarges the first.",
+)
+
+# %% [markdown]
+# `torch.autocast` fuses nothing. It chooses each operator's dtype: bf16 for matmuls, fp32 for a list of operators such
+# as losses, and for all others, like these three, the widest dtype of their inputs. With bf16 tensors that changes
+# nothing. But it leaves parameters in fp32, so an fp32 bias makes the rest of the chain fp32, until the next matmul
+# rounds to bf16. That's as accurate as the fused kernel, and you pay for it in bytes.
 #
 # ## Atomics or partial sums?
 #
@@ -384,7 +452,8 @@ repeated, times = h200.experiment("gradient_repeats"), h200.experiment("gradient
 rows = []
 for way, of_runs in repeated.items():
     counts = (of_runs["different"], of_runs["columns"])
-    rows.append((way, *counts, f"{of_runs['error']:.0e}", f"{1e6 * times[way].median:.0f} us"))
+    shown = (f"{of_runs['error']:.0e}", f"{1e6 * times[way].median:.0f} us")
+    rows.append((way.replace("a program a row", "one program per row"), *counts, *shown))
 columns = ("", "different", "columns affected, of 4096", "largest error", "time")
 display(table(columns, rows, h200.label_of("gradient_sums", "gradient_repeats")))
 repeats.compare(
@@ -888,8 +957,9 @@ print(
 )
 
 # %% [markdown]
-# Next, a larger version of the model on an H200: six layers of width 1024, 8192 tokens per step in sequences of 1024,
-# and 32,768 words, in bf16. **By what factor does fusing cut the peak memory of a step, not counting the weights?**
+# Next, a larger version of the model on an H200: six layers of width 1024 with 16 heads, 8 sequences of 1024 tokens per
+# step, and 32,768 words, in bf16. Unfused, the two largest items are each layer's N x N probabilities and the loss's
+# three tensors of logits. **By what factor does fusing cut the peak memory of a step, not counting the weights?**
 
 # %% tags=["hide-input"]
 step_memory = predict_first(

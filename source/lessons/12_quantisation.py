@@ -327,7 +327,7 @@ def product_error(x, rounded_x, rounded_w):
 
 # %% tags=["hide-input"]
 zeroed = predict_first(
-    "of x is rounded to 0, int8, per-row scale, one column 100 times as large", unit="%"
+    "of x's elements rounded to 0, int8, per-row scale, one column 100x larger", unit="%"
 )
 zeroed
 
@@ -580,7 +580,7 @@ def on_paper(*shape, dtype=torch.float32):
 fp8 = on_paper(8192, 8192, dtype=torch.float8_e4m3fn)
 arguments = (fp8, fp8, on_paper(8192, 64), on_paper(64, 64))
 arguments += (on_paper(8192, 8192, dtype=torch.bfloat16), 8192, 8192, 8192)
-names, rows, compiled = ("QGMMA", "UTCQMMA", "FADD", "FFMA"), [], {}
+names, rows, compiled = ("QGMMA", "UTCQMMA", "FADD", "FFMA", "FFMA2"), [], {}
 for gpu in ("H200", "B200"):
     for way, (per_block, in_tensor_cores) in FP8_WAYS.items():
         options = {"PER_BLOCK": per_block, "IN_TENSOR_CORES": in_tensor_cores, "BLOCK_ROWS": 128}
@@ -606,8 +606,9 @@ for way in (long, short):
     print(f"{way.replace('a scale a', 'scale per')}: {start.strip()}")
 
 # %% [markdown]
-# On a B200 the option makes no difference. (We haven't measured how accurate its sums are.) For Hopper, here's the
-# relative error of a sum of positive products, compared with float64 on the same e4m3 values:
+# On a B200 the option makes no difference. (We haven't measured how accurate its sums are.) Its per-block scales take
+# `FFMA2`, two multiply-adds in one instruction, in code for two passes of the loop. For Hopper, here's the relative
+# error of a sum of positive products, compared with float64 on the same e4m3 values:
 
 # %% tags=["hide-input"]
 sums = h200.experiment("quantised_fp8_sums")
@@ -676,8 +677,9 @@ def nvfp4(x):
 
 # %% [markdown]
 # Including its share of the scale, an element takes 4.25 bits in MXFP4 and 4.5 in NVFP4. The steps of `e2m1` are 1
-# between 2 and 4, and 2 between 4 and 6. **How large is the error of a matmul with normally distributed *weights* in
-# MXFP4?**
+# between 2 and 4, and 2 between 4 and 6. In MXFP4, a block's largest element ends up between 4 and 8, and of 32 normal
+# numbers it's a little over two standard deviations. **How large is the error of a matmul with normally distributed
+# *weights* in MXFP4?**
 # <!-- given 4.25 bits: 4 + 8 / 32 -->
 
 # %% tags=["hide-input"]
@@ -883,7 +885,8 @@ for tokens, ways in formats.items():
         kept = FORMATS[kept_as.get(name.split(",")[0], name)]
         least = max(seconds(large.work(tokens, kept), kept, DEVICES["H200"]))
         shown = (f"{1e6 * each:.0f} us" for each in (time.median, least))
-        rows.append((counted(tokens), name, *shown, f"{ways['bf16'].median / time.median:.2f}x"))
+        way = name.replace("a scale a", "scale per")
+        rows.append((counted(tokens), way, *shown, f"{ways['bf16'].median / time.median:.2f}x"))
 columns = ("", "", "time", "lower bound", "speedup over bf16")
 table(columns, rows, h200.label_of("quantised_formats"))
 

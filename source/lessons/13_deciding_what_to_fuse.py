@@ -256,10 +256,11 @@ print(f"{len(ways)} legal; the best takes {best * 1e6:.0f} us")
 # with dynamic programming. On graphs of up to fourteen operations, that finds the shortest *predicted* time. On larger
 # ones it keeps the six best partial partitions as it goes.
 #
-# Why not simply fuse the edge that saves the most, and repeat? This graph adds three tensors, sums the product of two
-# of them by rows, and sums each of the three by columns. The partition below is the greedy one: `add` and `mul` share
-# two inputs, so they come first. **Find the partition with the shortest predicted time.** The edges are `add`-`add_1`,
-# `add`-`mul` and `mul`-`sum_1`. Both `add` and `mul` have edges to `sum_2` and `sum_3`, and `add_1` has one to `sum_4`.
+# Why not simply join the pair that saves the most, and repeat? This graph adds three tensors, sums the product of two
+# of them by rows, and sums each of the three by columns. The partition below is the greedy one, step by step. **Find the
+# partition with the shortest predicted time.** You can join `add`-`add_1` and `mul`-`sum_1`, where a tensor goes from one
+# to the other, and siblings that share an input: `add`-`mul`, either of them with `sum_2` and `sum_3`, and
+# `add_1`-`sum_4`.
 
 
 # %%
@@ -274,9 +275,9 @@ choose_edges(
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>fuse=[("add", "mul"), ("add", "add_1"), ("add", "sum_2"), ("add", "sum_3"),
-# ("add_1", "sum_4")]</code>: a kernel that works on rows can't also sum by columns. So the greedy first step rules out
-# three smaller savings that are worth more together. Greedy search is cheap, but it doesn't tell you when it's
-# wrong.</details>
+# ("add_1", "sum_4")]</code>: a kernel that works on rows can't also sum by columns. So the third greedy step,
+# mul with sum_1, rules out three smaller savings that are worth more together. Greedy search is cheap, but it doesn't
+# tell you when it's wrong.</details>
 #
 # Not every legal fusion is worth it. You can lose **parallelism**: a row-wise kernel has at most one block per row, and
 # an H200 has 132 SMs. Here we add up six tensors and normalise the sum, with more and more rows:
@@ -546,7 +547,7 @@ for name in ("bert_embedding", "rotary"):
     print(f"{found.bytes_fused / taken / 1e12:.1f} TB/s")
 
 # %% [markdown]
-# Where it promises too much, Inductor's kernels are two to three times slower than the analyser thinks a kernel should
+# Where it promises too much, Inductor's kernels are about three times slower than the analyser thinks a kernel should
 # be. `bert_embedding` and `rotary` err in the other direction: Inductor's kernel is faster than predicted. `rotary`
 # can't have moved that many bytes, because an H200's memory delivers 4.8 TB/s. The analyser counts x twice there, as it
 # is and rotated, but a cache serves the second read. For the table lookups of `bert_embedding`, it assumes too little
@@ -639,7 +640,7 @@ break_cost.compare(halves / whole)
 #
 # **Batch invariance.** If a reduction has few long rows, you split each over several blocks to fill the GPU. If it has
 # many rows, you don't. Then the *order of the additions* depends on how many other requests are in the batch, and so do
-# the last bits of *your* row. Below, up to 32 programs sum each row, so that there are 256 in total.
+# the last bits of *your* row. Below, each of $n$ rows is split over $256/n$ programs, 32 at most.
 
 
 # %%
@@ -802,8 +803,8 @@ predictions()
 # bytes, and the ramp-up and tail of each kernel.</details>
 #
 # 4. You keep fusing the pair that saves the most and end up at 69 us. An exact search finds 53. What went wrong?
-# <details><summary>Answer</summary>The first choice ruled out others, because a kernel works either on rows or on
-# columns. Savings that are small on their own can be worth more together.</details>
+# <details><summary>Answer</summary>One choice ruled out others, because a kernel works either on rows or on columns.
+# Savings that are small on their own can be worth more together.</details>
 # <!-- given 69 us, 53 us: the puzzle of edges above -->
 #
 # 5. Your service returns different last digits at night, when traffic is low. What do you look for?

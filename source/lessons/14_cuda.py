@@ -210,8 +210,9 @@ heads = ("threads per block", "float", "float4", "speedup", "a million: speedup"
 display(table(heads, rows, title))
 print("\nVerdict: fails as a rule; it is less at a million, except in the smallest blocks, and")
 print("more at 100 million.")
-print("There, blocks of 256 come close. The difference is bytes in flight per SM (lesson 07's")
-print("Little's law): a thread that loads one element of each input has few. Occupancy is not it:")
+print("There, blocks of 256 come close. A likely reason is bytes in flight per SM (lesson 07's")
+print("Little's law): a thread that loads one element of each input has few, and its block ends")
+print("right after. We didn't check with a counter. Theoretical occupancy is not it:")
 full = {ways["float"].resources_for(threads).occupancy().fraction for threads in four_ways[large]}
 print(f"at all four block sizes it is {', '.join(f'{each:.0%}' for each in full)}.")
 

@@ -103,7 +103,7 @@ print(textwrap.fill(PERMISSION, 96))
 # profiler count?**
 
 # %% tags=["hide-input"]
-read_mb = predict_first("MB read by add+GELU of 2**25 numbers in fp32", unit="MB")
+read_mb = predict_first("MB that add+GELU reads, 2**25 elements in fp32", unit="MB")
 read_mb
 
 # %% tags=["hide-input"]
@@ -261,7 +261,7 @@ table(("softmax", "time", "memory", "compute"), rows)
 
 # %% [markdown]
 # The subtraction and the division don't get anywhere near memory bandwidth. They're busy with *compute*, because
-# PyTorch's kernel for broadcast operands has to work out an index for every element. Fusing eliminates four of the
+# PyTorch's kernel for broadcast operands has to work out an index for every element. Fusing removes six of the eight
 # passes *and* that arithmetic.
 #
 # ## What do warps wait for?
@@ -301,7 +301,7 @@ table(("share of samples", "instruction"), rows)
 # <!-- given four bytes: fp32 -->
 
 # %% tags=["hide-input"]
-far_apart = predict_first("bytes from memory for each number, 128 bytes apart", unit="B")
+far_apart = predict_first("bytes from DRAM per element, 128 bytes apart", unit="B")
 far_apart
 
 # %% tags=["hide-input"]
@@ -375,10 +375,11 @@ print(f"eager: {len(eager.kernels)} kernels run for {1e6 * work:.0f} us in all;"
 print(f"Python launches them over {1e6 * span:.0f} us")
 
 # %% [markdown]
-# **What share of the time is the GPU busy in the eager version, launched from Python?**
+# The longest kernels are the last matmuls, and they still run after the last launch. **What share of the time is the
+# GPU busy in the eager version, launched from Python?**
 
 # %% tags=["hide-input"]
-busy = predict_first("the GPU busy, eager, 512 tokens", unit="%")
+busy = predict_first("of the time the GPU is busy, eager, 512 tokens", unit="%")
 busy
 
 # %% tags=["hide-input"]
@@ -547,7 +548,7 @@ puzzle(gated_row_kernel, 3, x_3, gates_3, ups_3, wanted=gated_3, shared=("x_ptr"
 # <!-- given 26 launches, 8 launches: the table of traces above -->
 
 # %% tags=["hide-input"]
-fewer = predict_first("times fewer launches, the block fused", unit="times")
+fewer = predict_first("launches of the block, unfused over fused", unit="times")
 fewer
 
 # %% tags=["hide-input"]
@@ -1092,7 +1093,7 @@ table(("", "unfused", "fused", "faster", "read", "unfused, each"), rows)
 # |---|---|
 # | add+GELU | a round trip of a tensor |
 # | LayerNorm+GELU | a round trip too, and a LayerNorm that takes longer than our LayerNorm and GELU combined |
-# | softmax | four passes, and the index arithmetic |
+# | softmax | six passes, and the index arithmetic |
 # | linear+GELU | GELU's pass, though the matmul isn't any faster |
 # | attention | three round trips of the scores |
 #

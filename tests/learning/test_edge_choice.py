@@ -45,6 +45,21 @@ def test_a_lessons_puzzle_is_unsolved_as_given_and_solved_by_its_answer(lesson, 
     assert repr(choose_edges(function, *inputs, fuse=answer)).startswith("Solved: ")
 
 
+def test_lesson_13s_partition_is_the_greedy_one_and_its_third_step_is_the_mistake():
+    pairs = [("add", "add_1"), ("mul", "sum_1"), ("add", "mul"), ("add_1", "sum_4")]
+    pairs += [(one, two) for one in ("add", "mul") for two in ("sum_2", "sum_3")]
+
+    def predicted(*fuse):
+        found = re.search(r"(\d+) us predicted", asked(*fuse))
+        return int(found[1]) if found else 10**6  # refused
+
+    steps = [("add", "mul"), ("add", "add_1"), ("mul", "sum_1")]
+    for number, step in enumerate(steps):
+        before = steps[:number]
+        assert predicted(*before, step) == min(predicted(*before, pair) for pair in pairs)
+    assert asked(*[pair for pair in pairs if pair != ("mul", "sum_1")]).startswith("Solved: ")
+
+
 def test_two_matmuls_and_a_norm_before_one_are_refused():
     two = (("mm", "silu"), ("silu", "mul"), ("mm_1", "mul"))
     assert "two products" in repr(choose_edges(feed_forward, *WEIGHTS, fuse=two))

@@ -161,6 +161,17 @@ def nearly_even() -> list[dict]:
     return found
 
 
+def chain_of_five() -> tuple[dict, list[str]]:
+    """Return (graph, group), legal: each operation shares a tensor with its neighbours only."""
+    size, tensors = (4096, 8192), ["x", "s", "t", "u", "v", "y"]
+    operations = [
+        _elementwise(name, size, [tensors[place]], [], tensors[place + 1])
+        for place, name in enumerate(("relu", "scale", "gelu", "clamp", "sigmoid"))
+    ]
+    graph = {"tensors": dict.fromkeys(tensors, 2 * 4096 * 8192), "operations": operations, "results": ["y"]}
+    return graph, [each["name"] for each in operations]
+
+
 def overwritten_and_turned() -> list[tuple[dict, list[str]]]:
     """Return (graph, group) twice, neither legal: operations between the group wait for it only because both write one
     tensor; and two operations over equally many elements, in different rows and columns."""
