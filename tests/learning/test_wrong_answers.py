@@ -55,6 +55,7 @@ SAMPLE = [
     ("15_capstone", "norm in 16 bits"),
     ("15_capstone", "backward: h in 16 bits"),
     ("16_help_the_compiler", "silu overflows"),
+    ("16_help_the_compiler", "y below 1e-6 dropped"),
     ("16_help_the_compiler", "y in 16 bits"),
     ("16_help_the_compiler", "one warp"),
     ("16_help_the_compiler", "int32"),

@@ -107,10 +107,20 @@ def norm_cases(
 
 
 def activation_cases(tensors: int, seed: int) -> list[Case]:
-    """Calls of `norm(x, .., weight, eps)` with an activation of the norm, and weights of about 100."""
+    """Calls of `norm(x, .., weight, eps)` with an activation of the norm: weights of about 100, then 1e-30 to 1.
+
+    In the second call, small results count as much as large ones.
+    """
     draw = normal(seed)
-    inputs = (*(64 * draw(4, 64) for _ in range(tensors)), 100 * draw(64), 1e-5)
-    return [Case("an activation far from 0", inputs, "the activation far from 0: e^y overflows float32 for y above 88")]
+    large = (*(64 * draw(4, 64) for _ in range(tensors)), 100 * draw(64), 1e-5)
+    weight = draw(64)
+    weight = weight.sign() * torch.logspace(-30, 0, 64, device=weight.device)[weight.argsort()]
+    small = (*(64 * draw(4, 64) for _ in range(tensors)), weight, 1e-5)
+    near_0 = "the activation near 0: silu(y) is about y / 2 there, however small y is"
+    return [
+        Case("an activation far from 0", large, "the activation far from 0: e^y overflows float32 for y above 88"),
+        Case("an activation near 0", small, near_0, relative=True, conditioning=4.0),
+    ]
 
 
 def shift_conditioning(rows: torch.Tensor) -> float:
