@@ -229,7 +229,8 @@ hint = Hints(
 hint
 
 # %% [markdown]
-# **Does the kernel compute the right thing?** Odd widths, views, NaN, three dtypes, one wide row, large and tiny weights.
+# **Does the kernel compute the right thing?** Odd widths, views, NaN, three dtypes, one wide row, large and
+# tiny weights.
 
 # %% grade_id="values" points=3
 asked = norm_cases(2, 1, seed=16, one_rounding=True, strided_vectors=True) + activation_cases(
