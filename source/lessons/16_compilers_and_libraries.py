@@ -967,6 +967,17 @@ outside = re.findall(r" (reduce[a-z-]*)\(", older["after"].partition("ENTRY")[2]
 print(f"outside a fusion: {len(outside)} x {outside[0]}")
 
 # %% [markdown]
+# Smaller functions show the other kinds:
+
+# %% tags=["hide-input"]
+of_each = {name: found for name in ("CPU", "GPU") if (found := record(name).get("kinds"))}
+rows = [
+    (function, *(" ".join(found[function]) for found in of_each.values()))
+    for function in of_each["CPU"]
+]
+table(("function", *(record(name)["gpu"] for name in of_each)), rows)
+
+# %% [markdown]
 # If you've installed the course's JAX extra (`pip install -e .[jax]`), this cell compiles it on your machine:
 
 # %% tags=["nbval-ignore-output"]
