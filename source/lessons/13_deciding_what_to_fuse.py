@@ -935,9 +935,12 @@ print(f"of {saved * 1e6:.0f} us that it would save, {launches * 1e6:.0f} us are 
 # it fused. Here are its kernels in the compiled block of 128 tokens:
 
 # %% tags=["hide-input"]
-for kernel in traces["compiled"].kernels:
-    if kernel.name.startswith("triton"):
-        print(f"{kernel.duration:.1f} us  {kernel.name}")
+rows = [
+    (kernel.name, f"{kernel.duration:.1f} us")
+    for kernel in traces["compiled"].kernels
+    if kernel.name.startswith("triton")
+]
+table(("kernel", "time"), rows, f"recorded: {provenance}")
 
 # %% [markdown]
 # A debugger sees tensors between operators. This one names the first operator that returns a NaN. We run SiLU and the
