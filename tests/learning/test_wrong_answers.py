@@ -23,6 +23,8 @@ SAMPLE = [
     ("06_softmax_topk", "list.sort"),
     ("06_softmax_topk", "NaN row zero"),
     ("05_layer_norm", "convert after"),
+    ("05_layer_norm", "y below 1e-6 dropped"),
+    ("05b_residual_rms_norm", "weights below 1e-6 dropped"),
     ("05b_residual_rms_norm", "list"),
     ("05b_residual_rms_norm", "sum rounded before its squares"),
     ("05b_residual_rms_norm", "rstd in 16 bits"),
