@@ -3,12 +3,13 @@
     python -m benchmarks.libraries [--out FILE] [--small] [--only PART ...]
 
 Recorded: XLA's HLO of `gated` before and after its optimisation, with the kinds of its fusions and the bytes by its
-own cost analysis; times of `gated` by eager PyTorch, torch.compile and XLA; of a linear layer with GELU by cuBLASLt's
-epilogue (`torch._addmm_activation`), eager, torch.compile and this course's kernel; of convolution + bias + ReLU by
-cuDNN's fused call and by a graph built with nvidia-cudnn-frontend, where that is installed; of linear + bias + GELU
-by CUTLASS (cutlass_linear_gelu.cu, built by nvcc once per tile; its headers in the folder CUTLASS_INCLUDE). What does
-not run is recorded with its error, and the fingerprints of the kernels that each part launches with it. Results are
-written after every part. Without a GPU, XLA's texts are those for the CPU, and nothing is timed.
+own cost analysis; the kinds that it makes of four small functions; times of `gated` by eager PyTorch, torch.compile and
+XLA; of a linear layer with GELU by cuBLASLt's epilogue (`torch._addmm_activation`), eager, torch.compile and this
+course's kernel; of convolution + bias + ReLU by cuDNN's fused call and by a graph built with nvidia-cudnn-frontend,
+where that is installed; of linear + bias + GELU by CUTLASS (cutlass_linear_gelu.cu, built by nvcc once per tile; its
+headers in the folder CUTLASS_INCLUDE). What does not run is recorded with its error, and the fingerprints of the
+kernels that each part launches with it. Results are written after every part. Without a GPU, XLA's texts are those for
+the CPU, and nothing is timed.
 """
 
 import argparse
@@ -84,7 +85,7 @@ def xla_texts(shape: tuple[int, int]) -> dict:
     rows, cols = (jax.ShapeDtypeStruct(size, jnp.bfloat16) for size in (shape, shape[1:]))
     lowered = jax.jit(gated_in_jax()).lower(rows, cols, rows)
     compiled = lowered.compile()
-    after = re.sub(r", metadata=\{[^}]*\}|, frontend_attributes=\{[^}]*\}", "", compiled.as_text())
+    after = without_source(compiled.as_text())
     costs = compiled.cost_analysis()
     costs = costs[0] if isinstance(costs, list) else costs
     return {
@@ -96,6 +97,44 @@ def xla_texts(shape: tuple[int, int]) -> dict:
         "kinds": re.findall(r"kind=(k\w+)", after),
         "costs": {name: float(value) for name, value in (costs or {}).items()},
     }
+
+
+def without_source(text: str) -> str:
+    """Return HLO without what names its source: the tables of files and functions, and each instruction's metadata."""
+    text = re.sub(r"\nFileNames\n.*?\n{3}", "", text, flags=re.DOTALL)
+    return re.sub(r", metadata=\{[^}]*\}|, frontend_attributes=\{[^}]*\}", "", text)
+
+
+def fusion_kinds() -> dict[str, list[str]]:
+    """Return the kinds of the fusions that XLA makes of four small functions in float32, or what it launches instead.
+
+    Where no JAX is installed, ImportError.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    square, vector = (jax.ShapeDtypeStruct((2048,) * dims, jnp.float32) for dims in (2, 1))
+    functions = {
+        "2 * relu(x) + 1": (lambda x: 2 * jax.nn.relu(x) + 1, square),
+        "exp(x), summed over the rows": (lambda x: jnp.exp(x).sum(0), square),
+        "matrix @ vector + bias": (lambda a, x, bias: a @ x + bias, square, vector, vector),
+        "relu(a @ b + bias)": (lambda a, b, bias: jax.nn.relu(a @ b + bias), square, square, vector),
+    }
+    found = {}
+    for name, (function, *inputs) in functions.items():
+        entry = jax.jit(function).lower(*inputs).compile().as_text().partition("ENTRY")[2]
+        found[name] = kinds_in(entry)
+    return found
+
+
+def kinds_in(entry: str) -> list[str]:
+    """Return what each instruction of an entry computation is: a fusion's kind, or the name of an operation."""
+    found = []
+    for line in entry.splitlines():
+        operation, kind = re.search(r" ([a-z][a-z-]*)\(", line), re.search(r"kind=(k\w+)", line)
+        if operation and " = " in line and operation[1] not in ("parameter", "constant"):
+            found.append(kind[1] if kind else operation[1])
+    return found
 
 
 def in_a_row(call: Callable, wait: Callable) -> list[float]:
@@ -374,7 +413,7 @@ def main() -> None:
         name: each for name, each in record.get("packages", {}).items() if "version" not in found[name]
     }
     shape = SMALL if options.small else SHAPE
-    parts = [("xla", (), lambda: xla_texts(shape))]
+    parts = [("xla", (), lambda: xla_texts(shape)), ("kinds", (), fusion_kinds)]
     if on_gpu:
         parts += [("gated", (), lambda: gated_times(shape))]
         parts += [("conv_bias_relu", size, lambda size=size: conv_bias_relu(*size)) for size in CONVOLUTIONS]

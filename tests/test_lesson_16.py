@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from benchmarks import libraries
-from helpers.instruments import inductor_code
+from helpers.instruments import compile_for, inductor_code
 
 ROOT = Path(__file__).resolve().parents[1]
 LESSON = (ROOT / "source/lessons/16_compilers_and_libraries.py").read_text()
@@ -70,7 +70,37 @@ def test_each_recorded_part_says_which_kernels_it_launched(tmp_path, monkeypatch
     assert json.loads((tmp_path / "record.json").read_text())["kernels"] == {"xla": []}
 
 
+def test_recorded_hlo_names_no_file():
+    noted = (
+        'HloModule m\n\nFileNames\n1 "/home/a.py"\n\nStackFrames\n1 {file_location_id=1}\n\n\nENTRY x, metadata={op=1}'
+    )
+    assert libraries.without_source(noted) == "HloModule m\nENTRY x"
+    for name in libraries.RECORDS:
+        assert "FileNames" not in libraries.record(name)["xla"]["after"]
+
+
+def test_an_instruction_is_a_fusion_of_a_kind_or_an_operation():
+    entry = """ %main (a: f32[2]) -> f32[2] {
+      %a = f32[2]{0} parameter(0)
+      %d = f32[2]{0} dot(%a, %a), lhs_contracting_dims={0}
+      ROOT %f = f32[2]{0} fusion(%a, %d), kind=kLoop, calls=%add(x)
+    }"""
+    assert libraries.kinds_in(entry) == ["dot", "kLoop"]
+    assert libraries.record("CPU")["kinds"]["matrix @ vector + bias"] == ["kOutput"]
+
+
 # What the lesson says of the installed compiler.
+
+
+def test_the_kernel_in_ptx_loads_x_twice_before_the_sum_and_three_tensors_after_it():
+    wide, row = (
+        torch.empty(8192, 4096, device="meta", dtype=torch.bfloat16),
+        torch.empty(4096, device="meta", dtype=torch.bfloat16),
+    )
+    code = inductor_code(libraries.gated, wide, row, wide, device="H100")
+    built = compile_for(code.kernel(), wide, row, wide, wide, 8192, 4096, XBLOCK=1, R0_BLOCK=2048, num_warps=16)
+    before, *_, after = built.ptx.split("bar.sync")
+    assert (before.count("ld.global"), after.count("ld.global")) == (2, 3)
 
 
 @triton.jit

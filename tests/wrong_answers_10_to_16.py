@@ -467,6 +467,8 @@ WRONG = {
         "sigmoid of up": {STORE16: "y * tl.sigmoid(up) * up"},
         "silu of up": {STORE16: "y * up * tl.sigmoid(up)"},
         "silu overflows": {STORE16: "y * tl.exp(y) / (1 + tl.exp(y)) * up"},
+        "y below 1e-6 dropped": {STORE16: "tl.where(tl.abs(y) < 1e-6, 0.0, y) * tl.sigmoid(y) * up"},
+        "y below 1e-20 dropped": {STORE16: "tl.where(tl.abs(y) < 1e-20, 0.0, y) * tl.sigmoid(y) * up"},
         "BLOCK": {NORM16: "y = x * tl.rsqrt(tl.sum(x * x, axis=0) / BLOCK + eps) * weight"},
         "no weight": {NORM16: "y = x * tl.rsqrt(tl.sum(x * x, axis=0) / cols + eps)"},
         "eps 1e-6": {NORM16: "y = x * tl.rsqrt(tl.sum(x * x, axis=0) / cols + 1e-6) * weight"},

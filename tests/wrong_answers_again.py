@@ -43,6 +43,9 @@ WRONG = {
         "65535 rows at most": {"[(x.numel() // cols,)]": "[(min(x.numel() // cols, 65535),)]"},
         "weight by row parity": {"* weight + bias": "* weight + bias * (1 if BLOCK > 1 else 0)"},
         "variance at least 1e-12": {"variance + eps": "tl.maximum(variance, 1e-12) + eps"},
+        "y below 1e-6 dropped": {
+            "y = centred * tl.rsqrt(variance + eps) * weight + bias": "y = centred * tl.rsqrt(variance + eps) * weight + bias\n    y = tl.where(tl.abs(y) < 1e-6, 0.0, y)"
+        },
         "flat result": {"return y": "return y.view(-1, cols)"},
         "last row left out": {"(x.numel() // cols,)": "(max(1, x.numel() // cols - 1),)"},
         "cached weight": {
@@ -51,6 +54,9 @@ WRONG = {
         },
     },
     "05b_residual_rms_norm": {
+        "weights below 1e-6 dropped": {
+            "weight = tl.load(weight_ptr + col, mask=exists)": "weight = tl.load(weight_ptr + col, mask=exists).to(tl.float32)\n    weight = tl.where(tl.abs(weight) < 1e-6, 0.0, weight)"
+        },
         "65535 rows at most": {"[(x.numel() // cols,)]": "[(min(x.numel() // cols, 65535),)]"},
         "sum of float32": {
             "y, s = torch.empty_like(x), torch.empty_like(x)": "y, s = torch.empty_like(x), torch.empty(x.shape, dtype=torch.float32, device=x.device)"

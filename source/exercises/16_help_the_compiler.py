@@ -121,7 +121,8 @@ graph_table(lambda x, weight, up: reference(x, up, weight, 1e-6), x, weight, up)
 #
 # A place only counts if it's safe to call the kernel there:
 #
-# 1. **nothing inside is read elsewhere**, because the kernel stores only its result;
+# 1. **nothing inside is read elsewhere**, because the kernel stores only its result, and x, up and weight come from
+#    outside;
 # 2. **dtypes**: x, up and weight all have the same dtype, which is float32, float16 or bfloat16;
 # 3. **shapes**: up has x's shape, weight has the size of the last dimension, and the mean is over that dimension. Sizes
 #    may be strings.
@@ -216,8 +217,7 @@ hint = Hints(
         "Try both orders of every mul and add. A helper that returns (the one you want, the other) "
         "for each order saves you eight ifs.",
         "len(node['users']) is the number of readers. x and the result can have many, so check "
-        "only "
-        "the nodes between them. Don't test whether a size is an int.",
+        "only the nodes between them. Don't test whether a size is an int.",
     ),
     leaves=(
         "The message names the condition that the place breaks. Check it on the three arguments, "
@@ -229,7 +229,8 @@ hint = Hints(
 hint
 
 # %% [markdown]
-# **Does the kernel compute the right thing?** Odd widths, views, NaN, three dtypes, one wide row, large weights.
+# **Does the kernel compute the right thing?** Odd widths, views, NaN, three dtypes, one wide row, large and
+# tiny weights.
 
 # %% grade_id="values" points=3
 asked = norm_cases(2, 1, seed=16, one_rounding=True, strided_vectors=True) + activation_cases(

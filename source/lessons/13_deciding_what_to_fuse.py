@@ -930,6 +930,51 @@ print(f"of {saved * 1e6:.0f} us that it would save, {launches * 1e6:.0f} us are 
 # Kernels this small are little more than ramp-up and tail, and the model doesn't know much about either, so don't trust
 # the ratio.
 #
+# ### What a profiler and a debugger still see
+#
+# A profiler sees kernels, and a kernel's name is the only clue to what's inside. Inductor's names list the operators that
+# it fused. Here are its kernels in the compiled block of 128 tokens:
+
+# %% tags=["hide-input"]
+rows = [
+    (kernel.name, f"{kernel.duration:.1f} us")
+    for kernel in traces["compiled"].kernels
+    if kernel.name.startswith("triton")
+]
+table(("kernel", "time"), rows, f"recorded: {provenance}")
+
+# %% [markdown]
+# A debugger sees tensors between operators. This one names the first operator that returns a NaN. We run SiLU and the
+# multiplication with an infinite gate, as two operators and as one kernel:
+
+# %%
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernels import swiglu
+
+
+class FirstNaN(TorchDispatchMode):
+    found = "none"
+
+    def __torch_dispatch__(self, function, types, inputs=(), options=None):
+        result = function(*inputs, **(options or {}))
+        if self.found == "none" and result.isnan().any():
+            self.found = str(function)
+        return result
+
+
+gate, up = torch.randn(2, 4, 64, device=device)
+gate[1, 5] = -torch.inf
+for name, function in (("eager", lambda gate, up: F.silu(gate) * up), ("fused", swiglu)):
+    with FirstNaN() as debugger:
+        function(gate, up)
+    print(f"{name}: the first NaN is in the result of {debugger.found}")
+
+# %% [markdown]
+# With two operators, it finds SiLU. With one kernel, it can't say which step went wrong, because SiLU's result never
+# leaves the registers. To look inside, step through the kernel with `watch` (lesson 03), or print from it with
+# `tl.device_print`.
+#
 # ### Horizontal fusion, timed
 #
 # Fusing siblings saves bytes only if they share an input. Independent operations share nothing, but together, several

@@ -60,8 +60,8 @@ def meta(*shape, dtype=torch.bfloat16):
 
 
 # %% [markdown]
-# Compilers are best at this: a linear layer with a bias, GELU and a residual, run operator by operator, and as
-# `torch.compile` runs it. Press **Play**:
+# Compilers are best at chains of elementwise operators. Here are a matmul, a bias, GELU and a residual, run one by one,
+# and as `torch.compile` runs them. Press **Play**:
 
 # %% tags=["hide-input"]
 from helpers.figures import passes_animation
@@ -268,7 +268,8 @@ print("launched:", *code.calls)
 # %% [markdown]
 # `op0` is the sum over a row, and `op1` is everything elementwise. Most operators never become a separate loop, because
 # Inductor *inlines* an operator into the loop that reads it. The two loops left share a row index, so Inductor fuses
-# them. **How many times does the kernel load each element of x?** A row has 4096 elements.
+# them. By default the kernel keeps a row of up to 1024 elements in registers, and loops over a longer one in blocks.
+# **How many times does the kernel load each element of x?** A row has 4096 elements.
 
 # %% tags=["hide-input"]
 x_loads = predict_first("loads per element of x, 4096 columns", unit="")
@@ -279,9 +280,8 @@ x_loads
 print(source)
 x_loads.compare(
     source.count("tl.load(in_ptr0"),
-    "It's one kernel with two passes. By default Inductor loops over a row of more than 1024 "
-    "elements in blocks, so the first block is gone by the time the root is known. Shorter rows "
-    "stay in registers. That kernel is called persistent, and its name has per, not red.",
+    "It's one kernel with two passes over the row: the first block is gone by the time the root is "
+    "known. A kernel that keeps the row is called persistent, and its name has per, not red.",
 )
 
 # %% [markdown]
@@ -332,8 +332,8 @@ for line in "".join(combo.kernels.values()).splitlines() if RECENT else ():
 # %% [markdown]
 # ## Stage 4: PTX
 #
-# Triton compiles this source the same way it compiles yours (lesson 03b). For a reduction along contiguous rows,
-# Inductor's heuristic names the block size. `max-autotune` would time several. Here we pick one ourselves:
+# Triton compiles this source the same way it compiles yours (lesson 03b). Inductor's heuristic picks the block size for
+# a reduction, and `max-autotune` would time several. Here we pick one ourselves, half a row:
 
 # %%
 wide = meta(8192, 4096)
@@ -357,6 +357,9 @@ display(table(("instruction", "times", "what it does"), rows))
 print(*[line.strip() for line in built.ptx.splitlines() if "ld.global" in line][:2], sep="\n")
 
 # %% [markdown]
+# The second loop has three loads: x, the weight and up. The first loop loads x, and the compiler has unrolled its two
+# iterations, so that makes five.
+#
 # ## Online softmax is a pattern
 #
 # Softmax needs a row's maximum before it can sum the exponentials, and it needs their sum before it can normalise.
@@ -381,10 +384,10 @@ softmax_loads.compare(
 
 # %% [markdown]
 # A scheduler reorders and joins loops, but it doesn't change the arithmetic inside them. Online softmax does: it sums
-# with a maximum that may be wrong and corrects the sum later, by $e^{m_{old} - m_{new}}$. That this is allowed, a person
-# had to prove. So compilers find such algorithms by a **pattern**: a known subgraph and its replacement. Inductor has
-# patterns for attention, too. It runs them on the joint graph. Here we run the same passes on the same three operations,
-# with three and with four dimensions:
+# with a maximum that may be wrong and corrects the sum later, by $e^{m_{old} - m_{new}}$. A person had to prove that
+# this gives the same result. So compilers find such algorithms by a **pattern**: a known subgraph and its replacement.
+# Inductor also has patterns for attention, which it runs on the joint graph. Here are those passes on attention with
+# three and with four dimensions:
 
 
 # %%
@@ -658,6 +661,7 @@ for line in entry_after.splitlines():
         short = re.sub(r"\{[\d,]*\}|, backend_config=.*|, metadata=.*", "", line.strip())
         print(short[:98])
 print("fusions:", len(re.findall(r" fusion\(", entry_after)), "kinds:", *xla["kinds"])
+print("code generator:", re.search(r'"kind":"(\w+)"', xla["after"])[1])
 moved, passes = xla["costs"]["bytes accessed"], 3 * 32768 * 4096 * 2
 print(f"bytes by XLA's count: {moved / 1e6:.1f} MB; x, up and the result: {passes / 1e6:.1f} MB")
 
@@ -673,7 +677,8 @@ print(f"bytes by XLA's count: {moved / 1e6:.1f} MB; x, up and the result: {passe
 # which block a program gets, and `jax.jit` treats the call like any other operation. *Going further* has our function
 # in Pallas.
 #
-# Both compilers and eager, in rows of twenty calls by the host's clock (at this size the kernels hide the launches):
+# Here are eager and both compilers, timed on the host, twenty calls in a row. (At this size the kernels hide the
+# launches.)
 
 # %% tags=["hide-input"]
 rows = []
@@ -771,8 +776,8 @@ print("as PyTorch:", torch.allclose(visit(tree, a @ b.t()), gelu(F.linear(a, b, 
 
 # %% [markdown]
 # A tree sees one fragment at a time. A reduction node can add up a row's squares, but the sum is complete only when all
-# tiles of the row are done. So no node can *use* it: dividing by a row's norm needs another kernel, for the reason you
-# saw in lesson 08. In C++ the tree is a type. This is from the file that nvcc compiles for an H100:
+# tiles of the row are done. So no node can *use* it: dividing by a row's norm needs another kernel, or one in which a
+# program has whole rows (lesson 08). In C++ the tree is a type. This is from the file that nvcc compiles for an H100:
 
 # %% tags=["hide-input"]
 from benchmarks.libraries import CUTLASS_SOURCE, CUTLASS_TILES
@@ -856,8 +861,7 @@ gate_gain.compare(
 # %% [markdown]
 # ## When to reach for which
 #
-# Each reason comes from a cell above. The last is lesson 13's block of 128 tokens: time that its kernels are busy,
-# against what launching them takes the CPU.
+# Each reason comes from a cell above, except the last: that's lesson 13's block of 128 tokens.
 
 # %% tags=["hide-input"]
 from benchmarks.fusion_proof import record as fusion_record
@@ -879,22 +883,22 @@ rows = [
     (
         "other algorithm for the same result",
         "your kernel, or a pattern",
-        f"{loads[False]} loads, not {loads[True]}",
+        f"{loads[True]} loads, not {loads[False]}",
     ),
     (
         "your kernel in other people's models",
         "a pattern pass",
-        "{} operators, {} match".format(*matched["the same function"]),
+        "{1} match replaces {0} operators".format(*matched["the same function"]),
     ),
     (
         "your kernel between elementwise neighbours",
         "take them into it",
-        f"{len(launched)} launches, not {len(alone.calls)}",
+        f"{len(alone.calls)} launch, not {len(launched)}",
     ),
     (
         "many small kernels, nothing to fuse",
         "a CUDA graph",
-        f"{unfused.busy:.0f} us, against {on_cpu:.0f}",
+        f"{unfused.busy:.0f} us of kernels, {on_cpu:.0f} us of launching",
     ),
 ]
 if RECENT:
@@ -932,8 +936,8 @@ predictions()
 # prove that it gives the same result.</details>
 #
 # 5. Can an epilogue visitor tree compute LayerNorm of a matmul's rows?
-# <details><summary>Answer</summary>Not in one kernel. A reduction node can sum the rows, but a row spans many tiles, and no tile can use the sums
-# before all of them are done.</details>
+# <details><summary>Answer</summary>No. A reduction node can sum the rows, but a row spans many tiles, and no node can use the sums before all of them
+# are done. It takes a second kernel, or programs that have whole rows.</details>
 #
 # 6. A matmul takes 90 us, and its activation as a separate kernel 15 us. As an epilogue, it adds 3 us to the matmul. How
 #    many times faster is it with the epilogue? Replace the dots with your number.
@@ -953,12 +957,25 @@ self_test(answer, 105 / 93, "90 + 15 apart, over 90 + 3")
 #
 # ### XLA on a CPU
 #
-# On a CPU, an older XLA compiled the same function to three fusions instead of one. This was recorded:
+# On a CPU, an older XLA compiled the same function to three fusions instead of one, and left most of the sum outside
+# them. This was recorded:
 
 # %% tags=["hide-input"]
 older = record("CPU")["xla"]
 print("JAX", older["jax"], "on a CPU, kinds:", *older["kinds"])
-print("the GPU's", xla["kinds"], "is compiled by", re.search(r'"kind":"(\w+)"', xla["after"])[1])
+outside = re.findall(r" (reduce[a-z-]*)\(", older["after"].partition("ENTRY")[2])
+print(f"outside a fusion: {len(outside)} x {outside[0]}")
+
+# %% [markdown]
+# Smaller functions show the other kinds:
+
+# %% tags=["hide-input"]
+of_each = {name: found for name in ("CPU", "GPU") if (found := record(name).get("kinds"))}
+rows = [
+    (function, *(" ".join(found[function]) for found in of_each.values()))
+    for function in of_each["CPU"]
+]
+table(("function", *(record(name)["gpu"] for name in of_each)), rows)
 
 # %% [markdown]
 # If you've installed the course's JAX extra (`pip install -e .[jax]`), this cell compiles it on your machine:

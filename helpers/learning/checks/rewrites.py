@@ -350,6 +350,9 @@ def try_place(case: RewriteCase, module: GraphModule, graph: list[dict], place: 
     if x["shape"] != up["shape"] or weight["shape"] != x["shape"][-1:]:
         of = ", ".join(f"{key} {nodes[place[key]]['shape']}" for key in ("x", "weight", "up"))
         told(case, f"{where} shapes do not fit: {of}", "the shapes of weight and up", graph)
+    if {place[key] for key in ("x", "weight", "up")} >= {each for each in result["args"] if isinstance(each, str)}:
+        said = f"{where} the kernel would replace {place['result']} alone: up is {place['up']}, and the graph keeps it"
+        told(case, said, "where up comes from: it must be computed outside the place", graph)
     left = rewritten(module, [place])
     before, after = launches_left(module), launches_left(left)
     still = [name for name in inside(nodes, place) if name in after]

@@ -14,6 +14,7 @@ PADDING = "the lanes past the row's end: what they hold, and in which sums they 
 BLOCK = "the block: it must hold the whole row (triton.next_power_of_2), or the kernel must loop over the row"
 EPS = "eps: it is added to the mean of squares, inside the square root"
 WIDEN = "float16: 4096 such numbers, or their squares, sum to more than 65504; convert to float32 before the sums"
+SMALL = "small values: they must be as accurate as large ones, relative to their size"
 STRIDES = "the strides: these rows are not next to each other in memory, or their elements are not"
 
 
@@ -43,7 +44,8 @@ def norm_cases(
 
     Rows of 64 elements; another eps, a constant row; a wide row that is a power of two; NaN and inf; then padding, in
     rows of each of `widths` elements; more dimensions; strided, transposed and offset tensors; sums that 16 bits do not
-    hold; `widest` elements; no row at all. Where eps is not what is asked, values are too large for it to matter.
+    hold; `widest` elements; small weights, where every result must be as accurate as the largest; no row at all. Where
+    eps is not what is asked, values are too large for it to matter.
 
     Args:
         tensors: how many of (..., cols) come first.
@@ -100,6 +102,11 @@ def norm_cases(
     wide = "bfloat16: the sums over a wide row; convert to float32 before them"
     found.append(call("bfloat16, a wide row", wide, 1, 4096, dtype=torch.bfloat16, mean=20.0, scale=1.0))
     found.append(call("the widest row", f"{BLOCK}; and {PADDING}", 1, widest))
+    # No two terms of a sum cancel, so small results are as accurate as large ones.
+    rows = [32 * torch.stack([cases.distinct_values(x, tensors) for x in draw(4, 64)]) for _ in range(tensors)]
+    weight = torch.logspace(-30, 0, 64, device=rows[0].device) * draw(64).sign()
+    inputs = (*rows, weight, *(torch.zeros_like(weight) for _ in range(vectors - 1)), 1e-5)
+    found.append(Case("weights from 1e-30 to 1", inputs, SMALL, relative=True, conditioning=4.0))
     found.append(call("no rows", "the empty tensor", 0, 65))
     return found
 
