@@ -461,9 +461,8 @@ close = torch.allclose(whole.result[0], decoder_layer_reference(*inputs)[0], rto
 print(f"as the reference: {close}; {whole.launches} launches (the first zeroes the counters)")
 weight = inputs[3]
 print(f"the first weight is read {whole.by_tensor['qkv'].read / weight.nbytes:.0f} time")
-if not runtime.has_gpu():
-    hazards = check_orders(kernels.decoder_layer, *inputs, orders=6)
-    print("hazards in six orders:", len(hazards))
+hazards = check_orders(kernels.decoder_layer, *inputs, orders=6)
+print("hazards in six orders:", len(hazards))
 
 # %% [markdown]
 # A megakernel has its drawbacks, even before you run it. Since all steps share one launch, every step gets at least as
