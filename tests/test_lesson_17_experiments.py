@@ -14,6 +14,7 @@ from benchmarks.experiments.lesson_17 import (
     OP,
     PEAKED,
     RECORD,
+    ROWS,
     SEEDS,
     cache_inputs,
     drawing,
@@ -23,7 +24,7 @@ from benchmarks.experiments.lesson_17 import (
     rope_cache_without_checks,
     split_decode,
 )
-from helpers.instruments import measure, recorded
+from helpers.instruments import measure, recorded, recorded_sweep
 from kernels.tiled.paged_attention import merge_splits_kernel, paged_attention_reference
 
 LESSON = Path(__file__).resolve().parents[1] / "source/lessons/17_serving.py"
@@ -114,5 +115,26 @@ def test_what_lesson_17_concludes_from_its_record():
     assert 1.9 < peaked["one kernel"] / plain["one kernel"] < 2.1  # two passes
     for kind in ("flat", "peaked"):  # the unluckiest of 64
         assert draws[f"64 rows, filtered, {kind}"]["one kernel"] > draws[f"1 row, filtered, {kind}"]["one kernel"]
-    prefill = record.experiment("serving_rope_cache")[4096]
-    assert prefill["one kernel"].median < prefill["torch.compile"].median
+    around = record.experiment("serving_rope_cache")
+    assert around[4096]["one kernel"].median < around[4096]["torch.compile"].median
+    assert around[4096]["eager"].median < 1.1 * around[1]["eager"].median  # the GPU waits for the CPU
+    rows = record.experiment("serving_rows")
+    assert min(rows[count]["PyTorch"].median for count in ROWS[1:]) > 2 * rows[1]["PyTorch"].median
+    assert rows[8]["8 splits"].median < 1.1 * rows[1]["8 splits"].median
+
+
+def test_what_lesson_17_concludes_beside_flashinfer():
+    sweep = recorded_sweep()
+    for point in sweep.of("sample"):
+        rows, logits = point["shape"]
+        ours, theirs = (point["gpu"][way][0] for way in ("fused", "FlashInfer"))
+        if rows == 64:
+            assert ours < theirs
+        if rows == 1 and logits > 128_000:
+            assert theirs < ours
+    for point in sweep.of("paged_attention"):
+        if "gpu" in point:
+            ours, theirs = (point["gpu"][way][0] for way in ("fused", "FlashInfer"))
+            assert max(ours, theirs) < 1.15 * min(ours, theirs)
+            *_, tokens, _ = point["shape"]
+            assert (ours > 1.25 * point["least"]) == (point["shape"][0] * tokens == 8192)  # the cache is short

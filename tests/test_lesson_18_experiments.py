@@ -113,6 +113,12 @@ def test_what_lesson_18_concludes_from_its_record():
     for name, ways in graph.items():
         over = {way: ways[way] / (ways[way] - rest[name][way]) for way in rest[name]}
         assert min(over[way] for way in five) > max(each for way, each in over.items() if way not in five)
+    of_add = {clock: time.median / EMPTY for clock, time in empty["torch add"].items()}
+    called = 14 * max(of_add["call"], of_add["graph"] + floors["small"] / 14)
+    assert 0.4 < called / small["eager"] < 0.6  # the model gives about half of both times
+    assert 0.4 < 1 - rest["small"]["eager"] / graph["small"]["eager"] < 0.6
+    saved = graph["8B"]["eager, a product each"] - graph["8B"]["eager"]
+    assert saved > 4 * 2 * of_add["graph"]  # more than the gaps
     late, per_step = (graph["8B"][way] for way in ("dependent, late signal", "kernel per step"))
     assert abs(late / per_step - 1) < 0.01 < graph["8B"]["dependent launch"] / per_step - 1
     assert graph["small"]["dependent, late signal"] < graph["small"]["kernel per step"]

@@ -566,9 +566,6 @@ WRONG = {
         "partial results in 16 bits": {
             "dtype=torch.float32, device=q.device)\n    peak": ("dtype=torch.bfloat16, device=q.device)\n    peak")
         },
-        "keys of 16 bits summed in them": {
-            "other=0.0).to(tl.float32)\n        s =": "other=0.0).to(q_ptr.dtype.element_ty)\n        s ="
-        },
     },
     "18_short_kernels": {
         "BLOCK": {"tl.sum(s * s, axis=0) / cols": "tl.sum(s * s, axis=0) / BLOCK"},

@@ -35,11 +35,13 @@ from .checks.mistaken_formulas import BLOCK_MISTAKES as BLOCK_MISTAKES
 from .checks.mistaken_formulas import CONV_MISTAKES as CONV_MISTAKES
 from .checks.mistaken_formulas import DROPOUT_MISTAKES as DROPOUT_MISTAKES
 from .checks.mistaken_formulas import FLASH_MISTAKES as FLASH_MISTAKES
+from .checks.mistaken_formulas import GATED_NORM_MISTAKES as GATED_NORM_MISTAKES
 from .checks.mistaken_formulas import INT8_MISTAKES as INT8_MISTAKES
 from .checks.mistaken_formulas import LAYER_NORM_MISTAKES as LAYER_NORM_MISTAKES
 from .checks.mistaken_formulas import LINEAR_MISTAKES as LINEAR_MISTAKES
 from .checks.mistaken_formulas import RESIDUAL_NORM_MISTAKES as RESIDUAL_NORM_MISTAKES
 from .checks.mistaken_formulas import SCORES_MISTAKES as SCORES_MISTAKES
+from .checks.mistaken_formulas import SPLIT_MISTAKES as SPLIT_MISTAKES
 from .checks.mistaken_formulas import TOPK_MISTAKES as TOPK_MISTAKES
 from .checks.numbers import check_counts as check_counts
 from .checks.numbers import check_numbers as check_numbers

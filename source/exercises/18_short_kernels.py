@@ -41,6 +41,7 @@ import triton.language as tl
 
 from helpers.instruments import measure
 from helpers.learning import (
+    GATED_NORM_MISTAKES,
     Hints,
     check_arrangement,
     check_counts,
@@ -55,6 +56,7 @@ from helpers.learning import (
     norm_cases,
     steps_asked,
 )
+from helpers.learning.checks import short_layer_questions
 
 # %% [markdown]
 # ## The unfused reference
@@ -378,7 +380,9 @@ hint
 # **Are the results right?** This checks both results with odd widths, views, NaN, three dtypes and one wide row.
 
 # %% grade_id="values" points=3
-check_values(gated_norm, reference, norm_cases(3, 1, seed=6), name="values")
+check_values(
+    gated_norm, reference, norm_cases(3, 1, seed=6), unlike=GATED_NORM_MISTAKES, name="values"
+)
 
 # %% [markdown]
 # **Is it fused?** There should be one launch that reads every input once and writes both results once, in float32 and
@@ -412,20 +416,28 @@ def layer_inputs(width, hidden):
     return *vectors, torch.randn(hidden, width), torch.randn(width, hidden)
 
 
-def fused_layer(width, hidden):
-    return 3, 4 * (width * 6 + 2 * (hidden * width + hidden + width))
-
-
 sizes = [(4, 8), *draw_questions(1, 4, (8, 24, 96), (16, 40, 200))]
 
 # %% grade_id="counts" points=1
 check_counts(
-    count_layer, short_layer, layer_inputs, sizes, parts=("launches", "bytes"), name="counts"
+    count_layer,
+    short_layer,
+    layer_inputs,
+    sizes,
+    parts=("launches", "bytes"),
+    unlike=short_layer_questions.COUNT_MISTAKES,
+    name="counts",
 )
 
 # %% grade_id="fused" points=1
 check_numbers(
-    count_fused, fused_layer, sizes, parts=("launches", "bytes"), within=0.0, name="fused"
+    count_fused,
+    short_layer_questions.fused_layer,
+    sizes,
+    parts=("launches", "bytes"),
+    within=0.0,
+    unlike=short_layer_questions.FUSED_MISTAKES,
+    name="fused",
 )
 
 # %% [markdown]
@@ -452,17 +464,7 @@ in_a_graph(plan_step, gated_norm)
 # %% [markdown]
 # **Times and budgets**, both for a slow CPU and for a slow GPU.
 
-
 # %%
-def right_time(launches, nbytes, call, gap, bandwidth, graph):
-    moved = nbytes / bandwidth
-    return call + launches * gap + moved if graph else max(launches * call, launches * gap + moved)
-
-
-def right_budget(budget, nbytes, call, gap, bandwidth):
-    return max(0, int((budget - call - nbytes / bandwidth) // gap))
-
-
 times = draw_questions(
     2, 8, (3, 6, 11), (3e4, 3e6, 3e8), (5.0, 8.0), (1.0, 1.5), (3e6, 4e6), (True, False)
 )
@@ -476,10 +478,24 @@ budgets = [(20.25, 3e6, 5.0, 1.0, 3e6), (20.0, 3e8, 5.0, 1.0, 3e6)]
 budgets += draw_questions(3, 6, (30.3, 40.6, 9.1), (3e6, 6e6), (5.0, 8.0), (0.75, 1.25), (3e6, 4e6))
 
 # %% grade_id="time" points=1
-check_numbers(microseconds, right_time, times, within=1e-6, name="time")
+check_numbers(
+    microseconds,
+    short_layer_questions.microseconds,
+    times,
+    within=1e-6,
+    unlike=short_layer_questions.TIME_MISTAKES,
+    name="time",
+)
 
 # %% grade_id="budget" points=1
-check_numbers(most_launches, right_budget, budgets, within=0.0, name="budget")
+check_numbers(
+    most_launches,
+    short_layer_questions.most_launches,
+    budgets,
+    within=0.0,
+    unlike=short_layer_questions.BUDGET_MISTAKES,
+    name="budget",
+)
 
 # %% grade_id="other-values" points=1
 # Other widths and other numbers are checked here when the exercise is graded.
@@ -488,6 +504,7 @@ check_values(
     gated_norm,
     reference,
     norm_cases(3, 1, seed=1729, widths=(2, 255, 2049), widest=5001),
+    unlike=GATED_NORM_MISTAKES,
     name="other-values",
 )
 # END HIDDEN TESTS

@@ -577,11 +577,12 @@ in_us("serving_pages", "sequences x tokens", (8192, 65536, 16 * 8192, 128 * 4096
 #
 # Before attention can run, each new token's q and k are rotated, and in some models normalised first
 # ([RoPE](../docs/glossary.md#rope)), and k and v are written into their page. `kernels.rope_cache` does all of it in
-# one launch. The cell below shows the PyTorch version. For fp16 tensors, you can count its launches line by line:
+# one launch. With fp16 tensors, you can count the launches of the PyTorch version below:
 #
-# - each arithmetic operation, comparison, `&`, `nonzero`, `cat` and lookup with an index tensor is one launch;
+# - each arithmetic operation, comparison, `&`, `cat` and lookup with an index tensor is one launch;
 # - so is an assignment to indexed elements, and the conversion of the cosines and sines to fp16;
 # - so is `rms_norm`, whose weight is already fp16 and needs no conversion;
+# - count `nonzero` as one, although a GPU needs several;
 # - views such as `chunk`, `[:, 0]` and `[:, None]` don't launch anything.
 #
 # **How many launches is that?** Remember that `rotate` runs twice.
@@ -619,19 +620,18 @@ rope_launches.compare(
 )
 
 # %% [markdown]
-# Fusion saves bytes too, but with one token per user those are kilobytes, which take less than a microsecond to move.
-# **Here it's the launches that matter.** (In eager mode, the CPU also has to wait for the GPU, because `nonzero` can't
-# allocate its result before it knows how many tokens have a slot.)
+# Fusion saves bytes too, but with one token per user those are kilobytes, less than a microsecond's worth. **Here it's
+# the launches that matter.** (In eager mode, the CPU also has to wait for the GPU, because `nonzero` can't allocate its
+# result before it knows how many tokens have a slot.)
 
 # %% tags=["hide-input"]
 in_us("serving_rope_cache", "tokens")
 
 # %% [markdown]
-# (The compiled version assumes that every token has a slot, so it doesn't wait.) In prefill, with thousands of tokens,
-# the bytes do matter, and the kernel saves those, too.
+# Eager takes as long for one token as for 4096: the GPU waits for the CPU. (The compiled version assumes that every
+# token has a slot, so its CPU doesn't wait.) In prefill, the bytes do matter, and the kernel saves those, too.
 #
-# Twice per layer, you also add the residual, normalise and, before an int8 matmul (lesson 12), quantise. *Going
-# further* does that in one kernel.
+# *Going further* fuses what comes before an int8 matmul (lesson 12): residual, norm and quantisation.
 #
 # ### Quantised caches
 #
@@ -820,17 +820,17 @@ display(table(columns, rows))
 print(f"tokens per step: {accepted(4):.1f} with 4 rows, {accepted(8):.1f} with 8")
 
 # %% [markdown]
-# Here are recorded times of attention over 16 caches of 8192 tokens, by the number of rows of q. Every row sees all
-# keys: the mask among the new tokens is left out.
+# Here are recorded times of attention over 16 caches of 8192 tokens. Every row of q sees all keys, without a mask
+# among the new tokens.
 
 # %% tags=["hide-input"]
 in_us("serving_rows", "rows of q", 5 * (16 * 8192,))
 
 # %% [markdown]
 # Extra rows raise the intensity just like grouped heads do: 4 query heads times 4 rows fill the tile of 16 rows that
-# was mostly padding before. (PyTorch takes twice as long from two rows on. We don't know why.) In the first table, all
-# three batches gain the same factor. But 64 sequences with 8 rows are already close to the ridge. Beyond it extra rows
-# are no longer free.
+# was mostly padding before. (PyTorch takes twice as long from two rows on, probably because FlashAttention only packs
+# a group's heads into one tile for a single row.) In the first table, all three batches gain the same factor. But 64
+# sequences with 8 rows are already close to the ridge. Beyond it extra rows aren't free.
 #
 # ## Your predictions vs the measurements
 
@@ -939,6 +939,40 @@ print(f"PyTorch: {len(eager)} launches, {moved / 1e3:.0f} kB; "
       f"{one_kernel.bytes_total / 1e3:.0f} kB")  # fmt: skip
 
 # %% [markdown]
+# ### Compared with FlashInfer
+#
+# Serving systems such as vLLM call the kernels of FlashInfer or FlashAttention. Here are their times next to ours. In
+# decode, ours and FlashInfer's look up pages, the other two read a cache without any. *k and v once* is the time of the
+# cache's bytes at the bandwidth of a plain read:
+
+# %% tags=["hide-input"]
+from helpers.instruments import recorded_sweep
+
+at_all_sizes = recorded_sweep()
+timed = [point for point in at_all_sizes.of("paged_attention") if "gpu" in point]
+peers = ("fused", "FlashInfer", "Flex", "FlashAttention-2")
+rows = []
+for point in timed:
+    sequences, heads, key_heads, _, tokens, _ = point["shape"]
+    shown = (f"{point['gpu'][peer][0]:.1f}" for peer in peers)
+    rows.append(
+        (f"{sequences} x {tokens}", f"{heads} / {key_heads}", *shown, f"{point['least']:.1f}")
+    )
+columns = ("sequences x tokens", "heads / key heads", "ours", *peers[1:], "k and v once")
+title = f"decode, {at_all_sizes.label(timed)}, us on the GPU, cold L2"
+display(table(columns, rows, title))
+timed, peers = at_all_sizes.of("sample"), ("fused", "FlashInfer", "torch.compile")
+rows = []
+for point in timed:
+    shown = (f"{point['gpu'][peer][0]:.1f}" for peer in peers)
+    rows.append((*(f"{size}" for size in point["shape"]), *shown))
+title = f"sample without a filter, {at_all_sizes.label(timed)}, us on the GPU, cold L2"
+table(("rows", "logits", "ours", *peers[1:]), rows, title)
+
+# %% [markdown]
+# In decode, the kernels are close to each other and to the bytes, unless the cache is short. In sampling, ours leads at
+# 64 rows. At a single row of 128 thousand logits FlashInfer leads: ours only keeps one SM busy.
+#
 # ### The sampler's kernel
 
 # %% tags=["hide-input"]

@@ -112,3 +112,14 @@ def test_the_cell_that_captures_says_so_where_there_is_no_gpu(monkeypatch):
     told = in_a_graph(lambda launches, tensors: best_plan({"launches": launches, "tensors": tensors}), gated)
     captured = "captured by torch.cuda.CUDAGraph" if torch.cuda.is_available() else "No GPU here: nothing was captured"
     assert captured in told
+
+    def without_copies(launches, tensors):
+        return best_plan({"launches": launches, "tensors": tensors}) | {"copied": []}
+
+    def out_of_order(launches, tensors):
+        plan = best_plan({"launches": launches, "tensors": tensors})
+        return plan | {"graphs": [[name for group in plan["graphs"] for name in group]]}
+
+    # An answer that has changed since its check passed is told so in a line.
+    assert "in token 2, y is not what eager gives" in in_a_graph(without_copies, gated)
+    assert "doesn't run one after the other" in in_a_graph(out_of_order, gated)

@@ -9,6 +9,7 @@ import torch
 from helpers.grading.exercise import exercises_in
 from helpers.grading.replay import server
 from helpers.learning import check_gradcheck, dropout_cases, flash_cases, linear_cases
+from helpers.learning import check_gradcheck, flash_cases, linear_cases, norm_cases, split_cases
 from helpers.learning.checks import mistaken_formulas, values
 from helpers.learning.checks.gradients import gradient_cases
 from helpers.learning.outcome import ERROR, PASS
@@ -26,14 +27,21 @@ def backward(grad_y, x, weight, bias, eps):
     return mistaken_formulas._NormBackward(grad_y, x, weight, bias, eps).gradients()
 
 
+def gated(x, residual, gate, weight, eps):
+    s = x + residual
+    return torch.nn.functional.rms_norm(s, weight.shape, weight, eps) * torch.nn.functional.silu(gate), s
+
+
 @pytest.mark.parametrize(
     ("reference", "formulas", "cases"),
     [
         (linear, mistaken_formulas.LINEAR_MISTAKES, linear_cases(0)),
         (flash, mistaken_formulas.FLASH_MISTAKES, flash_cases(0)),
         (backward, mistaken_formulas.BACKWARD_MISTAKES, gradient_cases(0)),
+        (mistaken_formulas._split_decode, mistaken_formulas.SPLIT_MISTAKES, split_cases(0)),
+        (gated, mistaken_formulas.GATED_NORM_MISTAKES, norm_cases(3, 1, seed=0)),
     ],
-    ids=["linear", "flash", "backward"],
+    ids=["linear", "flash", "backward", "splits", "gated norm"],
 )
 def test_each_formula_differs_from_its_exercises(reference, formulas, cases):
     assert all(values.would_pass(reference, reference, case) for case in cases)

@@ -395,9 +395,13 @@ def in_a_graph(answer: Callable, kernel: Callable) -> Unquoted:
     on_gpu = runtime.has_gpu()
     sizes = (1024, 3072) if on_gpu else (64, 96)
     step = a_step(*sizes, False, True, True, False, gated=kernel)
-    plan = answer(*shown(step))
-    planned, given = Planned(step, plan, capture=on_gpu), tokens_of(step, TOKENS)
-    replayed_as_eager(planned, step, given, answer.__name__)
+    try:
+        plan = answer(*shown(step))
+        require_plan(plan, step, answer.__name__)
+        planned, given = Planned(step, plan, capture=on_gpu), tokens_of(step, TOKENS)
+        replayed_as_eager(planned, step, given, answer.__name__)
+    except AnswerError as error:  # the answer has changed since it passed
+        return Unquoted(f"{error}. Run the check 'graph' again.")
     calls = len(plan["graphs"]) + len(plan["copied"]) + len(outside(plan, step))
     lines = [f"{len(step['launches'])} calls from Python without graphs, {calls} with {len(plan['graphs'])}"]
     if on_gpu:

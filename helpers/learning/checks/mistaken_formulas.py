@@ -4,6 +4,7 @@ Each dictionary is for `check_values(unlike=...)` of one exercise: the mistaken 
 function of the exercise's own arguments. Only an answer that differs from the reference is compared with them.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -405,6 +406,86 @@ FLASH_MISTAKES: dict[str, Callable] = {
 }
 
 
+# Exercise 17: (q, k, v, bounds)
+
+
+def _splits(q, k, v, bounds, scale, block: int, order: str, past_the_end: bool):
+    """Each split's maximum, sum and values, with a mistake in its loop over blocks of keys."""
+    s = (_wide(q)[:, None] * _wide(k)).sum(-1) * scale(q.shape[-1])
+    found = []
+    for first, last in itertools.pairwise(bounds.tolist()):
+        peak = s.new_full((len(s), 1), -torch.inf)
+        total, acc = torch.zeros_like(peak), torch.zeros_like(_wide(q))
+        for start in range(first, last, block):
+            end = start + block if past_the_end else min(start + block, last)
+            tile, values = s[:, start:end], _wide(v)[:, start:end]
+            grown = torch.maximum(peak, tile.amax(-1, keepdim=True))
+            e, shrink = torch.exp(tile - grown), torch.exp(peak - grown)
+            total = total * (1 if order in ("sum not shrunk", "nothing shrunk") else shrink) + e.sum(-1, keepdim=True)
+            acc = acc * (1 if order in ("acc not shrunk", "nothing shrunk") else shrink) + (e[:, None] @ values)[:, 0]
+            peak = grown
+        found.append((peak, total, acc))
+    return (torch.stack(each, 1) for each in zip(*found, strict=True))
+
+
+def _merged(share, total, acc):
+    return (share * acc).sum(1), (share * total).sum(1)
+
+
+def _split_decode(
+    q, k, v, bounds, merge=_merged, scale=lambda dim: dim**-0.5, block=2**30, order="", past_the_end=False
+):
+    """`merge` makes of each split's exp(its maximum - the largest), sum and values a numerator and a denominator."""
+    peak, total, acc = _splits(q, k, v, bounds, scale, block, order, past_the_end)
+    share = torch.exp(peak - peak.amax(1, keepdim=True).clamp(min=-1e30))
+    above, below = merge(share, total, acc)
+    return (above / torch.where(below == 0, 1.0, below)).to(q.dtype)
+
+
+def _own_results(total, acc):
+    return acc / torch.where(total == 0, 1.0, total)
+
+
+SPLIT_MISTAKES: dict[str, Callable] = {
+    **{said: partial(_split_decode, scale=scale) for said, scale in SCALES.items()},
+    **{
+        said: partial(_split_decode, merge=merge)
+        for said, merge in {
+            NOT_DIVIDED: lambda share, total, acc: ((share * acc).sum(1), torch.ones_like(total[:, 0])),
+            "the merge without the factors exp(m_s - m)": lambda share, total, acc: (acc.sum(1), total.sum(1)),
+            "the merge without exp(m_s - m) before the sums": lambda share, total, acc: (
+                (share * acc).sum(1),
+                total.sum(1),
+            ),
+            "the merge without exp(m_s - m) before the values": lambda share, total, acc: (
+                acc.sum(1),
+                (share * total).sum(1),
+            ),
+            "the mean of the splits' own softmaxes": lambda share, total, acc: (
+                _own_results(total, acc).sum(1),
+                (total > 0).to(total.dtype).sum(1),
+            ),
+            "the splits' own softmaxes with weights exp(m_s - m), without the sums": lambda share, total, acc: (
+                (share * _own_results(total, acc)).sum(1),
+                share.sum(1),
+            ),
+            "the first split alone": lambda share, total, acc: (acc[:, 0], total[:, 0]),
+            "the last split alone": lambda share, total, acc: (acc[:, -1], total[:, -1]),
+        }.items()
+    },
+    **{
+        f"{said}, in blocks of {keys} keys": partial(_split_decode, block=keys, **mistake)
+        for said, mistake in {
+            "acc never rescaled when a split's maximum grows": {"order": "acc not shrunk"},
+            "the sum never rescaled when a split's maximum grows": {"order": "sum not shrunk"},
+            "neither acc nor the sum rescaled when a split's maximum grows": {"order": "nothing shrunk"},
+            "splits whose last block goes past their end": {"past_the_end": True},
+        }.items()
+        for keys in TILES
+    },
+}
+
+
 # Exercise 11: (grad_y, x, weight, bias, eps)
 
 
@@ -589,4 +670,58 @@ BLOCK_BACKWARD_MISTAKES: dict[str, Callable] = {
     ),
     "the weight's gradient left at 0": _block_backward(lambda of: {"of_weight": 0 * of.grad_y}),
     "the gradients of x and the gate, exchanged": _x_and_gate_exchanged,
+}
+
+
+# Exercise 18: (x, residual, gate, weight, eps)
+
+
+def _gated_norm(x, residual, gate, weight, eps, of_norm=None, of_gate=functional.silu, of_sum=None, **kind):
+    wide_x, wide_residual, wide_gate, weight = map(_wide, (x, residual, gate, weight))
+    s = wide_x + wide_residual
+    normed = _rms_norm(s, weight, eps, **kind) if of_norm is None else of_norm(wide_x, wide_residual, weight, eps)
+    y = normed * of_gate(wide_gate)
+    s = s if of_sum is None else of_sum(wide_x, wide_residual, wide_gate, y)
+    return y.to(x.dtype), s.to(x.dtype)
+
+
+def _normed(of: Callable, by: Callable | None = None):
+    """The norm of other values than the sum's, or by the mean square of others than the normed ones."""
+
+    def norm(x, residual, weight, eps):
+        square = (by or of)(x, residual).square().mean(-1, keepdim=True)
+        return of(x, residual) * (square + eps).rsqrt() * weight
+
+    return norm
+
+
+def _silu_before_the_norm(x, residual, gate, weight, eps):
+    s = x + residual
+    return _rms_norm(s * functional.silu(gate), weight, eps), s
+
+
+GATED_NORM_MISTAKES: dict[str, Callable] = {
+    "the formula without the gate": partial(_gated_norm, of_gate=torch.ones_like),
+    "the formula with sigmoid(g) for g sigmoid(g)": partial(_gated_norm, of_gate=torch.sigmoid),
+    "the formula with g for g sigmoid(g)": partial(_gated_norm, of_gate=lambda gate: gate),
+    "the formula without the weight": partial(_gated_norm, of_norm=lambda x, r, w, eps: _rms_norm(x + r, 1, eps)),
+    "the formula with the gate before the norm": _silu_before_the_norm,
+    "the norm of x alone": partial(_gated_norm, of_norm=_normed(lambda x, r: x)),
+    "the norm of the residual alone": partial(_gated_norm, of_norm=_normed(lambda x, r: r)),
+    "the formula with the mean square of x for that of s": partial(
+        _gated_norm, of_norm=_normed(lambda x, r: x + r, lambda x, r: x)
+    ),
+    "LayerNorm, which subtracts the mean": partial(
+        _gated_norm, of_norm=lambda x, r, w, eps: _layer_norm(x + r, w, 0, eps)
+    ),
+    "the formula with the mean square for its root": partial(_gated_norm, power=-1),
+    "the formula with the sum of squares not divided by n": partial(_gated_norm, mean=torch.sum),
+    "the formula, and s times the gate": partial(_gated_norm, of_sum=lambda x, r, gate, y: (x + r) * gate),
+    "the formula, and s times silu of the gate": partial(
+        _gated_norm, of_sum=lambda x, r, gate, y: (x + r) * functional.silu(gate)
+    ),
+    "the two results, exchanged": lambda *given: _gated_norm(*given)[::-1],
+    "y twice": partial(_gated_norm, of_sum=lambda x, r, gate, y: y),
+    "y and the residual as it was": partial(_gated_norm, of_sum=lambda x, r, gate, y: r),
+    "y and x": partial(_gated_norm, of_sum=lambda x, r, gate, y: x),
 }

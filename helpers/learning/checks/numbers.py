@@ -24,7 +24,12 @@ def draw_questions(seed: int, count: int, *choices: Sequence) -> list[tuple]:
 
 @as_check
 def check_numbers(
-    answer: Callable, expected: Callable, questions: Iterable[tuple], parts: tuple[str, ...] = (), within: float = 0.01
+    answer: Callable,
+    expected: Callable,
+    questions: Iterable[tuple],
+    parts: tuple[str, ...] = (),
+    within: float = 0.01,
+    unlike: dict[str, Callable] | None = None,
 ) -> str:
     """Call `answer` on each question, compare its result with that of `expected`, and report the first that differs.
 
@@ -34,17 +39,28 @@ def check_numbers(
         questions: arguments, the simplest first.
         parts: names of a tuple's numbers, with their unit: "bytes", "FLOP".
         within: by how much a number may differ, relative to it.
+        unlike: description -> a function like `expected`: mistakes to recognise.
         name: the check's name.
     """
-    questions = list(questions)
+    questions, right = list(questions), []
     for question in questions:
-        compare(answer(*question), expected(*question), called(answer, question), parts, within)
+        got, asked = answer(*question), called(answer, question)
+        right.append((question, expected(*question)))
+        try:
+            compare(got, right[-1][1], asked, parts, within)
+        except AnswerError as error:
+            raise named(error, got, right, asked, parts, within, unlike or {}) from None
     return f"right on {len(questions)} questions."
 
 
 @as_check
 def check_counts(
-    answer: Callable, snippet: Callable, inputs: Callable, questions: Iterable[tuple], parts: tuple[str, ...]
+    answer: Callable,
+    snippet: Callable,
+    inputs: Callable,
+    questions: Iterable[tuple],
+    parts: tuple[str, ...],
+    unlike: dict[str, Callable] | None = None,
 ) -> str:
     """Compare the counts of `answer` with the meter's, and report the first question that differs, launch by launch.
 
@@ -54,9 +70,10 @@ def check_counts(
         inputs: a question -> the snippet's tensors.
         questions: arguments of `answer` and `inputs`, the simplest first.
         parts: which of the meter's numbers are asked: "launches", "bytes read", "bytes written", "bytes".
+        unlike: description -> a function of a question: mistakes to recognise.
         name: the check's name.
     """
-    questions = list(questions)
+    questions, right = list(questions), []
     for question in questions:
         seen = measure(snippet, *inputs(*question))
         numbers = {
@@ -65,12 +82,45 @@ def check_counts(
             "bytes written": seen.bytes_written,
             "bytes": seen.bytes_total,
         }
-        expected = tuple(numbers[part] for part in parts)
+        got, asked = answer(*question), called(answer, question)
+        right.append((question, tuple(numbers[part] for part in parts)))
         try:
-            compare(answer(*question), expected, called(answer, question), parts, within=0.0)
+            compare(got, right[-1][1], asked, parts, within=0.0)
         except AnswerError as error:
-            raise AnswerError("\n".join([str(error), "The meter saw:", *launches_of(seen)]), error.look_at) from None
+            said = named(error, got, right, asked, parts, 0.0, unlike or {})
+            raise AnswerError("\n".join([str(said), "The meter saw:", *launches_of(seen)]), said.look_at) from None
     return f"what the meter counts, on {len(questions)} shapes."
+
+
+def named(
+    error: AnswerError,
+    got: object,
+    right: list[tuple[tuple, object]],
+    asked: str,
+    parts: tuple[str, ...],
+    within: float,
+    unlike: dict[str, Callable],
+) -> AnswerError:
+    """Return the error with the mistakes that give `got`, if they'd also be right on all questions before the last.
+
+    Args:
+        right: questions with their right answers; the error is about the last.
+    """
+
+    def agrees(mine: object, other: object) -> bool:
+        try:
+            compare(mine, other, asked, parts, within)
+        except AnswerError:
+            return False
+        return True
+
+    *before, (question, _) = right
+    others = [
+        said
+        for said, mistaken in unlike.items()
+        if agrees(got, mistaken(*question)) and all(agrees(mistaken(*each), wanted) for each, wanted in before)
+    ]
+    return AnswerError(f"{error}\nyou get that with {', or with '.join(others)}", error.look_at) if others else error
 
 
 def launches_of(seen) -> list[str]:
