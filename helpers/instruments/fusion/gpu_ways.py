@@ -13,7 +13,7 @@ What is chosen inside a library, or depends on values, is marked as uncertain.
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from unittest import mock
 
 import torch
@@ -337,6 +337,19 @@ def _autocast(self, device_type, dtype=None, enabled=True, cache_enabled=None):
 
 
 _plain_autocast = autocast_mode.autocast.__init__
+
+
+@contextlib.contextmanager
+def believed_real(has_values: Callable[[torch.Tensor], bool]) -> Iterator[None]:
+    """Inside, transformers takes tensors with known values for real ones, and skips masks as it does when it runs."""
+    utilities = sys.modules.get("transformers.utils.import_utils")
+    plain = getattr(utilities, "is_fake_tensor", None)
+    with contextlib.ExitStack() as stack:
+        if plain is not None:
+            stack.enter_context(
+                mock.patch.object(utilities, "is_fake_tensor", lambda each: plain(each) and not has_values(each))
+            )
+        yield
 
 
 def _foreach_by_default(params, differentiable, use_fused=False) -> tuple[bool, bool]:
