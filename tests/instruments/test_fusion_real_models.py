@@ -662,3 +662,42 @@ def test_a_mask_with_fewer_key_heads_and_sums_at_positions_are_named_as_unsure()
     for accumulate in (False, True):
         plan = analyse(lambda x, v, a=accumulate: x.index_put((positions,), v, a), meta(8, 4), meta(4, 4))
         assert bool(plan.unsure) == accumulate
+
+
+class Masked(nn.Module):
+    """Attention that leaves out a mask of ones, as transformers does when it runs."""
+
+    def forward(self, x, mask, length=8):
+        place = torch.arange(length)
+        padded = not mask.all() or bool((place.diff() != 1).any())
+        keep = mask[:, None, None, :].bool() if padded else None
+        return functional.scaled_dot_product_attention(x, x, x, attn_mask=keep, is_causal=keep is None)
+
+
+def test_a_branch_on_known_integers_is_taken_as_eager_pytorch_takes_it():
+    x, ones = meta(2, 4, 8, 64), torch.ones(2, 8, dtype=torch.int64)
+    zeros = ones.clone()
+    zeros[1, 5:] = 0
+    flash, efficient = (f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient"))
+    assert flash in operators(Masked(), x, ones)
+    assert efficient in operators(Masked(), x, zeros)
+    with pytest.raises(ValueError, match=r"the values are not known; .*`padded = not mask.all\(\)"):
+        analyse(Masked(), x, ones.to("meta"))
+
+
+@pytest.mark.parametrize("change", ["ones[0, 0] = 0", "ones.view(-1)[:1].zero_()", "ones *= 0"])
+def test_a_write_to_known_integers_makes_them_unknown(change):
+    def model(x, ones):
+        exec(change)
+        return x + 1 if ones.all() else x
+
+    given = torch.ones(2, 8, dtype=torch.int64)
+    with pytest.raises(ValueError, match="the values are not known"):
+        analyse(model, meta(4, 4), given)
+    assert given.all()
+
+
+def test_random_and_uninitialised_integers_are_not_known():
+    for make in (lambda: torch.randint(0, 2, (8,)), lambda: torch.empty(8, dtype=torch.int64)):
+        with pytest.raises(ValueError, match="the values are not known"):
+            analyse(lambda x, make=make: x + 1 if make().any() else x, meta(4, 4))

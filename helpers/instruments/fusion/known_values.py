@@ -28,7 +28,8 @@ class KnownValues:
         for tensor, stand_in in given:
             plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
             if plain and tensor.layout is torch.strided and _is_small(tensor) and not tensor.is_meta:
-                self._of[id(stand_in)] = stand_in, tensor.detach().cpu().clone()
+                with _disable_current_modes():
+                    self._of[id(stand_in)] = stand_in, tensor.detach().cpu().clone()
 
     def has(self, tensor: torch.Tensor) -> bool:
         return id(tensor) in self._of
