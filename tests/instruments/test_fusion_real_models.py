@@ -1,5 +1,6 @@
 """The analyser on what people really train and serve, written out in plain PyTorch: what it does not know, it names."""
 
+import contextlib
 import copy
 import functools
 import hashlib
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from helpers.cli import main
@@ -701,3 +703,78 @@ def test_random_and_uninitialised_integers_are_not_known():
     for make in (lambda: torch.randint(0, 2, (8,)), lambda: torch.empty(8, dtype=torch.int64)):
         with pytest.raises(ValueError, match="the values are not known"):
             analyse(lambda x, make=make: x + 1 if make().any() else x, meta(4, 4))
+
+
+def launched(model, *inputs, device="H100") -> list[str]:
+    with torch.no_grad():
+        plan = analyse(model, *inputs, device=device)
+    return [each.target.split(".")[1] for each in plan.operations for _ in range(each.launches)]
+
+
+FLASH, EFFICIENT, CUDNN = (f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn"))
+
+
+@pytest.mark.parametrize(
+    ("backends", "ordered", "kernels"),
+    [
+        ((), False, [FLASH] * 3),  # cuDNN's, with its two fills
+        ((SDPBackend.FLASH_ATTENTION,), False, [FLASH]),
+        ((SDPBackend.EFFICIENT_ATTENTION,), False, [EFFICIENT]),
+        ((SDPBackend.CUDNN_ATTENTION,), False, [CUDNN] * 3),
+        ((SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION), False, [FLASH] * 3),
+        ((SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION), True, [FLASH]),
+        ((SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION), True, [CUDNN] * 3),
+    ],
+)
+def test_attention_is_the_kernel_that_sdpa_kernel_leaves(backends, ordered, kernels):
+    def model(q):
+        with sdpa_kernel(list(backends), set_priority=ordered) if backends else contextlib.nullcontext():
+            return functional.scaled_dot_product_attention(q, q, q)
+
+    assert launched(model, meta(2, 8, 128, 64)) == kernels
+    assert len(launched(model, meta(2, 8, 128, 64), device="A100")) == 1
+
+
+def test_attention_by_products_alone_and_by_no_kernel_at_all():
+    def model(q, backend, mask=None):
+        with sdpa_kernel(backend):
+            return functional.scaled_dot_product_attention(q, q, q, mask)
+
+    q = meta(2, 8, 128, 64)
+    assert launched(model, q, SDPBackend.MATH).count("bmm") == 2
+    with pytest.raises(ValueError, match="no attention kernel that sdpa_kernel allows takes this call"):
+        analyse(model, q, SDPBackend.FLASH_ATTENTION, meta(128, 128))
+
+
+ENCODER = {"d_model": 64, "nhead": 4, "dim_feedforward": 256, "activation": "gelu", "batch_first": True}
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_an_encoder_layer_takes_pytorchs_fast_path_without_gradients(norm_first):
+    """qkv, attention, its product, residual, norm, product with GELU, product, residual, norm."""
+    layer = nn.TransformerEncoderLayer(**ENCODER, norm_first=norm_first, device="meta", dtype=torch.bfloat16).eval()
+    x, padding = meta(2, 16, 64), torch.zeros(2, 16, dtype=torch.bool)
+    made = launched(layer, x, device="A100")
+    assert sorted(made) == sorted(["addmm"] * 3 + [FLASH, "_addmm_activation"] + ["add_", "native_layer_norm"] * 2)
+    assert "fast path" in next(iter(analyse_without_gradients(layer, x).unsure))
+    masked = launched(lambda x: layer(x, src_key_padding_mask=padding), x)
+    assert [masked.count(each) for each in ("_masked_softmax", "_transform_bias_rescale_qkv", "bmm")] == [1, 1, 2]
+    assert "gelu" in [each.target.split(".")[1] for each in analyse(layer, x).operations]  # with gradients
+
+
+def analyse_without_gradients(*given):
+    with torch.no_grad():
+        return analyse(*given, device="H100")
+
+
+def test_the_fast_path_computes_what_the_layer_computes():
+    layer = nn.TransformerEncoderLayer(**{**ENCODER, "activation": "relu"}).eval()
+    x, padding = torch.randn(2, 16, 64), torch.zeros(2, 16, dtype=torch.bool)
+    padding[1, 9:] = True
+    with torch.no_grad():
+        graph, tensors = capture(layer, x, keywords={"src_key_padding_mask": padding})
+        for node in graph.graph.nodes:
+            if getattr(node.target, "namespace", "") == "as_on_a_gpu":
+                node.target = getattr(torch.ops.aten, node.target.overloadpacket.__name__).default
+        graph.recompile()
+        torch.testing.assert_close(graph(*tensors)[0], layer(x, src_key_padding_mask=padding), rtol=1e-4, atol=1e-4)

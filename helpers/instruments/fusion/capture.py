@@ -30,7 +30,7 @@ from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from helpers.instruments.fusion.gpu_ways import GPU_OPERATORS, as_on_a_gpu, believed_real, uncertainty
+from helpers.instruments.fusion.gpu_ways import GPU_OPERATORS, as_on_a_gpu, believed_real, marks
 from helpers.instruments.fusion.hollow import Hollow, is_users
 from helpers.instruments.fusion.known_values import KnownValues
 from helpers.instruments.fusion.plan import source_name
@@ -215,8 +215,7 @@ class _Places(TorchDispatchMode):
         if current is not None and number in self._forward:
             return self._forward[number] | {"backward": True}
         place = {"module": self._modules[-1] if self._modules else "", "line": _line(sys._getframe(3))}
-        if reason := uncertainty():
-            place["unsure"] = reason
+        place |= marks()
         if current is None:
             self._forward.setdefault(number, place)
         return place

@@ -73,7 +73,7 @@ class LibraryKernel:
 
 
 def library_kernels(
-    launch: EagerLaunch, predicted: LaunchPrediction, device: Device, compiled: bool = False
+    launch: EagerLaunch, predicted: LaunchPrediction, device: Device, compiled: bool = False, cudnn: bool = True
 ) -> list[LibraryKernel]:
     """The kernels of one operator on `device`, in order; the one that was predicted where nothing else is known.
 
@@ -81,9 +81,10 @@ def library_kernels(
         launch: the operator and its tensors.
         predicted: its prediction by prediction.py, which includes the bytes that miss L2.
         compiled: as Inductor calls the library.
+        cudnn: whether cuDNN's attention is allowed, where it is preferred.
     """
     name = launch.operator.overloadpacket.__name__
-    make = _MAKERS.get(name)
+    make = _MAKERS.get(name) if cudnn or "attention" not in name else None
     found = make(launch, predicted, device, compiled) if make else None
     return found or [LibraryKernel(predicted.name, predicted.time)]
 
@@ -363,7 +364,7 @@ def _recurrent(launch, predicted, device, compiled):
 
 
 _MAKERS = {
-    **dict.fromkeys("mm addmm bmm baddbmm".split(), _product),
+    **dict.fromkeys("mm addmm bmm baddbmm _addmm_activation".split(), _product),
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
     "native_batch_norm": _batch_norm,
