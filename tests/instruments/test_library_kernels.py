@@ -146,6 +146,21 @@ def test_a_product_takes_whole_waves_of_tiles():
     assert time[1] > 1.15 * time[0]
 
 
+def test_a_product_of_doubles_takes_what_the_gpus_fp64_units_take():
+    """Tensor cores on an H100, 67 TFLOP/s; two multiply-adds per clock and SM on an L4, a 64th of fp32."""
+    x = meta(4096, 4096, dtype=torch.float64)
+    h100, l4 = (analyse(torch.mm, x, x, device=name).time_unfused for name in ("H100", "L4"))
+    assert h100 == pytest.approx(2 * 4096**3 / 67e12 / 0.81, rel=0.05)
+    assert l4 == pytest.approx(2 * 4096**3 / (DEVICES["L4"].peak_flops["fp32"] / 64) / 0.81, rel=0.05)
+
+
+def test_a_product_of_complex_numbers_is_four_of_real_ones_and_uses_no_tensor_cores():
+    times = [seconds(torch.mm, *[meta(2048, 2048, dtype=dtype)] * 2) for dtype in (torch.float32, torch.complex64)]
+    assert times[1] == pytest.approx(4 * times[0], rel=0.02)
+    x = meta(64, 64, dtype=torch.complex64)
+    assert analyse(torch.mm, x, x, device="H100").operations[0].work.flops == 8 * 64**3
+
+
 RECORD = public_models.RECORD
 
 

@@ -93,9 +93,11 @@ def product_time(
     batch: int, rows: int, columns: int, inner: int, dtype: torch.dtype, device: Device, aligned: str = "yes"
 ) -> float:
     """Seconds of `batch` products (rows, inner) @ (inner, columns), without what memory adds."""
-    flops = 2.0 * batch * rows * columns * inner
-    if dtype in (torch.float32, torch.float64):
-        return PRODUCT_START + flops / (CORES_SHARE * device.peak_flops["fp32"] * 4 / dtype.itemsize)
+    flops = 2.0 * batch * rows * columns * inner * (4 if dtype.is_complex else 1)
+    if dtype in prediction.DOUBLES:
+        return PRODUCT_START + flops / (prediction.MATRIX_SHARE * prediction.double_rate(device))
+    if dtype in (torch.float32, torch.complex64):
+        return PRODUCT_START + flops / (CORES_SHARE * device.peak_flops["fp32"])
     peak = _tensor_peak(dtype, device)
     if aligned != "yes":
         return PRODUCT_START + flops / (UNALIGNED_SHARE[aligned] * peak)
