@@ -194,7 +194,9 @@ def _convolution(launch, predicted, device, compiled):
     result = launch.results[0]
     kernels = _convolved(x, weight, result, given.get("groups", 1), predicted, device, compiled)
     if isinstance(bias, torch.Tensor) and not compiled:
-        kernels.append(LibraryKernel("add the bias", _bytes_time(2 * _size(result), device)))
+        pace = prediction.THROUGHPUTS["converting or broadcasting"].results * device.sms * device.sm_clock
+        time = max(_bytes_time(2 * _size(result), device), LAUNCHED + result.numel() / pace)
+        kernels.append(LibraryKernel("add the bias", time))
     return kernels
 
 
