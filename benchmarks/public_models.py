@@ -39,8 +39,8 @@ PAGE = ROOT / "docs" / "public_models.md"
 NOTES = (
     "The largest errors, with the cause if known:",
     "",
-    "- BERT, DistilBERT, RoBERTa, GPT-2, Llama and Qwen3, compiled: under torch.compile transformers builds a mask that",
-    "  eager does without; predicted is what eager runs, compiled. With the mask PyTorch 2.11 runs the first three as",
+    "- BERT, DistilBERT, RoBERTa, GPT-2, Llama and Qwen3, compiled: under torch.compile transformers builds a mask",
+    "  that eager does without; predicted is what eager runs, compiled. With the mask PyTorch 2.11 runs the first three as",
     "  products and a softmax in fp32, slower than eager.",
     "- RegNetY: torch.compile's grouped convolutions are slow.",
     "- Fills before some of cuBLAS' products (ViT, MLP-Mixer and Swin-T 12 to 14, ConvNeXt about 19, GPT-2 6) are",
