@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from helpers.cli import main
 from helpers.instruments.devices import DEVICES
@@ -778,3 +779,40 @@ def test_the_fast_path_computes_what_the_layer_computes():
                 node.target = getattr(torch.ops.aten, node.target.overloadpacket.__name__).default
         graph.recompile()
         torch.testing.assert_close(graph(*tensors)[0], layer(x, src_key_padding_mask=padding), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("around", [False, True])
+def test_autocast_casts_a_weight_once_however_often_it_is_used(around):
+    linear, x = nn.Linear(64, 64, bias=False), torch.randn(8, 64)
+
+    def model(x):
+        with torch.autocast("cuda", torch.bfloat16) if not around else contextlib.nullcontext():
+            return linear(linear(x))
+
+    with torch.autocast("cpu", torch.bfloat16) if around else contextlib.nullcontext():
+        assert operators(model, x).count("_to_copy") == 2  # of x and of the weight
+        assert operators(model, x).count("_to_copy") == 2
+        assert torch.is_autocast_cache_enabled()
+
+
+def test_gradients_are_clipped_by_the_kernels_for_lists_that_a_gpu_has():
+    parameters = [nn.Parameter(torch.randn(64, 64)) for _ in range(30)]
+    for each in parameters:
+        each.grad = torch.ones_like(each)
+    made = operators(lambda: nn.utils.clip_grad_norm_(parameters, 1.0))
+    assert (made.count("_foreach_norm"), made.count("_foreach_mul_"), made.count("linalg_vector_norm")) == (1, 1, 1)
+
+
+def test_weights_are_averaged_by_the_kernels_for_lists_that_a_gpu_has():
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(5)))
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    averaged.n_averaged += 1
+    assert operators(lambda: averaged.update_parameters(model)).count("_foreach_lerp_") == 1
+
+
+def test_a_fused_optimizer_writes_no_gradient():
+    parameter = nn.Parameter(torch.randn(64, 64))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = torch.optim.Adam([parameter], fused=True)
+    adam = named(analyse(lambda: optimizer.step()), "_fused_adam_")
+    assert (adam.work.bytes_read, adam.work.bytes_written) == pytest.approx((4 * 64**2 * 4, 3 * 64**2 * 4), abs=8)

@@ -61,6 +61,12 @@ def test_cudnn_fills_workspaces_and_pads_the_first_layers_image():
     assert launches(first.to(memory_format=last), image.to(memory_format=last)) == 5
 
 
+def test_a_convolution_of_sequences_is_converted_as_one_of_images_is():
+    """Whisper's first two, with three taps: cuDNN converted input, filters and result of each on an H100."""
+    of_sequences = nn.Conv1d(80, 768, 3, padding=1, bias=False, dtype=BF16, device="meta")
+    assert launches(of_sequences, meta(8, 80, 3000)) == 5
+
+
 def test_torch_compile_copies_filters_and_images_to_nhwc_on_every_call_and_stores_what_pooling_reads():
     """As Inductor's own kernels did for ResNet-50 on an H100."""
     x, image = meta(8, 64, 28, 28), meta(8, 3, 56, 56)

@@ -117,7 +117,10 @@ def _trace(model, roots, hollow: Hollow, backward: bool, symbolic: bool) -> Grap
         with believed_real(values.has):
             return _tensors(model(*inputs, **keywords))
 
+    cached = torch.is_autocast_cache_enabled()
+
     def results(*tensors):
+        torch.set_autocast_cache_enabled(cached)  # make_fx turns it off: a weight would be cast at each use
         if symbolic:  # which makes tensors of its own
             hollow.exchange(roots, instead=tensors)
         with as_on_a_gpu(), places.followed():
@@ -129,7 +132,10 @@ def _trace(model, roots, hollow: Hollow, backward: bool, symbolic: bool) -> Grap
             call()  # makes the optimizer's state
         hollow.exchange(roots, again=True)
     way = {"tracing_mode": "symbolic" if symbolic else "real", "_allow_non_fake_inputs": True}
-    return make_fx(results, **way)(*hollow.stand_ins)
+    try:
+        return make_fx(results, **way)(*hollow.stand_ins)
+    finally:
+        torch.clear_autocast_cache()  # of an autocast around all this
 
 
 def _gradients(tensors, results: list[torch.Tensor]) -> list[torch.Tensor | None]:

@@ -6,7 +6,7 @@
     TransformerEncoderLayer, MultiheadAttention    PyTorch's fast path in evaluation without gradients
     LSTM, GRU, RNN  one call of cuDNN
     autocast        CUDA's rules: the operators that run in 16 bits, and those in fp32
-    optimizers      the foreach kernels, CUDA's default
+    optimizers, clip_grad_norm_    the foreach kernels, CUDA's default
     flex_attention  the kernel that torch.compile generates
     "cuda"          as a device: stays where it is
 
@@ -21,11 +21,14 @@ from unittest import mock
 
 import torch
 import torch._dynamo
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp import autocast_mode
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
 from torch.nn.attention import flex_attention as flex
+from torch.optim import swa_utils
 from torch.overrides import TorchFunctionMode
+from torch.utils import _foreach_utils
 from torch.utils.flop_counter import register_flop_formula
 
 aten = torch.ops.aten
@@ -484,6 +487,11 @@ def as_on_a_gpu() -> Iterator[None]:
                 for attribute, ours in (("_default_to_fused_or_foreach", _foreach_by_default), ("_get_value", _number)):
                     if hasattr(module, attribute):
                         stack.enter_context(mock.patch.object(module, attribute, ours))
+        types = [*_foreach_utils._foreach_supported_types, FakeTensor]
+        stack.enter_context(mock.patch.object(_foreach_utils, "_foreach_supported_types", types))
+        devices = [*_foreach_utils._get_foreach_kernels_supported_devices(), "cpu"]
+        averaging = mock.patch.object(swa_utils, "_get_foreach_kernels_supported_devices", return_value=devices)
+        stack.enter_context(averaging)
         stack.enter_context(torch._dynamo.config.patch(error_on_nested_fx_trace=False))  # what is compiled runs eagerly
         stack.enter_context(_GpusWays())
         yield

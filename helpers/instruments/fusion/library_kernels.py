@@ -182,8 +182,8 @@ def _size(tensor: torch.Tensor) -> int:
 
 
 def is_channels_first(x: torch.Tensor) -> bool:
-    """Return whether it holds images in NCHW order, which cuDNN converts."""
-    return x.dim() in (4, 5) and x.shape[1] > 1 and x.stride(1) != 1
+    """Return whether it holds images, or sequences, in NCHW order, which cuDNN converts."""
+    return x.dim() in (3, 4, 5) and x.shape[1] > 1 and x.stride(1) != 1
 
 
 def _convolution(launch, predicted, device, compiled):

@@ -236,6 +236,8 @@ def read_and_changed(func, given, whole: bool = False) -> tuple[list, list]:
         mutable = argument.alias_info is not None and argument.alias_info.is_write
         # Older schemas do not declare that training updates the running statistics.
         mutable |= argument.name in ("running_mean", "running_var") and bool(given.get("training"))
+        # Fused optimizers change gradients only to scale them back.
+        mutable &= not (name.startswith("_fused_") and argument.name == "grads" and given.get("grad_scale") is None)
         indexed = select is not None and argument.name == "self"
         accumulates = name in ACCUMULATES or given.get("accumulate", False)
         unread = name.rstrip("_") in SCALES_SELF and argument.name == "self" and given["beta"] == 0
