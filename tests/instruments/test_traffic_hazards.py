@@ -223,7 +223,7 @@ def shift(x_ptr, y_ptr, BLOCK: tl.constexpr):
     ("source", "target", "kind", "where"),
     [
         (0, 1, "unsynchronised read", "stored by"),
-        (1, 0, "race", "read by"),  # in this order it comes out right; in the other it would not
+        (1, 0, "unsynchronised store", "read by"),  # in this order it comes out right; in the other it would not
         (0, 0, None, None),
         (0, 64, None, None),
     ],

@@ -309,7 +309,7 @@ class TritonMeter:
             self._compare(kind, site, operand, footprint, base)
         elif kind == "write":
             self._compare_with_earlier("write", "race", site, operand, footprint, base, self._held)
-            self._compare_with_earlier("read", "race", site, operand, footprint, base, self._seen())
+            self._compare_with_earlier("read", "unsynchronised store", site, operand, footprint, base, self._seen())
             self._pending.append(("write", operand, footprint, base, self._held))
 
     def _seen(self) -> frozenset:
@@ -366,7 +366,8 @@ class TritonMeter:
         self._report("uninitialised read", site, operand.region, where, unset.size // operand.tensor.element_size())
 
     def _report_race(self, kind, name, site, operand, footprint, base, seen):
-        if (name, *site.place) in self.ledger.hazards:
+        known = {name, "race"} if kind == "read" else {name}  # a race says as much of a line
+        if any((each, *site.place) in self.ledger.hazards for each in known):
             return
         mine = ByteSet(operand.storage.size)
         mine.add(footprint, base)
@@ -376,7 +377,7 @@ class TritonMeter:
                 bytes_of.add(other, place)
                 both = np.flatnonzero(mine.map() & bytes_of.map())
                 where = f"{{0}}{element(operand.tensor, int(both[0]))}, "
-                where += f"read by {program}" if kind == "read" else f"stored by {program}" + " too" * (name == "race")
+                where += f"{'stored' if kind == 'write' else kind} by {program}" + " too" * (name == "race")
                 self._report(name, site, operand.region, where, both.size // operand.tensor.element_size())
                 return
 
