@@ -1,5 +1,6 @@
 """Bytes, sectors, bank conflicts and hazards of CUDA C++, counted by hand."""
 
+import json
 import time
 
 import pytest
@@ -302,3 +303,9 @@ def test_blocks_that_reach_a_barrier_apart_keep_their_own_reads():
     ).hazards
     assert [hazard.kind for hazard in found] == ["race"]
     assert found[0].program in ((0, 0, 0), (2, 0, 0))
+
+
+def test_bytes_are_numbers_that_json_takes():
+    source = "__global__ void k(const float* x, float* y) { int i = threadIdx.x; if (i & 5) y[i] = x[i]; }"
+    traffic = measure(cuda_kernel(source, "k")[1, 64], torch.zeros(64), torch.zeros(64))
+    assert json.loads(json.dumps([traffic.bytes_read, traffic.bytes_written, traffic.sectors_read])) == [192, 192, 8]

@@ -217,7 +217,7 @@ def requested(threads: np.ndarray, offsets: np.ndarray, nbytes: int) -> tuple[in
     if (np.diff(rows, axis=1) < 0).any():
         rows = np.sort(rows, axis=1)
     sectors = rows // SECTOR
-    distinct, touched = (len(rows) + np.count_nonzero(each[:, 1:] != each[:, :-1]) for each in (rows, sectors))
+    distinct, touched = (len(rows) + int(np.count_nonzero(each[:, 1:] != each[:, :-1])) for each in (rows, sectors))
     return distinct, touched, len(rows)
 
 
