@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-MOST = 2**22  # elements of a tensor
+MOST = 2**20  # elements of a tensor
 _SCALARS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
 
 
