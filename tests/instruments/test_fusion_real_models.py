@@ -684,6 +684,8 @@ def test_a_branch_on_known_integers_is_taken_as_eager_pytorch_takes_it():
     flash, efficient = (f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient"))
     assert flash in operators(Masked(), x, ones)
     assert efficient in operators(Masked(), x, zeros)
+    with torch.inference_mode():
+        assert flash in operators(Masked(), x, ones)
     with pytest.raises(ValueError, match=r"the values are not known; .*`padded = not mask.all\(\)"):
         analyse(Masked(), x, ones.to("meta"))
 
@@ -698,6 +700,11 @@ def test_a_write_to_known_integers_makes_them_unknown(change):
     with pytest.raises(ValueError, match="the values are not known"):
         analyse(model, meta(4, 4), given)
     assert given.all()
+
+
+def test_a_comparison_that_runs_kernels_is_refused_rather_than_left_out():
+    with pytest.raises(ValueError, match="whether two tensors are equal depends on their values"):
+        analyse(lambda x, ones: x + 1 if torch.equal(ones, ones) else x, meta(4, 4), torch.ones(8, dtype=torch.int64))
 
 
 def test_random_and_uninitialised_integers_are_not_known():

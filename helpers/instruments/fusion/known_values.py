@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 MOST = 2**20  # elements of a tensor
-_SCALARS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
+# Copies of a number to the host; inference mode leaves the last two whole. torch.equal, which runs kernels, is refused.
+_SCALARS = tuple(getattr(torch.ops.aten, name).default for name in ("_local_scalar_dense", "item", "is_nonzero"))
 
 
 class KnownValues:
