@@ -364,8 +364,8 @@ def _encoder_layer(
 
 
 def _has_torch_function(arguments) -> bool:
-    """Let the encoder layers take their fast path, though a mode that traces is active; a whole encoder would make
-    nested tensors of what a mask leaves."""
+    """Let the encoder layers take their fast path, though a mode that traces is active; a whole encoder would
+    leave padded tokens out of nested tensors."""
     caller = sys._getframe(1).f_locals.get("self")
     layer = isinstance(caller, torch.nn.TransformerEncoderLayer | torch.nn.MultiheadAttention)
     return not layer and _plain_has_torch_function(arguments)

@@ -1,4 +1,4 @@
-"""Values that tracing knows: the caller's integers, and what is computed from integers alone.
+"""Values that tracing knows: the caller's integers, and integers computed from them alone.
 
 A branch on them is traced as eager PyTorch takes it: a model that asks whether its mask is all ones, or whether its
 positions ascend, goes on as it does when it runs.
