@@ -36,6 +36,10 @@ FMA_PER_CLOCK = {
 # Source: as above, "32-bit floating-point reciprocal, reciprocal square root, base-2 logarithm, base 2 exponential".
 # 10.3: "twice the exponentials of Blackwell", 10.7 against 5 T/s; NVIDIA, "Inside NVIDIA Blackwell Ultra" (2025).
 SPECIAL_PER_CLOCK = dict.fromkeys(FMA_PER_CLOCK, 16) | {(10, 3): 32}
+# fp64 multiply-adds per clock and SM, by the units that a matrix product uses: tensor cores on A100, H100 and B200.
+# Source: the guide, "64-bit floating-point add, multiply, multiply-add", and the whitepapers' FP64 tensor core peaks.
+DOUBLE_PER_CLOCK = {(7, 0): 32, (7, 5): 2, (8, 0): 64, (8, 6): 2, (8, 9): 2, (9, 0): 128, (10, 0): 64, (10, 3): 2}
+DOUBLE_PER_CLOCK |= {(12, 0): 2}
 SHARED_PER_CLOCK = 32 * 4  # bytes per clock and SM: 32 banks of 32 bits, as the guide lists for each generation above
 
 
@@ -79,6 +83,12 @@ class Device:
         """Results/s of the special function units: SMs x results per clock and SM x clock; None where not known."""
         rate = SPECIAL_PER_CLOCK.get(self.compute_capability)
         return rate and self.sms * rate * self.sm_clock
+
+    @property
+    def double_rate(self) -> float | None:
+        """FLOP/s of a matrix product in fp64; None where not known."""
+        rate = DOUBLE_PER_CLOCK.get(self.compute_capability)
+        return rate and 2 * self.sms * rate * self.sm_clock
 
     @property
     def shared_bandwidth(self) -> float | None:

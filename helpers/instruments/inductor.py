@@ -137,7 +137,7 @@ def inductor_code(function: Callable, *inputs: torch.Tensor, device: str | Devic
         lowered.graph.eliminate_dead_code(is_impure_node=lambda node: node.target is not cast)
         joint_graph_passes(lowered)
         post_grad_passes(lowered, is_inference=True)
-        lowering = GraphLowering(lowered, example_inputs=tensors, shape_env=mode.shape_env)
+        lowering = GraphLowering(lowered, example_inputs=tensors, shape_env=mode.shape_env, is_inference=True)
         entered.enter_context(V.set_graph_handler(lowering))
         entered.enter_context(V.set_debug_handler(DebugContext()))
         lowering.run(*tensors)

@@ -100,6 +100,7 @@ PIPELINES = {
 }
 _PIPELINE = {opcode: (name, cycles) for name, (cycles, opcodes) in PIPELINES.items() for opcode in opcodes.split()}
 PRODUCTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "tf32"}  # operands' dtype -> that of the peak
+DOUBLES = (torch.float64, torch.complex128)
 BESIDE_PRODUCTS = 0.45  # of a tiled kernel's other arithmetic is not hidden by its matmuls
 SUB_PARTITIONS = 4  # of an SM, each issuing one instruction per clock
 
@@ -499,7 +500,13 @@ def product_flops(operator, given: dict, results: list[torch.Tensor]) -> float:
     if operator is torch.ops.aten.convolution_backward.default:  # it skips gradients that are not required
         outputs = given["input"], given["weight"], None
     found = flop_registry[operator.overloadpacket](*plain, **named, out_val=outputs)
+    found *= 4 if results[0].is_complex() else 1  # four products of real numbers
     return found / 2 if given.get("is_causal") else found
+
+
+def double_rate(device: Device) -> float:
+    """FLOP/s of a product in fp64: where it is not known, half of that of fp32."""
+    return device.double_rate or device.peak_flops["fp32"] / 2
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -517,6 +524,8 @@ def _matrix_share(launch: EagerLaunch) -> float:
 
 def _peak(launch: EagerLaunch, device: Device) -> float:
     dtype = launch.inputs[0].dtype
+    if dtype in DOUBLES:
+        return double_rate(device)
     if dtype.itemsize == 1:
         return device.peak_flops.get("fp8") or device.peak_flops["fp16"]
     return device.peak_flops[{torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype, "fp32")]

@@ -36,7 +36,7 @@ ON_FAILURES: dict[str, tuple[str, ...]] = {
         "Every index has a size that it must stay below. Join those comparisons with &, and pass them as mask= to the "
         "load or store. If it has a mask already, one comparison is missing, or uses the wrong size.",
     ),
-    r": race |unsynchronised read|come out otherwise": (
+    r": race |unsynchronised (?:read|store)|come out otherwise": (
         "The programs of a launch run in any order, and at the same time. Which two of them touch this element?",
         "Give each element one program that stores it. A program must not read what another one of the same launch "
         "stores.",

@@ -20,6 +20,7 @@ HAZARDS = {
     "out-of-bounds read": "lanes load outside their tensor",
     "out-of-bounds store": "lanes store outside their tensor",
     "unsynchronised read": "a program loads what another stored, and on a GPU that one may not have run yet",
+    "unsynchronised store": "a program stores to what another loads, and on a GPU that one may run later",
 }
 
 

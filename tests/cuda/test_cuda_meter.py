@@ -1,5 +1,6 @@
 """Bytes, sectors, bank conflicts and hazards of CUDA C++, counted by hand."""
 
+import json
 import time
 
 import pytest
@@ -302,3 +303,25 @@ def test_blocks_that_reach_a_barrier_apart_keep_their_own_reads():
     ).hazards
     assert [hazard.kind for hazard in found] == ["race"]
     assert found[0].program in ((0, 0, 0), (2, 0, 0))
+
+
+def test_bytes_are_numbers_that_json_takes():
+    source = "__global__ void k(const float* x, float* y) { int i = threadIdx.x; if (i & 5) y[i] = x[i]; }"
+    traffic = measure(cuda_kernel(source, "k")[1, 64], torch.zeros(64), torch.zeros(64))
+    assert json.loads(json.dumps([traffic.bytes_read, traffic.bytes_written, traffic.sectors_read])) == [192, 192, 8]
+
+
+@pytest.mark.parametrize(
+    ("statement", "stale"),
+    [
+        ("y[i] = x[i]; __syncthreads(); y[64 + i] = __ldg(y + (i ^ 32));", True),
+        ("y[i] = x[i]; __syncthreads(); y[64 + i] = y[i ^ 32];", False),
+        ("y[i] = __ldg(y + i) + x[i];", False),  # read before it is stored
+        ("y[i] = __ldg(x + i);", False),
+    ],
+)
+def test_a_load_by_ldg_of_what_the_launch_stores_is_stale(statement, stale):
+    source = f"__global__ void k(const float* x, float* y) {{ int i = threadIdx.x; {statement} }}"
+    found = measure(cuda_kernel(source, "k")[1, 64], torch.zeros(64), torch.zeros(128)).hazards
+    assert [each.kind for each in found] == ["stale read"] * stale
+    assert all("y[32], which this launch stores" in str(each) for each in found)

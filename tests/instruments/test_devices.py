@@ -197,3 +197,9 @@ def test_this_gpu_is_what_the_driver_says():
 def test_peaks_of_nothing_say_how_to_add_them():
     with pytest.raises(ValueError, match=r"DEVICES.load\(path\)"):
         PeakFlops("new", {})["fp32"]
+
+
+def test_fp64_is_half_of_fp32_or_a_64th_and_tensor_cores_double_it():
+    """NVIDIA's data sheets: V100 7.8, A100 19.5 and H100 67 TFLOP/s (tensor cores), L4 0.47."""
+    expected = {"V100": 7.8e12, "A100": 19.5e12, "H100": 67e12, "L4": 0.47e12}
+    assert {name: DEVICES[name].double_rate for name in expected} == pytest.approx(expected, rel=0.02)

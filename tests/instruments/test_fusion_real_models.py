@@ -1,5 +1,6 @@
 """The analyser on what people really train and serve, written out in plain PyTorch: what it does not know, it names."""
 
+import contextlib
 import copy
 import functools
 import hashlib
@@ -11,7 +12,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from helpers.cli import main
 from helpers.instruments.devices import DEVICES
@@ -662,3 +665,161 @@ def test_a_mask_with_fewer_key_heads_and_sums_at_positions_are_named_as_unsure()
     for accumulate in (False, True):
         plan = analyse(lambda x, v, a=accumulate: x.index_put((positions,), v, a), meta(8, 4), meta(4, 4))
         assert bool(plan.unsure) == accumulate
+
+
+class Masked(nn.Module):
+    """Attention that leaves out a mask of ones, as transformers does when it runs."""
+
+    def forward(self, x, mask, length=8):
+        place = torch.arange(length)
+        padded = not mask.all() or bool((place.diff() != 1).any())
+        keep = mask[:, None, None, :].bool() if padded else None
+        return functional.scaled_dot_product_attention(x, x, x, attn_mask=keep, is_causal=keep is None)
+
+
+def test_a_branch_on_known_integers_is_taken_as_eager_pytorch_takes_it():
+    x, ones = meta(2, 4, 8, 64), torch.ones(2, 8, dtype=torch.int64)
+    zeros = ones.clone()
+    zeros[1, 5:] = 0
+    flash, efficient = (f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient"))
+    assert flash in operators(Masked(), x, ones)
+    assert efficient in operators(Masked(), x, zeros)
+    with torch.inference_mode():
+        assert flash in operators(Masked(), x, ones)
+    with pytest.raises(ValueError, match=r"the values are not known; .*`padded = not mask.all\(\)"):
+        analyse(Masked(), x, ones.to("meta"))
+
+
+@pytest.mark.parametrize("change", ["ones[0, 0] = 0", "ones.view(-1)[:1].zero_()", "ones *= 0"])
+def test_a_write_to_known_integers_makes_them_unknown(change):
+    def model(x, ones):
+        exec(change)
+        return x + 1 if ones.all() else x
+
+    given = torch.ones(2, 8, dtype=torch.int64)
+    with pytest.raises(ValueError, match="the values are not known"):
+        analyse(model, meta(4, 4), given)
+    assert given.all()
+
+
+def test_a_comparison_that_runs_kernels_is_refused_rather_than_left_out():
+    with pytest.raises(ValueError, match="whether two tensors are equal depends on their values"):
+        analyse(lambda x, ones: x + 1 if torch.equal(ones, ones) else x, meta(4, 4), torch.ones(8, dtype=torch.int64))
+
+
+def test_random_and_uninitialised_integers_are_not_known():
+    for make in (lambda: torch.randint(0, 2, (8,)), lambda: torch.empty(8, dtype=torch.int64)):
+        with pytest.raises(ValueError, match="the values are not known"):
+            analyse(lambda x, make=make: x + 1 if make().any() else x, meta(4, 4))
+
+
+def launched(model, *inputs, device="H100") -> list[str]:
+    with torch.no_grad():
+        plan = analyse(model, *inputs, device=device)
+    return [each.target.split(".")[1] for each in plan.operations for _ in range(each.launches)]
+
+
+FLASH, EFFICIENT, CUDNN = (f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn"))
+
+
+@pytest.mark.parametrize(
+    ("backends", "ordered", "kernels"),
+    [
+        ((), False, [FLASH] * 3),  # cuDNN's, with its two fills
+        ((SDPBackend.FLASH_ATTENTION,), False, [FLASH]),
+        ((SDPBackend.EFFICIENT_ATTENTION,), False, [EFFICIENT]),
+        ((SDPBackend.CUDNN_ATTENTION,), False, [CUDNN] * 3),
+        ((SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION), False, [FLASH] * 3),
+        ((SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION), True, [FLASH]),
+        ((SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION), True, [CUDNN] * 3),
+    ],
+)
+def test_attention_is_the_kernel_that_sdpa_kernel_leaves(backends, ordered, kernels):
+    def model(q):
+        with sdpa_kernel(list(backends), set_priority=ordered) if backends else contextlib.nullcontext():
+            return functional.scaled_dot_product_attention(q, q, q)
+
+    assert launched(model, meta(2, 8, 128, 64)) == kernels
+    assert len(launched(model, meta(2, 8, 128, 64), device="A100")) == 1
+
+
+def test_attention_by_products_alone_and_by_no_kernel_at_all():
+    def model(q, backend, mask=None):
+        with sdpa_kernel(backend):
+            return functional.scaled_dot_product_attention(q, q, q, mask)
+
+    q = meta(2, 8, 128, 64)
+    assert launched(model, q, SDPBackend.MATH).count("bmm") == 2
+    with pytest.raises(ValueError, match="no attention kernel that sdpa_kernel allows takes this call"):
+        analyse(model, q, SDPBackend.FLASH_ATTENTION, meta(128, 128))
+
+
+ENCODER = {"d_model": 64, "nhead": 4, "dim_feedforward": 256, "activation": "gelu", "batch_first": True}
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_an_encoder_layer_takes_pytorchs_fast_path_without_gradients(norm_first):
+    """qkv, attention, its product, residual, norm, product with GELU, product, residual, norm."""
+    layer = nn.TransformerEncoderLayer(**ENCODER, norm_first=norm_first, device="meta", dtype=torch.bfloat16).eval()
+    x, padding = meta(2, 16, 64), torch.zeros(2, 16, dtype=torch.bool)
+    made = launched(layer, x, device="A100")
+    assert sorted(made) == sorted(["addmm"] * 3 + [FLASH, "_addmm_activation"] + ["add_", "native_layer_norm"] * 2)
+    assert "fast path" in next(iter(analyse_without_gradients(layer, x).unsure))
+    masked = launched(lambda x: layer(x, src_key_padding_mask=padding), x)
+    assert [masked.count(each) for each in ("_masked_softmax", "_transform_bias_rescale_qkv", "bmm")] == [1, 1, 2]
+    assert "gelu" in [each.target.split(".")[1] for each in analyse(layer, x).operations]  # with gradients
+
+
+def analyse_without_gradients(*given):
+    with torch.no_grad():
+        return analyse(*given, device="H100")
+
+
+def test_the_fast_path_computes_what_the_layer_computes():
+    layer = nn.TransformerEncoderLayer(**{**ENCODER, "activation": "relu"}).eval()
+    x, padding = torch.randn(2, 16, 64), torch.zeros(2, 16, dtype=torch.bool)
+    padding[1, 9:] = True
+    with torch.no_grad():
+        graph, tensors = capture(layer, x, keywords={"src_key_padding_mask": padding})
+        for node in graph.graph.nodes:
+            if getattr(node.target, "namespace", "") == "as_on_a_gpu":
+                node.target = getattr(torch.ops.aten, node.target.overloadpacket.__name__).default
+        graph.recompile()
+        torch.testing.assert_close(graph(*tensors)[0], layer(x, src_key_padding_mask=padding), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("around", [False, True])
+def test_autocast_casts_a_weight_once_however_often_it_is_used(around):
+    linear, x = nn.Linear(64, 64, bias=False), torch.randn(8, 64)
+
+    def model(x):
+        with torch.autocast("cuda", torch.bfloat16) if not around else contextlib.nullcontext():
+            return linear(linear(x))
+
+    with torch.autocast("cpu", torch.bfloat16) if around else contextlib.nullcontext():
+        assert operators(model, x).count("_to_copy") == 2  # of x and of the weight
+        assert operators(model, x).count("_to_copy") == 2
+        assert torch.is_autocast_cache_enabled()
+
+
+def test_gradients_are_clipped_by_the_kernels_for_lists_that_a_gpu_has():
+    parameters = [nn.Parameter(torch.randn(64, 64)) for _ in range(30)]
+    for each in parameters:
+        each.grad = torch.ones_like(each)
+    made = operators(lambda: nn.utils.clip_grad_norm_(parameters, 1.0))
+    assert (made.count("_foreach_norm"), made.count("_foreach_mul_"), made.count("linalg_vector_norm")) == (1, 1, 1)
+
+
+def test_weights_are_averaged_by_the_kernels_for_lists_that_a_gpu_has():
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(5)))
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    averaged.n_averaged += 1
+    assert operators(lambda: averaged.update_parameters(model)).count("_foreach_lerp_") == 1
+
+
+def test_a_fused_optimizer_writes_no_gradient():
+    parameter = nn.Parameter(torch.randn(64, 64))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = torch.optim.Adam([parameter], fused=True)
+    adam = named(analyse(lambda: optimizer.step()), "_fused_adam_")
+    assert (adam.work.bytes_read, adam.work.bytes_written) == pytest.approx((4 * 64**2 * 4, 3 * 64**2 * 4), abs=8)

@@ -105,3 +105,10 @@ def test_a_score_mod_is_inlined_between_the_two_matmuls():
     before, after = capped.split("libdevice.tanh", 1)
     assert "qk = tl.dot(" in before
     assert "tl.dot(" in after
+
+
+def test_convolutions_are_laid_out_as_for_inference():
+    """Training leaves a model in NCHW if a convolution halves its channels; inference copies to channels-last."""
+    x, weight = torch.empty(2, 128, 16, 16), torch.empty(64, 128, 3, 3)
+    code = inductor_code(lambda x, w: torch.conv2d(x, w, padding=1), x, weight)
+    assert len(code.kernels) == 3  # copies of both operands, and of the result to NCHW, as eager returns it

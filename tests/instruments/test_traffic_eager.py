@@ -296,3 +296,13 @@ def test_sparse_tensors_are_refused():
     x = torch.eye(3).to_sparse()
     with pytest.raises(TypeError, match=r"^the meter counts strided tensors, got torch.sparse_coo: .*to_dense\(\)$"):
         measure(torch.relu, x)
+
+
+@pytest.mark.parametrize("beta", [0, 1])
+def test_a_product_reads_what_it_adds_to_unless_it_is_scaled_by_zero(beta):
+    matrix, vector, out = torch.ones(64, 32), torch.ones(32), torch.ones(64)
+    for call in (lambda: torch.addmv(out, matrix, vector, beta=beta), lambda: out.addmv_(matrix, vector, beta=beta)):
+        traffic = measure(call)
+        assert (traffic.bytes_read, traffic.bytes_written) == (4 * (64 * 32 + 32 + beta * 64), 4 * 64)
+    traffic = measure(torch.mv, matrix, vector)
+    assert (traffic.bytes_read, traffic.bytes_written, traffic.launches) == (4 * (64 * 32 + 32), 4 * 64, 1)

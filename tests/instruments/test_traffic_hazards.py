@@ -214,6 +214,28 @@ def test_instances_of_two_launches_do_not_race():
 
 
 @triton.jit
+def shift(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "kind", "where"),
+    [
+        (0, 1, "unsynchronised read", "stored by"),
+        (1, 0, "unsynchronised store", "read by"),  # in this order it comes out right; in the other it would not
+        (0, 0, None, None),
+        (0, 64, None, None),
+    ],
+)
+def test_neighbours_that_read_and_overwrite_one_tensor_race_in_either_direction(source, target, kind, where):
+    x = torch.zeros(128)
+    found = measure(lambda: shift[(2,)](x[source:], x[target:], BLOCK=32)).hazards
+    assert [each.kind for each in found] == [kind] * (kind is not None)
+    assert all(each.where == f"x[32], {where} (0, 0, 0)" for each in found)
+
+
+@triton.jit
 def tile(x_ptr, y_ptr, rows, cols, row_stride, M: tl.constexpr, N: tl.constexpr):
     row = tl.program_id(0) * M + tl.arange(0, M)[:, None]
     col = tl.program_id(1) * N + tl.arange(0, N)[None, :]

@@ -38,6 +38,7 @@ class Place:
         modifiers = instruction.modifiers
         strong = instruction.opcode in ("atom", "red") or not _STRONG.isdisjoint(modifiers)
         self._scope = (BLOCK if "cta" in modifiers else GPU) if strong else 0
+        self._read_only = "nc" in modifiers
         self._releases = self._scope == GPU and not _RELEASING.isdisjoint(modifiers)
 
     def resolve(self, machine, threads, kind: str, added=0):
@@ -52,7 +53,7 @@ class Place:
         addresses = base.astype(np.uint64) + np.uint64(self._offset % (1 << 64))
         addresses = addresses + np.asarray(added).astype(np.uint64)
         space = self._space
-        machine.spaces.scope = self._scope
+        machine.spaces.scope, machine.spaces.read_only = self._scope, self._read_only
         if self._releases and machine.observer is not None:
             machine.observer.fenced(here)
         if space in ("global", "const", "param"):

@@ -351,6 +351,11 @@ class GlobalWatch:
         lanes, others = (np.concatenate(each) for each in zip(*found, strict=True))
         return GlobalFault(lanes // each, others - self._first)
 
+    def written(self, segment, offsets: np.ndarray) -> np.ndarray:
+        """Return, for each offset, whether the launch has stored there."""
+        shadow = self._shadows.get(segment)
+        return np.zeros(offsets.size, bool) if shadow is None else shadow.writer[offsets // shadow.cell] != 0
+
     def _note_read(self, shadow, cells, who, now, row, low) -> None:
         if shadow.read_to > low:
             before = shadow.reader[cells]

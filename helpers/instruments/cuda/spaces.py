@@ -27,6 +27,7 @@ class Spaces:
         self.copies = Copies(machine, self._shared)
         self._phases: dict[int, int] = {}  # of mbarriers, as their threads last saw them complete
         self.scope = 0  # of the access that is made, if it is atomic or volatile
+        self.read_only = False  # whether it is a load through the cache of read-only data: __ldg, const __restrict__
 
     def shared_words(self) -> np.ndarray:
         """Shared memory of the blocks that run together as fp32 numbers, block after block."""

@@ -31,8 +31,8 @@ def analyse(
         model: an nn.Module, a torch.export.ExportedProgram, or any function that can be traced, even a whole training
             step. All that it can reach is left as it was.
         inputs: its arguments. Tensors on any device: `torch.empty(shape, dtype=..., device="meta")` takes no memory.
-            Only shapes, strides and dtypes count, and the values of integers, which may be positions; unknown ones are
-            assumed as spread out as possible.
+            Only shapes, strides and dtypes count, and the values of integers, which may be positions or decide a
+            branch; unknown positions are assumed as spread out as possible.
         keywords: its keyword arguments.
         device: a name in DEVICES, or a Device.
         backward: also the gradients of all parameters and inputs that require one.

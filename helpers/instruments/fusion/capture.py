@@ -30,8 +30,9 @@ from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from helpers.instruments.fusion.gpu_ways import GPU_OPERATORS, as_on_a_gpu, uncertainty
+from helpers.instruments.fusion.gpu_ways import GPU_OPERATORS, as_on_a_gpu, believed_real, marks
 from helpers.instruments.fusion.hollow import Hollow, is_users
+from helpers.instruments.fusion.known_values import KnownValues
 from helpers.instruments.fusion.plan import source_name
 
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[3] / "helpers"))
@@ -107,13 +108,19 @@ def _state(model) -> list[torch.Tensor]:
 
 
 def _trace(model, roots, hollow: Hollow, backward: bool, symbolic: bool) -> GraphModule:
-    places = _Places(hollow.modules(model))
+    values = KnownValues()
+    places = _Places(hollow.modules(model), values)
 
     def call():
         _, inputs, keywords = roots
-        return _tensors(model(*inputs, **keywords))
+        values.start([] if symbolic else zip(hollow.tensors, hollow.stand_ins, strict=True))
+        with believed_real(values.has):
+            return _tensors(model(*inputs, **keywords))
+
+    cached = torch.is_autocast_cache_enabled()
 
     def results(*tensors):
+        torch.set_autocast_cache_enabled(cached)  # make_fx turns it off: a weight would be cast at each use
         if symbolic:  # which makes tensors of its own
             hollow.exchange(roots, instead=tensors)
         with as_on_a_gpu(), places.followed():
@@ -125,7 +132,10 @@ def _trace(model, roots, hollow: Hollow, backward: bool, symbolic: bool) -> Grap
             call()  # makes the optimizer's state
         hollow.exchange(roots, again=True)
     way = {"tracing_mode": "symbolic" if symbolic else "real", "_allow_non_fake_inputs": True}
-    return make_fx(results, **way)(*hollow.stand_ins)
+    try:
+        return make_fx(results, **way)(*hollow.stand_ins)
+    finally:
+        torch.clear_autocast_cache()  # of an autocast around all this
 
 
 def _gradients(tensors, results: list[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -152,12 +162,14 @@ def _without_unused(traced: GraphModule, tensors: list[torch.Tensor], wanted: in
 class _Places(TorchDispatchMode):
     """Notes at each node which module and which line of source it comes from, and refuses writes to real tensors.
 
+    What is known of values answers the questions that a model asks of them.
+
     A node of the backward pass has the place of the operator that it differentiates.
     """
 
-    def __init__(self, names: dict[int, str]):
+    def __init__(self, names: dict[int, str], values: KnownValues):
         super().__init__()
-        self._names, self._modules, self._forward = names, [], {}
+        self._names, self._values, self._modules, self._forward = names, values, [], {}
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
@@ -183,6 +195,13 @@ class _Places(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         _refuse_writes(func, args, kwargs)
+        if (known := self._values.scalar(func, args)) is not None:
+            return known
+        result = self._noted(func, args, kwargs)
+        self._values.follow(func, args, kwargs, result)
+        return result
+
+    def _noted(self, func, args, kwargs):
         mode = get_proxy_mode()
         if mode is None:
             return func(*args, **kwargs)
@@ -201,9 +220,8 @@ class _Places(TorchDispatchMode):
         number = current._sequence_nr() if current is not None else torch.autograd._get_sequence_nr() - 1
         if current is not None and number in self._forward:
             return self._forward[number] | {"backward": True}
-        place = {"module": self._modules[-1] if self._modules else "", "line": _line(sys._getframe(2))}
-        if reason := uncertainty():
-            place["unsure"] = reason
+        place = {"module": self._modules[-1] if self._modules else "", "line": _line(sys._getframe(3))}
+        place |= marks()
         if current is None:
             self._forward.setdefault(number, place)
         return place

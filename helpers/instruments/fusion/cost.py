@@ -247,6 +247,7 @@ def eager_run(
     step: TracedStep, predicted: list, device: Device, compiled: bool = False
 ) -> tuple[list[LibraryKernel], int, float]:
     """Kernels of a step, launches and seconds, those that a long list of tensors or a library adds among them."""
-    kernels = [each for pair in predicted for each in library_kernels(*pair, device, compiled)]
+    cudnn = step.node.meta.get("cudnn", True)
+    kernels = [each for pair in predicted for each in library_kernels(*pair, device, compiled, cudnn)]
     more = launches_of(step) - len(step.launches)
     return kernels, len(kernels) + more, sum(each.time for each in kernels) + more * prediction.LAUNCH

@@ -2,9 +2,11 @@
 
     RMSNorm, dropout, cells of recurrent layers    one kernel each, which a CPU splits up
     attention       FlashAttention, the memory-efficient kernel, or matmuls and a softmax, by PyTorch's own conditions
+                    and those of sdpa_kernel; cuDNN's where only it is left
+    TransformerEncoderLayer, MultiheadAttention    PyTorch's fast path in evaluation without gradients
     LSTM, GRU, RNN  one call of cuDNN
     autocast        CUDA's rules: the operators that run in 16 bits, and those in fp32
-    optimizers      the foreach kernels, CUDA's default
+    optimizers, clip_grad_norm_    the foreach kernels, CUDA's default
     flex_attention  the kernel that torch.compile generates
     "cuda"          as a device: stays where it is
 
@@ -12,16 +14,21 @@ What is chosen inside a library, or depends on values, is marked as uncertain.
 """
 
 import contextlib
+import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from unittest import mock
 
 import torch
 import torch._dynamo
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp import autocast_mode
 from torch.nn import functional
+from torch.nn.attention import SDPBackend
 from torch.nn.attention import flex_attention as flex
+from torch.optim import swa_utils
 from torch.overrides import TorchFunctionMode
+from torch.utils import _foreach_utils
 from torch.utils.flop_counter import register_flop_formula
 
 aten = torch.ops.aten
@@ -47,6 +54,8 @@ _library.define(
 _library.define(
     "_thnn_fused_gru_cell_backward(Tensor grad, Tensor workspace, bool has_bias) -> (Tensor, Tensor, Tensor, Tensor?)"
 )
+_library.define("_transform_bias_rescale_qkv(Tensor qkv, Tensor qkv_bias, int num_heads) -> (Tensor, Tensor, Tensor)")
+_library.define("_masked_softmax(Tensor self, Tensor mask, int? dim, int? mask_type) -> Tensor")
 _stand_ins = torch.ops.as_on_a_gpu
 GPU_OPERATORS = {
     _stand_ins._fused_rms_norm.default: aten._fused_rms_norm.default,
@@ -54,22 +63,28 @@ GPU_OPERATORS = {
 }
 
 
-_reasons: list[str] = []
+_marks: list[dict] = []
 
 
 @contextlib.contextmanager
-def uncertain(reason: str) -> Iterator[None]:
-    """Mark operators traced inside as uncertain, with the reason."""
-    _reasons.append(reason)
+def _marked(**meta) -> Iterator[None]:
+    """Give the nodes of operators traced inside these entries of `meta`."""
+    _marks.append(meta)
     try:
         yield
     finally:
-        _reasons.pop()
+        _marks.pop()
 
 
-def uncertainty() -> str | None:
-    """Return the reason that the operator being traced is uncertain."""
-    return _reasons[-1] if _reasons else None
+def uncertain(reason: str) -> contextlib.AbstractContextManager:
+    """Mark operators traced inside as uncertain, with the reason."""
+    return _marked(unsure=reason)
+
+
+def marks() -> dict:
+    """Return the entries of `meta` of the operator being traced: the reason that it is uncertain as "unsure"; as
+    "cudnn" False if attention is not left to cuDNN where PyTorch would prefer it."""
+    return dict(itertools.chain(*(each.items() for each in _marks)))
 
 
 # RMSNorm and dropout
@@ -118,9 +133,11 @@ def _dropout(input, p=0.5, training=True, inplace=False):
 # Attention
 
 
-GROUPED_WITH_A_MASK = (
-    "attention with a mask and fewer key heads: counted as products in fp32; on Hopper cuDNN has one kernel for it"
+ONLY_CUDNN = (
+    "attention that only cuDNN's kernel takes, such as a mask with fewer key heads: counted as products in fp32; "
+    "Hopper runs that kernel"
 )
+BY_DEFAULT = [1, 2, 0, 3, 4]  # the order of SDPBackends; on Hopper and B200, PyTorch moves cuDNN to its front
 
 
 def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
@@ -128,10 +145,11 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
 
     FlashAttention takes 16-bit values without a mask, also with fewer key heads; the memory-efficient kernel takes the
     rest, except fewer key heads. Both need rows whose elements are neighbours, those of a mask too. Anything else runs
-    as matmuls and a softmax, in fp32.
+    as matmuls and a softmax, in fp32. torch.nn.attention.sdpa_kernel leaves some of them, or orders them. cuDNN's
+    kernel takes 16-bit values with any mask: where it is allowed, GPUs that prefer it run it for either kernel.
     """
     given = query, key, value
-    settings = torch.backends.cuda
+    settings, order = torch.backends.cuda, torch._C._get_sdp_priority_order()
     heads_alike = query.dim() == 4 and query.shape[1] == key.shape[1] == value.shape[1]
     is_dense = query.dim() == 4 and (heads_alike or enable_gqa) and query.shape[-2] * key.shape[-2] > 0
     is_dense &= query.shape[0] == key.shape[0] == value.shape[0]
@@ -139,26 +157,40 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
     in_16_bits = query.dtype in HALVES
     width, of_values = query.shape[-1], value.shape[-1]
     square = not is_causal or query.shape[-2] == key.shape[-2]
-    flash = settings.flash_sdp_enabled() and attn_mask is None and in_16_bits
-    if is_dense and flash and width == of_values <= 256 and square:
-        return aten._scaled_dot_product_flash_attention(*given, dropout_p, is_causal, scale=scale)[0]
     step = 8 if in_16_bits else 4  # elements of 16 bytes, which the kernel loads at once
     whole = width % step == of_values % step == 0
-    if is_dense and heads_alike and whole and settings.mem_efficient_sdp_enabled() and query.dtype != torch.float64:
+    by_flash = attn_mask is None and in_16_bits and width == of_values <= 256 and square
+    by_efficient = heads_alike and whole and query.dtype != torch.float64
+    by_cudnn = in_16_bits and whole and max(width, of_values) <= 256
+    takes = {
+        SDPBackend.FLASH_ATTENTION: settings.flash_sdp_enabled() and is_dense and by_flash,
+        SDPBackend.EFFICIENT_ATTENTION: settings.mem_efficient_sdp_enabled() and is_dense and by_efficient,
+        SDPBackend.CUDNN_ATTENTION: settings.cudnn_sdp_enabled() and is_dense and by_cudnn,
+        SDPBackend.MATH: settings.math_sdp_enabled(),
+    }
+    way = next((each for each in map(SDPBackend, order) if takes.get(each)), None)
+    if way is None:
+        raise ValueError("no attention kernel that sdpa_kernel allows takes this call")
+    sooner = order == BY_DEFAULT or order.index(SDPBackend.CUDNN_ATTENTION.value) <= order.index(way.value)
+    prefers_cudnn = takes[SDPBackend.CUDNN_ATTENTION] and sooner
+    if way == SDPBackend.MATH:
+        with uncertain(ONLY_CUDNN) if prefers_cudnn else contextlib.nullcontext():
+            return torch._scaled_dot_product_attention_math(
+                *given, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )[0]
+    with _marked(cudnn=prefers_cudnn):
+        if way == SDPBackend.FLASH_ATTENTION:
+            return aten._scaled_dot_product_flash_attention(*given, dropout_p, is_causal, scale=scale)[0]
         if attn_mask is not None:
             if attn_mask.dtype == torch.bool:
                 nothing = torch.zeros_like(attn_mask, dtype=query.dtype)
                 attn_mask = nothing.masked_fill_(attn_mask.logical_not(), float("-inf"))
             attn_mask = attn_mask.expand(*query.shape[:2], query.shape[2], key.shape[2])
         keep = torch.is_grad_enabled() and any(each.requires_grad for each in given)
-        return aten._scaled_dot_product_efficient_attention(*given, attn_mask, keep, dropout_p, is_causal, scale=scale)[
-            0
-        ]
-    in_one_kernel = is_dense and in_16_bits and whole and settings.cudnn_sdp_enabled()
-    with uncertain(GROUPED_WITH_A_MASK) if in_one_kernel else contextlib.nullcontext():
-        return torch._scaled_dot_product_attention_math(
-            *given, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )[0]
+        kernel = aten._scaled_dot_product_efficient_attention
+        if way == SDPBackend.CUDNN_ATTENTION:
+            kernel = aten._scaled_dot_product_cudnn_attention
+        return kernel(*given, attn_mask, keep, dropout_p, is_causal, scale=scale)[0]
 
 
 def _flex_attention(query, key, value, score_mod, block_mask, scale, kernel_options, *others):
@@ -268,6 +300,79 @@ def _gru_cell(input, hx, w_ih, w_hh, b_ih=None, b_hh=None):
     return _stand_ins._thnn_fused_gru_cell(input @ w_ih.t(), hx @ w_hh.t(), hx, b_ih, b_hh)[0]
 
 
+# Encoder layers in evaluation without gradients (aten/src/ATen/native/transformers/transformer.cpp)
+
+
+@torch.library.impl(_library, "_transform_bias_rescale_qkv", "Meta")
+def _heads_shapes(qkv, qkv_bias, num_heads):
+    batch, length, width = qkv.shape
+    return tuple(qkv.new_empty(batch, num_heads, length, width // 3 // num_heads) for _ in range(3))
+
+
+@torch.library.impl(_library, "_masked_softmax", "Meta")
+def _masked_softmax_shapes(self, mask, dim, mask_type):
+    return torch.empty_like(self)
+
+
+FAST_PATH = "the fast path of PyTorch's encoder layers: where cuDNN's attention is preferred, it may run as products"
+
+
+def _encoder_attention(
+    query, key, value, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias,
+    mask=None, need_weights=True, average_attn_weights=True, mask_type=None,
+):  # fmt: skip
+    batch, width = query.shape[0], embed_dim // num_heads
+    if mask is None and not need_weights and width % 8 == 0:
+        heads = [
+            each.unflatten(-1, (num_heads, width)).transpose(1, 2)
+            for each in functional.linear(query, qkv_weight, qkv_bias).chunk(3, -1)
+        ]
+        with uncertain(FAST_PATH):
+            made = _attention(*heads)
+        return functional.linear(made.transpose(1, 2).reshape(batch, -1, embed_dim), proj_weight, proj_bias), None
+    q, k, v = _stand_ins._transform_bias_rescale_qkv(query @ qkv_weight.t(), qkv_bias, num_heads)
+    scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT).unflatten(0, (batch, num_heads))
+    scores = scores.softmax(-1) if mask is None else _stand_ins._masked_softmax(scores, mask.bool(), 3, mask_type)
+    made = torch.bmm(scores.flatten(0, 1), v.flatten(0, 1)).unflatten(0, (batch, num_heads))
+    made = functional.linear(made.transpose(1, 2).reshape(batch, -1, embed_dim), proj_weight, proj_bias)
+    if need_weights and average_attn_weights:
+        scores = scores.sum(1).div_(num_heads)
+    return made, scores if need_weights else None
+
+
+def _encoder_layer(
+    x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, use_gelu, norm_first, eps,
+    norm_weight_1, norm_bias_1, norm_weight_2, norm_bias_2, up_weight, up_bias, down_weight, down_bias,
+    mask=None, mask_type=None,
+):  # fmt: skip
+    def first_norm(x):
+        return functional.layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)
+
+    def second_norm(x):
+        return functional.layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)
+
+    given = first_norm(x) if norm_first else x
+    attention = qkv_weight, qkv_bias, proj_weight, proj_bias, mask, False, True, mask_type
+    x = _encoder_attention(given, given, given, embed_dim, num_heads, *attention)[0].add_(x)
+    if not norm_first:
+        x = first_norm(x)
+    given = second_norm(x) if norm_first else x
+    rows = given.reshape(-1, embed_dim)
+    inner = aten._addmm_activation(up_bias, rows, up_weight.t(), use_gelu=use_gelu)
+    x = functional.linear(inner.unflatten(0, given.shape[:-1]), down_weight, down_bias).add_(x)
+    return x if norm_first else second_norm(x)
+
+
+def _has_torch_function(arguments) -> bool:
+    """Let the encoder layers take their fast path, though a mode that traces is active; a whole encoder would
+    leave padded tokens out of nested tensors."""
+    caller = sys._getframe(1).f_locals.get("self")
+    layer = isinstance(caller, torch.nn.TransformerEncoderLayer | torch.nn.MultiheadAttention)
+    return not layer and _plain_has_torch_function(arguments)
+
+
+_plain_has_torch_function = torch.overrides.has_torch_function
+
 WAYS = {
     functional.rms_norm: _rms_norm,
     torch.rms_norm: _rms_norm,
@@ -339,6 +444,19 @@ def _autocast(self, device_type, dtype=None, enabled=True, cache_enabled=None):
 _plain_autocast = autocast_mode.autocast.__init__
 
 
+@contextlib.contextmanager
+def believed_real(has_values: Callable[[torch.Tensor], bool]) -> Iterator[None]:
+    """Inside, transformers takes tensors with known values for real ones, and skips masks as it does when it runs."""
+    utilities = sys.modules.get("transformers.utils.import_utils")
+    plain = getattr(utilities, "is_fake_tensor", None)
+    with contextlib.ExitStack() as stack:
+        if plain is not None:
+            stack.enter_context(
+                mock.patch.object(utilities, "is_fake_tensor", lambda each: plain(each) and not has_values(each))
+            )
+        yield
+
+
 def _foreach_by_default(params, differentiable, use_fused=False) -> tuple[bool, bool]:
     return False, not differentiable
 
@@ -358,6 +476,10 @@ def as_on_a_gpu() -> Iterator[None]:
         for name in ("rms_norm", "dropout", "scaled_dot_product_attention"):
             stack.enter_context(mock.patch.object(functional, name, WAYS[getattr(functional, name)]))
         stack.enter_context(mock.patch.object(autocast_mode.autocast, "__init__", _autocast))
+        stack.enter_context(mock.patch.object(torch.overrides, "has_torch_function", _has_torch_function))
+        stack.enter_context(mock.patch.object(torch.nn.modules.activation, "_is_make_fx_tracing", return_value=False))
+        stack.enter_context(mock.patch.object(torch, "_transformer_encoder_layer_fwd", _encoder_layer))
+        stack.enter_context(mock.patch.object(torch, "_native_multi_head_attention", _encoder_attention))
         stack.enter_context(mock.patch.object(flex, "flex_attention_hop", _flex_attention))
         stack.enter_context(mock.patch.object(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True))
         for name, module in list(sys.modules.items()):
@@ -365,6 +487,11 @@ def as_on_a_gpu() -> Iterator[None]:
                 for attribute, ours in (("_default_to_fused_or_foreach", _foreach_by_default), ("_get_value", _number)):
                     if hasattr(module, attribute):
                         stack.enter_context(mock.patch.object(module, attribute, ours))
+        types = [*_foreach_utils._foreach_supported_types, FakeTensor]
+        stack.enter_context(mock.patch.object(_foreach_utils, "_foreach_supported_types", types))
+        devices = [*_foreach_utils._get_foreach_kernels_supported_devices(), "cpu"]
+        averaging = mock.patch.object(swa_utils, "_get_foreach_kernels_supported_devices", return_value=devices)
+        stack.enter_context(averaging)
         stack.enter_context(torch._dynamo.config.patch(error_on_nested_fx_trace=False))  # what is compiled runs eagerly
         stack.enter_context(_GpusWays())
         yield

@@ -2,7 +2,9 @@
 
     matrix product     waves of output tiles, each at the rate of one SM's tensor cores; slow if a row does not start
                        at a multiple of 16 bytes
-    convolution        a product of tiles; cuDNN converts NCHW tensors to NHWC and back; PyTorch adds the bias after it
+    convolution        a product of tiles; cuDNN converts NCHW tensors to NHWC and back; PyTorch adds the bias after it.
+                       Windows of several taps need a workspace filled with 0, grouped ones three; the first layer's
+                       image and filters are padded to 8 channels, filled with 0 before they are copied
     batch norm         16-bit parameters are converted, and 1 / sqrt(var + eps) is a kernel of its own
     layer norm         a block's time for each row; a tensor that is not contiguous is copied first
     attention          cuDNN's kernel, PyTorch's first choice on Hopper, and the two fills before it
@@ -52,6 +54,7 @@ INVERSE_DEVIATION = 1.6e-6  # s
 LAYER_NORM_START, LAYER_NORM_ROW = 2.3e-6, 1.05e-9  # s; a row of one block, on 132 SMs
 CUDNN_ATTENTION_SHARE = {"full": 0.5, "causal": 0.3, "masked": 0.23}  # of the peak; of a mask's FLOPs all are counted
 FILL = 0.8e-6  # s of a cudaMemset
+FILLS_OF_GROUPS = 3  # before a grouped convolution by cuDNN
 GATHER_BANDWIDTH = 0.70
 SCATTERED = 0.8  # fp32 sums by atomics, a clock and SM
 POOLING_BANDWIDTH, POOLING_BACKWARD_BANDWIDTH = 0.4, 0.19
@@ -70,7 +73,7 @@ class LibraryKernel:
 
 
 def library_kernels(
-    launch: EagerLaunch, predicted: LaunchPrediction, device: Device, compiled: bool = False
+    launch: EagerLaunch, predicted: LaunchPrediction, device: Device, compiled: bool = False, cudnn: bool = True
 ) -> list[LibraryKernel]:
     """The kernels of one operator on `device`, in order; the one that was predicted where nothing else is known.
 
@@ -78,9 +81,10 @@ def library_kernels(
         launch: the operator and its tensors.
         predicted: its prediction by prediction.py, which includes the bytes that miss L2.
         compiled: as Inductor calls the library.
+        cudnn: whether cuDNN's attention is allowed, where it is preferred.
     """
     name = launch.operator.overloadpacket.__name__
-    make = _MAKERS.get(name)
+    make = _MAKERS.get(name) if cudnn or "attention" not in name else None
     found = make(launch, predicted, device, compiled) if make else None
     return found or [LibraryKernel(predicted.name, predicted.time)]
 
@@ -89,9 +93,11 @@ def product_time(
     batch: int, rows: int, columns: int, inner: int, dtype: torch.dtype, device: Device, aligned: str = "yes"
 ) -> float:
     """Seconds of `batch` products (rows, inner) @ (inner, columns), without what memory adds."""
-    flops = 2.0 * batch * rows * columns * inner
-    if dtype in (torch.float32, torch.float64):
-        return PRODUCT_START + flops / (CORES_SHARE * device.peak_flops["fp32"] * 4 / dtype.itemsize)
+    flops = 2.0 * batch * rows * columns * inner * (4 if dtype.is_complex else 1)
+    if dtype in prediction.DOUBLES:
+        return PRODUCT_START + flops / (prediction.MATRIX_SHARE * prediction.double_rate(device))
+    if dtype in (torch.float32, torch.complex64):
+        return PRODUCT_START + flops / (CORES_SHARE * device.peak_flops["fp32"])
     peak = _tensor_peak(dtype, device)
     if aligned != "yes":
         return PRODUCT_START + flops / (UNALIGNED_SHARE[aligned] * peak)
@@ -163,6 +169,10 @@ def _is_padded(rows: int, columns: int, inner: int, device: Device) -> bool:
     return intensity > device.peak_flops["bf16"] / device.memory_bandwidth
 
 
+def _bandwidth(device: Device) -> float:
+    return prediction.BANDWIDTH_SHARE * device.memory_bandwidth
+
+
 def _bytes_time(nbytes: float, device: Device, share: float = prediction.BANDWIDTH_SHARE) -> float:
     return LAUNCHED + nbytes / (share * device.memory_bandwidth)
 
@@ -172,8 +182,8 @@ def _size(tensor: torch.Tensor) -> int:
 
 
 def is_channels_first(x: torch.Tensor) -> bool:
-    """Return whether it holds images in NCHW order, which cuDNN converts."""
-    return x.dim() in (4, 5) and x.shape[1] > 1 and x.stride(1) != 1
+    """Return whether it holds images, or sequences, in NCHW order, which cuDNN converts."""
+    return x.dim() in (3, 4, 5) and x.shape[1] > 1 and x.stride(1) != 1
 
 
 def _convolution(launch, predicted, device, compiled):
@@ -184,7 +194,9 @@ def _convolution(launch, predicted, device, compiled):
     result = launch.results[0]
     kernels = _convolved(x, weight, result, given.get("groups", 1), predicted, device, compiled)
     if isinstance(bias, torch.Tensor) and not compiled:
-        kernels.append(LibraryKernel("add the bias", _bytes_time(2 * _size(result), device)))
+        pace = prediction.THROUGHPUTS["converting or broadcasting"].results * device.sms * device.sm_clock
+        time = max(_bytes_time(2 * _size(result), device), LAUNCHED + result.numel() / pace)
+        kernels.append(LibraryKernel("add the bias", time))
     return kernels
 
 
@@ -229,15 +241,24 @@ def _convolved(x, weight, result, groups, predicted, device, compiled) -> list[L
             PRODUCT_START + _memory(predicted),
         )
     kernel = LibraryKernel(name, time)
-    before = [weight] if taps > 1 and is_channels_first(weight) else []  # one tap is the same in both layouts
+    on_tensor_cores, few = channels * taps >= TENSOR_CORE_STEP, x.shape[1] < FEW_CHANNELS
+    filters = [weight] if taps > 1 and is_channels_first(weight) else []  # one tap is the same in both layouts
     if compiled:  # other inputs are written in NHWC by the kernels that make them; images have none
-        before += [x] if is_channels_first(x) and x.shape[1] < FEW_CHANNELS else []
-        return [*(_converted("operand to NHWC", each, device) for each in before), kernel]
-    if not first or channels * taps < TENSOR_CORE_STEP:
-        return [kernel]
-    before = [x, *before]
-    after = [_converted("result to NCHW", result, device)] if is_channels_first(result) else []
-    return [*(_converted("operand to NHWC", each, device) for each in before), kernel, *after]
+        before = [*filters, x] if few and is_channels_first(x) else filters
+    else:
+        before = [x, *filters] if first and on_tensor_cores else []
+    kernels = [_converted("operand to NHWC", each, device) for each in before]
+    if on_tensor_cores and few:
+        padded = [_size(each) // each.shape[1] * FEW_CHANNELS for each in (x, weight)]
+        kernels += [LibraryKernel("fill", FILL + each / _bandwidth(device)) for each in padded]
+        if compiled or not first:  # else the conversion pads
+            kernels += [LibraryKernel("operand padded to 8 channels", _bytes_time(each, device)) for each in padded]
+    elif on_tensor_cores and taps > 1:
+        kernels += [LibraryKernel("fill", FILL)] * (1 if groups == 1 else FILLS_OF_GROUPS)
+    kernels.append(kernel)
+    if first and on_tensor_cores and is_channels_first(result):
+        kernels.append(_converted("result to NCHW", result, device))
+    return kernels
 
 
 def _converted(name: str, tensor: torch.Tensor, device: Device) -> LibraryKernel:
@@ -347,7 +368,7 @@ def _recurrent(launch, predicted, device, compiled):
 
 
 _MAKERS = {
-    **dict.fromkeys("mm addmm bmm baddbmm".split(), _product),
+    **dict.fromkeys("mm addmm bmm baddbmm _addmm_activation".split(), _product),
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
     "native_batch_norm": _batch_norm,

@@ -28,7 +28,7 @@ ELEMENTWISE = COPIES | frozenset(
     "slice_scatter select_scatter where _conj_physical glu_backward diagonal_copy as_strided_copy "
     "nll_loss_backward nll_loss2d_backward mse_loss_backward smooth_l1_loss_backward huber_loss_backward "
     "binary_cross_entropy_backward soft_margin_loss_backward _thnn_fused_lstm_cell _thnn_fused_gru_cell "
-    "_thnn_fused_lstm_cell_backward_impl floor_divide _thnn_fused_gru_cell_backward".split()
+    "_thnn_fused_lstm_cell_backward_impl floor_divide _thnn_fused_gru_cell_backward _transform_bias_rescale_qkv".split()
 )
 FOREACH = "_foreach_"  # the same for each tensor of a list
 FUSED_OPTIMIZERS = ("_fused_adam", "_fused_adagrad", "_fused_sgd")
@@ -37,7 +37,9 @@ RANDOM = {torch.Tag.nondeterministic_seeded}
 REDUCTIONS = frozenset("sum mean amax amin max min prod var std var_mean argmax argmin any all norm logsumexp".split())
 REDUCTIONS |= {"linalg_vector_norm", "std_mean", "count_nonzero"}
 # Rows in, rows out: the reduction and the use of its result in one operator.
-SOFTMAX = frozenset("_softmax _log_softmax _safe_softmax _softmax_backward_data _log_softmax_backward_data".split())
+SOFTMAX = frozenset(
+    "_softmax _log_softmax _safe_softmax _masked_softmax _softmax_backward_data _log_softmax_backward_data".split()
+)
 LOSSES = frozenset("mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits".split())
 SCANS = frozenset("cumsum cumprod logcumsumexp cummax cummin".split())
 LAYER_NORMS = frozenset("native_layer_norm _fused_rms_norm native_layer_norm_backward".split())
@@ -91,6 +93,7 @@ ARITHMETIC = {
     "_softmax": (costs.SOFTMAX, EXP_RESULTS),
     "_log_softmax": (costs.SOFTMAX, EXP_RESULTS),
     "_safe_softmax": (costs.SOFTMAX, EXP_RESULTS),
+    "_masked_softmax": (costs.SOFTMAX, EXP_RESULTS),
     "_softmax_backward_data": (4, 0),
     "_log_softmax_backward_data": (4, EXP_RESULTS),
     "native_layer_norm": (costs.LAYER_NORM, 0),

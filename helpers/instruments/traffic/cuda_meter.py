@@ -80,6 +80,8 @@ class CudaMeter:
         self._racing = self._global.access(segment, size, kind, self._machine.spaces.scope, threads, offsets, nbytes)
         if self._racing is not None and kind != "write":
             self._race(number, segment, threads, offsets, self._racing.lanes, self._racing.others)
+        if kind == "read" and self._machine.spaces.read_only:
+            self._check_read_only(number, segment, threads, offsets)
         if segment.name == GRID_BARRIER:
             return
         if segment not in self._operands:
@@ -118,6 +120,14 @@ class CudaMeter:
             if chosen.any():
                 lanes, others = (each[chosen] for each in self._racing)
                 self._race(number, self._storing, threads, offsets, lanes, others)
+
+    def _check_read_only(self, number, segment, threads, offsets) -> None:
+        """Report loads through the cache of read-only data of bytes that the launch has stored."""
+        stale = np.flatnonzero(self._global.written(segment, offsets))
+        if stale.size:
+            region, where = self._named(segment, int(offsets[stale[0]]))
+            where += ", which this launch stores: load it without __ldg, or without const __restrict__"
+            self._enter("stale read", number, where, *self._machine.where(int(threads[stale[0]])), stale.size, region)
 
     def _race(self, number, segment, threads, offsets, lanes, others) -> None:
         first, count = int(lanes[0]), np.unique(lanes).size
@@ -217,7 +227,7 @@ def requested(threads: np.ndarray, offsets: np.ndarray, nbytes: int) -> tuple[in
     if (np.diff(rows, axis=1) < 0).any():
         rows = np.sort(rows, axis=1)
     sectors = rows // SECTOR
-    distinct, touched = (len(rows) + np.count_nonzero(each[:, 1:] != each[:, :-1]) for each in (rows, sectors))
+    distinct, touched = (len(rows) + int(np.count_nonzero(each[:, 1:] != each[:, :-1])) for each in (rows, sectors))
     return distinct, touched, len(rows)
 
 

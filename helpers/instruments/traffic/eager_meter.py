@@ -37,6 +37,9 @@ NOT_A_LAUNCH = frozenset(["_local_scalar_dense"])
 # Arguments used only for their shape.
 SHAPE_ONLY = {"nll_loss_backward": {"self"}, "nll_loss2d_backward": {"self"}}
 
+# beta * self + a product: where beta is 0, self is not read, whatever it holds.
+SCALES_SELF = frozenset("addmv addmm addbmm baddbmm addr _addmm_activation".split())
+
 # Which elements of `self` an indexing operator reads: a function of the elements' ids and the other arguments.
 READS_AT = {
     "gather": lambda ids, given: ids.gather(given["dim"], given["index"]),
@@ -233,8 +236,11 @@ def read_and_changed(func, given, whole: bool = False) -> tuple[list, list]:
         mutable = argument.alias_info is not None and argument.alias_info.is_write
         # Older schemas do not declare that training updates the running statistics.
         mutable |= argument.name in ("running_mean", "running_var") and bool(given.get("training"))
+        # Fused optimizers change gradients only to scale them back.
+        mutable &= not (name.startswith("_fused_") and argument.name == "grads" and given.get("grad_scale") is None)
         indexed = select is not None and argument.name == "self"
         accumulates = name in ACCUMULATES or given.get("accumulate", False)
+        unread = name.rstrip("_") in SCALES_SELF and argument.name == "self" and given["beta"] == 0
         blind = name in OVERWRITES or (indexed and not accumulates)
         for tensor in tensors_of(given[argument.name]):
             touched = (
@@ -244,7 +250,7 @@ def read_and_changed(func, given, whole: bool = False) -> tuple[list, list]:
             )
             if mutable:
                 changed.append(touched)
-            if not (mutable and blind):
+            if not (unread or (mutable and blind)):
                 read.append(touched)
     return read, changed
 

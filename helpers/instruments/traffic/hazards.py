@@ -12,9 +12,10 @@ class Hazard:
     """The first of its kind at one line of a kernel.
 
     kind: "out-of-bounds read", "out-of-bounds store", "out-of-bounds atomic", "uninitialised read", "race" or, for data
-        stored by another program of the same launch, "unsynchronised read"; in CUDA C++ also "misaligned read",
-        "misaligned store", "barrier not reached by all threads", "wrong mask", "shuffle from an absent lane" and
-        "unfinished copy", bytes of a cp.async that was not waited for.
+        that another program of the same launch stored, "unsynchronised read", or read, "unsynchronised store"; in CUDA
+        C++ also "misaligned read", "misaligned store", "barrier not reached by all threads", "wrong mask", "shuffle
+        from an absent lane", "unfinished copy", bytes of a cp.async that was not waited for, and "stale read", by
+        __ldg of bytes that the launch stores.
     where: the tensor and the first such element; program: the program instance, in CUDA C++ the block; elements: how
         many in this access; thread: in CUDA C++, the first such thread of the block.
     """

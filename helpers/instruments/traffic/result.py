@@ -28,14 +28,15 @@ class Traffic:
     by_launch: (name, Moved) of each launch, in order.
     hazards: out-of-bounds accesses, uninitialised reads and races of the kernels; for CUDA C++ also the others that
         Hazard lists.
-        Initial contents are known of tensors that the call itself allocates. A race is two program instances storing
-        to one byte, and no lock that the second holds which the first held or gave back: a word that a compare-and-swap
+        Initial contents are known of tensors that the call itself allocates. A race is two program instances storing to
+        one byte, and no lock that the second holds which the first held or gave back: a word that a compare-and-swap
         took, or an exchange of 0, until the next atomic there. An unsynchronised read loads a byte that another program
         of the launch has stored, with no atomic on one word that the writer makes after its store and the reader before
-        its load. In CUDA C++ a race is two threads at one place of shared memory, a tensor or a `__device__` variable,
-        one of them with a plain store, and no barrier, __syncwarp or atomic between. In global memory a store of the
-        same value does not race, and an atomic or volatile access orders all earlier accesses of its block: a missing
-        __threadfence, or an atomic on the wrong address, is not found.
+        its load; an unsynchronised store changes one that another has loaded. In CUDA C++ a race is two threads at one
+        place of shared memory, a tensor or a `__device__` variable, one of them with a plain store, and no barrier,
+        __syncwarp or atomic between. In global memory a store of the same value does not race, and an atomic or
+        volatile access orders all earlier accesses of its block: a missing __threadfence, or an atomic on the wrong
+        address, is not found.
     elements: of the result, if it is one tensor and none in the call has more; else None.
     result: the function's result.
     configurations: (kernel, configuration) of each @triton.autotune kernel: if nothing is timed, the first

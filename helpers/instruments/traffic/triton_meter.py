@@ -156,8 +156,9 @@ class TritonMeter:
         """
         self._kernel = kernel.fn.__name__
         self._sites = {}
-        self._earlier = {}  # storage -> locks -> bytes stored under these by earlier program instances of this launch
-        self._stores = []
+        # storage -> locks -> bytes stored, or read, under these by earlier program instances of this launch
+        self._earlier = {"write": {}, "read": {}}
+        self._accesses = []
         self._pending = []
         self.moved = ByteCount()  # by this launch, so far
         self._operands = []
@@ -196,17 +197,21 @@ class TritonMeter:
         if self._clocks is not None:
             self.resumed(index)
             return
-        for place, (operand, footprint, base, locks) in enumerate(self._pending):
-            locks |= {address for stores, address in self._atomics if stores > place}
-            of_storage = self._earlier.setdefault(operand.storage, {})
+        stored = {operand.storage for kind, operand, *_ in self._pending if kind == "write"}
+        for place, (kind, operand, footprint, base, locks) in enumerate(self._pending):
+            storage = operand.storage
+            if kind == "read" and storage not in stored and storage not in self._earlier["write"]:
+                continue  # of an input, most likely
+            locks |= {address for before, address in self._atomics if before > place}
+            of_storage = self._earlier[kind].setdefault(storage, {})
             if locks not in of_storage:
-                of_storage[locks] = ByteSet(operand.storage.size)
+                of_storage[locks] = ByteSet(storage.size)
             of_storage[locks].add(footprint, base)
-            self._stores.append((operand.storage, footprint, base, self._index, locks))
+            self._accesses.append((kind, storage, footprint, base, self._index, locks))
         self._pending.clear()
         self._index = index
         self._held = frozenset()  # addresses of locks
-        self._atomics = []  # (stores before it, address) of each atomic of one element
+        self._atomics = []  # (loads and stores before it, address) of each atomic of one element
 
     def resumed(self, index) -> None:
         """The program `index` of a cooperative launch runs now."""
@@ -286,12 +291,9 @@ class TritonMeter:
         if kind != "write":
             if storage.fresh and not storage.written.covers(footprint, base):
                 self._report_uninitialised(site, operand, footprint, base)
-            if self._clocks is None and kind == "read" and storage in self._earlier:
-                # An atomic that the writer made after its store and this program before its read puts them in order.
-                seen = self._held | {address for _, address in self._atomics}
-                for locks, earlier in self._earlier[storage].items():
-                    if locks.isdisjoint(seen) and earlier.meets(footprint, base):
-                        self._report_race("unsynchronised read", site, operand, footprint, base, seen)
+            if self._clocks is None and kind == "read":
+                self._compare_with_earlier("write", "unsynchronised read", site, operand, footprint, base, self._seen())
+                self._pending.append(("read", operand, footprint, base, self._held))
             storage.read.add(footprint, base)
             region.read += nbytes
             line.read += nbytes
@@ -306,10 +308,19 @@ class TritonMeter:
         if self._clocks is not None and kind != "atomic":
             self._compare(kind, site, operand, footprint, base)
         elif kind == "write":
-            for locks, earlier in self._earlier.get(storage, {}).items():
-                if locks.isdisjoint(self._held) and earlier.meets(footprint, base):
-                    self._report_race("race", site, operand, footprint, base, self._held)
-            self._pending.append((operand, footprint, base, self._held))
+            self._compare_with_earlier("write", "race", site, operand, footprint, base, self._held)
+            self._compare_with_earlier("read", "unsynchronised store", site, operand, footprint, base, self._seen())
+            self._pending.append(("write", operand, footprint, base, self._held))
+
+    def _seen(self) -> frozenset:
+        """Addresses of atomics of this program: one that another made after its access puts the two in order."""
+        return self._held.union(address for _, address in self._atomics)
+
+    def _compare_with_earlier(self, kind, name, site, operand, footprint, base, seen):
+        """Report an access that meets those of this kind by earlier program instances, with nothing to order them."""
+        for locks, earlier in self._earlier[kind].get(operand.storage, {}).items():
+            if locks.isdisjoint(seen) and earlier.meets(footprint, base):
+                self._report_race(kind, name, site, operand, footprint, base, seen)
 
     def _compare(self, kind, site, operand, footprint, base):
         """Report an access of a cooperative launch that no counter orders after another program's."""
@@ -354,18 +365,20 @@ class TritonMeter:
         where = f"{{0}}{element(operand.tensor, byte)}"
         self._report("uninitialised read", site, operand.region, where, unset.size // operand.tensor.element_size())
 
-    def _report_race(self, kind, site, operand, footprint, base, seen):
-        if (kind, *site.place) in self.ledger.hazards:
+    def _report_race(self, kind, name, site, operand, footprint, base, seen):
+        known = {name, "race"} if kind == "read" else {name}  # a race says as much of a line
+        if any((each, *site.place) in self.ledger.hazards for each in known):
             return
         mine = ByteSet(operand.storage.size)
         mine.add(footprint, base)
-        for storage, other, place, program, locks in self._stores:
-            if storage is operand.storage and locks.isdisjoint(seen) and mine.meets(other, place):
-                theirs = ByteSet(storage.size)
-                theirs.add(other, place)
-                both = np.flatnonzero(mine.map() & theirs.map())
-                where = f"{{0}}{element(operand.tensor, int(both[0]))}, stored by {program}" + " too" * (kind == "race")
-                self._report(kind, site, operand.region, where, both.size // operand.tensor.element_size())
+        for theirs, storage, other, place, program, locks in self._accesses:
+            if theirs == kind and storage is operand.storage and locks.isdisjoint(seen) and mine.meets(other, place):
+                bytes_of = ByteSet(storage.size)
+                bytes_of.add(other, place)
+                both = np.flatnonzero(mine.map() & bytes_of.map())
+                where = f"{{0}}{element(operand.tensor, int(both[0]))}, "
+                where += f"{'stored' if kind == 'write' else kind} by {program}" + " too" * (name == "race")
+                self._report(name, site, operand.region, where, both.size // operand.tensor.element_size())
                 return
 
     def _report(self, kind, site, region, where, elements):

@@ -18,6 +18,7 @@ LOOK_AT = {
     "uninitialised read": "nothing was stored there before this line reads it",
     "race": "two programs store to this element; only one may",
     "unsynchronised read": "another program of the same launch stores this, and on a GPU it may not have done so yet",
+    "unsynchronised store": "another program of the same launch reads this, and on a GPU it may do so later",
 }
 
 
