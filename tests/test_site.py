@@ -357,6 +357,7 @@ def test_figures_move_without_a_kernel(chromium, address):
     page = visit.open("notebooks/00_small")
     film, explorer, stepper = (page.locator(f"[data-figure=figure{number}]") for number in range(3))
     stepper.scroll_into_view_if_needed()
+    stepper.get_by_role("button", name="Back to the start").click()
     stepper.get_by_role("button", name="Step", exact=True).click()
     assert stepper.get_by_role("status").inner_text().startswith("Step 2 of ")
 
@@ -582,20 +583,41 @@ def test_the_keyboard_finds_the_way(chromium, address):
     assert visit.errors == []
 
 
-def test_a_lesson_leads_with_its_opening_figure():
+def _opening(*between: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    """A lesson's first cells, with those before its figure; the site's order of them all."""
     figure = nbformat.v4.new_output("display_data", {"image/png": "", "text/plain": "a film"})
-    cells = [
+    return [
         nbformat.v4.new_markdown_cell("# 05 A lesson\n\nWhy?\n\nYou learn to\n\n- count.\n\nAbout 5 minutes."),
-        nbformat.v4.new_code_cell("import torch"),
+        *between,
         nbformat.v4.new_markdown_cell("Press Play:"),
         nbformat.v4.new_code_cell("passes_animation('norm')", outputs=[figure]),
-        nbformat.v4.new_markdown_cell("## Section"),
     ]
-    notebook = nbformat.v4.new_notebook(cells=cells)
+
+
+SETUP = nbformat.v4.new_code_cell("import torch")
+GUESS = nbformat.v4.new_code_cell("predict_first('B')", outputs=[nbformat.v4.new_output("stream", text="B:")])
+SEEN = nbformat.v4.new_markdown_cell("<details><summary>What you should see</summary>It moves.</details>")
+
+
+@pytest.mark.parametrize("between", [[SETUP], [GUESS, SETUP]], ids=["after the imports", "after a guess"])
+@pytest.mark.parametrize("after", [[], [SEEN]], ids=["alone", "with what is to be seen"])
+def test_a_lesson_leads_with_its_opening_figure(between, after):
+    section = nbformat.v4.new_markdown_cell("## Section")
+    notebook = nbformat.v4.new_notebook(cells=[*_opening(*between), *after, section])
     build_site.lead_with_the_figure(notebook)
-    first, told, film, goals, setup, section = notebook.cells
+    first, told, film, *others = notebook.cells
     assert first.source == "# 05 A lesson\n\nWhy?\n\n"
-    assert [told.source, film.source, setup.source] == [cells[2].source, cells[3].source, cells[1].source]
+    assert (told.source, film.source) == ("Press Play:", "passes_animation('norm')")
+    assert others[: len(after)] == after
+    goals = others[len(after)]
     assert goals.source.startswith("You learn to")
-    assert [bool(cell.metadata.get("how_to_run")) for cell in notebook.cells] == [False] * 3 + [True] + [False] * 2
-    assert section.source == "## Section"
+    assert [cell for cell in notebook.cells if cell.metadata.get("how_to_run")] == [goals]
+    assert others[len(after) + 1 :] == [*between, section]
+
+
+def test_a_figure_of_a_section_stays_there():
+    notebook = nbformat.v4.new_notebook(cells=_opening(SETUP, nbformat.v4.new_markdown_cell("## Section")))
+    before = [cell.source for cell in notebook.cells]
+    build_site.lead_with_the_figure(notebook)
+    assert [cell.source for cell in notebook.cells] == before
+    assert notebook.cells[0].metadata["how_to_run"]
