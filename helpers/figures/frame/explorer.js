@@ -53,6 +53,8 @@ function render({ model, el }) {
       ? rows.map((row) => `<div class="fusion-row">${svg.repeat(row.length)}</div>`).join("")
       : svg;
   };
+  // An axis' name along it: its letters would grow into the axis' numbers.
+  const isUpright = (text) => text.getAttribute("transform")?.startsWith("rotate(-90");
   // All is read before anything is written, and once more after: the browser lays out twice, however many texts.
   const grow = (layers, widths, longest) => {
     const drawings = layers.flatMap((layer) => layer.map((drawing, number) => [drawing, number, widths[number] ?? WIDE]));
@@ -63,7 +65,7 @@ function render({ model, el }) {
       text.style.fontSize = `${size}px`;
       text.classList.add("fusion-grown");
     }
-    const long = found.filter(({ text }) => text.getBBox().width >= longest);
+    const long = found.filter(({ text }) => isUpright(text) || text.getBBox().width >= longest);
     for (const { text } of long) text.classList.add("fusion-long");
     for (const { text, number } of long) if (number === 0) told.push(text);
   };
@@ -100,7 +102,9 @@ function render({ model, el }) {
       });
     }
     told = told.filter((line) => line.isConnected);
-    for (const line of told) {
+    const upright = [...new Set(told.filter(isUpright).reverse().map((text) => text.textContent.trim()))];
+    if (upright.length) write(heading, `↑ ${upright.join(", ")}`, "div");
+    for (const line of told.filter((text) => !isUpright(text))) {
       write(Number(line.getAttribute("y")) < 60 ? heading : below, line.textContent.trim(), "div");
     }
     if (!windows.length) frameAll(layers.flat());
