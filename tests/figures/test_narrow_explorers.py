@@ -4,6 +4,7 @@ import itertools
 import json
 
 import pytest
+from drawn import WIDE_FONT
 
 from helpers import figures
 from helpers.figures.rowwise.variance_error import VarianceExplorer
@@ -53,8 +54,7 @@ def shown(chromium, explorer):
     stage = explorer._stage
     names = ("still", "data", "said", "doing", "first", "second", "third")
     page = chromium.new_page(viewport={"width": 390, "height": 900})
-    font = ":root { --jp-content-font-family: 'DejaVu Sans', Verdana }"  # no common font is wider
-    page.set_content(f"<style>{font} {stage._css} svg {{ height: auto }}</style><div style='width: 351px'></div>")
+    page.set_content(f"<style>{WIDE_FONT} {stage._css} svg {{ height: auto }}</style><div style='width: 351px'></div>")
     values = json.loads(json.dumps({name: getattr(stage, name) for name in names}))
     script = str(stage._esm).replace("export default", "window.stage =")
     page.evaluate(
