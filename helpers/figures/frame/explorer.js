@@ -138,8 +138,10 @@ function render({ model, el }) {
     chart.setAttribute("aria-busy", String(busy));
     write();
   };
+  const POSITIONS = ["first", "second", "third"];
+  const positions = POSITIONS.map((name) => model.get(name));
   const show = () => {
-    const frame = frameOf(model.get("data"), ["first", "second", "third"].map((slider) => model.get(slider)));
+    const frame = frameOf(model.get("data"), positions);
     put(moving, frame.svg);
     fit();
     text = `${frame.text} ${model.get("said").text}`.trim();
@@ -168,7 +170,12 @@ function render({ model, el }) {
     const height = drawing ? (drawing.viewBox.baseVal.height * 11) / Math.min(...sizes) : 0;
     chart.style.setProperty("--readable", `${height}px`);
   };
-  model.on("change:first change:second change:third", show);
+  const move = (number, position) => {
+    if (positions[number] === position) return;
+    positions[number] = position;
+    show();
+  };
+  POSITIONS.forEach((name, number) => model.on(`change:${name}`, () => move(number, model.get(name))));
   model.on("change:data", redraw);
   model.on("change:said", tell);
   model.on("change:doing", () => work(model.get("doing")));
@@ -200,6 +207,10 @@ function render({ model, el }) {
     if (controls?.querySelector(".noUi-handle")) {
       controls.addEventListener("keydown", keep);
       nameSliders();
+      // Heard at the slider itself. Were its position a trait here too, each move would be two messages to the kernel,
+      // and JupyterLab draws its status anew as each begins and ends.
+      [...controls.querySelectorAll(".noUi-target")].forEach(({ noUiSlider }, number) =>
+        noUiSlider.on("update", ([position]) => move(number, Math.round(position))));
     } else if (tries) setTimeout(() => whenThere(tries - 1), 200);
   };
   setTimeout(() => whenThere(50));
