@@ -22,6 +22,7 @@ from helpers.figures.frame.interactive_export import export_interactive
 from helpers.instruments import recorded
 from kernels.elementwise.swiglu import swiglu_kernel
 from source import build_site, record_figures, record_puzzles
+from source.picture_openings import FIRST
 
 SAMPLE = ("00_", "03_first", "03_fused", "claims")
 
@@ -524,6 +525,35 @@ def test_pages_fit_a_phone(chromium, sample):
     assert {name: wide for name in pages if (wide := sideways(visit.open(name))) > 0} == {}
     visit.page.add_style_tag(content=".code { overflow: visible } main { width: 60rem }")
     assert sideways(visit.page) > 0
+
+
+def test_the_first_page_breaks_no_number(chromium, sample):
+    page = Visit(chromium, f"{sample.out.as_uri()}/", viewport={"width": 1440, "height": 900}).open("index")
+    cards = page.locator(".map .row > a").evaluate_all("""cards => cards.map((card) => {
+        const range = document.createRange();
+        range.selectNodeContents(card.querySelector(".number"));
+        const title = card.lastElementChild.getBoundingClientRect();
+        return [card.textContent, title.left - range.getBoundingClientRect().right];
+    })""")
+    assert len(cards) > 10
+    assert [text for text, gap in cards if gap < 4] == []
+    cells = page.locator("main td:nth-last-child(-n + 3)").filter(has_text="1")
+    cells = cells.evaluate_all("""cells => cells.map((cell) => {
+        const range = document.createRange();
+        range.selectNodeContents(cell);
+        return [cell.textContent, new Set([...range.getClientRects()].map((line) => Math.round(line.top))).size];
+    })""")
+    assert len(cells) > 10
+    assert [text for text, lines in cells if lines > 1] == []
+
+
+@pytest.mark.long
+def test_each_lesson_shows_its_opening_figure_in_the_first_window(chromium, whole):
+    visit = Visit(chromium, f"{whole.out.as_uri()}/", viewport={"width": 1440, "height": 900})
+    lessons = [page for page in whole.pages if page.kind == "lesson" and page.number]
+    tops = {page.number: visit.open(page.target.removesuffix(".html")).evaluate(FIRST)["top"] for page in lessons}
+    assert len(tops) >= 20
+    assert {number: top for number, top in tops.items() if top > 700} == {}
 
 
 @pytest.mark.parametrize(
