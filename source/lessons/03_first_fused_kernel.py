@@ -27,7 +27,7 @@ from kernels.interpreter import runtime
 device = "cuda" if runtime.has_gpu() else "cpu"
 
 # %% [markdown]
-# Here are three programs, each of which stores its own number. `watch` runs a launch and lets you step through it: press
+# Here three programs each store their own number. `watch` runs a launch and lets you step through it: press
 # **Play**, or use the arrow keys.
 
 
