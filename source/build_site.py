@@ -395,18 +395,25 @@ class Site:
 
 
 def lead_with_the_figure(notebook: nbformat.NotebookNode) -> None:
-    """Move the figure that a lesson opens with to below its question; how to run it stands before the rest."""
+    """Move the figure that a lesson opens with to below its question; how to run it stands before the rest.
+
+    With it go the text before it, and the folded "What you should see" after it.
+    """
     opening, *others = notebook.cells
     found, rest = GOALS.search(opening.source), opening
-    match others:
-        case [setup, told, figure, *_] if (
-            found and setup.cell_type == figure.cell_type == "code" and not setup.outputs
-            and told.cell_type == "markdown" and not told.source.startswith("#") and is_live(figure)
-        ):  # fmt: skip
-            rest = nbformat.v4.new_markdown_cell(opening.source[found.start() :])
-            opening.source = opening.source[: found.start()]
-            notebook.cells = [opening, told, figure, rest, setup, *others[3:]]
+    at = next((number for number, cell in enumerate(others) if cell.cell_type == "code" and is_live(cell)), 0)
+    if found and at and others[at - 1].cell_type == "markdown" and not any(map(_has_heading, others[:at])):
+        end = at + 1
+        if others[end:] and others[end].source.startswith("<details>") and not _has_heading(others[end]):
+            end += 1
+        rest = nbformat.v4.new_markdown_cell(opening.source[found.start() :])
+        opening.source = opening.source[: found.start()]
+        notebook.cells = [opening, *others[at - 1 : end], rest, *others[: at - 1], *others[end:]]
     rest.metadata["how_to_run"] = True
+
+
+def _has_heading(cell: nbformat.NotebookNode) -> bool:
+    return cell.cell_type == "markdown" and re.search(r"^#+ ", cell.source, re.MULTILINE) is not None
 
 
 def to_run(notebook: str) -> str:

@@ -22,6 +22,7 @@ from helpers.figures.frame.interactive_export import export_interactive
 from helpers.instruments import recorded
 from kernels.elementwise.swiglu import swiglu_kernel
 from source import build_site, record_figures, record_puzzles
+from source.picture_openings import FIRST
 
 SAMPLE = ("00_", "03_first", "03_fused", "claims")
 
@@ -357,6 +358,7 @@ def test_figures_move_without_a_kernel(chromium, address):
     page = visit.open("notebooks/00_small")
     film, explorer, stepper = (page.locator(f"[data-figure=figure{number}]") for number in range(3))
     stepper.scroll_into_view_if_needed()
+    stepper.get_by_role("button", name="Back to the start").click()
     stepper.get_by_role("button", name="Step", exact=True).click()
     assert stepper.get_by_role("status").inner_text().startswith("Step 2 of ")
 
@@ -525,6 +527,35 @@ def test_pages_fit_a_phone(chromium, sample):
     assert sideways(visit.page) > 0
 
 
+def test_the_first_page_breaks_no_number(chromium, sample):
+    page = Visit(chromium, f"{sample.out.as_uri()}/", viewport={"width": 1440, "height": 900}).open("index")
+    cards = page.locator(".map .row > a").evaluate_all("""cards => cards.map((card) => {
+        const range = document.createRange();
+        range.selectNodeContents(card.querySelector(".number"));
+        const title = card.lastElementChild.getBoundingClientRect();
+        return [card.textContent, title.left - range.getBoundingClientRect().right];
+    })""")
+    assert len(cards) > 10
+    assert [text for text, gap in cards if gap < 4] == []
+    cells = page.locator("main td:nth-last-child(-n + 3)").filter(has_text="1")
+    cells = cells.evaluate_all("""cells => cells.map((cell) => {
+        const range = document.createRange();
+        range.selectNodeContents(cell);
+        return [cell.textContent, new Set([...range.getClientRects()].map((line) => Math.round(line.top))).size];
+    })""")
+    assert len(cells) > 10
+    assert [text for text, lines in cells if lines > 1] == []
+
+
+@pytest.mark.long
+def test_each_lesson_shows_its_opening_figure_in_the_first_window(chromium, whole):
+    visit = Visit(chromium, f"{whole.out.as_uri()}/", viewport={"width": 1440, "height": 900})
+    lessons = [page for page in whole.pages if page.kind == "lesson" and page.number]
+    tops = {page.number: visit.open(page.target.removesuffix(".html")).evaluate(FIRST)["top"] for page in lessons}
+    assert len(tops) >= 20
+    assert {number: top for number, top in tops.items() if top > 700} == {}
+
+
 @pytest.mark.parametrize(
     ("name", "theme"),
     [
@@ -582,20 +613,41 @@ def test_the_keyboard_finds_the_way(chromium, address):
     assert visit.errors == []
 
 
-def test_a_lesson_leads_with_its_opening_figure():
+def _opening(*between: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    """A lesson's first cells, with those before its figure; the site's order of them all."""
     figure = nbformat.v4.new_output("display_data", {"image/png": "", "text/plain": "a film"})
-    cells = [
+    return [
         nbformat.v4.new_markdown_cell("# 05 A lesson\n\nWhy?\n\nYou learn to\n\n- count.\n\nAbout 5 minutes."),
-        nbformat.v4.new_code_cell("import torch"),
+        *between,
         nbformat.v4.new_markdown_cell("Press Play:"),
         nbformat.v4.new_code_cell("passes_animation('norm')", outputs=[figure]),
-        nbformat.v4.new_markdown_cell("## Section"),
     ]
-    notebook = nbformat.v4.new_notebook(cells=cells)
+
+
+SETUP = nbformat.v4.new_code_cell("import torch")
+GUESS = nbformat.v4.new_code_cell("predict_first('B')", outputs=[nbformat.v4.new_output("stream", text="B:")])
+SEEN = nbformat.v4.new_markdown_cell("<details><summary>What you should see</summary>It moves.</details>")
+
+
+@pytest.mark.parametrize("between", [[SETUP], [GUESS, SETUP]], ids=["after the imports", "after a guess"])
+@pytest.mark.parametrize("after", [[], [SEEN]], ids=["alone", "with what is to be seen"])
+def test_a_lesson_leads_with_its_opening_figure(between, after):
+    section = nbformat.v4.new_markdown_cell("## Section")
+    notebook = nbformat.v4.new_notebook(cells=[*_opening(*between), *after, section])
     build_site.lead_with_the_figure(notebook)
-    first, told, film, goals, setup, section = notebook.cells
+    first, told, film, *others = notebook.cells
     assert first.source == "# 05 A lesson\n\nWhy?\n\n"
-    assert [told.source, film.source, setup.source] == [cells[2].source, cells[3].source, cells[1].source]
+    assert (told.source, film.source) == ("Press Play:", "passes_animation('norm')")
+    assert others[: len(after)] == after
+    goals = others[len(after)]
     assert goals.source.startswith("You learn to")
-    assert [bool(cell.metadata.get("how_to_run")) for cell in notebook.cells] == [False] * 3 + [True] + [False] * 2
-    assert section.source == "## Section"
+    assert [cell for cell in notebook.cells if cell.metadata.get("how_to_run")] == [goals]
+    assert others[len(after) + 1 :] == [*between, section]
+
+
+def test_a_figure_of_a_section_stays_there():
+    notebook = nbformat.v4.new_notebook(cells=_opening(SETUP, nbformat.v4.new_markdown_cell("## Section")))
+    before = [cell.source for cell in notebook.cells]
+    build_site.lead_with_the_figure(notebook)
+    assert [cell.source for cell in notebook.cells] == before
+    assert notebook.cells[0].metadata["how_to_run"]

@@ -43,8 +43,10 @@ waiting.compare(
 )
 
 # %% [markdown]
-# Now watch the two versions side by side: [unfused](../docs/glossary.md#unfused), as two kernels, and fused into one.
-# Each tensor is split into sixteen tiles. Press **Play**, or drag the slider. (The two totals were measured on an H200.
+# Watch the two versions side by side: [unfused](../docs/glossary.md#unfused), as two kernels, and fused into one. Each
+# tensor is split into sixteen tiles. The pink ones are the sum: they go out to memory and come straight back, and
+# nothing but the second kernel ever reads them. In the rest of this lesson, we'll count that
+# [traffic](../docs/glossary.md#traffic). Press **Play**, or drag the slider. (The two totals were measured on an H200.
 # The steady pace of the tiles is our assumption.)
 
 # %% tags=["hide-input"]
@@ -53,10 +55,6 @@ from helpers.instruments import recorded
 
 h200 = recorded("h200")
 traffic_animation(h200, count="tiles")
-
-# %% [markdown]
-# The pink tiles are the sum. They go out to memory and come straight back, and nothing but the second kernel ever reads
-# them. In the rest of this lesson, we'll count that [traffic](../docs/glossary.md#traffic).
 
 # %% tags=["hide-input"]
 import torch

@@ -28,18 +28,8 @@ from kernels.interpreter import runtime
 device = "cuda" if runtime.has_gpu() else "cpu"
 
 # %% [markdown]
-# ## Programs and blocks
-#
-# A Triton kernel is a Python function that many [programs](../docs/glossary.md#program) run, each on its own
-# [block](../docs/glossary.md#block) of elements. (Triton's documentation calls them program instances.) Programs differ
-# only in their ID, `tl.program_id(0)`, which each of them uses to work out its own elements. Let's have three programs
-# sign theirs. `watch` runs a launch and lets you step through it: press **Play**, or use the arrow keys.
-#
-# The places in a block are called [positions](../docs/glossary.md#position). (Messages and pictures call them lanes.)
-# Memory is read and written in [sectors](../docs/glossary.md#sector) of 32 bytes, and the line below the picture counts
-# the sectors that a step touches. You'll see `program` twice: first as a single number, then repeated at every
-# position, ready to be stored.
-# <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
+# Here three programs each store their own number. `watch` runs a launch and lets you step through it: press
+# **Play**, or use the arrow keys.
 
 
 # %%
@@ -54,7 +44,20 @@ out = torch.empty(12, dtype=torch.int32, device=device)
 watch(sign_kernel[(3,)], out, BLOCK=4)
 
 # %% [markdown]
-# Let's go through it line by line:
+# ## Programs and blocks
+#
+# A Triton kernel is a Python function that many [programs](../docs/glossary.md#program) run, each on its own
+# [block](../docs/glossary.md#block) of elements. (Triton's documentation calls them program instances.) Programs differ
+# only in their ID, `tl.program_id(0)`, which each of them uses to work out its own elements. The three programs above
+# sign theirs.
+#
+# The places in a block are called [positions](../docs/glossary.md#position). (Messages and pictures call them lanes.)
+# Memory is read and written in [sectors](../docs/glossary.md#sector) of 32 bytes, and the line below the picture counts
+# the sectors that a step touches. You'll see `program` twice: first as a single number, then repeated at every
+# position, ready to be stored.
+# <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
+#
+# Let's go through the kernel line by line:
 #
 # - `sign_kernel[(3,)](...)` launches three programs. `(3,)` is the [grid](../docs/glossary.md#grid). The programs run
 #   in any order, many at a time.

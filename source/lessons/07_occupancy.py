@@ -43,6 +43,16 @@ h100 = DEVICES["H100"]
 sm = limits(h100.compute_capability)
 
 # %% [markdown]
+# The explorer shows one SM of an H100. Move the sliders with the mouse or the arrow keys. Each panel varies one
+# resource and holds the other two fixed.
+
+# %% tags=["hide-input"]
+from helpers.figures import OccupancyExplorer
+
+explorer = OccupancyExplorer("H100", threads=128, registers=32)
+explorer
+
+# %% [markdown]
 # ## An SM fills with blocks
 #
 # The GPU gives each SM as many whole **[thread blocks](../docs/glossary.md#thread-block)** as fit. (Careful: until now
@@ -51,8 +61,7 @@ sm = limits(h100.compute_capability)
 # which execute each instruction together. When one warp is waiting for memory, the SM hides the wait by running
 # another. The fraction of an SM's warp slots that are filled is its **[occupancy](../docs/glossary.md#occupancy)**.
 #
-# The explorer shows one SM of an H100. Move the sliders with the mouse or the arrow keys. Each panel varies one
-# resource and holds the other two fixed.
+# Try the explorer above:
 #
 # 1. Raise the registers slowly from 32. When do you first lose a block, and what's the highest count that still fits
 #    all 64 warps?
@@ -63,14 +72,7 @@ sm = limits(h100.compute_capability)
 # 4. With 256 threads and 48 registers, compare the H100 with a T4 and an RTX 4090. Does the same resource limit all
 #    three?
 # <!-- given 48 KB, 32 registers, 48 registers: where the sliders are set -->
-
-# %% tags=["hide-input"]
-from helpers.figures import OccupancyExplorer
-
-explorer = OccupancyExplorer("H100", threads=128, registers=32)
-explorer
-
-# %% [markdown]
+#
 # <details><summary>What you should see</summary>1. 32 is the highest. At 33, four of the 16 blocks no longer fit, but
 # you can add the next seven registers for free. 2. Warps, registers and shared memory all run out at the same time, so
 # using fewer registers won't make room for another block. 3. Half of them: only one of the two blocks still fits. 4.

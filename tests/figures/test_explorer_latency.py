@@ -33,6 +33,27 @@ def test_the_chart_follows_the_keys(measure, name):
     assert explorer_latency.within_limits(runs), [(run.median, run.p95, run.burst) for run in runs]
 
 
+@pytest.mark.alone
+def test_a_move_is_one_message_to_the_kernel():
+    """Two would make JupyterLab draw its kernel's status twice as often, in frames that a next move waits for."""
+    if explorer_latency.chromium() is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    pytest.importorskip("playwright", reason="needs Playwright: pip install playwright")
+    explorer = explorer_latency.EXPLORERS["roofline"]
+    with explorer_latency.pages() as page_of, page_of(explorer.cell) as page:
+        page.evaluate("""() => {
+            window.sent = 0;
+            const send = WebSocket.prototype.send;
+            WebSocket.prototype.send = function (...data) { window.sent++; return send.apply(this, data); };
+        }""")
+        handle, line = page.locator(explorer.handle).first, page.locator(".fusion-explorer [role=status]")
+        for value in explorer.values[1:4]:
+            handle.press("ArrowRight")
+            page.wait_for_timeout(1000)
+            assert explorer.shown(value) in line.text_content()
+        assert page.evaluate("sent") == 3
+
+
 def test_a_slow_explorer_would_be_found():
     assert explorer_latency.within_limits([explorer_latency.Latency([20.0] * 40, 100)])
     slow = [[31.0] * 40, [20.0] * 37 + [60.0] * 3, [20.0] * 40]

@@ -1,8 +1,10 @@
 """Explorers on a narrow page: nothing is cut, nothing scrolls sideways, text can be read."""
 
+import itertools
 import json
 
 import pytest
+from drawn import WIDE_FONT
 
 from helpers import figures
 from helpers.figures.rowwise.variance_error import VarianceExplorer
@@ -39,7 +41,7 @@ SEEN = """() => [...document.querySelectorAll('.fusion-chart text')].map((text) 
     const at = text.getBoundingClientRect(), svg = text.closest('svg').getBoundingClientRect();
     const { a, b } = text.getScreenCTM();
     const upright = at.height > at.width && text.textContent.length > 3;
-    return {text: text.textContent.trim(), upright,
+    return {text: text.textContent.trim(), upright, box: [at.left, at.top, at.right, at.bottom],
             size: parseFloat(getComputedStyle(text).fontSize) * Math.hypot(a, b),
             out: Math.max(svg.left - at.left, at.right - svg.right),
             seen: at.width > 0 && at.right > svg.left + 1 && at.left < svg.right - 1 &&
@@ -52,7 +54,7 @@ def shown(chromium, explorer):
     stage = explorer._stage
     names = ("still", "data", "said", "doing", "first", "second", "third")
     page = chromium.new_page(viewport={"width": 390, "height": 900})
-    page.set_content(f"<style>{stage._css} svg {{ height: auto }}</style><div style='width: 358px'></div>")
+    page.set_content(f"<style>{WIDE_FONT} {stage._css} svg {{ height: auto }}</style><div style='width: 351px'></div>")
     values = json.loads(json.dumps({name: getattr(stage, name) for name in names}))
     script = str(stage._esm).replace("export default", "window.stage =")
     page.evaluate(
@@ -62,6 +64,21 @@ def shown(chromium, explorer):
     )
     page.wait_for_selector(".fusion-narrow")
     return page
+
+
+def crossing(found):
+    """Pairs of different texts whose boxes overlap by more than 2 pixels across and 3 down, where no letter need be."""
+    texts = [(each["text"], *each["box"]) for each in found]
+    return [
+        (one, other)
+        for (one, *a), (other, *b) in itertools.combinations(texts, 2)
+        if one != other and min(a[2], b[2]) - max(a[0], b[0]) > 2 and min(a[3], b[3]) - max(a[1], b[1]) > 3
+    ]
+
+
+def test_texts_that_cross_are_found():
+    box = {"a": [0, 0, 30, 12], "b": [27, 3, 60, 15], "c": [0, 10, 30, 22]}
+    assert crossing([{"text": text, "box": at} for text, at in box.items()]) == [("a", "b"), ("b", "c")]
 
 
 SAMPLE = {"occupancy", "threads"}  # in `make test`: one in parts, one whole
@@ -77,5 +94,21 @@ def test_a_narrow_page_shows_all_of_it(chromium, name):
         assert [each for each in found if not each["upright"] and each["out"] > 2] == []
         assert [each for each in found if each["size"] < 7.5] == []
         assert page.locator(".fusion-heading").inner_text()
+        if name != "roofline":  # all of its operations and roofs at once, which no lesson opens with
+            assert crossing(found) == []
+    finally:
+        page.close()
+
+
+def test_an_sms_bars_leave_room_for_their_names(chromium):
+    page = shown(chromium, figures.OccupancyExplorer())
+    try:
+        bars = page.locator(".fusion-moving svg").first.locator("[data-bar]")
+        gaps = bars.evaluate_all("""bars => bars.map((bar) => {
+            const name = bar.previousElementSibling.previousElementSibling.getBoundingClientRect();
+            return bar.nextElementSibling.getBoundingClientRect().left - name.right;
+        })""")
+        assert len(gaps) == 3
+        assert min(gaps) > 0
     finally:
         page.close()

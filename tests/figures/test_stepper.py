@@ -395,8 +395,33 @@ def test_the_browser_paints_what_the_picture_does_forwards_and_back(page_of):
         assert lit.get_attribute("data-line") == str(shown.recording.source[shown.scene.frames[step].line][0])
 
 
+def test_it_opens_on_the_first_read_and_plays_from_the_start(page_of):
+    shown, *_ = watched(added)
+    page = page_of(shown)
+    first = next(step for step, frame in enumerate(shown.scene.frames) if frame.now["read"])
+    assert at(page).startswith(f"Step {first + 1} of 18")
+    assert page.evaluate(WORDS) == shown.scene.state(first)[1]
+    page.evaluate("""() => {
+        window.seen = [];
+        const line = document.querySelector('[role=status]');
+        new MutationObserver(() => window.seen.push(line.textContent)).observe(line, {childList: true});
+    }""")
+    page.get_by_role("button", name="Play").click()
+    page.wait_for_function("window.seen.length > 1")
+    assert [text.split(" of ")[0] for text in page.evaluate("window.seen")][:2] == ["Step 1", "Step 2"]
+
+
+def test_after_a_step_it_plays_on(page_of):
+    page = page_of(watched(added)[0])
+    page.get_by_role("button", name="Step", exact=True).click()
+    begun = int(at(page).split()[1])
+    page.get_by_role("button", name="Play").click()
+    page.wait_for_function(f"document.querySelector('[role=status]').textContent.startsWith('Step {begun + 1} of')")
+
+
 def test_mouse_keyboard_and_choice_of_program(page_of):
     page = page_of(watched(added)[0])
+    page.get_by_role("button", name="Back to the start").click()
     page.get_by_role("button", name="Step", exact=True).click()
     page.get_by_role("button", name="Step", exact=True).click()
     assert at(page).startswith("Step 3 of 18")

@@ -74,7 +74,7 @@ def _scene(mask: str) -> Animation:
         Note("output", right + 4, TOP - 8),
         Note("on the chip: running maximum, sum, output", SIDE + 8, TOP + 18),
         Note("blue: no mask needed; grey: masked", SIDE, TOP + 92), Note("empty: never computed", SIDE, TOP + 110),
-        Note(f"of {TILES**2} tiles of scores, computed", SIDE, TOP + 142),
+        Note("tiles of scores computed", SIDE, TOP + 142),
         Note("scores in memory: 0", SIDE, TOP + 186),
     )  # fmt: skip
     told = (
@@ -85,7 +85,8 @@ def _scene(mask: str) -> Animation:
     title = "The scores exist one tile at a time" + {"none": ""}.get(mask, "; hidden tiles are skipped")
     return Animation(
         (WIDTH, TOP + TILES * CELL + 10), time, 12.0, "tiles", 1.0, title, tuple(movers), tuple(bars), notes,
-        (Counter("tiles of scores computed", "{}", SIDE, TOP + 160, computed, 0.0, time, 0),), boxes, told, counts=True,
+        (Counter("tiles of scores computed", f"{{}} of {TILES**2}", SIDE, TOP + 160, computed, 0.0, time, 0),), boxes,
+        told, counts=True,
     )  # fmt: skip
 
 

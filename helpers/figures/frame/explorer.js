@@ -53,6 +53,8 @@ function render({ model, el }) {
       ? rows.map((row) => `<div class="fusion-row">${svg.repeat(row.length)}</div>`).join("")
       : svg;
   };
+  // An axis' name along it: its letters would grow into the axis' numbers.
+  const isUpright = (text) => text.getAttribute("transform")?.startsWith("rotate(-90");
   // All is read before anything is written, and once more after: the browser lays out twice, however many texts.
   const grow = (layers, widths, longest) => {
     const drawings = layers.flatMap((layer) => layer.map((drawing, number) => [drawing, number, widths[number] ?? WIDE]));
@@ -63,7 +65,7 @@ function render({ model, el }) {
       text.style.fontSize = `${size}px`;
       text.classList.add("fusion-grown");
     }
-    const long = found.filter(({ text }) => text.getBBox().width >= longest);
+    const long = found.filter(({ text }) => isUpright(text) || text.getBBox().width >= longest);
     for (const { text } of long) text.classList.add("fusion-long");
     for (const { text, number } of long) if (number === 0) told.push(text);
   };
@@ -100,7 +102,9 @@ function render({ model, el }) {
       });
     }
     told = told.filter((line) => line.isConnected);
-    for (const line of told) {
+    const upright = [...new Set(told.filter(isUpright).reverse().map((text) => text.textContent.trim()))];
+    if (upright.length) write(heading, `↑ ${upright.join(", ")}`, "div");
+    for (const line of told.filter((text) => !isUpright(text))) {
       write(Number(line.getAttribute("y")) < 60 ? heading : below, line.textContent.trim(), "div");
     }
     if (!windows.length) frameAll(layers.flat());
@@ -134,8 +138,10 @@ function render({ model, el }) {
     chart.setAttribute("aria-busy", String(busy));
     write();
   };
+  const POSITIONS = ["first", "second", "third"];
+  const positions = POSITIONS.map((name) => model.get(name));
   const show = () => {
-    const frame = frameOf(model.get("data"), ["first", "second", "third"].map((slider) => model.get(slider)));
+    const frame = frameOf(model.get("data"), positions);
     put(moving, frame.svg);
     fit();
     text = `${frame.text} ${model.get("said").text}`.trim();
@@ -164,7 +170,12 @@ function render({ model, el }) {
     const height = drawing ? (drawing.viewBox.baseVal.height * 11) / Math.min(...sizes) : 0;
     chart.style.setProperty("--readable", `${height}px`);
   };
-  model.on("change:first change:second change:third", show);
+  const move = (number, position) => {
+    if (positions[number] === position) return;
+    positions[number] = position;
+    show();
+  };
+  POSITIONS.forEach((name, number) => model.on(`change:${name}`, () => move(number, model.get(name))));
   model.on("change:data", redraw);
   model.on("change:said", tell);
   model.on("change:doing", () => work(model.get("doing")));
@@ -196,6 +207,10 @@ function render({ model, el }) {
     if (controls?.querySelector(".noUi-handle")) {
       controls.addEventListener("keydown", keep);
       nameSliders();
+      // Heard at the slider itself. Were its position a trait here too, each move would be two messages to the kernel,
+      // and JupyterLab draws its status anew as each begins and ends.
+      [...controls.querySelectorAll(".noUi-target")].forEach(({ noUiSlider }, number) =>
+        noUiSlider.on("update", ([position]) => move(number, Math.round(position))));
     } else if (tries) setTimeout(() => whenThere(tries - 1), 200);
   };
   setTimeout(() => whenThere(50));

@@ -34,7 +34,7 @@ class Stage(anywidget.AnyWidget):
     """The chart in the browser. An explorer's own stage adds `_esm`: its script.
 
     `data` is the input of `frameOf`; `said` is drawn over it and added to its text; `doing`, unless empty, replaces the
-    text while new data are computed; `first`, `second` and `third` are the sliders' positions.
+    text while new data are computed; `first`, `second` and `third` are the sliders' positions when it was made.
     """
 
     _css = css(_HERE / "explorer.css")
@@ -66,7 +66,6 @@ class Explorer(ABC):
         self._said: GuessMark | None = None
         for slider, position in zip(self._sliders, POSITIONS, strict=False):
             setattr(stage, position, slider.index)
-            widgets.jslink((slider, "index"), (stage, position))
         for control in self._choices:
             control.observe(self._draw, "value")
         self._draw()

@@ -92,6 +92,9 @@ function render({ model, el }) {
     Array.from({ length: count }, (_, cell) => [x + (cell % columns + 0.5) * w, y + 14 + (Math.floor(cell / columns) + 0.5) * h, w, h]));
   const chip = Math.min(...data.grids.filter((grid) => !grid[8]).map((grid) => grid[9]), rects.length);
   const shownClass = new Array(rects.length).fill(null), shownText = new Array(rects.length).fill(null);
+  // It opens on the first step that reads or writes, when there is something to see; Play begins at the start.
+  const opens = Math.max(0, frames.findIndex((frame) => frame.flights.length));
+  let opening = true;
   let codes, texts, at = -1, playing = null, told = [0, 0], moved = 0;
 
   const apply = ([first, code, words]) => {
@@ -184,6 +187,7 @@ function render({ model, el }) {
     const to = Math.max(0, Math.min(frames.length - 1, wanted));
     if (playing && (to !== at + 1 || scrubbed)) pause();
     if (to === at) return;
+    opening = at < 0;
     const onward = to === at + 1, frame = frames[to];
     const line = lines[frame.line], top = line.offsetTop, bottom = top + line.offsetHeight;
     const above = top < source.scrollTop, below = bottom > source.scrollTop + source.clientHeight;
@@ -218,7 +222,7 @@ function render({ model, el }) {
     status.setAttribute("aria-live", "polite");
   };
   const play = () => {
-    if (at === frames.length - 1) go(0);
+    if (opening || at === frames.length - 1) go(0);
     player.textContent = "Pause ||";
     player.setAttribute("aria-label", "Pause");
     status.setAttribute("aria-live", "off"); // a voice cannot keep up
@@ -252,7 +256,7 @@ function render({ model, el }) {
     if (!event.target.closest("button, input, select, .fusion-stepper-source") && getSelection().isCollapsed)
       slider.focus({ preventScroll: true });
   });
-  go(0);
+  go(opens);
   return () => {
     pause();
     sizes.disconnect();

@@ -67,6 +67,7 @@ def block_sum_animation() -> Film:
     told.append((step, "Barrier: without it, a fast warp reads a sum that is not there yet."))
     for warp in range(WARPS):
         bars.append(Bar(_left(warp, 0), (SUMS + BOX + SHARED) / 2, LANES * LANE, 4, step, step + FLIGHT, LIMIT))
+    waiting = step + FLIGHT  # all sums are stored, and none is read
     step += 1
     told.append((step, "Every thread adds the sums of all warps, one after the other."))
     for source in range(WARPS):
@@ -83,13 +84,14 @@ def block_sum_animation() -> Film:
             Note("shared memory", _left(warp, 1) + 4, SHARED + 11),
         ]
     legend = (
-        "blue: a warp's sum grows; green: the block's sum; purple: sent",
-        "grey bar: barrier; a warp is drawn with 8 lanes, it has 32",
+        "blue: a warp's sum grows; green: the block's sum",
+        "purple: sent; grey bar: barrier",
+        f"a warp is drawn with {LANES} lanes, it has 32",
     )
     notes += [Note(line, 0, SHARED + 42 + 16 * number) for number, line in enumerate(legend)]
     half = 2 * WARP
     scene = Animation(
-        (WARPS * WARP, SHARED + 66), step + 1, 16.0, "steps", 1.0, TITLE, tuple(movers), tuple(bars), tuple(notes),
+        (WARPS * WARP, SHARED + 82), step + 1, 16.0, "steps", 1.0, TITLE, tuple(movers), tuple(bars), tuple(notes),
         (), tuple(boxes), tuple(told), counts=True,
     )  # fmt: skip
-    return Film({"sum": scene}, frame=0.585, narrow=Stack(half, half))
+    return Film({"sum": scene}, frame=waiting / scene.seconds, narrow=Stack(half, half))
