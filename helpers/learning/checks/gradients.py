@@ -41,11 +41,11 @@ def gradient_cases(
     After grad_y come `tensors` of its shape, then `vectors` of its columns: x, weight and bias by default.
     Where the reference adds up in float32 (`wide`), there are also fp16 rows whose partial sums pass 65504.
 
-    Rows of 64 and of each of `widths` elements; `rows` rows, more than programs; more dimensions; each tensor with
-    strides of its own; another eps, which elsewhere is too small to matter; a large mean; an activation far from 0;
-    NaN; 16 bits, in which each gradient must be rounded once; no row at all. (In float64 the reference is no better
-    than the answer: there check_gradcheck is the judge. In rows of one element the gradient of x is 0, the difference
-    of two equal products, and a GPU that multiplies and adds in one step is off by a rounding.)
+    Rows of 64 and of each of `widths` elements; `rows` rows, more than programs, and ten times as many; more
+    dimensions; each tensor with strides of its own; another eps, which elsewhere is too small to matter; a large mean;
+    an activation far from 0; NaN; 16 bits, in which each gradient must be rounded once; no row at all. (In float64 the
+    reference is no better than the answer: there check_gradcheck is the judge. In rows of one element the gradient of x
+    is 0, the difference of two equal products, and a GPU that multiplies and adds in one step is off by a rounding.)
     """
     draw = normal(seed)
 
@@ -76,6 +76,7 @@ def gradient_cases(
         call("", f"{BLOCK}; and {PADDING}" if cols == max(widths) else PADDING, 8, cols) for cols in sorted(widths)
     ]
     found.append(call("more rows than programs", "the loop over rows, and the sums over all of them", rows, 65))
+    found.append(call("many more", "the loop over rows, and the sums over all of them", 10 * rows + 7, 3))
     found.append(call("three dimensions", "the number of rows: every dimension but the last", 2, 3, 65))
     found.append(call("every second column of grad_y", STRIDES, 4, 130, of_grad=lambda g: g[:, ::2]))
     found.append(call("grad_y transposed", STRIDES, 65, 65, of_grad=lambda g: g.T))
