@@ -141,10 +141,74 @@ CAPSTONE_LOADS = {  # what is loaded where nothing exists: before -> why another
     "weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(COMPUTE)": "the gradient that it scales is 0 there",
     "grad_y = tl.load(grad_y_ptr + at, mask=exists, other=0.0).to(COMPUTE)": "the weight is 0 there, and so is h",
 }
+BACKWARD_WARPS = "warps = min(32, max(4, block // 256))"
+UP = "up = tl.load(up_ptr + start + col, mask=exists, other=0.0).to(tl.float32)"
+DTYPES = "one = len(dtypes) == 1 and dtypes <= {'float32', 'float16', 'bfloat16'}"
+DECODE = {  # (before, a text in it, what becomes of it) -> why
+    **{
+        (f"tl.store({of}_ptr + part + tl.arange(0, 1), {of})", "+ tl.arange", "- tl.arange"): "that range is 0 alone"
+        for of in ("peak", "total")
+    },
+    **{
+        (
+            f"{of} = tl.load({of}_ptr + at, mask=inside[:, None], other=0.0).to(tl.float32)",
+            "other=0.0",
+            "other=1.0",
+        ): "the scores of keys outside the split become -inf, and their weights 0, times any finite number"
+        for of in "kv"
+    },
+    **{
+        (load, "other=0.0", "other=1.0"): "the maximum of a split that does not exist is -inf, and its share 0"
+        for load in (
+            "total = tl.load(total_ptr + part, mask=exists, other=0.0)",
+            "acc = tl.load(acc_ptr + part[:, None] * DIM + d[None, :], mask=exists[:, None], other=0.0)",
+        )
+    },
+    ("top = tl.maximum(tl.max(peak, axis=0), -1e+38)", "-1e+38", "-1.01e+38"): (
+        "no finite score of float32 inputs is as low: only -inf is below either"
+    ),
+    (
+        "y = tl.sum(acc * share[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)",
+        "1.0, total",
+        "1.01, total",
+    ): "where nothing was summed, what it divides is 0",
+}
 CAPSTONE_WARPS = "warps = min(32, max(4, block_size // 512))"
 DECIDE_WORTH = "return is_legal(graph, [one, two]) and kernel_cost(graph, [one, two])['time'] < apart"
 DECIDE_TIME = "return (time, names) if time < float('inf') and can_run(graph, names) else (float('inf'), names)"
 EQUIVALENT = {
+    f"11_fused_backward: {BACKWARD_WARPS} -> {BACKWARD_WARPS.replace('min(32', 'min(33')}": (
+        "a launch with 33 warps fails, but only a row of more than 8192 numbers asks for them, and no check has one"
+    ),
+    f"11_fused_backward: {BACKWARD_WARPS} -> {BACKWARD_WARPS.replace('// 256', '* 256')}": (
+        "32 warps for every row: slower for short ones, with the same values and bytes"
+    ),
+    **{
+        f"{name}: {NORM_WARPS} -> {after}": why
+        for name in ("16_help_the_compiler", "18_short_kernels")
+        for after, why in (
+            (
+                NORM_WARPS.replace("min(32", "min(33"),
+                "a launch with 33 warps fails, but only a row of more than 16384 numbers asks for them",
+            ),
+            (NORM_WARPS.replace("// 512", "* 512"), "32 warps for every row: slower, with the same values and bytes"),
+        )
+    },
+    **{
+        f"{name}: {load} -> {load.replace('other=0.0', 'other=1.0')}": "x is 0 there, and these columns are not stored"
+        for name, load in (
+            ("16_help_the_compiler", UP),
+            ("16_help_the_compiler", UP.replace("up_ptr + start", "weight_ptr").replace("up =", "weight =")),
+            ("18_short_kernels", UP.replace("up", "gate")),
+        )
+    },
+    f"16_help_the_compiler: {DTYPES} -> {DTYPES.replace('<=', '<')}": (
+        "a set of one is never all three dtypes, so it is within them or not"
+    ),
+    "16_help_the_compiler: one, other = node['args'][:2] -> one, other = node['args'][:3]": (
+        "sums and products have two arguments in these graphs"
+    ),
+    **{f"17_flash_decoding: {before} -> {before.replace(*change)}": why for (before, *change), why in DECODE.items()},
     **{
         f"15_capstone: {line} -> {line.replace('min(32', 'min(33')}": (
             f"a launch with 33 warps fails, but only a row of more than {widest} numbers asks for them, and no check "

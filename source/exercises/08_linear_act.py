@@ -328,7 +328,7 @@ check_tensor_cores(
 )
 
 # %% [markdown]
-# **Does it reach a large matrix?** 4 million rows of 1024, without allocating them: your launcher is called with
+# **Does it reach a large matrix?** 10 million rows of 1024, without allocating them: your launcher is called with
 # tensors that have a shape and no memory, and the first and the last program of its launch run without loading or
 # storing anything.
 
@@ -340,7 +340,7 @@ def rows_of(rows):
 
 
 # %% grade_id="large" points=1
-check_offsets(linear_act, rows_of, sizes=(128, 256), size=4_000_000, name="large")
+check_offsets(linear_act, rows_of, sizes=(128, 256), size=10_000_000, name="large")
 
 # %% grade_id="other-values" points=3
 # Other sizes and other numbers are checked here when the exercise is graded.

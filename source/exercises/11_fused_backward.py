@@ -288,7 +288,7 @@ hint
 
 # %% [markdown]
 # **Are the gradients right?** We compare them with PyTorch in float64, for odd widths, more rows than programs (up to
-# 65), unusual strides, a large mean, NaN, three dtypes and zero rows.
+# 517), unusual strides, a large mean, NaN, three dtypes and zero rows.
 
 # %% grade_id="gradients" points=6
 check_values(backward, reference, gradient_cases(11), unlike=BACKWARD_MISTAKES, name="gradients")

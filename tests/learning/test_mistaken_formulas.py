@@ -8,8 +8,7 @@ import torch
 
 from helpers.grading.exercise import exercises_in
 from helpers.grading.replay import server
-from helpers.learning import check_gradcheck, dropout_cases, flash_cases, linear_cases
-from helpers.learning import check_gradcheck, flash_cases, linear_cases, norm_cases, split_cases
+from helpers.learning import check_gradcheck, dropout_cases, flash_cases, linear_cases, norm_cases, split_cases
 from helpers.learning.checks import mistaken_formulas, values
 from helpers.learning.checks.gradients import gradient_cases
 from helpers.learning.outcome import ERROR, PASS

@@ -1,9 +1,15 @@
 """The model answers of exercises 10 to 18 pass on every draw: a few here, 500 in the long run."""
 
+import contextlib
+import io
+
 import model_draws
 import pytest
 
+from helpers.grading.exercise import exercises_in
+from helpers.grading.replay import server
 from helpers.learning.checks import cases
+from helpers.learning.outcome import PASS
 
 
 @pytest.fixture(autouse=True)
@@ -21,3 +27,19 @@ def test_a_model_answer_passes_on_a_few_draws(exercise):
 @pytest.mark.parametrize("exercise", model_draws.EXERCISES)
 def test_a_model_answer_passes_on_500_draws(exercise):
     assert model_draws.failures(exercise, range(500)) == []
+
+
+@pytest.mark.parametrize(
+    ("exercise", "seed", "check"),
+    [
+        ("11_fused_backward", 1003, "other-gradients"),
+        ("11_fused_backward", 1013, "gradients"),
+        ("15_capstone", 1035, "gradients"),
+    ],
+)
+def test_a_gradient_may_be_as_far_off_as_roundings_make_it(exercise, seed, check, tmp_path):
+    """On these draws right answers were once refused: one draw of roundings happened to do little."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        run = server.RunExercise(exercises_in(only=exercise)[exercise].cells, seed, tmp_path)
+        outcome = run.run_check(check, {}, tmp_path)
+    assert outcome.state == PASS, str(outcome)

@@ -88,6 +88,8 @@ def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3),
     found.append(special)
     several = "the image: there may be any number of them"
     found.append(draw.call("19 images", several, (19, 16, 2, 2), (16, 16, 1, 1)))
+    found.append(draw.call("7 x 7, stride 2, padding 3", f"{FILTER}; {INDEX_MAP}", (1, 1, 70, 68), (4, 1, 7, 7), 2, 3))
+    found.append(draw.call("many output channels", EDGES, (1, 4, 3, 3), (520, 4, 1, 1)))
     found.append(draw.call("no image", "the empty tensor", (0, 16, 4, 4), (16, 16, 1, 1)))
     return found
 
@@ -112,7 +114,7 @@ def batch_norm_cases(
         negative = draw.call("gamma below 0", "the order: batch norm first, ReLU last", *shapes, padding=1)
         found.append(draw.normed(negative))
         # Up to twice eps: there the larger of the two, or eps left out, is not nearly the sum.
-        for variance, eps in ((1e-6, 1e-3), (0.0, 1e-5), (2e-3, 1e-3)):
+        for variance, eps in ((1e-6, 1e-3), (0.0, 1e-5), (2e-3, 1e-3), (2e-5, 2e-6)):
             small = draw.call(f"variances to {variance:g}, eps {eps:g}", "eps: added to the variance, inside the root",
                               *shapes, padding=1, eps=eps)  # fmt: skip
             x, weight, own, gamma, beta, mean, var, *rest = draw.normed(small).inputs

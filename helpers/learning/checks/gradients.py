@@ -25,6 +25,7 @@ from kernels.interpreter import runtime
 # 500 draws of the exercises' inputs. Arithmetic in float32 errs by 3e-8 at least on each of them.
 ATOL, RTOL = 5e-9, 1e-8
 RUNS = 10  # of one call on a GPU, to see whether it repeats
+MOVES = 16  # of the inputs, whose effect is averaged
 
 
 def gradient_cases(
@@ -40,11 +41,11 @@ def gradient_cases(
     After grad_y come `tensors` of its shape, then `vectors` of its columns: x, weight and bias by default.
     Where the reference adds up in float32 (`wide`), there are also fp16 rows whose partial sums pass 65504.
 
-    Rows of 64 and of each of `widths` elements; `rows` rows, more than programs; more dimensions; each tensor with
-    strides of its own; another eps, which elsewhere is too small to matter; a large mean; an activation far from 0;
-    NaN; 16 bits, in which each gradient must be rounded once; no row at all. (In float64 the reference is no better
-    than the answer: there check_gradcheck is the judge. In rows of one element the gradient of x is 0, the difference
-    of two equal products, and a GPU that multiplies and adds in one step is off by a rounding.)
+    Rows of 64 and of each of `widths` elements; `rows` rows, more than programs, and ten times as many; more
+    dimensions; each tensor with strides of its own; another eps, which elsewhere is too small to matter; a large mean;
+    an activation far from 0; NaN; 16 bits, in which each gradient must be rounded once; no row at all. (In float64 the
+    reference is no better than the answer: there check_gradcheck is the judge. In rows of one element the gradient of x
+    is 0, the difference of two equal products, and a GPU that multiplies and adds in one step is off by a rounding.)
     """
     draw = normal(seed)
 
@@ -67,7 +68,7 @@ def gradient_cases(
         if x.dtype in LOW_PRECISION:
             # A variance about another point than the mean is a right one: x may be centred in two ways.
             return Case(label, (grad_y, x, *more, eps), look_at, one_rounding=True, conditioning=shift_conditioning(x))
-        return Case(label, (grad_y, x, *more, eps), look_at, input_error=x.dtype)
+        return Case(label, (grad_y, x, *more, eps), look_at, nearby=three_deviations)
 
     found = [call("", "that result's formula, one term after another", 2, 64)]
     # With fewer rows, PyTorch's own largest error, which sets the tolerance, is a matter of luck.
@@ -75,6 +76,7 @@ def gradient_cases(
         call("", f"{BLOCK}; and {PADDING}" if cols == max(widths) else PADDING, 8, cols) for cols in sorted(widths)
     ]
     found.append(call("more rows than programs", "the loop over rows, and the sums over all of them", rows, 65))
+    found.append(call("many more", "the loop over rows, and the sums over all of them", 10 * rows + 7, 3))
     found.append(call("three dimensions", "the number of rows: every dimension but the last", 2, 3, 65))
     found.append(call("every second column of grad_y", STRIDES, 4, 130, of_grad=lambda g: g[:, ::2]))
     found.append(call("grad_y transposed", STRIDES, 65, 65, of_grad=lambda g: g.T))
@@ -105,6 +107,27 @@ def gradient_cases(
         found.append(sums_that_pass_65504(draw, tensors, vectors))
     found.append(call("no rows", "the empty tensor: no row adds to the sums, and they are 0", 0, 65))
     return found
+
+
+def three_deviations(reference: Callable, inputs: tuple) -> list[tuple]:
+    """Return one result, three standard deviations off: of what moving each input an ulp up or down at random makes of
+    it.
+
+    An answer's own roundings are many, independent and of that size. One draw of them says little: where a row's sums
+    nearly cancel, or at the bend of an activation of large numbers, another is several times as far off.
+    """
+    draw = torch.Generator().manual_seed(0)
+
+    def moved(x: object) -> object:
+        if not isinstance(x, torch.Tensor):
+            return x
+        signs = 2 * torch.randint(2, x.shape, generator=draw).to(x.device) - 1
+        return x.double() * (1 + signs * torch.finfo(x.dtype).eps)
+
+    exact = as_tuple(reference(*(x.double() if isinstance(x, torch.Tensor) else x for x in inputs)))
+    draws = [as_tuple(reference(*map(moved, inputs))) for _ in range(MOVES)]
+    squares = [sum((each[place] - x) ** 2 for each in draws) for place, x in enumerate(exact)]
+    return [tuple(x + 3 * (of_all / MOVES).sqrt() for x, of_all in zip(exact, squares, strict=True))]
 
 
 def sums_that_pass_65504(draw: Callable, tensors: int, vectors: int) -> Case:

@@ -11,7 +11,13 @@ from collections.abc import Callable, Iterable, Iterator
 from helpers.instruments.fusion.small_graph import RULES, illegal_reason, in_order, kernel_cost
 from helpers.learning.checks import cases
 from helpers.learning.checks.partition_search import best_partition, legal_groups, named, overwrites, time_of, touching
-from helpers.learning.checks.small_graphs import at_the_limit, chain_of_five, nearly_even, overwritten_and_turned
+from helpers.learning.checks.small_graphs import (
+    at_the_limit,
+    chain_of_five,
+    nearly_even,
+    of_several_tensors,
+    overwritten_and_turned,
+)
 from helpers.learning.outcome import AnswerError, as_check
 
 LIMIT = 20.0  # seconds for one check's calls of an answer
@@ -34,7 +40,7 @@ LOOK_AT = {
 
 def groups_asked(graphs: Iterable[dict], seed: int) -> list[tuple[dict, list[str]]]:
     """(graph, names) to ask of each graph: groups that one kernel may do, and some that break one rule alone; in the
-    end, kernels of 255 registers and of 256."""
+    end, operations that write several tensors, and kernels of 255 registers and of 256."""
     draw = random.Random(seed + (cases.draw << 16))
     found = []
     for graph in graphs:
@@ -48,7 +54,7 @@ def groups_asked(graphs: Iterable[dict], seed: int) -> list[tuple[dict, list[str
         some = draw.sample(legal, min(ASKED // 2, len(legal))) + draw.sample(wrong, min(ASKED, len(wrong)))
         some += [group for group in legal if group not in some and overwrites(graph, group)][:2]
         found += [(graph, group) for group in sorted([named(names, 1), *some], key=len)]
-    found += [chain_of_five(), *overwritten_and_turned()]
+    found += [chain_of_five(), *overwritten_and_turned(), *of_several_tensors()]
     return found + [(graph, [each["name"] for each in graph["operations"]]) for graph in at_the_limit()]
 
 

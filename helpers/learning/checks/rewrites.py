@@ -131,6 +131,14 @@ def with_gelu(x, weight, up):
     return gelu(normed(x, weight)) * up
 
 
+def up_is_a_number(x, weight, up):
+    return silu(normed(x, weight)) * 2.0 + up
+
+
+def weight_is_a_number(x, weight, up):
+    return silu(normed(x, 3.0)) * up + weight
+
+
 def rewrite_cases(seed: int, *, places: bool, rows: int = 6, cols: int = 40) -> list[RewriteCase]:
     """Return functions with places for the kernel, or functions that only look like it.
 
@@ -177,6 +185,8 @@ def rewrite_cases(seed: int, *, places: bool, rows: int = 6, cols: int = 40) -> 
         RewriteCase("up is one row", gated, inputs(flat=True), 0),
         RewriteCase("a weight for each element", gated, inputs(weights=(rows, cols)), 0),
         RewriteCase("one weight for all elements", gated, inputs(weights=(1,)), 0),
+        RewriteCase("up is a number", up_is_a_number, inputs(), 0),
+        RewriteCase("the weight is a number", weight_is_a_number, inputs(), 0),
     ]
 
 

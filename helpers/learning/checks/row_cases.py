@@ -42,7 +42,7 @@ def norm_cases(
 ) -> list[Case]:
     """Calls of a norm, `norm(x, .., weight, .., eps)`, over the last dimension, the simplest first.
 
-    Rows of 64 elements; another eps, a constant row; a wide row that is a power of two; NaN and inf; then padding, in
+    Rows of 64 elements; other eps, a constant row; a wide row that is a power of two; NaN and inf; then padding, in
     rows of each of `widths` elements; more dimensions; strided, transposed and offset tensors; sums that 16 bits do not
     hold; `widest` elements; small weights, where every result must be as accurate as the largest; no row at all. Where
     eps is not what is asked, values are too large for it to matter.
@@ -70,6 +70,7 @@ def norm_cases(
     found = [call("", "the formula", 2, 64)]
     # With fewer values, PyTorch's own largest error, which sets the tolerance, is a matter of luck.
     found.append(call("eps 0.5 and small values", eps, 8, 64, adding=0.5, scale=0.25))
+    found.append(call("eps 1e-12 and small values", eps, 8, 64, adding=1e-12, scale=1e-4))
     constant = call("a constant row", "eps: without it, this row divides by zero", 2, 64)
     constant.inputs[0][0] = 3.0
     found.append(replace(constant, input_error=torch.float32))  # what its mean is off by is all that is left of it
@@ -214,6 +215,8 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
         found.append(call(name, cases.in_float32(name), 4, 2, 127, dtype=dtype))
     wide = "bfloat16: the sum of a wide row's exponentials; convert to float32 before it"
     found.append(call("bfloat16, a wide row", wide, 2, 1, 4096, dtype=torch.bfloat16))
-    found.append(call("the widest row", f"{BLOCK}; and {PADDING}", 2, 1, widest))
+    last = call("the widest row", f"{BLOCK}; and {PADDING}", 2, 1, widest)
+    last.inputs[0][0, -1] = 20.0  # the winner
+    found.append(last)
     found.append(call("no rows", "the empty tensor", 4, 0, 65))
     return found

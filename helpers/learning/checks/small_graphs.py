@@ -194,6 +194,38 @@ def overwritten_and_turned() -> list[tuple[dict, list[str]]]:
     ]
 
 
+def of_several_tensors() -> list[tuple[dict, list[str]]]:
+    """Return (graph, group) of operations that write two tensors, or read three, where the second or the third decides;
+    each pair also the other way round."""
+    size = (4096, 8192)
+    cases_of_two = [  # operations as (name, reads, elsewhere, writes), results, and the group that is asked
+        # The one that is read elsewhere, by an operation that reads two so.
+        ([("split", "x", "", "ab"), ("roll", "yb", "yb", "c")], "ac", ["split", "roll"]),
+        # The one that is overwritten, and was read elsewhere.
+        ([("roll", "xy", "xy", "a"), ("split", "a", "", "by")], "by", ["roll", "split"]),
+        # The one that makes them hang together, and nothing is wrong with it.
+        ([("split", "x", "", "ab"), ("relu", "b", "", "c")], "ac", ["split", "relu"]),
+        ([("scale", "x", "", "a"), ("mix", "yza", "", "c")], "c", ["scale", "mix"]),
+        # The one that something between them waits for.
+        ([("split", "x", "", "ab"), ("gelu", "b", "", "c"), ("add", "ac", "", "d")], "d", ["split", "add"]),
+        # The one that may be overwritten only after something between them has read it.
+        ([("relu", "x", "", "a"), ("add", "ay", "", "c"), ("split", "a", "", "dy")], "cdy", ["relu", "split"]),
+        ([("relu", "x", "", "a"), ("mix", "zya", "", "c"), ("add", "ca", "", "d")], "d", ["relu", "add"]),
+    ]
+    found = []
+    for rows, results, group in cases_of_two:
+        for turned in (1, -1):
+            operations = [
+                _elementwise(name, size, [*reads][::turned], [*elsewhere][::turned], "")
+                | {"writes": [*writes][::turned]}
+                for name, reads, elsewhere, writes in rows
+            ]
+            names = sorted({tensor for each in operations for tensor in (*each["reads"], *each["writes"])})
+            tensors = dict.fromkeys(names, 2 * 4096 * 8192)
+            found.append(({"tensors": tensors, "operations": operations, "results": [*results]}, group))
+    return found
+
+
 def _far(rows: int, columns: int) -> list[dict]:
     """scale_x and mul read the same tensor and have two operations between them; two more go over half the rows."""
     size, half = (rows, columns), (rows // 2, columns)

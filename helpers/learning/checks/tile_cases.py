@@ -60,6 +60,8 @@ def linear_cases(
     # After the sums that fp16 does not hold and the edges: a row of 5000 has both.
     longer = "the loop over K, which ends only at K: x and weight may have any width"
     found.append(call("a very long row", longer, 16, 16, 5000, scale=0.125))
+    found.append(call("many columns", EDGES, 3, 1030, 16))
+    found.append(call("many rows", EDGES, 1030, 3, 16))
     *operands, bias, activation = call("", "", 20, 24, 33).inputs
     found += [
         replace(case, inputs=(*case.inputs, bias, activation), arguments=activation)
