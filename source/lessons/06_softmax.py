@@ -866,7 +866,9 @@ def softmax_kernel(
     HEAD: tl.constexpr,  # columns that every row has, a power of two
     TAIL: tl.constexpr,  # a power of two, at least the remaining columns; 0 where there are none
     COMPUTE: tl.constexpr,  # dtype of the arithmetic
+    ALIGN: tl.constexpr,  # divides cols and the row strides: allows 16-byte loads
 ):
+    cols, x_row_stride = cols // ALIGN * ALIGN, x_row_stride // ALIGN * ALIGN
     # int64 before the multiplication: row * stride exceeds 2**31 on large tensors.
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     x_ptr += row * x_row_stride
@@ -895,7 +897,7 @@ def softmax_kernel(
 # %% tags=["hide-input"]
 def two_blocks(x):
     y, (rows, columns) = torch.empty_like(x), x.shape
-    blocks = {"BLOCK_ROWS": 2, "HEAD": 512, "TAIL": 512, "COMPUTE": tl.float32}
+    blocks = {"BLOCK_ROWS": 2, "HEAD": 512, "TAIL": 512, "COMPUTE": tl.float32, "ALIGN": 1}
     softmax_kernel[(triton.cdiv(rows, 2),)](x, y, rows, columns, columns, **blocks)
     return y
 
