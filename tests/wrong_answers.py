@@ -5,6 +5,7 @@ exercise -> name -> {text in the model answer, comments left out: what stands th
 
 import wrong_answers_10_to_16
 import wrong_answers_again
+import wrong_answers_beyond
 
 LOW = ".to(x_ptr.dtype.element_ty).to(tl.float32)"
 SQUARES = "mean_square = tl.sum(s * s, axis=0) / cols"
@@ -625,6 +626,10 @@ WRONG = {
         "half up": {"y / scale + 12582912.0 - 12582912.0": "tl.floor(y / scale + 0.5)"},
     },
 }
-for _exercise, _found in (*wrong_answers_10_to_16.WRONG.items(), *wrong_answers_again.WRONG.items()):
+for _exercise, _found in (
+    *wrong_answers_10_to_16.WRONG.items(),
+    *wrong_answers_again.WRONG.items(),
+    *wrong_answers_beyond.WRONG.items(),
+):
     _known = WRONG.setdefault(_exercise, {})
     _known |= {name if name not in _known else f"{name}, again": changes for name, changes in _found.items()}

@@ -236,6 +236,17 @@ def test_a_grid_that_stops_growing_fails_unless_its_programs_go_on(most, loops):
         assert "the grid" in outcome.look_at
 
 
+def test_programs_past_the_first_must_store_too():
+    def answer(x):
+        y = torch.empty_like(x)
+        doubled_kernel[(triton.cdiv(x.numel(), 64),)](x, y, min(x.numel(), 100_000), HOW="plain", BLOCK=64)
+        return y
+
+    outcome = check_offsets(answer, lambda n: (numbers(n),), (512, 1024), 2**26, programs=108, name="large")
+    assert outcome.state == FAIL, outcome
+    assert "one in the middle and the last do not" in outcome.message
+
+
 @pytest.mark.parametrize("most", [2**20, 2**32])
 def test_what_a_second_launch_reads_is_stored_whole(most):
     def answer(x):

@@ -180,6 +180,17 @@ def stored_by(
                     ),
                 )
             return stored, reached, (str(error), "the grid: its first size may be 2^31 - 1, the others 65535 at most")
+        # In a small call there may be more programs than work.
+        if launches is not small and watching.stores[1:] == [False, False] and watching.stores[0]:
+            return (
+                stored,
+                reached,
+                (
+                    f"{kernel.fn.__name__}: the first of {math.prod(grid):,} programs stores; one in the middle and "
+                    "the last do not",
+                    "the mask, and the sizes that it compares with: they grow with the tensors",
+                ),
+            )
         for storage, place in places.items():
             stored[storage] += round(watching.most.get(place, 0) * math.prod(grid))
             if place in watching.stored:  # the last program may have nothing to do
@@ -235,13 +246,15 @@ class Enough(Exception):  # noqa: N818
 
 
 class SomeInstances:
-    """Runs the first and the last program instance of a launch, and lets none of their accesses through.
+    """Runs the first program instance of a launch, one in the middle and the last, and lets none of their accesses
+    through.
 
     Attributes:
         left: how many accesses the one that runs may still make.
         narrowed: whether a number of 64 bits was converted to 32 that do not hold it.
         stored: tensor -> elements that the running one stores to it; most: the largest number by one of them.
         reach: tensor -> bytes up to the last that one of them stores.
+        stores: of each that has run, whether it stores anything.
         standing_for: passes of a loop that the one that runs stands for.
     """
 
@@ -251,12 +264,16 @@ class SomeInstances:
         self.reach: dict[int, int] = {}
         self.standing_for = 1.0
         self.stored: Counter[int] = Counter()
+        self.stores: list[bool] = []
 
     def launch(self, kernel, grid, on_host, given):
-        return [index for index in dict.fromkeys([(0, 0, 0), tuple(size - 1 for size in grid)]) if 0 not in grid]
+        first, last = (0, 0, 0), tuple(size - 1 for size in grid)
+        middle = tuple(each // 2 for each in last)
+        return [index for index in dict.fromkeys([first, middle, last]) if 0 not in grid]
 
     def program(self, index) -> None:
         self.left, self.stored = MAX_ACCESSES, Counter()
+        self.stores.append(False)
 
     def access(self, kind, addresses, mask, itemsize) -> np.ndarray:
         lanes = int(np.count_nonzero(mask))
@@ -265,6 +282,7 @@ class SomeInstances:
             raise Enough
         if lanes and kind != "read":
             place, last = divmod(int(addresses[mask].max()), 1 << ROOM)
+            self.stores[-1] = True
             self.reach[place] = max(self.reach.get(place, 0), last + itemsize)
             self.stored[place] += lanes * self.standing_for
             self.most[place] = max(self.most.get(place, 0), self.stored[place])
