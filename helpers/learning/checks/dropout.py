@@ -75,7 +75,8 @@ def dropout_cases(
         add("", tensors(*shape, draw), small if math.prod(shape) <= 8 else extent)
     add("a wide row", tensors(1, 5000, draw), extent)
     add("many rows", tensors(260, 3, draw), extent)
-    add("nearly all dropped", tensors(2, 100, draw), "the scale, 1 / (1 - p), for any p below 1", 0.97)
+    # 31/32: p and 1 - p are exact in float32, wherever an answer subtracts.
+    add("nearly all dropped", tensors(2, 100, draw), "the scale, 1 / (1 - p), for any p below 1", 0.96875)
     numbers = drawn(seed_of(len(found)), 100)
     exactly = numbers[(numbers > 0.1) & (numbers < 0.6)][0].item()
     add("p is a number that is drawn", tensors(1, 100, draw), "the comparison with p, where both are equal", exactly)
