@@ -120,8 +120,7 @@ SHARED = {
     ),
     "by element": (
         "of 8 but not 16: Triton compiles one kernel for every width that 16 doesn't divide, and loads such rows "
-        "element by element; torch.compile and QuACK compile one for this width, and load 16 bytes at a time. Telling "
-        "our kernel so was not tried"
+        "element by element; the kernel is told what divides the row, and loads 16 bytes at a time (kept)"
     ),
     "few microseconds": (
         "a few microseconds, most of them a launch's start and end; two runs of one kernel differ by up to a half there"

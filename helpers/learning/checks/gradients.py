@@ -41,7 +41,7 @@ def gradient_cases(
     After grad_y come `tensors` of its shape, then `vectors` of its columns: x, weight and bias by default.
     Where the reference adds up in float32 (`wide`), there are also fp16 rows whose partial sums pass 65504.
 
-    Rows of 64 and of each of `widths` elements; `rows` rows, more than programs, and ten times as many; more
+    Rows of 64 and of each of `widths` elements; `rows` rows, more than programs, and ten times that; more
     dimensions; each tensor with strides of its own; another eps, which elsewhere is too small to matter; a large mean;
     an activation far from 0; NaN; 16 bits, in which each gradient must be rounded once; no row at all. (In float64 the
     reference is no better than the answer: there check_gradcheck is the judge. In rows of one element the gradient of x
@@ -110,11 +110,10 @@ def gradient_cases(
 
 
 def three_deviations(reference: Callable, inputs: tuple) -> list[tuple]:
-    """Return one result, three standard deviations off: of what moving each input an ulp up or down at random makes of
-    it.
+    """Return one result, three standard deviations off: those of results whose inputs each move an ulp at random.
 
     An answer's own roundings are many, independent and of that size. One draw of them says little: where a row's sums
-    nearly cancel, or at the bend of an activation of large numbers, another is several times as far off.
+    nearly cancel, or at the bend of an activation of large numbers, another is off by several times that.
     """
     draw = torch.Generator().manual_seed(0)
 
