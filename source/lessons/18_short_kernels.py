@@ -88,8 +88,9 @@ eager = times["small"]["call"]["eager"]
 print(f"{eager * 1e6:.0f} us per layer, for {floors['small'] * 1e6:.1f} us of bytes")
 explained.compare(
     round(100 * floors["small"] / eager, 1),
-    f"That's {eager / 14 * 1e6:.0f} us per launch, far more than in lesson 02. This CPU was slower, "
-    "and probably busy. Most of the rest is the GPU waiting for its next launch, as the graph below "
+    f"That's {eager / 14 * 1e6:.0f} us per launch, far more than in lesson 02. This CPU was "
+    "slower, and probably busy. Most of the rest is the GPU waiting for its next launch, as the "
+    "graph below "
     "will show.",
 )
 
