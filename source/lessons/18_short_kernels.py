@@ -291,8 +291,8 @@ gap = empty["torch add"]["graph"].median / EMPTY
 print(f"by the gaps alone: {(apart - eager_launches) * gap * 1e6:.1f} us")
 across.compare(
     round((times["8B"]["graph"]["eager, a product each"] - times["8B"]["graph"]["eager"]) * 1e6, 1),
-    "That's more than the gaps. Each launch has its own ramp-up and tail, too, and as short matmuls "
-    "k and v probably don't reach the bandwidth.",
+    "That's more than the gaps. Each launch has its own ramp-up and tail, too, and as short "
+    "matmuls k and v probably don't reach the bandwidth.",
 )
 
 # %% [markdown]
