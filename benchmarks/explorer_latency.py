@@ -414,24 +414,14 @@ def pages() -> Iterator[Callable[[str], contextlib.AbstractContextManager]]:
                 browser.close()
 
 
-@contextlib.contextmanager
-def session() -> Iterator[Callable[[str], Iterator[Latency]]]:
-    """Gives a function that measures the explorer of a name in EXPLORERS, a Latency a run.
-
-    Raises:
-        FileNotFoundError: no Chromium on the path.
-    """
-    with pages() as page_of:
-
-        def measure(name: str) -> Iterator[Latency]:
-            explorer = EXPLORERS[name]
-            with page_of(explorer.cell) as page:
-                page.evaluate(WATCH)
-                handle = page.locator(explorer.handle).first
-                for _ in range(RUNS):
-                    yield _one_run(page, handle, explorer)
-
-        yield measure
+def measure(page_of: Callable, name: str) -> Iterator[Latency]:
+    """Measure the explorer of a name in EXPLORERS on one of `pages`: a Latency per run."""
+    explorer = EXPLORERS[name]
+    with page_of(explorer.cell) as page:
+        page.evaluate(WATCH)
+        handle = page.locator(explorer.handle).first
+        for _ in range(RUNS):
+            yield _one_run(page, handle, explorer)
 
 
 def open_explorer(page, address: str) -> None:
@@ -459,10 +449,10 @@ def main() -> None:
     names = parser.parse_args().explorers or list(EXPLORERS)
     if unknown := sorted(set(names) - set(EXPLORERS)):
         parser.error(f"no explorer is named {unknown[0]!r}: choose from {', '.join(EXPLORERS)}")
-    with session() as measure:
+    with pages() as page_of:
         for name in names:
             runs = []
-            for run in measure(name):
+            for run in measure(page_of, name):
                 runs.append(run)
                 parts = f"change {median(run.changes):.1f}, frame {median(run.frames):.1f}"
                 print(f"{name}: median {run.median:.1f} ms ({parts}), 95th percentile {run.p95:.1f} ms, ", end="")

@@ -8,12 +8,12 @@ from benchmarks import explorer_latency
 
 
 @pytest.fixture(scope="module")
-def measure():
+def page_of():
     if explorer_latency.chromium() is None:
         pytest.skip("needs Chromium: apt-get install chromium")
     pytest.importorskip("playwright", reason="needs Playwright: pip install playwright")
-    with explorer_latency.session() as measure:
-        yield measure
+    with explorer_latency.pages() as page_of:
+        yield page_of
 
 
 SAMPLE = {"roofline"}  # in `make test`
@@ -22,9 +22,9 @@ NAMES = [pytest.param(name, marks=[] if name in SAMPLE else [pytest.mark.long]) 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("name", NAMES)
-def test_the_chart_follows_the_keys(measure, name):
+def test_the_chart_follows_the_keys(page_of, name):
     runs = []
-    for run in measure(name):
+    for run in explorer_latency.measure(page_of, name):
         assert len(run.presses) == 40
         assert min(run.presses) > 0
         runs.append(run)
@@ -34,13 +34,10 @@ def test_the_chart_follows_the_keys(measure, name):
 
 
 @pytest.mark.alone
-def test_a_move_is_one_message_to_the_kernel():
+def test_a_move_is_one_message_to_the_kernel(page_of):
     """Two would make JupyterLab draw its kernel's status twice as often, in frames that a next move waits for."""
-    if explorer_latency.chromium() is None:
-        pytest.skip("needs Chromium: apt-get install chromium")
-    pytest.importorskip("playwright", reason="needs Playwright: pip install playwright")
     explorer = explorer_latency.EXPLORERS["roofline"]
-    with explorer_latency.pages() as page_of, page_of(explorer.cell) as page:
+    with page_of(explorer.cell) as page:
         page.evaluate("""() => {
             window.sent = 0;
             const send = WebSocket.prototype.send;
@@ -63,5 +60,5 @@ def test_a_slow_explorer_would_be_found():
 
 def test_no_chromium_is_said_in_one_line(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    with pytest.raises(FileNotFoundError, match="no Chromium found: install it"), explorer_latency.session():
+    with pytest.raises(FileNotFoundError, match="no Chromium found: install it"), explorer_latency.pages():
         pass
