@@ -24,16 +24,7 @@ LONGEST = """
 """.split()
 
 
-# Tests that compare today's kernels with what an H200 recorded of earlier ones, and fail for that reason alone. Strict:
-# one that passes again, since its record was retaken, must leave the list.
-EARLIER_KERNELS = set((Path(__file__).parent / "data" / "earlier_kernels.txt").read_text().splitlines())
-RETAKE = "the record is of an earlier kernel: run `make results` on an H200"
-
-
 def pytest_collection_modifyitems(items):
-    for item in items:
-        if item.nodeid in EARLIER_KERNELS:
-            item.add_marker(pytest.mark.xfail(strict=True, reason=RETAKE))
     place = {str(Path(__file__).parent / f"{name}.py"): number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(str(item.path), len(place)))
 

@@ -157,7 +157,9 @@ ANOTHER_TRITON = {
     ("layer_norm_row_terms_kernel", "registers", 165, 203),
     ("sample_kernel", "registers", 58, 49),
     ("softmax_dropout_kernel", "registers", 54, 32),
-    ("softmax_topk_kernel", "dynamic_shared_memory", 256, 512),
+    ("softmax_topk_groups_kernel", "dynamic_shared_memory", 256, 512),
+    ("softmax_topk_kernel", "local_memory", 8, 0),
+    ("softmax_topk_kernel", "registers", 63, 48),
 }
 
 
