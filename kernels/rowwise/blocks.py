@@ -57,8 +57,8 @@ def row_settings(cols: int, dtype: torch.dtype, tensors: int = 1, strides: tuple
 
     A thread holds 24 to 48 elements, of all `tensors` tensors that are read together, and 32 to 64 of long rows:
     several programs fit on an SM, and some load while others compute. Rows of up to 512 columns share a program. Rows
-    that aren't aligned are loaded element by element, which takes more registers. `strides` are those of rows that are
-    not side by side.
+    that aren't aligned are loaded element by element, which takes more registers. `strides` are the row strides of the
+    tensors that need not be contiguous, for ALIGN.
     """
     head, tail = row_blocks(cols)
     wide_loads = aligned(cols, dtype.itemsize)

@@ -790,11 +790,14 @@ display(
 # On large tensors, RMSNorm's forward pass runs close to copy bandwidth at nearly every width, powers of two or not. Odd
 # widths slow it down, but mostly less than they slow down the others. Where are we behind?
 #
-# - Rows of 1000 columns, in both directions: 1000 is a multiple of 8 but not of 16, and our kernels load such rows
-#   element by element. `torch.compile` and QuACK compile one kernel for this width and load eight elements at a time.
-# - RMSNorm's backward pass on many rows of an odd width, such as 127 or 2047 columns: `torch.compile` leads.
+# - RMSNorm on many rows of an odd width. At 127 and 2047 columns `torch.compile`'s backward pass leads; at 12,289 its
+#   forward pass does, and Liger's backward pass.
 # - Narrow rows: a kernel that runs for a few microseconds is mostly ramp-up and tail. `fusion bench --recorded --sweep`
 #   lists every point.
+#
+# Rows of 1000 columns could easily be on this list: 1000 is a multiple of 8 but not of 16, the only divisor that Triton
+# checks for, so it would load them element by element. Our kernels are told what divides a row's length (`ALIGN` in
+# `kernels/rowwise/blocks.py`), and load eight elements at a time.
 #
 # The last table shows how long a **call** from Python takes. For work this short, that's mostly launch overhead: *bare
 # launch* is an empty kernel with the same arguments. A call adds argument checks, allocation and waiting for the GPU.
