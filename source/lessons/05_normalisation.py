@@ -796,8 +796,8 @@ display(
 #   lists every point.
 #
 # Rows of 1000 columns could easily be on this list: 1000 is a multiple of 8 but not of 16, the only divisor that Triton
-# checks for, so it would load them element by element. Our kernels are told what divides a row's length (`ALIGN` in
-# `kernels/rowwise/blocks.py`), and load eight elements at a time.
+# checks for, so it would load them element by element. So we pass our kernels the divisor of a row's length (`ALIGN`
+# in `kernels/rowwise/blocks.py`), and they load eight elements at a time.
 #
 # The last table shows how long a **call** from Python takes. For work this short, that's mostly launch overhead: *bare
 # launch* is an empty kernel with the same arguments. A call adds argument checks, allocation and waiting for the GPU.
