@@ -1,7 +1,8 @@
-"""The lab bench, in four rooms: instruments, figures, learning, grading. A room's names are imported from the room.
+"""The course's tools, in four packages: instruments, figures, learning, grading. Import names from the package.
 
-Where there is no GPU, a learner's own @triton.jit kernels run from the moment Triton is imported, by them or by a room:
-kernels.interpreter is loaded with it, not before, since a lesson's first cell asks a question and needs neither.
+Without a GPU, a learner's own @triton.jit kernels run as soon as Triton is imported, by the learner or by one of the
+packages. kernels.interpreter is loaded at that point and not earlier, since a lesson's first cell asks a question and
+needs neither.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""The `fusion` command. Errors are one line: what is wrong and how to fix it; the exit status is then 2."""
+"""The `fusion` command. An error is one line that explains the problem and the fix, and the exit status is then 2."""
 
 import argparse
 import os
@@ -27,7 +27,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line `argv` (default: the process's own) and returns its exit status."""
+    """Run the command line `argv` (by default this process's own) and return its exit status."""
     parser = OneLineParser(prog="fusion", description="An interactive course in GPU kernel fusion.")
     parser.add_argument("--version", action="version", version=version("kernel-fusion-course"))
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")

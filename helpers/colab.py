@@ -1,10 +1,11 @@
-"""Set up the course in a notebook opened elsewhere, such as on Colab, from its first cell, and print the GPU.
+"""Set up the course in a notebook opened elsewhere, such as on Colab, from its first cell, and print the GPU's name.
 
     !git clone --quiet ADDRESS course
     %run course/helpers/colab.py
 
-What is installed stays as it is, PyTorch and its CUDA above all, so that nothing running needs a restart; what is
-missing comes in the version that pyproject.toml pins. Then notebooks/ is the working folder, and lessons' cells run.
+Installed packages stay as they are, above all PyTorch and its CUDA, so nothing that's running needs a restart. Missing
+packages are installed in the version that pyproject.toml pins. After that, notebooks/ is the working folder, and the
+lessons' cells run.
 """
 
 import importlib.util
@@ -24,14 +25,16 @@ NOT_IN_A_KERNEL = {"ipykernel", "jupyterlab", "nbval", "pytest"}
 
 
 def named(requirement: str) -> str:
-    """The package of a requirement such as "ml_dtypes==0.6.0", as pip compares names: "ml-dtypes"."""
+    """Return the package in a requirement such as "ml_dtypes==0.6.0", in the form in which pip compares names:
+    "ml-dtypes"."""
     return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", requirement)[0]).lower()
 
 
 def missing(pyproject: str, installed: set[str]) -> list[str]:
-    """Return the pins that a kernel needs but lacks; `installed`: names as pip compares them.
+    """Return the pinned requirements that a kernel needs and lacks; `installed` has names in the form in which pip
+    compares them.
 
-    What these need in turn is left to pip, which keeps what is installed.
+    Their own dependencies are left to pip, which keeps installed packages.
     """
     pins = tomllib.loads(pyproject)["project"]["dependencies"]
     return [pin for pin in pins if named(pin) not in installed | NOT_IN_A_KERNEL]
@@ -55,8 +58,8 @@ def install(requirements: list[str], kept: dict[str, str]) -> None:
 
 
 def show_widgets() -> None:
-    """Enable Colab's widgets: it has ipywidgets 7, which shows a widget but exposes no view, and custom widgets only on
-    request."""
+    """Enable Colab's widgets: it has ipywidgets 7, which shows a widget but exposes no view, and supports custom
+    widgets only on request."""
     import ipywidgets
 
     if not hasattr(ipywidgets.DOMWidget, "_repr_mimebundle_"):

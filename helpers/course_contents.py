@@ -1,7 +1,8 @@
-"""The course as `fusion lab` opens it: the map redrawn, no widget of a dead kernel, no answer before its question.
+"""Serve the course's files for `fusion lab`: the map redrawn, no widgets of dead kernels, and no answer before its
+question.
 
-The file keeps all its outputs, for GitHub, nbviewer and nbval; outputs are removed or folded only in the page. Set as
-`ServerApp.contents_manager_class`.
+The file on disk keeps all its outputs, for GitHub, nbviewer and nbval; outputs are removed or folded only in the page.
+Set this class as `ServerApp.contents_manager_class`.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ def write_map(course: Path) -> None:
 
 
 class CourseContents(AsyncLargeFileManager):
-    """Jupyter's own files, opened as `opened` says and saved without it."""
+    """Jupyter's own contents manager, but files are opened with `opened` and saved without its changes."""
 
     async def get(self, path, content=True, type=None, format=None, **options):
         if path.strip("/") == MAP:
@@ -45,7 +46,8 @@ class CourseContents(AsyncLargeFileManager):
         return model
 
     async def _living(self, path: str) -> set[str]:
-        """The widgets of the kernel that runs this notebook: a restarted one has lost those in its outputs."""
+        """Return the widgets of the kernel that runs this notebook; a restarted kernel has lost those in its
+        outputs."""
         for session in await self.parent.session_manager.list_sessions():
             if session["path"].strip("/") == path.strip("/"):
                 return await _comms(self.parent.kernel_manager.get_kernel(session["kernel"]["id"]))
@@ -73,8 +75,8 @@ async def _comms(kernel) -> set[str]:
 
 
 def opened(notebook: dict, kept: dict[str, KeptGuess], living: set[str]) -> None:
-    """Change a notebook to the reader's view: widgets only where their kernel has them, answers folded until they were
-    seen, guesses as they were typed.
+    """Change a notebook to the reader's view: only widgets that their kernel still has, answers folded until they have
+    been seen, and guesses as typed.
 
     Args:
         kept: question -> the reader's guess and whether the answer was shown.
@@ -94,7 +96,7 @@ def opened(notebook: dict, kept: dict[str, KeptGuess], living: set[str]) -> None
 
 
 def as_stored(notebook: dict) -> None:
-    """Take back what `opened` added."""
+    """Undo what `opened` added."""
     for cell in code_cells(notebook):
         for output in cell["outputs"]:
             if OURS in text(output.get("data", {}).get("text/html", "")):
@@ -106,7 +108,7 @@ def as_stored(notebook: dict) -> None:
 
 
 def _still(output: dict, kept: dict[str, KeptGuess], living: set[str]) -> bool:
-    """Return whether anything of an output remains without its dead widget; a question shows its guess."""
+    """Return whether an output shows anything without its dead widget; a question shows its guess."""
     data = output.get("data", {})
     if data.get(WIDGET_VIEW, {}).get("model_id") in living:
         return True
@@ -126,7 +128,8 @@ def _asked(question: str, unit: str, kept: KeptGuess | None) -> str:
 
 
 def _fold(cell: dict, waits: list[str]) -> None:
-    """Fold a cell's output as JupyterLab does; running the cell unfolds it, and guess.js after the last question."""
+    """Fold a cell's output as JupyterLab does; it unfolds when the cell runs, or, after the last question, through
+    guess.js."""
     jupyter = {key: value for key, value in cell["metadata"].get("jupyter", {}).items() if key != "outputs_hidden"}
     cell["metadata"].pop("collapsed", None)
     cell["metadata"].pop(WAITS, None)

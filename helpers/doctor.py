@@ -1,4 +1,4 @@
-"""Check what this machine has for the course, what it lacks, and how to get that."""
+"""Check what this machine has for the course, and what's missing and how to get it."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 
 
 def report() -> str:
-    """The findings on this machine, one a line, each remedy on a line below its finding."""
+    """Return the findings on this machine, one per line, each with its remedy on the line below."""
     findings = [course(), python(), pytorch(), triton(), gpu(), kernels(), chromium()]
     if (COURSE / "helpers/grading").is_dir():  # not in a class's copy
         findings.append(bubblewrap())

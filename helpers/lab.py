@@ -1,4 +1,5 @@
-"""JupyterLab as a learner meets it: the course's map, each kernel chosen, no pop-ups, nothing from the network."""
+"""Start JupyterLab set up for learners: the course's map, a kernel chosen for each notebook, no pop-ups, and nothing
+loaded from the network."""
 
 import json
 import os
@@ -29,7 +30,7 @@ OF_COURSE = {
 
 
 def open_lab(port: int = 8888, browser: bool = True, options: list[str] | None = None) -> None:
-    """Serves the course until Control-C, on `port` or the next free one, and opens its map.
+    """Serve the course until Control-C, on `port` or the next free one, and open its map.
 
     port: the first port to try, 1 to 65535.
     browser: open one, if this machine has one; the address is printed either way, on a line of its own.
@@ -101,7 +102,7 @@ def open_lab(port: int = 8888, browser: bool = True, options: list[str] | None =
 
 
 def first_page() -> str:
-    """The map; the first lesson where the course's folder cannot be written."""
+    """Return the map, or the first lesson if the course's folder is not writable."""
     from helpers.course_contents import MAP, write_map
 
     try:

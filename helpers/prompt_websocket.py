@@ -1,8 +1,8 @@
-"""Kernel messages to the browser without delay.
+"""Send kernel messages to the browser without delay.
 
 Jupyter's server leaves Nagle's algorithm on for its websockets: a small message waits until the browser has
-acknowledged the one before it, which it may put off for 40 ms. A widget's answer always follows a small "busy" message,
-so a move of a slider may come 40 ms late. Set as `ServerApp.kernel_websocket_connection_class`.
+acknowledged the previous one, which it may delay by 40 ms. A widget's answer always follows a small "busy" message, so
+a slider's move may show up 40 ms late. Set this class as `ServerApp.kernel_websocket_connection_class`.
 """
 
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection

@@ -1,12 +1,12 @@
-"""The look of the whole course: every colour, size and font of a picture, a live figure or a report is set here.
+"""The look of the whole course: every colour, size and font of a picture, live figure or report is set here.
 
-Unfused is an orange circle, fused a blue square, limits are grey. A live figure's text takes the page's colour (TEXT
-becomes currentColor), and each orange or blue mark has a grey edge. A still picture is drawn for a light page, on a
-transparent background: near-black text with a white halo, which does not show on white and keeps the text readable on
-a dark page. The course's own style sheets invert lightness on dark pages and keep hues, so stills have full contrast
+Unfused is an orange circle, fused a blue square, and limits are grey. A live figure's text takes the page's colour
+(TEXT becomes currentColor), and each orange or blue mark has a grey edge. A still picture is drawn for a light page, on
+a transparent background: near-black text with a white halo, which is invisible on white and keeps the text readable on
+a dark page. On dark pages, the course's own style sheets invert lightness and keep hues, so stills have full contrast
 in both themes.
 
-Matplotlib takes STYLE, hand-written SVG takes the constants, and style sheets and scripts in the browser get the same
+Matplotlib uses STYLE, hand-written SVG uses the constants, and style sheets and scripts in the browser get the same
 values from `css` and `javascript`.
 """
 

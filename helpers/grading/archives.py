@@ -1,4 +1,4 @@
-"""List the contents of a folder or a zip, with nested zips. Nothing is unpacked, and no link is followed.
+"""List the contents of a folder or a zip, including nested zips, without unpacking anything or following any link.
 
 A path in a zip is written as if the zip were a folder: `smith/homework.zip/03_fused_add_gelu.ipynb`.
 """
@@ -37,7 +37,7 @@ class Room:
 
 
 def contents_of(root: Path) -> tuple[dict[str, Trail], Left]:
-    """Return the notebooks in a folder or zip, path -> trail, and other files, with the reason.
+    """Return the notebooks in a folder or zip, path -> trail, and the other files, each with a reason.
 
     Raises:
         ValueError: `root` is a file, but no zip.
@@ -50,7 +50,7 @@ def contents_of(root: Path) -> tuple[dict[str, Trail], Left]:
 
 
 def sort_out(root: Path, trail: Trail, trails: dict[str, Trail], left: Left, room: Room | None = None) -> None:
-    """Sort one file, or the contents of a zip."""
+    """Sort one file, or each file of a zip, into notebooks and others."""
     shown = "/".join(trail)
     suffix = Path(shown).suffix.lower()
     if suffix == ".zip":
@@ -87,7 +87,7 @@ def look_into(root: Path, trail: Trail, trails: dict[str, Trail], left: Left, ro
 
 
 def read(root: Path, trail: Trail, most: int = MAX_BYTES) -> bytes:
-    """The bytes of a file, one more than `most` at most; OSError where it cannot be read."""
+    """Return a file's bytes, up to one more than `most`; OSError if it can't be read."""
     *archives, last = trail
     source = root
     for archive in archives:
@@ -109,7 +109,7 @@ def read_one(source: Path | io.BytesIO, name: str, most: int) -> bytes:
 
 
 def in_folder(root: Path) -> tuple[list[str], Left]:
-    """Return the files below a folder, and other entries, with the reason."""
+    """Return the files below a folder, and the other entries, each with a reason."""
     paths, below, left = [], [], []
     for folder, folders, files in os.walk(root):
         names = sorted(name for name in files + folders if not is_hidden(name))
@@ -131,7 +131,7 @@ def in_folder(root: Path) -> tuple[list[str], Left]:
 
 
 def in_zip(source: Path | io.BytesIO) -> tuple[list[str], Left]:
-    """Return the files in a zip, and other entries, with the reason; ValueError if it is not a zip."""
+    """Return the files in a zip, and the other entries, each with a reason; ValueError if it's not a zip."""
     try:
         with zipfile.ZipFile(source) as archive:
             entries = archive.infolist()
@@ -165,14 +165,14 @@ def is_hidden(name: str) -> bool:
 
 
 def visible(folder: str) -> str:
-    """A folder, or the one above it that is not hidden."""
+    """Return the folder itself, or the nearest parent that is not hidden."""
     parts = folder.split("/")
     shown = next((place for place, name in enumerate(parts) if is_hidden(name)), len(parts))
     return "/".join(parts[:shown])
 
 
 def empty(folders: Iterable[str], files: Iterable[str]) -> Left:
-    """The folders with nothing in them that is looked at."""
+    """Return the folders that contain nothing we look at."""
     folders = set(folders)
     filled = {str(above) for path in [*folders, *files] for above in Path(path).parents}
     return [(folder, "an empty folder: nothing was handed in") for folder in sorted(folders - filled)]

@@ -1,11 +1,11 @@
-"""Files that are whole or absent."""
+"""Write files so that they are either complete or absent."""
 
 import os
 from pathlib import Path
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file next to its target and move it there: an interrupted run leaves it whole or absent."""
+    """Write to a temporary file next to the target and rename it, so that an interrupted run leaves no partial file."""
     beside = path.with_name(f".{path.name}.writing")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Find the notebooks of a class in a folder or a zip, with each one's student and exercise.
+"""Find a class's notebooks in a folder or zip, and the student and exercise of each.
 
-Nothing is unpacked and no link is followed. The student is read from the path, as learning platforms write it:
+Nothing is unpacked, and links are not followed. The student's name comes from the path, as learning platforms write it:
 
     smith/03_fused_add_gelu.ipynb                                          nbgrader, Gradescope, by hand
     Ann Smith_123_assignsubmission_file_/03_fused_add_gelu.ipynb           Moodle, in folders or not
@@ -37,7 +37,8 @@ UNSEEN = re.compile("[\u00ad\u034f\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2
 
 @dataclass(frozen=True)
 class Submitter:
-    """A submitter as the platform names them: name, its own number, and Gradescope's other data."""
+    """A submitter as the platform names them: their name, the platform's number for them, and Gradescope's other
+    data."""
 
     name: str
     number: str = ""
@@ -47,7 +48,7 @@ class Submitter:
 
 @dataclass(frozen=True)
 class Found:
-    """A notebook to grade: its student, its exercise, and its path below the folder or in the zip.
+    """A notebook to grade: its student, its exercise, and its path in the folder or zip.
 
     Args:
         submitters: one, or several in Gradescope.
@@ -65,7 +66,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Class:
-    """The notebooks of a class.
+    """All notebooks of a class.
 
     Args:
         root: the folder or zip.
@@ -82,12 +83,12 @@ class Class:
     notes: tuple[str, ...] = ()
 
     def read(self, path: str) -> bytes:
-        """A notebook's bytes, a little more than are graded at most; OSError where it cannot be read."""
+        """Return a notebook's bytes, up to slightly more than the limit for grading; OSError if it can't be read."""
         return read(self.root, self.trails[path])
 
 
 def class_in(root: Path, exercises: dict[str, Exercise], student: str | None = None) -> Class:
-    """The notebooks in a folder or zip.
+    """Return the notebooks in a folder or zip.
 
     Args:
         exercises: those to grade, by name.
@@ -187,7 +188,8 @@ def common_folder(notebooks: list[str], others: list[str]) -> str:
 
 
 def natural(path: str) -> list:
-    """Sorts "x.ipynb" before "x-2.ipynb", and that before "x-10.ipynb"; so too what is in "x.zip" and "x-2.zip"."""
+    """Sort key that puts "x.ipynb" before "x-2.ipynb", and that before "x-10.ipynb"; also for the contents of "x.zip"
+    and "x-2.zip"."""
     names = re.sub(r"\.(zip|ipynb)(?=/|$)", "", path, flags=re.IGNORECASE).split("/")
     split = [re.split(r"([0-9]{1,9})", name) for name in names]
     return [
@@ -196,7 +198,8 @@ def natural(path: str) -> list:
 
 
 def exercise_of(path: str, read: Callable[[str], bytes], exercises: dict[str, Exercise]) -> tuple[str, str]:
-    """Return the exercise that a notebook answers, by its name or else by its metadata; or why there is none."""
+    """Return the exercise that a notebook answers, according to its name or else its metadata; or the reason if there
+    is none."""
     stem = Path(path).stem.lower()
     if named := [name for name in exercises if name in stem]:
         return named[0], ""
@@ -215,7 +218,7 @@ def exercise_of(path: str, read: Callable[[str], bytes], exercises: dict[str, Ex
 def student_of(
     path: str, exercise: str, pattern: re.Pattern | None, names: dict[str, tuple[str, str]]
 ) -> tuple[str, str]:
-    """The student's name as it is written, and the platform's number or address, both empty where unknown."""
+    """Return the student's name as written, and the platform's number or address; empty if unknown."""
     if pattern:
         return (match["student"] or "") if (match := pattern.search(path)) else "", ""
     first, _, below = path.partition("/")
@@ -232,12 +235,12 @@ def student_of(
 
 
 def composed(name: str) -> str:
-    """Return a name in one form, however its accents and spaces are written, without characters that do not show."""
+    """Normalise a name, however its accents and spaces are encoded, and drop invisible characters."""
     return " ".join(unicodedata.normalize("NFC", UNSEEN.sub("", name)).split())
 
 
 def told_apart(students: set[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """(name, number) -> the name as it is shown: with the number where more than one has the name."""
+    """Return (name, number) -> the name to display, with the number added if several students share the name."""
     numbers = defaultdict(set)
     for name, number in students:
         numbers[name].add(number)
@@ -247,7 +250,7 @@ def told_apart(students: set[tuple[str, str]]) -> dict[tuple[str, str], str]:
 
 
 def metadata_of_gradescope(root: Path, metadata: str) -> dict[str, tuple[tuple[Submitter, ...], str]]:
-    """Folder -> who handed it in and when, from Gradescope's own file; empty where there is none."""
+    """Return folder -> who handed it in and when, from Gradescope's own file; empty if there is no such file."""
     try:
         # No tag of the file makes an object: all is text.
         entries = yaml.load(read(root, (metadata,), MAX_ARCHIVE), Loader=yaml.CBaseLoader)
@@ -270,6 +273,6 @@ def submitters_in(entry: dict) -> tuple[Submitter, ...]:
 
 
 def named(submitters: tuple[Submitter, ...]) -> tuple[str, str]:
-    """Return the names, and the numbers that distinguish them from equal names."""
+    """Return the names, and the numbers that distinguish equal names."""
     names, addresses = [each.name for each in submitters], [each.email for each in submitters]
     return ", ".join(filter(None, names)), ", ".join(filter(None, addresses))

@@ -1,4 +1,4 @@
-"""The report on a class, made from the results kept in its folder: JSON first, all else from it.
+"""Write the report on a class from the results in its folder: the JSON first, and everything else from that.
 
     results/<student>/<exercise>.json    each result, with hidden checks' messages
     results/<student>/results.json       for Gradescope: hidden checks redacted and not shown
@@ -35,7 +35,8 @@ Kept = list[tuple[str, Result]]
 
 
 def folder_of(out: Path, student: str) -> Path:
-    """A student's folder: the name where it is plain and ends like no digest, else made plain, with a digest."""
+    """Return a student's folder name: their name if it's plain and doesn't end like a digest, else a plain form plus a
+    digest."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", student).strip(".-")[:60]
     if plain != student or not plain or re.search("-[0-9a-f]{16}$", plain):
         plain = f"{plain}-{hashlib.sha256(student.encode(errors='surrogatepass')).hexdigest()[:16]}"
@@ -45,7 +46,7 @@ def folder_of(out: Path, student: str) -> Path:
 def write(
     out: Path, students: Class, exercises: dict[str, Exercise], ungraded: dict[str, str], book: Gradebook
 ) -> None:
-    """Write every report from the results kept in `out` and their gradebook."""
+    """Write every report from the results in `out` and their gradebook."""
     kept = results_in(out, students)
     write_whole(out / "grades.csv", exports.grades(book))
     write_whole(out / "totals.csv", exports.totals(book))
@@ -98,7 +99,7 @@ def results_in(out: Path, students: Class) -> Kept:
 
 
 def table(out: Path, students: Class, ungraded: dict[str, str], book: Gradebook) -> str:
-    """The results as lines of text."""
+    """Format the results as lines of text."""
     kept = results_in(out, students)
     width = max((len(clean(row.student)) for row in book.rows), default=0)
     lines = [
@@ -116,7 +117,7 @@ def table(out: Path, students: Class, ungraded: dict[str, str], book: Gradebook)
 
 
 def gradescope(results: list[Result], total: Decimal) -> str:
-    """Gradescope's results.json: https://gradescope-autograders.readthedocs.io/en/latest/specs/"""
+    """Return Gradescope's results.json: https://gradescope-autograders.readthedocs.io/en/latest/specs/"""
     tests = [
         {
             "name": f"{result.exercise}: {check.check}",
@@ -133,7 +134,7 @@ def gradescope(results: list[Result], total: Decimal) -> str:
 
 
 def junit(out: Path, students: Class) -> str:
-    """nbval's own JUnit XML, merged: a test suite for each student and exercise."""
+    """Merge nbval's JUnit XML into one file, with a test suite per student and exercise."""
     whole = ElementTree.Element("testsuites")
     for each in students.found:
         path = folder_of(out, each.student) / f"{each.exercise}.xml"

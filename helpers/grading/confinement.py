@@ -1,8 +1,8 @@
 """Confine a process before it runs a submission: drop its namespaces, privileges, system calls and resources.
 
-bubblewrap confines the programs that it starts. A process forked into a sandbox does here what bubblewrap would have
-done for it. No package does this: bubblewrap's --seccomp and libseccomp's bindings filter new programs, and restarting
-Python and PyTorch takes longer than grading.
+bubblewrap confines the programs it starts. A process that was forked into a sandbox does the same for itself here. No
+package offers this: bubblewrap's --seccomp and libseccomp's bindings only filter new programs, and restarting Python
+and PyTorch would take longer than the grading.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ ROOM = 1 << 30  # bytes of address space beyond data: libraries, and stacks and 
 
 @dataclass(frozen=True)
 class Allowance:
-    """A process's resource limits.
+    """Resource limits for a process.
 
     Args:
         memory: bytes of data that it may have; with ROOM, also the limit on added address space, which bounds shared
@@ -108,7 +108,7 @@ def call(name: str, *arguments) -> None:
 
 
 def enter(process: int) -> None:
-    """Enter every namespace of a process, given its descriptor (pidfd); children enter its PID namespace.
+    """Enter all namespaces of a process, given its descriptor (pidfd); children enter its PID namespace.
 
     Raises:
         OSError: Linux is older than 5.8, or forbids it.
@@ -139,9 +139,9 @@ def limit_resources(limits: Allowance) -> None:
 
 
 def give_up_privileges() -> None:
-    """No capability now or later: not by any program that is run, nor by a new user namespace.
+    """Drop all capabilities for good: no program it runs and no new user namespace can regain them.
 
-    When root grades, this process becomes the user nobody, who cannot write root's files and /proc/sys.
+    If root is grading, this process becomes the user nobody. That user can't write root's files or /proc/sys.
     """
     with open("/proc/sys/kernel/cap_last_cap") as last:
         for capability in range(int(last.read()) + 1):
@@ -156,7 +156,7 @@ def give_up_privileges() -> None:
 
 
 def filter_system_calls(program: bytes) -> None:
-    """Make the kernel refuse a filter's system calls to every thread of this process from now on."""
+    """Make the kernel refuse a filter's system calls in all threads of this process, permanently."""
     filtered = ctypes.byref(_Filter(len(program) // 8, program))
     # prctl would filter this thread alone.
     call("syscall", _SECCOMP[platform.machine()], _SET_FILTER, _ALL_THREADS, filtered)
@@ -168,9 +168,9 @@ _EPERM, _ENOSYS = 1, 38
 
 
 def denied_filter(processes: bool = False) -> bytes:
-    """A filter, in the kernel's BPF, that answers the DENIED system calls with an error.
+    """Return a filter, in the kernel's BPF, that answers the DENIED system calls with an error.
 
-    clone3 hides its flags in memory and fails with ENOSYS, so the C library falls back to clone.
+    clone3 passes its flags in memory, so it fails with ENOSYS and the C library falls back to clone.
 
     Args:
         processes: whether new processes are allowed, or threads alone; new namespaces never are.
@@ -200,7 +200,7 @@ def denied_filter(processes: bool = False) -> bytes:
 
 
 def no_new_files_filter() -> bytes:
-    """A filter that lets a process, filtered as above, make no file, folder or socket with a name."""
+    """Return a filter that stops a process, filtered as above, from creating a named file, folder or socket."""
     machine = platform.machine()
     program = [(_LOAD, 0, 0, 0)]
     for number, place in OPEN[machine].items():
@@ -215,7 +215,7 @@ def no_new_files_filter() -> bytes:
 
 
 def refusals(numbers: Iterable[int]) -> list[tuple[int, int, int, int]]:
-    """Instructions that answer these system calls with EPERM, and go on with the others."""
+    """Return instructions that answer these system calls with EPERM and let all others through."""
     return [each for number in numbers for each in ((_EQUAL, 0, 1, number), (_GIVE, 0, 0, _ERROR | _EPERM))]
 
 

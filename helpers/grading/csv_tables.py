@@ -1,4 +1,4 @@
-"""CSV as people have it: from Excel in Germany or from a platform, and back again without a formula in it."""
+"""Read CSV as people have it, from a German Excel or from a platform, and write it without formulas."""
 
 import csv
 import io
@@ -13,7 +13,7 @@ Cells = dict[str, str]
 
 
 def table_in(path: Path, known: dict[str, tuple[str, ...]]) -> tuple[list[tuple[int, Cells]], dict[str, str]]:
-    """Return a CSV file's non-empty rows, and its header: a column's name -> its field, or the name again.
+    """Return a CSV file's non-empty rows and its header: each column's name -> its field, or the name itself.
 
     Args:
         path: UTF-8, UTF-16 or, where it is neither, Windows-1252; with commas, semicolons or tabs.
@@ -93,7 +93,7 @@ def number(cell: str) -> Decimal:
 
 
 def shown(value: Decimal) -> str:
-    """A number as short as it is: 12.5, not 12.50."""
+    """Format a number without trailing zeros: 12.5, not 12.50."""
     text = f"{value:f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
@@ -102,7 +102,7 @@ FORMULA = tuple("=+-@|%'")  # characters that start a formula in a spreadsheet, 
 
 
 def as_text(cell: str) -> str:
-    """One line that no spreadsheet takes for a formula."""
+    """Return one line that no spreadsheet takes for a formula."""
     return escaped(clean(cell).replace("\n", " "))
 
 

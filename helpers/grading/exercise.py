@@ -1,4 +1,4 @@
-"""An exercise as the grading has it: the solution's own cells, its checks and their points."""
+"""An exercise as the grader sees it: the solution's own cells, its checks and their points."""
 
 import json
 import re
@@ -14,7 +14,7 @@ COURSE = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Exercise:
-    """The pristine side of an exercise.
+    """The trusted copy of an exercise.
 
     Args:
         name: such as "03_fused_add_gelu".
@@ -38,12 +38,12 @@ class Exercise:
 
     @property
     def checks(self) -> dict[str, float]:
-        """grade_id -> points of each check."""
+        """grade_id -> points for each check."""
         return {cell["id"]: cell["points"] for cell in self.cells if "points" in cell}
 
     @property
     def hidden(self) -> set[str]:
-        """grade_ids of the checks that learners do not see."""
+        """grade_ids of the checks that learners don't see."""
         return {cell["id"] for cell in self.cells if "points" in cell and "BEGIN HIDDEN TESTS" in cell["source"]}
 
 
@@ -52,9 +52,9 @@ def exercises_in(
     only: str = "",
     drawn: Callable[[str], Variant | None] = lambda name: None,
 ) -> dict[str, Exercise]:
-    """name -> exercise, for each solution, or those of the number or name `only`.
+    """Return name -> exercise for each solution, or only for those with the number or name `only`.
 
-    `drawn` gives the variant of an exercise, if any, that a class was given.
+    `drawn` returns the variant of an exercise that a class was given, if any.
 
     Raises:
         FileNotFoundError: there is none.
@@ -82,13 +82,14 @@ def exercises_in(
 
 
 def described(cell: dict) -> dict:
-    """A solution's code cell as the grading has it."""
+    """Return a solution's code cell in the grader's format."""
     of_nbgrader = cell["metadata"].get("nbgrader", {})
     entry = {"id": cell["id"], "source": "".join(cell["source"]), "answer": of_nbgrader.get("solution", False)}
     return entry | ({"points": of_nbgrader["points"]} if of_nbgrader.get("grade") else {})
 
 
 def number_of(name: str) -> str:
-    """The exercise's number somewhere in a file name, "03" in "smith_12_03_fused_add_gelu.ipynb"; empty if none."""
+    """Return the exercise number found anywhere in a file name, such as "03" in "smith_12_03_fused_add_gelu.ipynb";
+    empty if there is none."""
     found = re.search(r"(?<![0-9a-z])(\d\d[a-z]?)_[a-z]", name)
     return found[1] if found else ""

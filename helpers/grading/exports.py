@@ -1,4 +1,4 @@
-"""The gradebook in the columns that Canvas, Moodle and Gradescope have, and as one table, a row for each student.
+"""Write the gradebook in the formats of Canvas, Moodle and Gradescope, and as one table with a row per student.
 
     Canvas      Gradebook > Import: format in lib/gradebook_importer.rb of instructure/canvas-lms
     Moodle      Grades > Import > CSV file, each column chosen there: grade/import/csv of moodle/moodle
@@ -26,7 +26,7 @@ def grades(book: Gradebook) -> str:
 
 
 def totals(book: Gradebook) -> str:
-    """Students by exercises, those too that the roster does not have."""
+    """Return students by exercises, including students missing from the roster."""
     lines = [["student", "id", "email", "group", *book.exercises, "total", "points", "not handed in"]]
     points = shown(sum(book.exercises.values()))
     for row in book.rows:
@@ -38,7 +38,7 @@ def totals(book: Gradebook) -> str:
 
 
 def canvas(book: Gradebook) -> str:
-    """The assignments by Canvas's names for them, where the roster is its gradebook, and by ours."""
+    """Return the assignments under Canvas's names for them if the roster is its gradebook, else under ours."""
     roster = book.rules.roster
     titles = [as_text(roster.canvas_column(name) or name) for name in book.exercises]
     lines = [["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *titles]]
@@ -52,9 +52,9 @@ def canvas(book: Gradebook) -> str:
 
 
 def moodle(book: Gradebook) -> str:
-    """Return students with a grade; of the identifying columns, those filled for all of them.
+    """Return the students who have a grade, with the identifying columns that are filled for all of them.
 
-    Moodle gives the grade of a row with an empty cell there to the student of the row above.
+    If such a cell is empty, Moodle gives the row's grade to the student of the row above.
     """
     rows = [row for row in known(book) if any(entry.counts for entry in row.entries)]
     columns = {"ID number": "id", "Email address": "email", "Username": "login"}
@@ -69,7 +69,7 @@ def moodle(book: Gradebook) -> str:
 
 
 def gradescope(book: Gradebook) -> str:
-    """Times are in UTC."""
+    """Return Gradescope's table; times are in UTC."""
     header = ["First Name", "Last Name", "SID", "Email", "Sections"]
     for name in book.exercises:
         header += [name, f"{name} - Max Points", f"{name} - Submission Time", f"{name} - Lateness (H:M:S)"]

@@ -1,13 +1,13 @@
-"""Every student's page in one zip, named as the platform expects it when feedback is uploaded.
+"""Put all students' pages in one zip, named as the platform expects for a feedback upload.
 
     feedback.zip           by name, to send or unpack
     feedback_moodle.zip    Assignment > Upload multiple feedback files in a zip
     feedback_canvas.zip    Assignment > Upload Submissions
 
-Moodle reads a path's part of the form name_participant_assignsubmission_file (importziplib.php of moodle/moodle,
-mod/assign/feedback/file). Canvas reads name_user_attachment_rest, with _LATE after the name where it was late, and
-takes only attachments that it has itself (infer_comment_context_from_filename of instructure/canvas-lms). So both get
-back the beginnings of the names that they gave.
+Moodle reads the part of a path that has the form name_participant_assignsubmission_file (importziplib.php of
+moodle/moodle, mod/assign/feedback/file). Canvas reads name_user_attachment_rest, with _LATE after the name for a late
+hand-in, and only accepts attachments that came from Canvas (infer_comment_context_from_filename of
+instructure/canvas-lms). So each platform gets back the prefixes that it gave the files.
 """
 
 import io
@@ -23,13 +23,13 @@ THE_SAME_TIME = (1980, 1, 1, 0, 0, 0)  # so that the same pages give the same zi
 
 
 def prefixes(platform: str, paths: Iterable[str]) -> list[str]:
-    """The beginnings of names that a platform gave these files; none where they did not come from it."""
+    """Return the prefixes that a platform gave these files; none if they came from elsewhere."""
     found = (PREFIXES[platform].search(path) for path in paths)
     return list(dict.fromkeys(match[1] for match in found if match))
 
 
 def named_pages(pages: dict[str, str]) -> dict[str, str]:
-    """File name -> page, of student -> page: the student's own name, with a number where two would be one file."""
+    """Return file name -> page, given student -> page: the student's own name, with a number if two would collide."""
     files: dict[str, str] = {}
     taken: set[str] = set()
     for student, page in pages.items():
@@ -44,7 +44,7 @@ def named_pages(pages: dict[str, str]) -> dict[str, str]:
 
 
 def pages_for(platform: str, pages: dict[str, str], paths: dict[str, list[str]]) -> dict[str, str]:
-    """File name in the platform's zip -> page.
+    """Return file name in the platform's zip -> page.
 
     Args:
         pages: student -> page.
@@ -59,7 +59,7 @@ def pages_for(platform: str, pages: dict[str, str], paths: dict[str, list[str]])
 
 
 def zipped(files: dict[str, str]) -> bytes:
-    """A zip of texts by their names."""
+    """Return a zip of texts under the given names."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in files.items():

@@ -1,9 +1,9 @@
-"""A process with PyTorch, Triton and the course imported, which forks itself into sandboxes.
+"""A process that has already imported PyTorch, Triton and the course, and forks itself into sandboxes.
 
     python -m helpers.grading.fork_server SOCKET
 
-Importing takes longer than running most submissions, so it is done once. The server knows nothing about a class: no
-exercise, no seed, no submission. It receives the fork's task on the socket, as JSON:
+Importing takes longer than running most submissions, so it's done once. The server knows nothing about a class: no
+exercise, no seed, no submission. It receives each fork's task on the socket, as JSON:
 
     {"kernel": arguments of ipykernel}    a submission's kernel
     {"replay": true}                      `helpers.grading.replay.replayer`, a socket as one more descriptor

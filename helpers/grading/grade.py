@@ -1,4 +1,5 @@
-"""One submission of one exercise, graded: taken, screened, assembled, run in the sandbox, judged outside it."""
+"""Grade one submission of one exercise: read it, screen it, assemble it, run it in the sandbox, and judge it
+outside."""
 
 import ast
 import tempfile
@@ -26,7 +27,7 @@ MAX_SAID = 2000  # characters of a message
 
 @dataclass(frozen=True)
 class Check:
-    """One check of a submission: its state (one of STATES), its points and the points earned."""
+    """One check of a submission: its state (one of STATES), its maximum points, and the points earned."""
 
     check: str
     state: str
@@ -38,7 +39,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Result:
-    """A submission's points, and the reasons.
+    """A submission's points, with the reasons.
 
     Args:
         left_out: code cells added or changed outside the answers, none of them run.
@@ -105,7 +106,8 @@ def grade(content: bytes, name: str, judge: Judge, junit: Path | None = None) ->
 
 
 def opened(content: bytes, name: str, exercise: Exercise) -> tuple[dict, dict[str, str]]:
-    """A notebook's JSON and its answers, grade_id -> source; ValueError, one line, where it is not the exercise's."""
+    """Return a notebook's JSON and its answers, grade_id -> source; ValueError, one line, if it doesn't belong to the
+    exercise."""
     if len(content) > MAX_BYTES:
         raise ValueError(f"{name} is larger than {MAX_BYTES / 1e6:g} MB, the limit with its outputs: clear them")
     notebook = parsed_notebook(content, name)
@@ -126,7 +128,7 @@ def named(variant: object) -> str:
 
 
 def run(found: Screened, judge: Judge, junit: Path | None) -> tuple[dict, dict[str, CellRun]]:
-    """Run the exercise with these answers in the sandbox; the verdicts on the checks that came to an end."""
+    """Run the exercise with these answers in the sandbox, and return verdicts on the checks that finished."""
     judge.start()
     verdicts = {}
     answers = found.readable | {answer: run_instead(why) for answer, why in found.left_out.items()}
@@ -148,7 +150,7 @@ def run(found: Screened, judge: Judge, junit: Path | None) -> tuple[dict, dict[s
 
 
 def assembled(exercise: Exercise, answers: dict[str, str], calls: Path) -> NotebookNode:
-    """The solution's notebook with these answers in it; a check's cell calls them, and shows what they gave."""
+    """Return the solution's notebook with these answers; each check cell calls them and shows what they returned."""
     cells = []
     for cell in exercise.cells:
         if "points" in cell:
@@ -165,12 +167,12 @@ def assembled(exercise: Exercise, answers: dict[str, str], calls: Path) -> Noteb
 
 
 def only_shows(source: str) -> bool:
-    """Return whether a cell assigns no name, so that no other cell depends on it."""
+    """Return whether a cell assigns no names, so that no other cell can depend on it."""
     return all(isinstance(statement, ast.Expr) for statement in ast.parse(source).body)
 
 
 def compiles(source: str) -> bool:
-    """Return whether a cell runs the compiler, and does not only define how."""
+    """Return whether a cell runs the compiler, rather than only defining how to."""
     statements = [each for each in ast.parse(source).body if not isinstance(each, ast.FunctionDef)]
     return any(
         isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "compile_for"
@@ -180,7 +182,7 @@ def compiles(source: str) -> bool:
 
 
 def without_verdict(runs: dict[str, CellRun], check: str) -> tuple[str, str]:
-    """The state and message of a check whose cell came to no end."""
+    """Return the state and message of a check whose cell didn't finish."""
     if runs[check].problem != CellRun().problem:
         return ERROR, f"it {runs[check].problem}"
     broken = next((f"the cell {name!r} {run.problem}" for name, run in runs.items() if run.problem), "an earlier cell")
@@ -198,13 +200,13 @@ def all_alike(exercise: Exercise, state: str, message: str) -> list[Check]:
 
 
 def clean(text: str) -> str:
-    """A message without control characters, which a terminal would obey, and no longer than people read."""
+    """Strip control characters, which a terminal would obey, and shorten the message to a readable length."""
     kept = "".join(c for c in text if c == "\n" or c.isprintable())
     return kept if len(kept) <= MAX_SAID else kept[:MAX_SAID] + " ..."
 
 
 def for_student(result: Result) -> Result:
-    """Return the result as the student may see it: for a hidden check, only whether it passed and its points."""
+    """Return the result as the student may see it: a hidden check only shows whether it passed, and its points."""
     checks = tuple(
         replace(check, message="kept for the grading: other sizes and numbers than the public checks")
         if check.hidden and check.state in (FAIL, ERROR, NOT_ATTEMPTED)
@@ -215,7 +217,7 @@ def for_student(result: Result) -> Result:
 
 
 def result_from_json(written: dict) -> Result:
-    """Return the Result that `as_json` wrote; KeyError, TypeError or ValueError if it is not one."""
+    """Return the Result that `as_json` wrote; KeyError, TypeError or ValueError if the JSON is not a Result."""
     checks = tuple(Check(**check) for check in written["checks"])
     return Result(
         written["exercise"],

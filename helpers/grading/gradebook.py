@@ -1,4 +1,4 @@
-"""Everyone's points: from checks, minus lateness, plus points by hand. Every report uses these.
+"""Compute everyone's points: from checks, minus lateness, plus points by hand. All reports use these.
 
 final = max(0, max(0, earned - late) + by hand), to the hundredth;  total = the sum of a student's finals
 """
@@ -26,7 +26,7 @@ LIKE_LATIN = str.maketrans(
 
 @dataclass(frozen=True)
 class Rules:
-    """The instructor's input apart from submissions: the class, due dates, the late rule, the marks."""
+    """The instructor's settings: the class, due dates, the late rule, and the marks."""
 
     roster: Roster | None = None
     due: DueDates = field(default_factory=DueDates)
@@ -38,7 +38,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Entry:
-    """One student's exercise.
+    """One exercise of one student.
 
     Args:
         earned: from checks; None without a hand-in, or if the grader could not grade it.
@@ -75,7 +75,7 @@ class Entry:
 
     @property
     def why(self) -> str:
-        """The points' origin in words; empty if they are the checks' own."""
+        """The reason for the points, in words; empty if they are those of the checks."""
         if not self.off and not self.added:
             return ""
         parts = [f"{shown(self.earned)} by the checks"] if self.earned is not None else []
@@ -85,7 +85,7 @@ class Entry:
 
     @property
     def lateness(self) -> str:
-        """The delay in words; empty if in time."""
+        """The delay in words; empty if it was on time."""
         if self.late is None:
             return "late by an unknown amount"
         return f"{shown_span(self.late)} late" if self.late else ""
@@ -93,7 +93,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class StudentGrades:
-    """One of the class: a person of the roster, or a student that the roster does not have.
+    """One member of the class: a person on the roster, or a student missing from it.
 
     Args:
         student: the name in reports.
@@ -116,7 +116,7 @@ class StudentGrades:
 
 @dataclass(frozen=True)
 class Gradebook:
-    """The class's grades.
+    """The grades of the whole class.
 
     Args:
         rows: the roster's people in its order, then students missing from it; without one, all students.
@@ -130,7 +130,7 @@ class Gradebook:
     notes: tuple[str, ...]
 
     def rows_of(self, folder: str) -> list[StudentGrades]:
-        """Return the students who handed in under this name, several for a group."""
+        """Return the students who handed in under this name; several in the case of a group."""
         return [row for row in self.rows if folder in row.folders]
 
     def total_of(self, folder: str) -> Decimal:
@@ -141,14 +141,14 @@ class Gradebook:
         )
 
     def graded(self) -> list[tuple[StudentGrades, Entry]]:
-        """Every grade, students and exercises in their order."""
+        """Return every grade, with students and exercises in order."""
         return [(row, entry) for row in self.rows for entry in row.entries if entry.counts]
 
 
 def gradebook(
     students: Class, results: dict[tuple[str, str], Result], exercises: dict[str, Exercise], rules: Rules
 ) -> Gradebook:
-    """The grades of a class.
+    """Return the grades of a class.
 
     Args:
         results: (student, exercise) -> what the checks gave; none where it was not graded.
@@ -184,7 +184,8 @@ def gradebook(
 
 
 def finder(roster: Roster | None, folders: dict[str, list[str]]):
-    """Return a function: name, number or address -> the matching students, all of them for a group's hand-in."""
+    """Return a function that maps a name, number or address to the matching students (all of them for a group's
+    hand-in)."""
 
     def find(who: str) -> list[str]:
         if who in folders:
@@ -233,7 +234,7 @@ def entry_of(
 
 
 def cost(rule: LateRule | None, late: timedelta | None, points: Decimal) -> Decimal:
-    """Return points off; for an unknown delay, only a share that is taken once."""
+    """Return the points deducted; if the delay is unknown, only a share that is taken once."""
     if rule is None or (late is None and rule.unit):
         return Decimal(0)
     return rule.cost(timedelta.max if late is None else late, points)
@@ -283,7 +284,7 @@ def beyond(rows: list[StudentGrades]) -> list[tuple[StudentGrades, Entry]]:
 
 
 def lookalikes(rows: list[StudentGrades]) -> list[list[str]]:
-    """Return names that differ only in accents, case, signs and forms of letters, if the roster does not have both."""
+    """Return names that differ only in accents, case, punctuation or letter forms, unless the roster has both."""
     found: dict[str, list[StudentGrades]] = {}
     for row in rows:
         found.setdefault(plain(row.student.translate(LIKE_LATIN)), []).append(row)
@@ -295,7 +296,7 @@ def lookalikes(rows: list[StudentGrades]) -> list[list[str]]:
 
 
 def unequal(rows: list[StudentGrades]) -> dict[str, list[str]]:
-    """Folder -> who handed in there together, where their points for it are not the same."""
+    """Return folder -> the group members who handed it in, if their points for it differ."""
     together: dict[str, dict[str, list[Decimal]]] = {}
     for row in rows:
         for entry in row.entries:
@@ -317,8 +318,8 @@ def listed(names: list[str]) -> str:
 
 
 def remarks(entry: Entry, rules: Rules) -> list[str]:
-    """Return why the points differ from the checks', one line each: lateness, and points by hand with author and
-    time."""
+    """Return why the points differ from those of the checks, one line each: lateness, and points by hand with author
+    and time."""
     lines = []
     if entry.lateness:
         taken = f": {shown(entry.off)} points off ({rules.late.text})" if entry.off and rules.late else ""

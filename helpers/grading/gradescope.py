@@ -1,13 +1,13 @@
-"""`fusion gradescope`: the zip of an autograder for Gradescope, and the code that runs there.
+"""`fusion gradescope`: build the zip of a Gradescope autograder; also the code that runs there.
 
-Gradescope unpacks the zip at /autograder/source, runs its setup.sh once, as root, and for each submission starts a
-container, in which run_autograder reads /autograder/submission and writes /autograder/results/results.json:
-https://gradescope-autograders.readthedocs.io/en/latest/specs/. Where there is none, nothing is scored and the
-instructor is shown what was printed.
+Gradescope unpacks the zip at /autograder/source and runs its setup.sh once, as root. For each submission it starts a
+container where run_autograder reads /autograder/submission and writes /autograder/results/results.json:
+https://gradescope-autograders.readthedocs.io/en/latest/specs/. If that file is missing, nothing is scored, and the
+instructor sees what was printed.
 
-A container may not let bubblewrap make namespaces: Docker's own settings do not. Submissions are then refused, unless
-the zip was made with `public_checks`: that one holds no solution and no hidden check, runs the public checks as the
-user nobody, outside a sandbox, and says in each result that its points can be forged.
+A container may not allow bubblewrap to create namespaces; Docker's default settings don't. Submissions are then
+refused, unless the zip was made with `public_checks`. Such a zip contains no solution and no hidden checks. It runs the
+public checks as the user nobody, without a sandbox, and warns in each result that its points can be forged.
 """
 
 import argparse
@@ -73,7 +73,7 @@ cd /autograder/source/course && exec .venv/bin/python -m helpers.grading.gradesc
 
 
 def autograder(out: Path, only: str = "", variant: str = "", public_checks: bool = False) -> str:
-    """Write the zip of an autograder.
+    """Write the autograder's zip.
 
     Args:
         out: the zip, a new file.
@@ -124,7 +124,7 @@ def autograder(out: Path, only: str = "", variant: str = "", public_checks: bool
 
 
 def handed_in(root: Path, exercises: dict[str, Exercise]) -> tuple[dict[str, str], dict[str, Trail], Left]:
-    """Return exercise -> path of the notebook that answers it, where each path leads, and the files not graded."""
+    """Return exercise -> path of the notebook that answers it, the trail of each path, and the files not graded."""
     trails, left = contents_of(root)
     chosen: dict[str, str] = {}
     for path in sorted(trails, key=natural):
@@ -139,7 +139,7 @@ def handed_in(root: Path, exercises: dict[str, Exercise]) -> tuple[dict[str, str
 
 
 def score(folder: Path, public_checks: bool = False) -> None:
-    """Grade the submission in `folder`, which is laid out as /autograder, and write its results.json.
+    """Grade the submission in `folder`, laid out like /autograder, and write its results.json.
 
     Raises:
         RuntimeError: there is no sandbox, or the grader failed; one line. Nothing is written then.
@@ -174,7 +174,7 @@ def score(folder: Path, public_checks: bool = False) -> None:
 
 
 def preview(exercise: Exercise, content: bytes, name: str) -> Result:
-    """A notebook's public checks, run as the user nobody; its output may be forged, only points are bounded."""
+    """Run a notebook's public checks as the user nobody. The output could be forged, so only the points are bounded."""
     public = [cell for cell in exercise.given if "points" in cell and cell["pass"] is not None]
 
     def result(said: dict[str, tuple[str, str]], answers: dict[str, str]) -> Result:
@@ -220,7 +220,7 @@ def preview(exercise: Exercise, content: bytes, name: str) -> Result:
 
 
 def checks_here() -> None:
-    """Run the public checks of the notebook on standard input, as nobody, and write their results."""
+    """Run the public checks of the notebook on standard input, as the user nobody, and write the results."""
     asked = json.loads(sys.stdin.read())
     results = results_of(Submission(asked["exercise"], asked["original"], asked["answers"], 0))
     print(json.dumps([asdict(each) for each in results if each.state != HIDDEN]))

@@ -1,9 +1,9 @@
-"""The trusted side of a run: returned values are compared here, launches are replayed and checked elsewhere.
+"""The trusted side of a run: compare returned values here, and have launches replayed and checked elsewhere.
 
-Three things must agree before a check passes. The values that the submission's own kernel showed must be the model
-answer's, compared in this process. The record of its launches must pass the check itself, which `replay.server` runs,
-when it is replayed on other inputs by `replay.replayer`, in a process that runs none of its Python and receives only
-these inputs. And what the replay computed must be the model answer's too: a kernel earns nothing for its traffic or its
+Three things must agree for a check to pass. The values from the submission's own kernel must match the model answer's;
+this process compares them. The record of its launches must pass the check itself, run by `replay.server`, when
+`replay.replayer` replays it on other inputs, in a process that runs none of the submission's Python and receives only
+these inputs. And the replay's results must match the model answer's too: a kernel earns nothing for its traffic or
 machine code if it computes something else.
 """
 
@@ -29,11 +29,11 @@ START_TIME, ANSWER_TIME = 300.0, 90.0  # seconds
 
 
 class JudgeError(RuntimeError):
-    """The judging process came to no end: no verdict, and no score."""
+    """The judging process didn't finish: there is no verdict and no score."""
 
 
 class Judge:
-    """Verdicts on the checks of one exercise, all with inputs drawn from one seed.
+    """Judges the checks of one exercise, all on inputs drawn from one seed.
 
     Attributes:
         calls_file: the submissions' arguments, readable in their sandbox.
@@ -47,7 +47,7 @@ class Judge:
         self._server = None
 
     def start(self) -> None:
-        """Start the judging process, unless it runs; some seconds."""
+        """Start the judging process unless it's already running; this takes a few seconds."""
         if self._server is None:
             self._start()
 
@@ -76,9 +76,9 @@ class Judge:
 
     @contextlib.contextmanager
     def verdicts(self, answers: dict[str, str]) -> Iterator[Callable[[str, list[dict]], tuple[str, str]]]:
-        """Return a judge for one submission: (check, its cell's output) -> the check's state and message.
+        """Return a judge for one submission, a function: (check, its cell's output) -> the check's state and message.
 
-        Its launches are replayed in a process of its own, which ends with this context.
+        Its launches are replayed in a separate process, which ends with this context.
 
         Args:
             answers: grade_id -> source.
@@ -131,13 +131,13 @@ class Judge:
 
 
 class Replaying:
-    """The process that replays one submission's launches, started when it is first needed."""
+    """The process that replays one submission's launches, started on first use."""
 
     def __init__(self):
         self._process: subprocess.Popen | None = None
 
     def descriptor(self) -> int:
-        """The descriptor of the judging process's socket to it."""
+        """The judging process's socket, as a descriptor."""
         if self._process is None:
             self._process, self._connection = forked_with_socket("replay")
         return self._connection.fileno()
@@ -157,7 +157,7 @@ def forked_with_socket(kind: str) -> tuple[subprocess.Popen, socket.socket]:
 
 
 def end(sandbox: subprocess.Popen) -> None:
-    """All that runs in it ends with it."""
+    """End the sandbox and everything that runs in it."""
     sandbox.kill()
     sandbox.wait()
 
@@ -168,16 +168,16 @@ def process_with_channel(kind: str) -> tuple[subprocess.Popen, Channel]:
 
 
 def all_same(values: list[dict | None], expected: list[dict]) -> bool:
-    """Return whether there are as many tensors as expected, and each agrees."""
+    """Return whether the number of tensors is as expected, and each one agrees."""
     pairs = zip(values, expected, strict=False)
     return len(values) == len(expected) and all(value is not None and same(value, wanted) for value, wanted in pairs)
 
 
 def same(shown: dict | list[dict], expected: dict | list[dict]) -> bool:
-    """Return whether a result, a tensor or a tuple of them, matches `expected_as_json`'s.
+    """Return whether a result, a tensor or a tuple of tensors, matches the one from `expected_as_json`.
 
-    The tolerance is 16 units in the last place of the largest value, plus the model answer's change for inputs an ulp
-    off; for int8, one code: the check that follows limits how many may be one off.
+    The tolerance is 16 units in the last place of the largest value, plus the change in the model answer when its
+    inputs move by an ulp. For int8 it's one code; the check that follows limits how many codes may be off by one.
     """
     if isinstance(expected, list):
         return isinstance(shown, list) and all_same(shown, expected)

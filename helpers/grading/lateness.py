@@ -3,8 +3,8 @@
     --due "2026-11-01 23:59 Europe/Berlin"        with its zone: +01:00, Z or a name
     --late "10 % a day, at most 50 %, grace 15 min"
 
-A share refers to the exercise's points, as in Canvas; each day, hour or week begun since the due date counts whole. A
-hand-in within the grace period costs nothing. Without "a day", the share is taken once.
+A share refers to the exercise's points, as in Canvas. Each day, hour or week that has begun since the due date counts
+in full. A hand-in within the grace period costs nothing. Without "a day", the share is taken once.
 """
 
 import re
@@ -28,7 +28,7 @@ MAX_LATE = timedelta(days=36500)
 
 @dataclass(frozen=True)
 class LateRule:
-    """The deduction for lateness.
+    """The price of lateness.
 
     Args:
         share: percent of the exercise's points, taken for each `unit` begun, or once without a unit.
@@ -45,7 +45,7 @@ class LateRule:
     text: str
 
     def cost(self, late: timedelta, points: Decimal) -> Decimal:
-        """Points off, to the hundredth, for so much lateness of an exercise worth `points`."""
+        """Return the deduction, to a hundredth of a point, if an exercise worth `points` is this late."""
         if late <= max(self.grace, timedelta()):
             return Decimal(0)
         times = -(-late // timedelta(seconds=self.unit)) if self.unit else 1
@@ -53,7 +53,7 @@ class LateRule:
 
 
 def rule_in(text: str) -> LateRule:
-    """Parse a rule from a line; ValueError, one line, if it is not one."""
+    """Parse a rule from a line; ValueError, one line, if it's malformed."""
     share = unit = most = grace = None
     for clause in filter(None, (part.strip() for part in re.split(r"[,;](?!\d)", " ".join(text.lower().split())))):
         if match := re.fullmatch(r"at most (\d+(?:[.,]\d+)?) ?%", clause, re.ASCII):
@@ -78,7 +78,7 @@ def rule_in(text: str) -> LateRule:
 
 
 def span_in(text: str) -> timedelta:
-    """Parse a span of time, "90 min", "2 days" or "1 day 12 h"; ValueError if it is not one."""
+    """Parse a time span such as "90 min", "2 days" or "1 day 12 h"; ValueError if it's malformed."""
     text, total, at = text.lower().strip(), timedelta(), 0
     while match := SPAN.match(text, at):
         seconds = UNITS[{"minute": "min"}.get(match[2], match[2])]
@@ -92,7 +92,8 @@ def span_in(text: str) -> timedelta:
 
 
 def time_in(text: str, zone: tzinfo | None = None) -> datetime:
-    """Parse a time with a zone, or in `zone`; return it in UTC; ValueError if it is not one or its zone is unknown."""
+    """Parse a time that has a zone, or is in `zone`, and return it in UTC; ValueError if it's malformed or the zone is
+    unknown."""
     text = " ".join(text.split())
     for pattern in OF_MOODLE:
         try:
@@ -129,9 +130,9 @@ def zone_in(named: str) -> tzinfo:
 
 @dataclass(frozen=True)
 class DueDates:
-    """Due dates: number or name -> time in UTC; "" for all others.
+    """Due dates: number or name -> time in UTC, with "" for all others.
 
-    `zone` is that of the first date: times in tables without one are read in it.
+    `zone` is the zone of the first date; times in tables that have no zone are read in it.
     """
 
     dates: dict[str, datetime] = field(default_factory=dict)

@@ -1,7 +1,8 @@
-"""`fusion mark report/`: one answer after another in a browser, points and a comment by keyboard, kept in marks.csv.
+"""`fusion mark report/`: go through the answers in a browser, and enter points and a comment by keyboard; marks.csv
+stores them.
 
-A small server on this machine only. Marking needs the address with its token. Submission content is escaped, and the
-page runs only its own script.
+The server is small and only reachable from this machine. Marking needs the address with its token. The content of
+submissions is escaped, and the page runs no script but its own.
 """
 
 import json
@@ -23,7 +24,7 @@ SCRIPT = Path(__file__).with_name("marking.js").read_text(encoding="utf-8")
 
 
 def answers_kept(report: Path) -> list[tuple[str, Result]]:
-    """(student, result) of each answer in a report's folder, exercise by exercise.
+    """Return (student, result) for each answer in a report's folder, one exercise after another.
 
     Raises:
         FileNotFoundError: it holds no results; one line.
@@ -36,7 +37,7 @@ def answers_kept(report: Path) -> list[tuple[str, Result]]:
 
 
 def page(found: list[tuple[str, Result]], marks: list[Mark], nonce: str) -> str:
-    """Return the page: a section per answer, one visible at a time."""
+    """Return the page, with one section per answer and one section visible at a time."""
     sections = []
     for student, result in found:
         given = [mark for mark in marks if mark.student == student and mark.exercise == result.exercise]
@@ -115,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def server(report: Path, by: str = "") -> tuple[ThreadingHTTPServer, str]:
-    """Return a server for a report's folder, and its address; `by` names the marker, by default this user.
+    """Return a server for a report's folder, and its address. `by` names the marker, by default this user.
 
     Raises:
         FileNotFoundError: the folder holds no results; one line.
@@ -127,7 +128,7 @@ def server(report: Path, by: str = "") -> tuple[ThreadingHTTPServer, str]:
 
 
 def mark_by_hand(report: Path, by: str = "", show: Callable[[str], object] = webbrowser.open) -> int:
-    """Serve the page until Control-C; then `fusion grade ... --resume` counts what was marked."""
+    """Serve the page until Control-C; after that, `fusion grade ... --resume` includes the marks."""
     running, address = server(report, by)
     print(f"Open this address, if your browser does not:\n{address}\nStop with Control-C.", flush=True)
     show(address)

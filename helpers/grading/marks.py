@@ -1,10 +1,10 @@
-"""Points and comments by hand, in marks.csv: a table that is read at every run, and that grading again leaves as it is.
+"""Points and comments by hand, in marks.csv. Every run reads this table, and grading again doesn't change it.
 
     student,exercise,points,comment,handed in,by,when
 
-Points are added after checks and lateness, -2 deducts two. A time under "handed in" overrides the platform's. Rows of
-one student and exercise add up. Every row has an author: missing `by` and `when` are filled in on reading, and no row
-is ever dropped.
+Points are added after checks and lateness; -2 deducts two. A time under "handed in" overrides the platform's. Several
+rows for one student and exercise add up. Every row has an author: reading fills in a missing `by` and `when`, and never
+drops a row.
 """
 
 import fcntl
@@ -27,7 +27,8 @@ KNOWN = {field: (field,) for field in FIELDS}
 
 @dataclass(frozen=True)
 class Mark:
-    """A person's mark on one student's exercise; `points` are added, `handed_in` is text, empty if not given."""
+    """A person's mark for one exercise of one student; `points` are added, and `handed_in` is text, empty if not
+    given."""
 
     student: str
     exercise: str
@@ -43,7 +44,8 @@ class Mark:
 
 
 def marks_in(path: Path, by: str = "") -> list[Mark]:
-    """The marks in a table, none where there is no table; rows without who and when are completed in it.
+    """Return the marks in a table, or none if there is no table; rows without author and time are completed in the
+    file.
 
     Raises:
         OSError, ValueError: it cannot be read or makes no sense; one line.
@@ -59,20 +61,20 @@ def marks_in(path: Path, by: str = "") -> list[Mark]:
 
 
 def add_mark(path: Path, mark: Mark, by: str = "") -> None:
-    """Put a mark below the others."""
+    """Append a mark to the table."""
     with alone(path):
         write(path, [*read(path), signed(mark, by)])
 
 
 def start_table(path: Path, rows: list[tuple[str, str]]) -> None:
-    """A table to fill in, a row for each (student, exercise), where there is none yet."""
+    """Write a table to fill in, with a row for each (student, exercise), unless there is one already."""
     with alone(path):
         if not path.exists():
             write(path, [Mark(student, exercise, Decimal(0), "", "", "", "") for student, exercise in rows])
 
 
 def mark_of(student: str, exercise: str, points: str, comment: str) -> Mark:
-    """Return a mark from the command line's arguments."""
+    """Build a mark from the command line's arguments."""
     try:
         added = number(points)
     except ValueError as error:
@@ -126,7 +128,7 @@ def user() -> str:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Two who write at once wait for each other."""
+    """Make concurrent writers wait for each other."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = open(path.with_name(f".{path.name}.lock"), "w")  # noqa: SIM115
@@ -140,7 +142,7 @@ def alone(path: Path) -> Iterator[None]:
 def placed(
     marks: Iterable[Mark], exercises: Iterable[str], students: Callable[[str], list[str]], names: list[str], path: Path
 ) -> dict[tuple[str, str], list[Mark]]:
-    """(student, exercise) -> marks, in the table's order.
+    """Return (student, exercise) -> marks, in the table's order.
 
     Args:
         exercises: all names in the course.

@@ -1,4 +1,4 @@
-"""`fusion new-exercise`: a working exercise to start from, whose tests list what is missing."""
+"""`fusion new-exercise`: write a working exercise to start from; its tests list what's missing."""
 
 import re
 from pathlib import Path
@@ -138,7 +138,7 @@ You need two right ones and three wrong ones, and for every check one that it re
 
 
 def new_exercise(name: str, root: Path = COURSE) -> str:
-    """Write the source of a new exercise and the folder for its answers.
+    """Write the source of a new exercise, and the folder for its answers.
 
     Args:
         name: such as "04b_dropout": its number, then its name.

@@ -1,4 +1,4 @@
-"""`fusion release`: the tree that a class gets, which works as a repository of its own."""
+"""`fusion release`: write the tree for a class, which works as a repository of its own."""
 
 import json
 import re
@@ -29,7 +29,8 @@ SECTIONS_LEFT_OUT = ("For instructors", "For authors")  # of the README
 
 
 def release(out: Path, variant: str = "") -> list[str]:
-    """Write lessons, exercises, kernels and helpers to `out`: no solutions, sources, tests, hidden checks or grader.
+    """Write lessons, exercises, kernels and helpers to `out`, without solutions, sources, tests, hidden checks or
+    grader.
 
     Args:
         out: a new folder.
@@ -67,13 +68,13 @@ def release(out: Path, variant: str = "") -> list[str]:
 
 
 def makefile(text: str) -> str:
-    """A Makefile with the targets that a class can use."""
+    """Return a Makefile with the targets that a class can use."""
     rules = [rule for rule in text.split("\n\n") if re.search(rf"^({'|'.join(TARGETS)}):", rule, re.MULTILINE)]
     return "\n\n".join([f".PHONY: {' '.join(TARGETS)}", *(rule.strip("\n") for rule in rules)]) + "\n"
 
 
 def pyproject(text: str) -> str:
-    """A pyproject.toml that names nothing of the grader: its entry point goes, with the comment above it."""
+    """Return a pyproject.toml without the grader: its entry point is removed, with the comment above it."""
     sandbox = re.compile(r"(?:^#.*\n)*^\[project\.entry-points\.[^\n]*\n(?:[^\[\n].*\n)*\n?", re.MULTILINE)
     return sandbox.sub("", text)
 

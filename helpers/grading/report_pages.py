@@ -1,4 +1,4 @@
-"""The report as pages: each is one file, which loads nothing and runs nothing.
+"""Write the report as HTML pages. Each page is a single file that loads nothing and runs nothing.
 
 Everything from a submission, its name included, is treated as plain text: it is escaped, and characters that are
 invisible or change the direction of text appear as a replacement character.
@@ -56,21 +56,21 @@ def page(title: str, body: str, wide: bool = False) -> str:
 
 
 def rows(header: list[str], lines: list[list[str]]) -> str:
-    """Return a table; `lines` are already HTML."""
+    """Return a table; `lines` are HTML already."""
     head = "".join(f"<th>{escape(each)}</th>" for each in header)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>\n" for line in lines)
     return f"<table><tr>{head}</tr>\n{body}</table>\n"
 
 
 def code(source: str) -> str:
-    """Source as HTML, its lines numbered as messages number them."""
+    """Return source as HTML, with the line numbers that messages use."""
     visible = "".join(c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in source[:MAX_READ])
     cut = f"<p>Cut after {MAX_READ:,} of {len(source):,} characters.</p>\n" * (len(source) > MAX_READ)
     return highlight(visible, PYTHON_LEXER, LIGHT) + cut
 
 
 def beside(result: Result) -> str:
-    """Return a submission's answers next to each check's message."""
+    """Return a submission's answers with the message of each check next to them."""
     answers = [f"<h3>{escape(name)}</h3>\n{code(source)}" for name, source in result.answers.items()]
     verdicts = [
         f'<div class="verdict" style="border-color: {EDGE.get(check.state, PURPLE)}"><b>{escape(check.check)}</b>: '
@@ -90,7 +90,7 @@ def beside(result: Result) -> str:
 
 
 def student_page(row: StudentGrades, results: dict[str, Result], book: Gradebook) -> str:
-    """Return one student's page; group members each get one, because marks differ.
+    """Return one student's page. Each member of a group gets their own, because marks differ.
 
     Args:
         results: exercise -> result as `for_student` gives it.
@@ -114,7 +114,7 @@ def student_page(row: StudentGrades, results: dict[str, Result], book: Gradebook
 
 
 def answers_page(exercise: str, graded: Kept, links: dict[str, str]) -> str:
-    """Return all answers to one exercise next to their verdicts; `links` has each student's anchor."""
+    """Return all answers to one exercise with their verdicts; `links` has each student's anchor."""
     parts = [
         f'<h2 id="{escape(links[student])}">{escape(clean(student))}: {result.earned:g} of {result.points:g} points'
         f"{escape(''.join(f', {flag}' for flag in result.flags))}</h2>\n{beside(result)}"
@@ -131,7 +131,7 @@ def class_page(
     links: dict[str, str],
     book: Gradebook,
 ) -> str:
-    """The class at a glance.
+    """Return the overview page for a class.
 
     Args:
         left: files not graded: (path, reason).

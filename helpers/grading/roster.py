@@ -1,7 +1,7 @@
-"""The class as `--roster class.csv` has it, and who of it handed in what.
+"""Read the class from `--roster class.csv`, and match its members with the hand-ins.
 
-Any table with names or numbers will do: a gradebook exported from Canvas, a grading worksheet or grades exported from
-Moodle, a roster or the grades of Gradescope, or one of your own: name, id, email, group, extra time.
+Any table with names or numbers works: a gradebook exported from Canvas, a grading worksheet or grades exported from
+Moodle, a roster or grades from Gradescope, or your own table with name, id, email, group and extra time.
 """
 
 import re
@@ -64,7 +64,7 @@ class Person:
 
 @dataclass(frozen=True)
 class Roster:
-    """The class.
+    """The whole class.
 
     Args:
         people: in the table's order.
@@ -78,7 +78,7 @@ class Roster:
     canvas: dict[str, str] | None
 
     def canvas_column(self, exercise: str) -> str | None:
-        """Canvas's column for an exercise, by its name or else its number; None where there is none, or two."""
+        """Return Canvas's column for an exercise, found by name or else by number; None if there isn't exactly one."""
         number = re.escape(exercise.partition("_")[0])
         titles = self.canvas or {}
         named = [each for each in titles if plain(exercise) in plain(each)]
@@ -87,7 +87,7 @@ class Roster:
         return found[0] if len(found) == 1 else None
 
     def find(self, who: str) -> Person | None:
-        """The one of this key, id, login, address or name; None where there is none or more than one."""
+        """Return the person with this key, id, login, address or name; None unless there is exactly one."""
         for field in ("key", "id", "login", "email"):
             if found := [each for each in self.people if getattr(each, field) and same(getattr(each, field), who)]:
                 return found[0]
@@ -96,7 +96,7 @@ class Roster:
 
 
 def roster_in(path: Path) -> Roster:
-    """The class in a table.
+    """Read the class from a table.
 
     Raises:
         OSError, ValueError: it cannot be read, or does not identify people; one line.
@@ -190,13 +190,13 @@ def people_in(path: Path, lines: list[int], told: list[Cells]) -> tuple[Person, 
 
 
 def name_in(cells: Cells) -> str:
-    """Return the name as in the table; without one, another identifier."""
+    """Return the name in the table, or another identifier if there is none."""
     split = " ".join(filter(None, (cells.get("first name", ""), cells.get("last name", ""))))
     return cells.get("name") or split or next(cells[field] for field in ("id", "login", "email") if cells.get(field))
 
 
 def plain(name: str) -> str:
-    """A name without accents, case, spaces and signs, as file names have it."""
+    """Return a name without accents, case, spaces and punctuation, as in file names."""
     decomposed = unicodedata.normalize("NFKD", name).casefold()
     return "".join(c for c in decomposed if c.isalnum())
 
@@ -206,15 +206,15 @@ def same(one: str, other: str) -> bool:
 
 
 def names_of(person: Person) -> set[str]:
-    """The ways in which files may have the name: "Ann Smith", "Smith, Ann", and Canvas's "smithann"."""
+    """Return the forms in which file names may have this name: "Ann Smith", "Smith, Ann", and Canvas's "smithann"."""
     ways = {person.name, person.first + person.last, person.last + person.first}
     return {plain(way) for way in ways} - {""}
 
 
 def may_be(person: Person, name: str) -> bool:
-    """Return whether a person of the roster has this name, maybe after a group, as in Moodle's "Group A-Ann Smith".
+    """Return whether a person on the roster has this name, possibly after a group, as in Moodle's "Group A-Ann Smith".
 
-    A person without a name there may be anyone.
+    A person without a name on the roster could be anyone.
     """
     parts = name.split("-")
     ways = {plain("".join(parts[start:])) for start in range(len(parts))}
@@ -225,7 +225,7 @@ def may_be(person: Person, name: str) -> bool:
 
 
 def matched(roster: Roster, students: Class) -> dict[str, tuple[Person, ...]]:
-    """Return student, by name in the class's folder -> people in the roster, empty if it has none of them.
+    """Return student, by name in the class's folder -> people on the roster; empty for a student it doesn't have.
 
     Raises:
         ValueError: a name may be several people's, or someone has two hand-ins of one exercise; one line.
@@ -245,7 +245,7 @@ def matched(roster: Roster, students: Class) -> dict[str, tuple[Person, ...]]:
 
 
 class Index:
-    """The roster's people by every identifier."""
+    """The people on the roster, indexed by every identifier."""
 
     def __init__(self, roster: Roster):
         self.path = roster.path

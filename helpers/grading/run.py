@@ -1,4 +1,4 @@
-"""`fusion grade`: a class, graded. Results are kept as they come; a run that was stopped goes on where it was."""
+"""`fusion grade`: grade a class. Results are saved as they arrive, and a stopped run can be continued."""
 
 import hashlib
 import json
@@ -40,7 +40,7 @@ def grade_class(
     by: str = "",
     **given: str | list[str] | None,
 ) -> int:
-    """Grade every notebook in a folder or zip, and write the report.
+    """Grade all notebooks in a folder or zip, and write the report.
 
     Args:
         submissions: a folder or a zip.
@@ -109,7 +109,7 @@ def grade_class(
 def tasks_of(
     pending: list[Found], students: Class, exercises: dict[str, Exercise], seed: int, unread: dict[str, str]
 ) -> Iterator[Task]:
-    """Yield the submissions, read one by one; unreadable ones go into `unread`, path -> reason."""
+    """Yield the submissions, reading one at a time; unreadable ones go into `unread`, path -> reason."""
     for each in pending:
         try:
             content = students.read(each.path)
@@ -123,7 +123,7 @@ def tasks_of(
 
 
 def kept_run(out: Path, resume: bool) -> dict:
-    """Return the options of the run in `out`; empty if there is none."""
+    """Return the options saved by the run in `out`; empty if there was none."""
     kept = out / "run.json"
     if kept.exists() and not resume:
         raise ValueError(f"{out} holds a report: add --resume to go on with it, or give another folder")
@@ -131,7 +131,7 @@ def kept_run(out: Path, resume: bool) -> dict:
 
 
 def prepared(out: Path, kept: dict, seed: int | None) -> int:
-    """Return the run's seed; create `out`, check that it is writable, and save the run's options there."""
+    """Return the run's seed. Create `out`, check that it's writable, and save the run's options there."""
     seed = kept.get("seed", secrets.randbits(32)) if seed is None else seed
     roster = {"roster": str(Path(kept["roster"]).resolve())} if kept.get("roster") else {}
     write_whole(out / "run.json", json.dumps(kept | roster | {"seed": seed}) + "\n")
@@ -139,7 +139,7 @@ def prepared(out: Path, kept: dict, seed: int | None) -> int:
 
 
 def rules_of(kept: dict, marks: Path, by: str) -> Rules:
-    """Return the run's options on the class, its dates and its marks; ValueError, one line, if they are invalid."""
+    """Return the run's options for the class, its dates and its marks; ValueError, one line, if they are invalid."""
     due, late = due_dates(kept.get("due", []), list(exercises_in())), kept.get("late")
     rule = rule_in(late) if late else None
     if rule and rule.unit and not due.dates:
@@ -153,7 +153,7 @@ def place_of(out: Path, each: Found) -> Path:
 
 
 def stamp(content: bytes, exercise: Exercise, seed: int) -> str:
-    """Return the key of a result: the notebook, the exercise and the seed."""
+    """Return a result's key: the notebook, the exercise and the seed."""
     parts = [content, exercise.digest.encode(), exercise.variant.encode(), str(seed).encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
@@ -168,7 +168,7 @@ def is_graded(out: Path, students: Class, each: Found, exercises: dict[str, Exer
 
 
 def keep(out: Path, task: Task, result: dict, junit: str) -> None:
-    """Write one result, the JUnit XML first: where the result is there, all of it is."""
+    """Write one result, starting with the JUnit XML, so that a result that exists is complete."""
     place = place_of(out, task.found)
     write_whole(place.with_suffix(".xml"), junit)
     kept = {

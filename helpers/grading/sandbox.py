@@ -1,8 +1,9 @@
-"""The sandbox, made by bubblewrap: its visible files and its limits.
+"""The sandbox, built with bubblewrap: which files it sees, and its limits.
 
-It sees the system, this Python and the course's helpers and kernels, read-only, and a few files that it is given. It
-has no network, no other process, no home, no environment. A submission's kernel also cannot start a process or write to
-any file, and has limits on memory and processor time; it communicates through sockets in its own folder.
+The sandbox sees the system, this Python, and the course's helpers and kernels, all read-only, plus a few files it's
+given. It has no network, no other processes, no home directory and no environment. A submission's kernel also can't
+start a process or write to a file, and its memory and processor time are limited. It communicates through sockets in a
+folder of its own.
 
 Raises:
     RuntimeError: there is no working bubblewrap; one line, with the remedy. Nothing is graded then.
@@ -41,7 +42,7 @@ MAX_WAITING = 16  # messages from a kernel that are held, on each channel, until
 
 @functools.cache
 def require_sandbox() -> None:
-    """Raise RuntimeError where this machine cannot sandbox."""
+    """Raise RuntimeError if this machine can't sandbox."""
     if platform.machine() not in DENIED:
         raise RuntimeError(f"grading needs x86-64 or aarch64, this is {platform.machine()}: grade on another machine")
     finding = bubblewrap()
@@ -65,7 +66,7 @@ def environment() -> dict[str, str]:
 
 
 def command(inside: list[str], seen: list[Path], written: list[Path], options: list[str]) -> list[str]:
-    """The command that runs `inside` in the sandbox.
+    """Return the command that runs `inside` in the sandbox.
 
     Args:
         inside: program and arguments.
@@ -107,7 +108,7 @@ def command(inside: list[str], seen: list[Path], written: list[Path], options: l
 
 
 class ForkServer:
-    """`helpers.grading.fork_server`, started when first needed; it ends with this process."""
+    """Runs `helpers.grading.fork_server`, started on first use; it ends with this process."""
 
     def __init__(self):
         self._process = None
@@ -127,7 +128,7 @@ class ForkServer:
             )
 
     def fork(self, asked: dict, descriptors: list[int]) -> None:
-        """Ask for a fork; RuntimeError where there is none: one line."""
+        """Ask for a fork; RuntimeError, one line, if that fails."""
         if self._process is None or self._process.poll() is not None:
             self._start()
         try:
@@ -147,7 +148,7 @@ fork_server = ForkServer()
 
 
 def forked(asked: dict, seen: list[Path], written: list[Path], descriptors: Sequence[int] = ()) -> subprocess.Popen:
-    """Let bubblewrap make a sandbox around a process that does nothing, and a fork of the server enter it.
+    """Have bubblewrap build a sandbox around an idle process, and let a fork of the server enter it.
 
     Args:
         asked: the fork's task, as `fork_server` defines it, with these descriptors.
@@ -188,7 +189,7 @@ def forked(asked: dict, seen: list[Path], written: list[Path], descriptors: Sequ
 
 
 class SandboxProvisioner(LocalProvisioner):
-    """Starts a Jupyter kernel in the sandbox; a kernelspec names it, as jupyter_client has it.
+    """Starts a Jupyter kernel in the sandbox; a kernelspec refers to it, as jupyter_client requires.
 
     Attributes:
         seen: a file that the kernel may read.
@@ -224,7 +225,7 @@ class SandboxProvisioner(LocalProvisioner):
 
 @contextlib.contextmanager
 def kernelspecs(folder: Path, seen: Path):
-    """Let Jupyter find no kernel but the sandboxed one, described in `folder`; it may read the file `seen`."""
+    """Make Jupyter find only the sandboxed kernel, described in `folder`; it may read the file `seen`."""
     spec = {
         # Arguments for ipykernel. IPython would copy a README into its folder, and no byte can be written.
         "argv": ["-f", "{connection_file}", "--HistoryManager.enabled=False", "--IPKernelApp.log_level=ERROR"],

@@ -1,9 +1,10 @@
-"""Find answers of a class that are alike beyond the exercise's given text: shown to the instructor, never scored.
+"""Find answers in a class that share more than the exercise's given text. The instructor sees them; they are never
+scored.
 
-An answer is the set of all its k-grams of tokens, as in Schleimer, Wilkerson and Aiken's "Winnowing" (SIGMOD 2003),
-without sampling, since answers are short. Comments, docstrings and layout are not tokens, and names that a learner may
-choose count as equal. The exercise's given text is subtracted. The similarity of two answers is the share of their
-k-grams that both have.
+An answer is the set of all its k-grams of tokens, as in Schleimer, Wilkerson and Aiken's "Winnowing" (SIGMOD 2003), but
+without sampling, since answers are short. Comments, docstrings and layout don't count as tokens, and all names that a
+learner may choose count as equal. The exercise's given text is subtracted. The similarity of two answers is the share
+of their k-grams that they have in common.
 """
 
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ Grams = frozenset[tuple[str, ...]]
 
 @dataclass(frozen=True)
 class AlikePair:
-    """Two students whose answers are alike, and how much each answer is like the model answer, all from 0 to 1."""
+    """Two students with similar answers, and how similar each answer is to the model answer, all from 0 to 1."""
 
     students: tuple[str, str]
     likeness: float
@@ -40,7 +41,7 @@ class AlikePair:
 
 
 def alike(exercise: Exercise, graded: list[tuple[str, Result]]) -> list[AlikePair]:
-    """The pairs of students whose answers to one exercise are alike, the most alike first."""
+    """Return the pairs of students with similar answers to one exercise, most similar first."""
     given = frozenset().union(*(grams(cell["source"]) for cell in exercise.given))
     model = of_answers({cell["id"]: cell["source"] for cell in exercise.cells if cell["answer"]}) - given
     found = [(student, of_answers(result.answers) - given) for student, result in graded]
@@ -54,9 +55,10 @@ def alike(exercise: Exercise, graded: list[tuple[str, Result]]) -> list[AlikePai
 
 
 def groups(pairs: list[AlikePair]) -> list[list[AlikePair]]:
-    """The pairs by groups of students who are linked by them, the most alike first.
+    """Merge linked pairs into groups of students, most similar first.
 
-    Seven copies of one answer are one group, not 21 pairs."""
+    Seven copies of one answer make one group, not 21 pairs.
+    """
     found: list[tuple[set[str], list[AlikePair]]] = []
     for pair in pairs:
         linked = [each for each in found if each[0] & set(pair.students)]
@@ -81,7 +83,8 @@ def grams(source: str) -> Grams:
 
 
 def tokens(source: str, lexer: Lexer) -> Iterator[str]:
-    """Python's tokens, and those of CUDA C++ in a string: a name of one's own is V, a number 0, a string S."""
+    """Return the tokens of Python, and of CUDA C++ inside strings: a learner's own name becomes V, a number 0, and a
+    string S."""
     kept = ((kind, text) for kind, text in lexer.get_tokens(source) if text.strip() and not is_aside(kind))
     before = ""
     for of_string, parts in groupby(kept, lambda each: each[0] in String):

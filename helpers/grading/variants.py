@@ -1,15 +1,15 @@
-"""Variants of an exercise: another formula, whose answer is not in `kernels/`.
+"""Variants of an exercise, each with another formula whose answer is not in `kernels/`.
 
 source/exercises/variants/NAME.diff holds the variants of an exercise, written as changes to its solution's cells. Blank
-lines separate variants, and two changes in one:
+lines separate variants, and also two changes within one:
 
     sigmoid: GELU in its sigmoid form
     -    return torch.nn.functional.gelu(a + b, approximate="tanh")
     +    return (a + b) * torch.sigmoid(1.702 * (a + b))
 
 A line that begins with a space is context. The replaced lines must occur exactly once, in one cell of the solution.
-Changes before the first name apply to every variant. So text, reference, public and hidden checks and the model answer
-of a variant match the exercise's except for these lines.
+Changes before the first name apply to every variant. So except for these lines, a variant has the same text, reference,
+public and hidden checks and model answer as the exercise.
 """
 
 import copy
@@ -39,9 +39,9 @@ class Variant:
     changes: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
 
     def of(self, notebook: dict) -> dict:
-        """The variant of the exercise's notebook, or of its solution's; an exercise lacks what is in the answers.
+        """Return this variant of the exercise's notebook, or of its solution's; the exercise has no answers to change.
 
-        Outputs that it may change are left out, for the next run to create.
+        Outputs that the variant may change are removed; the next run creates them again.
 
         Raises:
             ValueError: the replaced lines are in no cell of a solution, or occur more than once; one line.
@@ -63,7 +63,8 @@ class Variant:
         return made
 
     def _changed(self, texts: dict, whole: bool) -> dict:
-        """Texts with every change made; where they are not `whole`, with those that have a place in them."""
+        """Return the texts with every change made; if they are not `whole`, only with the changes that apply to
+        them."""
         lines = {key: text.split("\n") for key, text in texts.items()}
         made = {key: list(own) for key, own in lines.items()}
         for old, new in self.changes:
@@ -81,7 +82,7 @@ def starts(part: tuple[str, ...], whole: list[str]) -> list[int]:
 
 
 def variants_of(exercise: str, folder: Path = FOLDER) -> list[Variant]:
-    """The variants of an exercise, in the order of their file; none where it has no file.
+    """Return the variants of an exercise, in the order of their file; none if it has no file.
 
     Raises:
         ValueError: a line is neither of a variant nor of a change; one line.
@@ -102,7 +103,7 @@ def variants_of(exercise: str, folder: Path = FOLDER) -> list[Variant]:
 
 
 def drawn(word: str, exercise: str) -> Variant | None:
-    """The variant of an exercise that a class's word draws; None where there is no word, or no variant."""
+    """Return the variant of an exercise that a class's word selects; None if there is no word, or no variant."""
     if not word or not (found := variants_of(exercise)):
         return None
     digest = hashlib.sha256(f"{word}/{exercise}".encode()).digest()

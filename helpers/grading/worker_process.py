@@ -1,4 +1,4 @@
-"""Start a process that grades submissions. Imports nothing that reads notebooks, so that it can come first."""
+"""Start a process that grades submissions. This imports nothing that reads notebooks, so it can be imported first."""
 
 import ctypes
 import os
@@ -8,7 +8,7 @@ from helpers.learning.address_grammars import skip_address_grammars
 
 
 def start_worker(parent: int) -> None:
-    """Let Linux end this worker when the grader ends, killed or not; the worker's sandboxes end with it."""
+    """Have Linux end this worker when the grader ends, even if it's killed; the worker's sandboxes end with it."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:  # it ended before it could be watched
         os._exit(1)

@@ -1,6 +1,6 @@
-"""Grade submissions in processes of this machine, or on the workers of a cluster.
+"""Grade submissions in processes on this machine, or on the workers of a cluster.
 
-Both are an executor of `concurrent.futures`, and every submission is graded by the same function, `work`.
+Both are executors of `concurrent.futures`, and the same function, `work`, grades every submission.
 """
 
 import os
@@ -25,7 +25,7 @@ CONNECT_TIME = 15.0  # seconds
 
 @dataclass(frozen=True)
 class Task:
-    """A submission to grade: its student and name, its bytes, the exercise that it answers, the run's seed."""
+    """A submission to grade: its student and name, its bytes, its exercise, and the run's seed."""
 
     found: Found
     content: bytes
@@ -37,7 +37,7 @@ Done = tuple[dict, str] | str  # the result as JSON with nbval's JUnit XML, or w
 
 
 class WorkerDiedError(Exception):
-    """A worker has died, one of those that graded the submissions in `under_way`."""
+    """One of the workers that were grading the submissions in `under_way` has died."""
 
     def __init__(self, under_way: list[Task]):
         super().__init__("a worker has died")
@@ -49,7 +49,8 @@ _one_at_a_time = threading.Lock()
 
 
 def work(task: Task) -> tuple[dict, str]:
-    """Grade one submission in this process: the result as JSON, and nbval's JUnit XML, empty where it was not run."""
+    """Grade one submission in this process; return the result as JSON, and nbval's JUnit XML (empty if the notebook
+    didn't run)."""
     require_sandbox()
     # nbval and pytest set what is the whole process's; a worker of a cluster may have several threads.
     with _one_at_a_time, tempfile.TemporaryDirectory(prefix="fusion-junit-") as folder:
@@ -63,7 +64,7 @@ def work(task: Task) -> tuple[dict, str]:
 
 
 def judge_of(exercise: Exercise, seed: int) -> Judge:
-    """This process's judge, one at a time: each holds some hundred megabytes."""
+    """Return this process's judge. There's only one at a time, since each needs several hundred megabytes."""
     global _judge
     if _judge is None or (_judge.exercise.digest, _judge.seed) != (exercise.digest, seed):
         close_judge()
@@ -114,7 +115,7 @@ def outcome(future: Future) -> Done:
 
 
 def graded_here(tasks: Iterator[Task], jobs: int) -> Iterator[tuple[Task, Done]]:
-    """Yield submissions graded by `jobs` processes of this machine, as `graded_by` does."""
+    """Yield submissions graded by `jobs` processes on this machine, as `graded_by` does."""
     suspects, going = [], True
     while going:
         going = False
@@ -142,9 +143,9 @@ def pool(jobs: int) -> ProcessPoolExecutor:
 
 
 def graded_on(address: str, tasks: Iterator[Task]) -> Iterator[tuple[Task, Done]]:
-    """Submissions graded by the workers of a dask.distributed cluster, as `graded_by` gives them.
+    """Yield submissions graded by the workers of a dask.distributed cluster, as `graded_by` does.
 
-    A submission whose worker was lost is given to another; one that loses three is not graded.
+    If a worker is lost, its submission goes to another one; after three lost workers, a submission isn't graded.
 
     Args:
         address: the scheduler's, such as "tcp://192.0.2.1:8786".

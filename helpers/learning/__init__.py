@@ -1,4 +1,4 @@
-"""The learner's side: predictions, self-tests, checks with their outcomes and hints, progress."""
+"""The learner's tools: predictions, self-tests, checks with outcomes and hints, and progress."""
 
 import lazy_loader
 

@@ -1,3 +1,3 @@
-"""Functions that answers in plain Python may call, if their exercise imports them from here."""
+"""Functions that plain-Python answers may call if their exercise imports them from here."""
 
 from helpers.instruments.fusion.small_graph import kernel_cost as kernel_cost

@@ -41,7 +41,8 @@ class CheckResult:
 
 
 def assembled(submission: Submission) -> NotebookNode:
-    """The original notebook with the learner's answers in it; a check cell stores the outputs of a pass."""
+    """Return the original notebook with the learner's answers filled in; each check cell stores its output for a
+    pass."""
     cells = []
     for cell in up_to_the_last_check(submission.original):
         new = nbformat.v4.new_code_cell(submission.answers.get(cell["id"], cell["source"]), id=cell["id"])
@@ -53,7 +54,7 @@ def assembled(submission: Submission) -> NotebookNode:
 
 
 def results_of(submission: Submission, cell_timeout: float = CELL_TIMEOUT) -> list[CheckResult]:
-    """Run a submission's checks, on answers that the grading would take."""
+    """Run a submission's checks on the answers that grading would accept."""
     checks = [cell for cell in submission.original if "points" in cell]
     found = screened(submission.answers, submission.original)
     if found.refused and not found.readable:
@@ -85,7 +86,7 @@ def results_of(submission: Submission, cell_timeout: float = CELL_TIMEOUT) -> li
 
 
 def judged(cell: dict, run: CellRun, stopped: str) -> tuple[str, str]:
-    """Return a check's state and message from its cell's output; `stopped` names the cell after which nothing ran."""
+    """Return a check's state and message from its cell's output; `stopped` names the cell that ended the run."""
     if cell["pass"] is None:
         return HIDDEN, ""
     if run.same:
@@ -102,7 +103,7 @@ def judged(cell: dict, run: CellRun, stopped: str) -> tuple[str, str]:
 
 
 def report(submission: Submission, results: list[CheckResult]) -> str:
-    """The results as lines of text."""
+    """Format the results as lines of text."""
     width = max(len(result.check) for result in results)
     lines = [submission.exercise]
     for result in results:
@@ -123,7 +124,7 @@ def report(submission: Submission, results: list[CheckResult]) -> str:
 
 
 def check_notebook(path: str | Path, cell_timeout: float = CELL_TIMEOUT) -> int:
-    """Grade a learner's own notebook with its public checks, and print the report.
+    """Grade a learner's own notebook with its public checks and print the report.
 
     Args:
         path: an exercise notebook, or a solution notebook.

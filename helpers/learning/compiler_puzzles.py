@@ -1,4 +1,5 @@
-"""The puzzles of lesson 16: a function without a graph break, a pattern that matches, a score_mod for FlexAttention."""
+"""The puzzles of lesson 16: a function without graph breaks, a pattern that matches, and a score_mod for
+FlexAttention."""
 
 import warnings
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from helpers.learning.display_text import Unquoted
 
 
 def graph_puzzle(function: Callable, *inputs: torch.Tensor, wanted: Callable) -> Unquoted:
-    """Trace a function with Dynamo, and report whether it is one graph and computes what `wanted` does.
+    """Trace a function with Dynamo and report whether it compiles to one graph and computes the same as `wanted`.
 
     Returns:
         Text that begins with "Solved" or "Not yet".
@@ -27,7 +28,7 @@ def graph_puzzle(function: Callable, *inputs: torch.Tensor, wanted: Callable) ->
 
 
 def pattern_puzzle(search: Callable, replacement: Callable, model: Callable, *inputs: torch.Tensor) -> Unquoted:
-    """Replace a pattern in a traced model, and report whether it matched and the values stayed.
+    """Replace a pattern in a traced model and report whether it matched and left the values unchanged.
 
     Args:
         search: a function of example tensors; its traced operators are the pattern.
@@ -60,7 +61,7 @@ def pattern_puzzle(search: Callable, replacement: Callable, model: Callable, *in
 
 
 def score_puzzle(score_mod: Callable, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, wanted) -> Unquoted:
-    """Run FlexAttention with a score_mod, and compare with attention whose scores are all there.
+    """Run FlexAttention with a score_mod and compare it with attention that materialises all scores.
 
     Args:
         score_mod: of (score, batch, head, query, key), as FlexAttention calls it.

@@ -1,4 +1,4 @@
-"""The course at a glance, as a page of Markdown: lessons, exercises, progress, and the next step."""
+"""Build the course's overview page in Markdown: lessons, exercises, progress, and the next step."""
 
 import math
 import re
@@ -28,7 +28,7 @@ BOXES = 5  # of the bar that shows a lesson's progress
 
 @dataclass(frozen=True)
 class Lesson:
-    """One lesson: its description, its progress, and its exercises.
+    """One lesson, with its description, progress and exercises.
 
     Args:
         minutes: by its own first cell.
@@ -55,7 +55,7 @@ class Lesson:
 
 
 def lessons_of(course: Path) -> list[Lesson]:
-    """The lessons in `course`/notebooks, in their order; an exercise belongs to the lesson of its number."""
+    """Return the lessons in `course`/notebooks in order. An exercise belongs to the lesson with its number."""
     exercises = {path: found for path in _notebooks(course / "exercises") if (found := progress_of(path))}
     lessons = []
     for path in _notebooks(course / "notebooks"):
@@ -87,7 +87,7 @@ def _notebooks(folder: Path) -> list[Path]:
 
 
 def course_map(course: Path) -> str:
-    """The page: where to go on, the whole in a line, a row for each lesson with its exercises."""
+    """Return the page: where to continue, a one-line summary, and a row per lesson with its exercises."""
     lessons = lessons_of(course)
     everything = [found for lesson in lessons for _, found in lesson.exercises]
     left = sum(lesson.minutes_left for lesson in lessons)
@@ -113,12 +113,12 @@ def course_map(course: Path) -> str:
 
 
 def still_map(course: Path) -> str:
-    """The table alone, as it is before anything is done."""
+    """Return the table alone, as it looks before the learner has done anything."""
     return "\n".join(map_table([replace(lesson, seen=0, off=()) for lesson in lessons_of(course)], course, still=True))
 
 
 def map_table(lessons: list[Lesson], course: Path, still: bool = False) -> list[str]:
-    """A table per part; a still one knows of no reader."""
+    """Return one table per part; a still one shows no progress."""
     lines = []
     for name, aim, own in parts_of(lessons):
         lines += [f"**{name}.** {aim}", "", *_table(own, course, still), ""]
@@ -126,7 +126,7 @@ def map_table(lessons: list[Lesson], course: Path, still: bool = False) -> list[
 
 
 def parts_of(lessons: list[Lesson]) -> list[tuple[str, str, list[Lesson]]]:
-    """The name, the aim and the lessons of each of PARTS that has any."""
+    """Return the name, aim and lessons of each of PARTS that has lessons."""
     ends = [*(first for first, *_ in PARTS[1:]), "~"]
     found = [
         (name, aim, [lesson for lesson in lessons if first <= _number(lesson.path) < end])
@@ -183,7 +183,7 @@ def _bar(lesson: Lesson) -> str:
 
 
 def _typical(off: tuple[float, ...] | list[float]) -> str:
-    """The geometric mean of how far off the guesses were."""
+    """Return the geometric mean of how far off the guesses were, as factors."""
     if not off:
         return ""
     mean = math.exp(sum(map(math.log, off)) / len(off))

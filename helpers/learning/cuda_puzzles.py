@@ -1,4 +1,4 @@
-"""Micro-puzzles in CUDA C++: a kernel of a few lines to put right, run by the executor, its accesses watched."""
+"""Micro-puzzles in CUDA C++: fix a kernel of a few lines; the executor runs it and watches its accesses."""
 
 import torch
 

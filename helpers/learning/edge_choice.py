@@ -1,4 +1,4 @@
-"""The puzzle of lesson 13: choose the edges of a graph to fuse, and reach the shortest predicted time."""
+"""The puzzle of lesson 13: choose which edges of a graph to fuse, and reach the shortest predicted time."""
 
 from collections.abc import Callable, Sequence
 

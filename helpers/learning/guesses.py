@@ -1,4 +1,4 @@
-"""Predictions before measurements: a question, the learner's guess, the measurement."""
+"""Predictions before measurements: a question, the learner's guess, and the measurement."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _predictions: dict[str, Guess] = {}
 
 
 class GuessField(anywidget.AnyWidget):
-    """The field in the browser, and the text under it. Each `turn` of the browser is answered in `heard`."""
+    """The input field in the browser and the text under it. Each `turn` from the browser is answered in `heard`."""
 
     _esm = _HERE / "guess.js"
     _css = css(_HERE / "guess.css")
@@ -44,7 +44,7 @@ class GuessField(anywidget.AnyWidget):
 
 
 class Guess:
-    """A question with a field for the learner's guess, which `compare` shows next to the measurement."""
+    """A question with an input field; `compare` shows the guess next to the measurement."""
 
     def __init__(self, question: str, unit: str):
         self.question, self.unit = question, unit
@@ -57,7 +57,7 @@ class Guess:
 
     @property
     def guess(self) -> float | None:
-        """The number in the field; None where it is empty or no number."""
+        """The number in the field; None if it's empty or not a number."""
         return self._read()[0]
 
     def _read(self) -> tuple[float | None, str]:
@@ -68,7 +68,7 @@ class Guess:
             return None, str(error)
 
     def compare(self, measured: float, finding: str = "") -> str:
-        """Keep the measurement and return one line that compares the guess with it; the field shows both on a scale.
+        """Store the measurement and return one line that compares it with the guess; the field shows both on a scale.
 
         Args:
             measured: in the question's unit.
@@ -90,7 +90,8 @@ class Guess:
         row: int | None = None,
         says: Callable[[float], str] | None = None,
     ) -> MarkedChart | Explorer:
-        """The chart with the guess marked on it, from now on and whenever it changes; without a guess, as it was.
+        """Mark the guess on the chart, and move the mark whenever the guess changes; without a guess, leave the chart
+        as it is.
 
         Args:
             shown: a chart or an explorer on which the answer is a value of an axis.
@@ -175,10 +176,9 @@ def _beside(guess: float | None, measured: float, unit: str) -> str:
 
 
 def predict_first(question: str, unit: str) -> Guess:
-    """Ask for a guess before an instrument answers; the last expression of a cell shows the field.
+    """Ask for a guess before an instrument gives the answer. As the last expression of a cell, it shows the field.
 
-    Asked again (the cell run a second time), the same question keeps its guess; in a notebook that Jupyter runs, across
-    restarts.
+    If the cell runs again, the question keeps its guess; in a notebook that Jupyter runs, also across restarts.
     """
     if question not in _predictions:
         _predictions[question] = Guess(question, unit)
@@ -186,7 +186,8 @@ def predict_first(question: str, unit: str) -> Guess:
 
 
 def predictions() -> Table:
-    """All questions of this notebook so far: guessed, found; in a notebook with how far each guess was off."""
+    """Return all questions of this notebook so far with guess and measurement; a notebook also shows how far off each
+    guess was."""
     from helpers.figures.frame.predicted_vs_measured import guesses_table
 
     asked = [(each.question, each.guess, each.measured, each.unit) for each in _predictions.values()]

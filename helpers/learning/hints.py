@@ -1,4 +1,4 @@
-"""Hints that are given one at a time, on request, about the failure seen last."""
+"""Give hints one at a time, on request, for the most recent failure."""
 
 import html
 import re
@@ -131,7 +131,7 @@ ON_FAILURES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Hint:
-    """A hint as Jupyter shows it."""
+    """A hint, as Jupyter displays it."""
 
     text: str
 
@@ -143,7 +143,7 @@ class Hint:
 
 
 class Hints:
-    """The hints of an exercise: `hint(1)`, then `hint(2)`, for the check that failed last.
+    """An exercise's hints: `hint(1)`, then `hint(2)`, for the check that failed last.
 
     Args:
         hints: for each check, in their order, its hints from the vaguest to the plainest; or a dictionary, a
@@ -158,8 +158,8 @@ class Hints:
         return "Stuck? Run hint(1) in a cell of your own, then hint(2)."
 
     def __call__(self, number: int | str = 1, check: str | None = None) -> Hint:
-        """Return hint `number` of `check`, from 1; by default on the check that failed last, or else on the first not
-        passed yet. `hint("traffic")` is the first on that one."""
+        """Return hint `number` (from 1) for `check`, by default the check that failed last, or else the first one not
+        passed yet. `hint("traffic")` returns that check's first hint."""
         if isinstance(number, str):
             number, check = 1, number
         if check is None:
@@ -176,7 +176,7 @@ class Hints:
         return Hint(f"{check}, hint {number} of {len(hints)}: {hints[number - 1]}")
 
     def _on(self, check: str) -> tuple[str, ...]:
-        """Return the hints on the latest report of `check`."""
+        """Return the hints for the latest report of `check`."""
         outcome = latest.get(check)
         reported = str(outcome) if outcome and outcome.state in (FAIL, ERROR) else ""
         # Not the labels of all the cases that pass and fail.

@@ -21,9 +21,9 @@ RECORDED = {"eager": "PyTorch, unfused", "torch.compile": "torch.compile"}
 def compare_with_ours(
     mine, op, shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16, passed: str = "values"
 ) -> str:
-    """Compare your function with one of ours on an H200: predicted times, and the recorded time of ours.
+    """Compare your function with one of ours on an H200: both predicted times, and the recorded time of ours.
 
-    On a machine with a GPU both are timed there instead, in turns, L2 cold.
+    If this machine has a GPU, time both on it instead, taking turns with a cold L2.
 
     Args:
         mine: the learner's function, taking what the catalogue's takes.

@@ -1,8 +1,8 @@
 """Run the code cells of a notebook with nbval and report each one's outcome.
 
-nbval starts the kernel, runs the cells and compares their outputs with the stored ones. This module closes its gaps: a
-dead kernel is noticed at once, output is bounded while it is printed, a marker such as NBVAL_SKIP in a cell changes
-nothing, nothing next to the notebook is imported or written, and after a cell that ran out of time no other is started.
+nbval starts the kernel, runs the cells and compares their outputs with the stored ones. This module fills its gaps: it
+notices a dead kernel at once, limits output while it is being printed, ignores markers such as NBVAL_SKIP in a cell,
+imports and writes nothing next to the notebook, and starts no further cell after one has timed out.
 """
 
 import collections
@@ -31,7 +31,7 @@ LOOK_AFTER = 0.05  # seconds
 
 @dataclass
 class CellRun:
-    """One cell's outcome.
+    """The outcome of one cell.
 
     Attributes:
         same: it ran, and matched the notebook's stored outputs, if any.
@@ -45,11 +45,11 @@ class CellRun:
 
 
 class KernelProblemError(Exception):
-    """The kernel can run no further cell."""
+    """The kernel can't run any more cells."""
 
 
 class WatchedKernel(RunningKernel):
-    """nbval's kernel, watched while a cell runs: is it alive, and how much does it print?"""
+    """nbval's kernel, watched while a cell runs: whether it's alive, and how much it prints."""
 
     def __init__(self, *args, **kwargs):
         self.printed = collections.deque()  # messages taken from the kernel and not yet asked for
@@ -60,7 +60,8 @@ class WatchedKernel(RunningKernel):
         threading.Thread(target=self._watch_memory, daemon=True).start()
 
     def _watch_memory(self):
-        """End a kernel that sends faster than is read, on whatever channel, also while another process judges."""
+        """End a kernel that sends messages faster than they are read, on any channel, even while another process
+        judges."""
         began = resident()
         while not self._stopped.wait(LOOK_AFTER):
             if resident() - began > MAX_HELD:
@@ -107,13 +108,13 @@ class WatchedKernel(RunningKernel):
         return message
 
     def _refuse_flood(self):
-        """Raise one message for both limits: a print in a loop may hit either first."""
+        """Raise the same message for both limits, since a print in a loop may hit either one first."""
         if self.flooded or self.size > MAX_OUTPUT:
             raise KernelProblemError(f"printed over {MAX_OUTPUT:,} characters: look for a print in a loop") from None
 
 
 def resident() -> int:
-    """Bytes of memory that this process holds."""
+    """Return how many bytes of memory this process holds."""
     with open("/proc/self/statm") as pages:
         return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -137,7 +138,7 @@ class WatchedNotebook(IPyNbFile):
 
 
 class Recorder:
-    """A pytest plugin that collects the notebook and keeps its cells' outcomes."""
+    """A pytest plugin that collects the notebook and records the outcome of each cell."""
 
     def __init__(self, needed: set[str], cell_timeout: float, kernel_name: str, compare: Callable[..., bool]):
         self.needed = needed
@@ -185,7 +186,7 @@ def run_cells(
     compare: Callable[..., bool] = IPyNbCell.compare_outputs,
     junit: Path | None = None,
 ) -> dict[str, CellRun]:
-    """Run a notebook's code cells in order, in a kernel of this Python and an empty folder.
+    """Run a notebook's code cells in order, in a kernel of this Python and in an empty folder.
 
     Args:
         notebook: a cell's outputs are compared with those it stores, if it stores any.

@@ -1,4 +1,4 @@
-"""The puzzles of lesson 18: programs that wait for each other, right in every order that a GPU may choose."""
+"""The puzzles of lesson 18: programs that wait for each other, and must be right in any order a GPU may run them."""
 
 import textwrap
 from collections.abc import Callable
@@ -13,7 +13,8 @@ ORDERS, WIDTH = 20, 96
 
 
 def order_puzzle(call: Callable, *inputs: torch.Tensor, wanted: torch.Tensor) -> Unquoted:
-    """Run a call with its cooperative launches' programs in several orders; report a deadlock, a race, wrong values.
+    """Run a call with the programs of its cooperative launches in several orders; report deadlocks, races and wrong
+    values.
 
     Args:
         call: launches the reader's kernel and returns its result, of wanted's shape.

@@ -1,8 +1,8 @@
-"""A check's outcome: pass, fail, not attempted or error, with the observation and where to look.
+"""The outcome of a check: pass, fail, not attempted or error, with the observation and where to look.
 
-A check cell ends with a call that returns an Outcome, which Jupyter shows as text, as HTML, and as JSON of the type
+A check cell ends with a call that returns an Outcome. Jupyter shows it as text, as HTML, and as JSON of type
 `application/vnd.kernel-fusion.check+json`, which `fusion check` reads. The text of a pass never depends on how the
-answer was written, so that a stored pass can be compared word for word.
+answer was written, so a stored pass can be compared word for word.
 """
 
 import ast
@@ -73,7 +73,7 @@ class Outcome:
 
 
 class AnswerError(Exception):
-    """Raised inside a check: the answer does not pass.
+    """Raised inside a check when the answer doesn't pass.
 
     Args:
         message: the observation.
@@ -88,9 +88,9 @@ class AnswerError(Exception):
 def as_check(run: Callable[..., str], compiled: bool = True) -> Callable[..., Outcome]:
     """Turn a function that returns the text of a pass, or raises, into one that returns an Outcome.
 
-    The first argument of `run` is the learner's answer; `name=` names the check. AnswerError gives a fail; a bare
-    NotImplementedError, which is what a stub raises, gives not attempted; any other exception gives an error. Where
-    `compiled`, nothing passes that launches a kernel which Triton's compiler does not take (`checks.launches`).
+    The first argument of `run` is the learner's answer, and `name=` is the check's name. AnswerError counts as a fail,
+    a bare NotImplementedError (which a stub raises) as not attempted, and any other exception as an error. With
+    `compiled`, a check can't pass if it launches a kernel that Triton's compiler rejects (`checks.launches`).
     """
 
     @functools.wraps(run)
@@ -125,7 +125,7 @@ def as_check(run: Callable[..., str], compiled: bool = True) -> Callable[..., Ou
 
 
 def watched_launches() -> contextlib.AbstractContextManager:
-    """A context that watches the launches of kernels; where Triton was never imported there are none."""
+    """Return a context that watches kernel launches; empty if Triton was never imported."""
     if "triton" not in sys.modules:
         return contextlib.nullcontext()
     from helpers.learning.checks.launches import Launches
@@ -134,15 +134,15 @@ def watched_launches() -> contextlib.AbstractContextManager:
 
 
 def unwritten(name: str) -> Outcome:
-    """The outcome where a stub is all there is: nothing was written, or Python cannot read what was."""
+    """Return the outcome if only a stub is there: nothing was written, or Python can't parse what was."""
     return syntax_error(name) or Outcome(
         name, NOT_ATTEMPTED, "write your answer above, run its cell, then run this one again"
     )
 
 
 def syntax_error(name: str) -> Outcome | None:
-    """Return the outcome if Python cannot parse a cell of this notebook that defines something, since later errors
-    follow from that; None if it can."""
+    """Return the outcome if Python can't parse a cell of this notebook that defines something, since later errors
+    follow from that; otherwise None."""
     shell = get_ipython()
     wrong = unread(shell.user_ns.get("In", [])) if shell is not None else None
     return wrong and Outcome(
@@ -151,7 +151,7 @@ def syntax_error(name: str) -> Outcome | None:
 
 
 def unread(ran: list[str]) -> SyntaxError | None:
-    """Return the error of the latest executed cell that defines something and that Python cannot parse."""
+    """Return the syntax error of the latest executed cell that defines something, if it has one."""
     read = set()  # what a later cell defines once more, readably
     for source in reversed(ran):
         defined = set(re.findall(r"^def (\w+)", source, re.MULTILINE))
@@ -165,14 +165,14 @@ def unread(ran: list[str]) -> SyntaxError | None:
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception and its causes: the interpreter wraps a kernel's exceptions."""
+    """Yield an exception and its causes, because the interpreter wraps a kernel's exceptions."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def described(error: Exception, answer: Callable) -> tuple[str, str]:
-    """An exception as its message, and the learner's line to look at."""
+    """Return an exception's message, and which of the learner's lines to look at."""
     text = str(error).strip()
     message = f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
     if not text and isinstance(error, AssertionError) and (claim := asserted(error.__traceback__)):
@@ -189,14 +189,14 @@ def described(error: Exception, answer: Callable) -> tuple[str, str]:
 
 
 def asserted(trace: TracebackType | None) -> str:
-    """Return the line where a traceback ends: the condition of an assertion without a message."""
+    """Return the line where a traceback ends, which is the condition if an assertion has no message."""
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return linecache.getline(trace.tb_frame.f_code.co_filename, trace.tb_lineno).strip() if trace else ""
 
 
 def innermost_line(trace: TracebackType | None, filename: str | None) -> str:
-    """The last line of `filename` that a traceback passes through, with its text; empty where there is none."""
+    """Return the last line of `filename` in a traceback, with its text; empty if there isn't one."""
     found = ""
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == filename:

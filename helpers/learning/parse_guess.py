@@ -1,4 +1,4 @@
-"""Parse a number as people type it: 312/2.039, 3.9M, 20 MB, 20 000. Ambiguous input raises a question."""
+"""Parse a number as people type it: 312/2.039, 3.9M, 20 MB, 20 000. If it's ambiguous, ask."""
 
 import ast
 import math
@@ -24,7 +24,7 @@ LARGEST_POWER = 400  # 2^1024 and 10^309 are no longer numbers of the machine
 
 
 def number_in(text: str, unit: str = "") -> float | None:
-    """Return the number in `text`, in `unit`: a sum or a quotient is computed, the unit may follow it.
+    """Return the number in `text`, converted to `unit`; sums and quotients are computed, and a unit may follow.
 
     Returns:
         None where the text is empty.

@@ -1,8 +1,8 @@
-"""`fusion progress`: the latest result of each exercise's checks, kept across restarts.
+"""`fusion progress`: the latest result of each check, kept across restarts.
 
-Each check's latest state, with a digest of the answers it checked, is in `.progress/<exercise>.json` next to the
-notebooks. Check cells write it while a notebook runs in JupyterLab, and `fusion check` does. A state counts only as
-long as the saved notebook holds those very answers.
+`.progress/<exercise>.json`, next to the notebooks, holds each check's latest state with a digest of the answers it
+checked. It's written by check cells that run in JupyterLab, and by `fusion check`. A state counts only as long as the
+saved notebook still has the same answers.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ STATES = (PASS, FAIL, NOT_ATTEMPTED, ERROR)
 
 @dataclass(frozen=True)
 class Progress:
-    """One exercise at a glance.
+    """The progress in one exercise.
 
     Args:
         exercise: its name.
@@ -56,7 +56,7 @@ class Progress:
 
     @property
     def described(self) -> str:
-        """The progress so far, in words."""
+        """Describe the progress so far."""
         if not self.states and not self.changed:
             return "not checked yet"
         said = []
@@ -78,7 +78,7 @@ class Progress:
 
 
 def record(notebook: Path, states: dict[str, str], answers: dict[str, str]) -> None:
-    """Keep what checks said; where the notebook's folder cannot be written, nothing is kept.
+    """Save the states of checks; do nothing if the notebook's folder is not writable.
 
     Args:
         notebook: the exercise notebook.
@@ -122,7 +122,7 @@ def digest_of(answers: dict[str, str]) -> str:
 
 
 def course_of(notebook: Path) -> dict | None:
-    """Return the build's data in an exercise notebook: its name and its original cells; None if it is not an
+    """Return the data that the build stored in an exercise notebook: its name and original cells; None if it's not an
     exercise."""
     content = read(notebook)
     course = content.get("metadata", {}).get("kernel_fusion", {}) if isinstance(content, dict) else {}
@@ -140,7 +140,7 @@ def read(notebook: Path) -> object:
 
 
 def progress_of(notebook: Path) -> Progress | None:
-    """Return the progress of the answers in an exercise notebook; None if the file is not an exercise."""
+    """Return the progress of the answers in an exercise notebook; None if the file isn't an exercise."""
     course = course_of(notebook)
     if course is None:
         return None
@@ -165,7 +165,7 @@ def progress_of(notebook: Path) -> Progress | None:
 
 
 def report(folder: Path) -> str:
-    """Every exercise in a folder, a line each.
+    """List the exercises in a folder, one per line.
 
     Raises:
         FileNotFoundError: there is none; one line.
@@ -178,7 +178,7 @@ def report(folder: Path) -> str:
 
 
 def in_all(found: list[Progress]) -> str:
-    """The points of some exercises together, in words."""
+    """Return the points of several exercises together, in words."""
     earned, hidden = sum(each.earned for each in found), sum(each.hidden for each in found)
     return f"{earned:g} of {sum(each.total for each in found):g} points" + of_hidden_checks(hidden)
 
@@ -192,7 +192,7 @@ def of_hidden_checks(points: float) -> str:
 
 
 def watch() -> None:
-    """Record the results of check cells from now on, in a notebook's kernel; elsewhere do nothing."""
+    """Start recording the results of check cells, if this is a notebook's kernel."""
     name = os.environ.get("JPY_SESSION_NAME", "")  # Jupyter's server tells its kernels the notebook's path
     with contextlib.suppress(ImportError):
         from IPython import get_ipython
@@ -216,8 +216,8 @@ class Watcher:
             self.ran[info.cell_id] = info.raw_cell
 
     def refusal(self, functions: list[Callable]) -> str:
-        """Why the grading would refuse one of the answers that these functions come from, or use; empty where it would
-        not, or where that is not known."""
+        """Return why grading would refuse one of the answers that these functions come from or use; empty if it
+        wouldn't, or if that can't be determined."""
         course = course_of(self.notebook)
         if course is None:
             return ""

@@ -1,4 +1,5 @@
-"""Micro-puzzles: a kernel of a few lines to put right, run on a few numbers, its lanes drawn and the wrong ones red."""
+"""Micro-puzzles: fix a kernel of a few lines. It runs on a few elements, and a picture shows its lanes, with wrong ones
+in red."""
 
 import inspect
 import linecache
@@ -34,8 +35,8 @@ def puzzle(
 ) -> Chart | Unquoted:
     """Run `kernel[(programs,)](*inputs, out, **more)` under the meter and judge it.
 
-    Right means: `out`, poisoned with NaN, ends as `wanted`; no lane is outside its tensor, no two programs store to one
-    element, every element of each input is read, and once, and `out` is written once.
+    Right means: `out`, poisoned with NaN, ends up as `wanted`; no lane is out of bounds; no two programs store to the
+    same element; every element of each input is read exactly once; and `out` is written once.
 
     Args:
         kernel: the reader's @triton.jit kernel.
@@ -85,7 +86,7 @@ def puzzle(
 
 
 def _named(kernel, programs: int, more: dict, tensors: int):
-    """The launch as a function whose parameters are called as the kernel's are: so the meter calls the tensors."""
+    """Wrap the launch in a function with the kernel's parameter names, so that the meter uses them for the tensors."""
 
     def launch(*tensors):
         kernel[(programs,)](*tensors, **more)
@@ -96,7 +97,7 @@ def _named(kernel, programs: int, more: dict, tensors: int):
 
 
 def owned(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The places of a tensor's elements in memory, counted from its first."""
+    """Return the positions of a tensor's elements in memory, counted from the first one."""
     places = torch.zeros(tensor.shape, dtype=torch.int64)
     for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         places += (torch.arange(size) * stride).reshape(-1, *[1] * (tensor.dim() - axis - 1))
@@ -104,13 +105,13 @@ def owned(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def wrong_elements(out: torch.Tensor, wanted: torch.Tensor) -> set[int]:
-    """Return the elements that are more than two roundings from `wanted`."""
+    """Return the elements that are more than two roundings away from `wanted`."""
     near = torch.isclose(out.double(), wanted.double(), rtol=2 * torch.finfo(wanted.dtype).eps, atol=0)
     return set((~near).flatten().nonzero().flatten().tolist())
 
 
 def read_of(accesses: list[Access], tensor: str) -> set[int]:
-    """The elements of a tensor that some lane loads."""
+    """Return the elements of a tensor that any lane loads."""
     found = [set(each.elements[each.active]) for each in accesses if each.tensor == tensor and each.kind == "read"]
     return set().union(*found)
 
@@ -118,8 +119,8 @@ def read_of(accesses: list[Access], tensor: str) -> set[int]:
 def wrong_lanes(
     accesses: list[Access], own: dict, out: str, wrong_values: set[int], again: bool, shared: tuple[str, ...] = ()
 ) -> list[np.ndarray]:
-    """For each access, the lanes outside their tensor, those that store what another program stores, and those that
-    store a wrong value; with `again`, also those that read what has been read, or store what is stored once more."""
+    """Return, for each access, the lanes that are out of bounds, store to an element that another program stores to, or
+    store a wrong value; with `again`, also repeated reads and stores."""
     storing = {}
     for access in accesses:
         if access.kind == "write":
@@ -183,7 +184,7 @@ def verdict(
 def panels_of(
     accesses: list[Access], wrong: list[np.ndarray], own: dict, out: str, missing: frozenset[int]
 ) -> list[KernelLine]:
-    """The lines of the kernel that load or store, in the order in which they first did."""
+    """Return the kernel's lines that load or store, in the order in which they first ran."""
     lines: dict[tuple, list[Lanes]] = {}
     for access, red in zip(accesses, wrong, strict=True):
         key = access.place, access.tensor, access.kind

@@ -1,4 +1,4 @@
-"""The questions of a lesson's notebook, and the cells that answer them, read from its text."""
+"""Find the questions in a lesson's notebook, and the cells that answer them."""
 
 import ast
 import re
@@ -7,11 +7,11 @@ HEADING = re.compile(r"^#{1,6} ", re.MULTILINE)
 
 
 def answers_of(notebook: dict) -> dict[str, list[dict]]:
-    """Question -> the code cells that answer it; a cell may answer several.
+    """Return question -> the code cells that answer it; a cell may answer several.
 
-    They are all from behind the question to the one that compares, and on to the next question or heading, because
-    outputs after an answer show it in detail; any later cell that uses the guess, as a chart with its mark does, or has
-    the tag `answers-NAME`; and the table of all guesses.
+    These are all the cells after the question up to the one that compares, and from there to the next question or
+    heading, because outputs after an answer show it in detail; any later cell that uses the guess, such as a chart that
+    marks it, or that has the tag `answers-NAME`; and the table of all guesses.
     """
     cells = notebook["cells"]
     asked = {at: found for at, cell in enumerate(cells) if (found := _asked(cell)) is not None}
@@ -42,7 +42,7 @@ def _begins(cell: dict) -> bool:
 
 
 def _asked(cell: dict) -> tuple[str, str] | None:
-    """(variable, question) of a cell that asks for a prediction."""
+    """Return (variable, question) if a cell asks for a prediction."""
     source = text(cell["source"])
     if cell["cell_type"] != "code" or "predict_first(" not in source:
         return None
@@ -65,5 +65,5 @@ def code_cells(notebook: dict) -> list[dict]:
 
 
 def text(lines: str | list[str]) -> str:
-    """A notebook's text, which on disk is a list of lines."""
+    """Return a notebook's text, which is stored as a list of lines."""
     return lines if isinstance(lines, str) else "".join(lines)

@@ -1,7 +1,7 @@
-"""A learner's guesses and seen answers in each lesson, kept across restarts in `.progress/<lesson>.guesses.json`.
+"""Keep a learner's guesses and seen answers across restarts, in `.progress/<lesson>.guesses.json`.
 
-Beside the notebooks, as the states of checks are. Only a notebook that Jupyter's server runs has a place: nbval and the
-build keep nothing and find nothing.
+The file is next to the notebooks, like the states of checks. Only a notebook run by Jupyter's server has one: nbval and
+the build neither save nor load guesses.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from helpers.learning.progress import FOLDER
 
 @dataclass(frozen=True)
 class KeptGuess:
-    """One question: the typed text, the number parsed from it, the measurement (None: not seen yet), and its unit."""
+    """One question: the text typed, the number parsed from it, the measurement (None if not seen yet), and its unit."""
 
     typed: str
     guess: float | None
@@ -24,7 +24,7 @@ class KeptGuess:
 
 
 def notebook_here() -> Path | None:
-    """The notebook that this kernel runs, as Jupyter's server told it; None elsewhere."""
+    """Return the notebook that this kernel runs, according to Jupyter's server; None elsewhere."""
     name = os.environ.get("JPY_SESSION_NAME", "")
     return Path(name) if name.endswith(".ipynb") else None
 
@@ -34,7 +34,7 @@ def place_of(notebook: Path) -> Path:
 
 
 def kept_in(notebook: Path | None) -> dict[str, KeptGuess]:
-    """Question -> what is kept of it; entries of another form are left out."""
+    """Return question -> its saved guess; malformed entries are skipped."""
     if notebook is None:
         return {}
     try:

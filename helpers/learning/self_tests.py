@@ -1,4 +1,4 @@
-"""The questions at the end of a lesson: the number that a learner worked out, judged."""
+"""The questions at the end of a lesson: check the number that a learner worked out."""
 
 import ast
 import base64
@@ -13,7 +13,7 @@ LINE = 64  # letters of a seal on a line of a cell
 def self_test(
     answer: float | None, correct: float | None = None, hint: str = "", within: float = 0.01, sealed: str = ""
 ) -> str:
-    """Judge the number a learner worked out: right within `within` of it (a fraction), or the hint.
+    """Check a number: right if it's within `within` of the answer (a fraction), otherwise show the hint.
 
     Args:
         sealed: replaces the hint, and a right answer that is not a computation: both as `with_seals` wrote them.
@@ -34,10 +34,10 @@ def self_test(
 
 
 def with_seals(source: str) -> str:
-    """Return a cell's source with the hint of its `self_test(answer, correct, hint)`, and a right answer written as a
-    number or a sum of numbers, hidden: readers can decode it, but don't see it in the question.
+    """Return a cell's source with the hint of its `self_test(answer, correct, hint)` hidden, and a right answer too if
+    it's written as a number or a sum of numbers: readers can decode them, but don't see them in the question.
 
-    A call of another form stays as it is.
+    Calls of any other form stay as they are.
     """
     if "self_test(" not in source:
         return source

@@ -1,7 +1,7 @@
-"""Read a learner's notebook: the source of its answer cells, and nothing else.
+"""Read the source of the answer cells in a learner's notebook, and nothing else.
 
-An exercise notebook carries its own original, written by the build: its code cells, the points of each check and a
-check's output for a pass. So an edited, deleted or moved check cell runs in its original form.
+An exercise notebook carries its own original, written by the build: the code cells, the points of each check, and each
+check's output for a pass. So if a check cell is edited, deleted or moved, its original still runs.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Submission:
-    """The answers in a notebook, and the original to run them in.
+    """The answers in a notebook, and the original notebook to run them in.
 
     Args:
         exercise: the exercise's name, such as "03_fused_add_gelu".
@@ -28,7 +28,7 @@ class Submission:
 
 
 def read_submission(path: Path) -> Submission:
-    """The submission in a notebook file.
+    """Return the submission in a notebook file.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -49,7 +49,8 @@ def read_submission(path: Path) -> Submission:
 
 
 def answers_in(notebook: dict, asked: list[str], path: Path | str) -> dict[str, str]:
-    """grade_id -> source of each answer cell asked for, or ValueError where one is missing, doubled or no code."""
+    """Return grade_id -> source for each requested answer cell; ValueError if one is missing, duplicated or not
+    code."""
     sources = {}
     for cell in notebook["cells"]:
         if grade_id := grade_id_of(cell):
@@ -87,14 +88,14 @@ def left_out_of(notebook: dict, answers: dict[str, str], original: list[dict]) -
 
 
 def read_notebook(path: Path) -> dict:
-    """The JSON of a notebook file, its cells and metadata known to be there."""
+    """Read a notebook file as JSON, with its cells and metadata checked."""
     if not path.is_file():
         raise FileNotFoundError(f"no notebook {path}: choose one of {listed(path)}")
     return parsed_notebook(path.read_bytes(), path)
 
 
 def parsed_notebook(content: bytes, path: Path | str) -> dict:
-    """Return a notebook's JSON with its cells and metadata checked; ValueError if it is not a notebook."""
+    """Parse a notebook's JSON and check its cells and metadata; ValueError if it's not a notebook."""
     try:
         notebook = json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError):
@@ -124,7 +125,7 @@ def text_of(cell: dict) -> str:
 
 
 def listed(path: Path) -> str:
-    """The exercises a learner may have meant: those in the folder of `path`, or else in ./exercises."""
+    """List the exercises that a learner may have meant: those in the folder of `path`, or else in ./exercises."""
     for folder in (path.parent, Path("exercises")):
         if folder.name == "exercises" and (found := sorted(folder.glob("*.ipynb"))):
             return ", ".join(map(str, found))

@@ -1,6 +1,6 @@
-"""Call the answer in a submission's sandbox, and show its result and its recorded steps.
+"""Call the answer in a submission's sandbox, and output its result and the steps it recorded.
 
-Nothing shown here is trusted. Values are compared outside, and the steps are replayed in another process
+Nothing in this output is trusted. The values are compared outside, and the steps are replayed in another process
 (`replayed_call`).
 """
 
@@ -27,7 +27,7 @@ MIME = "application/vnd.kernel-fusion.calls"
 
 
 def emit(check: str, calls: str) -> None:
-    """Call the answer as `check` does, and show each call's values and record; stops at the first that fails.
+    """Call the answer as `check` does, and output each call's values and record; stop at the first call that fails.
 
     Args:
         check: a check's grade_id.
@@ -50,7 +50,7 @@ def emit(check: str, calls: str) -> None:
 
 @functools.partial(as_check, compiled=False)  # the replay compiles
 def record_call(answer, inputs: tuple, entry: dict) -> str:
-    """Call the answer; put its result and its steps into `entry`."""
+    """Call the answer, and store its result and steps in `entry`."""
     record = Record(inputs)
 
     def recorded(*inputs):
@@ -81,7 +81,7 @@ def record_call(answer, inputs: tuple, entry: dict) -> str:
 
 
 class Record(TorchDispatchMode):
-    """Records operators that make or change tensors, and launches, in `steps`."""
+    """Records launches, and operators that create or change tensors, in `steps`."""
 
     def __init__(self, inputs: tuple):
         super().__init__()
@@ -134,7 +134,7 @@ class Record(TorchDispatchMode):
             self._launching = False
 
     def _write(self, value):
-        """Return an argument as JSON; types that JSON lacks become a dictionary of one entry."""
+        """Return an argument as JSON; types that JSON lacks become a dictionary with one entry."""
         match value:
             case None | bool() | int() | float() | str():
                 return value

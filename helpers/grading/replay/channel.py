@@ -1,7 +1,7 @@
-"""Messages between two processes, one of which does not trust the other.
+"""Exchange messages between two processes when one doesn't trust the other.
 
-A message is a JSON object and the bytes that it describes, each bounded in size. A question carries a nonce, which the
-answer must return; sending and receiving share one deadline; any other message ends the conversation.
+A message is a JSON object and the bytes that it describes, each limited in size. A question carries a nonce, which the
+answer must repeat. Sending and receiving share one deadline, and any other message ends the conversation.
 """
 
 import json
@@ -19,7 +19,7 @@ PART = 1 << 20  # bytes of one read or write
 
 
 class ChannelError(Exception):
-    """The other process broke the protocol: end it. One line."""
+    """The other process broke the protocol, so the conversation must end. One line."""
 
 
 class Channel:
@@ -63,7 +63,7 @@ class Channel:
         return answer, rest
 
     def serve(self, reply: Callable[[dict, bytes, list[int]], tuple[dict, bytes]]) -> None:
-        """Answer questions until the other end is closed; descriptors that came with one are closed after it."""
+        """Answer questions until the other end is closed; descriptors that came with a question are closed after it."""
         while True:
             try:
                 nonce, question, payload, descriptors = self._receive(None)

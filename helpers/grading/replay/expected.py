@@ -1,4 +1,4 @@
-"""The expected result of a call: the model answer's values, and how far an ulp in the inputs moves them."""
+"""The expected result of a call: the model answer's values, and how far they move if the inputs move by an ulp."""
 
 from collections.abc import Callable
 
@@ -9,10 +9,11 @@ from helpers.learning.checks.values import as_tuple, fresh_copy, moved_by_one_ul
 
 
 def expected_as_json(answer: Callable, inputs: tuple, result: object) -> dict | list[dict]:
-    """`values_as_json(result)`, and in each tensor's entry `slack`, a float.
+    """Return `values_as_json(result)`, with a float `slack` in each tensor's entry.
 
-    Two right answers may round differently in between. Where the inputs' last digits decide, as in a norm at mean 10^4,
-    they may then differ by far more than rounding, but by no more in order of magnitude than for inputs an ulp apart.
+    Two right answers may round intermediate values differently. If the result depends on the inputs' last digits, as in
+    a norm at mean 10^4, they may then differ by far more than a rounding, but not by orders of magnitude more than they
+    do for inputs an ulp apart.
 
     Args:
         answer: the model answer.
@@ -36,5 +37,5 @@ def expected_as_json(answer: Callable, inputs: tuple, result: object) -> dict | 
 
 
 def _moved(x: torch.Tensor) -> torch.Tensor:
-    """Return a copy with x's memory layout, each element an ulp up or down."""
+    """Return a copy with x's memory layout and each element an ulp higher or lower."""
     return fresh_copy(x).copy_(moved_by_one_ulp(x, x.dtype)) if x.is_floating_point() else x

@@ -1,4 +1,4 @@
-"""An answer as the checks know it in the judge's process: whatever it does, it does in the replay's."""
+"""Stand in for an answer in the judge's process: whatever the checks ask of it happens in the replay's process."""
 
 import itertools
 import linecache
@@ -22,7 +22,7 @@ from helpers.learning.outcome import PASS, AnswerError
 
 
 class Stopped(AnswerError):  # noqa: N818
-    """The recorded call did not end: it failed in the sandbox already."""
+    """The recorded call didn't finish: it had already failed in the sandbox."""
 
 
 class Replay:
@@ -80,7 +80,7 @@ class Replay:
         return reply, tensors
 
     def read(self, make: Callable):
-        """Return `make()` of the replay process's reply; ChannelError if the reply is malformed."""
+        """Return `make()` applied to the replay process's reply; ChannelError if the reply is malformed."""
         try:
             return make()
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError):
@@ -89,7 +89,7 @@ class Replay:
 
 
 class RemoteAnswer:
-    """The answer: a function that replays one recorded call after another, in the replay's process.
+    """The answer: a function that replays one recorded call after another in the replay's process.
 
     Args:
         name: the answer's name.
@@ -107,7 +107,7 @@ class RemoteAnswer:
         return self.metered(*inputs).result
 
     def metered(self, *inputs) -> Traffic:
-        """The traffic of a call, and its result."""
+        """Return a call's traffic and its result."""
         call = self._replay.next_call()
         if "plain" in call:
             self._replay.results.append(call["plain"])
@@ -119,7 +119,7 @@ class RemoteAnswer:
         return self._traffic(reply, result)
 
     def compiled(self, inputs: tuple, devices: tuple[str, ...]) -> list[list[Resources]]:
-        """For each device, the kernels that a call launches, compiled."""
+        """Return, for each device, the compiled kernels that a call launches."""
         question = self._question(self._replay.next_call()) | {"devices": devices}
         reply, tensors = self._replay.asked(question, inputs)
         self._refuse_changed(reply)
@@ -135,8 +135,8 @@ class RemoteAnswer:
         return compiled
 
     def strays(self, smaller: tuple, largest: tuple) -> tuple[list[tuple], list[tuple], tuple[str, str] | None]:
-        """Return the grids that two calls launch, the second on inputs without memory, and the
-        finding of `checks.offsets.find_stray` in the second."""
+        """Return the grids of the launches in two calls, the second on inputs without memory, and the finding of
+        `checks.offsets.find_stray` in the second."""
         small, large = (self._question(self._replay.next_call()) for _ in range(2))
         reply, tensors = self._replay.asked(small, smaller)
         self._refuse_changed(reply)
@@ -165,7 +165,8 @@ class RemoteAnswer:
         return self._replay.read(lambda: traffic_from_json(reply["traffic"], result))
 
     def _keep_sound(self, reply: dict, tensors: list[torch.Tensor], inputs: tuple) -> None:
-        """Keep a call's result for a check that needs no traffic: an out-of-bounds store also fails that one."""
+        """Make a call's result available to a check that needs no traffic: an out-of-bounds store fails that check
+        too."""
         result = self._result(reply, tensors)
         require_no_hazards(self._traffic(reply, result), described(inputs))
         self._replay.results.append(result)
@@ -185,7 +186,7 @@ def one(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 class CudaElsewhere:
-    """A kernel of CUDA C++ that was answered, compiled and launched in the replay's process."""
+    """A CUDA C++ kernel from the answer, compiled and launched in the replay's process."""
 
     def __init__(self, asked: dict, replay: Replay):
         self._asked, self._replay = asked, replay

@@ -1,4 +1,4 @@
-"""Calls that do what a record says, on other inputs: with the submission's kernels, and with nothing else of it."""
+"""Repeat recorded calls on other inputs, with the submission's kernels and nothing else from it."""
 
 import inspect
 import math
@@ -26,7 +26,7 @@ LAUNCH_OPTIONS = frozenset("num_warps num_stages num_ctas maxnreg".split())
 
 
 class ReplayedCall:
-    """The answer, as a function that replays one recorded call.
+    """An answer as a function that replays one recorded call.
 
     Args:
         name: the answer's name.
@@ -128,7 +128,7 @@ def result_of(view: dict | list[dict], storages: Storages) -> torch.Tensor | tup
 
 
 def torch_value(name: str, device: torch.device):
-    """A dtype, layout, memory format or device by its name; every device is the one that the call's tensors are on."""
+    """Return a dtype, layout, memory format or device by name; every device is the one the call's tensors are on."""
     if name in DTYPES:
         return DTYPES[name]
     if name in ("strided", "contiguous_format", "preserve_format", "channels_last"):

@@ -1,7 +1,7 @@
-"""The process in which a submission's kernels run: it gets inputs, and returns outputs and their cost.
+"""The process that runs a submission's kernels: it gets inputs, and returns outputs and their cost.
 
-It knows one submission's answers and the inputs of one call at a time, and nothing else: no expected value, no seed,
-no model answer, no other student. It answers questions of `server` on its one socket:
+It knows one submission's answers and the inputs of one call at a time, and nothing else: no expected values, seed,
+model answer or other student. It answers questions from `server` on its only socket:
 
     {"answers", "name", "parameters", "call", "backwards", "inputs", "storages"}    launches a recorded call again,
         under the meter, from the last program to the first if "backwards"
@@ -15,8 +15,8 @@ no model answer, no other student. It answers questions of `server` on its one s
     the same with "grid", "block", "inputs", "storages"    launches it, under the meter
         -> {"tensors", "several", "changed", "traffic"}
 
-or, to any of them, {"raised"}. "tensors" are the results and then the inputs that were changed, whose positions are in
-"changed". All tensors travel as bytes with the message.
+or, to any of them, {"raised"}. "tensors" are the results followed by the inputs that were changed, whose positions are
+in "changed". All tensors travel as bytes with the message.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ from helpers.learning.checks.values import as_tuple, bits, outputs_start_as_nan
 
 
 class Replayer:
-    """Answers questions about one submission; its kernels are made once."""
+    """Answers questions about one submission, whose kernels are built once."""
 
     def __init__(self):
         self._answers, self._kernels = None, {}
@@ -114,7 +114,7 @@ def given(question: dict, payload: bytes) -> tuple:
 
 
 def changed(inputs: tuple, before: tuple) -> list[int]:
-    """Places of the inputs that are not as they were."""
+    """Return the positions of the inputs that were changed."""
     pairs = enumerate(zip(inputs, before, strict=True))
     return [n for n, (x, was) in pairs if isinstance(x, torch.Tensor) and not torch.equal(bits(x), bits(was))]
 

@@ -1,16 +1,17 @@
-"""The process that judges: it runs an exercise's own checks, and nothing of a submission.
+"""The judging process: it runs an exercise's own checks, and no part of a submission.
 
-It is asked on its one socket. The first question names the exercise:
+It receives questions on its only socket. The first one names the exercise:
 
     {"cells": [..], "seed": int}  ->  {"shown": {check: [{"function", "storages", "inputs", "values"}, ..]},
                                        "kept": {check: [values, ..]}}
                                   ->  {"unfit": why the exercise cannot be judged, one line}
 
-`cells` are the solution's code cells as `source/build.py` describes them, with the model answers. The reply has each
-check's calls on the inputs that submissions see, with the model answer's results; and its results on the inputs that no
-submission sees. Every later question is one check of one submission, judged on the latter. `replayer` repeats the
-submission's launches in its own process, whose descriptor comes with the question. Where a check asks for plain values,
-such as numbers, there is nothing to replay: they are judged as the submission gave them, for the inputs that it saw:
+`cells` are the solution's code cells as `source/build.py` describes them, with the model answers. The reply contains
+each check's calls on the inputs that submissions see, with the model answer's results, and the model answer's results
+on the inputs that no submission sees. Every later question asks about one check of one submission, judged on the latter
+inputs. `replayer` repeats the submission's launches in its own process, whose descriptor comes with the question. If a
+check asks for plain values, such as numbers, there is nothing to replay: they are judged as the submission gave them,
+for the inputs that it saw:
 
     {"check": id, "answers": {grade_id: source}, "calls": [records]}
         -> {"state", "message", "look_at", "values", "replay": the reason to end the replay's process, if any}
@@ -44,15 +45,15 @@ MAX_SAID = 4000  # characters of a message
 
 
 class UnluckyDrawError(ValueError):
-    """The model answer's rounding on these inputs exceeds a check's tolerance."""
+    """The model answer's rounding exceeds a check's tolerance on these inputs."""
 
 
 class ChangingCallsError(ValueError):
-    """A check calls the answer otherwise on other inputs, which no record of launches can follow."""
+    """A check calls the answer in a different way on other inputs, so a record of launches can't follow it."""
 
 
 class RunExercise:
-    """An exercise's cells, run with inputs drawn from a seed.
+    """An exercise's cells, run on inputs drawn from a seed.
 
     Args:
         cells: the solution's code cells.
@@ -73,7 +74,7 @@ class RunExercise:
         self.functions = parameters_of({cell["id"]: cell["source"] for cell in cells if cell["answer"]})
 
     def _run(self, source: str, path: Path):
-        """Run a cell; the value of its last expression, as a notebook shows it."""
+        """Run a cell and return the value of its last expression, as a notebook would show it."""
         path.write_text(source)
         tree = ast.parse(source)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
@@ -81,7 +82,7 @@ class RunExercise:
         return last and eval(compile(ast.Expression(last.value), str(path), "eval"), self.namespace)
 
     def run_check(self, check: str, answers: dict[str, Callable], folder: Path) -> Outcome:
-        """Return the outcome of a check's cell with the model answers replaced by other functions."""
+        """Run a check's cell with the model answers replaced by other functions, and return the outcome."""
         cases.draw = self.seed
         # A check's cell may draw inputs of its own: the same each time.
         torch.manual_seed(self.seed)
@@ -106,9 +107,9 @@ class RunExercise:
 
 
 def _noted(answer: Callable, calls: list[tuple]) -> Callable:
-    """A function that does as `answer` and keeps its name, its inputs and its result in `calls`.
+    """Wrap `answer` in a function that also records its name, inputs and result in `calls`.
 
-    A call made by another answer is that one's own affair, and is not kept.
+    Calls made inside another answer are not recorded.
     """
 
     def noted(*inputs):
@@ -125,7 +126,7 @@ def _noted(answer: Callable, calls: list[tuple]) -> Callable:
 def judged(
     exercise: RunExercise, request: dict, folder: Path, ask: Callable[[dict, bytes], tuple[dict, bytes]]
 ) -> dict:
-    """Return the verdict on one check of one submission, with its launches' results.
+    """Return the verdict on one check of one submission, with the results of its launches.
 
     Args:
         request: see the module's docstring.
@@ -155,9 +156,10 @@ def verdict(state: str, message: str, look_at: str = "") -> dict:
 
 
 def known_by(theirs: list[str], own: list[str]) -> list[str]:
-    """The names that the meter gives the arguments: the submission's where there are as many, or else the model's.
+    """Return the names that the meter should use for the arguments: the submission's if the count matches, else the
+    model's.
 
-    With too few or too many it would use none, and take the kernel's names.
+    If the count didn't match, the meter would use none of them and take the kernel's names.
     """
     return theirs if len(theirs) == len(own) else own
 
@@ -175,7 +177,7 @@ def parameters_of(answers: dict[str, str]) -> dict[str, list[str]]:
 def drawn_exercise(
     cells: list[dict], seed: int, purpose: str, folder: Path
 ) -> tuple[RunExercise, dict[str, list[dict]]]:
-    """Draw an exercise's inputs for one purpose, and its checks' calls: the first draw that is not unlucky.
+    """Draw an exercise's inputs for one purpose, with its checks' calls; retry until a draw is not unlucky.
 
     Raises:
         UnluckyDrawError: none is, so it is the model answer that is wrong.
@@ -190,9 +192,9 @@ def drawn_exercise(
 
 
 def require_alike(check: str, seen: list[dict], kept: list[dict]) -> None:
-    """Raise ChangingCallsError, one line, unless a check's calls differ from draw to draw in the tensors' values alone.
+    """Raise ChangingCallsError, one line, unless a check's calls differ between draws only in the tensors' values.
 
-    Launches are recorded on `seen` and done again on `kept`: with the same grids, sizes and strides.
+    Launches are recorded on `seen` and repeated on `kept`, with the same grids, sizes and strides.
     """
     for number, (one, other) in enumerate(itertools.zip_longest(seen, kept), 1):
         a, b = (called(call) for call in (one, other))
@@ -204,7 +206,7 @@ def require_alike(check: str, seen: list[dict], kept: list[dict]) -> None:
 
 
 def called(call: dict | None) -> str:
-    """Describe the parts of a call that its launch record depends on."""
+    """Describe the parts of a call that the record of its launches depends on."""
     if call is None:
         return "nothing"
     return f"{call['function']}({', '.join(map(described, call['inputs']))})"
@@ -218,7 +220,7 @@ def described(view: dict) -> str:
 
 
 def drawn(seed: int, purpose: str) -> int:
-    """A seed of 40 bits for one purpose; from one the other cannot be found."""
+    """Derive a 40-bit seed for one purpose; none can be computed from another."""
     return int.from_bytes(hashlib.sha256(f"{seed} {purpose}".encode()).digest()[:5])
 
 
@@ -231,7 +233,7 @@ def main() -> None:
 
 
 class Server:
-    """Answers the questions of one worker, on one exercise.
+    """Answers the questions of one worker about one exercise.
 
     Args:
         folder: for the exercise's text.

@@ -1,6 +1,6 @@
-"""The kernels of a submission, made from the syntax trees that the policy has passed: no other line of it is run.
+"""Build a submission's kernels from the syntax trees that passed the policy, without running any other line of it.
 
-No text is parsed twice. Triton's compiler and the interpreter use the tree itself as a kernel's source.
+No text is parsed twice: Triton's compiler and the interpreter use the tree itself as a kernel's source.
 """
 
 import ast
@@ -25,7 +25,7 @@ from helpers.learning.submission_policy.kernel_language import (
 
 
 def kernels_of(answers: dict[str, str]) -> dict[str, JITFunction]:
-    """Kernel name -> kernel, for every `@triton.jit` function at the top level of the answers.
+    """Return kernel name -> kernel, for each `@triton.jit` function at the top level of the answers.
 
     Args:
         answers: grade_id -> source.
@@ -51,7 +51,7 @@ def kernels_of(answers: dict[str, str]) -> dict[str, JITFunction]:
 
 
 def made(kernel: ast.FunctionDef, file: str, namespace: dict) -> JITFunction:
-    """The kernel that a syntax tree describes."""
+    """Build the kernel that a syntax tree describes."""
     plain = copy.deepcopy(kernel)
     plain.decorator_list = []
     defined = dict(namespace)
@@ -67,12 +67,12 @@ def made(kernel: ast.FunctionDef, file: str, namespace: dict) -> JITFunction:
 
 
 def file_of(answer: str) -> str:
-    """Return the file name for an answer's lines; no such file exists."""
+    """Return a file name for an answer's lines; no such file exists."""
     return f"<answer {answer}>"
 
 
 def show_lines(answers: dict[str, str]) -> None:
-    """Let messages quote the answers' lines."""
+    """Let messages quote lines of the answers."""
     for answer, source in answers.items():
         linecache.cache[file_of(answer)] = (len(source), None, source.splitlines(keepends=True), file_of(answer))
 

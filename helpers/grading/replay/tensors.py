@@ -1,9 +1,9 @@
-"""Arguments and results written as JSON: the bytes of storages, and views of them; plain values as they are.
+"""Write arguments and results as JSON: the bytes of storages with views of them, and plain values as they are.
 
-A plain value is what JSON has: a number, a string, a list or a dictionary of such. A view is
-`{"storage": number, "dtype": "float32", "shape": [..], "stride": [..], "offset": elements}`, with "meta": true where
-the tensor has no memory. Storages are numbered in the order in which they are first met, so that two processes with the
-same call number them alike.
+A plain value is anything JSON can hold: a number, a string, or a list or dictionary of these. A view is `{"storage":
+number, "dtype": "float32", "shape": [..], "stride": [..], "offset": elements}`, plus "meta": true if the tensor has no
+memory. Storages are numbered in the order in which they first appear, so two processes that see the same call number
+them alike.
 """
 
 import base64
@@ -24,14 +24,14 @@ MAX_TENSORS = 16  # in one message: results, and inputs that were changed
 
 
 class Storages:
-    """The storages met so far, each kept alive, so that none is taken for another that followed at its address."""
+    """All storages so far. Each is kept alive, so that a later one at the same address can't be mistaken for it."""
 
     def __init__(self):
         self.tensors: list[torch.Tensor] = []
         self._numbers: dict[int, int] = {}
 
     def add(self, tensor: torch.Tensor) -> int:
-        """The number of a tensor's storage, which is new or known."""
+        """Return the number of a tensor's storage, adding the storage if it's new."""
         key = tensor.untyped_storage()._cdata
         if key not in self._numbers:
             self._numbers[key] = len(self.tensors)
@@ -42,7 +42,7 @@ class Storages:
         return tensor.untyped_storage()._cdata in self._numbers
 
     def view_of(self, tensor: torch.Tensor) -> dict:
-        """A tensor as a view of its storage, which is added where it is new."""
+        """Return a tensor as a view of its storage, adding the storage if it's new."""
         return {
             "storage": self.add(tensor),
             "dtype": name_of(tensor.dtype),
@@ -52,7 +52,7 @@ class Storages:
         } | ({"meta": True} if tensor.is_meta else {})
 
     def tensor_of(self, view: dict) -> torch.Tensor:
-        """The tensor that a view describes.
+        """Return the tensor that a view describes.
 
         Raises:
             ValueError: it is outside its storage, or its dtype differs from the storage's.
@@ -77,7 +77,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def inputs_as_json(inputs: tuple) -> dict:
-    """`{"storages": [bytes in base64], "inputs": [views]}`, strides, offsets and shared storages included.
+    """Return `{"storages": [bytes in base64], "inputs": [views]}`, including strides, offsets and shared storages.
 
     An input that is not a tensor is written as `{"plain": value}`.
     """
@@ -90,7 +90,7 @@ def inputs_from_json(written: dict) -> tuple:
 
 
 def inputs_packed(inputs: tuple) -> tuple[list[dict], list[bytes]]:
-    """Views of the inputs, and the bytes of the storages that they are views of."""
+    """Return views of the inputs, and the bytes of their storages."""
     storages = Storages()
     views = [storages.view_of(x) if isinstance(x, torch.Tensor) else {"plain": x} for x in inputs]
     return views, [b"" if x.is_meta else bytes_in(x.untyped_storage()) for x in storages.tensors]
@@ -101,7 +101,7 @@ def bytes_in(storage: torch.UntypedStorage) -> bytes:
 
 
 def have_memory(values: tuple) -> bool:
-    """Return whether no tensor among a call's inputs is without memory."""
+    """Return whether all tensors in a call's inputs have memory."""
     return not any(isinstance(x, torch.Tensor) and x.is_meta for x in values)
 
 
@@ -125,13 +125,13 @@ def inputs_unpacked(views: list[dict], raw: list[bytes]) -> tuple:
 
 
 def tensors_packed(tensors: list[torch.Tensor]) -> tuple[list[dict], bytes]:
-    """`[{"dtype", "shape"}]`, and all elements in order, without layout."""
+    """Return `[{"dtype", "shape"}]`, and all elements in order, without their layout."""
     raw = [tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
     return [{"dtype": name_of(each.dtype), "shape": list(each.shape)} for each in tensors], b"".join(raw)
 
 
 def tensors_unpacked(described: list[dict], raw: bytes) -> list[torch.Tensor]:
-    """The tensors that another process described.
+    """Return the tensors that another process described.
 
     Raises:
         ValueError: they are not what was described, or too many.
@@ -156,7 +156,7 @@ def tensors_unpacked(described: list[dict], raw: bytes) -> list[torch.Tensor]:
 
 
 def is_plain(value: object) -> bool:
-    """Return whether JSON can hold this result as it is: not a tensor, and not None."""
+    """Return whether JSON can hold this result as it is, so it's neither a tensor nor None."""
     if isinstance(value, dict):
         return all(isinstance(key, str) and is_plain(item) for key, item in value.items())
     return all(map(is_plain, value)) if isinstance(value, list | tuple) else isinstance(value, int | float | str)
@@ -167,7 +167,8 @@ PLAIN = {"dtype": "plain", "shape": [], "values": ""}
 
 
 def values_as_json(result: object) -> dict | list[dict]:
-    """`{"dtype", "shape", "values"}`: elements in order, in base64, little-endian float64 or int64; or PLAIN.
+    """Return `{"dtype", "shape", "values"}`: the elements in order, in base64, as little-endian float64 or int64; or
+    PLAIN.
 
     For a tuple of tensors, return a list. A tensor without memory has no values.
     """

@@ -1,6 +1,6 @@
-"""A replay's findings as messages: traffic, compiled kernels, or why there are none.
+"""Send a replay's findings as messages: traffic, compiled kernels, or the reason why there are none.
 
-Each is written in the replay's process and read in the judge's, which takes it for no more than its types say.
+Each message is written in the replay's process and read in the judge's, which trusts only its types.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ def text(value: object, most: int = MAX_TEXT) -> str:
 
 
 def traffic_as_json(traffic: Traffic) -> dict:
-    """All of it but the result."""
+    """Return all of the traffic except the result."""
     return {
         "counts": {name: int(getattr(traffic, name)) for name in COUNTS},
         "elements": None if traffic.elements is None else int(traffic.elements),
@@ -92,7 +92,7 @@ def traffic_from_json(said: dict, result: object) -> Traffic:
 
 
 def resources_as_json(resources: Resources) -> dict:
-    """Return everything except the machine code; its instructions are counted here."""
+    """Return everything except the machine code, whose instructions are counted here."""
     return {
         "kernel": resources.kernel,
         "device": resources.device.name,
