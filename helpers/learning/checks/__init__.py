@@ -1,5 +1,5 @@
-"""The checks that an exercise's check cells call; each returns an Outcome. Every check takes the answer first and
-`name=`."""
+"""The checks that an exercise's check cells call. Each one takes the answer first and `name=`, and returns an
+Outcome."""
 
 from helpers.learning.progress import watch
 

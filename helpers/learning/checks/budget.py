@@ -1,4 +1,4 @@
-"""Do a kernel's launch settings leave registers enough, and warps enough on each SM?"""
+"""Check that a kernel's launch settings leave enough registers, and enough warps on each SM."""
 
 from collections.abc import Callable, Iterable
 
@@ -19,7 +19,8 @@ def check_budget(
     occupancy: float = 0.5,
     wide: bool = False,
 ) -> str:
-    """Compile a kernel with the settings that `answer` gives: no spills, and so much occupancy on each device.
+    """Compile a kernel with the settings that `answer` returns: no spills, and at least the given occupancy on each
+    device.
 
     Args:
         answer: the learner's function: a question -> the kernel's settings, {name: power of two}.

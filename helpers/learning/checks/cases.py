@@ -1,4 +1,4 @@
-"""Inputs that expose kernels that only look right."""
+"""Inputs that expose kernels which only look right."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ PLACES = ("first", "second", "third", "fourth")
 
 @dataclass(frozen=True)
 class Case:
-    """One call of the answer, ideally with one difficulty that simpler cases lack.
+    """One call of the answer, ideally with a single difficulty that simpler cases don't have.
 
     Args:
         label: what is special about the inputs, in words.
@@ -53,12 +53,12 @@ class Case:
 
     @property
     def where(self) -> str:
-        """The call in words: "transposed, k = 4, shape (65, 3), float32"."""
+        """Describe the call in words: "transposed, k = 4, shape (65, 3), float32"."""
         return described(self.inputs, ", ".join(filter(None, (self.label, self.arguments))))
 
     @property
     def short(self) -> str:
-        """The call among others: "transposed, k = 4", or "(3, 127), k = 4"."""
+        """Describe the call among others: "transposed, k = 4", or "(3, 127), k = 4"."""
         return ", ".join(filter(None, (self.label or str(tuple(self.inputs[0].shape)), self.arguments)))
 
 
@@ -70,8 +70,8 @@ def described(inputs: tuple, label: str = "") -> str:
 
 
 def transposed(x: torch.Tensor) -> torch.Tensor:
-    """Return x's values, with its axes in the opposite order in memory; for a vector, every second element of
-    another."""
+    """Return x's values with the axes in the opposite order in memory; for a vector, as every second element of a
+    longer one."""
     if x.dim() < 2:
         return torch.stack([x, -x], dim=-1)[..., 0]
     axes = tuple(range(x.dim()))[::-1]
@@ -81,7 +81,7 @@ def transposed(x: torch.Tensor) -> torch.Tensor:
 def in_turn(
     inputs: list, moved: Callable[[torch.Tensor], torch.Tensor], what: str, look_at: str, **kind
 ) -> Iterator[Case]:
-    """Yield a case for each tensor of a call in which only that one has another layout: "the second transposed"."""
+    """Yield one case per tensor of a call, in which only that tensor has another layout: "the second transposed"."""
     for place, x in enumerate(inputs):
         if isinstance(x, torch.Tensor) and x.dtype != torch.bool:
             alone = (*inputs[:place], moved(x), *inputs[place + 1 :])
@@ -91,16 +91,18 @@ def in_turn(
 
 
 def distinct_values(x: torch.Tensor, count: int) -> torch.Tensor:
-    """Values of normal ones such that the sum of `count` tensors is of size 1 to 1.5, negative and positive in turn.
+    """Return values made from normal ones so that the sum of `count` tensors has magnitude 1 to 1.5 and alternating
+    signs.
 
-    On one element chance may make it 0, or so large that an activation is flat, and another formula agrees.
+    With a single element, the sum could by chance be 0, or so large that an activation is flat and another formula
+    agrees.
     """
     sign = 2 * (torch.arange(len(x), device=x.device) % 2) - 1
     return sign * (1 + x.sigmoid() / 2) / count
 
 
 def in_float32(dtype: str) -> str:
-    """Return where to look if a result of this 16-bit dtype is wrong."""
+    """Return where to look if a result with this 16-bit dtype is wrong."""
     return f"{dtype}: load, convert to float32, compute all of it there, then store: nothing is rounded before that"
 
 
@@ -111,12 +113,12 @@ def elementwise_cases(
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16),
     one_rounding: bool = False,
 ) -> list[Case]:
-    """Calls of an elementwise operation on `count` tensors alike, the simplest first.
+    """Return calls of an elementwise operation on `count` tensors of the same shape, simplest first.
 
-    Each of `sizes` as a vector; many programs; a matrix; each tensor alone transposed, and all; strided and offset
-    views; small values; a large mean; NaN and inf; the largest size in each further dtype; no element at all. Values
-    are normal, of deviation 2, from `seed`, but of size 1 in the first call; the tensors are on the GPU where there is
-    one. With `one_rounding`, results of 16 bits must be rounded once.
+    They are: a vector of each of `sizes`; many programs; a matrix; each tensor alone transposed, and all; strided and
+    offset views; small values; a large mean; NaN and inf; the largest size in each further dtype; and an empty tensor.
+    Values are normal with a deviation of 2, from `seed`, except in the first call, where their magnitude is about 1.
+    The tensors are on the GPU if there is one. With `one_rounding`, 16-bit results must be rounded only once.
     """
     generator = torch.Generator().manual_seed(seed + (draw << 16))
     device = "cuda" if runtime.has_gpu() else "cpu"

@@ -19,11 +19,11 @@ CLAMP = "the clamp: to -127 and 127, while they are still floats; a conversion t
 
 
 def quantised_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int = 9000) -> list[Case]:
-    """Calls of `layer_norm_int8(x, weight, bias, eps, clip)`, clip 1: 16 rows, for the largest magnitudes of two may be
-    positive by chance; norm_cases; rows of mean 10^4.
+    """Return calls of `layer_norm_int8(x, weight, bias, eps, clip)` with clip = 1: norm_cases, and rows with a mean of
+    10^4. There are 16 rows, because the largest magnitudes of only two might both happen to be positive.
 
-    A scale depends on one element of its row, and PyTorch's own may be right to the last digit by chance: the effect of
-    an ulp in the inputs, and of a mean's roundings, is forgiven.
+    A scale depends on one element of its row, and PyTorch's own scale may happen to be exact. So we tolerate the effect
+    of an ulp in the inputs, and of rounding in the mean.
     """
     draw = normal(seed + 1)
     rows = Case("", (64 * draw(16, 64), draw(64), draw(64), 1e-5), "the formula")  # too large for eps to matter
@@ -40,13 +40,13 @@ def quantised_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest:
 
 
 def norms_nearby(reference: Callable, inputs: tuple) -> list[tuple]:
-    """Return results of `reference` with float32 arithmetic as far off as a good kernel's can be.
+    """Return results of `reference` that are as far off as those of a good kernel in float32 can be.
 
-    y = z * weight + bias may be a small difference of large numbers, and one sign for both would hide it: so x, weight
-    and bias are an ulp off in all combinations of signs. And the mean of n numbers, summed in pairs, has log2(n)
-    roundings, and one more in the division unless n is a power of two, each of half an ulp of the mean's size at most.
-    A mean that is d too small makes every y of its row larger by d * rstd * weight; no change of single elements does
-    that.
+    y = z * weight + bias may be a small difference of large numbers, and using the same sign for both would hide the
+    error. So x, weight and bias are moved by an ulp in all combinations of signs. The mean of n numbers, summed in
+    pairs, has log2(n) roundings, plus one in the division unless n is a power of two, each at most half an ulp of the
+    mean. If the mean is too small by d, every y in its row is too large by d * rstd * weight; changing single elements
+    doesn't reproduce that.
 
     Args:
         reference: (x, weight, bias, eps, ..) -> (codes, scales).
@@ -74,12 +74,13 @@ def norms_nearby(reference: Callable, inputs: tuple) -> list[tuple]:
 
 
 def _off(x: torch.Tensor, sign: int = 1) -> torch.Tensor:
-    """Return x in float64, an ulp of float32 off, every other element up, or down if `sign` is -1."""
+    """Return x in float64, an ulp of float32 off: every other element up, or down if `sign` is -1."""
     return x.double() + sign * (moved_by_one_ulp(x, torch.float32) - x.double())
 
 
 def code_cases(seed: int, cols: int = 64) -> list[Case]:
-    """Calls in which the codes are what is hard: halves, a row of zeros, values beyond the last code, an outlier."""
+    """Return calls whose codes are hard to get right: halves, a row of zeros, values beyond the last code, an
+    outlier."""
     draw = normal(seed)
     weight, bias = draw(cols), draw(cols)
 

@@ -26,7 +26,8 @@ class _Draw:
         self.draw = normal(seed)
 
     def call(self, label: str, look_at: str, x, filters, stride: int = 1, padding: int = 0, eps: float = 1e-5) -> Case:
-        """`x` and `filters` are shapes. gamma is positive; batch norm is the identity except for its eps."""
+        """Draw a call. `x` and `filters` are shapes; gamma is positive, and batch norm is the identity apart from its
+        eps."""
         out, channels, taps_h, taps_w = filters
         weight = self.draw(*filters) / (2 * channels * taps_h * taps_w) ** 0.5
         pictures, ones, zeros = self.draw(*x) / 2, torch.ones(out), torch.zeros(out)
@@ -34,7 +35,7 @@ class _Draw:
         return Case(label, (pictures.half(), weight.half(), *vectors, stride, padding, eps), look_at)
 
     def normed(self, case: Case, bias: bool = True, negative: bool = True) -> Case:
-        """The case with a batch norm that does something, and a bias of the convolution's own."""
+        """Draw a case whose batch norm matters, and whose convolution has a bias of its own."""
         x, weight, _, _, _, _, _, *rest = case.inputs
         out = len(weight)
         gamma, beta, mean = self.draw(out) / 2, self.draw(out) / 2, self.draw(out) / 2
@@ -45,7 +46,8 @@ class _Draw:
 
 
 def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3), (2, 20, 9, 6, 70))) -> list[Case]:
-    """Calls in which batch norm does nothing: pixels, taps, strides, padding, edges, layouts, NaN, no image at all.
+    """Return calls in which batch norm does nothing: pixels, taps, strides, padding, edges, layouts, NaN, an empty
+    batch.
 
     Args:
         seed: decides the values.
@@ -97,7 +99,7 @@ def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3),
 def batch_norm_cases(
     seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 16, 4, 4, 16), (2, 7, 5, 3, 20))
 ) -> list[Case]:
-    """Calls whose batch norm does something: alone, with a bias, with negative gamma, with next to no variance.
+    """Return calls whose batch norm matters: alone, with a bias, with negative gamma, with hardly any variance.
 
     Args:
         seed: decides the values.
@@ -125,8 +127,8 @@ def batch_norm_cases(
 
 
 def conv_rounding_cases(seed: int) -> list[Case]:
-    """Calls whose sums have a mean of 24, which batch norm takes off, so that a sum rounded to 16 bits shows; 1 x 1 and
-    3 x 3."""
+    """Return calls whose sums have a mean of 24, which batch norm subtracts, so that rounding a sum to 16 bits becomes
+    visible; with 1 x 1 and 3 x 3 filters."""
     draw, found = _Draw(seed), []
     for taps, padding in ((1, 0), (3, 1)):
         images, filters = (1, 32, 8, 8), (32, 32, taps, taps)

@@ -1,4 +1,5 @@
-"""Dropout whose mask is a function of a seed: its random numbers, and checks of which elements drop, and how often."""
+"""Dropout whose mask is a function of a seed: its random numbers, and checks of which elements it drops, and how
+many."""
 
 import math
 from collections.abc import Callable
@@ -16,13 +17,14 @@ from kernels.philox import philox
 
 
 def kept_elements(seed: int, elements: int, p: float, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Return the elements dropout keeps, (elements,) of bool: those with `tl.rand(seed, element)` at least p."""
+    """Return the elements that dropout keeps, as (elements,) of bool: those where `tl.rand(seed, element)` is at least
+    p."""
     # p is rounded to float32 as a kernel's argument is.
     return drawn(seed, elements, device) >= torch.tensor(p, dtype=torch.float32, device=device)
 
 
 def drawn(seed: int, elements: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """`tl.rand(seed, element)` of the elements 0, 1, 2 and so on: (elements,), float32.
+    """Return `tl.rand(seed, element)` for the elements 0, 1, 2 and so on: (elements,), float32.
 
     Source: tl.rand of Triton, the first word of Philox4x32-10 at the counter (element, 0, 0, 0), as a float.
     """
@@ -36,7 +38,7 @@ def drawn(seed: int, elements: int, device: torch.device | str = "cpu") -> torch
 def dropout_cases(
     seed: int, tensors: Callable, shapes: tuple[tuple[int, int], ...], rates: tuple[float, ...]
 ) -> list[Case]:
-    """Calls of a function of tensors, then p and a seed, the simplest first.
+    """Return calls of a function of tensors followed by p and a seed, simplest first.
 
     Args:
         seed: decides the tensors' values; the seeds of the calls are `seed_of` their places.
@@ -107,13 +109,14 @@ def dropout_cases(
 
 
 def seed_of(place: int) -> int:
-    """The seed of a call: small ones, and large ones in between."""
+    """Return the seed of a call; some are small, and some large."""
     return place + 1 if place % 3 else 1_000_000_007 + place
 
 
 @as_check
 def check_drop_rate(answer: Callable, p: float, seed: int, rows: int = 20, cols: int = 1000) -> str:
-    """Call `answer(x, bias, residual, p, seed)` on ones, zeros and zeros: a share p is 0, the rest 1 / (1 - p).
+    """Call `answer(x, bias, residual, p, seed)` on ones, zeros and zeros: a share p should be 0, and the rest 1 / (1 -
+    p).
 
     Args:
         answer: the learner's forward.

@@ -1,4 +1,4 @@
-"""Is a backward pass right in float64, as lean as it can be, and the same in every run?"""
+"""Check that a backward pass is right in float64, moves no more bytes than necessary, and is the same in every run."""
 
 import inspect
 import re
@@ -36,16 +36,17 @@ def gradient_cases(
     vectors: int = 2,
     wide: bool = False,
 ) -> list[Case]:
-    """Calls of `backward(grad_y, x, .., weight, .., eps)` of a norm with an activation, the simplest first.
+    """Return calls of `backward(grad_y, x, .., weight, .., eps)` of a norm with an activation, simplest first.
 
-    After grad_y come `tensors` of its shape, then `vectors` of its columns: x, weight and bias by default.
-    Where the reference adds up in float32 (`wide`), there are also fp16 rows whose partial sums pass 65504.
+    grad_y is followed by `tensors` of its shape, then by `vectors` with one element per column: x, weight and bias by
+    default. If the reference accumulates in float32 (`wide`), there are also fp16 rows whose partial sums pass 65504.
 
-    Rows of 64 and of each of `widths` elements; `rows` rows, more than programs, and ten times that; more
-    dimensions; each tensor with strides of its own; another eps, which elsewhere is too small to matter; a large mean;
-    an activation far from 0; NaN; 16 bits, in which each gradient must be rounded once; no row at all. (In float64 the
-    reference is no better than the answer: there check_gradcheck is the judge. In rows of one element the gradient of x
-    is 0, the difference of two equal products, and a GPU that multiplies and adds in one step is off by a rounding.)
+    The cases are: rows of 64 elements and of each of `widths`; `rows` rows, which is more than there are programs, and
+    ten times that; more dimensions; each tensor with strides of its own; another eps (elsewhere it's too small to
+    matter); a large mean; an activation far from 0; NaN; 16 bits, where each gradient must be rounded only once; and no
+    rows at all. (In float64 the reference is no better than the answer, so check_gradcheck judges that. In rows of one
+    element the gradient of x is 0, the difference of two equal products, and a GPU that multiplies and adds in one step
+    is off by a rounding.)
     """
     draw = normal(seed)
 
@@ -110,10 +111,10 @@ def gradient_cases(
 
 
 def three_deviations(reference: Callable, inputs: tuple) -> list[tuple]:
-    """Return one result, three standard deviations off: those of results whose inputs each move an ulp at random.
+    """Return one result that is three standard deviations off, among results whose inputs each move by a random ulp.
 
-    An answer's own roundings are many, independent and of that size. One draw of them says little: where a row's sums
-    nearly cancel, or at the bend of an activation of large numbers, another is off by several times that.
+    An answer makes many independent roundings of that size. One random draw says little about them: if a row's sums
+    nearly cancel, or at the bend of an activation of large numbers, another draw may be off by several times as much.
     """
     draw = torch.Generator().manual_seed(0)
 
@@ -130,8 +131,8 @@ def three_deviations(reference: Callable, inputs: tuple) -> list[tuple]:
 
 
 def sums_that_pass_65504(draw: Callable, tensors: int, vectors: int) -> Case:
-    """Return 128 rows in fp16, dealt to 8 programs so that each gets rows of one sign: each program's sum passes 65504,
-    the total does not."""
+    """Return 128 fp16 rows, dealt to 8 programs so that each one gets rows of one sign: each program's sum passes
+    65504, and the total doesn't."""
 
     def alike(rows: torch.Tensor) -> torch.Tensor:  # four rows, and the same four again
         return rows.expand(16, 2, 4, 33).reshape(128, 33)
@@ -146,8 +147,8 @@ def sums_that_pass_65504(draw: Callable, tensors: int, vectors: int) -> Case:
 
 @as_check
 def check_gradcheck(answer: Callable, forward: Callable, inputs: tuple) -> str:
-    """torch.autograd.gradcheck of `forward(x, weight, bias, eps)` with `answer(grad_y, x, weight, bias, eps)` for its
-    backward pass, in float64.
+    """Run torch.autograd.gradcheck on `forward(x, weight, bias, eps)`, with `answer(grad_y, x, weight, bias, eps)` as
+    its backward pass, in float64.
 
     Args:
         answer: the learner's backward pass, returning a gradient for each tensor.
@@ -196,9 +197,9 @@ def check_gradcheck(answer: Callable, forward: Callable, inputs: tuple) -> str:
 def check_gradient_traffic(
     answer: Callable, inputs: tuple, launches: int, rest: float, widest: tuple = (), device: str = "A100"
 ) -> str:
-    """Meter `answer(grad_y, x, ..)`: both read once, x's gradient written once, little else; and the same with bfloat16
-    inputs instead of float32, except the partial sums, which stay wide. With `widest`, no
-    register of that call spills.
+    """Meter `answer(grad_y, x, ..)`: it should read both once, write x's gradient once, and move little else; and the
+    same with bfloat16 inputs instead of float32, except that partial sums stay wide. With `widest`, that call must not
+    spill.
 
     Args:
         answer: the learner's backward pass, returning x's gradient first.
@@ -219,7 +220,7 @@ def check_gradient_traffic(
 
 
 def require_gradient_traffic(answer: Callable, inputs: tuple, launches: int, rest: float) -> None:
-    """Raise AnswerError where one call moves more than `check_gradient_traffic` allows."""
+    """Raise AnswerError if a call moves more than `check_gradient_traffic` allows."""
     traffic = measure(answer, *inputs)
     require_no_hazards(traffic, described(inputs))
     x, moved = inputs[1], dict(traffic.by_tensor)
@@ -254,9 +255,9 @@ def require_gradient_traffic(answer: Callable, inputs: tuple, launches: int, res
 
 @as_check
 def check_repeats(answer: Callable, inputs: tuple) -> str:
-    """`answer(*inputs)` gives the same bits when its programs run in another order: last to first.
+    """Check that `answer(*inputs)` returns the same bits when its programs run in reverse order.
 
-    Where there is a GPU, which has an order of its own, it is called again and again instead.
+    A GPU chooses its own order, so if there is one, the answer is called repeatedly instead.
     """
     with outputs_start_as_nan():
         results = [as_tuple(answer(*inputs))]
@@ -282,7 +283,7 @@ def check_repeats(answer: Callable, inputs: tuple) -> str:
 
 @contextmanager
 def last_program_first() -> Iterator[None]:
-    """Let the interpreter take the programs of a launch from last to first."""
+    """Make the interpreter run the programs of a launch in reverse order."""
     in_order = runtime._in_order
 
     def backwards(grid):
@@ -293,5 +294,5 @@ def last_program_first() -> Iterator[None]:
 
 
 def runs_backwards() -> bool:
-    """Return whether programs now run from last to first, so that a launch in another process can do the same."""
+    """Return whether programs currently run in reverse order, so that a launch in another process can do the same."""
     return runtime._in_order.__name__ == "backwards"

@@ -1,7 +1,7 @@
 """Checks on every kernel that an answer launches: the compiler accepts it, and its constants are plain.
 
-`as_check` watches the launches of each check by itself, and the grader's replay those of each submission; no exercise
-has to ask.
+`as_check` watches the launches of every check, and the grader's replay watches those of every submission, so no
+exercise has to ask for it.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ PLAIN = (bool, int, float, str, type(None), torch.dtype, tl.dtype, JITFunction)
 
 
 class LaunchError(AnswerError):
-    """Raised at a launch that no GPU would take, whatever it computes."""
+    """Raised at a launch that no GPU would accept, whatever it computes."""
 
 
 class Launches(contextlib.AbstractContextManager):
-    """The kernels launched inside this context, each in every form: dtypes of its pointers, constants, warps.
+    """The kernels launched inside this context, in each form: pointer dtypes, constants, warps.
 
-    A launch whose constants are not plain values raises LaunchError at once: a list that all programs share would be
-    memory that no meter sees.
+    If a launch has constants that are not plain values, it raises LaunchError at once: a list shared by all programs
+    would be memory that no meter sees.
     """
 
     def __init__(self):
@@ -73,8 +73,8 @@ class Launches(contextlib.AbstractContextManager):
             self._forms.setdefault(form, (kernel, args, kwargs))
 
     def require_compiled(self) -> None:
-        """Raise LaunchError unless Triton takes every form launched since the last time, and the assembler one of each
-        kernel, and one in float64 where it was launched in that."""
+        """Raise LaunchError unless Triton accepts every form launched since the last call, and the assembler one form
+        of each kernel, plus one in float64 if it was launched in that."""
         for form, (kernel, args, kwargs) in self._forms.items():
             wide = any(dtype == torch.float64 for _, dtype in form[1])
             try:
@@ -92,7 +92,7 @@ class Launches(contextlib.AbstractContextManager):
 
 
 def require_plain(kernel: str, name: str, value: object) -> None:
-    """Raise LaunchError where a constant of a launch is not a plain value, or a tuple of such."""
+    """Raise LaunchError if a constant of a launch is neither a plain value nor a tuple of plain values."""
     inner = value.value if isinstance(value, tl.constexpr) else value
     if isinstance(inner, tuple):
         for each in inner:
@@ -113,10 +113,10 @@ ROUNDINGS = 32
 
 
 def measure_in_any_order(answer: Callable, *inputs) -> Traffic:
-    """`measure(answer, *inputs)`, repeated with the programs from last to first, and shuffled.
+    """Return `measure(answer, *inputs)`, repeated with the programs in reverse order, and shuffled.
 
-    Without atomics, hazards alone make the order matter, and the meter sees these in every call; so calls of many
-    programs and no atomic are not repeated, and of the others only the first of a kernel.
+    Without atomics, only memory errors can make the order matter, and the meter sees those in every call. So calls with
+    many programs and no atomics are not repeated, and for other calls only the first one of each kernel is.
 
     Raises:
         AnswerError: the results differ by more than roundings, or a hazard shows in another order alone.
@@ -145,7 +145,7 @@ def measure_in_any_order(answer: Callable, *inputs) -> Traffic:
 
 
 def shuffled(programs: list) -> list:
-    """Programs in an order that is the same each time: a stride through them that meets each once."""
+    """Return the programs in an order that is the same each time: a stride that visits each of them once."""
     count = len(programs)
     step = next(each for each in range(int(count * 0.618) + 1, 2 * count + 2) if math.gcd(each, count) == 1)
     return [programs[place * step % count] for place in range(count)]
@@ -163,7 +163,7 @@ def programs_run(reordered: Callable[[list], list]) -> Iterator[None]:
 
 
 def fresh_copies(inputs: tuple) -> list:
-    """Copies of a call's inputs, two of them in one storage where the originals do."""
+    """Copy a call's inputs; inputs that share a storage still share one."""
     storages: dict[int, torch.UntypedStorage] = {}
     found = []
     for x in inputs:
@@ -177,7 +177,7 @@ def fresh_copies(inputs: tuple) -> list:
 
 
 def fresh_copy(x: object) -> object:
-    """A tensor with x's values, strides and offset, in a storage of its own; anything else as it is."""
+    """Copy a tensor with its values, strides and offset into a storage of its own; return anything else as it is."""
     if not isinstance(x, torch.Tensor):
         return x
     storage = x.untyped_storage().clone()
@@ -185,7 +185,7 @@ def fresh_copy(x: object) -> object:
 
 
 def require_alike(one: object, other: object, where: str) -> None:
-    """Raise AnswerError where two results of one call differ by more than roundings."""
+    """Raise AnswerError if two results of one call differ by more than rounding."""
     pairs = zip(*(each if isinstance(each, tuple) else (each,) for each in (one, other)), strict=False)
     for mine, again in pairs:
         if not isinstance(mine, torch.Tensor) or not isinstance(again, torch.Tensor) or mine.shape != again.shape:

@@ -1,8 +1,8 @@
-"""A transformer's layer as a small graph: what helpers.instruments.fusion.small_graph partitions."""
+"""A transformer layer as a small graph, to be partitioned by helpers.instruments.fusion.small_graph."""
 
 
 def transformer_layer(tokens: int, width: int, itemsize: int = 2) -> dict:
-    """A layer of a decoder: attention as a library's kernel, a gated feed-forward of 4 x width, dropout, residuals.
+    """Return a decoder layer: attention as a library kernel, a gated feed-forward of 4 x width, dropout, residuals.
 
     Args:
         tokens: rows of x.

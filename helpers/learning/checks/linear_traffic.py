@@ -1,4 +1,4 @@
-"""Does memory traffic grow with the sequence, or with its square?"""
+"""Check that memory traffic grows linearly with the sequence, not with its square."""
 
 from collections.abc import Callable
 
@@ -18,9 +18,9 @@ SKIPPED = 0.85
 
 @as_check
 def check_linear_traffic(answer: Callable, shorter: tuple, longer: tuple, causal: tuple | None = None) -> str:
-    """Meter calls: one launch each, the result written once, and no byte touched but of inputs and result.
+    """Meter calls: one launch each, the result written once, and no memory touched except inputs and result.
 
-    The bytes of inputs and result are linear in the sequence; a matrix of scores, wherever it is kept, is not.
+    The bytes of inputs and result grow linearly with the sequence; a matrix of scores doesn't, wherever it's stored.
 
     Args:
         answer: the learner's function, returning one tensor.

@@ -1,4 +1,4 @@
-"""Is a matrix product done as tensor cores want it: in their instructions, in large tiles, rounded once?"""
+"""Check that a matmul suits tensor cores: their instructions, large tiles, and one rounding."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -22,9 +22,10 @@ TF32 = re.compile(r"mma\S*tf32")  # PTX: mma.sync, wgmma and tcgen05 name the op
 
 @as_check
 def check_tensor_cores(answer: Callable, inputs: tuple, devices: tuple[str, ...] = ("A100", "H100")) -> str:
-    """Compile each kernel that `answer(*inputs)` launches: products in tensor-core instructions, no spills.
+    """Compile each kernel that `answer(*inputs)` launches: products must be tensor core instructions, without spills.
 
-    Operands of 16 bits stay so: widened to fp32, `tl.dot` makes them tf32, which tensor cores multiply half as fast.
+    16-bit operands must stay 16-bit: if you widen them to fp32, `tl.dot` uses tf32, which tensor cores multiply at half
+    the rate.
 
     Args:
         answer: the learner's function.
@@ -61,7 +62,7 @@ def check_tensor_cores(answer: Callable, inputs: tuple, devices: tuple[str, ...]
 
 
 def matrices(inputs: tuple) -> list[torch.Tensor]:
-    """The tensors that are multiplied: vectors, which are added or scale, may have other dtypes."""
+    """Return the tensors that are multiplied; vectors, which are added or scale, may have other dtypes."""
     return [x for x in inputs if isinstance(x, torch.Tensor) and x.is_floating_point() and x.dim() > 1]
 
 
@@ -71,11 +72,11 @@ def on_tensor_cores(resources: Resources) -> bool:
 
 @as_check
 def check_one_rounding(answer: Callable, reference: Callable, cases: Iterable[Case]) -> str:
-    """Check that each element of `answer` is the exact value, rounded once to the result's dtype, up to fp32's own
+    """Check that each element of `answer` is the exact value, rounded once to the result's dtype, to within fp32's own
     error.
 
-    A value rounded in between, before the activation say, or summed in fp16, is further off; so is one from an
-    approximation of the activation.
+    A value that is also rounded earlier, for example before the activation, or summed in fp16, is further off. So is
+    the result of an approximated activation.
 
     Args:
         answer: the learner's function, returning one tensor of 16 bits.
@@ -92,7 +93,7 @@ MANY_ROUNDINGS = 64  # half units in the last place of the largest value: more t
 
 
 def require_one_rounding(answer: Callable, reference: Callable, case: Case) -> None:
-    """Raise AnswerError where an element is not the exact value, rounded once."""
+    """Raise AnswerError if an element is not the exact value, rounded once."""
     traffic = measure(answer, *of_tensors(fresh_copy, case.inputs))
     require_no_hazards(traffic, case.where)
     exact = reference(*of_tensors(in_float64, case.inputs))
@@ -118,7 +119,7 @@ def require_one_rounding(answer: Callable, reference: Callable, case: Case) -> N
 
 
 def wrong_formula(wrong: list[Case], look_at: str) -> str:
-    """Return where to look: a rounding harms every curved activation, an approximate formula only its own."""
+    """Return where to look: a rounding affects every curved activation, an approximate formula only its own."""
     activations = {case.arguments for case in wrong}
     if len(activations) == 1 and activations <= {"gelu", "silu"}:
         return f"the formula of {activations.pop()}: the others are right, so nothing else is rounded early"
@@ -130,7 +131,8 @@ def in_float32(x: torch.Tensor) -> torch.Tensor:
 
 
 def half_ulp(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Half the distance of neighbouring numbers of `dtype` at each value: the error of one rounding to nearest."""
+    """Return half the distance between neighbouring numbers of `dtype` at each value: the error of rounding to
+    nearest."""
     kind = torch.finfo(dtype)
     power = torch.frexp(exact.abs().clamp(min=kind.tiny)).exponent
     return torch.ldexp(torch.full_like(exact, kind.eps / 4), power)
@@ -138,7 +140,7 @@ def half_ulp(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 @as_check
 def check_tile_traffic(answer: Callable, inputs: tuple, tile: int = 64) -> str:
-    """Meter a linear layer: one launch, and at most 1.1 times the bytes of tiles of `tile` x `tile`.
+    """Meter a linear layer: one launch, and at most 1.1x the bytes that tiles of `tile` x `tile` move.
 
     Args:
         answer: the learner's function of x (M, K), weight (N, K), bias (N,) and more, returning (M, N).

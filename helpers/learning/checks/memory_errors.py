@@ -1,4 +1,4 @@
-"""A kernel that does what a GPU would not forgive fails, whatever it computes."""
+"""Fail a kernel that does something a GPU wouldn't forgive, whatever it computes."""
 
 import ast
 import functools
@@ -23,7 +23,7 @@ LOOK_AT = {
 
 
 def require_no_hazards(traffic: Traffic, inputs: str, otherwise: str = "") -> None:
-    """Raise AnswerError at the first hazard that the meter saw in a call.
+    """Raise AnswerError at the first memory error that the meter saw in a call.
 
     Args:
         traffic: the call's.
@@ -42,7 +42,7 @@ def require_no_hazards(traffic: Traffic, inputs: str, otherwise: str = "") -> No
 
 
 def has_mask(file: str, line: int) -> bool:
-    """Return whether every load, store and atomic at a source line has a mask, and there is one."""
+    """Return whether there is a load, store or atomic at a source line, and all of them have a mask."""
     calls = memory_calls("".join(linecache.getlines(file)))
     here = [masked for lines, masked in calls.items() if line in lines]
     return bool(here) and all(here)
@@ -50,7 +50,7 @@ def has_mask(file: str, line: int) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def memory_calls(source: str) -> dict[range, bool]:
-    """The lines of each load, store and atomic -> whether it has a mask."""
+    """Return the lines of each load, store and atomic -> whether it has a mask."""
     found = {}
     try:
         tree = ast.parse(source)

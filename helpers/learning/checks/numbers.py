@@ -1,4 +1,4 @@
-"""Are the numbers right that an answer works out, for questions that it has not seen?"""
+"""Check the numbers that an answer computes, for questions that it hasn't seen."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ MAX_LISTED = 10_000  # of a generator, which may have no end
 
 
 def draw_questions(seed: int, count: int, *choices: Sequence) -> list[tuple]:
-    """`count` questions, each with one of every `choices`, drawn from `seed` and from the grading's own draw."""
+    """Draw `count` questions from `seed` and from the grading's own draw, picking one of each of `choices`."""
     draw = random.Random(seed + (cases.draw << 16))
     return [tuple(draw.choice(each) for each in choices) for _ in range(count)]
 
@@ -101,7 +101,8 @@ def named(
     within: float,
     unlike: dict[str, Callable],
 ) -> AnswerError:
-    """Return the error with the mistakes that give `got`, if they'd also be right on all questions before the last.
+    """Return the error with the mistakes that give `got`, provided they also give the right answer to all earlier
+    questions.
 
     Args:
         right: questions with their right answers; the error is about the last.
@@ -132,7 +133,7 @@ def called(answer: Callable, question: tuple) -> str:
 
 
 def compare(got: object, expected: object, asked: str, parts: tuple[str, ...], within: float) -> None:
-    """Raise AnswerError where an answer is of another kind than expected, or differs."""
+    """Raise AnswerError if an answer has another type than expected, or differs."""
     got = listed(got)
     if isinstance(got, torch.Tensor):
         raise AnswerError(f"{asked} gives a tensor: return plain numbers", "what your function returns")
@@ -160,7 +161,7 @@ def compare(got: object, expected: object, asked: str, parts: tuple[str, ...], w
 
 
 def listed(value: object) -> object:
-    """A collection or generator as a list, a set as {"set": list}: in forms that JSON has."""
+    """Return a collection or generator as a list, and a set as {"set": list}, so that JSON can hold it."""
     if isinstance(value, set | frozenset):
         return {"set": sorted(value, key=str)}
     if isinstance(value, KeysView | ValuesView | Generator | filter | map | zip | range | reversed):
@@ -169,7 +170,7 @@ def listed(value: object) -> object:
 
 
 def is_swapped(got: Sequence, expected: tuple, within: float) -> bool:
-    """Return whether these are the expected numbers in another order."""
+    """Return whether these are the expected numbers in a different order."""
     if not all(isinstance(number, numbers.Real) for number in (*got, *expected)):
         return False
 

@@ -1,11 +1,11 @@
-"""Does a kernel reach all elements of tensors of more than 2^31 of them?
+"""Check that a kernel reaches all elements of tensors with more than 2^31 of them.
 
-No machine need hold such a tensor. The answer is called on small inputs, and once on inputs of PyTorch's device `meta`,
-which have shapes and no memory: its launches there are noted, and not run. The first and the last program instance
-of each such launch are then interpreted without memory: every load gives nothing, and integers that pass their 32 bits
-are found where they do, by Triton's own check (`sanitize_overflow`). The elements that these two store, times the
-programs of the grid, must be as many as the result has. In a long loop, as over the rows of a large tensor, only the
-first iterations and the last run, and one of the first stands for those left out.
+No machine has to hold such a tensor. The answer is called on small inputs, and once on inputs on PyTorch's device
+`meta`, which have shapes and no memory; those launches are recorded, but not run. Then the first and the last program
+instance of each recorded launch are interpreted without memory: loads return nothing, and Triton's own check
+(`sanitize_overflow`) finds integers that exceed their 32 bits. The number of elements that these two store, times the
+number of programs in the grid, must match the size of the result. In a long loop, such as one over the rows of a large
+tensor, only the first iterations and the last are run, and one of the first stands in for the ones skipped.
 """
 
 import linecache
@@ -46,7 +46,7 @@ def check_offsets(
     at_most: int | None = None,
 ) -> str:
     """Find 32-bit integers that overflow in the kernels that `answer(*inputs_of(size))` would launch, grids that leave
-    elements of the result without a program, and grids that leave most of a GPU without work.
+    elements of the result without a program, and grids that leave most of a GPU idle.
 
     Args:
         answer: the learner's function.
@@ -108,7 +108,8 @@ def find_stray(small: list[Launch], large: list[Launch], result: object) -> tupl
 
 
 def filled(small: list[Launch], large: list[Launch]) -> list[tuple[str, torch.Tensor]]:
-    """Tensors between two launches, by the kernel's names, that a small call fills: so must the large one."""
+    """Return the intermediate tensors, by the kernel's names, that a small call fills, and so a large one must fill
+    too."""
     stored, *_ = stored_by(small, small)
     found = []
     for (kernel, _, few), (other, _, many) in zip(small, large, strict=False):
@@ -121,8 +122,8 @@ def filled(small: list[Launch], large: list[Launch]) -> list[tuple[str, torch.Te
 def stored_by(
     launches: list[Launch], small: list[Launch]
 ) -> tuple[Counter[int], dict[int, int], tuple[str, str] | None]:
-    """Return how many elements launches store, by `storage_of`; the bytes up to the last that a launch's last program
-    stores, or its first; and the error in one, with where to look.
+    """Return how many elements the launches store, by `storage_of`; the offset in bytes of the last one that the first
+    or last program of a launch stores; and any error in one of them, with where to look.
 
     Args:
         launches: in none is memory loaded or stored.
@@ -216,7 +217,7 @@ def is_spread(smaller: list[tuple], larger: list[tuple], least: int) -> bool:
 
 
 def require_programs(smaller: list[tuple], larger: list[tuple], least: int) -> None:
-    """Raise AnswerError where few programs do the work, and no more of it where the tensors are larger.
+    """Raise AnswerError if only a few programs do the work, and their number doesn't grow with the tensors.
 
     Args:
         smaller, larger: the grids of a call's launches, and of those of a larger one.
@@ -233,7 +234,7 @@ def require_programs(smaller: list[tuple], larger: list[tuple], least: int) -> N
 
 
 def widened(axes: list[int]) -> str:
-    """The number that a kernel has to widen, where the grid grows along these axes with the size, or along none."""
+    """Return the number that a kernel has to widen, if the grid grows with the size along these axes, or along none."""
     if len(axes) == 1:
         return f"tl.program_id({axes[0]}).to(tl.int64)"
     return (
@@ -242,12 +243,11 @@ def widened(axes: list[int]) -> str:
 
 
 class Enough(Exception):  # noqa: N818
-    """A program has made enough accesses: the rest will be like them."""
+    """A program has made enough accesses, and the rest will be like them."""
 
 
 class SomeInstances:
-    """Runs the first program instance of a launch, one in the middle and the last, and lets none of their accesses
-    through.
+    """Runs the first, a middle and the last program instance of a launch, and blocks all their memory accesses.
 
     Attributes:
         left: how many accesses the one that runs may still make.
@@ -290,7 +290,7 @@ class SomeInstances:
 
 
 class Pointer:
-    """A tensor without memory as an argument of a launch: a dtype, and an address that only it has."""
+    """A tensor without memory, as an argument of a launch: a dtype and a unique address."""
 
     def __init__(self, tensor: torch.Tensor, places: dict[int, int]):
         place = places.setdefault(storage_of(tensor), len(places) + 1)
@@ -303,7 +303,7 @@ class Pointer:
 
 @contextmanager
 def without_memory(places: dict[int, int]) -> Iterator[None]:
-    """Let launches take tensors that have no memory; their storages are numbered in `places`, from 1."""
+    """Let launches accept tensors without memory; their storages are numbered from 1 in `places`."""
 
     def as_pointers(_, values, kwargs):
         return [Pointer(each, places) if is_tensor(each) else each for each in values], kwargs
@@ -317,7 +317,7 @@ def without_memory(places: dict[int, int]) -> Iterator[None]:
 
 @contextmanager
 def long_loops_cut(kernel: JITFunction, watching: SomeInstances) -> Iterator[None]:
-    """Let `range` and `tl.range` in a kernel leave out the middle of a long loop."""
+    """Make `range` and `tl.range` skip the middle of a long loop in a kernel."""
 
     def ends(*bounds) -> Iterator[int]:
         passes = range(*bounds)
@@ -344,9 +344,9 @@ def long_loops_cut(kernel: JITFunction, watching: SomeInstances) -> Iterator[Non
 
 @contextmanager
 def narrowings_found(kernel: JITFunction, watching: SomeInstances) -> Iterator[None]:
-    """Stop a kernel where a line of its own converts an integer to 32 bits that do not hold it.
+    """Stop a kernel if one of its own lines converts an integer to 32 bits that don't hold it.
 
-    What `tl.rand` and its kin convert, the halves of a counter, is meant to be cut.
+    `tl.rand` and similar functions convert the halves of a counter, and are meant to truncate them.
     """
     cast = interpreter.InterpreterBuilder.create_int_cast
     own = kernel.fn.__code__.co_filename
@@ -367,9 +367,9 @@ def narrowings_found(kernel: JITFunction, watching: SomeInstances) -> Iterator[N
 
 
 def grow(smaller: object, larger: object, share: float) -> object:
-    """An argument of a call: a number or a tensor's shape goes on as it went from the smaller to the larger call.
+    """Extrapolate an argument, which is a number or a tensor's shape, from the smaller call through the larger one.
 
-    A tensor comes out without memory, its elements in a row.
+    Tensors are returned contiguous and without memory.
     """
     if is_tensor(smaller):
         shape = [grow(*sizes, share) for sizes in zip(smaller.shape, larger.shape, strict=True)]
@@ -380,7 +380,7 @@ def grow(smaller: object, larger: object, share: float) -> object:
 
 
 def launches_on(answer: Callable, inputs: tuple) -> list[Launch]:
-    """The kernels that `answer(*inputs)` launches, each with its grid and its arguments by name."""
+    """Return the kernels that `answer(*inputs)` launches, each with its grid and its arguments by name."""
     seen: list[Launch] = []
 
     def recorded(*inputs):
@@ -392,7 +392,7 @@ def launches_on(answer: Callable, inputs: tuple) -> list[Launch]:
 
 
 def launches_without_memory(answer: Callable, inputs: tuple) -> tuple[list[Launch], object]:
-    """The kernels that `answer(*inputs)` would launch, and its result; nothing is run.
+    """Return the kernels that `answer(*inputs)` would launch, and its result, without running anything.
 
     Args:
         inputs: tensors on the device `meta`, and other arguments.
@@ -406,7 +406,7 @@ def launches_without_memory(answer: Callable, inputs: tuple) -> tuple[list[Launc
 
 @contextmanager
 def noted(seen: list[Launch], run: Callable) -> Iterator[None]:
-    """Note launches in `seen`, and do `run` instead of Triton's own."""
+    """Record launches in `seen`, and call `run` instead of launching them."""
 
     def note(self, *args, grid, warmup, **kwargs):
         given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}

@@ -6,7 +6,7 @@ from helpers.instruments.fusion.small_graph import conflict, illegal_reason, in_
 
 
 def time_of(graph: dict, groups: list[list[str]]) -> float:
-    """Seconds of kernels one after another."""
+    """Return the seconds that the kernels take one after another."""
     return sum(kernel_cost(graph, group)["time"] for group in groups)
 
 
@@ -48,7 +48,7 @@ def best_partition(graph: dict, ignoring: str = "", ordered: bool = True, grown:
 
 
 def legal_groups(graph: dict, ignoring: str = "") -> list[tuple[int, list[str]]]:
-    """Each set of operations that one kernel may do: the bits of their places, and their names."""
+    """Return each set of operations that one kernel may do: a bit mask of their positions, and their names."""
     operations = graph["operations"]
     names = [each["name"] for each in operations]
     apart = [
@@ -73,7 +73,7 @@ def named(names: list[str], mask: int) -> list[str]:
 
 
 def joined(graph: dict, whatever: bool = False) -> list[list[str]]:
-    """A partition by pairs: the two kernels whose joining saves most are joined, until none saves anything.
+    """Build a partition pair by pair: keep joining the two kernels that save the most until no pair saves anything.
 
     Args:
         whatever: any two that may be joined are, the first first, whether or not that saves time.
@@ -88,7 +88,7 @@ def joined(graph: dict, whatever: bool = False) -> list[list[str]]:
 
 
 def joinings(graph: dict, groups: list[list[str]]) -> list[tuple[float, list[str], list[str]]]:
-    """Return every two kernels of a partition that may be joined, with the seconds that this saves."""
+    """Return each pair of kernels in a partition that may be joined, with the seconds that this saves."""
     found = []
     for one, other in combinations(groups, 2):
         both, rest = [*one, *other], [group for group in groups if group not in (one, other)]
@@ -98,6 +98,6 @@ def joinings(graph: dict, groups: list[list[str]]) -> list[tuple[float, list[str
 
 
 def touching(graph: dict) -> list[tuple[str, str]]:
-    """The pairs of operations that share a tensor, in the order of the program."""
+    """Return the pairs of operations that share a tensor, in program order."""
     pairs = combinations(graph["operations"], 2)
     return [(one["name"], other["name"]) for one, other in pairs if tensors_of(one) & tensors_of(other)]

@@ -39,8 +39,8 @@ LOOK_AT = {
 
 
 def groups_asked(graphs: Iterable[dict], seed: int) -> list[tuple[dict, list[str]]]:
-    """(graph, names) to ask of each graph: groups that one kernel may do, and some that break one rule alone; in the
-    end, operations that write several tensors, and kernels of 255 registers and of 256."""
+    """Return (graph, names) to ask about: for each graph, groups that one kernel may do and groups that break exactly
+    one rule; then operations that write several tensors, and kernels with 255 and with 256 registers."""
     draw = random.Random(seed + (cases.draw << 16))
     found = []
     for graph in graphs:
@@ -59,8 +59,8 @@ def groups_asked(graphs: Iterable[dict], seed: int) -> list[tuple[dict, list[str
 
 
 def edges_asked(graphs: Iterable[dict]) -> list[tuple[dict, str, str]]:
-    """(graph, name, name) of every two that share a tensor, but where fusing them is a draw; in the end, pairs that
-    fusing changes by a few per cent."""
+    """Return (graph, name, name) for all pairs that share a tensor, unless fusing them makes no difference; then pairs
+    where fusing changes the time by a few percent."""
     return [
         (graph, one, two)
         for graph in (*graphs, *nearly_even())
@@ -70,13 +70,13 @@ def edges_asked(graphs: Iterable[dict]) -> list[tuple[dict, str, str]]:
 
 
 def saved(graph: dict, one: str, two: str) -> float:
-    """Seconds that one kernel saves over two."""
+    """Return the seconds that one kernel saves compared with two."""
     return time_of(graph, [[one], [two]]) - kernel_cost(graph, [one, two])["time"]
 
 
 @as_check
 def check_legal(answer: Callable, questions: Iterable[tuple[dict, list[str]]]) -> str:
-    """Ask `answer(graph, group)` whether one kernel may do a group: True or False, as `illegal_reason` says."""
+    """Ask `answer(graph, group)` whether one kernel may do a group: True or False, as in `illegal_reason`."""
     questions = list(questions)
     with in_time(answer):
         for graph, group in questions:
@@ -93,13 +93,13 @@ def check_legal(answer: Callable, questions: Iterable[tuple[dict, list[str]]]) -
 
 
 def rule_of(graph: dict, group: list[str], rule: str) -> bool:
-    """Return whether a group breaks this rule, and no earlier one."""
+    """Return whether a group breaks this rule and no earlier one."""
     return illegal_reason(graph, group) != illegal_reason(graph, group, rule)
 
 
 @as_check
 def check_edges(answer: Callable, questions: Iterable[tuple[dict, str, str]]) -> str:
-    """Ask `answer(graph, one, two)` whether to fuse two operations: True where it is legal and saves time."""
+    """Ask `answer(graph, one, two)` whether to fuse two operations: True if that's legal and saves time."""
     questions = list(questions)
     with in_time(answer):
         for graph, one, two in questions:
@@ -183,15 +183,15 @@ def require_partition(got: object, graph: dict, function: str) -> None:
 
 
 def told(what: str, look_at: str, graph: dict, group: Iterable[str] = ()) -> None:
-    """Raise AnswerError with the operations that it is about, all of the graph's unless a group is named."""
+    """Raise AnswerError with the operations involved: those of the group if one is named, else all in the graph."""
     group = set(group)
     lines = [line_of(each) for each in graph["operations"] if not group or each["name"] in group]
     raise AnswerError("\n".join([what, *lines]), look_at)
 
 
 def line_of(operation: dict) -> str:
-    """Describe an operation in one line: "mul: elementwise, 64 x 512, s u -> m", marking inputs read at other
-    elements."""
+    """Describe an operation in one line: "mul: elementwise, 64 x 512, s u -> m"; inputs read at other elements are
+    marked."""
     reads = " ".join(f"{each}*" if each in operation["elsewhere"] else each for each in operation["reads"])
     size = f"{operation['rows']} x {operation['columns']}"
     return f"{operation['name']}: {operation['kind']}, {size}, {reads} -> {' '.join(operation['writes'])}"
@@ -199,7 +199,8 @@ def line_of(operation: dict) -> str:
 
 @contextlib.contextmanager
 def in_time(answer: Callable) -> Iterator[None]:
-    """Raise AnswerError where what is done inside takes over LIMIT seconds; in a main thread, which signals reach."""
+    """Raise AnswerError if the code inside takes longer than LIMIT seconds; only in a main thread, which can receive
+    signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

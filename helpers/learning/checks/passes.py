@@ -1,4 +1,4 @@
-"""Does the answer read its inputs, and write its results, as few times as it can?"""
+"""Check that an answer makes as few passes over its inputs and results as it can."""
 
 import inspect
 from collections.abc import Callable
@@ -18,8 +18,8 @@ from helpers.learning.outcome import AnswerError, as_check
 def check_passes(
     answer: Callable, inputs: tuple, reads: tuple[float, ...], widest: tuple = (), device: str = "A100"
 ) -> str:
-    """Meter `answer(*inputs)`: one launch, every result written once and never read, no other tensor in memory; and
-    the same where float32 inputs become bfloat16. With `widest`, no register of a call spills.
+    """Meter `answer(*inputs)`: one launch, every result written once and never read, no other tensor in memory; and the
+    same with bfloat16 inputs instead of float32. With `widest`, that call must not spill.
 
     Args:
         answer: the learner's function, returning a tensor or a tuple of tensors.
@@ -39,7 +39,7 @@ def check_passes(
 
 
 def require_passes(answer: Callable, inputs: tuple, reads: tuple[float, ...]) -> None:
-    """Raise AnswerError where one call makes other passes than `check_passes` asks for."""
+    """Raise AnswerError if a call makes other passes than `check_passes` requires."""
     traffic = measure(answer, *inputs)
     require_no_hazards(traffic, described(inputs))
     elements = inputs[0].numel()

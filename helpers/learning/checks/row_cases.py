@@ -19,7 +19,8 @@ STRIDES = "the strides: these rows are not next to each other in memory, or thei
 
 
 def normal(seed: int) -> Callable[..., torch.Tensor]:
-    """`draw(*shape, dtype=float32, mean=0.0)`: normal values of deviation 2, on the GPU where there is one."""
+    """Return a function `draw(*shape, dtype=float32, mean=0.0)` of normal values with a deviation of 2, on the GPU if
+    there is one."""
     generator = torch.Generator().manual_seed(seed + (cases.draw << 16))
     device = "cuda" if runtime.has_gpu() else "cpu"
 
@@ -40,12 +41,12 @@ def norm_cases(
     short: bool = False,
     strided_vectors: bool = False,
 ) -> list[Case]:
-    """Calls of a norm, `norm(x, .., weight, .., eps)`, over the last dimension, the simplest first.
+    """Return calls of a norm over the last dimension, `norm(x, .., weight, .., eps)`, simplest first.
 
-    Rows of 64 elements; other eps, a constant row; a wide row that is a power of two; NaN and inf; then padding, in
-    rows of each of `widths` elements; more dimensions; strided, transposed and offset tensors; sums that 16 bits do not
-    hold; `widest` elements; small weights, where every result must be as accurate as the largest; no row at all. Where
-    eps is not what is asked, values are too large for it to matter.
+    They are: rows of 64 elements; other eps, a constant row; a wide row with a power-of-two width; NaN and inf; then
+    padding, in rows of each of `widths` elements; more dimensions; strided, transposed and offset tensors; sums that 16
+    bits can't hold; `widest` elements; small weights, where every result must be as accurate as the largest; and no
+    rows at all. Unless a case is about eps, its values are too large for eps to matter.
 
     Args:
         tensors: how many of (..., cols) come first.
@@ -113,16 +114,17 @@ def norm_cases(
 
 
 def activation_cases(tensors: int, seed: int) -> list[Case]:
-    """Calls of `norm(x, .., weight, eps)` with an activation of the norm, and weights of about 100."""
+    """Return calls of `norm(x, .., weight, eps)` with an activation of the norm, and weights of about 100."""
     draw = normal(seed)
     inputs = (*(64 * draw(4, 64) for _ in range(tensors)), 100 * draw(64), 1e-5)
     return [Case("an activation far from 0", inputs, "the activation far from 0: e^y overflows float32 for y above 88")]
 
 
 def shift_conditioning(rows: torch.Tensor) -> float:
-    """Return how much roundings may grow in a variance about any element of its row: 1 + z^2 of the furthest element.
+    """Return how much rounding errors may grow in a variance computed about any element of its row: 1 + z^2 of the
+    furthest one.
 
-    E[(x - c)^2] - (mean - c)^2 subtracts two numbers that are (mean - c)^2 / variance times what is left.
+    E[(x - c)^2] - (mean - c)^2 subtracts two numbers that are (mean - c)^2 / variance times as large as the result.
     """
     exact = rows.double()
     finite = exact[exact.isfinite().all(dim=-1)]
@@ -134,7 +136,7 @@ def shift_conditioning(rows: torch.Tensor) -> float:
 
 
 def large_mean_cases(vectors: int, seed: int, widths: tuple[int, ...] = (64, 1000)) -> list[Case]:
-    """Calls of `norm(x, weight, .., eps)` on rows of mean 10^4 and deviation 2, in fp32."""
+    """Return calls of `norm(x, weight, .., eps)` on rows with a mean of 10^4 and a deviation of 2, in fp32."""
     draw = normal(seed)
     look_at = "the variance: a small difference of large numbers has lost its digits; subtract the mean first"
     return [
@@ -151,12 +153,13 @@ def large_mean_cases(vectors: int, seed: int, widths: tuple[int, ...] = (64, 100
 
 
 def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int = 5000) -> list[Case]:
-    """Calls of `softmax_topk(x, k)` on rows of multiples of 1/16, so that many are equal and the rest well apart.
+    """Return calls of `softmax_topk(x, k)` on rows of multiples of 1/16, so that many are equal and the rest well
+    separated.
 
-    Means of 1000, 20000, -1000 and -20000; halves 200 apart; 16 winners, without ties; a wide row that is a power of
-    two; many small probabilities; rows of equal elements; -inf; NaN; then padding, in rows of each of `widths`
-    elements, with k from 1 to 5, and as many winners as there are columns; more dimensions; strided and transposed
-    tensors; 16 bits; `widest` elements; no row at all.
+    They are: means of 1000, 20000, -1000 and -20000; halves that are 200 apart; 16 winners without ties; a wide row
+    with a power-of-two width; many small probabilities; rows of equal elements; -inf; NaN; then padding, in rows of
+    each of `widths` elements, with k from 1 to 5, and with as many winners as columns; more dimensions; strided and
+    transposed tensors; 16 bits; `widest` elements; and no rows at all.
     """
     draw = normal(seed)
 

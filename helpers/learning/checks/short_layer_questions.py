@@ -1,6 +1,6 @@
-"""Launches, bytes and times of exercise 18's short layer, and the mistakes in them: plain values in and out.
+"""Launches, bytes and times of exercise 18's short layer, with common mistakes, as functions of plain values.
 
-Each dictionary is for `unlike` of one check: a mistake's name -> the numbers it gives, of the same arguments.
+Each dictionary is for `unlike` in one check: the mistake -> the numbers it leads to, for the same arguments.
 """
 
 import math
@@ -23,7 +23,8 @@ COUNT_MISTAKES: dict[str, Callable] = {
 
 
 def fused_layer(width: int, hidden: int) -> tuple[int, int]:
-    """Return the launches and bytes of the layer, its elementwise operations fused with each other or with a matmul."""
+    """Return the launches and bytes of the layer with its elementwise operations fused into each other or into a
+    matmul."""
     return 3, ITEMSIZE * (6 * width + _matmuls(width, hidden))
 
 
@@ -48,13 +49,13 @@ FUSED_MISTAKES: dict[str, Callable] = {
 
 
 def microseconds(launches: int, nbytes: float, call: float, gap: float, bandwidth: float, graph: bool) -> float:
-    """Return the time of the launches, from Python or as one CUDA graph."""
+    """Return the time of the launches, made from Python or as one CUDA graph."""
     moved = nbytes / bandwidth
     return call + launches * gap + moved if graph else max(launches * call, launches * gap + moved)
 
 
 def _time(launched: Callable | None = None, graphed: Callable | None = None) -> Callable:
-    """The time with another formula, (launches, time of the bytes, call, gap), for one of the two."""
+    """Return the time if one of the two used another formula, (launches, time of the bytes, call, gap)."""
 
     def time(launches, nbytes, call, gap, bandwidth, graph):
         other = graphed if graph else launched
@@ -79,7 +80,7 @@ TIME_MISTAKES: dict[str, Callable] = {
 
 
 def most_launches(budget: float, nbytes: float, call: float, gap: float, bandwidth: float) -> int:
-    """Return the launches of the longest graph that takes at most `budget`."""
+    """Return the number of launches in the longest graph that takes at most `budget`."""
     return max(0, _gaps_left(budget, nbytes, call, gap, bandwidth))
 
 

@@ -1,4 +1,4 @@
-"""Small graphs of operations, drawn at random, each with something that a hasty partition gets wrong."""
+"""Draw small random graphs of operations, each with a feature that a careless partition gets wrong."""
 
 import functools
 import json
@@ -23,13 +23,14 @@ GREEDY, APART, PAIR, CYCLE, LATE, IN_PLACE, FAR = "greedy", "apart", "pair", "cy
 
 
 def drawn_graphs(seed: int, *features: str) -> list[dict]:
-    """A graph for each feature, drawn from `seed` and from the grading's own draw.
+    """Return one graph per feature, drawn from `seed` and from the grading's own draw.
 
-    A feature is one of RULES: ignoring it, a partition looks better than there is; GREEDY: joining the pair that saves
-    most, again and again, ends at a worse one; APART: the best has kernels that may be joined, and should not be; PAIR:
-    so has some pair of operations; CYCLE: the best groups, each harmless, would wait for each other; LATE: a group of
-    the best is legal only once its last operation joins; IN_PLACE: one of the best overwrites, and may; FAR: two
-    operations are between two others, one after the other, and some go over fewer rows, not columns.
+    A feature is one of RULES (ignoring that rule makes a partition look better than is possible), or one of these.
+    GREEDY: repeatedly joining the pair that saves most ends in a worse partition. APART: the best one has kernels that
+    may be joined, but shouldn't be. PAIR: the same is true of a pair of operations. CYCLE: the best groups are each
+    harmless, but would wait for each other. LATE: one of the best groups is legal only once its last operation joins.
+    IN_PLACE: one of them overwrites an input, and may. FAR: two operations in sequence are between two others, and some
+    go over fewer rows, not columns.
     """
     drawn = seed + (cases.draw << 16)
     return [json.loads(_graph_with(feature, f"{drawn} {place}")) for place, feature in enumerate(features)]
@@ -115,7 +116,7 @@ def _drawn(draw: random.Random, feature: str) -> dict:
 
 
 def _crossed(draw: random.Random, rows: int, columns: int) -> list[dict]:
-    """Return two pairs that read the same tensor, each waiting for one of the other pair's results."""
+    """Return two pairs that read the same tensor, where each pair waits for a result of the other."""
 
     size = rows, columns
     first = [_elementwise("scale_x", size, ["x"], [], "a"), _elementwise("roll_a", size, ["y", "a"], ["a"], "b")]
@@ -124,7 +125,7 @@ def _crossed(draw: random.Random, rows: int, columns: int) -> list[dict]:
 
 
 def at_the_limit() -> list[dict]:
-    """Two operations that take 255 registers in one kernel, as many as there are, and two that take one more."""
+    """Return two operations that need 255 registers in one kernel, which is the maximum, and two that need one more."""
     found = []
     for columns, reads in ((79 * 1024, ["x", "y"]), (119 * 1024, ["x"])):
         size = {"rows": 1024, "columns": columns}
@@ -137,7 +138,8 @@ def at_the_limit() -> list[dict]:
 
 
 def nearly_even() -> list[dict]:
-    """Pairs where one kernel saves 1.5 to 5 % of the time of two, or costs 1.5 to 2 % more: any gain is worth it."""
+    """Return pairs where one kernel saves 1.5 to 5% of the time of two, or costs 1.5 to 2% more: any gain is worth
+    it."""
     draw = random.Random(cases.draw)
     found = []
     for deep in (24576, draw.choice((12288, 16384)), 8192):  # a large product and a small GELU
@@ -162,7 +164,7 @@ def nearly_even() -> list[dict]:
 
 
 def chain_of_five() -> tuple[dict, list[str]]:
-    """Return (graph, group), legal: each operation shares a tensor with its neighbours only."""
+    """Return a legal (graph, group) where each operation shares a tensor with its neighbours only."""
     size, tensors = (4096, 8192), ["x", "s", "t", "u", "v", "y"]
     operations = [
         _elementwise(name, size, [tensors[place]], [], tensors[place + 1])
@@ -173,8 +175,8 @@ def chain_of_five() -> tuple[dict, list[str]]:
 
 
 def overwritten_and_turned() -> list[tuple[dict, list[str]]]:
-    """Return (graph, group) twice, neither legal: operations between the group wait for it only because both write one
-    tensor; and two operations over equally many elements, in different rows and columns."""
+    """Return two illegal (graph, group) pairs: operations outside the group wait for it only because both write the
+    same tensor; and two operations have equally many elements, but in different rows and columns."""
     size, turned = (4096, 8192), (8192, 4096)
     between = [
         _elementwise("relu", size, ["x"], [], "t"),
@@ -195,8 +197,8 @@ def overwritten_and_turned() -> list[tuple[dict, list[str]]]:
 
 
 def of_several_tensors() -> list[tuple[dict, list[str]]]:
-    """Return (graph, group) of operations that write two tensors, or read three, where the second or the third decides;
-    each pair also the other way round."""
+    """Return (graph, group) with operations that write two tensors, or read three, where the second or third one
+    decides; each pair also in reverse order."""
     size = (4096, 8192)
     cases_of_two = [  # operations as (name, reads, elsewhere, writes), results, and the group that is asked
         # The one that is read elsewhere, by an operation that reads two so.
@@ -227,7 +229,8 @@ def of_several_tensors() -> list[tuple[dict, list[str]]]:
 
 
 def _far(rows: int, columns: int) -> list[dict]:
-    """scale_x and mul read the same tensor and have two operations between them; two more go over half the rows."""
+    """Return a graph where scale_x and mul read the same tensor and have two operations between them; two more go over
+    half the rows."""
     size, half = (rows, columns), (rows // 2, columns)
     return [
         _elementwise("scale_x", size, ["x"], [], "a"),

@@ -1,4 +1,4 @@
-"""Cases and the traffic check of exercise 17: one query per head, its keys in splits of given bounds, and the merge."""
+"""Cases and the traffic check for exercise 17: one query per head, keys split at given bounds, and the merge."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,12 +17,13 @@ PARTIAL_VALUES = 8  # per element of dim, split and head: a generous bound for p
 
 
 def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129), many: bool = False) -> list[Case]:
-    """Calls of `flash_decode(q, k, v, bounds)`: q (heads, dim), k and v (heads, keys, dim) in fp32, bounds in int64.
+    """Return calls of `flash_decode(q, k, v, bounds)`, with q (heads, dim), k and v (heads, keys, dim) in fp32 and
+    bounds in int64.
 
-    One split; equal ones; unequal ones; several blocks in a split; empty splits at either end and between; scores far
-    below zero, far above it, and falling or growing from split to split; no key at all; dims of 16 to 128; views; fp16
-    and bf16, rounded once; NaN; more keys than 2^15, and splits than 128, if `many`; then sequences of each of
-    `lengths`, in random splits.
+    They are: one split; equal splits, unequal ones, and several blocks in a split; empty splits at either end and in
+    between; scores far below zero, far above it, and rising or falling from split to split; no keys at all; dims of 16
+    to 128; views; fp16 and bf16, rounded once; NaN; if `many`, more than 2^15 keys and more than 128 splits; then
+    sequences of each of `lengths`, in random splits.
     """
     draw = normal(seed)
 
@@ -90,7 +91,7 @@ def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129), many: bool = Fa
 
 @as_check
 def check_split_traffic(answer: Callable, inputs: tuple) -> str:
-    """Meter `answer(*inputs)`: two launches, each key and value read once, and little else moved.
+    """Meter `answer(*inputs)`: two launches that read each key and value once and move little else.
 
     Args:
         answer: the learner's function of (q, k, v, bounds).

@@ -17,11 +17,11 @@ ACTIVATIONS = ("relu", "gelu", "silu")
 def linear_cases(
     seed: int, sizes: tuple[tuple[int, int, int], ...] = ((1, 1, 1), (33, 65, 17), (64, 64, 100), (70, 40, 130))
 ) -> list[Case]:
-    """Calls of `linear_act(x, weight, bias, activation)`: (M, K), (N, K), (N,) in fp16.
+    """Return calls of `linear_act(x, weight, bias, activation)` with (M, K), (N, K) and (N,) in fp16.
 
-    Return a single tile with each activation, with NaN, with sums of +-200, with values whose fp16 sum overflows;
-    several whole tiles; then each of `sizes`, (M, N, K); each operand alone and both transposed, and in wider matrices;
-    no row at all.
+    They are: a single tile with each activation, with NaN, with sums of +-200, and with values whose fp16 sum
+    overflows; several whole tiles; then each of `sizes`, (M, N, K); each operand alone transposed, both transposed, and
+    slices of wider matrices; and no rows at all.
     """
     draw = normal(seed)
 
@@ -76,9 +76,9 @@ def linear_cases(
 
 
 def rounding_cases(seed: int) -> list[Case]:
-    """Calls of `linear_act(x, weight, bias, activation)` with finite results.
+    """Return calls of `linear_act(x, weight, bias, activation)` with finite results.
 
-    Each activation, short and long; those that are curved with sums near -2.
+    They have each activation, with short and long sums; curved activations have sums near -2.
     """
     draw = normal(seed)
     found = [
@@ -104,7 +104,7 @@ def _attention_call(draw, shape: tuple[int, int, int, int], tensors: int, scale:
 
 
 def _first_key_leads(draw, shape: tuple[int, int, int, int], tensors: int, peak: float = 6.0) -> tuple:
-    """Every query's largest score, `peak` at most, is that of key 0: no later tile has a larger maximum."""
+    """Return queries whose largest score, at most `peak`, belongs to key 0, so no later tile has a larger maximum."""
     q, k, *v = _attention_call(draw, shape, tensors)
     q = q.abs()
     k[:, :, 0] = k.abs().amax()
@@ -113,7 +113,7 @@ def _first_key_leads(draw, shape: tuple[int, int, int, int], tensors: int, peak:
 
 
 def _growing(draw, shape: tuple[int, int, int, int], tensors: int) -> tuple:
-    """Scores that grow along the keys: in every tile the maximum is a new one."""
+    """Return scores that grow along the keys, so every tile has a new maximum."""
     q, k, *v = _attention_call(draw, shape, tensors, scale=1.0)
     steps = torch.linspace(0, 2, shape[2], device=k.device).half()[:, None]
     return q.abs(), k.abs() * steps, *v
@@ -134,19 +134,19 @@ def _far_below_zero(draw, shape: tuple[int, int, int, int], tensors: int, score:
 
 
 def _far_apart(draw, shape: tuple[int, int, int, int], tensors: int) -> tuple:
-    """Return scores 32x larger for every second query: 120, against less than 4."""
+    """Return scores that are 32x larger for every second query: 120, compared with less than 4."""
     queries = torch.ones(shape[2])
     queries[1::2] = 32.0
     return _planned(draw, shape, tensors, queries, torch.full((shape[2],), 3.75))
 
 
 def _falling(draw, tensors: int) -> tuple:
-    """Return scores that fall by 300 along the keys: in a later tile the maximum is far below the row's."""
+    """Return scores that fall by 300 along the keys, so that in later tiles the maximum is far below the row's."""
     return _planned(draw, (1, 1, FALLING, 16), tensors, torch.ones(FALLING), torch.linspace(150.0, -150.0, FALLING))
 
 
 def _steep(draw, shape: tuple[int, int, int, int], tensors: int, step: float = 4.0) -> tuple:
-    """Return scores that grow by `step` per key: a query's hidden scores are above its visible ones."""
+    """Return scores that grow by `step` per key, so that a query's hidden scores are above its visible ones."""
     return _planned(draw, shape, tensors, torch.full((shape[2],), step), torch.arange(float(shape[2])))
 
 
@@ -156,9 +156,10 @@ ROUNDED_WEIGHTS = 32.0  # float32 roundings of a sum over so many keys, in any o
 
 
 def _many_small_weights(draw) -> tuple:
-    """16 keys share 63 of 64 parts of each row's weight and 1520 keys the rest; in a sum of 16 bits that has passed
-    the 16 keys' weights, those of a tile of 64 keys (the first head's) or 128 (the second's) are lost, or nearly:
-    less than half a unit in its last place. Values are 1, and so is every result."""
+    """Return 16 keys that share 63/64 of each row's weight, and 1520 keys that share the rest. A 16-bit sum that has
+    already passed the 16 keys' weights loses most or all of those in a tile of 64 keys (the first head's) or 128 keys
+    (the second's), because they are less than half a unit in its last place. All values are 1, and so is every result.
+    """
     q, k, v = (torch.zeros_like(draw(1, 2, MANY_KEYS, 16)) for _ in range(3))
     q[..., 0] = 1.0
     for head, tile in enumerate((64, 128)):
@@ -169,9 +170,9 @@ def _many_small_weights(draw) -> tuple:
 
 
 def _slowly_growing(draw) -> tuple:
-    """Scores that grow by so little from tile to tile that e^-growth, rounded to 16 bits, is 1: it is 1 - 2^-12 for
-    tiles of 64 keys (the first head's) or 128 (the second's), and less for smaller ones. The first quarter of the keys
-    has values of 1, the rest of 0: that quarter's share shows what was lost."""
+    """Return scores that grow so little from tile to tile that e^-growth rounds to 1 in 16 bits: it's 1 - 2^-12 for
+    tiles of 64 keys (the first head's) or 128 (the second's), and closer to 1 for smaller tiles. The first quarter of
+    the keys has values of 1 and the rest have 0, so that quarter's share shows what was lost."""
     q, k, v = (torch.zeros_like(draw(1, 2, SLOW_KEYS, 16)) for _ in range(3))
     k[..., 0] = torch.arange(SLOW_KEYS, device=k.device) / 64
     for head, tile in enumerate((64, 128)):
@@ -181,8 +182,8 @@ def _slowly_growing(draw) -> tuple:
 
 
 def _of_large_products(draw, shape: tuple[int, int, int, int], tensors: int) -> tuple:
-    """Return four keys that share a row's weight, with scores near 1000 summed from far larger products: rounding a
-    query or a score to float16 shows in the weights."""
+    """Return four keys that share a row's weight, with scores near 1000 that are sums of far larger products: rounding
+    a query or a score to float16 then shows in the weights."""
     q, k, *v = (draw(*shape) for _ in range(tensors))
     along = 200 * q[:, :, :1]
     q = along * torch.linspace(0.999, 1.001, shape[2], device=q.device)[:, None]
@@ -195,10 +196,11 @@ def _of_large_products(draw, shape: tuple[int, int, int, int], tensors: int) -> 
 
 
 def score_conditioning(q: torch.Tensor, k: torch.Tensor, dtype: torch.dtype) -> float:
-    """Return by how much the rounding of float32 scores may exceed a unit in the last place of a result of `dtype`.
+    """Return how far the rounding of float32 scores may move a result, in units in the last place of `dtype`.
 
-    A score is off by half a unit in its last place, and so is the maximum: together by the score's size times float32's
-    eps. The exponential makes that a relative error of the weight, even where the difference of the two is small.
+    A score is off by half a unit in its last place, and so is the maximum: together, by the score's magnitude times
+    float32's eps. The exponential turns that into a relative error of the weight, even if the two are close to each
+    other.
     """
     scores = (q.double() @ k.double().mT).abs() / q.shape[-1] ** 0.5
     largest = scores[scores.isfinite()].max().item() if scores.isfinite().any() else 0.0
@@ -232,11 +234,12 @@ OF_PROGRAM = "which program has which batch and head: its number // heads, and %
 
 
 def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGTHS) -> list[Case]:
-    """Calls of `attention_scores(q, k, valid)`: (batch, heads, seq, dim) in fp16; (batch, seq) in bool, all True.
+    """Return calls of `attention_scores(q, k, valid)`: (batch, heads, seq, dim) in fp16, and (batch, seq) in bool, all
+    True.
 
-    One tile; scores whose exponentials overflow; other dims; scores that grow or fall along the keys; scores far below
-    0; queries of a tile whose scores are far apart; hidden scores above visible ones; NaN; then each of `shapes`; each
-    tensor alone with its axes in the opposite order; heads that are not contiguous; no batch at all.
+    They are: one tile; scores whose exponentials overflow; other dims; scores that rise or fall along the keys; scores
+    far below 0; queries in a tile with very different scores; hidden scores above visible ones; NaN; then each of
+    `shapes`; each tensor alone with its axes in the opposite order; heads that are not contiguous; and an empty batch.
     """
     draw = normal(seed)
     extreme = normal(seed + 1)
@@ -272,8 +275,8 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
 
 
 def _turned(draw, tensors: int) -> list[tuple[str, str, tuple]]:
-    """(label, where to look, inputs): one tensor after another with its axes in the opposite order; (batch, seq, heads,
-    dim), as a projection leaves it."""
+    """Yield (label, where to look, inputs) with one tensor after another in the opposite axis order, and in (batch,
+    seq, heads, dim), as a projection leaves it."""
     shape = (2, 3, 20, 16)
     found = [
         (case.label, case.look_at, case.inputs)
@@ -284,7 +287,8 @@ def _turned(draw, tensors: int) -> list[tuple[str, str, tuple]]:
 
 
 def masked_cases(seed: int, seq: int = 40) -> list[Case]:
-    """Calls of `attention_scores(q, k, valid)` with keys that are padding: queries that see few keys, or none."""
+    """Return calls of `attention_scores(q, k, valid)` with padding among the keys: queries that see only a few keys, or
+    none."""
     draw = normal(seed)
     device = draw(1).device
 
@@ -317,13 +321,13 @@ def masked_cases(seed: int, seq: int = 40) -> list[Case]:
 
 
 def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGTHS) -> list[Case]:
-    """Calls of `flash_attention(q, k, v, causal)`: (batch, heads, seq, dim) in fp16 and a bool.
+    """Return calls of `flash_attention(q, k, v, causal)`: (batch, heads, seq, dim) in fp16, and a bool.
 
-    A tile or two, full and causal; scores whose exponentials overflow; another dim; scores that grow or fall along the
-    keys; large scores; scores far below 0; queries of a tile whose scores are far apart; hidden scores above visible
-    ones; several heads; values whose sum passes 65504; many small weights among a few large; scores that grow slowly;
-    NaN; then each of `shapes`, both full and causal; each tensor alone with its axes in the opposite order; heads that
-    are not contiguous; no batch at all.
+    They are: one or two tiles, full and causal; scores whose exponentials overflow; another dim; scores that rise or
+    fall along the keys; large scores; scores far below 0; queries in a tile with very different scores; hidden scores
+    above visible ones; several heads; values whose sum passes 65504; many small weights among a few large ones; scores
+    that grow slowly; NaN; then each of `shapes`, both full and causal; each tensor alone with its axes in the opposite
+    order; heads that are not contiguous; and an empty batch.
     """
     draw = normal(seed)
     extreme = normal(seed + 1)

@@ -1,4 +1,4 @@
-"""Does the answer move only the bytes it must, in as few launches as it can?"""
+"""Check that an answer moves only the bytes it has to, in as few launches as it can."""
 
 import contextlib
 import inspect
@@ -18,8 +18,8 @@ from helpers.learning.outcome import AnswerError, as_check, quoted_line
 def check_traffic(
     answer: Callable, inputs: tuple, launches: int, bytes_per_element: float, cached: tuple[int, ...] = ()
 ) -> str:
-    """Meter `answer(*inputs)`: launches, and bytes read and written per element of its result, must be as given; and
-    half the bytes where float32 inputs become bfloat16.
+    """Meter `answer(*inputs)`: its launches, and the bytes read and written per element of the result, must be as
+    given; and half as many bytes with bfloat16 inputs instead of float32.
 
     Args:
         answer: the learner's function, returning one tensor.
@@ -42,8 +42,7 @@ def check_traffic(
 def require_traffic(
     answer: Callable, inputs: tuple, launches: int, bytes_per_element: float, small: set[str] = frozenset()
 ) -> None:
-    """Raise AnswerError where a call makes other launches, or moves other bytes, than given; of `small` tensors none
-    are counted."""
+    """Raise AnswerError if a call has other launches or moves other bytes than given; `small` tensors don't count."""
     traffic = measure(answer, *inputs)
     require_no_hazards(traffic, described(inputs))
     if not isinstance(traffic.result, torch.Tensor):
@@ -69,13 +68,13 @@ REUSE = "the loads and stores above: use the variable that already holds the val
 
 
 def launched(traffic: Traffic) -> str:
-    """A call's launches, counted and named."""
+    """Count and name a call's launches."""
     names = ", ".join(name for name, _ in traffic.by_launch)
     return f"{traffic.launches} launch{'es' * (traffic.launches != 1)} ({names})" if names else "no launch"
 
 
 def in_16_bits(inputs: tuple) -> tuple | None:
-    """The inputs of a call with float32 tensors as bfloat16; None where there are none."""
+    """Return the inputs of a call with float32 tensors converted to bfloat16; None if there are none."""
     if not any(isinstance(x, torch.Tensor) and x.dtype == torch.float32 for x in inputs):
         return None
     return tuple(x.bfloat16() if isinstance(x, torch.Tensor) and x.dtype == torch.float32 else x for x in inputs)
@@ -83,7 +82,7 @@ def in_16_bits(inputs: tuple) -> tuple | None:
 
 @contextlib.contextmanager
 def told_of_16_bits() -> Iterator[None]:
-    """Make a failure report that only bfloat16 fails."""
+    """Make a failure report explain that only bfloat16 fails."""
     try:
         yield
     except AnswerError as error:
@@ -103,9 +102,9 @@ def check_cut(
     widest: tuple = (),
     device: str = "A100",
 ) -> str:
-    """Meter `answer(*inputs)` against `unfused(*inputs)`: that much less traffic, at most the given launches, and the
-    same result, to twice PyTorch's own error, since skipping work also saves traffic. Then repeat with bfloat16 inputs
-    instead of float32. With `widest`, no register of that call spills.
+    """Meter `answer(*inputs)` against `unfused(*inputs)`: at least this much less traffic, at most the given launches,
+    and the same result to within twice PyTorch's own error, since skipping work also saves traffic. Then repeat with
+    bfloat16 inputs instead of float32. With `widest`, that call must not spill.
 
     Args:
         answer: the learner's function.
@@ -127,7 +126,7 @@ def check_cut(
 
 
 def require_cut(answer: Callable, unfused: Callable, inputs: tuple, least: float, launches: int) -> str:
-    """Say by how much the traffic of one call is cut, or raise AnswerError where that is too little."""
+    """Report by how much a call cuts the traffic, or raise AnswerError if that's not enough."""
     given = of_tensors(fresh_copy, inputs)
     with outputs_start_as_nan():
         mine = measure(answer, *given)
@@ -146,7 +145,7 @@ def require_cut(answer: Callable, unfused: Callable, inputs: tuple, least: float
 
 
 def most_moved(traffic: Traffic, answer: Callable, inputs: tuple) -> str:
-    """Return where to look for excess bytes: rereads, or else the intermediate tensor that moves most."""
+    """Return where to look for excess bytes: rereads, or else the intermediate tensor that moves the most."""
     again = ", ".join(f"{name}, read {times}" for name, times in repeats(traffic, answer, inputs) if name != "weight")
     if again:
         return f"{again}: use the variable that already holds the value"
@@ -163,7 +162,7 @@ def most_moved(traffic: Traffic, answer: Callable, inputs: tuple) -> str:
 
 
 def repeats(traffic: Traffic, answer: Callable, inputs: tuple) -> list[tuple[str, str]]:
-    """(name, "twice" or "2.5 times") of each input that is read more than once."""
+    """Return (name, "twice" or "2.5 times") for each input that is read more than once."""
     given = zip(inspect.signature(answer).parameters, inputs, strict=False)
     sizes = {name: x.nbytes for name, x in given if isinstance(x, torch.Tensor)}
     times = {name: traffic.by_tensor[name].read / size for name, size in sizes.items() if name in traffic.by_tensor}

@@ -1,11 +1,11 @@
-"""Does the answer compute what PyTorch computes?
+"""Check that an answer computes what PyTorch computes.
 
-The reference runs twice: in float64, which is taken for exact, and in the inputs' own dtype, which shows the error
-that PyTorch itself makes. An answer may make twice that error, plus one unit in the last place of the largest value.
-Where the result depends on digits that the inputs no longer have, as a norm's at mean 10^4, a case is marked
-(`input_error`): then it may also have the error caused by one unit in the last place of the inputs. Where an exercise
-asks for float32 throughout, a case in 16 bits is marked (`one_rounding`): then an element may be off by half a unit in
-its last place, plus float32's own error.
+The reference runs twice: in float64, which counts as exact, and in the inputs' own dtype, which shows PyTorch's own
+error. An answer may have twice that error, plus one unit in the last place of the largest value. If the result depends
+on digits that the inputs no longer have, as in a norm at mean 10^4, the case is marked with `input_error`: then the
+answer may also have the error caused by one unit in the last place of the inputs. If an exercise requires float32
+throughout, its 16-bit cases are marked with `one_rounding`: then an element may be off by half a unit in its last
+place, plus float32's own error.
 """
 
 import contextlib
@@ -29,8 +29,8 @@ def check_values(
 ) -> str:
     """Call `answer` on each case and compare it with `reference`; report the first case that differs.
 
-    Each call has fresh inputs and outputs that start as NaN, and must leave its inputs as they were. Kernels run under
-    the meter, which sees accesses outside their tensors and races, and then compiled where there is a GPU.
+    Each call gets fresh inputs and outputs that start as NaN, and must leave its inputs unchanged. Kernels run under
+    the meter, which sees out-of-bounds accesses and races, and then compiled, if there is a GPU.
 
     Args:
         answer: the learner's function of tensors, and of numbers where the cases have some, returning a tensor or a
@@ -54,7 +54,7 @@ def check_values(
 
 
 def try_each(cases: list[Case], judge: Callable[[Case], None], hint: Callable[[list[Case], str], str] | None = None):
-    """Judge every case, and raise AnswerError for the first that fails, with a summary of the others.
+    """Judge every case, and raise AnswerError for the first one that fails, with a summary of the others.
 
     Args:
         cases: calls, each with one difficulty more than those before it, so that the first failure identifies the
@@ -88,7 +88,7 @@ def try_each(cases: list[Case], judge: Callable[[Case], None], hint: Callable[[l
 
 
 def require_kept(results: Iterable[tuple[Case, torch.Tensor, torch.Tensor]], case: Case) -> None:
-    """Raise AnswerError where a later call, on `case`, has changed what an earlier one returned.
+    """Raise AnswerError if a later call, on `case`, has changed what an earlier call returned.
 
     `results` are (the earlier case, its result, the result's bits when it was returned).
     """
@@ -107,10 +107,10 @@ def check_case(
     unlike: dict[str, Callable] | None = None,
     passed: Iterable[Case] = (),
 ) -> object:
-    """Return what `answer` returns on one case; raise AnswerError where it differs from `reference`.
+    """Return what `answer` returns on one case; raise AnswerError if it differs from `reference`.
 
-    An answer that agrees with another formula is reported as computing it only if that one would also have `passed` the
-    same cases, and not by NaN alone, which many mistakes return.
+    If an answer agrees with another formula, the report says so only if that formula would also have `passed` the same
+    cases, and not if they agree only on NaN, which many mistakes return.
     """
     inputs = of_tensors(fresh_copy, case.inputs)
     with outputs_start_as_nan():
@@ -213,9 +213,9 @@ def differs(
 ) -> torch.Tensor:
     """Return where `got` is further from `exact` than the tolerance; NaN and inf must be where PyTorch has them.
 
-    Each of `near` is exact for inputs that are, say, an ulp off: the tolerance grows by the distance to the furthest.
-    If the tolerance is `relative`, each value has its own, in proportion to it. Integers must be equal, except int8,
-    which holds rounded codes.
+    Each of `near` is exact for inputs that are, for example, an ulp off; the tolerance grows by the distance to the
+    furthest. If the tolerance is `relative`, each value has its own, proportional to its magnitude. Integers must be
+    equal, except int8, which holds rounded codes.
     """
     if usual.dtype == torch.int8:
         return other_codes(got, exact, usual, near)
@@ -241,7 +241,7 @@ def differs(
 def rounded_twice(got: torch.Tensor, exact: torch.Tensor, single: torch.Tensor, case: Case) -> torch.Tensor:
     """Return where `got`, in 16 bits, is further from `exact` than one rounding plus float32's own error.
 
-    `single` is the reference in float32: another order of its operations may lose several times more.
+    `single` is the reference in float32; with its operations in another order, it may lose several times more.
     """
     nearest = exact.to(got.dtype)
     finite = nearest.isfinite()
@@ -253,7 +253,8 @@ def rounded_twice(got: torch.Tensor, exact: torch.Tensor, single: torch.Tensor, 
 
 
 def half_ulp(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Half the distance of neighbouring numbers of `dtype` at each value: the error of one rounding to nearest."""
+    """Return half the distance between neighbouring numbers of `dtype` at each value: the error of rounding to
+    nearest."""
     kind = torch.finfo(dtype)
     power = torch.frexp(exact.abs().clamp(min=kind.tiny)).exponent
     return torch.ldexp(torch.full_like(exact, kind.eps / 4), power)
@@ -266,11 +267,11 @@ def in_float32(x: torch.Tensor) -> torch.Tensor:
 def other_codes(
     got: torch.Tensor, exact: torch.Tensor, usual: torch.Tensor, near: Iterable[torch.Tensor]
 ) -> torch.Tensor:
-    """Return where `got` is more than one code from `exact`; and where it is one code off, if that happens often.
+    """Return where `got` is more than one code from `exact`; and where it's one code off, if that happens often.
 
-    A value rounded to a code may be so close to the middle of two that the last digit decides. That is rare: one in a
-    hundred may, or twice as many as PyTorch's own, and as many as differ in any of `near`: inputs between two that are
-    off either way change no other code.
+    A value that is rounded to a code may be so close to the midpoint between two that the last digit decides. That's
+    rare. So one in a hundred may be off, or twice as many as in PyTorch's own result, or as many as differ in any of
+    `near`: inputs between two that are off in opposite directions change no other code.
     """
     apart = (got.int() - exact.int()).abs()
     moved = torch.zeros_like(exact, dtype=torch.bool)
@@ -289,8 +290,8 @@ def in_float64(x: torch.Tensor) -> torch.Tensor:
 
 
 def moved_by_one_ulp(x: object, dtype: torch.dtype) -> object:
-    """Return x in float64, every other element an ulp of `dtype` up, the rest an ulp down; other values stay as they
-    are."""
+    """Return x in float64 with every other element an ulp of `dtype` higher and the rest an ulp lower; inf and NaN stay
+    as they are."""
     if not isinstance(x, torch.Tensor) or not x.is_floating_point():
         return x
     sign = 1 - 2 * (torch.arange(x.numel(), device=x.device).view(x.shape) % 2)
@@ -307,7 +308,7 @@ def described_difference(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Te
 
 
 def told_apart(mine: float, right: float) -> tuple[str, str]:
-    """Two numbers with as many digits as tell them apart, six at least."""
+    """Format two numbers with enough digits to tell them apart, at least six."""
     pairs = ((f"{mine:.{digits}g}", f"{right:.{digits}g}") for digits in range(6, 18))
     return next((pair for pair in pairs if pair[0] != pair[1]), (f"{mine:.6g}", f"{right:.6g}"))
 
@@ -317,7 +318,7 @@ def in_order(inputs: tuple) -> bool:
 
 
 def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, case: Case, whole: bool) -> str:
-    """Return where to look; `whole`: every element of the result was stored."""
+    """Return where to look; `whole` means that every element of the result was stored."""
     if stored_in_another_layout(got, usual):
         return (
             f"the result's strides, {got.stride()}: the values are right in the order of memory, so your kernel stores "
@@ -357,7 +358,7 @@ def stored_in_another_layout(got: torch.Tensor, usual: torch.Tensor) -> bool:
 
 
 def of_tensors(function: Callable, inputs: tuple) -> list:
-    """The inputs of a call, its tensors through `function`, its numbers as they are."""
+    """Return a call's inputs with `function` applied to its tensors, and its numbers unchanged."""
     return [function(x) if isinstance(x, torch.Tensor) else x for x in inputs]
 
 
@@ -368,7 +369,7 @@ def bits(x: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def outputs_start_as_nan():
-    """Let every `torch.empty` hold NaN, so that what is never written cannot pass for a value."""
+    """Fill every `torch.empty` with NaN, so that an element that is never written can't pass for a value."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filling = torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)

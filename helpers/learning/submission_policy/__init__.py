@@ -2,7 +2,7 @@
 
 In:   the source of the answer cells. Out: the functions and kernels to grade, or refusals that name a line.
 
-`screening.screened` (START HERE) asks the others; `fusion check` and `fusion grade` both ask it:
+`screening.screened` (START HERE) calls the other modules. `fusion check` and `fusion grade` both call it:
 
     unambiguous_source   refuses text that Python, IPython, linecache or Triton would read differently
     kernel_language      the closed language of @triton.jit kernels

@@ -1,7 +1,7 @@
-"""Find the names of an answer that Python looks up in the notebook, not in a function's own variables.
+"""Find the names in an answer that Python looks up in the notebook, not among a function's own variables.
 
-The compiler decides, and it is asked: a name that no instruction loads from the globals is the answer's own, whatever
-it is called, so that a local variable may be called `bytes`.
+We leave that decision to Python's compiler: if no instruction loads a name from the globals, it belongs to the answer,
+so a local variable may be called `bytes`, for example.
 """
 
 import ast
@@ -17,7 +17,7 @@ OF_NOTEBOOK = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR
 
 
 def looked_up(tree: ast.Module) -> dict[str, int]:
-    """Name -> the first line that looks it up in the notebook, of an answer's tree.
+    """Return name -> the first line of an answer's tree that looks it up in the notebook.
 
     Raises:
         RefusedError: as `compiled` says.
@@ -32,7 +32,7 @@ def looked_up(tree: ast.Module) -> dict[str, int]:
 
 
 def defined(tree: ast.Module) -> dict[str, int]:
-    """Name -> the first line that gives it a meaning in the notebook, or takes it."""
+    """Return name -> the first line that binds or deletes it in the notebook."""
     found: dict[str, int] = {}
     code = compiled(tree)
     for each in code_of(code):
@@ -46,7 +46,7 @@ def defined(tree: ast.Module) -> dict[str, int]:
 
 
 def compiled(tree: ast.Module) -> CodeType:
-    """The code of an answer's tree.
+    """Compile an answer's tree.
 
     Raises:
         RefusedError: Python's compiler does not take it, though its parser does, such as `return` outside a function.
@@ -61,7 +61,7 @@ def compiled(tree: ast.Module) -> CodeType:
 
 
 def code_of(code: CodeType) -> Iterator[CodeType]:
-    """A code object and all inside it."""
+    """Yield a code object and all those inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -1,4 +1,4 @@
-"""The language of kernels, decided from an answer's text alone; `launcher_language` decides on the Python around them.
+"""The language of kernels, checked on an answer's text alone; `launcher_language` checks the Python around them.
 
 Kernels are interpreted and compiled in the meter's process, so their language is restricted: anything not listed here
 is refused. Nothing in the list leads to a module, a frame or an attribute of the interpreter.
@@ -50,7 +50,7 @@ _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
 
 @dataclass(frozen=True)
 class Refusal:
-    """A refusal by the policy: the answer cell's grade_id, the line in it (0: the whole cell), and why."""
+    """A refusal by the policy: the answer cell's grade_id, the line in it (0 for the whole cell), and the reason."""
 
     answer: str
     line: int
@@ -69,7 +69,7 @@ class RefusedError(Exception):
 
 
 class SyntaxRefusedError(RefusedError):
-    """Raised where Python cannot read an answer, and would run nothing of it."""
+    """Raised if Python can't parse an answer, and so would run none of it."""
 
 
 @dataclass
@@ -143,7 +143,7 @@ def stores(node: ast.AST) -> bool:
 
 
 def check_kernel(kernel: ast.FunctionDef, names: Names) -> None:
-    """Raise RefusedError at the first thing in a kernel that its closed language does not have."""
+    """Raise RefusedError at the first construct in a kernel that its closed language doesn't have."""
     given = kernel.args
     if given.vararg or given.kwarg or given.posonlyargs:
         raise RefusedError(kernel, "a kernel's parameters are plain names: no *, ** or /")

@@ -1,8 +1,8 @@
 """The Python allowed around an answer's kernels: functions that allocate, view and launch.
 
-It is a restricted language, like the kernels': statements, names and attributes that are not listed here are refused.
-No name in it leads to a module beyond these, a frame, a class or code as text. Launchers run only in the sandbox, so
-this reports early, and in words, what would fail there.
+Like the kernels' language, it is restricted: statements, names and attributes that are not listed here are refused. No
+name in it leads to another module, a frame, a class, or code as text. Launchers only run in the sandbox, so this merely
+reports early, and in words, what would fail there.
 """
 
 import ast
@@ -83,7 +83,7 @@ PARTS += (ast.alias, ast.comprehension, ast.withitem, ast.Module)
 
 
 def check_launchers(tree: ast.Module, kept: set[str]) -> None:
-    """Raise RefusedError at the first thing in an answer, its kernels apart, that this language does not have.
+    """Raise RefusedError at the first construct in an answer, outside its kernels, that this language doesn't have.
 
     Args:
         tree: an answer's.
@@ -142,7 +142,7 @@ def is_unused_import(statement: ast.AST, taken: set[str]) -> bool:
 
 
 def imports_of(node: ast.AST) -> set[str]:
-    """The names that an import gives a meaning."""
+    """Return the names that an import binds."""
     match node:
         case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
             return {alias.asname or alias.name.partition(".")[0] for alias in aliases}
@@ -203,7 +203,7 @@ def module_parts(node: ast.Attribute, modules: dict[str, str]) -> list[ast.expr]
 
 
 def module_of(node: ast.expr, modules: dict[str, str]) -> str | None:
-    """The module that an expression names, if it names one."""
+    """Return the module that an expression refers to, if any."""
     match node:
         case ast.Name(id=name):
             return modules.get(name)
@@ -214,7 +214,7 @@ def module_of(node: ast.expr, modules: dict[str, str]) -> str | None:
 
 
 def imported(node: ast.Import | ast.ImportFrom, kept: set[str]) -> dict[str, str]:
-    """Name -> module, of the modules that an import names."""
+    """Return name -> module for the modules that an import binds."""
     known = ", ".join(sorted(MODULES))
     if isinstance(node, ast.Import):
         found = {}
@@ -257,7 +257,7 @@ def names_bound(statement: ast.stmt) -> set[str]:
 
 
 def bound_outside(node: ast.AST) -> list[tuple[str, ast.AST]]:
-    """Names, with their nodes, that a statement at the top level gives a meaning there, or takes one from."""
+    """Return the names, with their nodes, that a top-level statement binds or deletes."""
     match node:
         case ast.FunctionDef(name=name):
             head = [*node.args.defaults, *filter(None, node.args.kw_defaults), *node.decorator_list]

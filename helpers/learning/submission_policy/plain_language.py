@@ -1,8 +1,8 @@
 """The Python allowed in answers that return numbers or settings, and launch nothing.
 
-Such an answer leaves no launches to replay: only its values. So it must not reach tools in its sandbox that would
-compute them: the meter, the compiler, the roofline. All other Python is allowed: only access to other names of the
-notebook, to modules other than math, or to the interpreter is refused.
+Such an answer has no launches to replay, only values. So it must not reach tools in its sandbox that could compute
+them: the meter, the compiler, the roofline. All other Python is allowed; only access to other names in the notebook, to
+modules other than math, or to the interpreter is refused.
 """
 
 import ast
@@ -78,7 +78,7 @@ def screen_plain(answers: dict[str, str], kept: Iterable[str] = (), lent: Iterab
 
 
 def check_answer(tree: ast.Module, known: set[str], taken: set[str], kept: set[str]) -> None:
-    """Raise RefusedError at the first thing in an answer that is not in the language.
+    """Raise RefusedError at the first construct in an answer that is not in the language.
 
     Args:
         known: names that it may look up in the notebook.
@@ -102,7 +102,7 @@ def check_answer(tree: ast.Module, known: set[str], taken: set[str], kept: set[s
 
 
 def check_node(node: ast.AST, is_math: bool, taken: set[str]) -> None:
-    """Raise RefusedError where a node of an answer is not in the language."""
+    """Raise RefusedError if a node of an answer is not in the language."""
     if not isinstance(node, KNOWN):
         raise RefusedError(node, f"`{first_line_of(node)}` is not in the language of answers that give numbers")
     match node:

@@ -1,4 +1,5 @@
-"""Decide from the text which of a submission's answers are graded, the same for `fusion check` and `fusion grade`."""
+"""Decide from the text which of a submission's answers are graded, with the same result in `fusion check` and `fusion
+grade`."""
 
 import ast
 import re
@@ -35,12 +36,12 @@ class Screened:
 
     @property
     def refusals(self) -> list[Refusal]:
-        """Refusals, those of unparsable answers first: a missing name may be defined there."""
+        """Return the refusals, starting with unparsable answers, since those may define a missing name."""
         return [*self.unreadable.values(), *self.refused.values()] if self.refused else []
 
     @property
     def left_out(self) -> dict[str, Refusal]:
-        """grade_id -> why, of all that is not run."""
+        """grade_id -> reason, for everything that isn't run."""
         return self.unreadable | self.refused
 
 
@@ -111,18 +112,20 @@ def screen(answers: dict[str, str], kept: Iterable[str] = (), plain: Iterable[st
 
 
 def defining(trees: dict[str, ast.Module], why: str) -> str:
-    """Return the last answer with a kernel that `why` names: of two with one name, the one that overrides the other."""
+    """Return the last answer with a kernel that `why` names; if two have the same name, the later one overrides the
+    earlier."""
     kernels = [(answer, each.name) for answer, tree in trees.items() for each in tree.body if is_kernel(each)]
     return next(answer for answer, name in reversed(kernels) if name in why.split())
 
 
 def run_instead(why: Refusal) -> str:
-    """Return code to run instead of an answer that is left out: it fails with the reason."""
+    """Return the code to run in place of a skipped answer: it fails with the reason."""
     return f"raise SyntaxError({str(why)!r})"
 
 
 def needing(left_out: Container[str], cells: list[dict]) -> set[str]:
-    """The check cells that need one of these answers, by the names that the exercise's own cells define and use."""
+    """Return the check cells that need one of these answers, according to the names that the exercise's own cells
+    define and use."""
     trees = {cell["id"]: ast.parse(cell["source"]) for cell in cells}
     defined: dict[str, set[str]] = {}
     for cell, tree in trees.items():
@@ -147,7 +150,7 @@ def needing(left_out: Container[str], cells: list[dict]) -> set[str]:
 
 
 def refusal_behind(message: str, found: Screened, cells: list[dict]) -> Refusal | None:
-    """Return the refused answer whose absence broke a check: it defines the missing function or kernel."""
+    """Return the refused answer that broke a check because it defines the missing function or kernel."""
     missing = re.search(r"NameError: name '(\w+)' is not defined", message)
     defining = {cell["id"]: cell["source"] for cell in cells if cell["answer"]}
     for answer, refusal in found.refused.items():
@@ -157,7 +160,8 @@ def refusal_behind(message: str, found: Screened, cells: list[dict]) -> Refusal 
 
 
 def promised_by(cells: Iterable[dict]) -> dict[str, str]:
-    """Functions of the names that unreadable answers were to define: other answers may call them."""
+    """Return functions with the names that unreadable answers should have defined, because other answers may call
+    them."""
     return {
         cell["id"]: "\n".join(
             f"def {node.name}(): pass" for node in ast.parse(cell["source"]).body if isinstance(node, ast.FunctionDef)
@@ -167,7 +171,7 @@ def promised_by(cells: Iterable[dict]) -> dict[str, str]:
 
 
 def is_plain(cells: list[dict]) -> bool:
-    """Return whether an exercise asks for numbers or settings, not for a kernel."""
+    """Return whether an exercise asks for numbers or settings, rather than for a kernel."""
     return not any("@triton.jit" in cell["source"] for cell in cells if cell["answer"])
 
 
@@ -175,8 +179,8 @@ NUMBERS = ("check_numbers", "check_counts", "check_rewrites")
 
 
 def plain_answers(cells: list[dict]) -> set[str]:
-    """Ids of the answers that give numbers or settings: all where no kernel is asked for, or else those whose function
-    a check asks for numbers."""
+    """Return the ids of the answers that are numbers or settings: all of them if no kernel is asked for, or else those
+    whose function a check asks for numbers."""
     answers = {cell["id"]: cell["source"] for cell in cells if cell["answer"]}
     if is_plain(cells):
         return set(answers)
@@ -198,7 +202,7 @@ LENDING = "helpers.learning.allowed_calls"
 
 
 def lent_by(cells: list[dict]) -> set[str]:
-    """Return what an exercise lends to answers in plain Python: its imports from LENDING, by their own names."""
+    """Return what an exercise lends to answers in plain Python: its imports from LENDING, under their own names."""
     return {
         alias.name
         for cell in cells
@@ -211,7 +215,7 @@ def lent_by(cells: list[dict]) -> set[str]:
 
 
 def kept_by(cells: list[dict]) -> set[str]:
-    """Functions and imports of an exercise, which an answer may not give another meaning."""
+    """Return the functions and imports of an exercise that an answer must not redefine."""
     names = set()
     for cell in cells:
         if cell["answer"]:

@@ -1,8 +1,9 @@
-"""Is a text of Python the same code to everyone who reads it?
+"""Check that a piece of Python source means the same to every tool that reads it.
 
-An answer is checked as a syntax tree. Besides `ast`, IPython reads its text, which rewrites what it takes for prompts
-and magics; `linecache`, which cuts lines where Python does not; and Triton, which cuts a kernel's source out of the
-file by a pattern. Where one of them would see other code than was checked, the answer is refused.
+An answer is checked as a syntax tree. Besides `ast`, three others read its text: IPython, which rewrites anything that
+looks like a prompt or a magic; `linecache`, which splits lines where Python doesn't; and Triton, which cuts a kernel's
+source out of the file with a pattern. If one of them would see different code from what was checked, the answer is
+refused.
 """
 
 import ast
@@ -21,7 +22,7 @@ TRITONS_CUT = re.compile(r"^def\s+\w+\s*\(", re.MULTILINE)  # triton/runtime/jit
 
 
 def characters_of_two_readings(source: str) -> tuple[int, str] | None:
-    """The line of the first thing that other readers would take for something else than Python does, and why."""
+    """Return the line of the first characters that other tools would read differently from Python, and the reason."""
     for number, line in enumerate(source.split("\n"), 1):
         if strange := sorted(LINE_ENDS.intersection(line)):
             return number, f"the character U+{ord(strange[0]):04X} ends a line to some who read it: delete it"
@@ -35,7 +36,7 @@ def characters_of_two_readings(source: str) -> tuple[int, str] | None:
 
 
 def is_rewritten_by_ipython(source: str, tree: ast.Module) -> bool:
-    """Return whether IPython rewrites a cell before running it, other than its white space."""
+    """Return whether IPython would change more than white space in a cell before running it."""
     run = TransformerManager().transform_cell(source)
     if run.strip() == source.strip():
         return False
@@ -46,7 +47,7 @@ def is_rewritten_by_ipython(source: str, tree: ast.Module) -> bool:
 
 
 def as_triton_reads(source: str, kernel: ast.FunctionDef) -> str:
-    """Why Triton would cut another function out of the text than `kernel`; empty where it cuts this one."""
+    """Return why Triton would cut a different function out of the text than `kernel`; empty if it wouldn't."""
     lines = source.splitlines(keepends=True)
     if not DECORATOR.match(lines[kernel.decorator_list[0].lineno - 1].rstrip()):
         return "write @triton.jit at the start of a line of its own"
