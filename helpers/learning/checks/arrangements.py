@@ -55,8 +55,8 @@ def a_layer(width: int, hidden: int, norm: bool, gated: bool, first_gate: bool, 
 def projections(width: int, hidden: int) -> dict:
     """Return a norm, three products of its result, and the operation that follows each product.
 
-    Joining only the last launch, or only the launch of the same length, isn't enough; and one product has the length of
-    the norm's result.
+    Each of these operations belongs neither in the last launch nor in the last launch of its length; and one product
+    has the length of the norm's result.
     """
     normed = operation("normed", "norm", width, x=width, norm_weight=width)
     products = [

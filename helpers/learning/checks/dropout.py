@@ -1,5 +1,5 @@
-"""Dropout whose mask is a function of a seed: its random numbers, and checks of which elements it drops, and how
-many."""
+"""Dropout whose mask is a function of a seed: its random numbers, and checks that the right elements are dropped, in
+the right proportion."""
 
 import math
 from collections.abc import Callable

@@ -113,8 +113,8 @@ def gradient_cases(
 def three_deviations(reference: Callable, inputs: tuple) -> list[tuple]:
     """Return one result that is three standard deviations off, among results whose inputs each move by a random ulp.
 
-    An answer makes many independent roundings of that size. One random draw says little about them: if a row's sums
-    nearly cancel, or at the bend of an activation of large numbers, another draw may be off by several times as much.
+    An answer makes many independent roundings of that size. One random draw reveals little: if a row's sums nearly
+    cancel, or at the bend of an activation of large numbers, another draw may be off by several times that amount.
     """
     draw = torch.Generator().manual_seed(0)
 

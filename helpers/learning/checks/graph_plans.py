@@ -7,7 +7,7 @@ token, and "number" is a Python number. An answer returns {"graphs": lists of na
 number, "bytes": a number}.
 
 A graph remembers addresses and numbers. So does the replay here, which needs no GPU: a `MemorySlot` stands for an
-address. On a GPU, torch.cuda.CUDAGraph captures the same plan as well.
+address. On a GPU, torch.cuda.CUDAGraph also captures the same plan.
 """
 
 import copy

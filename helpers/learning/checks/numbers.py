@@ -210,7 +210,7 @@ RETURN = "what your function returns: print shows a value and returns None"
 
 
 def times_off(got: float, expected: float) -> str:
-    """Return where to look, given the factor by which a number is off."""
+    """Return where to look, given how far a number is off as a factor."""
     ratio = got / expected if expected else 0
     if not math.isfinite(ratio):
         return "that number, which is not finite"

@@ -277,7 +277,7 @@ def in_torch_compile(find_places: Callable, kernel: Callable, function: Callable
     """Compile a function with torch.compile, using the learner's pass and kernel, and describe the result.
 
     That's the graph's code, its largest difference from the function's own result, and metered launches and bytes
-    before and after. If the checks "values" and "finds" haven't passed in this session, it's one line that says so.
+    before and after. If the checks "values" and "finds" haven't passed in this session, it's one line with that reason.
     """
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd

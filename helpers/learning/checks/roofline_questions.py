@@ -37,7 +37,7 @@ def bound(flops: float, nbytes: float, peak: float, bandwidth: float) -> str:
 
 
 def compute_bound_on(flops: float, nbytes: float, gpus: dict[str, list[float]]) -> set[str]:
-    """Return the names of the GPUs, {name: [peak, bandwidth]}, on which an operation is compute-bound."""
+    """Return the names of the GPUs, {name: [peak, bandwidth]}, that leave an operation compute-bound."""
     return {name for name, (peak, bandwidth) in gpus.items() if bound(flops, nbytes, peak, bandwidth) == "compute"}
 
 

@@ -124,7 +124,7 @@ def shift_conditioning(rows: torch.Tensor) -> float:
     """Return how much rounding errors may grow in a variance computed about any element of its row: 1 + z^2 of the
     furthest one.
 
-    E[(x - c)^2] - (mean - c)^2 subtracts two numbers that are (mean - c)^2 / variance times as large as the result.
+    E[(x - c)^2] - (mean - c)^2 subtracts two numbers that exceed the result by a factor of (mean - c)^2 / variance.
     """
     exact = rows.double()
     finite = exact[exact.isfinite().all(dim=-1)]

@@ -55,7 +55,8 @@ def microseconds(launches: int, nbytes: float, call: float, gap: float, bandwidt
 
 
 def _time(launched: Callable | None = None, graphed: Callable | None = None) -> Callable:
-    """Return the time if one of the two used another formula, (launches, time of the bytes, call, gap)."""
+    """Return a `microseconds` that uses another formula, of (launches, time of the bytes, call, gap), in one of its two
+    cases."""
 
     def time(launches, nbytes, call, gap, bandwidth, graph):
         other = graphed if graph else launched

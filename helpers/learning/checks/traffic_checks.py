@@ -68,7 +68,7 @@ REUSE = "the loads and stores above: use the variable that already holds the val
 
 
 def launched(traffic: Traffic) -> str:
-    """Count and name a call's launches."""
+    """Count the launches of a call and name them."""
     names = ", ".join(name for name, _ in traffic.by_launch)
     return f"{traffic.launches} launch{'es' * (traffic.launches != 1)} ({names})" if names else "no launch"
 

@@ -109,7 +109,7 @@ def check_case(
 ) -> object:
     """Return what `answer` returns on one case; raise AnswerError if it differs from `reference`.
 
-    If an answer agrees with another formula, the report says so only if that formula would also have `passed` the same
+    If an answer agrees with another formula, the report names it only if that formula would also have `passed` the same
     cases, and not if they agree only on NaN, which many mistakes return.
     """
     inputs = of_tensors(fresh_copy, case.inputs)

@@ -1,7 +1,7 @@
 """Find the names in an answer that Python looks up in the notebook, not among a function's own variables.
 
-We leave that decision to Python's compiler: if no instruction loads a name from the globals, it belongs to the answer,
-so a local variable may be called `bytes`, for example.
+Python's compiler decides: a name that no instruction loads from the globals belongs to the answer, so a local variable
+may be called `bytes`, for example.
 """
 
 import ast

@@ -119,7 +119,7 @@ def defining(trees: dict[str, ast.Module], why: str) -> str:
 
 
 def run_instead(why: Refusal) -> str:
-    """Return the code to run in place of a skipped answer: it fails with the reason."""
+    """Return the code to run instead of a skipped answer: it fails with the reason."""
     return f"raise SyntaxError({str(why)!r})"
 
 

@@ -2,7 +2,7 @@
 
 An answer is checked as a syntax tree. Besides `ast`, three others read its text: IPython, which rewrites anything that
 looks like a prompt or a magic; `linecache`, which splits lines where Python doesn't; and Triton, which cuts a kernel's
-source out of the file with a pattern. If one of them would see different code from what was checked, the answer is
+source out of the file with a pattern. If one of them would see code that differs from the checked code, the answer is
 refused.
 """
 
