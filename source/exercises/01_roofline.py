@@ -52,7 +52,7 @@ print(f"{flops:,} FLOP, {nbytes:,} bytes: {flops / nbytes:g} FLOP/byte")
 
 # %% [markdown]
 # **What answers may use:** the functions' arguments, your other answers, `math`, and plain Python. You can't import
-# anything else, or use any other name from this notebook. `fusion check` and the grading reject such a line, and report
+# anything else, or use any other name from this notebook. `fusion check` and the grader reject such a line and report
 # it. (Outside the answer cells, do what you like.)
 #
 # ## An addition
@@ -75,7 +75,7 @@ def vector_add(rows, columns, itemsize):
 # %% [markdown]
 # ## A softmax, unfused and fused
 #
-# Written out in five launches, a softmax over each row is:
+# Unfused, a softmax over each row takes five launches:
 #
 # | launch | in | out |
 # |---|---|---|
@@ -130,8 +130,8 @@ def product(rows, inner, columns, itemsize):
 # %% [markdown]
 # ## Which limit?
 #
-# A GPU's `peak` is in FLOP/s and its `bandwidth` in bytes/s. `bound` should return `"memory"` or `"compute"`. Exactly
-# on the ridge, an operation counts as compute-bound: more bandwidth wouldn't make it faster.
+# A GPU's `peak` is in FLOP/s and its `bandwidth` in bytes/s. `bound` should return `"memory"` or `"compute"`. An
+# operation exactly on the ridge counts as compute-bound, because more bandwidth wouldn't make it faster.
 
 
 # %% grade_id="bound-answer"
@@ -158,8 +158,8 @@ def bound(flops, nbytes, peak, bandwidth):
 # %% [markdown]
 # ## Which GPU?
 #
-# `gpus` is a dictionary, name → `[peak, bandwidth]`. Return the names of the GPUs where the operation is
-# compute-bound. Here's the course's catalogue, in fp16:
+# `gpus` is a dictionary, name → `[peak, bandwidth]`. Return the names of the GPUs where the operation is compute-bound.
+# Here are the GPUs that the course knows, in fp16:
 
 # %%
 rows = []
@@ -186,9 +186,9 @@ def compute_bound_on(flops, nbytes, gpus):
 # %% [markdown]
 # ## Checks
 #
-# Run these in order, as often as you like. They're worth 8 of the 10 points; the other 2 are for two hidden checks, on
-# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
-# that failed last.
+# Run these in order, as often as you like. They're worth 8 of the 10 points; the other 2 are for two hidden checks with
+# other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
+# check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -200,8 +200,8 @@ hint = Hints(
         "softmax": (
             "Add up the table's two columns: how many tensors of the size of x, and how many of "
             "one value per row?",
-            "FLOP are the same fused and unfused. Fused, only the first input and the last output "
-            "are left.",
+            "The FLOP count doesn't change. Fused, you only move the first input and the last "
+            "output.",
             "Unfused: the five launches read x, x, d, e, e, and m and s; they write m, d, e, s, y.",
         ),
         "product": (
@@ -213,13 +213,13 @@ hint = Hints(
             "They meet where bandwidth x intensity = peak. What intensity is that?",
         ),
         "bound": (
-            "To tell left from right of the ridge, what do you have to compare with it?",
+            "What do you have to compare with the ridge to see which side you're on?",
             "The operation's intensity is flops / nbytes. Compare it with the ridge: below it is "
             "memory-bound, on it and above it compute-bound.",
         ),
         "gpus": (
             "Your bound() answers the question for one GPU. Call it for each of them.",
-            "Walk over gpus.items(): each value is a list of the peak and the bandwidth.",
+            "Loop over gpus.items(): each value is a list of the peak and the bandwidth.",
         ),
     }
 )
@@ -270,7 +270,7 @@ check_numbers(
 )
 
 # %% [markdown]
-# **The ridge**, for the GPUs in the catalogue and for some others.
+# **The ridge**, for the course's GPUs and for some others.
 
 # %% grade_id="ridge" points=1
 check_numbers(
@@ -287,7 +287,7 @@ check_numbers(
 )
 
 # %% [markdown]
-# **Memory or compute?** An addition and some products, on GPUs from the catalogue and others.
+# **Memory or compute?** An addition and some matmuls, on the course's GPUs and others.
 
 # %% grade_id="bound" points=1
 check_numbers(

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Exercise 02: count the bytes [10 points]
 #
-# Here are six snippets of PyTorch. For each one, predict how many kernels it launches and how many bytes they move,
+# Here are six PyTorch snippets. For each one, predict how many kernels it launches and how many bytes they move,
 # **before** you ask the meter. Then fix a worked example that forgot some bytes. You write functions of `rows` and
 # `columns`, and the checks meter the snippets on shapes you haven't seen. About 30 minutes. Everything you need is in
 # lesson 02.
@@ -59,8 +59,8 @@ measure(scaled_sum, *torch.rand(2, 100, 50)).launch_table()
 
 # %% [markdown]
 # **What answers may use:** the functions' arguments, `math`, and plain Python. You can't import anything else, or use
-# any other name from this notebook. `fusion check` and the grading reject such a line, and report it. Each answer
-# returns two numbers: **launches, bytes**.
+# any other name from this notebook. `fusion check` and the grader reject such a line and report it. Each answer returns
+# two numbers: **launches, bytes**.
 #
 # ## 1. Scale and shift
 #
@@ -186,9 +186,9 @@ def count_halved(rows, columns):
 # %% [markdown]
 # ## The worked example
 #
-# People pass this one around: *a linear layer and GELU, both of `features` columns, on `rows` rows, in float32.
-# Unfused, the layer reads x and writes y, GELU reads y and writes z. Fused, x is read and z is written: half the
-# traffic.*
+# You'll hear this claim: *take a linear layer and GELU, both with `features` columns, on `rows` rows in float32.
+# Unfused, the layer reads x and writes y, then GELU reads y and writes z. Fused, you read x and write z, so that's half
+# the traffic.*
 
 
 # %%
@@ -202,7 +202,7 @@ unfused, fused = claimed(1024, 4096)
 print(f"claimed: {unfused:,} and {fused:,} bytes, {1 - fused / unfused:.0%} saved")
 
 # %% [markdown]
-# But to compute `gelu(linear(x, weight, bias))`, you have to also read something else: weight is `features` ×
+# But to compute `gelu(linear(x, weight, bias))`, you also have to read something else: weight is `features` ×
 # `features`, and bias has `features` elements. Count all the bytes, both unfused (two launches) and fused (one launch
 # that keeps y on the chip).
 
@@ -224,9 +224,9 @@ def linear_gelu(rows, features):
 # %% [markdown]
 # ## Checks
 #
-# Run these in order, as often as you like. They're worth 8 of the 10 points; the other 2 are for two hidden checks, on
-# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
-# that failed last.
+# Run these in order, as often as you like. They're worth 8 of the 10 points; the other 2 are for two hidden checks with
+# other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
+# check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -260,7 +260,7 @@ hint = Hints(
     **{
         "worked-example": (
             "What does a linear layer read apart from its input?",
-            "weight and bias are read unfused and fused. Fusing saves the round trip of y.",
+            "weight and bias are read either way. Fusing only saves the round trip of y.",
         )
     },
 )

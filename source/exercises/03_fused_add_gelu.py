@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Exercise 03: add and GELU in one kernel [15 points]
 #
-# You will write your first fused kernel: two tensors in, their sum through GELU out, in **one launch** that reads
-# each input once and writes the output once. About 40 minutes. Lesson 03 has all you need.
+# Time to write your first fused kernel. It adds two tensors and applies GELU to the sum, in **one launch** that reads
+# each input once and writes the output once. About 40 minutes. Everything you need is in lesson 03.
 #
 # **The formula**, GELU in its tanh form:
 #
@@ -40,7 +40,7 @@ from helpers.learning import (
 # %% [markdown]
 # ## The unfused reference
 #
-# PyTorch runs this as two kernels. The sum is written to memory by the first and read straight back by the second.
+# PyTorch runs this as two kernels. The first writes the sum to memory, and the second reads it straight back.
 
 
 # %%
@@ -54,18 +54,19 @@ unfused = measure(reference, a, b)
 print(f"{unfused.launches} launches, {unfused.bytes_total / a.numel():g} B/element")
 
 # %% [markdown]
-# Per element of four bytes: read a, read b, write s; read s, write y. **How many bytes are left when s never leaves
-# its register?** Write your number down; a check below meters your kernel.
+# Each element takes four bytes. The first kernel reads a and b and writes s; the second reads s and writes y. **How
+# many bytes per element are left if s never leaves its register?** Write your number down. A check below meters your
+# kernel.
 
 # %% [markdown]
 # ## Your kernel
 #
 # **What answers may use:** torch, triton and math. Write the kernels in Triton; around them, you may allocate, view,
-# copy and launch. You get no points for results computed by PyTorch. `fusion check` and the grading reject any other
-# import or name, and report the line.
+# copy and launch. You get no points for results computed by PyTorch. `fusion check` and the grader reject any other
+# import or name and report the line.
 #
-# `tl` has no `tanh` that runs without a GPU. Write it with a sigmoid, which it has: tanh(u) = 2 sigmoid(2u) - 1.
-# Compute in float32, whatever the inputs are.
+# `tl` doesn't have a `tanh` that runs without a GPU, but it has a sigmoid, so use tanh(u) = 2 sigmoid(2u) - 1. Compute
+# in float32, whatever dtype the inputs have.
 
 
 # %% grade_id="kernel"
@@ -95,9 +96,9 @@ def add_gelu_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
 # %% [markdown]
 # ## Its launcher
 #
-# The launcher is what the lesson calls the host wrapper. The checks call nothing else, so you may change the kernel's
-# parameters. Both tensors have the same shape and the same dtype: float32, float16 or bfloat16. They can have any
-# strides, and any number of elements, including zero and more than 2^31.
+# The launcher is the function that the lesson calls the host wrapper. The checks only call the launcher, so you're free
+# to change the kernel's parameters. Both tensors have the same shape and the same dtype: float32, float16 or bfloat16.
+# They can have any strides, and any number of elements, including zero and more than 2^31.
 
 
 # %% grade_id="launcher"
@@ -123,9 +124,9 @@ def add_gelu(a, b):
 # %% [markdown]
 # ## Checks
 #
-# Run these in order, as often as you like. They're worth 12 of the 15 points; the other 3 are for one hidden check, on
-# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
-# that failed last.
+# Run these in order, as often as you like. They're worth 12 of the 15 points; the other 3 are for one hidden check with
+# other inputs, which only runs during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
+# check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -133,11 +134,11 @@ hint = Hints(
         "The message lists the inputs that pass and those that fail. Is every value wrong, or "
         "only large ones, or only those of one dtype?",
         "If every value is a little off, compare the constants with the formula: sqrt(2/pi) = "
-        "0.7978845608, 0.044715, and in 2 sigmoid(2u) - 1 there are two twos.",
+        "0.7978845608, 0.044715, and 2 sigmoid(2u) - 1 has two twos.",
     ),
     traffic=(
         "Count your own tl.load and tl.store lines, and the PyTorch operations in your launcher: "
-        "each is paid for.",
+        "they all cost traffic.",
         "One launch means no a + b outside the kernel, and torch.empty_like for the result: "
         "torch.zeros_like fills it, which is a launch of its own. Keep what you loaded in a "
         "variable and use the variable twice.",
@@ -157,8 +158,8 @@ hint = Hints(
 hint
 
 # %% [markdown]
-# **Does it compute the right thing?** Sizes 1, 127 and 1025, views, small values, a large mean, NaN and inf, three
-# dtypes.
+# **Does it compute the right thing?** We try sizes 1, 127 and 1025, views, small values, a large mean, NaN and inf, and
+# three dtypes.
 
 # %% grade_id="values" points=5
 check_values(
@@ -183,10 +184,9 @@ check_traffic(add_gelu, (a, b), launches=1, bytes_per_element=12, name="traffic"
 check_vectorised(add_gelu, (a, b), device="A100", name="vectorised")
 
 # %% [markdown]
-# **Can it handle a large tensor?** We test 2^32 elements without allocating them: your launcher is called with
-# tensors that have a shape and no memory, and the first and the last program of its launch run without loading or
-# storing anything. Your grid has to grow with the tensor, or have at least 108 programs, one for each SM of an A100,
-# that go on in a loop.
+# **Can it handle a large tensor?** We test 2^32 elements without allocating them: your launcher gets tensors that have
+# a shape but no memory, and we run only the first and the last program of its launch, with loads and stores turned off.
+# Your grid has to grow with the tensor, or have at least 108 programs, one per SM of an A100, that loop over the rest.
 
 
 # %%
@@ -212,9 +212,9 @@ check_values(
 # %% [markdown]
 # ## Your kernel vs ours
 #
-# Not graded. Once the check above passes, this cell predicts the time of your kernel on an H200, at a size that was
-# recorded there, next to `kernels.add_gelu`. The prediction comes from your compiled code; where this
-# machine has a GPU, both kernels are timed on it instead.
+# Not graded. Once the checks above pass, this cell predicts your kernel's time on an H200 at a size recorded there,
+# next to `kernels.add_gelu`. The prediction is based on your compiled code. If this machine has a GPU, it times both
+# kernels instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

@@ -78,14 +78,14 @@ def reference_backward(grad_y, p, seed):
 
 
 # %% [markdown]
-# The other two gradients need no kernel: the residual's is `grad_y` itself, and the bias's is x's gradient summed over
-# the rows.
+# You don't need a kernel for the other two gradients: the residual's is `grad_y` itself, and the bias's is x's gradient
+# summed over the rows.
 #
 # ## Forward
 #
 # **What answers may use:** torch, triton and math. Write the kernels in Triton; around them, you may allocate, view,
-# copy and launch. You get no points for results computed by PyTorch. `fusion check` and the grading reject any other
-# import or name, and report the line.
+# copy and launch. You get no points for results computed by PyTorch. `fusion check` and the grader reject any other
+# import or name and report the line.
 #
 # All tensors have the same dtype: float32, float16 or bfloat16. They can have any strides, and any number of
 # elements, including zero and more than 2^31. `p` is a float with 0 ≤ p < 1, and `seed` is an int. `scale` is meant
@@ -181,22 +181,22 @@ def backward(grad_y, p, seed):
 # %% [markdown]
 # ## Checks
 #
-# Run these in order, as often as you like. They're worth 13 of the 15 points; the other 2 are for two hidden checks, on
-# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
-# that failed last.
+# Run these in order, as often as you like. They're worth 13 of the 15 points; the other 2 are for two hidden checks
+# with other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about
+# the check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
     **{
         "drop-rate": {
             "is multiplied by": (
-                "Dropping a share p of the elements makes the mean smaller. What must happen to "
-                "the rest, so that the mean stays what it was?",
+                "Dropping a share p of the elements makes the mean smaller. What do you do to "
+                "the rest so that the mean stays the same?",
                 "Divide what you keep by 1 - p.",
             ),
             "": (
                 "Which elements are dropped: those whose number is below p, or those above?",
-                "kept = tl.rand(seed, element) >= p, and what is kept is divided by 1 - p.",
+                "kept = tl.rand(seed, element) >= p, and the kept elements are divided by 1 - p.",
             ),
         },
         "values": {
@@ -231,7 +231,7 @@ hint = Hints(
         ),
         "traffic": (
             "Count your tl.load and tl.store lines, and the PyTorch operations in your launcher: "
-            "each is paid for.",
+            "they all cost traffic.",
             "x and residual are read and y is written: 12 B/element, not counting the bias. Add "
             "the bias in the kernel, not outside.",
         ),
@@ -260,7 +260,8 @@ hint
 check_drop_rate(forward, p=0.3, seed=5, name="drop-rate")
 
 # %% [markdown]
-# **Does the forward compute the right thing?** One element to 3 rows of 1025; views; three dtypes; no element.
+# **Does the forward compute the right thing?** We try shapes from a single element to 3 rows of 1025, views, three
+# dtypes, and an empty tensor.
 
 
 # %%
@@ -280,7 +281,7 @@ check_values(
 )
 
 # %% [markdown]
-# **And the backward?** On gradients of the same shapes.
+# **And the backward?** It gets gradients of the same shapes.
 
 
 # %%
@@ -294,7 +295,7 @@ check_values(
 )
 
 # %% [markdown]
-# **Is it the same mask?** Both on ones.
+# **Is it the same mask?** We run both on ones.
 
 # %% grade_id="same-mask" points=1
 check_same_mask(forward, backward, p=0.5, seed=11, name="same-mask")
@@ -321,10 +322,10 @@ check_traffic(
 check_traffic(backward, (grad_y, 0.3, 7), launches=1, bytes_per_element=8, name="no-stored-mask")
 
 # %% [markdown]
-# **Can they handle a large tensor?** We test 2^22 rows of 1024 without allocating them: each launcher is called with
-# tensors that have a shape and no memory, and the first and the last program of its launch run without loading or
-# storing anything. Your grid has to grow with the tensor, or have at least 108 programs, one for each SM of an A100,
-# that go on in a loop.
+# **Can they handle a large tensor?** We test 2^22 rows of 1024 without allocating them: each launcher gets tensors that
+# have a shape but no memory, and we run only the first and the last program of its launch, with loads and stores turned
+# off. Your grid has to grow with the tensor, or have at least 108 programs, one per SM of an A100, that loop over the
+# rest.
 
 
 # %%
@@ -374,9 +375,9 @@ check_values(
 # %% [markdown]
 # ## Your kernel vs ours
 #
-# Not graded. Once the check above passes, this cell predicts the time of your kernel on an H200, at a size that was
-# recorded there, next to `kernels.bias_dropout_residual`. The prediction comes from your compiled code; where this
-# machine has a GPU, both kernels are timed on it instead.
+# Not graded. Once the checks above pass, this cell predicts your kernel's time on an H200 at a size recorded there,
+# next to `kernels.bias_dropout_residual`. The prediction is based on your compiled code. If this machine has a GPU, it
+# times both kernels instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

@@ -66,8 +66,8 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/ele
 # ## Your kernel
 #
 # **What answers may use:** torch, triton and math. Write the kernels in Triton; around them, you may allocate, view,
-# copy and launch. You get no points for results computed by PyTorch. `fusion check` and the grading reject any other
-# import or name, and report the line.
+# copy and launch. You get no points for results computed by PyTorch. `fusion check` and the grader reject any other
+# import or name and report the line.
 #
 # Use one program per row, and compute in float32 whatever the dtype of x. Remember that the block is a power of two,
 # but a row can have any length up to 16,384.
@@ -131,9 +131,9 @@ def layer_norm(x, weight, bias, eps):
 # %% [markdown]
 # ## Checks
 #
-# Run these in order, as often as you like. They're worth 17 of the 20 points; the other 3 are for one hidden check, on
-# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
-# that failed last.
+# Run these in order, as often as you like. They're worth 17 of the 20 points; the other 3 are for one hidden check with
+# other inputs, which only runs during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
+# check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -163,7 +163,7 @@ hint = Hints(
 hint
 
 # %% [markdown]
-# **Does it compute the right thing?** Odd widths, views, a constant row, NaN, three dtypes, one wide row.
+# **Does it compute the right thing?** We try odd widths, views, a constant row, NaN, three dtypes and one wide row.
 
 # %% grade_id="values" points=7
 check_values(
@@ -175,7 +175,7 @@ check_values(
 )
 
 # %% [markdown]
-# **Does it survive a large mean?** Mean 10,000, standard deviation 2.
+# **Does it survive a large mean?** The mean is 10,000, with a standard deviation of 2.
 
 # %% grade_id="mean" points=4
 check_values(layer_norm, reference, large_mean_cases(2, seed=5), name="mean")
@@ -189,10 +189,10 @@ wide = torch.randn(2, 8192, device=device), *torch.randn(2, 8192, device=device)
 check_passes(layer_norm, (x, weight, bias, 1e-5), reads=(1, 8, 8), widest=wide, name="traffic")
 
 # %% [markdown]
-# **Does it reach a large tensor?** 2^22 rows of 1024, without allocating them: your launcher is called with tensors
-# that have a shape and no memory, and the first and the last program of its launch run without loading or storing
-# anything. The grid must either grow with the tensor or have at least 108 programs, one for each SM of an A100, that
-# go on in a loop.
+# **Can it handle a large tensor?** We test 2^22 rows of 1024 without allocating them: your launcher gets tensors that
+# have a shape but no memory, and we run only the first and the last program of its launch, with loads and stores turned
+# off. Your grid has to grow with the tensor, or have at least 108 programs, one per SM of an A100, that loop over the
+# rest.
 
 
 # %%
@@ -218,9 +218,9 @@ check_values(
 # %% [markdown]
 # ## Your kernel vs ours
 #
-# Not graded. Once the check above passes, this cell predicts the time of your kernel on an H200, at a size that was
-# recorded there, next to `kernels.layer_norm`. The prediction comes from your compiled code; where this
-# machine has a GPU, both kernels are timed on it instead.
+# Not graded. Once the checks above pass, this cell predicts your kernel's time on an H200 at a size recorded there,
+# next to `kernels.layer_norm`. The prediction is based on your compiled code. If this machine has a GPU, it times both
+# kernels instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

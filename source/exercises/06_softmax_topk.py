@@ -68,8 +68,8 @@ print(f"softmax, then topk: {unfused.launches} launches, {each:.3g} B/element")
 # ## Your kernel
 #
 # **What answers may use:** torch, triton and math. Write the kernels in Triton; around them, you may allocate, view,
-# copy and launch. You get no points for results computed by PyTorch. `fusion check` and the grading reject any other
-# import or name, and report the line.
+# copy and launch. You get no points for results computed by PyTorch. `fusion check` and the grader reject any other
+# import or name and report the line.
 #
 # Use one program per row. If several elements are equal, `tl.argmax` returns the lowest index. k is known at compile
 # time, so a loop over `tl.static_range(K)` is unrolled.
@@ -140,9 +140,9 @@ def softmax_topk(x, k):
 # %% [markdown]
 # ## Checks
 #
-# Run these in order, as often as you like. They're worth 15 of the 20 points; the other 5 are for one hidden check, on
-# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
-# that failed last.
+# Run these in order, as often as you like. They're worth 15 of the 20 points; the other 5 are for one hidden check with
+# other inputs, which only runs during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
+# check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -150,7 +150,7 @@ hint = Hints(
         "Look at (ties|the k rounds|elements of -inf)|none of them may win": (
             "p is right, but a round isn't. Each one finds the largest probability left, stores it "
             "and its index, and takes it out. How do you take it out?",
-            "Take out the winner by its index, since `left == value` takes out all that are equal.",
+            "Take out the winner by its index, since `left == value` takes out all equal elements.",
             "What do you put in the winner's place? It must be less than everything that can still "
             "win, and a probability can be 0.",
         ),
@@ -176,7 +176,8 @@ hint = Hints(
 hint
 
 # %% [markdown]
-# **Does it compute the right thing?** k from 1 to 16, ties, -inf, odd widths, views, three dtypes, one wide row.
+# **Does it compute the right thing?** We try k from 1 to 16, ties, -inf, odd widths, views, three dtypes and one wide
+# row.
 
 # %% grade_id="values" points=8
 check_values(softmax_topk, reference, topk_cases(seed=7), unlike=TOPK_MISTAKES, name="values")
@@ -190,10 +191,10 @@ wide = torch.randn(2, 8192, device=device)
 check_passes(softmax_topk, (x, 8), reads=(1,), widest=(wide, 8), name="traffic")
 
 # %% [markdown]
-# **Does it reach a large tensor?** 2^22 rows of 1024, without allocating them: your launcher is called with tensors
-# that have a shape and no memory, and the first and the last program of its launch run without loading or storing
-# anything. The grid must either grow with the tensor or have at least 108 programs, one for each SM of an A100, that
-# go on in a loop.
+# **Can it handle a large tensor?** We test 2^22 rows of 1024 without allocating them: your launcher gets tensors that
+# have a shape but no memory, and we run only the first and the last program of its launch, with loads and stores turned
+# off. Your grid has to grow with the tensor, or have at least 108 programs, one per SM of an A100, that loop over the
+# rest.
 
 
 # %%
@@ -219,9 +220,9 @@ check_values(
 # %% [markdown]
 # ## Your kernel vs ours
 #
-# Not graded. Once the check above passes, this cell predicts the time of your kernel on an H200, at a size that was
-# recorded there, next to `kernels.softmax_topk`. The prediction comes from your compiled code; where this
-# machine has a GPU, both kernels are timed on it instead.
+# Not graded. Once the checks above pass, this cell predicts your kernel's time on an H200 at a size recorded there,
+# next to `kernels.softmax_topk`. The prediction is based on your compiled code. If this machine has a GPU, it times
+# both kernels instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

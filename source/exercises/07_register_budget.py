@@ -101,7 +101,7 @@ compiled_rows(4096, {"ROWS": 1, "num_warps": 4}, "A100")
 
 # %% [markdown]
 # **What answers may use:** the functions' arguments, `math`, and plain Python. You can't import anything else or use
-# other names from this notebook; `fusion check` and the grading reject such a line and name it. Experiment with the
+# other names from this notebook; `fusion check` and the grader reject such a line and report it. Experiment with the
 # compiler, then write down a rule.
 
 
@@ -204,9 +204,9 @@ def tile_settings(uses):
 # %% [markdown]
 # ## Checks
 #
-# Run these in order, as often as you like. They're worth 11 of the 15 points; the other 4 are for two hidden checks, on
-# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
-# that failed last.
+# Run these in order, as often as you like. They're worth 11 of the 15 points; the other 4 are for two hidden checks
+# with other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about
+# the check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -228,7 +228,7 @@ hint = Hints(
 hint
 
 # %% [markdown]
-# **Rows** of 1024 and of 4096.
+# **Rows** of 1024 and 4096 elements.
 
 
 # %% grade_id="rows" points=6

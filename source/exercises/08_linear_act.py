@@ -10,8 +10,8 @@
 #
 # $$y = \text{act}(x W^T + b), \qquad \text{act} \in \{\text{relu}, \text{gelu}, \text{silu}\}$$
 #
-# gelu(s) = s/2 (1 + erf(s / sqrt 2)); silu(s) = s sigmoid(s); each of NaN is NaN, as in PyTorch. All tensors are
-# float16, and the sum is float32.
+# gelu(s) = s/2 (1 + erf(s / sqrt 2)) and silu(s) = s sigmoid(s). As in PyTorch, each activation of NaN is NaN. All
+# tensors are float16, and the sum is float32.
 #
 # **The picture**: each program computes one tile of y. It steps along K, loading one slice of x and one of W at a time.
 #
@@ -236,9 +236,9 @@ def linear_act(x, weight, bias, activation):
 # %% [markdown]
 # ## Checks
 #
-# Run these in order, as often as you like. They're worth 17 of the 20 points; the other 3 are for one hidden check, on
-# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
-# that failed last.
+# Run these in order, as often as you like. They're worth 17 of the 20 points; the other 3 are for one hidden check with
+# other inputs, which only runs during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
+# check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -299,8 +299,8 @@ hint = Hints(
 hint
 
 # %% [markdown]
-# **Does it compute the right thing?** Three activations, sizes that aren't multiples of a tile, strides, large sums,
-# NaN.
+# **Does it compute the right thing?** We try three activations, sizes that aren't multiples of a tile, strides, large
+# sums and NaN.
 
 # %% grade_id="values" points=5
 check_values(linear_act, reference, linear_cases(seed=8), unlike=LINEAR_MISTAKES, name="values")
@@ -320,7 +320,7 @@ transposed = (x.T.contiguous().T, weight.T.contiguous().T, bias, "gelu")
 check_tile_traffic(linear_act, transposed, tile=64, name="traffic")
 
 # %% [markdown]
-# **Do tensor cores do the work**, on float16 operands? We compile for an A100 and an H100.
+# **Does it use tensor cores** on float16 operands? We compile for an A100 and an H100.
 
 # %% grade_id="tensor_cores" points=3
 check_tensor_cores(
@@ -328,9 +328,9 @@ check_tensor_cores(
 )
 
 # %% [markdown]
-# **Does it reach a large matrix?** 10 million rows of 1024, without allocating them: your launcher is called with
-# tensors that have a shape and no memory, and the first and the last program of its launch run without loading or
-# storing anything.
+# **Can it handle a large matrix?** We test 10 million rows of 1024 without allocating them: your launcher gets tensors
+# that have a shape but no memory, and we run only the first and the last program of its launch, with loads and stores
+# turned off.
 
 
 # %%
@@ -357,9 +357,9 @@ check_values(
 # %% [markdown]
 # ## Your kernel vs ours
 #
-# Not graded. Once the check above passes, this cell predicts the time of your kernel on an H200, at a size that was
-# recorded there, next to `kernels.linear_act`. The prediction comes from your compiled code; where this
-# machine has a GPU, both kernels are timed on it instead.
+# Not graded. Once the checks above pass, this cell predicts your kernel's time on an H200 at a size recorded there,
+# next to `kernels.linear_act`. The prediction is based on your compiled code. If this machine has a GPU, it times both
+# kernels instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

@@ -14,7 +14,7 @@
 #
 # $$y = \max\left(0,\; \gamma_k\,\frac{s_{kpq} - \text{mean}_k}{\sqrt{\text{var}_k + \text{eps}}} + \beta_k\right)$$
 #
-# x, w and b are float16, the sum is float32, batch norm's four vectors are float32; y is float16, rounded once.
+# x, w and b are float16. The sum and batch norm's four vectors are float32. y is float16, rounded once.
 #
 # **The picture**: a 3 x 2 filter on a 4 x 5 image, with padding 1 and stride 1, for one output pixel:
 #
@@ -182,9 +182,9 @@ def conv_bn_relu(x, weight, bias, gamma, beta, mean, var, stride, padding, eps):
 # %% [markdown]
 # ## Checks
 #
-# Run these in order, as often as you like. They're worth 12 of the 15 points; the other 3 are for one hidden check, on
-# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
-# that failed last.
+# Run these in order, as often as you like. They're worth 12 of the 15 points; the other 3 are for one hidden check with
+# other inputs, which only runs during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
+# check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -263,9 +263,9 @@ check_values(
 check_one_rounding(conv_bn_relu, reference, conv_rounding_cases(seed=9), name="rounding")
 
 # %% [markdown]
-# **Is it fused and tiled?** One launch, y written once, x read at most once per tap, the weights and vectors read at
-# most once per 64 pixels, and no other memory touched. x is a slice of a larger tensor here, and copying it would count
-# as a second launch.
+# **Is it fused and tiled?** It should be one launch that writes y once, reads x at most once per tap, reads the weights
+# and vectors at most once per 64 pixels, and touches no other memory. x is a slice of a larger tensor here, and copying
+# it would count as a second launch.
 
 # %% grade_id="traffic" points=2
 part_of_larger = (torch.randn(1, 32, 20, 20, device=device).half()[..., 2:18, 2:18], *inputs[1:])
@@ -278,9 +278,9 @@ check_passes(conv_bn_relu, part_of_larger, reads=(9, *6 * (4,)), name="traffic")
 check_tensor_cores(conv_bn_relu, inputs, devices=("A100", "H100"), name="tensor_cores")
 
 # %% [markdown]
-# **Does it reach a large tensor?** We check it for 2^21 images without allocating them: your launcher is called with
-# tensors that have a shape and no memory, and the first and the last program of its launch run without loading or
-# storing anything.
+# **Can it handle a large tensor?** We check it for 2^21 images without allocating them: your launcher gets tensors that
+# have a shape but no memory, and we run only the first and the last program of its launch, with loads and stores turned
+# off.
 
 
 # %%

@@ -182,9 +182,9 @@ def attention_scores(q, k, valid):
 # %% [markdown]
 # ## Checks
 #
-# Run these in order, as often as you like. They're worth 16 of the 20 points; the other 4 are for one hidden check, on
-# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
-# that failed last.
+# Run these in order, as often as you like. They're worth 16 of the 20 points; the other 4 are for one hidden check with
+# other inputs, which only runs during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
+# check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -258,9 +258,9 @@ check_values(
 check_passes(attention_scores, (q, k, valid), reads=(1, 16, 64), name="traffic")
 
 # %% [markdown]
-# **Does it reach many weights?** We check it for 60000 sequences of 512 without allocating them: your launcher is
-# called with tensors that have a shape and no memory, and the first and the last program of its launch run without
-# loading or storing anything.
+# **Can it handle many weights?** We check it for 60000 sequences of 512 without allocating them: your launcher gets
+# tensors that have a shape but no memory, and we run only the first and the last program of its launch, with loads and
+# stores turned off.
 
 
 # %%
@@ -283,9 +283,9 @@ check_values(attention_scores, reference, others, unlike=SCORES_MISTAKES, name="
 # %% [markdown]
 # ## Your kernel vs ours
 #
-# Not graded. Once the check above passes, this cell predicts the time of your kernel on an H200, at a size that was
-# recorded there, next to `kernels.attention_scores`. The prediction comes from your compiled code; where this
-# machine has a GPU, both kernels are timed on it instead.
+# Not graded. Once the checks above pass, this cell predicts your kernel's time on an H200 at a size recorded there,
+# next to `kernels.attention_scores`. The prediction is based on your compiled code. If this machine has a GPU, it times
+# both kernels instead.
 
 # %% tags=["nbval-ignore-output"]
 from kernels import CATALOGUE

@@ -181,9 +181,9 @@ def flash_attention(q, k, v, causal):
 # %% [markdown]
 # ## Checks
 #
-# Run these in order, as often as you like. They're worth 20 of the 25 points; the other 5 are for one hidden check, on
-# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
-# that failed last.
+# Run these in order, as often as you like. They're worth 20 of the 25 points; the other 5 are for one hidden check with
+# other inputs, which only runs during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
+# check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -265,9 +265,9 @@ check_linear_traffic(
 check_tensor_cores(flash_attention, (*shorter, True), devices=("A100", "H100"), name="tensor_cores")
 
 # %% [markdown]
-# **Does it reach many sequences?** We check it for 60000 sequences of 512 tokens without allocating them: your
-# launcher is called with tensors that have a shape and no memory, and the first and the last program of its launch
-# run without loading or storing anything.
+# **Can it handle many sequences?** We check it for 60000 sequences of 512 tokens without allocating them: your launcher
+# gets tensors that have a shape but no memory, and we run only the first and the last program of its launch, with loads
+# and stores turned off.
 
 
 # %%

@@ -226,9 +226,9 @@ class LayerNormGelu(torch.autograd.Function):
 # %% [markdown]
 # ## Checks
 #
-# Run these in order, as often as you like. They're worth 16 of the 20 points; the other 4 are for two hidden checks, on
-# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
-# that failed last.
+# Run these in order, as often as you like. They're worth 16 of the 20 points; the other 4 are for two hidden checks
+# with other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about
+# the check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -305,8 +305,8 @@ small = (torch.randn(3, 5, **double), torch.randn(5, **double), torch.randn(5, *
 check_gradcheck(backward, forward, small, name="gradcheck")
 
 # %% [markdown]
-# **Is it fused?** At most three launches; `grad_y` and `x` read once, x's gradient written once, and little else. No
-# register spills for rows of 4096 on an A100.
+# **Is it fused?** You get at most three launches, which read `grad_y` and `x` once, write x's gradient once, and move
+# little else. Registers mustn't spill for rows of 4096 on an A100.
 
 # %% grade_id="traffic" points=4
 wide = *torch.randn(2, 2, 4096, device=device), *torch.randn(2, 4096, device=device), 1e-5
@@ -315,16 +315,15 @@ check_gradient_traffic(
 )
 
 # %% [markdown]
-# **Is it the same in every run?** Without a GPU, we run its programs from last to first.
+# **Is it the same in every run?** Without a GPU, we run its programs in reverse order.
 
 # %% grade_id="repeats" points=2
 check_repeats(backward, (grad_y, x, weight, bias, 1e-5), name="repeats")
 
 # %% [markdown]
-# **Does it reach a large tensor?** We check it for 2^22 rows of 1024 without allocating them: your launcher is called
-# with tensors that have a shape and no memory, and the first and the last program of its launch run without loading or
-# storing anything. Only the first and last passes of a long loop run. The kernel may have `PROGRAMS` programs at
-# most.
+# **Can it handle a large tensor?** We check it for 2^22 rows of 1024 without allocating them: your launcher gets
+# tensors that have a shape but no memory, and we run only the first and the last program of its launch, with loads and
+# stores turned off. Only the first and last passes of a long loop run. The kernel may have `PROGRAMS` programs at most.
 
 
 # %%

@@ -152,9 +152,9 @@ def layer_norm_int8(x, weight, bias, eps, clip):
 # %% [markdown]
 # ## Checks
 #
-# Run these in order, as often as you like. They're worth 12 of the 15 points; the other 3 are for one hidden check, on
-# other inputs, which only the grading runs. Codes may be off by one where the last digit decides, in at most one of a
-# hundred. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check that failed last.
+# Run these in order, as often as you like. They're worth 12 of the 15 points; the other 3 are for one hidden check with
+# other inputs, which only runs during grading. At most one code in a hundred may be off by one, which can happen if the
+# last digit decides. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -220,8 +220,8 @@ check_values(layer_norm_int8, reference, quantised_cases(12), unlike=INT8_MISTAK
 check_values(layer_norm_int8, reference, code_cases(12), unlike=INT8_MISTAKES, name="codes")
 
 # %% [markdown]
-# **Is it fused?** One launch; x read once, both results written once, weight and bias read at most once per row. No
-# register spills for rows of 8192 on an A100.
+# **Is it fused?** It should be one launch that reads x once, writes both results once, and reads weight and bias at
+# most once per row. It mustn't spill registers for rows of 8192 on an A100.
 
 # %% grade_id="traffic" points=3
 wide = torch.randn(2, 8192, device=device), *torch.randn(2, 8192, device=device), 1e-5, 1.0
@@ -230,9 +230,9 @@ check_passes(
 )
 
 # %% [markdown]
-# **Does it reach a large tensor?** We check it for 2^22 rows of 1024 without allocating them: your launcher is called
-# with tensors that have a shape and no memory, and the first and the last program of its launch run without loading
-# or storing anything.
+# **Can it handle a large tensor?** We check it for 2^22 rows of 1024 without allocating them: your launcher gets
+# tensors that have a shape but no memory, and we run only the first and the last program of its launch, with loads and
+# stores turned off.
 
 
 # %%

@@ -3,7 +3,7 @@
 #
 # You'll write three functions. The first decides whether a group of operations can be one kernel, the second whether
 # fusing two of them is worth it, and the third finds the fastest way to split a whole graph into kernels. We compare
-# that one with an exhaustive search. About 75 minutes. Lesson 13 has everything you need.
+# the third with an exhaustive search. About 75 minutes. Lesson 13 has everything you need.
 #
 # **The formulas**, for a group of operations in one kernel on an H200:
 #
@@ -270,9 +270,9 @@ def partition(graph):
 # %% [markdown]
 # ## Checks
 #
-# Run these in order, as often as you like. They're worth 12 of the 15 points; the other 3 are for two hidden checks, on
-# other inputs, which only the grading runs. In a failure message, `x*` means a tensor that's read elsewhere. Stuck? Run
-# `hint(1)` in a new cell, then `hint(2)`: they're about the check that failed last.
+# Run these in order, as often as you like. They're worth 12 of the 15 points; the other 3 are for two hidden checks
+# with other inputs, which only run during grading. In a failure message, `x*` means a tensor that's read elsewhere.
+# Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -358,7 +358,7 @@ check_legal(
 )
 
 # %% [markdown]
-# **Pairs**: some are illegal, and some are legal but not worth fusing.
+# **Pairs**: some are illegal, and others are legal but not worth fusing.
 
 # %% grade_id="edges" points=2
 check_edges(

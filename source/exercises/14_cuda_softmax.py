@@ -125,9 +125,9 @@ except (RuntimeError, TypeError, ValueError) as error:
 # %% [markdown]
 # ## Checks
 #
-# Run these in order, as often as you like. They're worth 17 of the 20 points; the other 3 are for one hidden check, on
-# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
-# that failed last.
+# Run these in order, as often as you like. They're worth 17 of the 20 points; the other 3 are for one hidden check with
+# other inputs, which only runs during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
+# check that failed last.
 
 # %% tags=["hide-input"]
 OF_THREADS = (
@@ -146,8 +146,8 @@ hint = Hints(
         "out-of-bounds": OF_THREADS,
         "misaligned": OF_ALIGNMENT,
         "": (
-            "Which threads have no element of the row? What do they bring into the maximum, and "
-            "what into the sum?",
+            "Which threads have no element of the row? What do they contribute to the maximum, "
+            "and to the sum?",
             "Minus infinity is never the maximum, and its exponential is 0. And what is the "
             "exponential of 200?",
         ),
@@ -176,18 +176,18 @@ hint = Hints(
     },
     traffic={
         "bank conflicts": (
-            "Each warp leaves one number: by which lane, and where?",
+            "Each warp stores one number. Which lane stores it, and where?",
             "All lanes may read the same word, and neighbouring lanes neighbouring words.",
         ),
         "": (
-            "Where is the row between one loop over it and the next?",
+            "Where is the row kept between one loop over it and the next?",
             "Keep it in registers: an array `float v[EACH]` for each thread.",
         ),
     },
     code={
         "spilled": (
             "How many floats does a thread hold, and does the compiler know every index?",
-            "`v[k]` is a register only where the compiler knows k: the loop's end must be a "
+            "`v[k]` is a register only if the compiler knows k: the loop's end must be a "
             "constant, a template argument. More threads hold fewer floats each.",
         ),
         "": (
@@ -200,14 +200,14 @@ hint = Hints(
 hint
 
 # %% [markdown]
-# **Values**: rows shorter than the block, exactly as long as it, and of odd length, as well as large values and a row
-# far below zero.
+# **Values**: rows that are shorter than the block, exactly as long, or of odd length; large values; and a row far below
+# zero.
 
 # %% grade_id="values" points=5
 check_cuda_rows(softmax_cuda, reference, [100, 1024, 1001], scales=(1, 60), name="values")
 
 # %% [markdown]
-# **Sound**: the sanitizer doesn't find anything, even in row 2^20 with 8192 columns. (The check doesn't allocate the
+# **Memory safety**: the sanitizer finds nothing, even in row 2^20 with 8192 columns. (The check doesn't allocate the
 # rows before it.)
 
 # %% grade_id="sound" points=5

@@ -246,9 +246,9 @@ def report(rows, columns, share):
 # %% [markdown]
 # ## Checks
 #
-# Run these in order, as often as you like. They're worth 26 of the 30 points; the other 4 are for four hidden checks,
-# on other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
-# check that failed last.
+# Run these in order, as often as you like. They're worth 26 of the 30 points; the other 4 are for four hidden checks
+# with other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about
+# the check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -388,9 +388,9 @@ check_cut(
 check_repeats(backward, of_backward, name="repeats")
 
 # %% [markdown]
-# **Do both reach a large tensor?** It has 2^22 rows of 1024, which we don't allocate. Instead, each launcher is
-# called with tensors that have a shape and no memory, and the first and the last program of its launch run without
-# loading or storing anything. Only the first and last passes of a long loop run.
+# **Can both handle a large tensor?** It has 2^22 rows of 1024, which we don't allocate. Instead, each launcher gets
+# tensors that have a shape but no memory, and we run only the first and the last program of its launch, with loads and
+# stores turned off. Only the first and last passes of a long loop run.
 
 
 # %%

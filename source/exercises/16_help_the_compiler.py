@@ -190,9 +190,9 @@ def fits(nodes, x, up, weight):
 # %% [markdown]
 # ## Checks
 #
-# Run these in order, as often as you like. They're worth 16 of the 20 points; the other 4 are for two hidden checks, on
-# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
-# that failed last.
+# Run these in order, as often as you like. They're worth 16 of the 20 points; the other 4 are for two hidden checks
+# with other inputs, which only run during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about
+# the check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -205,12 +205,12 @@ hint = Hints(
         "x and up are read once, y is written once, in one launch. Load x into registers, and use "
         "it twice.",
         "Round once, at the store: every load .to(tl.float32).",
-        "Registers spill where a thread holds too many columns: num_warps grows with the block.",
+        "Registers spill if a thread holds too many columns, so use more warps for a larger block.",
     ),
     large=(
-        "Integers in a kernel have 32 bits, unless an operand of the operation has 64: they end at "
-        "2^31. Which product in your offsets may pass that?",
-        "tl.program_id(0).to(tl.int64), before anything is multiplied with it.",
+        "Kernel integers are int32 unless an operand is int64, so they overflow at 2^31. Which "
+        "product in your offsets could get that large?",
+        "tl.program_id(0).to(tl.int64), before you multiply anything by it.",
     ),
     finds=(
         "Work backwards: any mul could be the last one. Which of its arguments is a silu?",
@@ -229,7 +229,7 @@ hint = Hints(
 hint
 
 # %% [markdown]
-# **Does the kernel compute the right thing?** Odd widths, views, NaN, three dtypes, one wide row, large and
+# **Does the kernel compute the right thing?** We try odd widths, views, NaN, three dtypes, one wide row, and large and
 # tiny weights.
 
 # %% grade_id="values" points=3
@@ -239,18 +239,18 @@ asked = norm_cases(2, 1, seed=16, one_rounding=True, strided_vectors=True) + act
 check_values(gated_norm, reference, asked, name="values")
 
 # %% [markdown]
-# **Is it fused?** One launch; x and up read once, the result written once. And no register spills in rows of 8192 on an
-# A100.
+# **Is it fused?** It should be one launch that reads x and up once and writes the result once. It mustn't spill
+# registers for rows of 8192 on an A100.
 
 # %% grade_id="traffic" points=2
 wide = *torch.randn(2, 2, 8192), torch.randn(8192), 1e-6
 check_passes(gated_norm, (x, up, weight, 1e-6), reads=(1, 1, 8), widest=wide, name="traffic")
 
 # %% [markdown]
-# **Does it work on a large tensor?** We check 2^22 rows of 1024 without allocating them: your launcher is called with
-# tensors that have a shape and no memory, and the first and the last program of its launch run without loading or
-# storing anything. Your grid must grow with the tensor, or have at least 108 programs, one per SM of an A100, that go
-# on in a loop.
+# **Does it work on a large tensor?** We check 2^22 rows of 1024 without allocating them: your launcher gets tensors
+# that have a shape but no memory, and we run only the first and the last program of its launch, with loads and stores
+# turned off. Your grid has to grow with the tensor, or have at least 108 programs, one per SM of an A100, that loop
+# over the rest.
 
 
 # %%

@@ -73,8 +73,8 @@ print(f"PyTorch: {unfused.launches} launches, {each:.3g} times the bytes of k an
 # ## Your kernel for the splits
 #
 # **What answers may use:** torch, triton and math. Write the kernels in Triton. Around them you may allocate, view,
-# copy and launch. You get no points for results computed by PyTorch. `fusion check` and the grading reject any other
-# import or name and show you the line.
+# copy and launch. You get no points for results computed by PyTorch. `fusion check` and the grader reject any other
+# import or name and report the line.
 #
 # Each program handles one split of one head. It loads `bounds[s]` and `bounds[s + 1]`, loops over blocks of keys, and
 # stores its maximum, its sum and its weighted values in float32. Compute in float32 too, and round once, when the merge
@@ -185,9 +185,9 @@ def flash_decode(q, k, v, bounds):
 # %% [markdown]
 # ## Checks
 #
-# Run these in order, as often as you like. They're worth 15 of the 20 points; the other 5 are for one hidden check, on
-# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
-# that failed last.
+# Run these in order, as often as you like. They're worth 15 of the 20 points; the other 5 are for one hidden check with
+# other inputs, which only runs during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
+# check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
@@ -232,9 +232,9 @@ check_values(
 check_split_traffic(flash_decode, (q, k, v, bounds), name="traffic")
 
 # %% [markdown]
-# **Does it work for a large cache?** The check uses 2^16 heads of 512 keys without allocating them: your launcher is
-# called with tensors that have a shape and no memory, and the first and the last program of each launch run without
-# loading or storing anything.
+# **Does it work for a large cache?** The check uses 2^16 heads of 512 keys without allocating them: your launcher gets
+# tensors that have a shape but no memory, and we run only the first and the last program of each launch, with loads and
+# stores turned off.
 
 
 # %%

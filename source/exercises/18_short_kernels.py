@@ -85,8 +85,8 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/ele
 # ## Your kernel
 #
 # **What answers may use:** torch, triton and math. Write the kernel in Triton. Around it you may allocate, view, copy
-# and launch. You get no points for arithmetic in PyTorch. `fusion check` and the grading reject any other import or
-# name and show you the line.
+# and launch. You get no points for arithmetic in PyTorch. `fusion check` and the grader reject any other import or name
+# and report the line.
 
 
 # %% grade_id="kernel"
@@ -319,9 +319,9 @@ def most_launches(budget, nbytes, call, gap, bandwidth):
 # %% [markdown]
 # ## Checks
 #
-# Run these in order, as often as you like. They're worth 14 of the 15 points; the other 1 is for one hidden check, on
-# other inputs, which only the grading runs. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check
-# that failed last.
+# Run these in order, as often as you like. They're worth 14 of the 15 points; the other 1 is for one hidden check with
+# other inputs, which only runs during grading. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the
+# check that failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(
