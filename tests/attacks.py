@@ -136,7 +136,7 @@ def refused(told: str, code: str = "", kernel: str = KERNEL) -> Attack:
 
 
 REFUSED = {
-    "reads the solutions": refused("open is not open to answers", "print(open('/work/solutions').read())"),
+    "reads the solutions": refused("open isn't available to answers", "print(open('/work/solutions').read())"),
     "reads the environment": refused("line 1: importing os is not graded", "import os\nprint(os.environ)"),
     "opens a connection": refused("importing socket is not graded", "import socket"),
     "starts a program": refused("importing subprocess", "from subprocess import run"),
@@ -146,19 +146,19 @@ REFUSED = {
     ),
     "patches torch.allclose": refused("would patch what it belongs to", "torch.allclose = lambda *_: True"),
     "patches equality": refused("reaches into the interpreter", "torch.Tensor.__eq__ = lambda *_: True"),
-    "another reference": refused("reference is the exercise's own", "def reference(a, b):\n    return a"),
-    "another check": refused("check_values is the exercise's own", "check_values = print"),
-    "another meter": refused("measure is the exercise's own", "import math as measure"),
-    "the shell's hooks": refused("get_ipython is not open", "get_ipython().ast_transformers.clear()"),
-    "code in text": refused("exec is not open", "exec('import os')"),
-    "code in a file of tensors": refused("torch.load is not open", "torch.load('x')"),
-    "the compiler writes the kernel": refused("torch.compile is not open", "torch.compile(reference)"),
-    "PyTorch's own kernels by name": refused("torch.ops is not open", "torch.ops.aten.gelu"),
+    "another reference": refused("reference is a name of the exercise", "def reference(a, b):\n    return a"),
+    "another check": refused("check_values is a name of the exercise", "check_values = print"),
+    "another meter": refused("measure is a name of the exercise", "import math as measure"),
+    "the shell's hooks": refused("get_ipython isn't available", "get_ipython().ast_transformers.clear()"),
+    "code in text": refused("exec isn't available", "exec('import os')"),
+    "code in a file of tensors": refused("torch.load isn't available", "torch.load('x')"),
+    "the compiler writes the kernel": refused("torch.compile isn't available", "torch.compile(reference)"),
+    "PyTorch's own kernels by name": refused("torch.ops isn't available", "torch.ops.aten.gelu"),
     "the course's kernel": refused(
         "importing kernels.elementwise is not graded", "from kernels.elementwise import add_gelu"
     ),
     "Python in a kernel": refused(
-        "not in the language of kernels|not graded|is not open|may",
+        "not in the language of kernels|not graded|isn't available|may",
         kernel=KERNEL + "    print(element.handle.data)\n",
     ),
     "Python in a kernel's defaults": refused(

@@ -80,16 +80,16 @@ def seen(told: str, cells: dict[str, str]) -> Attack:
 FAKED = "    return x"
 ASSEMBLY = "tl.inline_asm_elementwise('ld.global.f32 $0, [$1];', '=f,l', [x_ptr + at], tl.float32, True, 1)"
 NOT_RUN = {
-    "the compiler fuses it": seen("torch.compile is not open", forward("    return torch.compile(block)(x)")),
+    "the compiler fuses it": seen("torch.compile isn't available", forward("    return torch.compile(block)(x)")),
     "the course's own block": seen("importing kernels", forward(FAKED, "from kernels import CATALOGUE\n\n\n")),
     "what the meter says": seen("metered", report("    return metered(rows, columns, share)")),
     "the meter in the report": seen("measure", report("    return measure(block, rows).launches, 1, 1, 1, 1")),
     "the report from a table of tensors": seen("torch", report("    return torch.ones(5).tolist()")),
-    "another block to compare with": seen("block is the exercise's own", forward(FAKED, "block = print\n\n\n")),
+    "another block to compare with": seen("block is a name of the exercise", forward(FAKED, "block = print\n\n\n")),
     "another gradient to compare with": seen(
-        "block_backward is the exercise's own", backward(FAKED, "block_backward = print\n\n\n")
+        "block_backward is a name of the exercise", backward(FAKED, "block_backward = print\n\n\n")
     ),
-    "a meter that sees nothing": seen("measure is the exercise's own", forward(FAKED, "measure = print\n\n\n")),
+    "a meter that sees nothing": seen("measure is a name of the exercise", forward(FAKED, "measure = print\n\n\n")),
     "loads in assembly": Attack(
         set(), "inline_asm", changes={"forward-kernel": {"    h = x": f"    x = {ASSEMBLY}\n    h = x"}}
     ),

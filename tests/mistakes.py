@@ -550,7 +550,7 @@ MISTAKES = [
             "the accumulator|the edges",
         ),
         ("scale", {"scale *= tl.rsqrt(": "scale *= tl.sqrt("}, "batch norm: scale"),
-        ("scale", {"(bias - mean) * scale": "(bias - mean)"}, "the mean taken off after scaling"),
+        ("scale", {"(bias - mean) * scale": "(bias - mean)"}, "the mean subtracted after scaling"),
         ("scale", {"(bias - mean) * scale": "(bias + mean) * scale"}, "batch norm: scale"),
         ("eps", {"other=1.0) + eps)": "other=1.0))"}),
         ("eps", {"other=1.0) + eps)": "other=1.0) + 1e-5)"}),

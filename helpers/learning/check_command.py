@@ -97,7 +97,7 @@ def judged(cell: dict, run: CellRun, stopped: str) -> tuple[str, str]:
         return ERROR, f"it {run.problem}"
     shown = next((output.data[MIME] for output in run.outputs if MIME in output.get("data", {})), None)
     if shown is None or shown["state"] not in (FAIL, NOT_ATTEMPTED, ERROR):
-        return ERROR, "it showed something else than this check's outcome: restart your kernel and run all cells"
+        return ERROR, "it showed something other than this check's outcome: restart your kernel and run all cells"
     look_at = f"\nLook at {shown['look_at']}." if shown["look_at"] else ""
     return shown["state"], shown["message"] + look_at
 

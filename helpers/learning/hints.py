@@ -36,7 +36,7 @@ ON_FAILURES: dict[str, tuple[str, ...]] = {
         "Every index has a size that it must stay below. Join those comparisons with &, and pass them as mask= to the "
         "load or store. If it has a mask already, one comparison is missing, or uses the wrong size.",
     ),
-    r": race |unsynchronised (?:read|store)|come out otherwise": (
+    r": race |unsynchronised (?:read|store)|come out different": (
         "The programs of a launch run in any order, and at the same time. Which two of them touch this element?",
         "Give each element one program that stores it. A program must not read what another one of the same launch "
         "stores.",
@@ -103,7 +103,7 @@ ON_FAILURES: dict[str, tuple[str, ...]] = {
         "exp(x) is inf for x above 88, so subtract the maximum first. A masked load without other= may return "
         "anything, even NaN, and 0 * NaN is NaN.",
     ),
-    "what becomes of NaN|Look at NaN: |NaN in one row, inf in another": (
+    "what happens to NaN|Look at NaN: |NaN in one row, inf in another": (
         "NaN in an input must be NaN in the result, but only where it belongs. Which of your operations drops it?",
         "tl.maximum, tl.minimum and tl.clamp drop NaN. Comparisons with NaN are false, so tl.where(x < a, a, x) keeps "
         "it.",

@@ -98,7 +98,7 @@ def as_check(run: Callable[..., str], compiled: bool = True) -> Callable[..., Ou
         try:
             functions = [each for each in (answer, *args, *kwargs.values()) if callable(each)]
             if why := next(filter(None, (gate(functions) for gate in gates)), ""):
-                raise AnswerError(f"refused: {why}", "that line: `fusion check` and the grading would not run it")
+                raise AnswerError(f"refused: {why}", "that line: `fusion check` and the grader would refuse it")
             with watched_launches() if compiled else contextlib.nullcontext() as launches:
                 message = run(answer, *args, **kwargs)
                 if launches is not None:

@@ -124,7 +124,7 @@ def forgets_the_tail(a, b):
         (
             lambda a, b: torch.nan_to_num(a + b),
             "NaN, inf and huge values, shape (1025,)",
-            "what becomes of NaN and inf",
+            "what happens to NaN and inf",
         ),
         (lambda a, b: (a + b) * ((a + b).abs() > 2e-6), "small values, shape (1025,)", "where inputs are small"),
         (lambda a, b: a + b if a.numel() else None, "no elements, shape (0,)", "what your function returns"),

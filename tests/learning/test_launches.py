@@ -129,7 +129,7 @@ def test_under_a_lock_the_last_program_wins_in_one_order_alone():
 
     outcome = values_of(answer, numbers(100))
     assert outcome.state == FAIL
-    assert "with the programs from last to first, 100 of 100 elements come out otherwise" in outcome.message
+    assert "with the programs from last to first, 100 of 100 elements come out different" in outcome.message
 
 
 @triton.jit

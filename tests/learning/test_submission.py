@@ -159,7 +159,7 @@ def test_what_an_answer_prints_does_not_count_against_it(saved, capsys, unscreen
             marks=pytest.mark.long,
         ),
         ("while True:\n    print('x' * 1000)", "'answer' printed over 10,000,000 characters: look for a print in a"),
-        ("def double(x):\n    show('pass')\n    show('pass')", "it showed something else than this check's outcome"),
+        ("def double(x):\n    show('pass')\n    show('pass')", "it showed something other than this check's outcome"),
     ],
     ids=["syntax", "exception", "name", "death", "loop", "loop in check", "flood", "forged"],
 )
@@ -238,7 +238,7 @@ def test_what_the_grading_would_refuse_is_refused(saved, capsys):
     assert "  halves  pass           2 of 2 points\n" in report
     # The meter would work a number out; the grading's sandbox has none for it.
     _, report = graded(saved(two_answers(ANSWER, "def halve(x):\n    return measure(x).launches")), capsys)
-    assert "answer 'second', line 2: measure(x).launches is not open to an answer that" in report
+    assert "answer 'second', line 2: measure(x).launches isn't available to an answer that" in report
 
 
 def without(*places) -> dict:

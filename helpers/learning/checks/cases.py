@@ -152,7 +152,7 @@ def elementwise_cases(
     special = tensors(largest)
     for position, value in enumerate((float("nan"), float("inf"), 1e30, -1e30)):
         special[0][position * 7] = value
-    cases.append(Case("NaN, inf and huge values", tuple(special), "what becomes of NaN and inf"))
+    cases.append(Case("NaN, inf and huge values", tuple(special), "what happens to NaN and inf"))
     for dtype in dtypes[1:]:
         name = str(dtype).removeprefix("torch.")
         cases.append(Case(name, tuple(tensors(largest, dtype=dtype)), in_float32(name), one_rounding=one_rounding))

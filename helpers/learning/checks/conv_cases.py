@@ -9,7 +9,7 @@ from helpers.learning.checks.row_cases import normal
 
 PRODUCT = "the product: a row is an output pixel, a column an output channel, the sum runs over taps and input channels"
 INDEX_MAP = "the index map: the row and the column that a tap sees, and 0 where either is outside the image"
-FILTER = "the filter's two sizes: a tap's row is tap // taps_w, its column tap % taps_w; and the walk over all of them"
+FILTER = "the filter's two sizes: a tap's row is tap // taps_w, its column tap % taps_w; and the loop over all of them"
 EDGES = "the edges: which pixels, output channels, taps and input channels exist in the last tile of each direction"
 STRIDES = "the strides: four for x and four for the weight, which may be in any order in memory"
 NORM = "batch norm: scale = gamma / sqrt(var + eps), and beta - mean * scale is added"
@@ -79,7 +79,7 @@ def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3),
                       (1, 64, 4, 4), (16, 64, 1, 1))  # fmt: skip
     large.inputs[0][:, :32], large.inputs[0][:, 32:], large.inputs[1][:] = 200.0, -199.0, 100.0
     found.append(large)
-    walk = "the walk over taps and channels: every slice is added"
+    walk = "the loop over taps and channels: every slice is added"
     found.append(draw.call("many channels", walk, (1, 2500, 3, 3), (16, 2500, 1, 1)))
     nan = (
         "ReLU: tl.where(y < 0, 0, y) lets NaN through, y > 0 and tl.maximum do not; and loads past the filter's end, "

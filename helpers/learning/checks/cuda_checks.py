@@ -75,7 +75,7 @@ def check_cuda_memory_safety(answer: Callable, columns: Iterable[int], reference
         require_right_values(x, y, reference, f"{width} columns")
     for width in LARGE_COLUMNS:
         require_large_offsets(answer, reference, width)
-    return f"nothing found by the sanitizer on rows of {', '.join(map(str, widths))}."
+    return f"the sanitizer found nothing on rows of {', '.join(map(str, widths))}."
 
 
 @as_check

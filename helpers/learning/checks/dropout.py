@@ -65,13 +65,15 @@ def dropout_cases(
 
     formula = "the formula: which part is dropped, scaled, added afterwards"
     number = "each element's number, row * columns + column, and whose column the bias is"
-    extent = "the grid and the mask: how many programs run, which of their elements exist, and each element's number"
+    extent = (
+        "the grid and the mask: how many programs run, which of their elements exist, and the number of each element"
+    )
     for shape in shapes:
         if math.prod(shape) > 8 and number:
             add("", tensors(4, 8, draw), number)  # no mask, and one block
             special = tensors(2, 8, draw)
             special[0][0, 3], special[0][1, 5] = torch.nan, torch.inf
-            add("NaN and inf", special, "what becomes of NaN and inf", 0.0)
+            add("NaN and inf", special, "what happens to NaN and inf", 0.0)
             number = ""
         small = formula if shape[0] == 1 else f"{formula}; and each element's number, row * columns + column"
         add("", tensors(*shape, draw), small if math.prod(shape) <= 8 else extent)
@@ -140,7 +142,7 @@ def check_drop_rate(answer: Callable, p: float, seed: int, rows: int = 20, cols:
         raise AnswerError(
             f"x = 1, bias = 0, residual = 0, p = {p}: element {index} is {y[index].item():.6g}, "
             f"{scale:.6g} or 0 expected",
-            "what an element that is kept is multiplied by, so that the mean stays what it was",
+            "what a kept element is multiplied by, so that the mean stays the same",
         )
     return f"a share of {p:g} is dropped, and the rest scaled by {scale:.6g}."
 
@@ -166,7 +168,7 @@ def check_same_mask(forward: Callable, backward: Callable, p: float, seed: int, 
         raise AnswerError(
             f"shape {tuple(x.shape)}, p = {p}, seed = {seed}: {int(differ.sum())} of {x.numel()} elements differ\n"
             f"first at {index}: the forward {ways[0]} it, the backward {ways[1]} it",
-            "the two numbers that tl.rand is given: the seed, and the element's number in its tensor",
+            "the two numbers you pass to tl.rand: the seed, and the element's number in its tensor",
         )
     if not (y == 0).any() or (y == 0).all():
         raise AnswerError(f"p = {p}: everything is kept, or nothing", "the comparison with p")

@@ -89,11 +89,13 @@ def gradient_cases(
         )
     found.append(call("eps 0.5", "eps: inside the square root, also in the backward pass", 8, 65, size=1.0, eps=0.5))
     found.append(
-        call("mean 1000", "the row's mean, and its deviation: what they are taken of", 8, 65, size=1.0, mean=1e3)
+        call(
+            "mean 1000", "the row's mean and deviation: which values they are computed from", 8, 65, size=1.0, mean=1e3
+        )
     )
     found.append(call("gate far from 0", "the activation far from 0, where its gate is 0 or 1", 2, 65, scale=100.0))
     for place, where in enumerate(("grad_y", "x")):
-        nan = "what becomes of NaN, and the tensors that rows share: the weights and their gradients alone"
+        nan = "what happens to NaN, and the tensors that rows share: the weights and their gradients alone"
         special = call(f"NaN in one row of {where}", nan, 4, 64)
         special.inputs[place][2, 5] = torch.nan
         found.append(special)
@@ -276,7 +278,7 @@ def check_repeats(answer: Callable, inputs: tuple) -> str:
         if differ:
             raise AnswerError(
                 f"{which} depends on the order of the programs: {differ} elements differ",
-                "where programs meet, in tl.atomic_add or in what one reads of another's: give each a place of its own",
+                "where programs share memory, by tl.atomic_add or by reading each other's results: give each its own",
             )
     return "the same bits, whatever the order of the programs."
 

@@ -271,7 +271,7 @@ def check_graph_plan(answer: Callable, steps: Iterable[dict]) -> str:
         plan = answer(*shown(step))
         require_plan(plan, step, answer.__name__)
         try_plan(plan, step, answer.__name__)
-    return f"later tokens as eager gives them, launches and bytes as predicted, on {len(steps)} steps."
+    return f"later tokens match eager, with the predicted launches and bytes, on {len(steps)} steps."
 
 
 def try_plan(plan: dict, step: dict, function: str) -> None:

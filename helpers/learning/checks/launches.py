@@ -197,6 +197,6 @@ def require_alike(one: object, other: object, where: str) -> None:
             apart &= ~((mine.double() - again.double()).abs() <= allowed)
         if apart.any():
             raise AnswerError(
-                f"{where}, {int(apart.sum())} of {apart.numel()} elements come out otherwise",
-                "what one program reads or overwrites of another's: on a GPU they run in no order",
+                f"{where}, {int(apart.sum())} of {apart.numel()} elements come out different",
+                "values that programs read or overwrite from each other: on a GPU they run in no particular order",
             )

@@ -288,7 +288,7 @@ CONV_MISTAKES: dict[str, Callable] = {
     "the formula with the variance for the deviation": _variance_for_deviation,
     "the formula with eps outside the root": _root_and_eps,
     "the formula with the larger of variance and eps": _larger_of_variance_and_eps,
-    "the formula with the mean taken off after scaling": _mean_not_scaled,
+    "the formula with the mean subtracted after scaling": _mean_not_scaled,
     "a convolution with the filter turned by 180 degrees": _flipped,
 }
 

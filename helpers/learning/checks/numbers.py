@@ -89,7 +89,7 @@ def check_counts(
         except AnswerError as error:
             said = named(error, got, right, asked, parts, 0.0, unlike or {})
             raise AnswerError("\n".join([str(said), "The meter saw:", *launches_of(seen)]), said.look_at) from None
-    return f"what the meter counts, on {len(questions)} shapes."
+    return f"matches the meter on {len(questions)} shapes."
 
 
 def named(
@@ -144,7 +144,7 @@ def compare(got: object, expected: object, asked: str, parts: tuple[str, ...], w
             raise AnswerError(f"{asked} gives {shown(got)}; {wanted}", where)
         if is_swapped(got, expected, within):
             raise AnswerError(
-                f"{asked} gives {shown(tuple(got))}: the right numbers in another order",
+                f"{asked} gives {shown(tuple(got))}: the right numbers in the wrong order",
                 f"the order of what your function returns: {', '.join(parts)}",
             )
         for part, mine, right in zip(parts, got, expected, strict=True):

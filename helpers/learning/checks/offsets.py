@@ -73,7 +73,7 @@ def check_offsets(
     if at_most is not None and (first := math.prod(most[0])) > at_most:
         raise AnswerError(
             f"{size:,} instead of {sizes[1]}: {first:,} programs, {at_most} allowed",
-            "the grid: a program goes on to further rows in a loop, and has one row of sums",
+            "the grid: a program loops over rows, and has one row of sums",
         )
     if stray:
         raise AnswerError(f"{size:,} instead of {sizes[1]}: {stray[0]}", stray[1])
@@ -97,7 +97,7 @@ def find_stray(small: list[Launch], large: list[Launch], result: object) -> tupl
         if 0 < (had := stored[storage]) < elements:
             return (
                 f"the programs store {had:,} elements of {name}, which has {elements:,}",
-                "the grid: let it grow with the tensors, or let each program go on in a loop",
+                "the grid: let it grow with the tensors, or let each program loop",
             )
         if storage in reached and (last := reached[storage] // tensor.element_size()) < elements / 2:
             return (
@@ -167,7 +167,7 @@ def stored_by(
                     reached,
                     (
                         f"{kernel.fn.__name__}: one program makes over {MAX_ACCESSES:,} loads and stores",
-                        "the loop: write `for .. in range(..)`, whose ends alone are run here, or let the grid grow",
+                        "the loop: write `for .. in range(..)`, because only its ends run here, or let the grid grow",
                     ),
                 )
         except ValueError as error:
@@ -228,7 +228,7 @@ def require_programs(smaller: list[tuple], larger: list[tuple], least: int) -> N
         programs = "one program does" if most == 1 else f"{most} programs do"
         each = " for each SM of an A100" * (least == SMS)
         raise AnswerError(
-            f"{programs} all the work, however large the tensors are: most of a GPU has nothing to do",
+            f"{programs} all the work, however large the tensors are: most of a GPU is idle",
             f"the grid: let it grow with the tensors, or give it {least} programs at least{each and ', one' + each}",
         )
 

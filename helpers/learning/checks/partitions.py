@@ -109,13 +109,16 @@ def check_edges(answer: Callable, questions: Iterable[tuple[dict, str, str]]) ->
             why = illegal_reason(graph, pair)
             if got and why:
                 told(
-                    f"{asked} gives True, but {why}", "whether it is legal, before whether it is worth it", graph, pair
+                    f"{asked} gives True, but {why}",
+                    "whether it's legal, before you ask whether it's worth it",
+                    graph,
+                    pair,
                 )
             gain = saved(graph, one, two)
             if got != (not why and gain > 0):
                 times = [1e6 * time_of(graph, groups) for groups in ([pair], [[one], [two]])]
                 what = f"{asked} gives {got}, but one kernel takes {times[0]:.2f} us, two {times[1]:.2f} us"
-                told(what, "what the two cost one by one, and together", graph, pair)
+                told(what, "what the two cost separately and together", graph, pair)
     return f"right on {len(questions)} pairs."
 
 
@@ -208,7 +211,7 @@ def in_time(answer: Callable) -> Iterator[None]:
     def stop(_number, _frame):
         raise AnswerError(
             f"{answer.__name__} took over {LIMIT:g} s",
-            "loops that do not end, and partitions that no kernel could do: do not go on with those",
+            "loops that do not end, and partitions that no kernel could do: drop those early",
         )
 
     before = signal.signal(signal.SIGALRM, stop)

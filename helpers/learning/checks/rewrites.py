@@ -369,7 +369,7 @@ def try_place(case: RewriteCase, module: GraphModule, graph: list[dict], place: 
     still = [name for name in inside(nodes, place) if name in after]
     if still:
         said = f"{where} {still[0]} is read elsewhere: the graph still computes it, and the kernel does too"
-        told(case, said, "who reads what the kernel no longer stores", graph)
+        told(case, said, "which operations read values that the kernel no longer stores", graph)
     wanted, seen = module(*case.inputs), measure(left, *case.inputs)
     for one, other in zip(tensors(seen.result), tensors(wanted), strict=True):
         near = NEAR[other.dtype] * max(1.0, other.abs().max().item())

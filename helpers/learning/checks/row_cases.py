@@ -15,7 +15,7 @@ BLOCK = "the block: it must hold the whole row (triton.next_power_of_2), or the 
 EPS = "eps: it is added to the mean of squares, inside the square root"
 WIDEN = "float16: 4096 such numbers, or their squares, sum to more than 65504; convert to float32 before the sums"
 SMALL = "small values: they must be as accurate as large ones, relative to their size"
-STRIDES = "the strides: these rows are not next to each other in memory, or their elements are not"
+STRIDES = "the strides: either these rows or their elements are not next to each other in memory"
 
 
 def normal(seed: int) -> Callable[..., torch.Tensor]:
@@ -76,7 +76,7 @@ def norm_cases(
     constant.inputs[0][0] = 3.0
     found.append(replace(constant, input_error=torch.float32))  # what its mean is off by is all that is left of it
     found.append(call("a wide row", BLOCK, 1, 8192))
-    special = call("NaN in one row, inf in another", "what rows share, which is the weights alone, and NaN", 4, 64)
+    special = call("NaN in one row, inf in another", "what rows share (only the weights), and NaN", 4, 64)
     special.inputs[0][0, 7], special.inputs[0][2, 1] = torch.nan, torch.inf
     found.append(special)
     found += [call("", PADDING if cols > 1 else "a row of one element", 3, cols) for cols in sorted(widths)]
@@ -169,7 +169,7 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
         low = inputs[0].dtype in LOW_PRECISION
         return Case(label, inputs, look_at, torch.float32, f"k = {k}", relative=True, one_rounding=low)
 
-    ties = "ties: of equal elements the lower index comes first, and none comes twice"
+    ties = "ties: among equal elements the lower index comes first, and no element comes twice"
     found = [call("", "softmax, and the largest of a row", 1, 2, 64)]
     found.append(call("mean 1000", "the exponential: subtract the row's maximum first", 1, 2, 64, mean=1e3))
     found.append(call("mean 20000", "the exponential: subtract all of the row's maximum", 1, 2, 64, mean=2e4))
@@ -180,11 +180,11 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
     spread.inputs[0][1, :64] += 200.0
     found.append(spread)
     # No two elements of a row are equal: ties come after.
-    rounds = call("", "the k rounds: every one finds a winner and stores it at a place of its own", 16, 2, 128)
+    rounds = call("", "the k rounds: each finds a winner and stores it in its own place", 16, 2, 128)
     rounds.inputs[0][:] = rounds.inputs[0].argsort() / 16
     found.append(rounds)
     found.append(call("a wide row", BLOCK, 2, 1, 8192))
-    small = call("one 16 above 8191 others", "the sum: small exponentials count, there may be many", 1, 1, 8192)
+    small = call("one 16 above 8191 others", "the sum: small exponentials count, because there may be many", 1, 1, 8192)
     small.inputs[0][:] = 0.0
     small.inputs[0][0, 100] = 16.0
     found.append(small)
@@ -197,11 +197,13 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
     )
     masked.inputs[0][:, 3:] = -torch.inf
     # p alone: which of several NaN is the largest is left open.
-    unknown = call("NaN in one row", "NaN: a probability of a row that holds it is NaN, and no other row's", 2, 2, 64)
+    unknown = call(
+        "NaN in one row", "NaN: all probabilities in a row with NaN are NaN, and none in other rows", 2, 2, 64
+    )
     unknown.inputs[0][0, 3] = torch.nan
     found += [equal, pairs, masked, replace(unknown, compared=1)]
     found += [call("", PADDING, min(cols, 5), 3, cols) for cols in sorted(widths)]
-    negative = call("every element below 0", f"{PADDING}; 0 is a larger number than any here", 2, 2, 100, mean=-50.0)
+    negative = call("every element below 0", f"{PADDING}; 0 is larger than any value here", 2, 2, 100, mean=-50.0)
     found.append(negative)
     found.append(
         call("mean -20000", f"{PADDING}; they must be below any number of the row: -inf", 2, 2, 100, mean=-2e4)

@@ -41,7 +41,7 @@ def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129), many: bool = Fa
 
     merge = "the merge: each split's sum and values times exp(its maximum - the largest maximum)"
     empty = "an empty split: its maximum is -inf, its sum and values 0, and -inf - -inf is NaN"
-    top = "the maximum: take it off before every exponential, in the splits and in the merge"
+    top = "the maximum: subtract it before every exponential, in the splits and in the merge"
     steps = torch.linspace(0.0, 48.0, 64)
     found = [
         call("one split", "the formula: softmax(q k^T / sqrt(dim)) v", [0, 32]),
@@ -56,7 +56,7 @@ def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129), many: bool = Fa
         call("empty splits at both ends", empty, [0, 0, 0, 40, 40]),
         call("scores far below zero", f"{top}; nothing past a split's end may count", [0, 7, 40, 61], score=-12000.0),
         call("scores far above zero", top, [0, 7, 40, 61], score=12000.0),
-        call("no key at all", "no key: the result is 0, as PyTorch's; the sum to divide by is 0", [0, 0, 0]),
+        call("no key at all", "no key: the result is 0, as in PyTorch, and the sum you'd divide by is 0", [0, 0, 0]),
         call("one key", "one key: its weight is 1", [0, 1]),
     ]
     found += [call(f"dim {dim}", "the sizes: dim is 16, 32, 64 or 128", [0, 9, 40], dim=dim) for dim in (32, 64, 128)]
@@ -73,15 +73,20 @@ def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129), many: bool = Fa
             call(name, f"{name}: convert to float32 when loaded, keep partial results in it", [0, 33, 70], dtype=dtype)
         )
     special = call(
-        "NaN in one head's keys", "NaN: a head that holds it has a result of NaN, and no other head has", [0, 20, 40]
+        "NaN in one head's keys", "NaN: a head with NaN in it has a result of NaN, and no other head does", [0, 20, 40]
     )
     special.inputs[1][1, 7, 3] = torch.nan
     found.append(special)
     if many:
-        wide = "the bounds: keep them in int64, as they are stored; 16 bits don't count this many keys"
+        wide = "the bounds: keep them in int64, as they are stored; 16 bits can't count this many keys"
         found.append(call("", wide, [0, MANY_KEYS - 40, MANY_KEYS], heads=1))
         found.append(
-            call("130 splits", "the merge's block: as large as the number of splits asks", [*range(131)], heads=1)
+            call(
+                "130 splits",
+                "the merge's block: it must be as large as the number of splits requires",
+                [*range(131)],
+                heads=1,
+            )
         )
     for length in lengths:
         inner = torch.randint(0, length + 1, (4,), generator=torch.Generator().manual_seed(seed + length)).sort().values
@@ -121,7 +126,7 @@ def check_split_traffic(answer: Callable, inputs: tuple) -> str:
     if rest > most:
         raise AnswerError(
             f"{rest:,} B apart from k and v, at most {most:,} B expected: dim values, a maximum and a sum per split",
-            "what the splits hand to the merge",
+            "what the splits store for the merge",
         )
     return (
         f"2 launches; k and v once; {100 * rest / (2 * k.nbytes):.1f} % more for queries, partial results and result."

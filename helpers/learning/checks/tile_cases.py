@@ -209,12 +209,14 @@ def score_conditioning(q: torch.Tensor, k: torch.Tensor, dtype: torch.dtype) -> 
 
 FALLING = 256  # keys: two tiles even of 128
 WHOLE = 128  # queries and keys, whole tiles of the usual sizes
-RESCALE = "the rescaling: when the maximum grows, what was summed so far shrinks"
+RESCALE = "the rescaling: when the maximum grows, the sum so far shrinks"
 MAXIMUM = "the exponential: subtract the row's maximum first"
 SIZES = "the sizes: dim, the scale that depends on it, and how many tiles of queries and of keys there are"
-LARGEST_SO_FAR = "the running maximum: tl.maximum of the one so far and the tile's, for a later tile's may be smaller"
+LARGEST_SO_FAR = (
+    "the running maximum: tl.maximum of the one so far and the tile's, because a later tile's may be smaller"
+)
 CARRIED = "what is carried from one tile of keys to the next, and what is done once, after the last"
-LOWEST = "the maximum's start: -inf, for 0 is above every score here"
+LOWEST = "the maximum's start: -inf, because 0 is above every score here"
 MASKED_WITH = f"{LOWEST}; and the score of a masked key, which is -inf, not a large negative number"
 OWN_MAXIMUM = "the maximum: each query has its own (tl.max along axis 1)"
 MASK_FIRST = "the order: the mask comes before the maximum and the exponential, so that no hidden score is the maximum"
@@ -228,8 +230,8 @@ SHRINK = (
 )
 TOTAL = "the running sum of the weights: it stays in float32, because float16 drops small terms"
 ACCUMULATOR = "the accumulator: fp16 cannot hold this sum; acc is float32 until it is divided"
-KEPT_NAN = "what becomes of NaN: a query that has one has a row of NaN, and no other has"
-HEADS = "the strides: four for each tensor, and which are whose"
+KEPT_NAN = "what happens to NaN: a query with NaN gets a row of NaN, and no other query does"
+HEADS = "the strides: four for each tensor, and which belong to which"
 OF_PROGRAM = "which program has which batch and head: its number // heads, and % heads"
 
 
@@ -307,7 +309,9 @@ def masked_cases(seed: int, seq: int = 40) -> list[Case]:
         valid = torch.ones(2, keys, dtype=torch.bool, device=device)
         valid[0, :first], valid[0, last:] = False, False
         look_at = (
-            "rows without a key: 0, and not 0/0" if first or not last else "which mask is whose: valid is about keys"
+            "rows without a key: 0, and not 0/0"
+            if first or not last
+            else "which mask applies to what: valid is for keys"
         )
         if keys > seq:
             look_at += "; and the rescaling, which begins with the first tile that has a visible key"

@@ -155,7 +155,7 @@ def check_kernel(kernel: ast.FunctionDef, names: Names) -> None:
         raise RefusedError(kernel, f"{taken[0]} already means something in a kernel: choose another name")
     for annotation in [*(parameter.annotation for parameter in parameters), kernel.returns]:
         if annotation is not None and ast.unparse(annotation) != "tl.constexpr":
-            raise RefusedError(annotation, "the one annotation of a kernel is tl.constexpr")
+            raise RefusedError(annotation, "the only annotation in a kernel is tl.constexpr")
     for default in [*given.defaults, *given.kw_defaults]:
         if default is not None and not isinstance(default, ast.Constant):
             raise RefusedError(default, "a kernel's default is a plain number or None")
@@ -171,7 +171,7 @@ def check_statement(node: ast.stmt, local: set[str], names: Names) -> None:
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return  # a docstring
     if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) != "tl.constexpr":
-        raise RefusedError(node, "the one annotation of a kernel is tl.constexpr")
+        raise RefusedError(node, "the only annotation in a kernel is tl.constexpr")
     for target in targets_of(node):
         elements = target.elts if isinstance(target, ast.Tuple) else [target]
         if not all(isinstance(element, ast.Name) for element in elements):
@@ -202,7 +202,7 @@ def check_expression(node: ast.expr, local: set[str], names: Names) -> None:
                     node, f"{name}: a kernel may use its parameters, tl, your other kernels and constants"
                 )
             if not is_number(names.constants[name], names):
-                raise RefusedError(node, f"{name}: a constant that a kernel uses is made of plain numbers")
+                raise RefusedError(node, f"{name}: a constant that a kernel uses must be plain numbers")
         case ast.Call(func=called, keywords=keywords):
             if not isinstance(called, ast.Name | ast.Attribute) or (
                 isinstance(called, ast.Name) and called.id in local

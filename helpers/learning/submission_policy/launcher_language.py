@@ -94,7 +94,7 @@ def check_launchers(tree: ast.Module, kept: set[str]) -> None:
     rest = [statement for statement in rest if not is_unused_import(statement, used | kept)]
     for kernel in tree.body:
         if is_kernel(kernel) and kernel.name in kept | USUAL.keys():
-            raise RefusedError(kernel, f"{kernel.name} is the exercise's own: choose another name")
+            raise RefusedError(kernel, f"{kernel.name} is a name of the exercise: choose another")
     modules = USUAL.copy()
     for statement in rest:
         for node in ast.walk(statement):
@@ -110,7 +110,7 @@ def check_launchers(tree: ast.Module, kept: set[str]) -> None:
     for statement in rest:
         for name, node in bound_outside(statement):
             if name in kept | USUAL.keys():
-                raise RefusedError(node, f"{name} is the exercise's own: choose another name")
+                raise RefusedError(node, f"{name} is a name of the exercise: choose another")
         check_parts(statement, modules, own)
 
 
@@ -161,12 +161,12 @@ def check_parts(statement: ast.stmt, modules: dict[str, str], own: set[str]) -> 
             raise RefusedError(node, f"`{first_line_of(node)}` is not in the language of answers")
         match node:
             case ast.Name(id=name) | ast.arg(arg=name) | ast.FunctionDef(name=name) if name.startswith("__"):
-                raise RefusedError(node, f"{name} is not open to answers")
+                raise RefusedError(node, f"{name} isn't available to answers")
             case ast.Name(id=name, ctx=ast.Load()) if id(node) not in bases:
                 if name in modules:
-                    raise RefusedError(node, f"{name} stands here alone: name what you take from it")
+                    raise RefusedError(node, f"{name} is used here on its own: name what you take from it")
                 if name not in own and (name in NOT_OPEN or name.startswith("_")):
-                    raise RefusedError(node, f"{name} is not open to answers")
+                    raise RefusedError(node, f"{name} isn't available to answers")
     attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
     for node in sorted(
         attributes, key=lambda each: (each.lineno, each.col_offset, each.end_lineno, each.end_col_offset)
@@ -183,11 +183,11 @@ def check_attribute(node: ast.Attribute, modules: dict[str, str], is_base: bool)
     module = module_of(node.value, modules)
     if module is None:
         if node.attr not in OF_VALUES:
-            raise RefusedError(node, f"{written} is not open to answers")
+            raise RefusedError(node, f"{written} isn't available to answers")
     elif node.attr not in MODULES[module]:
-        raise RefusedError(node, f"{written} is not open to answers")
+        raise RefusedError(node, f"{written} isn't available to answers")
     elif f"{module}.{node.attr}" in MODULES and not is_base:
-        raise RefusedError(node, f"{written} stands here alone: name what you take from it")
+        raise RefusedError(node, f"{written} is used here on its own: name what you take from it")
 
 
 def module_parts(node: ast.Attribute, modules: dict[str, str]) -> list[ast.expr]:
@@ -234,13 +234,13 @@ def imported(node: ast.Import | ast.ImportFrom, kept: set[str]) -> dict[str, str
         if (inner := f"{module}.{alias.name}") in MODULES:
             found |= named(alias.asname or alias.name, inner, node, kept)
         elif (alias.asname or alias.name) in USUAL or (alias.asname or "") in kept:
-            raise RefusedError(node, f"{alias.asname or alias.name} is the exercise's own: choose another name")
+            raise RefusedError(node, f"{alias.asname or alias.name} is a name of the exercise: choose another")
     return found
 
 
 def named(name: str, module: str, node: ast.AST, kept: set[str]) -> dict[str, str]:
     if USUAL.get(name, module) != module or (name in kept and name not in USUAL):
-        raise RefusedError(node, f"{name} is the exercise's own: choose another name")
+        raise RefusedError(node, f"{name} is a name of the exercise: choose another")
     return {name: module}
 
 

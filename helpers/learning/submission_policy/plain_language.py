@@ -93,7 +93,7 @@ def check_answer(tree: ast.Module, known: set[str], taken: set[str], kept: set[s
     imported = {name for node in ast.walk(tree) for name in imports_of(node)}
     for name, line in defined(tree).items():
         if name in kept and name not in imported:
-            raise RefusedError(ast.Pass(lineno=line), f"{name} is the exercise's own: choose another name")
+            raise RefusedError(ast.Pass(lineno=line), f"{name} is a name of the exercise: choose another")
     for name, line in sorted(outside.items(), key=lambda each: each[1]):
         if name not in known:
             raise RefusedError(
@@ -124,4 +124,4 @@ def check_node(node: ast.AST, is_math: bool, taken: set[str]) -> None:
         case ast.Attribute(attr=name) if name.startswith("_"):
             raise RefusedError(node, f".{name} reaches into the interpreter")
         case ast.Attribute(attr=name) if name not in METHODS:
-            raise RefusedError(node, f"{ast.unparse(node)[:80]} is not open to an answer that gives numbers")
+            raise RefusedError(node, f"{ast.unparse(node)[:80]} isn't available to answers that return numbers")

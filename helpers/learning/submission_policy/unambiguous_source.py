@@ -25,13 +25,13 @@ def characters_of_two_readings(source: str) -> tuple[int, str] | None:
     """Return the line of the first characters that other tools would read differently from Python, and the reason."""
     for number, line in enumerate(source.split("\n"), 1):
         if strange := sorted(LINE_ENDS.intersection(line)):
-            return number, f"the character U+{ord(strange[0]):04X} ends a line to some who read it: delete it"
+            return number, f"the character U+{ord(strange[0]):04X} ends a line for some tools that read it: delete it"
         if "\r" in line.removesuffix("\r"):
-            return number, "the character U+000D ends a line to some who read it: delete it"
+            return number, "the character U+000D ends a line for some tools that read it: delete it"
         if LONG_NUMBER.search(line):
-            return number, "a number of thousands of digits, which Python does not write out: compute it, as 2**100"
+            return number, "a number with thousands of digits, which Python refuses to print: compute it, as 2**100"
         if number <= 2 and CODING.match(line):
-            return number, "a text in a notebook is UTF-8: delete the line that says which encoding it has"
+            return number, "text in a notebook is UTF-8: delete the line that names an encoding"
     return None
 
 
