@@ -44,7 +44,7 @@ NOTES = (
     "  attention in the first three as matmuls and an fp32 softmax, which is slower than eager.",
     "- RegNetY: torch.compile's grouped convolutions are slow.",
     "- The prediction misses the fills before some of cuBLAS's matmuls (ViT, MLP-Mixer and Swin-T 12 to 14, ConvNeXt",
-    "  about 19, GPT-2 6). They depend on which kernel cuBLAS chooses, and the analyser doesn't know that.",
+    "  about 19, GPT-2 6). They depend on the kernel that cuBLAS chooses, and the analyser doesn't know that.",
 )
 CALLS = 3  # of which the kernels are counted
 LIMIT = 120  # seconds for one model

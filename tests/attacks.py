@@ -555,11 +555,11 @@ UNSCREENED = {
     "nonsense for a record": forged(
         'entry = {"values": 3, "steps": {"x": []}, "result": [[[]]]}', state="fail", told="cannot be done again"
     ),
-    "records without end": forged("entry = 'x' * 6_000_000", told="printed over|showed something else"),
+    "records without end": forged("entry = 'x' * 6_000_000", told="printed over|showed something other"),
     "nothing shown": Attack(
         launcher=f"import helpers.grading.replay.call_record as record\nrecord.emit = lambda *_: None\n{STUB}",
         screened=False,
-        told="its cell showed something else",
+        told="its cell showed something other",
     ),
     "checks, meter and print patched": Attack(
         launcher="""\

@@ -74,7 +74,7 @@ TEXTS = {
     "a file mapped": text("x = torch.from_file('/etc/passwd', size=1)", told="torch.from_file isn't available"),
     "arrays of NumPy": text("x = torch.ones(1).numpy().ctypes", told="numpy|ctypes"),
     "a program in a kernel's constant": text(
-        "FACTOR = print(1)", KERNEL.replace("0.044715", "FACTOR"), "made of plain numbers"
+        "FACTOR = print(1)", KERNEL.replace("0.044715", "FACTOR"), "must be plain numbers"
     ),
     "a power tower as a constant": text("FACTOR = 9**9**9", KERNEL.replace("0.044715", "FACTOR"), "plain numbers"),
     "too deep to check": text("x = " + "+".join("1" * 2000), told="nested too deeply"),
@@ -260,12 +260,12 @@ PROCESSES = {
         told="printed over 10,000,000 characters",
     ),
     "no calls": forged("break", state="fail", told="did not make this call"),
-    "deep nesting": forged("entry = eval('[' * 90 + ']' * 90)", told="showed something else"),
+    "deep nesting": forged("entry = eval('[' * 90 + ']' * 90)", told="showed something other"),
     "deeper nesting": Attack(
         launcher="import helpers.grading.replay.call_record as record\nfrom IPython.display import display\n"
         "record.emit = lambda *_: display({'text/plain': '', record.MIME: '[' * 100000}, raw=True)\n" + STUB,
         screened=False,
-        told="showed something else",
+        told="showed something other",
     ),
     "steps without end": steps(f"[{_MADE}] * 200", told="over 64 operations"),
     "a launch of a negative grid": steps(launch(grid=[-1])),

@@ -64,8 +64,8 @@ def refusals(launcher: str = attacks.LAUNCHER, kernel: str = attacks.KERNEL) -> 
         ("def f(x):\n    @triton.jit\n    def k(y): pass", "under @triton.jit alone"),
         ("@triton.autotune([], [])\n@triton.jit\ndef k(x_ptr): pass", "under @triton.jit alone"),
         # Other readers of the text would see other code
-        ("# -*- coding: utf-7 -*-\nx = 1", "line 1: a text in a notebook is UTF-8"),
-        ("\n# vim: set fileencoding=latin-1 :\nx = 1", "line 2: a text in a notebook is UTF-8"),
+        ("# -*- coding: utf-7 -*-\nx = 1", "line 1: text in a notebook is UTF-8"),
+        ("\n# vim: set fileencoding=latin-1 :\nx = 1", "line 2: text in a notebook is UTF-8"),
         ('x = """\nIn [1]: a\n"""', "IPython would run other code"),
         ("x = 1\n%matplotlib inline", "magics and shell commands"),
         ("x = 1\n!ls", "magics and shell commands|invalid syntax"),

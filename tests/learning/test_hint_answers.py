@@ -21,7 +21,7 @@ FAILURES = [
     (
         "04_bias_dropout_residual",
         "drop-rate",
-        "Look at what an element that is kept is multiplied by",
+        "Look at what a kept element is multiplied by",
         "so that the mean",
     ),
     ("04_bias_dropout_residual", "drop-rate", "Look at which side of p is dropped", "Which elements are dropped"),

@@ -238,7 +238,7 @@ def test_what_the_grading_would_refuse_is_refused(saved, capsys):
     assert "  halves  pass           2 of 2 points\n" in report
     # The meter would work a number out; the grading's sandbox has none for it.
     _, report = graded(saved(two_answers(ANSWER, "def halve(x):\n    return measure(x).launches")), capsys)
-    assert "answer 'second', line 2: measure(x).launches isn't available to an answer that" in report
+    assert "answer 'second', line 2: measure(x).launches isn't available to answers that" in report
 
 
 def without(*places) -> dict:

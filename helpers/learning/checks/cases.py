@@ -115,10 +115,10 @@ def elementwise_cases(
 ) -> list[Case]:
     """Return calls of an elementwise operation on `count` tensors of the same shape, simplest first.
 
-    They are: a vector of each of `sizes`; many programs; a matrix; each tensor alone transposed, and all; strided and
-    offset views; small values; a large mean; NaN and inf; the largest size in each further dtype; and an empty tensor.
-    Values are normal with a deviation of 2, from `seed`, except in the first call, where their magnitude is about 1.
-    The tensors are on the GPU if there is one. With `one_rounding`, 16-bit results must be rounded only once.
+    They are: one vector per size in `sizes`; many programs; a matrix; each tensor alone transposed, and all; strided
+    and offset views; small values; a large mean; NaN and inf; the largest size in each further dtype; and an empty
+    tensor. Values are normal with a deviation of 2, from `seed`, except in the first call, where their magnitude is
+    about 1. The tensors are on the GPU if there is one. With `one_rounding`, 16-bit results must be rounded only once.
     """
     generator = torch.Generator().manual_seed(seed + (draw << 16))
     device = "cuda" if runtime.has_gpu() else "cpu"

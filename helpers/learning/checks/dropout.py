@@ -66,7 +66,7 @@ def dropout_cases(
     formula = "the formula: which part is dropped, scaled, added afterwards"
     number = "each element's number, row * columns + column, and whose column the bias is"
     extent = (
-        "the grid and the mask: how many programs run, which of their elements exist, and the number of each element"
+        "the grid and the mask: how many programs run, which of their elements exist, and each element's number"
     )
     for shape in shapes:
         if math.prod(shape) > 8 and number:

@@ -41,12 +41,12 @@ def gradient_cases(
     grad_y is followed by `tensors` of its shape, then by `vectors` with one element per column: x, weight and bias by
     default. If the reference accumulates in float32 (`wide`), there are also fp16 rows whose partial sums pass 65504.
 
-    The cases are: rows of 64 elements and of each of `widths`; `rows` rows, which is more than there are programs, and
-    ten times that; more dimensions; each tensor with strides of its own; another eps (elsewhere it's too small to
-    matter); a large mean; an activation far from 0; NaN; 16 bits, where each gradient must be rounded only once; and no
-    rows at all. (In float64 the reference is no better than the answer, so check_gradcheck judges that. In rows of one
-    element the gradient of x is 0, the difference of two equal products, and a GPU that multiplies and adds in one step
-    is off by a rounding.)
+    The cases are: rows of 64 elements, and one case per width in `widths`; `rows` rows, which is more than there are
+    programs, and ten times that; more dimensions; each tensor with strides of its own; another eps (elsewhere it's too
+    small to matter); a large mean; an activation far from 0; NaN; 16 bits, where each gradient must be rounded only
+    once; and no rows at all. (In float64 the reference is no better than the answer, so check_gradcheck judges that. In
+    rows of one element the gradient of x is 0, the difference of two equal products, and a GPU that multiplies and adds
+    in one step is off by a rounding.)
     """
     draw = normal(seed)
 

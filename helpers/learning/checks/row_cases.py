@@ -44,9 +44,9 @@ def norm_cases(
     """Return calls of a norm over the last dimension, `norm(x, .., weight, .., eps)`, simplest first.
 
     They are: rows of 64 elements; other eps, a constant row; a wide row with a power-of-two width; NaN and inf; then
-    padding, in rows of each of `widths` elements; more dimensions; strided, transposed and offset tensors; sums that 16
-    bits can't hold; `widest` elements; small weights, where every result must be as accurate as the largest; and no
-    rows at all. Unless a case is about eps, its values are too large for eps to matter.
+    padding, for each width in `widths`; more dimensions; strided, transposed and offset tensors; sums that 16 bits
+    can't hold; `widest` elements; small weights, where every result must be as accurate as the largest; and no rows at
+    all. Unless a case is about eps, its values are too large for eps to matter.
 
     Args:
         tensors: how many of (..., cols) come first.
@@ -157,9 +157,9 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
     separated.
 
     They are: means of 1000, 20000, -1000 and -20000; halves that are 200 apart; 16 winners without ties; a wide row
-    with a power-of-two width; many small probabilities; rows of equal elements; -inf; NaN; then padding, in rows of
-    each of `widths` elements, with k from 1 to 5, and with as many winners as columns; more dimensions; strided and
-    transposed tensors; 16 bits; `widest` elements; and no rows at all.
+    with a power-of-two width; many small probabilities; rows of equal elements; -inf; NaN; then padding, for each width
+    in `widths`, with k from 1 to 5, and with as many winners as columns; more dimensions; strided and transposed
+    tensors; 16 bits; `widest` elements; and no rows at all.
     """
     draw = normal(seed)
 

@@ -22,8 +22,8 @@ def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129), many: bool = Fa
 
     They are: one split; equal splits, unequal ones, and several blocks in a split; empty splits at either end and in
     between; scores far below zero, far above it, and rising or falling from split to split; no keys at all; dims of 16
-    to 128; views; fp16 and bf16, rounded once; NaN; if `many`, more than 2^15 keys and more than 128 splits; then
-    sequences of each of `lengths`, in random splits.
+    to 128; views; fp16 and bf16, rounded once; NaN; if `many`, more than 2^15 keys and more than 128 splits; then, for
+    each length in `lengths`, a sequence with random splits.
     """
     draw = normal(seed)
 

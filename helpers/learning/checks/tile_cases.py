@@ -20,7 +20,7 @@ def linear_cases(
     """Return calls of `linear_act(x, weight, bias, activation)` with (M, K), (N, K) and (N,) in fp16.
 
     They are: a single tile with each activation, with NaN, with sums of +-200, and with values whose fp16 sum
-    overflows; several whole tiles; then each of `sizes`, (M, N, K); each operand alone transposed, both transposed, and
+    overflows; several whole tiles; then each (M, N, K) in `sizes`; each operand alone transposed, both transposed, and
     slices of wider matrices; and no rows at all.
     """
     draw = normal(seed)
@@ -240,7 +240,7 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
     True.
 
     They are: one tile; scores whose exponentials overflow; other dims; scores that rise or fall along the keys; scores
-    far below 0; queries in a tile with very different scores; hidden scores above visible ones; NaN; then each of
+    far below 0; queries in a tile with very different scores; hidden scores above visible ones; NaN; then each shape in
     `shapes`; each tensor alone with its axes in the opposite order; heads that are not contiguous; and an empty batch.
     """
     draw = normal(seed)
@@ -330,8 +330,8 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
     They are: one or two tiles, full and causal; scores whose exponentials overflow; another dim; scores that rise or
     fall along the keys; large scores; scores far below 0; queries in a tile with very different scores; hidden scores
     above visible ones; several heads; values whose sum passes 65504; many small weights among a few large ones; scores
-    that grow slowly; NaN; then each of `shapes`, both full and causal; each tensor alone with its axes in the opposite
-    order; heads that are not contiguous; and an empty batch.
+    that grow slowly; NaN; then each shape in `shapes`, both full and causal; each tensor alone with its axes in the
+    opposite order; heads that are not contiguous; and an empty batch.
     """
     draw = normal(seed)
     extreme = normal(seed + 1)
