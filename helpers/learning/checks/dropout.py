@@ -65,9 +65,7 @@ def dropout_cases(
 
     formula = "the formula: which part is dropped, scaled, added afterwards"
     number = "each element's number, row * columns + column, and whose column the bias is"
-    extent = (
-        "the grid and the mask: how many programs run, which of their elements exist, and each element's number"
-    )
+    extent = "the grid and the mask: how many programs run, which of their elements exist, and each element's number"
     for shape in shapes:
         if math.prod(shape) > 8 and number:
             add("", tensors(4, 8, draw), number)  # no mask, and one block
