@@ -66,7 +66,7 @@ def vector_add(rows, columns, itemsize):
     # About 2 lines.
     # BEGIN SOLUTION
     numbers = rows * columns
-    # One addition per element. a and b come in, and c must go out: everyone counts the reads and
+    # One addition per element. a and b come in and c goes out. Everyone counts the reads and
     # forgets the write.
     return numbers, 3 * numbers * itemsize
     # END SOLUTION
@@ -95,14 +95,14 @@ def softmax(rows, columns, itemsize, fused):
     # About 5 lines.
     # BEGIN SOLUTION
     numbers = rows * columns
-    # max, -, exp, sum, /: one FLOP per element each. Fusing changes where intermediates live, not
-    # what is computed.
+    # max, -, exp, sum and / are one FLOP per element each. Fusing changes where intermediates live,
+    # not what is computed.
     flops = 5 * numbers
     if fused:
-        # x in, y out. All in between stays on the chip.
+        # x in, y out. Everything in between stays on the chip.
         return flops, 2 * numbers * itemsize
-    # Five launches read x or a tensor of its size (5), three of them write one (3). m and s are
-    # written once and read once, one value per row each: next to nothing, but it counts.
+    # Five launches read x or a tensor of its size (5), and three of them write one (3). m and s are
+    # written once and read once, with one value per row. That's next to nothing, but it counts.
     return flops, (8 * numbers + 4 * rows) * itemsize
     # END SOLUTION
 
@@ -120,8 +120,8 @@ def product(rows, inner, columns, itemsize):
     # About 3 lines.
     # BEGIN SOLUTION
     flops = 2 * rows * inner * columns
-    # Each matrix once: x, w and y. This is the least; it takes a kernel that keeps what it reuses
-    # on the chip.
+    # Each matrix moves once: x, w and y. That's the minimum, and it takes a kernel that keeps
+    # everything it reuses on the chip.
     numbers = rows * inner + inner * columns + rows * columns
     return flops, numbers * itemsize
     # END SOLUTION
@@ -139,8 +139,8 @@ def ridge(peak, bandwidth):
     """FLOP/byte."""
     # About 1 line.
     # BEGIN SOLUTION
-    # The slope, bandwidth x intensity, meets the flat line, peak, where intensity is their
-    # quotient.
+    # The slope, bandwidth x intensity, meets the flat line, peak, where the intensity is peak /
+    # bandwidth.
     return peak / bandwidth
     # END SOLUTION
 
@@ -149,8 +149,8 @@ def bound(flops, nbytes, peak, bandwidth):
     """ "memory" or "compute"."""
     # About 1 line.
     # BEGIN SOLUTION
-    # Left of the ridge memory cannot deliver as fast as the units compute. On the ridge both are
-    # busy: more bandwidth changes nothing, so it counts as compute-bound.
+    # Left of the ridge, memory can't deliver as fast as the units compute. On the ridge both are
+    # busy. More bandwidth wouldn't help there, so it counts as compute-bound.
     return "memory" if flops / nbytes < ridge(peak, bandwidth) else "compute"
     # END SOLUTION
 
@@ -173,8 +173,8 @@ def compute_bound_on(flops, nbytes, gpus):
     """A list of names, in any order."""
     # About 3 lines.
     # BEGIN SOLUTION
-    # Not the fastest GPUs, but those whose memory keeps up with their arithmetic: a low ridge, not
-    # a high peak.
+    # These aren't the fastest GPUs, but those whose memory keeps up with their arithmetic: what
+    # counts is a low ridge, not a high peak.
     return [
         name
         for name, (peak, bandwidth) in gpus.items()
@@ -198,7 +198,7 @@ hint = Hints(
             "Three tensors get moved, each with rows x columns elements of itemsize bytes.",
         ),
         "softmax": (
-            "Add up the table's two columns: how many tensors of the size of x, and how many of "
+            "Add up the table's two columns: how many tensors are as large as x, and how many have "
             "one value per row?",
             "The FLOP count doesn't change. Fused, you only move the first input and the last "
             "output.",
@@ -327,7 +327,7 @@ check_numbers(
 )
 
 # %% grade_id="other-work" points=1
-# Other sizes are asked here when the exercise is graded.
+# Grading tries other sizes here.
 # BEGIN HIDDEN TESTS
 check_numbers(
     softmax,
@@ -339,7 +339,7 @@ check_numbers(
 # END HIDDEN TESTS
 
 # %% grade_id="other-gpus" points=1
-# Other operations and GPUs are asked here when the exercise is graded.
+# Grading tries other operations and GPUs here.
 # BEGIN HIDDEN TESTS
 check_numbers(
     compute_bound_on,

@@ -78,8 +78,8 @@ def count_affine(rows, columns):
     # About 2 lines.
     # BEGIN SOLUTION
     n = rows * columns
-    # Two launches. Each reads a whole tensor and one row of numbers, and writes a whole tensor:
-    # broadcasting reads a small tensor once, not once a row.
+    # Two launches. Each reads a whole tensor and one row, and writes a whole tensor. Broadcasting
+    # reads a small tensor once, not once per row.
     return 2, 4 * (2 * (n + columns) + 2 * n)
     # END SOLUTION
 
@@ -99,7 +99,8 @@ def count_in_place(rows, columns):
     # About 2 lines.
     # BEGIN SOLUTION
     n = rows * columns
-    # x is read and written by each. In place saves the room for a second tensor, and no traffic.
+    # Each launch reads and writes x. Working in place saves the space for a second tensor, but no
+    # traffic.
     return 2, 4 * 4 * n
     # END SOLUTION
 
@@ -138,7 +139,8 @@ def count_centred(rows, columns):
     # About 2 lines.
     # BEGIN SOLUTION
     n = rows * columns
-    # The mean reads x and writes one number per row. The subtraction reads x again, and those.
+    # The mean reads x and writes one value per row. The subtraction reads x again, and those
+    # values.
     return 2, 4 * ((n + rows) + (n + rows + n))
     # END SOLUTION
 
@@ -159,7 +161,7 @@ def count_chosen(rows, columns):
     """Launches, bytes."""
     # About 2 lines.
     # BEGIN SOLUTION
-    # Every number of both is read, wanted or not. A bool takes a byte, not a bit.
+    # Every element of both is read, whether it's chosen or not. A bool takes a byte, not a bit.
     return 1, rows * columns * (1 + 4 + 4 + 4)
     # END SOLUTION
 
@@ -178,7 +180,7 @@ def count_halved(rows, columns):
     """Launches, bytes."""
     # About 2 lines.
     # BEGIN SOLUTION
-    # The conversion reads 4 bytes per element and writes 2; afterwards elements have 2 bytes.
+    # The conversion reads 4 bytes per element and writes 2. After that, elements have 2 bytes.
     return 2, rows * columns * ((4 + 2) + (2 + 2))
     # END SOLUTION
 
@@ -213,10 +215,10 @@ def linear_gelu(rows, features):
     # About 4 lines.
     # BEGIN SOLUTION
     activations, parameters = rows * features, features * features + features
-    # x, weight, bias in, y out; y in, z out. Every row needs all the weights; they cross the bus
-    # once.
+    # x, weight and bias in, y out; then y in, z out. Every row needs all the weights, but they only
+    # move once.
     unfused = 4 * (4 * activations + parameters)
-    # Fusing spares y's way out and back. It cannot spare the weights.
+    # Fusing saves y's round trip. It can't save the weights.
     return unfused, unfused - 4 * 2 * activations
     # END SOLUTION
 
@@ -372,7 +374,7 @@ check_numbers(
 )
 
 # %% grade_id="other-shapes" points=1
-# Other shapes are metered here when the exercise is graded.
+# Grading meters other shapes here.
 # BEGIN HIDDEN TESTS
 check_counts(
     count_centred,
@@ -385,7 +387,7 @@ check_counts(
 # END HIDDEN TESTS
 
 # %% grade_id="other-layers" points=1
-# Other layers are metered here when the exercise is graded.
+# Grading meters other layers here.
 # BEGIN HIDDEN TESTS
 check_numbers(
     linear_gelu,

@@ -72,19 +72,20 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / a.numel():g} B/eleme
 # %% grade_id="kernel"
 @triton.jit
 def add_gelu_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
-    # About 7 lines: which elements are this program's, which of those exist; load, compute, store.
+    # About 7 lines: which elements does this program have, and which of them exist? Load, compute,
+    # store.
     # BEGIN SOLUTION
     # Neighbouring lanes take neighbouring elements, so that the compiler can merge a thread's loads
     # into wide ones. int64, because element numbers pass 2**31 in large tensors.
     element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    # The last block overhangs the tensors: its lanes without an element must neither load nor
-    # store.
+    # The last block extends past the end of the tensors. Lanes without an element must neither load
+    # nor store.
     exists = element < elements
-    # Compute in float32: a 16-bit result is then rounded once, at the store, and not after every
+    # Compute in float32, so that a 16-bit result is rounded once, at the store, and not after every
     # operation.
     a = tl.load(a_ptr + element, mask=exists).to(tl.float32)
     b = tl.load(b_ptr + element, mask=exists).to(tl.float32)
-    # The point of the exercise: the sum lives in a register. In memory it would cost 4 bytes out
+    # The point of the exercise: the sum stays in a register. In memory it would cost 4 bytes out
     # and 4 back.
     s = a + b
     u = 0.7978845608028654 * (s + 0.044715 * s * s * s)
@@ -104,17 +105,17 @@ def add_gelu_kernel(a_ptr, b_ptr, y_ptr, elements, BLOCK: tl.constexpr):
 # %% grade_id="launcher"
 def add_gelu(a, b):
     """gelu(a + b), tanh form, in one launch."""
-    # About 5 lines: make room for the result, count the programs, launch, return.
+    # About 5 lines: allocate the result, count the programs, launch, return.
     # BEGIN SOLUTION
-    # The kernel walks memory in order. A transposed or strided tensor is not contiguous: it is
+    # The kernel reads memory in order. A transposed or strided tensor isn't contiguous, so it's
     # copied first.
     a, b = a.contiguous(), b.contiguous()
-    # Not zeros: filling them would be a launch, and 4 B/element, for values that are never read.
+    # Not zeros: filling them would be a launch, and 4 B/element, for values that no one reads.
     y = torch.empty_like(a)
-    # 1024 elements are 8 for each thread of 4 warps, two loads of 16 bytes; and enough programs to
-    # fill any GPU.
+    # 1024 elements are 8 per thread with 4 warps, so two 16-byte loads, and that leaves enough
+    # programs to fill any GPU.
     block = 1024
-    # Rounded up: the last, partly filled block needs a program too.
+    # Round up, because the last, partly filled block needs a program too.
     programs = triton.cdiv(y.numel(), block)
     add_gelu_kernel[(programs,)](a, b, y, y.numel(), BLOCK=block)
     return y
@@ -198,7 +199,7 @@ def vectors(elements):
 check_offsets(add_gelu, vectors, sizes=(16384, 32768), size=2**32, programs=108, name="large")
 
 # %% grade_id="other-values" points=3
-# Other sizes and other numbers are checked here when the exercise is graded.
+# Grading checks other sizes and values here.
 # BEGIN HIDDEN TESTS
 check_values(
     add_gelu,

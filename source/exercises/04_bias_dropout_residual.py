@@ -97,19 +97,19 @@ def reference_backward(grad_y, p, seed):
 def forward_kernel(
     x_ptr, bias_ptr, residual_ptr, y_ptr, columns, p, scale, seed, BLOCK: tl.constexpr
 ):
-    # About 9 lines: which row and columns are this program's, which of those exist; load, draw,
-    # compute, store.
+    # About 9 lines: which row and columns does this program have, and which of them exist? Load,
+    # draw, compute, store.
     # BEGIN SOLUTION
-    # A program has one row, or a part of it, so that an element's column, whose bias it needs,
-    # takes no division. int64, because element numbers pass 2**31 in large tensors.
+    # A program has one row, or a part of it, so finding an element's column (for the bias) takes no
+    # division. int64, because element numbers pass 2**31 in large tensors.
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     exists = column < columns
     element = row * columns + column
-    # Compute in float32: a 16-bit result is then rounded once, at the store, and not after every
+    # Compute in float32, so that a 16-bit result is rounded once, at the store, and not after every
     # operation.
     x = tl.load(x_ptr + element, mask=exists).to(tl.float32)
-    # Every row rereads the bias, but it is small and stays in cache.
+    # Every row reads the bias again, but it's small and stays in cache.
     bias = tl.load(bias_ptr + column, mask=exists).to(tl.float32)
     residual = tl.load(residual_ptr + element, mask=exists).to(tl.float32)
     # The mask is a function of the seed and the element's number, so nobody has to store it.
@@ -121,15 +121,15 @@ def forward_kernel(
 # %% grade_id="forward"
 def forward(x, bias, residual, p, seed):
     """residual + dropout(x + bias), in one launch."""
-    # About 6 lines: make room for the result, count the programs, launch, return.
+    # About 6 lines: allocate the result, count the programs, launch, return.
     # BEGIN SOLUTION
-    # The kernel walks memory in order. Non-contiguous tensors are copied first.
+    # The kernel reads memory in order, so copy non-contiguous tensors first.
     x, bias, residual = x.contiguous(), bias.contiguous(), residual.contiguous()
     y = torch.empty_like(x)
     rows, columns = x.shape
-    # 1024 elements are 8 for each thread of 4 warps, two loads of 16 bytes in float32.
+    # 1024 elements are 8 per thread with 4 warps, which is two 16-byte loads in float32.
     block = 1024
-    # 1 / (1 - p) is one number for all: the CPU divides once, instead of every thread.
+    # 1 / (1 - p) is the same for all elements, so the CPU divides once instead of every thread.
     forward_kernel[(rows, triton.cdiv(columns, block))](
         x, bias, residual, y, columns, p, 1 / (1 - p), seed, BLOCK=block
     )
@@ -149,15 +149,15 @@ def forward(x, bias, residual, p, seed):
 def backward_kernel(grad_y_ptr, grad_x_ptr, elements, p, scale, seed, BLOCK: tl.constexpr):
     # About 6 lines.
     # BEGIN SOLUTION
-    # No bias here, so rows and columns do not matter: one walk over all elements. Their numbers
-    # match the forward pass, because a contiguous tensor also counts row by row; that suffices for
-    # the same mask.
+    # There's no bias here, so rows and columns don't matter: a single loop over all elements will
+    # do. Their numbers match the forward pass, because a contiguous tensor is also numbered row by
+    # row, so the mask is the same.
     element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exists = element < elements
     grad_y = tl.load(grad_y_ptr + element, mask=exists).to(tl.float32)
     kept = tl.rand(seed, element) >= p
-    # What was dropped did not move the result: its gradient is 0. Kept elements were scaled, and so
-    # are their gradients.
+    # Dropped elements didn't affect the result, so their gradient is 0. Kept elements were scaled,
+    # and so are their gradients.
     tl.store(grad_x_ptr + element, tl.where(kept, grad_y * scale, 0.0), mask=exists)
     # END SOLUTION
 
@@ -167,8 +167,8 @@ def backward(grad_y, p, seed):
     """The gradient with respect to x, in one launch."""
     # About 5 lines.
     # BEGIN SOLUTION
-    # Gradients often arrive with strides of their own: that of a sum is expanded, that of a
-    # transpose transposed.
+    # Gradients often arrive with unusual strides: that of a sum is expanded, that of a transpose is
+    # transposed.
     grad_y = grad_y.contiguous()
     grad_x = torch.empty_like(grad_y)
     block = 1024
@@ -350,7 +350,7 @@ check_offsets(
 )
 
 # %% grade_id="other-values" points=1
-# Other shapes, rates and numbers are checked here when the exercise is graded.
+# Grading checks other shapes, rates and values here.
 # BEGIN HIDDEN TESTS
 check_values(
     forward,
@@ -362,7 +362,7 @@ check_values(
 # END HIDDEN TESTS
 
 # %% grade_id="other-gradients" points=1
-# Other shapes, rates and numbers are checked here when the exercise is graded.
+# Grading checks other shapes, rates and values here.
 # BEGIN HIDDEN TESTS
 check_values(
     backward,

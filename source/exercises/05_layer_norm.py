@@ -87,11 +87,11 @@ def layer_norm_kernel(x_ptr, weight_ptr, bias_ptr, y_ptr, cols, eps, BLOCK: tl.c
     mean = tl.sum(x, axis=0) / cols
     # Those positions would now hold -mean, and each would add its square to the variance.
     centred = tl.where(exists, x - mean, 0.0)
-    # Subtract the mean before squaring. E[x^2] - E[x]^2 needs no second pass, but at a mean of 10^4
-    # it doesn't get a single digit right.
+    # Subtract the mean before squaring. E[x^2] - E[x]^2 doesn't need a second pass, but at a mean
+    # of 10^4 it doesn't get a single digit right.
     variance = tl.sum(centred * centred, axis=0) / cols
-    # x is not loaded again: the second sum and the result use the copy in registers. That is the
-    # whole saving.
+    # x isn't loaded again: the second sum and the result use the copy in registers. That's where
+    # all the saving comes from.
     weight = tl.load(weight_ptr + col, mask=exists).to(tl.float32)
     bias = tl.load(bias_ptr + col, mask=exists).to(tl.float32)
     y = centred * tl.rsqrt(variance + eps) * weight + bias
@@ -109,18 +109,18 @@ def layer_norm_kernel(x_ptr, weight_ptr, bias_ptr, y_ptr, cols, eps, BLOCK: tl.c
 # %% grade_id="launcher"
 def layer_norm(x, weight, bias, eps):
     """LayerNorm over the last dimension, in one launch."""
-    # About 6 lines: lay x out in rows, make room, choose the block, launch.
+    # About 6 lines: reshape x to rows, allocate, choose the block, launch.
     # BEGIN SOLUTION
     cols = x.shape[-1]
     # The kernel finds row r at r * cols. A non-contiguous tensor is copied first.
     x = x.contiguous()
     y = torch.empty_like(x)
-    # The block holds the whole row, whatever its width: that is what lets x be read once.
+    # The block holds the whole row, however wide it is, so x is only read once.
     block = triton.next_power_of_2(cols)
-    # 16 elements per thread where the row is wide: with 4 warps, a row of 32768 would be 256
-    # registers per thread.
+    # 16 elements per thread for wide rows: with 4 warps, a row of 32768 would take 256 registers
+    # per thread.
     warps = min(32, max(4, block // 512))
-    # x.numel() // cols counts the rows in all other dimensions, and is 0 where there is none.
+    # x.numel() // cols is the number of rows over all other dimensions, and 0 if there are none.
     layer_norm_kernel[(x.numel() // cols,)](
         x, weight, bias, y, cols, eps, BLOCK=block, num_warps=warps
     )
@@ -204,7 +204,7 @@ def rows_of(rows):
 check_offsets(layer_norm, rows_of, sizes=(16, 32), size=2**22, programs=108, name="large")
 
 # %% grade_id="other-values" points=3
-# Other widths and other numbers are checked here when the exercise is graded.
+# Grading checks other widths and values here.
 # BEGIN HIDDEN TESTS
 check_values(
     layer_norm,

@@ -100,13 +100,13 @@ def residual_rms_norm_kernel(
 # %% grade_id="launcher"
 def residual_rms_norm(x, residual, weight, eps):
     """(y, s): RMSNorm of x + residual over the last dimension, and the sum, in one launch."""
-    # About 6 lines: lay both out in rows, make room for two results, choose the block, launch.
+    # About 6 lines: reshape both to rows, allocate two results, choose the block, launch.
     # BEGIN SOLUTION
     cols = x.shape[-1]
-    # One of the two may be contiguous and the other not: handle each.
+    # One of them may be contiguous and the other not, so handle each.
     x, residual = x.contiguous(), residual.contiguous()
-    # Two tensors, without overwriting the residual: the caller may still need it, for a gradient
-    # say.
+    # Allocate two tensors and don't overwrite the residual: the caller may still need it, for
+    # example for a gradient.
     y, s = torch.empty_like(x), torch.empty_like(x)
     block = triton.next_power_of_2(cols)
     warps = min(32, max(4, block // 512))
@@ -182,7 +182,7 @@ def rows_of(rows):
 check_offsets(residual_rms_norm, rows_of, sizes=(16, 32), size=2**22, programs=108, name="large")
 
 # %% grade_id="other-values" points=2
-# Other widths and other numbers are checked here when the exercise is graded.
+# Grading checks other widths and values here.
 # BEGIN HIDDEN TESTS
 check_values(
     residual_rms_norm,

@@ -110,15 +110,15 @@ def row_settings(columns):
     """{"ROWS": .., "num_warps": ..} for rows of that many elements."""
     # About 4 lines.
     # BEGIN SOLUTION
-    # Three wishes meet. 16 bytes are 8 numbers of bfloat16, so a thread needs 8 at least. Half of
-    # an A100's 64 warps leaves 64 registers per thread (half of the 4090's 48 leaves 80, so the
-    # A100 decides). And a number costs two to three registers here, since x and dy, later y and
-    # dy, are alive together: with 16 numbers per thread that still fits, with 32 it does not. So 8:
-    # the rest is occupancy.
+    # There are three constraints. 16 bytes are 8 bfloat16 values, so a thread needs at least 8.
+    # Half of an A100's 64 warps leaves 64 registers per thread (half of the 4090's 48 leaves 80, so
+    # the A100 decides). And a value costs two to three registers here, because x and dy, and later
+    # y and dy, are live at the same time: 16 values per thread still fit, 32 don't. So we take 8,
+    # and leave the rest to occupancy.
     numbers = 8
-    # A row of 8192 needs 32 warps then. A short row needs one, but an SM holds only so many blocks
-    # (32 and 24), and blocks of one warp would just reach half: 4 warps at least, which share
-    # several rows.
+    # A row of 8192 then needs 32 warps. A short row needs only one, but an SM only holds so many
+    # blocks (32 and 24), and one-warp blocks would barely reach half. So use at least 4 warps, and
+    # let them share several rows.
     warps = min(32, max(4, columns // (32 * numbers)))
     return {"ROWS": max(1, 32 * warps * numbers // columns), "num_warps": warps}
     # END SOLUTION
@@ -188,14 +188,14 @@ def tile_settings(uses):
     many uses."""
     # About 5 lines.
     # BEGIN SOLUTION
-    # Among tiles of equal size a square one loads least: n x n uses each value n^2 / 2n = n/2
-    # times.
+    # Among tiles of the same size, a square one loads the least: n x n uses each value n^2 / 2n =
+    # n/2 times.
     side = 16
     while side / 2 < uses:
         side *= 2
-    # 16 elements of the tile per thread: with 32, the compiler wants some 72 to 80 registers, and
-    # the A100 gives 64 at half occupancy. With fewer than 16 it unrolls the loop further and spends
-    # what was saved.
+    # Take 16 elements of the tile per thread. With 32, the compiler needs 72 to 80 registers, and
+    # at half occupancy the A100 has 64. With fewer than 16, it unrolls the loop further and uses up
+    # the registers again.
     warps = max(1, side * side // (32 * 16))
     return {"BLOCK_ROWS": side, "BLOCK_COLS": side, "num_warps": warps}
     # END SOLUTION
@@ -258,7 +258,7 @@ check_budget(
 )
 
 # %% grade_id="other-rows" points=2
-# Other rows are asked here when the exercise is graded.
+# Grading asks about other rows here.
 # BEGIN HIDDEN TESTS
 check_budget(
     row_settings,
@@ -273,7 +273,7 @@ check_budget(
 # END HIDDEN TESTS
 
 # %% grade_id="other-tiles" points=2
-# Other tiles are asked here when the exercise is graded.
+# Grading asks about other tiles here.
 # BEGIN HIDDEN TESTS
 check_budget(
     tile_settings,

@@ -169,26 +169,26 @@ def linear_act_kernel(
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for start in range(0, K, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
-        # What does not exist is 0. Along K this is not a nicety: there, neighbours would be summed
-        # into every element.
+        # Elements that don't exist must load as 0. Along K that's essential, because values from
+        # there would be added to every element.
         x = tl.load(
             x_ptr + row[:, None] * x_stride_m + k[None, :] * x_stride_k,
             mask=(row < M)[:, None] & (k < K)[None, :],
             other=0.0,
         )
-        # W^T's tile, loaded as it is needed: the pointers are transposed, not the data.
+        # W^T's tile, loaded in that layout: we transpose the pointers, not the data.
         weight = tl.load(
             weight_ptr + k[:, None] * weight_stride_k + col[None, :] * weight_stride_n,
             mask=(k < K)[:, None] & (col < N)[None, :],
             other=0.0,
         )
-        # float16 operands, float32 sum: one tensor-core instruction. Converted to float32 first,
-        # the operands would be multiplied as tf32: the same digits here, half the rate, twice the
-        # shared memory.
+        # float16 operands and a float32 sum make one tensor core instruction. If you convert the
+        # operands to float32 first, they're multiplied as tf32, with the same digits here, at half
+        # the rate, with twice the shared memory.
         acc = tl.dot(x, weight, acc)
-    # The epilogue: the sum is in registers already, so bias and activation cost no traffic.
+    # The epilogue: the sum is already in registers, so bias and activation cost no traffic.
     s = acc + tl.load(bias_ptr + col, mask=col < N, other=0.0).to(tl.float32)[None, :]
-    # Decided by the compiler: each activation is a kernel of its own, without a branch.
+    # The compiler resolves this, so each activation gets its own kernel, without a branch.
     if ACTIVATION == "relu":
         # Not tl.maximum, which drops NaN.
         y = tl.where(s < 0, 0.0, s)
@@ -196,7 +196,7 @@ def linear_act_kernel(
         y = 0.5 * s * (1 + tl.erf(s * 0.7071067811865476))
     else:
         y = s * tl.sigmoid(s)
-    # The one rounding, to float16.
+    # The only rounding, to float16.
     tl.store(
         y_ptr + row[:, None] * N + col[None, :],
         y.to(tl.float16),
@@ -215,16 +215,16 @@ def linear_act(x, weight, bias, activation):
 
     `activation` is "relu", "gelu" or "silu".
     """
-    # About 8 lines: the sizes, room for the result, tiles, a grid of two dimensions, launch.
+    # About 8 lines: the sizes, the result, tiles, a two-dimensional grid, launch.
     # BEGIN SOLUTION
     (m, k), n = x.shape, weight.shape[0]
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
-    # 64 x 64 outputs in float32 are 32 registers per thread with 4 warps; 32 along K are two steps
-    # of a tensor core. Twice as large tiles would load half as much, and suit large matrices
+    # 64 x 64 outputs in float32 are 32 registers per thread with 4 warps, and 32 along K are two
+    # tensor core steps. Tiles twice as large would load half as much, and suit large matrices
     # better.
     block_m = block_n = 64
     grid = (triton.cdiv(m, block_m), triton.cdiv(n, block_n))
-    # The strides go along, so nothing is copied, transposed or not.
+    # We pass the strides, so nothing is copied, transposed or not.
     linear_act_kernel[grid](
         x, weight, bias, y, m, n, k, *x.stride(), *weight.stride(),
         ACTIVATION=activation, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=32, num_warps=4,
@@ -343,7 +343,7 @@ def rows_of(rows):
 check_offsets(linear_act, rows_of, sizes=(128, 256), size=10_000_000, name="large")
 
 # %% grade_id="other-values" points=3
-# Other sizes and other numbers are checked here when the exercise is graded.
+# Grading checks other sizes and values here.
 # BEGIN HIDDEN TESTS
 check_values(
     linear_act,

@@ -97,18 +97,18 @@ def conv_bn_relu_kernel(
     pixel = tl.program_id(0).to(tl.int64) * BLOCK_PIXELS + tl.arange(0, BLOCK_PIXELS)[:, None]
     k = tl.program_id(1).to(tl.int64) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)[None, :]
     image = pixel // (out_height * out_width)
-    # Where a pixel's window begins: in the padding, it may be.
+    # The first row and column of a pixel's window, which may be in the padding.
     top = pixel // out_width % out_height * STRIDE - PADDING
     left = pixel % out_width * STRIDE - PADDING
     depth = TAPS_H * TAPS_W * channels
     acc = tl.zeros((BLOCK_PIXELS, BLOCK_OUT), dtype=tl.float32)
     for start in range(0, depth, BLOCK_IN):
         at = start + tl.arange(0, BLOCK_IN)
-        # Channels run fastest: with channels last, neighbours in the sum are neighbours in memory.
+        # Channels vary fastest: with channels last, neighbours in the sum are neighbours in memory.
         tap, channel = at // channels, at % channels
         row = top + (tap // TAPS_W)[None, :]
         col = left + (tap % TAPS_W)[None, :]
-        # In the image, not just in memory: beyond a row's end the next row begins.
+        # Inside the image, not just inside memory: past the end of a row comes the next row.
         seen = (row >= 0) & (row < height) & (col >= 0) & (col < width)
         x = tl.load(
             x_ptr
@@ -130,7 +130,7 @@ def conv_bn_relu_kernel(
             other=0.0,
         )
         acc = tl.dot(x, weight, acc)
-    # Batch norm is a scale and a shift of each channel; the convolution's own bias comes before it.
+    # Batch norm scales and shifts each channel; the convolution's own bias is added before it.
     exists = k < out_channels
     scale = tl.load(gamma_ptr + k, mask=exists, other=0.0)
     scale *= tl.rsqrt(tl.load(var_ptr + k, mask=exists, other=1.0) + eps)
@@ -140,7 +140,7 @@ def conv_bn_relu_kernel(
     y = acc * scale + shift
     # Not tl.maximum, which drops NaN.
     y = tl.where(y < 0, 0.0, y)
-    # The one rounding.
+    # The only rounding.
     tl.store(y_ptr + pixel * out_channels + k, y.to(tl.float16), mask=(pixel < pixels) & exists)
     # END SOLUTION
 
@@ -154,7 +154,7 @@ def conv_bn_relu(x, weight, bias, gamma, beta, mean, var, stride, padding, eps):
     """relu(batch_norm(conv2d(x, weight, bias))): x (images, channels, height, width) and weight
     (out_channels, channels, taps_h, taps_w) in float16 with any strides; stride and padding the
     same in both directions."""
-    # About 14 lines: the sizes, room for (images, out_height, out_width, out_channels), launch,
+    # About 14 lines: the sizes, a result of (images, out_height, out_width, out_channels), launch,
     # permute.
     # BEGIN SOLUTION
     images, channels, height, width = x.shape
@@ -163,7 +163,7 @@ def conv_bn_relu(x, weight, bias, gamma, beta, mean, var, stride, padding, eps):
     out_width = (width + 2 * padding - taps_w) // stride + 1
     y = torch.empty((images, out_height, out_width, out_channels), dtype=x.dtype, device=x.device)
     pixels = images * out_height * out_width
-    # 64 x 64 outputs in float32 are 32 registers per thread with 4 warps; larger tiles suit larger
+    # 64 x 64 outputs in float32 are 32 registers per thread with 4 warps. Larger tiles suit larger
     # images better.
     block_pixels = block_out = 64
     grid = (triton.cdiv(pixels, block_pixels), triton.cdiv(out_channels, block_out))
@@ -174,7 +174,7 @@ def conv_bn_relu(x, weight, bias, gamma, beta, mean, var, stride, padding, eps):
         TAPS_H=taps_h, TAPS_W=taps_w, STRIDE=stride, PADDING=padding,
         BLOCK_PIXELS=block_pixels, BLOCK_OUT=block_out, BLOCK_IN=32,
     )  # fmt: skip
-    # (images, out_channels, out_height, out_width), without moving anything.
+    # (images, out_channels, out_height, out_width), without moving any data.
     return y.permute(0, 3, 1, 2)
     # END SOLUTION
 
@@ -302,7 +302,7 @@ def pictures(images):
 check_offsets(conv_bn_relu, pictures, sizes=(16, 32), size=2**21, name="large")
 
 # %% grade_id="other-values" points=3
-# Other sizes and other numbers are checked here when the exercise is graded.
+# Grading checks other sizes and values here.
 # BEGIN HIDDEN TESTS
 others = conv_cases(seed=1729, sizes=((3, 17, 5, 4, 5), (1, 33, 10, 9, 66)))
 others += batch_norm_cases(seed=1729, sizes=((1, 9, 6, 5, 33),))

@@ -60,7 +60,7 @@ def reference(q, k, valid):
 
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
-# As a projection leaves them: the heads of a token side by side.
+# The layout that a projection produces: all heads of a token side by side.
 q, k = torch.randn(2, 2, 128, 2, 32, device=device).half().transpose(2, 3)
 valid = torch.ones(2, 128, dtype=torch.bool, device=device)
 unfused = measure(reference, q, k, valid)
@@ -89,16 +89,17 @@ def attention_scores_kernel(
 ):  # fmt: skip
     # About 35 lines: the queries; a loop for maximum and sum; a loop that stores.
     # BEGIN SOLUTION
-    # int64 before the multiplication by a stride: N x N weights for each head soon pass 2**31.
+    # int64 before the multiplication by a stride: with N x N weights per head, offsets soon pass
+    # 2**31.
     batch = tl.program_id(1).to(tl.int64) // heads
     head = tl.program_id(1).to(tl.int64) % heads
     query = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     d = tl.arange(0, DIM)
     q_ptr += batch * q_stride_b + head * q_stride_h
     k_ptr += batch * k_stride_b + head * k_stride_h
-    # The head's index among all: its N x N weights are contiguous.
+    # The head's index among all heads of the batch: its N x N weights are contiguous.
     p_ptr += tl.program_id(1).to(tl.int64) * seq * seq
-    # Once: the queries stay in registers for both passes.
+    # Load the queries once: they stay in registers for both passes.
     q = tl.load(
         q_ptr + query[:, None] * q_stride_n + d[None, :] * q_stride_d,
         mask=(query < seq)[:, None],
@@ -107,7 +108,7 @@ def attention_scores_kernel(
 
     top = tl.full((BLOCK_M,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
-    # Keys after the last query are seen by none of these queries: half of this pass is skipped.
+    # None of these queries sees a key after the last query, so we skip half of this pass.
     for start in range(0, tl.minimum(seq, (tl.program_id(0) + 1) * BLOCK_M), BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
         k = tl.load(
@@ -115,23 +116,23 @@ def attention_scores_kernel(
             mask=(key < seq)[None, :],
             other=0.0,
         )
-        # The mask is the keys': what does not exist is not valid, which also takes care of the last
-        # tile's edge.
+        # The mask is per key. A key that doesn't exist isn't valid, which also handles the edge of
+        # the last tile.
         valid = tl.load(valid_ptr + batch * seq + key, mask=key < seq, other=0) != 0
         seen = valid[None, :] & (key[None, :] <= query[:, None])
         s = tl.where(seen, tl.dot(q, k) * scale, -float("inf"))
         grown = tl.maximum(top, tl.max(s, axis=1))
-        # A row that has seen no key yet has a maximum of -inf, and -inf - -inf is NaN: 0 in its
-        # place gives e^-inf = 0.
+        # A row that hasn't seen a key yet has a maximum of -inf, and -inf - -inf is NaN. With 0
+        # instead we get e^-inf = 0.
         safe = tl.where(grown == -float("inf"), 0.0, grown)
-        # What was summed under the old maximum counts for less under the new one.
+        # The sum so far was computed with the old maximum, so scale it down to the new one.
         total = total * tl.exp(top - safe) + tl.sum(tl.exp(s - safe[:, None]), axis=1)
         top = grown
     safe = tl.where(top == -float("inf"), 0.0, top)
-    # Rows without a key have a sum of 0; their weights are 0, not 0/0.
+    # Rows without a key have a sum of 0. Their weights are 0, not 0/0.
     share = tl.where(total > 0, 1.0 / total, 0.0)
 
-    # All keys now: the weights of those that no query sees are 0, and no other program writes them.
+    # Now loop over all keys: weights that no query sees are 0, and no other program writes them.
     for start in range(0, seq, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
         k = tl.load(
@@ -141,8 +142,8 @@ def attention_scores_kernel(
         )
         valid = tl.load(valid_ptr + batch * seq + key, mask=key < seq, other=0) != 0
         seen = valid[None, :] & (key[None, :] <= query[:, None])
-        # The same scores, computed again instead of kept: in memory they would cost 8 bytes each,
-        # out and back.
+        # Compute the same scores again instead of storing them: in memory they'd cost 8 bytes each
+        # for the round trip.
         s = tl.where(seen, tl.dot(q, k) * scale, -float("inf"))
         p = tl.exp(s - safe[:, None]) * share[:, None]
         tl.store(
@@ -163,12 +164,12 @@ def attention_scores_kernel(
 # %% grade_id="launcher"
 def attention_scores(q, k, valid):
     """softmax(q k^T / sqrt(dim) + mask) as (batch, heads, seq, seq) in float32, in one launch."""
-    # About 7 lines: the sizes, room for the result, a grid of two dimensions, launch.
+    # About 7 lines: the sizes, the result, a two-dimensional grid, launch.
     # BEGIN SOLUTION
     batch, heads, seq, dim = q.shape
     p = torch.empty((batch, heads, seq, seq), dtype=torch.float32, device=q.device)
-    # 32 queries per program for short sequences, so that there are enough programs; the tensor core
-    # takes no fewer than 16.
+    # 32 queries per program for short sequences, so that there are enough programs; a tensor core
+    # needs at least 16.
     block_m, block_n = 32, 64
     grid = (triton.cdiv(seq, block_m), batch * heads)
     attention_scores_kernel[grid](
@@ -273,7 +274,7 @@ def sequences(batch):
 check_offsets(attention_scores, sequences, sizes=(1, 2), size=60000, programs=108, name="large")
 
 # %% grade_id="other-values" points=4
-# Other lengths, other masks and other numbers are checked here when the exercise is graded.
+# Grading checks other lengths, masks and values here.
 # BEGIN HIDDEN TESTS
 others = scores_cases(seed=1729, shapes=((1, 2, 65, 128), (5, 1, 31, 16), (1, 20, 17, 16)))
 others += masked_cases(seed=1729, seq=70)

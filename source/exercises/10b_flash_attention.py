@@ -63,7 +63,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def inputs_of(seq):
-    # As a projection leaves them: the heads of a token side by side.
+    # The layout that a projection produces: all heads of a token side by side.
     return tuple(torch.randn(1, seq, 2, 64, device=device).half().transpose(1, 2) for _ in range(3))
 
 
@@ -107,12 +107,12 @@ def flash_attention_kernel(
         other=0.0,
     )
 
-    # The state of each query's row: all that FlashAttention keeps of N scores.
+    # Each query's state, which is everything that FlashAttention keeps of N scores.
     top = tl.full((BLOCK_M,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, DIM), tl.float32)
-    # Causal: no query of this program sees a key after its last query. Half of the work is not
-    # done.
+    # Causal: no query of this program sees a key after its last query, so half of the work is
+    # skipped.
     last = tl.minimum(seq, (tl.program_id(0) + 1) * BLOCK_M) if CAUSAL else seq
     for start in range(0, last, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
@@ -121,30 +121,30 @@ def flash_attention_kernel(
             mask=(key < seq)[None, :],
             other=0.0,
         )
-        # Keys that do not exist need -inf, not 0: a score of 0 would have its share of the sum.
+        # Keys that don't exist need -inf, not 0, because a score of 0 would contribute to the sum.
         seen = (key < seq)[None, :]
         if CAUSAL:
             seen = seen & (key[None, :] <= query[:, None])
         s = tl.where(seen, tl.dot(q, k) * scale, -float("inf"))
-        # Every row sees key 0, in the first tile: no maximum stays -inf, and nothing is -inf -
-        # -inf.
+        # Every row sees key 0, in the first tile, so no maximum stays -inf, and -inf - -inf never
+        # happens.
         grown = tl.maximum(top, tl.max(s, axis=1))
         e = tl.exp(s - grown[:, None])
-        # What was summed under the old maximum, weights and weighted values alike, counts for less
-        # under the new one.
+        # The sums so far, of weights and of weighted values, were computed with the old maximum, so
+        # scale them down to the new one.
         shrink = tl.exp(top - grown)
         total = total * shrink + tl.sum(e, axis=1)
-        # Rows that do not exist are 0, for e is 0 there, and 0 * NaN would be NaN.
+        # Load rows that don't exist as 0: e is 0 there, and 0 * NaN would be NaN.
         v = tl.load(
             v_ptr + key[:, None] * v_stride_n + d[None, :] * v_stride_d,
             mask=(key < seq)[:, None],
             other=0.0,
         )
-        # The weights are at most 1: float16 holds them well, and gives the tensor cores what they
-        # take.
+        # The weights are at most 1, so float16 holds them well, and it's the dtype that tensor
+        # cores need.
         acc = tl.dot(e.to(tl.float16), v, acc * shrink[:, None])
         top = grown
-    # Divided once, at the end, instead of in every tile.
+    # Divide once, at the end, instead of in every tile.
     o = acc / total[:, None]
     row = tl.program_id(1).to(tl.int64) * seq + query
     tl.store(o_ptr + row[:, None] * DIM + d[None, :], o.to(tl.float16), mask=(query < seq)[:, None])
@@ -161,10 +161,10 @@ def flash_attention_kernel(
 # %% grade_id="launcher"
 def flash_attention(q, k, v, causal):
     """softmax(q k^T / sqrt(dim)) v, contiguous (batch, heads, seq, dim) in float16; one launch."""
-    # About 7 lines: the sizes, room for the result, a grid of two dimensions, launch.
+    # About 7 lines: the sizes, the result, a two-dimensional grid, launch.
     # BEGIN SOLUTION
     batch, heads, seq, dim = q.shape
-    # The one allocation. No buffer for N x N weights: they never exist.
+    # The only allocation. There's no buffer for N x N weights, because they never exist.
     o = torch.empty((batch, heads, seq, dim), dtype=q.dtype, device=q.device)
     # 64 queries per program: each loaded key and value serves 64 rows. For dim 128, acc is 64
     # registers per thread.
@@ -279,7 +279,7 @@ def sequences(batch):
 check_offsets(flash_attention, sequences, sizes=(1, 2), size=60000, programs=108, name="large")
 
 # %% grade_id="other-values" points=5
-# Other lengths and other numbers are checked here when the exercise is graded.
+# Grading checks other lengths and values here.
 # BEGIN HIDDEN TESTS
 others = flash_cases(seed=1729, shapes=((1, 2, 65, 128), (5, 1, 31, 16), (1, 20, 17, 16)))
 check_values(flash_attention, reference, others, unlike=FLASH_MISTAKES, name="other-values")

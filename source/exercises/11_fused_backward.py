@@ -124,12 +124,12 @@ def backward_kernel(
     COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # About 24 lines: weight and bias; a loop over rows: load, make x_hat and z again, three
+    # About 24 lines: weight and bias; a loop over rows: load, recompute x_hat and z, three
     # gradients; store the sums.
     # BEGIN SOLUTION
     col = tl.arange(0, BLOCK)
     exists = col < cols
-    # The same for every row: loaded once, before the loop.
+    # They're the same for every row, so load them once, before the loop.
     weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(COMPUTE)
     bias = tl.load(bias_ptr + col, mask=exists, other=0.0).to(COMPUTE)
     grad_weight = tl.zeros((BLOCK,), dtype=COMPUTE)
@@ -139,7 +139,7 @@ def backward_kernel(
         at = tl.cast(row, tl.int64) * cols + col
         x = tl.load(x_ptr + at, mask=exists, other=0.0).to(COMPUTE)
         grad_y = tl.load(grad_y_ptr + at, mask=exists, other=0.0).to(COMPUTE)
-        # As in the forward pass: the row is in registers, so this costs arithmetic and no byte.
+        # As in the forward pass, the row is in registers, so this costs arithmetic but no bytes.
         centred = tl.where(exists, x - tl.sum(x, axis=0) / cols, 0.0)
         rstd = tl.rsqrt(tl.sum(centred * centred, axis=0) / cols + eps)
         x_hat = centred * rstd
@@ -147,15 +147,15 @@ def backward_kernel(
         gate = tl.sigmoid(1.702 * z)
         grad_z = grad_y * (gate + 1.702 * z * gate * (1.0 - gate))
         along = grad_z * weight
-        # What is taken off: a constant added to a row changes nothing, and neither does a longer
-        # row.
+        # Subtract both projections: adding a constant to a row changes nothing, and neither does
+        # scaling it.
         shift = tl.sum(along, axis=0) / cols
         stretch = tl.sum(along * x_hat, axis=0) / cols
         tl.store(grad_x_ptr + at, rstd * (along - shift - x_hat * stretch), mask=exists)
         # Lanes past the row's end have loaded 0 as their grad_y, so they add 0.
         grad_weight += grad_z * x_hat
         grad_bias += grad_z
-    # A row of sums a program, in a place of its own: weights first, then biases.
+    # Each program stores one row of sums in its own place: weights first, then biases.
     at = tl.program_id(0) * cols + col
     tl.store(sums_ptr + at, grad_weight, mask=exists)
     tl.store(sums_ptr + tl.num_programs(0) * cols + at, grad_bias, mask=exists)
@@ -176,23 +176,23 @@ PROGRAMS = 8
 # %% grade_id="backward"
 def backward(grad_y, x, weight, bias, eps):
     """(grad_x, grad_weight, grad_bias): one kernel, and a sum over the programs' sums."""
-    # About 11 lines: lay both out in rows, make room, launch, add up the partial sums.
+    # About 11 lines: reshape both to rows, allocate, launch, add up the partial sums.
     # BEGIN SOLUTION
-    # Gradients arrive with strides of their own: that of a sum is one number, expanded.
+    # Gradients arrive with unusual strides: that of a sum is a single value, expanded.
     grad_y, x = grad_y.contiguous(), x.contiguous()
     cols = x.shape[-1]
     rows = x.numel() // cols
     grad_x = torch.empty_like(x)
-    # At least one program, even without rows: its sums are the zeros that would otherwise go
-    # unwritten.
+    # Launch at least one program, even without rows: it stores the zeros that no other program
+    # would.
     programs = max(1, min(rows, PROGRAMS))
     double = x.dtype == torch.float64
-    # Wide until the last sum is made: 16 bits would round at every addition.
+    # Keep sums wide until the last one: 16 bits would round at every addition.
     sums = torch.empty(
         2, programs, cols, dtype=torch.float64 if double else torch.float32, device=x.device
     )
     compute, block = tl.float64 if double else tl.float32, triton.next_power_of_2(cols)
-    # Some ten numbers per column are in registers at once: at most 8 columns per thread.
+    # About ten values per column are in registers at once, so take at most 8 columns per thread.
     warps = min(32, max(4, block // 256))
     backward_kernel[(programs,)](
         grad_y, x, weight, bias, grad_x, sums, rows, cols, eps,
@@ -335,7 +335,7 @@ def rows_of(rows):
 check_offsets(backward, rows_of, sizes=(16, 32), size=2**22, at_most=PROGRAMS, name="large")
 
 # %% grade_id="other-gradients" points=2
-# Other widths and other numbers are checked here when the exercise is graded.
+# Grading checks other widths and values here.
 # BEGIN HIDDEN TESTS
 check_values(
     backward,
@@ -347,7 +347,7 @@ check_values(
 # END HIDDEN TESTS
 
 # %% grade_id="other-gradcheck" points=2
-# Other numbers are checked here when the exercise is graded.
+# Grading checks other values here.
 # BEGIN HIDDEN TESTS
 large_steps = (
     torch.randn(11, 3, **double),

@@ -96,23 +96,24 @@ def layer_norm_int8_kernel(
     col = tl.arange(0, BLOCK)
     exists = col < cols
     x = tl.load(x_ptr + row * cols + col, mask=exists, other=0.0).to(tl.float32)
-    # Lanes past the row's end would hold -mean, and count in the variance.
+    # Lanes past the row's end would hold -mean, and count towards the variance.
     centred = tl.where(exists, x - tl.sum(x, axis=0) / cols, 0.0)
     rstd = tl.rsqrt(tl.sum(centred * centred, axis=0) / cols + eps)
-    # 0 past the row's end, so that y is 0 there and the largest of no row; or NaN, where rstd is.
+    # Past the row's end this is 0 (or NaN, if rstd is NaN), so y is 0 there and never the largest.
     weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + col, mask=exists, other=0.0).to(tl.float32)
     y = centred * rstd * weight + bias
-    # A NaN or an infinity in x makes every y NaN, by the mean: tl.max has nothing else to prefer.
+    # A NaN or an infinity in x makes every y NaN through the mean, and then tl.max has only NaN to
+    # return.
     largest = tl.max(tl.abs(y), axis=0)
-    # Not tl.maximum, which would take 1e-12 for NaN.
+    # Not tl.maximum, which would return 1e-12 for NaN.
     largest = tl.where(largest < 1e-12, 1e-12, largest)
     scale = clip * largest / 127.0
     tl.store(scale_ptr + row, scale)
-    # Rounded by the addition: at 1.5 * 2^23 float32 has no digit below 1.
+    # The addition rounds: at 1.5 * 2^23, float32 has no digits below 1.
     code = y / scale + 12582912.0 - 12582912.0
-    # Clamped as a float: an int8 would have lost all but the low byte. NaN goes through, and
-    # becomes 0 as an int8.
+    # Clamp while it's a float: converting to int8 first would keep only the low byte. NaN passes
+    # through, and becomes 0 as an int8.
     code = tl.where(code > 127.0, 127.0, code)
     code = tl.where(code < -127.0, -127.0, code)
     tl.store(q_ptr + row * cols + col, code.to(tl.int8), mask=exists)
@@ -130,17 +131,17 @@ def layer_norm_int8_kernel(
 # %% grade_id="launcher"
 def layer_norm_int8(x, weight, bias, eps, clip):
     """(q, scale) of LayerNorm over the last dimension, in one launch."""
-    # About 8 lines: lay x out in rows, make room for both results, choose the block, launch.
+    # About 8 lines: reshape x to rows, allocate both results, choose the block, launch.
     # BEGIN SOLUTION
     cols = x.shape[-1]
     # The kernel finds row r at r * cols. A non-contiguous tensor is copied first.
     x = x.contiguous()
     q = torch.empty_like(x, dtype=torch.int8)
     scale = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
-    # The block holds the whole row, whatever its width: that is what lets x be read once.
+    # The block holds the whole row, however wide it is, so x is only read once.
     block = triton.next_power_of_2(cols)
     warps = min(32, max(4, block // 512))
-    # x.numel() // cols counts the rows in all other dimensions, and is 0 where there is none.
+    # x.numel() // cols is the number of rows over all other dimensions, and 0 if there are none.
     grid = (x.numel() // cols,)
     layer_norm_int8_kernel[grid](
         x, weight, bias, q, scale, cols, eps, clip, BLOCK=block, num_warps=warps
@@ -244,7 +245,7 @@ def rows_of(rows):
 check_offsets(layer_norm_int8, rows_of, sizes=(16, 32), size=2**22, programs=108, name="large")
 
 # %% grade_id="other-values" points=3
-# Other widths and other numbers are checked here when the exercise is graded.
+# Grading checks other widths and values here.
 # BEGIN HIDDEN TESTS
 other_cases = quantised_cases(1729, widths=(2, 255, 2049), widest=5001) + code_cases(1729, cols=254)
 check_values(layer_norm_int8, reference, other_cases, unlike=INT8_MISTAKES, name="other-values")

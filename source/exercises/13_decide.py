@@ -128,8 +128,8 @@ def is_legal(graph, group):
     if len(group) == 1:
         return True
     members = [each for each in graph["operations"] if each["name"] in group]
-    # Rules 1 to 4 are broken by two operations, whatever else is in the kernel: a search can use
-    # that.
+    # Two operations are enough to break rules 1 to 4, whatever else is in the kernel, and a search
+    # can use that.
     if any(clash(one, two) for place, two in enumerate(members) for one in members[:place]):
         return False
     reached = tensors_of(members[0])
@@ -139,7 +139,8 @@ def is_legal(graph, group):
         }
     if not all(tensors_of(each) & reached for each in members):
         return False
-    # With something between them there is no order, even if all the rest are kernels of their own.
+    # If something has to run in between, there's no order, even if all other operations are
+    # separate kernels.
     alone = [[each["name"]] for each in graph["operations"] if each["name"] not in group]
     return can_run(graph, [group, *alone]) and kernel_cost(graph, group)["registers"] <= 255
 
@@ -152,8 +153,8 @@ def clash(one, two):
     if (one["rows"], one["columns"]) != (two["rows"], two["columns"]):
         return True
     made = set(one["writes"]) & set(two["elsewhere"])
-    # A factor that is overwritten before all tiles have read it is as wrong as one that is not yet
-    # made.
+    # A factor that's overwritten before all tiles have read it is as wrong as one that hasn't been
+    # computed yet.
     overwritten = set(two["writes"]) & set(one["elsewhere"])
     return bool(made or overwritten)
 
@@ -173,8 +174,8 @@ def can_run(graph, groups):
     """Return whether kernels can run one after another."""
     operations = graph["operations"]
     place = {each["name"]: number for number, each in enumerate(operations)}
-    # Run whatever waits for nothing that has not run. If that ends before all have, they wait for
-    # each other.
+    # Keep running operations whose dependencies have run. If we get stuck before all have run, they
+    # wait for each other.
     done, left = set(), groups
     while left:
         ready = []
@@ -208,8 +209,8 @@ def should_fuse(graph, one, two):
     # About 3 lines.
     # BEGIN SOLUTION
     apart = kernel_cost(graph, [one])["time"] + kernel_cost(graph, [two])["time"]
-    # A kernel over rows has as many blocks as rows: with few of them, operations fused into it slow
-    # down to its pace.
+    # A kernel over rows has as many blocks as rows. With few rows, it slows down any operations
+    # fused into it.
     return is_legal(graph, [one, two]) and kernel_cost(graph, [one, two])["time"] < apart
     # END SOLUTION
 
@@ -255,8 +256,8 @@ def partition(graph):
         new = operations[place]
         found = [best(place + 1, [*groups, [new]])]
         for number, group in enumerate(groups):
-            # What clashes with one of a group clashes whatever comes later. The other rules may yet
-            # be met.
+            # If two operations clash, they clash whatever joins later. The other rules may still be
+            # satisfied later.
             if not any(clash(each, new) for each in group):
                 found.append(
                     best(place + 1, [*groups[:number], [*group, new], *groups[number + 1 :]])
@@ -404,7 +405,7 @@ table(("operation", "kind", "columns", "reads", "writes"), rows)
 check_partitions(partition, [layer, transformer_layer(tokens=64, width=8192)], name="layer")
 
 # %% grade_id="other-groups" points=1
-# Other groups of other graphs are asked here when the exercise is graded.
+# Grading asks about other groups of other graphs here.
 # BEGIN HIDDEN TESTS
 rules = (
     "opaque",

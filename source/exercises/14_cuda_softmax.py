@@ -100,7 +100,7 @@ template <int W, int EACH> __global__ void softmax(const float* x, float* y, int
   }
 }"""
     threads = 256
-    # Rows whose length is not a multiple of four do not all start at a multiple of 16 bytes.
+    # If the row length isn't a multiple of four, not every row starts at a multiple of 16 bytes.
     width = 4 if columns % 4 == 0 else 1
     each = -(-columns // (width * threads))
     return {"source": source, "kernel": f"softmax<{width}, {each}>", "threads": threads}
@@ -226,7 +226,7 @@ check_cuda_traffic(softmax_cuda, [1001, 4096], name="traffic")
 check_cuda_code(softmax_cuda, [1024, 1001, 4096, 8191, 8192], name="code")
 
 # %% grade_id="other-widths" points=3
-# Other widths are tried here when the exercise is graded.
+# Grading tries other widths here.
 # BEGIN HIDDEN TESTS
 check_cuda_rows(
     softmax_cuda, reference, [1, 36, 2047, 8192], scales=(0.5, 100), name="other-widths"

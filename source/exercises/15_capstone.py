@@ -160,12 +160,12 @@ def backward_kernel(
     COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # About 22 lines: the weight; a loop over rows: load, make h and rstd again, three gradients;
+    # About 22 lines: the weight; a loop over rows: load, recompute h and rstd, three gradients;
     # store the sum.
     # BEGIN SOLUTION
     col = tl.arange(0, BLOCK)
     exists = col < cols
-    # The same for every row: loaded once, before the loop.
+    # It's the same for every row, so load it once, before the loop.
     weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(COMPUTE)
     grad_weight = tl.zeros((BLOCK,), dtype=COMPUTE)
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
@@ -173,19 +173,19 @@ def backward_kernel(
         grad_y = tl.load(grad_y_ptr + at, mask=exists, other=0.0).to(COMPUTE)
         x = tl.load(x_ptr + at, mask=exists, other=0.0).to(COMPUTE)
         gate = tl.load(gate_ptr + at, mask=exists, other=0.0).to(COMPUTE)
-        # As in the forward pass: the row is in registers, so this costs arithmetic and no byte.
+        # As in the forward pass, the row is in registers, so this costs arithmetic but no bytes.
         s = tl.sigmoid(gate)
         h = x * gate * s
         rstd = tl.rsqrt(tl.sum(h * h, axis=0) / cols + eps)
         h_hat = h * rstd
         along = grad_y * weight
-        # What is taken off: a longer row is normalised to the same one.
+        # Subtract the projection: scaling a row doesn't change its normalised values.
         stretch = tl.sum(along * h_hat, axis=0) / cols
         grad_h = rstd * (along - h_hat * stretch)
         tl.store(grad_x_ptr + at, grad_h * gate * s, mask=exists)
         tl.store(grad_gate_ptr + at, grad_h * x * s * (1.0 + gate * (1.0 - s)), mask=exists)
         grad_weight += grad_y * h_hat
-    # A row of sums a program, in a place of its own.
+    # Each program stores one row of sums in its own place.
     tl.store(sums_ptr + tl.program_id(0) * cols + col, grad_weight, mask=exists)
     # END SOLUTION
 
@@ -199,16 +199,16 @@ def backward(grad_y, x, gate, weight, eps):
     cols = x.shape[-1]
     rows = x.numel() // cols
     grad_x, grad_gate = torch.empty_like(x), torch.empty_like(x)
-    # At least one program, even without rows: its sums are the zeros that would otherwise go
-    # unwritten.
+    # Launch at least one program, even without rows: it stores the zeros that no other program
+    # would.
     programs = max(1, min(rows, PROGRAMS))
     double = x.dtype == torch.float64
-    # Wide until the last sum is made: 16 bits would round at every addition.
+    # Keep sums wide until the last one: 16 bits would round at every addition.
     sums = torch.empty(
         programs, cols, dtype=torch.float64 if double else torch.float32, device=x.device
     )
     compute, block_size = tl.float64 if double else tl.float32, triton.next_power_of_2(cols)
-    # Some ten numbers per column are in registers at once: at most 8 columns per thread.
+    # About ten values per column are in registers at once, so take at most 8 columns per thread.
     warps = min(32, max(4, block_size // 256))
     backward_kernel[(programs,)](
         grad_y, x, gate, weight, grad_x, grad_gate, sums, rows, cols, eps,
@@ -433,7 +433,7 @@ questions = [(1, 8, 0.5), *draw_questions(15, 4, range(2, 100), range(2, 300), s
 check_numbers(report, metered, questions, parts=parts, within=1e-6, name="report-numbers")
 
 # %% grade_id="other-values" points=1
-# Other widths and other numbers are checked here when the exercise is graded.
+# Grading checks other widths and values here.
 # BEGIN HIDDEN TESTS
 check_values(
     forward,
@@ -445,7 +445,7 @@ check_values(
 # END HIDDEN TESTS
 
 # %% grade_id="other-gradients" points=1
-# Other widths and other numbers are checked here when the exercise is graded.
+# Grading checks other widths and values here.
 # BEGIN HIDDEN TESTS
 others = gradient_cases(1729, widths=(7, 255, 2049), rows=51, tensors=2, vectors=1, wide=True)
 check_values(
@@ -454,14 +454,14 @@ check_values(
 # END HIDDEN TESTS
 
 # %% grade_id="other-cut" points=1
-# Another size is metered here when the exercise is graded.
+# Grading meters another size here.
 # BEGIN HIDDEN TESTS
 other_tensors = (*torch.randn(3, 171, 149, device=device), torch.randn(149, device=device))
 check_cut(forward, block, (*other_tensors, 1e-5), least=0.6, launches=1, name="other-cut")
 # END HIDDEN TESTS
 
 # %% grade_id="other-report" points=1
-# Other sizes are worked out here when the exercise is graded.
+# Grading asks about other sizes here.
 # BEGIN HIDDEN TESTS
 asked = draw_questions(1729, 10, range(1, 300), range(1, 300), shares)
 check_numbers(report, metered, asked, parts=parts, within=1e-6, name="other-report")

@@ -176,12 +176,13 @@ def fits(nodes, x, up, weight):
     """Return whether the kernel takes these three."""
     if any(not isinstance(name, str) or name not in nodes for name in (x, up, weight)):
         return False
-    # SiLU's result times itself: the kernel would get an argument that it replaces.
+    # SiLU's result times itself: one of the kernel's arguments would be inside the part that it
+    # replaces.
     if nodes[up]["op"] == "silu" and len(nodes[up]["users"]) == 1:
         return False
     dtypes = {nodes[name]["dtype"] for name in (x, up, weight)}
     one = len(dtypes) == 1 and dtypes <= {"float32", "float16", "bfloat16"}
-    # Sizes are compared, never computed with: they may be symbols.
+    # Only compare sizes, don't compute with them: they may be symbols.
     shape = nodes[x]["shape"]
     return one and nodes[up]["shape"] == shape and nodes[weight]["shape"] == shape[-1:]
     # END SOLUTION
@@ -276,7 +277,7 @@ check_rewrites(find_places, rewrite_cases(16, places=True), name="finds")
 check_rewrites(find_places, rewrite_cases(16, places=False), name="leaves")
 
 # %% grade_id="other-values" points=2
-# Other widths and other numbers are checked here when the exercise is graded.
+# Grading checks other widths and values here.
 # BEGIN HIDDEN TESTS
 check_values(
     gated_norm,
@@ -295,7 +296,7 @@ check_values(
 # END HIDDEN TESTS
 
 # %% grade_id="other-graphs" points=2
-# Other graphs are checked here when the exercise is graded.
+# Grading checks other graphs here.
 # BEGIN HIDDEN TESTS
 other_graphs = [
     case for places in (True, False) for case in rewrite_cases(1729, places=places, rows=3, cols=65)

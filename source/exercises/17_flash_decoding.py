@@ -98,14 +98,15 @@ def split_kernel(
     peak = tl.full((1,), -float("inf"), tl.float32)
     total = tl.zeros((1,), tl.float32)
     acc = tl.zeros((DIM,), tl.float32)
-    # An empty split doesn't enter the loop: -inf, 0 and 0 are what the merge needs of it.
+    # An empty split never enters the loop, so it stores -inf, 0 and 0, just what the merge needs.
     for start in range(first, last, BLOCK):
         key = start + tl.arange(0, BLOCK)
         inside = key < last
         at = (head * keys + key[:, None]) * DIM + d[None, :]
         k = tl.load(k_ptr + at, mask=inside[:, None], other=0.0).to(tl.float32)
         s = tl.sum(q[None, :] * k, axis=1) * scale
-        # Keys past the split's end belong to another program: -inf, not 0, or they count.
+        # Keys past the split's end belong to another program: mask them with -inf, not 0, or they
+        # count.
         s = tl.where(inside, s, -float("inf"))
         grown = tl.maximum(peak, tl.max(s, axis=0))
         e = tl.exp(s - grown)
@@ -141,7 +142,7 @@ def merge_kernel(
     part = head * splits + split
     peak = tl.load(peak_ptr + part, mask=exists, other=-float("inf"))
     total = tl.load(total_ptr + part, mask=exists, other=0.0)
-    # A finite number below any score: where every split is empty, -inf - -inf would be NaN.
+    # A finite number below any score: if every split is empty, -inf - -inf would be NaN.
     top = tl.maximum(tl.max(peak, axis=0), -1e38)
     share = tl.exp(peak - top)
     acc = tl.load(acc_ptr + part[:, None] * DIM + d[None, :], mask=exists[:, None], other=0.0)
@@ -162,7 +163,7 @@ def merge_kernel(
 # %% grade_id="launcher"
 def flash_decode(q, k, v, bounds):
     """softmax(q k^T / sqrt(dim)) v for each head, (heads, dim), in two launches."""
-    # About 10 lines: room for partial results and the result; two launches.
+    # About 10 lines: allocate partial results and the result; two launches.
     # BEGIN SOLUTION
     heads, keys, dim = k.shape
     splits = bounds.shape[0] - 1
@@ -247,7 +248,7 @@ def heads_of(heads):
 check_offsets(flash_decode, heads_of, sizes=(1, 2), size=2**16, programs=108, name="large")
 
 # %% grade_id="other-values" points=5
-# Other lengths and other numbers are checked here when the exercise is graded.
+# Grading checks other lengths and values here.
 # BEGIN HIDDEN TESTS
 check_values(
     flash_decode,

@@ -108,7 +108,7 @@ def gated_norm_kernel(
     mean_square = tl.sum(s * s, axis=0) / cols
     weight = tl.load(weight_ptr + col, mask=exists).to(tl.float32)
     normed = s * tl.rsqrt(mean_square + eps) * weight
-    # The gate never leaves the registers either: silu in memory would cost a write and a read.
+    # The gate doesn't leave the registers either: silu in memory would cost a write and a read.
     tl.store(y_ptr + start + col, normed * (gate * tl.sigmoid(gate)), mask=exists)
     # END SOLUTION
 
@@ -123,7 +123,7 @@ def gated_norm_kernel(
 # %% grade_id="launcher"
 def gated_norm(x, residual, gate, weight, eps):
     """(y, s): RMSNorm of x + residual times silu(gate), and the sum, in one launch."""
-    # About 6 lines: lay all out in rows, make room for two results, choose the block, launch.
+    # About 6 lines: reshape everything to rows, allocate two results, choose the block, launch.
     # BEGIN SOLUTION
     cols = x.shape[-1]
     x, residual, gate = x.contiguous(), residual.contiguous(), gate.contiguous()
@@ -211,7 +211,7 @@ def arrange(operations, results):
     # BEGIN SOLUTION
     launches, where = [], {}
     for new in operations:
-        # Not before any launch that makes what it reads.
+        # It can't come before a launch that produces one of its inputs.
         first = max((where[tensor] for tensor in new["reads"] if tensor in where), default=0)
         at = len(launches)
         for number in range(first, len(launches)):
@@ -275,7 +275,8 @@ def plan_step(launches, tensors):
         recording = True
         graphs[-1].append(launch["name"])
         for tensor, length in launch["reads"].items():
-            # What no graph makes and isn't fixed is elsewhere for the next token.
+            # A tensor that no graph produces and that isn't fixed has a new address for the next
+            # token.
             stays = tensor in inside or tensors.get(tensor) == "fixed"
             if not stays and tensor not in copied:
                 copied.append(tensor)
@@ -300,7 +301,8 @@ def microseconds(launches, nbytes, call, gap, bandwidth, graph):
     # BEGIN SOLUTION
     if graph:
         return call + launches * gap + nbytes / bandwidth
-    # The CPU hands out a launch every `call`; the GPU waits for it or it waits for the GPU.
+    # The CPU makes one launch per `call`, so either the GPU waits for the CPU or it's the other way
+    # round.
     return launches * max(call, gap + nbytes / launches / bandwidth)
     # END SOLUTION
 
@@ -311,7 +313,7 @@ def most_launches(budget, nbytes, call, gap, bandwidth):
     # About 3 lines.
     # BEGIN SOLUTION
     left = budget - call - nbytes / bandwidth
-    # A launch that does not fit as a whole does not fit.
+    # A launch that only fits in part doesn't count.
     return max(0, math.floor(left / gap))
     # END SOLUTION
 
@@ -498,7 +500,7 @@ check_numbers(
 )
 
 # %% grade_id="other-values" points=1
-# Other widths and other numbers are checked here when the exercise is graded.
+# Grading checks other widths and values here.
 # BEGIN HIDDEN TESTS
 check_values(
     gated_norm,
