@@ -39,16 +39,16 @@ def main(argv: list[str] | None = None) -> int:
     check = commands.add_parser("check", help="grade an exercise notebook with its public checks")
     check.add_argument("notebook", help="for example exercises/03_fused_add_gelu.ipynb")
 
-    progress = commands.add_parser("progress", help="all exercises at a glance: what their checks last said")
-    progress.add_argument("folder", nargs="?", default="exercises", help="of the notebooks (default: exercises)")
+    progress = commands.add_parser("progress", help="show all exercises with their latest check results")
+    progress.add_argument("folder", nargs="?", default="exercises", help="folder of the notebooks (default: exercises)")
 
     grade = commands.add_parser("grade", help="grade a class, each notebook in a sandbox")
     grade.add_argument("submissions", help="a folder or a zip of notebooks")
     grade.add_argument("--out", required=True, metavar="FOLDER", help="where the report goes")
-    grade.add_argument("--jobs", type=int, metavar="N", help="notebooks at once (default: one for each processor)")
-    grade.add_argument("--only", default="", metavar="NN", help="only the exercise of this number, such as 05b")
-    grade.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
-    grade.add_argument("--seed", type=int, metavar="S", help="of all inputs; that of a run is kept in its run.json")
+    grade.add_argument("--jobs", type=int, metavar="N", help="notebooks graded at once (default: one per processor)")
+    grade.add_argument("--only", default="", metavar="NN", help="only the exercise with this number, such as 05b")
+    grade.add_argument("--resume", action="store_true", help="continue a stopped run")
+    grade.add_argument("--seed", type=int, metavar="S", help="seed for all inputs; each run saves its own in run.json")
     grade.add_argument("--student", metavar="PATTERN", help="finds the student in a path: (?P<student>...)")
     grade.add_argument("--cluster", metavar="ADDRESS", help="grade on a dask.distributed cluster: tcp://host:8786")
 
@@ -64,44 +64,48 @@ def main(argv: list[str] | None = None) -> int:
         help="add points by hand, or 0, with a comment; saved in the report's marks.csv",
     )
     grade.add_argument("--by", default="", metavar="NAME", help="who comments (default: this user)")
-    grade.add_argument("--variant", metavar="WORD", help="that the class's exercises were released with")
+    grade.add_argument("--variant", metavar="WORD", help="the word that the class's exercises were released with")
 
-    mark = commands.add_parser("mark", help="points and comments by hand, one answer after another, in a browser")
+    mark = commands.add_parser("mark", help="give points and comments by hand, one answer after another, in a browser")
     mark.add_argument("report", help="the --out folder of a `fusion grade`")
     mark.add_argument("--by", default="", metavar="NAME", help="who marks (default: this user)")
 
-    release = commands.add_parser("release", help="write the tree that a class gets: no solutions, no hidden checks")
+    release = commands.add_parser("release", help="write the student version: no solutions, no hidden checks")
     release.add_argument("folder", help="a new folder, such as student/")
-    release.add_argument("--variant", default="", metavar="WORD", help="draw other formulas for this class: autumn-26")
+    release.add_argument(
+        "--variant", default="", metavar="WORD", help="pick different formulas for this class: autumn-26"
+    )
 
     scope = commands.add_parser("gradescope", help="write the zip of an autograder for Gradescope")
     scope.add_argument("zip", help="a new file, such as autograder.zip")
-    scope.add_argument("--only", default="", metavar="NN", help="only the exercise of this number, such as 05b")
-    scope.add_argument("--variant", default="", metavar="WORD", help="that the class's exercises were released with")
+    scope.add_argument("--only", default="", metavar="NN", help="only the exercise with this number, such as 05b")
     scope.add_argument(
-        "--public-checks", action="store_true", help="no sandbox, no hidden checks: points that can be forged"
+        "--variant", default="", metavar="WORD", help="the word that the class's exercises were released with"
+    )
+    scope.add_argument(
+        "--public-checks", action="store_true", help="no sandbox, no hidden checks: points can be forged"
     )
 
-    new = commands.add_parser("new-exercise", help="an exercise to start from, for instructors")
+    new = commands.add_parser("new-exercise", help="write a new exercise to start from, for instructors")
     new.add_argument("name", help="its number and its name, such as 04b_dropout")
 
     inspect = commands.add_parser("inspect", help="show a kernel's registers, spills and occupancy on any GPU")
     inspect.add_argument("kernel", metavar="module:kernel", help="kernels.elementwise.add_gelu:add_gelu_kernel, say")
     inspect.add_argument("arguments", nargs="*", metavar="argument", help='"*bf16" for a pointer, 8192, or BLOCK=1024')
-    inspect.add_argument("--device", default="H100", help="a GPU of the course's catalogue (default: H100)")
+    inspect.add_argument("--device", default="H100", help="a GPU that the course knows (default: H100)")
 
     analyse = commands.add_parser("analyse", help="list which operations of a model to fuse, and the gain")
     analyse.add_argument("model", metavar="model.py:build", help="a function that returns (module, inputs)")
-    analyse.add_argument("--device", default="H200", help="a GPU of the course's catalogue (default: H200)")
+    analyse.add_argument("--device", default="H200", help="a GPU that the course knows (default: H200)")
     analyse.add_argument("--backward", action="store_true", help="include the gradients")
-    analyse.add_argument("--no-epilogues", action="store_true", help="leave products and convolutions to the library")
+    analyse.add_argument("--no-epilogues", action="store_true", help="leave matmuls and convolutions to the library")
     analyse.add_argument("--page", metavar="FILE", help="also write the report as a page, such as report.html")
 
-    profile = commands.add_parser("profile", help="a script of yours under Nsight Compute and Nsight Systems")
+    profile = commands.add_parser("profile", help="run your script under Nsight Compute and Nsight Systems")
     profile.add_argument("script", help="a Python file that launches its kernels when it is run")
-    profile.add_argument("--launches", type=int, default=50, help="kernels that ncu looks at (default: 50)")
+    profile.add_argument("--launches", type=int, default=50, help="kernels for ncu to profile (default: 50)")
 
-    commands.add_parser("doctor", help="check this machine: what it has, what is missing, how to get it")
+    commands.add_parser("doctor", help="check this machine, and show how to get whatever is missing")
     commands.add_parser("bench", help="measure the course's kernels on this machine", add_help=False)
 
     arguments, rest = parser.parse_known_args(argv)

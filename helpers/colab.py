@@ -44,7 +44,7 @@ def install(requirements: list[str], kept: dict[str, str]) -> None:
     """Install missing packages, without changing those in `kept`, name -> version.
 
     Raises:
-        RuntimeError: pip refused; with its last lines.
+        RuntimeError: pip failed; with the last lines of its output.
     """
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:

@@ -40,7 +40,7 @@ def contents_of(root: Path) -> tuple[dict[str, Trail], Left]:
     """Return the notebooks in a folder or zip, path -> trail, and the other files, each with a reason.
 
     Raises:
-        ValueError: `root` is a file, but no zip.
+        ValueError: `root` is a file, but not a zip.
     """
     paths, left = in_folder(root) if root.is_dir() else in_zip(root)
     trails = {}
@@ -58,7 +58,7 @@ def sort_out(root: Path, trail: Trail, trails: dict[str, Trail], left: Left, roo
     elif suffix != ".ipynb":
         left.append((shown, "no notebook: only .ipynb files are graded, and zips of them"))
     elif shown in trails:
-        left.append((shown, "two files of this name"))
+        left.append((shown, "two files with this name"))
     else:
         trails[shown] = trail
 
@@ -105,7 +105,7 @@ def read_one(source: Path | io.BytesIO, name: str, most: int) -> bytes:
         with zipfile.ZipFile(source) as archive, archive.open(name) as file:
             return file.read(most + 1)
     except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, RuntimeError, ValueError) as error:
-        raise OSError(f"the zip is damaged there, or of a kind that Python cannot read: {error}") from None
+        raise OSError(f"the zip is damaged there, or has a format that Python can't read: {error}") from None
 
 
 def in_folder(root: Path) -> tuple[list[str], Left]:
@@ -125,7 +125,7 @@ def in_folder(root: Path) -> tuple[list[str], Left]:
             elif stat.S_ISREG(mode):
                 paths.append(relative)
             else:
-                left.append((relative, "a link or no plain file: not followed"))
+                left.append((relative, "a link, or not a regular file: not followed"))
     left += empty(below, [*paths, *(path for path, _ in left)])
     return without_platforms(paths), left
 

@@ -52,8 +52,8 @@ class Found:
 
     Args:
         submitters: one, or several in Gradescope.
-        handed_in: Gradescope's time; the other platforms' downloads hold none.
-        late: Canvas marked it so.
+        handed_in: Gradescope's time; the other platforms' downloads have none.
+        late: whether Canvas marked it as late.
     """
 
     student: str
@@ -72,7 +72,7 @@ class Class:
         root: the folder or zip.
         found: notebooks to grade, one per student and exercise.
         left: other files, as (path, reason).
-        trails: where each path leads, through zips in zips.
+        trails: where each path leads, through nested zips.
         notes: remarks for the instructor, one line each.
     """
 
@@ -108,7 +108,7 @@ def class_in(root: Path, exercises: dict[str, Exercise], student: str | None = N
     if not trails and not left:
         raise ValueError(f"{root} holds no notebook: pass the folder, or the zip, with the submissions")
     if len(trails) + len(left) > MAX_FILES:
-        raise ValueError(f"{root} holds more than {MAX_FILES:,} files: grade a part of them at once")
+        raise ValueError(f"{root} holds more than {MAX_FILES:,} files: grade them in several parts")
     metadata = metadata_of_gradescope(root, METADATA)
     common = "" if metadata else common_folder(list(trails), [path for path, _ in left])
     metadata = metadata or metadata_of_gradescope(root, common + METADATA)
@@ -211,7 +211,10 @@ def exercise_of(path: str, read: Callable[[str], bytes], exercises: dict[str, Ex
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         claimed = None
     if isinstance(claimed, str):
-        return claimed if claimed in exercises else "", f"it holds exercise {claimed[:60]}, none that is graded now"
+        return (
+            claimed if claimed in exercises else "",
+            f"it holds exercise {claimed[:60]}, which isn't being graded now",
+        )
     return next(iter(exercises)) if len(exercises) == 1 else "", "no exercise in it: is its number in its name?"
 
 

@@ -26,8 +26,8 @@ class Allowance:
         memory: bytes of data that it may have; with ROOM, also the limit on added address space, which bounds shared
             memory, because that does not count as data.
         processor_time: seconds.
-        file: bytes of the largest file that it may write.
-        files: descriptors.
+        file: size in bytes of the largest file that it may write.
+        files: the maximum number of descriptors.
     """
 
     memory: int
@@ -173,7 +173,7 @@ def denied_filter(processes: bool = False) -> bytes:
     clone3 passes its flags in memory, so it fails with ENOSYS and the C library falls back to clone.
 
     Args:
-        processes: whether new processes are allowed, or threads alone; new namespaces never are.
+        processes: whether new processes are allowed, or only threads; new namespaces never are.
     """
     machine = platform.machine()
     program = [

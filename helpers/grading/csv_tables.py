@@ -16,14 +16,14 @@ def table_in(path: Path, known: dict[str, tuple[str, ...]]) -> tuple[list[tuple[
     """Return a CSV file's non-empty rows and its header: each column's name -> its field, or the name itself.
 
     Args:
-        path: UTF-8, UTF-16 or, where it is neither, Windows-1252; with commas, semicolons or tabs.
-        known: field -> the names that a column of it may have, in lower case.
+        path: UTF-8, UTF-16 or else Windows-1252; with commas, semicolons or tabs.
+        known: field -> the names that its column may have, in lowercase.
 
     Returns:
-        Rows: line, and field -> cell for the columns that are known, column's name -> cell for the others.
+        Rows: line number, and a dictionary: field -> cell for known columns, column name -> cell for the others.
 
     Raises:
-        OSError, ValueError: it cannot be read, or its columns or rows make no sense; one line.
+        OSError, ValueError: it can't be read, or its columns or rows make no sense; one line.
     """
     try:
         content = path.read_bytes()

@@ -20,7 +20,7 @@ class Exercise:
         name: such as "03_fused_add_gelu".
         cells: the solution's code cells up to the last check, model answers included: `id`, `source`, `answer`, and
             `points` of a check.
-        given: the same cells as a class gets them: stubs, and no hidden checks.
+        given: the same cells as a class gets them, with stubs and without hidden checks.
         digest: of the solution's sources.
         variant: the name of the class's variant, empty for the course's own exercise.
     """

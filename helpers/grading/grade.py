@@ -74,7 +74,7 @@ def grade(content: bytes, name: str, judge: Judge, junit: Path | None = None) ->
         content: the file's bytes.
         name: the file's name, for messages.
         judge: the exercise's.
-        junit: where nbval's JUnit XML goes, if anywhere; nothing is written where the notebook was not run.
+        junit: where nbval's JUnit XML goes, if anywhere; nothing is written if the notebook didn't run.
     """
     started = time.monotonic()
     exercise = judge.exercise

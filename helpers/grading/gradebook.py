@@ -151,8 +151,8 @@ def gradebook(
     """Return the grades of a class.
 
     Args:
-        results: (student, exercise) -> what the checks gave; none where it was not graded.
-        exercises: those that are graded now, by name.
+        results: (student, exercise) -> the checks' results; no entry if it wasn't graded.
+        exercises: those being graded, by name.
 
     Raises:
         ValueError: roster, folder and marks contradict one another; one line.
@@ -268,7 +268,7 @@ def notes_on(rows: list[StudentGrades], worth: dict[str, Decimal], rules: Rules,
     if unread:
         notes.append(f"times that are not read: {listed(list(dict.fromkeys(unread)))}")
     if unknown := [row.student for row, entry in entries if entry.late is None]:
-        taken = "" if rules.late and not rules.late.unit else ", and nothing is taken off"
+        taken = "" if rules.late and not rules.late.unit else ", and nothing is deducted"
         notes.append(f"late by an unknown amount{taken}: {listed(unknown)}: write the time into marks.csv")
     timeless = [row.student for row, entry in entries if not entry.when and entry.late is not None]
     if timeless and any(rules.due.of(entry.exercise) for _, entry in entries):

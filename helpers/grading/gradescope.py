@@ -45,7 +45,7 @@ COURSE = Path(__file__).resolve().parents[2]
 TAKEN = ("helpers", "kernels", "pyproject.toml", "requirements.lock", "README.md", "LICENSE", "setup.sh")
 CHECKS_TIME = 1200  # seconds for a notebook's public checks
 FORGEABLE = (
-    "These are the public checks alone, run without a sandbox: a preview, whose points a submission could forge. "
+    "These are only the public checks, run without a sandbox: a preview, whose points a submission could forge. "
     "The grade comes from your instructor's own run, hidden checks included."
 )
 
@@ -79,13 +79,13 @@ def autograder(out: Path, only: str = "", variant: str = "", public_checks: bool
         out: the zip, a new file.
         only: the number of the assignment's exercise; by default all.
         variant: the word that the class's exercises were released with.
-        public_checks: for a container that cannot sandbox: see the module's docstring.
+        public_checks: for a container that can't sandbox; see the module's docstring.
 
     Returns:
         A summary to print.
 
     Raises:
-        ValueError: `out` is there already; one line.
+        ValueError: `out` already exists; one line.
         FileNotFoundError: no such exercise; one line.
     """
     if out.exists():
@@ -113,9 +113,9 @@ def autograder(out: Path, only: str = "", variant: str = "", public_checks: bool
             for path in sorted(Path(made).rglob("*")):
                 archive.write(path, path.relative_to(made))
     how = (
-        "public checks alone, without a sandbox: points that can be forged"
+        "only public checks, without a sandbox: points can be forged"
         if public_checks
-        else "hidden checks too, in a sandbox: where the container allows none, it refuses to score"
+        else "hidden checks too, in a sandbox: if the container doesn't allow one, it refuses to score"
     )
     return f"{out}: an autograder for {', '.join(names)}; {how}"
 
@@ -145,7 +145,7 @@ def score(folder: Path, public_checks: bool = False) -> None:
         RuntimeError: there is no sandbox, or the grader failed; one line. Nothing is written then.
     """
     if public_checks and os.getuid():
-        raise RuntimeError("public checks outside a sandbox are run as the user nobody, which root alone can start")
+        raise RuntimeError("public checks outside a sandbox run as the user nobody, which only root can start")
     if not public_checks:
         require_sandbox()
     exercises = exercises_in(COURSE / "exercises" if public_checks else COURSE / "solutions")
@@ -180,7 +180,7 @@ def preview(exercise: Exercise, content: bytes, name: str) -> Result:
     def result(said: dict[str, tuple[str, str]], answers: dict[str, str]) -> Result:
         checks = []
         for cell in public:
-            state, message = said.get(cell["id"], ("error", "it came to no end"))
+            state, message = said.get(cell["id"], ("error", "it did not finish"))
             earned = cell["points"] if state == "pass" else 0
             checks.append(Check(cell["id"], state, cell["points"], earned, False, clean(message)))
         return Result(exercise.name, tuple(checks), 0, (), 0.0, answers)

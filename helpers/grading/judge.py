@@ -94,12 +94,12 @@ class Judge:
     ) -> tuple[str, str]:
         shown = [output["data"][MIME] for output in outputs if MIME in output.get("data", {})]
         if len(shown) != 1 or not isinstance(shown[0], str):
-            return ERROR, "its cell showed something else than the answer's values"
+            return ERROR, "its cell showed something other than the answer's values"
         try:
             calls = json.loads(shown[0])
             right = all_same([call.get("values") for call in calls], self._shown[check])
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return ERROR, "its cell showed something else than the answer's values"
+            return ERROR, "its cell showed something other than the answer's values"
         reply = self._reply({"check": check, "answers": answers, "calls": calls}, replaying)
         state, message, look_at = reply["state"], reply["message"], reply["look_at"]
         if state != PASS:

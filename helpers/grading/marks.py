@@ -147,7 +147,7 @@ def placed(
     Args:
         exercises: all names in the course.
         students: the keys of students with a name; none for an unknown name.
-        names: those that a message may propose.
+        names: those that a message may suggest.
 
     Raises:
         ValueError: a mark without a known student or exercise; one line.

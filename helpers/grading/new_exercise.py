@@ -148,7 +148,7 @@ def new_exercise(name: str, root: Path = COURSE) -> str:
         The next steps.
 
     Raises:
-        ValueError: another kind of name, or an exercise of this number is there, or the tree is a class's; one line.
+        ValueError: the name is malformed, the number is taken, or the tree is a student version; one line.
     """
     exercises = root / "source" / "exercises"
     if not exercises.is_dir():

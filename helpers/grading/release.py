@@ -34,13 +34,13 @@ def release(out: Path, variant: str = "") -> list[str]:
 
     Args:
         out: a new folder.
-        variant: a word for the class that picks a variant of each exercise that has some; by default none.
+        variant: a word for the class that picks a variant of each exercise that has any; by default none.
 
     Returns:
         The contents of `out`, sorted, and the chosen variants.
 
     Raises:
-        ValueError: `out` holds something already, or an exercise holds an answer; one line.
+        ValueError: `out` isn't empty, or an exercise contains an answer; one line.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not empty: choose a new folder")

@@ -93,7 +93,7 @@ def student_page(row: StudentGrades, results: dict[str, Result], book: Gradebook
     """Return one student's page. Each member of a group gets their own, because marks differ.
 
     Args:
-        results: exercise -> result as `for_student` gives it.
+        results: exercise -> result from `for_student`.
     """
     parts = []
     for entry in row.entries:
@@ -135,7 +135,7 @@ def class_page(
 
     Args:
         left: files not graded: (path, reason).
-        pairs: exercise -> answers that are alike.
+        pairs: exercise -> similar answers.
         links: each student, by name in the class's folder and in the gradebook -> the name of the student's files.
         book: everyone's points, after lateness and with those by hand.
     """
@@ -245,9 +245,9 @@ def alike_table(exercise: str, pairs: list[AlikePair], linked) -> str:
     more = f"<p>And {len(found) - MAX_GROUPS} groups more.</p>\n" if len(found) > MAX_GROUPS else ""
     return (
         f"<h2>Alike in {escape(exercise)}</h2>\n"
-        f"<p>Each row is a group: each of its answers shares at least {THRESHOLD:.0%} of what it has beyond the given "
-        "text with another of the group, whatever names were chosen. No points depend on it. In brackets: how much an "
-        "answer is like the model answer; two that are both close to it may have come there alone.</p>\n"
+        f"<p>Each row is a group. Beyond the given text, each answer shares at least {THRESHOLD:.0%} with another one "
+        "in its group, whatever names were chosen. No points depend on this. In brackets: how similar an answer is to "
+        "the model answer. Two answers that are both close to it may have been written independently.</p>\n"
         + rows(["students", "alike"], lines)
         + more
     )

@@ -45,7 +45,7 @@ class Person:
 
     Args:
         key: the name in reports, with the id if another has the same name.
-        extra: time on top of everyone's.
+        extra: time added to everyone's due date.
         handed_in: the table's time, for platforms whose files have none.
     """
 
@@ -68,7 +68,7 @@ class Roster:
 
     Args:
         people: in the table's order.
-        unknown: columns that are not read, and that no platform's table has.
+        unknown: columns that we ignore and that no platform's table has.
         canvas: assignment's column in a gradebook of Canvas -> its points there, as text; None in other tables.
     """
 
@@ -99,7 +99,7 @@ def roster_in(path: Path) -> Roster:
     """Read the class from a table.
 
     Raises:
-        OSError, ValueError: it cannot be read, or does not identify people; one line.
+        OSError, ValueError: it can't be read, or doesn't identify people; one line.
     """
     rows, header = table_in(path, KNOWN)
     # Canvas calls its own number ID, apart from the institution's.
@@ -108,7 +108,7 @@ def roster_in(path: Path) -> Roster:
     canvas = "sis login id" in titles or titles[:2] == ["student", "id"] or titles[:2] == ["lastname", "firstname"]
     plain_id = "number" if canvas or "id" in fields else "id"
     if plain_id in fields and "plain id" in fields:
-        raise ValueError(f"{path} has more than one column of {plain_id}s: take one away, or call it otherwise")
+        raise ValueError(f"{path} has more than one column of {plain_id}s: remove one, or rename it")
     rows = [
         (line, {plain_id if field == "plain id" else field: composed(cell) for field, cell in cells.items()})
         for line, cells in rows
@@ -228,7 +228,7 @@ def matched(roster: Roster, students: Class) -> dict[str, tuple[Person, ...]]:
     """Return student, by name in the class's folder -> people on the roster; empty for a student it doesn't have.
 
     Raises:
-        ValueError: a name may be several people's, or someone has two hand-ins of one exercise; one line.
+        ValueError: a name could belong to several people, or someone handed in an exercise twice; one line.
     """
     index = Index(roster)
     found = {each.student: index.people_of(each) for each in students.found}
@@ -239,7 +239,7 @@ def matched(roster: Roster, students: Class) -> dict[str, tuple[Person, ...]]:
             if other is not each:
                 raise ValueError(
                     f"{person.key} of {roster.path} has {each.exercise} twice, {other.path} and {each.path}: "
-                    "take one away, or rename it"
+                    "remove one, or rename it"
                 )
     return found
 
@@ -265,7 +265,7 @@ class Index:
         name.
 
         Raises:
-            ValueError: number and name are two people's, or the name is several people's; one line.
+            ValueError: number and name belong to different people, or several have the name; one line.
         """
         # A number by itself may be anyone's id: those of Moodle are small, and new for each assignment.
         alone = "" if submitter.number or submitter.email or submitter.sid else submitter.name
@@ -281,7 +281,7 @@ class Index:
                 if field == "number" and not may_be(people[0], submitter.name):
                     raise ValueError(
                         f"{found.path} has the number of {people[0].key} and another name: is {self.path} of this "
-                        "assignment? Mend the name there, or name the folder by the id"
+                        "assignment? Correct the name there, or name the folder by the id"
                     )
                 return people[0]
         people = self.by["name"].get(plain(submitter.name), [])

@@ -46,7 +46,7 @@ def grade_class(
         submissions: a folder or a zip.
         out: the report's folder.
         jobs: how many submissions at once; by default one per processor.
-        only: grade only the exercise of this number or name.
+        only: grade only the exercise with this number or name.
         resume: keep the results in `out` for the same notebooks, exercises and seed.
         seed: decides all inputs; by default drawn and saved in out/run.json.
         student: a regular expression that finds the student in a path, in its group `student`.
@@ -57,11 +57,11 @@ def grade_class(
             saved in out/run.json, so that --resume has them.
 
     Returns:
-        0, or 1 where the grader could not grade a submission.
+        0, or 1 if the grader failed to grade a submission.
 
     Raises:
         RuntimeError: there is no sandbox, or no cluster; one line.
-        OSError, ValueError: input or output that is not there; one line.
+        OSError, ValueError: input or output is missing or invalid; one line.
     """
     if not cluster:
         require_sandbox()
@@ -126,7 +126,7 @@ def kept_run(out: Path, resume: bool) -> dict:
     """Return the options saved by the run in `out`; empty if there was none."""
     kept = out / "run.json"
     if kept.exists() and not resume:
-        raise ValueError(f"{out} holds a report: add --resume to go on with it, or give another folder")
+        raise ValueError(f"{out} holds a report: add --resume to continue it, or choose another folder")
     return json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
 
 

@@ -6,7 +6,7 @@ start a process or write to a file, and its memory and processor time are limite
 folder of its own.
 
 Raises:
-    RuntimeError: there is no working bubblewrap; one line, with the remedy. Nothing is graded then.
+    RuntimeError: bubblewrap doesn't work, so nothing is graded; one line, with the remedy.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ def command(inside: list[str], seen: list[Path], written: list[Path], options: l
         inside: program and arguments.
         seen: files and folders to read, at their own paths.
         written: folders to write to.
-        options: more of bubblewrap's.
+        options: further options for bubblewrap.
     """
     args = "bwrap --unshare-ipc --unshare-pid --unshare-net --unshare-uts --unshare-cgroup-try".split()
     # One capability, of no use in a namespace: Linux lets no process without it into the memory of one that has it. The
@@ -156,10 +156,10 @@ def forked(asked: dict, seen: list[Path], written: list[Path], descriptors: Sequ
         written: folders to write to.
 
     Returns:
-        The sandbox: it ends with the fork, and the fork with it.
+        The sandbox, which ends when the fork does, and the other way round.
 
     Raises:
-        RuntimeError: there is no sandbox, or no way into it; one line.
+        RuntimeError: there is no sandbox, or it can't be entered; one line.
     """
     reading, writing = os.pipe()
     # It ends, with everything in the sandbox, once the other end of its input is closed.

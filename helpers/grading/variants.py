@@ -29,8 +29,8 @@ class Variant:
     Args:
         exercise: such as "03_fused_add_gelu".
         name: such as "sigmoid".
-        why: the task that it sets instead.
-        changes: each as the replaced lines and their replacement.
+        why: its task, in words.
+        changes: pairs of replaced lines and their replacement.
     """
 
     exercise: str
@@ -85,7 +85,7 @@ def variants_of(exercise: str, folder: Path = FOLDER) -> list[Variant]:
     """Return the variants of an exercise, in the order of their file; none if it has no file.
 
     Raises:
-        ValueError: a line is neither of a variant nor of a change; one line.
+        ValueError: a line belongs to neither a variant nor a change; one line.
     """
     path = folder / f"{exercise}.diff"
     found = [Variant(exercise, "", "", ())]  # changes that are common to all

@@ -131,10 +131,10 @@ def check_notebook(path: str | Path, cell_timeout: float = CELL_TIMEOUT) -> int:
         cell_timeout: seconds a cell may run.
 
     Returns:
-        0 where every check passed, else 1.
+        0 if every check passed, else 1.
 
     Raises:
-        FileNotFoundError, ValueError: no notebook, or not one of an exercise that can be graded; one line.
+        FileNotFoundError, ValueError: there is no notebook, or it's not a gradable exercise; one line.
     """
     submission = read_submission(Path(path))
     results = results_of(submission, cell_timeout)

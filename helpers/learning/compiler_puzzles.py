@@ -37,7 +37,7 @@ def pattern_puzzle(search: Callable, replacement: Callable, model: Callable, *in
         inputs: also the example tensors of the pattern.
 
     Returns:
-        Text that begins with "Solved" or "Not yet", then the operators that are left.
+        Text that begins with "Solved" or "Not yet", followed by the remaining operators.
     """
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.pattern_matcher import PatternMatcherPass, fwd_only, register_replacement
@@ -64,7 +64,7 @@ def score_puzzle(score_mod: Callable, q: torch.Tensor, k: torch.Tensor, v: torch
     """Run FlexAttention with a score_mod and compare it with attention that materialises all scores.
 
     Args:
-        score_mod: of (score, batch, head, query, key), as FlexAttention calls it.
+        score_mod: a function of (score, batch, head, query, key), as FlexAttention calls it.
         q, k, v: (batch, heads, tokens, dim).
         wanted: scores (batch, heads, queries, keys) -> the modified scores.
 

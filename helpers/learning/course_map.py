@@ -31,10 +31,10 @@ class Lesson:
     """One lesson, with its description, progress and exercises.
 
     Args:
-        minutes: by its own first cell.
-        questions: that it asks for a guess.
-        seen: of them, those whose answer the reader has seen.
-        off: how many times too many or too few each guess was, 1 and more.
+        minutes: as announced in its first cell.
+        questions: the number of questions that ask for a guess.
+        seen: how many of their answers the reader has seen.
+        off: the factor by which each guess was off, 1 or more.
     """
 
     path: Path

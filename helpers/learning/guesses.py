@@ -99,10 +99,10 @@ class Guess:
             at: from the question's unit to the axis'.
             panel: which of the chart's axes, from 0.
             row: the guess's horizontal bar, from 0; without it, all.
-            says: the axis' value in words, if the axis has another unit.
+            says: the axis value in words, if the axis has a different unit.
 
         Raises:
-            ValueError: another axis.
+            ValueError: `axis` is something else.
         """
         from helpers.figures.frame.chart import Chart
         from helpers.figures.frame.guess_mark import GuessMark, MarkedChart

@@ -26,14 +26,14 @@ def compare_with_ours(
     If this machine has a GPU, time both on it instead, taking turns with a cold L2.
 
     Args:
-        mine: the learner's function, taking what the catalogue's takes.
+        mine: the learner's function, with the same arguments as ours.
         op: the entry, such as kernels.CATALOGUE["softmax"].
-        shape: a recorded size of it.
-        dtype: of 16 bits; the record is of bfloat16.
+        shape: a size for which a time is recorded.
+        dtype: a 16-bit dtype; the record is for bfloat16.
         passed: the check that must have passed in this session.
 
     Raises:
-        ValueError: nothing is recorded of that operation at that size.
+        ValueError: there is no record of that operation at that size.
     """
     record = recorded()
     times = record.times(op.name, shape, "bfloat16")

@@ -190,7 +190,7 @@ def run_cells(
 
     Args:
         notebook: a cell's outputs are compared with those it stores, if it stores any.
-        needed: ids of cells without which those after them cannot be run.
+        needed: ids of cells that later cells can't run without.
         cell_timeout: seconds a cell may run.
         kernel_name: the kernel's name among the installed kernelspecs; this Python unless given.
         compare: (nbval's item, outputs, stored outputs) -> whether they are the same; nbval's own unless given.
@@ -200,7 +200,7 @@ def run_cells(
         cell id -> CellRun, for every code cell.
 
     Raises:
-        RuntimeError: there is no kernel, or nbval came to no end; one line.
+        RuntimeError: there is no kernel, or nbval didn't finish; one line.
     """
     recorder = Recorder(needed, cell_timeout, kernel_name, compare)
     told = io.StringIO()

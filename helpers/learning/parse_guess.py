@@ -27,10 +27,10 @@ def number_in(text: str, unit: str = "") -> float | None:
     """Return the number in `text`, converted to `unit`; sums and quotients are computed, and a unit may follow.
 
     Returns:
-        None where the text is empty.
+        None if the text is empty.
 
     Raises:
-        ValueError: it is not a number, or is ambiguous; one line with what to type.
+        ValueError: it's not a number, or it's ambiguous; one line with a suggestion.
     """
     shown = " ".join(text.split())
     plain = shown.translate({0x2212: "-", 0xD7: "*", 0xF7: "/"}).removeprefix("~").removeprefix("≈").strip()

@@ -28,11 +28,11 @@ class Progress:
 
     Args:
         exercise: its name.
-        states: check -> "pass", "fail", "not attempted" or "error", of checks whose answers have not changed since.
-        points: check -> points, of every check that learners see.
-        hidden: the points of the checks that only the grading runs.
-        changed: checks that said something about other answers than the notebook now holds.
-        when: the time of the latest state that counts, in seconds since 1970; 0 where there is none.
+        states: check -> "pass", "fail", "not attempted" or "error", for checks whose answers haven't changed since.
+        points: check -> points, for every check that learners see.
+        hidden: the points of the checks that only run during grading.
+        changed: checks whose results are for answers that have since changed.
+        when: the time of the latest state that counts, in seconds since 1970; 0 if there is none.
     """
 
     exercise: str
@@ -83,7 +83,7 @@ def record(notebook: Path, states: dict[str, str], answers: dict[str, str]) -> N
     Args:
         notebook: the exercise notebook.
         states: check -> "pass", "fail", "not attempted" or "error".
-        answers: grade_id -> source, of every answer cell, as it was checked.
+        answers: grade_id -> source of every answer cell, as it was checked.
     """
     course = course_of(notebook)
     if course is None:

@@ -48,7 +48,7 @@ def puzzle(
         more: the kernel's other arguments, by name: sizes, strides, its constexprs.
 
     Returns:
-        The picture, whose text begins with "Solved" or "Not yet"; one line where the kernel does not run.
+        The picture, whose text begins with "Solved" or "Not yet"; one line if the kernel doesn't run.
 
     Raises:
         ValueError: more programs than a picture holds, or none; equal numbers in an input, where a kernel that takes

@@ -16,7 +16,7 @@ def self_test(
     """Check a number: right if it's within `within` of the answer (a fraction), otherwise show the hint.
 
     Args:
-        sealed: replaces the hint, and a right answer that is not a computation: both as `with_seals` wrote them.
+        sealed: the hint, and a right answer that isn't a computation, as hidden by `with_seals`.
 
     Raises:
         TypeError: the answer is not a number.

@@ -18,7 +18,7 @@ class Submission:
         exercise: the exercise's name, such as "03_fused_add_gelu".
         original: the exercise's code cells in order, as `source/build.py` describes them.
         answers: grade_id -> source.
-        left_out: how many code cells were added, or changed outside the answers: none of them is run.
+        left_out: how many code cells were added, or changed outside the answers; they don't run.
     """
 
     exercise: str

@@ -223,7 +223,7 @@ def test_a_name_is_one_however_its_accents_are_written(tmp_path):
 @pytest.mark.parametrize("other", ["a\u200blice", "alice ", "al\u00adice"])
 def test_a_name_that_reads_like_anothers_replaces_nobodys_work(tmp_path, other):
     """Folders named by hand: a blank or a character that does not show makes another hand-in."""
-    with pytest.raises(ValueError, match="names that read alike: rename one folder, or take one hand-in away"):
+    with pytest.raises(ValueError, match="names that look the same: rename one folder, or remove one hand-in"):
         handed_in(tmp_path, {f"alice/{NOTEBOOK}": CONTENT, f"{other}/{NOTEBOOK}": CONTENT})
 
 
@@ -316,7 +316,7 @@ def test_another_exercise_in_the_file_is_named(tmp_path):
     (tmp_path / "smith").mkdir()
     (tmp_path / "smith" / "homework.ipynb").write_bytes(json.dumps(other).encode())
     students = class_folder.class_in(tmp_path, exercises_in(only="03"))
-    assert students.left == (("smith/homework.ipynb", "it holds exercise 05_layer_norm, none that is graded now"),)
+    assert students.left == (("smith/homework.ipynb", "it holds exercise 05_layer_norm, which isn't being graded now"),)
 
 
 @pytest.mark.parametrize("name", exercises_in())

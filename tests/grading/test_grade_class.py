@@ -108,7 +108,7 @@ def test_links_and_foreign_files_are_left(tmp_path):
     students = class_folder.class_in(root, exercises_in())
     assert [each.path for each in students.found] == [f"smith/{NOTEBOOK}"]
     links = ["folder", f"jones/{NOTEBOOK}", "smith/05_pipe.ipynb"]
-    assert [path for path, why in students.left if why == "a link or no plain file: not followed"] == links
+    assert [path for path, why in students.left if why == "a link, or not a regular file: not followed"] == links
     others = ["smith/conftest.py", "smith/sitecustomize.py", "smith/torch.py"]
     assert [path for path, why in students.left if why.startswith("no notebook: only .ipynb")] == others
     assert len(students.left) == 6
@@ -249,7 +249,7 @@ def test_a_run_that_was_stopped_goes_on(graded_class, tmp_path, capsys):
     submissions, out = graded_class
     before = {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
     assert main(["grade", str(submissions), "--out", str(out)]) == 2
-    assert "add --resume to go on with it" in capsys.readouterr().err
+    assert "add --resume to continue it" in capsys.readouterr().err
     # What a kill leaves: one result absent, one half written beside its place, one that is not JSON.
     (out / "results" / "right" / f"{NAME}.json").unlink()
     (out / "results" / "loud" / f".{NAME}.json.writing").write_text("{")

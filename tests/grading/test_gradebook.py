@@ -359,7 +359,7 @@ def test_late_by_nobody_knows_how_much(tmp_path):
     once = book_of(found, Rules(due=DueDates({"": NOW}, UTC), late=rule_in("20 %")))
     daily = book_of(found, Rules(due=DueDates({"": NOW}, UTC), late=rule_in("20 % a day")))
     assert (once.rows[0].total, daily.rows[0].total) == (12, 15)
-    assert any(note.startswith("late by an unknown amount, and nothing is taken off: Ann") for note in daily.notes)
+    assert any(note.startswith("late by an unknown amount, and nothing is deducted: Ann") for note in daily.notes)
 
 
 def test_where_nothing_tells_when_that_is_said():

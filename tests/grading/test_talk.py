@@ -60,9 +60,9 @@ def test_an_answer_comes_with_its_nonce_and_its_bytes():
     ("other", "told"),
     [
         (lambda connection: connection.shutdown(socket.SHUT_RDWR), "ended without a result"),
-        (says(lambda nonce: answer(bytes(16), b"{}")), "answered what it was not asked"),
-        (says(lambda nonce: answer(nonce, b"{}") + b"x"), "said more than its answer"),
-        (says(lambda nonce: answer(nonce, b"{}") * 2), "said more than its answer"),
+        (says(lambda nonce: answer(bytes(16), b"{}")), "answered a question that it wasn't asked"),
+        (says(lambda nonce: answer(nonce, b"{}") + b"x"), "sent more than its answer"),
+        (says(lambda nonce: answer(nonce, b"{}") * 2), "sent more than its answer"),
         (says(lambda nonce: answer(nonce, b" " * 1001)), "said too much"),
         (says(lambda nonce: HEAD.pack(nonce, 2, 1 << 62) + b"{}"), "said too much"),
         (says(lambda nonce: answer(nonce, b"[]")), "sent an invalid message"),
@@ -94,5 +94,5 @@ def test_what_was_said_before_a_question_ends_it():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(answer(bytes(16), b"{}"))
-        with pytest.raises(ChannelError, match="said what it was not asked"):
+        with pytest.raises(ChannelError, match="sent a message without being asked"):
             Channel(ours).ask({}, seconds=0.5)

@@ -27,7 +27,7 @@ class Channel:
 
     Args:
         connection: a stream socket.
-        most_json: bytes of JSON that are read of one message.
+        most_json: the maximum bytes of JSON in one message.
     """
 
     def __init__(self, connection: socket.socket, most_json: int = MAX_JSON):
@@ -47,7 +47,7 @@ class Channel:
         """
         deadline = time.monotonic() + seconds
         if self._waiting():
-            raise ChannelError("said what it was not asked")
+            raise ChannelError("sent a message without being asked")
         nonce = secrets.token_bytes(16)
         try:
             self._send(nonce, question, payload, deadline, descriptors)
@@ -57,9 +57,9 @@ class Channel:
         except OSError:
             raise ChannelError("ended without a result") from None
         if answered != nonce:
-            raise ChannelError("answered what it was not asked")
+            raise ChannelError("answered a question that it wasn't asked")
         if self._waiting():
-            raise ChannelError("said more than its answer")
+            raise ChannelError("sent more than its answer")
         return answer, rest
 
     def serve(self, reply: Callable[[dict, bytes, list[int]], tuple[dict, bytes]]) -> None:

@@ -35,7 +35,7 @@ class Replay:
 
     Attributes:
         results: each call's result, in that order.
-        stopped: the sandbox's message if a call did not end.
+        stopped: the sandbox's message if a call didn't finish.
         ended: the reason to end the replay's process, if any.
     """
 
@@ -93,7 +93,7 @@ class RemoteAnswer:
 
     Args:
         name: the answer's name.
-        parameters: the names of its parameters, as the submission has them.
+        parameters: the names of its parameters in the submission.
         replay: shared with the other answers of the exercise.
     """
 

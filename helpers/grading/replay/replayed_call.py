@@ -44,7 +44,7 @@ class ReplayedCall:
 
     def __call__(self, *inputs):
         if len(self._call["steps"]) > MAX_STEPS:
-            raise AnswerError(f"over {MAX_STEPS} operations in one call", "your launcher: it should launch, no more")
+            raise AnswerError(f"over {MAX_STEPS} operations in one call", "your launcher: it should only launch")
         storages = Storages()
         self._device = torch.device("cpu" if have_memory(inputs) else "meta")
         for x in inputs:
@@ -66,7 +66,7 @@ class ReplayedCall:
         if name not in ALLOWED:
             raise AnswerError(
                 f"PyTorch computes {name.strip('_')}, outside your kernel",
-                "your launcher: it may allocate, copy and add; the rest is the kernel's to compute",
+                "your launcher: it may allocate, copy and add; the kernel has to compute the rest",
             )
         packet = getattr(torch.ops.aten, name)
         if overload not in packet.overloads():

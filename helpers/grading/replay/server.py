@@ -58,7 +58,7 @@ class RunExercise:
     Args:
         cells: the solution's code cells.
         seed: decides every random input.
-        folder: where the cells' text is put, for Triton to read.
+        folder: where to write the cells' text, for Triton to read.
     """
 
     def __init__(self, cells: list[dict], seed: int, folder: Path):
@@ -145,7 +145,7 @@ def judged(
         return verdict(ERROR, f"replaying your launches {replay.ended}", look_at) | {"replay": replay.ended}
     if outcome.state != PASS and replay.stopped:
         state = replay.stopped["state"] if replay.stopped["state"] in (FAIL, NOT_ATTEMPTED) else ERROR
-        return verdict(state, replay.stopped["message"] or "the answer came to no end", replay.stopped["look_at"])
+        return verdict(state, replay.stopped["message"] or "the answer did not finish", replay.stopped["look_at"])
     said = verdict(outcome.state, outcome.message, outcome.look_at)
     return said | {"values": list(map(values_as_json, replay.results))}
 
@@ -180,7 +180,7 @@ def drawn_exercise(
     """Draw an exercise's inputs for one purpose, with its checks' calls; retry until a draw is not unlucky.
 
     Raises:
-        UnluckyDrawError: none is, so it is the model answer that is wrong.
+        UnluckyDrawError: all draws are, so the model answer must be wrong.
     """
     for attempt in range(MAX_DRAWS):
         exercise = RunExercise(cells, drawn(seed, f"{purpose} {attempt}"), folder)

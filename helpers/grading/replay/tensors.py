@@ -134,7 +134,7 @@ def tensors_unpacked(described: list[dict], raw: bytes) -> list[torch.Tensor]:
     """Return the tensors that another process described.
 
     Raises:
-        ValueError: they are not what was described, or too many.
+        ValueError: they don't match the description, or there are too many.
     """
     if not isinstance(described, list) or len(described) > MAX_TENSORS:
         raise ValueError("no list of tensors")

@@ -24,7 +24,7 @@ def check_budget(
 
     Args:
         answer: the learner's function: a question -> the kernel's settings, {name: power of two}.
-        compiled: (question, settings, device) -> Resources, or ValueError for settings that cannot work. tile:
+        compiled: (question, settings, device) -> Resources, or ValueError for settings that can't work. tile:
             (question, settings) -> how many elements one program holds.
         questions: simplest first.
         settings: the expected names, including num_warps.

@@ -21,15 +21,15 @@ class Case:
     """One call of the answer, ideally with a single difficulty that simpler cases don't have.
 
     Args:
-        label: what is special about the inputs, in words.
+        label: the special feature of the inputs, in words.
         inputs: the arguments of the call, a tensor first.
-        look_at: the likely place of the mistake in an answer that fails here but on no simpler case.
+        look_at: the likely place of the mistake if an answer fails here but on no simpler case.
         input_error: for a result that depends on its inputs' last digits, as a norm's at mean 10^4 or a softmax's of
             large scores: the effect of an ulp of this dtype in the inputs is forgiven.
         arguments: those that are not tensors, in words: "k = 4".
         whole: whether blocks and tiles of the usual sizes fit exactly, so that an out-of-bounds access is not a
             forgotten mask.
-        relative: whether small values in a result must be as accurate as large ones, as among probabilities.
+        relative: whether small values in a result must be as accurate as large ones, as with probabilities.
         one_rounding: whether a result of 16 bits must be the exact one, rounded once: computed in float32 throughout.
         conditioning: by how much a good algorithm may magnify roundings, as a variance about a point other than the
             mean does: the allowed units in the last place are multiplied by this.

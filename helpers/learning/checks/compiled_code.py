@@ -22,7 +22,7 @@ def check_vectorised(answer: Callable, inputs: tuple[torch.Tensor, ...], device:
 
     Args:
         answer: the learner's function.
-        inputs: tensors aligned to 16 bytes, of a multiple of 16 elements, as most tensors are.
+        inputs: tensors aligned to 16 bytes, with a multiple of 16 elements, like most tensors.
         device: the GPU compiled for, a name in helpers.instruments.devices.DEVICES.
         name: the check's name.
     """

@@ -51,7 +51,7 @@ def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3),
 
     Args:
         seed: decides the values.
-        sizes: images, channels, height, width and output channels of cases that no block divides.
+        sizes: images, channels, height, width and output channels, for cases that no block divides evenly.
     """
     draw = _Draw(seed)
     found = [

@@ -46,7 +46,7 @@ def check_cuda_rows(answer: Callable, reference: Callable, columns: Iterable[int
         answer: the learner's function: columns -> {"source", "kernel", "threads"}; the kernel takes
             (const float* x, float* y, int columns), x and y of (rows, columns).
         reference: x -> y.
-        columns: the widths that are tried, the simplest first.
+        columns: the widths to try, simplest first.
         scales: of x, which is drawn from the normal distribution: each is tried. The last row is below -200; where x is
             scaled, the second holds one value, far lower still.
         name: the check's name.
@@ -65,7 +65,7 @@ def check_cuda_memory_safety(answer: Callable, columns: Iterable[int], reference
     the last rows of a tensor of 2^33 elements that is never allocated.
 
     Args:
-        answer, columns, reference: as of check_cuda_rows; a kernel that computes something else earns nothing.
+        answer, columns, reference: as in check_cuda_rows; a kernel that computes something else earns nothing.
         name: the check's name.
     """
     widths = list(columns)
@@ -83,7 +83,7 @@ def check_cuda_traffic(answer: Callable, columns: Iterable[int], reference: Call
     """Meter the kernel: it should be one launch that reads x once and writes y once, without bank conflicts.
 
     Args:
-        answer, columns, reference: as of check_cuda_memory_safety.
+        answer, columns, reference: as in check_cuda_memory_safety.
         name: the check's name.
     """
     for width in columns:
@@ -110,7 +110,7 @@ def check_cuda_code(
     """Compile the kernel: everything should be in registers, with 16 bytes per load and store if the rows allow it.
 
     Args:
-        answer, columns, reference: as of check_cuda_memory_safety.
+        answer, columns, reference: as in check_cuda_memory_safety.
         device: a name in helpers.instruments.devices.DEVICES.
         name: the check's name.
     """

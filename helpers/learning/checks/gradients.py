@@ -155,11 +155,11 @@ def check_gradcheck(answer: Callable, forward: Callable, inputs: tuple) -> str:
     Args:
         answer: the learner's backward pass, returning a gradient for each tensor.
         forward: the operation.
-        inputs: float64 tensors, then a number that float32 holds.
+        inputs: float64 tensors, then a number that float32 can represent.
         name: the check's name.
 
     Raises:
-        ValueError: the number is another in float32, as a kernel gets it; that alone may exceed the tolerance.
+        ValueError: the number changes when a kernel gets it as float32; that alone may exceed the tolerance.
     """
     names = list(inspect.signature(forward).parameters)
     *tensors, eps = inputs
@@ -208,7 +208,7 @@ def check_gradient_traffic(
         inputs: its arguments.
         launches: maximum.
         rest: allowed traffic of weights, partial sums and their sums, in units of x's bytes.
-        widest: arguments of a call on the widest rows that are promised.
+        widest: arguments for a call on the widest rows that the exercise allows.
         device: the GPU that this call is compiled for, a name in helpers.instruments.devices.DEVICES.
         name: the check's name.
     """

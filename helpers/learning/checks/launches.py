@@ -119,7 +119,7 @@ def measure_in_any_order(answer: Callable, *inputs) -> Traffic:
     many programs and no atomics are not repeated, and for other calls only the first one of each kernel is.
 
     Raises:
-        AnswerError: the results differ by more than roundings, or a hazard shows in another order alone.
+        AnswerError: the results differ by more than rounding, or an error shows up only in another order.
     """
     if isinstance(answer, MeteredElsewhere):
         return answer.metered(*inputs)

@@ -24,7 +24,7 @@ def check_linear_traffic(answer: Callable, shorter: tuple, longer: tuple, causal
 
     Args:
         answer: the learner's function, returning one tensor.
-        shorter, longer: its arguments for two lengths of the sequence, of any strides.
+        shorter, longer: its arguments for two lengths of the sequence, with any strides.
         causal: arguments of a causal call as long as the longer one, which may load at most `SKIPPED` of its bytes.
         name: the check's name.
     """

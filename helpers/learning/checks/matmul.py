@@ -145,7 +145,7 @@ def check_tile_traffic(answer: Callable, inputs: tuple, tile: int = 64) -> str:
     Args:
         answer: the learner's function of x (M, K), weight (N, K), bias (N,) and more, returning (M, N).
         inputs: its arguments, of any strides: a copy would be a launch of its own.
-        tile: rows and columns of the tiles that are compared with.
+        tile: rows and columns of the tiles to compare with.
         name: the check's name.
     """
     traffic = measure(answer, *inputs)

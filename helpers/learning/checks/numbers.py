@@ -35,10 +35,10 @@ def check_numbers(
 
     Args:
         answer: the learner's function of plain values.
-        expected: the same, known to be right: a number, a string, a set of strings, or a tuple of numbers.
+        expected: a correct version of it, returning a number, a string, a set of strings, or a tuple of numbers.
         questions: arguments, the simplest first.
         parts: names of a tuple's numbers, with their unit: "bytes", "FLOP".
-        within: by how much a number may differ, relative to it.
+        within: how much a number may differ, as a fraction of it.
         unlike: description -> a function like `expected`: mistakes to recognise.
         name: the check's name.
     """
@@ -69,7 +69,7 @@ def check_counts(
         snippet: PyTorch code, as a function of tensors.
         inputs: a question -> the snippet's tensors.
         questions: arguments of `answer` and `inputs`, the simplest first.
-        parts: which of the meter's numbers are asked: "launches", "bytes read", "bytes written", "bytes".
+        parts: which of the meter's numbers to ask for: "launches", "bytes read", "bytes written", "bytes".
         unlike: description -> a function of a question: mistakes to recognise.
         name: the check's name.
     """

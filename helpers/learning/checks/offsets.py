@@ -53,8 +53,8 @@ def check_offsets(
         inputs_of: a size, such as a number of rows -> the arguments of a call, which grow in proportion.
         sizes: two small ones; the second is called.
         size: the large one.
-        programs: how many a grid must have at least that does not grow with the size.
-        at_most: how many the first launch may have.
+        programs: the minimum number of programs in a grid that doesn't grow with the size.
+        at_most: the maximum number in the first launch.
         name: the check's name.
     """
     share = (size - sizes[0]) / (sizes[1] - sizes[0])
@@ -126,7 +126,7 @@ def stored_by(
     or last program of a launch stores; and any error in one of them, with where to look.
 
     Args:
-        launches: in none is memory loaded or stored.
+        launches: launches without memory.
         small: those of a small call.
     """
     constants = {constants_of(kernel, given) for kernel, _, given in small}
@@ -221,7 +221,7 @@ def require_programs(smaller: list[tuple], larger: list[tuple], least: int) -> N
 
     Args:
         smaller, larger: the grids of a call's launches, and of those of a larger one.
-        least: how many programs a grid must have that does not grow.
+        least: the minimum number of programs in a grid that doesn't grow.
     """
     if not is_spread(smaller, larger, least):
         most = max(map(math.prod, larger), default=0)
@@ -251,11 +251,11 @@ class SomeInstances:
 
     Attributes:
         left: how many accesses the one that runs may still make.
-        narrowed: whether a number of 64 bits was converted to 32 that do not hold it.
+        narrowed: whether a 64-bit number was converted to 32 bits that can't hold it.
         stored: tensor -> elements that the running one stores to it; most: the largest number by one of them.
         reach: tensor -> bytes up to the last that one of them stores.
-        stores: of each that has run, whether it stores anything.
-        standing_for: passes of a loop that the one that runs stands for.
+        stores: for each instance that has run, whether it stores anything.
+        standing_for: the number of loop iterations that the current one represents.
     """
 
     def __init__(self):

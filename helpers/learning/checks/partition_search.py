@@ -76,7 +76,7 @@ def joined(graph: dict, whatever: bool = False) -> list[list[str]]:
     """Build a partition pair by pair: keep joining the two kernels that save the most until no pair saves anything.
 
     Args:
-        whatever: any two that may be joined are, the first first, whether or not that saves time.
+        whatever: join any two that may be joined, in order, whether or not that saves time.
     """
     groups = [[each["name"]] for each in graph["operations"]]
     while True:

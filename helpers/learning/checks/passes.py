@@ -23,9 +23,9 @@ def check_passes(
 
     Args:
         answer: the learner's function, returning a tensor or a tuple of tensors.
-        inputs: its arguments, tensors first; the first tensor's elements are what bytes are counted by.
-        reads: for each tensor, how many times it may be read; where this is 1, it must be read just once.
-        widest: arguments of a call on the widest rows that are promised.
+        inputs: its arguments, tensors first; bytes are counted per element of the first tensor.
+        reads: for each tensor, how many times it may be read; if this is 1, it must be read exactly once.
+        widest: arguments for a call on the widest rows that the exercise allows.
         device: the GPU that this call is compiled for, a name in helpers.instruments.devices.DEVICES.
         name: the check's name.
     """

@@ -54,7 +54,7 @@ class RewriteCase:
         label: its special feature, for a failure's first line.
         function: of x, weight, up.
         inputs: these three.
-        places: how many the fused kernel can do.
+        places: the number of places for the fused kernel.
         dynamic: sizes are symbols in its graph.
     """
 
@@ -246,7 +246,7 @@ def rewritten(module: GraphModule, places: Iterable[dict], kernel: Callable = ga
     """Copy a traced graph, with a call of `kernel` at each place and unused nodes removed.
 
     Args:
-        module: as `traced` gives it.
+        module: from `traced`.
         places: each with the names of x, weight, up and result, and the number eps.
         kernel: called as kernel(x, up, weight, eps).
 

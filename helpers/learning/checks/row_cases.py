@@ -54,10 +54,10 @@ def norm_cases(
         seed: decides the values.
         widths: elements of a row.
         widest: elements of the widest row.
-        eps: where an answer that fails for an eps of another size is likely to be wrong.
+        eps: the likely place of the mistake if an answer fails only for a different eps.
         one_rounding: whether results of 16 bits must be rounded once.
-        strided_vectors: whether vectors also come as every second element of others.
-        short: whether 16 bits also come in many rows of 8: there the roundings of squares do not average out.
+        strided_vectors: whether to include vectors that are every second element of longer ones.
+        short: whether to include many 16-bit rows of 8, where the rounding of squares doesn't average out.
     """
     draw = normal(seed)
 

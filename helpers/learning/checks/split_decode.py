@@ -104,7 +104,7 @@ def check_split_traffic(answer: Callable, inputs: tuple) -> str:
         name: the check's name.
 
     Raises:
-        AnswerError: another number of launches, k or v not read exactly once, or partial results too large.
+        AnswerError: the wrong number of launches, k or v not read exactly once, or partial results too large.
     """
     traffic = measure(answer, *inputs)
     require_no_hazards(traffic, described(inputs))

@@ -110,9 +110,9 @@ def check_cut(
         answer: the learner's function.
         unfused: the same in unfused PyTorch.
         inputs: arguments of both.
-        least: the minimum cut in traffic, as a fraction of the unfused.
+        least: the minimum cut in traffic, as a fraction of the unfused traffic.
         launches: maximum.
-        widest: arguments of a call on the widest rows that are promised.
+        widest: arguments for a call on the widest rows that the exercise allows.
         device: the GPU that this call is compiled for, a name in helpers.instruments.devices.DEVICES.
         name: the check's name.
     """

@@ -60,7 +60,7 @@ def try_each(cases: list[Case], judge: Callable[[Case], None], hint: Callable[[l
         cases: calls, each with one difficulty more than those before it, so that the first failure identifies the
             mistake.
         judge: raises AnswerError if the answer is wrong on a case.
-        hint: (the cases that failed, the first one's place to look) -> where to look.
+        hint: (the cases that failed, the first one's look_at) -> where to look.
     """
     failed: dict[int, AnswerError] = {}
     tried, began = 0, time.monotonic()

@@ -20,7 +20,7 @@ def looked_up(tree: ast.Module) -> dict[str, int]:
     """Return name -> the first line of an answer's tree that looks it up in the notebook.
 
     Raises:
-        RefusedError: as `compiled` says.
+        RefusedError: see `compiled`.
     """
     found: dict[str, int] = {}
     for each in code_of(compiled(tree)):
@@ -49,7 +49,7 @@ def compiled(tree: ast.Module) -> CodeType:
     """Compile an answer's tree.
 
     Raises:
-        RefusedError: Python's compiler does not take it, though its parser does, such as `return` outside a function.
+        RefusedError: Python can parse it but not compile it, such as `return` outside a function.
     """
     try:
         with warnings.catch_warnings(action="ignore"):  # of code that has not run yet

@@ -87,7 +87,7 @@ def check_launchers(tree: ast.Module, kept: set[str]) -> None:
 
     Args:
         tree: an answer's.
-        kept: names of the exercise's own that no answer may give another meaning.
+        kept: names of the exercise that no answer may redefine.
     """
     rest = [statement for statement in tree.body if not is_kernel(statement)]
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
@@ -126,7 +126,7 @@ def is_unused_import(statement: ast.AST, taken: set[str]) -> bool:
     """Return whether this imports only from harmless modules, under names that are never used.
 
     Args:
-        taken: names that the answer uses, and those of the exercise's own.
+        taken: names used by the answer or by the exercise.
     """
     match statement:
         case ast.Import(names=aliases):

@@ -58,8 +58,8 @@ def screen_plain(answers: dict[str, str], kept: Iterable[str] = (), lent: Iterab
 
     Args:
         answers: grade_id -> source, which `screening.screen` lets through.
-        kept: names of the exercise's own.
-        lent: those of them that answers may call.
+        kept: names of the exercise.
+        lent: those that answers may call.
     """
     trees = {answer: parsed(source) for answer, source in answers.items()}
     # A name that an answer may not have given its meaning would be the notebook's.

@@ -24,8 +24,8 @@ class Screened:
     """The answers of one submission.
 
     Args:
-        readable: grade_id -> source, of the answers that are run.
-        unreadable: grade_id -> where and why not, of those that Python cannot read.
+        readable: grade_id -> source, for the answers that run.
+        unreadable: grade_id -> where and why not, for those that Python can't parse.
         refused: grade_id -> where and why, of those that the policy refuses. As an unreadable one, a refused answer
             costs the checks that need it, and no other.
     """
@@ -81,8 +81,8 @@ def screen(answers: dict[str, str], kept: Iterable[str] = (), plain: Iterable[st
 
     Args:
         answers: grade_id -> source.
-        kept: names of the exercise's own that no answer may give another meaning.
-        plain: the answers that `screen_plain` decides on.
+        kept: names of the exercise that no answer may redefine.
+        plain: the answers that `screen_plain` screens.
     """
     trees, refusals = {}, []
     for answer, source in answers.items():
