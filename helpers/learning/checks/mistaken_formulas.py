@@ -673,6 +673,38 @@ BLOCK_BACKWARD_MISTAKES: dict[str, Callable] = {
 }
 
 
+# Exercise 16: (x, up, weight, eps)
+
+
+def _silu_times(x, up, weight, eps, of_norm=None, of_gate=functional.silu, **kind):
+    """silu(rms_norm(x) weight) up, in float32, rounded once as the exercise asks."""
+    wide_x, wide_up, weight = map(_wide, (x, up, weight))
+    normed = _rms_norm(wide_x, weight, eps, **kind) if of_norm is None else of_norm(wide_x, weight, eps)
+    return (of_gate(normed) * wide_up).to(x.dtype)
+
+
+def _silu_of_the_product(x, up, weight, eps):
+    return functional.silu(_silu_times(x, up, weight, eps, of_gate=lambda y: y))
+
+
+SILU_NORM_MISTAKES: dict[str, Callable] = {
+    "the formula without the weight": partial(_silu_times, of_norm=lambda x, w, eps: _rms_norm(x, 1, eps)),
+    "the formula without SiLU": partial(_silu_times, of_gate=lambda y: y),
+    "the formula with sigmoid(y) for y sigmoid(y)": partial(_silu_times, of_gate=torch.sigmoid),
+    "the formula without up": lambda x, up, w, eps: _silu_times(x, torch.ones_like(up), w, eps),
+    "SiLU of up times the norm, as gated layers have it": lambda x, up, w, eps: _silu_times(
+        x, functional.silu(up), w, eps, of_gate=lambda y: y
+    ),
+    "SiLU after the product with up": _silu_of_the_product,
+    "the formula with the weight after SiLU": lambda x, up, w, eps: _silu_times(x, up, torch.ones_like(w), eps) * w,
+    "LayerNorm, which subtracts the mean": partial(_silu_times, of_norm=lambda x, w, eps: _layer_norm(x, w, 0, eps)),
+    "the formula with the mean square for its root": partial(_silu_times, power=-1),
+    "the formula multiplied by the root instead of divided by it": partial(_silu_times, power=0.5),
+    "the formula with the sum of squares not divided by n": partial(_silu_times, mean=torch.sum),
+    "the formula with x not divided by the root": partial(_silu_times, power=0),
+}
+
+
 # Exercise 18: (x, residual, gate, weight, eps)
 
 
