@@ -409,16 +409,24 @@ FLASH_MISTAKES: dict[str, Callable] = {
 # Exercise 17: (q, k, v, bounds)
 
 
-def _splits(q, k, v, bounds, scale, block: int, order: str, past_the_end: bool):
-    """Each split's maximum, sum and values, with a mistake in its loop over blocks of keys."""
+def _splits(q, k, v, bounds, scale, block=2**30, order="", past_the_end=False, cut=(0, 0), zeros=False):
+    """Each split's maximum, sum and values, with a mistake in its loop over blocks of keys.
+
+    `cut`: keys left out at each split's start and end; `zeros`: whether a score of 0 stands for each that is missing in
+    the last block.
+    """
     s = (_wide(q)[:, None] * _wide(k)).sum(-1) * scale(q.shape[-1])
     found = []
     for first, last in itertools.pairwise(bounds.tolist()):
         peak = s.new_full((len(s), 1), -torch.inf)
         total, acc = torch.zeros_like(peak), torch.zeros_like(_wide(q))
+        first, last = first + cut[0], last - cut[1]
         for start in range(first, last, block):
             end = start + block if past_the_end else min(start + block, last)
             tile, values = s[:, start:end], _wide(v)[:, start:end]
+            if zeros:
+                missing = block - tile.shape[1]
+                tile, values = functional.pad(tile, (0, missing)), functional.pad(values, (0, 0, 0, missing))
             grown = torch.maximum(peak, tile.amax(-1, keepdim=True))
             e, shrink = torch.exp(tile - grown), torch.exp(peak - grown)
             total = total * (1 if order in ("sum not shrunk", "nothing shrunk") else shrink) + e.sum(-1, keepdim=True)
@@ -432,11 +440,9 @@ def _merged(share, total, acc):
     return (share * acc).sum(1), (share * total).sum(1)
 
 
-def _split_decode(
-    q, k, v, bounds, merge=_merged, scale=lambda dim: dim**-0.5, block=2**30, order="", past_the_end=False
-):
+def _split_decode(q, k, v, bounds, merge=_merged, scale=lambda dim: dim**-0.5, **loop):
     """`merge` makes of each split's exp(its maximum - the largest), sum and values a numerator and a denominator."""
-    peak, total, acc = _splits(q, k, v, bounds, scale, block, order, past_the_end)
+    peak, total, acc = _splits(q, k, v, bounds, scale, **loop)
     share = torch.exp(peak - peak.amax(1, keepdim=True).clamp(min=-1e30))
     above, below = merge(share, total, acc)
     return (above / torch.where(below == 0, 1.0, below)).to(q.dtype)
@@ -480,9 +486,14 @@ SPLIT_MISTAKES: dict[str, Callable] = {
             "the sum never rescaled when a split's maximum grows": {"order": "sum not shrunk"},
             "neither acc nor the sum rescaled when a split's maximum grows": {"order": "nothing shrunk"},
             "splits whose last block goes past their end": {"past_the_end": True},
+            "scores of 0 for what a split's last block has past its end": {"zeros": True},
         }.items()
         for keys in TILES
     },
+    "splits without their first key": partial(_split_decode, cut=(1, 0)),
+    "splits without their last key": partial(_split_decode, cut=(0, 1)),
+    "the formula with k for v": lambda q, k, v, bounds: _split_decode(q, k, k, bounds),
+    "splits without keys, whose maximum is still -inf": lambda q, k, v, bounds: torch.zeros_like(q),
 }
 
 
