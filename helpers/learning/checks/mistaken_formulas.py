@@ -514,11 +514,12 @@ class _NormBackward:
         self.slope = self.gate + 1.702 * self.z * self.gate * (1 - self.gate)
         self.grad_z = self.grad_y * self.slope
 
-    def gradients(self, grad_z=None, along=None, mean=True, stretch=True, rstd=None, of_weight=None, of_bias=None):
+    def gradients(self, grad_z=None, along=None, mean=1, stretch=1, rstd=None, of_weight=None, of_bias=None):
+        """`mean` and `stretch` are factors of the two means."""
         grad_z = self.grad_z if grad_z is None else grad_z
         along = grad_z * self.weight if along is None else along
-        off = along.mean(-1, keepdim=True) if mean else 0.0
-        turned = self.x_hat * (along * self.x_hat).mean(-1, keepdim=True) if stretch else 0.0
+        off = mean * along.mean(-1, keepdim=True)
+        turned = stretch * self.x_hat * (along * self.x_hat).mean(-1, keepdim=True)
         of_x = (self.rstd if rstd is None else rstd) * (along - off - turned)
         of_weight = grad_z * self.x_hat if of_weight is None else of_weight
         of_bias = grad_z if of_bias is None else of_bias
@@ -550,9 +551,13 @@ BACKWARD_MISTAKES: dict[str, Callable] = {
     ),
     "the slope of the gate without the term s": _backward(lambda of: {"grad_z": of.grad_y * (of.slope - of.gate)}),
     "the slope of the gate with a minus": _backward(lambda of: {"grad_z": of.grad_y * (2 * of.gate - of.slope)}),
-    "x's gradient without its first mean, that of g_z w": _backward(lambda of: {"mean": False}),
-    "x's gradient without its second mean, that of g_z w x_hat": _backward(lambda of: {"stretch": False}),
-    "x's gradient without either mean": _backward(lambda of: {"mean": False, "stretch": False}),
+    "x's gradient without its first mean, that of g_z w": _backward(lambda of: {"mean": 0}),
+    "x's gradient without its second mean, that of g_z w x_hat": _backward(lambda of: {"stretch": 0}),
+    "x's gradient without either mean": _backward(lambda of: {"mean": 0, "stretch": 0}),
+    "x's gradient with its first mean not divided by n": _backward(lambda of: {"mean": of.x.shape[-1]}),
+    "x's gradient with its second mean not divided by n": _backward(lambda of: {"stretch": of.x.shape[-1]}),
+    "x's gradient with its first mean added": _backward(lambda of: {"mean": -1}),
+    "x's gradient with its second mean added": _backward(lambda of: {"stretch": -1}),
     "x's gradient without the factor r": _backward(lambda of: {"rstd": 1.0}),
     "x's gradient with r squared": _backward(lambda of: {"rstd": of.rstd.square()}),
     "x's gradient without the factor w": _backward(lambda of: {"along": of.grad_z}),
@@ -573,13 +578,21 @@ BACKWARD_MISTAKES: dict[str, Callable] = {
 # Exercise 12: (x, weight, bias, eps, clip)
 
 
-def _codes(x, weight, bias, eps, clip, of_codes=None, of_scale=None, largest=None, steps=127, norm=None):
+def _codes(x, weight, bias, eps, clip, of_codes=None, of_scale=None, largest=None, steps=127, norm=None, power=-1):
     y = (norm or functional.layer_norm)(_wide(x), x.shape[-1:], _wide(weight), _wide(bias), eps)
     top = (largest or (lambda y: y.abs().amax(-1, keepdim=True)))(y).clamp_min(1e-12)
     scale = (clip if of_scale is None else of_scale) * top / steps
     step = (clip if of_codes is None else of_codes) * top / steps
-    q = (y / step).round().clamp(-127, 127).nan_to_num(0.0)
+    q = (y * step**power).round().clamp(-127, 127).nan_to_num(0.0)
     return q.to(torch.int8), scale.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _times_the_root(x, shape, weight, bias, eps):
+    return _times_deviation(x, weight, bias, eps)
+
+
+def _x_for_centred(x, shape, weight, bias, eps):
+    return _not_centred(x, weight, bias, eps)
 
 
 def _without(weight: bool, bias: bool):
@@ -594,6 +607,10 @@ INT8_MISTAKES: dict[str, Callable] = {
     "a scale that ignores clip": partial(_codes, of_scale=1.0),
     "the formula without clip": partial(_codes, of_codes=1.0, of_scale=1.0),
     "a scale with 128 for 127": partial(_codes, steps=128),
+    "a scale with 255 for 127": partial(_codes, steps=255),
+    "codes of y times the scale": partial(_codes, power=1),
+    "the formula multiplied by the root instead of divided by it": partial(_codes, norm=_times_the_root),
+    "the formula with x for x - mean in the numerator": partial(_codes, norm=_x_for_centred),
     "a scale of the largest y, not of the largest |y|": partial(_codes, largest=lambda y: y.amax(-1, keepdim=True)),
     "one scale for all rows": partial(_codes, largest=lambda y: y.abs().amax().expand(*y.shape[:-1], 1)),
     "the formula without the weight": partial(_codes, norm=_without(weight=False, bias=True)),
@@ -604,11 +621,18 @@ INT8_MISTAKES: dict[str, Callable] = {
 # Exercise 15: (x, gate, residual, weight, eps), and backward (grad_y, x, gate, weight, eps)
 
 
-def _gated(x, gate, residual, weight, eps, of_h=None, of_rms=None, of_norm=lambda n, w: n * w, after=None):
+def _centred_product(x, gate, residual):
+    h = x * functional.silu(gate)
+    return h - h.mean(-1, keepdim=True)
+
+
+def _gated(
+    x, gate, residual, weight, eps, of_h=None, of_rms=None, of_norm=lambda n, w: n * w, after=None, power: float = -0.5
+):
     wide_x, wide_gate, wide_residual = _wide(x), _wide(gate), _wide(residual)
     h = wide_x * functional.silu(wide_gate) if of_h is None else of_h(wide_x, wide_gate, wide_residual)
     mean = h.square().mean(-1, keepdim=True) if of_rms is None else of_rms(h, wide_x)
-    y = of_norm(h * torch.rsqrt(mean + eps), _wide(weight))
+    y = of_norm(h * (mean + eps) ** power, _wide(weight))
     return (y + wide_residual if after is None else after(y, wide_residual)).to(x.dtype)
 
 
@@ -624,6 +648,12 @@ BLOCK_MISTAKES: dict[str, Callable] = {
     "the residual added before the norm": partial(
         _gated, of_h=lambda x, gate, residual: x * functional.silu(gate) + residual, after=lambda y, _: y
     ),
+    "the residual added before the norm and after it": partial(
+        _gated, of_h=lambda x, gate, residual: x * functional.silu(gate) + residual
+    ),
+    "the block with gate and residual exchanged": lambda x, gate, residual, w, eps: _gated(x, residual, gate, w, eps),
+    "LayerNorm, which subtracts the mean of h": partial(_gated, of_h=_centred_product),
+    "the block multiplied by the root mean square instead of divided by it": partial(_gated, power=0.5),
 }
 
 
@@ -638,12 +668,13 @@ class _BlockBackward:
         self.rstd = torch.rsqrt(self.h.square().mean(-1, keepdim=True) + eps)
         self.h_hat = self.h * self.rstd
 
-    def gradients(self, along=None, stretch=True, rstd=None, by_gate=None, slope=None, of_weight=None):
+    def gradients(self, along=None, stretch=1, rstd=None, by_gate=None, by_x=None, slope=None, of_weight=None):
+        """`stretch` is a factor of the mean that x's and the gate's gradients subtract."""
         along = self.grad_y * self.weight if along is None else along
-        turned = self.h_hat * (along * self.h_hat).mean(-1, keepdim=True) if stretch else 0.0
+        turned = stretch * self.h_hat * (along * self.h_hat).mean(-1, keepdim=True)
         grad_h = (self.rstd if rstd is None else rstd) * (along - turned)
         of_x = grad_h * (self.gate * self.s if by_gate is None else by_gate)
-        of_gate = grad_h * self.x * (self.slope if slope is None else slope)
+        of_gate = grad_h * (self.x if by_x is None else by_x) * (self.slope if slope is None else slope)
         of_weight = self.grad_y * self.h_hat if of_weight is None else of_weight
         rows = tuple(range(of_weight.dim() - 1))
         return of_x.to(self.kind), of_gate.to(self.kind), of_weight.sum(rows).to(self.kind)
@@ -671,7 +702,12 @@ BLOCK_BACKWARD_MISTAKES: dict[str, Callable] = {
     "the gate's gradient with the slope of sigmoid": _block_backward(lambda of: {"slope": of.s * (1 - of.s)}),
     "x's gradient with sigmoid(gate) for silu(gate)": _block_backward(lambda of: {"by_gate": of.s}),
     "x's gradient without the gate": _block_backward(lambda of: {"by_gate": 1.0}),
-    "gradients in which the root mean square is a constant": _block_backward(lambda of: {"stretch": False}),
+    "the gate's gradient with gate for x": _block_backward(lambda of: {"by_x": of.gate}),
+    "gradients in which the root mean square is a constant": _block_backward(lambda of: {"stretch": 0}),
+    "the gradients of x and the gate with their mean not divided by n": _block_backward(
+        lambda of: {"stretch": of.x.shape[-1]}
+    ),
+    "the gradients of x and the gate with their mean added": _block_backward(lambda of: {"stretch": -1}),
     "the gradients of x and the gate without 1 / RMS": _block_backward(lambda of: {"rstd": 1.0}),
     "the gradients of x and the gate without the weight": _block_backward(lambda of: {"along": of.grad_y}),
     "the weight's gradient with h, not divided by its RMS": _block_backward(lambda of: {"of_weight": of.grad_y * of.h}),
@@ -743,12 +779,17 @@ def _silu_before_the_norm(x, residual, gate, weight, eps):
     return _rms_norm(s * functional.silu(gate), weight, eps), s
 
 
+def _silu_of_the_norm(x, residual, gate, weight, eps):
+    return functional.silu(_rms_norm(x + residual, weight, eps)) * gate, x + residual
+
+
 GATED_NORM_MISTAKES: dict[str, Callable] = {
     "the formula without the gate": partial(_gated_norm, of_gate=torch.ones_like),
     "the formula with sigmoid(g) for g sigmoid(g)": partial(_gated_norm, of_gate=torch.sigmoid),
     "the formula with g for g sigmoid(g)": partial(_gated_norm, of_gate=lambda gate: gate),
     "the formula without the weight": partial(_gated_norm, of_norm=lambda x, r, w, eps: _rms_norm(x + r, 1, eps)),
     "the formula with the gate before the norm": _silu_before_the_norm,
+    "SiLU of the norm times g, not SiLU of g": _silu_of_the_norm,
     "the norm of x alone": partial(_gated_norm, of_norm=_normed(lambda x, r: x)),
     "the norm of the residual alone": partial(_gated_norm, of_norm=_normed(lambda x, r: r)),
     "the formula with the mean square of x for that of s": partial(

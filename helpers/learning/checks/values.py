@@ -177,7 +177,8 @@ def compare(got: object, inputs: list, reference: Callable, case: Case, written:
             if has != expected:
                 which = name if len(results) > 1 else "the result"
                 raise AnswerError(
-                    f"{where}: {which}'s {what} is {has}, expected {expected}", "how the output is allocated"
+                    f"{where}: {which}'s {what} is {has}, expected {expected}",
+                    "how the output is allocated, and what your launcher does with it afterwards",
                 )
     for number, (before, after) in enumerate(zip(case.inputs, inputs, strict=True), start=1):
         if isinstance(before, torch.Tensor) and not torch.equal(bits(before), bits(after)):
