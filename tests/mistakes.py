@@ -37,7 +37,7 @@ TOLD = {
     "eps": r"eps: ",
     "maximum": r"subtract (all of )?the row's maximum",
     "rescaling": r"the rescaling|never multiplied by f",
-    "order of axes": r"which program has which batch|element's number|causal mask|which mask is whose|the grid|which are whose|formula|edges",
+    "order of axes": r"which program has which batch|element's number|causal mask|which mask is whose|the grid|which are whose|formula|edges|rows and columns are exchanged",
     "offset width": r"an integer of 32 bits passes 2\^31(.*\n)*.*to\(tl\.int64\)",
     "NaN and inf": r"NaN|each can still win once|rows without a key",
     "codes": r"the rounding|the clamp|the smallest scale",
@@ -963,14 +963,17 @@ MISTAKES = [
         (
             "count",
             {"while side / 2 < uses": "while side * 2 < uses"},
-            "uses each number 8 times, 16 needed.*\n.*BLOCK_ROWS",
-            "registers|warps",
+            "uses each number 8 times, 16 needed.*\n.*Look at .*: BLOCK_ROWS and",
+            "registers",
         ),
         ("count", {"side * side // (32 * 16)": "side * side // (32 * 64)"}, "limited by registers", "uses each number"),
         ("return", {'return {"ROWS"': 'return {"rows"'}, "what your function returns", "registers|how ROWS"),
         (
             "return",
-            {'return {"BLOCK_ROWS"': 'print({"BLOCK_ROWS"', '"num_warps": warps}': '"num_warps": warps})'},
+            {
+                'return {"BLOCK_ROWS": side,': 'print({"BLOCK_ROWS": side,',
+                'side, "num_warps": warps}': 'side, "num_warps": warps})',
+            },
             "None: expected .*\n.*what your function returns",
             "registers",
         ),
@@ -1121,14 +1124,6 @@ MISTAKES = [
     ),
     *mistakes_in(
         "17_flash_decoding",
-        (
-            "order of axes",
-            {
-                "head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)": "split, head = tl.program_id(0), tl.program_id(1).to(tl.int64)"
-            },
-            "error: values\n.*out-of-bounds read of bounds",
-            "Look at the (formula|merge)",
-        ),
         ("scale", {"axis=1) * scale": "axis=1)"}, r"the formula without 1/sqrt\(dim\)", "the merge:|bounds:"),
         ("scale", {"dim**-0.5": "dim**0.5"}, r"sqrt\(dim\) for 1/sqrt\(dim\)", "the merge:|bounds:"),
         (

@@ -212,5 +212,8 @@ def innermost_line(trace: TracebackType | None, filename: str | None) -> str:
 
 
 def quoted_line(filename: str, number: int) -> str:
-    """Quote a source line in words: "your line 7, `y = x`"."""
-    return f"your line {number}, `{linecache.getline(filename, number).strip()}`"
+    """Quote a source line in words: "your line 7, `y = x`"; of a call that begins there, its first argument too."""
+    line = linecache.getline(filename, number).strip()
+    if line.endswith("("):
+        line += f"{linecache.getline(filename, number + 1).strip()} ..."
+    return f"your line {number}, `{line}`"

@@ -202,6 +202,17 @@ def _other_gate(x, weight, bias, activation):
     return s * (1.702 * s).sigmoid() if activation == "silu" else ACTIVATIONS[activation](s)
 
 
+def _first_slice_again(x, weight, bias, activation, slice_of: int):
+    """The first products of each sum as often as the sum has slices."""
+    s = functional.linear(x[:, :slice_of], weight[:, :slice_of]) * -(-x.shape[1] // slice_of)
+    return ACTIVATIONS[activation](s + bias)
+
+
+def _twice_gelu(x, weight, bias, activation):
+    s = functional.linear(x, weight, bias)
+    return ACTIVATIONS[activation](s) * (2 if activation == "gelu" else 1)
+
+
 LINEAR_MISTAKES: dict[str, Callable] = {
     "the formula without the bias": lambda x, w, b, act: ACTIVATIONS[act](functional.linear(x, w)),
     "the formula without the activation": lambda x, w, b, act: functional.linear(x, w, b),
@@ -211,6 +222,8 @@ LINEAR_MISTAKES: dict[str, Callable] = {
     "sigmoid(s) instead of s sigmoid(s)": _sigmoid_for_silu,
     "s sigmoid(1.702 s) instead of s sigmoid(s)": _other_gate,
     "the formula with silu and gelu exchanged": _gelu_as_silu,
+    "the formula without gelu's factor 1/2": _twice_gelu,
+    **{f"the first slice of {n} products in every step": partial(_first_slice_again, slice_of=n) for n in SLICES},
     **{f"a sum over the first {n} products alone": partial(_linear, first=n) for n in SLICES},
     **{f"a sum over the last slice of {n} products alone": partial(_linear, last=n) for n in SLICES},
 }
@@ -342,6 +355,7 @@ SCORES_MISTAKES: dict[str, Callable] = {
     **{said: partial(_masked, seen=seen) for said, seen in SEEN.items()},
     NOT_DIVIDED: partial(_masked, divided=False),
     BASE_2: partial(_masked, base=2.0),
+    "the formula with the keys that are not valid": lambda q, k, valid: _masked(q, k, valid == 0),
     "the formula with queries and keys exchanged in the result": lambda q, k, valid: _masked(q, k, valid).mT,
 }
 

@@ -248,7 +248,7 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
         rounded = score_conditioning(*inputs[:2], torch.float32)
         return Case(label, (*inputs, valid), look_at, input_error=torch.float32, conditioning=rounded)
 
-    base = "the scale, 1/sqrt(dim), and the causal mask: key j for query i where j <= i"
+    base = "the scale, 1/sqrt(dim); the causal mask, j <= i, and which keys are valid; and the softmax over these"
     found = [call("", base, _first_key_leads(draw, (1, 1, 64, 16), 2))]
     found.append(call("large scores", MAXIMUM, _first_key_leads(draw, (1, 1, 64, 16), 2, PEAK)))
     found.append(call("another dim", SIZES, _first_key_leads(draw, (1, 1, 64, 64), 2)))
