@@ -117,9 +117,8 @@ def report(submission: Submission, results: list[CheckResult]) -> str:
     kept = points - sum(result.points for result in shown)
     lines.append(f"  {sum(result.earned for result in shown):g} of {points:g} points{of_hidden_checks(kept)}")
     if submission.left_out:
-        lines.append(
-            f"  Not taken: {submission.left_out} code cells that you added or changed outside the answer cells."
-        )
+        cells = "1 code cell" if submission.left_out == 1 else f"{submission.left_out} code cells"
+        lines.append(f"  Not taken: {cells} that you added or changed outside the answer cells.")
     return "\n".join(lines)
 
 
@@ -142,5 +141,6 @@ def check_notebook(path: str | Path, cell_timeout: float = CELL_TIMEOUT) -> int:
     states = {
         result.check: ERROR if result.state == REFUSED else result.state for result in results if result.state != HIDDEN
     }
-    progress.record(Path(path), states, submission.answers)
+    if not_kept := progress.record(Path(path), states, submission.answers):
+        print(f"  {not_kept}")
     return 0 if all(result.state in (PASS, HIDDEN) for result in results) else 1

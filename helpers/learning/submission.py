@@ -84,11 +84,12 @@ def in_words(cell: dict) -> str:
 
 
 def left_out_of(notebook: dict, answers: dict[str, str], original: list[dict]) -> int:
-    """Count code cells that were added, or changed outside the answers."""
+    """Count code cells that were added, or changed outside the answers; a solution's hidden checks are neither."""
     unchanged = {cell["source"].strip() for cell in original}
+    hidden = {cell["id"] for cell in original if "points" in cell and cell.get("pass", "shown") is None}
     return sum(
         cell["cell_type"] == "code"
-        and grade_id_of(cell) not in answers
+        and grade_id_of(cell) not in answers.keys() | hidden
         and bool(text_of(cell).strip())
         and text_of(cell).strip() not in unchanged
         for cell in notebook["cells"]
