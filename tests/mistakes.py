@@ -422,7 +422,7 @@ MISTAKES = [
         (
             "order of axes",
             {"row * K + place, tl.max": "place * tl.num_programs(0) + row, tl.max"},
-            "the k rounds",
+            "the k rounds|rows and columns are exchanged",
         ),
         (
             "rounding",

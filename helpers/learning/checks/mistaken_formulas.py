@@ -407,6 +407,7 @@ TOLD_ORDERS = {
     "the last tile alone": "last tile",
 }
 FLASH_MISTAKES: dict[str, Callable] = {
+    "the formula with k for v": lambda q, k, v, causal: _attention(q, k, k, causal),
     **{said: partial(_attention, scale=scale) for said, scale in SCALES.items()},
     "the formula without the causal mask": lambda q, k, v, causal: _attention(q, k, v, False),
     "the formula with j < i for j <= i": partial(_attention, diagonal=-1),

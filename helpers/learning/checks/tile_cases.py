@@ -334,7 +334,7 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
         return Case(label, (*inputs, causal), look_at, arguments=given, conditioning=rounded, **kind)
 
     formula = "the formula: two products, and the softmax between them"
-    mask = "the causal mask: key j for query i where j <= i"
+    mask = "the causal mask, and the loop over keys: query i sees key j where j <= i"
     found = [call("", formula, _first_key_leads(draw, (1, 1, 64, 16), 3))]
     found.append(call("", CARRIED, _first_key_leads(draw, (1, 1, WHOLE, 16), 3)))
     found.append(call("", mask, _first_key_leads(draw, (1, 1, WHOLE, 16), 3), True))
