@@ -37,7 +37,7 @@ TOLD = {
     "eps": r"eps: ",
     "maximum": r"subtract (all of )?the row's maximum",
     "rescaling": r"the rescaling|never multiplied by f",
-    "order of axes": r"which program has which batch|element's number|causal mask|which mask applies|the grid|which belong to which|formula|edges",
+    "order of axes": r"which program has which batch|element's number|causal mask|which mask applies|the grid|which belong to which|formula|edges|rows and columns are exchanged",
     "offset width": r"an integer of 32 bits passes 2\^31(.*\n)*.*to\(tl\.int64\)",
     "NaN and inf": r"NaN|each can still win once|rows without a key",
     "codes": r"the rounding|the clamp|the smallest scale",
@@ -422,7 +422,7 @@ MISTAKES = [
         (
             "order of axes",
             {"row * K + place, tl.max": "place * tl.num_programs(0) + row, tl.max"},
-            "the k rounds",
+            "the k rounds|rows and columns are exchanged",
         ),
         (
             "rounding",
@@ -938,6 +938,341 @@ MISTAKES = [
         ("in place", {"grad_x, grad_gate = torch.empty_like(x)": "grad_x, grad_gate = x"}),
         ("in place", {"torch.empty_like(x), torch.empty_like(x)": "torch.empty_like(x), gate"}),
     ),
+    # What learners write, each with what its message names, and the other causes that it must not.
+    *mistakes_in(
+        "07_register_budget",
+        (
+            "count",
+            {"numbers = 8\n": "numbers = 4\n"},
+            r"loads 8 bytes at a time(.*\n)*.*needs 16 bytes",
+            "spills|limits it",
+        ),
+        ("count", {"numbers = 8\n": "numbers = 64\n"}, "limited by registers", "16 bytes|power of two"),
+        (
+            "count",
+            {"* numbers // columns)": "* numbers // columns // 2)", "max(1, 32": "(32"},
+            "how ROWS is made",
+            "registers",
+        ),
+        (
+            "count",
+            {"columns // (32 * numbers)": "columns / (32 * numbers)"},
+            r"num_warps is 16\.0",
+            "registers|ROWS is",
+        ),
+        (
+            "count",
+            {"while side / 2 < uses": "while side * 2 < uses"},
+            "uses each number 8 times, 16 needed.*\n.*Look at .*: BLOCK_ROWS and",
+            "registers",
+        ),
+        ("count", {"side * side // (32 * 16)": "side * side // (32 * 64)"}, "limited by registers", "uses each number"),
+        ("return", {'return {"ROWS"': 'return {"rows"'}, "what your function returns", "registers|how ROWS"),
+        (
+            "return",
+            {
+                'return {"BLOCK_ROWS": side,': 'print({"BLOCK_ROWS": side,',
+                'side, "num_warps": warps}': 'side, "num_warps": warps})',
+            },
+            "None: expected .*\n.*what your function returns",
+            "registers",
+        ),
+    ),
+    *mistakes_in(
+        "13_decide",
+        (
+            "another formula",
+            {'set(one["writes"]) & set(two["elsewhere"])': 'set(one["writes"]) & set(two["reads"])'},
+            "gives False, but one kernel may do it(.*\n)*.*which of your rules refuses",
+            "Look at rule",
+        ),
+        (
+            "another formula",
+            {"return can_run(graph, [group, *alone]) and kernel_cost": "return kernel_cost"},
+            "has to run between them(.*\n)*.*Look at rule 6",
+            "rule [1-57]",
+        ),
+        (
+            "another formula",
+            {'["registers"] <= 255': '["registers"] <= 128'},
+            "gives False, but one kernel may do it",
+            "Look at rule",
+        ),
+        ("another formula", {'["time"] < apart': '["time"] > apart'}, "one kernel takes .* us, two", "legal"),
+        (
+            "another formula",
+            {"return is_legal(graph, [one, two]) and kernel_cost": "return kernel_cost"},
+            "gives True, but (.*\n)*.*Look at whether it is legal",
+            "cost one by one",
+        ),
+        (
+            "return",
+            {"return can_run(graph, [group, *alone]) and": "can_run(graph, [group, *alone]) and"},
+            "gives None: return True or False",
+            "rule",
+        ),
+        ("return", {"return best(0, [])[1]": "return best(0, [])"}, "return a list of lists of names", "rule|possible"),
+    ),
+    *mistakes_in(
+        "14_cuda_softmax",
+        (
+            "mask",
+            {"if (i < columns / W) v[k] = from[i]": "if (i < columns) v[k] = from[i]"},
+            "out-of-bounds read: x, (.*\n)*.*the line that is named",
+            "race|the sum",
+        ),
+        (
+            "mask",
+            {"(long long)blockIdx.x * columns": "(long long)threadIdx.x * columns"},
+            "out-of-bounds read: x",
+            "race|the sum",
+        ),
+        (
+            "grid",
+            {"if (i < columns / W) to[i] = v[k]": "if (i < columns / W - 1) to[i] = v[k]"},
+            "the stores: 12 elements of y were never written",
+            "the sum|where the NaN",
+        ),
+        (
+            "rescaling",
+            {"far = 16; far > 0": "far = 8; far > 0"},
+            "the sum, which is too small: every element of row 0 is .* times the right one",
+            "NaN|maximum",
+        ),
+        (
+            "rescaling",
+            {"sum = of_block<Sum>(sum, of_warps)": "sum = of_block<Max>(sum, of_warps)"},
+            "the sum, which is too small",
+            "NaN|maximum",
+        ),
+        (
+            "padding value",
+            {"v[k].of[w] = -INFINITY;": "v[k].of[w] = 0;"},
+            "the sum, which is too large|where the NaN",
+            "too small",
+        ),
+        (
+            "maximum",
+            {"return fmaxf(a, b)": "return fminf(a, b)"},
+            "where the NaN comes from",
+            "the sum, which|never written",
+        ),
+        (
+            "exception",
+            {"float peak = -INFINITY, sum = 0;": "float peak = -INFINITY, sum = 0"},
+            r"does not compile:\n.*expected a \";\"(.*\n)*.*the line that the compiler names",
+            "the sum",
+        ),
+        (
+            "exception",
+            {'f"softmax<{width}, {each}>"': '"my_softmax"'},
+            "there is no kernel 'my_softmax' in the source",
+            "nv_name_map",
+        ),
+        ("hard-coded size", {"threads = 256": "threads = 100"}, "expected whole warps", "the line"),
+        (
+            "owner",
+            {"  __syncthreads();  // every warp has left its own": "  "},
+            "race: shared memory",
+            "the sum, which",
+        ),
+    ),
+    *mistakes_in(
+        "16_help_the_compiler",
+        (
+            "owner",
+            {"tl.program_id(0).to(tl.int64)": "tl.program_id(1).to(tl.int64)"},
+            r"race of(.*\n)*.*never calls tl\.program_id\(0\)",
+            "Look at the (formula|strides|grid)",
+        ),
+        ("mask", {"x_ptr + start + col, mask=exists, other=0.0)": "x_ptr + start + col)"}),
+        (
+            "mask",
+            {"weight_ptr + col": "weight_ptr + start + col"},
+            "out-of-bounds read of weight(.*\n)*.*the offset is wrong",
+        ),
+        ("padding value", {"x_ptr + start + col, mask=exists, other=0.0)": "x_ptr + start + col, mask=exists)"}),
+        (
+            "another formula",
+            {"y * tl.sigmoid(y) * up": "y * up * tl.sigmoid(y * up)"},
+            "SiLU after the product with up",
+        ),
+        ("another formula", {"y * tl.sigmoid(y) * up": "tl.sigmoid(y) * up"}, r"sigmoid\(y\) for y sigmoid\(y\)"),
+        ("another formula", {"y * tl.sigmoid(y) * up": "y * up * tl.sigmoid(up)"}, "SiLU of up times the norm"),
+        ("another formula", {"/ cols + eps) * weight": "/ cols + eps)"}, "the formula without the weight"),
+        (
+            "another formula",
+            {"tl.sum(x * x, axis=0) / cols": "tl.sum(x * x, axis=0)"},
+            "the sum of squares not divided by n",
+        ),
+        ("another formula", {"x * tl.rsqrt(": "x * tl.sqrt("}, "multiplied by the root"),
+        ("eps", {"/ cols + eps)": "/ cols + 1e-5)"}),
+        ("exception", {"block = triton.next_power_of_2(cols)": "block = cols"}, "power of two"),
+        ("return", {'"weight": weight, "eps": eps}': '"weight": weight}'}, "has other keys than", "shapes|dtypes"),
+        (
+            "another formula",
+            {'{"x": x, "up": up, "weight": weight,': '{"x": x, "up": weight, "weight": up,'},
+            "shapes do not fit(.*\n)*.*the shapes of weight and up",
+            "dtypes",
+        ),
+        (
+            "another formula",
+            {'split(node, "silu")': 'split(node, "sigmoid")'},
+            "0 found of 1(.*\n)*.*which condition refuses it",
+            "shapes do not fit",
+        ),
+    ),
+    *mistakes_in(
+        "17_flash_decoding",
+        ("scale", {"axis=1) * scale": "axis=1)"}, r"the formula without 1/sqrt\(dim\)", "the merge:|bounds:"),
+        ("scale", {"dim**-0.5": "dim**0.5"}, r"sqrt\(dim\) for 1/sqrt\(dim\)", "the merge:|bounds:"),
+        (
+            "rescaling",
+            {"total = total * shrink + ": "total = total + "},
+            "the sum never rescaled when a split's maximum grows, in blocks of 32",
+            "the merge:|acc never",
+        ),
+        (
+            "rescaling",
+            {"total = tl.sum(total * share, axis=0)": "total = tl.sum(total, axis=0)"},
+            r"the merge without exp\(m_s - m\) before the sums",
+            "before the values",
+        ),
+        (
+            "padding value",
+            {'s = tl.where(inside, s, -float("inf"))': "s = tl.where(inside, s, 0.0)"},
+            "scores of 0 for what a split's last block has past its end, in blocks of 32",
+            "goes past",
+        ),
+        (
+            "mask",
+            {"range(first, last, BLOCK)": "range(first + 1, last, BLOCK)"},
+            "splits without their first key",
+            "last key",
+        ),
+        ("another formula", {"v = tl.load(v_ptr + at": "v = tl.load(k_ptr + at"}, "the formula with k for v"),
+        (
+            "stride",
+            {"q, k, v = q.contiguous(), k.contiguous(), v.contiguous()": "q, v = q.contiguous(), v.contiguous()"},
+            "strides of k and v",
+            "the merge:|the bounds",
+        ),
+        ("NaN and inf", {"tl.where(total == 0.0, 1.0, total)": "total"}, "no key: the result is 0"),
+        (
+            "accumulation",
+            {
+                "acc = torch.empty((heads, splits, dim), dtype=torch.float32": "acc = torch.empty((heads, splits, dim), dtype=q.dtype"
+            },
+            "float16: convert to float32 when loaded, keep partial results in it",
+            "the merge:",
+        ),
+        (
+            "another formula",
+            {"part = head * splits + split\n    tl.store": "part = split * splits + head\n    tl.store"},
+            "loaded from where that split stored them|out-of-bounds|race",
+        ),
+    ),
+    *mistakes_in(
+        "18_short_kernels",
+        ("order of axes", {"return y, s": "return s, y"}, "the two results, exchanged", "Look at the strides"),
+        (
+            "another formula",
+            {"normed * (gate * tl.sigmoid(gate))": "normed * tl.sigmoid(normed) * gate"},
+            "SiLU of the norm times g",
+        ),
+        ("another formula", {"normed * (gate * tl.sigmoid(gate))": "normed * gate"}, r"g for g sigmoid\(g\)"),
+        ("another formula", {"tl.store(sum_ptr + start + col, s,": "tl.store(sum_ptr + start + col, x,"}, "y and x"),
+        ("eps", {"(mean_square + eps)": "(mean_square + 1e-5)"}),
+        ("mask", {"weight = tl.load(weight_ptr + col, mask=exists)": "weight = tl.load(weight_ptr + col)"}),
+        ("stride", {"residual.contiguous(), gate.contiguous()": "residual.contiguous(), gate"}),
+        (
+            "count",
+            {"return 6, 4 * (11 * width + products)": "return 6, 11 * width + products"},
+            "elements instead of bytes",
+            "launches: got",
+        ),
+        (
+            "count",
+            {"return 6, 4 * (11 * width + products)": "return 4 * (11 * width + products), 6"},
+            "the right numbers in another order",
+            "terms",
+        ),
+        ("count", {"return 3, 4 * (5": "return 2, 4 * (5"}, "launches: got 2, expected 3", "bytes: got"),
+        (
+            "return",
+            {'return [[each["name"] for each in launch] for launch in launches]': "return launches"},
+            "not a list of lists of names",
+            "budget",
+        ),
+        (
+            "count",
+            {
+                "return call + launches * gap + nbytes / bandwidth": "return (call + launches * gap + nbytes / bandwidth) / 1000"
+            },
+            "the unit: yours is in thousands",
+            "the terms",
+        ),
+        (
+            "count",
+            {"left = budget - call - nbytes": "left = budget - nbytes"},
+            "a graph without its call",
+            "only fits in part",
+        ),
+    ),
+    *mistakes_in(
+        "11_fused_backward",
+        (
+            "another formula",
+            {"tl.sum(along, axis=0) / cols": "tl.sum(along, axis=0)"},
+            "its first mean not divided by n",
+        ),
+        ("another formula", {"- x_hat * stretch)": "+ x_hat * stretch)"}, "its second mean added"),
+        (
+            "grid",
+            {"grad_weight += grad_z * x_hat": "grad_weight = grad_z * x_hat"},
+            "the loop over rows, and the sums",
+            "the values of",
+        ),
+        ("return", {"sums.sum(1)": "sums.sum(2)"}, "what your launcher does with it afterwards"),
+    ),
+    *mistakes_in(
+        "12_layer_norm_int8",
+        ("another formula", {"code = y / scale": "code = y * scale"}, "codes of y times the scale"),
+        ("another formula", {"clip * largest / 127.0": "clip * largest / 255.0"}, "255 for 127"),
+        ("another formula", {"rstd = tl.rsqrt(": "rstd = tl.sqrt("}, "multiplied by the root"),
+        ("another formula", {"y = centred * rstd": "y = x * rstd"}, "x for x - mean in the numerator"),
+        ("owner", {"tl.program_id(0)": "tl.program_id(1)"}, r"never calls tl\.program_id\(0\)"),
+    ),
+    *mistakes_in(
+        "15_capstone",
+        (
+            "another formula",
+            {"tensors = (x, gate, residual,": "tensors = (x, residual, gate,"},
+            "gate and residual exchanged",
+        ),
+        (
+            "another formula",
+            {"h = x * gate * tl.sigmoid(gate)": "h = x * gate * tl.sigmoid(gate) + residual"},
+            "before the norm and after it",
+        ),
+        ("another formula", {"grad_h * x * s * (1.0": "grad_h * gate * s * (1.0"}, "gate's gradient with gate for x"),
+        (
+            "another formula",
+            {"tl.sum(along * h_hat, axis=0) / cols": "tl.sum(along * h_hat, axis=0)"},
+            "with their mean not divided by n",
+        ),
+        (
+            "owner",
+            {"exists, at = col < cols, tl.program_id(0)": "exists, at = col < cols, tl.program_id(1)"},
+            r"never calls tl\.program_id\(0\)",
+        ),
+        (
+            "count",
+            {"100 * (1 - least / unfused)": "1 - least / unfused"},
+            "a fraction, and a percentage is asked for",
+            "too small",
+        ),
+    ),
 ]
 
 
@@ -1005,7 +1340,7 @@ def verdicts(
             outcome = exercise.run_check(check, {}, folder)
             if outcome.state in (FAIL, ERROR):
                 found = [(check, outcome)]
-                if check in LIKE:
+                if LIKE.get(check) in hidden:
                     found.append((LIKE[check], exercise.run_check(LIKE[check], {}, folder)))
                 return found
     return [("public", None)]

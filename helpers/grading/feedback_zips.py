@@ -5,9 +5,10 @@
     feedback_canvas.zip    Assignment > Upload Submissions
 
 Moodle reads the part of a path that has the form name_participant_assignsubmission_file (importziplib.php of
-moodle/moodle, mod/assign/feedback/file). Canvas reads name_user_attachment_rest, with _LATE after the name for a late
-hand-in, and only accepts attachments that came from Canvas (infer_comment_context_from_filename of
-instructure/canvas-lms). So each platform gets back the prefixes that it gave the files.
+moodle/moodle, mod/assign/feedback/file); before version 4.1 it also wants the "_" that its own downloads have after it.
+Canvas reads name_user_attachment_rest, with _LATE after the name for a late hand-in, and only accepts attachments that
+came from Canvas (infer_comment_context_from_filename of instructure/canvas-lms). So each platform gets back the
+prefixes that it gave the files.
 """
 
 import io
@@ -16,8 +17,8 @@ import zipfile
 from collections.abc import Iterable
 
 PREFIXES = {
-    "moodle": re.compile(r"(?:^|/)([^/]+_\d+_assignsubmission_file)(?:_|/)"),
-    "canvas": re.compile(r"(?:^|/)([^/_]+(?:_LATE)?_\d+_\d+)_[^/]*$", re.IGNORECASE),
+    "moodle": re.compile(r"(?:^|/)([^/]+_\d+_assignsubmission_file(?:_/|_|/))"),
+    "canvas": re.compile(r"(?:^|/)([^/_]+(?:_LATE)?_\d+_\d+_)[^/]*$", re.IGNORECASE),
 }
 THE_SAME_TIME = (1980, 1, 1, 0, 0, 0)  # so that the same pages give the same zip
 
@@ -50,9 +51,8 @@ def pages_for(platform: str, pages: dict[str, str], paths: dict[str, list[str]])
         pages: student -> page.
         paths: student -> the paths of the hand-ins, as the platform's download named them.
     """
-    between = "/" if platform == "moodle" else "_"
     return {
-        f"{prefix}{between}feedback.html": page
+        f"{prefix}feedback.html": page
         for student, page in pages.items()
         for prefix in prefixes(platform, paths.get(student, ()))
     }

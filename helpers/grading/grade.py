@@ -15,7 +15,7 @@ from helpers.grading.judge import Judge
 from helpers.grading.sandbox import KERNEL_NAME, kernelspecs
 from helpers.learning.notebook_runner import CellRun, run_cells
 from helpers.learning.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS
-from helpers.learning.submission import answers_in, left_out_of, parsed_notebook
+from helpers.learning.submission import answers_in, in_words, left_out_of, parsed_notebook
 from helpers.learning.submission_policy.screening import Screened, needing, refusal_behind, run_instead, screened
 
 INVALID, REFUSED = "invalid", "refused"
@@ -97,7 +97,7 @@ def grade(content: bytes, name: str, judge: Judge, junit: Path | None = None) ->
     unreadable = "".join(f"{why}\n" for why in found.unreadable.values())
     checks = []
     for check in exercise.checks:
-        state, message = verdicts.get(check) or without_verdict(runs, check)
+        state, message = verdicts.get(check) or without_verdict(runs, check, exercise)
         if state == ERROR and (why := refusal_behind(message, found, exercise.cells)):
             state, message = REFUSED, str(why)
         checks.append(checked(exercise, check, state, unreadable * (state == ERROR) + message))
@@ -181,11 +181,13 @@ def compiles(source: str) -> bool:
     )
 
 
-def without_verdict(runs: dict[str, CellRun], check: str) -> tuple[str, str]:
+def without_verdict(runs: dict[str, CellRun], check: str, exercise: Exercise) -> tuple[str, str]:
     """Return the state and message of a check whose cell didn't finish."""
     if runs[check].problem != CellRun().problem:
         return ERROR, f"it {runs[check].problem}"
-    broken = next((f"the cell {name!r} {run.problem}" for name, run in runs.items() if run.problem), "an earlier cell")
+    cells = {cell["id"]: cell for cell in exercise.cells}
+    problems = (f"{in_words(cells[name])} {run.problem}" for name, run in runs.items() if run.problem)
+    broken = next(problems, "an earlier cell stopped")
     return ERROR, f"not run: {broken}"
 
 

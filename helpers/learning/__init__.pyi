@@ -41,6 +41,7 @@ from .checks.mistaken_formulas import LAYER_NORM_MISTAKES as LAYER_NORM_MISTAKES
 from .checks.mistaken_formulas import LINEAR_MISTAKES as LINEAR_MISTAKES
 from .checks.mistaken_formulas import RESIDUAL_NORM_MISTAKES as RESIDUAL_NORM_MISTAKES
 from .checks.mistaken_formulas import SCORES_MISTAKES as SCORES_MISTAKES
+from .checks.mistaken_formulas import SILU_NORM_MISTAKES as SILU_NORM_MISTAKES
 from .checks.mistaken_formulas import SPLIT_MISTAKES as SPLIT_MISTAKES
 from .checks.mistaken_formulas import TOPK_MISTAKES as TOPK_MISTAKES
 from .checks.numbers import check_counts as check_counts

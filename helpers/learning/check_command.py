@@ -11,7 +11,7 @@ from helpers.learning import progress
 from helpers.learning.notebook_runner import CellRun, run_cells
 from helpers.learning.outcome import ERROR, FAIL, MIME, NOT_ATTEMPTED, PASS
 from helpers.learning.progress import of_hidden_checks
-from helpers.learning.submission import Submission, read_submission, up_to_the_last_check
+from helpers.learning.submission import Submission, in_words, read_submission, up_to_the_last_check
 from helpers.learning.submission_policy.screening import refusal_behind, run_instead, screened
 
 CELL_TIMEOUT = 60.0  # seconds; a check takes under five
@@ -68,7 +68,8 @@ def results_of(submission: Submission, cell_timeout: float = CELL_TIMEOUT) -> li
     needed = {cell["id"] for cell in submission.original if "points" not in cell} - submission.answers.keys()
     answers = submission.answers | {answer: run_instead(why) for answer, why in found.refused.items()}
     runs = run_cells(assembled(replace(submission, answers=answers)), needed, cell_timeout)
-    broken = {name: f"the cell {name!r} {run.problem}" for name, run in runs.items() if run.problem}
+    cells = {cell["id"]: cell for cell in submission.original}
+    broken = {name: f"{in_words(cells[name])} {run.problem}" for name, run in runs.items() if run.problem}
     stopped = next(iter(broken.values()), "")
     unmade = {answer: broken[answer] for answer in submission.answers if answer in broken}
     results = []
@@ -117,9 +118,8 @@ def report(submission: Submission, results: list[CheckResult]) -> str:
     kept = points - sum(result.points for result in shown)
     lines.append(f"  {sum(result.earned for result in shown):g} of {points:g} points{of_hidden_checks(kept)}")
     if submission.left_out:
-        lines.append(
-            f"  Not taken: {submission.left_out} code cells that you added or changed outside the answer cells."
-        )
+        cells = "1 code cell" if submission.left_out == 1 else f"{submission.left_out} code cells"
+        lines.append(f"  Not taken: {cells} that you added or changed outside the answer cells.")
     return "\n".join(lines)
 
 
@@ -142,5 +142,6 @@ def check_notebook(path: str | Path, cell_timeout: float = CELL_TIMEOUT) -> int:
     states = {
         result.check: ERROR if result.state == REFUSED else result.state for result in results if result.state != HIDDEN
     }
-    progress.record(Path(path), states, submission.answers)
+    if not_kept := progress.record(Path(path), states, submission.answers):
+        print(f"  {not_kept}")
     return 0 if all(result.state in (PASS, HIDDEN) for result in results) else 1

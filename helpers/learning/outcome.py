@@ -185,6 +185,12 @@ def described(error: Exception, answer: Callable) -> tuple[str, str]:
         if place := getattr(cause, "place", None):
             line = quoted_line(*place)
             message = message.replace(f", line {place[1]}, `{linecache.getline(*place).strip()}`", "")
+    # A value loaded from outside a tensor is no number that a program can go on with: that comes first.
+    for hazard in next((each.hazards for each in causes(error) if getattr(each, "hazards", ())), ()):
+        if hazard.kind in ("out-of-bounds read", "uninitialised read"):
+            message = f"{hazard.kind} of {hazard.where}, elements: {hazard.elements}\nand then {message}"
+            line = quoted_line(hazard.file, hazard.line)
+            break
     return message, line or "the line that this names"
 
 
@@ -206,5 +212,8 @@ def innermost_line(trace: TracebackType | None, filename: str | None) -> str:
 
 
 def quoted_line(filename: str, number: int) -> str:
-    """Quote a source line in words: "your line 7, `y = x`"."""
-    return f"your line {number}, `{linecache.getline(filename, number).strip()}`"
+    """Quote a source line in words: "your line 7, `y = x`"; of a call that begins there, its first argument too."""
+    line = linecache.getline(filename, number).strip()
+    if line.endswith("("):
+        line += f"{linecache.getline(filename, number + 1).strip()} ..."
+    return f"your line {number}, `{line}`"

@@ -77,8 +77,8 @@ class Progress:
 # Keeping
 
 
-def record(notebook: Path, states: dict[str, str], answers: dict[str, str]) -> None:
-    """Save the states of checks; do nothing if the notebook's folder is not writable.
+def record(notebook: Path, states: dict[str, str], answers: dict[str, str]) -> str:
+    """Save the states of checks and return ""; if the notebook's folder is not writable, return why nothing was saved.
 
     Args:
         notebook: the exercise notebook.
@@ -87,16 +87,19 @@ def record(notebook: Path, states: dict[str, str], answers: dict[str, str]) -> N
     """
     course = course_of(notebook)
     if course is None:
-        return
+        return ""
     place = place_of(notebook, course["exercise"])
     now = {"answers": digest_of(answers), "when": int(time.time())}
     kept = kept_in(place) | {check: {"state": state, **now} for check, state in states.items()}
-    with contextlib.suppress(OSError):
+    try:
         place.parent.mkdir(exist_ok=True)
         # Written next to the file and moved, so that no reader sees half of it.
         beside = place.with_suffix(f".{os.getpid()}")
         beside.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
         beside.replace(place)
+    except OSError as error:
+        return f"Not kept for `fusion progress`: {place.parent} cannot be written ({error.strerror})."
+    return ""
 
 
 def kept_in(place: Path) -> dict[str, dict]:
@@ -170,11 +173,28 @@ def report(folder: Path) -> str:
     Raises:
         FileNotFoundError: there is none; one line.
     """
-    found = [each for path in sorted(folder.glob("*.ipynb")) if (each := progress_of(path)) is not None]
+    found: dict[str, Progress] = {}
+    others = []
+    # An exercise under its own name comes before its copies.
+    for path in sorted(folder.glob("*.ipynb"), key=lambda path: (path.stem != exercise_in(path), path.name)):
+        each = progress_of(path)
+        if each is not None and each.exercise in found:
+            others.append(f"{path.name} is not counted: it is another copy of {each.exercise}.")
+        elif each is not None:
+            found[each.exercise] = each
+        elif read(path) is None:
+            others.append(f"{path.name} cannot be read: save it again from JupyterLab.")
     if not found:
         raise FileNotFoundError(f"{folder} holds no exercise: pass the folder of the exercise notebooks")
-    total = in_all(found)
-    return "\n".join([*map(str, found), f"{'':28} {total}", f"Kept in {folder / FOLDER}."])
+    kept = folder / FOLDER
+    where = f"Kept in {kept}." if kept.is_dir() else f"Nothing is kept in {kept} yet."
+    lines = [str(found[exercise]) for exercise in sorted(found)]
+    return "\n".join([*lines, f"{'':28} {in_all(list(found.values()))}", *others, where])
+
+
+def exercise_in(notebook: Path) -> str:
+    """The name of the exercise in a notebook; "" if it is none."""
+    return (course_of(notebook) or {}).get("exercise", "")
 
 
 def in_all(found: list[Progress]) -> str:

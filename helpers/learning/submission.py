@@ -75,12 +75,22 @@ def up_to_the_last_check(cells: list[dict]) -> list[dict]:
     return cells[: 1 + max(place for place, cell in enumerate(cells) if "points" in cell)]
 
 
+def in_words(cell: dict) -> str:
+    """Name a cell as learners know it: an answer or a check by its grade_id, another by its first line."""
+    if cell["answer"] or "points" in cell:
+        return f"the cell {cell['id']!r}"
+    lines = [line.strip() for line in cell["source"].splitlines()]
+    first = next((line for line in lines if line and not line.startswith("#")), "")
+    return f"the cell that begins with `{first[:60]}`"
+
+
 def left_out_of(notebook: dict, answers: dict[str, str], original: list[dict]) -> int:
-    """Count code cells that were added, or changed outside the answers."""
+    """Count code cells that were added, or changed outside the answers; a solution's hidden checks are neither."""
     unchanged = {cell["source"].strip() for cell in original}
+    hidden = {cell["id"] for cell in original if "points" in cell and cell.get("pass", "shown") is None}
     return sum(
         cell["cell_type"] == "code"
-        and grade_id_of(cell) not in answers
+        and grade_id_of(cell) not in answers.keys() | hidden
         and bool(text_of(cell).strip())
         and text_of(cell).strip() not in unchanged
         for cell in notebook["cells"]

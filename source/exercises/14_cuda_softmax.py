@@ -119,8 +119,8 @@ try:
     print(kernel[3, made["threads"]].resources)
 except NotImplementedError:
     print("nothing to try yet")
-except (RuntimeError, TypeError, ValueError) as error:
-    print(error)
+except Exception as error:
+    print(f"{type(error).__name__}: {error}")
 
 # %% [markdown]
 # ## Checks

@@ -1,9 +1,11 @@
 """`fusion grade` on a class: what is found, what is kept, what is reported, and what survives a run that stops."""
 
+import copy
 import csv
 import json
 import multiprocessing
 import os
+import random
 import re
 import shutil
 import stat
@@ -11,9 +13,11 @@ import subprocess
 import sys
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import answers
 import attacks
 import psutil
 import pytest
@@ -25,6 +29,7 @@ from helpers.instruments.diagnosis import Diagnosis, bubblewrap
 
 NAME = attacks.NAME
 NOTEBOOK = f"{NAME}.ipynb"
+ROOT = Path(__file__).parents[2]
 needs_sandbox = pytest.mark.skipif(bool(bubblewrap().remedy), reason="needs bubblewrap: apt-get install bubblewrap")
 
 
@@ -280,6 +285,72 @@ def test_an_appeal_is_graded_again_exactly(graded_class, tmp_path, capsys):
     assert main([*arguments, "--seed", str(json.loads((out / "run.json").read_text())["seed"])]) == 0
     (first, again) = (results(folder)["loud"] for folder in (out, tmp_path / "again"))
     assert first | {"seconds": 0} == again | {"seconds": 0}
+
+
+@needs_sandbox
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_a_class_of_20_is_graded_twice_with_equal_results(tmp_path, monkeypatch, capsys):
+    """In another order, and with other numbers of jobs: of right and wrong answers, and of refused and damaged ones."""
+    handed_in = class_of_20(tmp_path / "class")
+    grade_all = ["grade", str(tmp_path / "class"), "--seed", "20"]
+    assert main([*grade_all, "--out", str(tmp_path / "first"), "--jobs", "2"]) == 0
+    in_order = run.class_in
+
+    def shuffled(*given):
+        students = in_order(*given)
+        found = random.Random(0).sample(students.found, len(students.found))
+        assert found != list(students.found)
+        return replace(students, found=tuple(found))
+
+    monkeypatch.setattr(run, "class_in", shuffled)
+    assert main([*grade_all, "--out", str(tmp_path / "second"), "--jobs", "1"]) == 0
+    first, second = (graded_json(tmp_path / each) for each in ("first", "second"))
+    assert len(first) == len(handed_in) == 20
+    assert first == second
+    assert {check["state"] for each in first.values() for check in each["result"]["checks"]} >= {
+        "pass", "fail", "not attempted", "refused", "invalid",
+    }  # fmt: skip
+    for name in ("grades.csv", "totals.csv"):
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+
+
+def class_of_20(folder: Path) -> list[Path]:
+    """Five hand-ins of each of four exercises: the model answer, the stub, a damaged one, and two wrong or refused."""
+    handed_in = []
+    for exercise in ("01_roofline", "02_count_the_bytes", "03_fused_add_gelu", "07_register_budget"):
+        model, stub = (
+            json.loads((ROOT / kind / f"{exercise}.ipynb").read_text()) for kind in ("solutions", "exercises")
+        )
+        wrong, other = [each for each in answers.answers_in(answers.FOLDER / exercise) if each.wrong][:2]
+        refused = {name: f"import os\n{source}" for name, source in other.cells.items()}
+        contents = {
+            "model": model,
+            "stub": stub,
+            "damaged": json.dumps(model).encode()[:-100],
+            "wrong": answers_in_notebook(stub, wrong.cells),
+            "refused": answers_in_notebook(stub, refused),
+        }
+        handed_in += [put(folder, f"{who} {exercise[:2]}/{exercise}.ipynb", what) for who, what in contents.items()]
+    return handed_in
+
+
+def answers_in_notebook(notebook: dict, cells: dict[str, str]) -> dict:
+    """The notebook with these answers in it, grade_id -> source."""
+    notebook = copy.deepcopy(notebook)
+    for cell in notebook["cells"]:
+        cell["source"] = cells.get(cell["metadata"].get("nbgrader", {}).get("grade_id"), cell["source"])
+    return notebook
+
+
+def graded_json(out: Path) -> dict[str, dict]:
+    """Student -> the result as it is kept, without its times."""
+    found = {}
+    for path in (out / "results").glob("*/*_*.json"):
+        kept = json.loads(path.read_text())
+        kept["result"].pop("seconds")
+        found[kept["student"]] = kept
+    return found
 
 
 def test_only_one_exercise():

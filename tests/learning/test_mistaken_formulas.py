@@ -39,8 +39,9 @@ def gated(x, residual, gate, weight, eps):
         (backward, mistaken_formulas.BACKWARD_MISTAKES, gradient_cases(0)),
         (mistaken_formulas._split_decode, mistaken_formulas.SPLIT_MISTAKES, split_cases(0)),
         (gated, mistaken_formulas.GATED_NORM_MISTAKES, norm_cases(3, 1, seed=0)),
+        (mistaken_formulas._silu_times, mistaken_formulas.SILU_NORM_MISTAKES, norm_cases(2, 1, seed=0)),
     ],
-    ids=["linear", "flash", "backward", "splits", "gated norm"],
+    ids=["linear", "flash", "backward", "splits", "gated norm", "norm and silu"],
 )
 def test_each_formula_differs_from_its_exercises(reference, formulas, cases):
     assert all(values.would_pass(reference, reference, case) for case in cases)

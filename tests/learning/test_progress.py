@@ -75,8 +75,21 @@ def test_what_was_not_written_here_counts_for_nothing(tmp_path, kept):
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path):
     notebook = put(tmp_path)
     (tmp_path / ".progress").write_text("in the way")
-    progress.record(notebook, {"product": "pass"}, answers_in(notebook))
+    said = progress.record(notebook, {"product": "pass"}, answers_in(notebook))
+    assert said == f"Not kept for `fusion progress`: {tmp_path / '.progress'} cannot be written (File exists)."
     assert progress.progress_of(notebook).states == {}
+    assert progress.report(tmp_path).endswith(f"Nothing is kept in {tmp_path / '.progress'} yet.")
+
+
+def test_a_copy_of_an_exercise_is_not_counted_again(tmp_path):
+    notebook = put(tmp_path)
+    copy = notebook.with_name("01_roofline-Copy1.ipynb")
+    copy.write_bytes(notebook.read_bytes())
+    progress.record(notebook, {"product": "pass"}, answers_in(notebook))
+    edit(copy, "product-answer", "def product():\n    pass")
+    said = progress.report(tmp_path)
+    assert "\n                             1 of 10 points (2 of them" in said
+    assert "01_roofline-Copy1.ipynb is not counted: it is another copy of 01_roofline." in said
 
 
 def test_the_command_lists_every_exercise(tmp_path, capsys):
@@ -86,7 +99,8 @@ def test_the_command_lists_every_exercise(tmp_path, capsys):
     (tmp_path / "torn.ipynb").write_text("{")
     assert main(["progress", str(tmp_path)]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in said] == ["01_roofline", "03_fused_add_gelu", "0", "Kept"]
+    assert [line.split()[0] for line in said] == ["01_roofline", "03_fused_add_gelu", "0", "torn.ipynb", "Nothing"]
+    assert "torn.ipynb cannot be read: save it again from JupyterLab." in said
     assert main(["progress", str(tmp_path / "none")]) == 2
     assert "holds no exercise" in capsys.readouterr().err
 

@@ -68,6 +68,8 @@ def measure(fn: Callable, *args, device: str | Device | None = None) -> Traffic:
         device: for launchers that ask how many multiprocessors the GPU has: a name in DEVICES, or a Device. Where not
             given, the GPU of the tensors; without one the H200, which the course refers to.
 
+    An exception of fn is raised with `hazards`, those seen before it: one may be its cause.
+
     Raises:
         TypeError: fn is not callable or comes from torch.compile, or uses a tensor that is sparse or nested.
         ValueError: a kernel was launched with no tensor, or `device` is unknown or no GPU.
@@ -83,8 +85,12 @@ def measure(fn: Callable, *args, device: str | Device | None = None) -> Traffic:
         if tensor.layout is torch.strided and not tensor.is_nested:  # others matter only where they are used
             ledger.name(tensor, name, given=True)
     triton = TritonMeter(ledger, _multiprocessors(device))
-    with runtime.observed(triton), observers.observed(CudaMeter(ledger)), EagerMeter(ledger):
-        result = fn(*args)
+    try:
+        with runtime.observed(triton), observers.observed(CudaMeter(ledger)), EagerMeter(ledger):
+            result = fn(*args)
+    except Exception as error:
+        error.hazards = Traffic.of(ledger, None).hazards
+        raise
     for path, tensor in _leaves(result):
         ledger.name_result(tensor, f"result{path}")
     return Traffic.of(ledger, result)

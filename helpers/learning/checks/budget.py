@@ -48,7 +48,8 @@ def check_budget(
             try:
                 resources = compiled(question, chosen, device)
             except ValueError as error:
-                raise AnswerError(f"{asked}: {error}", "the settings") from None
+                sizes = " and ".join(name for name in settings if name != "num_warps")
+                raise AnswerError(f"{asked}: {error}", f"the settings that it depends on: {sizes}") from None
             require_resources(resources, occupancy, asked)
             if wide:
                 require_wide_accesses(resources, asked)

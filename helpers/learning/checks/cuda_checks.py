@@ -25,6 +25,10 @@ MAX_LINES_SHOWN = 12  # of the compiler's messages
 NAME = re.compile(r"\w{1,60}(<[\w ,]{1,60}>)?")
 KEYS = {"source", "kernel", "threads"}
 FIRST_WRONG = "the first element that differs: its row's maximum, its sum, and the values of threads past its end"
+OF_NAN = (
+    "where the NaN comes from: an exponential that overflows, inf / inf, 0 / 0, or -inf - -inf where a thread has no "
+    "element of the row"
+)
 softmax_of_rows = functools.partial(torch.softmax, dim=-1)
 
 
@@ -55,7 +59,7 @@ def check_cuda_rows(answer: Callable, reference: Callable, columns: Iterable[int
     for width, scale in itertools.product(widths, scales):
         traffic, x, y = run(answer, width, scale)
         require_no_cuda_hazards(traffic, width, ("out-of-bounds", "misaligned"))
-        require_right_values(x, y, reference, f"{width} columns, x of deviation {scale:g}")
+        require_right_values(traffic, x, y, reference, f"{width} columns, x of deviation {scale:g}")
     return f"right on rows of {', '.join(map(str, widths))}."
 
 
@@ -72,7 +76,7 @@ def check_cuda_memory_safety(answer: Callable, columns: Iterable[int], reference
     for width in widths:
         traffic, x, y = run(answer, width)
         require_no_cuda_hazards(traffic, width)
-        require_right_values(x, y, reference, f"{width} columns")
+        require_right_values(traffic, x, y, reference, f"{width} columns")
     for width in LARGE_COLUMNS:
         require_large_offsets(answer, reference, width)
     return f"the sanitizer found nothing on rows of {', '.join(map(str, widths))}."
@@ -99,7 +103,7 @@ def check_cuda_traffic(answer: Callable, columns: Iterable[int], reference: Call
                 f"{width} columns: {traffic.bank_conflicts} bank conflicts in {traffic.shared_requests} requests",
                 "which words of shared memory the lanes of a warp ask for together",
             )
-        require_right_values(x, y, reference, f"{width} columns")
+        require_right_values(traffic, x, y, reference, f"{width} columns")
     return "x is read once, y is written once, no bank conflicts."
 
 
@@ -129,7 +133,7 @@ def check_cuda_code(
                 "float4, or a struct of four floats with alignas(16)",
             )
         traffic, x, y = launched(chosen, kernel, width)
-        require_right_values(x, y, reference, f"{width} columns")
+        require_right_values(traffic, x, y, reference, f"{width} columns")
         if width % (4 * WARP) == 0:
             require_wide_accesses(traffic, x, width)
     return "no spills, no stack, wide loads where rows are aligned."
@@ -138,8 +142,8 @@ def check_cuda_code(
 def require_large_offsets(answer: Callable, reference: Callable, columns: int) -> None:
     """Raise AnswerError if the kernel can't reach a row past 2^31 elements."""
     chosen, kernel = compiled(answer, columns)
-    _, x, y = launched(chosen, kernel, columns)
-    require_right_values(x, y, reference, f"{columns} columns")
+    traffic, x, y = launched(chosen, kernel, columns)
+    require_right_values(traffic, x, y, reference, f"{columns} columns")
     where = f"{columns} columns, rows from {LARGE:,} on"
     remedy = "a row's first element: blockIdx.x * columns passes 2^31; write (long long)blockIdx.x * columns"
     try:
@@ -148,7 +152,7 @@ def require_large_offsets(answer: Callable, reference: Callable, columns: int) -
         raise AnswerError(f"rows from {LARGE:,} on: {error}", remedy) from None
     for hazard in traffic.hazards:
         raise AnswerError(f"{where}: {hazard}", remedy)
-    require_right_values(x, y, reference, where, remedy)
+    require_right_values(traffic, x, y, reference, where, remedy)
 
 
 def require_wide_accesses(traffic: Traffic, x: torch.Tensor, width: int) -> None:
@@ -179,6 +183,9 @@ def compiled(answer: Callable, width: int, device: str = "H100") -> tuple[dict, 
         raise AnswerError(f"{str(name)[:60]!r} is not a kernel's name: write softmax or softmax<4>", "kernel")
     if type(threads) is not int or threads % 32 or not 32 <= threads <= MAX_THREADS:
         raise AnswerError(f"threads is {threads!r}: expected whole warps, 32 to {MAX_THREADS}", "threads")
+    short = name.partition("<")[0]
+    if not re.search(rf"\b{short}\b", source):
+        raise AnswerError(f"there is no kernel {short!r} in the source", 'kernel: the name after "__global__ void"')
     try:
         # In the grading a submission's text is compiled and launched in a process that holds nothing else.
         return chosen, getattr(answer, "cuda_kernel", cuda_kernel)(source, name, device=device)
@@ -212,19 +219,37 @@ def launched(
 
 
 def require_right_values(
-    x: torch.Tensor, y: torch.Tensor, reference: Callable, where: str, look_at: str = FIRST_WRONG
+    traffic: Traffic, x: torch.Tensor, y: torch.Tensor, reference: Callable, where: str, look_at: str = ""
 ) -> None:
     """Raise AnswerError if y is further from the reference than twice PyTorch's own error."""
     expected = reference(x)
     wrong = differs(y, reference(x.double()), expected)
     if wrong.any():
         said = f"{where}: {described_difference(y, expected, wrong)}"
+        look_at = look_at or likely_place(traffic, y, expected, wrong)
         for other, formula in UNLIKE.items():
             if not differs(y, formula(x.double()), formula(x)).any():
                 said = f"{said}\nthese are the values of {other}, not of the formula asked for"
                 look_at = "the formula at the top of this exercise, next to yours"
                 break
         raise AnswerError(said, look_at)
+
+
+def likely_place(traffic: Traffic, y: torch.Tensor, expected: torch.Tensor, wrong: torch.Tensor) -> str:
+    """Where to look: at what was never stored, at NaN, or at the sum where a whole row is off by one factor."""
+    missing = (y.nbytes - traffic.unique_written) // y.itemsize
+    if missing > 0 and y.isnan().any():
+        return f"the stores: {missing} elements of y were never written"
+    row, column = wrong.nonzero()[0].tolist()
+    if y[row, column].isnan():
+        return OF_NAN
+    seen = expected[row] > 1e-30
+    factors = y[row][seen].double() / expected[row][seen].double()
+    factor = factors.median().item()
+    if len(factors) > 1 and 0 < factor < torch.inf and (factors / factor - 1).abs().max() < 1e-4:
+        size, why = ("small", "what is missing in it") if factor > 1 else ("large", "what does not belong in it")
+        return f"the sum, which is too {size}: every element of row {row} is {factor:.4g} times the right one; {why}"
+    return FIRST_WRONG
 
 
 def require_no_cuda_hazards(traffic: Traffic, width: int, kinds: tuple[str, ...] = ("",)) -> None:

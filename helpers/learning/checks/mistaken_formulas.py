@@ -202,6 +202,17 @@ def _other_gate(x, weight, bias, activation):
     return s * (1.702 * s).sigmoid() if activation == "silu" else ACTIVATIONS[activation](s)
 
 
+def _first_slice_again(x, weight, bias, activation, slice_of: int):
+    """The first products of each sum as often as the sum has slices."""
+    s = functional.linear(x[:, :slice_of], weight[:, :slice_of]) * -(-x.shape[1] // slice_of)
+    return ACTIVATIONS[activation](s + bias)
+
+
+def _twice_gelu(x, weight, bias, activation):
+    s = functional.linear(x, weight, bias)
+    return ACTIVATIONS[activation](s) * (2 if activation == "gelu" else 1)
+
+
 LINEAR_MISTAKES: dict[str, Callable] = {
     "the formula without the bias": lambda x, w, b, act: ACTIVATIONS[act](functional.linear(x, w)),
     "the formula without the activation": lambda x, w, b, act: functional.linear(x, w, b),
@@ -211,6 +222,8 @@ LINEAR_MISTAKES: dict[str, Callable] = {
     "sigmoid(s) instead of s sigmoid(s)": _sigmoid_for_silu,
     "s sigmoid(1.702 s) instead of s sigmoid(s)": _other_gate,
     "the formula with silu and gelu exchanged": _gelu_as_silu,
+    "the formula without gelu's factor 1/2": _twice_gelu,
+    **{f"the first slice of {n} products in every step": partial(_first_slice_again, slice_of=n) for n in SLICES},
     **{f"a sum over the first {n} products alone": partial(_linear, first=n) for n in SLICES},
     **{f"a sum over the last slice of {n} products alone": partial(_linear, last=n) for n in SLICES},
 }
@@ -342,6 +355,7 @@ SCORES_MISTAKES: dict[str, Callable] = {
     **{said: partial(_masked, seen=seen) for said, seen in SEEN.items()},
     NOT_DIVIDED: partial(_masked, divided=False),
     BASE_2: partial(_masked, base=2.0),
+    "the formula with the keys that are not valid": lambda q, k, valid: _masked(q, k, valid == 0),
     "the formula with queries and keys exchanged in the result": lambda q, k, valid: _masked(q, k, valid).mT,
 }
 
@@ -393,6 +407,7 @@ TOLD_ORDERS = {
     "the last tile alone": "last tile",
 }
 FLASH_MISTAKES: dict[str, Callable] = {
+    "the formula with k for v": lambda q, k, v, causal: _attention(q, k, k, causal),
     **{said: partial(_attention, scale=scale) for said, scale in SCALES.items()},
     "the formula without the causal mask": lambda q, k, v, causal: _attention(q, k, v, False),
     "the formula with j < i for j <= i": partial(_attention, diagonal=-1),
@@ -409,16 +424,24 @@ FLASH_MISTAKES: dict[str, Callable] = {
 # Exercise 17: (q, k, v, bounds)
 
 
-def _splits(q, k, v, bounds, scale, block: int, order: str, past_the_end: bool):
-    """Return each split's maximum, sum and values, with a mistake in its loop over blocks of keys."""
+def _splits(q, k, v, bounds, scale, block=2**30, order="", past_the_end=False, cut=(0, 0), zeros=False):
+    """Return each split's maximum, sum and values, with a mistake in its loop over blocks of keys.
+
+    `cut`: keys left out at each split's start and end; `zeros`: whether each score missing in the last block counts
+    as 0.
+    """
     s = (_wide(q)[:, None] * _wide(k)).sum(-1) * scale(q.shape[-1])
     found = []
     for first, last in itertools.pairwise(bounds.tolist()):
         peak = s.new_full((len(s), 1), -torch.inf)
         total, acc = torch.zeros_like(peak), torch.zeros_like(_wide(q))
+        first, last = first + cut[0], last - cut[1]
         for start in range(first, last, block):
             end = start + block if past_the_end else min(start + block, last)
             tile, values = s[:, start:end], _wide(v)[:, start:end]
+            if zeros:
+                missing = block - tile.shape[1]
+                tile, values = functional.pad(tile, (0, missing)), functional.pad(values, (0, 0, 0, missing))
             grown = torch.maximum(peak, tile.amax(-1, keepdim=True))
             e, shrink = torch.exp(tile - grown), torch.exp(peak - grown)
             total = total * (1 if order in ("sum not shrunk", "nothing shrunk") else shrink) + e.sum(-1, keepdim=True)
@@ -432,12 +455,10 @@ def _merged(share, total, acc):
     return (share * acc).sum(1), (share * total).sum(1)
 
 
-def _split_decode(
-    q, k, v, bounds, merge=_merged, scale=lambda dim: dim**-0.5, block=2**30, order="", past_the_end=False
-):
+def _split_decode(q, k, v, bounds, merge=_merged, scale=lambda dim: dim**-0.5, **loop):
     """Merge splits: `merge` turns each split's exp(its maximum - the largest), sum and values into a numerator and a
     denominator."""
-    peak, total, acc = _splits(q, k, v, bounds, scale, block, order, past_the_end)
+    peak, total, acc = _splits(q, k, v, bounds, scale, **loop)
     share = torch.exp(peak - peak.amax(1, keepdim=True).clamp(min=-1e30))
     above, below = merge(share, total, acc)
     return (above / torch.where(below == 0, 1.0, below)).to(q.dtype)
@@ -481,9 +502,14 @@ SPLIT_MISTAKES: dict[str, Callable] = {
             "the sum never rescaled when a split's maximum grows": {"order": "sum not shrunk"},
             "neither acc nor the sum rescaled when a split's maximum grows": {"order": "nothing shrunk"},
             "splits whose last block goes past their end": {"past_the_end": True},
+            "scores of 0 for what a split's last block has past its end": {"zeros": True},
         }.items()
         for keys in TILES
     },
+    "splits without their first key": partial(_split_decode, cut=(1, 0)),
+    "splits without their last key": partial(_split_decode, cut=(0, 1)),
+    "the formula with k for v": lambda q, k, v, bounds: _split_decode(q, k, k, bounds),
+    "splits without keys, whose maximum is still -inf": lambda q, k, v, bounds: torch.zeros_like(q),
 }
 
 
@@ -504,11 +530,12 @@ class _NormBackward:
         self.slope = self.gate + 1.702 * self.z * self.gate * (1 - self.gate)
         self.grad_z = self.grad_y * self.slope
 
-    def gradients(self, grad_z=None, along=None, mean=True, stretch=True, rstd=None, of_weight=None, of_bias=None):
+    def gradients(self, grad_z=None, along=None, mean=1, stretch=1, rstd=None, of_weight=None, of_bias=None):
+        """`mean` and `stretch` are factors of the two means."""
         grad_z = self.grad_z if grad_z is None else grad_z
         along = grad_z * self.weight if along is None else along
-        off = along.mean(-1, keepdim=True) if mean else 0.0
-        turned = self.x_hat * (along * self.x_hat).mean(-1, keepdim=True) if stretch else 0.0
+        off = mean * along.mean(-1, keepdim=True)
+        turned = stretch * self.x_hat * (along * self.x_hat).mean(-1, keepdim=True)
         of_x = (self.rstd if rstd is None else rstd) * (along - off - turned)
         of_weight = grad_z * self.x_hat if of_weight is None else of_weight
         of_bias = grad_z if of_bias is None else of_bias
@@ -540,9 +567,13 @@ BACKWARD_MISTAKES: dict[str, Callable] = {
     ),
     "the slope of the gate without the term s": _backward(lambda of: {"grad_z": of.grad_y * (of.slope - of.gate)}),
     "the slope of the gate with a minus": _backward(lambda of: {"grad_z": of.grad_y * (2 * of.gate - of.slope)}),
-    "x's gradient without its first mean, that of g_z w": _backward(lambda of: {"mean": False}),
-    "x's gradient without its second mean, that of g_z w x_hat": _backward(lambda of: {"stretch": False}),
-    "x's gradient without either mean": _backward(lambda of: {"mean": False, "stretch": False}),
+    "x's gradient without its first mean, that of g_z w": _backward(lambda of: {"mean": 0}),
+    "x's gradient without its second mean, that of g_z w x_hat": _backward(lambda of: {"stretch": 0}),
+    "x's gradient without either mean": _backward(lambda of: {"mean": 0, "stretch": 0}),
+    "x's gradient with its first mean not divided by n": _backward(lambda of: {"mean": of.x.shape[-1]}),
+    "x's gradient with its second mean not divided by n": _backward(lambda of: {"stretch": of.x.shape[-1]}),
+    "x's gradient with its first mean added": _backward(lambda of: {"mean": -1}),
+    "x's gradient with its second mean added": _backward(lambda of: {"stretch": -1}),
     "x's gradient without the factor r": _backward(lambda of: {"rstd": 1.0}),
     "x's gradient with r squared": _backward(lambda of: {"rstd": of.rstd.square()}),
     "x's gradient without the factor w": _backward(lambda of: {"along": of.grad_z}),
@@ -563,13 +594,21 @@ BACKWARD_MISTAKES: dict[str, Callable] = {
 # Exercise 12: (x, weight, bias, eps, clip)
 
 
-def _codes(x, weight, bias, eps, clip, of_codes=None, of_scale=None, largest=None, steps=127, norm=None):
+def _codes(x, weight, bias, eps, clip, of_codes=None, of_scale=None, largest=None, steps=127, norm=None, power=-1):
     y = (norm or functional.layer_norm)(_wide(x), x.shape[-1:], _wide(weight), _wide(bias), eps)
     top = (largest or (lambda y: y.abs().amax(-1, keepdim=True)))(y).clamp_min(1e-12)
     scale = (clip if of_scale is None else of_scale) * top / steps
     step = (clip if of_codes is None else of_codes) * top / steps
-    q = (y / step).round().clamp(-127, 127).nan_to_num(0.0)
+    q = (y * step**power).round().clamp(-127, 127).nan_to_num(0.0)
     return q.to(torch.int8), scale.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _times_the_root(x, shape, weight, bias, eps):
+    return _times_deviation(x, weight, bias, eps)
+
+
+def _x_for_centred(x, shape, weight, bias, eps):
+    return _not_centred(x, weight, bias, eps)
 
 
 def _without(weight: bool, bias: bool):
@@ -584,6 +623,10 @@ INT8_MISTAKES: dict[str, Callable] = {
     "a scale that ignores clip": partial(_codes, of_scale=1.0),
     "the formula without clip": partial(_codes, of_codes=1.0, of_scale=1.0),
     "a scale with 128 for 127": partial(_codes, steps=128),
+    "a scale with 255 for 127": partial(_codes, steps=255),
+    "codes of y times the scale": partial(_codes, power=1),
+    "the formula multiplied by the root instead of divided by it": partial(_codes, norm=_times_the_root),
+    "the formula with x for x - mean in the numerator": partial(_codes, norm=_x_for_centred),
     "a scale of the largest y, not of the largest |y|": partial(_codes, largest=lambda y: y.amax(-1, keepdim=True)),
     "one scale for all rows": partial(_codes, largest=lambda y: y.abs().amax().expand(*y.shape[:-1], 1)),
     "the formula without the weight": partial(_codes, norm=_without(weight=False, bias=True)),
@@ -594,11 +637,18 @@ INT8_MISTAKES: dict[str, Callable] = {
 # Exercise 15: (x, gate, residual, weight, eps), and backward (grad_y, x, gate, weight, eps)
 
 
-def _gated(x, gate, residual, weight, eps, of_h=None, of_rms=None, of_norm=lambda n, w: n * w, after=None):
+def _centred_product(x, gate, residual):
+    h = x * functional.silu(gate)
+    return h - h.mean(-1, keepdim=True)
+
+
+def _gated(
+    x, gate, residual, weight, eps, of_h=None, of_rms=None, of_norm=lambda n, w: n * w, after=None, power: float = -0.5
+):
     wide_x, wide_gate, wide_residual = _wide(x), _wide(gate), _wide(residual)
     h = wide_x * functional.silu(wide_gate) if of_h is None else of_h(wide_x, wide_gate, wide_residual)
     mean = h.square().mean(-1, keepdim=True) if of_rms is None else of_rms(h, wide_x)
-    y = of_norm(h * torch.rsqrt(mean + eps), _wide(weight))
+    y = of_norm(h * (mean + eps) ** power, _wide(weight))
     return (y + wide_residual if after is None else after(y, wide_residual)).to(x.dtype)
 
 
@@ -614,6 +664,12 @@ BLOCK_MISTAKES: dict[str, Callable] = {
     "the residual added before the norm": partial(
         _gated, of_h=lambda x, gate, residual: x * functional.silu(gate) + residual, after=lambda y, _: y
     ),
+    "the residual added before the norm and after it": partial(
+        _gated, of_h=lambda x, gate, residual: x * functional.silu(gate) + residual
+    ),
+    "the block with gate and residual exchanged": lambda x, gate, residual, w, eps: _gated(x, residual, gate, w, eps),
+    "LayerNorm, which subtracts the mean of h": partial(_gated, of_h=_centred_product),
+    "the block multiplied by the root mean square instead of divided by it": partial(_gated, power=0.5),
 }
 
 
@@ -628,12 +684,13 @@ class _BlockBackward:
         self.rstd = torch.rsqrt(self.h.square().mean(-1, keepdim=True) + eps)
         self.h_hat = self.h * self.rstd
 
-    def gradients(self, along=None, stretch=True, rstd=None, by_gate=None, slope=None, of_weight=None):
+    def gradients(self, along=None, stretch=1, rstd=None, by_gate=None, by_x=None, slope=None, of_weight=None):
+        """`stretch` is a factor of the mean that x's and the gate's gradients subtract."""
         along = self.grad_y * self.weight if along is None else along
-        turned = self.h_hat * (along * self.h_hat).mean(-1, keepdim=True) if stretch else 0.0
+        turned = stretch * self.h_hat * (along * self.h_hat).mean(-1, keepdim=True)
         grad_h = (self.rstd if rstd is None else rstd) * (along - turned)
         of_x = grad_h * (self.gate * self.s if by_gate is None else by_gate)
-        of_gate = grad_h * self.x * (self.slope if slope is None else slope)
+        of_gate = grad_h * (self.x if by_x is None else by_x) * (self.slope if slope is None else slope)
         of_weight = self.grad_y * self.h_hat if of_weight is None else of_weight
         rows = tuple(range(of_weight.dim() - 1))
         return of_x.to(self.kind), of_gate.to(self.kind), of_weight.sum(rows).to(self.kind)
@@ -661,7 +718,12 @@ BLOCK_BACKWARD_MISTAKES: dict[str, Callable] = {
     "the gate's gradient with the slope of sigmoid": _block_backward(lambda of: {"slope": of.s * (1 - of.s)}),
     "x's gradient with sigmoid(gate) for silu(gate)": _block_backward(lambda of: {"by_gate": of.s}),
     "x's gradient without the gate": _block_backward(lambda of: {"by_gate": 1.0}),
-    "gradients in which the root mean square is a constant": _block_backward(lambda of: {"stretch": False}),
+    "the gate's gradient with gate for x": _block_backward(lambda of: {"by_x": of.gate}),
+    "gradients in which the root mean square is a constant": _block_backward(lambda of: {"stretch": 0}),
+    "the gradients of x and the gate with their mean not divided by n": _block_backward(
+        lambda of: {"stretch": of.x.shape[-1]}
+    ),
+    "the gradients of x and the gate with their mean added": _block_backward(lambda of: {"stretch": -1}),
     "the gradients of x and the gate without 1 / RMS": _block_backward(lambda of: {"rstd": 1.0}),
     "the gradients of x and the gate without the weight": _block_backward(lambda of: {"along": of.grad_y}),
     "the weight's gradient with h, not divided by its RMS": _block_backward(lambda of: {"of_weight": of.grad_y * of.h}),
@@ -671,6 +733,38 @@ BLOCK_BACKWARD_MISTAKES: dict[str, Callable] = {
     ),
     "the weight's gradient left at 0": _block_backward(lambda of: {"of_weight": 0 * of.grad_y}),
     "the gradients of x and the gate, exchanged": _x_and_gate_exchanged,
+}
+
+
+# Exercise 16: (x, up, weight, eps)
+
+
+def _silu_times(x, up, weight, eps, of_norm=None, of_gate=functional.silu, **kind):
+    """silu(rms_norm(x) weight) up, in float32, rounded once as the exercise asks."""
+    wide_x, wide_up, weight = map(_wide, (x, up, weight))
+    normed = _rms_norm(wide_x, weight, eps, **kind) if of_norm is None else of_norm(wide_x, weight, eps)
+    return (of_gate(normed) * wide_up).to(x.dtype)
+
+
+def _silu_of_the_product(x, up, weight, eps):
+    return functional.silu(_silu_times(x, up, weight, eps, of_gate=lambda y: y))
+
+
+SILU_NORM_MISTAKES: dict[str, Callable] = {
+    "the formula without the weight": partial(_silu_times, of_norm=lambda x, w, eps: _rms_norm(x, 1, eps)),
+    "the formula without SiLU": partial(_silu_times, of_gate=lambda y: y),
+    "the formula with sigmoid(y) for y sigmoid(y)": partial(_silu_times, of_gate=torch.sigmoid),
+    "the formula without up": lambda x, up, w, eps: _silu_times(x, torch.ones_like(up), w, eps),
+    "SiLU of up times the norm, as gated layers have it": lambda x, up, w, eps: _silu_times(
+        x, functional.silu(up), w, eps, of_gate=lambda y: y
+    ),
+    "SiLU after the product with up": _silu_of_the_product,
+    "the formula with the weight after SiLU": lambda x, up, w, eps: _silu_times(x, up, torch.ones_like(w), eps) * w,
+    "LayerNorm, which subtracts the mean": partial(_silu_times, of_norm=lambda x, w, eps: _layer_norm(x, w, 0, eps)),
+    "the formula with the mean square for its root": partial(_silu_times, power=-1),
+    "the formula multiplied by the root instead of divided by it": partial(_silu_times, power=0.5),
+    "the formula with the sum of squares not divided by n": partial(_silu_times, mean=torch.sum),
+    "the formula with x not divided by the root": partial(_silu_times, power=0),
 }
 
 
@@ -701,12 +795,17 @@ def _silu_before_the_norm(x, residual, gate, weight, eps):
     return _rms_norm(s * functional.silu(gate), weight, eps), s
 
 
+def _silu_of_the_norm(x, residual, gate, weight, eps):
+    return functional.silu(_rms_norm(x + residual, weight, eps)) * gate, x + residual
+
+
 GATED_NORM_MISTAKES: dict[str, Callable] = {
     "the formula without the gate": partial(_gated_norm, of_gate=torch.ones_like),
     "the formula with sigmoid(g) for g sigmoid(g)": partial(_gated_norm, of_gate=torch.sigmoid),
     "the formula with g for g sigmoid(g)": partial(_gated_norm, of_gate=lambda gate: gate),
     "the formula without the weight": partial(_gated_norm, of_norm=lambda x, r, w, eps: _rms_norm(x + r, 1, eps)),
     "the formula with the gate before the norm": _silu_before_the_norm,
+    "SiLU of the norm times g, not SiLU of g": _silu_of_the_norm,
     "the norm of x alone": partial(_gated_norm, of_norm=_normed(lambda x, r: x)),
     "the norm of the residual alone": partial(_gated_norm, of_norm=_normed(lambda x, r: r)),
     "the formula with the mean square of x for that of s": partial(

@@ -200,6 +200,8 @@ def compare_one(got: object, expected: float | str, asked: str, within: float) -
     # NaN is close to nothing.
     if not math.isclose(got, expected, rel_tol=within, abs_tol=0.0):
         look_at = LAUNCHES if asked.endswith(", launches") else times_off(got, expected)
+        if "%" in asked.rpartition(", ")[2] and math.isclose(100 * got, expected, rel_tol=1e-3):
+            look_at = "the unit: yours is a fraction, and a percentage is asked for"
         raise AnswerError(f"{asked}: got {shown(got)}, expected {shown(expected)}", look_at)
 
 
@@ -220,8 +222,8 @@ def times_off(got: float, expected: float) -> str:
         if known := {2: "twice", 4: "4 times", 0.5: "half", 0.25: "a quarter of"}.get(round(ratio, 3)):
             return f"the terms and the factors: yours is {known} the expected value"
         for unit, size in (
-            ("thousands (kB, kFLOP)", 1e3),
-            ("millions (MB, MFLOP)", 1e6),
+            ("thousands (kB, kFLOP, ms for us)", 1e3),
+            ("millions (MB, MFLOP, s for us)", 1e6),
             ("billions (GB, GFLOP)", 1e9),
         ):
             for factor in (size, 2.0 ** (10 * round(math.log2(size) / 10))):

@@ -9,7 +9,14 @@ from helpers.instruments.traffic import Traffic, measure
 from helpers.learning.checks.cases import described
 from helpers.learning.checks.compiled_code import require_no_spills_at
 from helpers.learning.checks.memory_errors import require_no_hazards
-from helpers.learning.checks.traffic_checks import MORE_LAUNCHES, in_16_bits, launched, lines_of, told_of_16_bits
+from helpers.learning.checks.traffic_checks import (
+    MORE_LAUNCHES,
+    in_16_bits,
+    launched,
+    lines_of,
+    told_of_16_bits,
+    unmasked_load,
+)
 from helpers.learning.checks.values import as_tuple
 from helpers.learning.outcome import AnswerError, as_check
 
@@ -58,7 +65,7 @@ def require_passes(answer: Callable, inputs: tuple, reads: tuple[float, ...]) ->
             each, least = read / elements, most * x.nbytes / elements
             refuse(
                 f"{name} is read {times(read / x.nbytes)}: {each:.4g} B/element, {least:.4g} needed",
-                "the loads above: use the variable that already holds the value",
+                unmasked_load(traffic, x.nbytes) or "the loads above: use the variable that already holds the value",
             )
         if most == 1 and read < x.nbytes:
             refuse(f"{name} is read to {read / x.nbytes:.0%}", "what is never read")

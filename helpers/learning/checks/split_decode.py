@@ -39,16 +39,25 @@ def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129), many: bool = Fa
         conditioning = max(4.0, score_conditioning(q[:, None], k, q.dtype))
         return Case(label, (q, k, v, ends), look_at, input_error=q.dtype, arguments=given, conditioning=conditioning)
 
-    merge = "the merge: each split's sum and values times exp(its maximum - the largest maximum)"
+    merge = (
+        "the merge: each split's sum and values, loaded from where that split stored them, times exp(its maximum - the "
+        "largest maximum)"
+    )
     empty = "an empty split: its maximum is -inf, its sum and values 0, and -inf - -inf is NaN"
     top = "the maximum: subtract it before every exponential, in the splits and in the merge"
     steps = torch.linspace(0.0, 48.0, 64)
     found = [
         call("one split", "the formula: softmax(q k^T / sqrt(dim)) v", [0, 32]),
         call("two equal splits", merge, [0, 32, 64]),
-        call("unequal splits", "the bounds: split i has keys bounds[i] to bounds[i + 1]", [0, 5, 17, 33, 48]),
         call(
-            "several blocks per split", "the loop over a split's blocks: rescale when the maximum grows", [0, 300, 333]
+            "unequal splits",
+            "the bounds: split i has keys bounds[i] to bounds[i + 1], and its last block has lanes past its end",
+            [0, 5, 17, 33, 48],
+        ),
+        call(
+            "several blocks per split",
+            "the loop over a split's blocks: does it reach the last key, and rescale when the maximum grows",
+            [0, 300, 333],
         ),
         call("scores that grow from split to split", merge, [0, 16, 32, 48, 64], score=steps),
         call("scores that fall from split to split", merge, [0, 16, 32, 48, 64], score=steps.flip(0)),

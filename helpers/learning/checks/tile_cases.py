@@ -253,7 +253,7 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
         rounded = score_conditioning(*inputs[:2], torch.float32)
         return Case(label, (*inputs, valid), look_at, input_error=torch.float32, conditioning=rounded)
 
-    base = "the scale, 1/sqrt(dim), and the causal mask: key j for query i where j <= i"
+    base = "the scale, 1/sqrt(dim); the causal mask, j <= i, and which keys are valid; and the softmax over these"
     found = [call("", base, _first_key_leads(draw, (1, 1, 64, 16), 2))]
     found.append(call("large scores", MAXIMUM, _first_key_leads(draw, (1, 1, 64, 16), 2, PEAK)))
     found.append(call("another dim", SIZES, _first_key_leads(draw, (1, 1, 64, 64), 2)))
@@ -342,7 +342,7 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
         return Case(label, (*inputs, causal), look_at, arguments=given, conditioning=rounded, **kind)
 
     formula = "the formula: two products, and the softmax between them"
-    mask = "the causal mask: key j for query i where j <= i"
+    mask = "the causal mask, and the loop over keys: query i sees key j where j <= i"
     found = [call("", formula, _first_key_leads(draw, (1, 1, 64, 16), 3))]
     found.append(call("", CARRIED, _first_key_leads(draw, (1, 1, WHOLE, 16), 3)))
     found.append(call("", mask, _first_key_leads(draw, (1, 1, WHOLE, 16), 3), True))

@@ -9,7 +9,7 @@ import torch
 from helpers.instruments.traffic import Traffic, measure
 from helpers.learning.checks.cases import Case, described
 from helpers.learning.checks.compiled_code import require_no_spills_at
-from helpers.learning.checks.memory_errors import require_no_hazards
+from helpers.learning.checks.memory_errors import has_mask, require_no_hazards
 from helpers.learning.checks.values import compare, fresh_copy, of_tensors, outputs_start_as_nan
 from helpers.learning.outcome import AnswerError, as_check, quoted_line
 
@@ -60,7 +60,9 @@ def require_traffic(
         again = "".join(
             f"{name} is read {times}; " for name, times in repeats(traffic, answer, inputs) if name not in small
         )
-        raise AnswerError("\n".join([again + moved, *lines_of(traffic, elements)]), REUSE)
+        sizes = [x.nbytes for x in inputs if isinstance(x, torch.Tensor)]
+        look_at = unmasked_load(traffic, max(sizes, default=0)) or REUSE
+        raise AnswerError("\n".join([again + moved, *lines_of(traffic, elements)]), look_at)
 
 
 MORE_LAUNCHES = "your launcher: every PyTorch operation that does work is a launch of its own"
@@ -167,6 +169,14 @@ def repeats(traffic: Traffic, answer: Callable, inputs: tuple) -> list[tuple[str
     sizes = {name: x.nbytes for name, x in given if isinstance(x, torch.Tensor)}
     times = {name: traffic.by_tensor[name].read / size for name, size in sizes.items() if name in traffic.by_tensor}
     return [(name, "twice" if count == 2 else f"{count:.4g} times") for name, count in times.items() if count > 1]
+
+
+def unmasked_load(traffic: Traffic, nbytes: int) -> str:
+    """Return where to look if a load without a mask moves a little more than a tensor's bytes; "" if none does."""
+    for (file, number), line in traffic.by_line.items():
+        if nbytes < line.read < 1.5 * nbytes and not has_mask(file, number):
+            return f"{quoted_line(file, number)}: without a mask it also loads what lies past the end of its elements"
+    return ""
 
 
 def lines_of(traffic: Traffic, elements: int) -> list[str]:

@@ -177,7 +177,8 @@ def compare(got: object, inputs: list, reference: Callable, case: Case, written:
             if has != expected:
                 which = name if len(results) > 1 else "the result"
                 raise AnswerError(
-                    f"{where}: {which}'s {what} is {has}, expected {expected}", "how the output is allocated"
+                    f"{where}: {which}'s {what} is {has}, expected {expected}",
+                    "how the output is allocated, and what your launcher does with it afterwards",
                 )
     for number, (before, after) in enumerate(zip(case.inputs, inputs, strict=True), start=1):
         if isinstance(before, torch.Tensor) and not torch.equal(bits(before), bits(after)):
@@ -196,10 +197,10 @@ def compare(got: object, inputs: list, reference: Callable, case: Case, written:
         if wrong.any():
             which = f"{name}: " if len(results) > 1 else ""
             metered = f"result[{number}]" if isinstance(usual, tuple) else "result"
-            whole = written is not None and written.get(metered, 0) >= mine.nbytes
+            stored = 0 if written is None else written.get(metered, 0)
             raise AnswerError(
                 f"{where}: {which}{described_difference(mine, wanted, wrong)}",
-                likely_place(mine, wanted, wrong, case, whole),
+                likely_place(mine, wanted, wrong, case, mine.numel() - stored // mine.itemsize),
             )
 
 
@@ -317,12 +318,21 @@ def in_order(inputs: tuple) -> bool:
     return all(x.is_contiguous() for x in inputs if isinstance(x, torch.Tensor))
 
 
-def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, case: Case, whole: bool) -> str:
-    """Return where to look; `whole` means that every element of the result was stored."""
+def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, case: Case, missing: int) -> str:
+    """Return where to look; `missing`: how many elements of the result were never stored."""
+    whole = missing <= 0
     if stored_in_another_layout(got, usual):
         return (
             f"the result's strides, {got.stride()}: the values are right in the order of memory, so your kernel stores "
             "as to a contiguous tensor. Allocate one: torch.empty_like copies the layout of the tensor it is given"
+        )
+    if axes_exchanged(got, usual):
+        return "the result's last two axes: every value is right, but they are exchanged"
+    if stored_transposed(got, usual):
+        rows, columns = got.shape[-2:]
+        return (
+            "the store: every value is right, but rows and columns are exchanged in memory. Element (i, j) of "
+            f"{rows} x {columns} belongs at i * {columns} + j"
         )
     # Outputs start as NaN, integers as the largest there is.
     start = got.isnan() if got.is_floating_point() else got == torch.iinfo(got.dtype).max
@@ -345,6 +355,8 @@ def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, ca
     first = int(unwritten.flatten().nonzero()[0])
     if start.flatten()[first:].all():
         return f"the grid: nothing was written from element {first} on"
+    if int(unwritten.sum()) == missing:  # so what was stored was not NaN
+        return "the grid and the store: these elements were never written"
     return f"the store: these elements were never written, or NaN was; and {case.look_at}"
 
 
@@ -354,6 +366,21 @@ def stored_in_another_layout(got: torch.Tensor, usual: torch.Tensor) -> bool:
     if got.is_contiguous() or not got.is_floating_point() or got.numel() > room:
         return False
     in_memory = got.as_strided(got.shape, torch.empty(got.shape, device="meta").stride())
+    return torch.allclose(in_memory.double(), usual.double(), rtol=1e-2, atol=1e-3, equal_nan=True)
+
+
+def axes_exchanged(got: torch.Tensor, usual: torch.Tensor) -> bool:
+    """Return whether every value is right in a square view of which the last two axes are exchanged."""
+    if got.dim() < 2 or got.is_contiguous() or not got.is_floating_point() or got.shape[-1] != got.shape[-2]:
+        return False
+    return torch.allclose(got.mT.double(), usual.double(), rtol=1e-2, atol=1e-3, equal_nan=True)
+
+
+def stored_transposed(got: torch.Tensor, usual: torch.Tensor) -> bool:
+    """Return whether every value is right, but each matrix is stored column after column."""
+    if got.dim() < 2 or not got.is_contiguous() or not got.is_floating_point() or min(got.shape[-2:]) < 2:
+        return False
+    in_memory = got.view(*got.shape[:-2], got.shape[-1], got.shape[-2]).mT
     return torch.allclose(in_memory.double(), usual.double(), rtol=1e-2, atol=1e-3, equal_nan=True)
 
 
