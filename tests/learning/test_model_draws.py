@@ -25,7 +25,7 @@ def test_a_model_answer_passes_on_a_few_draws(exercise):
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("exercise", model_draws.EXERCISES)
+@pytest.mark.parametrize("exercise", [each for each in model_draws.EXERCISES if each >= "10"])
 def test_a_model_answer_passes_on_500_draws(exercise):
     assert model_draws.failures(exercise, range(500)) == []
 

@@ -58,14 +58,15 @@ class RunExercise:
         cells: the solution's code cells.
         seed: decides every random input.
         folder: where the cells' text is put, for Triton to read.
+        sizes: decides sizes that are drawn; the seed where it is None.
     """
 
-    def __init__(self, cells: list[dict], seed: int, folder: Path):
+    def __init__(self, cells: list[dict], seed: int, folder: Path, sizes: int | None = None):
         self.cells = cells
         self.seed = seed
+        self._sizes = sizes
         self.checks = {cell["id"]: cell["source"] for cell in cells if "points" in cell}
-        cases.draw = seed
-        torch.manual_seed(seed)
+        self._begin_draw()
         self.namespace = {"__name__": "exercise"}
         for cell in cells:
             if "points" not in cell:
@@ -80,11 +81,15 @@ class RunExercise:
         exec(compile(tree, str(path), "exec"), self.namespace)
         return last and eval(compile(ast.Expression(last.value), str(path), "eval"), self.namespace)
 
+    def _begin_draw(self) -> None:
+        cases.draw = self.seed
+        cases.sizes = self.seed if self._sizes is None else self._sizes
+        torch.manual_seed(self.seed)
+
     def run_check(self, check: str, answers: dict[str, Callable], folder: Path) -> Outcome:
         """Return the outcome of a check's cell with the model answers replaced by other functions."""
-        cases.draw = self.seed
         # A check's cell may draw inputs of its own: the same each time.
-        torch.manual_seed(self.seed)
+        self._begin_draw()
         self.namespace |= answers
         return self._run(self.checks[check], folder / f"{check}.py")
 
@@ -181,7 +186,7 @@ def drawn_exercise(
         UnluckyDrawError: none is, so it is the model answer that is wrong.
     """
     for attempt in range(MAX_DRAWS):
-        exercise = RunExercise(cells, drawn(seed, f"{purpose} {attempt}"), folder)
+        exercise = RunExercise(cells, drawn(seed, f"{purpose} {attempt}"), folder, drawn(seed, "sizes"))
         try:
             return exercise, exercise.calls(folder)
         except UnluckyDrawError as error:

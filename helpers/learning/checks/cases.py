@@ -1,5 +1,6 @@
 """Inputs that expose kernels that only look right."""
 
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -9,6 +10,15 @@ from kernels.interpreter import runtime
 
 # The seed of random inputs: 0 for learners; grading sets a secret one.
 draw = 0
+# That of sizes, and of numbers that are passed as they are: one for both draws of a grading, which makes each call
+# twice. So no size that an answer may end at is safe.
+sizes = 0
+
+
+def between(low: float, high: float, seed: int) -> float:
+    """Return a size, or another number if one of the bounds is a float, from `low` to `high`."""
+    chosen = random.Random(seed + (sizes << 16))
+    return chosen.randint(low, high) if isinstance(low, int) and isinstance(high, int) else chosen.uniform(low, high)
 
 
 MANY = 20000  # elements: more than a few programs cover
@@ -37,6 +47,8 @@ class Case:
             tolerance is the distance between them.
         compared: number of a tuple's results whose values are compared; those after are open, such as which of several
             NaN is the largest. None for all.
+        few: whether only the first and the last programs run where there is no GPU, and some between them: tensors are
+            larger than all programs would take time for. What none of them writes is not compared.
     """
 
     label: str
@@ -50,6 +62,7 @@ class Case:
     conditioning: float = 1.0
     nearby: Callable[[Callable, tuple], list[tuple]] | None = None
     compared: int | None = None
+    few: bool = False
 
     @property
     def where(self) -> str:
@@ -113,10 +126,10 @@ def elementwise_cases(
 ) -> list[Case]:
     """Calls of an elementwise operation on `count` tensors alike, the simplest first.
 
-    Each of `sizes` as a vector; many programs; a matrix; each tensor alone transposed, and all; strided and offset
-    views; small values; a large mean; NaN and inf; the largest size in each further dtype; no element at all. Values
-    are normal, of deviation 2, from `seed`, but of size 1 in the first call; the tensors are on the GPU where there is
-    one. With `one_rounding`, results of 16 bits must be rounded once.
+    Each of `sizes` as a vector; many programs, and many more; a matrix; each tensor alone transposed, and all; strided
+    and offset views; small values; a large mean; NaN and inf; the largest size in each further dtype; no element at
+    all. Values are normal, of deviation 2, from `seed`, but of size 1 in the first call; the tensors are on the GPU
+    where there is one. With `one_rounding`, results of 16 bits must be rounded once.
     """
     generator = torch.Generator().manual_seed(seed + (draw << 16))
     device = "cuda" if runtime.has_gpu() else "cpu"
@@ -135,6 +148,8 @@ def elementwise_cases(
     cases = [Case("", tuple(distinct_values(x, count) for x in tensors(first)), formula)]
     cases += [Case("", tuple(tensors(size)), extent) for size in longer]
     cases.append(Case("", tuple(tensors(MANY)), "the grid: as many programs as cover all elements, triton.cdiv"))
+    more = tensors(between(70_000, 120_000, seed))
+    cases.append(Case("many elements", tuple(more), "the grid and the mask: every element has its program", few=True))
     cases.append(
         Case("a matrix", tuple(tensors(MANY // cols, cols)), "the number of elements: numel(), not the first size")
     )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from helpers.learning.checks.cases import Case
+from helpers.learning.checks.cases import Case, between
 from helpers.learning.checks.row_cases import normal
 
 PRODUCT = "the product: a row is an output pixel, a column an output channel, the sum runs over taps and input channels"
@@ -90,6 +90,9 @@ def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3),
     found.append(draw.call("19 images", several, (19, 16, 2, 2), (16, 16, 1, 1)))
     found.append(draw.call("7 x 7, stride 2, padding 3", f"{FILTER}; {INDEX_MAP}", (1, 1, 70, 68), (4, 1, 7, 7), 2, 3))
     found.append(draw.call("many output channels", EDGES, (1, 4, 3, 3), (520, 4, 1, 1)))
+    height, width = (between(80, 110, seed + axis) for axis in range(2))
+    large = draw.call("large images", f"{INDEX_MAP}; {EDGES}", (2, 4, height, width), (8, 4, 3, 3), padding=1)
+    found.append(replace(large, few=True))
     found.append(draw.call("no image", "the empty tensor", (0, 16, 4, 4), (16, 16, 1, 1)))
     return found
 

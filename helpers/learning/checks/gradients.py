@@ -11,6 +11,7 @@ import torch
 from torch.autograd.gradcheck import GradcheckError
 
 from helpers.instruments.traffic import measure
+from helpers.learning.checks import cases
 from helpers.learning.checks.cases import PLACES, Case, described, transposed
 from helpers.learning.checks.compiled_code import require_no_spills_at
 from helpers.learning.checks.memory_errors import require_no_hazards
@@ -41,7 +42,7 @@ def gradient_cases(
     After grad_y come `tensors` of its shape, then `vectors` of its columns: x, weight and bias by default.
     Where the reference adds up in float32 (`wide`), there are also fp16 rows whose partial sums pass 65504.
 
-    Rows of 64 and of each of `widths` elements; `rows` rows, more than programs, and ten times that; more
+    Rows of 64 and of each of `widths` elements, and a wide one; `rows` rows, more than programs, and over 1000; more
     dimensions; each tensor with strides of its own; another eps, which elsewhere is too small to matter; a large mean;
     an activation far from 0; NaN; 16 bits, in which each gradient must be rounded once; no row at all. (In float64 the
     reference is no better than the answer: there check_gradcheck is the judge. In rows of one element the gradient of x
@@ -76,7 +77,8 @@ def gradient_cases(
         call("", f"{BLOCK}; and {PADDING}" if cols == max(widths) else PADDING, 8, cols) for cols in sorted(widths)
     ]
     found.append(call("more rows than programs", "the loop over rows, and the sums over all of them", rows, 65))
-    found.append(call("many more", "the loop over rows, and the sums over all of them", 10 * rows + 7, 3))
+    many = cases.between(1050, 1500, seed)
+    found.append(call("many more", "the loop over rows, and the sums over all of them", many, 3))
     found.append(call("three dimensions", "the number of rows: every dimension but the last", 2, 3, 65))
     found.append(call("every second column of grad_y", STRIDES, 4, 130, of_grad=lambda g: g[:, ::2]))
     found.append(call("grad_y transposed", STRIDES, 65, 65, of_grad=lambda g: g.T))
@@ -87,6 +89,8 @@ def gradient_cases(
             replace(turned, inputs=tuple(transposed(x) if n == place else x for n, x in enumerate(turned.inputs)))
         )
     found.append(call("eps 0.5", "eps: inside the square root, also in the backward pass", 8, 65, size=1.0, eps=0.5))
+    tiny = {"size": 1e-4, "eps": 1e-12}
+    found.append(call("eps 1e-12 and small values", "eps: the one that the function is given", 8, 65, **tiny))
     found.append(
         call("mean 1000", "the row's mean, and its deviation: what they are taken of", 8, 65, size=1.0, mean=1e3)
     )
@@ -103,6 +107,8 @@ def gradient_cases(
         sums = f"{name}: a program's sums stay in float32, and so does the tensor of sums, until the last sum is made"
         found.append(call(f"{name}, many rows", sums, 40, 33, dtype=dtype, size=1.0))
     found.append(call("float16, mean 80", WIDEN, 1, 4096, dtype=torch.float16, mean=20.0, size=4.0))
+    wider = cases.between(4100, 6000, seed)
+    found.append(call("a wide row", f"{BLOCK}; and {PADDING}", 4, wider))
     if wide:
         found.append(sums_that_pass_65504(draw, tensors, vectors))
     found.append(call("no rows", "the empty tensor: no row adds to the sums, and they are 0", 0, 65))

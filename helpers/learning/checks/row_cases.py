@@ -14,6 +14,7 @@ PADDING = "the lanes past the row's end: what they hold, and in which sums they 
 BLOCK = "the block: it must hold the whole row (triton.next_power_of_2), or the kernel must loop over the row"
 EPS = "eps: it is added to the mean of squares, inside the square root"
 WIDEN = "float16: 4096 such numbers, or their squares, sum to more than 65504; convert to float32 before the sums"
+ROWS = "the program's number: each has a row of its own, and all of its number counts"
 SMALL = "small values: they must be as accurate as large ones, relative to their size"
 STRIDES = "the strides: these rows are not next to each other in memory, or their elements are not"
 
@@ -44,8 +45,8 @@ def norm_cases(
 
     Rows of 64 elements; other eps, a constant row; a wide row that is a power of two; NaN and inf; then padding, in
     rows of each of `widths` elements; more dimensions; strided, transposed and offset tensors; sums that 16 bits do not
-    hold; `widest` elements; small weights, where every result must be as accurate as the largest; no row at all. Where
-    eps is not what is asked, values are too large for it to matter.
+    hold; `widest` elements; many rows; small weights, where every result must be as accurate as the largest; no row at
+    all. Where eps is not what is asked, values are too large for it to matter.
 
     Args:
         tensors: how many of (..., cols) come first.
@@ -103,6 +104,9 @@ def norm_cases(
     wide = "bfloat16: the sums over a wide row; convert to float32 before them"
     found.append(call("bfloat16, a wide row", wide, 1, 4096, dtype=torch.bfloat16, mean=20.0, scale=1.0))
     found.append(call("the widest row", f"{BLOCK}; and {PADDING}", 1, widest))
+    many = call("many rows", ROWS, cases.between(2100, 4000, seed), 9)
+    # By chance, the elements of one of so many rows are close to each other: then digits are lost.
+    found.append(replace(many, input_error=torch.float32, few=True))
     # No two terms of a sum cancel, so small results are as accurate as large ones.
     rows = [32 * torch.stack([cases.distinct_values(x, tensors) for x in draw(4, 64)]) for _ in range(tensors)]
     weight = torch.logspace(-30, 0, 64, device=rows[0].device) * draw(64).sign()
@@ -156,7 +160,7 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
     Means of 1000, 20000, -1000 and -20000; halves 200 apart; 16 winners, without ties; a wide row that is a power of
     two; many small probabilities; rows of equal elements; -inf; NaN; then padding, in rows of each of `widths`
     elements, with k from 1 to 5, and as many winners as there are columns; more dimensions; strided and transposed
-    tensors; 16 bits; `widest` elements; no row at all.
+    tensors; 16 bits; `widest` elements; many rows; no row at all.
     """
     draw = normal(seed)
 
@@ -218,5 +222,6 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
     last = call("the widest row", f"{BLOCK}; and {PADDING}", 2, 1, widest)
     last.inputs[0][0, -1] = 20.0  # the winner
     found.append(last)
+    found.append(replace(call("many rows", ROWS, 2, cases.between(2100, 4000, seed), 9), few=True))
     found.append(call("no rows", "the empty tensor", 4, 0, 65))
     return found

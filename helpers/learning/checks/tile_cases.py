@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from helpers.learning.checks.cases import Case, in_turn, transposed
+from helpers.learning.checks.cases import Case, between, in_turn, transposed
 from helpers.learning.checks.row_cases import normal
 
 HALF = torch.float16
@@ -59,9 +59,10 @@ def linear_cases(
     found += [call("", EDGES, *size, ACTIVATIONS[place % 3]) for place, size in enumerate(sizes)]
     # After the sums that fp16 does not hold and the edges: a row of 5000 has both.
     longer = "the loop over K, which ends only at K: x and weight may have any width"
-    found.append(call("a very long row", longer, 16, 16, 5000, scale=0.125))
-    found.append(call("many columns", EDGES, 3, 1030, 16))
-    found.append(call("many rows", EDGES, 1030, 3, 16))
+    found.append(call("a very long row", longer, 16, 16, between(4500, 6000, seed), scale=0.125))
+    many = between(2100, 4000, seed)
+    found.append(replace(call("many columns", EDGES, 3, many, 16), few=True))
+    found.append(replace(call("many rows", EDGES, many, 3, 16), few=True))
     *operands, bias, activation = call("", "", 20, 24, 33).inputs
     found += [
         replace(case, inputs=(*case.inputs, bias, activation), arguments=activation)
@@ -211,6 +212,7 @@ RESCALE = "the rescaling: when the maximum grows, what was summed so far shrinks
 MAXIMUM = "the exponential: subtract the row's maximum first"
 SIZES = "the sizes: dim, the scale that depends on it, and how many tiles of queries and of keys there are"
 LARGEST_SO_FAR = "the running maximum: tl.maximum of the one so far and the tile's, for a later tile's may be smaller"
+MANY = "the loops over keys: they go on to the last key that a query sees, however many there are"
 CARRIED = "what is carried from one tile of keys to the next, and what is done once, after the last"
 LOWEST = "the maximum's start: -inf, for 0 is above every score here"
 MASKED_WITH = f"{LOWEST}; and the score of a masked key, which is -inf, not a large negative number"
@@ -266,6 +268,8 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
     found.append(special)
     found.append(replace(call("several heads", OF_PROGRAM, _attention_call(draw, (2, 9, 64, 16), 2)), whole=True))
     found += [call("", EDGES, _attention_call(draw, shape, 2)) for shape in shapes]
+    long = _attention_call(draw, (1, 1, between(530, 700, seed), 16), 2)
+    found.append(replace(call("many keys", MANY, long), few=True))
     found += [call(*turned) for turned in _turned(draw, 2)]
     found.append(call("no batch", "the empty tensor", _attention_call(draw, (0, 2, 16, 16), 2)))
     return found
@@ -360,6 +364,8 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
     special.inputs[0][..., -1, 3] = torch.nan
     found.append(special)
     found += [call("", EDGES, _attention_call(draw, shape, 3), causal) for shape in shapes for causal in (False, True)]
+    long = _attention_call(draw, (1, 1, between(1600, 2400, seed), 16), 3)
+    found.append(replace(call("many keys", MANY, long, True), few=True))
     found += [call(*turned, True) for turned in _turned(draw, 3)]
     found.append(call("no batch", "the empty tensor", _attention_call(draw, (0, 2, 16, 16), 3)))
     return found
