@@ -5,11 +5,12 @@ from collections.abc import Callable
 import torch
 
 from helpers.grading.replay.tensors import PLAIN, have_memory, values_as_json
+from helpers.learning.checks.launches import runs_few
 from helpers.learning.checks.values import as_tuple, fresh_copy, moved_by_one_ulp, of_tensors
 
 
 def expected_as_json(answer: Callable, inputs: tuple, result: object) -> dict | list[dict]:
-    """`values_as_json(result)`, and in each tensor's entry `slack`, a float.
+    """`values_as_json(result)`, and in each tensor's entry `slack`, a float, and `few`: whether only some programs ran.
 
     Two right answers may round differently in between. Where the inputs' last digits decide, as in a norm at mean 10^4,
     they may then differ by far more than rounding, but by no more in order of magnitude than for inputs an ulp apart.
@@ -23,9 +24,11 @@ def expected_as_json(answer: Callable, inputs: tuple, result: object) -> dict | 
     if written == PLAIN:
         return written
     moved = answer(*of_tensors(_moved, inputs)) if have_memory(inputs) else result
+    few = runs_few()
     for entry, there, here in zip(
         written if isinstance(written, list) else [written], as_tuple(moved), as_tuple(result), strict=True
     ):
+        entry["few"] = few
         if here.is_meta:
             entry["slack"] = 0.0
             continue

@@ -2,7 +2,7 @@
 
 It is asked on its one socket. The first question names the exercise:
 
-    {"cells": [..], "seed": int}  ->  {"shown": {check: [{"function", "storages", "inputs", "values"}, ..]},
+    {"cells": [..], "seed": int}  ->  {"shown": {check: [{"function", "storages", "inputs", "few", "values"}, ..]},
                                        "kept": {check: [values, ..]}}
                                   ->  {"unfit": why the exercise cannot be judged, one line}
 
@@ -17,6 +17,7 @@ such as numbers, there is nothing to replay: they are judged as the submission g
 """
 
 import ast
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -35,6 +36,7 @@ from helpers.grading.replay.expected import expected_as_json
 from helpers.grading.replay.remote_answer import RemoteAnswer, Replay
 from helpers.grading.replay.tensors import PLAIN, inputs_as_json, values_as_json
 from helpers.learning.checks import cases
+from helpers.learning.checks.launches import few_programs, runs_few
 from helpers.learning.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS, Outcome
 from helpers.learning.submission_policy.kernel_language import is_kernel, parsed
 
@@ -102,16 +104,19 @@ class RunExercise:
             outcome = self.run_check(check, {name: _noted(answer, calls) for name, answer in model.items()}, folder)
             if outcome.state != PASS:
                 raise UnluckyDrawError(f"the model answer does not pass {check!r}: {outcome}")
-            found[check] = [
-                {"function": name, **inputs_as_json(inputs), "values": expected_as_json(model[name], inputs, result)}
-                for name, inputs, result in calls
-            ]
+            found[check] = []
+            for name, inputs, result, few in calls:
+                with few_programs() if few else contextlib.nullcontext():
+                    values = expected_as_json(model[name], inputs, result)
+                call = {"function": name, **inputs_as_json(inputs), "few": few, "values": values}
+                found[check].append(call)
         self.namespace |= model
         return found
 
 
 def _noted(answer: Callable, calls: list[tuple]) -> Callable:
-    """A function that does as `answer` and keeps its name, its inputs and its result in `calls`.
+    """A function that does as `answer` and keeps its name, its inputs, its result and whether only some programs ran in
+    `calls`.
 
     A call made by another answer is that one's own affair, and is not kept.
     """
@@ -119,7 +124,7 @@ def _noted(answer: Callable, calls: list[tuple]) -> Callable:
     def noted(*inputs):
         before = len(calls)
         result = answer(*inputs)
-        calls[before:] = [(answer.__name__, inputs, result)]
+        calls[before:] = [(answer.__name__, inputs, result, runs_few())]
         return result
 
     noted.__signature__ = inspect.signature(answer)

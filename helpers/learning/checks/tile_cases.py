@@ -268,7 +268,7 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
     found.append(special)
     found.append(replace(call("several heads", OF_PROGRAM, _attention_call(draw, (2, 9, 64, 16), 2)), whole=True))
     found += [call("", EDGES, _attention_call(draw, shape, 2)) for shape in shapes]
-    long = _attention_call(draw, (1, 1, between(530, 700, seed), 16), 2)
+    long = _attention_call(draw, (1, 1, between(520, 640, seed), 16), 2)
     found.append(replace(call("many keys", MANY, long), few=True))
     found += [call(*turned) for turned in _turned(draw, 2)]
     found.append(call("no batch", "the empty tensor", _attention_call(draw, (0, 2, 16, 16), 2)))
