@@ -153,6 +153,9 @@ def elementwise_cases(
     cases.append(
         Case("a matrix", tuple(tensors(MANY // cols, cols)), "the number of elements: numel(), not the first size")
     )
+    cases.append(
+        Case("four dimensions", tuple(tensors(2, 3, 5, cols)), "the number of elements: numel(), in all of them")
+    )
     cases += in_turn(tensors(rows, cols), transposed, "transposed", strides)
     cases.append(Case("transposed", tuple(x.T for x in tensors(cols, rows)), strides))
     cases.append(Case("every second element", tuple(x[::2] for x in tensors(2 * largest)), strides))
@@ -169,5 +172,10 @@ def elementwise_cases(
     for dtype in dtypes[1:]:
         name = str(dtype).removeprefix("torch.")
         cases.append(Case(name, tuple(tensors(largest, dtype=dtype)), in_float32(name), one_rounding=one_rounding))
+        if dtype == torch.float16:
+            past = [40000.0 * (-1.0) ** torch.arange(largest) for _ in range(count)]
+            told = "float16: a result past 65504 is inf, as PyTorch's is"
+            past = tuple(x.to(device=device, dtype=dtype) for x in past)
+            cases.append(Case(f"{name}, results past 65504", past, told, one_rounding=one_rounding))
     cases.append(Case("no elements", tuple(tensors(0)), "the empty tensor: return before launching on it"))
     return cases

@@ -123,6 +123,7 @@ def code_cases(seed: int, cols: int = 64) -> list[Case]:
             draw(3, cols),
             clip=cases.between(0.05, 0.2, seed),
         ),
+        call("values of 1e-11", "the smallest scale: 1e-12 and no more", draw(3, cols), 4e-12 * weight, none),
         call(
             "values of millions",
             "the scale: it is as large as the row's largest magnitude asks",

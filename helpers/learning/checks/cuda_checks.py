@@ -46,17 +46,23 @@ def check_cuda_rows(answer: Callable, reference: Callable, columns: Iterable[int
         answer: the learner's function: columns -> {"source", "kernel", "threads"}; the kernel takes
             (const float* x, float* y, int columns), x and y of (rows, columns).
         reference: x -> y.
-        columns: the widths that are tried, the simplest first.
+        columns: the widths that are tried, the simplest first; two that are drawn follow.
         scales: of x, which is drawn from the normal distribution: each is tried. The last row is below -200; where x is
-            scaled, the second holds one value, far lower still, and a fourth NaN.
+            scaled, the second holds one value, far lower still, and a fourth NaN, or infinity.
         name: the check's name.
     """
     widths = list(columns)
-    for width, scale in itertools.product(widths, scales):
+    asked = [*itertools.product(widths, scales), *((width, 1.0) for width in drawn_widths(sum(widths)))]
+    for width, scale in asked:
         traffic, x, y = run(answer, width, scale)
         require_no_cuda_hazards(traffic, width, ("out-of-bounds", "misaligned"))
         require_right_values(x, y, reference, f"{width} columns, x of deviation {scale:g}")
     return f"right on rows of {', '.join(map(str, widths))}."
+
+
+def drawn_widths(seed: int) -> list[int]:
+    """Two widths that no bound of an answer can know: one a multiple of four, one not."""
+    return [4 * cases.between(270, 2047, seed), 4 * cases.between(270, 2046, seed + 1) + cases.between(1, 3, seed)]
 
 
 @as_check
@@ -201,7 +207,7 @@ def launched(
     if scale != 1:
         x[1] = LOWER_STILL  # one number, so that no way to scale the exponent loses digits
         unknown = torch.randn(1, width, generator=generator)
-        unknown[0, width // 2] = torch.nan
+        unknown[0, width // 2] = torch.nan if scale > 1 else torch.inf
         x = torch.cat([x, unknown])
     seen, y = x.clone(), torch.full_like(x, torch.nan)
     try:

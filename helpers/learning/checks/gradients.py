@@ -66,6 +66,8 @@ def gradient_cases(
         x, cols = of_x(draw(*grad_y.shape, mean=mean, **kind) * size), grad_y.shape[-1]
         more = [draw(*grad_y.shape, **kind) for _ in range(tensors - 1)] + [draw(cols, **kind) for _ in range(vectors)]
         more[0] = more[0] * scale  # the gate, or the weights that make what the activation sees
+        if vectors > 1:
+            more[-1] = more[-1] * scale  # the bias, which it sees too
         if x.dtype in LOW_PRECISION:
             # A variance about another point than the mean is a right one: x may be centred in two ways.
             return Case(label, (grad_y, x, *more, eps), look_at, one_rounding=True, conditioning=shift_conditioning(x))
@@ -79,7 +81,12 @@ def gradient_cases(
     found.append(call("more rows than programs", "the loop over rows, and the sums over all of them", rows, 65))
     many = cases.between(1050, 1500, seed)
     found.append(call("many more", "the loop over rows, and the sums over all of them", many, 3))
-    found.append(call("three dimensions", "the number of rows: every dimension but the last", 2, 3, 65))
+    for label, shape in (
+        ("three dimensions", (2, 3, 65)),
+        ("four dimensions", (2, 2, 3, 65)),
+        ("one dimension", (65,)),
+    ):
+        found.append(call(label, "the number of rows: every dimension but the last", *shape))
     found.append(call("every second column of grad_y", STRIDES, 4, 130, of_grad=lambda g: g[:, ::2]))
     found.append(call("grad_y transposed", STRIDES, 65, 65, of_grad=lambda g: g.T))
     found.append(call("x transposed", STRIDES, 65, 65, of_x=lambda x: x.T))
@@ -89,8 +96,9 @@ def gradient_cases(
             replace(turned, inputs=tuple(transposed(x) if n == place else x for n, x in enumerate(turned.inputs)))
         )
     found.append(call("eps 0.5", "eps: inside the square root, also in the backward pass", 8, 65, size=1.0, eps=0.5))
-    tiny = {"size": 1e-4, "eps": 1e-12}
-    found.append(call("eps 1e-12 and small values", "eps: the one that the function is given", 8, 65, **tiny))
+    for eps in (1e-12, 0.0):
+        told = "eps: the one that the function is given, 0 too"
+        found.append(call(f"eps {eps:g} and small values", told, 8, 65, size=1e-4, eps=eps))
     found.append(
         call("mean 1000", "the row's mean, and its deviation: what they are taken of", 8, 65, size=1.0, mean=1e3)
     )

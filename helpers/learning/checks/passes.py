@@ -9,7 +9,15 @@ from helpers.instruments.traffic import Traffic, measure
 from helpers.learning.checks.cases import described
 from helpers.learning.checks.compiled_code import require_no_spills_at
 from helpers.learning.checks.memory_errors import require_no_hazards
-from helpers.learning.checks.traffic_checks import MORE_LAUNCHES, in_16_bits, launched, lines_of, told_of_16_bits
+from helpers.learning.checks.traffic_checks import (
+    MORE_LAUNCHES,
+    in_16_bits,
+    launched,
+    lines_of,
+    of_another_size,
+    told_of_16_bits,
+    told_of_size,
+)
 from helpers.learning.checks.values import as_tuple
 from helpers.learning.outcome import AnswerError, as_check
 
@@ -30,6 +38,8 @@ def check_passes(
         name: the check's name.
     """
     require_passes(answer, inputs, reads)
+    with told_of_size(other := of_another_size(inputs)):
+        require_passes(answer, other, reads)
     low = in_16_bits(inputs)
     if low is not None:
         with told_of_16_bits():

@@ -72,6 +72,7 @@ def norm_cases(
     # With fewer values, PyTorch's own largest error, which sets the tolerance, is a matter of luck.
     found.append(call("eps 0.5 and small values", eps, 8, 64, adding=0.5, scale=0.25))
     found.append(call("eps 1e-12 and small values", eps, 8, 64, adding=1e-12, scale=1e-4))
+    found.append(call("eps 0 and small values", f"{eps}; 0 is an eps like any other", 8, 64, adding=0.0, scale=1e-4))
     constant = call("a constant row", "eps: without it, this row divides by zero", 2, 64)
     constant.inputs[0][0] = 3.0
     found.append(replace(constant, input_error=torch.float32))  # what its mean is off by is all that is left of it
@@ -80,7 +81,10 @@ def norm_cases(
     special.inputs[0][0, 7], special.inputs[0][2, 1] = torch.nan, torch.inf
     found.append(special)
     found += [call("", PADDING if cols > 1 else "a row of one element", 3, cols) for cols in sorted(widths)]
-    found.append(call("three dimensions", "the number of rows: every dimension but the last", 2, 3, 65))
+    count = "the number of rows: every dimension but the last"
+    found.append(call("three dimensions", count, 2, 3, 65))
+    found.append(call("four dimensions", count, 2, 2, 3, 65))
+    found.append(call("one dimension", f"{count}; a vector is one row", 65))
     found.append(call("rows of a wider matrix", STRIDES, 3, 80, view=lambda x: x[:, :65]))
     alone = call("", "", 3, 65).inputs
     found += [
@@ -101,6 +105,17 @@ def norm_cases(
         found.append(call(f"{name}, short rows", squares, 64, 8, dtype=dtype, scale=1.0))
     for label, kind in (("mean 20", {"mean": 20.0, "scale": 1.0}), ("deviation 8", {"scale": 4.0})):
         found.append(call(f"float16, {label}", WIDEN, 1, 4096, dtype=torch.float16, **kind))
+    if one_rounding:
+        # Of two sizes in turn, so that no result is near the largest that float16 holds.
+        past = call("float16, results past 65504", "float16: a result past 65504 is inf", 2, 64, dtype=torch.float16)
+        columns = torch.arange(64, device=past.inputs[0].device)
+        signed = (1 - 2.0 * (columns % 2)) * torch.where(columns % 4 < 2, 15000.0, 45000.0)
+        for x in past.inputs[:tensors]:
+            x[:] = signed
+        past.inputs[tensors][:] = 60000.0
+        for x in past.inputs[tensors + 1 : -1]:
+            x[:] = 0.0
+        found.append(past)
     wide = "bfloat16: the sums over a wide row; convert to float32 before them"
     found.append(call("bfloat16, a wide row", wide, 1, 4096, dtype=torch.bfloat16, mean=20.0, scale=1.0))
     found.append(call("the widest row", f"{BLOCK}; and {PADDING}", 1, widest))
@@ -198,8 +213,9 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
     )
     masked.inputs[0][:, 3:] = -torch.inf
     # p alone: which of several NaN is the largest is left open.
-    unknown = call("NaN in one row", "NaN: a probability of a row that holds it is NaN, and no other row's", 2, 2, 64)
-    unknown.inputs[0][0, 3] = torch.nan
+    nan = "NaN: a probability of a row that holds it, or inf, is NaN, and no other row's"
+    unknown = call("NaN in one row", nan, 2, 3, 64)
+    unknown.inputs[0][0, 3], unknown.inputs[0][1, 5] = torch.nan, torch.inf
     found += [equal, pairs, masked, replace(unknown, compared=1)]
     found += [call("", PADDING, min(cols, 5), 3, cols) for cols in sorted(widths)]
     negative = call("every element below 0", f"{PADDING}; 0 is a larger number than any here", 2, 2, 100, mean=-50.0)
@@ -212,6 +228,7 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
     found.append(replace(lowest, input_error=None))
     found.append(call("as many as there are", "the lanes past the row's end: none of them may win", 11, 2, 11))
     found.append(call("three dimensions", "the number of rows: every dimension but the last", 4, 2, 3, 65))
+    found.append(call("four dimensions", "the number of rows: every dimension but the last", 4, 2, 2, 3, 65))
     found.append(call("rows of a wider matrix", STRIDES, 4, 3, 80, view=lambda x: x[:, :65]))
     found.append(call("transposed", STRIDES, 4, 65, 3, view=lambda x: x.T))
     for dtype in LOW_PRECISION:

@@ -58,8 +58,12 @@ def linear_cases(
     found.append(replace(call("whole tiles", TILES, 128, 256, 128), whole=True))
     found += [call("", EDGES, *size, ACTIVATIONS[place % 3]) for place, size in enumerate(sizes)]
     # After the sums that fp16 does not hold and the edges: a row of 5000 has both.
+    past = call("results past 65504", "float16: a result past 65504 is inf, as PyTorch's is", 16, 16, 32)
+    past.inputs[0][:], past.inputs[1][:] = 200.0, 100.0
+    past.inputs[0][::2] *= -1
+    found.append(past)
     longer = "the loop over K, which ends only at K: x and weight may have any width"
-    found.append(call("a very long row", longer, 16, 16, between(4500, 6000, seed), scale=0.125))
+    found.append(call("a very long row", longer, 16, 16, between(8200, 9500, seed), scale=0.125))
     many = between(2100, 4000, seed)
     found.append(replace(call("many columns", EDGES, 3, many, 16), few=True))
     found.append(replace(call("many rows", EDGES, many, 3, 16), few=True))
@@ -312,6 +316,11 @@ def masked_cases(seed: int, seq: int = 40) -> list[Case]:
         if keys > seq:
             look_at += "; and the rescaling, which begins with the first tile that has a visible key"
         found.append(call(label, look_at, *_attention_call(draw, (2, heads, keys, 16), 2), valid))
+    several = between(9, 13, seed), between(33, 40, seed), 17, 16
+    valid = torch.rand(several[0], several[2], generator=torch.Generator().manual_seed(seed)) < 0.6
+    look_at = "which mask is whose: valid has a row for each batch; and which program has which batch and head"
+    many = call("many batches and heads", look_at, *_attention_call(draw, several, 2), valid.to(device))
+    found.append(replace(many, few=True))
     # Padding whose scores are the largest, 200 above the rest.
     q, k = _planned(draw, (1, 1, seq, 16), 2, torch.full((seq,), 8.0), torch.zeros(seq))
     k[..., ::2, 0] = 100.0
