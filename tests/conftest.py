@@ -8,6 +8,8 @@ import torch
 from hypothesis import HealthCheck, settings
 from lab_browser import ROOT, LabServer, LessonPage
 
+from helpers.learning.checks import cases
+
 # What a property says is no bound on time: a cold or loaded machine passes Hypothesis' 200 ms. And the examples are the
 # same in every run, so that a failure can be looked at.
 settings.register_profile(
@@ -33,6 +35,7 @@ def pytest_collection_modifyitems(items):
 def same_numbers_each_time():
     """Random, but the same in every run and after whatever other tests, so that a failure can be looked at."""
     torch.manual_seed(0)
+    cases.sizes = 0
 
 
 @pytest.fixture(scope="session")

@@ -1,68 +1,179 @@
-"""Does the model answer pass every check of exercises 10 to 18, whatever inputs are drawn?
+"""Do the model answer and the right answers in other styles pass every check, whatever inputs are drawn?
 
-    python tests/model_draws.py                     500 draws of each exercise; exit status 1 where one fails
-    python tests/model_draws.py --only 11 --draws 50 --start 100
+    python tests/model_draws.py                     500 draws of every exercise; exit status 1 where one fails
+    python tests/model_draws.py --only 11 --draws 50 --start 100 --model
+    python tests/model_draws.py --processes 16 --out draws.jsonl
+
+Draws come in pieces of ten, the first piece of every answer before the second of any, so that a run that is cut short
+has judged every exercise alike. With `--out`, each piece is a line of the file as soon as it is done, and a run that
+goes on leaves out what stands there.
 
 What a check meters or compiles depends on no value that is drawn: those checks are run on the first draw alone.
 """
 
 import argparse
 import contextlib
+import functools
 import io
+import json
+import multiprocessing
+import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
+import mistakes
 import torch
+from answers import all_answers
+from right_answers_10_to_16 import RIGHT
 
 from helpers.grading.exercise import exercises_in
 from helpers.grading.replay import server
 from helpers.learning.outcome import PASS
 
-EXERCISES = (
-    "10_attention_scores",
-    "10b_flash_attention",
-    "11_fused_backward",
-    "12_layer_norm_int8",
-    "13_decide",
-    "14_cuda_softmax",
-    "15_capstone",
-    "16_help_the_compiler",
-    "17_flash_decoding",
-    "18_short_kernels",
-)
-OF_NO_VALUE = {"traffic", "large", "large-gradient", "tensor_cores", "code"}
+EXERCISES = tuple(exercises_in())
+MODEL = "the model answer"
+OF_NO_VALUE = {
+    "traffic",
+    "gradient-traffic",
+    "no-stored-mask",
+    "large",
+    "large-gradient",
+    "tensor_cores",
+    "code",
+    "budget",
+    "compiled",
+}
+PIECE = 10
 
 
-def failures(exercise: str, draws: range) -> list[str]:
-    """What the checks say where the model answer does not pass: one text per draw and check."""
+def right_answers(exercise: str) -> dict[str, list[dict]]:
+    """The right answers of an exercise, the model's first: what it does otherwise -> the exercise's cells."""
+    model = exercises_in(only=exercise)[exercise].cells
+    found = {MODEL: model}
+    for answer in all_answers():
+        if answer.exercise == exercise and not answer.wrong:
+            cells = answer.cells
+            found[answer.name] = [
+                cell | {"source": cells.get(cell["id"], cell["source"])} if cell["answer"] else cell for cell in model
+            ]
+    return found | {name: mistakes.changed(exercise, changes) for name, changes in RIGHT.get(exercise, {}).items()}
+
+
+@functools.cache
+def folder() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory()  # as long as the process
+
+
+@functools.lru_cache(maxsize=4)
+def run_of(exercise: str, answer: str) -> server.RunExercise:
+    """The exercise, its cells run with one of its right answers."""
+    place = Path(tempfile.mkdtemp(dir=folder().name))
+    with contextlib.redirect_stdout(io.StringIO()):
+        return server.RunExercise(right_answers(exercise)[answer], 0, place)
+
+
+def failures(exercise: str, draws: range, answer: str = MODEL, complete: bool = True) -> list[str]:
+    """What the checks say where a right answer does not pass: one text per draw and check.
+
+    Args:
+        complete: whether the first draw has every check, those of no value, too.
+    """
     found = []
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        run = server.RunExercise(exercises_in(only=exercise)[exercise].cells, 0, Path(folder))
+    run = run_of(exercise, answer)
+    with contextlib.redirect_stdout(io.StringIO()):
         for run.seed in draws:
             for check in run.checks:
-                if run.seed == draws[0] or check not in OF_NO_VALUE:
-                    outcome = run.run_check(check, {}, Path(folder))
+                if check not in OF_NO_VALUE or (complete and run.seed == draws[0]):
+                    outcome = run.run_check(check, {}, Path(folder().name))
                     if outcome.state != PASS:
-                        found.append(f"draw {run.seed}: {outcome}")
+                        found.append(f"draw {run.seed}: {check}: {outcome}")
     return found
 
 
+def pieces(only: str, draws: range, model: bool) -> Iterator[tuple[str, str, range, bool]]:
+    """(exercise, answer, draws, whether every check is run): the first piece of every answer, then the second."""
+    chosen = [each for each in EXERCISES if f"{each}_".startswith(f"{only}_" if only else "")]
+    answers = [(each, name) for each in chosen for name in ([MODEL] if model else right_answers(each))]
+    for start in range(draws.start, draws.stop, PIECE):
+        for exercise, answer in answers:
+            yield exercise, answer, range(start, min(start + PIECE, draws.stop)), start == draws.start
+
+
+def judged(exercise: str, answer: str, draws: range, complete: bool) -> dict:
+    """One piece's line."""
+    torch.set_num_threads(1)
+    began = sum(os.times()[:4])  # of this process and of the compilers it starts
+    try:
+        failed = failures(exercise, draws, answer, complete)
+    except Exception as error:
+        failed = [f"draws {draws.start} to {draws.stop - 1}: {type(error).__name__}: {error}"]
+    seconds = round(sum(os.times()[:4]) - began, 2)
+    place = {"exercise": exercise, "answer": answer, "start": draws.start, "draws": len(draws)}
+    return place | {"failed": failed, "seconds": seconds}
+
+
+def lines_in(path: Path | None) -> list[dict]:
+    """The lines of an earlier run, but one that was cut short."""
+    found = []
+    for line in path.read_text().splitlines() if path and path.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            found.append(json.loads(line))
+    return found
+
+
+def all_judged(todo: list[tuple], processes: int) -> Iterator[dict]:
+    if processes == 1:
+        yield from (judged(*piece) for piece in todo)
+        return
+    fresh = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=fresh) as pool:
+        for done in as_completed([pool.submit(judged, *piece) for piece in todo]):
+            yield done.result()
+
+
+def table(lines: list[dict]) -> str:
+    """Draws and failures of each answer."""
+    counted: dict[tuple[str, str], list] = {}
+    for line in lines:
+        count = counted.setdefault((line["exercise"], line["answer"]), [0, [], 0.0])
+        for place, key in enumerate(("draws", "failed", "seconds")):
+            count[place] += line[key]
+    rows = [
+        "\n".join([f"{exercise:28} {answer:36} {draws:5} {len(failed):5} {seconds / draws:8.2f}", *failed])
+        for (exercise, answer), (draws, failed, seconds) in sorted(counted.items())
+    ]
+    return "\n".join([f"{'exercise':28} {'answer':36} draws failed  s/draw", *rows])
+
+
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Run the checks of exercises 10 to 18 on the model answers.")
+    parser = argparse.ArgumentParser(description="Run the checks of every exercise on its right answers.")
     parser.add_argument("--only", default="", metavar="NN", help="one exercise, by its number or name")
     parser.add_argument("--draws", type=int, default=500)
     parser.add_argument("--start", type=int, default=0)
+    parser.add_argument("--model", action="store_true", help="the model answers alone")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON lines; a run that was cut short goes on")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    failed = 0
-    for exercise in EXERCISES:
-        if f"{exercise}_".startswith(f"{options.only}_" if options.only else ""):
-            found = failures(exercise, range(options.start, options.start + options.draws))
-            failed += len(found)
-            print(f"{exercise:28} {options.draws} draws from {options.start}, {len(found)} failed", flush=True)
-            print(*found, sep="\n", end="\n" * bool(found))
-    return 1 if failed else 0
+    lines = lines_in(options.out)
+    if lines and not options.out.read_text().endswith("\n"):  # cut short
+        options.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    known = {(line["exercise"], line["answer"], line["start"], line["draws"]) for line in lines}
+    draws = range(options.start, options.start + options.draws)
+    todo = [
+        piece
+        for piece in pieces(options.only, draws, options.model)
+        if (*piece[:2], piece[2].start, len(piece[2])) not in known
+    ]
+    for line in all_judged(todo, options.processes):
+        lines.append(line)
+        if options.out:
+            with options.out.open("a") as out:
+                out.write(json.dumps(line) + "\n")
+    print(table(lines))
+    return 1 if any(line["failed"] for line in lines) else 0
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python tests/mutants.py              every exercise; exit status 1 where a mutant survives that is not argued
     python tests/mutants.py --only 04    one exercise
+    python tests/mutants.py --only 09,10,15 --processes 16 --out mutants.jsonl
 
 A mutant is one place of one answer cell changed: a mask dropped, strides swapped, a constant changed, a write skipped,
 a lower precision to accumulate in, a comparison off by one, an operation exchanged, a grid rounded down, a copy that
@@ -14,6 +15,7 @@ import contextlib
 import copy
 import io
 import json
+import multiprocessing
 import os
 import resource
 import select
@@ -21,11 +23,13 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
 import torch
+from model_draws import lines_in
 
 from helpers.grading.exercise import Exercise, exercises_in
 from helpers.grading.replay import server
@@ -494,26 +498,55 @@ def rejected_by(exercise: Exercise, mutant: Mutant) -> str:
     return in_a_fork(run).get("check", "no end")
 
 
+def judged(name: str, number: int) -> dict:
+    """One mutant's line: which check rejects it first."""
+    exercise = exercises_in(only=name)[name]
+    mutant = all_mutants(exercise)[number]
+    check = rejected_by(exercise, mutant)
+    return {"exercise": name, "number": number, "kind": mutant.kind, "change": mutant.change, "rejected_by": check}
+
+
+def all_judged(todo: list[tuple[str, int]], processes: int) -> Iterator[dict]:
+    if processes == 1:
+        yield from (judged(*each) for each in todo)
+        return
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(judged, *each) for each in todo]):
+            yield done.result()
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Run the checks on model answers with one mistake each.")
-    parser.add_argument("--only", default="", metavar="NN", help="one exercise, by its number or name")
+    parser.add_argument("--only", default="", metavar="NN", help="exercises by their numbers or names: 09,10")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON lines; a run that was cut short goes on")
     options = parser.parse_args(arguments)
+    exercises = {name: each for only in options.only.split(",") for name, each in exercises_in(only=only).items()}
+    mutants = {(name, number): each for name in exercises for number, each in enumerate(all_mutants(exercises[name]))}
+    lines = {}
+    for line in lines_in(options.out):
+        place = line["exercise"], line["number"]
+        if place in mutants and mutants[place].change == line["change"]:
+            lines[place] = line
+    todo = [place for place in mutants if place not in lines]
+    for count, line in enumerate(all_judged(todo, options.processes), start=1):
+        lines[line["exercise"], line["number"]] = line
+        if options.out:
+            with options.out.open("a") as out:
+                out.write(f"{json.dumps(line)}\n")
+        print(f"\r{line['exercise']}: {count} of {len(todo)} ", end="", file=sys.stderr)
+    print(file=sys.stderr)
     rows, unargued = [], 0
-    for name, exercise in exercises_in(only=options.only).items():
-        mutants = all_mutants(exercise)
-        survivors = []
-        for number, mutant in enumerate(mutants, start=1):
-            if not rejected_by(exercise, mutant):
-                survivors.append(mutant)
-            print(f"\r{name}: {number} of {len(mutants)}, {len(survivors)} survive ", end="", file=sys.stderr)
-        print(file=sys.stderr)
-        argued = [mutant for mutant in survivors if f"{name}: {mutant.change}" in EQUIVALENT]
-        changing, killed = len(mutants) - len(argued), len(mutants) - len(survivors)
-        rows.append(f"{name:28} {changing:9} {killed:9} {killed / changing:8.1%} {len(argued):11}")
-        for mutant in survivors:
-            why = EQUIVALENT.get(f"{name}: {mutant.change}", "SURVIVES, not argued")
-            unargued += mutant not in argued
-            rows.append(f"    {mutant.kind}: {mutant.change}\n        {why}")
+    for name in exercises:
+        of_exercise = [line for (exercise, _), line in sorted(lines.items()) if exercise == name]
+        survivors = [line for line in of_exercise if not line["rejected_by"]]
+        argued = [line for line in survivors if f"{name}: {line['change']}" in EQUIVALENT]
+        changing, killed = len(of_exercise) - len(argued), len(of_exercise) - len(survivors)
+        rows.append(f"{name:28} {changing:9} {killed:9} {killed / max(1, changing):8.1%} {len(argued):11}")
+        for line in survivors:
+            why = EQUIVALENT.get(f"{name}: {line['change']}", "SURVIVES, not argued")
+            unargued += line not in argued
+            rows.append(f"    {line['kind']}: {line['change']}\n        {why}")
     print(f"{'':28} {'mutants':>9} {'rejected':>9} {'share':>8} {'equivalent':>11}", *rows, sep="\n")
     return 1 if unargued else 0
 

@@ -158,7 +158,8 @@ def attention_scores_kernel(
 # ## Its launcher
 #
 # q and k are (batch, heads, seq, dim) in float16 with any strides, and dim is 16, 32, 64 or 128. valid is a contiguous
-# (batch, seq) tensor of bool, true for real keys and false for padding.
+# (batch, seq) tensor of bool, true for real keys and false for padding. A NaN score that the mask hides may stay NaN,
+# as in the formula's sum, or count as -inf.
 
 
 # %% grade_id="launcher"

@@ -46,7 +46,8 @@ def test_a_solution_passes_on_what_it_never_saw(name, draw_stays, tmp_path):
         records = []
         for call in calls:
             records.append({})
-            outcome = record_call(own.namespace[call["function"]], inputs_from_json(call), records[-1], name=check)
+            given = inputs_from_json(call)
+            outcome = record_call(own.namespace[call["function"]], given, records[-1], call["few"], name=check)
             assert outcome.state == PASS, outcome
         judged_on = judge._shown if check in judge._plain else judge._exercise
         request = {"check": check, "answers": answers, "calls": records}

@@ -98,7 +98,7 @@ def test_the_right_answer_of_a_variant_passes_as_it_is_and_as_it_is_replayed(var
         records = []
         for call in calls:
             records.append({})
-            record_call(own.namespace[call["function"]], inputs_from_json(call), records[-1], name=name)
+            record_call(own.namespace[call["function"]], inputs_from_json(call), records[-1], call["few"], name=name)
         request = {"check": name, "answers": answers_of(exercise), "calls": records}
         reply = server.judged(model, request, tmp_path, asked_here())
         assert reply["state"] == PASS, reply

@@ -16,6 +16,7 @@ from helpers.grading.replay.remote_answer import RemoteAnswer, Replay
 from helpers.grading.replay.tensors import MAX_RESULTS, inputs_from_json, values_as_json
 from helpers.learning.checks import cases
 from helpers.learning.checks.gradients import last_program_first
+from helpers.learning.checks.launches import few_programs
 from helpers.learning.outcome import ERROR, FAIL, PASS
 
 NAME = "05b_residual_rms_norm"
@@ -240,18 +241,18 @@ def test_a_call_without_memory_is_recorded_and_replayed(exercise, tmp_path, most
         assert "the programs store 67,107,840 elements of the result, which has 4,294,967,296" in reply["message"]
 
 
-def test_a_launch_that_a_check_runs_backwards_is_replayed_backwards(called):
+def test_a_launch_that_a_check_runs_backwards_or_in_part_is_replayed_so(called):
     asked = []
 
     def ask(question, payload):
-        asked.append(question["backwards"])
+        asked.append((question["backwards"], question["few"]))
         raise ChannelError("enough")
 
-    answer = RemoteAnswer("f", ["x"], Replay({}, [{"steps": [], "result": []}] * 2, ask))
-    for order in (contextlib.nullcontext(), last_program_first()):
+    answer = RemoteAnswer("f", ["x"], Replay({}, [{"steps": [], "result": []}] * 3, ask))
+    for order in (contextlib.nullcontext(), last_program_first(), few_programs()):
         with order, pytest.raises(ChannelError):
             answer(1.0)
-    assert asked == [False, True]
+    assert asked == [(False, False), (True, False), (False, True)]
 
 
 def test_an_input_that_was_changed_fails_whatever_is_checked(exercise, called, tmp_path):

@@ -4,6 +4,7 @@ Nothing in this output is trusted. The values are compared outside, and the step
 (`replayed_call`).
 """
 
+import contextlib
 import functools
 import json
 from pathlib import Path
@@ -18,6 +19,7 @@ from triton.runtime.jit import JITFunction
 
 from helpers.grading.replay.tensors import Storages, have_memory, inputs_from_json, is_plain, values_as_json
 from helpers.instruments.traffic import measure
+from helpers.learning.checks.launches import few_programs
 from helpers.learning.checks.numbers import listed
 from helpers.learning.checks.offsets import launches_without_memory
 from helpers.learning.checks.values import outputs_start_as_nan
@@ -39,7 +41,7 @@ def emit(check: str, calls: str) -> None:
         entry: dict = {}
         if call["function"] not in answers:
             raise NameError(f"name {call['function']!r} is not defined")
-        outcome = record_call(answers[call["function"]], inputs_from_json(call), entry, name=check)
+        outcome = record_call(answers[call["function"]], inputs_from_json(call), entry, call["few"], name=check)
         if outcome.state != PASS:
             entry = {"stopped": {"state": outcome.state, "message": outcome.message, "look_at": outcome.look_at}}
         shown.append(entry)
@@ -49,8 +51,8 @@ def emit(check: str, calls: str) -> None:
 
 
 @functools.partial(as_check, compiled=False)  # the replay compiles
-def record_call(answer, inputs: tuple, entry: dict) -> str:
-    """Call the answer, and store its result and steps in `entry`."""
+def record_call(answer, inputs: tuple, entry: dict, few: bool = False) -> str:
+    """Call the answer, and store its result and steps in `entry`; with `few`, only some programs of each launch run."""
     record = Record(inputs)
 
     def recorded(*inputs):
@@ -59,7 +61,7 @@ def record_call(answer, inputs: tuple, entry: dict) -> str:
 
     if have_memory(inputs):
         # Metered, so that a kernel without its mask cannot write over this process's memory.
-        with outputs_start_as_nan():
+        with outputs_start_as_nan(), few_programs() if few else contextlib.nullcontext():
             result = measure(recorded, *inputs).result
     else:
         _, result = launches_without_memory(recorded, inputs)

@@ -5,11 +5,13 @@ from collections.abc import Callable
 import torch
 
 from helpers.grading.replay.tensors import PLAIN, have_memory, values_as_json
+from helpers.learning.checks.launches import runs_few
 from helpers.learning.checks.values import as_tuple, fresh_copy, moved_by_one_ulp, of_tensors
 
 
 def expected_as_json(answer: Callable, inputs: tuple, result: object) -> dict | list[dict]:
-    """Return `values_as_json(result)`, with a float `slack` in each tensor's entry.
+    """Return `values_as_json(result)`, with a float `slack` and a bool `few` (only some programs ran) in each tensor's
+    entry.
 
     Two right answers may round intermediate values differently. If the result depends on the inputs' last digits, as in
     a norm at mean 10^4, they may then differ by far more than a rounding, but not by orders of magnitude more than they
@@ -24,9 +26,11 @@ def expected_as_json(answer: Callable, inputs: tuple, result: object) -> dict | 
     if written == PLAIN:
         return written
     moved = answer(*of_tensors(_moved, inputs)) if have_memory(inputs) else result
+    few = runs_few()
     for entry, there, here in zip(
         written if isinstance(written, list) else [written], as_tuple(moved), as_tuple(result), strict=True
     ):
+        entry["few"] = few
         if here.is_meta:
             entry["slack"] = 0.0
             continue

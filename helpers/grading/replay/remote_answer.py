@@ -17,6 +17,7 @@ from helpers.instruments.traffic import Traffic
 from helpers.instruments.traffic.ledger import Ledger
 from helpers.learning.checks.cases import described
 from helpers.learning.checks.gradients import runs_backwards
+from helpers.learning.checks.launches import runs_few
 from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.outcome import PASS, AnswerError
 
@@ -159,7 +160,7 @@ class RemoteAnswer:
             raise AnswerError("the notebook recorded no launches of this call", "what your function returns")
         recorded = {"steps": call["steps"], "result": call["result"]}
         asked = {"name": self.__name__, "parameters": self._parameters, "call": recorded}
-        return asked | {"backwards": runs_backwards()}
+        return asked | {"backwards": runs_backwards(), "few": runs_few()}
 
     def _traffic(self, reply: dict, result: object) -> Traffic:
         return self._replay.read(lambda: traffic_from_json(reply["traffic"], result))

@@ -3,8 +3,8 @@
 It knows one submission's answers and the inputs of one call at a time, and nothing else: no expected values, seed,
 model answer or other student. It answers questions from `server` on its only socket:
 
-    {"answers", "name", "parameters", "call", "backwards", "inputs", "storages"}    launches a recorded call again,
-        under the meter, from the last program to the first if "backwards"
+    {"answers", "name", "parameters", "call", "backwards", "few", "inputs", "storages"}    launches a recorded call
+        again, under the meter, from the last program to the first if "backwards", and only some of them if "few"
         -> {"tensors", "several", "changed", "traffic"}
     the same with "small", the record of a smaller call, whose inputs come first; the call's own are without memory
         -> {"stray": as `checks.offsets.find_stray` returns it, "results": views of the larger one's results}
@@ -36,7 +36,7 @@ from helpers.instruments.resources import compile_for
 from helpers.instruments.traffic import Traffic, measure
 from helpers.learning.checks.compiled_code import launches
 from helpers.learning.checks.gradients import last_program_first
-from helpers.learning.checks.launches import Launches, measure_in_any_order
+from helpers.learning.checks.launches import Launches, few_programs, measure_in_any_order
 from helpers.learning.checks.offsets import find_stray, launches_without_memory
 from helpers.learning.checks.values import as_tuple, bits, outputs_start_as_nan
 
@@ -71,6 +71,7 @@ class Replayer:
         before = given(question, payload)
         call = ReplayedCall(question["name"], question["parameters"], question["call"], self._kernels)
         order = last_program_first() if question["backwards"] else contextlib.nullcontext()
+        order = few_programs() if question["few"] else order
         with outputs_start_as_nan(), order:
             if "devices" not in question:
                 if question["backwards"]:

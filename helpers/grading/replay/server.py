@@ -2,7 +2,7 @@
 
 It receives questions on its only socket. The first one names the exercise:
 
-    {"cells": [..], "seed": int}  ->  {"shown": {check: [{"function", "storages", "inputs", "values"}, ..]},
+    {"cells": [..], "seed": int}  ->  {"shown": {check: [{"function", "storages", "inputs", "few", "values"}, ..]},
                                        "kept": {check: [values, ..]}}
                                   ->  {"unfit": why the exercise cannot be judged, one line}
 
@@ -18,6 +18,7 @@ for the inputs that it saw:
 """
 
 import ast
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -36,6 +37,7 @@ from helpers.grading.replay.expected import expected_as_json
 from helpers.grading.replay.remote_answer import RemoteAnswer, Replay
 from helpers.grading.replay.tensors import PLAIN, inputs_as_json, values_as_json
 from helpers.learning.checks import cases
+from helpers.learning.checks.launches import few_programs, runs_few
 from helpers.learning.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS, Outcome
 from helpers.learning.submission_policy.kernel_language import is_kernel, parsed
 
@@ -59,14 +61,15 @@ class RunExercise:
         cells: the solution's code cells.
         seed: decides every random input.
         folder: where to write the cells' text, for Triton to read.
+        sizes: decides the sizes that are drawn; None means the seed.
     """
 
-    def __init__(self, cells: list[dict], seed: int, folder: Path):
+    def __init__(self, cells: list[dict], seed: int, folder: Path, sizes: int | None = None):
         self.cells = cells
         self.seed = seed
+        self._sizes = sizes
         self.checks = {cell["id"]: cell["source"] for cell in cells if "points" in cell}
-        cases.draw = seed
-        torch.manual_seed(seed)
+        self._begin_draw()
         self.namespace = {"__name__": "exercise"}
         for cell in cells:
             if "points" not in cell:
@@ -81,11 +84,15 @@ class RunExercise:
         exec(compile(tree, str(path), "exec"), self.namespace)
         return last and eval(compile(ast.Expression(last.value), str(path), "eval"), self.namespace)
 
+    def _begin_draw(self) -> None:
+        cases.draw = self.seed
+        cases.sizes = self.seed if self._sizes is None else self._sizes
+        torch.manual_seed(self.seed)
+
     def run_check(self, check: str, answers: dict[str, Callable], folder: Path) -> Outcome:
         """Run a check's cell with the model answers replaced by other functions, and return the outcome."""
-        cases.draw = self.seed
         # A check's cell may draw inputs of its own: the same each time.
-        torch.manual_seed(self.seed)
+        self._begin_draw()
         self.namespace |= answers
         return self._run(self.checks[check], folder / f"{check}.py")
 
@@ -98,16 +105,19 @@ class RunExercise:
             outcome = self.run_check(check, {name: _noted(answer, calls) for name, answer in model.items()}, folder)
             if outcome.state != PASS:
                 raise UnluckyDrawError(f"the model answer does not pass {check!r}: {outcome}")
-            found[check] = [
-                {"function": name, **inputs_as_json(inputs), "values": expected_as_json(model[name], inputs, result)}
-                for name, inputs, result in calls
-            ]
+            found[check] = []
+            for name, inputs, result, few in calls:
+                with few_programs() if few else contextlib.nullcontext():
+                    values = expected_as_json(model[name], inputs, result)
+                call = {"function": name, **inputs_as_json(inputs), "few": few, "values": values}
+                found[check].append(call)
         self.namespace |= model
         return found
 
 
 def _noted(answer: Callable, calls: list[tuple]) -> Callable:
-    """Wrap `answer` in a function that also records its name, inputs and result in `calls`.
+    """Wrap `answer` in a function that also records in `calls` its name, its inputs, its result and whether only some
+    programs ran.
 
     Calls made inside another answer are not recorded.
     """
@@ -115,7 +125,7 @@ def _noted(answer: Callable, calls: list[tuple]) -> Callable:
     def noted(*inputs):
         before = len(calls)
         result = answer(*inputs)
-        calls[before:] = [(answer.__name__, inputs, result)]
+        calls[before:] = [(answer.__name__, inputs, result, runs_few())]
         return result
 
     noted.__signature__ = inspect.signature(answer)
@@ -183,7 +193,7 @@ def drawn_exercise(
         UnluckyDrawError: all draws are, so the model answer must be wrong.
     """
     for attempt in range(MAX_DRAWS):
-        exercise = RunExercise(cells, drawn(seed, f"{purpose} {attempt}"), folder)
+        exercise = RunExercise(cells, drawn(seed, f"{purpose} {attempt}"), folder, drawn(seed, "sizes"))
         try:
             return exercise, exercise.calls(folder)
         except UnluckyDrawError as error:

@@ -70,13 +70,26 @@ def projections(width: int, hidden: int) -> dict:
     return {"operations": [normed, *products, *added], "results": [each["name"] for each in added]}
 
 
+def a_chain(width: int, hidden: int, steps: int) -> dict:
+    """A norm, so many operations on its result, one after another, and a product with an epilogue of as many."""
+    found = [operation("normed", "norm", width, x=width, norm_weight=width)]
+    for place in range(steps):
+        found.append(operation(f"step_{place}", "elementwise", width, **{found[-1]["name"]: width}))
+    found.append(operation("up", "product", hidden, up_weight=hidden * width, **{found[-1]["name"]: width}))
+    for place in range(steps):
+        found.append(operation(f"then_{place}", "elementwise", hidden, **{found[-1]["name"]: hidden}))
+    return {"operations": found, "results": [found[-1]["name"]]}
+
+
 def layers_asked(seed: int, count: int) -> list[dict]:
-    """Return the plainest layer, one with every part, some drawn at random, and the projections before an attention."""
+    """Return the plainest layer, one with every part, some drawn at random, the projections before an attention, and a
+    long chain."""
     draw = random.Random(seed + (cases.draw << 16))
     parts = [(False,) * 4, (True,) * 4, (True, False, True, True)]
     parts += [tuple(draw.random() < 0.5 for _ in range(4)) for _ in range(count)]
     found = [a_layer(draw.choice((8, 24, 96)), draw.choice((16, 40, 200)), *each) for each in parts]
-    return [*found, projections(draw.choice((8, 24, 96)), draw.choice((16, 40, 200)))]
+    found.append(projections(draw.choice((8, 24, 96)), draw.choice((16, 40, 200))))
+    return [*found, a_chain(draw.choice((8, 24, 96)), draw.choice((16, 40, 200)), draw.randint(5, 9))]
 
 
 def joined_reason(group: list[dict]) -> str:

@@ -1,5 +1,6 @@
 """Inputs that expose kernels which only look right."""
 
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -9,6 +10,15 @@ from kernels.interpreter import runtime
 
 # The seed of random inputs: 0 for learners; grading sets a secret one.
 draw = 0
+# That of sizes, and of numbers that are passed as they are: one for both draws of a grading, which makes each call
+# twice. So no size that an answer may end at is safe.
+sizes = 0
+
+
+def between(low: float, high: float, seed: int) -> float:
+    """Return a size, or another number if one of the bounds is a float, from `low` to `high`."""
+    chosen = random.Random(seed + (sizes << 16))
+    return chosen.randint(low, high) if isinstance(low, int) and isinstance(high, int) else chosen.uniform(low, high)
 
 
 MANY = 20000  # elements: more than a few programs cover
@@ -37,6 +47,8 @@ class Case:
             tolerance is the distance between them.
         compared: number of a tuple's results whose values are compared; those after are open, such as which of several
             NaN is the largest. None for all.
+        few: whether only the first and the last programs run where there is no GPU, and some between them: tensors are
+            larger than all programs would take time for. What none of them writes is not compared.
     """
 
     label: str
@@ -50,6 +62,7 @@ class Case:
     conditioning: float = 1.0
     nearby: Callable[[Callable, tuple], list[tuple]] | None = None
     compared: int | None = None
+    few: bool = False
 
     @property
     def where(self) -> str:
@@ -115,10 +128,11 @@ def elementwise_cases(
 ) -> list[Case]:
     """Return calls of an elementwise operation on `count` tensors of the same shape, simplest first.
 
-    They are: one vector per size in `sizes`; many programs; a matrix; each tensor alone transposed, and all; strided
-    and offset views; small values; a large mean; NaN and inf; the largest size in each further dtype; and an empty
-    tensor. Values are normal with a deviation of 2, from `seed`, except in the first call, where their magnitude is
-    about 1. The tensors are on the GPU if there is one. With `one_rounding`, 16-bit results must be rounded only once.
+    They are: one vector per size in `sizes`; many programs, and many more; a matrix; each tensor alone transposed, and
+    all; strided and offset views; small values; a large mean; NaN and inf; the largest size in each further dtype; and
+    an empty tensor. Values are normal with a deviation of 2, from `seed`, except in the first call, where their
+    magnitude is about 1. The tensors are on the GPU if there is one. With `one_rounding`, 16-bit results must be
+    rounded only once.
     """
     generator = torch.Generator().manual_seed(seed + (draw << 16))
     device = "cuda" if runtime.has_gpu() else "cpu"
@@ -137,8 +151,13 @@ def elementwise_cases(
     cases = [Case("", tuple(distinct_values(x, count) for x in tensors(first)), formula)]
     cases += [Case("", tuple(tensors(size)), extent) for size in longer]
     cases.append(Case("", tuple(tensors(MANY)), "the grid: as many programs as cover all elements, triton.cdiv"))
+    more = tensors(between(70_000, 120_000, seed))
+    cases.append(Case("many elements", tuple(more), "the grid and the mask: every element has its program", few=True))
     cases.append(
         Case("a matrix", tuple(tensors(MANY // cols, cols)), "the number of elements: numel(), not the first size")
+    )
+    cases.append(
+        Case("four dimensions", tuple(tensors(2, 3, 5, cols)), "the number of elements: numel(), in all of them")
     )
     cases += in_turn(tensors(rows, cols), transposed, "transposed", strides)
     cases.append(Case("transposed", tuple(x.T for x in tensors(cols, rows)), strides))
@@ -156,5 +175,10 @@ def elementwise_cases(
     for dtype in dtypes[1:]:
         name = str(dtype).removeprefix("torch.")
         cases.append(Case(name, tuple(tensors(largest, dtype=dtype)), in_float32(name), one_rounding=one_rounding))
+        if dtype == torch.float16:
+            past = [40000.0 * (-1.0) ** torch.arange(largest) for _ in range(count)]
+            told = "float16: a result past 65504 is inf, as PyTorch's is"
+            past = tuple(x.to(device=device, dtype=dtype) for x in past)
+            cases.append(Case(f"{name}, results past 65504", past, told, one_rounding=one_rounding))
     cases.append(Case("no elements", tuple(tensors(0)), "the empty tensor: return before launching on it"))
     return cases

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from helpers.learning.checks import cases
 from helpers.learning.checks.cases import Case
 from helpers.learning.checks.row_cases import large_mean_cases, norm_cases, normal
 from helpers.learning.checks.values import moved_by_one_ulp
@@ -36,7 +37,9 @@ def quantised_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest:
             *large_mean_cases(2, seed + 1, widths=(1000,)),
         )
     ]
-    return [replace(case, look_at=DROPPED) if case.label.startswith("NaN") else case for case in found]
+    found = [replace(case, look_at=DROPPED) if case.label.startswith("NaN") else case for case in found]
+    # Of as many rows the neighbours would take seconds, and the effect of an ulp is enough: no mean is large.
+    return [replace(case, nearby=None, conditioning=16.0) if case.few else case for case in found]
 
 
 def norms_nearby(reference: Callable, inputs: tuple) -> list[tuple]:
@@ -79,8 +82,8 @@ def _off(x: torch.Tensor, sign: int = 1) -> torch.Tensor:
 
 
 def code_cases(seed: int, cols: int = 64) -> list[Case]:
-    """Return calls whose codes are hard to get right: halves, a row of zeros, values beyond the last code, an
-    outlier."""
+    """Return calls whose codes are hard to get right: halves, a row of zeros, values beyond the last code, an outlier,
+    other clips and large values."""
     draw = normal(seed)
     weight, bias = draw(cols), draw(cols)
 
@@ -114,5 +117,18 @@ def code_cases(seed: int, cols: int = 64) -> list[Case]:
         ),
         call("one step beyond the last code", CLAMP, signs, beyond, none, 0.0, clip=0.5),
         call("one outlier", "the scale: each row has its own, and an outlier spoils no other row", outlier),
+        call(
+            "a small clip",
+            "clip: any number from 0 to 1, in the scale and in the codes",
+            draw(3, cols),
+            clip=cases.between(0.05, 0.2, seed),
+        ),
+        call("values of 1e-11", "the smallest scale: 1e-12 and no more", draw(3, cols), 4e-12 * weight, none),
+        call(
+            "values of millions",
+            "the scale: it is as large as the row's largest magnitude asks",
+            draw(3, cols),
+            cases.between(1e6, 1e9, seed) * weight,
+        ),
         call("another clip", "clip: any number from 0 to 1, in the scale and in the codes", draw(3, cols), clip=0.8125),
     ]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from helpers.learning.checks.cases import Case
+from helpers.learning.checks.cases import Case, between
 from helpers.learning.checks.row_cases import normal
 
 PRODUCT = "the product: a row is an output pixel, a column an output channel, the sum runs over taps and input channels"
@@ -79,6 +79,10 @@ def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3),
                       (1, 64, 4, 4), (16, 64, 1, 1))  # fmt: skip
     large.inputs[0][:, :32], large.inputs[0][:, 32:], large.inputs[1][:] = 200.0, -199.0, 100.0
     found.append(large)
+    past = draw.call("results past 65504", "float16: a result past 65504 is inf", (1, 16, 4, 4), (16, 16, 1, 1))
+    past.inputs[0][:], past.inputs[1][:] = 200.0, 100.0
+    past.inputs[1][::2] *= -1
+    found.append(past)
     walk = "the loop over taps and channels: every slice is added"
     found.append(draw.call("many channels", walk, (1, 2500, 3, 3), (16, 2500, 1, 1)))
     nan = (
@@ -91,7 +95,13 @@ def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3),
     several = "the image: there may be any number of them"
     found.append(draw.call("19 images", several, (19, 16, 2, 2), (16, 16, 1, 1)))
     found.append(draw.call("7 x 7, stride 2, padding 3", f"{FILTER}; {INDEX_MAP}", (1, 1, 70, 68), (4, 1, 7, 7), 2, 3))
+    stride, padding = between(4, 6, seed), between(4, 6, seed + 1)
+    label, shapes = f"8 x 9, stride {stride}, padding {padding}", ((34, 1, 13, 12), (3, 1, 8, 9))
+    found.append(draw.call(label, f"{FILTER}; {INDEX_MAP}", *shapes, stride, padding))
     found.append(draw.call("many output channels", EDGES, (1, 4, 3, 3), (520, 4, 1, 1)))
+    height, width = (between(80, 110, seed + axis) for axis in range(2))
+    large = draw.call("large images", f"{INDEX_MAP}; {EDGES}", (2, 4, height, width), (8, 4, 3, 3), padding=1)
+    found.append(replace(large, few=True))
     found.append(draw.call("no image", "the empty tensor", (0, 16, 4, 4), (16, 16, 1, 1)))
     return found
 
@@ -114,7 +124,10 @@ def batch_norm_cases(
                          *shapes, padding=1)  # fmt: skip
         found.append(draw.normed(bias, negative=False))
         negative = draw.call("gamma below 0", "the order: batch norm first, ReLU last", *shapes, padding=1)
-        found.append(draw.normed(negative))
+        negative = draw.normed(negative)
+        gamma, var = negative.inputs[3], negative.inputs[6]
+        gamma[1], var[2] = 0.0, 2.5e4  # one channel is beta alone, another has a large variance
+        found.append(negative)
         # Up to twice eps: there the larger of the two, or eps left out, is not nearly the sum.
         for variance, eps in ((1e-6, 1e-3), (0.0, 1e-5), (2e-3, 1e-3), (2e-5, 2e-6)):
             small = draw.call(f"variances to {variance:g}, eps {eps:g}", "eps: added to the variance, inside the root",

@@ -11,7 +11,7 @@ from helpers.instruments.cuda.kernel import CudaKernel, cuda_kernel
 from helpers.instruments.occupancy_calculator import WARP
 from helpers.instruments.traffic import Traffic, measure
 from helpers.learning.checks import cases
-from helpers.learning.checks.values import described_difference, differs
+from helpers.learning.checks.values import bits, described_difference, differs
 from helpers.learning.outcome import AnswerError, as_check
 
 ROWS = 3
@@ -50,17 +50,23 @@ def check_cuda_rows(answer: Callable, reference: Callable, columns: Iterable[int
         answer: the learner's function: columns -> {"source", "kernel", "threads"}; the kernel takes
             (const float* x, float* y, int columns), x and y of (rows, columns).
         reference: x -> y.
-        columns: the widths to try, simplest first.
+        columns: the widths to try, simplest first; two that are drawn at random follow.
         scales: of x, which is drawn from the normal distribution: each is tried. The last row is below -200; where x is
-            scaled, the second holds one value, far lower still.
+            scaled, the second holds one value, far lower still, and a fourth NaN, or infinity.
         name: the check's name.
     """
     widths = list(columns)
-    for width, scale in itertools.product(widths, scales):
+    asked = [*itertools.product(widths, scales), *((width, 1.0) for width in drawn_widths(sum(widths)))]
+    for width, scale in asked:
         traffic, x, y = run(answer, width, scale)
         require_no_cuda_hazards(traffic, width, ("out-of-bounds", "misaligned"))
         require_right_values(traffic, x, y, reference, f"{width} columns, x of deviation {scale:g}")
     return f"right on rows of {', '.join(map(str, widths))}."
+
+
+def drawn_widths(seed: int) -> list[int]:
+    """Two widths that no bound of an answer can know: one a multiple of four, one not."""
+    return [4 * cases.between(270, 2047, seed), 4 * cases.between(270, 2046, seed + 1) + cases.between(1, 3, seed)]
 
 
 @as_check
@@ -208,12 +214,15 @@ def launched(
     x[-1] -= x[-1].max() + FAR_BELOW_ZERO  # a maximum that starts at 0 is not this row's
     if scale != 1:
         x[1] = LOWER_STILL  # one number, so that no way to scale the exponent loses digits
+        unknown = torch.randn(1, width, generator=generator)
+        unknown[0, width // 2] = torch.nan if scale > 1 else torch.inf
+        x = torch.cat([x, unknown])
     seen, y = x.clone(), torch.full_like(x, torch.nan)
     try:
-        traffic = measure(kernel[after + ROWS, chosen["threads"]].after(after), seen, y, width)
+        traffic = measure(kernel[after + len(x), chosen["threads"]].after(after), seen, y, width)
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         raise AnswerError(f"{width} columns: {error}", "the kernel's parameters, its loops and barriers") from None
-    if not torch.equal(seen, x):
+    if not torch.equal(bits(seen), bits(x)):
         raise AnswerError(f"{width} columns: x was changed", "what your kernel stores to: only y")
     return traffic, x, y
 
@@ -223,7 +232,8 @@ def require_right_values(
 ) -> None:
     """Raise AnswerError if y is further from the reference than twice PyTorch's own error."""
     expected = reference(x)
-    wrong = differs(y, reference(x.double()), expected)
+    exact = reference(x.double())
+    wrong = differs(y, exact, expected) | lost(y, x, exact)
     if wrong.any():
         said = f"{where}: {described_difference(y, expected, wrong)}"
         look_at = look_at or likely_place(traffic, y, expected, wrong)
@@ -250,6 +260,17 @@ def likely_place(traffic: Traffic, y: torch.Tensor, expected: torch.Tensor, wron
         size, why = ("small", "what is missing in it") if factor > 1 else ("large", "what does not belong in it")
         return f"the sum, which is too {size}: every element of row {row} is {factor:.4g} times the right one; {why}"
     return FIRST_WRONG
+
+
+def lost(y: torch.Tensor, x: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """Return where a small probability is off by more than a rounded exponent makes it, in proportion to itself.
+
+    The exponent of e or of 2, and what is taken off it, are as large as the row's numbers, and off by half an ulp each.
+    """
+    kind = torch.finfo(y.dtype)
+    largest = x.abs().amax(dim=-1, keepdim=True).double()
+    allowed = 4 * (1 + largest) * kind.eps * exact + kind.tiny  # below, GPUs may have 0
+    return (largest < 2000) & ((y.double() - exact).abs() > allowed)
 
 
 def require_no_cuda_hazards(traffic: Traffic, width: int, kinds: tuple[str, ...] = ("",)) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch.autograd.gradcheck import GradcheckError
 
 from helpers.instruments.traffic import measure
+from helpers.learning.checks import cases
 from helpers.learning.checks.cases import PLACES, Case, described, transposed
 from helpers.learning.checks.compiled_code import require_no_spills_at
 from helpers.learning.checks.memory_errors import require_no_hazards
@@ -41,9 +42,9 @@ def gradient_cases(
     grad_y is followed by `tensors` of its shape, then by `vectors` with one element per column: x, weight and bias by
     default. If the reference accumulates in float32 (`wide`), there are also fp16 rows whose partial sums pass 65504.
 
-    The cases are: rows of 64 elements, and one case per width in `widths`; `rows` rows, which is more than there are
-    programs, and ten times that; more dimensions; each tensor with strides of its own; another eps (elsewhere it's too
-    small to matter); a large mean; an activation far from 0; NaN; 16 bits, where each gradient must be rounded only
+    The cases are: rows of 64 elements, one case per width in `widths`, and a wide one; `rows` rows, which is more than
+    there are programs, and over 1000; more dimensions; each tensor with strides of its own; another eps (elsewhere it's
+    too small to matter); a large mean; an activation far from 0; NaN; 16 bits, where each gradient must be rounded only
     once; and no rows at all. (In float64 the reference is no better than the answer, so check_gradcheck judges that. In
     rows of one element the gradient of x is 0, the difference of two equal products, and a GPU that multiplies and adds
     in one step is off by a rounding.)
@@ -66,6 +67,8 @@ def gradient_cases(
         x, cols = of_x(draw(*grad_y.shape, mean=mean, **kind) * size), grad_y.shape[-1]
         more = [draw(*grad_y.shape, **kind) for _ in range(tensors - 1)] + [draw(cols, **kind) for _ in range(vectors)]
         more[0] = more[0] * scale  # the gate, or the weights that make what the activation sees
+        if vectors > 1:
+            more[-1] = more[-1] * scale  # the bias, which it sees too
         if x.dtype in LOW_PRECISION:
             # A variance about another point than the mean is a right one: x may be centred in two ways.
             return Case(label, (grad_y, x, *more, eps), look_at, one_rounding=True, conditioning=shift_conditioning(x))
@@ -77,8 +80,14 @@ def gradient_cases(
         call("", f"{BLOCK}; and {PADDING}" if cols == max(widths) else PADDING, 8, cols) for cols in sorted(widths)
     ]
     found.append(call("more rows than programs", "the loop over rows, and the sums over all of them", rows, 65))
-    found.append(call("many more", "the loop over rows, and the sums over all of them", 10 * rows + 7, 3))
-    found.append(call("three dimensions", "the number of rows: every dimension but the last", 2, 3, 65))
+    many = cases.between(1050, 1500, seed)
+    found.append(call("many more", "the loop over rows, and the sums over all of them", many, 3))
+    for label, shape in (
+        ("three dimensions", (2, 3, 65)),
+        ("four dimensions", (2, 2, 3, 65)),
+        ("one dimension", (65,)),
+    ):
+        found.append(call(label, "the number of rows: every dimension but the last", *shape))
     found.append(call("every second column of grad_y", STRIDES, 4, 130, of_grad=lambda g: g[:, ::2]))
     found.append(call("grad_y transposed", STRIDES, 65, 65, of_grad=lambda g: g.T))
     found.append(call("x transposed", STRIDES, 65, 65, of_x=lambda x: x.T))
@@ -88,6 +97,9 @@ def gradient_cases(
             replace(turned, inputs=tuple(transposed(x) if n == place else x for n, x in enumerate(turned.inputs)))
         )
     found.append(call("eps 0.5", "eps: inside the square root, also in the backward pass", 8, 65, size=1.0, eps=0.5))
+    for eps in (1e-12, 0.0):
+        told = "eps: the one that the function is given, 0 too"
+        found.append(call(f"eps {eps:g} and small values", told, 8, 65, size=1e-4, eps=eps))
     found.append(
         call(
             "mean 1000", "the row's mean and deviation: which values they are computed from", 8, 65, size=1.0, mean=1e3
@@ -106,6 +118,8 @@ def gradient_cases(
         sums = f"{name}: a program's sums stay in float32, and so does the tensor of sums, until the last sum is made"
         found.append(call(f"{name}, many rows", sums, 40, 33, dtype=dtype, size=1.0))
     found.append(call("float16, mean 80", WIDEN, 1, 4096, dtype=torch.float16, mean=20.0, size=4.0))
+    wider = cases.between(4100, 6000, seed)
+    found.append(call("a wide row", f"{BLOCK}; and {PADDING}", 4, wider))
     if wide:
         found.append(sums_that_pass_65504(draw, tensors, vectors))
     found.append(call("no rows", "the empty tensor: no row adds to the sums, and they are 0", 0, 65))

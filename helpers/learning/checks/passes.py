@@ -14,7 +14,9 @@ from helpers.learning.checks.traffic_checks import (
     in_16_bits,
     launched,
     lines_of,
+    of_another_size,
     told_of_16_bits,
+    told_of_size,
     unmasked_load,
 )
 from helpers.learning.checks.values import as_tuple
@@ -37,6 +39,8 @@ def check_passes(
         name: the check's name.
     """
     require_passes(answer, inputs, reads)
+    with told_of_size(other := of_another_size(inputs)):
+        require_passes(answer, other, reads)
     low = in_16_bits(inputs)
     if low is not None:
         with told_of_16_bits():

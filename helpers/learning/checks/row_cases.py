@@ -14,6 +14,7 @@ PADDING = "the lanes past the row's end: what they hold, and in which sums they 
 BLOCK = "the block: it must hold the whole row (triton.next_power_of_2), or the kernel must loop over the row"
 EPS = "eps: it is added to the mean of squares, inside the square root"
 WIDEN = "float16: 4096 such numbers, or their squares, sum to more than 65504; convert to float32 before the sums"
+ROWS = "the program's number: each has a row of its own, and all of its number counts"
 SMALL = "small values: they must be as accurate as large ones, relative to their size"
 STRIDES = "the strides: either these rows or their elements are not next to each other in memory"
 
@@ -45,8 +46,8 @@ def norm_cases(
 
     They are: rows of 64 elements; other eps, a constant row; a wide row with a power-of-two width; NaN and inf; then
     padding, for each width in `widths`; more dimensions; strided, transposed and offset tensors; sums that 16 bits
-    can't hold; `widest` elements; small weights, where every result must be as accurate as the largest; and no rows at
-    all. Unless a case is about eps, its values are too large for eps to matter.
+    can't hold; `widest` elements; many rows; small weights, where every result must be as accurate as the largest; and
+    no rows at all. Unless a case is about eps, its values are too large for eps to matter.
 
     Args:
         tensors: how many of (..., cols) come first.
@@ -72,6 +73,7 @@ def norm_cases(
     # With fewer values, PyTorch's own largest error, which sets the tolerance, is a matter of luck.
     found.append(call("eps 0.5 and small values", eps, 8, 64, adding=0.5, scale=0.25))
     found.append(call("eps 1e-12 and small values", eps, 8, 64, adding=1e-12, scale=1e-4))
+    found.append(call("eps 0 and small values", f"{eps}; 0 is an eps like any other", 8, 64, adding=0.0, scale=1e-4))
     constant = call("a constant row", "eps: without it, this row divides by zero", 2, 64)
     constant.inputs[0][0] = 3.0
     found.append(replace(constant, input_error=torch.float32))  # what its mean is off by is all that is left of it
@@ -80,7 +82,10 @@ def norm_cases(
     special.inputs[0][0, 7], special.inputs[0][2, 1] = torch.nan, torch.inf
     found.append(special)
     found += [call("", PADDING if cols > 1 else "a row of one element", 3, cols) for cols in sorted(widths)]
-    found.append(call("three dimensions", "the number of rows: every dimension but the last", 2, 3, 65))
+    count = "the number of rows: every dimension but the last"
+    found.append(call("three dimensions", count, 2, 3, 65))
+    found.append(call("four dimensions", count, 2, 2, 3, 65))
+    found.append(call("one dimension", f"{count}; a vector is one row", 65))
     found.append(call("rows of a wider matrix", STRIDES, 3, 80, view=lambda x: x[:, :65]))
     alone = call("", "", 3, 65).inputs
     found += [
@@ -101,9 +106,23 @@ def norm_cases(
         found.append(call(f"{name}, short rows", squares, 64, 8, dtype=dtype, scale=1.0))
     for label, kind in (("mean 20", {"mean": 20.0, "scale": 1.0}), ("deviation 8", {"scale": 4.0})):
         found.append(call(f"float16, {label}", WIDEN, 1, 4096, dtype=torch.float16, **kind))
+    if one_rounding:
+        # Of two sizes in turn, so that no result is near the largest that float16 holds.
+        past = call("float16, results past 65504", "float16: a result past 65504 is inf", 2, 64, dtype=torch.float16)
+        columns = torch.arange(64, device=past.inputs[0].device)
+        signed = (1 - 2.0 * (columns % 2)) * torch.where(columns % 4 < 2, 15000.0, 45000.0)
+        for x in past.inputs[:tensors]:
+            x[:] = signed
+        past.inputs[tensors][:] = 60000.0
+        for x in past.inputs[tensors + 1 : -1]:
+            x[:] = 0.0
+        found.append(past)
     wide = "bfloat16: the sums over a wide row; convert to float32 before them"
     found.append(call("bfloat16, a wide row", wide, 1, 4096, dtype=torch.bfloat16, mean=20.0, scale=1.0))
     found.append(call("the widest row", f"{BLOCK}; and {PADDING}", 1, widest))
+    many = call("many rows", ROWS, cases.between(2100, 4000, seed), 9)
+    # By chance, the elements of one of so many rows are close to each other: then digits are lost.
+    found.append(replace(many, input_error=torch.float32, few=True))
     # No two terms of a sum cancel, so small results are as accurate as large ones.
     rows = [32 * torch.stack([cases.distinct_values(x, tensors) for x in draw(4, 64)]) for _ in range(tensors)]
     weight = torch.logspace(-30, 0, 64, device=rows[0].device) * draw(64).sign()
@@ -159,7 +178,7 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
     They are: means of 1000, 20000, -1000 and -20000; halves that are 200 apart; 16 winners without ties; a wide row
     with a power-of-two width; many small probabilities; rows of equal elements; -inf; NaN; then padding, for each width
     in `widths`, with k from 1 to 5, and with as many winners as columns; more dimensions; strided and transposed
-    tensors; 16 bits; `widest` elements; and no rows at all.
+    tensors; 16 bits; `widest` elements; many rows; and no rows at all.
     """
     draw = normal(seed)
 
@@ -197,10 +216,9 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
     )
     masked.inputs[0][:, 3:] = -torch.inf
     # p alone: which of several NaN is the largest is left open.
-    unknown = call(
-        "NaN in one row", "NaN: all probabilities in a row with NaN are NaN, and none in other rows", 2, 2, 64
-    )
-    unknown.inputs[0][0, 3] = torch.nan
+    nan = "NaN: all probabilities in a row with NaN or inf are NaN, and none in other rows"
+    unknown = call("NaN in one row", nan, 2, 3, 64)
+    unknown.inputs[0][0, 3], unknown.inputs[0][1, 5] = torch.nan, torch.inf
     found += [equal, pairs, masked, replace(unknown, compared=1)]
     found += [call("", PADDING, min(cols, 5), 3, cols) for cols in sorted(widths)]
     negative = call("every element below 0", f"{PADDING}; 0 is larger than any value here", 2, 2, 100, mean=-50.0)
@@ -213,6 +231,7 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
     found.append(replace(lowest, input_error=None))
     found.append(call("as many as there are", "the lanes past the row's end: none of them may win", 11, 2, 11))
     found.append(call("three dimensions", "the number of rows: every dimension but the last", 4, 2, 3, 65))
+    found.append(call("four dimensions", "the number of rows: every dimension but the last", 4, 2, 2, 3, 65))
     found.append(call("rows of a wider matrix", STRIDES, 4, 3, 80, view=lambda x: x[:, :65]))
     found.append(call("transposed", STRIDES, 4, 65, 3, view=lambda x: x.T))
     for dtype in LOW_PRECISION:
@@ -223,5 +242,6 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
     last = call("the widest row", f"{BLOCK}; and {PADDING}", 2, 1, widest)
     last.inputs[0][0, -1] = 20.0  # the winner
     found.append(last)
+    found.append(replace(call("many rows", ROWS, 2, cases.between(2100, 4000, seed), 9), few=True))
     found.append(call("no rows", "the empty tensor", 4, 0, 65))
     return found

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from helpers.instruments.traffic import measure
-from helpers.learning.checks.cases import Case, described
+from helpers.learning.checks.cases import Case, between, described
 from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.checks.row_cases import LOW_PRECISION, normal
 from helpers.learning.checks.tile_cases import score_conditioning
@@ -91,12 +91,14 @@ def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129), many: bool = Fa
         found.append(call("", wide, [0, MANY_KEYS - 40, MANY_KEYS], heads=1))
         found.append(
             call(
-                "130 splits",
+                "very many splits",
                 "the merge's block: it must be as large as the number of splits requires",
-                [*range(131)],
+                [*range(between(131, 200, seed))],
                 heads=1,
             )
         )
+        heads = "the program's number: each has a head of its own, and all of its number counts"
+        found.append(replace(call("many heads", heads, [0, 9], heads=between(300, 700, seed)), few=True))
     for length in lengths:
         inner = torch.randint(0, length + 1, (4,), generator=torch.Generator().manual_seed(seed + length)).sort().values
         found.append(call("", "the bounds of each split", [0, *inner.tolist(), length], dim=32))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from helpers.learning.checks.cases import Case, in_turn, transposed
+from helpers.learning.checks.cases import Case, between, in_turn, transposed
 from helpers.learning.checks.row_cases import normal
 
 HALF = torch.float16
@@ -58,10 +58,15 @@ def linear_cases(
     found.append(replace(call("whole tiles", TILES, 128, 256, 128), whole=True))
     found += [call("", EDGES, *size, ACTIVATIONS[place % 3]) for place, size in enumerate(sizes)]
     # After the sums that fp16 does not hold and the edges: a row of 5000 has both.
+    past = call("results past 65504", "float16: a result past 65504 is inf, as PyTorch's is", 16, 16, 32)
+    past.inputs[0][:], past.inputs[1][:] = 200.0, 100.0
+    past.inputs[0][::2] *= -1
+    found.append(past)
     longer = "the loop over K, which ends only at K: x and weight may have any width"
-    found.append(call("a very long row", longer, 16, 16, 5000, scale=0.125))
-    found.append(call("many columns", EDGES, 3, 1030, 16))
-    found.append(call("many rows", EDGES, 1030, 3, 16))
+    found.append(call("a very long row", longer, 16, 16, between(8200, 9500, seed), scale=0.125))
+    many = between(2100, 4000, seed)
+    found.append(replace(call("many columns", EDGES, 3, many, 16), few=True))
+    found.append(replace(call("many rows", EDGES, many, 3, 16), few=True))
     *operands, bias, activation = call("", "", 20, 24, 33).inputs
     found += [
         replace(case, inputs=(*case.inputs, bias, activation), arguments=activation)
@@ -215,6 +220,7 @@ SIZES = "the sizes: dim, the scale that depends on it, and how many tiles of que
 LARGEST_SO_FAR = (
     "the running maximum: tl.maximum of the one so far and the tile's, because a later tile's may be smaller"
 )
+MANY = "the loops over keys: they go on to the last key that a query sees, however many there are"
 CARRIED = "what is carried from one tile of keys to the next, and what is done once, after the last"
 LOWEST = "the maximum's start: -inf, because 0 is above every score here"
 MASKED_WITH = f"{LOWEST}; and the score of a masked key, which is -inf, not a large negative number"
@@ -271,6 +277,8 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
     found.append(special)
     found.append(replace(call("several heads", OF_PROGRAM, _attention_call(draw, (2, 9, 64, 16), 2)), whole=True))
     found += [call("", EDGES, _attention_call(draw, shape, 2)) for shape in shapes]
+    long = _attention_call(draw, (1, 1, between(520, 640, seed), 16), 2)
+    found.append(replace(call("many keys", MANY, long), few=True))
     found += [call(*turned) for turned in _turned(draw, 2)]
     found.append(call("no batch", "the empty tensor", _attention_call(draw, (0, 2, 16, 16), 2)))
     return found
@@ -316,6 +324,11 @@ def masked_cases(seed: int, seq: int = 40) -> list[Case]:
         if keys > seq:
             look_at += "; and the rescaling, which begins with the first tile that has a visible key"
         found.append(call(label, look_at, *_attention_call(draw, (2, heads, keys, 16), 2), valid))
+    several = between(9, 13, seed), between(33, 40, seed), 17, 16
+    valid = torch.rand(several[0], several[2], generator=torch.Generator().manual_seed(seed)) < 0.6
+    look_at = "which mask is whose: valid has a row for each batch; and which program has which batch and head"
+    many = call("many batches and heads", look_at, *_attention_call(draw, several, 2), valid.to(device))
+    found.append(replace(many, few=True))
     # Padding whose scores are the largest, 200 above the rest.
     q, k = _planned(draw, (1, 1, seq, 16), 2, torch.full((seq,), 8.0), torch.zeros(seq))
     k[..., ::2, 0] = 100.0
@@ -368,6 +381,8 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
     special.inputs[0][..., -1, 3] = torch.nan
     found.append(special)
     found += [call("", EDGES, _attention_call(draw, shape, 3), causal) for shape in shapes for causal in (False, True)]
+    long = _attention_call(draw, (1, 1, between(1600, 2400, seed), 16), 3)
+    found.append(replace(call("many keys", MANY, long, True), few=True))
     found += [call(*turned, True) for turned in _turned(draw, 3)]
     found.append(call("no batch", "the empty tensor", _attention_call(draw, (0, 2, 16, 16), 3)))
     return found

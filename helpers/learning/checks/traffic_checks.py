@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from helpers.instruments.traffic import Traffic, measure
+from helpers.learning.checks import cases
 from helpers.learning.checks.cases import Case, described
 from helpers.learning.checks.compiled_code import require_no_spills_at
 from helpers.learning.checks.memory_errors import has_mask, require_no_hazards
@@ -32,6 +33,8 @@ def check_traffic(
     names = list(inspect.signature(answer).parameters)
     small = {names[place] for place in cached}
     require_traffic(answer, inputs, launches, bytes_per_element, small)
+    with told_of_size(other := of_another_size(inputs)):
+        require_traffic(answer, other, launches, bytes_per_element, small)
     low = in_16_bits(inputs)
     if low is not None:
         with told_of_16_bits():
@@ -80,6 +83,35 @@ def in_16_bits(inputs: tuple) -> tuple | None:
     if not any(isinstance(x, torch.Tensor) and x.dtype == torch.float32 for x in inputs):
         return None
     return tuple(x.bfloat16() if isinstance(x, torch.Tensor) and x.dtype == torch.float32 else x for x in inputs)
+
+
+def of_another_size(inputs: tuple) -> tuple:
+    """Cut the tensors of a call to a size that is drawn, each dimension of one size to the same; contiguous ones become
+    contiguous."""
+    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+    least = LEAST if all(x.dim() < 3 for x in tensors) else 64  # a head's size, or a filter's, stays
+    sizes = sorted({size for x in tensors for size in x.shape if size > least})
+    cut = {size: cases.between(least, size - 1, size) for size in sizes}
+
+    def smaller(x: object) -> object:
+        if not isinstance(x, torch.Tensor):
+            return x
+        part = x[tuple(slice(cut.get(size, size)) for size in x.shape)]
+        return part.contiguous() if x.is_contiguous() else part
+
+    return tuple(map(smaller, inputs))
+
+
+LEAST = 8  # of a dimension that is cut
+
+
+@contextlib.contextmanager
+def told_of_size(inputs: tuple) -> Iterator[None]:
+    """Make a failure report that it is of another size than the one before."""
+    try:
+        yield
+    except AnswerError as error:
+        raise AnswerError(f"{described(inputs)}: {error}", error.look_at) from None
 
 
 @contextlib.contextmanager
