@@ -33,10 +33,10 @@ class Traffic:
         took, or an exchange of 0, until the next atomic there. An unsynchronised read loads a byte that another program
         of the launch has stored, with no atomic on one word that the writer makes after its store and the reader before
         its load; an unsynchronised store changes one that another has loaded. In CUDA C++ a race is two threads at one
-        place of shared memory, a tensor or a `__device__` variable, one of them with a plain store, and no barrier,
-        __syncwarp or atomic between. In global memory a store of the same value does not race, and an atomic or
-        volatile access orders all earlier accesses of its block: a missing __threadfence, or an atomic on the wrong
-        address, is not found.
+        place of shared memory, a tensor or a `__device__` variable: one of them writes, at least one is neither atomic
+        nor volatile, and no barrier or __syncwarp orders them. Blocks are ordered by a __threadfence and an atomic or
+        volatile access in the first one, and such an access in the second, anywhere in memory: an atomic on the wrong
+        address is not found. In global memory a store of the same value does not race.
     elements: of the result, if it is one tensor and none in the call has more; else None.
     result: the function's result.
     configurations: (kernel, configuration) of each @triton.autotune kernel: if nothing is timed, the first
