@@ -86,7 +86,8 @@ SOUND = {
     "out[256 + i] = out[i / 32];",
     "an atomic, then a volatile load": "atomicAdd(out, x[i]); out[8 + i] = *(volatile float*)out;",
     "an atomic, then an atomic load": "atomicAdd(out, x[i]); out[8 + i] = atomicAdd(out, 0.f);",
-    "a volatile check before the atomic": "if (x[i] > *(volatile float*)out) atomicMax((int*)out, __float_as_int(x[i]));",
+    "a volatile check before the atomic": "if (x[i] > *(volatile float*)out)"
+    "atomicMax((int*)out, __float_as_int(x[i]));",
     "volatile stores and loads of one place": "volatile float* all = out; *all = x[i]; out[8 + i] = *all;",
     "a histogram per block, then one of all": """
       atomicAdd(&out[8 * blockIdx.x + ((int)x[i] & 7)], 1.f);

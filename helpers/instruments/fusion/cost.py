@@ -247,7 +247,8 @@ def eager_run(
     step: TracedStep, predicted: list, device: Device, compiled: bool = False
 ) -> tuple[list[LibraryKernel], int, float]:
     """Kernels of a step, launches and seconds, those that a long list of tensors or a library adds among them."""
-    cudnn = step.node.meta.get("cudnn", True)
-    kernels = [each for pair in predicted for each in library_kernels(*pair, device, compiled, cudnn)]
+    meta = step.node.meta
+    cudnn, mask = meta.get("cudnn", True), meta.get("compiled_mask", "") if compiled else ""
+    kernels = [each for pair in predicted for each in library_kernels(*pair, device, compiled, cudnn, mask)]
     more = launches_of(step) - len(step.launches)
     return kernels, len(kernels) + more, sum(each.time for each in kernels) + more * prediction.LAUNCH
