@@ -456,7 +456,11 @@ def _eager(launch: EagerLaunch, missing: float, device: Device) -> LaunchPredict
         "latency": latency,
         "arithmetic": arithmetic,
     }
-    return _made_of(launch.name, terms, f"PyTorch's {kind}")
+    note = f"PyTorch's {kind}"
+    if launch.operator.overloadpacket.__name__ == "where":
+        given = [launch.arguments[name] for name in ("self", "other")]
+        note += ", without the fill for a number" * any(each.dim() == 0 for each in given)
+    return _made_of(launch.name, terms, note)
 
 
 def _kind(launch: EagerLaunch, tensors: list[torch.Tensor]) -> str:

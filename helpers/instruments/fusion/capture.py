@@ -142,7 +142,7 @@ def _gradients(tensors, results: list[torch.Tensor]) -> list[torch.Tensor | None
     wanted = [tensor for tensor in tensors if tensor.requires_grad]
     results = [each for each in results if each.requires_grad]
     if not wanted or not results:
-        raise ValueError("nothing requires a gradient: set requires_grad of an input, or leave out backward")
+        raise ValueError("nothing requires a gradient: set requires_grad on an input, or drop backward")
     alone = len(results) == 1 and results[0].numel() == 1
     incoming = None if alone else [torch.ones_like(each) for each in results]
     return list(torch.autograd.grad(results, wanted, incoming, allow_unused=True))
@@ -235,7 +235,7 @@ def _refuse_writes(func, args, kwargs) -> None:
             if isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor):
                 raise ValueError(
                     f"{func.overloadpacket.__name__} writes to a tensor of shape {tuple(tensor.shape)} that the "
-                    "analyser cannot find in the function: pass it, or the object that holds it, as an argument"
+                    "analyser cannot find: pass it, or the object that holds it, as an argument"
                 )
 
 
@@ -268,7 +268,7 @@ def _refusal(error: Exception, model) -> str:
 
 
 WHY = {
-    "aten._local_scalar_dense.default": "a number is taken out of a tensor (.item(), float(x), a branch on its value), "
+    "aten._local_scalar_dense.default": "it takes a number out of a tensor (.item(), float(x), a branch on its value), "
     "and the values are not known",
     "aten.equal.default": "whether two tensors are equal depends on their values",
     "aten.nonzero.default": "the shape of a result depends on values (nonzero, x[mask], torch.where(mask))",

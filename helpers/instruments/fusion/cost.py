@@ -140,7 +140,7 @@ class Costs:
         else:
             registers = MAX_REGISTERS
         if registers > MAX_REGISTERS and len(group) > 1:
-            raise NotLegalError(f"{live} values alive at once take more than {MAX_REGISTERS} registers")
+            raise NotLegalError(f"{live} live values per thread need more than {MAX_REGISTERS} registers")
         registers = min(registers, MAX_REGISTERS)
         work = Work(flops + product, nbytes, written)
         dtype = DTYPES.get(min(node.itemsize for node in group if node.kind in PRODUCTS), "fp32") if product else "fp32"

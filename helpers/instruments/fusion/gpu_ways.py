@@ -136,8 +136,8 @@ def _dropout(input, p=0.5, training=True, inplace=False):
 
 
 ONLY_CUDNN = (
-    "attention that only cuDNN's kernel takes, such as a mask with fewer key heads: counted as products in fp32; "
-    "Hopper runs that kernel"
+    "attention that only cuDNN's kernel supports, such as a mask with fewer key heads: counted as matmuls in fp32, but "
+    "Hopper runs cuDNN's kernel"
 )
 # How attention runs under torch.compile where transformers skips its mask in eager mode -> what the user reads.
 COMPILED_MASKS = {
@@ -179,7 +179,7 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
     }
     way = next((each for each in map(SDPBackend, order) if takes.get(each)), None)
     if way is None:
-        raise ValueError("no attention kernel that sdpa_kernel allows takes this call")
+        raise ValueError("none of the attention kernels that sdpa_kernel allows supports this call")
     sooner = order == BY_DEFAULT or order.index(SDPBackend.CUDNN_ATTENTION.value) <= order.index(way.value)
     prefers_cudnn = takes[SDPBackend.CUDNN_ATTENTION] and sooner
     if way == SDPBackend.MATH:
@@ -207,7 +207,7 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
 
 def _flex_attention(query, key, value, score_mod, block_mask, scale, kernel_options, *others):
     """Return the kernel that torch.compile generates, without the blocks that its mask skips."""
-    with uncertain("flex_attention: its time without what score_mod adds and the mask leaves out"):
+    with uncertain("flex_attention: timed without its score_mod, and without skipping masked blocks"):
         found = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, False, scale=scale)
     return found[0], found[1], found[1]
 
@@ -263,11 +263,13 @@ def _grouped_flops(one, other, *others, out_shape=None, **named) -> int:
 
 
 def _recurrent(name: str):
-    why = f"cuDNN's {name}: how many kernels it runs, and how long each step waits for the one before"
+    why = f"cuDNN's {name}: the number of kernels and the wait between time steps are estimates"
 
     def run(input, hx, params, has_biases, num_layers=None, dropout=0.0, train=False, bidirectional=False, *rest):
         if isinstance(params, bool) or isinstance(hx, list | tuple) == (name != "LSTM"):
-            raise ValueError(f"a packed sequence's lengths are data: pass {name} a padded tensor")
+            raise ValueError(
+                f"the lengths of a packed sequence are data, which is unknown here: pass {name} a padded tensor"
+            )
         hidden = list(hx) if name == "LSTM" else [hx]
         with uncertain(why):
             found = _stand_ins.cudnn_rnn(input, hidden, list(params), num_layers, bidirectional, bool(rest and rest[0]))
@@ -326,7 +328,7 @@ def _masked_softmax_shapes(self, mask, dim, mask_type):
     return torch.empty_like(self)
 
 
-FAST_PATH = "the fast path of PyTorch's encoder layers: where cuDNN's attention is preferred, it may run as products"
+FAST_PATH = "the fast path of PyTorch's encoder layers: GPUs that prefer cuDNN's attention may run it as matmuls"
 
 
 def _encoder_attention(

@@ -106,6 +106,7 @@ class Ledger:
         self.sectors_read = 0
         self.sectors_written = 0
         self.atomics = 0
+        self.uncounted_fills = 0
         self.elements = 0  # of the largest tensor touched
         self.configurations: dict[str, list[str]] = {}  # autotuned kernel -> which ran, in words
         self.hazards: dict[tuple, tuple[Hazard, Region]] = {}  # "{0}" in a hazard's text is the region's name

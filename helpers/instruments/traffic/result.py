@@ -29,7 +29,7 @@ class Traffic:
     hazards: out-of-bounds accesses, uninitialised reads and races of the kernels; for CUDA C++ also the others that
         Hazard lists.
         Initial contents are known of tensors that the call itself allocates. A race is two program instances storing to
-        one byte, and no lock that the second holds which the first held or gave back: a word that a compare-and-swap
+        one byte, or lanes of one store writing different values to one element, and no lock that the second holds which the first held or gave back: a word that a compare-and-swap
         took, or an exchange of 0, until the next atomic there. An unsynchronised read loads a byte that another program
         of the launch has stored, with no atomic on one word that the writer makes after its store and the reader before
         its load; an unsynchronised store changes one that another has loaded. In CUDA C++ a race is two threads at one
@@ -39,6 +39,8 @@ class Traffic:
         address is not found. In global memory a store of the same value does not race.
     elements: of the result, if it is one tensor and none in the call has more; else None.
     result: the function's result.
+    uncounted_fills: launches that `launches` leaves out: torch.where on a GPU first fills a tensor with each number that
+        it gets.
     configurations: (kernel, configuration) of each @triton.autotune kernel: if nothing is timed, the first
         configuration that fits runs.
     """
@@ -61,6 +63,7 @@ class Traffic:
     elements: int | None
     result: Any
     configurations: tuple[tuple[str, str], ...] = ()
+    uncounted_fills: int = 0
 
     @classmethod
     def of(cls, ledger: Ledger, result) -> "Traffic":
@@ -86,6 +89,7 @@ class Traffic:
             ),
             elements=elements,
             result=result,
+            uncounted_fills=ledger.uncounted_fills,
             configurations=tuple((kernel, said) for kernel, each in ledger.configurations.items() for said in each),
         )
 
@@ -156,7 +160,10 @@ class Traffic:
                 f"{self.bank_conflicts} bank conflict{'s' * (self.bank_conflicts != 1)}"
             )
         ran = (f"  {kernel} ran with {said}" for kernel, said in self.configurations)
-        return "\n".join([text, *ran, *(f"  {hazard}" for hazard in self.hazards)])
+        uncounted = []
+        if fills := self.uncounted_fills:
+            uncounted = [f"  not counted: {fills} fill{'s' * (fills != 1)} on a GPU, for numbers given to torch.where"]
+        return "\n".join([text, *ran, *uncounted, *(f"  {hazard}" for hazard in self.hazards)])
 
     __repr__ = __str__
 
