@@ -102,6 +102,7 @@ _PIPELINE = {opcode: (name, cycles) for name, (cycles, opcodes) in PIPELINES.ite
 PRODUCTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "tf32"}  # operands' dtype -> that of the peak
 DOUBLES = (torch.float64, torch.complex128)
 BESIDE_PRODUCTS = 0.45  # of a tiled kernel's other arithmetic is not hidden by its matmuls
+SERIAL = 0.5  # of the shorter parts of a tile's time, alone on its SM, the longest does not hide
 SUB_PARTITIONS = 4  # of an SM, each issuing one instruction per clock
 
 
@@ -325,7 +326,7 @@ def _falling(value: float, least: float, most: float) -> float:
 
 
 def _fetches_ahead(resources: Resources) -> bool:
-    return any(opcode.startswith(("LDGSTS", "UTMALDG")) for opcode in resources.instructions)
+    return _has(resources, ("LDGSTS", "UTMALDG"))
 
 
 def _tiled(launch: TritonLaunch, resources: Resources, missing: float, device: Device) -> LaunchPrediction:
@@ -337,18 +338,67 @@ def _tiled(launch: TritonLaunch, resources: Resources, missing: float, device: D
     tensor_cores = any(TENSOR_CORE.fullmatch(opcode) for opcode in resources.instructions)
     peak = device.peak_flops[PRODUCTS[launch.product] if tensor_cores else "fp32"]
     special = launch.special / device.special_rate if device.special_rate else 0.0
+    busy_sms = min(device.sms, launch.programs)
+    waves = math.ceil(on_one_sm / resources.occupancy().blocks)
     terms = {
         "launch": LAUNCH,
         "ramp": _first_access(missing, launch) + CYCLES * len(disassemble(resources.cubin)) / device.sm_clock,
         "DRAM": missing / (BANDWIDTH_SHARE * device.memory_bandwidth),
-        "L2": launch.requested / (L2_BYTES * device.sms * device.sm_clock),
+        "L2": launch.requested / (L2_BYTES * busy_sms * device.sm_clock),
+        "latency": waves * _one_tile(launch, resources, device, MATRIX_SHARE * peak / device.sms, waves == 1),
         "matrix": uneven * launch.flops / (MATRIX_SHARE * peak),
         # A multiply-add counts as two in the peak, and every operation on a float is one instruction.
         "arithmetic": uneven * (special + launch.operations / (device.peak_flops["fp32"] / 2)),
     }
-    hidden = max(terms["DRAM"], terms["L2"], terms["matrix"])
-    time = terms["launch"] + terms["ramp"] + hidden + BESIDE_PRODUCTS * terms["arithmetic"]
+    hidden = max(terms["DRAM"], terms["L2"], terms["matrix"]) + BESIDE_PRODUCTS * terms["arithmetic"]
+    time = terms["launch"] + terms["ramp"] + max(hidden, terms["latency"])
     return LaunchPrediction(launch.name, time, terms, _sampling(launch))
+
+
+def _one_tile(
+    launch: TritonLaunch, resources: Resources, device: Device, flops_of_an_sm: float, busiest: bool
+) -> float:
+    """Return the seconds of the loops of one program by itself, the busiest one or an average one.
+
+    Its instructions, its products and, where its own warps copy them, its operands wait for one another in part. The
+    copy engine (TMA) fetches operands without the program's warps.
+    """
+    average = launch.flops / launch.programs
+    products = (launch.most_flops if busiest else average) / flops_of_an_sm
+    instructions = _loop_cycles(resources, launch) / device.sm_clock
+    instructions *= 1.0 if busiest else min(1.0, average / launch.most_flops)
+    operands = launch.requested / launch.programs / (L2_BYTES * device.sm_clock)
+    parts = [instructions, products] + [operands] * (not _has(resources, "UTMALDG"))
+    return max(parts) + SERIAL * (sum(parts) - max(parts))
+
+
+def _loop_cycles(resources: Resources, launch: TritonLaunch) -> float:
+    """Return the cycles of one warp in the loops of its machine code."""
+    instructions = disassemble(resources.cubin)
+    loops = _iterations(instructions, resources.num_warps * WARP, launch)
+    # An unconditional branch back leaves the code that waits for a barrier, which stands after the rest.
+    loops = {loop: runs for loop, runs in loops.items() if instructions[loop[1]].text.lstrip().startswith("@")}
+    copies = {loop: _lines_of_copies(instructions[loop[0] : loop[1] + 1]) for loop in loops}
+    alike = Counter(copies.values())
+    cycles = 0.0
+    for place, instruction in enumerate(instructions):
+        # Loops that fetch by the same lines of source share their turns.
+        turns = [
+            runs / (alike[copies[loop]] if copies[loop] else 1)
+            for loop, runs in loops.items()
+            if loop[0] <= place <= loop[1]
+        ]
+        cycles += max(turns, default=0) * (CYCLES + EXTRA_CYCLES.get(instruction.opcode.split(".")[0], 0))
+    return cycles
+
+
+def _lines_of_copies(instructions: tuple[Instruction, ...]) -> frozenset[int]:
+    """Return the lines of source whose operands the copy engine fetches."""
+    return frozenset(each.line for each in instructions if each.opcode.startswith("UTMALDG"))
+
+
+def _has(resources: Resources, opcodes: str | tuple[str, ...]) -> bool:
+    return any(each.startswith(opcodes) for each in resources.instructions)
 
 
 def _sampling(launch: TritonLaunch) -> str:

@@ -29,8 +29,9 @@ class Traffic:
     hazards: out-of-bounds accesses, uninitialised reads and races of the kernels; for CUDA C++ also the others that
         Hazard lists.
         Initial contents are known of tensors that the call itself allocates. A race is two program instances storing to
-        one byte, or lanes of one store writing different values to one element, and no lock that the second holds which the first held or gave back: a word that a compare-and-swap
-        took, or an exchange of 0, until the next atomic there. An unsynchronised read loads a byte that another program
+        one byte, and no lock that the second holds which the first held or gave back: a word that a compare-and-swap
+        took, or an exchange of 0, until the next atomic there; or lanes of one store that write different values to one
+        element. An unsynchronised read loads a byte that another program
         of the launch has stored, with no atomic on one word that the writer makes after its store and the reader before
         its load; an unsynchronised store changes one that another has loaded. In CUDA C++ a race is two threads at one
         place of shared memory, a tensor or a `__device__` variable: one of them writes, at least one is neither atomic
@@ -39,8 +40,8 @@ class Traffic:
         address is not found. In global memory a store of the same value does not race.
     elements: of the result, if it is one tensor and none in the call has more; else None.
     result: the function's result.
-    uncounted_fills: launches that `launches` leaves out: torch.where on a GPU first fills a tensor with each number that
-        it gets.
+    uncounted_fills: launches that `launches` leaves out: on a GPU, torch.where first fills a tensor with each number
+        that it gets.
     configurations: (kernel, configuration) of each @triton.autotune kernel: if nothing is timed, the first
         configuration that fits runs.
     """
