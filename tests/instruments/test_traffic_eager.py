@@ -295,7 +295,9 @@ def test_custom_operator_written_for_one_device():
 
 def test_sparse_tensors_are_refused():
     x = torch.eye(3).to_sparse()
-    with pytest.raises(TypeError, match=r"^the meter counts strided tensors, got torch.sparse_coo: .*to_dense\(\)$"):
+    with pytest.raises(ValueError, match=r"^the meter counts strided tensors, got a nested one: pad it"):
+        measure(lambda x: x + 1, torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
+    with pytest.raises(ValueError, match=r"^the meter counts strided tensors, got torch.sparse_coo: .*to_dense\(\)$"):
         measure(torch.relu, x)
 
 

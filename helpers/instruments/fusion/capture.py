@@ -15,6 +15,7 @@ such as an optimizer's step count.
 
 import contextlib
 import linecache
+import re
 import sys
 import traceback
 import warnings
@@ -72,6 +73,7 @@ def capture(
     roots = [model, list(inputs), keywords]
     with hollow, torch.random.fork_rng(devices=[]):
         first = [*_state(model), *(each for each in tree_leaves((inputs, keywords)) if isinstance(each, torch.Tensor))]
+        _refuse_without_strides(first)
         try:
             for place, tensor in enumerate(first):
                 known = len(first) - len(open_sizes) <= place
@@ -105,6 +107,14 @@ def unwrapped(model):
 
 def _state(model) -> list[torch.Tensor]:
     return [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
+
+
+def _refuse_without_strides(tensors: list[torch.Tensor]) -> None:
+    for tensor in tensors:
+        if tensor.is_nested:
+            raise ValueError("a nested tensor's lengths are data: pass a padded tensor")
+        if tensor.is_quantized:
+            raise ValueError("a quantised tensor has kernels for CPUs alone: pass its int8 values and scales")
 
 
 def _trace(model, roots, hollow: Hollow, backward: bool, symbolic: bool) -> GraphModule:
@@ -284,6 +294,8 @@ def _reason(error: Exception) -> str:
     said = " ".join(str(error).split())
     if type(error).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException"):
         return WHY.get(said, f"{said}: its result depends on values")
+    if found := re.search(r"HigherOrderOperator (\w+)", said):
+        return f"{found[1]} runs functions of which values decide: pass the function that runs"
     if type(error) is ValueError and not said.startswith("Cannot"):
         return said[:200]
     return f"{type(error).__name__}: {said[:160]}"

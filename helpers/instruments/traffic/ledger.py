@@ -87,10 +87,13 @@ def footprint_of(tensor: torch.Tensor) -> Footprint | None:
     """The bytes of a strided tensor, relative to its storage; None when it has no elements.
 
     Raises:
-        TypeError: the tensor is sparse or nested: it has no strides.
+        ValueError: the tensor is sparse or nested: it has no strides. (Python would replace the message of a TypeError,
+            if the tensor is an operand of `+`.)
     """
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        raise TypeError(f"the meter counts strided tensors, got {tensor.layout}: make it dense with to_dense()")
+    if tensor.is_nested:
+        raise ValueError("the meter counts strided tensors, got a nested one: pad it with to_padded_tensor()")
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"the meter counts strided tensors, got {tensor.layout}: make it dense with to_dense()")
     itemsize = tensor.element_size()
     return from_strided(tensor.storage_offset() * itemsize, tensor.shape, tensor.stride(), itemsize)
 
