@@ -132,7 +132,14 @@ class DryRun:
     meter: "_Shapes"
 
     def without_data(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of the same shape, strides and dtype; a tensor of integers that has values keeps them."""
+        """Return a tensor of the same shape, strides and dtype; a tensor of integers that has values keeps them.
+
+        Raises:
+            ValueError: it has no strides, because it is sparse or nested.
+        """
+        if tensor.is_nested or tensor.layout is not torch.strided:
+            kind = "nested" if tensor.is_nested else str(tensor.layout)
+            raise ValueError(f"a dry run takes dense tensors, got a {kind} one: pad it, or make it dense")
         if tensor.is_floating_point() or tensor.is_complex():
             return _hollow(tensor.shape, tensor.stride(), tensor.dtype).requires_grad_(tensor.requires_grad)
         if tensor.is_meta:

@@ -8,6 +8,7 @@ within each of an SM's four sub-partitions, so dividing totals overestimates in 
 
 import dataclasses
 import math
+import numbers
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -353,6 +354,7 @@ def occupancy(
     if carveout is not None:
         _check("percent of shared memory as carve-out", carveout, 0, 100)
     for name, size in (("static", shared_memory), ("dynamic", dynamic_shared_memory)):
+        _check(f"bytes of {name} shared memory", max(size, 0), 0, math.inf)
         if size < 0:
             raise ValueError(f"{name} shared memory is at least 0 bytes, got {size}")
     used, most = shared_memory + dynamic_shared_memory, of_sm.shared_memory_per_block
@@ -375,6 +377,8 @@ def occupancy(
     )
 
 
-def _check(name: str, value: int, least: int, most: int) -> None:
+def _check(name: str, value: int, least: int, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise ValueError(f"{name}: a whole number, not {value!r}")
     if not least <= value <= most:
         raise ValueError(f"{name}: {least} to {most}, not {value}")

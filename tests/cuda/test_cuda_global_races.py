@@ -54,6 +54,15 @@ RACES = {
         if (atomicInc(&arrived, gridDim.x) == gridDim.x - 1) out[8] = out[0] + out[1] + out[2] + out[3];
       }""",
     "atomics of a block's scope": "atomicAdd_block(out, x[i]);",
+    "an atomic, then a plain load by others": "atomicAdd(out, x[i]); out[8 + i] = *out;",
+    "an atomic of one thread, the load of the same": "if (!threadIdx.x) { atomicAdd(out, x[i]); out[8 + i] = *out; }",
+    "atomics of all blocks behind one block's barrier": "if (!threadIdx.x) atomicAdd(out, x[i]); __syncthreads();"
+    "out[8 + i] = *out;",
+    "a plain load, then atomics of others": "float before = *out; atomicAdd(out, x[i]); out[8 + i] = before;",
+    "a plain check before the atomic": "if (x[i] > *out) atomicMax((int*)out, __float_as_int(x[i]));",
+    "a volatile store, a plain load": "if (!threadIdx.x) *(volatile float*)out = x[i]; out[8 + i] = *out;",
+    "a plain load after a fence, but no flag": "if (!threadIdx.x) { atomicAdd(out, x[i]); __threadfence(); }"
+    "out[8 + i] = *out;",
     "a barrier of another half": 'out[i] = x[i]; asm volatile("bar.sync %0, 128;" :: "r"(1 + threadIdx.x / 128));'
     "out[1024 + i] = out[i ^ 128];",
     "lanes of another mask": "out[i] = x[i]; __syncwarp(i & 16 ? 0xffff0000 : 0xffff); out[1024 + i] = out[i ^ 16];",
@@ -71,6 +80,28 @@ SOUND = {
     "out[1024 + i] = out[i ^ 64];",
     "lanes of its mask": "out[i] = x[i]; __syncwarp(i & 16 ? 0xffff0000 : 0xffff); out[1024 + i] = out[i ^ 1];",
     "atomics of a block's scope, a place a block": "atomicAdd_block(&out[blockIdx.x], x[i]);",
+    "atomics of a block, loaded behind its barrier": "atomicAdd(&out[blockIdx.x], x[i]); __syncthreads();"
+    "out[8 + i] = out[blockIdx.x];",
+    "atomics of a warp, loaded behind its barrier": "atomicAdd(&out[i / 32], x[i]); __syncwarp();"
+    "out[256 + i] = out[i / 32];",
+    "an atomic, then a volatile load": "atomicAdd(out, x[i]); out[8 + i] = *(volatile float*)out;",
+    "an atomic, then an atomic load": "atomicAdd(out, x[i]); out[8 + i] = atomicAdd(out, 0.f);",
+    "a volatile check before the atomic": "if (x[i] > *(volatile float*)out)"
+    "atomicMax((int*)out, __float_as_int(x[i]));",
+    "volatile stores and loads of one place": "volatile float* all = out; *all = x[i]; out[8 + i] = *all;",
+    "a histogram per block, then one of all": """
+      atomicAdd(&out[8 * blockIdx.x + ((int)x[i] & 7)], 1.f);
+      __syncthreads();
+      if (threadIdx.x < 8) atomicAdd(&out[64 + threadIdx.x], out[8 * blockIdx.x + threadIdx.x]);""",
+    "last block loads what all added": """
+      __shared__ bool last;
+      if (!threadIdx.x) {
+        atomicAdd(out, x[i]);
+        __threadfence();
+        last = atomicInc(&arrived, gridDim.x - 1) == gridDim.x - 1;
+      }
+      __syncthreads();
+      if (last) out[8 + threadIdx.x] = *out;""",
     "partial sums": "float sum = block_sum(x[i]); if (!threadIdx.x) out[blockIdx.x] = sum;",
     "partial sums and an atomic": "float sum = block_sum(x[i]); if (!threadIdx.x) atomicAdd(out, sum);",
     "grid-stride loop": "for (int j = i; j < 2048; j += 512) if (i < 512) out[j] = x[j & 1023];",
@@ -151,6 +182,27 @@ def test_blocks_that_run_apart_on_the_cpu_race_too():
     (hazard,) = measure(cuda_kernel(source, "k")[300, 256], torch.zeros(8)).hazards
     assert (hazard.kind, hazard.line, hazard.program, hazard.thread) == ("race", 2, (299, 0, 0), (7, 0, 0))
     assert hazard.where == "out[5], with thread (7, 0, 0) of block (0, 0, 0) and nothing that orders the two"
+
+
+def test_a_dot_product_of_all_blocks_that_the_grid_waits_for_has_no_race():
+    source = """#include <cooperative_groups.h>
+    __global__ void k(const float* x, float* out, double* dot) {
+      auto grid = cooperative_groups::this_grid();
+      int i = blockIdx.x * blockDim.x + threadIdx.x;
+      if (!i) *dot = 0;
+      grid.sync();
+      double mine = x[i] * x[i];
+      for (int far = 16; far; far /= 2) mine += __shfl_down_sync(~0u, mine, far);
+      if (threadIdx.x % 32 == 0) atomicAdd(dot, mine);
+      SYNC
+      out[i] = x[i] / *dot;
+    }"""
+    x, out, dot = torch.ones(1024), torch.zeros(1024), torch.ones(1, dtype=torch.float64)
+    with_sync = measure(cuda_kernel(source.replace("SYNC", "grid.sync();"), "k")[4, 256], x, out, dot)
+    assert with_sync.hazards == ()
+    assert out.eq(1 / 1024).all()
+    (hazard,) = measure(cuda_kernel(source.replace("SYNC", "__syncthreads();"), "k")[4, 256], x, out, dot).hazards
+    assert (hazard.kind, hazard.source) == ("race", "out[i] = x[i] / *dot;")
 
 
 def test_a_scan_in_two_launches_has_no_race():

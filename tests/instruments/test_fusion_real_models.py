@@ -7,6 +7,8 @@ import hashlib
 import io
 import math
 import re
+import sys
+import types
 
 import pytest
 import torch
@@ -216,7 +218,7 @@ def test_what_only_a_cpu_has_is_named_and_not_priced():
     (reason,) = plan.unsure
     assert "aten._scaled_dot_product_flash_attention_for_cpu" in reason
     assert named(plan, "_scaled_dot_product_flash_attention_for_cpu").time == 0
-    assert "no time" in repr(plan)
+    assert "(not timed)" in repr(plan)
     assert plan.launches_unfused == 1
 
 
@@ -690,6 +692,33 @@ def test_a_branch_on_known_integers_is_taken_as_eager_pytorch_takes_it():
         analyse(Masked(), x, ones.to("meta"))
 
 
+@pytest.mark.parametrize(("kind", "padded", "way"), [("causal", 1, "with a mask"), ("bidirectional", 0, "in fp32")])
+def test_a_mask_that_only_torch_compile_builds_is_priced_and_named(monkeypatch, kind, padded, way):
+    """As in transformers: its mask functions skip a mask in eager mode."""
+    name = f"_ignore_{kind}_mask_sdpa"
+    masking = types.ModuleType("transformers.masking_utils")
+    setattr(masking, name, lambda padding, **_: padding is None or bool(padding.all()))
+    monkeypatch.setitem(sys.modules, masking.__name__, masking)
+    x, ones = meta(8, 12, 512, 64), torch.ones(8, 512, dtype=torch.int64) if padded else None
+
+    def attention(x, ask):
+        skipped = ask and getattr(masking, name)(ones)
+        y = functional.scaled_dot_product_attention(x, x, x, is_causal=kind == "causal")
+        return functional.gelu(y) if skipped or not ask else None
+
+    plain, skipping = (analyse(attention, x, ask, device="H100") for ask in (False, True))
+    assert not plain.unsure
+    ((reason, (operation,)),) = skipping.unsure.items()
+    assert "torch.compile builds" in reason
+    assert way in reason
+    assert operation.operator == "_scaled_dot_product_flash_attention"
+    assert operation.time == next(each.time for each in plain.operations if each.kind == "attention")
+    assert skipping.unsure_share == pytest.approx(operation.time / skipping.time_unfused)
+    assert skipping.today.time_fused > 1.5 * plain.today.time_fused
+    groups = [group for group in skipping.today.groups if group.operations == (operation.name,)]
+    assert [group.launches for group in groups] == [3 if padded else 7]
+
+
 @pytest.mark.parametrize("change", ["ones[0, 0] = 0", "ones.view(-1)[:1].zero_()", "ones *= 0"])
 def test_a_write_to_known_integers_makes_them_unknown(change):
     def model(x, ones):
@@ -750,7 +779,7 @@ def test_attention_by_products_alone_and_by_no_kernel_at_all():
 
     q = meta(2, 8, 128, 64)
     assert launched(model, q, SDPBackend.MATH).count("bmm") == 2
-    with pytest.raises(ValueError, match="no attention kernel that sdpa_kernel allows takes this call"):
+    with pytest.raises(ValueError, match="none of the attention kernels that sdpa_kernel allows supports this call"):
         analyse(model, q, SDPBackend.FLASH_ATTENTION, meta(128, 128))
 
 

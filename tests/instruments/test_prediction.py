@@ -1,6 +1,7 @@
 """Predicted times against an H200's, and the parts of the model against cases worked by hand."""
 
 import functools
+import re
 
 import pytest
 import torch
@@ -109,7 +110,7 @@ def test_errors_at_shapes_drawn_by_lot_are_no_worse_than_the_module_says():
     ours = [row.error for row in held_out_rows() if row.version != "eager"]
     median, most = summary(ours)
     assert median <= 0.10
-    assert most <= 0.29
+    assert most <= 0.27
     assert max(map(abs, ours)) <= 0.43
     median, most = summary([row.error for row in held_out_rows() if row.version == "eager"])
     assert median <= 0.25
@@ -141,9 +142,84 @@ def test_every_tiled_row_is_predicted_within_a_fifth():
 
 
 @pytest.mark.long
-@pytest.mark.xfail(strict=True, reason="31 % in the median: too short where one tile at a time fits an SM")
 def test_tiled_rows_that_are_held_out_are_predicted_within_a_quarter():
-    assert summary([row.error for row in held_out_rows("_tiled") if row.version == "fused"])[0] <= 0.25
+    for version in ("fused", "plain"):
+        assert summary([row.error for row in held_out_rows("_tiled") if row.version == version])[0] <= 0.25
+
+
+def beyond(rows) -> list[str]:
+    """The rows that take longer than each of their reasons to be unsure allows."""
+    found = []
+    for row in rows:
+        most = max(float(re.search(r"up to ([\d.]+)\s+times", reason)[1]) for reason in row.prediction.unsure)
+        if row.measured > most * row.prediction.time:
+            found.append(
+                f"{row.kernel} {row.version} {row.shape}: {row.measured / row.prediction.time:.2f}, not {most}"
+            )
+    return found
+
+
+def sure_and_unsure(rows) -> tuple[list, list]:
+    ours = [row for row in rows if row.version != "eager"]
+    return [row for row in ours if not row.prediction.unsure], [row for row in ours if row.prediction.unsure]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["", "_tiled"])
+def test_what_is_far_off_at_shapes_drawn_by_lot_is_named_as_unsure(kind):
+    sure, unsure = sure_and_unsure(held_out_rows(kind))
+    assert beyond(unsure) == []
+    if sure:
+        assert max(abs(row.error) for row in sure) <= 0.30
+        assert summary([row.error for row in sure])[1] <= 0.13
+
+
+def test_what_is_far_off_in_a_sample_of_the_sweep_is_named_as_unsure():
+    sure, unsure = sure_and_unsure(sweep_rows(fitted=False, every=16))
+    assert beyond(unsure) == []
+    assert max(abs(row.error) for row in sure) <= 0.35
+
+
+@pytest.mark.long
+def test_eager_times_that_are_far_off_are_named_as_unsure():
+    rows = [row for row in held_out_rows() if row.version == "eager" and not row.prediction.unsure]
+    assert max(abs(row.error) for row in rows) <= 0.40
+    assert summary([row.error for row in rows])[1] <= 0.30
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "reason"),
+    [
+        (torch.fft.rfft, (meta(64, 64),), "_fft_r2c: its kernels are unknown"),
+        (torch.linalg.svdvals, (meta(64, 64),), "_linalg_svd: its kernels are unknown"),
+        (lambda x: x.cumsum(-1), (meta(64, 64),), "cumsum: its kernels are unknown"),
+        (lambda x: torch.softmax(x, -1), (meta(64, 64),), "PyTorch's softmax: one throughput"),
+        (torch.nn.LSTM(8, 8), (meta(4, 2, 8),), "mkldnn_rnn_layer: PyTorch implements it for CPUs only"),
+        (scale, (meta(2**14), meta(4096)), "fewer programs than SMs"),
+    ],
+)
+def test_what_is_not_known_of_a_time_is_named_with_its_share(function, inputs, reason):
+    found = predict(function, *inputs, device="H100")
+    (share,) = [share for each, share in found.unsure.items() if each.startswith(reason)]
+    assert 0 < share <= 1
+    assert f"unsure, {share:.0%} of the time: {reason}" in repr(found)
+
+
+@pytest.mark.parametrize(
+    "function", [torch.relu, lambda x: x.t().contiguous() + 1, lambda x: x @ x, lambda x: torch.cat([x, x]).sum()]
+)
+def test_what_is_known_is_not_named(function):
+    assert predict(function, meta(64, 64)).unsure == {}
+
+
+def test_attention_and_products_in_eight_bits_are_not_priced_as_copies():
+    q, k = meta(4, 32, 2048, 128, dtype=torch.bfloat16), meta(4, 8, 2048, 128, dtype=torch.bfloat16)
+    attention = torch.nn.functional.scaled_dot_product_attention
+    grouped = predict(lambda q, k: attention(q, k, k, is_causal=True, enable_gqa=True), q, k, device="H100")
+    assert grouped.time > 4 * 4 * 32 * 2048**2 * 128 / 2 / 989e12
+    assert any("FlashAttention" in reason for reason in grouped.unsure)
+    x = meta(4096, 4096, dtype=torch.int8)
+    assert predict(lambda x: torch._int_mm(x, x), x, device="H100").time > 2 * 4096**3 / 1979e12
 
 
 @pytest.mark.parametrize("predicted", SAMPLE_AND_ALL)
@@ -334,6 +410,9 @@ def test_bad_input_is_one_line():
         predict(torch.neg, meta(4), device="H2000")
     with pytest.raises(ValueError, match=r"aten\.nonzero\.default cannot run without data"):
         predict(torch.nonzero, meta(4))
+    for given in (torch.eye(4).to_sparse(), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])):
+        with pytest.raises(ValueError, match=r"a dry run takes dense tensors, got a (torch\.sparse_coo|nested) one"):
+            predict(torch.neg, given)
 
 
 def test_held_out_shapes_are_the_same_everywhere_and_none_was_fitted_or_recorded():

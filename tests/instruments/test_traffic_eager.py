@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch.nn import functional
 
+from helpers.instruments.prediction import predict
 from helpers.instruments.traffic import measure
 
 N = 1025
@@ -294,7 +295,9 @@ def test_custom_operator_written_for_one_device():
 
 def test_sparse_tensors_are_refused():
     x = torch.eye(3).to_sparse()
-    with pytest.raises(TypeError, match=r"^the meter counts strided tensors, got torch.sparse_coo: .*to_dense\(\)$"):
+    with pytest.raises(ValueError, match=r"^the meter counts strided tensors, got a nested one: pad it"):
+        measure(lambda x: x + 1, torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
+    with pytest.raises(ValueError, match=r"^the meter counts strided tensors, got torch.sparse_coo: .*to_dense\(\)$"):
         measure(torch.relu, x)
 
 
@@ -306,3 +309,14 @@ def test_a_product_reads_what_it_adds_to_unless_it_is_scaled_by_zero(beta):
         assert (traffic.bytes_read, traffic.bytes_written) == (4 * (64 * 32 + 32 + beta * 64), 4 * 64)
     traffic = measure(torch.mv, matrix, vector)
     assert (traffic.bytes_read, traffic.bytes_written, traffic.launches) == (4 * (64 * 32 + 32), 4 * 64, 1)
+
+
+def test_fills_for_numbers_in_torch_where_are_named_where_they_are_not_counted():
+    x = torch.randn(64)
+    traffic = measure(lambda x: torch.where(x > 0, torch.where(x > 1, 1.0, x), 0.0), x)
+    assert (traffic.launches, traffic.uncounted_fills) == (4, 2)
+    assert "not counted: 2 fills on a GPU, for numbers given to torch.where" in str(traffic)
+    plain = measure(lambda x: torch.where(x > 0, x, x.new_zeros(64)), x)
+    assert plain.uncounted_fills == 0
+    assert "not counted" not in str(plain)
+    assert "without the fill" in repr(predict(lambda x: torch.where(x > 0, x, 0.0), x))

@@ -261,3 +261,25 @@ def test_the_catalogue_is_clean(name):
     op = kernels.CATALOGUE[name]
     for shape in op.interpreter_shapes:
         assert measure(op.fused, *op.inputs(*shape, dtype=op.dtypes[0])).hazards == ()
+
+
+@triton.jit
+def store_lanes(x_ptr, y_ptr, WIDTH: tl.constexpr, SAME: tl.constexpr, MASKED: tl.constexpr):
+    lane = tl.arange(0, 64)
+    value = tl.load(x_ptr + (lane // WIDTH if SAME else lane))
+    tl.store(y_ptr + lane // WIDTH, value, mask=(lane % WIDTH == 0) | (not MASKED))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize(("same", "masked", "races"), [(False, False, 1), (True, False, 0), (False, True, 0)])
+def test_lanes_of_one_store_that_write_different_values_to_one_element_race(dtype, same, masked, races):
+    def run(x):
+        y = torch.zeros(32, dtype=dtype)
+        store_lanes[(1,)](x, y, WIDTH=2, SAME=same, MASKED=masked)
+        return y
+
+    hazards = measure(run, torch.arange(64).to(dtype)).hazards
+    assert len(hazards) == races
+    for hazard in hazards:
+        assert (hazard.kind, hazard.elements, hazard.where.split(",")[0]) == ("race", 32, "result[0]")
+        assert "tl.store(y_ptr + lane // WIDTH" in hazard.source

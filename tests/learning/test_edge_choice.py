@@ -62,9 +62,9 @@ def test_lesson_13s_partition_is_the_greedy_one_and_its_third_step_is_the_mistak
 
 def test_two_matmuls_and_a_norm_before_one_are_refused():
     two = (("mm", "silu"), ("silu", "mul"), ("mm_1", "mul"))
-    assert "two products" in repr(choose_edges(feed_forward, *WEIGHTS, fuse=two))
+    assert "two matmuls" in repr(choose_edges(feed_forward, *WEIGHTS, fuse=two))
     norm = (("_fused_rms_norm", "mm"),)
-    assert "would wait for whole rows" in repr(choose_edges(feed_forward, *WEIGHTS, fuse=norm))
+    assert "recompute the whole rows" in repr(choose_edges(feed_forward, *WEIGHTS, fuse=norm))
 
 
 @pytest.mark.parametrize(

@@ -273,10 +273,11 @@ def _places(cells, chosen: np.ndarray) -> np.ndarray:
 class GlobalWatch:
     """Global memory of one launch, through all its blocks.
 
-    Two accesses of one place by two threads race if one is a plain store and nothing orders them, or if both are
-    atomic, in two blocks, and one has the scope of its block. Ordered are threads that came to a barrier together.
-    Blocks are ordered where the first one, after its access, made a fence and then an atomic or volatile access, and
-    the second one made such an access since, wherever in memory. So an atomic on the wrong place is not found.
+    Two accesses of one place by two threads race if one of them writes, at least one is neither atomic nor volatile,
+    and nothing orders them; or if both are atomic, in two blocks, and one has the scope of its block. Threads are
+    ordered by a barrier that both came to. Blocks are ordered if the first one, after its access, made a fence and then
+    an atomic or volatile access, and the second one has made such an access since, anywhere in memory. So an atomic on
+    the wrong address is not found.
     """
 
     def __init__(self):
@@ -318,12 +319,12 @@ class GlobalWatch:
         found = []
         if shadow.written_to > low:
             writer = shadow.writer[cells]
-            if shadow.any_strong and (strong or kind == "read"):
-                wide = np.minimum(shadow.strong[cells], strong or GPU) >= GPU
+            if shadow.any_strong and strong:
+                wide = np.minimum(shadow.strong[cells], strong) >= GPU
                 here = (writer - 1) // self._padded == (who - 1) // self._padded
-                writer = np.where((shadow.strong[cells] > 0) & (wide | here | (strong == 0)), 0, writer)
+                writer = np.where((shadow.strong[cells] > 0) & (wide | here), 0, writer)
             found.append(self._unordered(writer, shadow.written, cells, who))
-        if kind == "write" and not strong:
+        if kind != "read":
             if shadow.read_to > low:
                 found.append(self._unordered(shadow.reader[cells], shadow.read, cells, who))
             if shadow.any_second:

@@ -38,11 +38,11 @@ def analyse_named(
 def _given(given, name: str) -> tuple:
     """Return (model, inputs, keywords) from a function's result; inputs in a dict are keyword arguments."""
     if not (isinstance(given, tuple) and len(given) in (2, 3)):
-        raise ValueError(f"{name} gives {type(given).__name__}: it must return (model, inputs)")
+        raise ValueError(f"{name} returns {type(given).__name__}: it must return (model, inputs)")
     model, inputs, *more = given
     keywords = more[0] if more else {}
     if not isinstance(keywords, dict):
-        raise ValueError(f"{name} gives {type(keywords).__name__} third: it must return (model, inputs, keywords)")
+        raise ValueError(f"{name} returns {type(keywords).__name__} as third: it must return (model, inputs, keywords)")
     if isinstance(inputs, dict):
         inputs, keywords = (), {**inputs, **keywords}
     return model, inputs if isinstance(inputs, tuple | list) else (inputs,), keywords

@@ -157,7 +157,7 @@ def _edges(steps: list[TracedStep], inlined: list[TracedStep], legality: Legalit
         for other, wait in sorted(step.waits.items()):
             nbytes = sum(mine.nbytes for _, mine in wait.tensors)
             if other in again or step.index in again:
-                legal, reason = True, "cheaper worked out again by each reader than read back"
+                legal, reason = True, "each reader recomputes it, which is cheaper than reading it back"
                 if step.index in again and other not in again:
                     legal, reason = _through_readers(place[other], step, nodes, legality)
             else:
@@ -169,7 +169,7 @@ def _edges(steps: list[TracedStep], inlined: list[TracedStep], legality: Legalit
 def _through_readers(source: int, step: TracedStep, nodes: list[FusionNode], legality: Legality) -> tuple[bool, str]:
     """Judge an operation that its readers recompute: legal if one of them may be in the producer's kernel."""
     verdicts = [_judge(source, node.index, legality) for node in nodes if step in node.inlined]
-    return max(verdicts, default=(False, "it has no reader"))
+    return max(verdicts, default=(False, "nothing reads it"))
 
 
 def _judge(source: int, target: int, legality: Legality) -> tuple[bool, str]:
@@ -183,23 +183,23 @@ def _judge(source: int, target: int, legality: Legality) -> tuple[bool, str]:
     links = [link for link in producer.links if link.target == target]
     reasons = {
         "pointwise": "the same elements",
-        "rows": "the same rows, a block each",
-        "matmul": f"done to each tile of {producer.name if producer.kind == 'matmul' else consumer.name}",
-        "convolution": f"done to each tile of {producer.name}",
+        "rows": "the same rows, one block per row",
+        "matmul": f"applied to each tile of {producer.name if producer.kind == 'matmul' else consumer.name}",
+        "convolution": f"applied to each tile of {producer.name}",
     }
     reason = reasons[kind]
     if any(link.expanded for link in links):
-        reason += ", some worked out more than once"
+        reason += ", some computed more than once"
     if any(link.part for link in links):
-        reason += ", each part where it is read"
+        reason += ", each part computed where it is read"
     if any(link.permuted for link in links):
         reason += ", in another order"
     if producer.random or consumer.random:
-        reason += "; the random numbers are others than PyTorch's, unless drawn by the same counter"
+        reason += "; its random numbers differ from PyTorch's unless it uses the same Philox counters"
     if {write.dtype for write in producer.step.writes[:1]} != {write.dtype for write in consumer.step.writes[:1]}:
         reason += "; cast in registers"
     if legality.readers[source].bit_count() > 1 or producer.kept:
-        reason += "; stored too, if others read it"
+        reason += "; also stored if other kernels read it"
     return True, reason
 
 

@@ -15,6 +15,7 @@ such as an optimizer's step count.
 
 import contextlib
 import linecache
+import re
 import sys
 import traceback
 import warnings
@@ -72,6 +73,7 @@ def capture(
     roots = [model, list(inputs), keywords]
     with hollow, torch.random.fork_rng(devices=[]):
         first = [*_state(model), *(each for each in tree_leaves((inputs, keywords)) if isinstance(each, torch.Tensor))]
+        _refuse_without_strides(first)
         try:
             for place, tensor in enumerate(first):
                 known = len(first) - len(open_sizes) <= place
@@ -105,6 +107,14 @@ def unwrapped(model):
 
 def _state(model) -> list[torch.Tensor]:
     return [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
+
+
+def _refuse_without_strides(tensors: list[torch.Tensor]) -> None:
+    for tensor in tensors:
+        if tensor.is_nested:
+            raise ValueError("a nested tensor's lengths are data: pass a padded tensor")
+        if tensor.is_quantized:
+            raise ValueError("a quantised tensor has kernels for CPUs alone: pass its int8 values and scales")
 
 
 def _trace(model, roots, hollow: Hollow, backward: bool, symbolic: bool) -> GraphModule:
@@ -142,7 +152,7 @@ def _gradients(tensors, results: list[torch.Tensor]) -> list[torch.Tensor | None
     wanted = [tensor for tensor in tensors if tensor.requires_grad]
     results = [each for each in results if each.requires_grad]
     if not wanted or not results:
-        raise ValueError("nothing requires a gradient: set requires_grad of an input, or leave out backward")
+        raise ValueError("nothing requires a gradient: set requires_grad on an input, or drop backward")
     alone = len(results) == 1 and results[0].numel() == 1
     incoming = None if alone else [torch.ones_like(each) for each in results]
     return list(torch.autograd.grad(results, wanted, incoming, allow_unused=True))
@@ -235,7 +245,7 @@ def _refuse_writes(func, args, kwargs) -> None:
             if isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor):
                 raise ValueError(
                     f"{func.overloadpacket.__name__} writes to a tensor of shape {tuple(tensor.shape)} that the "
-                    "analyser cannot find in the function: pass it, or the object that holds it, as an argument"
+                    "analyser cannot find: pass it, or the object that holds it, as an argument"
                 )
 
 
@@ -268,7 +278,7 @@ def _refusal(error: Exception, model) -> str:
 
 
 WHY = {
-    "aten._local_scalar_dense.default": "a number is taken out of a tensor (.item(), float(x), a branch on its value), "
+    "aten._local_scalar_dense.default": "it takes a number out of a tensor (.item(), float(x), a branch on its value), "
     "and the values are not known",
     "aten.equal.default": "whether two tensors are equal depends on their values",
     "aten.nonzero.default": "the shape of a result depends on values (nonzero, x[mask], torch.where(mask))",
@@ -284,6 +294,8 @@ def _reason(error: Exception) -> str:
     said = " ".join(str(error).split())
     if type(error).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException"):
         return WHY.get(said, f"{said}: its result depends on values")
+    if found := re.search(r"HigherOrderOperator (\w+)", said):
+        return f"{found[1]} runs functions of which values decide: pass the function that runs"
     if type(error) is ValueError and not said.startswith("Cannot"):
         return said[:200]
     return f"{type(error).__name__}: {said[:160]}"

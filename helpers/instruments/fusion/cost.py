@@ -140,7 +140,7 @@ class Costs:
         else:
             registers = MAX_REGISTERS
         if registers > MAX_REGISTERS and len(group) > 1:
-            raise NotLegalError(f"{live} values alive at once take more than {MAX_REGISTERS} registers")
+            raise NotLegalError(f"{live} live values per thread need more than {MAX_REGISTERS} registers")
         registers = min(registers, MAX_REGISTERS)
         work = Work(flops + product, nbytes, written)
         dtype = DTYPES.get(min(node.itemsize for node in group if node.kind in PRODUCTS), "fp32") if product else "fp32"
@@ -247,7 +247,8 @@ def eager_run(
     step: TracedStep, predicted: list, device: Device, compiled: bool = False
 ) -> tuple[list[LibraryKernel], int, float]:
     """Kernels of a step, launches and seconds, those that a long list of tensors or a library adds among them."""
-    cudnn = step.node.meta.get("cudnn", True)
-    kernels = [each for pair in predicted for each in library_kernels(*pair, device, compiled, cudnn)]
+    meta = step.node.meta
+    cudnn, mask = meta.get("cudnn", True), meta.get("compiled_mask", "") if compiled else ""
+    kernels = [each for pair in predicted for each in library_kernels(*pair, device, compiled, cudnn, mask)]
     more = launches_of(step) - len(step.launches)
     return kernels, len(kernels) + more, sum(each.time for each in kernels) + more * prediction.LAUNCH

@@ -28,11 +28,11 @@ KERNELS = {
     "conv_bn_act": ("convolution native_batch_norm act", "convolution cudnn_batch_norm act"),
 }
 COMPILE = {
-    "pointwise": "torch.compile writes this kernel itself",
-    "rows": "torch.compile writes this kernel itself",
-    "matmul": 'torch.compile leaves the product to the library; mode="max-autotune" may do it',
-    "convolution": 'torch.compile leaves the convolution to the library; mode="max-autotune" may do it',
-    "attention": "torch.compile replaces the usual ways to write it by PyTorch's own kernel",
+    "pointwise": "torch.compile generates this kernel",
+    "rows": "torch.compile generates this kernel",
+    "matmul": 'torch.compile leaves the matmul to a library; mode="max-autotune" may generate this kernel',
+    "convolution": 'torch.compile leaves the convolution to a library; mode="max-autotune" may generate this kernel',
+    "attention": "torch.compile replaces its usual forms with PyTorch's own kernel",
 }
 CALLS = {
     "attention": "torch.nn.functional.scaled_dot_product_attention",
@@ -55,7 +55,7 @@ def libraries_for(kind: str, names: Iterable[str]) -> list[str]:
     if after.get("addmm") in ("relu", "gelu"):
         found.append("cuBLASLt's epilogue: torch._addmm_activation for ReLU and GELU")
     if any(name.startswith("_foreach_") for name in names):
-        found.append("fused=True of the optimizer: PyTorch's own kernel")
+        found.append("the optimizer's fused=True: PyTorch's own kernel")
     return found
 
 

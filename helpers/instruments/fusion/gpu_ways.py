@@ -14,6 +14,7 @@ What is chosen inside a library, or depends on values, is marked as uncertain.
 """
 
 import contextlib
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterator
@@ -83,7 +84,8 @@ def uncertain(reason: str) -> contextlib.AbstractContextManager:
 
 def marks() -> dict:
     """Return the entries of `meta` of the operator being traced: the reason that it is uncertain as "unsure"; as
-    "cudnn" False if attention is not left to cuDNN where PyTorch would prefer it."""
+    "cudnn" False if attention is not left to cuDNN where PyTorch would prefer it; as "compiled_mask" how attention
+    runs under torch.compile, if only there it has a mask."""
     return dict(itertools.chain(*(each.items() for each in _marks)))
 
 
@@ -134,9 +136,16 @@ def _dropout(input, p=0.5, training=True, inplace=False):
 
 
 ONLY_CUDNN = (
-    "attention that only cuDNN's kernel takes, such as a mask with fewer key heads: counted as products in fp32; "
-    "Hopper runs that kernel"
+    "attention that only cuDNN's kernel supports, such as a mask with fewer key heads: counted as matmuls in fp32, but "
+    "Hopper runs cuDNN's kernel"
 )
+# How attention runs under torch.compile where transformers skips its mask in eager mode -> what the user reads.
+COMPILED_MASKS = {
+    "masked": "attention whose mask transformers skips in eager mode: torch.compile builds the mask, so the compiled "
+    "time is that of attention with a mask; which kernel takes that mask is not certain",
+    "matmuls": "attention whose mask transformers skips in eager mode: torch.compile builds one that no attention "
+    "kernel takes, so the compiled time is that of matmuls and a softmax in fp32",
+}
 BY_DEFAULT = [1, 2, 0, 3, 4]  # the order of SDPBackends; on Hopper and B200, PyTorch moves cuDNN to its front
 
 
@@ -170,7 +179,7 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
     }
     way = next((each for each in map(SDPBackend, order) if takes.get(each)), None)
     if way is None:
-        raise ValueError("no attention kernel that sdpa_kernel allows takes this call")
+        raise ValueError("none of the attention kernels that sdpa_kernel allows supports this call")
     sooner = order == BY_DEFAULT or order.index(SDPBackend.CUDNN_ATTENTION.value) <= order.index(way.value)
     prefers_cudnn = takes[SDPBackend.CUDNN_ATTENTION] and sooner
     if way == SDPBackend.MATH:
@@ -178,7 +187,10 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
             return torch._scaled_dot_product_attention_math(
                 *given, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )[0]
-    with _marked(cudnn=prefers_cudnn):
+    skipped = {}
+    if _skipped_masks and attn_mask is None:
+        skipped = {"unsure": COMPILED_MASKS[_skipped_masks[-1]], "compiled_mask": _skipped_masks[-1]}
+    with _marked(cudnn=prefers_cudnn, **skipped):
         if way == SDPBackend.FLASH_ATTENTION:
             return aten._scaled_dot_product_flash_attention(*given, dropout_p, is_causal, scale=scale)[0]
         if attn_mask is not None:
@@ -195,7 +207,7 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
 
 def _flex_attention(query, key, value, score_mod, block_mask, scale, kernel_options, *others):
     """Return the kernel that torch.compile generates, without the blocks that its mask skips."""
-    with uncertain("flex_attention: its time without what score_mod adds and the mask leaves out"):
+    with uncertain("flex_attention: timed without its score_mod, and without skipping masked blocks"):
         found = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, False, scale=scale)
     return found[0], found[1], found[1]
 
@@ -251,11 +263,13 @@ def _grouped_flops(one, other, *others, out_shape=None, **named) -> int:
 
 
 def _recurrent(name: str):
-    why = f"cuDNN's {name}: how many kernels it runs, and how long each step waits for the one before"
+    why = f"cuDNN's {name}: the number of kernels and the wait between time steps are estimates"
 
     def run(input, hx, params, has_biases, num_layers=None, dropout=0.0, train=False, bidirectional=False, *rest):
         if isinstance(params, bool) or isinstance(hx, list | tuple) == (name != "LSTM"):
-            raise ValueError(f"a packed sequence's lengths are data: pass {name} a padded tensor")
+            raise ValueError(
+                f"the lengths of a packed sequence are data, which is unknown here: pass {name} a padded tensor"
+            )
         hidden = list(hx) if name == "LSTM" else [hx]
         with uncertain(why):
             found = _stand_ins.cudnn_rnn(input, hidden, list(params), num_layers, bidirectional, bool(rest and rest[0]))
@@ -314,7 +328,7 @@ def _masked_softmax_shapes(self, mask, dim, mask_type):
     return torch.empty_like(self)
 
 
-FAST_PATH = "the fast path of PyTorch's encoder layers: where cuDNN's attention is preferred, it may run as products"
+FAST_PATH = "the fast path of PyTorch's encoder layers: GPUs that prefer cuDNN's attention may run it as matmuls"
 
 
 def _encoder_attention(
@@ -444,17 +458,39 @@ def _autocast(self, device_type, dtype=None, enabled=True, cache_enabled=None):
 _plain_autocast = autocast_mode.autocast.__init__
 
 
+_skipped_masks: list[str] = []  # of COMPILED_MASKS, a key for each mask that the current trace has skipped so far
+
+
 @contextlib.contextmanager
 def believed_real(has_values: Callable[[torch.Tensor], bool]) -> Iterator[None]:
-    """Inside, transformers takes tensors with known values for real ones, and skips masks as it does when it runs."""
-    utilities = sys.modules.get("transformers.utils.import_utils")
+    """Inside, transformers takes tensors with known values for real ones, and skips masks as it does when it runs.
+
+    Attention after a skipped mask is marked: torch.compile, before PyTorch 2.14, never skips one.
+    """
+    utilities, masking = (sys.modules.get(f"transformers.{name}") for name in ("utils.import_utils", "masking_utils"))
     plain = getattr(utilities, "is_fake_tensor", None)
+    _skipped_masks.clear()
     with contextlib.ExitStack() as stack:
         if plain is not None:
             stack.enter_context(
                 mock.patch.object(utilities, "is_fake_tensor", lambda each: plain(each) and not has_values(each))
             )
+        for kind in ("causal", "bidirectional"):
+            name = f"_ignore_{kind}_mask_sdpa"
+            if decide := getattr(masking, name, None):
+                stack.enter_context(mock.patch.object(masking, name, functools.partial(_noting_skips, decide, kind)))
+        stack.callback(_skipped_masks.clear)
         yield
+
+
+def _noting_skips(decide: Callable, kind: str, padding_mask=None, *args, **kwargs):
+    skips = decide(padding_mask, *args, **kwargs)
+    if skips is True:
+        # A bidirectional mask without padding is one value, expanded to all rows and columns. The kernels need
+        # neighbours in a row of the mask to be neighbours in memory.
+        one_value = padding_mask is None and kind == "bidirectional"
+        _skipped_masks.append("matmuls" if one_value else "masked")
+    return skips
 
 
 def _foreach_by_default(params, differentiable, use_fused=False) -> tuple[bool, bool]:

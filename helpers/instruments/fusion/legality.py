@@ -115,7 +115,7 @@ class Legality:
         if len(group) == 1:
             return _alone(group[0])
         if len(group) > LARGEST:
-            raise NotLegalError(f"more than {LARGEST} operations")
+            raise NotLegalError(f"more than {LARGEST} operations in one kernel")
         if not self._is_connected(mask):
             raise NotLegalError("they share no tensor")
         if between := self.between(mask):
@@ -124,15 +124,15 @@ class Legality:
         inside = [link for node in group for link in node.links if mask >> link.target & 1]
         for node in group:
             if node.kind in ("opaque", "attention"):
-                raise NotLegalError(f"{node.name} is a separate kernel about which nothing else is known")
+                raise NotLegalError(f"{node.name} is a separate kernel with unknown internals")
             for source, aligned in node.aligned.items():
                 if mask >> source & 1 and not aligned:
-                    raise NotLegalError(f"{node.name} overwrites what other elements of the kernel still read")
+                    raise NotLegalError(f"{node.name} overwrites elements that the kernel has yet to read")
         for link in inside:
             _through(self.nodes[link.source], self.nodes[link.target], link, self.epilogues)
         products = [node for node in group if node.kind in PRODUCTS]
         if products and not self.epilogues:
-            raise NotLegalError(f"{products[0].name} is left to the library")
+            raise NotLegalError(f"{products[0].name} stays a library call")
         if len(products) > 1:
             return self._attention(group, products, inside, stored)
         if products:
@@ -149,7 +149,7 @@ class Legality:
     def _rows(self, group, inside, mask, stored) -> str:
         spaces = {node.space for node in group if node.kind in ROWS}
         if len(spaces) > 1:
-            raise NotLegalError("they reduce other dimensions, or rows of another length")
+            raise NotLegalError("they reduce different dimensions, or rows of different lengths")
         (space,) = spaces
         kept = math.prod(size for size, reduced in space if not reduced)
         total = math.prod(size for size, _ in space)
@@ -165,7 +165,7 @@ class Legality:
             # A normalisation with many blocks per row is two kernels; other operations may join the second.
             reduced = self.nodes[link.source].kind != "normalisation"
             if link.source in made_of_rows and reduced and wide and is_split(space):
-                raise NotLegalError("every block would have to wait for all others: the reduction takes many blocks")
+                raise NotLegalError("the reduction spans several blocks: each would have to wait for all the others")
         summed = any(node.name == "nll_loss_forward" for node in group)
         self._sizes(group, inside, stored, {total, kept, 1} if summed else {total, kept})
         return "rows"
@@ -183,7 +183,7 @@ class Legality:
             if node.points in allowed or node.kind in ROWS:
                 continue
             if stored >> node.index & 1 or not any(link.source == node.index for link in inside):
-                raise NotLegalError(f"{node.name} goes over another number of elements")
+                raise NotLegalError(f"{node.name} works on a different number of elements")
 
     def _tiles(self, group, product, inside, mask, stored) -> str:
         made = max(write.points for write in product.step.writes)
@@ -192,27 +192,35 @@ class Legality:
             if node.index == product.index:
                 continue
             if node.kind not in POINTWISE and self.down[node.index] >> product.index & 1:
-                raise NotLegalError(f"each tile of {product.name} would wait for whole rows, and recompute them")
+                raise NotLegalError(
+                    f"each tile of {product.name} would have to recompute the whole rows that {node.name} needs"
+                )
             if node.kind not in POINTWISE:
-                raise NotLegalError(f"a tile of {product.name} holds no whole row for {node.name}")
+                raise NotLegalError(
+                    f"{node.name} needs whole rows, and a tile of {product.name} holds only parts of them"
+                )
             if self.up[node.index] & sum(1 << place for place in after):
                 after.add(node.index)
                 if node.points != made:
-                    raise NotLegalError(f"{node.name} goes over other elements than a tile of {product.name}")
+                    raise NotLegalError(f"{node.name} doesn't work on the elements of a tile of {product.name}")
         for link in inside:
             if link.target == product.index and product.kind == "convolution":
-                raise NotLegalError("several windows read each input of a convolution, and would recompute it")
+                raise NotLegalError("several windows of a convolution read each input, and each would recompute it")
             if link.source in after and link.part:
-                raise NotLegalError("the parts that it reads are in different tiles")
+                raise NotLegalError("the parts it reads are in different tiles")
         for node in group:
             if node.index in after:
                 continue
             if stored >> node.index & 1:
-                raise NotLegalError(f"{node.name} is also stored, and each column of tiles would recompute it")
+                raise NotLegalError(
+                    f"the result of {node.name} is also stored, and each column of tiles would recompute it"
+                )
             if any(link.target == product.index for link in inside if link.source == node.index):
                 made_of = sum(read.nbytes for read in node.reads)
                 if made_of > sum(write.nbytes for write in node.step.writes):
-                    raise NotLegalError(f"each column of tiles would read more than the result of {node.name}")
+                    raise NotLegalError(
+                        f"each column of tiles would reread the inputs of {node.name}, which are larger than its result"
+                    )
         return product.kind
 
     def _attention(self, group, products, inside, stored) -> str:
@@ -223,8 +231,8 @@ class Legality:
             or any(node.name not in ("bmm", "baddbmm", "mm") for node in products)
         ):
             if self.down[products[0].index] >> products[-1].index & 1:
-                raise NotLegalError("two products: the second needs whole rows of the first")
-            raise NotLegalError("two products: the analyser builds a kernel round one")
+                raise NotLegalError("two matmuls: the second needs whole rows of the first")
+            raise NotLegalError("two matmuls: the analyser builds a kernel around one")
         first, last = products
         scores = softmax[0].points
         chain = self.down[first.index] >> softmax[0].index & 1 and self.down[softmax[0].index] >> last.index & 1
@@ -233,16 +241,18 @@ class Legality:
             or softmax[0].space[-1:] != ((softmax[0].space[-1][0], True),)
             or first.step.writes[0].points != scores
         ):
-            raise NotLegalError("two products without a softmax over the rows between them")
+            raise NotLegalError("two matmuls without a softmax over rows between them")
         for node in group:
             if node is not last and stored >> node.index & 1:
-                raise NotLegalError(f"{node.name} is kept: attention in one kernel does not write its scores")
+                raise NotLegalError(
+                    f"the result of {node.name} is needed later: fused attention doesn't store its scores"
+                )
             if node.kind in POINTWISE and node.points > scores:
-                raise NotLegalError(f"{node.name} goes over more than the scores")
+                raise NotLegalError(f"{node.name} works on more elements than the scores have")
             if node.kind not in POINTWISE and node not in (first, last, softmax[0]):
                 raise NotLegalError(f"{node.name} is not part of attention")
         if any(link.target == last.index and link.argument not in ("self", "batch1", "") for link in inside):
-            raise NotLegalError("the scores are the second factor")
+            raise NotLegalError("the scores are the right-hand operand")
         return "attention"
 
 
@@ -278,9 +288,7 @@ def _refuse_chance(group: list[FusionNode]) -> None:
         for points, count in node.extents.items():
             first, known = counts.setdefault(points, (node.step.name, count))
             if count != known:
-                raise NotLegalError(
-                    f"{first} goes over {known} elements, {node.step.name} over {count}: not always equal"
-                )
+                raise NotLegalError(f"{first} works on {known} elements, {node.step.name} on {count}: these can differ")
 
 
 def _alone(node: FusionNode) -> str:
@@ -294,14 +302,14 @@ def _alone(node: FusionNode) -> str:
 def _through(source: FusionNode, target: FusionNode, link: Link, by_hand: bool) -> None:
     """Check that a value can stay in registers between two nodes of these kinds."""
     if source.name == "nll_loss_forward" and target.points > 1:
-        raise NotLegalError(f"{target.name} would wait for the sum over all rows")
+        raise NotLegalError(f"{target.name} needs the sum over all rows first")
     if source.kind == "scatter":
-        raise NotLegalError(f"{source.name} writes anywhere: all of it must be there before it is read")
+        raise NotLegalError(f"{source.name} writes to arbitrary positions: it has to finish before its result is read")
     if target.kind == "gather" and link.argument in INDEXED:
         picks = target.name == "nll_loss_forward" and source.name == "_log_softmax"
         # Inductor stores what pooling reads (realize_hint in max_pool2d's and avg_pool2d's lowering).
         windows = by_hand and target.name in WINDOWS and source.kind in POINTWISE
         if not (picks or windows):
-            raise NotLegalError(f"{target.name} reads it at other places than it is made at")
+            raise NotLegalError(f"{target.name} reads it at positions that other threads compute")
     if target.kind == "scatter" and link.argument == "self":
-        raise NotLegalError(f"{target.name} writes into it anywhere")
+        raise NotLegalError(f"{target.name} writes to arbitrary positions of it")

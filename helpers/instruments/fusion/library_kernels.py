@@ -21,6 +21,7 @@ The rates are those of an H100 80GB with PyTorch 2.11, from the kernels of those
 that are not held out; another GPU is taken to do the same per SM and clock, or per byte of its bandwidth.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -73,7 +74,12 @@ class LibraryKernel:
 
 
 def library_kernels(
-    launch: EagerLaunch, predicted: LaunchPrediction, device: Device, compiled: bool = False, cudnn: bool = True
+    launch: EagerLaunch,
+    predicted: LaunchPrediction,
+    device: Device,
+    compiled: bool = False,
+    cudnn: bool = True,
+    mask: str = "",
 ) -> list[LibraryKernel]:
     """The kernels of one operator on `device`, in order; the one that was predicted where nothing else is known.
 
@@ -82,9 +88,12 @@ def library_kernels(
         predicted: its prediction by prediction.py, which includes the bytes that miss L2.
         compiled: as Inductor calls the library.
         cudnn: whether cuDNN's attention is allowed, where it is preferred.
+        mask: how attention that has no mask runs: "masked" as if it had one, "matmuls" as matmuls and a softmax.
     """
     name = launch.operator.overloadpacket.__name__
     make = _MAKERS.get(name) if cudnn or "attention" not in name else None
+    if make is _attention:
+        make = functools.partial(_attention, runs=mask)
     found = make(launch, predicted, device, compiled) if make else None
     return found or [LibraryKernel(predicted.name, predicted.time)]
 
@@ -308,13 +317,15 @@ def _copy_time(x: torch.Tensor, device: Device) -> float:
     return LAUNCHED + max(2 * _size(x) / (prediction.BANDWIDTH_SHARE * device.memory_bandwidth), slowest)
 
 
-def _attention(launch, predicted, device, compiled):
+def _attention(launch, predicted, device, compiled, runs=""):
     q, k = launch.inputs[:2]
+    if runs == "matmuls":
+        return _attention_by_matmuls(q, k, device)
     if device.compute_capability < (9, 0) or q.dtype.itemsize != 2 or q.dim() != 4:
         return None
     given = launch.arguments
     mask = next((given[name] for name in ("attn_bias", "attn_mask") if given.get(name) is not None), None)
-    way = "masked" if mask is not None else "causal" if given.get("is_causal") else "full"
+    way = "masked" if runs or mask is not None else "causal" if given.get("is_causal") else "full"
     flops = 4.0 * q.numel() * k.shape[-2] / (2 if way == "causal" else 1)
     peak = _tensor_peak(q.dtype, device)
     time = max(flops / (CUDNN_ATTENTION_SHARE[way] * peak), _memory(predicted))
@@ -323,6 +334,15 @@ def _attention(launch, predicted, device, compiled):
         LibraryKernel("fill", FILL),
         LibraryKernel(predicted.name, PRODUCT_START + time),
     ]
+
+
+def _attention_by_matmuls(q, k, device) -> list[LibraryKernel]:
+    """Attention as Inductor compiles its matmuls and softmax: in fp32, a head's factors and its result converted."""
+    heads, rows, columns, width = math.prod(q.shape[:-2]), q.shape[-2], k.shape[-2], q.shape[-1]
+    converted = LibraryKernel("operand to fp32", _bytes_time(q.numel() * (q.element_size() + 4), device))
+    scores = LibraryKernel("softmax of the scores", _bytes_time(2 * 4 * heads * rows * columns, device))
+    product = LibraryKernel("product in fp32", product_time(heads, rows, columns, width, torch.float32, device))
+    return [converted] * 4 + [product, scores, product]
 
 
 def _pooling(launch, predicted, device, compiled):

@@ -291,24 +291,24 @@ def unsure_of(step: TracedStep) -> str:
     target, name = step.node.target, step.node.target.overloadpacket.__name__
     if _OF_A_CPU.search(name) or target.namespace in ("mkldnn", "mkl", "onednn"):
         return (
-            f"{target.namespace}.{name}: PyTorch implements it for CPUs only; the GPU's work is unknown, and left out"
+            f"{target.namespace}.{name}: PyTorch implements it for CPUs only; the GPU's work is unknown and not counted"
         )
     if reason := step.node.meta.get("unsure"):
         return reason
     if not step.launches:
-        return f"{target.namespace}.{name}: no kernel of it is known; left out"
+        return f"{target.namespace}.{name}: its GPU kernels are unknown and not counted"
     if target.namespace not in ("aten", "as_on_a_gpu"):
-        return f"{target.namespace}.{name}: a custom operator; counted as one kernel that moves its tensors once"
+        return f"{target.namespace}.{name}: a custom operator, counted as one kernel that moves each tensor once"
     if kind_of(step) == "opaque" and not is_known(name) and not name.startswith((FOREACH, *FUSED_OPTIMIZERS)):
-        return f"aten.{name}: how its kernels work is not known; counted as one that moves its tensors once"
+        return f"aten.{name}: its kernels are unknown; counted as one kernel that moves each tensor once"
     if name in SORTED and step.given.get("accumulate", True):
-        return f"aten.{name}: sums at equal positions, which PyTorch may sort first; counted without the sort"
+        return f"aten.{name}: PyTorch may sort the positions to add duplicates; the sort is not counted"
     if name in CONVOLUTIONS:
         given = [node.meta.get("val") for node in step.node.all_input_nodes]
         if is_channels_first(max(given, key=torch.Tensor.numel)):
             return (
-                "convolutions of NCHW tensors: cuDNN chooses whether to convert them to NHWC and back, which adds "
-                "kernels; channels_last leaves it no choice"
+                "convolutions of NCHW tensors: cuDNN may convert them to NHWC and back, which adds kernels; "
+                "channels_last avoids it"
             )
     return ""
 

@@ -15,8 +15,8 @@ from helpers.instruments.prediction import LAUNCH
 from helpers.instruments.traffic.result import size
 from helpers.style import FAINT, REPORT_FONT
 
-HEAD = ("operations", "kernel of", "bytes", "launches", "predicted", "share", "registers", "score")
-HEAD += ("where", "who does it", "flips")
+HEAD = ("operations", "built around", "bytes", "launches", "predicted", "share", "registers", "score")
+HEAD += ("where", "done by", "would change it")
 IN_LINE = 8  # of these, the number in the first line of a text row
 PLACES = 4  # modules or lines that a row names
 REASONS = 6  # unknown facts that the report's first lines list one by one
@@ -31,7 +31,7 @@ td:nth-child(n+3):nth-child(-n+8) {{ white-space: nowrap }}
 .picture {{ overflow: auto }} svg text {{ fill: CanvasText }}
 </style></head><body>
 <h1>What to fuse on {device}</h1><p>{summary}</p>{table}
-<h2>What may not be fused, and why</h2>{edges}
+<h2>What can't be fused, and why</h2>{edges}
 <h2>The graph</h2><div class="picture">{picture}</div>
 </body></html>
 """
@@ -58,20 +58,22 @@ class FusionReport:
         lines = [self.summary()]
         if today.time_fused <= 1.005 * plan.time_fused:
             if self.groups():
-                lines.append("torch.compile writes these kernels today")
+                lines.append("torch.compile already generates all of these kernels")
         else:
             lines.append(
-                f"with torch.compile's kernels of today, products and convolutions left to the library: "
+                f"with torch.compile today, which leaves matmuls and convolutions to libraries: "
                 f"{today.launches_fused} launches, {size(today.bytes_fused)}, {_time(today.time_fused)}, "
-                f"{plan.time_unfused / today.time_fused:.2f} times as fast; for the rest somebody has to write kernels"
+                f"{plan.time_unfused / today.time_fused:.2f} times as fast; the rest needs hand-written kernels"
             )
         if plan.unsure:
-            lines.append(f"unsure: {plan.unsure_share:.0%} of eager's time, which may be longer, because of")
+            lines.append(
+                f"unsure: {plan.unsure_share:.0%} of eager's time is in operations that may take longer than predicted:"
+            )
         for reason, operations in list(plan.unsure.items())[:REASONS]:
             time = sum(each.time for each in operations)
-            lines.append(f"    {len(operations)} x {reason} ({f'at least {_time(time)}' if time else 'no time'})")
+            lines.append(f"    {len(operations)} x {reason} ({f'at least {_time(time)}' if time else 'not timed'})")
         if len(plan.unsure) > REASONS:
-            lines.append(f"    and {len(plan.unsure) - REASONS} more")
+            lines.append(f"    and {len(plan.unsure) - REASONS} more reasons")
         return lines
 
     def groups(self) -> list[FusionGroup]:
@@ -145,7 +147,7 @@ class FusionReport:
                 lines += [f"    {cell}" for cell in row[IN_LINE:] if cell]
         left = [group for group in self.plan.groups if group.kind == "eager"]
         share = sum(group.time_unfused for group in left) / (self.plan.time_unfused or 1)
-        return "\n".join([*lines, f"{len(left)} more operations stay PyTorch's own kernels, {share:.0%} of the time"])
+        return "\n".join([*lines, f"{len(left)} more operations keep PyTorch's own kernels: {share:.0%} of the time"])
 
     def _repr_html_(self) -> str:
         lines = "<br>".join(html.escape(line) for line in self.headlines())
@@ -183,17 +185,17 @@ def flips(group: FusionGroup) -> list[str]:
             continue
         at = (FUSE - others) / (part - others)
         if 0 <= at <= 1 and abs(at - weight) <= REACH:
-            found.append((abs(at - weight), f"the score: {name} weighing {at:.2f} instead of {weight}"))
+            found.append((abs(at - weight), f"a weight of {at:.2f} instead of {weight} for {name} in the score"))
     lines = [text for _, text in sorted(found)[:1]]
     gain = group.time_unfused - group.time
     saved = (group.launches_unfused - group.launches) * LAUNCH
     if 0 < gain <= saved:
-        lines.append("the time: a CUDA graph, for all it saves are launches")
+        lines.append("a CUDA graph: fusing saves nothing but launches")
     return lines
 
 
 def _operations(group: FusionGroup) -> str:
-    again = f" (again: {', '.join(group.recomputed)})" if group.recomputed else ""
+    again = f" (recomputing {', '.join(group.recomputed)})" if group.recomputed else ""
     return _shortened(list(group.operations)) + again
 
 

@@ -111,6 +111,9 @@ class EagerMeter(TorchDispatchMode):
             if name in WRAPS_A_SCALAR and result.dim() == 0:
                 self._ledger.storage(result).free = True
         else:
+            if name == "where":
+                numbers = tensors_of([given.get("self"), given.get("other")])
+                self._ledger.uncounted_fills += sum(self._ledger.storage(each).free for each in numbers)
             read, changed = read_and_changed(func, given)  # before it runs, because it may change its own index
             result = self._compute(func, args, kwargs)
             self._enter(func, given, read, changed, result, place)

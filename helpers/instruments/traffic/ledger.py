@@ -87,10 +87,13 @@ def footprint_of(tensor: torch.Tensor) -> Footprint | None:
     """The bytes of a strided tensor, relative to its storage; None when it has no elements.
 
     Raises:
-        TypeError: the tensor is sparse or nested: it has no strides.
+        ValueError: the tensor is sparse or nested: it has no strides. (Python would replace the message of a TypeError,
+            if the tensor is an operand of `+`.)
     """
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        raise TypeError(f"the meter counts strided tensors, got {tensor.layout}: make it dense with to_dense()")
+    if tensor.is_nested:
+        raise ValueError("the meter counts strided tensors, got a nested one: pad it with to_padded_tensor()")
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"the meter counts strided tensors, got {tensor.layout}: make it dense with to_dense()")
     itemsize = tensor.element_size()
     return from_strided(tensor.storage_offset() * itemsize, tensor.shape, tensor.stride(), itemsize)
 
@@ -106,6 +109,7 @@ class Ledger:
         self.sectors_read = 0
         self.sectors_written = 0
         self.atomics = 0
+        self.uncounted_fills = 0
         self.elements = 0  # of the largest tensor touched
         self.configurations: dict[str, list[str]] = {}  # autotuned kernel -> which ran, in words
         self.hazards: dict[tuple, tuple[Hazard, Region]] = {}  # "{0}" in a hazard's text is the region's name

@@ -30,15 +30,18 @@ class Traffic:
         Hazard lists.
         Initial contents are known of tensors that the call itself allocates. A race is two program instances storing to
         one byte, and no lock that the second holds which the first held or gave back: a word that a compare-and-swap
-        took, or an exchange of 0, until the next atomic there. An unsynchronised read loads a byte that another program
+        took, or an exchange of 0, until the next atomic there; or lanes of one store that write different values to one
+        element. An unsynchronised read loads a byte that another program
         of the launch has stored, with no atomic on one word that the writer makes after its store and the reader before
         its load; an unsynchronised store changes one that another has loaded. In CUDA C++ a race is two threads at one
-        place of shared memory, a tensor or a `__device__` variable, one of them with a plain store, and no barrier,
-        __syncwarp or atomic between. In global memory a store of the same value does not race, and an atomic or
-        volatile access orders all earlier accesses of its block: a missing __threadfence, or an atomic on the wrong
-        address, is not found.
+        place of shared memory, a tensor or a `__device__` variable: one of them writes, at least one is neither atomic
+        nor volatile, and no barrier or __syncwarp orders them. Blocks are ordered by a __threadfence and an atomic or
+        volatile access in the first one, and such an access in the second, anywhere in memory: an atomic on the wrong
+        address is not found. In global memory a store of the same value does not race.
     elements: of the result, if it is one tensor and none in the call has more; else None.
     result: the function's result.
+    uncounted_fills: launches that `launches` leaves out: on a GPU, torch.where first fills a tensor with each number
+        that it gets.
     configurations: (kernel, configuration) of each @triton.autotune kernel: if nothing is timed, the first
         configuration that fits runs.
     """
@@ -61,6 +64,7 @@ class Traffic:
     elements: int | None
     result: Any
     configurations: tuple[tuple[str, str], ...] = ()
+    uncounted_fills: int = 0
 
     @classmethod
     def of(cls, ledger: Ledger, result) -> "Traffic":
@@ -86,6 +90,7 @@ class Traffic:
             ),
             elements=elements,
             result=result,
+            uncounted_fills=ledger.uncounted_fills,
             configurations=tuple((kernel, said) for kernel, each in ledger.configurations.items() for said in each),
         )
 
@@ -156,7 +161,10 @@ class Traffic:
                 f"{self.bank_conflicts} bank conflict{'s' * (self.bank_conflicts != 1)}"
             )
         ran = (f"  {kernel} ran with {said}" for kernel, said in self.configurations)
-        return "\n".join([text, *ran, *(f"  {hazard}" for hazard in self.hazards)])
+        uncounted = []
+        if fills := self.uncounted_fills:
+            uncounted = [f"  not counted: {fills} fill{'s' * (fills != 1)} on a GPU, for numbers given to torch.where"]
+        return "\n".join([text, *ran, *uncounted, *(f"  {hazard}" for hazard in self.hazards)])
 
     __repr__ = __str__
 

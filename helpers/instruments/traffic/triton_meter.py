@@ -36,6 +36,11 @@ class Pattern:
         self.footprint = from_starts(self._starts, itemsize) if self._starts.size else None
         self._counts = {}
 
+    @property
+    def repeats(self) -> bool:
+        """Return whether several lanes touch one element."""
+        return self._lanes.size * self._itemsize > self.footprint.nbytes
+
     def counts(self, base: int) -> tuple[int, int, int, int]:
         """Return (active lanes, sectors, requests, sectors summed over requests) with the first lane at byte `base`."""
         counts = self._counts.get(base % SECTOR)
@@ -300,6 +305,8 @@ class TritonMeter:
             moved.read += nbytes
             ledger.sectors_read += sectors
         if kind != "read":
+            if kind == "write" and pattern.repeats:
+                self._compare_lanes(site, operand, pattern, base)
             storage.written.add(footprint, base)
             region.written += nbytes
             line.written += nbytes
@@ -321,6 +328,19 @@ class TritonMeter:
         for locks, earlier in self._earlier[kind].get(operand.storage, {}).items():
             if locks.isdisjoint(seen) and earlier.meets(footprint, base):
                 self._report_race(kind, name, site, operand, footprint, base, seen)
+
+    def _compare_lanes(self, site, operand, pattern, base):
+        """Report lanes of one store that write different values to one element: which of them stays is not defined."""
+        values = _values_of_the_store()
+        if values is None:
+            return
+        chosen = np.ones(values.shape, bool) if pattern.mask is None else pattern.mask
+        values, offsets = values[chosen].view(f"u{values.itemsize}"), pattern.relative[chosen].view(np.int64)
+        _, first, of_lane = np.unique(offsets, return_index=True, return_inverse=True)
+        lost = np.flatnonzero(values != values[first][of_lane])
+        if lost.size:
+            where = f"{{0}}{element(operand.tensor, base + int(offsets[lost[0]]))}, to which lanes of this store write"
+            self._report("race", site, operand.region, f"{where} different values", np.unique(offsets[lost]).size)
 
     def _compare(self, kind, site, operand, footprint, base):
         """Report an access of a cooperative launch that no counter orders after another program's."""
@@ -384,6 +404,14 @@ class TritonMeter:
     def _report(self, kind, site, region, where, elements):
         hazard = Hazard(kind, site.kernel, *site.place, where, self._index, elements)
         self.ledger.hazards.setdefault((kind, *site.place), (hazard, region))
+
+
+def _values_of_the_store() -> np.ndarray | None:
+    """Return the values of the store that is being reported: the interpreter tells observers addresses alone."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "create_masked_store":
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals["data"]
 
 
 def _distance(operand: Operand, address: int) -> int:
