@@ -6,11 +6,33 @@ const WIDE = 576; // points: a picture's width
 const GROWN = 1.6; // letters of such a picture on a narrow page
 const LARGEST = 1.05; // pixels of a part's point: no part is larger than it is elsewhere
 const PATIENCE = 4000; // ms between two looks at a kernel that is to answer
+const REST = 300; // ms without a move, after which the kernel hears where a slider is
 const SILENT = "The kernel does not answer: the chart is as it was. To bring it back to life, run this cell again.";
 
 function isBusy(el) {
   const panels = [...(globalThis.jupyterapp?.shell.widgets("main") ?? [])];
   return panels.find((panel) => panel.node.contains(el))?.sessionContext?.session?.kernel?.status === "busy";
+}
+
+// A move needs no kernel, and JupyterLab draws its kernel's status twice for each message: frames that the next move
+// would wait for. So the kernel hears of a slider when it rests, or when the reader goes on to something else.
+async function tellAtRest(manager, id) {
+  const slider = await manager.get_model(id);
+  if (slider.tellNow) return slider.tellNow; // another view of the same figure
+  const save = slider.save_changes.bind(slider);
+  let due = null;
+  slider.tellNow = () => {
+    if (due === null) return;
+    clearTimeout(due.timer);
+    const { callbacks } = due;
+    due = null;
+    save(callbacks);
+  };
+  slider.save_changes = (callbacks) => {
+    clearTimeout(due?.timer);
+    due = { callbacks, timer: setTimeout(slider.tellNow, REST) };
+  };
+  return slider.tellNow;
 }
 
 function render({ model, el }) {
@@ -211,6 +233,9 @@ function render({ model, el }) {
       // and JupyterLab draws its status anew as each begins and ends.
       [...controls.querySelectorAll(".noUi-target")].forEach(({ noUiSlider }, number) =>
         noUiSlider.on("update", ([position]) => move(number, Math.round(position))));
+      for (const id of model.get("sliders") ?? []) {
+        tellAtRest(model.widget_manager, id).then((tellNow) => controls.addEventListener("focusout", tellNow));
+      }
     } else if (tries) setTimeout(() => whenThere(tries - 1), 200);
   };
   setTimeout(() => whenThere(50));
