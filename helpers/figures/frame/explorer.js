@@ -143,10 +143,11 @@ function render({ model, el }) {
     } else { // its title says it
       const heard = document.createElement("span");
       const end = at + shown.length;
-      const rest = text.slice(end).replace(/^\.( |$)/, "");
+      const rest = text.slice(end).replace(/^[.,;:]?( |$)/, "");
+      const before = rest ? text.slice(0, at) : text.slice(0, at).replace(/[:,;] $/, ".");
       heard.className = "fusion-heard";
       heard.textContent = text.slice(at, text.length - rest.length);
-      line.replaceChildren(text.slice(0, at), heard, rest);
+      line.replaceChildren(before, heard, rest.charAt(0).toUpperCase() + rest.slice(1));
     }
     line.classList.toggle("fusion-heard", quiet && !doing);
   };
