@@ -90,6 +90,44 @@ function render({ model, el }) {
     const long = found.filter(({ text }) => isUpright(text) || text.getBBox().width >= longest);
     for (const { text } of long) text.classList.add("fusion-long");
     for (const { text, number } of long) if (number === 0) told.push(text);
+    for (const drawing of new Set(found.map(({ text }) => text.ownerSVGElement))) if (still.contains(drawing)) lower(drawing);
+  };
+  // An axis' name below its numbers, whose letters have grown into it.
+  const lower = (drawing) => {
+    const texts = [...drawing.querySelectorAll(".fusion-grown:not(.fusion-long)")];
+    const boxes = texts.map((text) => text.getBoundingClientRect());
+    const lowest = Math.max(...boxes.map(({ bottom }) => bottom));
+    const scale = drawing.getScreenCTM()?.d || 1;
+    texts.forEach((text, number) => {
+      const own = boxes[number];
+      if (own.bottom < lowest - 2) return;
+      const over = boxes.filter((each) => each.top < own.top - 2 && each.left < own.right && own.left < each.right);
+      const shift = Math.max(0, ...over.map(({ bottom }) => bottom - own.top));
+      if (shift && shift < own.height) text.style.translate = `0 ${shift / scale}px`;
+    });
+  };
+  // Labels that were placed for smaller letters: each goes below those before it; what is still gives way to them.
+  const part = () => {
+    const boxOf = (text) => text.getBoundingClientRect();
+    const crosses = (one, other) =>
+      one.left < other.right && other.left < one.right && one.top < other.bottom - 1 && other.top < one.bottom - 1;
+    const placed = [];
+    for (const text of moving.querySelectorAll(".fusion-labels text")) {
+      const scale = text.getScreenCTM()?.d || 1;
+      let shift = 0;
+      for (let tries = 0; tries < 8; tries++) {
+        const own = boxOf(text);
+        const over = placed.filter((each) => crosses(own, each));
+        if (!over.length) break;
+        shift += Math.max(...over.map(({ bottom }) => bottom - own.top - 1));
+        text.style.translate = `0 ${shift / scale}px`;
+      }
+      placed.push(boxOf(text));
+    }
+    if (!placed.length) return;
+    const names = [...still.querySelectorAll(".fusion-grown:not(.fusion-long)")];
+    const hidden = names.map((name) => placed.some((each) => crosses(boxOf(name), each)));
+    names.forEach((name, number) => (name.style.visibility = hidden[number] ? "hidden" : ""));
   };
   const frameAll = (drawings) => {
     for (const { x, y, width, height } of drawings.map((each) => each.getBBox())) {
@@ -129,7 +167,9 @@ function render({ model, el }) {
     for (const line of told.filter((text) => !isUpright(text))) {
       write(Number(line.getAttribute("y")) < 60 ? heading : below, line.textContent.trim(), "div");
     }
-    if (!windows.length) frameAll(layers.flat());
+    if (windows.length) return;
+    part();
+    frameAll(layers.flat());
   };
   let text = "";
   let tabled = ""; // its markup
