@@ -33,6 +33,7 @@ import pkgutil
 import re
 import shutil
 import sys
+import textwrap
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,8 +62,11 @@ RECORD_IT = "run `make notebooks`, which records figures that move"
 ASKED = re.compile(r"(?P<question>.*): \[your guess\] ?(?P<unit>.*)")  # as a question is stored where no widget runs
 DOORS = re.compile(r"https://(?:mybinder\.org/v2|colab\.research\.google\.com/github|codespaces\.new)/[^\s)\"<>]+")
 PICTURE = re.compile(r'<img src="data:image/png;base64,([^"]+)"')
+UNASKED = "; you made no guess"
+SEALED = re.compile(r"sealed=\(?\s*((?:\"[^\"]+\"\s*)+)\)?")
 GOALS = re.compile(r"^.+\n\n(?=- )", re.MULTILINE)  # the line before a list
 THUMBNAIL = 272, 144  # pixels, at twice the density
+FITTING = 560  # pixels: no wider, a picture's letters can be read where a phone shows all of it
 
 
 @dataclass
@@ -263,7 +267,7 @@ class Site:
         """Make of each cell what the template shows; gives its live figures, of those that are `known`."""
         lead_with_the_figure(notebook)
         live, folds, asks, founds = {}, {}, {}, []
-        tried = self._tried(page) if page.kind == "lesson" else {}
+        tried, replaced = self._tried(page) if page.kind == "lesson" else ({}, {})
         for number, (question, cells) in enumerate(answers_of(notebook).items()):
             founds.append(found_in(question, cells))
             asks[question] = {"number": number, "found": founds[-1]}
@@ -277,13 +281,22 @@ class Site:
                 continue
             called = record_puzzles.CALL.search(cell.source)
             if called and (choices := tried.get(called[1] or called[2])):
+                cell.metadata["replaced"] = aligned(replaced[called[1] or called[2]])
                 cell.metadata["choices"] = [
-                    each | {"picture": each["picture"] and self._picture(each["picture"], page)} for each in choices
+                    each
+                    | {"line": aligned(each["line"])}
+                    | {"picture": each["picture"] and self._picture(each["picture"], page, sized=True)}
+                    for each in choices
                 ]
             for output in cell.get("outputs", []):
                 output.fold = folds.get(cell.id)
+                output.shows = shown_by(output)
+                if asked := tested_by(cell, output):
+                    output.tests, cell.metadata["bare"] = asked, True
                 if asked := ASKED.fullmatch(_text(output).strip()):
                     output.asks = {**asked.groupdict(), **asks[asked["question"]]}
+                if "text/plain" in output.get("data", {}):  # the form tells what the reader said
+                    output.data["text/plain"] = output.data["text/plain"].replace(UNASKED, "")
                 if shown := output.get("data", {}).get("text/html"):
                     output.data["text/html"] = PICTURE.sub(lambda found: self._picture(found[1], page), shown)
                     if is_live(cell):
@@ -297,29 +310,37 @@ class Site:
                             output.fold = [each for each in output.fold if says(told, founds[each])] or None
         return live
 
-    def _tried(self, page: Page) -> dict[str, list[dict]]:
-        """Kernel -> the choices that its puzzle offers, as recorded.
+    def _tried(self, page: Page) -> tuple[dict[str, list[dict]], dict[str, str]]:
+        """Kernel -> the choices that its puzzle offers, as recorded; kernel -> the lines that each of them replaces.
 
         Raises:
             ValueError: the lesson's source offers others.
         """
-        tried = record_puzzles.recorded(page.source, self.root)
+        tried, replaced = record_puzzles.recorded(page.source, self.root), {}
         lesson = self.root / "source/lessons" / f"{page.source.stem}.py"
         for kernel, (_, choices) in record_puzzles.puzzles_of(lesson).items() if lesson.exists() else ():
             if choices[1:] != [each["line"] for each in tried.get(kernel, ())]:
                 raise ValueError(
                     f"{page.source}: what the puzzle {kernel} offers is not recorded: run `make notebooks`"
                 )
-        return tried
+            replaced[kernel] = choices[0] if choices else ""
+        return tried, replaced
 
-    def _picture(self, encoded: str, page: Page) -> str:
-        """A picture, PNG or WebP, in a file of its own, read when it comes into sight."""
+    def _picture(self, encoded: str, page: Page, sized: bool = False) -> str:
+        """The beginning of the tag of a picture, PNG or WebP, in a file of its own, read when it comes into sight.
+
+        sized: with its width and height, which a notebook's own tag has.
+        """
         content = base64.b64decode(encoded)
         kind = "webp" if content[8:12] == b"WEBP" else "png"
         name = f"assets/pictures/{hashlib.sha256(content).hexdigest()[:12]}.{kind}"
         (self.out / name).parent.mkdir(parents=True, exist_ok=True)
         (self.out / name).write_bytes(content)
-        return f'<img loading="lazy" src="{page.root}{name}"'
+        width, height = (pixels // 2 for pixels in Image.open(io.BytesIO(content)).size)
+        tag = f'<img loading="lazy" src="{page.root}{name}"'
+        if width <= FITTING:
+            tag += ' class="fitting"'
+        return f'{tag} width="{width}" height="{height}"' if sized else tag
 
     def front_page(self) -> None:
         """What README says, the first lesson's opening film, and the course's map."""
@@ -432,6 +453,30 @@ def found_in(question: str, cells: list[nbformat.NotebookNode]) -> str:
     texts = [_text(output) for cell in cells for output in cell.outputs]
     told = next((shown for text in texts if (shown := line.search(text))), None)
     return " ".join((told[1] or told[2]).split()) if told else ""
+
+
+def aligned(lines: str) -> str:
+    """Lines of a cell of which the first has lost its indentation, all without it."""
+    first, *others = lines.split("\n")
+    return "\n".join([first, *textwrap.dedent("\n".join(others)).split("\n")]) if others else first
+
+
+def shown_by(output: dict) -> str:
+    """What a folded output is, for the link that opens it."""
+    markup = output.get("data", {}).get("text/html", "")
+    return "the picture" if "<img" in markup else "the table" if "<table" in markup else "the answer"
+
+
+def tested_by(cell: nbformat.NotebookNode, output: dict) -> dict | None:
+    """What a page asks in place of a cell `self_test(answer, sealed=...)`: the right answer and what is said of others.
+
+    None for another cell, and where the answer is computed.
+    """
+    sealed = SEALED.search(cell.source)
+    if sealed is None or not _text(output).startswith("not answered yet"):
+        return None
+    right, told = json.loads(base64.b64decode("".join(re.findall(r'"([^"]+)"', sealed[1]))))
+    return None if right is None else {"right": right, "told": told, "id": cell.id}
 
 
 def says(text: str, found: str) -> bool:

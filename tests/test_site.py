@@ -16,6 +16,7 @@ import triton.language as tl
 from axe_playwright_python.sync_playwright import Axe
 from bs4 import BeautifulSoup
 from lab_browser import ROOT
+from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
 from helpers.figures import TrafficExplorer, traffic_animation, watch
 from helpers.figures.frame.interactive_export import export_interactive
@@ -102,6 +103,7 @@ def course(tmp_path_factory):
             ("in_detail()", f"{name}, launch by launch"),
         )
     ]
+    said.append(('self_test(answer, sealed=("WzMsICJvbmUi" "XQ=="))', "not answered yet: replace the dots"))
     for source, told in (*said, ("predictions()", "all of it")):
         shown = nbformat.v4.new_output("execute_result", {"text/plain": told}, execution_count=1)
         cells.append(nbformat.v4.new_code_cell(source, outputs=[shown], execution_count=1))
@@ -404,7 +406,7 @@ def test_stale_recordings_make_no_site(monkeypatch, tmp_path, capsys):
 
 def test_an_answer_waits_for_the_guess(chromium, address):
     page = Visit(chromium, address).open("notebooks/00_small")
-    first, second = page.locator(".fusion-guess").all()
+    first, second = page.locator(".fusion-guess[data-number]").all()
     names = ("bytes", "launches")
     answers = [page.get_by_text(text) for name in names for text in (f"{name}: 20", f"{name}, launch by launch")]
     assert [each.is_visible() for each in answers] == [False] * 4
@@ -427,6 +429,63 @@ def test_an_answer_waits_for_the_guess(chromium, address):
     assert table.is_visible()
     page.goto(f"{address}index.html")
     assert page.locator("[data-lesson='00_small'] .done").inner_text() == "2 of 2 questions seen"
+
+
+def test_nothing_denies_a_guess(sample, course):
+    """Nothing runs on a page: what a notebook printed about no guess contradicts the form above it."""
+    for site, name in ((sample, "notebooks/00_welcome"), (course, "notebooks/00_small")):
+        assert "you made no guess" not in markup(site.out, name).get_text()
+
+
+def test_the_last_question_takes_an_answer(chromium, address):
+    page = Visit(chromium, address).open("notebooks/00_small")
+    form = page.locator(".fusion-guess[data-right]")
+    assert not page.get_by_text("self_test(").count(), "no cell that cannot run"
+    for typed, told in (("4", "Not 4: one."), ("many", "Type a number first, or press “Show me”."), ("3", "Right.")):
+        form.get_by_role("textbox").fill(typed)
+        form.get_by_role("textbox").press("Enter")
+        assert form.get_by_role("status").inner_text() == told
+    form.get_by_role("button", name="Show me").click()
+    assert form.get_by_role("status").inner_text() == "3: one."
+
+
+def test_the_table_at_the_end_marks_how_far_off_a_guess_was(chromium, sample):
+    page = Visit(chromium, f"{sample.out.as_uri()}/").open("notebooks/00_welcome")
+    for form in page.locator(".fusion-guess[data-number]").all():
+        form.get_by_role("textbox").fill("16")
+        form.get_by_role("textbox").press("Enter")
+    marks = page.locator(".fusion-table").last.get_by_role("img")
+    told = [each.get_attribute("aria-label") for each in marks.all()]
+    assert len(told) == page.locator(".fusion-guess[data-number]").count()
+    assert all(re.fullmatch(r"right|[\d.]+ times too (many|few)", each) for each in told)
+
+
+def test_the_contents_mark_the_section_that_is_read(chromium, sample):
+    page = Visit(chromium, f"{sample.out.as_uri()}/", viewport={"width": 1440, "height": 900}).open(
+        "notebooks/00_welcome"
+    )
+    for heading in page.locator("main h2[id]").all()[:3]:
+        heading.evaluate("heading => heading.scrollIntoView({block: 'start', behavior: 'instant'})")
+        page.wait_for_function(
+            "id => document.querySelector('#contents a[aria-current=location]')?.hash === `#${id}`",
+            arg=heading.get_attribute("id"),
+        )
+
+
+@pytest.mark.parametrize("folder", ["lessons", "exercises"])
+def test_text_is_rendered(folder):
+    """Markdown in an HTML block, such as an answer's, stays as it was typed; so does a code span broken by a bullet."""
+    found = []
+    for path in sorted((ROOT / "source" / folder).glob("*.py")):
+        for cell in jupytext.read(path, fmt="py:percent").cells:
+            if cell.cell_type == "markdown":
+                rendered = MarkdownWithMath(renderer=IPythonRenderer(escape=False)).render(cell.source)
+                page = BeautifulSoup(rendered, "html.parser")
+                for node in page.select("pre, code"):
+                    node.decompose()
+                text = re.sub(r"\$[^$]+\$(?![^<]*</details>)", "", page.get_text())
+                found += [(path.stem, line) for line in text.splitlines() if "`" in line]
+    assert found == []
 
 
 def test_an_explorer_moves_without_a_guess_unless_it_tells(chromium, tried):
@@ -475,6 +534,7 @@ def test_a_puzzle_offers_lines_to_the_keyboard(chromium, tried):
     page = visit.open("notebooks/00_tried")
     wrong, right, *_ = lines = page.locator(".choice").all()
     assert [each.get_by_role("img").is_visible() for each in lines] == [False] * 4
+    assert page.get_by_text("Which of these should replace").locator("code").inner_text() == "at = tl.arange(0, BLOCK)"
     wrong.locator("summary").press("Enter")
     assert wrong.get_by_text("Not yet: two programs store to one element").is_visible()
     assert sideways(page) <= 0
@@ -488,6 +548,11 @@ def test_a_puzzle_offers_lines_to_the_keyboard(chromium, tried):
     assert sideways(page) <= 0
     assert visit.errors == []
     assert violations(page) == []
+
+
+def test_lines_of_a_puzzle_stand_below_each_other():
+    assert build_site.aligned("a = 1\n    b = 2\n        c = 3") == "a = 1\nb = 2\n    c = 3"
+    assert build_site.aligned("a = 1") == "a = 1"
 
 
 @pytest.mark.parametrize(

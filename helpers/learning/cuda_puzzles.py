@@ -36,6 +36,6 @@ def cuda_puzzle(
     if wrong:
         first = min(wrong)
         found, right = out.flatten()[first].item(), wanted.flatten()[first].item()
-        count = f"{len(wrong)} of {out.numel()} elements are wrong"
+        count = f"{len(wrong)} of {out.numel()} elements {'is' if len(wrong) == 1 else 'are'} wrong"
         return Unquoted(f"Not yet: {count}; element {first} is {found:.6g}, {right:.6g} is right")
     return Unquoted("Solved: right values, no race, nothing out of bounds")

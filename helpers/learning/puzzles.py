@@ -163,7 +163,8 @@ def verdict(
         return f"Not yet: {HAZARDS.get(hazard.kind, hazard.kind)}", str(hazard)
     per_element = f"{traffic.bytes_total / out.numel():.4g} B/element"
     if missing:
-        return f"Not yet: {len(missing)} of {out.numel()} elements are never stored", ""
+        are = "is" if len(missing) == 1 else "are"
+        return f"Not yet: {len(missing)} of {out.numel()} elements {are} never stored", ""
     if wrong:
         first = min(wrong)
         found, right = out.flatten()[first].item(), wanted.flatten()[first].item()

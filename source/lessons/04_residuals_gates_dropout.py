@@ -51,8 +51,8 @@ passes_animation("dropout")
 # ## The end of a transformer's sublayer
 #
 # A transformer's attention and feed-forward layers end the same way: add a bias, apply dropout, and add the
-# [residual](../docs/glossary.md#residual), which is the sublayer's input. (The elements that survive are divided by `1
-# - p` to preserve the mean.) When you train on a GPU, `F.dropout` runs the operator `native_dropout`, which returns
+# [residual](../docs/glossary.md#residual), which is the sublayer's input. (The elements that survive are divided by
+# `1 - p` to preserve the mean.) When you train on a GPU, `F.dropout` runs the operator `native_dropout`, which returns
 # both the result and the mask. We call that operator directly so that the CPU runs it too.
 
 

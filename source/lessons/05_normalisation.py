@@ -585,7 +585,7 @@ predictions()
 #
 # 4. Your LayerNorm is right in fp32 but off by a tenth in bf16. The loads, stores and masks are correct. What did
 #    you forget?
-# <details><summary>Answer</summary>`.to(tl.float32)` after the load. Without it, the sums are computed in
+# <details><summary>Answer</summary><code>.to(tl.float32)</code> after the load. Without it, the sums are computed in
 # bf16.</details>
 #
 # 5. A blog post reports a LayerNorm that's four times faster. What should you ask?

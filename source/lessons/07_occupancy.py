@@ -361,7 +361,7 @@ for _ in range(2):
 puzzle(saved_kernel, 2, two_rows, arriving, wanted=gradient.half(), COLUMNS=4, STEPS=2)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>kept += ((n, scale),)</code>. The results are right, and `y` is no longer
+# <details><summary>Answer</summary><code>kept += ((n, scale),)</code>. The results are right, and <code>y</code> is no longer
 # live.</details>
 #
 # <!-- choices
@@ -755,7 +755,7 @@ predictions()
 # add+GELU, which has enough loads in flight, losing blocks didn't cost anything.</details>
 #
 # 4. A tight `maxnreg` quadruples a kernel's occupancy, but the kernel gets slower. Where do you look first?
-# <details><summary>Answer</summary>At `spill_bytes` and `stack`. The cap traded registers for spills, and the stacks of
+# <details><summary>Answer</summary>At <code>spill_bytes</code> and <code>stack</code>. The cap traded registers for spills, and the stacks of
 # all the threads together may not fit in L1.</details>
 #
 # 5. A kernel keeps six rows of 2048 fp32 elements live, in 4 warps. How many registers per thread does that take?

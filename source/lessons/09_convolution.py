@@ -298,7 +298,7 @@ puzzle(border_kernel, 3, image, taps, wanted=convolved, shared=both, rows=3, wid
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>there = (col + tap >= 1) & (col + tap <= width)</code>: the tap reads column
-# `col + tap - 1`, so check that against the width.</details>
+# <code>col + tap - 1</code>, so check that against the width.</details>
 #
 # <!-- choices
 # there = (at >= 0) & (at < rows * width)
@@ -913,8 +913,12 @@ predictions()
 # 3. A colleague trains for one step with `momentum=1`, so that the running statistics are this batch's own, folds them,
 #    and compares with the training-mode result on the same batch. The results are slightly off, and smaller batches are
 #    worse. Why?
-# <details><summary>Answer</summary>Batch norm normalises with the variance that divides by $n$, but stores the unbiased
-# estimate, which divides by $n - 1$. For $n$ = 2, the stored value is twice as large.</details>
+# <details><summary>Answer</summary>
+#
+# Batch norm normalises with the variance that divides by $n$, but stores the unbiased
+# estimate, which divides by $n - 1$. For $n$ = 2, the stored value is twice as large.
+#
+# </details>
 #
 # 4. In fp16, why would you rather have the scale in the epilogue than in the weights? What is the argument for the
 #    weights?

@@ -110,9 +110,9 @@ def put(ptr, x, first, tokens, D: tl.constexpr, ROWS: tl.constexpr):
 
 
 # %% [markdown]
-# (These tensors are contiguous: head, token, column. The exercises' aren't, so `row * D + col` becomes `row * stride_n
-# + col * stride_d`, and a head starts at `batch * stride_b + head * stride_h`. If the program index is `batch * heads +
-# head`, split it using `//` and `%` by `heads`.)
+# (These tensors are contiguous: head, token, column. The exercises' aren't, so `row * D + col` becomes
+# `row * stride_n + col * stride_d`, and a head starts at `batch * stride_b + head * stride_h`. If the program index is
+# `batch * heads + head`, split it using `//` and `%` by `heads`.)
 #
 # Two masks are common. A **[causal](../docs/glossary.md#causal-mask)** mask hides later keys from a query. If a batch
 # has sequences of different lengths, a **padding** mask hides the positions at one end that aren't real tokens. Either
@@ -993,7 +993,7 @@ predictions()
 # 1. A colleague's FlashAttention passes a test with values of 1, and another with 64 tokens. What do the two tests have
 #    in common?
 # <details><summary>Answer</summary>Neither detects missing rescaling. With values of 1, any weights give 1 as long as
-# `acc` and `total` are wrong by the same factor. With one tile there's nothing to rescale.</details>
+# <code>acc</code> and <code>total</code> are wrong by the same factor. With one tile there's nothing to rescale.</details>
 #
 # 2. Why do we set a padding key's score to minus infinity before the maximum, and not its weight to 0 after the
 #    softmax?

@@ -1000,13 +1000,17 @@ predictions()
 # ## Test yourself
 #
 # 1. LayerNorm subtracts the row's mean before it divides. What does its gradient subtract that RMSNorm's doesn't?
-# <details><summary>Answer</summary>Its mean. Adding a constant to a row doesn't change the result, so the gradient has
+# <details><summary>Answer</summary>
+#
+# Its mean. Adding a constant to a row doesn't change the result, so the gradient has
 # no component along the vector of ones: $r\,(g w - \mathrm{mean}(g w) - \hat x \cdot \mathrm{mean}(g w \hat
-# x))$.</details>
+# x))$.
+#
+# </details>
 #
 # 2. gradcheck rejects your kernel at every shape, but accepts the same formula in PyTorch. Where do you look first?
-# <details><summary>Answer</summary>At `.to(tl.float32)`. A kernel that computes in fp32 can't resolve a nudge of
-# $10^{-6}$.</details>
+# <details><summary>Answer</summary>At <code>.to(tl.float32)</code>. A kernel that computes in fp32 can't resolve a nudge of
+# 10<sup>-6</sup>.</details>
 #
 # 3. Your backward kernel sums the weight's gradient with atomics, and the tests pass. Name two drawbacks.
 # <details><summary>Answer</summary>Two runs differ, first in the last digits and later in all of them. And you have to

@@ -408,7 +408,7 @@ cuda_puzzle(reverse_source, "reverse", 1, 64, x, wanted=x.flip(0))
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>__syncthreads();</code>: each thread reads an element that was stored by a
-# thread in the other warp. `__syncwarp()` isn't enough, because it only synchronises the threads of one warp.</details>
+# thread in the other warp. <code>__syncwarp()</code> isn't enough, because it only synchronises the threads of one warp.</details>
 #
 # <!-- choices
 # // <- a line here
@@ -659,7 +659,7 @@ predictions()
 # <!-- given 16 bytes: a float4 -->
 #
 # 3. Why is `__syncthreads()` inside `if (i < n)` a bug, and when would you notice?
-# <details><summary>Answer</summary>If `n` isn't a multiple of the block size, some threads in the last block never
+# <details><summary>Answer</summary>If <code>n</code> isn't a multiple of the block size, some threads in the last block never
 # reach the barrier. That's undefined behaviour: it might hang, give wrong results, or happen to work for years. The
 # sanitizer reports it right away.</details>
 #

@@ -920,7 +920,7 @@ predictions()
 # ## Test yourself
 #
 # 1. A model recompiles on every request. What do you look at?
-# <details><summary>Answer</summary>Look at the guards that fail (`TORCH_LOGS=recompiles`). Usually a size was treated as a constant, a Python number
+# <details><summary>Answer</summary>Look at the guards that fail (<code>TORCH_LOGS=recompiles</code>). Usually a size was treated as a constant, a Python number
 # changes, or the dtype does. Mark sizes as dynamic, and turn changing numbers into tensors.</details>
 #
 # 2. Your `triton_op` is faster than the Inductor code it replaces, but the model got slower. Why?

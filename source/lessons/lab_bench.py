@@ -49,6 +49,15 @@ def plain(gate, up):
 
 
 inputs = torch.randn(2, 100_000, device="cuda" if runtime.has_gpu() else "cpu").unbind()
+
+# %% [markdown]
+# First, line by line, on a few values in small blocks (`watch` also takes CUDA C++ kernels):
+
+# %%
+few = [each[:12] for each in inputs]
+watch(swiglu_kernel[(2,)], *few, torch.empty_like(few[0]), 12, BLOCK=8)
+
+# %%
 report = bench(my_function, *inputs, reference=plain, flops=6 * inputs[0].numel(), device="H100")
 report
 
@@ -97,10 +106,3 @@ OccupancyExplorer("H100", threads=256, registers=70)
 
 # %%
 RooflineExplorer("H100", "fp32")
-
-# %% [markdown]
-# And line by line, on a few values in small blocks (`watch` also takes CUDA C++ kernels):
-
-# %%
-few = [each[:12] for each in inputs]
-watch(swiglu_kernel[(2,)], *few, torch.empty_like(few[0]), 12, BLOCK=8)

@@ -26,7 +26,7 @@
   const openMenu = (open) => {
     menu.setAttribute("aria-expanded", open);
     contents.classList.toggle("open", open);
-    if (open) (contents.querySelector("[aria-current]") ?? contents.querySelector("a")).focus();
+    if (open) (contents.querySelector("[aria-current=page]") ?? contents.querySelector("a")).focus();
   };
   menu.addEventListener("click", () => openMenu(menu.getAttribute("aria-expanded") !== "true"));
   contents.addEventListener("click", (event) => event.target.closest("a") && openMenu(false));
@@ -35,8 +35,20 @@
     openMenu(false);
     menu.focus();
   });
-  const here = contents.querySelector("[aria-current]");
+  const here = contents.querySelector("[aria-current=page]");
   if (here) contents.scrollTop = here.offsetTop - contents.clientHeight / 3;
+  // The section that is being read: the last whose heading is above the middle.
+  const links = [...contents.querySelectorAll("ul ul a")];
+  const headings = links.map((link) => document.getElementById(link.hash.slice(1)));
+  const mark = () => {
+    const above = headings.findLastIndex((each) => each && each.getBoundingClientRect().top < innerHeight / 2);
+    links.forEach((link, place) => {
+      if (place === above) link.setAttribute("aria-current", "location");
+      else link.removeAttribute("aria-current");
+    });
+  };
+  const passed = new IntersectionObserver(mark, { rootMargin: "0px 0px -50% 0px" });
+  for (const each of headings) if (each) passed.observe(each);
 
   // What is wider than its place scrolls in it, from the keyboard too: measured one by one, when nothing else runs.
   const idle = window.requestIdleCallback ?? ((work) => setTimeout(() => work({ timeRemaining: () => 0 }), 50));
@@ -76,7 +88,32 @@
     return `Found: ${found}; you said ${said}, ${Number(ratio.toPrecision(3))} times too ${said > right ? "many" : "few"}.`;
   };
   const seen = new Set();
-  for (const form of document.querySelectorAll(".fusion-guess")) {
+  // How far off a guess was, in the table at a lesson's end; as helpers/figures/frame/predicted_vs_measured.py draws it.
+  const strip = (said, right) => {
+    if (!(said * right > 0)) return "";
+    const ratio = said / right;
+    const off = Math.max(ratio, 1 / ratio);
+    const told = off <= 1.1 ? "right" : `${Number(off.toPrecision(3))} times too ${ratio > 1 ? "many" : "few"}`;
+    const x = 60 + 52 * (Math.log(Math.min(Math.max(ratio, 0.1), 10)) / Math.log(10));
+    return (
+      `<svg viewBox="0 0 120 16" width="120" height="16" role="img" aria-label="${told}">` +
+      '<path d="M4 8H116M60 2V14" stroke="currentColor" stroke-opacity=".5"/>' +
+      `<path d="M${x.toFixed(1)} 2l6 6-6 6-6-6z" fill="${off <= 1.1 ? "#0072b2" : "#d55e00"}" stroke="currentColor"/></svg>`
+    );
+  };
+  for (const form of document.querySelectorAll(".fusion-guess[data-right]")) {
+    const { right, told } = form.dataset;
+    const [input, reveal, status] = [form.querySelector("input"), form.querySelector("[type=button]"), form.querySelector("[role=status]")];
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      const said = number(input.value, "");
+      if (!Number.isFinite(said)) status.textContent = "Type a number first, or press “Show me”.";
+      else if (Math.abs(said - right) <= 0.01 * Math.abs(right)) status.textContent = "Right.";
+      else status.textContent = `Not ${input.value.trim()}: ${told}.`;
+    });
+    reveal.addEventListener("click", () => (status.textContent = `${right}: ${told}.`));
+  }
+  for (const form of document.querySelectorAll(".fusion-guess[data-number]")) {
     const { number: place, question, unit, found } = form.dataset;
     const [input, reveal, status] = [form.querySelector("input"), form.querySelector("[type=button]"), form.querySelector("[role=status]")];
     const show = (said) => {
@@ -88,7 +125,9 @@
       }
       // The table at a lesson's end.
       for (const row of document.querySelectorAll(".fusion-table tbody tr")) {
-        if (said !== null && row.cells[0].textContent === question) row.cells[1].textContent = said;
+        if (said === null || row.cells[0].textContent !== question) continue;
+        row.cells[1].textContent = said;
+        if (row.cells[4]) row.cells[4].innerHTML = strip(said, number(found, unit));
       }
       guesses[question] = said;
       kept.set(`fusion-guesses-${page}`, JSON.stringify(guesses));

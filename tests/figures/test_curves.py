@@ -3,7 +3,7 @@
 import pytest
 from drawn import assert_texts_lie_apart
 
-from helpers.figures.performance.curves_chart import curves_chart
+from helpers.figures.performance.curves_chart import _apart, curves_chart
 
 
 def test_curves_hold_what_was_found():
@@ -50,3 +50,9 @@ def test_what_no_axis_holds_is_refused():
         curves_chart({"a": {0: 1}}, "title", "x", "y", log=True)
     with pytest.raises(ValueError, match="finite numbers from 0 expected"):
         curves_chart({"a": {1: float("nan")}}, "title", "x", "y")
+
+
+def test_names_stand_at_their_lines():
+    """Three lines end close together: their names are a line apart, in the lines' order, around the middle one."""
+    placed = _apart({"far": 100.0, "b": 22.0, "a": 20.0, "c": 21.0})
+    assert placed == {"a": 10.0, "c": 21.0, "b": 32.0, "far": 100.0}

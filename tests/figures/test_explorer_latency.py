@@ -49,6 +49,18 @@ def test_a_move_is_one_message_to_the_kernel(page_of):
             page.wait_for_timeout(1000)
             assert explorer.shown(value) in line.text_content()
         assert page.evaluate("sent") == 3
+        # Moves in a row are one message, once the slider rests.
+        for _ in explorer.values[4:9]:
+            handle.press("ArrowRight")
+        assert page.evaluate("sent") == 3
+        page.wait_for_timeout(1000)
+        assert page.evaluate("sent") == 4
+        # A reader who goes on to something else is not waited for.
+        handle.press("ArrowRight")
+        handle.evaluate("handle => handle.blur()")
+        assert page.evaluate("sent") == 5
+        page.wait_for_timeout(1000)
+        assert page.evaluate("sent") == 5
 
 
 def test_a_slow_explorer_would_be_found():

@@ -166,7 +166,8 @@ x = torch.arange(1.0, 11.0)
     [
         ({"elements": 10, "step": 4}, "Solved: right values, every lane on its own element, 8 B/element"),
         ({"elements": 11, "step": 4}, "Not yet: lanes load outside their tensor"),
-        ({"elements": 9, "step": 4}, "Not yet: 1 of 10 elements are never stored"),
+        ({"elements": 9, "step": 4}, "Not yet: 1 of 10 elements is never stored"),
+        ({"elements": 8, "step": 4}, "Not yet: 2 of 10 elements are never stored"),
         ({"elements": 10, "step": 3}, "Not yet: two programs store to one element"),
     ],
 )

@@ -6,11 +6,33 @@ const WIDE = 576; // points: a picture's width
 const GROWN = 1.6; // letters of such a picture on a narrow page
 const LARGEST = 1.05; // pixels of a part's point: no part is larger than it is elsewhere
 const PATIENCE = 4000; // ms between two looks at a kernel that is to answer
+const REST = 300; // ms without a move, after which the kernel hears where a slider is
 const SILENT = "The kernel does not answer: the chart is as it was. To bring it back to life, run this cell again.";
 
 function isBusy(el) {
   const panels = [...(globalThis.jupyterapp?.shell.widgets("main") ?? [])];
   return panels.find((panel) => panel.node.contains(el))?.sessionContext?.session?.kernel?.status === "busy";
+}
+
+// A move needs no kernel, and JupyterLab draws its kernel's status twice for each message: frames that the next move
+// would wait for. So the kernel hears of a slider when it rests, or when the reader goes on to something else.
+async function tellAtRest(manager, id) {
+  const slider = await manager.get_model(id);
+  if (slider.tellNow) return slider.tellNow; // another view of the same figure
+  const save = slider.save_changes.bind(slider);
+  let due = null;
+  slider.tellNow = () => {
+    if (due === null) return;
+    clearTimeout(due.timer);
+    const { callbacks } = due;
+    due = null;
+    save(callbacks);
+  };
+  slider.save_changes = (callbacks) => {
+    clearTimeout(due?.timer);
+    due = { callbacks, timer: setTimeout(slider.tellNow, REST) };
+  };
+  return slider.tellNow;
 }
 
 function render({ model, el }) {
@@ -68,6 +90,44 @@ function render({ model, el }) {
     const long = found.filter(({ text }) => isUpright(text) || text.getBBox().width >= longest);
     for (const { text } of long) text.classList.add("fusion-long");
     for (const { text, number } of long) if (number === 0) told.push(text);
+    for (const drawing of new Set(found.map(({ text }) => text.ownerSVGElement))) if (still.contains(drawing)) lower(drawing);
+  };
+  // An axis' name below its numbers, whose letters have grown into it.
+  const lower = (drawing) => {
+    const texts = [...drawing.querySelectorAll(".fusion-grown:not(.fusion-long)")];
+    const boxes = texts.map((text) => text.getBoundingClientRect());
+    const lowest = Math.max(...boxes.map(({ bottom }) => bottom));
+    const scale = drawing.getScreenCTM()?.d || 1;
+    texts.forEach((text, number) => {
+      const own = boxes[number];
+      if (own.bottom < lowest - 2) return;
+      const over = boxes.filter((each) => each.top < own.top - 2 && each.left < own.right && own.left < each.right);
+      const shift = Math.max(0, ...over.map(({ bottom }) => bottom - own.top));
+      if (shift && shift < own.height) text.style.translate = `0 ${shift / scale}px`;
+    });
+  };
+  // Labels that were placed for smaller letters: each goes below those before it; what is still gives way to them.
+  const part = () => {
+    const boxOf = (text) => text.getBoundingClientRect();
+    const crosses = (one, other) =>
+      one.left < other.right && other.left < one.right && one.top < other.bottom - 1 && other.top < one.bottom - 1;
+    const placed = [];
+    for (const text of moving.querySelectorAll(".fusion-labels text")) {
+      const scale = text.getScreenCTM()?.d || 1;
+      let shift = 0;
+      for (let tries = 0; tries < 8; tries++) {
+        const own = boxOf(text);
+        const over = placed.filter((each) => crosses(own, each));
+        if (!over.length) break;
+        shift += Math.max(...over.map(({ bottom }) => bottom - own.top - 1));
+        text.style.translate = `0 ${shift / scale}px`;
+      }
+      placed.push(boxOf(text));
+    }
+    if (!placed.length) return;
+    const names = [...still.querySelectorAll(".fusion-grown:not(.fusion-long)")];
+    const hidden = names.map((name) => placed.some((each) => crosses(boxOf(name), each)));
+    names.forEach((name, number) => (name.style.visibility = hidden[number] ? "hidden" : ""));
   };
   const frameAll = (drawings) => {
     for (const { x, y, width, height } of drawings.map((each) => each.getBBox())) {
@@ -107,7 +167,9 @@ function render({ model, el }) {
     for (const line of told.filter((text) => !isUpright(text))) {
       write(Number(line.getAttribute("y")) < 60 ? heading : below, line.textContent.trim(), "div");
     }
-    if (!windows.length) frameAll(layers.flat());
+    if (windows.length) return;
+    part();
+    frameAll(layers.flat());
   };
   let text = "";
   let tabled = ""; // its markup
@@ -121,10 +183,11 @@ function render({ model, el }) {
     } else { // its title says it
       const heard = document.createElement("span");
       const end = at + shown.length;
-      const rest = text.slice(end).replace(/^\.( |$)/, "");
+      const rest = text.slice(end).replace(/^[.,;:]?( |$)/, "");
+      const before = rest ? text.slice(0, at) : text.slice(0, at).replace(/[:,;] $/, ".");
       heard.className = "fusion-heard";
       heard.textContent = text.slice(at, text.length - rest.length);
-      line.replaceChildren(text.slice(0, at), heard, rest);
+      line.replaceChildren(before, heard, rest.charAt(0).toUpperCase() + rest.slice(1));
     }
     line.classList.toggle("fusion-heard", quiet && !doing);
   };
@@ -211,6 +274,9 @@ function render({ model, el }) {
       // and JupyterLab draws its status anew as each begins and ends.
       [...controls.querySelectorAll(".noUi-target")].forEach(({ noUiSlider }, number) =>
         noUiSlider.on("update", ([position]) => move(number, Math.round(position))));
+      for (const id of model.get("sliders") ?? []) {
+        tellAtRest(model.widget_manager, id).then((tellNow) => controls.addEventListener("focusout", tellNow));
+      }
     } else if (tries) setTimeout(() => whenThere(tries - 1), 200);
   };
   setTimeout(() => whenThere(50));

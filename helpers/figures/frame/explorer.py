@@ -15,7 +15,7 @@ import anywidget
 import ipywidgets as widgets
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from traitlets import Dict, Int, Unicode
+from traitlets import Dict, Int, List, Unicode
 
 from helpers.figures.frame.chart import Chart, with_still
 from helpers.figures.frame.guess_mark import GuessMark, guess_mark_svg, sentence
@@ -34,7 +34,8 @@ class Stage(anywidget.AnyWidget):
     """The chart in the browser. An explorer's own stage adds `_esm`: its script.
 
     `data` is the input of `frameOf`; `said` is drawn over it and added to its text; `doing`, unless empty, replaces the
-    text while new data are computed; `first`, `second` and `third` are the sliders' positions when it was made.
+    text while new data are computed; `first`, `second` and `third` are the sliders' positions when it was made, and
+    `sliders` their models' ids.
     """
 
     _css = css(_HERE / "explorer.css")
@@ -45,6 +46,7 @@ class Stage(anywidget.AnyWidget):
     first = Int().tag(sync=True)
     second = Int().tag(sync=True)
     third = Int().tag(sync=True)
+    sliders = List(Unicode()).tag(sync=True)
 
 
 class FramePlayer(Stage):
@@ -66,6 +68,7 @@ class Explorer(ABC):
         self._said: GuessMark | None = None
         for slider, position in zip(self._sliders, POSITIONS, strict=False):
             setattr(stage, position, slider.index)
+        stage.sliders = [each.model_id for each in self._sliders]
         for control in self._choices:
             control.observe(self._draw, "value")
         self._draw()

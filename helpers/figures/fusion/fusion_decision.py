@@ -322,7 +322,7 @@ class FusionDecisionExplorer(Explorer):
         figure, _ = _flowchart()
         opening = svg_opening(figure)
         decisions = (self._decision(rows, count, share) for rows in ROWS for count in OPERATIONS for share in SHARES)
-        frames = [{"svg": _frame(opening, each), "text": each.text, "table": ""} for each in decisions]
+        frames = [{"svg": _frame(opening, each), "text": each.text, "table": "", "quiet": True} for each in decisions]
         return still_svg(figure), {"frames": frames, "columns": len(OPERATIONS), "layers": len(SHARES)}
 
 

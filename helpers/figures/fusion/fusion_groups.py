@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from helpers.figures.frame.chart import Chart
 from helpers.figures.frame.explorer import Explorer, FramePlayer, slider, still_svg, svg_opening, svg_title
 from helpers.instruments.fusion.plan import FusionPlan
-from helpers.style import PALETTE, STYLE, TITLE_SIZE, WRONG
+from helpers.style import LIMIT, STYLE, TITLE_SIZE, UNFUSED, WRONG
 
 MAX = 20  # operations of one picture
 
@@ -36,7 +36,10 @@ class TwoPartitions:
 
 @dataclass(frozen=True)
 class GroupRow:
-    """An operation: its name, its kernels on either side (numbered as they come), whether an edge of it differs."""
+    """An operation: its name, its kernels on either side, whether an edge of it differs.
+
+    Kernels are numbered as they come; two of the same operations, one on either side, have one number.
+    """
 
     name: str
     ours: tuple[int, ...]
@@ -46,16 +49,21 @@ class GroupRow:
 
 def rows_of(graph: TwoPartitions) -> list[GroupRow]:
     """The operations in the graph's order."""
-    numbers: tuple[dict, dict] = {}, {}
     differing = {name for edge in graph.differing for name in edge}
-    found = []
-    for name in graph.operations:
-        own = [n for n, group in enumerate(graph.plan.groups) if name in (*group.operations, *group.recomputed)]
-        sides = []
-        for known, kernels in zip(numbers, (own, sorted(graph.homes.get(name, ()))), strict=True):
-            sides.append(tuple(known.setdefault(kernel, len(known) + 1) for kernel in kernels))
-        found.append(GroupRow(name, *sides, name in differing))
-    return found
+    groups = list(enumerate(graph.plan.groups))
+    ours = {
+        name: [n for n, each in groups if name in (*each.operations, *each.recomputed)] for name in graph.operations
+    }
+    theirs = {name: sorted(graph.homes.get(name, ())) for name in graph.operations}
+    numbers: dict[frozenset[str], int] = {}
+
+    def numbered(side: dict[str, list[int]], name: str) -> tuple[int, ...]:
+        made = [frozenset(each for each in side if kernel in side[each]) for kernel in side[name]]
+        return tuple(numbers.setdefault(operations, len(numbers) + 1) for operations in made)
+
+    return [
+        GroupRow(name, numbered(ours, name), numbered(theirs, name), name in differing) for name in graph.operations
+    ]
 
 
 def told(name: str, graph: TwoPartitions) -> tuple[str, str]:
@@ -87,16 +95,18 @@ def _axes(count: int) -> tuple[Figure, Axes]:
         axes.axis("off")
         for x, head in ((OURS, "the analyser's kernels"), (THEIRS, "torch.compile's, recorded")):
             axes.text(x, TOP - 16, head, va="center_baseline")
+        axes.text(12, TOP - 16, "grey: the same kernel in both", va="center_baseline")
     return figure, axes
 
 
 def _cells(rows: list[GroupRow]):
-    """(x, y, width, colour, label) of each box."""
+    """(x, y, width, colour, label) of each box: grey where both sides have the kernel."""
+    ours, theirs = ({kernel for row in rows for kernel in getattr(row, side)} for side in ("ours", "theirs"))
     for number, row in enumerate(rows):
         for left, kernels in ((OURS, row.ours), (THEIRS, row.theirs)):
             for place, kernel in enumerate(kernels):
                 width = BOX / len(kernels)
-                colour = PALETTE[(kernel - 1) % len(PALETTE)]
+                colour = LIMIT if kernel in ours & theirs else UNFUSED
                 yield left + place * width, TOP + number * PITCH, width, colour, str(kernel)
 
 
@@ -147,7 +157,7 @@ class FusionGroupsExplorer(Explorer):
         frames = []
         for name, graph in self._graphs.items():
             title, text = told(name, graph)
-            frames.append({"svg": _frame(opening, title, rows_of(graph)), "text": text, "table": ""})
+            frames.append({"svg": _frame(opening, title, rows_of(graph)), "text": text, "table": "", "quiet": True})
         return still_svg(figure), {"frames": frames, "columns": 1}
 
 

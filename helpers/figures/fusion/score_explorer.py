@@ -92,6 +92,6 @@ class FusionScoreExplorer(Explorer):
         opening = svg_opening(figure)
         scenes = (self._scene(weight) for weight in STEPS)
         return still_svg(figure), {
-            "frames": [{"svg": svg(opening, each), "text": each.text, "table": ""} for each in scenes],
+            "frames": [{"svg": svg(opening, each), "text": each.text, "table": "", "quiet": True} for each in scenes],
             "columns": 1,
         }

@@ -13,6 +13,10 @@ from helpers.style import FUSED, LIMIT, MONOSPACE, STYLE, TEXT, TITLE_SIZE, WRON
 
 BEYOND = 6  # elements drawn on either side of a tensor, at most
 ROW, TOP = 20, 22  # points
+LETTER, BOLD, FIXED = 4.8, 6.8, 6.1  # points of a letter: of text, of a title, of code
+WIDE, NARROW = 576, 372  # points: a picture's width; few elements take less, so that a phone shows all of them
+FEW = 20  # elements
+BEFORE = 69  # points left of the elements: the rows' names
 
 
 @dataclass(frozen=True)
@@ -55,22 +59,25 @@ def blocks_chart(panels: list[KernelLine], title: str, told: str) -> Chart:
         panels: the lines, in order.
         title: the finding that the chart shows; told: further text, a sentence or two.
     """
-    lines = textwrap.wrap(told, 118)
     first = max(-BEYOND, min(min(lanes.elements.min() for lanes in panel.lanes) for panel in panels))
     last = max(max(panel.own) for panel in panels)
     last = min(last + BEYOND, max(last, *(lanes.elements.max() for panel in panels for lanes in panel.lanes)))
     heights = [TOP + ROW * (1 + len(panel.lanes)) for panel in panels]
-    head = 30 + 13 * len(lines)
+    code = BEFORE + 12 + FIXED * max(len(panel.source) for panel in panels)
+    width = min(WIDE, max(NARROW, code)) if last - first < FEW else WIDE
+    titles, lines = (textwrap.wrap(text, (width - 24) // letter) for text, letter in ((title, BOLD), (told, LETTER)))
+    head = 14 + 16 * len(titles) + 13 * len(lines)
     with rc_context(STYLE):
-        figure = Figure(figsize=(8, (head + sum(heights) + 4) / 72))
-        width, height = figure.bbox.size
-        figure.text(12 / width, 1 - 18 / height, title, size=TITLE_SIZE, weight="bold")
+        figure = Figure(figsize=(width / 72, (head + sum(heights) + 4) / 72))
+        height = figure.bbox.height
+        for number, line in enumerate(titles):
+            figure.text(12 / width, 1 - (18 + 16 * number) / height, line, size=TITLE_SIZE, weight="bold")
         for number, line in enumerate(lines):
-            figure.text(12 / width, 1 - (33 + 13 * number) / height, line)
+            figure.text(12 / width, 1 - (17 + 16 * len(titles) + 13 * number) / height, line)
         bottom = height - head
         for panel, high in zip(panels, heights, strict=True):
             bottom -= high
-            axes = figure.add_axes((0.12, bottom / height, 0.86, high / height))
+            axes = figure.add_axes((BEFORE / width, bottom / height, 1 - (BEFORE + 12) / width, high / height))
             axes.set(xlim=(first, last + 1), ylim=(high, 0))
             axes.axis("off")
             _draw(axes, panel, first, last)

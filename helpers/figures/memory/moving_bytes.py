@@ -15,7 +15,7 @@ WIDTH, BESIDE = 620, 20  # pixels
 CELL, ROW = (14.4, 15), 26
 MEMORY, CHIP = 58, 190  # tops
 BUS = 16  # pixels wide, at the right of memory and chip
-UNIT = (56, 22)  # a unit of the chip
+UNIT, REGISTER = (56, 22), (48, 16)  # a unit of the chip, and the register on the wire between the two
 SUM = PURPLE  # what makes the useless trip
 ITEM = 4  # bytes of a number
 CROSSING = 2.0  # turns that a tile is in flight; one leaves at each turn
@@ -40,10 +40,10 @@ def _trip(corners: list[tuple[float, float]], start: float, end: float, paint: s
     return [MovingBox(*one, *other, CELL[0] - 1.5, 11, begin, stop, paint) for (one, other), (begin, stop) in legs]
 
 
-def _glow(x: float, start: float, end: float, paint: str) -> MovingBox:
+def _glow(x: float, start: float, end: float, paint: str, size: tuple[float, float] = UNIT) -> MovingBox:
     """A unit at work: its lower edge is lit, so that its name stays readable."""
-    y = CHIP + 20 + UNIT[1] - 5
-    return MovingBox(x + 1, y, x + 1, y, UNIT[0] - 2, 4, max(0.0, start), end, paint)
+    y = CHIP + 20 + (UNIT[1] + size[1]) / 2 - 5
+    return MovingBox(x + 1, y, x + 1, y, size[0] - 2, 4, max(0.0, start), end, paint)
 
 
 def traffic_animation(run: Recorded, numbers: int = 100_000_000, count: str = "GB") -> Film:
@@ -83,19 +83,24 @@ def traffic_animation(run: Recorded, numbers: int = 100_000_000, count: str = "G
             Note("bus", bus - 4, CHIP - 6, "right"),
             Note("chip", left + 4, CHIP + 14),
         ]
-        # From the bus: the adder, the register that holds the sum, the GELU unit.
-        units = {"add": left + 204, "register": left + 128, "GELU": left + 52}
+        # In the order of the computation: the adder, the register that holds the sum, the GELU unit.
+        units = {"add": left + 52, "register": left + 132, "GELU": left + 204}
+        sizes = {"add": UNIT, "register": REGISTER, "GELU": UNIT}
         for name, x in units.items():
-            boxes.append((x, CHIP + 20, *UNIT))
-            notes.append(Note("a + b" if name == "register" else name, x + UNIT[0] / 2, CHIP + 35, "center"))
-        notes.append(Note("a register", units["register"] + UNIT[0] / 2, CHIP + 67, "center"))
+            width, height = sizes[name]
+            boxes.append((x, CHIP + 20 + (UNIT[1] - height) / 2, width, height))
+            notes.append(Note("a + b" if name == "register" else name, x + width / 2, CHIP + 35, "center"))
+        for one, other in pairwise(units):
+            start = units[one] + sizes[one][0]
+            boxes.append((start, CHIP + 20 + UNIT[1] / 2, units[other] - start, 0.1))
+        notes.append(Note("register", units["register"] + REGISTER[0] / 2, CHIP + 67, "center"))
         for number, (name, tile, inwards) in enumerate(steps):
             paint = SUM if name == "a + b" else colour
             x, y = left + 40 + tile * CELL[0], rows[name] + 8
             unit = {"y": "GELU", "a + b": "GELU" if inwards else "register"}.get(name, "add")
             # A tile in leaves memory at its turn; one out leaves the chip once its inputs have arrived.
             start = (number if inwards else number - 1 + CROSSING) * turn
-            inside = units[unit] + UNIT[0] / 2 - CELL[0] / 2, CHIP + (6 if inwards else 45)
+            inside = units[unit] + sizes[unit][0] / 2 - CELL[0] / 2, CHIP + (6 if inwards else 45)
             corners = [(x, y + 2), (bus + 1, y + 2), (bus + 1, inside[1]), inside]
             movers += _trip(corners if inwards else corners[::-1], start, start + CROSSING * turn, paint)
             end = start + CROSSING * turn
@@ -104,7 +109,7 @@ def traffic_animation(run: Recorded, numbers: int = 100_000_000, count: str = "G
                 working = units["add" if name == "a + b" else "GELU"]
                 movers.append(_glow(working, start - turn, start + 0.4 * turn, paint))
                 if name == "a + b" or way == "fused":
-                    movers.append(_glow(units["register"], start - 0.8 * turn, start + 0.4 * turn, SUM))
+                    movers.append(_glow(units["register"], start - 0.8 * turn, start + 0.4 * turn, SUM, REGISTER))
                 if way == "fused":
                     movers.append(_glow(units["add"], start - turn, start - 0.3 * turn, paint))
             elif name != "a + b":

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from statistics import mean
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -91,8 +92,13 @@ def curves_chart(
 
 
 def _apart(heights: dict[str, float]) -> dict[str, float]:
-    """Labels' heights in points, from the lowest up, each at least a line above the one before."""
-    placed: dict[str, float] = {}
-    for name in sorted(heights, key=heights.get):
-        placed[name] = max(heights[name], max(placed.values(), default=-math.inf) + LABEL_HEIGHT)
-    return placed
+    """Labels' heights in points, in their lines' order, each a line or more above the one before and as near its own
+    line as that allows."""
+    names = sorted(heights, key=heights.get)
+    groups: list[list[float]] = []  # of neighbours that touch: where each would have the first of them
+    for number, name in enumerate(names):
+        groups.append([heights[name] - number * LABEL_HEIGHT])
+        while len(groups) > 1 and mean(groups[-2]) > mean(groups[-1]):
+            groups[-2:] = [groups[-2] + groups[-1]]
+    firsts = [mean(group) for group in groups for _ in group]
+    return {name: first + number * LABEL_HEIGHT for number, (name, first) in enumerate(zip(names, firsts, strict=True))}

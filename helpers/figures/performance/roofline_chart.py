@@ -378,7 +378,7 @@ def _moving(scene: RooflineScene, still: _Still) -> str:
         f"{svg_title(scene.title, still.edges[0], 15)}"
         f'<g stroke="{LIMIT}" fill="none"><path d="{"".join(joins)}" stroke-dasharray="4 2"/>'
         f'<path d="{"".join(leaders)}" stroke-width=".5"/></g>'
-        f'<g stroke="{TEXT}">{"".join(marks)}</g>{"".join(labels)}</svg>'
+        f'<g stroke="{TEXT}">{"".join(marks)}</g><g class="fusion-labels">{"".join(labels)}</g></svg>'
     )
 
 
