@@ -51,6 +51,9 @@ def open_lab(port: int = 8888, browser: bool = True, options: list[str] | None =
     os.environ["JUPYTER_DATA_DIR"] = str(home / "data")
     os.environ["JUPYTER_RUNTIME_DIR"] = str(home / "runtime")
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
+    # Lessons say `fusion check ...`: JupyterLab's terminals find it. A login shell would set PATH anew.
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    shell = os.environ.get("SHELL") or shutil.which("sh")
     for name in ("JUPYTER_PATH", "JUPYTER_CONFIG_PATH"):
         os.environ.pop(name, None)
     custom = home / "config" / "custom"
@@ -71,6 +74,7 @@ def open_lab(port: int = 8888, browser: bool = True, options: list[str] | None =
         "ServerApp.allow_root": True,
         "ServerApp.open_browser": has_browser,
         "Application.log_level": "WARN",
+        "ServerApp.terminado_settings": {"shell_command": [shell]},
         # Given, so that the server does not announce it in its own words.
         "IdentityProvider.token": secrets.token_hex(24),
         "LabApp.default_url": f"/lab/tree/{first_page()}",

@@ -1,5 +1,6 @@
 """`fusion lab` as a learner meets it, in a real browser: guesses that are kept, pages that come back."""
 
+import asyncio
 import contextlib
 import json
 import re
@@ -15,6 +16,7 @@ import psutil
 import pytest
 from lab_browser import LabServer, LessonPage
 from playwright.sync_api import expect
+from tornado.websocket import websocket_connect
 
 from helpers.course_contents import MAP
 from helpers.lab import FIRST_LESSON, open_lab
@@ -282,6 +284,23 @@ def kernel_pythons(server: LabServer) -> list[str]:
         with contextlib.suppress(psutil.Error):  # one that has just ended
             commands.append(child.cmdline())
     return [command[0] for command in commands if "ipykernel_launcher" in command]
+
+
+def test_its_terminals_find_fusion(server):
+    """As lessons write it, `fusion check ...`, also under a shell whose profile sets PATH."""
+    running = server("--no-browser", SHELL="/bin/sh", PATH="/usr/bin:/bin")
+    running.post("api/terminals", {"name": "learner"})
+
+    async def said() -> str:
+        socket = await websocket_connect(f"ws{running.host[4:]}/terminals/websocket/learner?token={running.token}")
+        await socket.write_message(json.dumps(["stdin", "command -v fusion; echo en''d\r"]))
+        seen = ""
+        while "end" not in seen:
+            kind, *text = json.loads(await socket.read_message())
+            seen += "".join(text) if kind == "stdout" else ""
+        return seen
+
+    assert str(Path(sys.executable).parent / "fusion") in asyncio.run(asyncio.wait_for(said(), 60))
 
 
 def test_a_busy_port_gives_way_to_another_and_a_browser_opens_it(server, tmp_path):

@@ -151,9 +151,20 @@ in_place.compare(
 # ## One kernel
 #
 # A [fused kernel](../docs/glossary.md#fused-kernel) does both steps in one go. It keeps the sum in a
-# [register](../docs/glossary.md#register), the fastest storage on the chip. The one below is written in Triton, a
-# language for GPU kernels that is embedded in Python. You'll write it yourself in lesson 03. For now, we only care
-# about its traffic.
+# [register](../docs/glossary.md#register), the fastest storage on the chip. Here's the heart of ours, in Triton, a
+# language for GPU kernels that is embedded in Python. You'll write one yourself in lesson 03. For now, just look for
+# the loads and the stores. (`mask` keeps the last program inside the tensor, and `COMPUTE` is the dtype it computes in.)
+
+# %% tags=["hide-input"]
+import inspect
+
+from kernels.elementwise.add_gelu import add_gelu_block, add_gelu_kernel, settings
+
+lines = inspect.getsource(add_gelu_block.fn).splitlines()
+print(*lines[4:10], sep="\n")
+
+# %% [markdown]
+# It loads `a` and `b`, and it stores `y`. `s`, the sum, is never stored. Now let's meter it:
 
 # %%
 fused = measure(add_gelu, a, b)
@@ -224,12 +235,11 @@ puzzle(double_kernel, 3, twelve, wanted=2 * twelve, BLOCK=4)
 # ## In the machine code
 #
 # Does the sum really stay in a register? Triton's compiler runs on your machine whether or not you have a GPU, so we
-# can check. Here's every instruction in this kernel that loads from memory (`LDG`) or stores to it (`STG`) on an A100,
-# and the source line it comes from:
+# can check. Here's every instruction in add+GELU's kernel that loads from memory (`LDG`) or stores to it (`STG`) on an
+# A100, and the source line it comes from:
 
 # %% tags=["hide-input"]
 from helpers.instruments import compile_for
-from kernels.elementwise.add_gelu import add_gelu_kernel, settings
 
 x = torch.empty(2**20, device="meta")  # meta tensor: nothing runs
 options = {"device": "A100", **settings(torch.float32)}
@@ -238,7 +248,7 @@ loads_and_stores = made.sass_view("load", "store").instructions
 table(("instruction", "the kernel's line"), ((each.name, each.source) for each in loads_and_stores))
 
 # %% [markdown]
-# That's the work of one thread on its eight elements. It loads `a` and `b` with two instructions each, four elements at
+# The GPU shares out a program's block among threads. That's the work of one of them, on its eight elements. It loads `a` and `b` with two instructions each, four elements at
 # a time (the suffix is the number of bits), and stores `y`. No instruction stores the sum, and none loads it.
 #
 # ## Other operations, sizes and GPUs

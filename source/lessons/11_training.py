@@ -577,7 +577,7 @@ s = q @ k.T * scale
 lse, o = s.logsumexp(-1), torch.softmax(s, -1) @ v  # flash attention saves these two
 dq, (dk, dv) = torch.zeros_like(q), torch.empty(2, TOKENS, DIM, device=device)
 arguments = (q, k, v, do, lse, (do * o).sum(-1), dq, dk, dv, TOKENS, scale)
-attention_backward_kernel[(TOKENS // 32,)](*arguments, BLOCK=32, DIM=DIM)
+_ = attention_backward_kernel[(TOKENS // 32,)](*arguments, BLOCK=32, DIM=DIM)
 
 # %% tags=["hide-input"]
 leaves = [each.double().requires_grad_() for each in (q, k, v)]
