@@ -54,6 +54,7 @@ def test_every_tile_is_given_whole_to_nvcc():
         assert {"TILE_M", "TILE_N", "SCHEDULE", "CLUSTER_M"} <= given
         assert all(name in source for name in given - {"NDEBUG"})  # that one is for the headers
         assert ("EPILOGUE_COOPERATIVE" in given) == tile.endswith("cooperative")
+        assert {"-Iinclude", "-Itools/util/include"} <= {*command}  # of packed_stride.hpp
 
 
 def test_what_does_not_build_is_recorded_as_nvcc_said_it(tmp_path, monkeypatch):
