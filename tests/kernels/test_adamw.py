@@ -198,8 +198,8 @@ def test_steps_that_find_their_tensors_again_are_not_checked_again(device, monke
 
 
 CHANGES = {
-    "stride": ("contiguous", lambda x: x.data.as_strided_((5,), (25,))),
-    "shape": ("params.0.'s shape", lambda x: x.data.as_strided_((5, 1), (5, 1))),
+    "stride": ("contiguous", lambda x: x.as_strided_((5,), (25,))),
+    "shape": ("params.0.'s shape", lambda x: x.as_strided_((5, 1), (1, 1))),
     "dtype": ("exp_avgs.0. of torch.int32", lambda x: setattr(x, "data", x.data.view(torch.int32))),
 }
 
