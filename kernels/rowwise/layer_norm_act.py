@@ -18,7 +18,6 @@ from kernels.activations import ACTIVATIONS, check_activation
 from kernels.arguments import check_alike, check_columns, check_option, ones_unless, over_last, zeros_unless
 from kernels.op import FusedOp, planned, work_per_element
 from kernels.rowwise import layer_norm
-from kernels.rowwise.blocks import norm_settings
 
 
 @planned
@@ -84,7 +83,7 @@ OP = FusedOp(
     reference=layer_norm_act_reference,
     work=work_per_element(costs.LAYER_NORM + costs.GELU_TANH, tensors=(1, 1), vectors=(2, 0)),
     kernel=layer_norm.layer_norm_kernel,
-    settings=norm_settings,
+    settings=layer_norm.norm_settings,
     inputs=layer_norm.OP.inputs,
     compile_arguments=partial(layer_norm.OP.compile_arguments, act="gelu_tanh"),
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),
