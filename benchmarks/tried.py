@@ -264,8 +264,8 @@ SWEPT = {
         "by more threads (kept: 2.2 us for 2.3 at 2048 x 64, 2.4 for 2.5 at 2048 x 256); [few microseconds]; "
         "[clusters]; [calls]; 20481 to 32768 columns by 1024 threads (kept, on an H100: 4 to 7 % faster), wider rows "
         "by 256 to 1024 threads that hold none to four chunks (no gain), by clusters of 4, 8 or 16 programs of 8 to 32 "
-        "warps (on an H100 1.25 to 2.2 times as long at 50264 to 262144 columns); half the warps of 2048 rows of 512 to "
-        "10000 columns (0.93 to 1.05), of many rows 2560 to 12288 wide (no gain)"
+        "warps (on an H100 1.25 to 2.2 times as long at 50264 to 262144 columns); half the warps of 2048 rows of 512 "
+        "to 10000 columns (0.93 to 1.05), of many rows 2560 to 12288 wide (no gain)"
     ),
     "softmax backward": (
         "rows held two 16-bit elements to a register, loaded without an eviction policy: 10241 to 32768 columns "
