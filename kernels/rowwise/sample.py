@@ -5,7 +5,9 @@
 
 A draw from a softmax needs no softmax (the Gumbel-max trick): with e_i exponential random numbers,
 
-    argmax_i  x_i / T - log(e_i)      is i with probability softmax(x / T)_i
+    argmax_i  x_i / T - log(e_i)  =  argmax_i  exp(x_i / T) / e_i      is i with probability softmax(x / T)_i
+
+The second form needs one logarithm less, and the exponentials are there already, for the sum.
 
 Nor does a filter need a sort. Token i is kept if fewer than top_k tokens have a larger logit, and if their share of the
 probability is below top_p. One pass over the row counts both for one candidate. So the kernel draws from all tokens,
@@ -77,35 +79,37 @@ def sample_kernel(
     place = 4 * tl.arange(0, LANES)[:, None] + tl.arange(0, 4)[None, :]
     # Each lane has a peak, a total and a best token of its own: none waits for another before the row's end.
     peak, total = tl.full((LANES,), -float("inf"), tl.float32), tl.zeros((LANES,), tl.float32)
-    best, token = peak, tl.zeros((LANES,), tl.int32)
+    best, token = peak if GREEDY else total, tl.zeros((LANES,), tl.int32)
     for start in range(0, cols, 4 * LANES):
         x = tl.load(x_ptr + start + place, mask=start + place < cols, other=-float("inf")).to(tl.float32)
         higher = tl.maximum(peak, tl.max(x, axis=1))
         base = tl.where(higher == -float("inf"), 0.0, higher)  # -inf - -inf would be NaN
         # Scores are relative to the peak, as the sum is: both move with it, and large logits lose no digits.
-        best += (peak - base) * inverse_temperature
-        total *= tl.exp((peak - base) * inverse_temperature)
-        peak, z = higher, (x - base[:, None]) * inverse_temperature
-        total += tl.sum(tl.exp(z), axis=1)
-        score = z if GREEDY else z - tl.log(exponentials(seed, row, start, 0, LANES))
-        best, token = better(best, token, score, start)
+        lower, z = (peak - base) * inverse_temperature, (x - base[:, None]) * inverse_temperature
+        peak, p = higher, tl.exp(z)
+        total = total * tl.exp(lower) + tl.sum(p, axis=1)
+        if GREEDY:
+            best, token = better(best + lower, token, z, start)
+        else:
+            best, token = better(best * tl.exp(lower), token, p / exponentials(seed, row, start, 0, LANES), start)
     top = tl.max(peak, axis=0)
     base = tl.where(top == -float("inf"), 0.0, top)
-    total = tl.sum(total * tl.exp((peak - base) * inverse_temperature), axis=0)
+    lower = (peak - base) * inverse_temperature
+    total = tl.sum(total * tl.exp(lower), axis=0)
     defined = total > 0.0  # NaN where a logit is NaN or inf, 0 where all are -inf
-    drawn = first_of_best(best + (peak - base) * inverse_temperature, token, cols)
+    drawn = first_of_best(best + lower if GREEDY else best * tl.exp(lower), token, cols)
     if FILTER:
         round, searching = 1, defined
         while searching:
             pivot = tl.load(x_ptr + drawn).to(tl.float32)
             count, mass = tl.zeros((LANES,), tl.int32), tl.zeros((LANES,), tl.float32)
-            best, token = tl.full((LANES,), -float("inf"), tl.float32), tl.zeros((LANES,), tl.int32)
+            best, token = tl.zeros((LANES,), tl.float32), tl.zeros((LANES,), tl.int32)
             for start in range(0, cols, 4 * LANES):
                 x = tl.load(x_ptr + start + place, mask=start + place < cols, other=-float("inf")).to(tl.float32)
-                z = tl.where(x > pivot, (x - top) * inverse_temperature, -float("inf"))
+                p = tl.where(x > pivot, tl.exp((x - top) * inverse_temperature), 0.0)
                 count += tl.sum((x > pivot).to(tl.int32), axis=1)
-                mass += tl.sum(tl.exp(z), axis=1)
-                best, token = better(best, token, z - tl.log(exponentials(seed, row, start, round, LANES)), start)
+                mass += tl.sum(p, axis=1)
+                best, token = better(best, token, p / exponentials(seed, row, start, round, LANES), start)
             count, mass = tl.sum(count, axis=0), tl.sum(mass, axis=0)
             kept = (count == 0) | ((count < top_k) & (mass < top_p * total))
             drawn = tl.where(kept, drawn, first_of_best(best, token, cols))
