@@ -231,7 +231,8 @@ def nvcc_command(tile: str, include: str, out: Path) -> list[str]:
         "-fPIC",
         "-shared",
     ]
-    return ["nvcc", *flags, "-I", include, *sizes, str(CUTLASS_SOURCE), "-o", str(out)]
+    folders = Path(include), Path(include).parent / "tools" / "util" / "include"  # as in CUTLASS's repository
+    return ["nvcc", *flags, *(f"-I{each}" for each in folders), *sizes, str(CUTLASS_SOURCE), "-o", str(out)]
 
 
 def cutlass_build(include: str, folder: Path) -> dict[str, Path | str]:

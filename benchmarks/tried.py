@@ -153,14 +153,19 @@ SWEPT = {
         "10000 columns 7 to 14 % slower, of 13824 not tried, of many rows 73 for 68 at 13422 x 10000), loops unrolled "
         "(no gain). Narrow rows: [few microseconds]; on an H100 rows of 24577 to 32768 classes by 8 warps (kept: 7 % "
         "at 28672); 2048 rows with half to twice the rows, columns and warps each (a trial's best gains 5 to 15 % of "
-        "6 us in one run, nothing in the next)"
+        "6 us in one run, nothing in the next), as many rows as make 256 MB with the same or one to three blocks in "
+        "flight (at most 1 %)"
     ),
     "cross_entropy backward": (
         "as many columns at a time and warps as a trial liked best; 2048 rows with rims by a program each (kept: 3.8 "
         "us for 5.1 at 515 columns); of many narrow rows 2 KB by a warp (kept: 150 us for 157 at 2097152 x 64, 145 for "
         "170 at 260617 x 515, 147 for 149 at 174763 x 768); [calls]"
     ),
-    "sample": "one program takes a whole row; first timed beside FlashInfer in the sweep: no trial is recorded",
+    "sample": (
+        "one program takes a whole row, and one SM's arithmetic its time; a best token per lane, combined at the row's "
+        "end (kept, on an H100: 59 us for 67 at 1 x 131072, 70 for 82 at 1 x 151936); 8 or 16 columns per lane (58 to "
+        "72, at 50257 42 to 111 for 40), 16 warps (59 to 72)"
+    ),
     "paged_attention": (
         "4 or 8 warps, 64 or 128 keys at a time, 2 to 5 stages, splits for one to four programs per SM: 128 keys by 4 "
         "warps in two stages, two programs per SM, kept (26.9 us for 33.9 at one sequence of 8192 keys, 194 for 207 "
@@ -258,7 +263,9 @@ SWEPT = {
         "(321 for 303 at 2048 x 131072, 644 for 673 at 2048 x 262144, 193 for 168 at 883 x 152064). Few narrow rows "
         "by more threads (kept: 2.2 us for 2.3 at 2048 x 64, 2.4 for 2.5 at 2048 x 256); [few microseconds]; "
         "[clusters]; [calls]; 20481 to 32768 columns by 1024 threads (kept, on an H100: 4 to 7 % faster), wider rows "
-        "by 256 to 1024 threads that hold none to four chunks (no gain)"
+        "by 256 to 1024 threads that hold none to four chunks (no gain), by clusters of 4, 8 or 16 programs of 8 to 32 "
+        "warps (on an H100 1.25 to 2.2 times as long at 50264 to 262144 columns); half the warps of 2048 rows of 512 "
+        "to 10000 columns (0.93 to 1.05), of many rows 2560 to 12288 wide (no gain)"
     ),
     "softmax backward": (
         "rows held two 16-bit elements to a register, loaded without an eviction policy: 10241 to 32768 columns "

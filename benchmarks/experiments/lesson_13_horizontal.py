@@ -37,6 +37,11 @@ ROWS = {  # of each group
 VECTORS = {"small": 512, "large": 8192}  # square matrices, in fp32
 CHANNELS, SIDE = 64, {"small": 28, "large": 224}  # per group; images of so many pixels squared
 SMALL = [(256, 64), (64,), (512,), (128, 128), (1024,)] * 60  # 300 parameters
+# GPT-2's, small: 124 million elements in 148 parameters
+LARGE = [(50257, 768), (1024, 768), (768,), (768,)] + 12 * [
+    *((768,), (768,), (2304, 768), (2304,), (768, 768), (768,)),
+    *((768,), (768,), (3072, 768), (3072,), (768, 3072), (768,)),
+]
 TILE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}
 
 
@@ -174,9 +179,9 @@ def convolutions(side: int, device: str = "cuda") -> dict[str, Callable]:
     return only_good(functions)
 
 
-def small_parameters() -> dict[str, dict[str, Timing]]:
-    """A step of AdamW over the 300 tensors of SMALL in fp32, by each implementation."""
-    params = [torch.randn(shape, device="cuda", requires_grad=True) for shape in SMALL]
+def adamw_step(shapes: list[tuple[int, ...]]) -> dict[str, dict[str, Timing]]:
+    """A step of AdamW over parameters of these shapes in fp32, by each implementation."""
+    params = [torch.randn(shape, device="cuda", requires_grad=True) for shape in shapes]
     for each in params:
         each.grad = torch.randn_like(each)
     grads = [each.grad for each in params]
@@ -249,6 +254,7 @@ EXPERIMENTS = {
     "horizontal_products": of_sizes(products, ROWS),
     "horizontal_vectors": of_sizes(vectors, VECTORS),
     "horizontal_convolutions": of_sizes(convolutions, SIDE),
-    "adamw_small": small_parameters,
+    "adamw_small": partial(adamw_step, SMALL),
+    "adamw_large": partial(adamw_step, LARGE),
     "compile_seconds": compile_seconds,
 }

@@ -14,8 +14,9 @@ Source: Loshchilov and Hutter, arXiv:1711.05101 (AdamW); torch.optim.AdamW(fused
 launch arguments, which limits the number of tensors per launch.
 """
 
-import functools
 import math
+from operator import attrgetter
+from typing import NamedTuple
 
 import torch
 import triton
@@ -104,15 +105,43 @@ def settings(dtype: torch.dtype = torch.float32) -> dict:
     return {"CHUNK": 2048, "num_warps": 8}
 
 
-@functools.lru_cache(maxsize=16)
-def _tables(addresses: tuple[tuple[int, ...], ...], device: torch.device, chunk: int) -> tuple[Tensor, Tensor]:
-    """Return the kernel's two tables of tensors that are not empty. Steps that find their tensors where the last step
-    had them copy nothing."""
-    tensors = torch.tensor(addresses, dtype=torch.int64)
+class Tables(NamedTuple):
+    """What a step's lists of tensors come to, once they are checked."""
+
+    tensors: Tensor  # the kernel's two tables, without tensors that are empty
+    chunks: Tensor
+    types: dict  # the kernel's P, M and ALIGNED
+
+
+MAX_TABLES = 16
+_known: dict[tuple, Tables] = {}  # what the checks and tables of earlier steps depended on -> their tables
+_kind = attrgetter("dtype", "shape", "device")
+
+
+def _identity(lists: dict[str, list[Tensor]]) -> tuple | None:
+    """Return whatever the checks and the tables depend on, in a third of the checks' time; None where a list holds
+    what is no tensor, or one without an address."""
+    try:
+        return tuple(
+            (type(each), *map(Tensor.data_ptr, each), *map(Tensor.is_contiguous, each), *map(_kind, each))
+            for each in lists.values()
+        )
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+
+
+def _tables(lists: dict[str, list[Tensor]], chunk: int) -> Tables:
+    """Return the tables of tensors that passed the checks."""
+    params, moments = lists["params"], lists["exp_avgs"]
+    found = [(*(x.data_ptr() for x in each), each[0].numel()) for each in zip(*lists.values(), strict=True)]
+    tensors = torch.tensor([each for each in found if each[4]], dtype=torch.int64).view(-1, 5)
     chunks = (tensors[:, 4] + chunk - 1) // chunk
     index = torch.repeat_interleave(torch.arange(len(tensors)), chunks)
     first = (torch.arange(len(index)) - (chunks.cumsum(0) - chunks)[index]) * chunk
-    return tensors.to(device), torch.stack([index, first], dim=1).to(device)
+    aligned = bool((tensors[:, :4] % 16 == 0).all())
+    types = {"P": TRITON[params[0].dtype], "M": TRITON[moments[0].dtype], "ALIGNED": aligned}
+    device = params[0].device
+    return Tables(tensors.to(device), torch.stack([index, first], dim=1).to(device), types)
 
 
 TRITON = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
@@ -155,26 +184,31 @@ def adamw(
             CPU where kernels run on a GPU, or numbers out of range.
     """
     lists = {"params": params, "grads": grads, "exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs}
-    _check_lists(lists)
+    identity = _identity(lists)
+    tables = _known.get(identity)
+    if tables is None:
+        _check_lists(lists)
     _check_numbers(step, lr, betas, eps, weight_decay)
     if not len(params):
         return
-    device, moments = params[0].device, exp_avgs[0].dtype
     single = {"step": step if isinstance(step, Tensor) else None, "grad_scale": grad_scale, "found_inf": found_inf}
     for name, x in single.items():
-        _check_single(name, x, device)
-    found = tuple((*(x.data_ptr() for x in each), each[0].numel()) for each in zip(*lists.values(), strict=True))
-    found = tuple(each for each in found if each[4])
-    if not found:
-        return
+        _check_single(name, x, params[0].device)
     options = settings(params[0].dtype)
-    tensors, chunks = _tables(found, device, options["CHUNK"])
-    aligned = all(address % 16 == 0 for each in found for address in each[:4])
+    if tables is None:
+        tables = _tables(lists, options["CHUNK"])
+        if len(_known) == MAX_TABLES:
+            _known.clear()
+        if identity is not None:
+            _known[identity] = tables
+    if not len(tables.chunks):
+        return
     numbers = _scalars(0 if single["step"] is not None else step, lr, betas, weight_decay, eps)
-    types = {"P": TRITON[params[0].dtype], "M": TRITON[moments], "ALIGNED": aligned}
     with torch.cuda.device_of(params[0]):
         memory = tuple(x for each in lists.values() for x in each) if runtime.interprets() else None
-        adamw_kernel[(len(chunks),)](tensors, chunks, *single.values(), memory, *numbers, **types, **options)
+        adamw_kernel[(len(tables.chunks),)](
+            tables.tensors, tables.chunks, *single.values(), memory, *numbers, **tables.types, **options
+        )
 
 
 def _check_lists(lists: dict[str, list[Tensor]]) -> None:

@@ -75,3 +75,8 @@ def row_settings(cols: int, dtype: torch.dtype, tensors: int = 1, strides: tuple
         "ALIGN": alignment(cols, *strides),
         "num_warps": min(32, warps),
     }
+
+
+def norm_settings(cols: int, dtype: torch.dtype, *strides: int) -> dict:
+    """Return row_settings, and WIDE: whether the row is read again in chunks, as more than registers hold."""
+    return {"WIDE": cols > MAX_COLUMNS, **row_settings(cols, dtype, strides=strides)}

@@ -37,7 +37,7 @@ from kernels.arguments import (
     zeros_unless,
 )
 from kernels.op import FusedOp, like, planned, register, work_per_element
-from kernels.rowwise.blocks import MAX_COLUMNS, aligned, alignment, compute_dtype, row_blocks, row_settings
+from kernels.rowwise.blocks import aligned, alignment, compute_dtype, norm_settings, row_blocks
 from kernels.rowwise.sums import sums_of_programs
 
 MAX_BACKWARD_COLUMNS = 8192  # of a row in registers, next to its gradient, weight and the sums of two gradients
@@ -126,18 +126,13 @@ def layer_norm_kernel(
             tl.store(y_ptr + col, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-def settings(cols: int, dtype: torch.dtype, *strides: int) -> dict:
-    """Return the kernel's blocks and warps for rows of `cols` columns, `strides` apart."""
-    return {"WIDE": cols > MAX_COLUMNS, **row_settings(cols, dtype, strides=strides)}
-
-
 def _launch(x, weight, bias, mean, rstd, act: str | None, eps: float) -> Tensor:
     """Return y; where mean and rstd are given, write them."""
     y = like(x)
     if y.numel():
         x, weight, bias = as_rows(x), weight.contiguous(), bias.contiguous()
         rows, cols = x.shape
-        chosen = settings(cols, x.dtype, x.stride(0))
+        chosen = norm_settings(cols, x.dtype, x.stride(0))
         with torch.cuda.device_of(x):
             layer_norm_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](
                 x, weight, bias, y, mean, rstd, rows, cols, x.stride(0), eps, ACT=act, **chosen
@@ -468,7 +463,7 @@ def layer_norm_reference(x: Tensor, weight=None, bias=None, eps: float = 1e-5) -
 def compile_arguments(*shape: int, dtype: torch.dtype, act: str | None = None) -> tuple[tuple, dict]:
     """Return layer_norm_kernel's arguments and settings at a shape."""
     (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
-    return (x, x[0], x[0], x, None, None, rows, cols, cols, 1e-5), {"ACT": act, **settings(cols, dtype)}
+    return (x, x[0], x[0], x, None, None, rows, cols, cols, 1e-5), {"ACT": act, **norm_settings(cols, dtype)}
 
 
 OP = FusedOp(
@@ -477,7 +472,7 @@ OP = FusedOp(
     reference=layer_norm_reference,
     work=work_per_element(7, tensors=(1, 1), vectors=(2, 0)),  # costs.LAYER_NORM
     kernel=layer_norm_kernel,
-    settings=settings,
+    settings=norm_settings,
     inputs=lambda *shape, **options: tuple(torch.randn(size, **options) for size in (shape, shape[-1:], shape[-1:])),
     compile_arguments=compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),

@@ -83,7 +83,7 @@ OP = FusedOp(
     reference=layer_norm_act_reference,
     work=work_per_element(costs.LAYER_NORM + costs.GELU_TANH, tensors=(1, 1), vectors=(2, 0)),
     kernel=layer_norm.layer_norm_kernel,
-    settings=layer_norm.settings,
+    settings=layer_norm.norm_settings,
     inputs=layer_norm.OP.inputs,
     compile_arguments=partial(layer_norm.OP.compile_arguments, act="gelu_tanh"),
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),

@@ -21,7 +21,7 @@ from torch import Tensor
 from kernels import costs
 from kernels.arguments import as_rows, cdiv, check_alike, check_columns, in_widest, ones_unless, zeros_unless
 from kernels.op import FusedOp, like, planned, register, work_per_element
-from kernels.rowwise.blocks import MAX_COLUMNS, row_settings
+from kernels.rowwise.blocks import norm_settings
 from kernels.rowwise.layer_norm import add_chunk, gradients, row_statistics
 
 
@@ -107,11 +107,6 @@ def residual_layer_norm_kernel(
             tl.store(y_ptr + col, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-def settings(cols: int, dtype: torch.dtype, *strides: int) -> dict:
-    """Return the kernel's blocks and warps for rows of `cols` columns, `strides` apart."""
-    return {"WIDE": cols > MAX_COLUMNS, **row_settings(cols, dtype, strides=strides)}
-
-
 def _launch(x, residual, weight, bias, mean, rstd, eps: float) -> tuple[Tensor, Tensor]:
     """Return y and the sum; where mean and rstd are given, write them."""
     y, s = like(x), like(x)
@@ -119,7 +114,7 @@ def _launch(x, residual, weight, bias, mean, rstd, eps: float) -> tuple[Tensor, 
         x, residual, weight, bias = as_rows(x), as_rows(residual), weight.contiguous(), bias.contiguous()
         rows, cols = x.shape
         strides = x.stride(0), residual.stride(0)
-        chosen = settings(cols, x.dtype, *strides)
+        chosen = norm_settings(cols, x.dtype, *strides)
         with torch.cuda.device_of(x):
             residual_layer_norm_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](
                 x, residual, weight, bias, y, s, mean, rstd, rows, cols, *strides, eps, **chosen
@@ -205,7 +200,7 @@ def _inputs(*shape: int, **options) -> tuple[Tensor, ...]:
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
-    return (x, x, x[0], x[0], x, x, None, None, rows, cols, cols, cols, 1e-5), settings(cols, dtype)
+    return (x, x, x[0], x[0], x, x, None, None, rows, cols, cols, cols, 1e-5), norm_settings(cols, dtype)
 
 
 OP = FusedOp(
@@ -214,7 +209,7 @@ OP = FusedOp(
     reference=residual_layer_norm_reference,
     work=work_per_element(1 + costs.LAYER_NORM, tensors=(2, 2), vectors=(2, 0)),
     kernel=residual_layer_norm_kernel,
-    settings=settings,
+    settings=norm_settings,
     inputs=_inputs,
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),

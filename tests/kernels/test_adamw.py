@@ -184,12 +184,43 @@ def test_compiles_for_a_gpu_without_spilling(dtype):
     assert compile_for(OP.kernel, *arguments, **options).spill_bytes == 0
 
 
-def test_tables_are_made_once_while_the_tensors_stay(device):
-    module._tables.cache_clear()
+def test_steps_that_find_their_tensors_again_are_not_checked_again(device, monkeypatch):
     given = OP.inputs(127, 5, device=device)
     adamw(*given)
+    with monkeypatch.context() as without:
+        without.setattr(module, "_check_lists", None)
+        without.setattr(module, "_tables", None)
+        adamw(*given)
+    expected = [[x.clone() for x in each] for each in given[:4]]
+    adamw(*expected, 3)
     adamw(*given)
-    assert module._tables.cache_info().misses == 1
+    assert all(map(torch.equal, given[0], expected[0]))
+
+
+CHANGES = {
+    "stride": ("contiguous", lambda x: x.as_strided_((5,), (25,))),
+    "shape": ("params.0.'s shape", lambda x: x.as_strided_((5, 1), (1, 1))),
+    "dtype": ("exp_avgs.0. of torch.int32", lambda x: setattr(x, "data", x.data.view(torch.int32))),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_tensor_that_changed_in_place_is_checked_again(device, change):
+    """The same objects, at the same addresses."""
+    given = OP.inputs(125, device=device)
+    for each in given[:4]:
+        each[0] = each[0][:5] if change == "dtype" else each[0].as_strided((5,), (1,))
+    adamw(*given)
+    message, mutate = CHANGES[change]
+    mutate(given[2][0])
+    with pytest.raises((TypeError, ValueError), match=message):
+        adamw(*given)
+
+
+def test_few_tables_are_kept(device):
+    for n in range(1, 2 * module.MAX_TABLES):
+        adamw(*OP.inputs(n, device=device))
+    assert len(module._known) <= module.MAX_TABLES
 
 
 ERRORS = {
