@@ -1,7 +1,7 @@
 """Tuned kernels: faster than an operation's plain kernel on some calls.
 
-Each module holds the kernels of one idea, states which calls they take and what they gain over the plain kernel there,
-and registers them with kernels.variants.tuned. Plain files do not import this package.
+Each module implements one idea. It states which calls its kernels take and how much faster they are than the plain
+kernel, and registers them with kernels.variants.tuned. Plain files do not import this package.
 """
 
 from kernels.tuned import (  # noqa: F401  (importing a module registers its kernels)

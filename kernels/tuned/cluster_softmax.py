@@ -1,21 +1,22 @@
-"""Tuned softmax and its gradient for rows of 32769 to 327680 columns, each shared by a cluster of programs.
+"""Tuned softmax and its gradient for rows of 32769 to 327680 columns, with a cluster of programs per row.
 
-A cluster is up to 16 programs (CTAs) that the hardware starts together, on neighbouring SMs. Each holds a part of the
-row in registers, writes what it found there, one number or two, to `parts`, waits at the cluster's barrier, and reads
-what all have found. So a row larger than an SM's registers is read once, and a few rows keep all SMs busy. Each CTA
-finds its part's maximum and sum of exponentials; the gradient needs one sum.
+A cluster is up to 16 programs (CTAs) that the hardware starts together on neighbouring SMs. Each CTA keeps a part of
+the row in registers and reduces it: forward to a maximum and a sum of exponentials, in the gradient to one sum. It
+writes the result to `parts`, waits at the cluster's barrier, and reads the results of all CTAs. So a row larger than an
+SM's registers is read only once, and a few rows keep all SMs busy.
 
-On an H200, bf16, us (one program per row), when one thread of a CTA fenced before the barrier: the gradient of 2048
-x 262144 931 (1167), of 2048 x 131072 440 (507), of 16 x 131072 7.4 (14.4). Many rows of one tensor pay for the wait:
-softmax of 2048 x 131072 360 (305). So clusters take up to 32 rows, and gradients of more than 65536 columns.
+Times on an H200 in bf16, in us, with one program per row in brackets, measured when one thread per CTA fenced before
+the barrier: the gradient of 2048 x 262144 takes 931 (1167), of 2048 x 131072 440 (507), of 16 x 131072 7.4 (14.4). With
+many rows of a single tensor the wait costs more than it saves: softmax of 2048 x 131072 takes 360 (305). So clusters
+take up to 32 rows, and gradients of more than 65536 columns.
 
     HEAD   a power of two of each part's words, and
     TAIL   the rest, in a smaller power of two, where that is at most half of HEAD
 
-A word is two neighbouring 16-bit elements, as they were loaded. To Triton a cluster is one program whose blocks,
-(CTAS, words), are distributed over the CTAs along their first axis; its reductions do not leave a CTA, and the barrier
-is inline assembly. So these kernels need a GPU of compute capability 9 or 10, and contiguous rows of whole 16-byte
-vectors; wide_softmax.py serves the others.
+A word is two neighbouring 16-bit elements, as loaded. To Triton, a cluster is one program whose (CTAS, words) blocks
+are distributed over the CTAs along the first axis. Triton's reductions stay within a CTA, and the barrier is inline
+assembly. These kernels need compute capability 9 or 10, and contiguous rows that consist of whole 16-byte vectors;
+wide_softmax.py serves all others.
 
 Source: CUDA C++ Programming Guide, "Thread Block Clusters"; PTX ISA, "barrier.cluster".
 """
@@ -191,8 +192,7 @@ def softmax_backward_cluster_kernel(
 
 @cache
 def blocks_of(words: int) -> tuple[int, int]:
-    """Return HEAD and TAIL for parts of that many words: one block if that is more than three quarters full, else
-    two."""
+    """Return HEAD and TAIL for parts of `words` words: one block if it is more than three quarters full, else two."""
     block = next_power_of_2(words)
     head = block // 2
     tail = max(next_power_of_2(words - head), head // 8) if block > 512 else block
@@ -208,8 +208,8 @@ def shape_of(cols: int, ctas: int) -> tuple[int, int, int, int]:
 
 @cache
 def settings(cols: int) -> dict:
-    """Return SHAPE and launch options, by trial on an H200: a thread has 32 or 40 elements; 64 registers hold two
-    tensors of them."""
+    """Return SHAPE and launch options, found by trial on an H200. A thread has 32 or 40 elements; two tensors of them
+    fit in 64 registers."""
     ctas, warps = (8, 16) if cols <= 131072 else (16, 8 if cols <= 163840 else 16)
     return {"SHAPE": shape_of(cols, ctas), "num_ctas": ctas, "num_warps": warps, "maxnreg": 64}
 
@@ -219,12 +219,12 @@ def _shared(capability: tuple[int, int], itemsize: int, rows: int, cols: int, te
     if capability[0] not in (9, 10) or itemsize != 2 or cols * itemsize % VECTOR_BYTES:
         return False
     ctas, head, tail, _ = settings(cols)["SHAPE"]
-    filled = 8 * (cols // 2) >= 7 * ctas * (head + tail)  # 1280 x 100000, blocks a quarter empty, took 250 us for 238
+    filled = 8 * (cols // 2) >= 7 * ctas * (head + tail)  # 1280 x 100000, blocks a quarter empty: 250 us, not 238
     return rows <= FEW_ROWS or (tensors > 1 and cols > 65536 and filled)
 
 
 def takes(*tensors: torch.Tensor) -> bool:
-    """Return whether clusters share the rows of these tensors, which the kernel reads."""
+    """Return whether the cluster kernel takes these tensors, its inputs."""
     x = tensors[0]
     if not MIN_COLUMNS <= x.shape[-1] <= MAX_COLUMNS or x.numel() == 0 or interprets():
         return False

@@ -1,14 +1,14 @@
 """conv_bn_act in 16 bits with tensor descriptors, on compute capability 9.0 and 10.0.
 
-**Boxes.** Channels in multiples of 8 (input channels of 16 where the stride is not 1) and sizes that are multiples of
-the stride. A block of the result is a box of pixels, and one tap reads the same box of x, shifted. So one tensor
-descriptor of x is enough: the copy engine (TMA) fetches the shifted box, and returns zeros where it sticks out of the
-image. A stride of two splits the image in 2 x 2 phases, the even and odd rows and columns; each tap reads boxes of one
-phase. Nothing is decoded or masked element by element, and the next tile's loads run under this tile's epilogue.
+**Boxes.** For channels in multiples of 8 (input channels in multiples of 16 if the stride is not 1) and image sizes
+that are multiples of the stride. A block of the result is a box of pixels, and each filter tap reads the same box of x,
+shifted. So one tensor descriptor of x is enough: TMA fetches the shifted box and returns zeros outside the image. A
+stride of two splits the image into 2 x 2 phases, the even and odd rows and columns, and each tap reads boxes of one
+phase. Nothing is decoded or masked per element, and the next tile's loads overlap this tile's epilogue.
 
-On an H200, bf16, in one run 2.3 to 3.3 times as fast as the plain kernel at the four sizes below, and 11.7 times where
-channels end within a block (22 images of 31 x 31, 3x3, 248 to 456: 108 us, now 94, to 1263). TFLOP/s by pixels x output
-channels of a tile in one part, next to cuDNN's own fused kernel:
+On an H200 in bf16, one run: 2.3x to 3.3x faster than the plain kernel at the four sizes below, and 11.7x where channels
+end within a block (22 images of 31 x 31, 3x3, 248 to 456: 108 us, now 94, against 1263). TFLOP/s by tile size, pixels x
+output channels, for tiles stored in one part, next to cuDNN's own fused kernel:
 
                                    256 x 128    128 x 256    128 x 64, two per SM    cuDNN
     3x3, 256 to 256 at 28 x 28     550          483          597                     661
@@ -16,20 +16,21 @@ channels of a tile in one part, next to cuDNN's own fused kernel:
     3x3, 64 to 64 at 56 x 56                                 328                     281
     1x1, 512 to 2048 at 14 x 14    403          463          451                     491
 
-Few tiles want others, in us of another run, then 128 x 64 and cuDNN: 256 x 64 for 3x3, 256 to 256 at 28 x 28 (45, 53,
-48); 128 x 64 in steps of 128 channels for 3x3, 512 to 512 at 7 x 7 (20, 24, 18; with a stride 21, 25, 19); 16 x 64 by
-steps of 256 for 1x1, 1024 to 256 of one image of 14 x 14 (4.3, in a later run; 32 x 64 4.9, cuDNN 5.3). Large tiles
-leave in halves, which makes room for a fourth stage: 1x1, 512 to 2048 at 14 x 14 28, in one part 30, cuDNN 28.
+Results with few tiles need other tile sizes. In us, from another run (the tile named, 128 x 64, cuDNN): 256 x 64 for
+3x3, 256 to 256 at 28 x 28 (45, 53, 48); 128 x 64 in steps of 128 channels for 3x3, 512 to 512 at 7 x 7 (20, 24, 18;
+with a stride 21, 25, 19); 16 x 64 in steps of 256 for 1x1, 1024 to 256, one image of 14 x 14 (4.3 in a later run; 32 x
+64 takes 4.9, cuDNN 5.3). Large tiles are stored in halves, which leaves shared memory for a fourth stage: 1x1, 512 to
+2048 at 14 x 14 takes 28, in one part 30, cuDNN 28.
 
-**Runs.** Other channels, sizes and strides, where the copies cost less than they save. With channels last, a row of the
-filter sees pixels that are adjacent: taps_w * channels elements without a gap. x is copied once so that each output
-column has this run to itself, starting at a cache line or its second half, the image's padding included. Then no tap
-looks sideways any more: the pixels of an image are one row, whatever its width, the filter has one column, and its next
-row sees what is an image's width further on. A descriptor may do so: its dimensions of pixels and of the filter's rows
-overlap. A 7 x 7 filter of three channels has 7 runs of 21 elements to read, not 49 taps of 3. The copies are one
-launch, and cost reading x and writing it taps_w / stride times; in a product each element is read many times. On an
-H200, bf16, next to boxes of an image padded to 16 bytes and cuDNN's fused kernel, in us: 5x5, 40 to 88 at 65 x 65 52,
-70 and 61; 3x3, 72 to 200 at 113 x 57 57, 63 and 54; 3 to 64 at 64 x 64 18, 27 and 47.
+**Runs.** For all other channels, sizes and strides, if the copies cost less than they save. With channels last, a row
+of the filter covers adjacent pixels: a run of taps_w * channels contiguous elements. x is copied once, so that each
+output column has a run of its own, the image's padding included, which starts at a cache line or its second half. After
+the copy the filter has one column, and an image's pixels form one row, whatever its width. The filter's next row starts
+one image width further on. A descriptor can express this, because its pixel and filter-row dimensions may overlap. A 7
+x 7 filter over three channels then reads 7 runs of 21 elements, not 49 taps of 3. Both copies are made in one launch,
+which reads x once and writes it taps_w / stride times; the matmul reads each element many times. On an H200 in bf16, in
+us, against boxes of an image padded to 16 bytes and cuDNN's fused kernel: 5x5, 40 to 88 at 65 x 65: 52, 70 and 61; 3x3,
+72 to 200 at 113 x 57: 57, 63 and 54; 3 to 64 at 64 x 64: 18, 27 and 47.
 
 Source: as conv_bn_act.py; CUDA driver API, cuTensorMapEncodeTiled (strides of tensor maps).
 """
@@ -51,8 +52,8 @@ from kernels.variants import tuned
 
 HALF_LINE = 32  # elements of 16 bits in half a cache line
 
-# Pixels, output and input channels of a tile, warps, stages, tiles at once on an SM, and microseconds of all of these
-# on an H200: per step of 64 input channels or fewer, and to start and end.
+# Pixels, output and input channels of a tile, warps, stages, and tiles resident on an SM. Then the time of these
+# resident tiles on an H200 in microseconds: per step of 64 input channels or fewer, and to start and end.
 TILES = (
     (256, 128, 64, 8, 4, 1, 0.69, 2.0),
     (256, 128, 32, 8, 6, 1, 0.40, 2.0),
@@ -63,7 +64,7 @@ TILES = (
     (32, 64, 128, 4, 6, 1, 0.14, 0.5),
     (16, 64, 256, 4, 4, 1, 0.09, 0.5),
 )
-# Microseconds that the copy engine takes in a step for a row that is shorter than a cache line or begins within a half.
+# Microseconds per step and row that TMA takes if rows are shorter than a cache line or start within half a line.
 ODD_ROW = 0.0027
 
 
@@ -76,7 +77,7 @@ def box_of_pixels(pixels: int, images: int, height: int, width: int) -> tuple[in
     fewest boxes."""
     powers = [2**i for i in range(pixels.bit_length())]
     candidates = [box for box in product(powers, repeat=3) if prod(box) == pixels]
-    # Among equals the one with the fewest images and rows: its pixels are contiguous.
+    # On a tie, take the fewest images and rows: their pixels are contiguous.
     return min(candidates, key=lambda box: (count_tiles(box, images, height, width), box))
 
 
@@ -191,10 +192,10 @@ def conv_bn_act_descriptors_kernel(
 def fastest(
     images: int, height: int, width: int, channels: int, out_channels: int, stride: int, multiprocessors: int, taps: int
 ) -> tuple[dict, int, float]:
-    """Launch settings for an output of this size, tiles at once on a multiprocessor, and the time in microseconds: of
-    TILES those whose rounds add up to the least."""
+    """Return launch settings for an output of this size, the number of tiles resident on an SM, and the time in
+    microseconds. Of TILES, take the entry whose rounds add up to the shortest time."""
 
-    def block_in(tile: tuple) -> int:  # with a stride, another phase follows a tap's channels, not zeros: whole blocks
+    def block_in(tile: tuple) -> int:  # with a stride, the next phase follows a tap's channels, not zeros: whole blocks
         return gcd(channels, tile[2]) if stride > 1 else min(tile[2], max(16, next_power_of_2(channels)))
 
     def time(tile: tuple) -> float:
@@ -215,7 +216,7 @@ def fastest(
 
 
 def plan_of(of_x, channels, taps, stride, padding, sizes, out_channels, found, multiprocessors) -> tuple:
-    """The plan for a view of x, its shape and strides; channels, taps and paddings are as the kernel counts them."""
+    """Return the plan for a view of x, given by shape and strides. Channels, taps and padding are the kernel's."""
     chosen, at_once, time = found
     box = chosen["BOX_N"], chosen["BOX_H"], chosen["BOX_W"]
     block_out, block_in = chosen["BLOCK_OUT"], chosen["BLOCK_IN"]
@@ -237,11 +238,12 @@ def plan_of(of_x, channels, taps, stride, padding, sizes, out_channels, found, m
 
 
 def contiguous(*shape: int) -> tuple[list[int], list[int]]:
-    """The shape and its strides. PyTorch leaves the stride of a dimension of size 1 open, the copy engine does not."""
+    """Return the shape and its contiguous strides. In PyTorch a dimension of size 1 may have any stride; TMA checks
+    it."""
     return list(shape), [prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
-@lru_cache(maxsize=1024)  # pictures come in many sizes
+@lru_cache(maxsize=1024)  # images come in many sizes
 def boxes_plan(
     x_shape: tuple[int, ...],
     weight_shape: tuple[int, ...],
@@ -250,13 +252,13 @@ def boxes_plan(
     padding: tuple[int, int],
     multiprocessors: int,
 ) -> tuple[tuple[int], tuple, tuple[int, ...], dict, float]:
-    """All that a launch of the kernel is but its tensors: grid, (shape, strides, block) of the descriptors of x, weight
-    and, where it has one, y, sizes, constexprs, and about how long it takes, in microseconds. It takes Python longer to
-    work out than the launch itself."""
+    """Return everything a launch needs except its tensors: grid, (shape, strides, block) of the descriptors of x,
+    weight and, if it has one, y, sizes, constexprs, and an estimate of the time in microseconds. Cached, because
+    computing it takes Python longer than the launch does."""
     images, height, width, channels = x_shape
     out_channels, taps_h, taps_w, _ = weight_shape
     sizes = y_shape[:3]
-    if (taps_h, taps_w, stride, *padding) == (1, 1, 1, 0, 0):  # no neighbours are seen: all pixels are one row
+    if (taps_h, taps_w, stride, *padding) == (1, 1, 1, 0, 0):  # no tap reads a neighbour: all pixels form one row
         images, height, width = sizes = 1, 1, images * height * width
     of_x = contiguous(images, height // stride, stride, width // stride, stride * channels)
     found = fastest(*sizes, channels, out_channels, stride, multiprocessors, taps_h * taps_w)
@@ -264,7 +266,7 @@ def boxes_plan(
 
 
 def describe(tensors: tuple[torch.Tensor, ...], planned: tuple) -> list[TensorDescriptor | torch.Tensor]:
-    """x, weight and y as the kernel takes them by this plan."""
+    """Return x, weight and y as the kernel takes them under this plan."""
     found = [TensorDescriptor(each, *views) for each, views in zip(tensors, planned[1], strict=False)]
     return found if len(found) == 3 else [*found, tensors[2]]
 
@@ -328,10 +330,10 @@ def runs_kernel(
 
 
 def write_runs(x, weight, cols: int, rows: int, pitch: int, stride: int = 1, padding: tuple[int, int] = (0, 0)):
-    """x, (images, height, width, channels), as (images, phases, rows, cols, pitch): the run at [n, p, r, c] is what a
-    row of the filter sees from row r * stride + p of the padded picture and column c * stride on, and zeros. Phases are
-    those of `stride` that a row of the filter meets. weight, (out_channels, taps_h, taps_w, channels), as
-    (out_channels, taps_h, pitch). Both contiguous."""
+    """Copy x, (images, height, width, channels), to (images, phases, rows, cols, pitch), and weight, (out_channels,
+    taps_h, taps_w, channels), to (out_channels, taps_h, pitch). Both are contiguous. The run at [n, p, r, c] holds the
+    elements under a filter row that starts at row r * stride + p and column c * stride of the padded image, then zeros.
+    Phases are those of `stride` that the filter's rows use."""
     images, height, width, channels = x.shape
     out_channels, taps_h, taps_w, _ = weight.shape
     phases = min(stride, taps_h)
@@ -349,7 +351,7 @@ def write_runs(x, weight, cols: int, rows: int, pitch: int, stride: int = 1, pad
 
 
 def runs_of(weight_shape: tuple[int, ...], y_shape: tuple[int, ...], stride: int) -> tuple[int, int, int, int]:
-    """Return, for one image: phases, rows per phase, columns, and elements from one run to the next."""
+    """Return, for one image: phases, rows per phase, columns, and the distance between runs in elements."""
     run = weight_shape[2] * weight_shape[3]
     pitch = max(16, next_power_of_2(run)) if run < HALF_LINE else cdiv(run, HALF_LINE) * HALF_LINE
     return min(stride, weight_shape[1]), y_shape[1] + (weight_shape[1] - 1) // stride, y_shape[2], pitch
@@ -357,11 +359,11 @@ def runs_of(weight_shape: tuple[int, ...], y_shape: tuple[int, ...], stride: int
 
 @lru_cache(maxsize=1024)
 def runs_plan(weight_shape: tuple[int, ...], y_shape: tuple[int, ...], stride: int, multiprocessors: int) -> tuple:
-    """Plan the copies, as boxes_plan does for the boxes."""
+    """Plan the kernel over copied runs, as boxes_plan does for boxes."""
     images, height, width, out_channels = y_shape
     phases, rows, _, pitch = runs_of(weight_shape, y_shape, stride)
     taps, row = weight_shape[1], width * pitch
-    if taps == 1:  # no neighbours are seen: the pixels of all pictures are one row
+    if taps == 1:  # no tap reads a neighbour: the pixels of all images form one row
         images, height = 1, images * height
     sizes = images, 1, height * width
     of_x = (
@@ -379,13 +381,13 @@ def _launch_planned(planned: tuple, x, weight, vectors, y, act: str, eps: float)
 
 
 def launch_boxes(x, weight, vectors, y, act: str, stride: int, padding: tuple[int, int], eps: float) -> None:
-    """Write y for x and weight that descriptors take as they are, all with channels last."""
+    """Write y from an x and a weight that need no copy for their descriptors, all with channels last."""
     planned = boxes_plan(x.shape, weight.shape, y.shape, stride, padding, multiprocessors(x))
     _launch_planned(planned, x, weight, vectors, y, act, eps)
 
 
 def launch_runs(x, weight, vectors, y, act: str, stride: int, padding: tuple[int, int], eps: float) -> None:
-    """Write y for any channels, sizes and stride, by way of copies."""
+    """Write y for any channels, sizes and stride, from copies of x and weight."""
     planned = runs_plan(weight.shape, y.shape, stride, multiprocessors(x))
     _, rows, cols, pitch = runs_of(weight.shape, y.shape, stride)
     copies = write_runs(x, weight, cols, rows, pitch, stride, padding)
@@ -394,11 +396,12 @@ def launch_runs(x, weight, vectors, y, act: str, stride: int, padding: tuple[int
 
 @lru_cache(maxsize=1024)
 def copies_gain(x_shape, weight_shape, y_shape, stride: int, by_boxes: bool, multiprocessors: int) -> bool:
-    """Return whether copies of x and weight cost less time than they save compared with boxes, or the plain kernel;
-    shapes are of tensors with channels last."""
-    if by_boxes and x_shape[3] % HALF_LINE == 0:  # nothing begins within half a line
+    """Return whether copying x and weight is faster overall than boxes, or than the plain kernel. Shapes are those of
+    tensors with channels last."""
+    if by_boxes and x_shape[3] % HALF_LINE == 0:  # no row starts within half a line
         return False
-    # On an H200 the plain kernel takes 3.1 us per 32 terms of a tile's sum; copies take 4, and their bytes at 3.4 TB/s.
+    # On an H200 the plain kernel takes 3.1 us per 32 terms of a tile's sum. Copies take 4 us plus their bytes at 3.4
+    # TB/s.
     out_channels, taps_h, taps_w, _ = weight_shape
     depth, pixels = prod(weight_shape[1:]), prod(y_shape[:3])
     now = 3.1 * cdiv(cdiv(pixels, 128) * cdiv(out_channels, 128), multiprocessors) * cdiv(depth, 32)
@@ -409,12 +412,12 @@ def copies_gain(x_shape, weight_shape, y_shape, stride: int, by_boxes: bool, mul
 
 
 def _starts_aligned(x: torch.Tensor) -> bool:
-    """Return whether x, with channels last, starts at a multiple of 16 bytes; a copy of it does."""
+    """Return whether x, with channels last, starts at a multiple of 16 bytes, as any copy of it does."""
     return x.data_ptr() % ALIGNMENT == 0 or not x.permute(0, 2, 3, 1).is_contiguous()
 
 
 def launch_for(x, weight, stride: int, padding: int | None):
-    """Return the launch that takes these arguments of conv_bn_act, or None where the plain kernel serves."""
+    """Return the launch that takes these arguments of conv_bn_act, or None if the plain kernel has to."""
     if x.dtype == torch.float32 or x.numel() == 0 or shared_memory(x) < LARGE_TILES:
         return None
     (images, channels, height, width), (out_channels, _, taps_h, taps_w) = x.shape, weight.shape

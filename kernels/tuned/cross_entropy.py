@@ -1,8 +1,8 @@
-"""Tuned cross entropy and its gradient: rows of any alignment 16 bytes at a time, and programs by rows, width and SMs.
+"""Tuned cross entropy and its gradient: 16-byte accesses at any alignment, and a grid chosen by rows, width and SMs.
 
-Each lane keeps its own maximum and sum, and lanes combine once at the row's end; the plain kernel reduces every chunk
-of a row. Rows that are not a multiple of 16 bytes, such as 50257 logits, are accessed 16 bytes at a time except at
-their edges (segments.py). Short rows share a warp; few rows have more warps each.
+Each lane keeps its own maximum and sum, and the lanes combine them once, at the end of the row; the plain kernel
+reduces every chunk. Rows whose size is not a multiple of 16 bytes, such as 50257 logits, are still accessed 16 bytes at
+a time, except at their edges (segments.py). Short rows share a warp; if there are few rows, each gets more warps.
 """
 
 from functools import cache
@@ -94,13 +94,14 @@ def cross_entropy_vectors_kernel(
 def settings(
     rows: int, classes: int, dtype: torch.dtype, sms: int, vector: int, unaligned: bool, smoothed: bool = False
 ) -> tuple[int, dict]:
-    """Return the forward's number of programs, and their constexprs and launch options.
+    """Return the forward's number of programs, constexprs and launch options.
 
-    Rows of up to 2 KB share a warp, which takes 4 KB at once, or 2 KB if they also have edges. A wider row is taken in
-    one block after another: by a single warp, 2 KB at a time, up to 16 KB; by 4 warps, 1 KB each, up to 48 KB (of 8 KB
-    on where rows are few); then by 8, or by up to 32 where rows are too few for the SMs. Rows of 1 to 8 KB that leave
-    an eighth of such blocks idle also share a warp, 1 KB or less of each at a time; if few, each has one, and the next
-    2 KB in flight. With few rows, a warp takes at most 4. `debug` checks labels, not overflow.
+    Rows of up to 2 KB share a warp, which reads 4 KB at once, or 2 KB if the rows have edges. A wider row is read block
+    by block: up to 16 KB by one warp, 2 KB at a time; up to 48 KB by 4 warps, 1 KB each (starting at 8 KB if there are
+    few rows); above that by 8 warps, or by up to 32 if there are too few rows for the SMs. Rows of 1 to 8 KB that would
+    leave an eighth of such blocks idle also share a warp, at most 1 KB of each at a time; if there are few, each has a
+    warp of its own with the next 2 KB in flight. With few rows, a warp takes at most 4. `debug` checks labels, not
+    overflow.
     """
     each, cached, whole = VECTOR_BYTES // dtype.itemsize, 2048 // dtype.itemsize, classes // vector * vector
     few, block = rows < 4096, max(each, next_power_of_2(whole))
@@ -171,10 +172,11 @@ def cross_entropy_backward_vectors_kernel(
 
 @cache
 def backward_settings(rows: int, classes: int, dtype: torch.dtype, vector: int, unaligned: bool) -> tuple[int, dict]:
-    """Return the backward's number of programs, their constexprs and launch options; they wait for loads alone.
+    """Return the backward's number of programs, constexprs and launch options. Its programs wait only for loads.
 
-    A program takes 2 KB of a row, 4 KB where rows have edges, or fewer columns of several rows, 2 KB in all and by one
-    warp, where that leaves less than an eighth of it idle. With only 2048 rows it takes four, or one with edges.
+    A program takes 2 KB of a row, or 4 KB if rows have edges. If that leaves less than an eighth of it idle, it takes
+    fewer columns of several rows instead, 2 KB in all with one warp. With only 2048 rows it takes four, or one with
+    edges.
     """
     cols, cached = classes // vector * vector, 4096 // dtype.itemsize
     widest = cached if unaligned else cached // 2
@@ -236,7 +238,7 @@ def training(logits: Tensor, labels: Tensor, ignore_index: int, label_smoothing:
 def backward(
     grad_losses: Tensor, logits: Tensor, labels: Tensor, sums: Tensor, ignore_index: int, label_smoothing: float
 ) -> Tensor:
-    """Return the gradient of (..., classes) logits by losses of (...)."""
+    """Return the gradient of the (..., classes) logits, given the gradient of the (...) losses."""
     grad_x, x = like(logits), as_rows(logits)
     rows, classes = x.shape
     programs, chosen = backward_settings(rows, classes, x.dtype, *row_vectors(x, as_rows(grad_x)))

@@ -1,8 +1,9 @@
-"""flash_attention of few queries over many keys: cut into splits of the keys, as paged_attention has them in pages.
+"""Tuned flash_attention for few queries and many keys: split the keys over programs, as paged_attention does.
 
-The plain kernel and the Hopper kernel give a block of queries one program. With one query and 32 heads that is 32
-programs, and the query heads of a group read its keys once each. The two kernels of kernels/tiled/paged_attention.py
-fill the GPU, and read each key once; here without pages, the keys of sequence i being page i.
+The plain kernel and the Hopper kernel run one program per block of queries. With one query and 32 heads that is 32
+programs, and each query head of a group reads the group's keys again. The two kernels in
+kernels/tiled/paged_attention.py fill the GPU and read each key once. They run here without a block table: the keys of
+sequence i are page i.
 """
 
 from torch import Tensor
@@ -15,7 +16,7 @@ MIN_KEYS = 1024  # the second launch pays off from here
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> bool:
-    """Return whether there are 1 to 16 queries, of 16 bits, for 1024 keys or more."""
+    """Return whether there are 1 to 16 queries, in 16 bits, and at least 1024 keys."""
     (_, heads, queries, _), (kv_heads, keys) = q.shape, k.shape[1:3]
     few = 1 <= queries <= MAX_QUERIES and heads // max(1, kv_heads) * queries <= MAX_ROWS
     return q.dtype.itemsize == 2 and few and keys >= MIN_KEYS

@@ -1,18 +1,18 @@
-"""flash_attention's forward for 16-bit heads on compute capability 9.0, with the warps' roles written by hand.
+"""Tuned flash_attention forward for 16-bit heads on compute capability 9.0, with hand-written warp specialisation.
 
-Serves heads of 65 to 256 columns, and those of 33 to 64 with at most 256 keys where tiles are many. It has the tiles,
-accumulators and online softmax of the plain kernel, in Gluon, Triton's lower level, where layouts, copies and barriers
-are explicit. A program has nine warps: one loads queries, keys and values with TMA, and two groups of four own 64
-queries each. Its gains over the plain kernel:
+It takes head dims of 65 to 256, and of 33 to 64 with at most 256 keys if there are many tiles. Tiles, accumulators and
+online softmax are the plain kernel's, written in Gluon, Triton's lower level, where layouts, copies and barriers are
+explicit. A program has nine warps: one loads queries, keys and values with TMA, and two groups of four own 64 queries
+each. Why it is faster than the plain kernel:
 
-    a group's matmul of scores for the next keys runs on the tensor cores together with the matmul of its last
-        probabilities and values, so that a step waits for exponentials once, not twice
-    keys from last to first: those that some query must not see come first, and all other steps need no mask
-    a program takes tile after tile: the next one's loads and, up to heads of 128, its first scores are in flight while
-        the last one's output is stored
+    a group's score matmul for the next keys runs on the tensor cores together with the matmul of its last probabilities
+        and values, so a step waits for exponentials once, not twice
+    keys are read from last to first: masked keys come first, and all other steps need no mask
+    programs are persistent: the next tile's loads and, up to head dim 128, its first scores are in flight while the
+        last tile's output is stored
 
-In us on an H200, bf16 (batch x heads x tokens x dim); cuDNN in the same run; before is a Triton kernel with descriptors
-that left roles to the compiler:
+Times in us on an H200 in bf16 (batch x heads x tokens x dim), cuDNN in the same run. "before" is a Triton kernel with
+descriptors that left warp specialisation to the compiler:
 
                                      before    here    cuDNN
     4 x 16 x 4096 x 128, causal         573     439      479
@@ -20,7 +20,7 @@ that left roles to the compiler:
     8 x 10 x 4096 x 64, 77 keys          55      42       47
     64 x 16 x 256 x 64, causal           59      52       48
 
-hopper_attention_backward.py has the gradients, and shares the parts below.
+hopper_attention_backward.py computes the gradients and shares the helpers below.
 
 Source: Shah et al., arXiv:2407.08608.
 """
@@ -43,14 +43,14 @@ from kernels.descriptors import describable, padded_empty, row_strides
 from kernels.interpreter import runtime
 from kernels.variants import tuned
 
-# Over its predecessor, with descriptors and the compiler's roles; the plain kernel's own time is not recorded yet.
+# Over its predecessor, with descriptors and warp roles left to the compiler. The plain kernel's time is not recorded.
 GAIN = "1.6x at 2 x 32 heads (8 of keys) x 4096 x 128, causal, 1.9x at 4 x 16 x 1000 x 128 (H100, bf16)"
 LOG2_E = gl.constexpr(1.4426950408889634)
-synchronise = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # as Triton 3.7 calls it, and 3.6
+synchronise = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # its names in Triton 3.7 and 3.6
 KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
 
 
-@cache  # Gluon takes tens of microseconds for one
+@cache  # creating one in Gluon takes tens of microseconds
 def _layout(tile: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
     if len(tile) == 3:  # one value per row
         return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=3)
@@ -58,21 +58,21 @@ def _layout(tile: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
 
 
 def swizzled(x: torch.Tensor, tile: list[int]) -> TensorDescriptor:
-    """Gluon's descriptor of x, which is describable (kernels/descriptors.py), in tiles of this shape."""
+    """Return Gluon's descriptor of x, with tiles of this shape; x must be describable (kernels/descriptors.py)."""
     return TensorDescriptor(x, list(x.shape), [*row_strides(x), 1], tile, _layout(tuple(tile), x.dtype))
 
 
 @cache
 def heads_together(blocks: int, heads: int, programs: int) -> int:
-    """Return how many heads' longest causal tiles come first, as `place` takes it: the heads that programs have at a
-    time, or one, so that keys stay in L2; all of them if shares would be uneven otherwise."""
+    """Return how many heads start with their longest causal tiles, as `place` takes it: the number of heads in flight,
+    or one, so that keys stay in L2; all heads if the work would be uneven otherwise."""
 
     def even(side: int) -> bool:
         shares = [0] * programs
-        for tile in range(min(blocks * heads, 64 * programs)):  # more rounds only even out
+        for tile in range(min(blocks * heads, 64 * programs)):  # further rounds only even out
             (turn, at), first = divmod(tile, programs), tile // (side * blocks) * side
             length = blocks - (tile - first * blocks) // min(side, heads - first)
-            shares[programs - 1 - at if turn % 2 else at] += length + 2  # a tile's time apart from its steps
+            shares[programs - 1 - at if turn % 2 else at] += length + 2  # a tile's fixed cost, in steps
         return max(shares) * programs < 1.06 * sum(shares)
 
     return next((side for side in (programs // blocks, 1) if side and even(side)), heads)
@@ -105,7 +105,7 @@ def place(tile, heads, tiles, blocks, side):
 
 @gluon.constexpr_function
 def of_product(columns):
-    """The layout of a product's 64 rows in a group's registers."""
+    """Return the register layout of a group's 64 rows of a matmul's result."""
     return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
 
 
@@ -175,7 +175,8 @@ def softmax_step(s, peak, total, SCALE: gl.constexpr):
 
 @builtin
 def add_shared_to_global(tensor_desc, coord, src, _semantic=None):
-    """Do tma.async_copy_shared_to_global, but add: Triton 3.6 and 3.7 support it, their Gluon does not expose it."""
+    """Copy like tma.async_copy_shared_to_global, but add. Triton 3.6 and 3.7 support this; their Gluon does not expose
+    it."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle)
 
@@ -206,7 +207,7 @@ def put_rows(desc, value, smem, b, h, row):
         put(desc, right, smem, [b, h, row, D // 2], False)
 
 
-# The forward's own: which tiles a program takes, the warp that loads them, the groups that compute.
+# The forward alone: the order of tiles, the warp that loads them, the groups that compute.
 
 
 @gluon.jit
@@ -412,7 +413,7 @@ def flash_attention_hopper_kernel(
 
 
 def on_hopper(q: Tensor) -> bool:
-    """Return whether q is in 16 bits and on a GPU that runs what is written for compute capability 9.0."""
+    """Return whether q is in 16 bits and on a GPU that runs code for compute capability 9.0."""
     if runtime.interprets() or not q.is_cuda or torch.cuda.get_device_capability(q.device) != (9, 0):
         return False
     return q.dtype in (torch.bfloat16, torch.float16)
@@ -425,7 +426,7 @@ def _serves(q: Tensor, k: Tensor) -> bool:
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> bool:
-    """Return whether this kernel serves such heads, on q's GPU."""
+    """Return whether this kernel takes these heads on q's GPU."""
     return on_hopper(q) and _serves(q, k)
 
 
@@ -450,7 +451,7 @@ def _compile_arguments(*shape, dtype: torch.dtype):
 
 
 def launch(q, k, v, out, lse, causal: bool, scale: float | None) -> None:
-    """Write out, and lse where it is not None. There is one program per SM, which loops over tiles."""
+    """Write out, and lse if it is not None. Launches one program per SM; each loops over tiles."""
     blocks, of_heads = cdiv(q.shape[2], 128), q.shape[0] * q.shape[1]
     programs = min(blocks * of_heads, multiprocessors(q))
     side = heads_together(blocks, of_heads, programs) if causal else 1

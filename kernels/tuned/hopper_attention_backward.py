@@ -1,20 +1,21 @@
-"""flash_attention's gradients for 16-bit heads of 33 to 128 columns on compute capability 9.0, in five products.
+"""Tuned flash_attention gradients for 16-bit head dims of 33 to 128 on compute capability 9.0, in five matmuls.
 
-Serves them unless PyTorch is asked for deterministic algorithms. In Gluon, as hopper_attention.py. A program has 128
-keys at a time, two groups of four warps 64 of them each, and loops over the queries of all heads that its key head
-serves, 64 at a time, 128 of heads up to 64. Scores and their gradients are computed once, keys down and queries across;
-the gradients of keys and values stay in registers. The subtracted terms, lse and delta, initialise the accumulators.
-For grad_q, each group multiplies the scores' gradients of both, which pass through shared memory, by half of the keys'
-columns, or half of the queries' by all. It is summed over the blocks of keys in one of two ways:
+Not used if PyTorch is set to deterministic algorithms. Written in Gluon, like hopper_attention.py. A program owns 128
+keys at a time, 64 for each of two groups of four warps. It loops over the queries of all heads that share its key head,
+64 at a time, or 128 up to head dim 64. Scores and their gradients are computed once, with keys as rows and queries as
+columns. The gradients of keys and values stay in registers. The subtracted terms, lse and delta, initialise the
+accumulators. For grad_q, the groups exchange their score gradients through shared memory. Each group then multiplies
+both groups' gradients by half of the keys' columns, or half of the queries' gradients by all columns. grad_q is summed
+over blocks of keys in one of two ways:
 
-    added by TMA to fp32 values in memory, in the order in which programs reach them, so that its last bits may differ
-        from run to run; a kernel before sets these to 0, and one after rounds them
-    with at most two blocks and many heads, a program takes a head's blocks one after another, and each thread keeps its
-        part of the sum between them in memory that no other reads: 17 MB for 256 queries per head, which fit L2, more
+    TMA adds to fp32 values in memory, in the order in which programs get there, so the last bits may differ from run to
+        run; one kernel zeroes these values before, and one rounds them after
+    with at most two blocks and many heads, a program takes a head's blocks one after the other; between them each
+        thread keeps its part of the sum in private memory: 17 MB for 256 queries per head, which fit in L2, and more
         for longer ones
 
-In us on an H200, bf16 (batch x heads x tokens x dim), causal / full; with seven products in Triton as recorded before,
-and cuDNN's in the same run:
+Times in us on an H200 in bf16 (batch x heads x tokens x dim), causal / full: seven matmuls in Triton, recorded earlier,
+and cuDNN in the same run:
 
                                 seven             five            cuDNN
     64 x 16 x 256 x 128       454 / 468        310 / 344        348 / 380
@@ -56,7 +57,7 @@ from kernels.tuned.hopper_attention import (
 )
 from kernels.variants import tuned
 
-MIN_STEPS = 10  # per split: the cost of starting it, storing it in fp32 and adding it to the others, in steps
+MIN_STEPS = 10  # per split: starting it, storing it in fp32 and adding it to the others costs this many steps
 
 
 @gluon.jit
@@ -337,7 +338,7 @@ def grads_kernel(
 
 
 def tile_shape(dim: int) -> tuple[int, int]:
-    """Queries and columns of a tile of queries."""
+    """Return the shape of a query tile: queries and columns."""
     return (128, 64) if dim <= 64 else (64, 128)
 
 
@@ -377,7 +378,8 @@ def scale_kernel(
 
 
 def takes(grad: Tensor, q: Tensor, k: Tensor, *_) -> bool:
-    """Return whether this kernel serves 16-bit heads of 33 to 128, whose gradients may differ in their last bits."""
+    """Return whether this kernel takes the call: 16-bit head dims of 33 to 128, if gradients may differ in their last
+    bits."""
     if not on_hopper(q) or torch.are_deterministic_algorithms_enabled():
         return False
     return 32 < q.shape[3] <= 128 and q.numel() * k.shape[2] > 0
@@ -391,7 +393,7 @@ def num_splits(programs: int, steps: int, at_once: int, causal: bool) -> int:
         programs: blocks of keys, of all key heads.
         steps: maximum loop length, in query tiles of all its query heads.
         at_once: programs that run concurrently.
-        causal: lengths are then spread evenly from nothing to `steps`, and programs start from the longest.
+        causal: whether loop lengths are spread evenly between 0 and `steps`; the longest programs then start first.
     """
     if programs >= 2 * at_once:
         return 1
@@ -419,7 +421,7 @@ def operands(grad, q, k, v, lse, delta, grad_q, grad_k, grad_v, scratch, causal,
 
 
 def launch(grad, q, k, v, lse, delta, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v. delta: sum(grad out) of each row, fp32, as lse."""
+    """Return the gradients of q, k and v. delta is sum(grad out) per row, in fp32, like lse."""
     (batch, kv_heads, keys, dim), (heads, queries) = k.shape, q.shape[1:3]
     blocks, group, (rows, wide) = cdiv(keys, 128), heads // kv_heads, tile_shape(dim)
     steps = cdiv(queries, rows)
@@ -428,7 +430,7 @@ def launch(grad, q, k, v, lse, delta, causal: bool, scale: float) -> tuple[Tenso
     grad_q = sums = padded_empty(q.shape, q)
     grad_k, grad_v = (padded_empty((batch, kv_heads * parts, keys, dim), k if parts == 1 else delta) for _ in range(2))
     whole = blocks == 1 or (blocks == 2 and batch * kv_heads >= at_once)
-    whole = whole and parts == 1 and not (causal and queries > keys)  # each query is seen by the first block
+    whole = whole and parts == 1 and not (causal and queries > keys)  # every query sees the first block
     scratch, side = None, 1
     if whole:
         programs = min(batch * kv_heads, at_once)

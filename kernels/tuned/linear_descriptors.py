@@ -1,9 +1,10 @@
-"""linear_act with tensor descriptors: more than 32 rows of 16 bits (or tf32), on compute capability 9.0 and 10.0.
+"""Tuned linear_act with tensor descriptors, for more than 32 rows in 16 bits (or tf32) on compute capability 9.0 and
+10.0.
 
-It takes x and weight whose rows start at multiples of 16 bytes, and copies others into such rows where the product is
-large. Compared with the plain kernel, with bias and GELU in bf16 on an H200: 1.28 to 1.37 times as fast at the three
-sizes below, and 4.7 times at 1023 x 4097 x 4099, whose rows are copied first (75 us, 25 of them the copies, where the
-plain kernel takes 352 and torch.compile, which copies too, 105). TFLOP/s of one run, one step after the other:
+Rows of x and weight must start at multiples of 16 bytes; if the matmul is large, other rows are copied to padded ones
+first. With bias and GELU in bf16 on an H200 it is 1.28x to 1.37x faster than the plain kernel at the three sizes below.
+At 1023 x 4097 x 4099, with copies, it is 4.7x faster: 75 us, 25 of them the copies, against 352 for the plain kernel
+and 105 for torch.compile, which copies too. TFLOP/s from one run, step by step:
 
                                                                           8192^3   4096^3   8192 x 4096 x 11008
     the plain kernel, tiles of 128 x 128                                     572      578      568
@@ -19,10 +20,10 @@ plain kernel takes 352 and torch.compile, which copies too, 105). TFLOP/s of one
     cuBLAS and a GELU kernel                                                 748      686      704
     cuBLAS, linear and bias alone                                            793      762      783
 
-Without an activation it is level with cuBLAS (789, 762 and 799). With one the tensor cores wait 1.2 us of the 46 that a
-tile takes at 4096^3: the GELU's eight instructions per element keep an SM's four schedulers busy for 2048 cycles.
+Without an activation it matches cuBLAS (789, 762 and 799). With GELU the tensor cores idle for 1.2 of a tile's 46 us at
+4096^3: GELU's eight instructions per element keep an SM's four schedulers busy for 2048 cycles.
 
-Source: the order of tiles and the persistent loop after Triton's tutorials 03 and 09.
+Source: Triton's tutorials 03 (order of tiles) and 09 (persistent loop).
 """
 
 from functools import lru_cache
@@ -38,9 +39,9 @@ from kernels.descriptors import ALIGNMENT, LARGE_TILES, described_rows, takes_de
 from kernels.tiled.linear_act import run
 from kernels.variants import tuned
 
-FEW_ROWS = 32  # up to which linear_few_rows.py takes the call
+FEW_ROWS = 32  # linear_few_rows.py takes calls of up to this many
 
-# Rows and columns of a tile, warps, microseconds of a round of one tile a multiprocessor at K = 4096 (H200, bf16).
+# Rows and columns of a tile, warps, microseconds per round of one tile per SM at K = 4096 (H200, bf16).
 TILES = (
     (128, 256, 8, 45.4),
     (256, 128, 8, 47.0),
@@ -130,16 +131,16 @@ def linear_act_descriptors_kernel(
 def settings(
     m: int, n: int, dtype: torch.dtype, residual: bool = False, keep_sum: bool = False, multiprocessors: int = 132
 ) -> dict:
-    """Tiles for an (m, n) result, with a residual read or the sum also written.
+    """Return launch settings for an (m, n) result; `residual` is also read, or with `keep_sum` the sum also written.
 
-    Large tiles read fewer bytes from L2 (128 x 256 reads 3/4 of 128 x 128's), but SMs take tiles in waves, and a last
-    wave of a few tiles takes as long as a full one: the fastest of TILES is the one whose waves add up to the shortest
-    time. A step of K is 128 bytes of a row, the span of TMA's swizzle; tiles of 64 rows, which are memory-bound, take
-    two. Load stages are as many as fit next to a part of the tile being stored, up to four, or six for tiles of 64
-    rows. A tile leaves in halves; in quarters where a second tensor needs registers that halves would spill, and for
-    4-byte elements. Result rows that are not a multiple of 16 bytes are stored by address, which takes registers: in
-    twice as many parts, and only one result for large tiles. 16 rows of tiles make a group: 132 tiles of 128 x 256 are
-    about a square then.
+    Large tiles read fewer bytes from L2 (128 x 256 reads 3/4 as many as 128 x 128). But SMs take tiles in waves, and a
+    last wave with few tiles takes as long as a full one, so the choice from TILES is the one whose waves add up to the
+    shortest time. A step along K is 128 bytes of a row, the span of TMA's swizzle; tiles of 64 rows, which are
+    memory-bound, take two. There are as many load stages as fit next to the part of the tile being stored, up to four,
+    or six for tiles of 64 rows. A tile is stored in halves, or in quarters for 4-byte elements and where a second
+    tensor needs so many registers that halves would spill. Result rows that are not a multiple of 16 bytes are stored
+    through addresses, which take registers: twice as many parts, and only one result for large tiles. A group is 16
+    rows of tiles, so that 132 tiles of 128 x 256 cover roughly a square.
     """
 
     def time(tile: tuple) -> float:
@@ -168,7 +169,7 @@ def settings(
 
 
 def operands(x, weight, bias, residual, y, s, chosen: dict) -> tuple:
-    """The kernel's arguments for matrices in tiles of these settings; residual and s may be None."""
+    """Return the kernel's arguments for these matrices and settings; residual and s may be None."""
     tile_m, tile_n, tile_k = chosen["BLOCK_M"], chosen["BLOCK_N"], chosen["BLOCK_K"]
     part = [tile_m, tile_n // chosen["PARTS"]]
     describe = TensorDescriptor.from_tensor
@@ -210,7 +211,7 @@ def pad_rows_kernel(
 
 
 def padded(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Copy both, in one launch, into rows that begin at multiples of 32 bytes, with zeros after their columns."""
+    """Copy both in one launch, to rows that start at multiples of 32 bytes and end in zeros."""
     (m, k), n = x.shape, weight.shape[0]
     stride = cdiv(k, 16) * 16
     copies = x.new_empty(m, stride), weight.new_empty(n, stride)
@@ -220,15 +221,15 @@ def padded(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
 
 def worth_padding(m: int, k: int, n: int, itemsize: int, multiprocessors: int) -> bool:
-    """Return whether the plain kernel takes longer than copies of x and weight cost. Where rows begin between multiples
-    of 16 bytes it takes 0.042 us for each of K and a round of tiles; copies take 10 us, the second launch among them,
-    and their bytes at 3.4 TB/s (H200, bf16)."""
+    """Return whether copying x and weight is faster than the plain kernel. With rows that are not aligned to 16 bytes,
+    the plain kernel takes 0.042 us per column of x and round of tiles. Copies take 10 us, including the second launch,
+    plus their bytes at 3.4 TB/s (H200, bf16)."""
     rounds = cdiv(cdiv(m, 128) * cdiv(n, 128), multiprocessors)
     return 0.042 * rounds * k > 10 + 2 * (m + n) * k * itemsize / 3.4e6
 
 
 def takes(x, weight, bias, residual, act: str | None, tf32: bool) -> bool:
-    """Return whether a kernel with descriptors, of few rows or of many, takes the call."""
+    """Return whether a kernel with descriptors takes the call, with few rows or many."""
     n, k = weight.shape
     if not ((x.itemsize == 2 or tf32) and n and x.numel() and shared_memory(x) >= LARGE_TILES):
         return False
@@ -238,7 +239,7 @@ def takes(x, weight, bias, residual, act: str | None, tf32: bool) -> bool:
 
 
 def as_descriptors_take(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return matrices x and weight where descriptors take both as they are, else padded copies."""
+    """Return the matrices x and weight if descriptors take both as they are, else padded copies."""
     return (x, weight) if takes_descriptors(x, weight) else padded(x, weight)
 
 

@@ -1,21 +1,21 @@
-"""Linear layers of up to 32 rows, as where a model generates tokens, on tensor cores and, of one row, without them.
+"""Linear layers of up to 32 rows, as in token generation: on tensor cores, or without them for a single row.
 
-Such a layer reads almost only weights, each used by few rows: they must stream at full memory bandwidth.
+Almost all of such a layer's traffic is weights, and each is used by only a few rows. They must stream at full memory
+bandwidth.
 
 **Up to 32 rows** (linear_act in 16 bits or tf32, on compute capability 9.0 and 10.0, rows of x and weight as in
-linear_descriptors.py). A tile of linear_descriptors.py has at least 64 rows, most of them empty, and takes as much of x
-with each step of K as of the weights. Here the product is transposed, W x^T: the weights are the operand that must have
-64 rows, and x's rows are columns, where 16 suffice; shared memory goes to weights in flight. Bias and GELU in bf16 on
-an H200, K = N = 4096, in us of one run:
+linear_descriptors.py). A tile of linear_descriptors.py has at least 64 rows, most of them empty here, and loads as much
+of x per step of K as of the weights. This kernel transposes the matmul, W x^T: the weights become the operand that
+needs 64 rows, and x's rows become columns, where 16 are enough. So shared memory holds weights in flight. Bias and GELU
+in bf16 on an H200, K = N = 4096, us from one run:
 
     1, 2, 8, 16 rows    tiles of 64 x 64                 20.0, 22.0, 20.8, 19.1
                         here                             11.7, 11.8, 12.1, 12.2
                         cuBLAS, linear and bias alone    13.5, 13.5, 13.6, 14.4
 
-**One row** (linear_one_row, which kernels/transformer_block.py calls):  y = n W^T + residual,  or silu(n gate^T) * n
-up^T,  with n = rms_norm(x) or x. A program owns a few outputs and walks along K, and there are thousands of programs;
-each rereads x from L2, so it can also normalise it: RMSNorm's factor is the same for all of K and is multiplied in at
-the end.
+**One row** (linear_one_row, which kernels/transformer_block.py calls): y = n W^T + residual, or silu(n gate^T) * n
+up^T, with n = rms_norm(x) or x. Thousands of programs each own a few outputs and loop over K. Each rereads x from L2,
+so it can normalise x itself: RMSNorm's factor is the same for all of K and is applied at the end.
 
     unfused   rms_norm: write n | gate: write g | up: write u | silu: write a | product: write h        five launches
     fused     write h                                                                                   one launch
@@ -78,8 +78,8 @@ def linear_act_few_kernel(
 def few_settings(m: int, n: int, dtype: torch.dtype, multiprocessors: int = 132) -> dict:
     """Return launch settings for an (m, n) result of up to FEW_ROWS rows.
 
-    About 200 KB of loads are in flight per SM: one program's where each SM has one program, else half of that for each
-    of two, so that one's epilogue runs under the other's loads.
+    About 200 KB of loads are in flight per SM. If the grid has at most one program per SM, they are all that program's.
+    Otherwise each of two programs has half, and one's epilogue overlaps the other's loads.
     """
     shared = cdiv(n, 64) > multiprocessors
     block_m, bytes_k = 16 if m <= 16 else 32, 256 if shared else 512
@@ -94,7 +94,7 @@ def few_settings(m: int, n: int, dtype: torch.dtype, multiprocessors: int = 132)
 
 
 def few_operands(x, weight, bias, residual, y, s, chosen: dict) -> tuple:
-    """The kernel's arguments for matrices in tiles of these settings; bias, residual and s may be None."""
+    """Return the kernel's arguments for these matrices and settings; bias, residual and s may be None."""
     of_x, of_weight = (
         TensorDescriptor.from_tensor(each, [chosen[rows], chosen["BLOCK_K"]])
         for each, rows in ((x, "BLOCK_M"), (weight, "BLOCK_N"))
@@ -189,12 +189,12 @@ def linear_one_row(
     residual: Tensor | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
-    """weight n + residual, or silu(gate n) * (weight n) + residual, with n = rms_norm(x, norm), in one launch.
+    """Compute weight n + residual, or silu(gate n) * (weight n) + residual, n = rms_norm(x, norm), in one launch.
 
     Args:
-        x: (..., k) with one row, floating-point, contiguous, as are the others; of one dtype and device.
+        x: (..., k) with one row, floating-point. All tensors are contiguous and share one dtype and device.
         weight, gate: (n, k).
-        norm: (k,), the weight of the norm; without it, x is used as it is.
+        norm: (k,), the norm's weight; if not given, x is not normalised.
         residual: (..., n).
         eps: the norm's.
 
@@ -208,7 +208,7 @@ def linear_one_row(
     if x.numel() != k:
         raise ValueError(f"linear_one_row takes x of (..., {k}) with one row, got {tuple(x.shape)}: use linear_act")
     y = torch.empty(*x.shape[:-1], n, dtype=x.dtype, device=x.device)
-    # 8 KB of weights a program in flight; seven programs on a multiprocessor make 57 KB.
+    # Each program has 8 KB of weights in flight; with seven programs an SM has 57 KB.
     chosen = {"BLOCK_N": 4, "BLOCK_K": 1024, "num_warps": 4}
     with torch.cuda.device_of(x):
         grid = (cdiv(n, chosen["BLOCK_N"]),)

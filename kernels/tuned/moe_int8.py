@@ -1,19 +1,20 @@
-"""moe_int8 for few tokens in one or two launches, and with tensor descriptors of its weights.
+"""Tuned moe_int8: one or two launches for few tokens, and tensor descriptors for the weights.
 
 Times on an H200, bf16, 64 experts of 2048 x 768, top 8.
 
-**Up to 8 tokens: one launch.** A program finds its token's experts by itself and reads some rows of all k, so that
-neither their list nor the sum over experts leaves its registers: no other launch is waited for. Each token reads its
-experts' weights for itself. 8.9 us for one token, where finding the experts in a launch of its own took 11.6.
+**Up to 8 tokens: one launch.** A program finds its token's experts itself and reads some rows of all k of them. Neither
+the list of experts nor the sum over them leaves its registers, so it waits for no other launch. Tokens do not share the
+weights they read. One token takes 8.9 us; finding the experts in a launch of its own took 11.6.
 
-**9 to 64 tokens: two launches**, the second the sum over experts. A program owns outputs of one expert and ranks the
-experts for all tokens by itself, which with so few costs less than launches that do it once: 35 us for 9 tokens, 38 for
-32 and 36 for 64; in four launches, with descriptors, 48, 56 and 53. At 128 tokens it no longer pays.
+**9 to 64 tokens: two launches**, the second for the sum over experts. A program owns outputs of one expert and ranks
+the experts for all tokens itself. With so few tokens that is cheaper than separate launches that do it once: 35 us for
+9 tokens, 38 for 32 and 36 for 64; four launches, with descriptors, take 48, 56 and 53. At 128 tokens it no longer pays
+off.
 
-**More tokens: four launches**, as the plain kernel, with weights by the copy engine (TMA) and straight from registers
-to the tensor cores, made 16-bit floats two at a time.
+**More tokens: four launches**, as in the plain kernel. TMA loads the weights, programs convert them to 16-bit floats
+two at a time, and the tensor cores read them straight from registers.
 
-The last two take weights whose rows are multiples of 16 bytes, on compute capability 9.0 and 10.0.
+The last two need weight rows in multiples of 16 bytes, and compute capability 9.0 or 10.0.
 """
 
 from functools import lru_cache
@@ -31,9 +32,9 @@ from kernels.routing import combine, is_ahead, routed, softmax
 from kernels.tiled.moe_int8 import run, worst_grid
 from kernels.variants import tuned
 
-FEW, SMALL = 8, 64  # tokens, at most, of one launch and of two
-# A byte u in the low bits of a 16-bit float is a denormal number, u times the smallest there is. Times a power of 2,
-# less 128 units, it is the int8 weight u - 128 in units: one multiply-add, exact, for two weights at a time.
+FEW, SMALL = 8, 64  # most tokens for one launch, and for two
+# A byte u in the low bits of a 16-bit float is the denormal number u times the smallest one. Multiplied by a power of
+# 2, minus 128 units, it is the int8 weight u - 128 in these units: one exact multiply-add for two weights at a time.
 FACTOR = {torch.bfloat16: 2.0**127, torch.float16: 2.0**15, torch.float32: 1.0}
 UNIT = {torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9, torch.float32: 1.0}
 
@@ -98,8 +99,8 @@ def moe_int8_few_kernel(
 
 
 def few_settings(tokens: int, experts: int, top_k: int, cols: int, dtype: torch.dtype) -> dict:
-    """Return launch settings of moe_int8_few_kernel: rows of 2048 weights in parts, so that loads are always in flight;
-    few outputs per program where there are few programs."""
+    """Return launch settings of moe_int8_few_kernel. Rows of 2048 weights are read in parts, so that loads are always
+    in flight; with few programs, each has few outputs."""
     block_out = min(8, 2 * next_power_of_2(tokens))
     return {
         "BLOCK_EXPERTS": next_power_of_2(experts),
@@ -184,7 +185,7 @@ def moe_int8_small_kernel(
 
 @lru_cache(maxsize=1024)  # batches come in many sizes
 def small_settings(tokens: int, experts: int, top_k: int, cols: int, dtype: torch.dtype) -> dict:
-    """Return launch settings of moe_int8_small_kernel: as many tokens a tile as an expert has on average."""
+    """Return launch settings of moe_int8_small_kernel: as many tokens per tile as an expert has on average."""
     mean = cdiv(tokens * top_k, experts)
     chosen = {
         "ALL_TOKENS": next_power_of_2(tokens),
@@ -221,11 +222,11 @@ def launch_small(x, logits, weight, scale, top_k: int, act: str, y: torch.Tensor
     combine(h, picked, y)
 
 
-# Tokens an expert has on average, at most: BLOCK_TOKENS, BLOCK_OUT, BLOCK_IN, warps, stages.
+# Most tokens per expert on average -> BLOCK_TOKENS, BLOCK_OUT, BLOCK_IN, warps, stages.
 TILES = {
-    64: (32, 128, 128, 4, 3),  # weights are what is read: little room for tokens that are not there
+    64: (32, 128, 128, 4, 3),  # most reads are weights: few rows for tokens
     256: (64, 256, 64, 8, 4),
-    float("inf"): (128, 128, 64, 8, 4),  # two programs on a multiprocessor: one converts while the other multiplies
+    float("inf"): (128, 128, 64, 8, 4),  # two programs per SM: one converts while the other multiplies
 }
 
 
@@ -301,7 +302,7 @@ def grouped_settings(tokens: int, experts: int, top_k: int, cols: int, dtype: to
 
 
 def grouped_arguments(x, weight, scale, entries, count, h, top_k: int, act: str) -> tuple[tuple, dict]:
-    """The kernel's arguments and options."""
+    """Return the kernel's arguments and options."""
     (experts, out_cols, cols), tokens = weight.shape, len(x)
     options = {"TOP_K": top_k, "ACT": act, **grouped_settings(tokens, experts, top_k, cols, x.dtype)}
     described = TensorDescriptor.from_tensor(weight, [1, options["BLOCK_OUT"], options["BLOCK_IN"]])
@@ -318,7 +319,7 @@ def launch_grouped(x, logits, weight, scale, top_k: int, act: str, y: torch.Tens
 
 
 def _launch_for(x, weight):
-    """Return the launch that takes the call, or None where the plain kernel serves."""
+    """Return the launch that takes the call, or None if the plain kernel has to."""
     tokens = x.numel() // x.shape[-1]
     if tokens <= FEW:
         return launch_few

@@ -1,8 +1,8 @@
-"""Keep 16-bit elements in registers as they were loaded, two to a register, until their next use.
+"""Keep 16-bit elements packed in registers as loaded, two per register, until their next use.
 
-In fp32, the dtype of the arithmetic, a row takes twice as many registers. The compiler (Triton 3.6 and 3.7) makes a
-conversion that occurs twice once, and keeps its result: a row stays packed only where the second conversion differs
-from the first. See unpack.
+The arithmetic is in fp32, where a row takes twice as many registers. If the source converts a row twice, the compiler
+(Triton 3.6 and 3.7) converts it once and keeps the fp32 result in registers. The row stays packed only if the second
+conversion differs from the first. See unpack.
 """
 
 import triton

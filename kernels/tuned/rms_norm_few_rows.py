@@ -1,10 +1,10 @@
-"""Backward pass of rms_norm and residual_rms_norm in one launch, for at most 128 rows, and no more than SMs.
+"""Tuned backward pass of rms_norm and residual_rms_norm in one launch, for at most 128 rows and no more rows than SMs.
 
-Time goes to launches there, and the plain backward needs two: one for the rows, one to sum the programs' shares of
-grad_weight. Here one launch holds both the programs for the rows' gradients and those for the sums over rows, and
-neither needs results of the other: it requests 20 B/element in fp32; the second reads hit L2.
+With so few rows, launches take most of the time. The plain backward pass needs two: one for the rows, one to sum the
+programs' shares of grad_weight. Here one launch has both kinds of programs, and neither needs the other's results. It
+requests 20 B/element in fp32; the second reads hit L2.
 
-On an H200, bf16, 128 rows of 8192 take 6.5 us, in two launches 9.0 to 10.3 us.
+On an H200 in bf16, 128 rows of 8192 columns take 6.5 us; two launches take 9.0 to 10.3 us.
 """
 
 from functools import cache
@@ -19,7 +19,7 @@ from kernels.op import like
 from kernels.rowwise.blocks import compute_dtype, row_blocks
 from kernels.variants import tuned
 
-MAX_ROWS = 128  # one program holds 64 columns of them in registers
+MAX_ROWS = 128  # one program holds 64 columns of all rows in registers
 MAX_COLUMNS = 16384  # one program holds a row and its gradient
 GAIN = "1.4x to 1.6x at 128 x 8192 over two launches (H200, bf16)"
 
@@ -78,7 +78,7 @@ def rms_norm_few_rows_backward_kernel(
 
 @cache
 def settings(cols: int, dtype: torch.dtype) -> dict:
-    """Return the blocks and warps: 8 warps hold a row, 16 the widest."""
+    """Return the blocks and warps: 8 warps per row, 16 for the widest."""
     head, tail = row_blocks(cols)
     blocks = {"HEAD": head, "TAIL": tail, "BLOCK_ROWS": MAX_ROWS, "BLOCK_COLS": 64}
     return {**blocks, "COMPUTE": compute_dtype(dtype), "num_warps": 8 if head + tail <= 8192 else 16}
@@ -109,7 +109,7 @@ def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple | None:
 def backward(
     grad_y: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, grad_sum: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x and weight; `grad_sum` is added to x's."""
+    """Return the gradients of x and weight; grad_sum, if given, is added to x's."""
     grad_x, weight = like(x), weight.contiguous()
     grad_weight = torch.empty_like(weight)
     grad_y, x, grad_sum = as_rows(grad_y), as_rows(x), None if grad_sum is None else grad_sum.contiguous()

@@ -1,13 +1,14 @@
-"""Backward pass of rms_norm and residual_rms_norm for wide rows of 16 bits, read again from the L1 cache.
+"""Tuned backward pass of rms_norm and residual_rms_norm for wide 16-bit rows, reread from the L1 cache.
 
-Wide are rows that the plain backward does not hold in registers, of up to 32768 columns, which are whole vectors of 16
-bytes. It reads them twice, from memory, in two launches. Here a program, alone on its SM, loops over
-rows: it reads a row and its gradient for the sum over all columns, then again from the L1 cache to write, and keeps its
-share of grad_weight in registers. So memory moves 6 B/element instead of 10; for residual_rms_norm 8 instead of 12.
+It takes rows of up to 32768 columns, in multiples of 16 bytes, that the plain backward pass cannot hold in registers
+and so reads from memory twice, in two launches. Here each SM runs one program, which loops over rows. The program reads
+a row and its gradient once for the sum over all columns, then rereads both from the L1 cache to write the result. Its
+share of grad_weight stays in registers. That moves 6 B/element instead of 10, and 8 instead of 12 for
+residual_rms_norm.
 
-On an H200, bf16, us, and in brackets those of two launches: 4096 x 32768 289 (337), with a residual 329 (405); 7282 x
-18432 317 (335), with a residual 359 (402). The sums spill 8 to 128 bytes per thread; half as many threads, which have
-registers for all of them, take 314 and 402 us at 32768 columns.
+Times on an H200 in bf16, in us, with two launches in brackets: 4096 x 32768 takes 289 (337), with a residual 329 (405);
+7282 x 18432 takes 317 (335), with a residual 359 (402). The sums spill 8 to 128 bytes per thread. Half as many threads
+don't spill, but take 314 and 402 us at 32768 columns.
 """
 
 import torch
@@ -21,7 +22,7 @@ from kernels.rowwise.rms_norm import fits_registers
 from kernels.rowwise.sums import sums_of_programs
 from kernels.variants import tuned
 
-MAX_COLUMNS = 32768  # a row and its gradient are 128 KB of an SM's L1 cache, the share of grad_weight its registers
+MAX_COLUMNS = 32768  # a row and its gradient take 128 KB of L1, the share of grad_weight the registers
 TILE = 8192  # columns of a tile
 NUM_WARPS = 32
 GAIN = "1.06x at 7282 x 18432 to 1.23x at 4096 x 32768 with a residual, over two launches (H200, bf16)"
@@ -103,7 +104,7 @@ def settings(cols: int) -> dict:
 
 
 def _in_vectors(x: Tensor) -> bool:
-    """Return whether the rows of x begin and end at multiples of 16 bytes; as_rows copies where it finds no view."""
+    """Return whether x's rows start and end at multiples of 16 bytes; as_rows copies x if no view exists."""
     return x.data_ptr() % 16 == 0 and all(size % 8 == 0 for size in (*x.stride()[:-1], x.shape[-1]))
 
 
@@ -134,7 +135,7 @@ def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple | None:
 def backward(
     grad_y: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, grad_sum: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x and weight; `grad_sum` is added to x's."""
+    """Return the gradients of x and weight; grad_sum, if given, is added to x's."""
     grad_x, weight = like(x), weight.contiguous()
     grad_y, x, grad_sum = as_rows(grad_y), as_rows(x), None if grad_sum is None else grad_sum.contiguous()
     rows, cols = x.shape

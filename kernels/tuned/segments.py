@@ -1,7 +1,7 @@
 """Split rows of any width and alignment into 16-byte vectors and an edge, so that threads access 16 bytes at a time.
 
-A 16-byte access needs 16-byte alignment. A 16-bit row of 1025 columns may start at an address aligned to 2 bytes, which
-forces 2-byte accesses wherever the compiler does not know better. So such a row is held as
+A 16-byte access needs 16-byte alignment. A 16-bit row of 1025 columns may start at an address aligned to only 2 bytes,
+so the compiler has to use 2-byte accesses. A kernel therefore splits such a row into
 
     aligned 16-byte vectors, and
     edge   if UNALIGNED: the elements before the first aligned vector and after the last, fewer than two vectors
@@ -9,7 +9,7 @@ forces 2-byte accesses wherever the compiler does not know better. So such a row
                       |  :       :       :       :       :  |    `:` multiples of 16 bytes
                       edge vectors ----------------------> edge
 
-Kernels take VECTOR, in elements, and UNALIGNED.
+Kernels take VECTOR (in elements) and UNALIGNED.
 """
 
 from functools import cache
@@ -33,11 +33,12 @@ def _vectors(cols: int, itemsize: int, beyond: int, *strides: int) -> tuple[int,
 def row_vectors(*tensors: torch.Tensor) -> tuple[int, bool]:
     """Return VECTOR and UNALIGNED for rows read together: (rows, cols), one dtype, columns side by side.
 
-    VECTOR is 1 where rows of two of the tensors start at different places within a vector, or are shorter than two.
+    VECTOR is 1 if two of the tensors have rows that start at different offsets within a vector, or if rows are shorter
+    than two vectors.
     """
     first, addresses, strides = tensors[0], 0, []
     for each in tensors:
-        addresses |= each.data_ptr()  # together a multiple of 16 where each is one; 0 of a tensor without data
+        addresses |= each.data_ptr()  # a multiple of 16 if all are; 0 for a tensor without data
         strides.append(each.stride(0))
     return _vectors(first.shape[-1], first.itemsize, addresses % VECTOR_BYTES, *strides)
 

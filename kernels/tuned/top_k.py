@@ -1,13 +1,14 @@
-"""Tuned softmax_topk: the k largest entries of a row from the groups with the largest maxima.
+"""Tuned softmax_topk: find a row's k largest entries in the k groups of columns with the largest maxima.
 
-A row's columns are in groups: of neighbours in rows of up to 4096 columns, of all columns that one lane reads in wider
-ones. The k groups with the largest maxima hold all k winners, for each of those groups has one entry at least as large
-as anything outside them. So k rounds over the maxima, which the softmax computes anyway, choose k groups; their
-columns, still in the cache, are read again, and k rounds over those give the winners. The plain kernel's rounds go over
-whole rows. Rows of any alignment are accessed 16 bytes at a time, except their edges (segments.py).
+The columns of a row form groups: neighbours in rows of up to 4096 columns, all columns that one lane reads in wider
+rows. The k groups with the largest maxima contain all k winners, because each has an entry at least as large as
+anything outside them. So k rounds over the maxima, which the softmax computes anyway, choose k groups. Their columns
+are reread from the cache, and k rounds over these find the winners. The plain kernel's rounds go over whole rows. Rows
+of any alignment are accessed 16 bytes at a time, except for their edges (segments.py).
 
-Rows of more than 4096 columns are read twice: holding them leaves too few rows in flight. On an H200, bf16, k = 8, per
-cent of copy bandwidth against holding: 77 and 58 at 8192 columns, 82 and 50 at 16384.
+Rows of more than 4096 columns are read twice: keeping them in registers leaves too few rows in flight. On an H200 in
+bf16 with k = 8, reading twice reaches 77 % of copy bandwidth at 8192 columns and 82 % at 16384; keeping rows in
+registers reaches 58 % and 50 %.
 """
 
 import torch
@@ -174,10 +175,10 @@ def softmax_topk_wide_kernel(
 
 
 def settings(cols: int, k: int, dtype: torch.dtype, vector: int = 1) -> dict:
-    """Return constexprs and num_warps for rows of `cols` elements, in vectors of `vector`, the k largest wanted.
+    """Return constexprs and num_warps for the k largest of `cols` elements per row, read in vectors of `vector`.
 
-    One warp needs no barrier in its 2 k rounds: rows of up to 1024 columns have one each. In 16 bits groups of 32 leave
-    rows of 4096 fewer maxima to compare; wide rows have 64 elements per thread, and at most 32 warps.
+    A single warp needs no barrier in its 2 k rounds, so rows of up to 1024 columns have one each. In 16 bits, groups of
+    32 give rows of 4096 columns fewer maxima to compare. Wide rows have 64 elements per thread and at most 32 warps.
     """
     key = tl.int32 if dtype.itemsize == 2 and cols <= 2**16 else tl.int64
     chosen = {"K": k, "SLOTS": next_power_of_2(k), "KEY": key}
@@ -209,7 +210,7 @@ def _compile_arguments(*shape: int, dtype: torch.dtype):
     compile_arguments=_compile_arguments,
 )
 def forward(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return probabilities, the k largest, and their indices."""
+    """Return the probabilities, the k largest of each row, and their indices."""
     y, values, indices = softmax_topk_results(x, k)
     x = as_rows(x)
     rows, cols = x.shape

@@ -1,15 +1,17 @@
 """Tuned softmax and its gradient for wide rows, such as vocabularies: at least 12289 columns forward, 8193 backward.
 
-It gains 1.5x over the plain kernel's two fp32 blocks at 4096 x 32000 (H200, bf16).
+At 4096 x 32000 it is 1.5x faster than the plain kernel's two fp32 blocks (H200, bf16).
 
-A row is read once for its maximum and sum, and needed again to write y. 16-bit elements wait in registers packed two to
-each, a chunk after another, in rows of up to 20480 columns; beyond 65536 the last chunk waits, not packed. The rest is
-read again from its end back, and is mostly still in the L1 cache: by an H200's counters 16 % of a second read of 65536
-columns miss it. Rows of any alignment are accessed 16 bytes at a time, except their edges (segments.py). A few rows,
-and gradients of more than 65536 columns, are shared by clusters of programs instead: cluster_softmax.py.
+A row is read once for its maximum and sum, and is needed again to write y. Rows of up to 20480 columns stay in
+registers until then, chunk by chunk, with two 16-bit elements packed per register. Beyond 65536 columns the last chunk
+stays, not packed. The rest is reread from its end backwards, and most of it is still in the L1 cache: on an H200 the
+counters show that 16 % of a second read of 65536 columns misses L1. Rows of any alignment are accessed 16 bytes at a
+time, except for their edges (segments.py). Clusters of programs take few rows, and gradients of more than
+65536 columns, instead: cluster_softmax.py.
 
-On an H200, bf16, us (with nothing cached, or in fp32): 7282 x 18432 take 136 (151). Wider rows cached whole leave an SM
-one program and nothing to do between its reads and writes: 2048 x 65536 take 175 (142).
+On an H200 in bf16, 7282 x 18432 takes 136 us, and 151 with nothing cached, or cached in fp32. Caching wider rows whole
+leaves room for one program per SM, which has nothing to overlap its reads and writes with: 2048 x 65536 takes 175 us
+that way and 142 without.
 """
 
 from functools import cache
@@ -165,10 +167,10 @@ def softmax_backward_wide_kernel(
 
 
 def chunks(cols: int, vector: int, unaligned: bool, lanes: int, each: int, cached: int) -> dict:
-    """Return LANES, EACH, NUM_CACHED, NUM_UNMASKED and REREADS for rows of `cols` columns, with at most `cached` chunks
-    in registers.
+    """Return LANES, EACH, NUM_CACHED, NUM_UNMASKED and REREADS for rows of `cols` columns, at most `cached` chunks
+    cached.
 
-    Only in whole vectors of 16-bit elements are there two to a register; of others, half as many fit.
+    Only whole vectors of 16-bit elements are packed two per register; half as many chunks of other rows fit.
     """
     in_every_row = (cols - (2 * vector - 2 if unaligned else 0)) // vector * vector // (lanes * each)
     there = cdiv(cols // vector * vector, lanes * each)
@@ -186,9 +188,9 @@ def chunks(cols: int, vector: int, unaligned: bool, lanes: int, each: int, cache
 def settings(cols: int, dtype: torch.dtype, vector: int, unaligned: bool) -> dict:
     """Return the forward's constexprs and launch options, by trial on an H200.
 
-    Rows of up to 20480 columns are cached, by 8 warps each: an SM has four of them. Wider, as many rows at once on an
-    SM as its L1 cache can hold until they are read again, and at least 32 warps; one beyond 65536 columns, whose last
-    32768 are cached.
+    Rows of up to 20480 columns are cached, with 8 warps each, four rows per SM. For wider rows, an SM has as many rows
+    in flight as its L1 cache can hold until they are reread, and at least 32 warps. Beyond 65536 columns it has one row
+    and caches the last 32768 columns.
     """
     if dtype.itemsize == 2 and vector > 1 and cols <= 20480:
         return {**chunks(cols, vector, unaligned, 256, 8, 10), "maxnreg": 64}
@@ -199,10 +201,10 @@ def settings(cols: int, dtype: torch.dtype, vector: int, unaligned: bool) -> dic
 
 @cache
 def backward_settings(cols: int, dtype: torch.dtype, vector: int, unaligned: bool) -> dict:
-    """Return the backward's, by trial on an H200.
+    """Return the backward's constexprs and launch options, by trial on an H200.
 
-    In 16 bits both rows are cached up to 32768 columns, which leaves room for two programs per SM up to 20480; in wider
-    rows 49152 columns, or 40960 with edges.
+    In 16 bits both rows are cached up to 32768 columns; up to 20480, two programs fit on an SM. Wider rows have 49152
+    columns cached, or 40960 with edges.
     """
     if dtype.itemsize != 2 or vector == 1:
         return chunks(cols, vector, unaligned, 1024, 16, 0)

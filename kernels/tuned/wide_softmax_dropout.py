@@ -1,8 +1,9 @@
 """Tuned softmax_dropout and its gradient for rows of more than 8192 columns, partly packed in registers.
 
-A row is held as in wide_softmax.py, with registers left for Philox, and the rest of it is read twice; its mask is
-computed with y. The gradient is held with dropped elements already set to 0: only columns read twice need their mask
-twice. Rows of any alignment are accessed 16 bytes at a time, except their edges (segments.py).
+Rows are cached as in wide_softmax.py, but with registers left over for Philox; the rest of a row is read twice. The
+mask is computed when y is written. The gradient is cached with its dropped elements already set to 0, so only columns
+that are read twice need their mask twice. Rows of any alignment are accessed 16 bytes at a time, except for their edges
+(segments.py).
 """
 
 from functools import cache
@@ -192,14 +193,16 @@ def _chosen(cols: int, dtype: torch.dtype, vector: int, unaligned: bool, lanes: 
 
 @cache
 def settings(cols: int, dtype: torch.dtype, vector: int, unaligned: bool) -> dict:
-    """Return the forward's constexprs and launch options, by trial on an H200: few chunks let an SM have more rows."""
+    """Return the forward's constexprs and launch options, by trial on an H200: with few cached chunks, more rows fit
+    per SM."""
     lanes, cached = (256, 10 if cols <= 20480 else 8) if cols <= 32768 else (512, 2)
     return _chosen(cols, dtype, vector, unaligned, lanes, cached)
 
 
 @cache
 def backward_settings(cols: int, dtype: torch.dtype, vector: int, unaligned: bool) -> dict:
-    """Return the backward's: registers for two rows per SM at a time, for one beyond 57344 columns."""
+    """Return the backward's constexprs and launch options: registers for two rows per SM, for one beyond 57344
+    columns."""
     lanes, cached = (256, 5) if cols <= 10240 else (512, 4 if cols <= 16384 else 5 if cols <= 20480 else 3)
     if cols > 57344:
         lanes = 1024
@@ -241,7 +244,7 @@ def forward(x: torch.Tensor, seed: torch.Tensor, p: float) -> torch.Tensor:
 
 @tuned("softmax_dropout", "training", takes=_takes, gain=GAIN)
 def training(x: torch.Tensor, seed: torch.Tensor, p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return dropout(softmax(x)), and each row's maximum and log2 of the sum."""
+    """Return dropout(softmax(x)), each row's maximum, and log2 of its sum."""
     sums = sums_of(x)
     return _launch(x, sums, seed, p), sums
 
