@@ -31,32 +31,44 @@ def exercise(tmp_path_factory):
 
 
 def in_float16(source: str) -> str:
-    """The check on traffic with inputs of 16 bits, which it meters once: in no second dtype, and no wide row."""
+    """The check on traffic with inputs of 16 bits, which it meters at two sizes: in no second dtype, and no wide row."""
     source = source.replace(", widest=wide", "")
     return source.replace("(x, residual, weight, 1e-6)", "(x.half(), residual.half(), weight.half(), 1e-6)")
 
 
 @pytest.fixture(scope="module")
-def called(exercise, tmp_path_factory):
-    """What the check on traffic calls, and what the model answer did there."""
-    (call,) = exercise.calls(tmp_path_factory.mktemp("calls"))["traffic"]
+def calls(exercise, tmp_path_factory):
+    """What the check on traffic calls, the sizes in its cell and then those that are drawn: each call, and what the model
+    answer did there."""
+    calls = exercise.calls(tmp_path_factory.mktemp("calls"))["traffic"]
+    return [(call, recorded(exercise, call)) for call in calls]
+
+
+@pytest.fixture(scope="module")
+def called(calls):
+    """The first of them."""
+    return calls[0]
+
+
+def recorded(exercise, call: dict) -> dict:
     record = {}
     record_call(exercise.namespace["residual_rms_norm"], inputs_from_json(call), record, name="traffic")
-    return call, record
+    return record
 
 
-def judged(exercise, record: dict, folder) -> dict:
-    answers = {cell["id"]: cell["source"] for cell in exercise.cells if cell["answer"]}
-    return server.judged(exercise, {"check": "traffic", "answers": answers, "calls": [record]}, folder, asked_here())
+def judged(exercise, records: list[dict], folder, answers: dict[str, str] | None = None) -> dict:
+    answers = answers or {cell["id"]: cell["source"] for cell in exercise.cells if cell["answer"]}
+    request = {"check": "traffic", "answers": answers, "calls": records}
+    return server.judged(exercise, request, folder, asked_here())
 
 
-def test_two_results_are_recorded_and_replayed(exercise, called, tmp_path):
-    call, record = called
-    assert len(record["result"]) == 2
-    assert same(record["values"], call["values"])
-    reply = judged(exercise, record, tmp_path)
+def test_two_results_are_recorded_and_replayed(exercise, calls, tmp_path):
+    for call, record in calls:
+        assert len(record["result"]) == 2
+        assert same(record["values"], call["values"])
+    reply = judged(exercise, [record for _, record in calls], tmp_path)
     assert reply["state"] == PASS, reply
-    assert all_same(reply["values"], [call["values"]])
+    assert all_same(reply["values"], [call["values"] for call, _ in calls])
 
 
 @pytest.mark.parametrize(
@@ -84,13 +96,13 @@ def test_two_results_are_recorded_and_replayed(exercise, called, tmp_path):
 def test_a_forged_result_passes_no_check(exercise, called, tmp_path, forge):
     call, record = called
     record = {**copy.deepcopy(record), "result": forge(record["result"])}
-    reply = judged(exercise, record, tmp_path)
+    reply = judged(exercise, [record], tmp_path)
     assert reply["state"] in (FAIL, ERROR) or not all_same(reply["values"], [call["values"]]), reply
 
 
 def test_plain_values_are_no_tensors(exercise, called, tmp_path):
     call, _ = called
-    reply = judged(exercise, {"plain": [1.0, 2.0], "values": call["values"]}, tmp_path)
+    reply = judged(exercise, [{"plain": [1.0, 2.0], "values": call["values"]}], tmp_path)
     assert reply["state"] == FAIL
     assert "a result is not a tensor" in reply["message"]
 
@@ -141,18 +153,17 @@ def residual_rms_norm_kernel(x_ptr, residual_ptr, weight_ptr, y_ptr, sum_ptr, co
 
 
 @pytest.mark.parametrize(("more", "state", "told"), [(0, PASS, ""), (50, FAIL, "out-of-bounds read of")])
-def test_tensor_descriptors_are_replayed_within_their_tensors(exercise, called, tmp_path, more, state, told):
-    """Whatever shape a descriptor claims."""
+def test_tensor_descriptors_are_replayed_within_their_tensors(exercise, tmp_path, monkeypatch, more, state, told):
+    """Whatever shape a descriptor claims. Its rows must be whole 16 bytes, so a width that is drawn is, too."""
+    monkeypatch.setattr(cases, "between", lambda least, most, *_: most // 8 * 8)
+    calls = server.RunExercise(exercise.cells, 0, tmp_path).calls(tmp_path)["traffic"]
     cells = [
         cell | {"source": DESCRIPTORS.replace("MORE", str(more)) if cell["id"] == "kernel" else cell["source"]}
         for cell in exercise.cells
     ]
     own = server.RunExercise(cells, 0, tmp_path)
-    call, record = called[0], {}
-    record_call(own.namespace["residual_rms_norm"], inputs_from_json(call), record, name="traffic")
     answers = {cell["id"]: cell["source"] for cell in cells if cell["answer"]}
-    request = {"check": "traffic", "answers": answers, "calls": [record]}
-    reply = server.judged(exercise, request, tmp_path, asked_here())
+    reply = judged(exercise, [recorded(own, call) for call in calls], tmp_path, answers)
     assert reply["state"] == state, reply
     assert told in reply["message"]
 
@@ -160,7 +171,7 @@ def test_tensor_descriptors_are_replayed_within_their_tensors(exercise, called, 
 @pytest.mark.parametrize("variant", ["__setattr__", "overloads", "no_such"])
 def test_an_operators_variant_is_one_of_its_own(exercise, tmp_path, variant):
     step = {"operator": f"aten.add.{variant}", "args": ["default", 1], "kwargs": {}, "made": []}
-    verdict = judged(exercise, {"steps": [step], "result": []}, tmp_path)
+    verdict = judged(exercise, [{"steps": [step], "result": []}], tmp_path)
     assert verdict["state"] == FAIL
     assert f"add has no variant {variant!r}" in verdict["message"]
 
@@ -284,7 +295,7 @@ def test_names_are_the_callers_whatever_the_signature_and_the_kernel_say(tmp_pat
     cells = exercises_in(only="04")["04_bias_dropout_residual"].cells
     exercise = server.RunExercise(cells, 0, tmp_path)
     exercise.checks = {"traffic": exercise.checks["traffic"]}
-    call, _ = exercise.calls(tmp_path)["traffic"]
+    call, *_ = exercise.calls(tmp_path)["traffic"]
     (launcher,) = (cell["source"] for cell in cells if cell["id"] == "forward")
     for signature in ("x, bias, residual, p, seed, more=1", "x, /, bias, residual, p, seed"):
         changed = launcher.replace("(x, bias, residual, p, seed)", f"({signature})", 1)
