@@ -11,7 +11,7 @@ from kernels.interpreter import runtime
 draw = 0
 
 
-MANY = 20000  # elements: more than a few programs cover
+MANY = 20000  # elements: too many for a few programs
 
 PLACES = ("first", "second", "third", "fourth")
 

@@ -19,7 +19,7 @@ from kernels.philox import philox
 def kept_elements(seed: int, elements: int, p: float, device: torch.device | str = "cpu") -> torch.Tensor:
     """Return the elements that dropout keeps, as (elements,) of bool: those where `tl.rand(seed, element)` is at least
     p."""
-    # p is rounded to float32 as a kernel's argument is.
+    # Round p to float32, like a kernel's argument.
     return drawn(seed, elements, device) >= torch.tensor(p, dtype=torch.float32, device=device)
 
 
@@ -77,7 +77,7 @@ def dropout_cases(
         add("", tensors(*shape, draw), small if math.prod(shape) <= 8 else extent)
     add("a wide row", tensors(1, 5000, draw), extent)
     add("many rows", tensors(260, 3, draw), extent)
-    # 31/32: p and 1 - p are exact in float32, wherever an answer subtracts.
+    # 31/32: p and 1 - p are exact in float32, so it doesn't matter where an answer subtracts.
     add("nearly all dropped", tensors(2, 100, draw), "the scale, 1 / (1 - p), for any p below 1", 0.96875)
     numbers = drawn(seed_of(len(found)), 100)
     exactly = numbers[(numbers > 0.1) & (numbers < 0.6)][0].item()
