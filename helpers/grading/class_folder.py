@@ -135,8 +135,8 @@ def class_in(root: Path, exercises: dict[str, Exercise], student: str | None = N
         before = spelled.setdefault((shown[whose], exercise), name)
         if before != name and not whose[1]:
             raise ValueError(
-                f"{root} has {exercise} of {before!a} and of {name!a}, names that read alike: "
-                "rename one folder, or take one hand-in away"
+                f"{root} has {exercise} of {before!a} and of {name!a}, names that look the same: "
+                "rename one folder, or remove one hand-in"
             )
         if earlier := chosen.get((shown[whose], exercise)):
             left.append((earlier, f"a later one is graded: {path}"))
