@@ -68,7 +68,7 @@ for name, floor in floors.items():
 
 # %% [markdown]
 # **Now run the small layer in eager PyTorch, which launches 14 kernels. How much of its time do these bytes account
-# for?** Lesson 02's time of a launch gives you a first estimate.
+# for?** Lesson 02's launch time gives you a first estimate.
 
 # %% tags=["hide-input"]
 explained = predict_first("share of the eager time that the small layer's bytes explain", unit="%")
