@@ -24,7 +24,7 @@ class _LoaderOfTriton(importlib.abc.Loader):
         self._loader.exec_module(module)
         importlib.import_module("kernels.interpreter.runtime")
 
-    def __getattr__(self, name: str):  # what else a loader has, such as the source that linecache asks for
+    def __getattr__(self, name: str):  # everything else a loader has, such as the source for linecache
         return getattr(self._loader, name)
 
 

@@ -110,12 +110,12 @@ def main(argv: list[str] | None = None) -> int:
 
     arguments, rest = parser.parse_known_args(argv)
     skip_address_grammars()
-    # JupyterLab's own options, and the benchmarks', are theirs to read.
+    # JupyterLab and the benchmarks parse their own options.
     if rest and arguments.command not in ("lab", "bench"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return run(arguments, rest)
-    except BrokenPipeError:  # `| head` has seen enough; what Python would still write at its end goes nowhere
+    except BrokenPipeError:  # `| head` has closed the pipe; discard whatever Python still writes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (OSError, TypeError, ValueError, RuntimeError) as error:
@@ -131,7 +131,7 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
             raise FileNotFoundError(
                 f"{arguments.command} needs {needed}, which is not in {COURSE}: run it in the course's repository"
             )
-    # Each command imports what it needs, so that one whose needs are missing does not take the others with it.
+    # Each command imports its own needs, so that a missing package breaks only the commands that use it.
     match arguments.command:
         case "lab":
             from helpers.lab import open_lab

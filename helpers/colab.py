@@ -20,7 +20,7 @@ from pathlib import Path
 
 COURSE = Path(__file__).resolve().parents[1]
 VIEW = "application/vnd.jupyter.widget-view+json"
-# The server that shows the notebook is there already; nbval and pytest test notebooks.
+# The server that shows the notebook is already installed; nbval and pytest are for testing notebooks.
 NOT_IN_A_KERNEL = {"ipykernel", "jupyterlab", "nbval", "pytest"}
 
 

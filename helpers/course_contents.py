@@ -68,7 +68,7 @@ async def _comms(kernel) -> set[str]:
         client.control_channel.send(client.session.msg("comm_info_request", {}))
         reply = await client.get_control_msg(timeout=PATIENCE)
         return set(reply["content"].get("comms", ()))
-    except (Empty, RuntimeError, ZMQError):  # a page opens whatever happens to its kernel meanwhile
+    except (Empty, RuntimeError, ZMQError):  # a page opens even if its kernel dies in the meantime
         return set()
     finally:
         client.stop_channels()

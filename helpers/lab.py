@@ -11,20 +11,20 @@ from pathlib import Path
 
 COURSE = Path(__file__).resolve().parent.parent
 FIRST_LESSON = "notebooks/00_welcome.ipynb"
-# As JupyterLab keeps a layout. On a small screen the list of files would take a third of each line; a click shows it.
+# JupyterLab's saved layout. On a small screen, the file list would take a third of the width; a click shows it.
 FOLDED = {"collapsed": True, "visible": True, "current": None, "widgets": []}
 FIRST_LAYOUT = {
     "data": {"layout-restorer:data": {"main": {"dock": None}, "left": FOLDED, "right": FOLDED}},
     "metadata": {"id": "default"},
 }
 SETTINGS = Path(__file__).parent / "jupyterlab"
-# The settings that make JupyterLab the course's own, however it is started.
+# The settings that adapt JupyterLab to the course, however it is started.
 OF_COURSE = {
     "ServerApp.contents_manager_class": "helpers.course_contents.CourseContents",
     "ServerApp.kernel_websocket_connection_class": "helpers.prompt_websocket.PromptConnection",
     "LabApp.app_settings_dir": str(SETTINGS),
     "LabApp.custom_css": True,
-    # The field of a guess runs the cells that answer it.
+    # A guess's input field runs the cells that answer it.
     "LabApp.expose_app_in_browser": True,
 }
 
@@ -75,13 +75,13 @@ def open_lab(port: int = 8888, browser: bool = True, options: list[str] | None =
         "ServerApp.open_browser": has_browser,
         "Application.log_level": "WARN",
         "ServerApp.terminado_settings": {"shell_command": [shell]},
-        # Given, so that the server does not announce it in its own words.
+        # Set it, so that the server doesn't announce its own.
         "IdentityProvider.token": secrets.token_hex(24),
         "LabApp.default_url": f"/lab/tree/{first_page()}",
         "LabApp.user_settings_dir": home / "settings",
         "LabApp.workspaces_dir": home / "workspaces",
         **OF_COURSE,
-        # An extension from elsewhere is not in the tested set of versions.
+        # An extension from elsewhere isn't part of the tested versions.
         "LabApp.extension_manager": "readonly",
     }
     options = options or []
@@ -100,7 +100,7 @@ def open_lab(port: int = 8888, browser: bool = True, options: list[str] | None =
         print(f"{server.connection_url.rstrip('/')}/lab/tree/{first_page()}?token={server.identity_provider.token}")
         print("Stop JupyterLab with Control-C, twice.", flush=True)
 
-    # In the loop, where the server comes first: by then it listens.
+    # Schedule it in the loop: the server comes first, so it's listening by then.
     server.io_loop.add_callback(announce)
     server.start()
 

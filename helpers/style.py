@@ -16,7 +16,7 @@ from pathlib import Path
 # Okabe and Ito, "Color universal design" (2008).
 ORANGE, SKY_BLUE, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
-PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, VERMILION, YELLOW)  # of things that only have to differ
+PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, VERMILION, YELLOW)  # for things that only have to differ
 TEXT = "#797979"
 LIMIT = "#7a7a7a"
 STILL_TEXT = "#1a1a1a"  # 17:1 on white; inverted, 15:1 on JupyterLab's dark #111111

@@ -97,7 +97,7 @@ def read(root: Path, trail: Trail, most: int = MAX_BYTES) -> bytes:
 
 def read_one(source: Path | io.BytesIO, name: str, most: int) -> bytes:
     if isinstance(source, Path) and source.is_dir():
-        # A link that was put there since is not followed either.
+        # Don't follow a link that was put there in the meantime either.
         descriptor = os.open(source / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
             return file.read(most + 1)

@@ -25,7 +25,7 @@ from helpers.grading.archives import MAX_ARCHIVE, METADATA, Trail, contents_of, 
 from helpers.grading.exercise import Exercise, number_of
 
 MAX_FILES = 100_000
-# From the path's start: after it, in a student's own folder or archive, the student chooses the names.
+# Match at the start of the path: below that, in a student's own folder or archive, the student chooses the names.
 MOODLE = re.compile(r"(?P<student>[^/]+?)_(?P<id>\d+)_assignsubmission_")
 CANVAS = re.compile(
     r"(?P<student>[^/_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_[^/]+(?:\.zip/.+)?$", re.IGNORECASE | re.DOTALL
@@ -131,12 +131,12 @@ def class_in(root: Path, exercises: dict[str, Exercise], student: str | None = N
     chosen: dict[tuple[str, str], str] = {}
     spelled: dict[tuple[str, str], str] = {}
     for path, exercise, whose, name in answered:
-        # With no number of a platform to tell two apart, one would replace the other's work.
+        # Without a platform's number to distinguish them, one would replace the other's work.
         before = spelled.setdefault((shown[whose], exercise), name)
         if before != name and not whose[1]:
             raise ValueError(
-                f"{root} has {exercise} of {before!a} and of {name!a}, names that read alike: "
-                "rename one folder, or take one hand-in away"
+                f"{root} has {exercise} of {before!a} and of {name!a}, names that look the same: "
+                "rename one folder, or remove one hand-in"
             )
         if earlier := chosen.get((shown[whose], exercise)):
             left.append((earlier, f"a later one is graded: {path}"))
@@ -181,7 +181,7 @@ def common_folder(notebooks: list[str], others: list[str]) -> str:
     tops = {part[0] for part in parts} | {path.split("/")[0] for path in others if "/" in path}
     alike = parts and len(tops - {"", ".."}) == 1 and all(len(part) > 1 for part in parts)
     if alike and MOODLE.match(parts[0][0]):
-        return ""  # a class of one, who names what is below
+        return ""  # a class of one, who chose the names below it
     of_folders = all(len(part) > 2 for part in parts)
     of_platform = any(MOODLE.match(part[1]) or CANVAS.match(part[1]) for part in parts if len(part) == 2)
     return parts[0][0] + "/" if alike and (of_folders or of_platform) else ""
@@ -228,7 +228,7 @@ def student_of(
     if below and first in names:
         return names[first]
     if told := [match for known in (MOODLE, CANVAS) if (match := known.match(path))]:
-        # A file uploaded to Canvas may be called as Moodle would call another student's.
+        # A file uploaded to Canvas may have the name that Moodle would give another student's.
         return (told[0]["student"], told[0]["id"]) if len(told) == 1 else ("", "")
     if below and not first.lower().endswith(".zip"):
         return first, ""
@@ -255,7 +255,7 @@ def told_apart(students: set[tuple[str, str]]) -> dict[tuple[str, str], str]:
 def metadata_of_gradescope(root: Path, metadata: str) -> dict[str, tuple[tuple[Submitter, ...], str]]:
     """Return folder -> who handed it in and when, from Gradescope's own file; empty if there is no such file."""
     try:
-        # No tag of the file makes an object: all is text.
+        # Tags in the file create no objects: everything is text.
         entries = yaml.load(read(root, (metadata,), MAX_ARCHIVE), Loader=yaml.CBaseLoader)
         found = {folder: (submitters_in(entry), entry.get(":created_at") or "") for folder, entry in entries.items()}
     except (OSError, ValueError, yaml.YAMLError, AttributeError, KeyError, TypeError, RecursionError):

@@ -79,7 +79,7 @@ def write(
             (out / f"{name}.zip").unlink(missing_ok=True)
     for page in (out / "feedback").glob("*.html"):
         if page.stem not in {links[student] for student in feedback}:
-            page.unlink()  # an earlier run's, of a name that a roster has changed since
+            page.unlink()  # left by an earlier run, under a name that the roster has since changed
     for student in dict(kept):
         mine = [result for (whose, _), result in given.items() if whose == student]
         write_whole(folder_of(out, student) / "results.json", gradescope(mine, book.total_of(student)))
@@ -145,7 +145,7 @@ def junit(out: Path, students: Class) -> str:
             for name in ("timestamp", "hostname"):
                 suite.attrib.pop(name, None)
             for case in suite.iter("testcase"):
-                # The name of a temporary folder's notebook is meaningless.
+                # The name of a notebook in a temporary folder is meaningless.
                 case.set("classname", clean(f"{each.student}/{each.exercise}"))
             whole.append(suite)
     return ElementTree.tostring(whole, encoding="unicode", xml_declaration=True) + "\n"

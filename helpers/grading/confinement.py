@@ -113,7 +113,7 @@ def enter(process: int) -> None:
     Raises:
         OSError: Linux is older than 5.8, or forbids it.
     """
-    # A sandbox that root made has root's user namespace: in one of its own, root would still be root to /proc/sys.
+    # A sandbox made by root stays in root's user namespace: in a new one, root would still be root to /proc/sys.
     call("setns", process, _ALL_NAMESPACES if os.getuid() else _ALL_NAMESPACES & ~_USER)
 
 
@@ -186,7 +186,7 @@ def denied_filter(processes: bool = False) -> bytes:
         (_EQUAL, 0, 1, _CLONE3),
         (_GIVE, 0, 0, _ERROR | _ENOSYS),
         (_EQUAL, 0, 4, _CLONE[machine]),
-        (_LOAD, 0, 0, 16),  # its flags: the low half of the first argument
+        (_LOAD, 0, 0, 16),  # its flags, in the low half of the first argument
         (_ANY, 1, 0, _ALL_NAMESPACES) if processes else (_ANY, 0, 1, _CLONE_THREAD),
         (_GIVE, 0, 0, _ALLOW),
         (_GIVE, 0, 0, _ERROR | _EPERM),

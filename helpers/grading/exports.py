@@ -44,7 +44,7 @@ def canvas(book: Gradebook) -> str:
     lines = [["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *titles]]
     lines.append(["    Points Possible", "", "", "", "", *map(shown, book.exercises.values())])
     for row in known(book):
-        # Another platform's number would be another student's.
+        # Another platform's number would belong to another student.
         number = row.person.number if roster.canvas is not None else ""
         of = (row.person.name, number, row.person.id, row.person.login, row.person.group)
         lines.append([*map(as_text, of), *map(grade, row.entries)])

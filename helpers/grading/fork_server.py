@@ -43,7 +43,7 @@ from helpers.grading.confinement import (
 )
 
 MAX_ASKED = 1 << 16  # bytes of one request
-# Linux lets who enters a mount namespace in at its first root, and bubblewrap makes a sandbox at the chroot's.
+# Entering a mount namespace puts us at its first root, but bubblewrap builds the sandbox at the chroot's.
 CHROOT = b"from a chroot there is no way into a sandbox, only past it to this machine's files: grade outside it\n"
 
 
@@ -60,7 +60,7 @@ def become(asked: dict, held: int, descriptors: list[int]) -> None:
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
     close_all_but(held)
-    tempfile.tempdir = "/tmp"  # it would look for a folder by writing into it
+    tempfile.tempdir = "/tmp"  # it would test for a folder by writing to it
     if "kernel" in asked:
         from ipykernel import kernelapp
 
@@ -120,7 +120,7 @@ def import_all() -> None:
         tl.store(y_ptr, tl.load(x_ptr))
 
     torch.set_num_threads(1)
-    # PyTorch and Triton import many modules at first use, and read all their own files at the first compile.
+    # PyTorch and Triton import many modules on first use, and Triton reads all its files at the first compile.
     measure(copy_kernel[(1,)], torch.ones(1), torch.ones(1))
     with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
         triton.knobs.cache.dir = folder
@@ -132,7 +132,7 @@ def main() -> None:
     import_all()
     if threading.active_count() > 1 or len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("an import has started a thread, which a fork would not have")
-    # Forks are reaped without waiting: their sandbox ends only when they are gone.
+    # Reap forks without waiting: their sandbox ends only once they are gone.
     adopt_orphans()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.freeze()

@@ -156,7 +156,7 @@ def assembled(exercise: Exercise, answers: dict[str, str], calls: Path) -> Noteb
         if "points" in cell:
             source = f"from helpers.grading.replay.call_record import emit\n\nemit({cell['id']!r}, {str(calls)!r})"
             new = nbformat.v4.new_code_cell(source, id=cell["id"])
-            # nbval compares nothing where no output is stored. The expected values are the judge's.
+            # nbval compares nothing if no output is stored. Only the judge has the expected values.
             new.execution_count, new.outputs = 1, [nbformat.v4.new_output("display_data", {"text/plain": "values"})]
         elif not cell["answer"] and (only_shows(cell["source"]) or compiles(cell["source"])):
             continue  # a submission's sandbox has no compiler

@@ -33,7 +33,7 @@ class Rules:
     late: LateRule | None = None
     marks: tuple[Mark, ...] = ()
     marks_path: Path = Path("marks.csv")
-    course: tuple[str, ...] = ()  # all its exercises, which marks may name
+    course: tuple[str, ...] = ()  # all the course's exercises, which marks may name
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def gradebook(
     persons = {each.key: each for each in (rules.roster.people if rules.roster else ())}
     folders: dict[str, list[str]] = {key: [] for key in persons}
     for folder, found in sorted(people.items()):
-        # A stranger may have chosen a name that reports use for a member of the class.
+        # An unknown student may have chosen a name that reports use for a member of the class.
         stranger = f"{folder} (not in the roster)" if folder in persons else folder
         for key in [each.key for each in found] or [stranger]:
             folders.setdefault(key, []).append(folder)
@@ -193,7 +193,7 @@ def finder(roster: Roster | None, folders: dict[str, list[str]]):
         if composed(who) in folders:
             return [composed(who)]
         person = roster.find(composed(who)) if roster else None
-        # Tables have names without what a terminal would obey.
+        # Strip control characters from names in tables, because a terminal would obey them.
         if person:
             return [person.key]
         return [key for key, names in folders.items() if composed(who) in map(clean, (key, *names))]

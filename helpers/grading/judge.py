@@ -112,13 +112,13 @@ class Judge:
         try:
             reply, _ = self._asked(request, ANSWER_TIME, [replaying.descriptor()])
         except JudgeError:
-            # Whatever ended the process, the next submission has a fresh one.
+            # Whatever ended the process, the next submission gets a fresh one.
             self._stop()
             self._start()
             reply = {"state": ERROR, "message": "replaying your launches ended without a result", "look_at": ""}
             reply["replay"] = "unknown"
         if reply["replay"]:
-            replaying.end()  # the next check has a fresh one
+            replaying.end()  # the next check gets a fresh one
         return reply
 
     def _asked(self, question: dict, seconds: float, descriptors: Sequence[int] = ()) -> tuple[dict, bytes]:

@@ -24,7 +24,7 @@ MADE_HERE = (
     "*.building",
     "*.egg-info",
 )
-TARGETS = ("lab", "bench")  # of the Makefile; the others need what is left out
+TARGETS = ("lab", "bench")  # of the Makefile; the others need files that are left out
 SECTIONS_LEFT_OUT = ("For instructors", "For authors")  # of the README
 
 

@@ -257,7 +257,7 @@ class Index:
     def people_of(self, found: Found) -> tuple[Person, ...]:
         people = [self.person(each, found) for each in found.submitters]
         known = tuple(dict.fromkeys(filter(None, people)))
-        # A folder of a group's name is all of its members'.
+        # A folder with a group's name belongs to all its members.
         return known or tuple(self.by["group"].get(found.student.casefold(), ()))
 
     def person(self, submitter: Submitter, found: Found) -> Person | None:
@@ -267,7 +267,7 @@ class Index:
         Raises:
             ValueError: number and name belong to different people, or several have the name; one line.
         """
-        # A number by itself may be anyone's id: those of Moodle are small, and new for each assignment.
+        # A bare number may be anyone's id: Moodle's are small, and new for each assignment.
         alone = "" if submitter.number or submitter.email or submitter.sid else submitter.name
         sure = [
             ("number", submitter.number),

@@ -70,19 +70,19 @@ def grade_class(
     students = class_in(submissions, exercises, student)
     rules = rules_of(kept, out / "marks.csv", by)
     said = [mark_of(*comment) for comment in comments]
-    # Contradictions are reported before anything is graded or written.
+    # Report contradictions before grading or writing anything.
     gradebook(students, {}, exercises, replace(rules, marks=(*rules.marks, *said)))
     seed = prepared(out, kept, seed)
     for mark in said:
         add_mark(rules.marks_path, mark, by)
     pending = [each for each in students.found if not (resume and is_graded(out, students, each, exercises, seed))]
-    # Exercise by exercise: a worker has one judge at a time.
+    # Go exercise by exercise, because a worker has one judge at a time.
     pending.sort(key=lambda each: each.exercise)
     jobs = max(1, min(jobs or os.cpu_count() or 1, len(pending)))
     ungraded = {}
     with (
         tempfile.TemporaryDirectory(prefix="fusion-grade-") as folder,
-        # The workers' own temporary files go with it, however a worker ends.
+        # The workers' temporary files go with it, however a worker ends.
         mock.patch.dict(os.environ, TMPDIR=folder),
         tqdm(total=len(students.found), initial=len(students.found) - len(pending), unit=" notebooks") as bar,
     ):
@@ -93,7 +93,7 @@ def grade_class(
             else:
                 keep(out, task, *done)
             bar.update()
-    # Marks written while the class was graded also count.
+    # Marks written during grading also count.
     rules = replace(rules, marks=tuple(marks_in(rules.marks_path, by)))
     results = {(student, result.exercise): result for student, result in class_report.results_in(out, students)}
     book = gradebook(students, results, exercises, rules)

@@ -99,7 +99,7 @@ def command(inside: list[str], seen: list[Path], written: list[Path], options: l
     bound += [("--bind", path) for path in written]
     for folder in sorted({parent for _, path in bound for parent in path.parents} - set(Path("/tmp").parents)):
         if folder != Path("/tmp"):
-            args += ["--perms", "0755", "--dir", str(folder)]  # root's own would be for root alone
+            args += ["--perms", "0755", "--dir", str(folder)]  # root's own would only be readable by root
     for how, path in bound:
         args += [how, str(path), str(path)]
     for name, value in environment().items():
@@ -162,7 +162,7 @@ def forked(asked: dict, seen: list[Path], written: list[Path], descriptors: Sequ
         RuntimeError: there is no sandbox, or it can't be entered; one line.
     """
     reading, writing = os.pipe()
-    # It ends, with everything in the sandbox, once the other end of its input is closed.
+    # It ends, along with everything in the sandbox, once the other end of its input is closed.
     idle = ["sh", "-c", f": >{STARTUP}/README; stat -c 'ready %d %i' /; read end"]
     sandbox = subprocess.Popen(
         command(idle, seen, written, ["--as-pid-1", "--info-fd", str(writing)]),
@@ -199,7 +199,7 @@ class SandboxProvisioner(LocalProvisioner):
 
     async def pre_launch(self, **kwargs):
         manager = self.parent
-        # A socket's path has 107 bytes at most, which a long TMPDIR would exceed.
+        # A socket's path is limited to 107 bytes, which a long TMPDIR would exceed.
         self._folder = tempfile.TemporaryDirectory(prefix="fusion-", dir="/tmp")
         self._sockets = Path(self._folder.name, "kernel")
         self._sockets.mkdir()
@@ -227,7 +227,7 @@ class SandboxProvisioner(LocalProvisioner):
 def kernelspecs(folder: Path, seen: Path):
     """Make Jupyter find only the sandboxed kernel, described in `folder`; it may read the file `seen`."""
     spec = {
-        # Arguments for ipykernel. IPython would copy a README into its folder, and no byte can be written.
+        # Arguments for ipykernel. IPython would copy a README into its folder, but nothing can be written here.
         "argv": ["-f", "{connection_file}", "--HistoryManager.enabled=False", "--IPKernelApp.log_level=ERROR"],
         "display_name": "Python in the sandbox",
         "language": "python",

@@ -26,7 +26,7 @@ FEWEST = 30  # k-grams of an answer: fewer are a formula, which everyone writes 
 MAX_READ = 50_000  # characters of an answer
 CUDA = 100  # characters: a longer string is CUDA C++, not a name or setting
 
-# Its lines are counted as messages count them.
+# Number lines as messages do.
 PYTHON_LEXER, CUDA_LEXER = PythonLexer(stripnl=False), CudaLexer()
 Grams = frozenset[tuple[str, ...]]
 
@@ -94,7 +94,7 @@ def tokens(source: str, lexer: Lexer) -> Iterator[str]:
             yield from tokens(text, CUDA_LEXER) if len(text) >= CUDA and lexer is PYTHON_LEXER else before
             continue
         for kind, text in parts:
-            # An attribute's name, as tl.load's, is the library's.
+            # Attribute names, as in tl.load, belong to the library.
             shown = "0" if kind in Number else "V" if kind in Name and before != "." else text
             yield shown
             before = text

@@ -33,7 +33,7 @@ class Task:
     seed: int
 
 
-Done = tuple[dict, str] | str  # the result as JSON with nbval's JUnit XML, or why there is none
+Done = tuple[dict, str] | str  # the result as JSON with nbval's JUnit XML, or the reason why there is none
 
 
 class WorkerDiedError(Exception):
@@ -52,13 +52,13 @@ def work(task: Task) -> tuple[dict, str]:
     """Grade one submission in this process; return the result as JSON, and nbval's JUnit XML (empty if the notebook
     didn't run)."""
     require_sandbox()
-    # nbval and pytest set what is the whole process's; a worker of a cluster may have several threads.
+    # nbval and pytest change process-wide state, and a cluster's worker may have several threads.
     with _one_at_a_time, tempfile.TemporaryDirectory(prefix="fusion-junit-") as folder:
         junit = Path(folder, "junit.xml")
         try:
             result = grade(task.content, Path(task.found.path).name, judge_of(task.exercise, task.seed), junit)
         except RuntimeError:
-            close_judge()  # the next submission has a fresh one
+            close_judge()  # the next submission gets a fresh one
             raise
         return result.as_json(), junit.read_text(encoding="utf-8") if junit.exists() else ""
 
@@ -125,7 +125,7 @@ def graded_here(tasks: Iterator[Task], jobs: int) -> Iterator[tuple[Task, Done]]
         except WorkerDiedError as died:
             suspects += died.under_way
             going = True
-    # One of those that ran when a worker died ended it. Each is tried once more, in a process of its own.
+    # One of the submissions running when the worker died must have killed it. Retry each in its own process.
     for task in suspects:
         try:
             with pool(1) as executor:
@@ -135,7 +135,7 @@ def graded_here(tasks: Iterator[Task], jobs: int) -> Iterator[tuple[Task, Done]]
 
 
 def pool(jobs: int) -> ProcessPoolExecutor:
-    # Spawned: a fork of this process would share its progress bar's threads and locks.
+    # Spawn, because a fork would share the progress bar's threads and locks.
     return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=start_worker, initargs=(os.getpid(),))
 
 
@@ -165,7 +165,7 @@ def graded_on(address: str, tasks: Iterator[Task]) -> Iterator[tuple[Task, Done]
         if not (threads := sum(client.nthreads().values())):
             raise RuntimeError(f"the cluster at {address} has no worker: start some with `dask worker {address}`")
         try:
-            # One waits at each worker while one is graded there.
+            # Each worker has one submission waiting while it grades another.
             yield from graded_by(client.get_executor(), tasks, 2 * threads)
         except CancelledError:
             raise RuntimeError(f"the cluster at {address} is gone: start it and use --resume") from None

@@ -47,7 +47,7 @@ def assembled(submission: Submission) -> NotebookNode:
     for cell in up_to_the_last_check(submission.original):
         new = nbformat.v4.new_code_cell(submission.answers.get(cell["id"], cell["source"]), id=cell["id"])
         if cell.get("pass"):
-            # nbval compares nothing where the count is missing.
+            # nbval compares nothing if the count is missing.
             new.execution_count, new.outputs = 1, nbformat.from_dict(cell["pass"])
         cells.append(new)
     return nbformat.v4.new_notebook(cells=cells)
@@ -64,7 +64,7 @@ def results_of(submission: Submission, cell_timeout: float = CELL_TIMEOUT) -> li
             CheckResult(cell["id"], state, cell["points"], told)
             for cell, (state, told) in zip(checks, refused, strict=True)
         ]
-    # A check that needs no broken answer still runs.
+    # A check that doesn't need a broken answer still runs.
     needed = {cell["id"] for cell in submission.original if "points" not in cell} - submission.answers.keys()
     answers = submission.answers | {answer: run_instead(why) for answer, why in found.refused.items()}
     runs = run_cells(assembled(replace(submission, answers=answers)), needed, cell_timeout)
@@ -76,7 +76,7 @@ def results_of(submission: Submission, cell_timeout: float = CELL_TIMEOUT) -> li
     for cell in checks:
         state, message = judged(cell, runs[cell["id"]], stopped)
         if state == ERROR and (missing := re.search(r"NameError: name '(\w+)' is not defined", message)):
-            # The answer that should have defined it, if that one broke.
+            # The answer that should have defined it, if that's the one that broke.
             for answer, problem in unmade.items():
                 if re.search(rf"\b{missing[1]}\b", submission.answers[answer]):
                     message = f"not run: {problem}"

@@ -17,7 +17,7 @@ def graph_puzzle(function: Callable, *inputs: torch.Tensor, wanted: Callable) ->
     """
     torch._dynamo.reset()
     explained = torch._dynamo.explain(function)(*inputs)
-    # Other signs and smaller values too: one branch alone would be right on the given ones.
+    # Include other signs and smaller values: for the given ones, a single branch would be right.
     for tried in (inputs, [-each for each in inputs], [0.1 * each for each in inputs]):
         if not torch.allclose(function(*tried), wanted(*tried), rtol=1e-5, atol=1e-6):
             return Unquoted("Not yet: it computes something else")
@@ -74,7 +74,7 @@ def score_puzzle(score_mod: Callable, q: torch.Tensor, k: torch.Tensor, v: torch
     from torch.nn.attention.flex_attention import flex_attention
 
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # that uncompiled it stores all scores: here it may
+        warnings.simplefilter("ignore")  # that it stores all scores when it isn't compiled; that's fine here
         got = flex_attention(q, k, v, score_mod=score_mod)
         scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
         right = torch.softmax(wanted(scores), -1) @ v

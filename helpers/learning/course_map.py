@@ -67,7 +67,7 @@ def lessons_of(course: Path) -> list[Lesson]:
             continue
         minutes = re.search(r"About (\d+) minutes", opening)
         title = re.match(r"# (?:\d+[a-z]? )?(.+)", opening)
-        if minutes is None or title is None:  # no lesson, such as the bench to try things on
+        if minutes is None or title is None:  # not a lesson, such as the bench for trying things out
             continue
         kept = {question: each for question, each in kept_in(path).items() if question in questions}
         seen = [each for each in kept.values() if each.found is not None]

@@ -16,7 +16,7 @@ from helpers.learning.parse_guess import number_in
 from helpers.learning.saved_guesses import KeptGuess, keep, kept_in, notebook_here
 from helpers.style import css
 
-if TYPE_CHECKING:  # figures need matplotlib, and a lesson's first cell, which asks, should not wait for it
+if TYPE_CHECKING:  # figures need matplotlib, and a lesson's first cell asks a question and shouldn't wait for it
     from helpers.figures.frame.chart import Chart
     from helpers.figures.frame.explorer import Explorer
     from helpers.figures.frame.guess_mark import MarkedChart
@@ -118,7 +118,7 @@ class Guess:
                     said = GuessMark(text, axis, at(guess), panel, row)
             marked.mark(said)
 
-        # Run again, the cell that shows a chart replaces its mark.
+        # If the cell that shows a chart runs again, it replaces the mark.
         self._marks[type(shown), repr(shown) if isinstance(shown, Chart) else axis, panel] = mark
         mark()
         return marked

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from helpers.learning.outcome import ERROR, FAIL, PASS, latest
 from helpers.style import PURPLE
 
-# A regular expression that a failed check's report matches -> hints, vague to plain; the first that matches counts.
+# A regular expression for a failed check's report -> hints, from vague to plain; the first match counts.
 ON_FAILURES: dict[str, tuple[str, ...]] = {
     "refused: ": (
         "The check reads your code before it runs it. The message quotes the first line it refuses, with the reason.",
@@ -179,7 +179,7 @@ class Hints:
         """Return the hints for the latest report of `check`."""
         outcome = latest.get(check)
         reported = str(outcome) if outcome and outcome.state in (FAIL, ERROR) else ""
-        # Not the labels of all the cases that pass and fail.
+        # Leave out the labels of the cases that pass and fail.
         reported = re.sub(r"^ *(ok|no): .*\n?", "", reported, flags=re.MULTILINE)
         own = self.hints[check]
         known = {pattern: hints for pattern, hints in own.items() if pattern} | ON_FAILURES

@@ -96,7 +96,7 @@ class WatchedKernel(RunningKernel):
         return super().get_message(stream, timeout=timeout)
 
     def _next_printed(self, timeout):
-        # Not by way of nbval, which writes each message out for its log, wanted or not.
+        # Bypass nbval, which formats each message for its log, whether or not the log is on.
         try:
             message = self.kc.get_iopub_msg(timeout=timeout)
         except Empty:
@@ -124,7 +124,7 @@ class WatchedNotebook(IPyNbFile):
         self.kernel = WatchedKernel(self.recorder.kernel_name, cwd=str(self.path.parent))
 
     def teardown(self):
-        if hasattr(self.kernel, "km"):  # nbval has stopped it already where a cell ran out of time
+        if hasattr(self.kernel, "km"):  # nbval has already stopped it if a cell ran out of time
             self.kernel.stop()
 
     def collect(self):
@@ -212,7 +212,7 @@ def run_cells(
             os.devnull,
             "--rootdir",
             folder,
-            "--confcutdir",  # or everything next to the folder is scanned
+            "--confcutdir",  # otherwise everything next to the folder is scanned
             folder,
             "--noconftest",
             "-p",

@@ -23,7 +23,7 @@ from helpers.style import GREEN, LIMIT, SKY_BLUE, VERMILION
 MIME = "application/vnd.kernel-fusion.check+json"
 PASS, FAIL, NOT_ATTEMPTED, ERROR = "pass", "fail", "not attempted", "error"
 
-# Distinct for colour-blind eyes, on light and dark pages alike.
+# Distinguishable for colour-blind readers, on light and dark pages.
 EDGE = {PASS: GREEN, FAIL: VERMILION, NOT_ATTEMPTED: LIMIT, ERROR: SKY_BLUE}
 
 # The latest outcome of each check in this session, which `Hints` reads.
@@ -152,7 +152,7 @@ def syntax_error(name: str) -> Outcome | None:
 
 def unread(ran: list[str]) -> SyntaxError | None:
     """Return the syntax error of the latest executed cell that defines something, if it has one."""
-    read = set()  # what a later cell defines once more, readably
+    read = set()  # whatever a later cell redefines without errors
     for source in reversed(ran):
         defined = set(re.findall(r"^def (\w+)", source, re.MULTILINE))
         try:
@@ -181,7 +181,7 @@ def described(error: Exception, answer: Callable) -> tuple[str, str]:
     code = getattr(answer, "__code__", None)
     line = innermost_line(error.__traceback__, code.co_filename if code else None)
     for cause in causes(error):
-        # The interpreter knows which line of a kernel failed; to Python it is the launcher's that did.
+        # The interpreter knows which line of a kernel failed; Python only sees the launcher's line.
         if place := getattr(cause, "place", None):
             line = quoted_line(*place)
             message = message.replace(f", line {place[1]}, `{linecache.getline(*place).strip()}`", "")

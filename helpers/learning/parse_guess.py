@@ -20,7 +20,7 @@ OPERATIONS = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
 }
-LARGEST_POWER = 400  # 2^1024 and 10^309 are no longer numbers of the machine
+LARGEST_POWER = 400  # 2^1024 and 10^309 don't fit in a float
 
 
 def number_in(text: str, unit: str = "") -> float | None:
@@ -80,7 +80,7 @@ def _no_number(text: str, unit: str) -> str:
 
 
 def _digits(found: re.Match) -> str:
-    # Python takes no zeros in front of a whole number.
+    # Python doesn't accept leading zeros.
     number = re.sub(r"^0+(?=\d)", "", found["digits"].replace(" ", "").replace(",", ""))
     return f"({number}*{PREFIXES[found['prefix']]!r})" if found["prefix"] else number
 

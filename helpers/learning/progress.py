@@ -93,7 +93,7 @@ def record(notebook: Path, states: dict[str, str], answers: dict[str, str]) -> s
     kept = kept_in(place) | {check: {"state": state, **now} for check, state in states.items()}
     try:
         place.parent.mkdir(exist_ok=True)
-        # Written next to the file and moved, so that no reader sees half of it.
+        # Write next to the file and rename, so that no reader sees half of it.
         beside = place.with_suffix(f".{os.getpid()}")
         beside.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
         beside.replace(place)

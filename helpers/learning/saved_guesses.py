@@ -64,7 +64,7 @@ def keep(notebook: Path | None, question: str, kept: KeptGuess) -> None:
     entries = {name: asdict(each) for name, each in (kept_in(notebook) | {question: kept}).items()}
     with contextlib.suppress(OSError):
         place.parent.mkdir(exist_ok=True)
-        # Written next to the file and moved, so that no reader sees half of it.
+        # Write next to the file and rename, so that no reader sees half of it.
         beside = place.with_suffix(f".{os.getpid()}")
         beside.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
         beside.replace(place)

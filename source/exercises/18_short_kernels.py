@@ -372,7 +372,7 @@ hint = Hints(
     ),
     budget=(
         "What is left of the time once the bytes have taken theirs?",
-        "For the budget, subtract the call and the time of the bytes, then count whole gaps. The "
+        "For the budget, subtract the call and the time for the bytes, then count whole gaps. The "
         "answer is never below 0.",
     ),
 )

@@ -323,7 +323,7 @@ speed_up.compare(
 # that you'll write in the exercise. The arithmetic is free either way.)
 #
 # Those are GPU times. The columns on the right show what a whole call costs, including Python and the launch. At the
-# smallest size, a call of the fused kernel even takes longer, for the reason you saw in lesson 02. But the GPU does
+# smallest size, calling the fused kernel actually takes longer, for the reason you saw in lesson 02. But the GPU does
 # finish earlier, so you gain wherever your program waits for it.
 #
 # If you have a GPU, time your own kernel:

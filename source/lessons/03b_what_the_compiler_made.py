@@ -507,7 +507,7 @@ table(("", "how it was timed", ""), rows, h200.label_of("ways_to_time"))
 #   the GPU hits its power limit. We recorded the rates here, but not the clock.)
 #
 # So the course reports GPU time with a cold L2, as the median of many runs with their spread. Kernels that we compare
-# take turns, call by call, so that drift affects them equally. For small sizes we also show the time of a call.
+# take turns, call by call, so that drift affects them equally. For small sizes we also show the time per call.
 # `benchmark_together` does all of that. Whenever you see a time, including one of ours, ask which of these it is.
 #
 # ## Your predictions vs the measurements

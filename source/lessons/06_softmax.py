@@ -581,8 +581,8 @@ h200.table("cross_entropy", "bfloat16")
 # %% [markdown]
 # On large tensors the speedup is higher than the ratio of the bytes, again because PyTorch's kernels don't reach copy
 # bandwidth. In the first line, ours doesn't either. With so few rows, there isn't even one program for each of the
-# H200's SMs. Each program loops over its row alone, with too few loads [in flight](../docs/glossary.md#in-flight) to
-# keep memory busy. **One program per row only works if you have many rows.**
+# H200's SMs. Each program loops over its row on its own, with too few loads [in flight](../docs/glossary.md#in-flight)
+# to keep memory busy. **One program per row only works if you have many rows.**
 #
 # ## Few rows: several programs per row
 #

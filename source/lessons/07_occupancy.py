@@ -694,8 +694,8 @@ print("265 blocks over 264: busy {:.2f}x, waiting {:.2f}x".format(*ratios))
 
 # %% [markdown]
 # Neither doubles. In the busy kernel, the extra block has an SM to itself, and it runs twice as fast as two that share
-# one (see the first two lines). A block of the chain takes just as long alone, but the kernel's start is only paid for
-# once. With hundreds of waves you won't notice the tail, so on large tensors almost any grid works.
+# one (see the first two lines). A block of the chain takes just as long on its own, but the kernel's start is only paid
+# for once. With hundreds of waves you won't notice the tail, so on large tensors almost any grid works.
 #
 # On small ones, choose a block size that fills the last wave, or launch a fixed number of programs that loop over the
 # rows: a **[persistent kernel](../docs/glossary.md#persistent-kernel)**. Here three programs share seven rows, and each

@@ -922,7 +922,7 @@ intensity.on(roofline_chart(roof, points, title, text), "x")
 # %% [markdown]
 # So a decoding kernel should read k and v just once, at copy bandwidth, for all queries of a group. `flash_kernel` runs
 # one program per head and tile of queries. With one query and eight key heads, that's eight programs for the whole GPU,
-# each looping over 65,536 keys alone. The fix is the one from lesson 06: **split the row**. Each part computes the
+# each looping over 65,536 keys on its own. The fix is the one from lesson 06: **split the row**. Each part computes the
 # maximum, sum and numerator of its own keys, and a second launch combines them:
 
 # %% tags=["hide-input"]

@@ -165,7 +165,8 @@ sibling_bytes.compare(
 # **Epilogue and prologue**: an operation on a matmul's result is nearly free, because each tile is in registers anyway.
 # You can also fuse an operation on its *input*, but at a price: it's repeated for every column of tiles, and the
 # operand has to pass through registers before it gets to the tensor cores. (The analyser only charges for the second,
-# which is enough to keep GELU separate below.) An operation that reads more than it writes would even move more bytes:
+# which is enough to keep GELU separate below.) An operation that reads more than it writes would actually move more
+# bytes:
 
 # %%
 _ = verdicts(lambda x, w: F.gelu(F.linear(x, w)), x, weight)

@@ -623,8 +623,8 @@ barriers.compare(
 # Both versions follow the same plan. Triton also picked wide loads automatically. We'd have to write those with
 # `float4`, and add a second kernel for rows that aren't a multiple of four. With 1000 columns, though, Triton falls
 # back to narrow loads, because it only checks whether `columns` is divisible by 16. You know that 1000 is a multiple of
-# four, so `float4` would work. There, Triton even moves a row through shared memory to redistribute its elements across
-# threads. Here's what it does for you:
+# four, so `float4` would work. In that case, Triton goes as far as moving a row through shared memory to redistribute
+# its elements across threads. Here's what it does for you:
 #
 # | you in CUDA C++ | Triton |
 # |---|---|
@@ -769,8 +769,8 @@ for name, body in (("add", "a[i] + b[i]"), ("GELU", "gelu(a[i])"), ("both", "gel
     print(f"{name:4} {kernel.resources.registers} registers")
 
 # %% [markdown]
-# **Verdict: fails here; fusing took none more than GELU alone.** Once you have the sum, you don't need its operands any
-# more, so their registers are free again.
+# **Verdict: fails here; fusing took no more registers than GELU alone.** Once you have the sum, you don't need its
+# operands any more, so their registers are free again.
 #
 # ### Softmax with a template for its input
 #

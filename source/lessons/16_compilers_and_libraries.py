@@ -468,9 +468,9 @@ names = (str(each.target) for each in calls_of(stages["with triton_op"]))
 print("AOTAutograd:", *(name for name in names if "getitem" not in name), sep="\n  ")
 
 # %% [markdown]
-# Suppose a model computes `gated(x, weight, relu(up)) + 1`. Inductor alone makes one kernel of it. It doesn't rewrite a
-# kernel that you wrote. **How many launches are there with your operator in the middle?** (`inductor_code` skips
-# AOTAutograd, so we give it `run_gated`, the operator's function.)
+# Suppose a model computes `gated(x, weight, relu(up)) + 1`. On its own, Inductor turns it into one kernel. It doesn't
+# rewrite a kernel that you wrote. **How many launches are there with your operator in the middle?** (`inductor_code`
+# skips AOTAutograd, so we give it `run_gated`, the operator's function.)
 
 # %% tags=["hide-input"]
 op_launches = predict_first("launches: relu, your operator, + 1", unit="")

@@ -444,8 +444,8 @@ table(("keys", *ways), rows, title)
 
 # %% [markdown]
 # How many splits do you need? Enough that batch x key heads x splits is about the number of SMs, or more. Here is what
-# happens with several sequences as the number of splits grows. The last column is the time of the cache's bytes at the
-# bandwidth of the data sheet:
+# happens with several sequences as the number of splits grows. The last column is how long the cache's bytes take at
+# the bandwidth of the data sheet:
 
 # %% tags=["hide-input"]
 in_us("serving_splits", "sequences x tokens", (8192, 65536, 16 * 8192, 128 * 4096))
@@ -942,8 +942,8 @@ print(f"PyTorch: {len(eager)} launches, {moved / 1e3:.0f} kB; "
 # ### Compared with FlashInfer
 #
 # Serving systems such as vLLM call the kernels of FlashInfer or FlashAttention. Here are their times next to ours. In
-# decode, ours and FlashInfer's look up pages, the other two read a cache without any. *k and v once* is the time of the
-# cache's bytes at the bandwidth of a plain read:
+# decode, ours and FlashInfer's look up pages, and the other two read a cache without pages. *k and v once* is how long
+# the cache's bytes take at the bandwidth of a plain read:
 
 # %% tags=["hide-input"]
 from helpers.instruments import recorded_sweep

@@ -68,7 +68,7 @@ for name, floor in floors.items():
 
 # %% [markdown]
 # **Now run the small layer in eager PyTorch, which launches 14 kernels. How much of its time do these bytes account
-# for?** Lesson 02's time of a launch gives you a first estimate.
+# for?** Lesson 02's launch time gives you a first estimate.
 
 # %% tags=["hide-input"]
 explained = predict_first("share of the eager time that the small layer's bytes explain", unit="%")
@@ -507,8 +507,8 @@ for name, each in compiled.items():
 # programs of eight warps.
 #
 # **Claim: "One persistent kernel per layer is faster than a graph of its parts."** Let's test that on the 8B layer, as
-# a graph. You can't derive the answer, but you know the bytes' time and those of eager PyTorch and our five kernels.
-# **How long does the persistent kernel take?**
+# a graph. You can't derive the answer, but you know how long the bytes, eager PyTorch and our five kernels take. **How
+# long does the persistent kernel take?**
 
 # %% tags=["hide-input"]
 persistent = predict_first("8B layer, one persistent kernel, as a graph", unit="us")
@@ -538,8 +538,8 @@ persistent.compare(
 # ## The whole waterfall
 #
 # Here are all the steps in one chart. Grey is the time that a step has in common with the one above it, the outlined
-# part is the time it saves, and orange is time it adds. The line marks the time of the bytes. Blue is the model's
-# prediction, which we have for every step except `torch.compile`, because we didn't count its kernels.
+# part is the time it saves, and orange is time it adds. The line marks how long the bytes alone would take. Blue is the
+# model's prediction, which we have for every step except `torch.compile`, because we didn't count its kernels.
 #
 # 1. Look at the small layer, called from Python. Which bars follow the model, and which term of the model dominates?
 # 2. Switch to graphs. How far is each bar from its prediction?

@@ -31,15 +31,14 @@ def exercise(tmp_path_factory):
 
 
 def in_float16(source: str) -> str:
-    """The check on traffic with inputs of 16 bits, which it meters at two sizes: in no second dtype, and no wide row."""
+    """Give the check on traffic inputs of 16 bits, so that it meters no second dtype; and no wide row."""
     source = source.replace(", widest=wide", "")
     return source.replace("(x, residual, weight, 1e-6)", "(x.half(), residual.half(), weight.half(), 1e-6)")
 
 
 @pytest.fixture(scope="module")
 def calls(exercise, tmp_path_factory):
-    """What the check on traffic calls, the sizes in its cell and then those that are drawn: each call, and what the model
-    answer did there."""
+    """Each call of the check on traffic, at its cell's size and then at one that is drawn, with the model's record."""
     calls = exercise.calls(tmp_path_factory.mktemp("calls"))["traffic"]
     return [(call, recorded(exercise, call)) for call in calls]
 

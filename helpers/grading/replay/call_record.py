@@ -60,7 +60,7 @@ def record_call(answer, inputs: tuple, entry: dict, few: bool = False) -> str:
             return answer(*inputs)
 
     if have_memory(inputs):
-        # Metered, so that a kernel without its mask cannot write over this process's memory.
+        # Meter the call, so that a kernel without its mask can't overwrite this process's memory.
         with outputs_start_as_nan(), few_programs() if few else contextlib.nullcontext():
             result = measure(recorded, *inputs).result
     else:
@@ -114,7 +114,7 @@ class Record(TorchDispatchMode):
         step = {"operator": str(func), "args": self._write(list(args)), "kwargs": self._write(kwargs)}
         result = func(*args, **kwargs)
         made = [tensor for tensor in tensors_in(result) if not self.storages.knows(tensor)]
-        # A view, or a question about shapes, does nothing that a later view would not tell.
+        # Views and shape queries needn't be recorded: a later view contains the same information.
         if made or func._schema.is_mutable:
             self.steps.append(step | {"made": [self.storages.view_of(tensor) for tensor in made]})
         return result

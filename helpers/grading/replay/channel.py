@@ -110,7 +110,7 @@ class Channel:
         return nonce, said, payload, descriptors
 
     def _read(self, size: int, deadline: float | None) -> bytes:
-        # What was promised is not made room for: only what comes.
+        # Don't allocate the announced size, only what arrives.
         parts, left = [], size
         while left:
             self._within(deadline)

@@ -196,7 +196,7 @@ class CudaElsewhere:
     def resources_for(self, threads: int) -> Resources:
         reply, _ = self._replay.asked({"cuda": self._asked, "threads": threads})
         file = self._replay.read(lambda: text(reply["file"]))
-        if re.fullmatch(r"<\w*\.cu [0-9a-f]{8}>", file):  # the name of its lines in memory errors
+        if re.fullmatch(r"<\w*\.cu [0-9a-f]{8}>", file):  # the file name of its lines in memory errors
             lines = self._asked["source"].splitlines(keepends=True)
             linecache.cache[file] = (len(self._asked["source"]), None, lines, file)
         return self._replay.read(lambda: resources_from_json(reply["resources"]))

@@ -12,7 +12,7 @@ from helpers.learning.outcome import AnswerError
 
 MAX_STEPS = 64  # operators and launches of one call
 
-# What PyTorch may do around the kernels: allocate, copy, add. The rest of a computation is the kernels'.
+# PyTorch may allocate, copy and add around the kernels. Kernels do all other computation.
 ALLOCATE = (
     "empty empty_strided empty_like new_empty new_empty_strided zeros zeros_like new_zeros ones ones_like new_ones"
 )
@@ -21,7 +21,7 @@ COPY = "clone copy_ _to_copy fill_ zero_ _unsafe_view _reshape_alias"
 ADD = "add add_ sum"
 ALLOWED = frozenset(f"{ALLOCATE} {COPY} {ADD}".split())
 
-# Others, such as ir_override and ptx_options, would have the compiler compile something else than the kernel.
+# Others, such as ir_override and ptx_options, would make the compiler compile something other than the kernel.
 LAUNCH_OPTIONS = frozenset("num_warps num_stages num_ctas maxnreg".split())
 
 

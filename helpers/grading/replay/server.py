@@ -91,7 +91,7 @@ class RunExercise:
 
     def run_check(self, check: str, answers: dict[str, Callable], folder: Path) -> Outcome:
         """Run a check's cell with the model answers replaced by other functions, and return the outcome."""
-        # A check's cell may draw inputs of its own: the same each time.
+        # A check's cell may draw its own inputs, the same each time.
         self._begin_draw()
         self.namespace |= answers
         return self._run(self.checks[check], folder / f"{check}.py")
@@ -129,7 +129,7 @@ def _noted(answer: Callable, calls: list[tuple]) -> Callable:
         return result
 
     noted.__signature__ = inspect.signature(answer)
-    noted.once = True  # a call that `measure_in_any_order` repeats is one call
+    noted.once = True  # a call repeated by `measure_in_any_order` counts as one call
     return noted
 
 

@@ -35,7 +35,7 @@ def kernels_of(answers: dict[str, str]) -> dict[str, JITFunction]:
     """
     trees = {answer: parsed(source) for answer, source in answers.items()}
     names = names_of(trees)
-    # What the policy lets through could name nothing else; here there is nothing else to name.
+    # The policy allows no other names, and here no other names exist.
     known = {name: getattr(builtins, name) for name in KERNEL_BUILTINS | {"NotImplementedError"}}
     namespace = {"__name__": "answers", "__builtins__": known, "tl": tl, "triton": triton, "math": math}
     for kernel in names.kernels.values():
@@ -56,11 +56,11 @@ def made(kernel: ast.FunctionDef, file: str, namespace: dict) -> JITFunction:
     plain.decorator_list = []
     defined = dict(namespace)
     exec(compile(ast.Module([plain], type_ignores=[]), file, "exec"), namespace, defined)
-    # Triton asks for a function's text, to cut its source out of it.
+    # Triton asks for the file's text and cuts the function's source out of it.
     lines = ast.unparse(plain).splitlines(keepends=True)
     with mock.patch.object(inspect, "getsourcelines", return_value=(lines, plain.lineno)):
         function = triton.jit(defined[kernel.name])
-    # A kernel's own lines are counted from its first.
+    # Lines of a kernel are counted from its first line.
     tree = ast.increment_lineno(ast.Module([copy.deepcopy(plain)], type_ignores=[]), 1 - plain.lineno)
     function.parse = lambda: copy.deepcopy(tree)
     return function

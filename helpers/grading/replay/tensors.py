@@ -110,7 +110,7 @@ def inputs_unpacked(views: list[dict], raw: list[bytes]) -> tuple:
         torch.frombuffer(bytearray(each), dtype=torch.uint8) if each else torch.empty(0, dtype=torch.uint8)
         for each in raw
     ]
-    # From a buffer an input may start at any byte; a fresh storage is aligned, as PyTorch's own are.
+    # In a buffer, an input may start at any byte; a fresh storage is aligned, like PyTorch's own.
     storages = [each.clone().untyped_storage() for each in whole]
 
     def unpacked(view: dict) -> object:
@@ -162,7 +162,7 @@ def is_plain(value: object) -> bool:
     return all(map(is_plain, value)) if isinstance(value, list | tuple) else isinstance(value, int | float | str)
 
 
-# A plain result's entry among values: the check judges it, for more than one may be right.
+# The entry for a plain result among values: the check judges it, because several results may be right.
 PLAIN = {"dtype": "plain", "shape": [], "values": ""}
 
 

@@ -110,7 +110,7 @@ def resources_from_json(said: dict) -> Resources:
         ptx=text(said["ptx"], MAX_PTX),
         cubin=b"",
     )
-    # Counted where it was compiled: the disassembler reads no machine code here.
+    # Counted where it was compiled, so that the disassembler reads no machine code in this process.
     vars(resources)["instructions"] = Counter(
         {text(name): number(count) for name, count in said["instructions"].items()}
     )
@@ -132,7 +132,7 @@ def raised_as_json(error: Exception) -> dict:
     return said | ({"place": list(place)} if place else {})
 
 
-# The kinds that a check tells apart; each other is a kind of its own.
+# The kinds that a check distinguishes; all others are kinds of their own.
 KINDS = {kind.__name__: kind for kind in (NotImplementedError, RuntimeError, TypeError, ValueError)}
 
 

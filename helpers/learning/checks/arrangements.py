@@ -38,7 +38,7 @@ def a_layer(width: int, hidden: int, norm: bool, gated: bool, first_gate: bool, 
         found.append(operation("active", "elementwise", hidden, side=hidden))
         found.append(operation("inner", "elementwise", hidden, active=hidden, up=hidden))
     elif post_norm:
-        # As long as the product's result; it reads nothing that the layer makes.
+        # It has the length of the matmul's result, and reads nothing that the layer produces.
         found.append(operation("mask", "elementwise", hidden, noise=hidden))
         found.append(operation("inner", "elementwise", hidden, up=hidden, mask=hidden))
     else:

@@ -39,7 +39,7 @@ def check_budget(
         asked = f"{answer.__name__}({question}) = {chosen}"
         require_settings(chosen, settings, asked)
         numbers = tile(question, chosen) / (WARP * chosen["num_warps"])
-        if numbers > MAX_REGISTERS:  # the compiler would work on it for minutes
+        if numbers > MAX_REGISTERS:  # the compiler would take minutes
             raise AnswerError(
                 f"{asked}: {numbers:g} elements per thread, which has {MAX_REGISTERS} registers at most",
                 "the tile, and the warps that share it",

@@ -21,7 +21,7 @@ def between(low: float, high: float, seed: int) -> float:
     return chosen.randint(low, high) if isinstance(low, int) and isinstance(high, int) else chosen.uniform(low, high)
 
 
-MANY = 20000  # elements: more than a few programs cover
+MANY = 20000  # elements: too many for a few programs
 
 PLACES = ("first", "second", "third", "fourth")
 

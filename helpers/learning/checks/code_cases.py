@@ -32,7 +32,7 @@ def quantised_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest:
         replace(case, inputs=(*case.inputs, ALL), relative=True, nearby=norms_nearby)
         for case in (
             rows,
-            *large_mean_cases(2, seed, widths=(64,)),  # what it tells, sums in 16 bits would hide
+            *large_mean_cases(2, seed, widths=(64,)),  # 16-bit sums would hide what this case reveals
             *norm_cases(1, 2, seed, widths, widest),
             *large_mean_cases(2, seed + 1, widths=(1000,)),
         )

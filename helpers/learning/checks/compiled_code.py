@@ -102,7 +102,7 @@ def launches(
         with mock.patch.object(JITFunction, "run", record):
             return answer(*inputs)
 
-    # Under the meter, which keeps a kernel without its mask from writing over this process's memory.
+    # Under the meter, so that a kernel without its mask can't overwrite this process's memory.
     traffic = measure(recorded, *inputs)
     return seen, traffic
 

@@ -193,7 +193,7 @@ def compiled(answer: Callable, width: int, device: str = "H100") -> tuple[dict, 
     if not re.search(rf"\b{short}\b", source):
         raise AnswerError(f"there is no kernel {short!r} in the source", 'kernel: the name after "__global__ void"')
     try:
-        # In the grading a submission's text is compiled and launched in a process that holds nothing else.
+        # During grading, a submission's text is compiled and launched in a process that holds nothing else.
         return chosen, getattr(answer, "cuda_kernel", cuda_kernel)(source, name, device=device)
     except ValueError as error:
         told = "\n".join(str(error).splitlines()[:MAX_LINES_SHOWN])
@@ -211,9 +211,9 @@ def launched(
     """Meter one launch on rows of a given width, skipping the first `after` rows: (traffic, x, y)."""
     generator = torch.Generator().manual_seed(1000 * cases.draw + width)
     x = scale * torch.randn(ROWS, width, generator=generator)
-    x[-1] -= x[-1].max() + FAR_BELOW_ZERO  # a maximum that starts at 0 is not this row's
+    x[-1] -= x[-1].max() + FAR_BELOW_ZERO  # for this row, a maximum that starts at 0 is wrong
     if scale != 1:
-        x[1] = LOWER_STILL  # one number, so that no way to scale the exponent loses digits
+        x[1] = LOWER_STILL  # a single value, so that scaling the exponent loses no digits, however it's done
         unknown = torch.randn(1, width, generator=generator)
         unknown[0, width // 2] = torch.nan if scale > 1 else torch.inf
         x = torch.cat([x, unknown])

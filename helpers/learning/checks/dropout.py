@@ -19,7 +19,7 @@ from kernels.philox import philox
 def kept_elements(seed: int, elements: int, p: float, device: torch.device | str = "cpu") -> torch.Tensor:
     """Return the elements that dropout keeps, as (elements,) of bool: those where `tl.rand(seed, element)` is at least
     p."""
-    # p is rounded to float32 as a kernel's argument is.
+    # Round p to float32, like a kernel's argument.
     return drawn(seed, elements, device) >= torch.tensor(p, dtype=torch.float32, device=device)
 
 
@@ -75,10 +75,10 @@ def dropout_cases(
             number = ""
         small = formula if shape[0] == 1 else f"{formula}; and each element's number, row * columns + column"
         add("", tensors(*shape, draw), small if math.prod(shape) <= 8 else extent)
-    # Wider than a bias that is held at 8192 columns; and a p that few elements are below.
+    # Wider than a bias cut off at 8192 columns, with a p that few elements are below.
     add("a wide row", tensors(1, cases.between(9000, 14000, seed), draw), extent, cases.between(0.002, 0.008, seed))
     add("many rows", tensors(cases.between(2100, 5000, seed), 3, draw), extent, few=True)
-    # 31/32: p and 1 - p are exact in float32, wherever an answer subtracts.
+    # 31/32: p and 1 - p are exact in float32, so it doesn't matter where an answer subtracts.
     add("nearly all dropped", tensors(2, 100, draw), "the scale, 1 / (1 - p), for any p below 1", 0.96875)
     numbers = drawn(seed_of(len(found)), 100)
     exactly = numbers[(numbers > 0.1) & (numbers < 0.6)][0].item()

@@ -66,11 +66,11 @@ def gradient_cases(
         grad_y = of_grad(draw(*shape, **kind) * size)
         x, cols = of_x(draw(*grad_y.shape, mean=mean, **kind) * size), grad_y.shape[-1]
         more = [draw(*grad_y.shape, **kind) for _ in range(tensors - 1)] + [draw(cols, **kind) for _ in range(vectors)]
-        more[0] = more[0] * scale  # the gate, or the weights that make what the activation sees
+        more[0] = more[0] * scale  # the gate, or the weights that scale the activation's input
         if vectors > 1:
-            more[-1] = more[-1] * scale  # the bias, which it sees too
+            more[-1] = more[-1] * scale  # the bias, which is part of that input
         if x.dtype in LOW_PRECISION:
-            # A variance about another point than the mean is a right one: x may be centred in two ways.
+            # A variance about a point other than the mean is also right: x may be centred in two ways.
             return Case(label, (grad_y, x, *more, eps), look_at, one_rounding=True, conditioning=shift_conditioning(x))
         return Case(label, (grad_y, x, *more, eps), look_at, nearby=three_deviations)
 
@@ -150,7 +150,7 @@ def sums_that_pass_65504(draw: Callable, tensors: int, vectors: int) -> Case:
     """Return 128 fp16 rows, dealt to 8 programs so that each one gets rows of one sign: each program's sum passes
     65504, and the total doesn't."""
 
-    def alike(rows: torch.Tensor) -> torch.Tensor:  # four rows, and the same four again
+    def alike(rows: torch.Tensor) -> torch.Tensor:  # four rows, twice
         return rows.expand(16, 2, 4, 33).reshape(128, 33)
 
     signed = torch.tensor([16000.0, -15500.0])[:, None, None]

@@ -69,7 +69,7 @@ class Launches(contextlib.AbstractContextManager):
         pointers = tuple((name, value.dtype) for name, value in given.items() if isinstance(value, torch.Tensor))
         settings = {name: value for name, value in kwargs.items() if name not in kernel.arg_names}
         form = (kernel, pointers, *(tuple(sorted(each.items(), key=str)) for each in (constants, settings)))
-        with contextlib.suppress(TypeError):  # an argument without a hash, such as a list that is not a constant
+        with contextlib.suppress(TypeError):  # an unhashable argument, such as a list that isn't a constant
             self._forms.setdefault(form, (kernel, args, kwargs))
 
     def require_compiled(self) -> None:

@@ -33,7 +33,7 @@ def require_no_hazards(traffic: Traffic, inputs: str, otherwise: str = "") -> No
         inputs: its inputs in words.
         otherwise: where to look instead of at a mask, for non-contiguous tensors.
     """
-    # A store past a row's end meets the next row's owner first, and leaves the tensor only at the last.
+    # A store past a row's end hits the next row first, and leaves the tensor only in the last row.
     for hazard in sorted(traffic.hazards, key=lambda each: not each.kind.startswith("out-of-bounds")):
         look_at = LOOK_AT[hazard.kind]
         if hazard.kind.startswith("out-of-bounds"):

@@ -341,7 +341,7 @@ SCALES = {
     "the formula with sqrt(dim) for 1/sqrt(dim)": lambda dim: dim**0.5,
     "the formula with 1/dim for 1/sqrt(dim)": lambda dim: 1 / dim,
 }
-SEEN = {  # scores, which keys are valid -> what each query sees
+SEEN = {  # scores, which keys are valid -> which keys each query sees
     "the formula without the causal mask": lambda s, keys: keys.expand_as(s),
     "the formula with j < i for j <= i": lambda s, keys: keys & _earlier(s, -1),
     "the formula with j >= i for j <= i": lambda s, keys: keys & _earlier(s).mT,

@@ -181,7 +181,7 @@ def stored_by(
                     ),
                 )
             return stored, reached, (str(error), "the grid: its first size may be 2^31 - 1, the others 65535 at most")
-        # In a small call there may be more programs than work.
+        # A small call may have more programs than work.
         if launches is not small and watching.stores[1:] == [False, False] and watching.stores[0]:
             return (
                 stored,
@@ -194,7 +194,7 @@ def stored_by(
             )
         for storage, place in places.items():
             stored[storage] += round(watching.most.get(place, 0) * math.prod(grid))
-            if place in watching.stored:  # the last program may have nothing to do
+            if place in watching.stored:  # the last program may be idle
                 reached[storage] = max(reached.get(storage, 0), watching.reach[place])
     return stored, reached, None
 
@@ -398,7 +398,7 @@ def launches_without_memory(answer: Callable, inputs: tuple) -> tuple[list[Launc
         inputs: tensors on the device `meta`, and other arguments.
     """
     seen: list[Launch] = []
-    # Observed, so that a launch is noted before anything is tuned on a GPU.
+    # Observe it, so that a launch is recorded before anything is tuned on a GPU.
     with runtime.observed(SomeInstances()), noted(seen, lambda *_, **__: None), torch.device("meta"):
         result = answer(*inputs)
     return seen, result

@@ -25,7 +25,7 @@ SAME = 1 + 1e-9  # times: sums of seconds in another order
 CLEAR = 0.01  # of the time of two kernels: the saving or cost of fusing required for a question
 ASKED = 8  # groups of each graph, legal or not
 
-# Rule -> where to look, as the exercise numbers them.
+# Rule, numbered as in the exercise -> where to look.
 LOOK_AT = {
     "opaque": "rule 1: an opaque operation is a kernel of its own",
     "size": "rule 2: the rows and columns that operations go over",
@@ -49,7 +49,7 @@ def groups_asked(graphs: Iterable[dict], seed: int) -> list[tuple[dict, list[str
         wrong = []
         for rule in RULES:
             alone = [group for _, group in legal_groups(graph, rule) if len(group) > 1 and illegal_reason(graph, group)]
-            # Pairs hardly show what else a group may break.
+            # Pairs rarely reveal other rules that a group may break.
             wrong += draw.sample(alone, min(2, len(alone)))
         some = draw.sample(legal, min(ASKED // 2, len(legal))) + draw.sample(wrong, min(ASKED, len(wrong)))
         some += [group for group in legal if group not in some and overwrites(graph, group)][:2]

@@ -76,7 +76,7 @@ def norm_cases(
     found.append(call("eps 0 and small values", f"{eps}; 0 is an eps like any other", 8, 64, adding=0.0, scale=1e-4))
     constant = call("a constant row", "eps: without it, this row divides by zero", 2, 64)
     constant.inputs[0][0] = 3.0
-    found.append(replace(constant, input_error=torch.float32))  # what its mean is off by is all that is left of it
+    found.append(replace(constant, input_error=torch.float32))  # all that's left of it is the error of its mean
     found.append(call("a wide row", BLOCK, 1, 8192))
     special = call("NaN in one row, inf in another", "what rows share (only the weights), and NaN", 4, 64)
     special.inputs[0][0, 7], special.inputs[0][2, 1] = torch.nan, torch.inf
@@ -215,7 +215,7 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
         "only three finite", "elements of -inf: their probability is 0, but each can still win once", 5, 2, 16
     )
     masked.inputs[0][:, 3:] = -torch.inf
-    # p alone: which of several NaN is the largest is left open.
+    # Compare only p: which of several NaN is the largest is undefined.
     nan = "NaN: all probabilities in a row with NaN or inf are NaN, and none in other rows"
     unknown = call("NaN in one row", nan, 2, 3, 64)
     unknown.inputs[0][0, 3], unknown.inputs[0][1, 5] = torch.nan, torch.inf

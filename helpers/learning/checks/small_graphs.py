@@ -105,7 +105,7 @@ def _drawn(draw: random.Random, feature: str) -> dict:
     tensors = {name: itemsize * size[0] * size[1] for name, size in sizes.items()} | weights
     read = {tensor for each in operations for tensor in each["reads"]}
     written = [each["writes"][0] for each in operations]
-    # Unread results are the outputs; an overwritten input holds its new values.
+    # Results that nothing reads are the outputs; an overwritten input holds its new values.
     results = sorted({each for each in written if each not in read or each in ("x", "y")} | {written[-1]})
     used = read | set(written)
     return {
@@ -261,7 +261,7 @@ def _turns_on(graph: dict, feature: str) -> bool:
     if feature == LATE:
         return time_of(graph, best_partition(graph, grown=True)) > best * CLEARLY
     if feature in (*RULES, CYCLE):
-        # With something between its operations a kernel has no place in any order.
+        # If something has to run between its operations, a kernel fits in no order.
         seeming = best_partition(graph, feature, ordered=feature not in ("between", CYCLE))
         return time_of(graph, seeming) * CLEARLY < best
     if feature == APART and not joinings(graph, found):

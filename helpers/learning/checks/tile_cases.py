@@ -255,7 +255,7 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
     def call(label: str, look_at: str, inputs: tuple) -> Case:
         batch, _, seq, _ = inputs[0].shape
         valid = torch.ones(batch, seq, dtype=torch.bool, device=inputs[0].device)
-        # The weights are float32, and so are the scores that they depend on.
+        # The weights are float32, and so are the scores they depend on.
         rounded = score_conditioning(*inputs[:2], torch.float32)
         return Case(label, (*inputs, valid), look_at, input_error=torch.float32, conditioning=rounded)
 
@@ -326,10 +326,10 @@ def masked_cases(seed: int, seq: int = 40) -> list[Case]:
         found.append(call(label, look_at, *_attention_call(draw, (2, heads, keys, 16), 2), valid))
     several = between(9, 13, seed), between(33, 40, seed), 17, 16
     valid = torch.rand(several[0], several[2], generator=torch.Generator().manual_seed(seed)) < 0.6
-    look_at = "which mask is whose: valid has a row for each batch; and which program has which batch and head"
+    look_at = "which mask applies to what: valid has a row for each batch; and which program has which batch and head"
     many = call("many batches and heads", look_at, *_attention_call(draw, several, 2), valid.to(device))
     found.append(replace(many, few=True))
-    # Padding whose scores are the largest, 200 above the rest.
+    # Padding with the largest scores, 200 above the rest.
     q, k = _planned(draw, (1, 1, seq, 16), 2, torch.full((seq,), 8.0), torch.zeros(seq))
     k[..., ::2, 0] = 100.0
     valid = (torch.arange(seq, device=device) % 2 == 1)[None]
@@ -370,7 +370,7 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
     found.append(call("scores of -12000", MASKED_WITH, _far_below_zero(extreme, tile, 3, -12000.0), True, **single))
     found.append(call("queries far apart", OWN_MAXIMUM, _far_apart(extreme, two, 3), **single))
     found.append(call("hidden scores above visible ones", MASK_FIRST, _steep(extreme, two, 3), True, **single))
-    # Before the cases that have two heads for other reasons.
+    # These come before the cases that have two heads for other reasons.
     found.append(replace(call("several heads", OF_PROGRAM, _attention_call(draw, (2, 9, 64, 16), 3)), whole=True))
     q, k, v = _attention_call(extreme, two, 3)
     found.append(call("values about 1000", ACCUMULATOR, (q / 4, k, 1000 + 64 * v)))

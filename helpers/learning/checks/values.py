@@ -69,7 +69,7 @@ def try_each(cases: list[Case], judge: Callable[[Case], None], hint: Callable[[l
             judge(case)
         except Exception as error:
             failure = next((cause for cause in causes(error) if isinstance(cause, AnswerError)), None)
-            if isinstance(failure, LaunchError):  # at this launch as at all others
+            if isinstance(failure, LaunchError):  # in this launch as in all others
                 raise
             if failure is None and not failed:
                 error.add_note(f"on {case.where}")
@@ -364,7 +364,7 @@ def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, ca
             f"where the NaN comes from: a masked load without other=, an exponential that overflows, 0 / 0, inf - inf; "
             f"and {case.look_at}"
         )
-    # So these were never stored, or come from reading memory that was never stored.
+    # So these were never stored, or were computed from memory that was never stored.
     if never.all():
         return f"the grid and the store: no element was written; or else NaN was, and then look at {case.look_at}"
     first = int(never.flatten().nonzero()[0])

@@ -36,7 +36,7 @@ def defined(tree: ast.Module) -> dict[str, int]:
     found: dict[str, int] = {}
     code = compiled(tree)
     for each in code_of(code):
-        # An assignment expression in a comprehension stores outside the comprehension's own scope.
+        # An assignment expression in a comprehension binds its name outside the comprehension.
         names = {"STORE_GLOBAL", "DELETE_GLOBAL"} | ({"STORE_NAME", "DELETE_NAME"} if each is code else set())
         for instruction in dis.get_instructions(each):
             if instruction.opname in names:

@@ -16,7 +16,7 @@ BUILTINS = frozenset(
     "ord pow print range repr reversed round set slice sorted str sum tuple zip "
     "AssertionError IndexError KeyError NotImplementedError RuntimeError TypeError ValueError ZeroDivisionError".split()
 )
-# What else a name may mean in a notebook's kernel.
+# Other names that exist in a notebook's kernel.
 NOT_OPEN = (frozenset(dir(builtins)) | frozenset("In Out display exit get_ipython quit".split())) - BUILTINS
 
 _DTYPES = "float16 bfloat16 float32 float64 half float double int8 int16 int32 int64 short int long uint8 bool"
@@ -25,7 +25,7 @@ _VIEWS = (
     "as_strided broadcast_to view_as_real clone repeat_interleave roll flip tril triu gather scatter index_select "
     "take_along_dim masked_select where cat stack"
 )
-# Not for a launcher to compute: that is the kernel's. The judge reports it, with the operator's name.
+# A launcher mustn't compute these; the kernel must. The judge reports them, with the operator's name.
 _COMPUTED = (
     "abs neg add sub subtract mul multiply div divide true_divide pow sqrt rsqrt reciprocal square exp exp2 expm1 log "
     "log2 log1p sigmoid tanh sin cos erf relu softmax log_softmax logsumexp sum mean var std prod amax amin aminmax "
@@ -100,11 +100,11 @@ def check_launchers(tree: ast.Module, kept: set[str]) -> None:
         for node in ast.walk(statement):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 modules |= imported(node, kept)
-    # What a function calls its own it may call as it likes: the notebook's name is not looked up there.
+    # A function may name its local variables freely, because it doesn't look those names up in the notebook.
     outside = looked_up(ast.Module(rest, type_ignores=[]))
     given = {name for statement in rest for node in ast.walk(statement) for name in imports_of(node)}
     modules = {name: module for name, module in modules.items() if name in outside or name in given}
-    # What one function calls its own would lend the name to all others, so it must be open to all.
+    # A local name in one function would be allowed in all others too, so it must be allowed everywhere.
     own = {name for statement in rest for name in names_bound(statement)} - modules.keys() - NOT_OPEN
     own |= {name for statement in rest for name in names_bound(statement)} - outside.keys()
     for statement in rest:

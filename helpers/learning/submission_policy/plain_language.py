@@ -36,7 +36,7 @@ STATEMENTS += (ast.Break, ast.Continue, ast.FunctionDef, ast.Import, ast.ImportF
 STATEMENTS += (ast.Delete, ast.Nonlocal, ast.Match)
 PARTS = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.arguments, ast.arg, ast.keyword)
 PARTS += (ast.alias, ast.comprehension, ast.ExceptHandler, ast.match_case)
-# Not a class pattern, which reads attributes by their names.
+# No class patterns, because they read attributes by name.
 PARTS += (
     ast.MatchValue,
     ast.MatchSingleton,
@@ -62,7 +62,7 @@ def screen_plain(answers: dict[str, str], kept: Iterable[str] = (), lent: Iterab
         lent: those that answers may call.
     """
     trees = {answer: parsed(source) for answer, source in answers.items()}
-    # A name that an answer may not have given its meaning would be the notebook's.
+    # If an answer might not have bound the name, it could be the notebook's.
     try:
         own = {name for tree in trees.values() for name in defined(tree)} - set(kept) - NOT_OPEN
     except RefusedError:
@@ -86,7 +86,7 @@ def check_answer(tree: ast.Module, known: set[str], taken: set[str], kept: set[s
             kept: names used by the exercise itself.
     """
     outside = looked_up(tree)
-    # A name that one function looks up is the module here, whatever it is in another.
+    # A name that this function looks up is the module, whatever it is in another function.
     is_math = "math" in outside
     for node in ast.walk(tree):
         check_node(node, is_math, taken)

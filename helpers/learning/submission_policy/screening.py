@@ -64,7 +64,7 @@ def screened(answers: dict[str, str], cells: list[dict]) -> Screened:
     kept, plain, lent = kept_by(cells), plain_answers(cells), lent_by(cells)
     refused: dict[str, Refusal] = {}
     while True:
-        # The code to run is screened again: no answer may depend on definitions in one that is left out.
+        # Screen the code to run again: no answer may depend on definitions in one that is left out.
         missing = unreadable.keys() | refused.keys()
         promised = promised_by(cell for cell in cells if cell["answer"] and cell["id"] in missing)
         found = screen(readable, kept, plain)
