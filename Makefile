@@ -1,4 +1,4 @@
-.PHONY: lab test test-all notebooks bench results site lock
+.PHONY: lab test test-all test-long test-alone test-solutions notebooks bench results site lock
 
 # The lessons, in JupyterLab; OPTIONS are its own.
 lab:
@@ -30,10 +30,21 @@ test:
 	.venv/bin/pytest $(NO_NBVAL) -m "alone and not long" $$(grep -rlF "@pytest.mark.alone" tests)
 
 # That, and what takes hours: every attack, mutant and solution, graders that are killed, a class of 400, an empty
-# environment.
+# environment. In pieces, one after another: `make test-long ONLY=tests/grading` runs a part of one.
 test-all: test
-	$(ONE_THREAD) .venv/bin/pytest $(SHARED) $(NO_NBVAL) -m "long and not alone"
-	.venv/bin/pytest $(NO_NBVAL) -m "long and alone"
+	$(MAKE) test-solutions
+	$(MAKE) test-alone
+	$(MAKE) test-long
+
+ONLY := tests
+
+test-long:
+	$(ONE_THREAD) .venv/bin/pytest $(SHARED) $(NO_NBVAL) -m "long and not alone" $(ONLY)
+
+test-alone:
+	.venv/bin/pytest $(NO_NBVAL) -m "long and alone" $(ONLY)
+
+test-solutions:
 	$(ONE_THREAD) .venv/bin/pytest $(SHARED) --nbval $(filter-out $(SOLUTIONS),$(wildcard solutions/*.ipynb))
 
 # Build again what is stale: what was made from a source, a module or a record that has changed since.

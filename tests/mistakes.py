@@ -1141,7 +1141,7 @@ MISTAKES = [
         (
             "padding value",
             {'s = tl.where(inside, s, -float("inf"))': "s = tl.where(inside, s, 0.0)"},
-            "scores of 0 for what a split's last block has past its end, in blocks of 32",
+            "scores of 0 for the lanes of a split's last block past its end, in blocks of 32",
             "goes past",
         ),
         (
@@ -1233,7 +1233,7 @@ MISTAKES = [
             "the loop over rows, and the sums",
             "the values of",
         ),
-        ("return", {"sums.sum(1)": "sums.sum(2)"}, "what your launcher does with it afterwards"),
+        ("return", {"sums.sum(1)": "sums.sum(2)"}, "any operation that your launcher applies"),
     ),
     *mistakes_in(
         "12_layer_norm_int8",

@@ -36,6 +36,10 @@ ON_FAILURES: dict[str, tuple[str, ...]] = {
         "Every index has a size that it must stay below. Join those comparisons with &, and pass them as mask= to the "
         "load or store. If it has a mask already, one comparison is missing, or uses the wrong size.",
     ),
+    "rows and columns are exchanged|last two axes: every value": (
+        "Your numbers are right, and in the wrong places. In which order does memory hold the elements of a matrix?",
+        "Element (i, j) of a contiguous matrix is at i * columns + j, where columns is the result's last size.",
+    ),
     r": race |unsynchronised (?:read|store)|come out different": (
         "The programs of a launch run in any order, and at the same time. Which two of them touch this element?",
         "Give each element one program that stores it. A program must not read what another one of the same launch "

@@ -185,7 +185,7 @@ def described(error: Exception, answer: Callable) -> tuple[str, str]:
         if place := getattr(cause, "place", None):
             line = quoted_line(*place)
             message = message.replace(f", line {place[1]}, `{linecache.getline(*place).strip()}`", "")
-    # A value loaded from outside a tensor is no number that a program can go on with: that comes first.
+    # A program that goes on with a value from outside a tensor may fail later, so that comes first.
     for hazard in next((each.hazards for each in causes(error) if getattr(each, "hazards", ())), ()):
         if hazard.kind in ("out-of-bounds read", "uninitialised read"):
             message = f"{hazard.kind} of {hazard.where}, elements: {hazard.elements}\nand then {message}"

@@ -193,7 +193,7 @@ def report(folder: Path) -> str:
 
 
 def exercise_in(notebook: Path) -> str:
-    """The name of the exercise in a notebook; "" if it is none."""
+    """The name of the exercise in a notebook, or ""."""
     return (course_of(notebook) or {}).get("exercise", "")
 
 

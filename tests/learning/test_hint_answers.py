@@ -42,6 +42,7 @@ FAILURES = [
     ("09_conv_bn_relu", "convolution", "Look at the index map: the row", "each tap see"),
     ("09_conv_bn_relu", "convolution", "x: which of these elements exist? Mask the others", "There are four"),
     ("10_attention_scores", "values", "several heads, shape (2, 9, 64, 16)", "tl.program_id(1)?"),
+    ("10_attention_scores", "values", "rows and columns are exchanged in memory", "In which order does memory"),
     ("10_attention_scores", "values", "Look at the rescaling: when", "carry from one tile"),
     ("10b_flash_attention", "values", "Look at the accumulator: fp16 cannot hold", "Only some of them may"),
     ("10b_flash_attention", "values", "Look at the edges: which", "Which keys of the last tile"),

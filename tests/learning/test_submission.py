@@ -10,7 +10,7 @@ import pytest
 from helpers.learning import check_command, notebook_runner
 from helpers.learning.notebook_runner import run_cells
 from helpers.learning.outcome import MIME
-from helpers.learning.submission import read_submission
+from helpers.learning.submission import in_words, read_submission
 from helpers.learning.submission_policy.screening import Screened
 
 ROOT = Path(__file__).parents[2]
@@ -332,3 +332,15 @@ def test_grading_imports_neither_kernels_nor_torch():
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []
             assert not {name.split(".")[0] for name in names} & {"kernels", "torch", "triton"}, path
+
+
+def test_a_cell_is_named_as_learners_know_it():
+    shown = {"id": "98b81921", "source": "# Try it:\n\ntry:\n    f()", "answer": False}
+    assert in_words(shown) == "the cell that begins with `try:`"
+    assert in_words({"id": "kernel", "source": "x", "answer": True}) == "the cell 'kernel'"
+    assert in_words({"id": "values", "source": "x", "answer": False, "points": 3}) == "the cell 'values'"
+
+
+def test_a_solution_has_no_changed_cells():
+    """Its hidden checks are not in the learner's notebook."""
+    assert read_submission(ROOT / "solutions" / "02_count_the_bytes.ipynb").left_out == 0

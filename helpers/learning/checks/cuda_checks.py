@@ -246,7 +246,7 @@ def require_right_values(
 
 
 def likely_place(traffic: Traffic, y: torch.Tensor, expected: torch.Tensor, wrong: torch.Tensor) -> str:
-    """Where to look: at what was never stored, at NaN, or at the sum where a whole row is off by one factor."""
+    """Return where to look: elements never stored, NaN, or the sum if a whole row is off by one factor."""
     missing = (y.nbytes - traffic.unique_written) // y.itemsize
     if missing > 0 and y.isnan().any():
         return f"the stores: {missing} elements of y were never written"

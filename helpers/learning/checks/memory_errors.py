@@ -59,7 +59,7 @@ def axes_not_asked(hazard: Hazard) -> list[int]:
 @functools.lru_cache(maxsize=8)
 def axes_asked(source: str, line: int) -> set[int] | None:
     """The axes of each tl.program_id in the function at a source line; None where functions that it calls may have
-    others, or an axis is no plain number."""
+    others, or an axis is not a plain number."""
     try:
         tree = ast.parse(source)
     except SyntaxError:

@@ -502,7 +502,7 @@ SPLIT_MISTAKES: dict[str, Callable] = {
             "the sum never rescaled when a split's maximum grows": {"order": "sum not shrunk"},
             "neither acc nor the sum rescaled when a split's maximum grows": {"order": "nothing shrunk"},
             "splits whose last block goes past their end": {"past_the_end": True},
-            "scores of 0 for what a split's last block has past its end": {"zeros": True},
+            "scores of 0 for the lanes of a split's last block past its end": {"zeros": True},
         }.items()
         for keys in TILES
     },

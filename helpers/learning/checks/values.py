@@ -192,7 +192,7 @@ def compare(
                 which = name if len(results) > 1 else "the result"
                 raise AnswerError(
                     f"{where}: {which}'s {what} is {has}, expected {expected}",
-                    "how the output is allocated, and what your launcher does with it afterwards",
+                    "how the output is allocated, and any operation that your launcher applies to it",
                 )
     for number, (before, after) in enumerate(zip(case.inputs, inputs, strict=True), start=1):
         if isinstance(before, torch.Tensor) and not torch.equal(bits(before), bits(after)):
