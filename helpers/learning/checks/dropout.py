@@ -111,8 +111,8 @@ LARGE_SEED = 5_000_000_011  # in 33 bits
 
 
 def seed_of(place: int) -> int:
-    """The seed of a call: small ones, and large ones in between."""
-    return place if place % 3 else 1_000_000_007 + place
+    """The seed of a call: small ones from 0 on, and large ones in between."""
+    return place - 1 if place % 3 else 1_000_000_007 + place
 
 
 @as_check
