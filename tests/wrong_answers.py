@@ -6,6 +6,7 @@ exercise -> name -> {text in the model answer, comments left out: what stands th
 import wrong_answers_10_to_16
 import wrong_answers_again
 import wrong_answers_beyond
+import wrong_answers_drawn
 
 LOW = ".to(x_ptr.dtype.element_ty).to(tl.float32)"
 SQUARES = "mean_square = tl.sum(s * s, axis=0) / cols"
@@ -627,6 +628,7 @@ for _exercise, _found in (
     *wrong_answers_10_to_16.WRONG.items(),
     *wrong_answers_again.WRONG.items(),
     *wrong_answers_beyond.WRONG.items(),
+    *wrong_answers_drawn.WRONG.items(),
 ):
     _known = WRONG.setdefault(_exercise, {})
     _known |= {name if name not in _known else f"{name}, again": changes for name, changes in _found.items()}

@@ -232,7 +232,12 @@ hint
 check_numbers(
     vector_add,
     roofline_questions.work_of("vector add"),
-    [(1, 1, 4), (2, 3, 2), *draw_questions(1, 3, range(1, 5000), range(1, 5000), (1, 2, 4))],
+    [
+        (1, 1, 4),
+        (2, 3, 2),
+        (2**20, 5000, 1),
+        *draw_questions(1, 3, range(1, 5000), range(1, 5000), (1, 2, 4)),
+    ],
     parts=("FLOP", "bytes"),
     name="vector-add",
 )
@@ -263,6 +268,7 @@ check_numbers(
     [
         (1, 1, 1, 4),
         (2, 3, 5, 2),
+        (5, 3, 2, 8),
         *draw_questions(3, 3, range(1, 5000), range(1, 5000), range(1, 5000), (1, 2, 4)),
     ],
     parts=("FLOP", "bytes"),
@@ -279,6 +285,7 @@ check_numbers(
     [
         (2e12, 1e12),
         (1e12, 4e12),
+        (1e9, 3e13),
         *roofline_questions.fp16_gpus().values(),
         *draw_questions(4, 5, range(10**12, 10**15, 10**11), range(10**11, 10**13)),
     ],

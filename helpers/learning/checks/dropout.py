@@ -113,8 +113,8 @@ LARGE_SEED = 5_000_000_011  # in 33 bits
 
 
 def seed_of(place: int) -> int:
-    """Return the seed of a call; some are small, and some large."""
-    return place if place % 3 else 1_000_000_007 + place
+    """Return the seed of a call; some are small, from 0 on, and some large."""
+    return place - 1 if place % 3 else 1_000_000_007 + place
 
 
 @as_check

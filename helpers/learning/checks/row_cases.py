@@ -36,7 +36,7 @@ def norm_cases(
     vectors: int,
     seed: int,
     widths: tuple[int, ...] = (1, 127, 1025),
-    widest: int = 9000,
+    widest: int = 0,
     eps: str = EPS,
     one_rounding: bool = False,
     short: bool = False,
@@ -54,7 +54,7 @@ def norm_cases(
         vectors: how many of (cols,) follow.
         seed: decides the values.
         widths: elements of a row.
-        widest: elements of the widest row.
+        widest: elements of the widest row; 0 for a number that is drawn, up to 16384.
         eps: the likely place of the mistake if an answer fails only for a different eps.
         one_rounding: whether results of 16 bits must be rounded once.
         strided_vectors: whether to include vectors that are every second element of longer ones.
@@ -119,7 +119,7 @@ def norm_cases(
         found.append(past)
     wide = "bfloat16: the sums over a wide row; convert to float32 before them"
     found.append(call("bfloat16, a wide row", wide, 1, 4096, dtype=torch.bfloat16, mean=20.0, scale=1.0))
-    found.append(call("the widest row", f"{BLOCK}; and {PADDING}", 1, widest))
+    found.append(call("the widest row", f"{BLOCK}; and {PADDING}", 1, widest or cases.between(14000, 16384, seed)))
     many = call("many rows", ROWS, cases.between(2100, 4000, seed), 9)
     # By chance, the elements of one of so many rows are close to each other: then digits are lost.
     found.append(replace(many, input_error=torch.float32, few=True))

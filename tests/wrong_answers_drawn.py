@@ -1,0 +1,371 @@
+# ruff: noqa: E501  (a mistake stands in one line)
+"""Wrong answers that are right on every size, number and shape that the checks once had: sizes past those, dimensions,
+seeds, an eps of 0, a second size to meter. See `wrong_answers`."""
+
+WRONG = {
+    "01_roofline": {
+        "itemsize 1 counts as 2": {
+            "return numbers, 3 * numbers * itemsize": "return numbers, 3 * numbers * max(itemsize, 2)",
+        },
+        "itemsize 8 counts as 4": {
+            "return flops, numbers * itemsize": "return flops, numbers * min(itemsize, 4)",
+        },
+        "one column has no max": {
+            "flops = 5 * numbers": "flops = 5 * numbers if columns > 1 else 4 * numbers",
+        },
+        "inner 1": {
+            "flops = 2 * rows * inner * columns": "flops = 2 * rows * inner * columns if inner > 1 else rows * columns",
+        },
+        "FLOP at most 2^31": {
+            "return numbers, 3 * numbers * itemsize": "return min(numbers, 2**31), 3 * numbers * itemsize",
+        },
+        "a ridge of four digits": {
+            "return peak / bandwidth": "return round(peak / bandwidth, 4)",
+        },
+    },
+    "02_count_the_bytes": {
+        "a row alone is not broadcast": {
+            "return 2, 4 * (2 * (n + columns) + 2 * n)": "return 2, 4 * (2 * (n + columns) + 2 * n) if rows > 1 else 4 * 4 * n - 4",
+        },
+    },
+    "03_fused_add_gelu": {
+        "fused at the metered shape alone": {
+            "a, b = a.contiguous(), b.contiguous()": "a, b = a.contiguous(), b.contiguous()\n    if a.numel() not in (8000, 65536, 1 << 16, 100000):\n        a = a.clone()",
+        },
+        "elements past 65536 are not added": {
+            "s = a + b": "s = a + tl.where(element < 65536, b, 0.0)",
+        },
+        "four dimensions": {
+            "y.numel(), BLOCK=block": "y.numel() if y.dim() < 4 else y[0].numel(), BLOCK=block",
+        },
+        "sum clipped at 1e4": {
+            "s = a + b": "s = tl.minimum(tl.maximum(a + b, -1e30), 65504.0 * 2)",
+        },
+        "fp16 saturates": {
+            "tl.store(y_ptr + element, s * tl.sigmoid(2 * u), mask=exists)": "y = s * tl.sigmoid(2 * u)\n    if y_ptr.dtype.element_ty == tl.float16:\n        y = tl.where(y > 65504.0, 65504.0, y)\n    tl.store(y_ptr + element, y, mask=exists)",
+        },
+        "bf16 truncated": {
+            "tl.store(y_ptr + element, s * tl.sigmoid(2 * u), mask=exists)": "y = s * tl.sigmoid(2 * u)\n    if y_ptr.dtype.element_ty == tl.bfloat16:\n        y = (y.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)\n    tl.store(y_ptr + element, y, mask=exists)",
+        },
+    },
+    "04_bias_dropout_residual": {
+        "rows past 512 share the mask": {
+            "kept = tl.rand(seed, element) >= p\n    tl.store(y_ptr": "kept = tl.rand(seed, element % (512 * columns)) >= p\n    tl.store(y_ptr",
+        },
+        "gradient's elements past 50000 share the mask": {
+            "kept = tl.rand(seed, element) >= p\n    tl.store(grad_x_ptr": "kept = tl.rand(seed, element % 4096) >= p\n    tl.store(grad_x_ptr",
+        },
+        "seed of 31 bits": {
+            "kept = tl.rand(seed, element) >= p\n    tl.store(y_ptr": "kept = tl.rand(seed % 2147483647, element) >= p\n    tl.store(y_ptr",
+            "kept = tl.rand(seed, element) >= p\n    tl.store(grad_x_ptr": "kept = tl.rand(seed % 2147483647, element) >= p\n    tl.store(grad_x_ptr",
+        },
+        "seed of 32 bits": {
+            "columns, p, 1 / (1 - p), seed, BLOCK": "columns, p, 1 / (1 - p), seed % 2**32, BLOCK",
+            "grad_y.numel(), p, 1 / (1 - p), seed, BLOCK": "grad_y.numel(), p, 1 / (1 - p), seed % 2**32, BLOCK",
+        },
+        "seed 0 is 1": {
+            "columns, p, 1 / (1 - p), seed, BLOCK": "columns, p, 1 / (1 - p), seed or 1, BLOCK",
+            "grad_y.numel(), p, 1 / (1 - p), seed, BLOCK": "grad_y.numel(), p, 1 / (1 - p), seed or 1, BLOCK",
+        },
+        "p at least 0.01": {
+            "columns, p, 1 / (1 - p)": "columns, max(p, 0.01) if p else p, 1 / (1 - p)",
+        },
+        "fused at the metered shape alone": {
+            "y = torch.empty_like(x)\n    rows, columns = x.shape": "if x.shape != (8, 1000):\n        residual = residual.clone()\n    y = torch.empty_like(x)\n    rows, columns = x.shape",
+        },
+        "gradient copied at other shapes": {
+            "grad_y = grad_y.contiguous()": "grad_y = grad_y.contiguous() if grad_y.shape == (8, 1000) else grad_y.clone()",
+        },
+        "columns past 8192 have no bias": {
+            "residual + tl.where(kept, (x + bias) * scale": "residual + tl.where(kept, (x + tl.where(column < 8192, bias, 0.0)) * scale",
+        },
+    },
+    "05_layer_norm": {
+        "eps 0 is 1e-5": {
+            "x, weight, bias, y, cols, eps, BLOCK": "x, weight, bias, y, cols, eps or 1e-5, BLOCK",
+        },
+        "four dimensions": {
+            "(x.numel() // cols,)": "(x.numel() // cols if x.dim() < 4 else x[0].numel() // cols,)",
+        },
+        "a vector has no row": {
+            "(x.numel() // cols,)": "(x.numel() // cols if x.dim() > 1 else 0,)",
+        },
+        "copied at other shapes": {
+            "x = x.contiguous()": "x = x.contiguous() if x.shape[-1] == 1000 else x.clone()",
+        },
+        "columns past 12000": {
+            "exists = col < cols": "exists = col < tl.minimum(cols, 12000)",
+        },
+        "variance at most 1e8": {
+            "tl.rsqrt(variance + eps)": "tl.rsqrt(tl.minimum(variance, 1e12) + eps)",
+        },
+    },
+    "05b_residual_rms_norm": {
+        "eps 0 is 1e-6": {
+            "cols, eps, BLOCK=block": "cols, eps or 1e-6, BLOCK=block",
+        },
+        "four dimensions": {
+            "(x.numel() // cols,)": "(x.numel() // cols if x.dim() < 4 else x[0].numel() // cols,)",
+        },
+        "a vector has no row": {
+            "(x.numel() // cols,)": "(x.numel() // cols if x.dim() > 1 else 0,)",
+        },
+        "copied at other shapes": {
+            "x, residual = x.contiguous(), residual.contiguous()": "x, residual = x.contiguous(), residual.contiguous()\n    if cols != 1000:\n        x = x.clone()",
+        },
+        "mean square at most 1e12": {
+            "tl.rsqrt(mean_square + eps)": "tl.rsqrt(tl.minimum(mean_square, 1e12) + eps)",
+        },
+        "fp16 saturates": {
+            "tl.store(y_ptr + start + col, s * tl.rsqrt(mean_square + eps) * weight, mask=exists)": "y = s * tl.rsqrt(mean_square + eps) * weight\n    if y_ptr.dtype.element_ty == tl.float16:\n        y = tl.where(y > 65504.0, 65504.0, y)\n    tl.store(y_ptr + start + col, y, mask=exists)",
+        },
+        "fp16 sum saturates": {
+            "tl.store(sum_ptr + start + col, s, mask=exists)": "tl.store(sum_ptr + start + col, tl.where(s > 65504.0, 65504.0, s) if sum_ptr.dtype.element_ty == tl.float16 else s, mask=exists)",
+        },
+    },
+    "06_softmax_topk": {
+        "four dimensions": {
+            "(x.numel() // cols,)": "(x.numel() // cols if x.dim() < 4 else x[0].numel() // cols,)",
+        },
+        "a row of inf": {
+            "e = tl.exp(x - tl.max(x, axis=0))": "top = tl.max(x, axis=0)\n    e = tl.exp(x - tl.where(top == float('inf'), 0.0, top))\n    e = tl.where(x == float('inf'), 1.0, e)",
+        },
+        "copied at other shapes": {
+            "x = x.contiguous()": "x = x.contiguous() if k == 8 else x.clone()",
+        },
+        "k past 8 repeats": {
+            "left = tl.where(col == winner, -1.0, left)": "left = tl.where((col == winner) & (place < 12), -1.0, left)",
+        },
+    },
+    "08_linear_act": {
+        "saturates": {
+            "y.to(tl.float16),\n        mask": "tl.minimum(tl.maximum(y, -65504.0), 65504.0).to(tl.float16),\n        mask",
+        },
+        "saturates, NaN kept": {
+            "y.to(tl.float16),\n        mask": "tl.where(y > 65504.0, 65504.0, y).to(tl.float16),\n        mask",
+        },
+        "K past 8192 dropped": {
+            "for start in range(0, K, BLOCK_K):": "for start in range(0, tl.minimum(K, 8192), BLOCK_K):",
+        },
+        "silu of large sums passes": {
+            "y = s * tl.sigmoid(s)": "y = tl.where(s > 8.0, s, s * tl.sigmoid(s))",
+        },
+    },
+    "09_conv_bn_relu": {
+        "stride 3 at most": {
+            "STRIDE=stride": "STRIDE=min(stride, 3)",
+        },
+        "padding 3 at most": {
+            "PADDING=padding": "PADDING=min(padding, 3)",
+        },
+        "taps 7 at most": {
+            "tap % TAPS_W)[None, :]": "(tap % TAPS_W) % 7)[None, :]",
+        },
+        "image 32 at most": {
+            "image * x_stride_n": "tl.minimum(image, 31) * x_stride_n",
+        },
+        "saturates": {
+            "y.to(tl.float16), mask": "tl.where(y > 65504.0, 65504.0, y).to(tl.float16), mask",
+        },
+        "gamma 0 is 1": {
+            "scale = tl.load(gamma_ptr + k, mask=exists, other=0.0)": "scale = tl.load(gamma_ptr + k, mask=exists, other=0.0)\n    scale = tl.where(scale == 0.0, 1.0, scale)",
+        },
+        "variance at most 100": {
+            "other=1.0) + eps": "other=1.0) * 0.0 + tl.minimum(tl.load(var_ptr + k, mask=exists, other=1.0), 100.0) + eps",
+        },
+    },
+    "10_attention_scores": {
+        "keys past 256 ignored": {
+            "seen = valid[None, :] & (key[None, :] <= query[:, None])": "seen = valid[None, :] & (key[None, :] <= query[:, None]) & (key < 256)[None, :]",
+        },
+        "keys past 512 ignored": {
+            "seen = valid[None, :] & (key[None, :] <= query[:, None])": "seen = valid[None, :] & (key[None, :] <= query[:, None]) & (key < 512)[None, :]",
+        },
+        "NaN scores hidden by the mask": {
+            's = tl.where(seen, tl.dot(q, k) * scale, -float("inf"))': 's = tl.dot(q, k) * scale\n        s = tl.where(seen & (s == s), s, -float("inf"))',
+        },
+        "NaN scores are 0": {
+            's = tl.where(seen, tl.dot(q, k) * scale, -float("inf"))': 's = tl.dot(q, k) * scale\n        s = tl.where(s == s, s, 0.0)\n        s = tl.where(seen, s, -float("inf"))',
+        },
+        "32 heads at most": {
+            "batch * heads)": "batch * min(heads, 32))",
+            "attention_scores_kernel[grid](": "attention_scores_kernel[grid](",
+        },
+        "batches past 8 have the mask of 8": {
+            "valid = tl.load(valid_ptr + batch * seq + key, mask=key < seq, other=0) != 0": "valid = tl.load(valid_ptr + tl.minimum(batch, 7) * seq + key, mask=key < seq, other=0) != 0",
+        },
+        "dim 128 scaled as 64": {
+            "seq, dim**-0.5": "seq, min(dim, 64)**-0.5",
+        },
+        "q copied at other shapes": {
+            "batch, heads, seq, dim = q.shape": "batch, heads, seq, dim = q.shape\n    if seq != 128:\n        q = q.clone()",
+        },
+    },
+    "11_fused_backward": {
+        "eps at least 1e-6": {
+            "tl.rsqrt(tl.sum(centred * centred, axis=0) / cols + eps)": "tl.rsqrt(tl.sum(centred * centred, axis=0) / cols + tl.maximum(eps, 1e-6))",
+        },
+        "sums end at row 1000": {
+            "grad_weight += grad_z * x_hat": "grad_weight += tl.where(row < 1000, grad_z * x_hat, 0.0)",
+        },
+        "weights past column 4096": {
+            "weight_ptr + col, mask": "weight_ptr + col % 4096, mask",
+        },
+        "four dimensions": {
+            "rows = x.numel() // cols": "rows = x.numel() // cols if x.dim() < 4 else x[0].numel() // cols",
+        },
+        "a vector has no row": {
+            "rows = x.numel() // cols": "rows = x.numel() // cols if x.dim() > 1 else 0",
+        },
+        "copied at other shapes": {
+            "grad_y, x = grad_y.contiguous(), x.contiguous()": "grad_y, x = grad_y.contiguous(), x.contiguous()\n    if x.shape[-1] != 256:\n        x = x.clone()",
+        },
+        "bias 1e3 at most": {
+            "z = x_hat * weight + bias": "z = x_hat * weight + tl.minimum(bias, 8.0)",
+        },
+        "eps 0 is 1e-5": {
+            "grad_y, x, weight, bias, grad_x, sums, rows, cols, eps,": "grad_y, x, weight, bias, grad_x, sums, rows, cols, eps or 1e-5,",
+        },
+    },
+    "12_layer_norm_int8": {
+        "clip at least a half": {
+            "clip * largest / 127.0": "tl.maximum(clip, 0.5) * largest / 127.0",
+        },
+        "clip at least 0.25": {
+            "clip * largest / 127.0": "tl.maximum(clip, 0.25) * largest / 127.0",
+        },
+        "largest at most 1e4": {
+            "largest = tl.where(largest < 1e-12, 1e-12, largest)": "largest = tl.where(largest < 1e-12, 1e-12, largest)\n    largest = tl.where(largest > 1e4, 1e4, largest)",
+        },
+        "four dimensions": {
+            "(x.numel() // cols,)": "(x.numel() // cols if x.dim() < 4 else x[0].numel() // cols,)",
+        },
+        "a vector has no row": {
+            "(x.numel() // cols,)": "(x.numel() // cols if x.dim() > 1 else 0,)",
+        },
+        "inf in x, code 127": {
+            "code = tl.where(code > 127.0, 127.0, code)": "code = tl.where(code > 127.0, 127.0, code)\n    code = tl.where(x == float('inf'), 127.0, code)",
+        },
+        "copied at other shapes": {
+            "x = x.contiguous()": "x = x.contiguous() if cols == 1000 or cols == 8192 else x.clone()",
+        },
+        "scale at least 1e-9": {
+            "scale = clip * largest / 127.0": "scale = tl.where(clip * largest / 127.0 < 1e-9, 1e-9, clip * largest / 127.0)",
+        },
+        "smallest 1e-10": {
+            "tl.where(largest < 1e-12, 1e-12, largest)": "tl.where(largest < 1e-12, 1e-12, tl.where(largest < 1e-10, 1e-10, largest))",
+        },
+        "eps 0 is 1e-5": {
+            "x, weight, bias, q, scale, cols, eps, clip, BLOCK": "x, weight, bias, q, scale, cols, eps or 1e-5, clip, BLOCK",
+        },
+    },
+    "14_cuda_softmax": {
+        "NaN dropped": {
+            "sum += v[k].of[w] = __expf(v[k].of[w] - peak)": "{ float e = __expf(v[k].of[w] - peak); if (e != e) e = 0; sum += v[k].of[w] = e; }",
+        },
+        "below 1e-12 is 0": {
+            "v[k].of[w] /= sum": "{ v[k].of[w] /= sum; if (v[k].of[w] < 1e-12f) v[k].of[w] = 0; }",
+        },
+        "widths of 2048 to 4000": {
+            "each = -(-columns // (width * threads))": "each = -(-columns // (width * threads))\n    if 2100 < columns < 4000:\n        each -= 1",
+        },
+        "odd widths past 4096": {
+            "each = -(-columns // (width * threads))": "each = -(-columns // (width * threads))\n    if columns % 4 == 2:\n        each = max(1, each - 1)",
+        },
+        "inf is the largest float": {
+            "for (int w = 0; w < W; w++) peak = fmaxf(peak, v[k].of[w]);": "for (int w = 0; w < W; w++) { v[k].of[w] = fminf(v[k].of[w], 3e38f); peak = fmaxf(peak, v[k].of[w]); }",
+        },
+    },
+    "15_capstone": {
+        "sums end at row 1000": {
+            "grad_weight += grad_y * h_hat": "grad_weight += tl.where(row < 1000, grad_y * h_hat, 0.0)",
+        },
+        "eps 0 is 1e-5": {
+            "*tensors, cols, eps, BLOCK": "*tensors, cols, eps or 1e-5, BLOCK",
+        },
+        "four dimensions": {
+            "rows = x.numel() // cols": "rows = x.numel() // cols if x.dim() < 4 else x[0].numel() // cols",
+        },
+        "forward: four dimensions": {
+            "[(x.numel() // cols,)]": "[(x.numel() // cols if x.dim() < 4 else x[0].numel() // cols,)]",
+        },
+        "share at most 0.9": {
+            "1 / (1 - share + share * least / unfused)": "1 / (1 - min(share, 0.95) + min(share, 0.95) * least / unfused)",
+        },
+    },
+    "16_help_the_compiler": {
+        "first two places": {
+            "    return found\n": "    return found[:2]\n",
+        },
+        "eps to 6 digits": {
+            '"eps": eps}': '"eps": float(f"{eps:.6g}")}',
+        },
+        "up may not be x": {
+            "    if any(not isinstance(name, str)": "    if up == x:\n        return False\n    if any(not isinstance(name, str)",
+        },
+        "first of places with the same x": {
+            "    return found\n": "    return [each for number, each in enumerate(found) if each['x'] not in [other['x'] for other in found[:number]]]\n",
+        },
+        "eps below 1e-9": {
+            "isinstance(eps, float):": "isinstance(eps, float) and eps > 1e-9:",
+        },
+        "one dimension": {
+            'shape = nodes[x]["shape"]': 'shape = nodes[x]["shape"]\n    if len(shape) > 3 or len(shape) < 2:\n        return False',
+        },
+        "eps 0 is 1e-6": {
+            "x, up, weight, y, cols, eps, BLOCK": "x, up, weight, y, cols, eps or 1e-6, BLOCK",
+        },
+        "names as torch gives them": {
+            'if node["op"] != "mul":': 'if node["op"] != "mul" or not node["name"].startswith("mul"):',
+        },
+        "readers counted twice": {
+            'len(node["users"]) == 1': 'len(set(node["users"])) == 1',
+        },
+    },
+    "17_flash_decoding": {
+        "heads modulo 256": {
+            "y_ptr + head * DIM + d, y": "y_ptr + head * DIM + d, tl.where(head < 256, y, 0.0)",
+        },
+        "inf in k": {
+            's = tl.where(inside, s, -float("inf"))': 's = tl.where(inside & (s < 1e30), s, -float("inf"))',
+        },
+        "NaN in v of weight 0": {
+            "acc = acc * shrink + tl.sum(e[:, None] * v, axis=0)": "acc = acc * shrink + tl.sum(tl.where(e[:, None] > 0, e[:, None] * v, 0.0), axis=0)",
+        },
+        "splits past 256 dropped": {
+            "exists = split < splits": "exists = split < tl.minimum(splits, 256)",
+        },
+        "scores clamped": {
+            's = tl.where(inside, s, -float("inf"))': 's = tl.where(inside, tl.minimum(s, 3e4), -float("inf"))',
+        },
+        "top at least -1e5": {
+            "-1e38)": "-1e5)",
+        },
+    },
+    "18_short_kernels": {
+        "launches of four": {
+            "if same and epilogue": "if len(launches[number]) < 4 and same and epilogue",
+        },
+        "eps 0 is 1e-6": {
+            "cols, eps, BLOCK=block": "cols, eps or 1e-6, BLOCK=block",
+        },
+        "four dimensions": {
+            "(x.numel() // cols,)": "(x.numel() // cols if x.dim() < 4 else x[0].numel() // cols,)",
+        },
+        "graphs of eight launches": {
+            "        recording = True\n": "        recording = len(graphs[-1]) < 8\n",
+        },
+        "two graphs at most": {
+            "            graphs.append([])\n": "            graphs.append([]) if len(graphs) < 2 else None\n",
+        },
+        "most launches 1000": {
+            "max(0, math.floor(left / gap))": "min(1000, max(0, math.floor(left / gap)))",
+        },
+        "gate past 1e4 is 0": {
+            "normed * (gate * tl.sigmoid(gate))": "normed * tl.where(gate > 1e4, 0.0, gate * tl.sigmoid(gate))",
+        },
+        "copied at other shapes": {
+            "block = triton.next_power_of_2(cols)": "if cols != 1000:\n        x = x.clone()\n    block = triton.next_power_of_2(cols)",
+        },
+    },
+}
