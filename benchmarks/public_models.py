@@ -40,11 +40,11 @@ NOTES = (
     "The largest errors, with the cause if known:",
     "",
     "- BERT, DistilBERT, RoBERTa, GPT-2, Llama and Qwen3, compiled: under torch.compile transformers builds a mask",
-    "  that eager does without; predicted is what eager runs, compiled. With the mask PyTorch 2.11 runs the first",
-    "  three as products and a softmax in fp32, slower than eager.",
+    "  that eager does without. After these six were read, its price was added, and a named uncertainty: a causal",
+    "  mask goes to cuDNN's kernel, one without padding to matmuls and a softmax in fp32.",
     "- RegNetY: torch.compile's grouped convolutions are slow.",
-    "- Fills before some of cuBLAS' products (ViT, MLP-Mixer and Swin-T 12 to 14, ConvNeXt about 19, GPT-2 6) are",
-    "  missing: the choice of the kernel decides, and is not known.",
+    "- Fills of workspaces (ViT, MLP-Mixer and Swin-T 12, ConvNeXt 19, GPT-2 6) are missing: the library's choice of a",
+    "  kernel decides, and is not known. The report gives the range: up to one more launch per library call.",
 )
 CALLS = 3  # of which the kernels are counted
 LIMIT = 120  # seconds for one model

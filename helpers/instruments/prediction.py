@@ -48,7 +48,9 @@ of our row and elementwise kernels have no such reason: half of these are 5 % of
 29 %. Those with one are off by 16 % in the median and 42 % at worst, mostly too short: rows that 16 bytes don't divide,
 and fewer programs than SMs. Tiled kernels, always unsure, are off by 20 % (tuned) and 25 % (plain) in the median,
 62 % at worst. PyTorch's own norms, softmax and top-k have one throughput for all row lengths, and take half to four
-times as long as predicted; its other kernels are 15 % off in the median, 40 % at worst.
+times as long as predicted; its other kernels are 15 % off in the median, 40 % at worst. No constant was fitted to the
+shapes drawn by lot, but the form of the tiles' latency and the reasons were chosen after looking at them, and the
+bounds are the worst found there and in a sample of the sweep.
 """
 
 import math
@@ -114,8 +116,8 @@ UNSURE = {
     "it may take up to 1.8 times as long",
     "few": "fewer programs than SMs: the time is one program's chain of dependent instructions; it may take up to 1.6 "
     "times as long",
-    "close": "two resources take about equally long, and few programs fit an SM, so these may overlap less: it may take "
-    "up to 1.7 times as long",
+    "close": "two resources take about equally long, and few programs fit an SM: they may overlap less, and it may "
+    "take up to 1.7 times as long",
     "tiles": "a tiled kernel: how far its copies, matmuls and other instructions overlap is not certain, and it may "
     "take up to 2.2 times as long",
     "matmul": "a matmul without asynchronous copies: it may take up to 2.7 times as long",
