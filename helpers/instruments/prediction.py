@@ -47,8 +47,8 @@ fitted to apart.
 of our row and elementwise kernels have no such reason: half of these are 5 % off or less, nine in ten 12 %, the worst
 29 %. Those with one are off by 16 % in the median and 42 % at worst, mostly too short: rows that 16 bytes don't divide,
 and fewer programs than SMs. Tiled kernels, always unsure, are off by 20 % (tuned) and 25 % (plain) in the median,
-62 % at worst. PyTorch's own norms, softmax and top-k have one throughput for all row lengths, and take half to four
-times as long as predicted; its other kernels are 15 % off in the median, 40 % at worst. No constant was fitted to the
+62 % at worst. PyTorch's own norms, softmax and top-k have one throughput for all row lengths, and take 0.5x to 4x the
+predicted time; its other kernels are 15 % off in the median, 40 % at worst. No constant was fitted to the
 shapes drawn by lot, but the form of the tiles' latency and the reasons were chosen after looking at them, and the
 bounds are the worst found there and in a sample of the sweep.
 """
@@ -113,14 +113,14 @@ NARROW = 8  # loads and stores in the code, below which their width says little
 # Why a prediction may be off by more than a fifth. Where none of these holds, nine in ten are 12 % off or less.
 UNSURE = {
     "narrow": "most loads and stores take 4 bytes per thread or less, as in rows that 16 bytes don't divide: "
-    "it may take up to 1.8 times as long",
-    "few": "fewer programs than SMs: the time is one program's chain of dependent instructions; it may take up to 1.6 "
-    "times as long",
+    "it may take up to 1.8x the predicted time",
+    "few": "fewer programs than SMs: the time is one program's chain of dependent instructions; it may take up to 1.6x "
+    "the predicted time",
     "close": "two resources take about equally long, and few programs fit an SM: they may overlap less, and it may "
-    "take up to 1.7 times as long",
+    "take up to 1.7x the predicted time",
     "tiles": "a tiled kernel: how far its copies, matmuls and other instructions overlap is not certain, and it may "
-    "take up to 2.2 times as long",
-    "matmul": "a matmul without asynchronous copies: it may take up to 2.7 times as long",
+    "take up to 2.2x the predicted time",
+    "matmul": "a matmul without asynchronous copies: it may take up to 2.7x the predicted time",
 }
 SERIAL = 0.5  # of the shorter parts of a tile's time, alone on its SM, the longest does not hide
 SUB_PARTITIONS = 4  # of an SM, each issuing one instruction per clock
@@ -459,7 +459,7 @@ def _loop_cycles(resources: Resources, launch: TritonLaunch) -> float:
     """Return the cycles of one warp in the loops of its machine code."""
     instructions = disassemble(resources.cubin)
     loops = _iterations(instructions, resources.num_warps * WARP, launch)
-    # An unconditional branch back leaves the code that waits for a barrier, which stands after the rest.
+    # An unconditional branch back leaves the code that waits for a barrier, after the rest.
     loops = {loop: runs for loop, runs in loops.items() if instructions[loop[1]].text.lstrip().startswith("@")}
     copies = {loop: _lines_of_copies(instructions[loop[0] : loop[1] + 1]) for loop in loops}
     alike = Counter(copies.values())
@@ -601,9 +601,9 @@ def _unsure_of(launch: EagerLaunch, kind: str) -> str:
     if _OF_A_CPU.search(name):
         if name.startswith("_scaled_dot_product"):
             return "attention: counted as FlashAttention's kernel; dtype, mask and heads decide which one a GPU runs"
-        return f"{name}: PyTorch implements it for CPUs only; what a GPU runs is unknown, and may take far longer"
+        return f"{name}: PyTorch implements it for CPUs only; the GPU's kernels are unknown and may take far longer"
     if kind in ("layer norm", "RMS norm", "softmax", "top-k"):
-        return f"PyTorch's {kind}: one throughput for all row lengths; it may take half to four times as long"
+        return f"PyTorch's {kind}: one throughput for all row lengths; it may take 0.5x to 4x the predicted time"
     known = kind != "elementwise" or torch.Tag.pointwise in launch.operator.tags or name in MOVES | _COPIES
     if known and not (name.startswith("index_put") or name == "_index_put_impl_"):
         return ""

@@ -195,7 +195,7 @@ def flips(group: FusionGroup) -> list[str]:
     gain = group.time_unfused - group.time
     saved = (group.launches_unfused - group.launches) * LAUNCH
     if 0 < gain <= saved:
-        lines.append("a CUDA graph: fusing saves nothing but launches")
+        lines.append("a CUDA graph: fusing only saves launches")
     return lines
 
 
