@@ -40,11 +40,12 @@ NOTES = (
     "The largest errors, with the cause if known:",
     "",
     "- BERT, DistilBERT, RoBERTa, GPT-2, Llama and Qwen3, compiled: under torch.compile, transformers builds a mask",
-    "  that eager skips, and the prediction compiles the version without it. With the mask, PyTorch 2.11 runs",
-    "  attention in the first three as matmuls and an fp32 softmax, which is slower than eager.",
+    "  that eager skips. We added its price, and a named uncertainty, after measuring these six: with a causal mask,",
+    "  attention runs in cuDNN's kernel; with a mask for no padding, as matmuls and an fp32 softmax.",
     "- RegNetY: torch.compile's grouped convolutions are slow.",
     "- The prediction misses the fills before some of cuBLAS's matmuls (ViT, MLP-Mixer and Swin-T 12 to 14, ConvNeXt",
-    "  about 19, GPT-2 6). They depend on the kernel that cuBLAS chooses, and the analyser doesn't know that.",
+    "  about 19, GPT-2 6). They depend on the kernel that cuBLAS chooses, which the analyser doesn't know, so its report",
+    "  gives a range: up to one more launch per library call.",
 )
 CALLS = 3  # of which the kernels are counted
 LIMIT = 120  # seconds for one model

@@ -16,14 +16,17 @@ launch then takes
                  that dependent instructions leave; for matrix products of PyTorch, FLOPs / peak
 
     time = launch + ramp + the largest of the last four + the second largest / (4 x waves of blocks): in a single wave
-           all blocks load, compute and store at about the same time, and hide less of each other
+           all blocks load, compute and store at about the same time, and hide less of each other. Blocks that access
+           4 bytes per thread or less keep few bytes in flight, and hide no more of each other in many waves
 
-A Triton kernel with `tl.dot` that was compiled to asynchronous loads fetches ahead, so that latency is hidden, and so
-are the two smaller of DRAM, L2 and `matrix`: the FLOPs of the products that the busiest SM does / what a product
-reaches. Its other arithmetic (exponentials at the special-function units' rate, the rest at that of fp32) is hidden
-only in part:
+A Triton kernel with `tl.dot` that was compiled to asynchronous loads fetches ahead, so that the two smaller of DRAM, L2
+and `matrix` are hidden: the FLOPs of the products that the busiest SM does / what a product reaches. Its other
+arithmetic (exponentials at the special-function units' rate, the rest at that of fp32) is hidden only in part. Where
+few tiles fit an SM, one tile after another takes longer than that: the instructions of its loops, its products and,
+unless the copy engine fetches them, its operands wait for one another:
 
-    time = launch + ramp + the largest of DRAM, L2, matrix + 0.45 x arithmetic
+    latency = waves x (the longest of the three + half of the others, of one tile by itself)
+    time = launch + ramp + the larger of latency and (the largest of DRAM, L2, matrix + 0.45 x arithmetic)
 
 For other Triton kernels the instructions are those of the SASS compiled for the device, with loops weighted by how
 often the dry run executed their loads. PyTorch's kernels use a table of measured throughput.
@@ -35,16 +38,19 @@ that were only read, which both halves of the L2 keep); between, linearly.
 The constants were measured on an H200 by `python benchmarks/validate.py constants`. Those without a kernel of their
 own were fitted to times of the catalogue's kernels: CYCLES, EXTRA_CYCLES and ROUND at the sizes of that script, on an
 H200; COLD_CODE, DISPATCH, STALLS, EXPOSED, HINTED and BEYOND_L1 to half of the points of an H100's sweep; the 0.45 to
-flash attention's.
+flash attention's; SERIAL to 14 linear layers of the sweep by the plain kernel.
 Other devices are taken to reach the same share of their bandwidth and the same rate per SM and clock.
 `python benchmarks/predictions.py` prints how far the predictions are from the recorded times, those that nothing was
-fitted to apart. For our kernels, plain and tuned, at the sweep's points that were held out, half are 5 % off or less,
-nine in ten 20 % or less, the worst 70 % (the plain top-k of a vocabulary); at shapes drawn by lot half are 10 % off,
-nine in ten 28 % or less, the worst 42 %: mostly too short, on few very wide rows, on lengths that are not a multiple of
-8, and where one block at a time fits an SM. PyTorch's own kernels are off by a quarter in the median and one in ten by
-more than half: its norms on rows that are not a multiple of 4 elements are slower, its softmax of short rows faster.
-Tiled kernels of ours at shapes drawn by lot are off by a third in the median: too short again, on small sizes and on
-rows that no descriptor can store.
+fitted to apart.
+
+`unsure` names what may be off by more than a fifth, with the reason and a bound. At shapes drawn by lot, 39 of 88 times
+of our row and elementwise kernels have no such reason: half of these are 5 % off or less, nine in ten 12 %, the worst
+29 %. Those with one are off by 16 % in the median and 42 % at worst, mostly too short: rows that 16 bytes don't divide,
+and fewer programs than SMs. Tiled kernels, always unsure, are off by 20 % (tuned) and 25 % (plain) in the median,
+62 % at worst. PyTorch's own norms, softmax and top-k have one throughput for all row lengths, and take 0.5x to 4x the
+predicted time; its other kernels are 15 % off in the median, 40 % at worst. No constant was fitted to the
+shapes drawn by lot, but the form of the tiles' latency and the reasons were chosen after looking at them, and the
+bounds are the worst found there and in a sample of the sweep.
 """
 
 import math
@@ -102,16 +108,19 @@ _PIPELINE = {opcode: (name, cycles) for name, (cycles, opcodes) in PIPELINES.ite
 PRODUCTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "tf32"}  # operands' dtype -> that of the peak
 DOUBLES = (torch.float64, torch.complex128)
 BESIDE_PRODUCTS = 0.45  # of a tiled kernel's other arithmetic is not hidden by its matmuls
+CLOSE, FEW_BLOCKS = 0.8, 4  # the second largest term of the largest; blocks that fit an SM
 NARROW = 8  # loads and stores in the code, below which their width says little
 # Why a prediction may be off by more than a fifth. Where none of these holds, nine in ten are 12 % off or less.
 UNSURE = {
     "narrow": "most loads and stores take 4 bytes per thread or less, as in rows that 16 bytes don't divide: "
-    "it may take up to 1.8 times as long",
-    "few": "fewer programs than SMs: the time is one program's chain of dependent instructions, which may be up to 1.6 "
-    "times as long",
+    "it may take up to 1.8x the predicted time",
+    "few": "fewer programs than SMs: the time is one program's chain of dependent instructions; it may take up to 1.6x "
+    "the predicted time",
+    "close": "two resources take about equally long, and few programs fit an SM: they may overlap less, and it may "
+    "take up to 1.7x the predicted time",
     "tiles": "a tiled kernel: how far its copies, matmuls and other instructions overlap is not certain, and it may "
-    "take up to 2.2 times as long",
-    "matmul": "a matmul without asynchronous copies: it may take up to 2.7 times as long",
+    "take up to 2.2x the predicted time",
+    "matmul": "a matmul without asynchronous copies: it may take up to 2.7x the predicted time",
 }
 SERIAL = 0.5  # of the shorter parts of a tile's time, alone on its SM, the longest does not hide
 SUB_PARTITIONS = 4  # of an SM, each issuing one instruction per clock
@@ -356,9 +365,14 @@ def _triton(launch: TritonLaunch, missing: float, device: Device) -> LaunchPredi
     # Blocks that access an element at a time keep few bytes in flight: in no wave do they hide all of each other.
     narrow = _is_narrow(resources)
     exposed = EXPOSED if narrow else EXPOSED / max(1.0, on_one_sm / fitting)
-    unsure = UNSURE["matmul"] if launch.flops else UNSURE["narrow"] if narrow else ""
-    if not unsure and launch.programs < device.sms:
-        unsure = UNSURE["few"]
+    *_, second, first = sorted(seconds for term, seconds in terms.items() if term not in ("launch", "ramp"))
+    reasons = {
+        "matmul": launch.flops > 0,
+        "narrow": narrow,
+        "few": launch.programs < device.sms,
+        "close": second > CLOSE * first and fitting <= FEW_BLOCKS,
+    }
+    unsure = next((UNSURE[reason] for reason, holds in reasons.items() if holds), "")
     return _made_of(launch.name, terms, _sampling(launch), exposed, unsure)
 
 
@@ -445,7 +459,7 @@ def _loop_cycles(resources: Resources, launch: TritonLaunch) -> float:
     """Return the cycles of one warp in the loops of its machine code."""
     instructions = disassemble(resources.cubin)
     loops = _iterations(instructions, resources.num_warps * WARP, launch)
-    # An unconditional branch back leaves the code that waits for a barrier, which stands after the rest.
+    # An unconditional branch back leaves the code that waits for a barrier, after the rest.
     loops = {loop: runs for loop, runs in loops.items() if instructions[loop[1]].text.lstrip().startswith("@")}
     copies = {loop: _lines_of_copies(instructions[loop[0] : loop[1] + 1]) for loop in loops}
     alike = Counter(copies.values())
@@ -587,9 +601,9 @@ def _unsure_of(launch: EagerLaunch, kind: str) -> str:
     if _OF_A_CPU.search(name):
         if name.startswith("_scaled_dot_product"):
             return "attention: counted as FlashAttention's kernel; dtype, mask and heads decide which one a GPU runs"
-        return f"{name}: PyTorch implements it for CPUs only; what a GPU runs is unknown, and may take far longer"
+        return f"{name}: PyTorch implements it for CPUs only; the GPU's kernels are unknown and may take far longer"
     if kind in ("layer norm", "RMS norm", "softmax", "top-k"):
-        return f"PyTorch's {kind}: one throughput for all row lengths; it may take half to four times as long"
+        return f"PyTorch's {kind}: one throughput for all row lengths; it may take 0.5x to 4x the predicted time"
     known = kind != "elementwise" or torch.Tag.pointwise in launch.operator.tags or name in MOVES | _COPIES
     if known and not (name.startswith("index_put") or name == "_index_put_impl_"):
         return ""

@@ -48,10 +48,11 @@ def test_a_new_user_is_told_what_to_fuse_in_bert(packages, tmp_path):
         timeout=600,
     )
     assert run.returncode == 0, run.stderr
-    first, today, head, *table = run.stdout.splitlines()
+    first, today, fills, head, *table = run.stdout.splitlines()
     # Two residuals, GELU, two norms, six products, attention in steps: what BERT's paper has in a layer.
     assert re.match(r"19 launches become 9, .* MB become .* MB; predicted on H200: ", first)
     assert today.startswith("with torch.compile today")
+    assert fills.startswith("launches: 19 to 27, because a library may fill a workspace")
     assert head.startswith("operations")
     kernels = [line.split("  ")[0] for line in table if line and line[0] != " "]
     assert "bmm mul _softmax bmm_1" in kernels

@@ -852,3 +852,34 @@ def test_a_fused_optimizer_writes_no_gradient():
     optimizer = torch.optim.Adam([parameter], fused=True)
     adam = named(analyse(lambda: optimizer.step()), "_fused_adam_")
     assert (adam.work.bytes_read, adam.work.bytes_written) == pytest.approx((4 * 64**2 * 4, 3 * 64**2 * 4), abs=8)
+
+
+@pytest.mark.parametrize(
+    ("function", "made_of", "reason"),
+    [
+        (
+            lambda x: torch.cond(x.sum() > 0, torch.relu, torch.neg, (x,)),
+            torch.ones,
+            "cond chooses between functions by values",
+        ),
+        (lambda x: x + 1, lambda n: torch.nested.nested_tensor([torch.ones(n), torch.ones(3)]), "pass a padded tensor"),
+        (
+            lambda x: x.dequantize(),
+            lambda n: torch.quantize_per_tensor(torch.ones(n), 0.1, 0, torch.qint8),
+            "kernels for CPUs",
+        ),
+    ],
+    ids=["cond", "nested", "quantised"],
+)
+def test_what_has_no_shapes_or_branches_on_values_is_refused_in_a_line_of_the_users(function, made_of, reason):
+    with pytest.raises(ValueError, match=reason) as error:
+        analyse(function, made_of(4), device="H100")
+    assert "\n" not in str(error.value)
+    assert "object at 0x" not in str(error.value)
+
+
+def test_products_in_eight_bit_integers_are_counted():
+    x = meta(4096, 4096, dtype=torch.int8)
+    plan = analyse(lambda x: torch._int_mm(x, x), x, device="H100")
+    assert [each.work.flops for each in plan.operations] == [2 * 4096**3]
+    assert 2 * 4096**3 / 1979e12 < plan.time_unfused < 2 * 2 * 4096**3 / 1979e12

@@ -151,7 +151,7 @@ def beyond(rows) -> list[str]:
     """The rows that take longer than each of their reasons to be unsure allows."""
     found = []
     for row in rows:
-        most = max(float(re.search(r"up to ([\d.]+)\s+times", reason)[1]) for reason in row.prediction.unsure)
+        most = max(float(re.search(r"up to ([\d.]+)x", reason)[1]) for reason in row.prediction.unsure)
         if row.measured > most * row.prediction.time:
             found.append(
                 f"{row.kernel} {row.version} {row.shape}: {row.measured / row.prediction.time:.2f}, not {most}"

@@ -295,7 +295,7 @@ def _reason(error: Exception) -> str:
     if type(error).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException"):
         return WHY.get(said, f"{said}: its result depends on values")
     if found := re.search(r"HigherOrderOperator (\w+)", said):
-        return f"{found[1]} runs functions of which values decide: pass the function that runs"
+        return f"{found[1]} chooses between functions by values: pass the function that runs"
     if type(error) is ValueError and not said.startswith("Cannot"):
         return said[:200]
     return f"{type(error).__name__}: {said[:160]}"

@@ -304,7 +304,7 @@ def _through(source: FusionNode, target: FusionNode, link: Link, by_hand: bool) 
     if source.name == "nll_loss_forward" and target.points > 1:
         raise NotLegalError(f"{target.name} needs the sum over all rows first")
     if source.kind == "scatter":
-        raise NotLegalError(f"{source.name} writes to arbitrary positions: it has to finish before its result is read")
+        raise NotLegalError(f"{source.name} writes to arbitrary positions, so its result can't be read before it ends")
     if target.kind == "gather" and link.argument in INDEXED:
         picks = target.name == "nll_loss_forward" and source.name == "_log_softmax"
         # Inductor stores what pooling reads (realize_hint in max_pool2d's and avg_pool2d's lowering).

@@ -159,6 +159,11 @@ class FusionPlan:
         unsure = sum(each.time for operations in self.unsure.values() for each in operations)
         return unsure / self.time_unfused if self.time_unfused else float(bool(self.unsure))
 
+    @property
+    def fills_unsure(self) -> int:
+        """Launches that `launches_unfused` may lack: one fill per library call, of a workspace that it may need."""
+        return sum(each.kind in ("matmul", "convolution", "attention") and each.time > 0 for each in self.operations)
+
     @cached_property
     def by_name(self) -> dict[str, TracedOperation]:
         return {operation.name: operation for operation in self.operations}

@@ -74,6 +74,11 @@ class FusionReport:
             lines.append(f"    {len(operations)} x {reason} ({f'at least {_time(time)}' if time else 'not timed'})")
         if len(plan.unsure) > REASONS:
             lines.append(f"    and {len(plan.unsure) - REASONS} more reasons")
+        if plan.fills_unsure:
+            most = plan.launches_unfused + plan.fills_unsure
+            lines.append(
+                f"launches: {plan.launches_unfused} to {most}, because a library may fill a workspace before each call"
+            )
         return lines
 
     def groups(self) -> list[FusionGroup]:
@@ -190,7 +195,7 @@ def flips(group: FusionGroup) -> list[str]:
     gain = group.time_unfused - group.time
     saved = (group.launches_unfused - group.launches) * LAUNCH
     if 0 < gain <= saved:
-        lines.append("a CUDA graph: fusing saves nothing but launches")
+        lines.append("a CUDA graph: fusing only saves launches")
     return lines
 
 
