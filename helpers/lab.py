@@ -52,6 +52,8 @@ def open_lab(port: int = 8888, browser: bool = True, options: list[str] | None =
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
     for name in ("JUPYTER_PATH", "JUPYTER_CONFIG_PATH"):
         os.environ.pop(name, None)
+    # In a terminal of this JupyterLab `fusion` is found.
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     custom = home / "config" / "custom"
     custom.mkdir(parents=True, exist_ok=True)
     shutil.copy(SETTINGS / "custom.css", custom)
