@@ -44,7 +44,7 @@ NOTES = (
     "  attention runs in cuDNN's kernel; with a mask for no padding, as matmuls and an fp32 softmax.",
     "- RegNetY: torch.compile's grouped convolutions are slow.",
     "- The prediction misses the fills before some of cuBLAS's matmuls (ViT, MLP-Mixer and Swin-T 12 to 14, ConvNeXt",
-    "  about 19, GPT-2 6). They depend on the kernel that cuBLAS chooses, which the analyser doesn't know, so its report",
+    "  about 19, GPT-2 6). They depend on the kernel that cuBLAS chooses, which the analyser doesn't know. Its report",
     "  gives a range: up to one more launch per library call.",
 )
 CALLS = 3  # of which the kernels are counted

@@ -202,7 +202,7 @@ def main() -> None:
     if options.record:
         run = {**date_and_versions(), "ceilings": {}}
         found = {"training": {"run": 0, "times": losses}}
-        where = this_device().name.replace(", 1 threads", ", one thread")
+        where = this_device().name.replace(", 1 thread", ", one thread")
         content = {"gpu": where, "runs": [run], "experiments": found, "rows": []}
         (RESULTS / "cpu.json").write_text(json.dumps(content, indent=1) + "\n")
 

@@ -353,7 +353,9 @@ class Site:
         lesson = nbformat.read(self.root / first.source, as_version=4)
         film = next(cell for cell in lesson.cells if cell.cell_type == "code" and is_live(cell))
         film.metadata["bare"] = True
-        cells = [opening, film, *caption[:1], "## The course", *sections]
+        # The table that it speaks of is far below.
+        told = [f'<p class="small">{re.sub(" The table below.*", "", each).strip("*")}</p>' for each in caption[:1]]
+        cells = [opening, film, *told, "## The course", *sections]
         front = [nbformat.v4.new_markdown_cell(each) if isinstance(each, str) else each for each in cells]
         front[cells.index("## The course")].metadata["map"] = True
         self.write(self.front, nbformat.v4.new_notebook(cells=front), first)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import re
+import shutil
 import socket
 import sys
 import time
@@ -138,7 +139,9 @@ def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions, in_betwe
     here.run_cells(2)
     field = page.get_by_label(f"{QUESTION}:", exact=True)
     status = page.locator(".fusion-guess [role=status]").first
-    field.press("Enter")
+    page.locator(".fusion-guess input:focus").wait_for()
+    assert here.focused() == f"{QUESTION}:", "the cell was run to type a guess"
+    page.keyboard.press("Enter")
     assert "Type a number first" in status.inner_text()
     field.fill("20,5")
     field.press("Enter")
@@ -269,6 +272,9 @@ def test_without_a_browser_the_kernel_is_the_courses_own_python(server, tmp_path
 
     # python, python3 or python3.11 of the one environment
     assert [Path(python).parent for python in pythons] == [Path(sys.executable).parent]
+    # A terminal's parent is the server, as a kernel's: there `fusion` is a command.
+    [path] = {child.environ()["PATH"] for child in psutil.Process(running.process.pid).children()}
+    assert Path(shutil.which("fusion", path=path)).parent == Path(sys.executable).parent
     assert urlsplit(running.url).path.startswith("/lab/"), "the learner's own settings were read"
     assert jupyter_files(home) == before
 

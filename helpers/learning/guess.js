@@ -1,5 +1,6 @@
 // A field for a guess, and the answer under it. Enter keeps the guess and runs the cells up to the one that answers;
-// Shift+Enter goes on behind them; Escape leaves. Where the page's JupyterLab cannot be reached, the reader runs them.
+// Shift+Enter goes on behind them; Escape leaves. A cell run by Shift+Enter gives the keyboard to its field, and an empty
+// field gives it on to the next cell with the next Shift+Enter. Where the page's JupyterLab cannot be reached, the reader runs them.
 const PATIENCE = 4000; // ms until a kernel that says nothing is said to do so
 
 function place(el) {
@@ -131,6 +132,14 @@ function render({ model, el }) {
     here.notebook.activate();
   };
 
+  const pass = () => {
+    const here = place(el);
+    leave();
+    if (!here || here.at + 1 >= here.notebook.widgets.length) return;
+    here.notebook.activeCellIndex = here.at + 1;
+    globalThis.jupyterapp.commands.execute("notebook:run-cell-and-select-next");
+  };
+
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     guess(false);
@@ -147,9 +156,16 @@ function render({ model, el }) {
     else if (event.key === "Enter" && event.shiftKey) {
       event.preventDefault();
       if (event.target === reveal) answer(true);
+      else if (event.target === input && !input.value.trim() && !model.get("found")) pass();
       else guess(true);
     }
   });
   show();
+  setTimeout(() => {
+    const here = place(el);
+    if (!here || model.get("found") || here.notebook.mode !== "command") return;
+    if (here.notebook.activeCellIndex !== here.at + 1) return; // more cells were run, or the reader is elsewhere
+    input.focus({ preventScroll: true });
+  });
 }
 export default { render };

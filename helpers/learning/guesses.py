@@ -171,8 +171,13 @@ def _beside(guess: float | None, measured: float, unit: str) -> str:
         return f"{found}, as you said"
     if guess > 0 and measured > 0:
         ratio = max(guess, measured) / min(guess, measured)
-        return f"{found}; you said {number(guess)}, {ratio:.3g} times too {'many' if guess > measured else 'few'}"
+        return f"{found}; you said {number(guess)}, {_ratio(ratio)} times too {'many' if guess > measured else 'few'}"
     return f"{found}; you said {number(guess)}"
+
+
+def _ratio(ratio: float) -> str:
+    """Three digits, thousands apart: "1.67", "1,150,000"."""
+    return f"{float(f'{ratio:.3g}'):,.10g}"
 
 
 def predict_first(question: str, unit: str) -> Guess:

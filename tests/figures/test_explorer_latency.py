@@ -74,3 +74,15 @@ def test_no_chromium_is_said_in_one_line(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(FileNotFoundError, match="no Chromium found: install it"), explorer_latency.pages():
         pass
+
+
+def test_the_table_of_the_docs_has_what_was_measured():
+    text = explorer_latency.RESULTS.read_text(encoding="utf-8")
+    best = {"roofline": (8.54, 12.0, 9.6), "occupancy": (9.0, 13.0, 11.0), "trace": (7.0, 12.25, 8.0)}
+    made = explorer_latency.with_table(text, best)
+    assert (
+        "| roofline | 8.5 | 12.0 | 10 | trace | 7.0 | 12.2 | 8 |\n| occupancy | 9.0 | 13.0 | 11 |  | | |  |\n\nAnim"
+        in made
+    )
+    assert made.startswith(text[: text.index("| roofline")])
+    assert made.endswith(text[text.index("\n\nAnimations run") :])

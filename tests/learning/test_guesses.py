@@ -31,6 +31,7 @@ def guessed(text: str, unit: str = "MB") -> Guess:
         (" 12,000 ", 12_100, "bytes: 12,100 MB, as you said"),
         ("12", 20, "bytes: 20 MB; you said 12, 1.67 times too few"),
         ("40", 20, "bytes: 20 MB; you said 40, 2 times too many"),
+        ("3", 3_446_301, "bytes: 3,446,301 MB; you said 3, 1,150,000 times too few"),
         ("0", 20, "bytes: 20 MB; you said 0"),
         ("1", 0, "bytes: 0 MB; you said 1"),
         ("-3", 20, "bytes: 20 MB; you said -3"),
