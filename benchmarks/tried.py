@@ -161,12 +161,6 @@ SWEPT = {
         "us for 5.1 at 515 columns); of many narrow rows 2 KB by a warp (kept: 150 us for 157 at 2097152 x 64, 145 for "
         "170 at 260617 x 515, 147 for 149 at 174763 x 768); [calls]"
     ),
-    "sample": (
-        "one program takes a whole row, and one SM's arithmetic its time; a best token per lane, combined at the row's "
-        "end (kept, on an H100: 59 us for 67 at 1 x 131072, 70 for 82 at 1 x 151936), and a division in place of a "
-        "second logarithm (kept: 50 for 59, 58 for 70); 8 or 16 columns per lane (58 to 72 for 59, at 50257 42 to 111 "
-        "for 40), 16 warps (59 to 72 for 59)"
-    ),
     "paged_attention": (
         "4 or 8 warps, 64 or 128 keys at a time, 2 to 5 stages, splits for one to four programs per SM: 128 keys by 4 "
         "warps in two stages, two programs per SM, kept (26.9 us for 33.9 at one sequence of 8192 keys, 194 for 207 "
