@@ -161,11 +161,6 @@ SWEPT = {
         "us for 5.1 at 515 columns); of many narrow rows 2 KB by a warp (kept: 150 us for 157 at 2097152 x 64, 145 for "
         "170 at 260617 x 515, 147 for 149 at 174763 x 768); [calls]"
     ),
-    "sample": (
-        "one program takes a whole row, and one SM's arithmetic its time; a best token per lane, combined at the row's "
-        "end (kept, on an H100: 59 us for 67 at 1 x 131072, 70 for 82 at 1 x 151936); 8 or 16 columns per lane (58 to "
-        "72, at 50257 42 to 111 for 40), 16 warps (59 to 72)"
-    ),
     "paged_attention": (
         "4 or 8 warps, 64 or 128 keys at a time, 2 to 5 stages, splits for one to four programs per SM: 128 keys by 4 "
         "warps in two stages, two programs per SM, kept (26.9 us for 33.9 at one sequence of 8192 keys, 194 for 207 "
@@ -249,7 +244,11 @@ SWEPT = {
         "26214 x 5120, 283 for 360 at 18725 x 7168), 2048 elements a turn of 65 to 256 columns (kept: 307 for 372 at "
         "524288 x 256; at 768 columns 13 % faster with many rows and 21 % slower with 2048: not kept). 1000 columns, "
         "a multiple [by element]; 127, 2047, 4099 and 12289: 1 to 4 rows, 4 to 16 warps, one to three stages by "
-        "trial; of 2047 the best without a residual (428 us for 510) takes half as long again with one"
+        "trial; of 2047 the best without a residual (428 us for 510) takes half as long again with one; on an H100 "
+        "without loads in advance and with at most 128 registers (kept: 361 us for 617 at 260617 x 515, 346 for 507 at "
+        "65568 x 2047, 614 for 776 at 10922 x 12289; with a residual 518 for 870, 495 for 630, 734 for 844), twice as "
+        "many programs or other warps so (within 5 %, or slower); 127 columns so (no gain), 768 (299 us for 328: not "
+        "kept)"
     ),
     "softmax": (
         "rows held two 16-bit elements to a register: up to 20480 columns (kept), loaded without an eviction policy "

@@ -112,7 +112,7 @@ def test_what_lesson_17_concludes_from_its_record():
     plain, flat, peaked = (draws[f"1 row, {kind}"] for kind in ("no filter", "filtered, flat", "filtered, peaked"))
     assert draws["64 rows, no filter"]["one kernel"] < 1.02 * plain["one kernel"]
     assert flat["one kernel"] > flat["torch.compile"]
-    assert 1.9 < peaked["one kernel"] / plain["one kernel"] < 2.1  # two passes
+    assert 2.1 < peaked["one kernel"] / plain["one kernel"] < 2.3  # two passes, the second of which also counts
     for kind in ("flat", "peaked"):  # the unluckiest of 64
         assert draws[f"64 rows, filtered, {kind}"]["one kernel"] > draws[f"1 row, filtered, {kind}"]["one kernel"]
     around = record.experiment("serving_rope_cache")
@@ -128,10 +128,11 @@ def test_what_lesson_17_concludes_beside_flashinfer():
     for point in sweep.of("sample"):
         rows, logits = point["shape"]
         ours, theirs = (point["gpu"][way][0] for way in ("fused", "FlashInfer"))
+        assert ours < theirs
         if rows == 64:
-            assert ours < theirs
+            assert ours < 0.55 * theirs
         if rows == 1 and logits > 128_000:
-            assert theirs < ours
+            assert ours > 0.93 * theirs
     for point in sweep.of("paged_attention"):
         if "gpu" in point:
             ours, theirs = (point["gpu"][way][0] for way in ("fused", "FlashInfer"))

@@ -229,8 +229,8 @@ def backward_settings(
     A turn of the loop takes 1024 elements of several rows, 2048 where they are of 65 to 256 columns, or one wider row.
     The programs have 16 warps per SM in all, so all of them run at once. The rows of the next two turns are loaded in
     advance where `shared_memory` has room for x, grad_y, grad_sum and weight, of `itemsize` bytes per element. Rows
-    that aren't aligned are loaded element by element, for which twice as many warps per SM that load nothing in advance
-    take 0.6 to 0.85 of the time at 515, 2047 and 12289 columns; others have settings by trial (H100, bf16).
+    that aren't aligned are loaded element by element, and have settings by trial: of 513 to 4095 columns, or in chunks,
+    no loads in advance, and no more than 128 registers, take 0.6 to 0.85 of the time (H100, bf16).
     """
     head, tail = row_blocks(cols) if fits_registers(cols, itemsize) else (1024, 1024)
     width = next_power_of_2(head + tail)
@@ -238,15 +238,16 @@ def backward_settings(
     elements = block_rows * (head + tail)
     warps = min(16, max(4, next_power_of_2(cdiv(elements, 512))))
     stages = min(3 if elements <= 12288 else 1, 1 + (shared_memory - 1024) // (4 * itemsize * elements))
-    by_element, chunks, warps_per_sm = not aligned(cols, itemsize), cdiv(cols, head + tail), 16
+    by_element, registers = not aligned(cols, itemsize), {}
     if by_element and block_rows > 8:
         warps, stages = 8, 1
     elif by_element and 4096 <= elements < 8192:
         warps, stages = 4, 2
-    elif by_element and block_rows == 1 and rows > 4096:  # fewer would leave almost each row a sum of its own
-        warps, stages, warps_per_sm = 2 if chunks == 1 else 4, 1, 32
-    programs = min(cdiv(rows, block_rows), cdiv(warps_per_sm // warps * sms, chunks))
-    chosen = {"BLOCK_ROWS": block_rows, "HEAD": head, "TAIL": tail, "STAGES": stages, "num_warps": warps}
+    elif by_element and block_rows == 1 and elements < 4096:
+        warps, stages, registers = 2 if elements < 2048 and rows > 4096 else 4, 1, {"maxnreg": 128}
+    chunks = cdiv(cols, head + tail)
+    programs = min(cdiv(rows, block_rows), cdiv(16 // warps * sms, chunks))
+    chosen = {"BLOCK_ROWS": block_rows, "HEAD": head, "TAIL": tail, "STAGES": stages, "num_warps": warps, **registers}
     return (programs, chunks), chosen
 
 

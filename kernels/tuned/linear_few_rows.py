@@ -20,6 +20,10 @@ so it can normalise x itself: RMSNorm's factor is the same for all of K and is a
     unfused   rms_norm: write n | gate: write g | up: write u | silu: write a | product: write h        five launches
     fused     write h                                                                                   one launch
 
+On an H100, bf16, its GPU time is that of linear_act after rms_norm or less up to K = 8192 (4.8 us for 7.2 at K = 1024,
+N = 3072, 42 for 45 at 4096 and 14336). With a gate it isn't: rms_norm and then ffn's gated product take 30 us for 38 at
+2048 and 8192, 99 for 109 at 4096 and 14336.
+
 Source: as linear_descriptors.py; Zhang and Sennrich, arXiv:1910.07467, for the norm; Shazeer, arXiv:2002.05202, for the
 gate.
 """

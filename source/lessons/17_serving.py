@@ -970,8 +970,8 @@ title = f"sample without a filter, {at_all_sizes.label(timed)}, us on the GPU, c
 table(("rows", "logits", "ours", *peers[1:]), rows, title)
 
 # %% [markdown]
-# In decode, the kernels are close to each other and to the bytes, unless the cache is short. In sampling, ours leads at
-# 64 rows. At a single row of 128 thousand logits FlashInfer leads: ours only keeps one SM busy.
+# In decode, the kernels are close to each other and to the bytes, unless the cache is short. In sampling, ours leads,
+# by half at 64 rows and by little at a single row of 128 thousand logits, where it only keeps one SM busy.
 #
 # ### The sampler's kernel
 
