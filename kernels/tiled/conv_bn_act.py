@@ -165,14 +165,14 @@ def conv_bn_act(
         gamma, beta: (out_channels,), batch norm's weight and bias, of any floating-point dtype.
         mean, var: (out_channels,), its running statistics, of any floating-point dtype. If the convolution has a bias,
             subtract it from mean.
-        act: "relu", "gelu" (by the error function), "gelu_tanh" or "silu".
+        act: "relu", "gelu" (exact), "gelu_tanh" or "silu".
         stride: the filter's stride in both directions, at least 1.
         padding: zeros around x on every side. None means half the filter, so odd filters at stride 1 keep the size.
         eps: added to var, as fp32.
 
     Returns:
-        (images, out_channels, out_height, out_width) of x's dtype, or autocast's, channels last in memory. Products are
-        summed in fp32 (fp32 inputs are not rounded to tf32) and rounded once.
+        (images, out_channels, out_height, out_width) of x's dtype (under autocast, autocast's), channels last in
+        memory. Products are summed in fp32 (fp32 inputs are not rounded to tf32) and rounded once.
 
     Raises:
         TypeError: an argument is not a tensor of one of these dtypes, those of x and weight differ, or `more` is given.

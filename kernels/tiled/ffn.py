@@ -205,8 +205,8 @@ def ffn(
         act: "relu", "gelu" (exact), "gelu_tanh" or "silu".
 
     Returns:
-        A contiguous tensor of shape (..., outputs) and x's dtype, or the autocast dtype. Products are summed in fp32
-        (fp64 for fp64 inputs), and the activation is applied before rounding. The hidden values and the result are
+        A contiguous tensor of shape (..., outputs) and x's dtype (under autocast, autocast's). Products are summed in
+        fp32 (fp64 for fp64 inputs), and the activation is applied before rounding. The hidden values and the result are
         rounded once each.
 
     Raises:

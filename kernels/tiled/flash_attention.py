@@ -305,8 +305,8 @@ def flash_attention(
         enable_gqa: whether k may have fewer heads than q, as in PyTorch; it costs nothing.
 
     Returns:
-        A contiguous tensor of q's shape and dtype, or the autocast dtype. Products are summed in fp32 (fp64 for fp64
-        inputs; fp32 inputs are not rounded to tf32). The probabilities are rounded to q's dtype before the second
+        A contiguous tensor of q's shape and dtype (under autocast, autocast's). Products are summed in fp32 (fp64 for
+        fp64 inputs; fp32 inputs are not rounded to tf32). The probabilities are rounded to q's dtype before the second
         matmul. A query that sees no key gets 0. On compute capability 9.0, the gradients of q for 16-bit head dims of
         33 to 128 may differ in their last bits from run to run, as PyTorch's own do. Under
         torch.use_deterministic_algorithms(True) they are bitwise identical in every run, and the backward pass takes

@@ -254,8 +254,9 @@ def linear_act(
             are exact, and at best an eighth as fast.
 
     Returns:
-        A contiguous tensor of shape (..., N) and x's dtype, or the autocast dtype. Products are summed in fp32 (fp64
-        for fp64 inputs); bias, activation and residual are applied before rounding once.
+        A contiguous tensor of shape (..., N) and x's dtype (under autocast, autocast's). Products are summed in fp32
+        (fp64 for fp64 inputs). Bias, activation and residual are applied in that precision, and the result is rounded
+        once.
 
     Raises:
         TypeError: an argument is not a floating-point tensor, or the dtypes differ.

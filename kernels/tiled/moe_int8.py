@@ -145,7 +145,7 @@ def moe_int8(
         weight: (experts, out_cols, cols), int8.
         scale: (experts, out_cols), floating-point: the layer's weights are weight * scale[..., None].
         top_k: experts per token, 1 to experts.
-        act: "relu", "gelu" (by the error function), "gelu_tanh" or "silu".
+        act: "relu", "gelu" (exact), "gelu_tanh" or "silu".
 
     Returns:
         A contiguous tensor (..., out_cols) of x's dtype, bitwise identical in every run. All sums are fp32; with more
