@@ -9,7 +9,7 @@ Unfused, every step goes through memory, and dropout stores its mask for the bac
 No mask is stored. kernels/philox.py computes it from seed, row and column, in the forward pass and again in the
 backward pass. The backward pass reads y's gradient and writes x's, 4 B/element; residual's gradient is y's own. Each
 program also sums the bias's gradient over its rows, in fp32. A small launch adds up these sums, unless each program
-takes all rows of its columns. There are no atomics, so gradients are identical in every run.
+takes all rows of its columns. It uses no atomics, so gradients are identical in every run.
 
 Source: Vaswani et al., "Attention is all you need", arXiv:1706.03762, section 5.4.
 """

@@ -1,4 +1,4 @@
-"""Residual connection and activation in one kernel: y = act(x + residual), with act ReLU, GELU or SiLU.
+"""Residual connection and activation in one kernel:  y = act(x + residual),  with act ReLU, GELU or SiLU.
 
 This ends a residual block. Unfused, the sum is written to memory and read straight back:
 

@@ -1,10 +1,10 @@
-"""LayerNorm and an activation in one kernel: y = act(layer_norm(x)), with act ReLU, GELU or SiLU.
+"""LayerNorm and an activation in one kernel:  y = act(layer_norm(x)),  with act ReLU, GELU or SiLU.
 
     unfused   layer_norm: read x, write z | act: read z, write y     16 B/element in fp32, two launches
     fused     read x once, keep the row in registers, write y         8 B/element, one launch
 
 The kernels are those of kernels/rowwise/layer_norm.py, with ACT set. The backward pass recomputes z from x. It reads
-the gradient and x and writes x's gradient, 12 B/element in fp32; PyTorch saves z and moves z's gradient as well.
+the gradient and x and writes x's gradient, 12 B/element in fp32; PyTorch also saves z and moves its gradient.
 
 Source: see layer_norm; for the activations, kernels/activations.py.
 """

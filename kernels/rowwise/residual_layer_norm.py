@@ -1,4 +1,4 @@
-"""Residual addition and LayerNorm in one kernel: s = x + residual, y = layer_norm(s); it returns both.
+"""Residual addition and LayerNorm in one kernel:  s = x + residual,  y = layer_norm(s); it returns both.
 
 Every layer of GPT-2 starts like this: y goes into the layer, s is the next layer's residual.
 

@@ -1,4 +1,4 @@
-"""Residual addition and RMSNorm in one kernel: s = x + residual, y = s / rms(s) * weight; it returns both.
+"""Residual addition and RMSNorm in one kernel:  s = x + residual,  y = s / rms(s) * weight; it returns both.
 
 Every layer of Llama starts like this: y goes into the layer, s is the next layer's residual.
 

@@ -1,4 +1,4 @@
-"""Softmax of each row and dropout in one kernel: y = dropout(softmax(x)), as attention applies to its scores.
+"""Softmax of each row and dropout in one kernel:  y = dropout(softmax(x)), as attention applies to its scores.
 
     unfused   softmax: read x, write s | dropout: read s, write y and a mask of 1 B    9 B/element in 16 bits
     fused     read x, write y                                                           4 B/element, one launch

@@ -5,8 +5,8 @@
 
 The kernel finds a row's k largest entries without sorting: k times it takes the largest and removes it. Values are
 compared as integers that also encode the column, so the lower column wins a tie. A row of up to 4096 columns stays in
-registers. Of a wider row the first 4096 stay; the rest is read twice, chunk by chunk as in online softmax, and each
-chunk is merged with the k largest so far.
+registers. If it is wider, its first 4096 columns stay; the rest is read twice, chunk by chunk as in online softmax, and
+each chunk is merged with the k largest so far.
 
 Source: torch.topk(torch.softmax(x, -1), k); Milakov and Gimelshein, arXiv:1805.02867, section 4.
 """

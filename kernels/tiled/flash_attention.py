@@ -1,4 +1,4 @@
-"""Attention without the N x N matrix: out = softmax(q k^T scale) v; if causal, a query sees no later keys.
+"""Attention without the N x N matrix:  out = softmax(q k^T scale) v; if causal, a query sees no later keys.
 
 Unfused, N x N elements per head go through memory six times:
 

@@ -1,4 +1,4 @@
-"""Linear layer, activation and residual in one kernel: y = act(x W^T + bias) + residual.
+"""Linear layer, activation and residual in one kernel:  y = act(x W^T + bias) + residual.
 
 Unfused in PyTorch, cuBLAS adds the bias itself; activation and sum each move M x N elements through memory:
 

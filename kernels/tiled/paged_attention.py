@@ -1,4 +1,4 @@
-"""Attention for few queries over a long, paged KV cache: out = softmax(q k^T scale) v, for each sequence.
+"""Attention for few queries over a long, paged KV cache:  out = softmax(q k^T scale) v, for each sequence.
 
 To generate the next token, one query or a few attend to thousands of cached keys. Each key and value is read once and
 used for 4 FLOPs per query, so the kernel is memory-bound, and the task is to read the cache at full bandwidth:
