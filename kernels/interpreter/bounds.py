@@ -82,7 +82,7 @@ class Bounds:
         last = (nearest.high - nearest.low) // nearest.itemsize - 1
         return (
             f"{who} {does} element {element} of {nearest.name}, which has 0 to {last} ({int(astray.sum())} of "
-            f"{astray.size} lanes are outside): mask the lanes that have no element, or mend the offset"
+            f"{astray.size} lanes are outside): mask the lanes without an element, or fix the offset"
         )
 
 

@@ -34,7 +34,7 @@ def _promise(input, values, *, name: str):
     values = [value.value if isinstance(value, tl.constexpr) else value for value in values]
     data = input.handle.data
     if len(values) != max(1, len(input.shape)):
-        raise ValueError(f"tl.{name} takes {max(1, len(input.shape))} values, one an axis, got {len(values)}")
+        raise ValueError(f"tl.{name} takes {max(1, len(input.shape))} values, one per axis, got {len(values)}")
     pointer = input.dtype.scalar.is_ptr()
     step = input.dtype.scalar.element_ty.primitive_bitwidth // 8 if pointer else 1
     for axis, value in enumerate(values):

@@ -174,7 +174,7 @@ def _check(act: str, x, up, down, gate, up_bias, down_bias) -> None:
     check_activation("ffn", act)
     check_together("ffn", x=x, up=up, down=down, **given(gate=gate, up_bias=up_bias, down_bias=down_bias))
     if gate is not None and up_bias is not None:
-        raise ValueError("ffn takes no up_bias beside gate, got both: leave one out")
+        raise ValueError("ffn takes up_bias or gate, got both: leave one out")
     check_linear("ffn", x, up, up_bias, names=("up", "up_bias"))
     if gate is not None and gate.shape != up.shape:
         raise ValueError(f"ffn takes gate of up's shape, {tuple(up.shape)}, got {tuple(gate.shape)}: reshape it")
