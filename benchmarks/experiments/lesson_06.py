@@ -1,4 +1,4 @@
-"""Lesson 06: cross entropy of few rows in parts, and softmax with top-k as in the paper that fused them.
+"""Lesson 06: cross entropy with rows split over programs, and softmax with top-k as in the paper that fused them.
 
 Few rows: each is shared by several programs, a row in 1 to 16 parts, and a second launch joins them.
 
