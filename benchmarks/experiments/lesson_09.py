@@ -7,7 +7,7 @@ layout, and the number of channels at which cuDNN's own fused kernel starts to w
 
 Nsight Compute's counters for lesson 09's convolution: the traffic that its taps cause in L2 and DRAM.
 
-`python -m benchmarks.experiments.lesson_09` is the program that is profiled, one kernel after each marker.
+`python -m benchmarks.experiments.lesson_09` is the profiled program: it runs one kernel after each marker.
 """
 
 from collections.abc import Callable
