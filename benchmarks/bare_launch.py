@@ -1,4 +1,4 @@
-"""What launching alone costs a caller: empty kernels with the arguments that a call gives its own."""
+"""Time what a launch alone costs the caller: empty kernels that take the arguments of a call's real kernels."""
 
 import ast
 from collections.abc import Callable

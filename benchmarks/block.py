@@ -1,11 +1,12 @@
-"""A transformer's block at the sizes of Llama 3 8B, by everything that can run it: times, errors, memory, launches.
+"""Measure a transformer block at Llama 3 8B's sizes, in every way of running it: times, errors, memory, launches.
 
     python -m benchmarks.block warm WAY TOKENS        compile what `times` would, and leave it in the caches
     python -m benchmarks.block times FILE             all of WAYS at all of TOKENS, written to FILE as they come
     python -m benchmarks.block parts FILE             the block's parts, each by all that can do it
     python -m benchmarks.block autotuned TOKENS FILE  what max-autotune makes of it, beside ours in the same run
 
-Run from the repository on a GPU; benchmarks/profiles.py runs all of it. `--small` shrinks it for a rehearsal on a CPU.
+Run it from the repository root on a GPU; benchmarks/profiles.py runs all of it. `--small` shrinks it for a dry run on a
+CPU.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
-"""Chrome traces of a call, as torch.profiler writes them, cut down to the last call and to what a reader looks at.
+"""Record a call's Chrome traces with torch.profiler, reduced to the last call and the events that a reader needs.
 
     python -m benchmarks.block_traces FILE     the block of benchmarks/block.py, by each way, with and without a graph
 
-The traces open in Perfetto (ui.perfetto.dev) and are what helpers.instruments.traces reads.
+The traces open in Perfetto (ui.perfetto.dev); helpers.instruments.traces reads them.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""Calls that benchmarks time: backward passes alone, the plain variant, and which kernels a call launches."""
+"""Build the calls that benchmarks time: backward passes alone, the plain variant, and the kernels that a call
+launches."""
 
 import sys
 from collections.abc import Callable, Iterable

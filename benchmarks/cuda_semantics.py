@@ -1,10 +1,10 @@
-"""Records what a GPU answers to the kernels of tests/cuda/programs.py: results, counters, and its sanitizer's verdicts.
+"""Record a GPU's results, counters and sanitizer verdicts for the kernels of tests/cuda/programs.py.
 
     python benchmarks/cuda_semantics.py OUT
 
-writes OUT/<gpu>_cuda.npz (the tensors after each launch, as raw bytes) and OUT/<gpu>_cuda.json (GPU, versions, sectors
-and wavefronts from Nsight Compute, compute-sanitizer on planted faults). Copied into tests/data, they are what
-tests/cuda/test_cuda_record.py holds the executor to. Takes about two minutes.
+This writes OUT/<gpu>_cuda.npz (the tensors after each launch, as raw bytes) and OUT/<gpu>_cuda.json (GPU, versions,
+sectors and wavefronts from Nsight Compute, compute-sanitizer on planted faults). Copy both to tests/data, where
+tests/cuda/test_cuda_record.py compares the executor with them. It takes about two minutes.
 """
 
 import csv

@@ -1,4 +1,4 @@
-"""Kernels of the kinds that the catalogue may lack, for comparing the compiler's figures with a loaded kernel's."""
+"""Kernels of kinds that the course may lack, to compare the compiler's figures with a loaded kernel's."""
 
 import linecache
 

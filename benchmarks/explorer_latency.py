@@ -1,13 +1,13 @@
-"""Key press to paint on the explorers, in the real JupyterLab in a real headless Chromium.
+"""Measure the explorers' latency from key press to paint, in real JupyterLab in real headless Chromium.
 
     python benchmarks/explorer_latency.py              # all of EXPLORERS
     python benchmarks/explorer_latency.py occupancy
     python benchmarks/explorer_latency.py --write      # all, and docs/results.md's table with them
 
-A press counts from the keyboard event's own time stamp to the end of the first frame painted after the chart changed.
-Of that, the time up to the change and the time of the frame itself are given too; the rest waits for the frame.
-The burst is 40 presses at 30 a second, counted from the last press to the frame that shows the last value. Needs
-Playwright for Python and Chromium.
+A press is timed from the keyboard event's own time stamp to the end of the first frame painted after the chart changed.
+The time up to the change and the time of the frame itself are also reported; the rest is waiting for the frame. The
+burst is 40 presses at 30 per second, timed from the last press to the frame that shows the last value. Needs Playwright
+for Python and Chromium.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Frames a second of what plays, in the real JupyterLab in a real headless Chromium.
+"""Measure the animations' frame rate, in real JupyterLab in real headless Chromium.
 
     python benchmarks/frame_rate.py              # all of ANIMATIONS
     python benchmarks/frame_rate.py traffic
 
-Each is played and the browser's own frame times are kept (requestAnimationFrame): their intervals at the median and the
-95th percentile, and the frames that were due at 60 a second and did not come. Needs Playwright for Python and Chromium.
+It plays each animation and records the browser's own frame times (requestAnimationFrame): median and 95th percentile of
+the intervals, and the number of frames dropped at 60 per second. Needs Playwright for Python and Chromium.
 """
 
 import argparse

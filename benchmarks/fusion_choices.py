@@ -1,12 +1,12 @@
-"""Where the analyser and Inductor differ: both choices timed.
+"""Time both choices where the analyser and Inductor differ.
 
     python -m benchmarks.fusion_choices --plan       here: which regions of which graphs, to REGIONS
     python -m benchmarks.fusion_choices [--out FILE] on the GPU: times them
 
-A region is the least set of operators that is a union of groups of the analyser and of kernels of Inductor, round an
-edge on which they differ. Inductor's choice is the region compiled whole. The analyser's is its groups compiled one by
-one. Inductor may refuse to make one kernel of a group; then the analyser's choice has more kernels than groups, and its
-time says nothing against it: such a region is settled only by a kernel written by hand.
+A region is the smallest set of operators around an edge on which they differ that is both a union of the analyser's
+groups and a union of Inductor's kernels. Inductor's choice is the region compiled whole. The analyser's choice is its
+groups compiled one by one. Inductor may refuse to compile a group into one kernel. The analyser's choice then has more
+kernels than groups, and its time is no evidence against it: only a hand-written kernel settles such a region.
 """
 
 import argparse

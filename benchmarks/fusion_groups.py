@@ -1,19 +1,19 @@
-"""What Inductor fuses in each graph of fusion_models.py on this GPU, and what that brings.
+"""Record what Inductor fuses in each graph of fusion_models.py on this GPU, and the speedup.
 
     python benchmarks/fusion_groups.py [GRAPH ...] [--small] [--workers 4] [--seconds 330] [--out FILE]
 
-Each graph is traced to the ATen operators that eager PyTorch runs (make_fx, no decomposition), and that trace is given
-to Inductor, torch.compile's backend, which takes the operators apart and fuses what comes of it. The groups are read
-by its pass after fusion. Every node that it made remembers which traced operator it came from, so a group is written
-down as the operators that it computes. A training step is one trace, forward and backward, so Inductor may fuse across.
+Each graph is traced to the ATen operators that eager PyTorch runs (make_fx, no decomposition). The trace goes to
+Inductor, torch.compile's backend, which decomposes the operators and fuses the result. A pass after fusion reads the
+groups. Every Inductor node records the traced operator that it came from, so a group is recorded as the operators that
+it computes. A training step is one trace of forward and backward, so Inductor may fuse across both.
 
-Recorded of a graph: its operators in order; Inductor's kernels, each with its operators; the GPU's time of eager and
-compiled, taking turns, L2 cold (helpers/instruments/timing.py); the kernels that torch.profiler sees in one call. Also
-the code generated for the graphs in CODE_OF, and the timeline of a small block, launched kernel by kernel and as a CUDA
-graph.
+Per graph it records the operators in order; Inductor's kernels, each with its operators; the GPU time of eager and
+compiled, timed in turns with L2 cold (helpers/instruments/timing.py); and the kernels that torch.profiler sees in one
+call. It also records the code generated for the graphs in CODE_OF, and the timeline of a small block, launched kernel
+by kernel and as a CUDA graph.
 
-Workers compile side by side; then one at a time measures. Results are written after every graph. On a CPU (`--small`)
-the same runs with Inductor's C++ backend, which shows that it works and nothing of what a GPU does.
+Workers compile in parallel, then measure one at a time. Results are written after every graph. On a CPU (`--small`) the
+same runs with Inductor's C++ backend, which only shows that the script works.
 """
 
 import argparse

@@ -1,14 +1,15 @@
-"""The graphs on which the fusion analyser is tried: name -> Graph, each a function and its inputs, written out plainly.
+"""The graphs that test the fusion analyser: name -> Graph, a plainly written function and its inputs.
 
     function, inputs = GRAPHS["gpt2_block"].build("cuda")
 
-Every tensor that a function uses is among its inputs, weights too, so that a trace hides nothing. A training step is
-one function: forward, backward, and what it returns are the gradients, or the new weights.
+Every tensor that a function uses is one of its inputs, weights included, so a trace hides nothing. A training step is
+one function, forward and backward, that returns the gradients or the new weights.
 
-The catalogue's references are `fitted`: the constants of helpers/instruments/prediction.py come from ten kernels of the
-catalogue. No constant was fitted to any other: they are held out, and predictions are judged on them alone.
+The references of the course's kernels are `fitted`: the constants of helpers/instruments/prediction.py come from ten of
+these kernels. No constant was fitted to any other graph. Those are held out, and predictions are judged on them alone.
 
-`small` sizes keep every operation and fit a laptop: there the traffic meter runs what the analyser only reads.
+`small` sizes keep every operation and fit on a laptop, where the traffic meter runs the graphs that the analyser only
+reads.
 """
 
 import math

@@ -1,19 +1,20 @@
-"""The fusion analyser on trial: its partitions against Inductor's, its predicted speed-ups against the H200's.
+"""Test the fusion analyser: its partitions against Inductor's, its predicted speedups against those on an H200.
 
     python -m benchmarks.fusion_proof [GRAPH ...] [--all]
 
-source/fusion_proof.py writes the whole of it to docs/fusion_proof.md.
+source/fusion_proof.py writes the full report to docs/fusion_proof.md.
 
-Held against benchmarks/results/h200_fusion.json, which fusion_groups.py recorded. The analyser is asked for what
-Inductor does by default: no kernel of its own round a product or a convolution (`epilogues=False`). No GPU is needed.
+The reference is benchmarks/results/h200_fusion.json, recorded by fusion_groups.py. The analyser is restricted to
+Inductor's defaults: matmuls and convolutions stay library calls without a fused epilogue (`epilogues=False`). No GPU is
+needed.
 
-An edge, from an operator to one that reads its result, is fused when one kernel computes both. An operator that a
-library runs (a product, a convolution, a sort) lives in the library's kernel only; any other in every kernel that
-computes a part of it. An operator that Inductor rewrote beyond recognition (a scale drawn into a softmax) lives where
-those that read it do, if those are kernels of Inductor's own; otherwise its edges are left out and counted apart.
+An edge, from an operator to one that reads its result, is fused if one kernel computes both. A library operator (a
+matmul, a convolution, a sort) belongs to the library's kernel only; any other operator belongs to every kernel that
+computes a part of it. An operator that Inductor rewrote beyond recognition (a scale folded into a softmax) belongs to
+the kernels of its readers, if these are Inductor's own. Otherwise its edges are left out and counted separately.
 
-A speed-up is eager's time over fused time, of the GPU alone. Its direction is right when prediction and measurement
-are on the same side of 1 + DIRECTION, or within DIRECTION of each other.
+A speedup is eager GPU time over fused GPU time. Its direction is right if prediction and measurement are on the same
+side of 1 + DIRECTION, or within DIRECTION of each other.
 """
 
 import argparse

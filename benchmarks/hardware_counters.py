@@ -1,6 +1,7 @@
-"""What Nsight Compute counts of each plain kernel of the catalogue and its reference, on data much larger than L2.
+"""Collect Nsight Compute's counters for each of the course's plain kernels and its reference, on data much larger than
+L2.
 
-`python -m benchmarks.hardware_counters` is the program that is profiled: it runs each of them once, after a marker.
+`python -m benchmarks.hardware_counters` is the profiled program: it runs each of them once, after a marker.
 """
 
 import csv

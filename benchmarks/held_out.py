@@ -1,13 +1,13 @@
-"""Times at shapes that nobody chose and no constant was fitted to, to hold the predictions against.
+"""Time kernels at random shapes, to which no constant was fitted, to test the predictions.
 
     python benchmarks/held_out.py            on a GPU: measures, and writes benchmarks/results/<gpu>_held_out.json
-    python benchmarks/held_out.py tiled      the same of tiled kernels, <gpu>_held_out_tiled.json
+    python benchmarks/held_out.py tiled      the same for tiled kernels, <gpu>_held_out_tiled.json
 
-`shapes()` draws them for every kernel that memory bounds: 64 KB to some hundred megabytes, rows of 128 to 65,536
-elements, a third of them multiples of 64 and most of nothing, in every dtype that the kernel takes.
+`shapes()` draws them for every memory-bound kernel: 64 KB to a few hundred megabytes, rows of 128 to 65,536 elements, a
+third of them multiples of 64 and most others odd sizes, in every dtype that the kernel takes.
 
-`tiled_shapes()` draws them for kernels of tiles, in bfloat16: rows, tokens and pixels of any number, columns and
-channels in multiples of 8 and mostly of nothing larger.
+`tiled_shapes()` draws them for tiled kernels, in bfloat16: any number of rows, tokens and pixels; columns and channels
+in multiples of 8, mostly of no larger power of two.
 """
 
 import gc

@@ -1,13 +1,13 @@
-"""The bytes that the fusion analyser counts for torch.compile's kernels, against Inductor's own count.
+"""Compare the bytes that the fusion analyser counts for torch.compile's kernels with Inductor's own count.
 
-    python -m benchmarks.inductor_bytes [NAME ...]     a line of JSON for each public model of MODELS
+    python -m benchmarks.inductor_bytes [NAME ...]     one line of JSON per public model of MODELS
 
 The public models are those of tests/instruments/foreign_models.py; docs/inductor_bytes.md has the table.
 
-Both start from the same graph, the operators that eager PyTorch launches on a GPU, and then have nothing in common:
-Inductor decomposes, lowers, schedules and fuses it itself, for a GPU that need not be there, and its scheduler counts
-the bytes that each kernel reads and writes, those of libraries included. The analyser's side is its plan for the
-kernels that torch.compile makes today.
+Both start from the same graph, the operators that eager PyTorch launches on a GPU, and share nothing else. Inductor
+decomposes, lowers, schedules and fuses the graph itself, for a GPU you may not have, and its scheduler counts the bytes
+that each kernel reads and writes, library kernels included. The analyser's count is for its plan of the kernels that
+torch.compile makes today.
 """
 
 import importlib.util

@@ -1,15 +1,15 @@
-"""What compilers and libraries make of lesson 16's functions on this GPU: XLA, cuBLASLt and cuDNN's graphs.
+"""Run lesson 16's functions with compilers and libraries on this GPU: XLA, cuBLASLt and cuDNN's graphs.
 
     python -m benchmarks.libraries [--out FILE] [--small] [--only PART ...]
 
-Recorded: XLA's HLO of `gated` before and after its optimisation, with the kinds of its fusions and the bytes by its
-own cost analysis; the kinds that it makes of four small functions; times of `gated` by eager PyTorch, torch.compile and
-XLA; of a linear layer with GELU by cuBLASLt's epilogue (`torch._addmm_activation`), eager, torch.compile and this
-course's kernel; of convolution + bias + ReLU by cuDNN's fused call and by a graph built with nvidia-cudnn-frontend,
-where that is installed; of linear + bias + GELU by CUTLASS (cutlass_linear_gelu.cu, built by nvcc once per tile; its
-headers in the folder CUTLASS_INCLUDE). What does not run is recorded with its error, and the fingerprints of the
-kernels that each part launches with it. Results are written after every part. Without a GPU, XLA's texts are those for
-the CPU, and nothing is timed.
+It records XLA's HLO of `gated` before and after optimisation, with the kinds of its fusions and the bytes from its own
+cost analysis, and the fusion kinds of four small functions. It times `gated` in eager PyTorch, torch.compile and XLA; a
+linear layer with GELU in cuBLASLt's epilogue (`torch._addmm_activation`), eager, torch.compile and this course's
+kernel; convolution + bias + ReLU in cuDNN's fused call and in a graph built with nvidia-cudnn-frontend, if installed;
+linear + bias + GELU in CUTLASS (cutlass_linear_gelu.cu, built by nvcc once per tile, with headers in the folder
+CUTLASS_INCLUDE). A part that fails is recorded with its error. Each part is recorded with the fingerprints of the
+kernels that it launches. Results are written after every part. Without a GPU, XLA's output is for the CPU, and nothing
+is timed.
 """
 
 import argparse

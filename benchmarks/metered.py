@@ -1,9 +1,9 @@
-"""What the meter counts of every kernel on this machine: launches and bytes, forward and backward.
+"""Record the meter's counts for every kernel on this machine: launches and bytes, forward and backward.
 
     python benchmarks/metered.py            # writes benchmarks/results/<gpu>_metered.json; seconds, on a GPU
 
-A launcher asks its GPU how many multiprocessors it has and how much shared memory. tests/instruments/test_metered.py
-meters the same calls without a GPU: they must launch and move the same as on the one that this recorded.
+Launchers depend on the GPU's SM count and shared memory. tests/instruments/test_metered.py meters the same calls
+without a GPU: their launches and bytes must be those recorded on the GPU.
 """
 
 import json

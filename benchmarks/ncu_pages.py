@@ -1,11 +1,11 @@
-"""Nsight Compute's pages of unfused and fused kernels: the sections that a reader looks at first.
+"""Record Nsight Compute's pages for unfused and fused kernels: the sections that a reader looks at first.
 
     python -m benchmarks.ncu_pages pairs FILE     the kernels of SHAPES, strides, spills
     python -m benchmarks.ncu_pages block FILE     the block of benchmarks/block.py
 
-`python -m benchmarks.ncu_pages profiled GROUP` is the program that is profiled. FILE gets the command, and of each page
-the text as ncu prints it: `details` (a table for people, a kernel after the other), `csv` (the same values, in base
-units, as `ncu --csv` writes them) and `source` (the lines of one kernel with their samples).
+`python -m benchmarks.ncu_pages profiled GROUP` is the profiled program. FILE gets the command, and each page's text as
+printed by ncu: `details` (a readable table, one kernel after the other), `csv` (the same values in base units, from
+`ncu --csv`) and `source` (one kernel's lines with their samples).
 """
 
 import csv

@@ -3,11 +3,11 @@
     python benchmarks/page_vitals.py                                     the first page and the largest lesson
     python benchmarks/page_vitals.py notebooks/00_welcome.html --site DIR
 
-Performance is Lighthouse's weighted mean of log-normal scores, with its control points for mobile, its network
-(1.6 Mbit/s, a round trip of 150 ms) and its slowdown of the processor (4x), both applied by Chromium. Its Speed Index
-needs a film of the screen: Largest Contentful Paint, which is not earlier, replaces it. The server compresses text, as
-hosts of static pages do. Accessibility is 100 less the share of axe's rules that the page violates, of any impact:
-Lighthouse weighs a subset of the same rules.
+Performance is Lighthouse's weighted mean of log-normal scores, with its control points for mobile, its network (1.6
+Mbit/s, a round trip of 150 ms) and its CPU slowdown (4x), both applied by Chromium. Its Speed Index needs a screen
+recording; Largest Contentful Paint, which is never earlier, replaces it. The server compresses text, as static hosts
+do. Accessibility is 100 minus the percentage of axe's rules, of any impact, that the page violates: Lighthouse weights
+a subset of the same rules.
 """
 
 import argparse

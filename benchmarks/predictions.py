@@ -1,13 +1,13 @@
-"""How far the predictions are from the times recorded on a GPU, a line for each.
+"""Compare the predictions with the times recorded on a GPU, one line per point.
 
 python benchmarks/predictions.py
 
-Groups, told apart, since only those held out say what to expect of a kernel of your own. Fitted: the sizes and kernels
-that were seen while the model was made, and half of the sweep's points (a hash of the point decides which). Held out:
-the sweep's other half, and shapes drawn by lot (benchmarks/held_out.py), which nothing was fitted to, and nothing will
-be: what is far off there stays. Each point has both tiers of ours: the plain kernel, and the tuned one that takes it.
-Kernels of tiles are told apart again: one constant was fitted to flash attention's. An expert's share of moe_int8's
-tokens lies in the data, which a prediction has not: it is left out.
+Points are grouped, because only held-out ones show what to expect for your own kernel. Fitted: sizes and kernels that
+were known when the model was made, and half of the sweep's points (chosen by a hash of the point). Held out: the
+sweep's other half, and random shapes (benchmarks/held_out.py). Nothing was or will be fitted to them, so large errors
+there stay. Each point has both of our tiers: the plain kernel, and the tuned one that takes it. Tiled kernels are a
+group of their own, because one constant was fitted to flash attention. moe_int8 is left out: how its tokens are shared
+among experts depends on the data, which a prediction does not have.
 """
 
 import functools

@@ -1,4 +1,5 @@
-"""What the profilers print that lesson 15 shows beside its pages: a full page, a timeline with a gap, Python's stacks.
+"""Record the profiler outputs that lesson 15 shows besides its pages: a full page, a timeline with a gap, Python
+stacks.
 
     python -m benchmarks.profiler_outputs [FOLDER]     into benchmarks/results/<gpu>_profiles where no folder is named
 
@@ -8,7 +9,7 @@
     gap_nsys.csv       the same by Nsight Systems, where it is installed: QUERY on its SQLite export
     outputs.json       the commands, the versions, the day, the GPU; and the error of a tool that failed
 
-`python -m benchmarks.profiler_outputs program NAME` is the program that ncu and nsys run.
+`python -m benchmarks.profiler_outputs program NAME` is the program that ncu and nsys profile.
 """
 
 import csv

@@ -1,12 +1,12 @@
-"""What lesson 15 shows of the H200: Nsight Compute's pages, torch.profiler's traces, and the capstone's times.
+"""Record lesson 15's H200 results: Nsight Compute's pages, torch.profiler's traces, and the capstone's times.
 
     python -m benchmarks.profiles --out FILE [--seconds 170]
 
 Each task is a process of its own with a limit of its own, so that one which hangs or fails costs its own figures alone.
     python -m benchmarks.profiles --take FILE     puts FILE into benchmarks/results/<gpu>_profiles, cut to what is read
 
-FILE holds all that was found, and is written after each task. What must be compiled is compiled first, side by side,
-into the caches of Triton and Inductor; max-autotune, which times as it compiles, comes last and alone.
+FILE has all results and is written after each task. Everything is compiled first, in parallel, into Triton's and
+Inductor's caches. max-autotune, which times while it compiles, runs last and alone.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What a record holds of its own run, and where it goes: the GPU, the day, the versions, what the GPU did then."""
+"""Describe a recording's own run: the GPU and its state, date and versions, and the file to write."""
 
 import datetime
 import platform

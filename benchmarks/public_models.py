@@ -1,17 +1,16 @@
-"""Public models at real sizes: what the fusion analyser predicts of each, and what a GPU takes.
+"""Compare the fusion analyser's predictions with GPU measurements, for public models at real sizes.
 
     python -m benchmarks.public_models --measure [NAME ...]   on a GPU: the kernels of one call, eager and compiled
     python -m benchmarks.public_models --predict [NAME ...]   on any machine: launches and times of both
 
-Each takes its part of the record of the GPU (of the H100's, where there is none) anew, and --predict writes
-docs/public_models.md.
+Each replaces its part of the GPU's record (the H100's if there is no GPU), and --predict writes docs/public_models.md.
 
-transformers, timm, torchvision and torch_geometric build the models, with random weights from their configurations;
-they are no dependencies of the course. A model whose package is missing is left out, and said so.
+transformers, timm, torchvision and torch_geometric build the models from their configurations, with random weights. The
+course does not depend on these packages. A model whose package is missing is skipped with a message.
 
-GPU time is the sum of the durations of a call's kernels, copies and fills as torch.profiler has them: what the host
-takes between them is not in it. Every second model in alphabetical order is held out: rates of the analyser may be
-fitted to the others, not to these.
+GPU time is the sum of the durations of a call's kernels, copies and fills, from torch.profiler, without host time
+between them. Every second model in alphabetical order is held out: the analyser's rates may be fitted to the others,
+but not to these.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""`make results`: every recorded figure taken again on this GPU, then what shows it built anew.
+"""`make results`: measure every recorded figure again on this GPU, then rebuild everything that shows it.
 
     python -m benchmarks.retake               all of STEPS, one after the other
     python -m benchmarks.retake --from NAME   go on with a step that failed or was stopped
     python -m benchmarks.retake --list        say what would be run, and run nothing
 
-Each step is a command of its own and writes its own files, named after the GPU, so that nothing done is lost. The
-lessons show the H200's: on one, they show the new figures in the end; another GPU's stand beside them, for
-`recorded("a100")`. Building hides the GPU, as the committed notebooks were built.
+Each step is its own command and writes its own files, named after the GPU, so finished steps are never lost. Lessons
+show the H200's figures. After a run on an H200 they show the new ones; figures of other GPUs are stored next to them,
+for `recorded("a100")`. The build hides the GPU, as it did for the committed notebooks.
 """
 
 import argparse

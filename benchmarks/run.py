@@ -1,23 +1,23 @@
-"""Times every kernel of the catalogue beside eager PyTorch, torch.compile and its peers, and records it on a GPU.
+"""Time each of the course's kernels against eager PyTorch, torch.compile and its peers, and on a GPU record the times.
 
     python benchmarks/run.py [KERNEL ...] [--experiments]
     python benchmarks/run.py [KERNEL ...] --only fused plain      without peers, whose recorded times stay
     python benchmarks/run.py --recorded          the table as it was recorded on the H200
     python benchmarks/run.py --sweep --help      the kernels at many more sizes: benchmarks/sweep/run.py
 
-Two times a row. `gpu`: the GPU's own, cold L2, launch gaps excluded. `call`: what the caller waits per call in a row of
-calls, Python and launch included, for work short enough that it matters. Per cent is of the ceiling measured in the
-same run: the copy bandwidth on the least bytes, the read-only or write-only bandwidth where almost all is read or
-written, and the rate of cuBLAS's bf16 product where arithmetic takes longer than the bytes do. Rows of ours that miss
-their target in benchmarks/targets.py come first, then those that any peer is more than 3 % ahead of, on the GPU and as
-a call, each with what was tried. Not counted as peers: cuBLAS without what follows the product, Liger's backward pass
-of cross entropy, which only scales, and "plain", our plain kernel, timed where a tuned one takes the call.
+Each row has two times. `gpu` is GPU time with a cold L2, without launch gaps. `call` is the caller's time per call in a
+sequence of calls, including Python and the launch, for work so short that it matters. Percentages are of the ceiling
+measured in the same run: copy bandwidth on the minimum traffic, read-only or write-only bandwidth if almost all traffic
+is reads or writes, and cuBLAS's bf16 matmul rate if arithmetic takes longer than the bytes. Our rows that miss their
+target in benchmarks/targets.py come first, then those that trail any peer by more than 3 %, on the GPU and per call,
+each with the attempts to fix it. Not counted as peers: cuBLAS's matmul without its epilogue, Liger's backward pass of
+cross entropy, which only scales, and "plain", our plain kernel, timed where a tuned one takes the call.
 
 The lessons' experiments (benchmarks/experiments/) run with all of the kernels, or with --experiments alone.
 
 On a GPU the figures go to benchmarks/results/<gpu>.json. Every row and experiment names the run that measured it, with
-its date, versions and ceilings; what was not run keeps the figures it had, and theirs. On a CPU the same command runs
-small sizes through the interpreter, which shows that it works and nothing about speed, and records nothing.
+its date, versions and ceilings. Anything not run keeps its old figures and run. On a CPU the same command runs small
+sizes through the interpreter. That only shows that it works, and records nothing.
 """
 
 import argparse

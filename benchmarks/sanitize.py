@@ -1,4 +1,4 @@
-"""compute-sanitizer over every kernel of the catalogue, at awkward sizes, forward and backward.
+"""Run compute-sanitizer on each of the course's kernels at awkward sizes, forward and backward.
 
     python -m benchmarks.sanitize [TOOL ...] [--processes N] [--seconds N]
 
@@ -7,16 +7,16 @@
     initcheck   reads of memory that nothing has written
     racecheck   shared memory that two warps touch with no barrier between
 
-The last two leave out kernels of tiles. Those move tiles by the copy engine, which these tools do not follow: initcheck
-takes what it stored for unwritten (and is silent where the same kernel reads what plain stores wrote), racecheck knows
-nothing of the barriers by which warps wait for it.
+The last two skip tiled kernels. Those move tiles with TMA, which these tools do not track: initcheck takes memory that
+TMA stored for unwritten (and is silent if the same kernel reads memory written by plain stores), and racecheck does not
+know the barriers with which warps wait for TMA.
 
-Every tensor is an allocation of its own, to the byte: PyTorch's cache would hide an access beyond a tensor within a
-larger one. And each case stands once at the beginning of its allocation and once an element after it, where rows and
-vectors begin anywhere; in both its last element is the last of the allocation. That the tools see what they should is
-shown first by the kernels of PLANTED, each of which has one mistake.
+Every tensor has its own allocation, exact to the byte, because PyTorch's cache would hide an access past a tensor's end
+inside a larger block. Each case runs once at the start of its allocation and once one element later, where rows and
+vectors are unaligned; either way its last element is the allocation's last. First, the kernels of PLANTED, with one
+mistake each, show that the tools catch what they should.
 
-Ends with 1 where a tool reports an error, a planted one is not reported, or a case did not come to its end.
+The exit status is 1 if a tool reports an error, a planted error goes unreported, or a case does not finish.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""What each kernel must reach on an H200, in the run that timed it.
+"""Each kernel's target on an H200, in the run that timed it.
 
-Shares are of the row's ceiling: the copy bandwidth on the least bytes, the read-only or write-only bandwidth where
-almost all is read or written.
+Targets are fractions of the row's ceiling: copy bandwidth on the minimum traffic, or read-only or write-only bandwidth
+if almost all traffic is reads or writes.
 """
 
 from dataclasses import dataclass, field

@@ -1,13 +1,13 @@
-"""A small transformer, trained twice from the same weights on the same tokens: written out in PyTorch, and fused.
+"""Train a small transformer twice from the same weights on the same tokens: unfused in PyTorch, and fused.
 
     python -m benchmarks.training                a minute of fused training, and as many steps unfused
     python -m benchmarks.training --seconds 5
     python -m benchmarks.training --record       a minute, and its losses to benchmarks/results/cpu.json
 
-Without a GPU the fused one runs in Triton's interpreter: the same arithmetic, and no speed.
+Without a GPU the fused one runs in Triton's interpreter: same arithmetic, no speedup.
 
-The tokens are drawn here: each is one of BRANCHES successors of the token before the last, so that a model has to look
-one back, and no model's mean loss can be below log(BRANCHES).
+The tokens are random: each is one of BRANCHES successors of the token before the last. So a model has to look back one
+token, and no model's mean loss can be below log(BRANCHES).
 """
 
 import argparse

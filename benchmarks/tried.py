@@ -1,8 +1,8 @@
-"""What was tried on the kernels that miss a target or stand behind a peer on the H200; `fusion bench` prints it there.
+"""Attempts to speed up kernels that miss a target or trail a peer on the H200; `fusion bench` prints them there.
 
-"A for B": A with the change, B without it, in the same run; times in us unless another unit is named; (kept) is what
-runs now. A figure is of the kernel's speed as it stood in the run that tried it. What stands in square brackets is told
-once, in SHARED.
+"A for B" means A with the change and B without it, in the same run; times are in us unless another unit is named;
+(kept) marks what runs now. Figures are for the kernel as it was in that run. Notes in square brackets are printed once,
+from SHARED.
 """
 
 import re

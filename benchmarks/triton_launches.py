@@ -1,4 +1,4 @@
-"""The launches of Triton's kernels that a function makes."""
+"""Record the Triton kernels that a function launches."""
 
 import contextlib
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Holds the instruments against a GPU: what it and its tools report, for the tests to compare with what we compute.
+"""Validate the instruments on a GPU: record the values from the GPU and its tools, for tests to compare with ours.
 
     python benchmarks/validate.py [SECTION ...]
 
@@ -8,7 +8,7 @@
     constants   times of kernels that do one thing, from which helpers/instruments/prediction.py has its constants
     times       fused and unfused, at five sizes, for the prediction
 
-Written to benchmarks/results/<gpu>_validation.json; sections that are not named stay as they were. Needs a GPU.
+This writes benchmarks/results/<gpu>_validation.json; sections that are not named stay as they were. Needs a GPU.
 """
 
 import argparse

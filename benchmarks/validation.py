@@ -1,4 +1,4 @@
-"""What a GPU and its tools said of the instruments' subjects, as `python benchmarks/validate.py` recorded it."""
+"""Values from a GPU and its tools to test the instruments with, recorded by `python benchmarks/validate.py`."""
 
 import functools
 import json

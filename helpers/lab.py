@@ -56,8 +56,6 @@ def open_lab(port: int = 8888, browser: bool = True, options: list[str] | None =
     shell = os.environ.get("SHELL") or shutil.which("sh")
     for name in ("JUPYTER_PATH", "JUPYTER_CONFIG_PATH"):
         os.environ.pop(name, None)
-    # In a terminal of this JupyterLab `fusion` is found.
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     custom = home / "config" / "custom"
     custom.mkdir(parents=True, exist_ok=True)
     shutil.copy(SETTINGS / "custom.css", custom)

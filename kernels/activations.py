@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-# Name -> the same in PyTorch.
+# Name -> PyTorch's function.
 ACTIVATIONS = {
     "relu": torch.nn.functional.relu,
     "gelu": torch.nn.functional.gelu,
@@ -22,10 +22,10 @@ ACTIVATIONS = {
 
 
 def check_activation(operation: str, act: str) -> None:
-    """Check that ACTIVATIONS has `act`.
+    """Check that `act` is a name in ACTIVATIONS.
 
     Raises:
-        ValueError: it does not.
+        ValueError: it is not.
     """
     if not isinstance(act, str) or act not in ACTIVATIONS:
         raise ValueError(f"{operation} takes act of {', '.join(ACTIVATIONS)}, got {act!r}: choose one of them")

@@ -1,4 +1,4 @@
-"""Argument checks shared by all operations, the tensors as kernels take them, and the sizes of blocks and grids."""
+"""Shared argument checks, conversion of tensors to the layouts that kernels take, and block and grid sizes."""
 
 import math
 from collections.abc import Callable
@@ -9,21 +9,21 @@ from torch import Tensor
 
 from kernels.interpreter import runtime
 
-MULTIPROCESSORS = 132  # of an H200, the GPU that the course refers to
+MULTIPROCESSORS = 132  # SMs of an H200, the course's reference GPU
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def check_together(operation: str, dtypes: tuple[torch.dtype, ...] = FLOATS, **tensors: torch.Tensor) -> None:
-    """Check that the tensors share one of `dtypes` and one device that kernels run on, whatever their shapes.
+    """Check that the tensors share one of `dtypes` and one device that can run kernels; shapes may differ.
 
     Args:
         operation: the public function's name, for the message.
-        dtypes: the dtypes it takes.
-        tensors: the arguments by the names their user knows.
+        dtypes: the dtypes that the operation takes.
+        tensors: the arguments, by their public names.
 
     Raises:
-        TypeError: not a tensor, a dtype not taken, or two dtypes.
-        ValueError: two devices, or a CPU tensor where kernels run on a GPU.
+        TypeError: an argument is not a tensor, or dtypes are unsupported or differ.
+        ValueError: devices differ, or a tensor is on the CPU where kernels run on a GPU.
     """
     first = None
     for name, tensor in tensors.items():
@@ -50,10 +50,10 @@ def check_together(operation: str, dtypes: tuple[torch.dtype, ...] = FLOATS, **t
 
 
 def check_dense(operation: str, name: str, tensor: torch.Tensor) -> None:
-    """Check that a tensor's elements are in one strided block of memory.
+    """Check that a tensor is dense: one strided block of memory.
 
     Raises:
-        TypeError: it is nested, sparse, or in another layout.
+        TypeError: it is nested, sparse, or has another layout.
     """
     if tensor.is_nested:
         raise TypeError(f"{operation} takes dense tensors, got {name} nested: use .to_padded_tensor(padding)")
@@ -63,16 +63,16 @@ def check_dense(operation: str, name: str, tensor: torch.Tensor) -> None:
 
 
 def given(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """Return those that are not None, by name."""
+    """Return the tensors that are not None, by name."""
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 def check_alike(operation: str, dtypes: tuple[torch.dtype, ...] = FLOATS, **tensors: torch.Tensor) -> None:
-    """Check what check_together does, and that the tensors share one shape.
+    """Do the checks of check_together, and check that the tensors share one shape.
 
     Raises:
         TypeError: as check_together.
-        ValueError: as check_together, or two shapes.
+        ValueError: as check_together, or shapes differ.
     """
     check_together(operation, dtypes, **tensors)
     if len(tensors) == 1:
@@ -87,11 +87,11 @@ def check_alike(operation: str, dtypes: tuple[torch.dtype, ...] = FLOATS, **tens
 
 
 def check_columns(operation: str, x: torch.Tensor, **vectors: torch.Tensor) -> None:
-    """Check that x has a last dimension and each vector one floating-point value for each of its columns.
+    """Check that x has a last dimension, and each vector one floating-point value per column of x.
 
     Raises:
         TypeError: a vector is not a floating-point tensor.
-        ValueError: x has no dimension, or a vector another shape or device than x's columns.
+        ValueError: x has no dimension, or a vector's shape or device does not match x.
     """
     if x.dim() == 0:
         raise ValueError(f"{operation} takes rows, (..., cols), got x of shape (): give it a dimension with x[None]")
@@ -99,8 +99,8 @@ def check_columns(operation: str, x: torch.Tensor, **vectors: torch.Tensor) -> N
 
 
 def check_vectors(operation: str, x: torch.Tensor, size: int, of: str, unit: str, **vectors: torch.Tensor) -> None:
-    """Check that each vector has `size` floating-point values, one per `unit`, on x's device; `of` names the source of
-    size.
+    """Check that each vector has `size` floating-point values, one per `unit`, on x's device. The message names the
+    source of `size`, `of`.
 
     Raises:
         TypeError: a vector is not a floating-point tensor.
@@ -115,7 +115,7 @@ def check_vectors(operation: str, x: torch.Tensor, size: int, of: str, unit: str
         check_dense(operation, name, vector)
         if vector.shape != (size,):
             raise ValueError(
-                f"{operation} takes {name} of {of}, ({size},), got {tuple(vector.shape)}: give it one value a {unit}"
+                f"{operation} takes {name} of {of}, ({size},), got {tuple(vector.shape)}: pass one value per {unit}"
             )
         if vector.device != x.device:
             raise ValueError(
@@ -125,11 +125,12 @@ def check_vectors(operation: str, x: torch.Tensor, size: int, of: str, unit: str
 
 
 def check_labels(operation: str, logits: torch.Tensor, labels: torch.Tensor) -> None:
-    """Check what a loss asks of (..., classes) logits and of (...) labels.
+    """Check a loss's arguments: (..., classes) logits and (...) labels.
 
     Raises:
-        TypeError: logits are not a floating-point tensor, labels not one of int64.
-        ValueError: two devices, shapes that do not fit, no class, or shapes that could also be (N, classes, ...).
+        TypeError: logits are not a floating-point tensor, or labels are not int64.
+        ValueError: devices differ, shapes do not match or could also be PyTorch's (N, classes, ...), or there are no
+            classes.
     """
     check_alike(operation, logits=logits)
     check_columns(operation, logits)
@@ -140,7 +141,7 @@ def check_labels(operation: str, logits: torch.Tensor, labels: torch.Tensor) -> 
         raise TypeError(f"{operation} takes labels in a tensor of torch.int64, got {kind}: {mend}")
     if labels.shape != logits.shape[:-1]:
         raise ValueError(
-            f"{operation} takes a label a row, {tuple(logits.shape[:-1])}, got {tuple(labels.shape)}: "
+            f"{operation} takes one label per row, {tuple(logits.shape[:-1])}, got {tuple(labels.shape)}: "
             f"give it logits of (..., classes), such as logits.movedim(1, -1), and labels of (...)"
         )
     if logits.dim() > 2 and labels.numel() and labels.shape == (logits.shape[0], *logits.shape[2:]):
@@ -158,35 +159,34 @@ def check_labels(operation: str, logits: torch.Tensor, labels: torch.Tensor) -> 
 
 
 def as_rows(x: torch.Tensor) -> torch.Tensor:
-    """x, not empty, as (rows, cols) with columns side by side: a view where its strides allow it, else a copy."""
+    """Return x, not empty, as (rows, cols) with adjacent columns: a view if its strides allow it, else a copy."""
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def as_matrix(x: torch.Tensor) -> torch.Tensor:
-    """x, empty or not, as (rows, cols) with columns side by side: a view where its strides allow it, else a copy."""
+    """Return x, empty or not, as (rows, cols) with adjacent columns: a view if its strides allow it, else a copy."""
     rows = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def channels_last(*images: torch.Tensor) -> bool:
-    """Return whether all of (images, channels, height, width) have contiguous channels, and are not contiguous
-    themselves."""
+    """Return whether all tensors, (images, channels, height, width), are channels-last and not also contiguous."""
     last = torch.channels_last
     return all(x.dim() == 4 and x.is_contiguous(memory_format=last) and not x.is_contiguous() for x in images)
 
 
 @cache
 def _has(device: int) -> tuple[int, int]:
-    """Multiprocessors of a GPU, and bytes of shared memory that a program may have."""
+    """Return a GPU's SM count, and the bytes of shared memory that a program may use."""
     found = torch.cuda.get_device_properties(device)
     return found.multi_processor_count, found.shared_memory_per_block_optin
 
 
 def multiprocessors(x: torch.Tensor) -> int:
-    """Return the SM count of x's GPU; without one an H200's, so that the same kernels are launched as there.
+    """Return the SM count of x's GPU, or an H200's without a GPU, so that the same kernels are launched as there.
 
-    An observer of launches that simulates another GPU has that one's count in `multiprocessors`.
+    An observer that simulates another GPU provides that GPU's count as `multiprocessors`.
     """
     told = getattr(runtime.observer(), "multiprocessors", None)
     if told is not None:
@@ -195,14 +195,15 @@ def multiprocessors(x: torch.Tensor) -> int:
 
 
 def shared_memory(x: torch.Tensor) -> int:
-    """Bytes of it that a program on x's GPU may have; an H100's where kernels are interpreted."""
+    """Return the bytes of shared memory that a program on x's GPU may use; an H100's where kernels are interpreted."""
     return _has(x.get_device())[1] if x.is_cuda else 227 * 2**10
 
 
 def in_widest(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Under autocast, tensors of several dtypes in the widest of them, as PyTorch's addition would take them.
+    """Under autocast, convert tensors of several dtypes to the widest of them, as PyTorch's addition does.
 
-    There a 16-bit layer meets an fp32 residual all the time; elsewhere two dtypes are a mistake, left for the checks.
+    Under autocast, 16-bit layers regularly meet an fp32 residual. Otherwise two dtypes are a mistake, which the checks
+    reject.
     """
     dtypes = {tensor.dtype for tensor in tensors if isinstance(tensor, torch.Tensor)}
     if len(dtypes) < 2 or not (torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")):
@@ -221,7 +222,7 @@ def check_linear(
     """Check the shapes of a linear layer's arguments: x (..., K), weight (N, K), bias (N,) and residual (..., N).
 
     Raises:
-        ValueError: they do not fit; weight and bias are called by `names`.
+        ValueError: the shapes do not match. The message calls weight and bias by `names`.
     """
     if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
@@ -245,7 +246,7 @@ def autocasts(x: torch.Tensor) -> bool:
 
 
 def as_autocast_says(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """Under autocast, the tensors in its precision, as PyTorch's products take them; fp64 stays."""
+    """Under autocast, convert the tensors to its dtype, as PyTorch's matmuls do; fp64 stays."""
     if not autocasts(tensors[0]):
         return tensors
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
@@ -253,7 +254,7 @@ def as_autocast_says(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None
     return tuple(x.to(dtype) if isinstance(x, torch.Tensor) and x.dtype in lowered else x for x in tensors)
 
 
-# Smallest and largest value of arguments with the same name in all operations.
+# Smallest and largest value of arguments that share a name in all operations.
 LIMITS = {
     "eps": (0, math.inf),
     "p": (0, 1),
@@ -262,7 +263,7 @@ LIMITS = {
     "padding": (0, math.inf),
 }
 
-# Further arguments of PyTorch, FlashAttention-2 or Liger-Kernel, and their replacements: this is a course, not a
+# Unsupported arguments of PyTorch, FlashAttention-2 or Liger-Kernel, and their replacements: this is a course, not a
 # library.
 _FLEX = "torch.nn.attention.flex_attention.flex_attention with a {}"
 _ATTENTION = {
@@ -288,8 +289,8 @@ INSTEAD = {
 
 
 def refuse(operation: str, given: dict) -> None:
-    """Raise TypeError for the first of these unsupported keyword arguments, with its replacement (INSTEAD) or where to
-    look."""
+    """Raise TypeError for the first of these unsupported keyword arguments, naming its replacement (INSTEAD) or the
+    help."""
     for name in given:
         instead = INSTEAD[operation].get(name)
         mend = f"use {instead}" if instead else f"see help(kernels.{operation})"
@@ -298,7 +299,7 @@ def refuse(operation: str, given: dict) -> None:
 
 _ORDER = "pass causal and scale by name: the order of scaled_dot_product_attention is another"
 _SHAPE = "leave the shape out, the last dimension is normalized"
-# (operations, argument, types, what to do): arguments that callers pass by habit from another function.
+# (operations, argument, types, advice): values that callers pass out of habit from another function.
 _MEANT = (
     (("flash_attention",), "causal", torch.Tensor, "for a mask use kernels.attention_scores with mask, times v"),
     (("flash_attention", "attention_scores"), "causal", type(None), _ORDER),
@@ -314,7 +315,7 @@ _MEANT = (
 
 
 def meant(operation: str, name: str, value) -> str | None:
-    """Return what to do instead, where a value is one that another function takes at this place; else None."""
+    """Return advice if another function takes such a value at this place, else None."""
     for operations, argument, types, instead in _MEANT:
         if operation in operations and name == argument and isinstance(value, types):
             return instead
@@ -327,7 +328,7 @@ def _not_a_tensor(operation: str, name: str, value) -> str:
 
 
 def _shown(value) -> str:
-    """Return a value for a message, in one line."""
+    """Describe a value for a message, in one line."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return f"{value!r:.40} of type {type(value).__name__}"
@@ -350,15 +351,15 @@ def check_option(operation: str, name: str, value, kind: type, *, optional: bool
 
     Args:
         operation: the public function's name, for the message.
-        name: the argument's. LIMITS has the range of those shared by all operations.
-        value: the caller's.
-        kind: bool, int, float or str. An int is accepted as a float, a bool as neither, a NumPy or PyTorch scalar as
-            none of them.
-        optional: whether None stands for a value that the operation chooses.
+        name: the argument's name. LIMITS has the range of names shared by all operations.
+        value: the caller's value.
+        kind: bool, int, float or str. An int is accepted as a float; a bool counts as neither. NumPy and PyTorch
+            scalars are rejected.
+        optional: whether None is allowed: the operation then chooses a value.
 
     Raises:
-        TypeError: another type.
-        ValueError: NaN, infinity, an integer beyond 64 bits, a value outside LIMITS, or an eps that fp32 cannot
+        TypeError: it has another type.
+        ValueError: it is NaN, infinite, an integer beyond 64 bits, outside LIMITS, or an eps that fp32 cannot
             represent.
     """
     if value is None and optional:
@@ -380,24 +381,24 @@ def check_option(operation: str, name: str, value, kind: type, *, optional: bool
 
 
 def ones_unless(weight: Tensor | None, x: Tensor) -> Tensor:
-    """weight; where it is None a one for each of x's columns, from a small launch of its own."""
+    """Return weight, or if it is None, one 1 per column of x, made in a small launch."""
     return x.new_ones(x.shape[-1:]) if weight is None else weight
 
 
 def zeros_unless(bias: Tensor | None, x: Tensor) -> Tensor:
-    """bias; where it is None a zero for each of x's columns, from a small launch of its own."""
+    """Return bias, or if it is None, one 0 per column of x, made in a small launch."""
     return x.new_zeros(x.shape[-1:]) if bias is None else bias
 
 
 def over_last(norm: Callable, shape: tuple[int, ...], x: Tensor, *vectors: Tensor | None, **options) -> Tensor:
-    """norm(x, *vectors, **options) over x's last dimensions, which are `shape`, as one; so are those of the vectors.
+    """Apply norm(x, *vectors, **options) over x's last dimensions, `shape`, flattened into one, as are the vectors'.
 
     Raises:
         TypeError: x is not a tensor.
         ValueError: x's last dimensions are not `shape`.
     """
     if len(shape) == 1 and vectors[0] is not None:
-        return norm(x, *vectors, **options)  # which holds x against them
+        return norm(x, *vectors, **options)  # norm checks x against them
     if not isinstance(x, Tensor):
         raise TypeError(f"{norm.__name__} takes tensors, got x of type {type(x).__name__}: use torch.tensor")
     if x.shape[-len(shape) :] != shape:
@@ -413,10 +414,10 @@ def cdiv(size: int, block: int) -> int:
 
 
 def next_power_of_2(size: int) -> int:
-    """The least power of two that is at least `size`, itself at least 1."""
+    """Return the smallest power of two that is at least `size`, for `size` of at least 1."""
     return 1 << (size - 1).bit_length()
 
 
 def largest_power_of_2(size: int) -> int:
-    """The largest power of two that is at most `size`, or 1."""
+    """Return the largest power of two that is at most `size`, or 1."""
     return 1 << (max(1, size).bit_length() - 1)

@@ -1,5 +1,4 @@
-"""Shared code of the attention kernels: the order of programs, the keys that a query sees, tile sizes and argument
-checks."""
+"""Code shared by the attention kernels: program order, visible keys, tile sizes and argument checks."""
 
 import torch
 import triton
@@ -8,7 +7,7 @@ import triton.language as tl
 from kernels.arguments import check_option, check_together, next_power_of_2, refuse
 from kernels.descriptors import padded_empty
 
-LOG2_E = tl.constexpr(1.4426950408889634)  # exp(x) = exp2(x LOG2_E); a GPU has exp2 alone
+LOG2_E = tl.constexpr(1.4426950408889634)  # exp(x) = exp2(x LOG2_E); GPUs only have exp2
 
 
 @triton.jit
@@ -46,13 +45,14 @@ def visible_keys(start, queries, keys, CAUSAL: tl.constexpr, BLOCK_M: tl.constex
 
 
 def tile_settings(tiles: dict[int, tuple[int, int, int]], dim: int, dtype: torch.dtype, large: bool) -> dict:
-    """Return launch settings for heads of `dim`.
+    """Return launch settings for head dim `dim`.
 
     Args:
-        tiles: BLOCK_M, the rows that a program owns, BLOCK_N, those it loops over, and num_warps, by the largest `dim`
-            that they are for: 64, 128 and 256. For 16 bits where tiles may be `large`.
-        large: whether a program may have 227 KB of shared memory. Others get tiles that spill little; so do fp32 and
-            fp64, which tensor cores do not multiply exactly: they are there to be exact, not fast.
+        tiles: the largest `dim`, 64, 128 or 256 -> BLOCK_M, the rows that a program owns, BLOCK_N, the rows that it
+            loops over, and num_warps. Used for 16 bits if tiles may be `large`.
+        large: whether a program may use 227 KB of shared memory. Otherwise tiles are small enough to spill little, as
+            they are for fp32 and fp64. Tensor cores would not multiply these exactly, and these dtypes are meant to be
+            exact, not fast.
     """
     block_d = max(16, next_power_of_2(dim))
     if dtype.itemsize > 2:
@@ -73,7 +73,7 @@ def tile_settings(tiles: dict[int, tuple[int, int, int]], dim: int, dtype: torch
 
 
 def value_per_row(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor for one value per row of x, (batch, heads, rows), in the dtype of the arithmetic."""
+    """Allocate one value per row of x, (batch, heads, rows), in the dtype of the arithmetic."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     return padded_empty(x.shape[:3], x.new_empty(0, dtype=dtype))
 
@@ -81,12 +81,12 @@ def value_per_row(x: torch.Tensor) -> torch.Tensor:
 def check_heads(
     operation: str, causal: bool, scale: float | None, enable_gqa: bool, more: dict, **tensors: torch.Tensor
 ) -> None:
-    """Check q, k and, if given, v, and the options of attention.
+    """Check q, k, v if given, and attention's options.
 
     Raises:
-        TypeError: as check_together, an option of another type, or `more` (arguments.refuse).
-        ValueError: as check_together, shapes that do not fit, a head wider than 256, or a scale that is not positive or
-            not a normal number in fp32.
+        TypeError: as check_together, an option has another type, or `more` is given (arguments.refuse).
+        ValueError: as check_together, shapes do not match, the head dim exceeds 256, or scale is not a positive normal
+            fp32 number.
     """
     refuse(operation, more)
     check_option(operation, "enable_gqa", enable_gqa, bool)
@@ -115,11 +115,11 @@ def check_heads(
 
 
 def check_mask(operation: str, mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> None:
-    """Check that mask, where it is given, fits the scores of q, (batch, heads, queries, dim), and k.
+    """Check that mask, if given, fits the scores of q, (batch, heads, queries, dim), and k.
 
     Raises:
-        TypeError: neither bool nor floating-point.
-        ValueError: a shape that does not broadcast to (batch, heads, queries, keys), or another device than q's.
+        TypeError: it is neither bool nor floating-point.
+        ValueError: it does not broadcast to (batch, heads, queries, keys), or is not on q's device.
     """
     if mask is None:
         return

@@ -1,11 +1,11 @@
-"""Counters in memory: programs of one launch use them to wait for each other.
+"""Counters in memory that let programs of one launch wait for each other.
 
-A program that has stored its share of a result signals; one that needs the whole result waits until the counter has
-reached the number of shares. Waiting is safe only if the program that signals can run: launch with
-`launch_cooperative_grid=True`, which fails where not all programs of the grid fit on the GPU at once. Without a GPU,
+After storing its share of a result, a program signals. A program that needs the whole result waits until the counter
+has reached the number of shares. Waiting is only safe if the signalling program can run, so launch with
+`launch_cooperative_grid=True`, which fails if the programs of the grid don't all fit on the GPU at once. Without a GPU,
 programs of such a launch take turns, and a meter looks for accesses that no counter orders.
 
-Counters are int32 and zero before the launch.
+Counters are int32 and must be zero before the launch.
 """
 
 import triton

@@ -1,13 +1,13 @@
-"""Repeat a call made before as its allocations and launches alone, without the Python that found them.
+"""Repeat an earlier call as allocations and launches only, without the Python code that derived them.
 
-What an operation checks, allocates and launches follows from its arguments' shapes, strides, dtypes and alignment, from
-its options and from the variant. The second call of a kind is watched: PyTorch's operators by a dispatch mode, launches
-of the course's kernels by recorded_run. If it only allocated, made views and launched those kernels over memory of its
-arguments and its own, then from the third call on a Plan does the same with the tensors of that call. Calls that do
-more (copies, conversions, sums by PyTorch, anything that autograd records) run as they are written, every time.
+An operation's checks, allocations and launches depend only on its arguments' shapes, strides, dtypes and alignment, on
+its options and on the variant. The second call of a kind is watched: a dispatch mode records PyTorch's operators, and
+_recorded_run the launches of the course's kernels. If the call only allocated, made views, and launched these kernels
+on its arguments' memory and its own, later calls of that kind replay a Plan with their own tensors. Calls that do more
+(copies, conversions, sums by PyTorch, anything that autograd records) run in full every time.
 
-Only functions decorated with @planned, those of the course's operations, are cached; a learner's own kernels launch
-through Triton as it is. `launch_cache.enabled = False` switches the cache off.
+Only functions decorated with @planned, the course's operations, are cached; a learner's own kernels launch through
+Triton as usual. `launch_cache.enabled = False` turns the cache off.
 """
 
 import functools
@@ -30,8 +30,8 @@ from kernels import variants
 from kernels.interpreter import runtime
 
 enabled = True
-_triton_run = runtime.triton_run  # someone who replaces JITFunction.run listens to launches
-MAX_KINDS = 4096  # kinds of call kept per function: images and sequences come in many sizes
+_triton_run = runtime.triton_run  # if JITFunction.run is replaced, something observes launches
+MAX_KINDS = 4096  # plans per function: images and sequences come in many sizes
 _OPTIONS = frozenset((type(None), bool, int, float, str, torch.dtype))
 _ALLOCATIONS = frozenset(
     getattr(torch.ops.aten, name).default if name != "empty" else torch.ops.aten.empty.memory_format
@@ -40,15 +40,15 @@ _ALLOCATIONS = frozenset(
 
 
 class CachedLaunch(NamedTuple):
-    """A compiled kernel, and everything except arguments that a launch of the same kind needs."""
+    """A compiled kernel, and everything except arguments that another launch of its kind needs."""
 
     kernel: JITFunction
     compiled: Any
     launch: Any  # Triton's launcher of the compiled kernel, called with the next two
     function: Any
     metadata: Any
-    constants: list  # of the parameters that no positional argument stands for
-    used: list[tuple[dict, str, Any]]  # globals that the kernel read when it was compiled: where, name, value
+    constants: list  # values of parameters without a positional argument
+    used: list[tuple[dict, str, Any]]  # globals that the kernel read at compile time: namespace, name, value
 
     def holds(self) -> bool:
         """Return whether Triton would launch the same compiled kernel now."""
@@ -56,7 +56,7 @@ class CachedLaunch(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """A launch as it was made; `cached` is None where only Triton can repeat it."""
+    """A recorded launch; `cached` is None if only Triton can repeat it."""
 
     cached: CachedLaunch | None
     device: int
@@ -73,7 +73,8 @@ _watching = _Watching()
 
 
 def _recorded_run(kernel: JITFunction, *args, grid, warmup, **kwargs):
-    """`kernel.run` of the course's own kernels: launch as Triton does, and note the launch where a call is watched."""
+    """Replace `kernel.run` of the course's own kernels: launch as Triton does, and record the launch of a watched
+    call."""
     compiled = type(kernel).run(kernel, *args, grid=grid, warmup=warmup, **kwargs)
     if _watching.launches is not None:
         cached = None
@@ -89,7 +90,7 @@ def _recorded_run(kernel: JITFunction, *args, grid, warmup, **kwargs):
 
 
 def _record_launches_of_catalogue() -> None:
-    """Put _recorded_run on the kernels in modules of this package, one by one: no other kernel is touched."""
+    """Install _recorded_run on each kernel in this package's modules, and on no other kernel."""
     for name, module in list(sys.modules.items()):
         if name.startswith("kernels."):
             for kernel in vars(module).values():
@@ -98,7 +99,7 @@ def _record_launches_of_catalogue() -> None:
 
 
 def _listened_to() -> bool:
-    """Return whether someone listens to launches, or has them compiled in another way."""
+    """Return whether something observes launches, or changes how kernels are compiled."""
     settings = knobs.runtime
     enter, leave = settings.launch_enter_hook, settings.launch_exit_hook
     return bool(
@@ -117,22 +118,22 @@ def _descriptors() -> tuple[type, ...]:
     return TensorDescriptor, GluonDescriptor
 
 
-_every = []  # function's plans
+_every = []  # each function's plans
 
 
 def clear_plans() -> None:
-    """Drop every plan: after a change that no call shows, such as one of a kernel's text or settings."""
+    """Drop all plans, after a change that calls don't reveal, such as to a kernel's source or settings."""
     for plans in _every:
         plans.clear()
 
 
 def watching() -> int:
-    """Return how many of this thread's dispatch modes only watch for a plan."""
+    """Return how many of this thread's dispatch modes are only there to record a plan."""
     return _watching.modes
 
 
 class _Operators(TorchDispatchMode):
-    """Record the tensors allocated inside, and whether PyTorch is used only for that and for views."""
+    """Record the tensors allocated inside, and whether PyTorch only allocates and makes views."""
 
     def __init__(self):
         super().__init__()
@@ -141,14 +142,14 @@ class _Operators(TorchDispatchMode):
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         result = operator(*args, **(kwargs or {}))
         if operator in _ALLOCATIONS:
-            self.made.append(result)  # held, so that no two of them have one address
+            self.made.append(result)  # kept alive, so that no two share an address
         elif not operator.is_view and operator is not torch.ops.aten.promote_types.default:
             self.only_these = False
         return result
 
 
 class _Step(NamedTuple):
-    """One launch: `given` without tensors, and (place in given, number in the call) for each tensor."""
+    """One launch: `given`, its arguments without tensors, and (place in given, number in the call) for each tensor."""
 
     cached: CachedLaunch
     grid: tuple[int, int, int]
@@ -158,13 +159,13 @@ class _Step(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Tensors are numbered: a call's arguments, then what it allocates."""
+    """A call's steps and results. Tensors are numbered: first the call's arguments, then its allocations."""
 
     device: int
     allocations: list[tuple]  # size, strides, dtype, device
     steps: list[_Step]
-    results: list[tuple[int, tuple | None] | None]  # a tensor's number, and size, strides and offset of a view of it
-    alone: bool  # one result, not a tuple
+    results: list[tuple[int, tuple | None] | None]  # a tensor's number; for a view, its size, strides and offset
+    alone: bool  # a single result, not a tuple
 
     def holds(self) -> bool:
         """Return whether Triton would launch the same kernels now."""
@@ -190,16 +191,18 @@ class Plan(NamedTuple):
 
 
 def _descriptor_of(base: Tensor | None, like):
-    """Return a copy of `like` for another tensor of its kind, without the constructor's checks, which passed before."""
+    """Return a copy of `like` for another tensor of its kind, without the constructor's checks, which passed
+    earlier."""
     found = object.__new__(type(like))
     found.__dict__ = like.__dict__ | {"base": base}
     return found
 
 
 def _plainly() -> bool:
-    """Return whether a call made now has only tensors and needs only its result."""
+    """Return whether a call now would only take plain tensors and return its result, without autograd, modes or
+    tracing."""
     return not (
-        torch.compiler.is_compiling()  # first: torch.compile then looks no further
+        torch.compiler.is_compiling()  # first, so that torch.compile traces no further
         or not enabled
         or runtime.interprets()
         or JITFunction.run is not _triton_run
@@ -216,7 +219,7 @@ def _autocast() -> tuple:
 
 
 def kind_of(arguments: tuple) -> tuple | None:
-    """Whatever a call's launches may depend on; None where an argument is of another type, or not dense."""
+    """Return everything that a call's launches may depend on; None if an argument has another type or is not dense."""
     autocast = torch._C._is_any_autocast_enabled() and _autocast()
     found = [driver.active.get_current_device(), torch.are_deterministic_algorithms_enabled(), autocast]
     found.append(variants.chosen_variant())
@@ -235,7 +238,7 @@ def kind_of(arguments: tuple) -> tuple | None:
 
 
 def _step(launched: Launched, numbers: dict[int, int]) -> _Step | None:
-    """Return the launch as a step; None where only Triton can repeat it, or it reads memory of unknown origin."""
+    """Return the launch as a step; None if only Triton can repeat it, or if it reads memory of unknown origin."""
     if launched.cached is None or launched.cached.compiled.metadata.global_scratch_size:
         return None
     if launched.device != driver.active.get_current_device():
@@ -257,7 +260,7 @@ def _plan(arguments: tuple, made: list[Tensor], launches: list, results) -> Plan
     tensors = [*arguments, *made]
     numbers = {x.data_ptr(): number for number, x in enumerate(tensors) if isinstance(x, Tensor)}
     if 0 in numbers or len(numbers) < sum(isinstance(x, Tensor) for x in tensors):
-        return None  # with two tensors at one address, the kernel's argument is ambiguous
+        return None  # two tensors at one address: the kernel's argument is ambiguous
     steps = [_step(each, numbers) for each in launches]
     alone, found = not isinstance(results, tuple), []
     for x in (results,) if alone else results:
@@ -279,7 +282,7 @@ def _plan(arguments: tuple, made: list[Tensor], launches: list, results) -> Plan
 
 
 def _watched(function: Callable, arguments: tuple, named: dict) -> tuple:
-    """Return the function's result and its Plan, or None if it cannot be planned."""
+    """Return the function's result and its Plan, or None for a call that cannot be planned."""
     _record_launches_of_catalogue()
     operators, before = _Operators(), _watching.launches
     launches = _watching.launches = []
@@ -295,8 +298,8 @@ def _watched(function: Callable, arguments: tuple, named: dict) -> tuple:
 
 
 def planned(function: Callable) -> Callable:
-    """The function, of tensors and options to a tensor or a tuple of them and None, for calls made often."""
-    plans = {}  # kind -> the plan, False if seen once, None if no plan is possible
+    """Cache plans for a function of tensors and options that returns a tensor, or a tuple of tensors and None."""
+    plans = {}  # kind -> its plan, False if seen once, None if no plan is possible
     _every.append(plans)
 
     @functools.wraps(function)
@@ -321,6 +324,6 @@ def planned(function: Callable) -> Callable:
             plans[kind] = False
         return function(*arguments, **named)
 
-    # torch.compile counts how often it compiles a code object, and gives up: each function has its own.
+    # torch.compile gives up on a code object that it has compiled too often, so each function has its own.
     call.__code__ = call.__code__.replace(co_name=function.__name__)
     return call

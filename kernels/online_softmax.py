@@ -1,8 +1,8 @@
-"""The softmax of a row too wide to hold, inside kernels: a maximum and a sum, right for the columns seen so far.
+"""Online softmax inside kernels, for rows too wide for registers: keep the maximum and sum of the columns read so far.
 
     peak' = max(peak, max x),   total' = total exp(peak - peak') + sum exp(x - peak')
 
-Each lane keeps a peak and a total of its own, so that no lane waits for another before the row's end; a lane's EACH
+Each lane keeps its own peak and total, so lanes don't wait for each other before the end of the row. A lane's EACH
 neighbouring columns share one correction of the total. Exponentials are powers of two, the only ones a GPU has.
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv:1805.02867.

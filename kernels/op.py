@@ -1,10 +1,10 @@
-"""A kernel file's declaration of its operation, and the operation's registration with PyTorch.
+"""Declare a kernel file's operation, and register it with PyTorch.
 
-`FusedOp` records what tests, benchmarks, lessons and instruments read of a kernel file; `register` turns a forward and
-a backward function into what PyTorch expects of an operation.
+`FusedOp` declares what tests, benchmarks, lessons and instruments need from a kernel file. `register` turns a forward
+and a backward function into a PyTorch operation.
 
-Registering gives an operation an autograd function, operators that torch.compile keeps whole, and the choice between
-the two; and at each call the choice between the plain launcher given here and the tuned ones (kernels/variants.py).
+`register` creates an autograd function and operators that torch.compile keeps whole, and calls the right one. At each
+call it also chooses between the plain launcher passed here and the tuned ones (kernels/variants.py).
 
     softmax_op = register(
         "softmax",
@@ -15,10 +15,10 @@ the two; and at each call the choice between the plain launcher given here and t
         backward_fake=lambda grad_y, y: like(y),
     )
 
-The public function checks its arguments and returns softmax_op(x); it is @planned (kernels/launch_cache.py). Where a
-backward pass needs more than the forward's arguments and result, `training` is a second forward that returns
-(y, *more). The operators are softmax_op.forward_op, .training_op (the same without `training`) and .backward_op, for
-tests and meters.
+The public function checks its arguments and returns softmax_op(x); it is @planned (kernels/launch_cache.py). If the
+backward pass needs more than the forward's arguments and result, `training` is a second forward that returns (y,
+*more). Tests and meters can use the operators: softmax_op.forward_op, .training_op (the forward's if there is no
+`training`) and .backward_op.
 """
 
 import inspect
@@ -36,11 +36,11 @@ from kernels.arguments import check_option
 from kernels.launch_cache import planned, watching
 from kernels.variants import by_variant
 
-TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)  # operators see what subclasses add
+TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)  # subclasses add behaviour that only operators see
 
 
 def like(tensor: torch.Tensor) -> torch.Tensor:
-    """A new contiguous tensor of `tensor`'s shape, dtype and device, uninitialised."""
+    """Return a new, uninitialised contiguous tensor of `tensor`'s shape, dtype and device."""
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
@@ -63,7 +63,7 @@ class _Once(torch.autograd.Function):
 
 
 def _options(forward: Callable) -> list[tuple[int, str, type, bool]]:
-    """Position, name, type and whether it may be None, of each argument of `forward` that is not a tensor."""
+    """Return position, name, type and whether None is allowed, for each non-tensor argument of `forward`."""
     found = []
     for i, (name, parameter) in enumerate(inspect.signature(forward, eval_str=True).parameters.items()):
         kinds = typing.get_args(parameter.annotation) or (parameter.annotation,)
@@ -76,10 +76,10 @@ def _reference(name: str) -> str:
 
 
 def refuse_transforms(name: str, tensors: list[torch.Tensor]) -> None:
-    """Refuse transforms that a kernel would only partly see: tangents, which PyTorch would drop, and batches.
+    """Refuse transforms that a kernel cannot see: tangents, which PyTorch would drop, and batches.
 
     Raises:
-        RuntimeError: forward-mode differentiation, or vmap.
+        RuntimeError: under forward-mode differentiation or vmap.
     """
     transforms = torch._C._functorch.get_interpreter_stack()
     legacy_vmap = any(torch._C._functorch.is_legacy_batchedtensor(x) for x in tensors)
@@ -115,9 +115,10 @@ def _operator(name: str, function: Callable, fake: Callable):
 
 
 def refuse_transforms_of_operator(called: Callable, operator) -> None:
-    """Make the operator refuse forward mode and vmap where only PyTorch's dispatcher calls it, as in a compiled graph.
+    """Make the operator refuse forward mode and vmap when PyTorch's dispatcher calls it directly, as in a compiled
+    graph.
 
-    A custom operator has no forward-mode derivative, and PyTorch drops the tangents of its arguments in silence.
+    A custom operator has no forward-mode derivative, and PyTorch silently drops its arguments' tangents.
     """
     plain = make_autograd_impl(operator._opoverload, operator)
 
@@ -161,28 +162,29 @@ def register(
     results: int = 1,
     called: Callable | None = None,
 ) -> Callable:
-    """The operation as one function: `forward` at once where no gradient is asked for, an autograd function where one
-    is (it costs Python less than an operator does), an operator under torch.compile.
+    """Return the operation as one function. It calls `forward` directly if no gradient is needed, an autograd function
+    if one is (cheaper in Python than an operator), and an operator under torch.compile.
 
     Args:
-        name: the public function's; its operators are kernel_fusion::name, name_training and name_backward.
-        forward: (*arguments) -> y or a tuple, annotated as torch.library.custom_op asks. It allocates and launches.
-        fake: the same without data: returns the tensors `forward` would allocate.
-        training: (*arguments) -> (y, *more), where the backward pass needs more than forward's arguments and result.
+        name: the public function's name; the operators are kernel_fusion::name, name_training and name_backward.
+        forward: (*arguments) -> y or a tuple, annotated as torch.library.custom_op requires. It allocates and launches.
+        fake: the same without data: returns the tensors that `forward` would allocate.
+        training: (*arguments) -> (y, *more), if the backward pass needs more than forward's arguments and result.
         training_fake: the same without data.
         keep: (arguments, result) -> the arguments of `backward` after the gradient: a tuple, its tensors first.
             `result` is y, or everything `training` returns.
         backward: (grad_y, *kept) -> gradients. Without it, a backward pass raises RuntimeError.
         backward_fake: the same without data.
-        gradients: (backward, needed, grad_y, *kept) -> a tuple, one for each of the first arguments, None for the rest.
-            By default, what `backward` returns. `needed` holds, per argument, whether its gradient is required.
-        results: the number of tensors in y. With several, `backward` and `gradients` take that many gradients before
-            the saved values; all except the first may be None.
-        called: (arguments) -> the public function's name in messages, where several share the operation.
+        gradients: (backward, needed, grad_y, *kept) -> a tuple with a gradient for each of the first arguments, or
+            None. By default, the result of `backward`. `needed` has one bool per argument: whether its gradient is
+            required.
+        results: the number of tensors in y. If there are several, `backward` and `gradients` take that many gradients
+            before the saved values; all except the first may be None.
+        called: (arguments) -> the public function's name for messages, if several functions share the operation.
 
     Returns:
-        A function of forward's arguments, by position, that returns y. It checks those that are not tensors
-        (options.check_option). A second derivative through it raises RuntimeError.
+        A function that takes forward's arguments by position and returns y. It checks non-tensor arguments
+        (arguments.check_option). A second derivative through it raises RuntimeError.
     """
     called = called or (lambda arguments: name)
     options = _options(forward)
@@ -207,7 +209,7 @@ def register(
         def setup_context(ctx, inputs, output):
             kept = keep(inputs, output)
             tensors = [x for x in kept if isinstance(x, torch.Tensor)]
-            ctx.set_materialize_grads(False)  # no zeros for the rest of training's results: never differentiated
+            ctx.set_materialize_grads(False)  # no zeros for training's other results: never differentiated
             ctx.save_for_backward(*tensors)
             ctx.settings = kept[len(tensors) :]
             ctx.called = called(inputs)
@@ -248,7 +250,7 @@ def register(
             "jvp": staticmethod(refuse_forward_mode),
         }
         apply_in_transforms = type(name, (torch.autograd.Function,), methods).apply
-        # The same of operators, for modes that record them.
+        # The same with operators, for modes that record them.
         methods |= {
             "forward": staticmethod(lambda *arguments: training_op(*arguments)),
             "backward": staticmethod(by(backward_op)),
@@ -265,7 +267,7 @@ def register(
             check_option(name, option, arguments[i], kind, optional=optional)
         tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
         if torch.is_grad_enabled():
-            for x in tensors:  # loops: every call pays for them, and generators cost twice as much
+            for x in tensors:  # a loop: every call pays for it, and a generator costs twice as much
                 tracked = tracked or x.requires_grad
         recorded = torch.compiler.is_compiling()
         if not recorded:
@@ -273,7 +275,7 @@ def register(
             for x in tensors:
                 recorded = recorded or x.is_meta or type(x) not in TENSOR_TYPES
                 negative = negative or x.is_neg()
-        if not torch.compiler.is_compiling():  # there the operators refuse
+        if not torch.compiler.is_compiling():  # there, the operators refuse
             refuse_transforms(called(arguments), tensors)
         if negative and not recorded:
             arguments = [_signed(x) for x in arguments]
@@ -296,12 +298,12 @@ def register(
 
 @dataclass(frozen=True)
 class Work:
-    """An operation's minimum work in any implementation: arithmetic, and bytes through device memory.
+    """The minimum work of any implementation of an operation: arithmetic, and bytes to and from device memory.
 
     Args:
-        flops: floating-point operations; a multiply-add counts two.
-        bytes_read: bytes, each input once.
-        bytes_written: bytes, each output once.
+        flops: floating-point operations; a multiply-add counts as two.
+        bytes_read: bytes of all inputs, each read once.
+        bytes_written: bytes of all outputs, each written once.
     """
 
     flops: float
@@ -315,16 +317,16 @@ class Work:
 
     @property
     def bytes(self) -> float:
-        """Bytes read and written."""
+        """Return the bytes read and written."""
         return self.bytes_read + self.bytes_written
 
     @property
     def intensity(self) -> float:
-        """Arithmetic intensity in FLOP/byte; infinite where no byte moves."""
+        """Return the arithmetic intensity in FLOP/byte; infinite if no bytes move."""
         return self.flops / self.bytes if self.bytes else float("inf")
 
     def __add__(self, other: "Work") -> "Work":
-        """The work of both, one after the other."""
+        """Return the work of both, one after the other."""
         return Work(
             self.flops + other.flops, self.bytes_read + other.bytes_read, self.bytes_written + other.bytes_written
         )
@@ -333,12 +335,12 @@ class Work:
 def work_per_element(
     flops: float, tensors: tuple[int, int], vectors: tuple[int, int] = (0, 0)
 ) -> Callable[[tuple[int, ...], torch.dtype], Work]:
-    """Return `work(shape, dtype)` of an operation on tensors of (..., cols).
+    """Return the function `work(shape, dtype)` for an operation on tensors of (..., cols).
 
     Args:
-        flops: floating-point operations per element, as kernels.costs counts them.
-        tensors: how many tensors of that shape it reads and writes, each once.
-        vectors: how many of (cols,).
+        flops: floating-point operations per element, counted as in kernels.costs.
+        tensors: number of tensors of that shape that it reads and writes, each once.
+        vectors: the same for (cols,) vectors.
     """
 
     def work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
@@ -352,28 +354,28 @@ def work_per_element(
 
 @dataclass(frozen=True)
 class FusedOp:
-    """One fused operation: how to run it, its expected result, its minimum cost.
+    """One fused operation: how to run it, its expected result and its minimum cost.
 
     Args:
-        name: the name of its entry in CATALOGUE, its file and its public function.
+        name: its name in CATALOGUE, which is also the name of its file and public function.
         fused: the public function: checks, allocates, launches.
-        reference: the same in unfused PyTorch, taking the same arguments.
+        reference: the same in unfused PyTorch, with the same arguments.
         work: `work(shape, dtype) -> Work`: FLOPs and minimum traffic.
-        kernel: the forward `@triton.jit` function, as the compiler takes it.
+        kernel: the forward's `@triton.jit` function, for the compiler.
         settings: `settings(...) -> dict` of constexprs and launch options for a size.
         inputs: `inputs(*shape, dtype=, device=) -> tuple`: fresh random arguments for `fused` and `reference`.
-        compile_arguments: `compile_arguments(*shape, dtype=) -> (arguments, options)` as a launch would pass them to
-            `kernel`, for compiling without launching.
-        interpreter_shapes: shapes small enough for the interpreter, awkward ones first.
+        compile_arguments: `compile_arguments(*shape, dtype=) -> (arguments, options)` that a launch would pass to
+            `kernel`, to compile without launching.
+        interpreter_shapes: shapes small enough for the interpreter, the awkward ones first.
         gpu_shapes: shapes that benchmarks measure.
-        dtypes: those the operation takes.
-        gpu_dtypes: those benchmarks measure.
-        backward_work: `backward_work(shape, dtype) -> Work` of one backward pass, where the operation has a gradient.
-        oracle: the exact expected result of `fused` if `reference` leaves it open: it draws its own random numbers, or
-            does not define the order of ties. `reference` by default.
+        dtypes: dtypes that the operation takes.
+        gpu_dtypes: dtypes that benchmarks measure.
+        backward_work: `backward_work(shape, dtype) -> Work` of one backward pass, if the operation has a gradient.
+        oracle: the exact expected result of `fused`, if `reference` does not determine it because it draws its own
+            random numbers or leaves the order of ties open. By default `reference`.
         writes: positions of the arguments that `fused` changes in place.
-        kernel_for: `kernel_for(*shape) -> kernel`: the kernel that `compile_arguments(*shape)` belong to, if wide rows
-            have their own. Always `kernel` where not given.
+        kernel_for: `kernel_for(*shape) -> kernel`: the kernel that takes `compile_arguments(*shape)`, if wide rows have
+            their own. By default always `kernel`.
     """
 
     name: str
@@ -402,5 +404,5 @@ class FusedOp:
 
     @property
     def group(self) -> str:
-        """The package of its file, named after how the work is split: "elementwise", "rowwise" or "tiled"."""
+        """Return the package of its file, named after how work is split: "elementwise", "rowwise" or "tiled"."""
         return self.fused.__module__.split(".")[1]

@@ -1,8 +1,8 @@
-"""Dropout's random numbers: Philox4x32-10, ten rounds of multiplying and mixing a counter under a key.
+"""Generate dropout's random numbers with Philox4x32-10: ten rounds of multiplying and mixing a counter with a key.
 
-A number is a function of (seed, row, column) alone. So masks are never stored: the backward pass recomputes them. Four
-neighbouring columns share one evaluation, which gives four numbers. Fours are those of contiguous rows in memory, as
-are the vectors that kernels access: see dropout_mask.
+Each number depends only on (seed, row, column), so masks are never stored: the backward pass recomputes them. One
+evaluation yields four numbers, one for each of four neighbouring columns. These fours are aligned in memory, over
+contiguous rows, like the vectors that kernels access: see dropout_mask.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011; tl.philox.
 """
@@ -78,12 +78,13 @@ def kept_at(seed, row, col, p, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 
 def philox(seed: int, counters: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Philox4x32-10 in PyTorch: four int64 tensors of values below 2^32, from four such counters of one shape."""
+    """Compute Philox4x32-10 in PyTorch: four int64 tensors of values below 2^32, from four such counters of one
+    shape."""
     low_bits = 2**32 - 1
     keys = [seed & low_bits, seed >> 32 & low_bits]
     c0, c1, c2, c3 = counters
     for _ in range(10):
-        even, odd = c0 * 0xD2511F53, c2 * 0xCD9E8D57  # of the product's 64 bits int64 keeps each, whatever its sign
+        even, odd = c0 * 0xD2511F53, c2 * 0xCD9E8D57  # int64 keeps all 64 bits of the product, whatever its sign
         c0, c1 = (odd >> 32 & low_bits) ^ c1 ^ keys[0], odd & low_bits
         c2, c3 = (even >> 32 & low_bits) ^ c3 ^ keys[1], even & low_bits
         keys = [keys[0] + 0x9E3779B9 & low_bits, keys[1] + 0xBB67AE85 & low_bits]
@@ -91,18 +92,18 @@ def philox(seed: int, counters: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor,
 
 
 def begin_fours(cols: int, vector: int) -> bool:
-    """Return FOURS, whether each row's whole vectors, of `vector` elements, begin with a four."""
+    """Return FOURS: whether each row's whole vectors, of `vector` elements, start at a four."""
     return cols % 4 == 0 or vector % 4 == 0
 
 
 def dropout_mask(seed: torch.Tensor, rows: int, cols: int, p: float) -> torch.Tensor:
-    """Return the mask that kernels with this seed compute, (rows, cols) of bool: True is kept. For tests and lessons.
+    """Return the (rows, cols) bool mask that kernels compute from this seed, True for kept. For tests and lessons.
 
-    Fours are those of contiguous rows in memory: a row begins where the one before left off, and not with a four of its
-    own.
+    Fours are aligned in memory, over contiguous rows. A row starts at the place in a four where the previous row ended,
+    not at a new four.
 
     Args:
-        seed: int64 tensor of one value.
+        seed: int64 tensor with one value.
         p: the drop probability, 0 to 1.
     """
     fours = torch.arange(-(-(cols + 3) // 4), device=seed.device).expand(rows, -1)
@@ -114,12 +115,13 @@ def dropout_mask(seed: torch.Tensor, rows: int, cols: int, p: float) -> torch.Te
 
 
 def new_seed(device: torch.device) -> torch.Tensor:
-    """Draw a seed from PyTorch's own generator, so that torch.manual_seed governs it and a CUDA graph redraws it."""
+    """Draw a seed from PyTorch's own generator, so that torch.manual_seed controls it and each CUDA graph replay
+    redraws it."""
     return torch.randint(2**63 - 1, (), device=device)
 
 
 def scale_of_kept(p: float) -> float:
-    """Return 1 / (1 - p), dropout's factor for kept elements; 0 if nothing is kept."""
+    """Return 1 / (1 - p), dropout's factor for kept elements, or 0 if nothing is kept."""
     return 1.0 / (1.0 - p) if p < 1 else 0.0
 
 
@@ -127,8 +129,8 @@ def check_dropout(operation: str, x: torch.Tensor, seed: torch.Tensor | None, p:
     """Check the arguments that every kernel with dropout takes.
 
     Raises:
-        TypeError: seed is not an int64 tensor, or p not a number.
-        ValueError: p is not of 0 to 1, or seed is not one value on x's device.
+        TypeError: seed is not an int64 tensor, or p is not a number.
+        ValueError: p is not within 0 to 1, or seed is not one value on x's device.
     """
     check_option(operation, "p", p, float)
     if seed is None:

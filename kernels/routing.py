@@ -1,10 +1,10 @@
-"""Tokens to their experts and back, for layers of experts: each token's top k, each expert's tokens, the weighted sum.
+"""Route tokens to their experts and back: each token's top k experts, each expert's tokens, the weighted sum.
 
     route      ranks each token's experts by their logits; writes ranks and the logits of the chosen
     gather     one program per expert lists its tokens; no atomics, so that the order is always the same
     combine    each token's k rows of the experts' results, weighted and summed in the order of their ranks
 
-Nothing comes back to the host, so that a CUDA graph can hold it.
+Nothing returns to the host, so a CUDA graph can capture it.
 
 Source: Shazeer et al., arXiv:1701.06538 (top-k gating); Jiang et al., arXiv:2401.04088 (softmax over the chosen
 logits).
@@ -113,7 +113,7 @@ def combine_kernel(
 
 
 def routed(logits: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Each expert's entries and their count, the logits of each token's."""
+    """Return each expert's entries, their count, and the logits of each token's chosen experts."""
     tokens, experts = logits.shape
     rank = torch.empty(experts, tokens, dtype=torch.int16, device=logits.device)
     entries = torch.empty(experts, tokens, dtype=torch.int32, device=logits.device)
@@ -129,7 +129,8 @@ def routed(logits: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 def combine(h: torch.Tensor, picked: torch.Tensor, y: torch.Tensor) -> None:
-    """y, (tokens, out_cols), as the sum over each token's rows of h by the softmax of `picked`, its logits."""
+    """Fill y, (tokens, out_cols), with the sum of each token's rows of h, weighted by the softmax of its logits,
+    `picked`."""
     tokens, top_k = picked.shape
     slots, block = next_power_of_2(top_k), min(1024, next_power_of_2(h.shape[1]))
     grid = tokens, cdiv(h.shape[1], block)
@@ -137,11 +138,12 @@ def combine(h: torch.Tensor, picked: torch.Tensor, y: torch.Tensor) -> None:
 
 
 def check_experts(operation: str, x, logits, weight, scale, top_k: int) -> None:
-    """Check the arguments of a layer of experts with int8 weights.
+    """Check the arguments of a mixture-of-experts layer with int8 weights.
 
     Raises:
         TypeError: an argument is not a tensor of a supported dtype.
-        ValueError: shapes that do not fit, top_k out of range, two devices, or tensors on the CPU next to a GPU.
+        ValueError: shapes do not match, top_k is out of range, devices differ, or tensors are on the CPU where kernels
+            run on a GPU.
     """
     check_alike(operation, (torch.float32, torch.float16, torch.bfloat16), x=x)
     check_alike(operation, FLOATS, logits=logits)

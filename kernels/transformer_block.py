@@ -1,13 +1,13 @@
-"""A transformer's block, of the catalogue's kernels:  s = x + out(attention(rms_norm(x))),  y = s + ffn(rms_norm(s)).
+"""A transformer block made of the course's kernels:  s = x + out(attention(rms_norm(x))),  y = s + ffn(rms_norm(s)).
 
-Pre-norm, causal attention whose query heads share key heads in groups, SwiGLU, no biases: a layer of Llama 3 without
-its rotary embedding. Written out in PyTorch (`transformer_block_reference`), every operation goes through memory; here:
+Pre-norm, causal grouped-query attention, SwiGLU, no biases: a Llama 3 layer without rotary embedding. In unfused
+PyTorch (`transformer_block_reference`), every operation goes through memory; here:
 
     rms_norm | q, k, v in one product | attention | product, residual | rms_norm | gate, up, SwiGLU | down, residual
 
-seven launches and the copy that puts the heads of a token side by side. One token without a gradient takes five
-launches: a product's programs normalise x themselves (kernels/tuned/linear_few_rows.py). Backward passes are the
-kernels' own, and PyTorch adds up gradients where two ways part.
+seven launches, and a copy that puts a token's heads side by side. One token without a gradient takes five launches,
+because the matmuls' programs normalise x themselves (kernels/tuned/linear_few_rows.py). Each kernel has its own
+backward pass, and PyTorch adds up the gradients of tensors that are used twice.
 
 Source: Touvron et al., arXiv:2302.13971, section 2.2; grouped heads: Ainslie et al., arXiv:2305.13245.
 """
@@ -26,7 +26,7 @@ WEIGHTS = ("attention_norm", "qkv", "out", "ffn_norm", "gate", "up", "down")
 
 
 def split_heads(qkv: Tensor, heads: int, key_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Views of q (batch, heads, tokens, dim) and of k and v (batch, key_heads, tokens, dim)."""
+    """Return views of q (batch, heads, tokens, dim) and of k and v (batch, key_heads, tokens, dim)."""
     dim = qkv.shape[-1] // (heads + 2 * key_heads)
     return qkv.unflatten(-1, (-1, dim)).transpose(1, 2).split((heads, key_heads, key_heads), dim=1)
 
@@ -43,16 +43,16 @@ def transformer_block(
     heads: int,
     key_heads: int,
 ) -> Tensor:
-    """The block, fused, differentiable once; it takes the place of transformer_block_reference.
+    """Compute the fused block, differentiable once; a drop-in replacement for transformer_block_reference.
 
     Args:
         x: floating-point tensor of shape (batch, tokens, width).
-        attention_norm, ffn_norm: (width,), of x's dtype and on its device, as are all weights.
+        attention_norm, ffn_norm: (width,). All weights have x's dtype and device.
         qkv: ((heads + 2 key_heads) dim, width): the rows of q, then of k, then of v.
         out: (width, heads dim).
         gate, up: (hidden, width).
         down: (width, hidden).
-        heads, key_heads: of queries, and of keys and values; heads is a multiple of key_heads.
+        heads, key_heads: number of query heads, and of key and value heads; heads is a multiple of key_heads.
 
     Returns:
         A contiguous tensor of x's shape and dtype. Results passed between launches are rounded to x's dtype.
@@ -92,7 +92,7 @@ def transformer_block_reference(
 def transformer_block_inputs(
     tokens: int, width: int, heads: int, key_heads: int, hidden: int, batch: int = 1, **options
 ) -> tuple[Tensor, ...]:
-    """x and the weights, random; weights of the size that a trained layer has, so that all results are as large."""
+    """Return random x and weights. Weights are as large as a trained layer's, so that all results are as large as x."""
     dim = width // heads
     shapes = ((heads + 2 * key_heads) * dim, width), (width, heads * dim), (hidden, width), (hidden, width)
     qkv, out, gate, up = (torch.randn(shape, **options) / shape[1] ** 0.5 for shape in shapes)

@@ -1,13 +1,14 @@
-"""Choose between the plain kernel of an operation and the tuned kernels in kernels/tuned/.
+"""Choose between an operation's plain kernel and the tuned kernels in kernels/tuned/.
 
-An operation's own file launches its plain kernel. A file in kernels/tuned/ adds kernels for the calls it serves better:
+An operation's own file launches its plain kernel. Files in kernels/tuned/ add kernels for calls that they run faster:
 
     @tuned("softmax", "forward", takes=_takes, gain="1.22x at 4096 x 32768, 2.3x at 4096 x 50257 (H200, bf16)")
     def _forward(x): ...
 
-`takes` and the decorated function have the arguments of the plain function they replace, and the function returns the
-same results. On a GPU a call goes to the first tuned kernel that takes it, otherwise to the plain one. Where kernels
-are interpreted, the plain one runs, so that what is metered is what the learner reads. `variant` overrides both.
+`takes` and the decorated function have the arguments of the plain function that they replace, and the function returns
+the same results. On a GPU a call goes to the first tuned kernel that takes it, otherwise to the plain one. Where
+kernels are interpreted, the plain one runs, so that meters measure the code that the learner reads. `variant` overrides
+both.
 """
 
 import contextlib
@@ -24,16 +25,16 @@ STAGES = ("forward", "training", "backward")
 
 @dataclass(frozen=True)
 class Tuned:
-    """One tuned launcher: the calls it takes and its gain.
+    """One tuned launcher: which calls it takes, and its gain.
 
     Args:
-        operation: name in CATALOGUE.
-        stage: "forward", "training" (a forward that keeps what the backward needs) or "backward".
+        operation: its name in CATALOGUE.
+        stage: "forward", "training" (a forward that also saves tensors for the backward pass) or "backward".
         takes: takes(*arguments) -> bool, with the arguments of the plain function of that stage.
         launch: launch(*arguments), returns what the plain function returns.
         gain: recorded speedup over the plain kernel, with shapes and GPU.
-        compile_arguments: compile_arguments(*shape, dtype=) -> (kernel, arguments, options) as a launch at that shape
-            passes them on an H200, or None where this kernel does not take the shape. For compiling without launching.
+        compile_arguments: compile_arguments(*shape, dtype=) -> the (kernel, arguments, options) of a launch at that
+            shape on an H200, or None if this kernel does not take the shape. For compiling without launching.
     """
 
     operation: str
@@ -51,7 +52,7 @@ _variant: str | None = None  # None: tuned on a GPU, plain where kernels are int
 def tuned(operation: str, stage: str, *, takes: Callable[..., bool], gain: str, compile_arguments=None) -> Callable:
     """Register the decorated launcher for a stage of an operation; see Tuned for the arguments.
 
-    Launchers registered first are asked first. A launcher that serves two stages is decorated twice.
+    Launchers registered first are tried first. A launcher for two stages is decorated twice.
     """
     if stage not in STAGES:
         raise ValueError(f"tuned takes one of the stages {', '.join(STAGES)}, got {stage!r}")
@@ -66,13 +67,13 @@ def tuned(operation: str, stage: str, *, takes: Callable[..., bool], gain: str, 
 
 @contextlib.contextmanager
 def variant(name: str) -> Iterator[None]:
-    """Choose the kernels of every call inside: "plain", or "tuned" wherever a tuned kernel takes the call.
+    """Choose the kernels of all calls inside: "plain", or "tuned" wherever a tuned kernel takes the call.
 
-    Without it, calls are tuned on a GPU and plain where kernels are interpreted. The choice holds for the whole
-    process: autograd runs backward passes in threads of its own.
+    The default is tuned on a GPU and plain where kernels are interpreted. The choice applies to the whole process,
+    because autograd runs backward passes in its own threads.
 
     Raises:
-        ValueError: another name.
+        ValueError: the name is unknown.
     """
     global _variant
     if name not in VARIANTS:
@@ -85,7 +86,7 @@ def variant(name: str) -> Iterator[None]:
 
 
 def chosen_variant() -> str:
-    """Return the variant of calls made now: "plain" or "tuned"."""
+    """Return the current variant: "plain" or "tuned"."""
     return _variant or ("plain" if runtime.interprets() else "tuned")
 
 
@@ -97,7 +98,7 @@ def tuned_kernels() -> dict[tuple[str, str], list[Tuned]]:
 
 
 def tuned_for(operation: str, stage: str, arguments: tuple) -> Tuned | None:
-    """Return the first tuned launcher that takes the call, whatever the variant; None where the plain one serves."""
+    """Return the first tuned launcher that takes the call, whatever the variant, or None if only the plain one does."""
     for entry in tuned_kernels().get((operation, stage), ()):
         if entry.takes(*arguments):
             return entry
@@ -105,7 +106,8 @@ def tuned_for(operation: str, stage: str, arguments: tuple) -> Tuned | None:
 
 
 def kernel_at(op, *shape: int, dtype) -> tuple:
-    """Return (kernel, arguments, options) as a forward call of `op`, a FusedOp, launches at this shape on an H200."""
+    """Return the (kernel, arguments, options) that a forward call of `op`, a FusedOp, launches at this shape on an
+    H200."""
     for entry in tuned_kernels().get((op.name, "forward"), ()):
         if entry.compile_arguments is not None and (found := entry.compile_arguments(*shape, dtype=dtype)):
             return found
@@ -113,7 +115,7 @@ def kernel_at(op, *shape: int, dtype) -> tuple:
 
 
 def by_variant(operation: str, stage: str, plain: Callable) -> Callable:
-    """Return a function with plain's signature that launches what the variant and the arguments ask for."""
+    """Return a function with plain's signature that launches the kernel for the current variant and the arguments."""
 
     @functools.wraps(plain)
     def launch(*arguments):

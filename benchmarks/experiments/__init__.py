@@ -1,7 +1,8 @@
-"""What lessons show of a GPU where there is none, one module per lesson; benchmarks/run.py runs and records them.
+"""GPU experiments whose recorded results lessons show on machines without a GPU, one module per lesson.
+benchmarks/run.py runs and records them.
 
 Each module has the kernels that its lesson does not define itself, and EXPERIMENTS: name in the record -> a function
-that returns nested dicts of Timing or numbers. Most are `timed`: calls by name, timed together, at one size or several.
+that returns nested dicts of Timing or numbers. Most are `timed`: named calls, timed together at one or several sizes.
 """
 
 import functools

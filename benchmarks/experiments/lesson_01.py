@@ -1,7 +1,7 @@
-"""Lesson 01: how much arithmetic hides behind memory traffic, and the roofs that a data sheet does not draw.
+"""Lesson 01: how much arithmetic hides behind memory traffic, and roofs that no data sheet lists.
 
-`chain_kernel` reads and writes each element once however many steps it takes, so its intensity grows with the steps
-alone: 2 FLOP per step over 8 bytes per element in fp32. The kernels of "roofs" do one thing again and again in
+`chain_kernel` reads and writes each element once, however many steps it takes, so its intensity depends only on the
+number of steps: 2 FLOP per step over 8 bytes per element in fp32. The kernels of "roofs" repeat one operation in
 registers or shared memory, and store one result per thread at the end.
 """
 

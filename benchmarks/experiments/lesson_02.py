@@ -2,9 +2,9 @@
 
 In a chain each operation reads one tensor and writes one, so eager moves 2N tensors for N operations and fused moves 2.
 
-Of a launch: the host's share by who launches, the GPU's share by what the kernel first does. The bare launch is
-cuLaunchKernel called from a loop in C: no Python, no operator, no allocation. An empty kernel has no memory to wait
-for; one that copies 1024 numbers has, near (they are in L2) or far (L2 is cold).
+A launch is split into the host's part, by the code that launches, and the GPU's part, by the kernel's first access. The
+bare launch calls cuLaunchKernel from a loop in C: no Python, no operator, no allocation. An empty kernel waits for no
+memory. One that copies 1024 elements waits for L2, or for DRAM if L2 is cold.
 """
 
 import ctypes

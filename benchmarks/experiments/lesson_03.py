@@ -1,9 +1,9 @@
-"""Lessons 03 and 03b: add+GELU by block size, by the width of its loads and by who holds the clock; what strides cost.
+"""Lessons 03 and 03b: add+GELU by block size, by load width and by timing method; what strides cost.
 
-Block sizes: a larger block on the same threads gives each thread more loads in flight and more registers, so fewer
-blocks fit. Load widths: the same kernel compiled with and without the hint that its pointers are aligned; without it
-the compiler must move 4 bytes at a time. One number per thread is what a CUDA kernel without `float4` does; between the
-two are four numbers per thread in loads of 4 bytes, which request as much as one wide load.
+Block sizes: a larger block on the same number of threads gives each thread more loads in flight and more registers, so
+fewer blocks fit. Load widths: the same kernel is compiled with and without the hint that its pointers are aligned;
+without it the compiler has to move 4 bytes at a time. One element per thread is a CUDA kernel without `float4`. In
+between, a thread loads four elements 4 bytes at a time, which requests as many bytes as one wide load.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Lesson 04: what random numbers cost: bias, dropout and residual with no dice, with tl.rand, with tl.rand4x."""
+"""Lesson 04: the cost of random numbers: bias, dropout and residual without them, with tl.rand and with tl.rand4x."""
 
 from functools import partial
 

@@ -1,7 +1,7 @@
 """Lesson 05: LayerNorm and RMSNorm operator by operator, as one PyTorch call, compiled, and by the course's kernels.
 
-Written out as model code has them: widened to fp32, normalised, rounded, then the weight. That is Llama's RMSNorm in
-transformers, line by line, and a LayerNorm in the same style.
+The unfused versions follow model code: widen to fp32, normalise, round, then multiply by the weight. RMSNorm is Llama's
+in transformers, line by line; LayerNorm is written in the same style.
 """
 
 from functools import partial

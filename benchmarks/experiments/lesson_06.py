@@ -1,11 +1,11 @@
-"""Lesson 06: cross entropy of few rows in parts, and softmax with top-k as in the paper that fused them.
+"""Lesson 06: cross entropy with rows split over programs, and softmax with top-k as in the paper that fused them.
 
-Few rows: each is shared by several programs, a row in 1 to 16 parts, and a second launch joins them.
+Few rows: 1 to 16 programs share a row, and a second launch merges their parts.
 
 Softmax and top-k: unfused, safe softmax reads its input three times and writes probabilities, which top-k reads: five
-trips. Fused, the probabilities are not written: two trips, one for the maximum, one for the sum and the winners.
-Online, one trip. Source: Milakov and Gimelshein, arXiv:1805.02867, section 5.2: 4000 rows of up to 25000 columns,
-k = 5, fp32.
+passes. Fused, the probabilities are not written: two passes, one for the maximum, one for the sum and the winners.
+Online, one pass. Source: Milakov and Gimelshein, arXiv:1805.02867, section 5.2: 4000 rows of up to 25000 columns, k =
+5, fp32.
 """
 
 from functools import partial

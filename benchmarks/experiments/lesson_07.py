@@ -2,24 +2,25 @@
 
 Fusing too much: a chain of operations and its gradient in one kernel, which keeps a row of each in registers.
 
-Each operation is y -> silu(rms_norm(y)) on rows of COLUMNS elements. The gradient of the chain with respect to its
-input walks through the operations backwards and needs what each made on the way forward:
+Each operation is y -> silu(rms_norm(y)) on rows of COLUMNS elements. The gradient of the chain's input visits the
+operations in reverse order and needs each one's forward result:
 
     one piece     read x and the gradient, write the gradient of x          12 B/element in fp32, whatever the steps
     cut in p      p - 1 forward launches, which read and write a row,       12 p + 8 (p - 1) B/element
                   then p launches such as the one above, last piece first
 
-So cutting costs memory traffic and relieves registers. `measure` times both sides of that bargain, and
-`measure_limited` one kernel that is given fewer registers than it wants.
+So splitting costs memory traffic and saves registers. `measure` times both sides of this trade-off, and
+`measure_limited` one kernel with fewer registers than it needs.
 
-What goes on inside an SM: arithmetic that waits for itself, the tail of a grid, and the banks of shared memory.
+Inside an SM: dependent arithmetic, the tail of a grid, and the banks of shared memory.
 
-Nothing here moves bytes to speak of. `multiply_add_kernel` keeps a thread's numbers apart, so that numbers a thread
-are instructions of one warp that need not wait for each other; `banks_kernel` reads shared memory with a pitch.
+These kernels move hardly any bytes. `multiply_add_kernel` keeps a thread's values independent, so the number of values
+per thread is the number of a warp's instructions that don't wait for each other. `banks_kernel` reads shared memory
+with a pitch.
 
-What Nsight Compute counts inside an SM: spills that its L1 cache serves, and shared memory's turns.
+Nsight Compute's counters inside an SM: spills that hit its L1 cache, and shared memory wavefronts.
 
-`python -m benchmarks.experiments.lesson_07` is the program that is profiled, one kernel after each marker.
+`python -m benchmarks.experiments.lesson_07` is the profiled program: it runs one kernel after each marker.
 """
 
 from functools import partial

@@ -1,6 +1,6 @@
 """Lesson 08: a linear layer with its epilogue, its steps, tiles, stages, orders and splits, and a feed-forward layer.
 
-A linear layer with its epilogue, y = act(x W^T + bias), grown step by step: the kernels that lesson 08 writes.
+A linear layer with its epilogue, y = act(x W^T + bias), built up step by step: the kernels of lesson 08.
 
     one output      a program sums one element of y
     registers       a tile of y a program, its sums in registers; ordinary cores
@@ -9,16 +9,16 @@ A linear layer with its epilogue, y = act(x W^T + bias), grown step by step: the
     descriptors     the copy engine (TMA) fetches the tiles
     persistent      one program an SM walks over tiles
 
-and beside them, what fights an epilogue: `parts`, which splits the sums along K, and `whole_rows`, whose epilogue wants
-a row of y at once. x (M, K), W (N, K) and y (M, N) lie row after row, of one 16-bit dtype; bias (N,).
+and two that conflict with an epilogue: `parts` splits the sums along K, and `whole_rows` has an epilogue that needs a
+whole row of y. x (M, K), W (N, K) and y (M, N) are row-major in one 16-bit dtype; bias is (N,).
 
-What these steps, their tiles, stages, orders and splits cost on a GPU, beside the library.
+The experiments time these steps, tiles, stages, orders and splits on a GPU, next to the library.
 
 A feed-forward layer in one launch, which kernels/tiled/ffn.py rejects: y = gelu(x up^T) down^T.
 
-A program owns BLOCK_H hidden values of BLOCK_M tokens. It computes them, keeps them in registers, multiplies them with
-their columns of `down` and adds the products to every output of those tokens, in fp32 and in memory, where as many
-programs add as there are blocks of hidden values. h never goes to memory; hidden / BLOCK_H parts of y do.
+A program owns BLOCK_H hidden values of BLOCK_M tokens. It computes them, keeps them in registers, multiplies them by
+their columns of `down` and adds the products to every output of these tokens, in fp32 in memory. Each block of hidden
+values has a program that adds. h is never written to memory, but hidden / BLOCK_H parts of y are.
 """
 
 from collections.abc import Callable

@@ -1,13 +1,13 @@
-"""Lesson 09: a convolution as an implicit matrix product, and what its taps ask of L2 and of memory.
+"""Lesson 09: convolution as an implicit GEMM, and the L2 and DRAM traffic of its taps.
 
-Lesson 09's convolution on a GPU: what each step of conv + batch norm + ReLU takes, what the layout of the pictures
-does, and from how many channels on cuDNN's own fused kernel wins.
+Lesson 09's convolution on a GPU: the time of each step of conv + batch norm + ReLU, the effect of the images' memory
+layout, and the number of channels at which cuDNN's own fused kernel starts to win.
 
-`conv_bn_relu` is the kernel that the lesson builds: it decodes and masks every element, in any strides.
+`conv_bn_relu` is the lesson's kernel: it computes and masks every element's address, for any strides.
 
-What Nsight Compute counts of lesson 09's convolution: what its taps ask of L2, and of memory.
+Nsight Compute's counters for lesson 09's convolution: the traffic that its taps cause in L2 and DRAM.
 
-`python -m benchmarks.experiments.lesson_09` is the program that is profiled, one kernel after each marker.
+`python -m benchmarks.experiments.lesson_09` is the profiled program: it runs one kernel after each marker.
 """
 
 from collections.abc import Callable

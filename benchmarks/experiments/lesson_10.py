@@ -1,15 +1,15 @@
-"""Lesson 10: attention grown in steps, decoding, and claims about it.
+"""Lesson 10: attention built up in steps, decoding, and claims about attention.
 
-FlashAttention grown in steps, as lesson 10 grows it, and what its exponentials cost.
+FlashAttention built up in the steps of lesson 10, and the cost of its exponentials.
 
-The kernels take contiguous fp16 tensors of (heads, tokens, D); a program has M queries of a head and walks over its
+The kernels take contiguous fp16 tensors of (heads, tokens, D); a program owns M queries of a head and loops over its
 keys, N at a time.
 
-One token's attention to all that came before it: the keys in 1 to 128 parts, and a second launch to join them.
+One token's attention to all previous tokens: the keys in 1 to 128 splits, merged by a second launch.
 
 Source: Dao, Haziza, Massa and Sizov, "Flash-Decoding for long-context inference" (2023).
 
-What is said of attention's speed-ups, under conditions as near to the claims' own as can be had.
+Published claims about attention's speedups, under conditions as close as possible to the claims' own.
 """
 
 from collections.abc import Callable

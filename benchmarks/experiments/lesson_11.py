@@ -1,14 +1,15 @@
-"""Lesson 11: sums of gradients, and a loss that never holds its logits. The training run is benchmarks/training.py.
+"""Lesson 11: sums of gradients, and a loss that never stores all its logits. The training run is
+benchmarks/training.py.
 
-Three ways to add up a weight's gradient in the backward pass of RMSNorm: their times, and whether they repeat.
+Three ways to sum a weight's gradient in RMSNorm's backward pass: their times, and whether results repeat.
 
-A vocabulary's projection and its cross entropy in chunks of tokens, so that the logits never exist as a whole.
+Vocabulary projection and cross entropy in chunks of tokens, so that all logits never exist at once.
 
     loss = mean of cross_entropy(hidden @ weight.T, labels)
 
-The gradients of hidden and weight need the logits' own, softmax - one-hot, and no other thing of the logits. So each
-chunk's gradients are computed in the forward pass, while its logits are there, and its logits are overwritten by their
-gradient. A backward pass only scales them.
+The gradients of hidden and weight need only the logits' gradient, softmax - one-hot. So the forward pass computes each
+chunk's gradients while its logits exist, and overwrites the logits with their gradient. The backward pass only scales
+the results.
 
 Source: Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models", arXiv:2411.09009, for the problem; Liger
 Kernel's fused linear cross entropy, arXiv:2410.10989, for gradients in the forward pass.

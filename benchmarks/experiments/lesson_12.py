@@ -1,10 +1,10 @@
 """Lesson 12: quantised layers.
 
-What quantised weights and activations gain in a linear layer and in a layer of experts, and what they lose.
+Speed and error of quantised weights and activations in a linear layer and a mixture-of-experts layer.
 
-Weights are (out_cols, cols) or (experts, out_cols, cols), as nn.Linear has them. Formats: int8 with one scale an
-output; FP8 (e4m3) with a scale a tensor, a row, or a block of 128; MXFP4, two e2m1 values a byte and an e8m0 scale for
-32 of them.
+Weights are (out_cols, cols) or (experts, out_cols, cols), as in nn.Linear. Formats: int8 with one scale per output; FP8
+(e4m3) with one scale per tensor, per row, or per block of 128; MXFP4, two e2m1 values per byte and one e8m0 scale per
+32 values.
 
 Source: DeepSeek-AI, arXiv:2412.19437, section 3.3 (blocks of FP8, and why their sums leave the tensor cores); OCP
 Microscaling Formats specification 1.0 (MXFP4).

@@ -1,10 +1,10 @@
 """Lesson 13: independent work one launch at a time, on streams, and in one launch; one step of AdamW over many tensors;
 compile time of one large kernel and of several small ones.
 
-Products: GROUPS times x @ weight, with rows of x for each group side by side in one tensor, so that every way reads the
-same memory. Equal groups are also one batched product; unequal ones are padded to the largest for it. Loops: GROUPS
-products of a matrix and a vector, each a sum over a row, the kind of loop that Inductor's combo kernel joins; it leaves
-matmuls to the library. Convolutions: GROUPS of them, and one with groups.
+Matmuls: GROUPS times x @ weight, with all groups' rows of x in one tensor, so that every version reads the same memory.
+They also run as one batched matmul; unequal groups are padded to the largest for it. Loops: GROUPS matrix-vector
+products, each a sum over a row, the kind of loop that Inductor's combo kernels merge; Inductor leaves matmuls to the
+library. Convolutions: GROUPS of them, and one with groups.
 """
 
 import statistics

@@ -1,8 +1,9 @@
-"""Lesson 13: one layer of a model of OPT-13B's shape, forward, in five ways.
+"""Lesson 13: forward pass of one OPT-13B layer, in five versions.
 
-Pre-norm, attention with as many key heads as heads, a feed-forward layer with ReLU, biases everywhere. Random weights:
-time does not depend on them. The model is 40 such layers, an embedding and a head; only a layer is timed, whose weights
-(629 MB in bf16) are far larger than any L2, so that 40 calls of one layer read what 40 layers would.
+Pre-norm, attention with as many key heads as query heads, a feed-forward layer with ReLU, biases everywhere. Weights
+are random, because time does not depend on them. The model is 40 such layers, an embedding and a head, but only one
+layer is timed. Its weights (629 MB in bf16) are far larger than any L2, so 40 calls of one layer read as much from DRAM
+as 40 layers would.
 """
 
 from collections.abc import Callable

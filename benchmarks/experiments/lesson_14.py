@@ -1,7 +1,7 @@
 """Lesson 14: CUDA by hand.
 
-add+GELU and a transpose in CUDA C++ as lesson 14 writes them: wide loads, registers capped, bank conflicts. And an L2
-norm twice, to learn from and to race, launched by the course's `cuda_kernel` and from an extension of load_inline.
+add+GELU and a transpose in lesson 14's CUDA C++: wide loads, capped registers, bank conflicts. And two versions of an
+L2 norm, one to read and one for speed, launched through the course's `cuda_kernel` and from a load_inline extension.
 """
 
 import tempfile

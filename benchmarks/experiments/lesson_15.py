@@ -1,7 +1,7 @@
-"""Lesson 15: what Nsight Compute counts of add+GELU, in two kernels and in one.
+"""Lesson 15: Nsight Compute's counters for add+GELU, in two kernels and in one.
 
-Counted twice: with caches emptied before each kernel, as a page does by default, and with caches as the program leaves
-them, where GELU may find in L2 what the addition wrote.
+It counts twice: with caches flushed before each kernel, ncu's default, and with caches as the program leaves them,
+where GELU may find the sum in L2.
 """
 
 import csv

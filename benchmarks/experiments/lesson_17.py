@@ -1,7 +1,7 @@
 """Lesson 17: serving, one token at a time.
 
-Decode over a cache by the number of splits, by the size of its pages, with a batch and with several rows of q, and what
-surrounds it: rotation and the write into the cache, and the draw of the next token.
+Decode attention by number of splits and page size, with a batch and with several rows of q; and the steps around it:
+rotation with the cache write, and sampling the next token.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
-"""Lesson 18: short kernels, and what stands between them.
+"""Lesson 18: short kernels, and the gaps between them.
 
-A decoder layer of one token, written in seven ways: eager with a product for each of q, k and v, eager, compiled, one
-kernel per step, the same with programmatic dependent launch, signalled early and late, and the persistent kernel; each
-launched from Python and replayed from a CUDA graph.
+A decoder layer for one token, in seven versions: eager with a separate matmul for each of q, k and v, eager, compiled,
+one kernel per step, the same with programmatic dependent launch, signalled early and late, and the persistent kernel.
+Each is launched from Python and replayed from a CUDA graph.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
-"""Other people's versions of the catalogue's operations, timed beside ours and eager PyTorch and torch.compile.
+"""Other libraries' versions of the course's operations, timed next to ours, eager PyTorch and torch.compile.
 
-A module a library or family of operations; each has `peers(name, inputs)`, which gives label -> function of the same
-arguments for the operation of that name: empty for another operation, or where the library is not installed. One that
-refuses these inputs raises when it is called.
+There is one module per library or family of operations. Its `peers(name, inputs)` returns label -> function of the same
+arguments for the operation of that name; it is empty for other operations, or if the library is not installed. A peer
+that does not support these inputs raises when called.
 """
 
 import importlib

@@ -1,7 +1,7 @@
-"""The peers of attention: PyTorch's by the backend that runs it, FlexAttention compiled, and FlashAttention-4.
+"""Attention's peers: PyTorch's, by backend, compiled FlexAttention, and FlashAttention-4.
 
-FlashAttention-4 is no dependency of the course: `pip install flash-attn-4` adds the column. The peers of
-paged_attention are given the keys of each sequence in a row, which someone else gathered from the pages.
+The course does not depend on FlashAttention-4: `pip install flash-attn-4` adds the column. The peers of paged_attention
+get each sequence's keys contiguously, already gathered from the pages.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,5 @@
-"""The convolution with batch norm folded into its weights: cuDNN's own fused kernel; and torch.compile at its best."""
+"""conv_bn_act's peers: cuDNN's own fused kernel, with batch norm folded into the weights, and torch.compile at its
+best."""
 
 from collections.abc import Callable
 

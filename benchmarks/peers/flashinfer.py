@@ -1,9 +1,9 @@
-"""FlashInfer's decode attention over pages and its sampler, where it is installed.
+"""FlashInfer's paged decode attention and its sampler, if installed.
 
-It is no dependency of the course: `pip install flashinfer-python` adds the column; it compiles its kernels with nvcc at
-the first call. vLLM's own attention and samplers are FlashInfer's or FlashAttention's, and its wheel is not timed here.
-FlashInfer has no single operation for rope_cache: rotation and the write into pages are two. Its sampler makes a random
-generator in the call, which fails in a CUDA graph, so the sweep times that one by queued calls.
+The course does not depend on it: `pip install flashinfer-python` adds the column. It compiles its kernels with nvcc at
+the first call. vLLM's attention and samplers are FlashInfer's or FlashAttention's, so vLLM itself is not timed here.
+FlashInfer has no single operation for rope_cache: rotation and the cache write are two. Its sampler creates a random
+generator in the call, which fails in a CUDA graph, so the sweep times it with queued calls.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
-"""The same operations in Liger-Kernel, where that is installed.
+"""The same operations in Liger-Kernel, if installed.
 
-It is no dependency of the course: `pip install liger-kernel` adds the column.
+The course does not depend on it: `pip install liger-kernel` adds the column.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""linear_act's and ffn's peers: cuBLASLt's own epilogue, Inductor with every template it has, and cuBLAS's matmuls
-without what follows them."""
+"""linear_act's and ffn's peers: cuBLASLt's own epilogue, Inductor with all its templates, and cuBLAS's matmuls
+alone."""
 
 from collections.abc import Callable
 

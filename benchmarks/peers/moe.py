@@ -1,4 +1,4 @@
-"""The layer of experts by PyTorch's own grouped matmul, over weights dequantised beforehand in the same call."""
+"""moe_int8's peer: PyTorch's own grouped matmul, with the weights dequantised first in the same call."""
 
 from collections.abc import Callable
 

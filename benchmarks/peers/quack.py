@@ -1,6 +1,6 @@
-"""The same operations in QuACK (CuTe DSL), where that is installed.
+"""The same operations in QuACK (CuTe DSL), if installed.
 
-It is no dependency of the course: `pip install quack-kernels` adds the column.
+The course does not depend on it: `pip install quack-kernels` adds the column.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""PyTorch's norm, rotation and write into the cache, compiled, where every token has a slot."""
+"""rope_cache's peer: PyTorch's norm, rotation and cache write, compiled; every token must have a slot."""
 
 from collections.abc import Callable
 from functools import cache

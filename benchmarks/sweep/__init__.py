@@ -1,4 +1,4 @@
-"""The sweep: every kernel at many sizes between those that it is tuned for, beside its plain variant and its peers.
+"""The sweep: time every kernel at many sizes between those that it is tuned for, with its plain variant and its peers.
 
-`points` and `tiled` list what is timed, `worker` is a process that builds and times points, `run` is the command.
+`points` and `tiled` list the points, `worker` is a process that builds and times them, `run` is the command.
 """

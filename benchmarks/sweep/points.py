@@ -1,10 +1,10 @@
-"""The points of the sweep: the row-wise kernels at up to forty widths, elementwise ones at sizes that nothing divides.
+"""The sweep's points: row-wise kernels at up to forty widths, elementwise ones at indivisible sizes.
 
-The table of benchmarks/run.py shows sizes that kernels are tuned for. Between them a kernel may fall: a width that is
-no power of two leaves lanes idle, an odd one takes away the alignment that wide loads need. So the widths here are
-those of models in use, multiples of 8 and of 64, odd numbers and primes, and the powers of two to hold them against.
-Only kernels whose rows may be a vocabulary are timed beyond WIDEST_HIDDEN columns: no hidden size is that wide.
-What a decode step consists of (SERVING) has sizes of its own: tokens, sequences and caches of models in use.
+The table of benchmarks/run.py shows sizes that kernels are tuned for. Between them a kernel may be slow: a width that
+is not a power of two leaves lanes idle, and an odd one loses the alignment that wide loads need. So the widths here are
+those of models in use, multiples of 8 and 64, odd numbers and primes, and powers of two for comparison. Only kernels
+whose rows may be a vocabulary are timed beyond WIDEST_HIDDEN columns, because no hidden size is that wide. The parts of
+a decode step (SERVING) have their own sizes: tokens, sequences and caches of models in use.
 """
 
 from collections.abc import Callable, Collection

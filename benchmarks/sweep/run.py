@@ -1,25 +1,26 @@
-"""Time every kernel at many sizes, beside its plain variant and its peers: the sweep.
+"""Run the sweep: time every kernel at many sizes, with its plain variant and its peers.
 
     fusion bench --sweep [KERNEL ...] [--seconds N] [--share N/M] [--lines FILE] [--anew] [--changed]
     fusion bench --sweep [KERNEL ...] --only fused plain        without peers, or with those named; the others' stay
     fusion bench --recorded --sweep [KERNEL ...]     the table as it was recorded on the H200; --gpu NAME: another
     fusion bench --sweep --record FILE ...           lines of runs into benchmarks/results/<gpu>_sweep.json
 
-Compiling takes longer than measuring. So each GPU has several processes (benchmarks/sweep/worker.py) that build a point
-each at the same time; then one after another times its own, while nobody builds on that GPU. Times are the GPU's own,
-cold L2, the median of RUNS. At a few sizes calls are timed too, by the host's clock, warm caches, without gradients
-where they are forward, and then beside the bare launch of an empty kernel with the same arguments; these points come
-first, as then no process builds on any GPU while one times. Shares are of the ceilings that the same GPU reached at the
-start of the run. max-autotune, and what torch.compile tries of pointwise kernels, choose while others build on the same
-GPU, so perhaps not what they would choose alone; benchmarks/run.py times them alone. torch.compile is in its default
-mode otherwise, without CUDA graphs. No peer's answer is checked here.
+Compiling takes longer than measuring. So each GPU has several processes (benchmarks/sweep/worker.py) that each build a
+point at the same time, then time them one after another, while no process builds on that GPU. Times are GPU times with
+a cold L2, the median of RUNS. At a few sizes calls are timed as well, by the host's clock with warm caches, forward
+calls without gradients and next to a bare launch of an empty kernel with the same arguments. These points come first,
+because no process may build on any GPU while one is timed. Percentages are of the ceilings that the same GPU reached at
+the start of the run. max-autotune and torch.compile's tuning of pointwise kernels run while other processes build on
+the same GPU, so they may choose differently than they would alone; benchmarks/run.py times them alone. Otherwise
+torch.compile is in its default mode, without CUDA graphs. Peers' results are not checked here.
 
-"fused" is what the GPU takes by default; "plain" is the plain kernel, timed where a tuned one takes the point. A point
-records the fingerprints of the kernels that it launched, so that a table can count the points that show an earlier
-version of a kernel; --changed times only these.
+"fused" is the GPU's default kernel; "plain" is the plain kernel, timed where a tuned one takes the point. A point
+records the fingerprints of the kernels that it launched, so that a table can count points from an earlier version of a
+kernel; --changed times only these.
 
-Each point is a line of FILE as soon as it is measured, a failure too; what is in FILE already is not measured again, so
-the same command goes on where it was stopped. On a CPU, sizes are tiny, kernels are interpreted and times say nothing.
+Each point is written to FILE as a line as soon as it is measured, even if it fails. Points already in FILE are not
+measured again, so the same command resumes a stopped run. On a CPU, sizes are tiny, kernels are interpreted and times
+mean nothing.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""The sweep's points of tiled kernels, and what is timed at each: linear_act, conv_bn_act and flash_attention.
+"""The sweep's points for tiled kernels, and the versions timed at each: linear_act, conv_bn_act and flash_attention.
 
 Shapes are (m, k, n); (images, channels, height, width, out_channels, taps, stride); and (batch, heads, key heads,
-queries, keys, dim, causal). All is bf16. What takes a while to compile, or more memory than there is, is timed at some
-points only.
+queries, keys, dim, causal). Everything is bf16. Versions that compile slowly, or need more memory than there is, are
+timed at some points only.
 """
 
 import math

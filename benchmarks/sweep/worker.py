@@ -1,9 +1,9 @@
-"""One process of the sweep: builds a point when it is told to, then times it when it is told to.
+"""One process of the sweep: it builds a point on request, then times it on request.
 
 It reads one JSON object per line and answers with one: {"build": {"point": a Point's fields, "only": providers}}
-compiles and calls every provider once; {"time": runs} times what was built and forgets it; {"ceilings": true} measures
-what this GPU does now. Whatever a provider raises is part of the answer. benchmarks/sweep/run.py lets nobody build on a
-GPU while another process times.
+compiles and calls every provider once; {"time": runs} times the built point and drops it; {"ceilings": true} measures
+this GPU's current ceilings. Errors that a provider raises are part of the answer. benchmarks/sweep/run.py lets no
+process build on a GPU while another one times.
 """
 
 import gc

@@ -1,1 +1,1 @@
-"""Kernels in which one program owns one block of elements and no program needs another's."""
+"""Kernels in which each program owns one block of elements and needs no other program's results."""

@@ -7,11 +7,12 @@
     unfused   a dozen elementwise kernels per tensor      p, m, v and temporaries read and written again and again
     fused     read p, g, m and v once, write p, m and v   one launch for all tensors
 
-A program owns one chunk of one tensor. Two tables in device memory list them: chunk_ptr has each chunk's tensor and
-first element, tensor_ptr each tensor's four addresses and its size. Where found_inf is set no program writes.
+A program owns one chunk of one tensor. Two tables in device memory list the chunks and tensors: chunk_ptr has each
+chunk's tensor and first element, tensor_ptr each tensor's four addresses and its size. If found_inf is set, no program
+writes.
 
-Source: Loshchilov and Hutter, arXiv:1711.05101 (AdamW); torch.optim.AdamW(fused=True), whose kernels take the tables as
-launch arguments, which limits the number of tensors per launch.
+Source: Loshchilov and Hutter, arXiv:1711.05101 (AdamW); torch.optim.AdamW(fused=True), which passes the tables as
+launch arguments and so limits the number of tensors per launch.
 """
 
 import math
@@ -97,30 +98,30 @@ def adamw_kernel(
 
 
 def settings(dtype: torch.dtype = torch.float32) -> dict:
-    """Return CHUNK and num_warps: 8 elements per thread, of four tensors at a time.
+    """Return CHUNK and num_warps: 8 elements per thread from each of the four tensors at a time.
 
-    Time on an H100 against torch.optim.AdamW fused, foreach and compiled: fp32, 128 M elements, 1489 us against
-    1694, 4312 and 1816; bf16, 64 M elements, 446 us against 631, 1383 and 596. Four warps take 2 to 3 % longer.
+    Times on an H100, against torch.optim.AdamW fused, foreach and compiled: 128 M fp32 elements take 1489 us against
+    1694, 4312 and 1816; 64 M bf16 elements take 446 us against 631, 1383 and 596. Four warps take 2 to 3 % longer.
     """
     return {"CHUNK": 2048, "num_warps": 8}
 
 
 class Tables(NamedTuple):
-    """What a step's lists of tensors come to, once they are checked."""
+    """A step's lists of tensors, checked and packed for the kernel."""
 
-    tensors: Tensor  # the kernel's two tables, without tensors that are empty
+    tensors: Tensor  # the kernel's two tables, for the non-empty tensors
     chunks: Tensor
     types: dict  # the kernel's P, M and ALIGNED
 
 
 MAX_TABLES = 16
-_known: dict[tuple, Tables] = {}  # what the checks and tables of earlier steps depended on -> their tables
+_known: dict[tuple, Tables] = {}  # _identity() of an earlier step's lists -> its tables
 _kind = attrgetter("dtype", "shape", "device")
 
 
 def _identity(lists: dict[str, list[Tensor]]) -> tuple | None:
-    """Return whatever the checks and the tables depend on, in a third of the checks' time; None where a list holds
-    what is no tensor, or one without an address."""
+    """Return everything that the checks and the tables depend on, or None if a list holds anything but tensors with an
+    address. This takes a third of the checks' time."""
     try:
         return tuple(
             (type(each), *map(Tensor.data_ptr, each), *map(Tensor.is_contiguous, each), *map(_kind, each))
@@ -131,7 +132,7 @@ def _identity(lists: dict[str, list[Tensor]]) -> tuple | None:
 
 
 def _tables(lists: dict[str, list[Tensor]], chunk: int) -> Tables:
-    """Return the tables of tensors that passed the checks."""
+    """Return the tables of lists that passed the checks."""
     params, moments = lists["params"], lists["exp_avgs"]
     found = [(*(x.data_ptr() for x in each), each[0].numel()) for each in zip(*lists.values(), strict=True)]
     tensors = torch.tensor([each for each in found if each[4]], dtype=torch.int64).view(-1, 5)
@@ -167,21 +168,23 @@ def adamw(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    """Take one step of AdamW: change params, exp_avgs and exp_avg_sqs in place, in one launch.
+    """Take one AdamW step: update params, exp_avgs and exp_avg_sqs in place, in one launch.
 
     Args:
-        params: contiguous tensors of one dtype, fp32, fp16 or bf16, on one device, of any sizes.
-        grads: theirs, of the same shapes and dtype; only read (torch.optim writes the unscaled gradients back).
-        exp_avgs, exp_avg_sqs: both moments, all of the parameters' dtype, as torch.optim has them, or all fp32.
-        step: this step's number, from 1: an int, or an fp32 tensor of one element on the device, which isn't changed.
-        lr, betas, eps, weight_decay: as torch.optim.AdamW has them.
-        grad_scale: an fp32 tensor of one element, the loss's scale: gradients are divided by it, in fp32.
-        found_inf: an fp32 tensor of one element. Where it isn't 0, nothing is written.
+        params: contiguous tensors of any sizes, of one dtype, fp32, fp16 or bf16, on one device.
+        grads: their gradients, of the same shapes and dtype; only read (torch.optim writes the unscaled gradients
+            back).
+        exp_avgs, exp_avg_sqs: both moments, either all in the parameters' dtype, as in torch.optim, or all in fp32.
+        step: this step's number, counting from 1: an int, or an fp32 tensor of one element on the device. It isn't
+            changed.
+        lr, betas, eps, weight_decay: as in torch.optim.AdamW.
+        grad_scale: the loss's scale, an fp32 tensor of one element. Gradients are divided by it, in fp32.
+        found_inf: an fp32 tensor of one element. If it isn't 0, nothing is written.
 
     Raises:
-        TypeError: not lists of tensors, or dtypes not taken.
-        ValueError: lists of different lengths, shapes that don't fit, tensors that aren't contiguous, two devices, the
-            CPU where kernels run on a GPU, or numbers out of range.
+        TypeError: arguments are not lists of tensors, or have unsupported dtypes.
+        ValueError: lists differ in length, shapes don't match, tensors aren't contiguous, devices differ, tensors are
+            on the CPU where kernels run on a GPU, or a number is out of range.
     """
     lists = {"params": params, "grads": grads, "exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs}
     identity = _identity(lists)
@@ -286,7 +289,7 @@ def adamw_reference(
     grad_scale=None,
     found_inf=None,
 ) -> None:
-    """Do the same in PyTorch, unfused, one tensor after the other."""
+    """Do the same in PyTorch, unfused, one tensor at a time."""
     if found_inf is not None and found_inf.item():
         return
     beta1, beta2 = betas
@@ -302,7 +305,7 @@ def adamw_reference(
 
 
 def adamw_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Count FLOPs and minimum traffic for tensors of these sizes, moments of `dtype`: 14 operations per element;
+    """Return FLOPs and minimum traffic for tensors of these sizes, with moments in `dtype`: 14 operations per element;
     parameter, gradient and moments in once, parameter and moments out once, without the tables."""
     elements = sum(shape)
     return Work(
@@ -323,7 +326,7 @@ def _compile_arguments(*sizes: int, dtype: torch.dtype) -> tuple[tuple, dict]:
 
 
 def programs(*sizes: int, dtype: torch.dtype = torch.float32) -> int:
-    """Return how many programs the launch for tensors of these sizes has: one per chunk."""
+    """Return the number of programs in a launch for tensors of these sizes: one per chunk."""
     return sum(cdiv(n, settings(dtype)["CHUNK"]) for n in sizes)
 
 

@@ -2,17 +2,17 @@
 
     gelu(s) = s/2 (1 + tanh(u)),  u = sqrt(2/pi) (s + 0.044715 s^3)
 
-Unfused, the sum goes to memory and comes straight back:
+Unfused, the sum is written to memory and read straight back:
 
     unfused   add: read a, read b, write s | gelu: read s, write y       20 B/element in fp32, two launches
     fused     read a, read b, keep the sum in a register, write y        12 B/element, one launch
 
-Training saves the sum for the backward pass, which then needs neither a nor b:
+Training saves the sum, so the backward pass needs neither a nor b:
 
     unfused   20 forward, 12 backward (read the gradient and the sum, write the gradient)      32 B/element
     fused     16 forward (the sum is written, never read), 12 backward                         28 B/element
 
-Recomputing the sum from a and b instead would cost the same bytes and keep two tensors alive, not one.
+Recomputing the sum from a and b would move the same bytes and keep two tensors alive instead of one.
 
 Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", arXiv:1606.08415;
 torch.nn.functional.gelu(approximate="tanh").
@@ -105,8 +105,8 @@ def add_gelu_backward_kernel(
 def settings(dtype: torch.dtype, backward: bool = False) -> dict:
     """Return launch settings for 128 threads per block.
 
-    Forward: 1024 elements, which every dtype loads 16 bytes at a time. Backward: two 16-byte loads per thread and
-    input; on an H200, 100M elements in bf16, 96 % of copy bandwidth.
+    Forward: 1024 elements, loaded 16 bytes at a time in every dtype. Backward: two 16-byte loads per thread and input,
+    which reach 96 % of copy bandwidth on an H200 with 100M elements in bf16.
     """
     return {
         "BLOCK": 4096 // dtype.itemsize if backward else 1024,
@@ -150,17 +150,17 @@ add_gelu_op = register(
 
 @planned
 def add_gelu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """gelu(a + b), tanh form, in one launch, differentiable once.
+    """Compute gelu(a + b), tanh form, in one launch; differentiable once.
 
     Args:
-        a: floating-point tensor of any shape and strides, copied first if not contiguous, except when both
-            are channels-last images.
+        a: floating-point tensor of any shape and strides, copied first if not contiguous, unless both are channels-last
+            images.
         b: tensor of a's shape, dtype and device.
 
     Returns:
-        A contiguous tensor of a's shape and dtype, channels last where both are. The arithmetic is fp32 (fp64 for fp64
-        inputs), rounded once. Under autocast, two dtypes meet in the wider one.
-        The gradient at a sum of inf or -inf is its limit, 1 or 0, where PyTorch's is NaN.
+        A contiguous tensor of a's shape and dtype, or channels-last if both are. The arithmetic is fp32 (fp64 for fp64
+        inputs), rounded once. Under autocast, the wider of two dtypes is used. The gradient at a sum of inf or -inf is
+        its limit, 1 or 0; PyTorch's is NaN.
 
     Raises:
         TypeError: an argument is not a floating-point tensor, or the dtypes differ.

@@ -6,10 +6,10 @@ Unfused, every step goes through memory, and dropout stores its mask for the bac
                                                                               15 B/element in 16 bits, three launches
     fused     read x, read residual, write y                                   6 B/element, one launch
 
-No mask is stored: kernels/philox.py computes it from the seed, the row and the column, in the forward and again in the
-backward pass. That reads the gradient and writes x's, 4 B/element; residual's gradient is y's own. On the way each
-program sums the bias's gradient over its rows, in fp32; a small launch adds up these sums, unless one program takes all
-rows of its columns. Without atomics, gradients are identical in every run.
+No mask is stored. kernels/philox.py computes it from seed, row and column, in the forward pass and again in the
+backward pass. The backward pass reads y's gradient and writes x's, 4 B/element; residual's gradient is y's own. Each
+program also sums the bias's gradient over its rows, in fp32. A small launch adds up these sums, unless each program
+takes all rows of its columns. It uses no atomics, so gradients are identical in every run.
 
 Source: Vaswani et al., "Attention is all you need", arXiv:1706.03762, section 5.4.
 """
@@ -71,8 +71,8 @@ def bias_dropout_residual_kernel(
 
 @cache
 def settings(cols: int, dtype: torch.dtype) -> dict:
-    """Return constexprs and launch options of the forward: 16 elements per thread, in smaller blocks where these leave
-    less of a row's last block empty."""
+    """Return the forward's constexprs and launch options: 16 elements per thread, in smaller blocks if they leave less
+    of a row's last block empty."""
     block = min(4096, max(16, next_power_of_2(cols)))
     while block > 512 and 8 * cdiv(cols, block) * block > 9 * cols:
         block //= 2
@@ -132,10 +132,10 @@ def bias_dropout_residual_backward_kernel(
 
 @cache
 def backward_settings(rows: int, cols: int, dtype: torch.dtype, sms: int) -> tuple[tuple[int, int], dict]:
-    """Return the backward's grid, along columns (65,535 blocks may be too few there) and rows, and its options.
+    """Return the backward's grid, along columns (which may need more than 65,535 blocks) and rows, and its options.
 
-    With few rows, a program takes all rows of its columns and leaves no sum to a second launch. Otherwise programs fill
-    the GPU once, so that few sums are left. On an H200 in bf16: 16384 x 4096 in 89 us.
+    With few rows, a program takes all rows of its columns, and no second launch is needed. Otherwise the grid fills the
+    GPU once, which leaves few sums to add. On an H200 in bf16, 16384 x 4096 takes 89 us.
     """
     few_rows = rows <= (4 * sms if cdiv(cols, 32) <= sms else sms)
     block_rows, block_cols, warps = 4, 256, 2
@@ -151,7 +151,7 @@ def backward_settings(rows: int, cols: int, dtype: torch.dtype, sms: int) -> tup
 def _backward(
     grad_y: torch.Tensor, seed: torch.Tensor, p: float, bias_dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradients of x and of the bias."""
+    """Return the gradients of x and the bias."""
     grad_x = like(grad_y)
     if grad_y.numel() == 0:
         return grad_x, torch.zeros(grad_y.shape[-1], dtype=bias_dtype, device=grad_y.device)
@@ -186,25 +186,25 @@ bias_dropout_residual_op = register(
 def bias_dropout_residual(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor | None = None, p: float = 0.1
 ) -> torch.Tensor:
-    """residual + dropout(x + bias) in one launch, differentiable once.
+    """Compute residual + dropout(x + bias) in one launch; differentiable once.
 
     Args:
-        x: floating-point tensor of shape (..., cols), any strides; columns that are not side by side are copied first.
+        x: floating-point tensor of shape (..., cols), any strides; non-adjacent columns are copied first.
         bias: (cols,), of any floating-point dtype.
         residual: tensor of x's shape, dtype and device.
         seed: int64 tensor of one value on x's device: the same seed drops the same elements (see
-            kernels.philox.dropout_mask). Without one, a small launch draws one from PyTorch's generator; under
-            torch.compile, whose generator differs, pass one to get the same result as without it.
+            kernels.philox.dropout_mask). If not given, a small launch draws it from PyTorch's generator.
+            torch.compile's generator differs; pass a seed to get the same result there.
         p: the drop probability, 0 to 1; kept elements are multiplied by 1 / (1 - p), as fp32.
 
     Returns:
-        A contiguous tensor of x's shape and dtype. The arithmetic is fp32 (fp64 for fp64 inputs), rounded once.
-        Under autocast, two dtypes of x and residual meet in the wider one.
+        A contiguous tensor of x's shape and dtype. The arithmetic is fp32 (fp64 for fp64 inputs), rounded once. Under
+        autocast, the wider of two dtypes is used.
 
     Raises:
-        TypeError: a tensor is not one of floating point, x and residual differ in dtype, or seed is not int64.
-        ValueError: shapes or devices do not fit, p is not of 0 to 1, or the tensors are on the CPU where kernels run
-            on a GPU.
+        TypeError: a tensor is not floating-point, x and residual differ in dtype, or seed is not int64.
+        ValueError: shapes or devices do not match, p is not within 0 to 1, or the tensors are on the CPU where kernels
+            run on a GPU.
     """
     x, residual = in_widest(x, residual)
     check_alike("bias_dropout_residual", x=x, residual=residual)

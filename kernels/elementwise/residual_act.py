@@ -1,19 +1,19 @@
-"""A residual connection and its activation in one kernel:  y = act(x + residual), act ReLU, GELU or SiLU.
+"""Residual connection and activation in one kernel:  y = act(x + residual),  with act ReLU, GELU or SiLU.
 
-The end of a residual block. Unfused, the sum goes to memory and comes straight back:
+This ends a residual block. Unfused, the sum is written to memory and read straight back:
 
     unfused   add: read x, read residual, write s | act: read s, write y       10 B/element in 16 bits, two launches
     fused     read x, read residual, write y                                    6 B/element, one launch
 
-The backward pass computes the one gradient that x and residual share. With ReLU it needs to know only whether the sum
-was above 0, so the forward of a training step writes one bit per element; with other activations it writes the sum:
+The backward pass computes the gradient that x and residual share. For ReLU it only needs to know whether the sum was
+above 0, so in training the forward pass writes one bit per element. For other activations it writes the sum:
 
     training  ReLU: also write a bit             6.125 B/element | others: also write the sum       8 B/element
     backward  ReLU: read the gradient, read the bit, write the gradient    4.125 B/element, one launch
               others: read the gradient, read the sum, write the gradient      6 B/element, one launch
 
-PyTorch reads y instead, and torch.compile a mask of one byte per element. The bits take extra memory, 1/16 of y's
-bytes in 16 bits, where the next layer usually saves y anyway; in return, y may be modified in place.
+PyTorch reads y instead, and torch.compile a mask of one byte per element. The bits take extra memory, 1/16 of y's bytes
+in 16 bits, although the next layer usually saves y anyway. In return, y may be modified in place.
 
 Source: He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385; the activations and
 their sources: kernels/activations.py.
@@ -107,7 +107,7 @@ def residual_act_backward_kernel(
 def settings(dtype: torch.dtype, act: str = "relu") -> dict:
     """Return launch settings: in 16 bits, each of 128 threads makes one 16-byte load per input.
 
-    A thread's eight elements are then one byte of ReLU's bits. On an H200, 10^8 elements in bf16, as % of copy
+    A thread's eight elements then make one byte of ReLU's bits. On an H200 with 10^8 elements in bf16, as % of copy
     bandwidth: forward 99; backward from ReLU's bits 97, otherwise 99. Writing the bits takes 2.7 % longer.
     """
     return {
@@ -160,22 +160,22 @@ residual_act_op = register(
 
 @planned
 def residual_act(x: torch.Tensor, residual: torch.Tensor, act: str = "relu") -> torch.Tensor:
-    """act(x + residual) in one launch, differentiable once.
+    """Compute act(x + residual) in one launch; differentiable once.
 
     Args:
-        x: floating-point tensor of any shape and strides, copied first if not contiguous, except when both
-            are channels-last images.
+        x: floating-point tensor of any shape and strides, copied first if not contiguous, unless both are channels-last
+            images.
         residual: tensor of x's shape, dtype and device.
-        act: "relu", "gelu" (by the error function), "gelu_tanh" or "silu".
+        act: "relu", "gelu" (exact), "gelu_tanh" or "silu".
 
     Returns:
-        A contiguous tensor of x's shape and dtype, channels last where both are. The arithmetic is fp32 (fp64 for fp64
-        inputs), rounded once. Under autocast, two dtypes meet in the wider one.
-        gelu_tanh's gradient at a sum of inf or -inf is its limit, 1 or 0, where PyTorch's is NaN.
+        A contiguous tensor of x's shape and dtype, or channels-last if both are. The arithmetic is fp32 (fp64 for fp64
+        inputs), rounded once. Under autocast, the wider of two dtypes is used. gelu_tanh's gradient at a sum of inf or
+        -inf is its limit, 1 or 0; PyTorch's is NaN.
 
     Raises:
         TypeError: an argument is not a floating-point tensor, or the dtypes differ.
-        ValueError: another `act`, the shapes or devices differ, or the tensors are on the CPU where kernels run on a
+        ValueError: act is unknown, the shapes or devices differ, or the tensors are on the CPU where kernels run on a
             GPU.
     """
     x, residual = in_widest(x, residual)

@@ -1,16 +1,16 @@
-"""Rotate queries and keys, and write keys and values into a paged cache, in one kernel, before attention.
+"""Before attention, rotate queries and keys and write keys and values to a paged cache, in one kernel.
 
     y1 = x1 cos - x2 sin,   y2 = x2 cos + x1 sin        x1 and x2: a head's first and second half (as GPT-NeoX)
 
     unfused   norm of q | norm of k | rotate q | rotate k | write k | write v     q and k read and written twice
     fused     read q, k and v once, write q, the cache's k and its v               one launch
 
-A program owns some heads of one token: queries, or keys and their values. The cache is (pages, key heads, page_size,
-dim), as kernels.paged_attention reads it; `slots` has each token's place, page * page_size + position in the page. A
-token without a slot, -1 as vLLM pads a batch with, is rotated and not written, and so is a token whose slot is beyond
-the cache.
+A program owns some heads of one token: queries, or keys and their values. The cache has the layout that
+kernels.paged_attention reads: (pages, key heads, page_size, dim). `slots` has each token's place in it, page *
+page_size + position in the page. A token whose slot is -1, vLLM's padding, or beyond the cache is rotated but not
+written.
 
-q_weight and k_weight, where given, are an RMSNorm of each head before the rotation, as in Qwen 3.
+If q_weight and k_weight are given, RMSNorm is applied to each head before the rotation, as in Qwen 3.
 
 Source: Su et al., arXiv:2104.09864 (RoPE); vLLM's reshape_and_cache, arXiv:2309.06180 (paged keys and values).
 """
@@ -106,7 +106,7 @@ def rope_cache_kernel(
 
 
 def settings(heads: int, dim: int) -> dict:
-    """Return HEADS, BLOCK and num_warps for that many heads of `dim` elements: eight of them by four warps."""
+    """Return HEADS, BLOCK and num_warps for `heads` heads of `dim` elements: four warps take eight heads."""
     return {"HEADS": min(8, next_power_of_2(heads)), "BLOCK": next_power_of_2(dim // 2), "num_warps": 4}
 
 
@@ -166,29 +166,29 @@ def rope_cache(
     k_weight: Tensor | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
-    """Rotate q and k by their positions, write k and v into the paged cache, in place, and return q; no gradients.
+    """Rotate q and k by their positions, write k and v to the paged cache in place, and return q. Not differentiable.
 
     Args:
-        q: floating-point tensor of shape (tokens, heads, dim), dim even, any strides: slices of one projection's result
-            need no copy, heads whose elements are not side by side do.
+        q: floating-point tensor of shape (tokens, heads, dim), dim even, any strides. Slices of one projection's result
+            need no copy; non-contiguous heads do.
         k, v: (tokens, key heads, dim), of q's dtype.
         cos_sin: (max_position, dim), floating-point: each position's dim / 2 cosines, then its sines; see rope_table.
-        positions: (tokens,) int64. One that the table doesn't have turns its token into NaN.
-        slots: (tokens,) int64, page * page_size + place in the page. A token whose slot is negative or beyond the cache
-            isn't written. No two tokens may share a slot: which one stays would be a race.
-        key_cache, value_cache: (pages, key heads, page_size, dim), of q's dtype, written in place; any strides but one
-            within a head. For a cache of (pages, page_size, key heads, dim), as vLLM has it, pass .transpose(1, 2).
-        q_weight, k_weight: (dim,), an RMSNorm of each head before the rotation; none where not given.
-        eps: the norm's, added to the mean square, as fp32.
+        positions: (tokens,) int64. A position outside the table turns its token into NaN.
+        slots: (tokens,) int64, page * page_size + position in the page. A token whose slot is negative or beyond the
+            cache isn't written. No two tokens may share a slot: their writes would race.
+        key_cache, value_cache: (pages, key heads, page_size, dim), of q's dtype, written in place; any strides, but
+            heads must be contiguous. For vLLM's layout, (pages, page_size, key heads, dim), pass .transpose(1, 2).
+        q_weight, k_weight: (dim,), weights for an RMSNorm of each head before the rotation; no norm if not given.
+        eps: added to the norm's mean square, as fp32.
 
     Returns:
         A contiguous tensor of q's shape and dtype. The arithmetic is fp32, rounded once.
 
     Raises:
-        TypeError: not tensors of one floating-point dtype, or positions or slots not int64.
-        ValueError: shapes that don't fit, an odd dim, a cache whose elements of a head aren't side by side, eps out of
-            range, two devices, or tensors on the CPU where kernels run on a GPU.
-        RuntimeError: a gradient, a forward-mode derivative or vmap is asked for.
+        TypeError: arguments are not tensors of one floating-point dtype, or positions or slots are not int64.
+        ValueError: shapes don't match, dim is odd, the cache's heads aren't contiguous, eps is out of range, devices
+            differ, or tensors are on the CPU where kernels run on a GPU.
+        RuntimeError: a gradient, a forward-mode derivative or vmap is requested.
     """
     if not torch.compiler.is_compiling():  # there the operator refuses
         tensors = q, k, v, cos_sin, positions, slots, key_cache, value_cache, q_weight, k_weight
@@ -248,7 +248,7 @@ def rope_table(max_position: int, dim: int, base: float = 10000.0, device=None) 
 def rope_cache_reference(
     q, k, v, cos_sin, positions, slots, key_cache, value_cache, q_weight=None, k_weight=None, eps: float = 1e-6
 ) -> Tensor:
-    """Do the same in PyTorch, unfused, for positions of the table."""
+    """Do the same in PyTorch, unfused, for positions within the table."""
 
     def rotate(x: Tensor, weight: Tensor | None) -> Tensor:
         if weight is not None:
@@ -266,7 +266,7 @@ def rope_cache_reference(
 
 
 def rope_cache_work(shape: tuple[int, int, int, int], dtype: torch.dtype) -> Work:
-    """Count FLOPs and minimum traffic for (tokens, heads, key heads, dim), each head with a norm: 3 operations per
+    """Return FLOPs and minimum traffic for (tokens, heads, key heads, dim), each head with a norm: 3 operations per
     rotated element and 4 for its norm; q, k, v, both weights, a position's row of fp32, position and slot in once; q, k
     and v out once."""
     tokens, heads, key_heads, dim = shape
@@ -280,7 +280,7 @@ PAGE_SIZE = 16
 
 def _inputs(tokens: int, heads: int, key_heads: int, dim: int, device="cpu", **options) -> tuple:
     q, k, v = (torch.randn(tokens, n, dim, device=device, **options) for n in (heads, key_heads, key_heads))
-    positions = torch.randperm(tokens, device=device)  # each row of the table is read by one token
+    positions = torch.randperm(tokens, device=device)  # one token reads each row of the table
     pages = -(-tokens // PAGE_SIZE) + 1
     slots = torch.randperm(pages * PAGE_SIZE, device=device)[:tokens]
     caches = torch.zeros(2, pages, key_heads, PAGE_SIZE, dim, device=device, **options)

@@ -1,8 +1,8 @@
-"""Launch an elementwise kernel so that threads move 16 bytes per access, whatever the number of elements.
+"""Launch an elementwise kernel with 16-byte accesses for any number of elements.
 
-A thread moves 16 bytes at once only if one mask covers them all, and the compiler knows that `offset < end` does so
-only if 16 divides `end`. For other sizes a launch sets HAS_TAIL: blocks end at the last multiple of 16 elements, which
-is a whole number of 16-byte vectors in any dtype, and one more program takes the tail, so that no block waits for it.
+A thread moves 16 bytes at once only if one mask value covers them all. The compiler knows that `offset < end` is such a
+mask only if 16 divides `end`. For other sizes the launch sets HAS_TAIL: blocks end at the last multiple of 16 elements,
+a whole number of 16-byte vectors in any dtype. One more program handles the tail, so no block waits for it.
 """
 
 import torch
@@ -14,14 +14,14 @@ MULTIPLE = tl.constexpr(16)  # elements: 16 bytes if each has one
 
 
 def has_tail(elements: int) -> bool:
-    """Return whether blocks that end at a multiple of 16 leave some of `elements` over."""
+    """Return whether blocks that end at a multiple of 16 leave a tail of `elements`."""
     return elements % MULTIPLE.value != 0
 
 
 def launch(kernel, settings: dict, *tensors: torch.Tensor | None) -> None:
-    """Launch `kernel` over the elements of contiguous tensors; the first is not None.
+    """Launch `kernel` over the elements of contiguous tensors, the first of them not None.
 
-    Blocks are halved, down to 512 elements, while they leave SMs idle.
+    Blocks are halved, down to 512 elements, while SMs would be idle.
     """
     elements, block = tensors[0].numel(), settings["BLOCK"]
     if elements == 0:

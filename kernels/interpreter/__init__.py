@@ -1,5 +1,5 @@
-"""Runs kernels where there is no GPU, in Triton's interpreter put right, and refuses what would be wrong there.
+"""Run kernels without a GPU in a corrected version of Triton's interpreter, and refuse what it would get wrong.
 
-runtime.py decides where a launch goes and corrects the interpreter; advice.py words its errors; bounds.py refuses
-accesses outside every tensor; hints.py checks tl.multiple_of and its kin against the values.
+runtime.py decides where a launch runs and corrects the interpreter; advice.py explains its errors; bounds.py refuses
+out-of-bounds accesses; hints.py checks tl.multiple_of and similar hints against the values.
 """

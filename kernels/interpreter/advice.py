@@ -1,4 +1,5 @@
-"""Explain a failure inside an interpreted kernel in terms of kernels; Python's own message is about the interpreter."""
+"""Explain failures inside an interpreted kernel in terms of the kernel; Python's own messages are about the
+interpreter."""
 
 import linecache
 import re
@@ -14,7 +15,7 @@ _NOT_IN_TL = {
 }
 _DTYPES = {"float": "float32", "half": "float16", "bfloat16": "bfloat16", "double": "float64", "int": "int32"}
 
-# (Python's or Triton's message, its meaning); \1 is the match of the first parentheses.
+# (Python's or Triton's message, its explanation); \1 is the first group's match.
 _MEANINGS = (
     (r"for \*\* or pow", "a block has no **: write s * s * s for a cube, tl.sqrt(s) for a root"),
     (r"for @:", "a block has no @: write tl.dot(a, b)"),
@@ -90,7 +91,8 @@ def _unsaid(error: Exception) -> str:
 
 
 def meaning(error: Exception) -> str:
-    """Return one line for the kernel's author; the error's own message if nothing better is known."""
+    """Explain an error to the kernel's author in one line; without a better explanation, return the error's own
+    message."""
     said = " ".join(str(error).split()) or _unsaid(error)
     if missing := re.fullmatch(r"module 'triton\.language(?:\.\w+)?' has no attribute '(\w+)'", said):
         mend = _NOT_IN_TL.get(missing[1], "build it from tl.exp, tl.log, tl.sqrt, tl.erf, tl.sigmoid and tl.where")

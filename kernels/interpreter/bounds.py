@@ -1,7 +1,7 @@
-"""Keep the loads and stores of an interpreted launch inside the tensors that it was given.
+"""Keep the loads and stores of an interpreted launch inside its tensors.
 
-The interpreter's NumPy half accesses any address in this process's own memory. On a GPU an out-of-bounds store is an
-"illegal memory access" at best, and at worst changes another tensor.
+The interpreter accesses any address in this process's own memory. On a GPU an out-of-bounds store is an "illegal memory
+access" at best; at worst it changes another tensor.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 @dataclass(frozen=True)
 class Extent:
-    """The addresses of a tensor's elements, [low, high) in bytes; memory between its rows may be another tensor's."""
+    """The addresses of a tensor's elements, [low, high) in bytes; memory between its rows may belong to another
+    tensor."""
 
     name: str  # of the kernel's parameter
     low: int
@@ -23,7 +24,7 @@ class Extent:
     itemsize: int
 
     def away(self, address: int) -> int:
-        """Bytes from here to an address; 0 within."""
+        """Return the distance of an address from the extent in bytes; 0 if inside."""
         return max(self.low - address, address - self.high + 1, 0)
 
 
@@ -31,18 +32,18 @@ class Bounds:
     """The tensors of one launch.
 
     Args:
-        arguments: parameter name -> value on the host: tensors, descriptors, tuples of them, and whatever else.
+        arguments: parameter name -> value on the host: tensors, descriptors, tuples of them, or anything else.
     """
 
     def __init__(self, arguments: dict):
         self._extents = [extent for name, value in arguments.items() for extent in extents(name, value)]
 
     def check(self, kind: str, addresses: np.ndarray, mask: np.ndarray, itemsize: int) -> None:
-        """Raise IndexError where a lane of an access goes outside every tensor.
+        """Raise IndexError if a lane of an access is outside every tensor.
 
         Args:
             kind: "read", "write" or "atomic".
-            addresses: uint64, of the block's shape; mask: bools of that shape; itemsize: bytes of an element.
+            addresses: uint64, of the block's shape; mask: bools of that shape; itemsize: bytes per element.
         """
         everywhere = mask.all()
         reached = addresses if everywhere else addresses[mask]
@@ -63,7 +64,7 @@ class Bounds:
         return not self._extents or not addresses.size or any(each.any() for each in inside)
 
     def place(self, address: int) -> str:
-        """The element at an address, by its tensor's name: "counters[2]"."""
+        """Return the element at an address, by its tensor's name: "counters[2]"."""
         extent = min(self._extents, key=lambda each: each.away(address))
         return f"{extent.name}[{(address - extent.low) // extent.itemsize}]"
 
@@ -74,22 +75,22 @@ class Bounds:
         who = f"lane {lane[0] if len(lane) == 1 else lane}" if addresses.size > 1 else "it"
         if not self._extents:
             return f"{who} {does} an element where every tensor is empty: return before launching"
-        # A far lane may land nearer to another tensor: those that the other lanes reach go first.
+        # A stray lane may be nearer to another tensor: prefer the tensors that the other lanes access.
         reached = [each for each in self._extents if ((inside >= each.low) & (inside < each.high)).any()]
         nearest = min(reached or self._extents, key=lambda extent: extent.away(address))
         element = (address - nearest.low) // nearest.itemsize
         last = (nearest.high - nearest.low) // nearest.itemsize - 1
         return (
             f"{who} {does} element {element} of {nearest.name}, which has 0 to {last} ({int(astray.sum())} of "
-            f"{astray.size} lanes are outside): mask the lanes that have no element, or mend the offset"
+            f"{astray.size} lanes are outside): mask the lanes without an element, or fix the offset"
         )
 
 
 def extents(name: str, value) -> Iterator[Extent]:
-    """The extent of each tensor in a kernel's argument that has elements, and memory for them."""
+    """Yield the extent of each tensor in a kernel's argument that has elements and memory for them."""
     value = value.base if isinstance(value, TensorDescriptor) else value
     value = value.base if isinstance(value, TensorWrapper) else value
-    if isinstance(value, torch.Tensor) and value.numel() and value.data_ptr():  # 0: its storage was given back
+    if isinstance(value, torch.Tensor) and value.numel() and value.data_ptr():  # 0: its storage was freed
         reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
         low, itemsize = value.data_ptr(), value.element_size()
         yield Extent(name, low, low + (reach + 1) * itemsize, itemsize)

@@ -1,12 +1,12 @@
-"""Choose the configuration of an `@triton.autotune`d kernel where none can be timed.
+"""Choose a configuration of an `@triton.autotune`d kernel without timing any.
 
-A GPU times a kernel's configurations at its first call and keeps the fastest. Here the first one runs that the kernel's
-own rules leave: `prune_configs_by` is asked as Triton asks it, a configuration whose static assertions fail is passed
-over, and values of `@triton.heuristics` are computed as ever. A GPU's earlier choice for these arguments is reused.
-Hooks run as they would at the first call with these arguments: `pre_hook` and `reset_to_zero` once, as the end of
-tuning resets what tuning wrote; nothing needs to be restored (`restore_value`), for nothing was tried.
+On a GPU, Triton times a kernel's configurations at the first call and keeps the fastest. Here the first configuration
+that passes the kernel's own rules runs: `prune_configs_by` is called as Triton calls it, configurations whose static
+assertions fail are skipped, and `@triton.heuristics` are evaluated as usual. A GPU's earlier choice for these arguments
+is reused. Hooks run as at the first call with these arguments: `pre_hook` and `reset_to_zero` once, because the end of
+tuning resets what tuning wrote. Nothing has to be restored (`restore_value`), because nothing was tried.
 
-Shared memory is not looked at: compile_for (helpers.instruments) compiles for a GPU and passes over what does not fit.
+Shared memory is not checked: compile_for (helpers.instruments) compiles for a GPU and skips what does not fit.
 """
 
 import weakref
@@ -16,12 +16,12 @@ import triton
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import AutotunerError
 
-# The arguments of each kernel's earlier calls, by its tuning key.
+# The arguments of each kernel's earlier calls, by tuning key.
 _called: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def shown(config: triton.Config) -> str:
-    """Return a configuration in one line: its parameters and the launch options that are not Triton's defaults."""
+    """Return a configuration as one line: its parameters, and launch options that differ from Triton's defaults."""
     named = {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
     named |= {"num_ctas": config.num_ctas} if config.num_ctas not in (None, 1) else {}
     named |= {"maxnreg": config.maxnreg} if config.maxnreg is not None else {}
@@ -29,9 +29,9 @@ def shown(config: triton.Config) -> str:
 
 
 def pruned(tuner: Autotuner, arguments: dict, named: dict) -> list[triton.Config]:
-    """Return the configurations that `prune_configs_by` leaves, in the order in which it would have them tried.
+    """Return the configurations that `prune_configs_by` leaves, in the order in which Triton would try them.
 
-    A performance model that asks for a GPU is left out: it only chooses among configurations that are right.
+    A performance model that needs a GPU is skipped: it only chooses among correct configurations.
 
     Args:
         arguments: positional arguments of the launch, by parameter.
@@ -59,7 +59,7 @@ def pruned(tuner: Autotuner, arguments: dict, named: dict) -> list[triton.Config
             try:
                 times = {config: tuner.perf_model(**arguments, **named, **config.all_kwargs()) for config in found}
                 found = sorted(found, key=times.get)
-            except Exception:  # whatever it asks of the GPU that is not there
+            except Exception:  # it asked for a GPU; none is there
                 return list(found)
         return list(found)
     finally:
@@ -74,7 +74,7 @@ def _key(tuner: Autotuner, arguments: dict) -> tuple:
 
 
 def candidates(tuner: Autotuner, arguments: dict, named: dict) -> Iterator[tuple[triton.Config, str]]:
-    """Yield each configuration to try and how it is chosen, in order; hooks that tuning runs once have run before.
+    """Yield each configuration to try and why it is chosen, in order, after running the hooks that tuning runs once.
 
     Args:
         arguments: positional arguments of the launch, by parameter.

@@ -1,7 +1,7 @@
 """Check a kernel's promises to the compiler (tl.multiple_of and the like) against its values.
 
-The compiler believes `tl.multiple_of`, `tl.max_contiguous` and `tl.max_constancy`, and makes wide loads of what they
-say: where it is not true, a GPU reads and writes elsewhere. Triton's interpreter forgets them.
+The compiler trusts `tl.multiple_of`, `tl.max_contiguous` and `tl.max_constancy`, and emits wide accesses based on them.
+If a promise is false, a GPU reads and writes wrong addresses. Triton's interpreter ignores promises.
 
 A promise is checked as the compiler understands it (triton/include/triton/Analysis/AxisInfo.h): multiple_of on the
 first of each run of consecutive values, the others within each group of that many values.
@@ -14,7 +14,7 @@ import triton.language as tl
 
 
 def _kept(name: str, data: np.ndarray, axis: int, value: int, step: int) -> np.ndarray:
-    """Return whether the promise holds, for each position along the last axis, which is `axis` of the block."""
+    """Return whether the promise holds for each position along the last axis, the block's `axis`."""
     along = np.moveaxis(data.astype(np.int64), axis, -1)
     differences = np.diff(along, axis=-1)
     begins = np.ones(along.shape, bool)
@@ -27,18 +27,18 @@ def _kept(name: str, data: np.ndarray, axis: int, value: int, step: int) -> np.n
 
 
 def _promise(input, values, *, name: str):
-    """Check a promise in the interpreter, as Triton's function of this name."""
+    """Replace Triton's function of this name: check its promise in the interpreter."""
     if not isinstance(input, tl.tensor):
         return input
     values = values if isinstance(values, list | tuple) else [values]
     values = [value.value if isinstance(value, tl.constexpr) else value for value in values]
     data = input.handle.data
     if len(values) != max(1, len(input.shape)):
-        raise ValueError(f"tl.{name} takes {max(1, len(input.shape))} values, one an axis, got {len(values)}")
+        raise ValueError(f"tl.{name} takes {max(1, len(input.shape))} values, one per axis, got {len(values)}")
     pointer = input.dtype.scalar.is_ptr()
     step = input.dtype.scalar.element_ty.primitive_bitwidth // 8 if pointer else 1
     for axis, value in enumerate(values):
-        # A scalar is a block of one axis.
+        # A scalar counts as a block with one axis.
         block = data if data.ndim else data.reshape(1)
         kept = _kept(name, block, axis, max(1, int(value)), step)
         if not kept.all():

@@ -1,9 +1,9 @@
 """NVIDIA's libdevice in NumPy: the functions of `tl.extra.cuda.libdevice`, by symbol name.
 
-fp32 functions are computed in fp64 and rounded once; fp64 functions are within the errors that CUDA documents
+fp32 functions are computed in fp64 and rounded once. The errors of fp64 functions are within those that CUDA documents
 (CUDA C++ Programming Guide, "Mathematical Functions"). Special values are CUDA's. The fast_ functions are exact to the
-last bit here and approximate on a GPU; where they leave the domain of the exact function (fast_powf of a negative
-base, fast_dividef by 2**126 or more), they give what the GPU gives.
+last bit here and approximate on a GPU. Outside the exact function's domain (fast_powf of a negative base, fast_dividef
+by 2**126 or more), they return the GPU's value.
 """
 
 import ctypes
@@ -34,13 +34,13 @@ def _exp10(x: np.ndarray) -> np.ndarray:
 
 
 def _squared(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """x * x as a sum of two fp64 numbers."""
+    """Return x * x as an unevaluated sum of two fp64 numbers."""
     high = x * x
     return high, np.where(np.isfinite(high), _fma64(x, x, -high), 0.0)
 
 
 def _inverse(of: Callable, derivative_sign: float, y: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Solve of(y) = target for of = erf (sign 1) or erfc (sign -1), by Halley's method from a first guess y."""
+    """Solve of(y) = target for erf (sign 1) or erfc (sign -1) with Halley's method, starting from y."""
     for _ in range(4):
         slope = derivative_sign * 2 / math.sqrt(math.pi) * np.exp(-y * y)
         step = (of(y) - target) / slope
@@ -50,12 +50,12 @@ def _inverse(of: Callable, derivative_sign: float, y: np.ndarray, target: np.nda
 
 def _erfcinv(x: np.ndarray) -> np.ndarray:
     inside = (x > 0) & (x < 2)
-    small = np.where(inside, np.minimum(x, 2 - x), 0.5)  # exact: above 1, 2 - x is
+    small = np.where(inside, np.minimum(x, 2 - x), 0.5)  # exact, because 2 - x is exact above 1
     # Winitzki's approximation of erfinv(1 - small), within 1 %.
     log = np.log(small * (2 - small))
     half = 2 / (math.pi * 0.147) + log / 2
     guess = np.sqrt(np.maximum(np.sqrt(half * half - log / 0.147) - half, 0))
-    # Outside the central half, erf's argument 1 - small is exact, and small itself has fewer digits.
+    # In the central half, erf's target 1 - small is exact, and small itself has fewer digits.
     central = small >= 0.5
     found = np.where(
         central,
@@ -76,7 +76,7 @@ def _erfinv(x: np.ndarray) -> np.ndarray:
 
 
 def _normcdf(x: np.ndarray) -> np.ndarray:
-    # The argument -x / sqrt(2) is rounded: its error, times erfc's slope, is added back.
+    # The argument -x / sqrt(2) is rounded: add its error times erfc's slope back.
     high, low = 0.7071067811865476, -4.833646656726457e-17
     z = np.clip(-x, -40.0, 40.0) * high
     rest = _fma64(np.clip(-x, -40.0, 40.0), high, -z) + np.clip(-x, -40.0, 40.0) * low
@@ -108,7 +108,7 @@ def _gamma(x: np.ndarray) -> np.ndarray:
 
 
 def _of_turns(x: np.ndarray, shift: float) -> np.ndarray:
-    """sin(pi * (x + shift)), shift 0 or 1/2, exact at multiples of a half."""
+    """Return sin(pi * (x + shift)), for shift 0 or 1/2, exact at multiples of 1/2."""
     turns = np.fmod(x, 2.0)
     quarter = np.rint(2 * turns)
     left = math.pi * (turns - quarter / 2)
@@ -131,7 +131,7 @@ def _cospi(x: np.ndarray) -> np.ndarray:
 def _norm(*parts: np.ndarray) -> np.ndarray:
     infinite = np.any([np.isinf(part) for part in parts], axis=0)
     largest = np.max([np.abs(part) for part in parts], axis=0)
-    # Scaled by a power of two, that nothing overflows and nothing is rounded by it.
+    # Scale by a power of two: nothing overflows, and scaling rounds nothing.
     _, exponent = np.frexp(np.where(np.isfinite(largest), largest, 1.0))
     total = sum(np.square(np.ldexp(part, -exponent)) for part in parts)
     found = np.where(largest == 0, 0.0, np.ldexp(np.sqrt(total), exponent))
@@ -156,7 +156,7 @@ def _ldexp(x: np.ndarray, n: np.ndarray) -> np.ndarray:
 
 
 def _round(x: np.ndarray) -> np.ndarray:
-    """Halves away from zero."""
+    """Round halves away from zero."""
     whole = np.trunc(x)
     return np.where(np.abs(x - whole) >= 0.5, whole + np.copysign(1.0, x), whole)
 
@@ -190,7 +190,7 @@ def _fast_divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.where(huge, np.where(np.isinf(x), np.nan, np.copysign(0.0, x) * np.copysign(1.0, y)), x / y)
 
 
-# Functions that exist for fp32 and fp64, by the name of their fp64 symbol; computed in fp64.
+# Functions that exist in fp32 and fp64, by the name of the fp64 symbol; computed in fp64.
 _FLOATS = {
     "floor": np.floor,
     "ceil": np.ceil,
@@ -273,7 +273,7 @@ def _in_fp64(function: Callable, dtype) -> Callable:
     return compute
 
 
-# Rounding in a direction: the nearest result, moved by one place if it is on the wrong side of the exact one.
+# Directed rounding: take the nearest result, and move it by one ulp if it is on the wrong side of the exact one.
 
 
 def _exact_sqrt_side(root, x) -> int:
@@ -282,7 +282,7 @@ def _exact_sqrt_side(root, x) -> int:
 
 
 def _directed(nearest: np.ndarray, side: np.ndarray, mode: str) -> np.ndarray:
-    """`side`: 1 where the exact result is above `nearest`, -1 where below, 0 where it is equal."""
+    """Round in a direction. `side` is 1 if the exact result is above `nearest`, -1 if below, 0 if equal."""
     zero = nearest.dtype.type(0)
     up = nearest.dtype.type(np.inf)
     if mode == "rn":
@@ -296,7 +296,8 @@ def _directed(nearest: np.ndarray, side: np.ndarray, mode: str) -> np.ndarray:
 
 
 def _rounded(compute: Callable, exact: Callable, dtype, mode: str) -> Callable:
-    """compute: the nearest result; exact: the same of Fractions."""
+    """Return a function with directed rounding from `compute`, the nearest result, and `exact`, the result in
+    Fractions."""
 
     def side(nearest, *arguments) -> int:
         values = [float(x) if isinstance(x, float | np.floating) else int(x) for x in arguments]
@@ -339,7 +340,7 @@ _WHOLE = {"rn": np.rint, "rz": np.trunc, "rd": np.floor, "ru": np.ceil}
 
 
 def _to_integer(mode: str, name: str, source: str) -> Callable:
-    """Convert with saturation; NaN becomes 0, and from fp64 or to 64 bits the integer with only the top bit set (PTX's
+    """Convert with saturation. NaN becomes 0; from fp64 or to 64 bits, the integer with only the top bit set (PTX's
     cvt)."""
     dtype = np.dtype({"int": np.int32, "uint": np.uint32, "ll": np.int64, "ull": np.uint64}[name])
     limits = np.iinfo(dtype)
@@ -372,7 +373,7 @@ def _to_float(mode: str, name: str, dtype) -> Callable:
 
 
 def _by_int(function: Callable, dtype=None) -> Callable:
-    """An integer function from one of Python's integers; the result wraps around."""
+    """Return an integer function from one of Python integers; results wrap around."""
 
     def compute(*arguments):
         kept = np.dtype(dtype) if dtype else arguments[0].dtype
@@ -497,18 +498,18 @@ def _functions() -> dict[str, Callable]:
     return found
 
 
-FUNCTIONS = _functions()  # by symbol, less its "__nv_"
+FUNCTIONS = _functions()  # by symbol, without "__nv_"
 
 
 def call(symbol: str, arguments: list[np.ndarray]) -> np.ndarray:
-    """Return what libdevice's function gives, element by element.
+    """Return the result of a libdevice function, element by element.
 
     Args:
-        symbol: the function's, such as "__nv_tanhf".
+        symbol: the function's symbol, such as "__nv_tanhf".
         arguments: arrays of one shape, in the symbol's dtypes.
 
     Raises:
-        NotImplementedError: a function that is not here.
+        NotImplementedError: the function is not implemented.
     """
     function = FUNCTIONS.get(symbol.removeprefix("__nv_"))
     if function is None:

@@ -1,7 +1,7 @@
-"""Programs that are resident together: those of a cooperative launch, which may wait for each other.
+"""Run the programs of a cooperative launch together, so that they can wait for each other.
 
-Each has its own thread, and one runs at a time. A program gives up its turn where it waits for a counter; with a seed
-also after each atomic, and the next is drawn among those that can run, as a GPU may run them in any order.
+Each program has its own thread, and one runs at a time. A program yields when it waits for a counter, and with a seed
+also after each atomic; the next is then drawn from those that can run, because a GPU may run them in any order.
 """
 
 import contextlib
@@ -10,11 +10,11 @@ import random
 import threading
 from collections.abc import Callable, Iterable
 
-LISTED = 4  # programs named when all wait
+LISTED = 4  # programs listed in a deadlock's message
 
 
 class _Stopped(BaseException):
-    """Ends a program of a launch that has failed."""
+    """Ends a program after its launch has failed."""
 
 
 class _Program:
@@ -32,9 +32,9 @@ class Programs:
     """The programs of one launch.
 
     Args:
-        run: runs one program, called with its index.
-        resumed: called with a program's index when it goes on after others have run.
-        seed: draws the order of programs; None: in order, each until it waits.
+        run: runs one program, given its index.
+        resumed: called with a program's index when it resumes after others have run.
+        seed: determines the random order of programs; None: in order, each until it waits.
     """
 
     def __init__(self, run: Callable, resumed: Callable, seed: int | None = None):
@@ -45,11 +45,11 @@ class Programs:
         self._stopping = False
 
     def run(self, indices: Iterable[tuple[int, int, int]]) -> None:
-        """Run all to their ends.
+        """Run all programs to completion.
 
         Raises:
-            RuntimeError: a deadlock: every remaining program waits.
-            Exception: raised by a program.
+            RuntimeError: on deadlock, when every remaining program waits.
+            Exception: the one that a program raised.
         """
         left = [_Program(index) for index in indices]
         try:
@@ -70,7 +70,7 @@ class Programs:
                     each.thread.join()
 
     def pause(self, can_run: Callable[[], bool] | None = None, waits_for: Callable[[], str] | None = None) -> None:
-        """Let others run, until `can_run()` where it is given; called by the program that runs."""
+        """Let other programs run, until `can_run()` if given. The running program calls this."""
         if self._random is None and (can_run is None or can_run()):
             return
         me = self._running
@@ -84,7 +84,8 @@ class Programs:
     def _next(self, able: list[_Program]) -> _Program:
         if self._random is None:
             return able[0]
-        # A waiter goes on at once, mostly: before others have had time to store what it should have waited for.
+        # Usually a waiter resumes at once, before others store what it should have waited for: this exposes missing
+        # waits.
         waiters = [each for each in able if each.can_run is not None]
         return self._random.choice(waiters if waiters and self._random.random() < 0.75 else able)
 

@@ -1,41 +1,41 @@
 """Run kernels: compiled on a GPU, in Triton's interpreter without one.
 
-Importing this module is all it takes. `@triton.jit` keeps giving an ordinary `JITFunction`, so Triton's compiler can
-have any kernel at any time, for any GPU; only its launch differs. Without a GPU, `kernel[grid](...)` runs the kernel's
-own source, one program after another, on NumPy arrays, and a block too large for its threads' registers is refused
-before it has compiled for minutes. With a GPU, importing this module changes nothing in Triton: kernels launch as
-Triton launches them, and the interpreter takes over only inside `observed`.
+Importing this module is enough. `@triton.jit` still returns an ordinary `JITFunction`, so Triton's compiler can compile
+any kernel at any time, for any GPU; only launches differ. Without a GPU, `kernel[grid](...)` runs the kernel's own
+source on NumPy arrays, one program after another, and refuses a block too large for its threads' registers, which would
+compile for minutes. With a GPU, importing this module changes nothing in Triton: kernels launch as usual, and the
+interpreter takes over only inside `observed`.
 
-Triton's interpreter silently differs from the GPU in a few places. Here each is made right or refused:
+Triton's interpreter silently differs from the GPU in a few places. Here each is corrected or refused:
 
     bfloat16                  Triton computes on the raw 16 bits; here on ml_dtypes' bfloat16, rounding to nearest even
     sums of 16-bit floats     rounded at every addition, in a GPU's order (see Reduce.sum): convert to fp32 first
     maximum, minimum, clamp   drop NaN, as PTX's max and min do, unless propagate_nan is set
-    tl.dot in tf32            operands lose their low 13 mantissa bits first, as Hopper's tensor cores drop them
+    tl.dot in tf32            operands lose their low 13 mantissa bits first, as in Hopper's tensor cores
     tl.dot with K < 16        refused, as the compiler refuses it
     tl.fma                    one rounding
-    float to int              saturates, NaN gives 0 (int64: the least), as PTX's cvt does; 8 bits are the low byte
+    float to int              saturates, NaN gives 0 (int64: the minimum), as PTX's cvt does; 8 bits are the low byte
     device_assert             fires when the launch has debug=True
     a block as a condition    refused: `if` and `while` take one value
     float arguments           arrive as fp32, as in a compiled launch
     unknown launch options    refused
-    multiple_of and its kin   held against the values: what is not true is refused
+    multiple_of and the like  checked against the values: a false promise is refused
     accesses outside          every tensor of the launch: refused, because they would hit this process's memory
     masked lanes              of a load without `other` hold NaN, or a value that is not an index: no guarantees
     loops that do not end     stopped after MAX_PASSES, or MAX_SECONDS
     grids that take hours     refused beyond MAX_PROGRAMS
     libdevice                 computed with the errors that CUDA documents, or smaller (see libdevice.py)
     @autotune, @heuristics    the first configuration that fits runs (see configurations.py)
-    pointers from numbers     refused where they are in no tensor of the launch
+    pointers from numbers     refused unless they point into a tensor of the launch
     float8, inline assembly, bfloat16 atomics, dot_scaled, map_elementwise, clocks    refused: they need a GPU
 
-What no interpreter shows stays hidden: a*b + c is rounded twice here and often once on a GPU, approximate divisions
-and exponentials are exact to the last bit but one, and program instances run one after another, so races do not race.
-Those of a cooperative launch take turns, so that they can wait for each other's counters (resident.py): a
-wait that never ends is refused as a deadlock, as is a grid larger than the GPU's multiprocessors.
+Some differences remain. a*b + c is rounded twice here and often once on a GPU. Approximate divisions and exponentials
+are exact to the last bit but one. Programs run one after another, so races don't show. Programs of a cooperative launch
+take turns, so that they can wait for each other's counters (resident.py): a wait that never ends is refused as a
+deadlock, as is a grid larger than the GPU's number of SMs.
 
 Raises (at import):
-    RuntimeError: TRITON_INTERPRET is set, which would replace this interpreter by Triton's own.
+    RuntimeError: TRITON_INTERPRET is set, which would replace this interpreter with Triton's own.
 """
 
 import ast
@@ -60,7 +60,7 @@ import triton.language as tl
 from torch.utils._python_dispatch import _disable_current_modes
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend, CUDAOptions, min_dot_size
-from triton.compiler import code_generator as _keeps_language_functions  # noqa: F401  (so: before any is replaced)
+from triton.compiler import code_generator as _keeps_language_functions  # noqa: F401  (import it before any is replaced)
 from triton.language.extra import cuda as cuda_language
 from triton.language.extra import libdevice as any_libdevice
 from triton.language.extra.cuda import libdevice as cuda_libdevice
@@ -84,16 +84,16 @@ if triton.knobs.runtime.interpret:
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, technical specifications per compute capability
-MAX_PASSES = 2**16  # through the loops of one program instance
-MAX_SECONDS = 8.0  # of a CPU, for one program instance that has made MANY_PASSES
+MAX_PASSES = 2**16  # through the loops of one program
+MAX_SECONDS = 8.0  # CPU time for one program after MANY_PASSES
 MANY_PASSES = 2**12
-MAX_PROGRAMS = 2**20  # of one launch, ten minutes of a small kernel
-RESIDENT = 132  # programs of a cooperative launch: one per SM of an H200, which any kernel fits
-LANES = 32  # of a warp
-VECTOR = 16  # bytes, the widest load of one lane
-MOST_HELD = 256  # elements of a block per thread, about its registers; twice as many compile for a minute
+MAX_PROGRAMS = 2**20  # per launch: ten minutes with a small kernel
+RESIDENT = 132  # programs of a cooperative launch: one per SM of an H200, which fits any kernel
+LANES = 32  # per warp
+VECTOR = 16  # bytes: a lane's widest load
+MOST_HELD = 256  # a block's elements per thread, about one per register; twice as many compile for a minute
 
-# Code objects of interpreted kernels: a frame that runs one of these is at a line of the kernel's own source.
+# Code objects of interpreted kernels: a frame that runs one of these is in the kernel's own source.
 kernel_code: set[types.CodeType] = set()
 
 triton_run = JITFunction.run  # Triton's own launch
@@ -108,15 +108,15 @@ _observer = None
 # The running launch:
 _bounds = Bounds({})
 _warps = 4
-_passes = 0  # of the program instance that is running
-_began = 0.0  # seconds of the CPU when it began
-_programs: Programs | None = None  # of a cooperative launch
-_accesses = 0  # to memory, of all launches
-_seed: int | None = None  # of the order of a cooperative launch's programs
+_passes = 0  # of the running program
+_began = 0.0  # its CPU time at the start, in seconds
+_programs: Programs | None = None  # those of a cooperative launch
+_accesses = 0  # to memory, over all launches
+_seed: int | None = None  # for the order of a cooperative launch's programs
 
 
 def has_gpu() -> bool:
-    """Return whether kernels run compiled: PyTorch sees a CUDA GPU."""
+    """Return whether kernels run compiled, because PyTorch sees a CUDA GPU."""
     return _has_gpu
 
 
@@ -126,32 +126,39 @@ def observer():
 
 
 def interprets() -> bool:
-    """Return whether a launch made now is interpreted: there is no GPU, or a meter is watching."""
+    """Return whether a launch would be interpreted now: there is no GPU, or a meter is watching."""
     return _observer is not None or not has_gpu()
 
 
 @contextlib.contextmanager
 def observed(observer):
-    """Interpret every launch inside this context, GPU or not, and report what it does to `observer`.
+    """Interpret every launch inside this context, GPU or not, and report its accesses to `observer`.
 
-    Tensors on a GPU are copied to the host and back. The observer has three methods:
-    `launch(kernel, grid, on_host, given)` before a launch: `grid` of three ints, the arguments by name as host values,
-    and as the caller gave them, launch options among them. It returns the program instances to run, or None for all;
-    `program(index)` before each program instance, `index` of three ints;
-    `access(kind, addresses, mask, itemsize)` at each load ("read"), store ("write") and atomic ("atomic"): uint64 byte
-    addresses in host memory and bools, both of the block's shape, and the size of an element in bytes. It returns the
-    lanes that may go through, or None for all: an access outside any tensor must not reach this process's memory.
+    Tensors on a GPU are copied to the host and back. The observer needs three methods:
 
-    It may have more: `configured(name, said)`, after a launch of an autotuned kernel: which configuration ran and why;
-    `withdraw()`: the launch just reported ended at a static assertion and another will follow; `lock(address, took)`,
-    after each atomic of one element: whether it was a successful compare-and-swap, or an exchange of 0 for something
-    else, as in taking a lock; in a cooperative launch, `resumed(index)` when a program goes on after others have run,
-    and `synchronised(address, acquires, releases)` after each atomic of one element. One that also has `product(left,
-    right)`, called with the operands of each `tl.dot` as arrays, wants none computed; its `operation(function,
-    elements)` is called at each operation on a block of floats, with NumPy's function for it.
+    `launch(kernel, grid, on_host, given)`, called before a launch. `grid` is three ints; `on_host` has the arguments by
+        name as host values, `given` as the caller passed them, including launch options. Returns the programs to run,
+        or None for all.
+    `program(index)`, called before each program; `index` is three ints.
+    `access(kind, addresses, mask, itemsize)`, called at each load ("read"), store ("write") and atomic ("atomic"), with
+        uint64 byte addresses in host memory and bools, both of the block's shape, and the element size in bytes.
+        Returns the lanes that may go through, or None for all: an access outside any tensor must not reach this
+        process's memory.
+
+    These are optional:
+
+    `configured(name, said)`, after a launch of an autotuned kernel: which configuration ran and why.
+    `withdraw()`: the launch just reported ended at a static assertion, and another will follow.
+    `lock(address, took)`, after each atomic of one element. `took`: whether it acquired a lock, by a successful
+        compare-and-swap or by exchanging 0 for something else.
+    `resumed(index)`, in a cooperative launch, when a program resumes after others have run.
+    `synchronised(address, acquires, releases)`, in a cooperative launch, after each atomic of one element.
+    `product(left, right)`, called with the operands of each `tl.dot` as arrays; the matmul is then not computed. An
+        observer with `product` also has `operation(function, elements)`, called at each operation on a block of floats
+        with its NumPy function.
     """
     global _observer
-    # The lock is not held meanwhile: autograd launches a GPU's backward kernels from a thread of its own.
+    # Don't hold the lock meanwhile: on a GPU, autograd launches backward kernels from another thread.
     with _one_launch_at_a_time:
         before, replaced = _observer, contextlib.ExitStack()
         replaced.enter_context(_replaced(_replacements()))
@@ -166,7 +173,7 @@ def observed(observer):
 
 @contextlib.contextmanager
 def ordered_by(seed: int | None):
-    """Inside this context, interpreted programs of cooperative launches take turns in an order drawn from `seed`."""
+    """Inside this context, run the programs of interpreted cooperative launches in an order drawn from `seed`."""
     global _seed
     before, _seed = _seed, seed
     try:
@@ -188,8 +195,8 @@ def _np_dtype(dtype: tl.dtype) -> np.dtype:
     return kept
 
 
-# Triton recreates a block's type and shape at each operation, a third of the interpreter's time: here each shape is
-# created once. By its sizes and their types: shape, elements, name; and of a tensor, shape and elements as constants.
+# Triton recreates a block's type and shape at each operation, a third of the interpreter's time. Here each shape is
+# created once, keyed by sizes and their types: shape, elements, name; for a tensor, shape and elements as constants.
 _shapes: dict[tuple, tuple] = {(): ((), 1, "", tl.tuple([]), tl.constexpr(1))}
 
 
@@ -215,13 +222,13 @@ def _equal_shapes(self: tl.tuple, other) -> tl.constexpr:
 
 
 def _load(self: TritonSemantic, ptr, mask, other, *options):
-    # Triton asks `if other`, and so drops a single 0, which is false where tensors have values.
+    # Triton tests `if other`, and so drops a single 0, which is falsy once tensors have values.
     self.builder.has_other = other is not None
     return _triton_load(self, ptr, mask, other, *options)
 
 
 def _float_to_int(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    # PTX's cvt saturates and has no 8-bit form: LLVM converts to 16 bits and keeps the low 8.
+    # PTX's cvt saturates and has no 8-bit form, so LLVM converts to 16 bits and keeps the low 8.
     wide = np.dtype(dtype.kind + str(max(2, dtype.itemsize)))
     limits = np.iinfo(wide)
     nan = -(2.0**63) if dtype == np.int64 else 0.0
@@ -239,8 +246,9 @@ def _toward_zero(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _int_to_bfloat16(data: np.ndarray) -> np.ndarray:
-    # Going through fp32 can create a tie. Rounding to odd on the way (truncate, mark what was lost in the last bit)
-    # leaves one rounding, as cvt.rn.bf16.s32 has: Boldo and Melquiond, "When double rounding is odd", 2005.
+    # Going through fp32 can create a tie. Round to odd on the way (truncate, and set the last bit if anything was
+    # lost): the result is then rounded once, as in cvt.rn.bf16.s32. Boldo and Melquiond, "When double rounding is odd",
+    # 2005.
     exact = data.astype(np.float64)
     truncated = _toward_zero(exact, np.dtype(np.float32))
     return (truncated.view(np.uint32) | (truncated != exact)).view(np.float32).astype(BFLOAT16)
@@ -257,10 +265,10 @@ def _garbage(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _allowed(kind: str, addresses: np.ndarray, mask, itemsize: int) -> np.ndarray:
-    """The lanes of an access that go through: the mask's, less what the observer withholds.
+    """Return the lanes of an access that go through: the mask's, without those that the observer blocks.
 
     Raises:
-        IndexError: one of them is outside every tensor of the launch.
+        IndexError: a lane is outside every tensor of the launch.
     """
     global _accesses
     _accesses += 1
@@ -278,7 +286,7 @@ def _tell_of_lock(pointer, took: bool) -> None:
 
 
 def _synchronise(pointer, sem) -> None:
-    """After an atomic of one element in a cooperative launch: report it, and let others run."""
+    """Report an atomic of one element in a cooperative launch, and let other programs run."""
     if _programs is None or pointer.data.size != 1:
         return
     tell, kinds = getattr(_observer, "synchronised", None), interpreter._ir.MEM_SEMANTIC
@@ -289,7 +297,7 @@ def _synchronise(pointer, sem) -> None:
 
 
 def _wait_for_others(pointer: tl.tensor, value) -> None:
-    """Let others run until the counter at `pointer` has reached `value`.
+    """Let other programs run until the counter at `pointer` has reached `value`.
 
     Raises:
         RuntimeError: the launch is not cooperative.
@@ -318,9 +326,9 @@ def _report(op, data: np.ndarray) -> None:
 
 
 class Builder(interpreter.InterpreterBuilder):
-    """Triton's interpreter with its differences from the GPU put right, reporting memory accesses to the observer."""
+    """Triton's interpreter, with its differences from the GPU corrected; reports memory accesses to the observer."""
 
-    has_other = False  # whether the load that is being made was given `other`
+    has_other = False  # whether the current load has `other`
 
     def unary_op(self, arg, op):
         _report(op, arg.data)
@@ -333,7 +341,7 @@ class Builder(interpreter.InterpreterBuilder):
     def get_bf16(self, value):
         return interpreter.TensorHandle(np.array([value], dtype=BFLOAT16), tl.bfloat16)
 
-    # Memory. The C++ half knows only NumPy's own types, so bfloat16 passes through it as 16-bit integers.
+    # Memory. The C++ part knows only NumPy's own types, so bfloat16 passes through it as 16-bit integers.
     def create_masked_load(self, ptrs, mask, other, cache_modifier, eviction_policy, is_volatile):
         dtype = ptrs.get_element_ty()
         np_dtype = _np_dtype(dtype)
@@ -393,7 +401,7 @@ class Builder(interpreter.InterpreterBuilder):
             return interpreter.TensorHandle(_toward_zero(src.data, np_dtype), dst_type.scalar)
         return interpreter.TensorHandle(src.data.astype(np_dtype), dst_type.scalar)
 
-    # Arithmetic. PTX's max and min give the operand that is a number; so do fmax and fmin.
+    # Arithmetic. PTX's max and min return the operand that is not NaN; so do fmax and fmin.
     def create_maxnumf(self, lhs, rhs):
         return self.binary_op(lhs, rhs, np.fmax)
 
@@ -435,7 +443,7 @@ class Builder(interpreter.InterpreterBuilder):
 
     def create_extern_elementwise(self, libName, libPath, symbol, argList, retType, isPure):
         arguments = [each.data for each in argList]
-        _report(np.exp, arguments[0])  # counted as the special functions are
+        _report(np.exp, arguments[0])  # counted like the special functions
         dtype = retType.scalar
         return interpreter.TensorHandle(libdevice.call(symbol, arguments).astype(_np_dtype(dtype), copy=False), dtype)
 
@@ -444,17 +452,17 @@ class Builder(interpreter.InterpreterBuilder):
             raise ValueError("a pointer made from a number is in no tensor of the launch: pass that tensor, too")
         return super().create_int_to_ptr(val, dst_ty)
 
-    # What only a GPU has
+    # GPU only
     def create_inline_asm(self, inlineAsm, constraints, values, type, isPure, pack):
         raise NotImplementedError("inline assembly needs a GPU: write the operation with tl functions")
 
 
-# tl.dot's input_precision -> the bfloat16 numbers that each operand is the sum of.
+# tl.dot's input_precision -> how many bfloat16 numbers each operand is split into.
 _BFLOAT16_PARTS = {interpreter._ir.INPUT_PRECISION.BF16x3: 2, interpreter._ir.INPUT_PRECISION.BF16x6: 3}
 
 
 def _bfloat16_parts(data: np.ndarray, count: int) -> list[np.ndarray]:
-    """The first bfloat16 numbers, each nearest to what is left, that add up to fp32 values; as fp32."""
+    """Split fp32 values into `count` bfloat16 numbers, each nearest to the remainder; return these as fp32."""
     parts = []
     for _ in range(count):
         parts.append(data.astype(BFLOAT16).astype(np.float32))
@@ -463,7 +471,7 @@ def _bfloat16_parts(data: np.ndarray, count: int) -> list[np.ndarray]:
 
 
 def _halved(data: np.ndarray) -> np.ndarray:
-    """Sums along the last axis, its second half added to its first until one is left: a warp's butterfly."""
+    """Sum along the last axis, adding its second half to its first until one value is left: a warp's butterfly."""
     while data.shape[-1] > 1:
         half = data.shape[-1] // 2
         data = data[..., :half] + data[..., half:]
@@ -471,11 +479,11 @@ def _halved(data: np.ndarray) -> np.ndarray:
 
 
 def _added_as_by_a_block(data: np.ndarray) -> np.ndarray:
-    """Sums of 16-bit floats along the last axis, rounded at each addition, as a block adds a row that it loaded.
+    """Sum 16-bit floats along the last axis, rounding at each addition, in the order of a block that loaded a row.
 
-    Each lane adds its own values one after another: 16 contiguous bytes, then 16 more a block's width further, and so
-    on. Then lanes are added in halves, then warps. That is the order of Triton 3.6's `tl.sum` on an H200; other
-    versions, and tiles with another lane layout, round in another order, equally often.
+    Each lane first adds its own values one after another: 16 contiguous bytes, then the 16 bytes one block width
+    further on, and so on. Lanes are then added in halves, then warps. This is the order of Triton 3.6's `tl.sum` on an
+    H200. Other versions, and tiles with other lane layouts, round as often but in another order.
     """
     length = data.shape[-1]
     side_by_side = min(VECTOR // data.itemsize, max(1, length // (LANES * _warps)))
@@ -490,21 +498,22 @@ def _added_as_by_a_block(data: np.ndarray) -> np.ndarray:
 
 
 class Reduce(interpreter.ReduceOps):
-    """Triton's interpreted reductions: 16-bit floats are added as 16-bit floats, and maxima drop NaN quietly."""
+    """Triton's interpreted reductions, but 16-bit floats are added in 16 bits, and maxima drop NaN without a
+    warning."""
 
     def sum(self, input):
         data = input.handle.data
         data = data.ravel() if self.axis is None else np.moveaxis(data, self.axis, -1)
         if data.dtype in (np.float16, BFLOAT16):
             total = _added_as_by_a_block(data)
-        else:  # NumPy adds contiguous values in pairs, and others one after another
+        else:  # NumPy adds contiguous values pairwise, others one after another
             total = np.sum(np.ascontiguousarray(data), axis=-1)
         if self.keep_dims:
             total = np.expand_dims(total, tuple(range(len(input.shape))) if self.axis is None else self.axis)
         return self.to_tensor(total, input.dtype)
 
     def generic_reduce(self, input):
-        # Neighbours are combined whole blocks at a time, a tree as on a GPU; lengths are powers of two.
+        # Combine neighbours in a tree, as on a GPU, whole blocks at a time; lengths are powers of two.
         axis = -1 if self.axis is None else self.axis
         dtypes = [part.dtype for part in input]
         parts = [part.handle.data.ravel() if self.axis is None else part.handle.data for part in input]
@@ -530,7 +539,7 @@ class Reduce(interpreter.ReduceOps):
 
 
 class _Changes(dict):
-    """Attributes that Triton's interpreter wants to change in triton.language, kept instead of carried out."""
+    """Collects the attributes that Triton's interpreter would set in triton.language, without setting them."""
 
     def set_attr(self, owner, name, value):
         self[id(owner), name] = (owner, name, value)
@@ -544,7 +553,7 @@ def _one_value(self) -> bool:
         raise ValueError(
             f"a block of {data.size} values is not one condition: choose with tl.where, or join with & and |"
         )
-    return True  # Triton's own `if mask and ...` asks only whether there is a mask
+    return True  # Triton's own `if mask and ...` only tests whether there is a mask
 
 
 def _refusing(said: str):
@@ -564,7 +573,7 @@ _NEED_A_GPU = {
 
 @functools.cache
 def _interpreted_language() -> list:
-    """Every (owner, attribute, value) that makes triton.language work on NumPy arrays."""
+    """Return every (owner, attribute, value) that makes triton.language work on NumPy arrays."""
     changes = _Changes()
     for language in (tl, tl.core):
         interpreter._patch_builtin(language, interpreter.interpreter_builder, changes)
@@ -575,7 +584,7 @@ def _interpreted_language() -> list:
     for owner in (tl.tensor, tl.math, tl.core.tensor_descriptor_base, cuda_libdevice):
         interpreter._patch_builtin(owner, interpreter.interpreter_builder, changes)
     for name, function in vars(any_libdevice).items():
-        if isinstance(function, types.FunctionType):  # an empty function, which the compiler replaces by the GPU's own
+        if isinstance(function, types.FunctionType):  # an empty function; the compiler replaces it with the GPU's
             own = changes.get((id(cuda_libdevice), name))
             changes.set_attr(
                 any_libdevice, name, own[2] if own else _refusing(f"NVIDIA's libdevice has no {name}: write it out")
@@ -605,7 +614,7 @@ def _interpreted_language() -> list:
 
 @functools.cache
 def _interpreted_functions() -> dict[int, object]:
-    """id of each function of triton.language -> its interpreted form, for code that imported it by name."""
+    """Map the id of each function of triton.language to its interpreted form, for code that imported it by name."""
     return {
         id(vars(owner)[name]): value
         for owner, name, value in _interpreted_language()
@@ -615,12 +624,12 @@ def _interpreted_functions() -> dict[int, object]:
 
 def _resolved(value):
     if isinstance(value, types.FunctionType) and value.__module__ == any_libdevice.__name__:
-        return getattr(any_libdevice, value.__name__, value)  # as the compiler finds it: a module may be loaded twice
+        return getattr(any_libdevice, value.__name__, value)  # found as by the compiler: a module may be loaded twice
     return _interpreted_functions().get(id(value), value)
 
 
 def _resolved_in_another_module(value):
-    # Here Triton's compiler does not replace the empty function by the GPU's.
+    # Without the compiler, the empty function is not replaced with the GPU's.
     if getattr(value, "__module__", None) == any_libdevice.__name__:
         raise NotImplementedError(
             f"Triton compiles {value.__name__} of triton.language.extra.libdevice only where the kernel's own file "
@@ -632,7 +641,7 @@ def _resolved_in_another_module(value):
 @contextlib.contextmanager
 def _language_interpreted():
     missing = object()
-    _interpreted_functions()  # looked up by the function it replaces, so before the replacement
+    _interpreted_functions()  # keyed by the function it replaces, so call it first
     before = [(owner, name, vars(owner).get(name, missing)) for owner, name, _ in _interpreted_language()]
     try:
         for owner, name, value in _interpreted_language():
@@ -647,7 +656,7 @@ def _language_interpreted():
 
 
 class _Index(int):
-    """The index of a loop over a range: an int32 tensor to the compiler, such as one writes i.to(tl.int64) of."""
+    """The index of a loop over a range. To the compiler it is an int32 tensor, so kernels may write i.to(tl.int64)."""
 
     def __getattr__(self, name):
         return getattr(interpreter.interpreter_semantic.to_tensor(int(self)), name)
@@ -667,7 +676,7 @@ def _add_operator(name: str, compute: Callable) -> None:
 
 
 def _quotient(a: int, b: int) -> int:
-    """Rounded toward 0, as a GPU divides."""
+    """Divide, rounding toward 0 as a GPU does."""
     return abs(a) // abs(b) if (a < 0) == (b < 0) else -(abs(a) // abs(b))
 
 
@@ -689,8 +698,8 @@ def _indices(of):
 
 
 class _Rewritten(ast.NodeTransformer):
-    """Counts every pass through a loop, makes its index an _Index, and calls Triton's functions that other modules hold
-    in their interpreted form.
+    """Counts every pass through a loop, makes its index an _Index, and calls the interpreted form of Triton functions
+    that other modules imported.
 
     Args:
         namespace: the kernel's globals.
@@ -739,7 +748,7 @@ class _Rewritten(ast.NodeTransformer):
 
     def visit_comprehension(self, loop):
         self.generic_visit(loop)
-        # Counting gives None, and so an element is kept.
+        # Counting returns None, which keeps the element.
         loop.ifs.insert(0, ast.UnaryOp(ast.Not(), ast.Call(ast.Name(self.COUNT, ast.Load()), [], [])))
         return loop
 
@@ -756,11 +765,11 @@ def _count_pass() -> None:
 
 
 _sources: dict[types.FunctionType, types.CodeType] = {}
-_names: dict[types.FunctionType, set[str]] = {}  # that a kernel's source uses
+_names: dict[types.FunctionType, set[str]] = {}  # the names that a kernel's source uses
 
 
 def _python_function(kernel: JITFunction):
-    """The kernel as a Python function over interpreted tensors, its globals and closure as they are now."""
+    """Return the kernel as a Python function over interpreted tensors, with its current globals and closure."""
     code = _sources.get(kernel.fn)
     if code is None:
         filename, first_line = get_jit_fn_file_line(kernel)
@@ -802,7 +811,7 @@ def _as_argument(value):
 
 
 def _where(kernel: JITFunction, error: Exception) -> tuple[str, tuple[str, int] | None]:
-    """The innermost kernel that the error passed through, and the file and line in it."""
+    """Return the innermost kernel that the error passed through, and the file and line in it."""
     found = kernel.fn.__name__, None
     trace = error.__traceback__
     while trace is not None:
@@ -868,7 +877,7 @@ def _interpreted_run(self: JITFunction, *args, grid, warmup, **kwargs):
 
 
 def _in_order(grid: tuple[int, int, int]):
-    """Every program instance, x fastest: the order in which a GPU hands out blocks.
+    """Yield every program, x fastest: the order in which a GPU schedules blocks.
 
     Raises:
         ValueError: there are more than MAX_PROGRAMS.
@@ -894,7 +903,7 @@ def _interpret(
     global _bounds, _warps, _programs
     _bounds, _warps = Bounds(arguments), warps
     builder = interpreter.interpreter_builder
-    # Triton checks for overflow with eight operations per integer operation, and reports none without debug=True.
+    # Triton's overflow checks take eight operations per integer operation, and report nothing without debug=True.
     builder.options = dataclasses.replace(
         builder.options,
         debug=debug,
@@ -919,7 +928,7 @@ def _interpret(
             name, place = _where(kernel, error)
             line = f"{name}, line {place[1]}, `{linecache.getline(*place).strip()}`" if place else name
             raised = InterpreterError(f"{line}: {meaning(error)}")
-            raised.place = place  # file and line, for those who show it
+            raised.place = place  # file and line, for display
             raised.static = isinstance(error, _StaticAssertionError)
             raise raised from None
         finally:
@@ -936,7 +945,8 @@ def _run_program(function: Callable, arguments: dict, index: tuple[int, int, int
 
 
 def _resume(index: tuple[int, int, int]) -> None:
-    """A program of a cooperative launch goes on after others; its passes through loops are counted from here."""
+    """Resume a program of a cooperative launch after others have run; its passes through loops are counted from
+    here."""
     global _passes, _began
     interpreter.interpreter_builder.set_grid_idx(*index)
     _passes, _began = 0, time.thread_time()
@@ -945,7 +955,7 @@ def _resume(index: tuple[int, int, int]) -> None:
 
 
 class _StaticAssertionError(AssertionError):
-    """A static_assert of the kernel that is being interpreted."""
+    """A static_assert failed in the interpreted kernel."""
 
 
 def _static_assert(condition, message="") -> None:
@@ -955,10 +965,10 @@ def _static_assert(condition, message="") -> None:
 
 
 def _first_that_fits(self: Autotuner, *args, **kwargs):
-    """Autotuner.run where kernels are interpreted: see configurations.py."""
+    """Replace Autotuner.run where kernels are interpreted: see configurations.py."""
     positional = dict(zip(self.arg_names, args, strict=False))
     refused = None
-    with _disable_current_modes():  # tuning is not part of the call that is metered
+    with _disable_current_modes():  # tuning is not part of the metered call
         tried = iter(configurations.candidates(self, positional, kwargs))
         config, how = next(tried)
     while config is not None:
@@ -995,7 +1005,7 @@ def _refuse_large_blocks(module, metadata, options, *rest):
 
 
 def _replacements() -> dict[tuple[object, str], object]:
-    """(owner, attribute) -> what takes its place while Triton's interpreter runs kernels."""
+    """Map (owner, attribute) to its replacement while Triton's interpreter runs kernels."""
     return {
         (interpreter, "_get_np_dtype"): _np_dtype,
         (interpreter, "ReduceOps"): Reduce,
@@ -1009,7 +1019,7 @@ def _replacements() -> dict[tuple[object, str], object]:
 
 @contextlib.contextmanager
 def _replaced(replacements: dict[tuple[object, str], object]):
-    # From vars: getattr would return the function within a staticmethod, and setattr make a method of it.
+    # Use vars: getattr would return the function inside a staticmethod, and setattr would turn it into a method.
     before = [(owner, name, vars(owner).get(name, getattr(owner, name))) for owner, name in replacements]
     for (owner, name), value in replacements.items():
         setattr(owner, name, value)
@@ -1022,15 +1032,16 @@ def _replaced(replacements: dict[tuple[object, str], object]):
 
 @contextlib.contextmanager
 def large_blocks_refused():
-    """Inside this context, Triton's compiler refuses a block too large for its threads' registers in one line.
+    """Inside this context, make Triton's compiler refuse a block too large for its threads' registers, with a one-line
+    error.
 
-    Without it such a block compiles for minutes. Where there is no GPU this holds for the whole process.
+    Otherwise such a block compiles for minutes. Without a GPU this applies to the whole process.
     """
     with _replaced({(CUDABackend, "make_ttgir"): staticmethod(_refuse_large_blocks)}):
         yield
 
 
-_for_this_process = contextlib.ExitStack()  # replacements that are never undone
+_for_this_process = contextlib.ExitStack()  # replacements that stay
 
 
 def _install() -> None:

@@ -1,5 +1,5 @@
-"""Kernels in which a row is the unit of work: one program owns one row or several, and no two need to agree.
+"""Kernels whose unit of work is a row: each program owns one or several whole rows, and programs never communicate.
 
-What a row is reduced to, a sum, a mean, a maximum, never leaves the program's registers. A row too wide for registers
-is read in chunks, twice: once to reduce it and once to write the result.
+A row's sum, mean or maximum never leaves the program's registers. Rows too wide for registers are read in chunks,
+twice: once to reduce the row and once to write the result.
 """

@@ -1,8 +1,8 @@
-"""Choose how a row-wise kernel holds a row of any width, and how many rows and warps a program has.
+"""Choose blocks for rows of any width, and the number of rows and warps per program.
 
-A Triton block has a power-of-two size, and most rows do not: of 10000 columns, a block of 16384 would leave 39 % idle.
-So a row is held in two blocks: HEAD, a power of two that every row fills, and TAIL, one of at most that size for the
-rest. TAIL is never 0, so that kernels need no branch:
+The size of a Triton block is a power of two; the width of most rows is not. With 10000 columns, 39 % of a block of
+16384 would be idle. So a row is split into two blocks: HEAD, a power of two that every row fills, and TAIL, at most as
+large, for the rest. TAIL is never 0, so kernels need no branch:
 
     10000 columns = HEAD 8192, which needs no column mask, + TAIL 2048, masked
      4096 columns = HEAD 4096, + TAIL 1, masked: see row_settings
@@ -16,7 +16,7 @@ import triton.language as tl
 
 from kernels.arguments import cdiv, next_power_of_2
 
-MAX_COLUMNS = 32768  # elements of a row that one program holds in registers; wider rows are read in chunks
+MAX_COLUMNS = 32768  # widest row that one program keeps in registers; wider rows are read in chunks
 CHUNK = 8192  # elements of a chunk of such a row
 
 
@@ -27,7 +27,7 @@ def compute_dtype(dtype: torch.dtype) -> tl.dtype:
 
 @cache
 def row_blocks(cols: int) -> tuple[int, int]:
-    """Return HEAD and TAIL for rows of `cols` columns, at least 1; HEAD elements are in every row, TAIL is at least 1.
+    """Return HEAD and TAIL for rows of `cols` columns, at least 1. Every row has HEAD elements; TAIL is at least 1.
 
     Rows of more than MAX_COLUMNS have HEAD = TAIL = CHUNK: the kernel loops over the rest of the row in TAILs.
     """
@@ -38,27 +38,28 @@ def row_blocks(cols: int) -> tuple[int, int]:
 
 
 def alignment(*lengths: int) -> int:
-    """Return the largest power of two that divides all lengths, a kernel's ALIGN; 1 where that is 16 or more.
+    """Return a kernel's ALIGN: the largest power of two that divides all lengths, or 1 if that is 16 or more.
 
-    What 16 divides, Triton notices by itself, and of nothing smaller. Each row of 1000 columns in bf16, say, starts at
-    a multiple of 16 bytes, but unless told that 8 divides 1000, the compiler loads and stores element by element.
+    Triton itself only checks whether an argument is divisible by 16, nothing smaller. In bf16, each row of 1000 columns
+    starts at a multiple of 16 bytes. But unless it knows that 8 divides 1000, the compiler loads and stores single
+    elements.
     """
     divisor = math.gcd(16, *lengths)
     return 1 if divisor == 16 else divisor
 
 
 def aligned(cols: int, itemsize: int) -> bool:
-    """Return whether each row of a contiguous matrix starts at a multiple of 16 bytes: then loads are of 16 bytes."""
+    """Return whether each row of a contiguous matrix starts at a multiple of 16 bytes, which allows 16-byte loads."""
     return cols * itemsize % 16 == 0
 
 
 def row_settings(cols: int, dtype: torch.dtype, tensors: int = 1, strides: tuple[int, ...] = ()) -> dict:
     """Return HEAD, TAIL, BLOCK_ROWS, COMPUTE, ALIGN and num_warps for rows of `cols` columns.
 
-    A thread holds 24 to 48 elements, of all `tensors` tensors that are read together, and 32 to 64 of long rows:
-    several programs fit on an SM, and some load while others compute. Rows of up to 512 columns share a program. Rows
-    that aren't aligned are loaded element by element, which takes more registers. `strides` are the row strides of the
-    tensors that need not be contiguous, for ALIGN.
+    A thread holds 24 to 48 elements, or 32 to 64 of long rows, counting all `tensors` read together. Several programs
+    then fit on an SM, and some load while others compute. Rows of up to 512 columns share a program. Rows that aren't
+    aligned are loaded element by element, which takes more registers. `strides`, for ALIGN, are the row strides of
+    tensors that may be non-contiguous.
     """
     head, tail = row_blocks(cols)
     wide_loads = aligned(cols, dtype.itemsize)
@@ -66,7 +67,7 @@ def row_settings(cols: int, dtype: torch.dtype, tensors: int = 1, strides: tuple
     elements, whole = block_rows * (head + tail) * tensors, cols <= MAX_COLUMNS
     warps = next_power_of_2(cdiv(elements, 2048 if whole and wide_loads and elements >= 16384 else 1536))
     if whole and block_rows == 1 and cols == next_power_of_2(cols):
-        head, tail = cols, 1  # one full block is up to 11 % faster than two, and nothing is left for TAIL
+        head, tail = cols, 1  # up to 11 % faster as one full block than as two; nothing is left for TAIL
     return {
         "HEAD": head,
         "TAIL": tail,

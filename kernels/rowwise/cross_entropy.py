@@ -1,15 +1,14 @@
-"""Cross entropy of each row of logits with its label, without the probabilities:
+"""Cross entropy of each row of logits with its label, without materialising the probabilities:
 
     loss = log sum_j exp(x_j) - (1 - e) x_label - e mean_j x_j,    e the label smoothing
 
-Unfused in PyTorch, the log-probabilities, as large as the logits, are written to memory and read for one element per
-row:
+Unfused, PyTorch writes the log-probabilities, as large as the logits, to memory, only to read one element per row:
 
     unfused   log_softmax: read x, write p | nll_loss: read one p per row      4 B/logit in 16 bits
     fused     read x once, keep a running maximum and sum                      2 B/logit, one launch
 
-The backward pass recomputes the probabilities from the logits and from each row's maximum and sum, which the forward
-saves; no logit waits for another, so that many programs share a row:
+The backward pass recomputes the probabilities from the logits and from each row's maximum and sum, saved by the
+forward. It needs no reduction, so many programs can share a row:
 
     grad_x = grad_loss (exp(x - max) / sum - target)          read x, write grad_x: 4 B/logit in 16 bits, one launch
 
@@ -89,7 +88,7 @@ def settings(classes: int, dtype: torch.dtype, smoothed: bool = False) -> dict:
 
 
 def per_row(logits: Tensor, *values: int) -> Tensor:
-    """Allocate that many values per row, in fp32 (fp64 for fp64 logits)."""
+    """Allocate `values` per row, in fp32 (fp64 for fp64 logits)."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
     return torch.empty((*logits.shape[:-1], *values), dtype=dtype, device=logits.device)
 
@@ -154,7 +153,7 @@ def cross_entropy_backward_kernel(
 
 
 def backward_settings(classes: int) -> dict:
-    """Return the backward's constexprs and num_warps: a program has 2048 elements, of one row or of several."""
+    """Return the backward's constexprs and num_warps: a program has 2048 elements of one or several rows."""
     block = min(BACKWARD_BLOCK, next_power_of_2(classes))
     return {"BLOCK_ROWS": BACKWARD_BLOCK // block, "BLOCK": block, "num_warps": 4}
 
@@ -196,24 +195,26 @@ def cross_entropy(
     reduction: str = "mean",
     **more,
 ) -> Tensor:
-    """Compute the cross entropy of rows of logits with their labels in one launch, differentiable once by the logits.
+    """Compute each row's cross entropy with its label in one launch, differentiable once with respect to the logits.
 
     Args:
-        logits: floating-point tensor of shape (..., classes), any strides; columns not side by side are copied first.
+        logits: floating-point tensor of shape (..., classes), any strides; non-adjacent columns are copied first.
         labels: int64 tensor of shape (...), each a class or ignore_index.
-        ignore_index: the label of rows that count nothing: their loss and gradient are 0.
-        label_smoothing: the share of the target that all classes have in common, 0 to 1, as fp32.
-        reduction: "mean" over the rows not ignored, or "sum": small launches of their own; "none" for one loss per row.
+        ignore_index: the label of rows to ignore: their loss and gradient are 0.
+        label_smoothing: the part of the target spread evenly over all classes, 0 to 1, as fp32.
+        reduction: "mean" over the rows not ignored, or "sum", each in small launches of its own; "none" for one loss
+            per row.
 
     Returns:
-        Losses of shape (...), or one, in fp32 (fp64 for fp64 logits), as is the arithmetic, whatever autocast says. A
-        row of only -inf, or with NaN or inf in it, has the loss NaN, as in PyTorch.
+        Losses of shape (...), or one loss, in fp32 (fp64 for fp64 logits), as is the arithmetic, even under autocast.
+        The loss of a row of only -inf, or one that contains NaN or inf, is NaN, as in PyTorch.
 
     Raises:
-        TypeError: logits are not a floating-point tensor, labels not one of int64, or `more` is given.
-        ValueError: shapes or devices that do not fit, no classes, label_smoothing not of 0 to 1, another reduction.
-        A label that is neither a class nor ignore_index is not read: InterpreterError where interpreted; compiled, a
-        device-side assertion, as in PyTorch, which the next synchronisation raises.
+        TypeError: logits are not a floating-point tensor, labels are not int64, or `more` is given.
+        ValueError: shapes or devices do not match, there are no classes, label_smoothing is not within 0 to 1, or
+            reduction is unknown. A label that is neither a class nor ignore_index is never used as an index.
+            Interpreted, it raises InterpreterError; compiled, it fails a device-side assertion, as in PyTorch, raised
+            at the next synchronisation.
     """
     refuse("cross_entropy", more)
     check_labels("cross_entropy", logits, labels)
@@ -226,7 +227,7 @@ def cross_entropy(
 
 
 def cross_entropy_reference(logits, labels, ignore_index=-100, label_smoothing=0.0, reduction="mean") -> Tensor:
-    """Do the same in PyTorch, the losses in fp32 at least."""
+    """Compute the same in PyTorch, with losses in at least fp32."""
     options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": reduction}
     losses = torch.nn.functional.cross_entropy(logits[None].flatten(0, -2), labels.flatten(), **options)
     losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
@@ -234,13 +235,13 @@ def cross_entropy_reference(logits, labels, ignore_index=-100, label_smoothing=0
 
 
 def cross_entropy_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Return FLOPs and minimal bytes: 4 operations per logit; logits and labels in, an fp32 loss per row out."""
+    """Return FLOPs and minimum traffic: 4 operations per logit; logits and labels in, an fp32 loss per row out."""
     elements, rows = torch.Size(shape).numel(), torch.Size(shape[:-1]).numel()
     return Work(flops=4 * elements, bytes_read=elements * dtype.itemsize + 8 * rows, bytes_written=4 * rows)
 
 
 def cross_entropy_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Return FLOPs and minimal bytes: 4 operations per logit; logits, labels, three fp32 values per row in."""
+    """Return FLOPs and minimum traffic: 4 operations per logit; logits, labels, three fp32 values per row in."""
     elements, rows = torch.Size(shape).numel(), torch.Size(shape[:-1]).numel()
     return Work(4 * elements, elements * dtype.itemsize + 20 * rows, elements * dtype.itemsize)
 

@@ -1,12 +1,13 @@
 """L2 normalisation of each row:  y = x / max(||x||, eps).
 
-Unfused, PyTorch reads x twice, and writes and reads the squares in between:
+Unfused, PyTorch reads x twice, and writes and rereads the squares in between:
 
     unfused   x*x: read x, write squares | sum: read squares | x/norm: read x, write y    20 B/element in fp32
     fused     read x once, keep the row in registers, write y once                         8 B/element in fp32
 
-One program owns whole rows, so the sum never leaves its registers. A row is two blocks, a power of two that every row
-fills and a masked rest; a row that registers don't hold, or not well, is read twice, in chunks (see settings).
+One program owns whole rows, so the sum never leaves its registers. A row is split into two blocks: a power of two that
+every row fills, and a masked rest. Rows that do not fit in registers, or only badly, are read twice, in chunks (see
+settings).
 
 Source: torch.nn.functional.normalize (p=2).
 """
@@ -68,9 +69,9 @@ def l2_norm_kernel(
 
 
 def settings(cols: int, dtype: torch.dtype, *strides: int) -> dict:
-    """Return the kernel's blocks and warps for rows of `cols` columns, `strides` apart.
+    """Return the kernel's blocks and warps for rows of `cols` columns with these row strides.
 
-    With 20481 to 32767 columns half a row waits in registers, and the rest is read again: up to 13 % faster.
+    With 20481 to 32767 columns, half a row stays in registers and the rest is reread: up to 13 % faster.
     """
     chosen = row_settings(cols, dtype, strides=strides)
     if 20480 < cols < MAX_COLUMNS:
@@ -98,7 +99,7 @@ def l2_norm(x: Tensor, *, eps: float = 1e-12, **more) -> Tensor:
 
     Args:
         x: floating-point tensor of shape (..., cols), any strides; a column stride other than 1 costs a copy.
-        eps: the smallest divisor, as fp32; a row of zeros stays zero, and is NaN where eps is 0.
+        eps: the smallest divisor, as fp32; a row of zeros stays zero, or becomes NaN if eps is 0.
 
     Returns:
         A contiguous tensor of x's shape and dtype. The arithmetic is fp32 (fp64 for fp64 inputs), rounded once.

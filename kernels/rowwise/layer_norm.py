@@ -6,12 +6,13 @@
     fused     read x once, keep the row in registers, write y once           8 B/element in fp32, one launch
     backward  read the gradient and x, write x's gradient                   12 B/element in fp32
 
-One program owns whole rows, so mean and variance never leave it. A row is two blocks, a power of two that every row
-fills and a masked rest; a row of more than 32768 columns, which registers cannot hold, is read twice, in chunks.
+One program owns whole rows, so mean and variance never leave it. A row is split into two blocks: a power of two that
+every row fills, and a masked rest. Rows of more than 32768 columns do not fit in registers and are read twice, in
+chunks.
 
-The variance is the mean of squared deviations: E[x^2] - E[x]^2 loses every digit where the mean is large. And the first
-element is subtracted from a row before it is summed, which changes neither the deviations nor the variance: a large
-mean becomes a small one, so that little is lost when it is rounded, and a constant row becomes exactly 0.
+The variance is the mean of squared deviations, because E[x^2] - E[x]^2 loses every digit if the mean is large. Each
+row's first element is subtracted before summing. That changes neither deviations nor variance, but makes a large mean
+small, so that rounding it costs little, and makes a constant row exactly 0.
 
 Source: Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450; Chan, Golub and LeVeque, "Updating formulae and a
 pairwise algorithm for computing sample variances", 1979; torch.nn.functional.layer_norm.
@@ -40,7 +41,7 @@ from kernels.op import FusedOp, like, planned, register, work_per_element
 from kernels.rowwise.blocks import aligned, alignment, compute_dtype, norm_settings, row_blocks
 from kernels.rowwise.sums import sums_of_programs
 
-MAX_BACKWARD_COLUMNS = 8192  # of a row in registers, next to its gradient, weight and the sums of two gradients
+MAX_BACKWARD_COLUMNS = 8192  # widest row in registers next to its gradient, weight and two sums of gradients
 FEW_ROWS_BACKWARD = {"BLOCK_ROWS": 64, "BLOCK_COLS": 64, "STAGES": 1, "num_warps": 8}
 WIDE_BACKWARD = {"BLOCK_ROWS": 1, "BLOCK_COLS": 1024, "STAGES": 3, "num_warps": 4}
 
@@ -127,7 +128,7 @@ def layer_norm_kernel(
 
 
 def _launch(x, weight, bias, mean, rstd, act: str | None, eps: float) -> Tensor:
-    """Return y; where mean and rstd are given, write them."""
+    """Return y, and write mean and rstd if given."""
     y = like(x)
     if y.numel():
         x, weight, bias = as_rows(x), weight.contiguous(), bias.contiguous()
@@ -337,12 +338,14 @@ def layer_norm_columns_kernel(
 def backward_settings(
     cols: int, dtype: torch.dtype, act: str | None, shared_memory: int, tensors: int = 2
 ) -> tuple[int, dict]:
-    """Return layer_norm_backward_kernel's programs per SM and settings; it reads `tensors` of rows of `cols` columns.
+    """Return layer_norm_backward_kernel's programs per SM and settings for `tensors` inputs with rows of `cols`
+    columns.
 
-    Beside weight and two sums, 255 registers hold 32 elements of a row; with an activation's gradient, 128 hold 16. So
-    few warps fit on an SM, and rows are loaded ahead where a program's `shared_memory` in bytes has room for two. Only
-    as many programs are launched as an SM's 65536 registers hold: all loop over their rows at once. Narrow rows that
-    aren't aligned are loaded element by element: half as many by twice as many programs, not ahead.
+    Next to weight and two sums, 255 registers per thread hold 32 elements of a row; with an activation's gradient, 128
+    hold 16. So few warps fit on an SM, and rows are prefetched if two of them fit in a program's `shared_memory`, in
+    bytes. The launch has only as many programs as fit in each SM's 65536 registers, so that all loop over their rows at
+    once. Narrow rows that aren't aligned are loaded element by element: twice as many programs take half as many rows
+    each, without prefetching.
     """
     head, tail = row_blocks(cols)
     block_rows = max(1, 1024 // next_power_of_2(head + tail))
@@ -365,10 +368,10 @@ def gradients(
     grad_y: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor, act: str | None,
     grad_sum: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of x, weight and bias; `grad_sum` is added to x's.
+    """Return the gradients of x, weight and bias; grad_sum, if given, is added to x's.
 
-    Programs loop over rows, all SMs full of them, and add up the gradients of weight and bias in registers. Wider rows,
-    and no more rows than SMs, take two launches instead: one that reduces rows, one that sums columns.
+    Persistent programs loop over rows and accumulate the gradients of weight and bias in registers. Wider rows, or no
+    more rows than SMs, take two launches instead: one reduces rows, one sums columns.
     """
     grad_x, grad_weight, grad_bias = like(x), like(weight), like(bias)
     if grad_x.numel() == 0:
@@ -394,7 +397,7 @@ def gradients(
             )
             chosen = FEW_ROWS_BACKWARD if few_rows else WIDE_BACKWARD
             tiles = cdiv(cols, chosen["BLOCK_COLS"])
-            sums = grad_weight, grad_bias  # of few rows one program sums all of its columns: nothing is left to add up
+            sums = grad_weight, grad_bias  # with few rows one program sums whole columns: no second sum
             programs = 1
             if not few_rows:
                 programs = min(rows, cdiv(4 * sms, tiles))
@@ -422,21 +425,23 @@ layer_norm_op = register(
 
 @planned
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
-    """Bring each row of `x` to mean 0 and variance 1, scale and shift its columns, in one launch; differentiable once.
+    """Normalise each row of `x` to mean 0 and variance 1, then scale and shift its columns, in one launch;
+    differentiable once.
 
     Args:
         x: floating-point tensor of shape (..., cols), any strides; a column stride other than 1 costs a copy.
-        weight, bias: (cols,), of any floating-point dtype, on x's device; ones and zeros where not given, by a small
-            launch each.
-        eps: added to the variance, as fp32; a constant row becomes bias, or NaN where eps is 0.
+        weight, bias: (cols,), of any floating-point dtype, on x's device; if not given, a small launch each makes ones
+            and zeros.
+        eps: added to the variance, as fp32; a constant row becomes bias, or NaN if eps is 0.
 
     Returns:
         A contiguous tensor of x's shape and dtype. The arithmetic is fp32 (fp64 for fp64 inputs), rounded once. The
-        gradients of weight and bias are summed in fp32 too, in an order that depends on the GPU alone: no atomics.
+        gradients of weight and bias are summed in fp32 too, without atomics, in an order that depends only on the GPU.
 
     Raises:
         TypeError: an argument is not a floating-point tensor.
-        ValueError: x has no dimension, weight or bias is not (cols,), or devices differ or run no kernels here.
+        ValueError: x has no dimension, weight or bias is not (cols,), the devices differ, or kernels do not run on that
+            device here.
     """
     check_alike("layer_norm", x=x)
     weight, bias = ones_unless(weight, x), zeros_unless(bias, x)
@@ -445,7 +450,7 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """torch.nn.LayerNorm, run by layer_norm."""
+    """torch.nn.LayerNorm, computed by layer_norm."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)

@@ -1,12 +1,12 @@
-"""LayerNorm and an activation in one kernel:  y = act(layer_norm(x)),  act one of ReLU, GELU, SiLU.
+"""LayerNorm and an activation in one kernel:  y = act(layer_norm(x)),  with act ReLU, GELU or SiLU.
 
     unfused   layer_norm: read x, write z | act: read z, write y     16 B/element in fp32, two launches
     fused     read x once, keep the row in registers, write y         8 B/element, one launch
 
-The kernels are those of kernels/rowwise/layer_norm.py, with ACT set. The backward pass recomputes z from x: it reads
-the gradient and x and writes x's gradient, 12 B/element in fp32, where PyTorch saves z and also moves its gradient.
+The kernels are those of kernels/rowwise/layer_norm.py, with ACT set. The backward pass recomputes z from x. It reads
+the gradient and x and writes x's gradient, 12 B/element in fp32; PyTorch also saves z and moves its gradient.
 
-Source: as of layer_norm; the activations' are in kernels/activations.py.
+Source: see layer_norm; for the activations, kernels/activations.py.
 """
 
 from functools import partial
@@ -38,7 +38,7 @@ def layer_norm_act(
 
     Returns:
         A contiguous tensor of x's shape and dtype. The arithmetic is fp32 (fp64 for fp64 inputs), rounded once. The
-        gradients of weight and bias are summed in fp32 too, in an order that depends on the GPU alone: no atomics.
+        gradients of weight and bias are summed in fp32 too, without atomics, in an order that depends only on the GPU.
 
     Raises:
         TypeError: a tensor is not a floating-point tensor.
@@ -54,7 +54,8 @@ def layer_norm_act(
 
 
 class LayerNormAct(torch.nn.LayerNorm):
-    """torch.nn.LayerNorm and an activation, run by layer_norm_act; torch.nn.LayerNorm's arguments, and act by name."""
+    """torch.nn.LayerNorm and an activation, computed by layer_norm_act. Takes torch.nn.LayerNorm's arguments, and act
+    by name."""
 
     def __init__(self, *arguments, act: str = "gelu_tanh", **options):
         super().__init__(*arguments, **options)

@@ -1,4 +1,4 @@
-"""LayerNorm and int8 quantisation, one scale per row, in one kernel, as an int8 matmul expects its input:
+"""LayerNorm and int8 quantisation with per-row scales in one kernel, to feed an int8 matmul:
 
     y = layer_norm(x),   scale = max(|y|) / 127,   q = round(y / scale);   y is about q * scale
 
@@ -6,8 +6,8 @@
               round: read t, write r | to int8: read r, write q              41 B/element in fp32, eight launches
     fused     read x once, keep the row in registers, write q once            5 B/element, one launch
 
-In 16 bits it is 3 B/element. The rows are those of kernels/rowwise/layer_norm.py; one that
-registers don't hold, or not well (see settings), is read three times, in chunks: for mean and variance, for its largest
+In 16 bits it is 3 B/element. Rows are split into blocks as in kernels/rowwise/layer_norm.py. Rows that do not fit in
+registers, or only badly (see settings), are read three times, in chunks: for mean and variance, for the largest
 magnitude, and to be quantised.
 
 Source: Dettmers et al., "LLM.int8()", arXiv:2208.07339 (row-wise absmax quantisation);
@@ -24,7 +24,7 @@ from kernels.op import FusedOp, Work, like, planned, register
 from kernels.rowwise.blocks import MAX_COLUMNS, row_settings
 from kernels.rowwise.layer_norm import add_chunk
 
-MIN_MAGNITUDE = tl.constexpr(1e-12)  # a row of zeros has this over 127 as its scale: nothing divides by zero
+MIN_MAGNITUDE = tl.constexpr(1e-12)  # a row of zeros gets the scale 1e-12 / 127: no division by zero
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -119,9 +119,9 @@ def layer_norm_int8_kernel(
 
 
 def settings(cols: int, dtype: torch.dtype, *strides: int) -> dict:
-    """Return the kernel's blocks and warps for rows of `cols` columns, `strides` apart.
+    """Return the kernel's blocks and warps for rows of `cols` columns with these row strides.
 
-    With more than 8192 columns and a short rest, such as 10000 or 18432, 4096 wait in registers: up to 1.5x faster.
+    With more than 8192 columns and a short rest, such as 10000 or 18432, 4096 stay in registers: up to 1.5x faster.
     """
     chosen = row_settings(cols, dtype, strides=strides)
     if 8192 < cols <= MAX_COLUMNS and 1 < chosen["TAIL"] <= chosen["HEAD"] // 4:
@@ -156,7 +156,7 @@ layer_norm_int8_op = register(
 def layer_norm_int8(
     x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, eps: float = 1e-5
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """LayerNorm of each row of `x`, quantised to int8 with a scale of its own, in one launch. Not differentiable.
+    """Apply LayerNorm to each row of `x` and quantise it to int8 with its own scale, in one launch. Not differentiable.
 
     Args:
         x: fp32, fp16 or bf16 tensor of shape (..., cols), cols at least 1, any strides; a column stride
@@ -165,12 +165,12 @@ def layer_norm_int8(
         eps: as in layer_norm.
 
     Returns:
-        q: contiguous int8 tensor of x's shape, from -127 to 127, rounded to nearest, ties to even.
-        scale: fp32 tensor of shape (..., 1): q * scale approximates the normalised row. In a row with a NaN or an
-            infinity it is NaN; q is then arbitrary. A row of zeros has a scale of 1e-12 / 127.
+        q: contiguous int8 tensor of x's shape, from -127 to 127, rounded to nearest, ties to even. scale: fp32 tensor
+        of shape (..., 1): q * scale approximates the normalised row. It is NaN for a row that contains NaN or an
+        infinity; q is then arbitrary. A row of zeros has a scale of 1e-12 / 127.
 
     Raises:
-        TypeError: an argument is not a tensor of such a dtype.
+        TypeError: an argument is not a tensor of one of these dtypes.
         ValueError: x has no dimension or no column, weight or bias is not (cols,), the devices differ, or the tensors
             are on the CPU where kernels run on a GPU.
     """
@@ -192,7 +192,8 @@ def layer_norm_int8_reference(
 
 
 def layer_norm_int8_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Count FLOPs and minimum traffic: 11 operations per element; x, weight and bias in once, q and scales out once."""
+    """Return FLOPs and minimum traffic: 11 operations per element; x, weight and bias in once, q and scales out
+    once."""
     elements, rows = torch.Size(shape).numel(), torch.Size(shape[:-1]).numel()
     bytes_read = (elements + 2 * shape[-1]) * dtype.itemsize
     return Work(flops=(costs.LAYER_NORM + 4) * elements, bytes_read=bytes_read, bytes_written=elements + 4 * rows)

@@ -1,14 +1,14 @@
-"""Residual addition and LayerNorm in one kernel:  s = x + residual,  y = layer_norm(s); both are results.
+"""Residual addition and LayerNorm in one kernel:  s = x + residual,  y = layer_norm(s); it returns both.
 
-Every layer of a GPT-2 begins so: y goes into the layer, s is the residual of the next one.
+Every layer of GPT-2 starts like this: y goes into the layer, s is the next layer's residual.
 
     unfused   add: read x, read residual, write s | layer_norm: read s, write y     20 B/element in fp32, two launches
     fused     read x, read residual, write s, normalise what is in registers        16 B/element, one launch
               already, write y
 
-The rows are those of kernels/rowwise/layer_norm.py, loaded from two tensors. A row of more than 32768 columns is read
-twice, in chunks. The gradient of s, of x and of residual are one: layer_norm's backward kernels, with s for x, add s's
-own gradient to the norm's before they write it, 16 B/element in fp32.
+Rows are split into blocks as in kernels/rowwise/layer_norm.py and loaded from two tensors. Rows of more than 32768
+columns are read twice, in chunks. s, x and residual have the same gradient. layer_norm's backward kernels, run on s
+instead of x, add s's own gradient to the norm's before they write it: 16 B/element in fp32.
 
 Source: Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450; torch.nn.functional.layer_norm.
 """
@@ -108,7 +108,7 @@ def residual_layer_norm_kernel(
 
 
 def _launch(x, residual, weight, bias, mean, rstd, eps: float) -> tuple[Tensor, Tensor]:
-    """Return y and the sum; where mean and rstd are given, write them."""
+    """Return y and the sum, and write mean and rstd if given."""
     y, s = like(x), like(x)
     if y.numel():
         x, residual, weight, bias = as_rows(x), as_rows(residual), weight.contiguous(), bias.contiguous()
@@ -166,7 +166,7 @@ def residual_layer_norm(
 
     Args:
         x: floating-point tensor of shape (..., cols), any strides; a column stride other than 1 costs a copy.
-        residual: tensor of x's shape, dtype and device. Under autocast the narrower of the two is converted.
+        residual: tensor of x's shape, dtype and device. Under autocast the one with the narrower dtype is converted.
         weight, bias: as in layer_norm.
         eps: as in layer_norm.
 

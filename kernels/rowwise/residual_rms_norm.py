@@ -1,17 +1,17 @@
-"""Residual addition and RMSNorm in one kernel:  s = x + residual,  y = s / rms(s) * weight; both are results.
+"""Residual addition and RMSNorm in one kernel:  s = x + residual,  y = s / rms(s) * weight; it returns both.
 
-Every layer of a Llama begins like this: y goes into the layer, s is the residual of the next one.
+Every layer of Llama starts like this: y goes into the layer, s is the next layer's residual.
 
     unfused   add: read x, read residual, write s | rms_norm: read s, write y       20 B/element in fp32, two launches
     fused     read x, read residual, write s, normalise what is in registers        16 B/element, one launch
               already, write y
 
-PyTorch's RMSNorm is one launch on a GPU; on a CPU it is unfused and moves more. Every program reads the weight again,
-from L2: DRAM supplies it once. A row of more than 32768 columns, which registers cannot hold, is read twice, in
+PyTorch's RMSNorm is one launch on a GPU; on a CPU it is unfused and moves more bytes. Every program rereads the weight
+from L2, so DRAM supplies it once. Rows of more than 32768 columns do not fit in registers and are read twice, in
 chunks.
 
-s, x and residual have the same gradient. rms_norm's backward kernel adds s's own gradient to the one that comes through
-the norm before it writes it: 16 B/element in fp32.
+s, x and residual have the same gradient. rms_norm's backward kernel adds s's own gradient to the one through the norm
+before it writes the result: 16 B/element in fp32.
 
 Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467; torch.nn.functional.rms_norm.
 """
@@ -94,7 +94,7 @@ def residual_rms_norm_kernel(
 
 
 def settings(cols: int, dtype: torch.dtype, *strides: int) -> dict:
-    """Return the kernel's blocks and warps for rows of `cols` columns, `strides` apart."""
+    """Return the kernel's blocks and warps for rows of `cols` columns with these row strides."""
     return {"WIDE": cols > MAX_COLUMNS, **row_settings(cols, dtype, tensors=2, strides=strides)}
 
 
@@ -148,12 +148,12 @@ residual_rms_norm_op = register(
 def residual_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6
 ) -> tuple[Tensor, Tensor]:
-    """RMSNorm of x + residual, and the sum itself for the next layer, in one launch; differentiable once.
+    """Return RMSNorm of x + residual and the sum for the next layer, in one launch; differentiable once.
 
     Args:
         x: floating-point tensor of shape (..., cols), any strides; a column stride other than 1 costs a copy.
-        residual: tensor of x's shape, dtype and device. Under autocast the narrower of the two is converted.
-        weight: (cols,), of any floating-point dtype, on x's device; ones where not given, by a small launch.
+        residual: tensor of x's shape, dtype and device. Under autocast the one with the narrower dtype is converted.
+        weight: (cols,), of any floating-point dtype, on x's device; if not given, a small launch makes ones.
         eps: as in rms_norm.
 
     Returns:

@@ -1,20 +1,20 @@
 """RMSNorm of each row:  y = x / rms(x) * weight,  rms(x) = sqrt(mean(x^2) + eps).
 
-Unfused, the squares and the scaled rows go to memory and come straight back:
+Unfused, the squares and the scaled rows are written to memory and read straight back:
 
     unfused   x*x: read x, write squares | mean: read squares | x*rstd: read x, write t | t*weight: read t, write y
                                                             28 B/element in fp32, six launches with eps and rsqrt
     fused     read x once, keep the row in registers, write y once           8 B/element in fp32, one launch
 
-One program owns whole rows. A row is two blocks, a power of two that every row fills and a masked rest; a row of more
-than 32768 columns, which registers cannot hold, is read twice, in chunks. rowwise/blocks.py chooses the blocks and the
-warps. Every program reads the weight again, from L2: DRAM supplies it once. Training saves r = 1 / rms(x), one value
+One program owns whole rows. A row is split into two blocks: a power of two that every row fills, and a masked rest.
+Rows of more than 32768 columns do not fit in registers and are read twice, in chunks. rowwise/blocks.py chooses blocks
+and warps. Every program rereads the weight from L2, so DRAM supplies it once. Training saves r = 1 / rms(x), one value
 per row. With g = grad_y weight, the gradients are
 
     grad_x = r (g - x r^2 mean(g x))          grad_weight = sum over rows of grad_y x r
 
-Each program of the backward pass loops over rows, and keeps its share of grad_weight in registers, so that x and grad_y
-are read once: 12 B/element in fp32. A second, small launch sums the programs' shares.
+Each program of the backward pass loops over rows and keeps its share of grad_weight in registers, so x and grad_y are
+read once: 12 B/element in fp32. A second, small launch sums the programs' shares.
 
 Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467; torch.nn.functional.rms_norm.
 """
@@ -214,7 +214,7 @@ def rms_norm_backward_kernel(
 
 
 def fits_registers(cols: int, itemsize: int) -> bool:
-    """Return whether one program of the backward pass holds a row: x, its gradient and a share of grad_weight.
+    """Return whether a backward program can keep in registers a row of x, its gradient and a share of grad_weight.
 
     Rows that aren't aligned are loaded element by element, which takes more registers.
     """
@@ -226,11 +226,11 @@ def backward_settings(
 ) -> tuple[tuple[int, int], dict]:
     """Return the backward kernel's grid, and its blocks and warps.
 
-    A turn of the loop takes 1024 elements of several rows, 2048 where they are of 65 to 256 columns, or one wider row.
-    The programs have 16 warps per SM in all, so all of them run at once. The rows of the next two turns are loaded in
-    advance where `shared_memory` has room for x, grad_y, grad_sum and weight, of `itemsize` bytes per element. Rows
-    that aren't aligned are loaded element by element, and have settings by trial: of 513 to 4095 columns, or in chunks,
-    no loads in advance, and no more than 128 registers, take 0.6 to 0.85 of the time (H100, bf16).
+    An iteration of the loop takes one wide row, or several narrow rows of 1024 elements in all, 2048 for 65 to 256
+    columns. There are 16 warps per SM in all, so all programs run at once. The rows of the next two iterations are
+    prefetched if `shared_memory` has room for x, grad_y, grad_sum and weight, of `itemsize` bytes per element. Rows
+    that aren't aligned are loaded element by element, with settings found by trial: for 513 to 4095 columns, or rows in
+    chunks, no prefetching and at most 128 registers take 0.6 to 0.85 of the time (H100, bf16).
     """
     head, tail = row_blocks(cols) if fits_registers(cols, itemsize) else (1024, 1024)
     width = next_power_of_2(head + tail)
@@ -254,7 +254,7 @@ def backward_settings(
 def gradients(
     grad_y: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, grad_sum: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x and weight; `grad_sum` is added to x's."""
+    """Return the gradients of x and weight; grad_sum, if given, is added to x's."""
     grad_x = like(x)
     if grad_x.numel() == 0:
         return grad_x, torch.zeros_like(weight)
@@ -296,17 +296,18 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tens
 
     Args:
         x: floating-point tensor of shape (..., cols), any strides; a column stride other than 1 costs a copy.
-        weight: (cols,), of any floating-point dtype, on x's device; ones where not given, by a small launch.
-        eps: added to the mean square, as fp32; a row of zeros stays zero, and is NaN where eps is 0. The default is
-            Llama's; torch.nn.functional.rms_norm's is that of x's dtype, torch.finfo(x.dtype).eps.
+        weight: (cols,), of any floating-point dtype, on x's device; if not given, a small launch makes ones.
+        eps: added to the mean square, as fp32; a row of zeros stays zero, or becomes NaN if eps is 0. The default is
+            Llama's; torch.nn.functional.rms_norm defaults to torch.finfo(x.dtype).eps.
 
     Returns:
         A contiguous tensor of x's shape and dtype. The arithmetic is fp32 (fp64 for fp64 inputs), rounded once. The
-        gradient of weight is summed in fp32 too, in an order that depends on the GPU alone: no atomics.
+        gradient of weight is summed in fp32 too, without atomics, in an order that depends only on the GPU.
 
     Raises:
         TypeError: an argument is not a floating-point tensor.
-        ValueError: x has no dimension, weight is not (cols,), the devices differ or are not the one of kernels.
+        ValueError: x has no dimension, weight is not (cols,), the devices differ, or kernels do not run on that device
+            here.
     """
     check_alike("rms_norm", x=x)
     weight = ones_unless(weight, x)
@@ -315,7 +316,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tens
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """torch.nn.RMSNorm, run by rms_norm; its eps of None is the dtype's own, as there."""
+    """torch.nn.RMSNorm, computed by rms_norm; as there, eps of None means the dtype's own."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
@@ -327,7 +328,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
-    """Compute the same in PyTorch, whose own kernel is fused on a GPU; on a CPU it is unfused."""
+    """Compute the same in PyTorch, which fuses it on a GPU but not on a CPU."""
     return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
 
 

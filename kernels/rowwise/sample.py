@@ -5,18 +5,18 @@
 
 A draw from a softmax needs no softmax (the Gumbel-max trick): with e_i exponential random numbers,
 
-    argmax_i  x_i / T - log(e_i)  =  argmax_i  exp(x_i / T) / e_i      is i with probability softmax(x / T)_i
+    argmax_i  x_i / T - log(e_i)  =  argmax_i  exp(x_i / T) / e_i      equals i with probability softmax(x / T)_i
 
-The second form needs one logarithm less, and the exponentials are there already, for the sum.
+The second form needs one logarithm less, and the sum needs those exponentials anyway.
 
-Nor does a filter need a sort. Token i is kept if fewer than top_k tokens have a larger logit, and if their share of the
-probability is below top_p. One pass over the row counts both for one candidate. So the kernel draws from all tokens,
-checks its candidate, and if it isn't kept, draws again from the tokens above it: whatever is below a token that isn't
-kept isn't kept either. Accepted tokens have the right distribution, because every draw is proportional to the
-probabilities. The draw of the next candidate is made in the same pass as the check of the last one. With top_p = 0.9
-nine first candidates in ten are kept.
+The filters don't need a sort either. Token i is kept if fewer than top_k tokens have a larger logit, and if their share
+of the probability is below top_p. One pass over the row counts both for one candidate. So the kernel draws from all
+tokens and checks the candidate. If it isn't kept, the kernel draws again from the tokens with larger logits, because no
+token below a rejected one is kept either. Accepted tokens have the right distribution, because every draw is
+proportional to the probabilities. The pass that checks one candidate also draws the next. With top_p = 0.9, nine first
+candidates in ten are kept.
 
-Random numbers are Philox's (kernels/philox.py), a function of seed, row, column and round.
+Random numbers come from Philox (kernels/philox.py) and depend only on seed, row, column and round.
 
 Source: Maddison et al., arXiv:1411.0030 (Gumbel-max); rejection from above a pivot as in FlashInfer, arXiv:2501.01005.
 """
@@ -30,7 +30,7 @@ from kernels.op import FusedOp, Work, planned, register
 from kernels.philox import check_dropout, new_seed, philox
 
 MAX_LANES = 1024
-MIN_TEMPERATURE = 0.01  # 0 is greedy; between the two, rounded logits would decide
+MIN_TEMPERATURE = 0.01  # 0 is greedy; in between, rounding errors in the logits would decide
 
 
 @triton.jit
@@ -157,26 +157,28 @@ def sample(
     top_k: int = 0,
     top_p: float = 1.0,
 ) -> torch.Tensor:
-    """Draw a token from softmax(logits / temperature) of each row, of those that top_k and top_p keep; no gradients.
+    """Draw one token per row from softmax(logits / temperature), filtered by top_k and top_p. Not differentiable.
 
     Args:
-        logits: tensor of shape (..., cols) in fp32, fp16 or bf16, any strides; columns not side by side are copied.
-        seed: int64 tensor of one value, on logits' device; drawn from PyTorch's generator where not given. The same
-            seed draws the same tokens. Rows have random numbers of their own.
-        temperature: 0 for the largest logit, of equals the first; otherwise at least 0.01; its inverse as fp32.
-        top_k: keep a token if fewer than top_k have a larger logit, so that tokens that tie with the k-th all stay;
-            0 keeps all.
+        logits: tensor of shape (..., cols) in fp32, fp16 or bf16, any strides; non-adjacent columns are copied.
+        seed: int64 tensor of one value, on logits' device; drawn from PyTorch's generator if not given. The same seed
+            draws the same tokens. Each row has its own random numbers.
+        temperature: 0 for the largest logit, the first of them on a tie; otherwise at least 0.01. Its inverse is
+            rounded to fp32.
+        top_k: keep a token if fewer than top_k have a larger logit, so all tokens that tie with the k-th stay; 0 keeps
+            all.
         top_p: keep a token if those with a larger logit have less than top_p, as fp32, of the probability; 0 to 1. Both
-            filters look at the probabilities of all tokens. The most probable token and its equals always stay.
+            filters use the probabilities of all tokens. The most probable token always stays, with all that tie with
+            it.
 
     Returns:
-        int64 tensor of shape (...): the index of a column; -1 for a row that has no softmax: one that holds NaN or inf,
-        or only -inf.
+        int64 tensor of shape (...): a column's index, or -1 for a row without a softmax, which contains NaN or inf, or
+        only -inf.
 
     Raises:
         TypeError: logits are not a tensor of these dtypes, or an option has another type.
-        ValueError: rows without a column, an option out of range, a seed of more than one value or on another device,
-            or tensors on the CPU where kernels run on a GPU.
+        ValueError: rows have no column, an option is out of range, seed has more than one value or is on another
+            device, or tensors on the CPU where kernels run on a GPU.
     """
     check_alike("sample", dtypes=OP.dtypes, logits=logits)
     check_columns("sample", logits)
@@ -201,7 +203,7 @@ def sample_reference(
     top_k: int = 0,
     top_p: float = 1.0,
 ) -> torch.Tensor:
-    """Do the same in PyTorch, unfused; its own generator draws, and a sort decides which of equal logits stay."""
+    """Compute the same in PyTorch, unfused. Its own generator draws, and a sort decides which of equal logits stay."""
     if temperature == 0:
         return logits.argmax(dim=-1)
     p, index = torch.softmax(logits.float() / temperature, dim=-1).sort(dim=-1, descending=True)
@@ -215,7 +217,7 @@ def sample_reference(
 def sample_oracle(
     logits: torch.Tensor, seed: torch.Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
 ) -> torch.Tensor:
-    """Do the same with the kernel's random numbers, in float64."""
+    """Compute the same with the kernel's random numbers, in float64."""
     if logits.shape[:-1].numel() == 0:
         return _result(logits)
     x = logits.double().flatten(0, -2) if logits.dim() > 1 else logits.double()[None]
@@ -243,7 +245,7 @@ def sample_oracle(
 
 
 def sample_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Count FLOPs and minimum traffic: softmax's maximum, subtraction, exponential and sum, a logarithm, a subtraction
+    """Return FLOPs and minimum traffic: softmax's maximum, subtraction, exponential and sum, a logarithm, a subtraction
     and a comparison for the draw; logits and seed in once, a token per row out."""
     elements, rows = torch.Size(shape).numel(), torch.Size(shape[:-1]).numel()
     return Work(flops=7 * elements, bytes_read=elements * dtype.itemsize + 8, bytes_written=8 * rows)

@@ -6,11 +6,11 @@ Unfused in PyTorch, every step goes through memory:
                                                                               16 B/element in 16 bits, five launches
     fused     read x once, keep the exponentials in registers, write y         4 B/element, one launch
 
-A row of up to 32768 columns stays in the registers of its program. A wider one is read twice: once for its maximum and
-sum, which one pass finds together (online softmax), and once to write y.
+A row of up to 32768 columns stays in the registers of its program. A wider row is read twice: once for its maximum and
+sum together (online softmax), and once to write y.
 
-The backward pass needs only y: grad_x = y (grad_y - sum(y grad_y)), 6 B/element. It keeps two rows in registers, of up
-to 16384 columns.
+The backward pass needs only y: grad_x = y (grad_y - sum(y grad_y)), 6 B/element. It keeps two rows of up to 16384
+columns in registers.
 
 Source: torch.nn.functional.softmax; Milakov and Gimelshein, arXiv:1805.02867.
 """
@@ -118,7 +118,7 @@ def _in_chunks(dtype: torch.dtype) -> dict:
 
 
 def softmax_reference(x: torch.Tensor) -> torch.Tensor:
-    """Do the same in PyTorch, whose own softmax is one launch already."""
+    """Compute the same in PyTorch, whose own softmax is already one launch."""
     return torch.nn.functional.softmax(x, dim=-1)
 
 
@@ -185,7 +185,8 @@ def softmax_backward_in_chunks_kernel(
 
 
 def backward_settings(cols: int, dtype: torch.dtype, *strides: int) -> dict:
-    """Return the backward's settings for rows of `cols` columns: 48 to 96 elements of both tensors per thread."""
+    """Return the backward's settings for rows of `cols` columns: 48 to 96 elements per thread, both tensors
+    together."""
     chosen = row_settings(cols, dtype, strides=strides)
     held = 2 * chosen["BLOCK_ROWS"] * (chosen["HEAD"] + chosen["TAIL"])
     return {**chosen, "num_warps": min(32, triton.next_power_of_2(triton.cdiv(held, 3072)))}
@@ -223,11 +224,11 @@ def softmax(x: torch.Tensor, **more) -> torch.Tensor:
     """Take the softmax over the last dimension in one launch, differentiable once.
 
     Args:
-        x: floating-point tensor of shape (..., cols), any strides; columns that are not side by side are copied first.
+        x: floating-point tensor of shape (..., cols), any strides; non-adjacent columns are copied first.
 
     Returns:
-        A contiguous tensor of x's shape and dtype, whatever autocast says. The arithmetic is fp32 (fp64 for fp64
-        inputs), rounded once. A row of only -inf, or with NaN or inf in it, is NaN, as in PyTorch.
+        A contiguous tensor of x's shape and dtype, even under autocast. The arithmetic is fp32 (fp64 for fp64 inputs),
+        rounded once. A row of only -inf, or one that contains NaN or inf, becomes NaN, as in PyTorch.
 
     Raises:
         TypeError: x is not a floating-point tensor, or `more` is given.

@@ -1,9 +1,9 @@
-"""Softmax of each row, then dropout, in one kernel:  y = dropout(softmax(x)), as attention applies to its scores.
+"""Softmax of each row and dropout in one kernel:  y = dropout(softmax(x)), as attention applies to its scores.
 
     unfused   softmax: read x, write s | dropout: read s, write y and a mask of 1 B    9 B/element in 16 bits
     fused     read x, write y                                                           4 B/element, one launch
 
-Neither the probabilities nor the mask are stored for the backward pass:
+Neither the probabilities nor the mask is stored for the backward pass:
 
     grad_x = softmax (passed - sum(softmax passed)),    passed = grad_y mask / (1 - p)
 
@@ -24,7 +24,7 @@ from kernels.op import FusedOp, Work, like, planned, register
 from kernels.philox import begin_fours, check_dropout, dropout_mask, kept_eights, new_seed, scale_of_kept
 from kernels.rowwise.blocks import CHUNK, alignment, compute_dtype, row_settings
 
-MAX_COLUMNS = 16384  # of one tensor that a program holds in registers next to Philox's numbers
+MAX_COLUMNS = 16384  # widest row that a program keeps in registers next to Philox's numbers
 
 
 @triton.jit
@@ -115,7 +115,7 @@ def softmax_dropout_online_kernel(
 
 
 def settings(cols: int, dtype: torch.dtype, *strides: int, tensors: int = 1) -> dict:
-    """Return the kernel's settings for rows of `cols` columns, `strides` apart, of that many tensors."""
+    """Return the kernel's settings for rows of `cols` columns with these row strides, of `tensors` tensors."""
     chosen = row_settings(max(16, cols), dtype, tensors)  # HEAD of 8 at least
     chosen["TAIL"] = chosen["TAIL"] and max(8, chosen["TAIL"])  # kept_eights takes whole groups of eight columns
     return {**chosen, "FOURS": begin_fours(cols, 1), "ALIGN": alignment(cols, *strides)}
@@ -126,7 +126,7 @@ def _in_chunks(cols: int, dtype: torch.dtype) -> dict:
 
 
 def sums_of(x: torch.Tensor) -> torch.Tensor:
-    """Allocate a maximum and a sum per row."""
+    """Allocate one maximum and one sum per row."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     return torch.empty((*x.shape[:-1], 2), dtype=dtype, device=x.device)
 
@@ -238,7 +238,7 @@ def softmax_dropout_backward_kernel(
 
 
 def backward_settings(cols: int, dtype: torch.dtype, *strides: int) -> dict:
-    """Return the backward's settings for rows of `cols` columns: two tensors fill registers twice as fast."""
+    """Return the backward's settings for rows of `cols` columns: two tensors need twice the registers."""
     if cols <= MAX_COLUMNS // 2:
         return {"CHUNKED": False, **settings(cols, dtype, *strides, tensors=2)}
     return {
@@ -282,19 +282,19 @@ def softmax_dropout(x: torch.Tensor, seed: torch.Tensor | None = None, p: float 
     """Compute dropout(softmax(x)) over the last dimension in one launch, differentiable once.
 
     Args:
-        x: floating-point tensor of shape (..., cols), any strides; columns that are not side by side are copied first.
+        x: floating-point tensor of shape (..., cols), any strides; non-adjacent columns are copied first.
         seed: int64 tensor of one value on x's device: the same seed drops the same elements (see
-            kernels.philox.dropout_mask). Without one, a small launch draws one from PyTorch's generator; under
-            torch.compile, whose generator differs, pass one to get the same numbers as without it.
+            kernels.philox.dropout_mask). If not given, a small launch draws it from PyTorch's generator.
+            torch.compile's generator differs; pass a seed to get the same numbers there.
         p: the drop probability, 0 to 1; kept elements are multiplied by 1 / (1 - p), as fp32.
 
     Returns:
-        A contiguous tensor of x's shape and dtype, whatever autocast says. The arithmetic is fp32 (fp64 for fp64
-        inputs), rounded once. A row of only -inf, or with NaN or inf in it, is NaN, as in PyTorch.
+        A contiguous tensor of x's shape and dtype, even under autocast. The arithmetic is fp32 (fp64 for fp64 inputs),
+        rounded once. A row of only -inf, or one that contains NaN or inf, becomes NaN, as in PyTorch.
 
     Raises:
         TypeError: x is not a floating-point tensor, or seed is not int64.
-        ValueError: x has no dimension, p is not of 0 to 1, or seed is not one value on x's device.
+        ValueError: x has no dimension, p is not within 0 to 1, or seed is not one value on x's device.
     """
     check_alike("softmax_dropout", x=x)
     check_columns("softmax_dropout", x)
@@ -304,26 +304,26 @@ def softmax_dropout(x: torch.Tensor, seed: torch.Tensor | None = None, p: float 
 
 
 def softmax_dropout_reference(x: torch.Tensor, seed: torch.Tensor | None = None, p: float = 0.1) -> torch.Tensor:
-    """Do the same in unfused PyTorch, whose generator chooses what is dropped."""
+    """Compute the same in PyTorch, unfused; PyTorch's generator chooses the dropped elements."""
     return torch.nn.functional.dropout(torch.nn.functional.softmax(x, dim=-1), p)
 
 
 def softmax_dropout_oracle(x: torch.Tensor, seed: torch.Tensor, p: float = 0.1) -> torch.Tensor:
-    """Do the same with the elements dropped that `seed` drops."""
+    """Compute the same, dropping the elements that `seed` drops."""
     rows = x.numel() // x.shape[-1] if x.numel() else 0
     mask = dropout_mask(seed, rows, x.shape[-1], p).view(x.shape)
     return torch.nn.functional.softmax(x, dim=-1) * mask.to(x.dtype) * scale_of_kept(p)
 
 
 def softmax_dropout_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Return FLOPs and minimal bytes: 6 operations per element, without random numbers; x and seed in, y out."""
+    """Return FLOPs and minimum traffic: 6 operations per element, without random numbers; x and seed in, y out."""
     elements = torch.Size(shape).numel()
     return Work(flops=6 * elements, bytes_read=elements * dtype.itemsize + 8, bytes_written=elements * dtype.itemsize)
 
 
 def softmax_dropout_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Return FLOPs and minimal bytes of the gradient: 8 operations per element; x, grad_y, two fp32 values per row and
-    the seed in, grad_x out."""
+    """Return FLOPs and minimum traffic of the gradient: 8 operations per element; x, grad_y, two fp32 values per row
+    and the seed in, grad_x out."""
     elements, size = torch.Size(shape).numel(), dtype.itemsize
     rows = elements // shape[-1] if elements else 0
     return Work(flops=8 * elements, bytes_read=2 * elements * size + 8 * rows + 8, bytes_written=elements * size)

@@ -1,11 +1,12 @@
-"""Softmax of each row and its k largest entries, in one launch: a mixture of experts' gate, a sampler's shortlist.
+"""Softmax of each row and its k largest entries in one launch, as in a mixture of experts' gate or a sampler.
 
     unfused   softmax: read x, write y | topk: read y (several times), write values and indices
     fused     read x once, write y, values and indices once          4 B/element in 16 bits
 
-The k largest of a row are found without sorting it: k times the largest is taken and struck out. Values are compared as
-integers that also hold the column, so that the lower column wins a tie. A row of up to 4096 columns stays in registers;
-the rest of a wider one is read twice, as in online softmax, with the k largest so far next to each chunk.
+The kernel finds a row's k largest entries without sorting: k times it takes the largest and removes it. Values are
+compared as integers that also encode the column, so the lower column wins a tie. A row of up to 4096 columns stays in
+registers. If it is wider, its first 4096 columns stay; the rest is read twice, chunk by chunk as in online softmax, and
+each chunk is merged with the k largest so far.
 
 Source: torch.topk(torch.softmax(x, -1), k); Milakov and Gimelshein, arXiv:1805.02867, section 4.
 """
@@ -18,7 +19,7 @@ from kernels.arguments import as_rows, check_alike, check_columns, next_power_of
 from kernels.online_softmax import absorb
 from kernels.op import FusedOp, Work, like, planned, register
 
-BLOCK = 4096  # most elements of a row that one program holds in registers
+BLOCK = 4096  # widest row that one program keeps in registers
 MAX_K = 16  # entries of a row
 
 
@@ -99,9 +100,9 @@ def softmax_topk_kernel(
 
 
 def settings(cols: int, k: int, dtype: torch.dtype) -> dict:
-    """Return constexprs and num_warps for rows of `cols` elements, the k largest wanted: 16 elements per thread.
+    """Return constexprs and num_warps for the k largest of `cols` elements per row: 16 elements per thread.
 
-    Keys of 32 bits do where both a value and the columns' numbers fit in 16.
+    Keys have 32 bits if a value and a column's index both fit in 16.
     """
     block = min(BLOCK, next_power_of_2(cols))
     return {
@@ -136,21 +137,23 @@ softmax_topk_op = register("softmax_topk", _forward, softmax_topk_results)
 
 @planned
 def softmax_topk(x: torch.Tensor, k: int = 8) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Take the softmax over the last dimension, its k largest entries and their indices in one launch; no gradients.
+    """Compute the softmax over the last dimension, its k largest entries and their indices in one launch. Not
+    differentiable.
 
     Args:
-        x: tensor of shape (..., cols) in fp32, fp16 or bf16, any strides; columns not side by side are copied first.
-        k: how many, 1 to 16 and at most cols.
+        x: tensor of shape (..., cols) in fp32, fp16 or bf16, any strides; non-adjacent columns are copied first.
+        k: number of entries, 1 to 16 and at most cols.
 
     Returns:
-        Probabilities of x's shape, values (..., k) in descending order, both of x's dtype, whatever autocast says, and
-        indices (..., k) in int64. The order is that of x: of equal entries the lower index is first, and entries that
-        differ only before the softmax rounds them stay apart. A row of only -inf, or with NaN or inf in it, is
-        NaN, as in PyTorch; its indices are x's order, with NaN as inf.
+        Probabilities of x's shape, values (..., k) in descending order, both of x's dtype, even under autocast, and
+        indices (..., k) in int64. Entries are ordered by x, the lower index first on a tie; so entries that only become
+        equal when the softmax is rounded keep their order. A row of only -inf, or one that contains NaN or inf, becomes
+        NaN, as in PyTorch; its indices follow x, with NaN as inf.
 
     Raises:
-        TypeError: x is not a tensor of these dtypes, k not an integer.
-        ValueError: x has no dimension, k is not of 1 to 16 or over cols, or x is on the CPU where kernels run on a GPU.
+        TypeError: x is not a tensor of these dtypes, or k is not an integer.
+        ValueError: x has no dimension, k is not within 1 to 16 or exceeds cols, or x is on the CPU where kernels run on
+            a GPU.
     """
     check_alike("softmax_topk", dtypes=OP.dtypes, x=x)
     check_columns("softmax_topk", x)
@@ -164,14 +167,14 @@ def softmax_topk(x: torch.Tensor, k: int = 8) -> tuple[torch.Tensor, torch.Tenso
 
 
 def softmax_topk_reference(x: torch.Tensor, k: int = 8) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Do the same, as one writes it in PyTorch before thinking of memory; the order of ties is left open."""
+    """Compute the same as one writes it in PyTorch before thinking of memory; ties come in any order."""
     y = torch.nn.functional.softmax(x, dim=-1)
     values, indices = y.topk(k, dim=-1)
     return y, values, indices
 
 
 def softmax_topk_oracle(x: torch.Tensor, k: int = 8) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Do the same, ties in order, by sorting every row."""
+    """Compute the same with ties in order, by sorting every row."""
     y = torch.nn.functional.softmax(x, dim=-1)
     ranked = torch.where(x.isnan(), torch.inf, x)
     indices = ranked.sort(dim=-1, descending=True, stable=True).indices[..., :k]
@@ -181,7 +184,7 @@ def softmax_topk_oracle(x: torch.Tensor, k: int = 8) -> tuple[torch.Tensor, torc
 
 
 def softmax_topk_work(shape: tuple[int, ...], dtype: torch.dtype, k: int = 8) -> Work:
-    """Return FLOPs and minimal bytes: softmax's 5 operations and a comparison per element; x in once; y, k values and
+    """Return FLOPs and minimum traffic: softmax's 5 operations and a comparison per element; x in once; y, k values and
     k int64 indices per row out once."""
     elements = torch.Size(shape).numel()
     winners = elements // shape[-1] * k if elements else 0

@@ -1,7 +1,8 @@
-"""Sum the programs' shares of the gradients of weight and bias, in one launch, each in its vector's own dtype.
+"""Sum the programs' shares of the gradients of weight and bias in one launch, each in its vector's own dtype.
 
-The order of the sum depends on the number of programs alone. The shares were just written, so they come from L2: at 132
-programs of 1024 columns it is one wait for memory, where a sum and a conversion by PyTorch are two launches per vector.
+The order of the sum depends only on the number of programs. The shares were just written, so they come from L2. For 132
+programs and 1024 columns the launch waits for memory once; PyTorch would need two launches per vector, a sum and a
+conversion.
 """
 
 import torch
@@ -39,14 +40,15 @@ def sums_of_programs_kernel(
 
 
 def launch_of(programs: int, cols: int) -> tuple[int, dict]:
-    """Return the programs per vector, and their BLOCK_ROWS, BLOCK_COLS and num_warps: at least 128 bytes of a row."""
+    """Return the number of programs per vector, BLOCK_ROWS, BLOCK_COLS and num_warps. A block has at least 128 bytes
+    per row."""
     block_rows = min(128, next_power_of_2(programs))
     block_cols = min(4096 // block_rows, max(32, next_power_of_2(cols)))
     return cdiv(cols, block_cols), {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols, "num_warps": 8}
 
 
 def sums_of_programs(sums: tuple[torch.Tensor, ...], vectors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-    """Sum one or two tensors, (programs, cols), over their first dimension, each in the dtype of its vector."""
+    """Sum one or two (programs, cols) tensors over their first dimension, each in the dtype of its vector."""
     results = [torch.empty_like(vector) for vector in vectors]
     programs, cols = sums[0].shape
     tiles, chosen = launch_of(programs, cols)

@@ -1,15 +1,15 @@
-"""The probabilities of attention, softmax(q k^T scale + mask), in one kernel that writes them and nothing else.
+"""Attention's probabilities, softmax(q k^T scale + mask), in one kernel that writes nothing else.
 
     unfused   product: write s | scale: read s, write s | mask: read s, write s | softmax: read s, write p
                                                                     14 N^2 B per head in 16 bits, at least four launches
     fused     read q and k, write p                                  2 N^2 B, or 4 N^2 B for p in fp32, one launch
 
-A program owns BLOCK_M queries and loops over the keys twice: once for each row's maximum and sum, with an online
-softmax, and once to write p. The scores are recomputed rather than saved: a product of q and k takes d operations per
-element, which tensor cores do faster than memory could write the scores and read them back. k is read from L2. A mask
-is read twice too, the second time usually from L2.
+A program owns BLOCK_M queries and loops over the keys twice: once for each row's maximum and sum, with online softmax,
+and once to write p. Scores are recomputed, not saved: a dot product takes d operations per score, and tensor cores do
+these faster than memory could write the scores and read them back. k is read from L2. A mask is also read twice, the
+second time usually from L2.
 
-If you need p itself, use this kernel; if you need p v only, kernels/tiled/flash_attention.py writes no N^2.
+If you need p itself, use this kernel. If you only need p v, kernels/tiled/flash_attention.py never writes N^2 elements.
 
 Source: Milakov and Gimelshein, arXiv:1805.02867.
 """
@@ -24,7 +24,7 @@ from kernels.attention import LOG2_E, check_heads, check_mask, tile_settings, vi
 from kernels.descriptors import describable, described
 from kernels.op import FusedOp, Work, planned, register
 
-LOWEST = tl.constexpr(-(2.0**120))  # times a scale of up to 2**7 still finite in fp32, and any score is lost in it
+LOWEST = tl.constexpr(-(2.0**120))  # finite in fp32 even times a scale of 2**7, and absorbs any score added to it
 
 
 @triton.jit
@@ -142,8 +142,8 @@ TILES = {64: (64, 64, 4), 128: (64, 64, 4), 256: (32, 32, 8)}  # as in flash_att
 
 
 def settings(dim: int, dtype: torch.dtype) -> dict:
-    """Return launch settings: four programs of 64 x 64 share an SM, so that some store while others compute; wider
-    types and heads take what fits in registers."""
+    """Return launch settings. Four programs of 64 x 64 share an SM, so some store while others compute; wider types and
+    heads get tiles that fit in registers."""
     chosen = tile_settings(TILES, dim, dtype, large=True)
     return chosen | {"num_stages": 3 if chosen["BLOCK_M"] == 64 else 2}
 
@@ -189,28 +189,29 @@ def attention_scores(
     enable_gqa: bool = True,
     **more,
 ) -> Tensor:
-    """softmax(q k^T scale + mask) in one launch, without a gradient: kernels.flash_attention has one.
+    """Compute softmax(q k^T scale + mask) in one launch. Not differentiable; kernels.flash_attention is.
 
     Args:
-        q: floating-point tensor of shape (batch, heads, queries, dim), dim up to 256. Any strides; rows that do not
-            start at multiples of 16 bytes, or whose elements are not contiguous, are copied first.
+        q: floating-point tensor of shape (batch, heads, queries, dim), dim up to 256. Any strides; rows that are not
+            contiguous, or do not start at multiples of 16 bytes, are copied first.
         k: (batch, key heads, keys, dim), of q's dtype and on its device. heads is a multiple of key heads; each key
             head serves that many neighbouring query heads.
-        causal: query i sees key j if j - keys <= i - queries: the last sees every key, each earlier query one less.
-        mask: broadcasts to (batch, heads, queries, keys), any strides: bool, True where a query sees a key, or
+        causal: query i sees key j if j - keys <= i - queries: the last query sees every key, and each earlier one a key
+            less.
+        mask: broadcasts to (batch, heads, queries, keys), any strides: either bool, True where a query sees a key, or
             floating-point, added to the scaled scores.
-        scale: positive multiplier for the scores; 1 / sqrt(dim) where not given. The kernel is compiled for each.
-        dtype: the result's: q's (default) or torch.float32.
+        scale: positive multiplier for the scores; 1 / sqrt(dim) by default. Each value compiles a new kernel.
+        dtype: the result's dtype: q's (default) or torch.float32.
         enable_gqa, more: as in flash_attention.
 
     Returns:
         A contiguous tensor of shape (batch, heads, queries, keys). The arithmetic is fp32 (fp64 for fp64 inputs; fp32
-        inputs are not rounded to tf32), rounded once. A row of a query that sees no key is 0.
+        inputs are not rounded to tf32), rounded once. The row of a query that sees no key is 0.
 
     Raises:
         TypeError: q or k is not a floating-point tensor, the dtypes differ, or mask is neither bool nor floating-point.
-        ValueError: shapes that do not fit, a scale that is not positive or not a normal number in fp32,
-            another result dtype, two devices, or tensors on the CPU where kernels run on a GPU.
+        ValueError: shapes do not match, scale is not a positive normal fp32 number, the result dtype is another one,
+            devices differ, or tensors are on the CPU where kernels run on a GPU.
     """
     q, k = as_autocast_says(q, k)
     check_heads("attention_scores", causal, scale, enable_gqa, more, q=q, k=k)
@@ -237,7 +238,7 @@ def attention_scores_reference(q, k, causal: bool = False, mask=None, scale: flo
 
 def attention_scores_work(shape: tuple[int, int, int, int, bool], dtype: torch.dtype) -> Work:
     """Return FLOPs and minimum traffic for (batch, heads, tokens, dim, causal) with p in fp32: a matmul, 2 dim
-    operations, and 5 for the softmax, for each pair of a query and a key that it sees; q and k in once, p out once."""
+    operations, and 5 for the softmax, per pair of a query and a visible key; q and k in once, p out once."""
     batch, heads, tokens, dim, causal = shape
     pairs = batch * heads * (tokens * (tokens + 1) // 2 if causal else tokens**2)
     return Work((2 * dim + 5) * pairs, 2 * batch * heads * tokens * dim * dtype.itemsize, 4 * batch * heads * tokens**2)

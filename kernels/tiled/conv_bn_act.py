@@ -1,4 +1,4 @@
-"""A convolution, the batch norm after it and the activation in one kernel, for inference:
+"""Convolution, batch norm and activation in one kernel, for inference:
 
     y = act(conv(x, weight) * scale + shift),   scale = gamma / sqrt(var + eps),   shift = beta - mean * scale
 
@@ -6,12 +6,13 @@
     fused     read x and weight, write y; the sum of products never leaves the registers in between
 
 In bf16, 64 images of 56 x 56 pixels, 128 to 256 channels: 51 + 5 x 103 MB unfused, 51 + 103 MB fused. Each program
-computes scale and shift in its epilogue: folding the scale into the weights beforehand saves no bytes and rounds twice.
+computes scale and shift in its epilogue. Folding the scale into the weights beforehand would save no bytes and round
+twice.
 
-A convolution is a matmul that reads x through the filter's windows (an implicit GEMM: no matrix of windows is ever
-written): a row is an output pixel, a column an output channel, and the sum runs over the filter's taps and the input's
-channels. In memory channels come last, so that a pixel's channels are adjacent. The kernel decodes pixel, tap and
-channel of every element and masks those outside the image: any sizes, on any GPU.
+The convolution is an implicit GEMM: a matmul that reads x through the filter's windows and never writes a matrix of
+windows. A row is an output pixel, a column an output channel, and the sum runs over filter taps and input channels.
+Channels are last in memory, so a pixel's channels are adjacent. The kernel computes pixel, tap and channel of every
+element and masks elements outside the image, so it takes any size on any GPU.
 
 Source: Ioffe and Szegedy, arXiv:1502.03167 (batch norm); Chetlur et al., arXiv:1410.0759 (implicit GEMM).
 """
@@ -89,19 +90,19 @@ def conv_bn_act_kernel(
 
 
 def settings(dtype: torch.dtype) -> dict:
-    """Return the tile and launch options for a dtype; fp32 products do not use tensor cores: small tiles."""
+    """Return the tile and launch options for a dtype. fp32 doesn't use tensor cores, so its tiles are small."""
     if dtype == torch.float32:
         return {"BLOCK_PIXELS": 64, "BLOCK_OUT": 64, "BLOCK_IN": 16, "num_warps": 8, "num_stages": 2}
     return {"BLOCK_PIXELS": 128, "BLOCK_OUT": 128, "BLOCK_IN": 32, "num_warps": 8, "num_stages": 3}
 
 
 def paddings(weight: Tensor, padding: int | None) -> tuple[int, int]:
-    """Return the zeros above and left of each image; `padding` None is half the filter."""
+    """Return the rows of zeros above and the columns left of each image; None means half the filter."""
     return tuple(taps // 2 for taps in weight.shape[2:]) if padding is None else (padding, padding)
 
 
 def out_shape(x: Tensor, weight: Tensor, stride: int, padding: int | None) -> tuple[int, int, int, int]:
-    """Return (images, out_height, out_width, out_channels), with a size below 1 where the filter does not fit."""
+    """Return (images, out_height, out_width, out_channels); a size is below 1 if the filter does not fit."""
     (images, _, height, width), (out_channels, _, taps_h, taps_w) = x.shape, weight.shape
     padding_h, padding_w = paddings(weight, padding)
     out_height, out_width = height + 2 * padding_h - taps_h, width + 2 * padding_w - taps_w
@@ -159,24 +160,24 @@ def conv_bn_act(
 
     Args:
         x: fp32, fp16 or bf16 tensor (images, channels, height, width), channels last in memory as in
-            x.to(memory_format=torch.channels_last); other strides are copied to that first.
-        weight: (out_channels, channels, taps_h, taps_w), x's dtype; the same about memory.
+            x.to(memory_format=torch.channels_last); other strides are copied to this format first.
+        weight: (out_channels, channels, taps_h, taps_w), of x's dtype, in the same memory format.
         gamma, beta: (out_channels,), batch norm's weight and bias, of any floating-point dtype.
-        mean, var: (out_channels,), its running statistics, the same. Subtract the convolution's own bias, if any, from
-            mean.
-        act: "relu", "gelu" (by the error function), "gelu_tanh" or "silu".
-        stride: the filter's in both directions, at least 1.
-        padding: zeros around x on every side; None is half the filter: odd filters at stride 1 keep the size.
+        mean, var: (out_channels,), its running statistics, of any floating-point dtype. If the convolution has a bias,
+            subtract it from mean.
+        act: "relu", "gelu" (exact), "gelu_tanh" or "silu".
+        stride: the filter's stride in both directions, at least 1.
+        padding: zeros around x on every side. None means half the filter, so odd filters at stride 1 keep the size.
         eps: added to var, as fp32.
 
     Returns:
-        (images, out_channels, out_height, out_width) of x's dtype, autocast's under autocast, channels last in memory.
-        Products are summed in fp32 (fp32 products in fp32, not tf32) and rounded once.
+        (images, out_channels, out_height, out_width) of x's dtype (under autocast, autocast's), channels last in
+        memory. Products are summed in fp32 (fp32 inputs are not rounded to tf32) and rounded once.
 
     Raises:
-        TypeError: an argument is not a tensor of such a dtype, x and weight have two, or `more` is given.
-        ValueError: shapes that do not fit each other, a filter wider than the padded x, another `act`, a stride below
-            1, a negative padding, two devices, or tensors on the CPU where kernels run on a GPU.
+        TypeError: an argument is not a tensor of one of these dtypes, those of x and weight differ, or `more` is given.
+        ValueError: shapes do not match, the filter is wider than the padded x, act is unknown, stride is below 1,
+            padding is negative, devices differ, or tensors are on the CPU where kernels run on a GPU.
     """
     refuse("conv_bn_act", more)
     x, weight = as_autocast_says(x, weight)
@@ -207,8 +208,8 @@ def conv_bn_act_reference(x, weight, gamma, beta, mean, var, act="relu", stride=
 
 
 def conv_bn_act_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Return FLOPs and minimum traffic at stride 1, padding None: a multiply-add per tap, channel and output, and three
-    operations per output for the epilogue; x, weight and four vectors in once, y out once."""
+    """Return FLOPs and minimum traffic at stride 1, padding None: one multiply-add per tap, channel and output, and
+    three operations per output in the epilogue; x, weight and four vectors in once, y out once."""
     images, channels, height, width, out_channels, taps = shape
     outputs = images * out_channels * (height + taps // 2 * 2 - taps + 1) * (width + taps // 2 * 2 - taps + 1)
     read = images * channels * height * width + out_channels * (channels * taps**2 + 4)
@@ -220,7 +221,7 @@ def _inputs(*shape: int, **options) -> tuple[Tensor, ...]:
     images, channels, height, width, out_channels, taps = shape
     x = torch.randn(images, height, width, channels, **options).permute(0, 3, 1, 2)
     weight = torch.randn(out_channels, taps, taps, channels, **options).permute(0, 3, 1, 2)
-    weight = weight / max(1, channels * taps**2) ** 0.5  # so that sums of products are of order 1
+    weight = weight / max(1, channels * taps**2) ** 0.5  # so that the outputs are of order 1
     gamma, beta, mean = torch.randn(3, out_channels, **options)
     return x, weight, gamma, beta, mean, torch.rand(out_channels, **options) + 0.5
 

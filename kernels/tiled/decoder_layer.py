@@ -1,23 +1,24 @@
-"""A whole decoder layer for one token in one persistent kernel, a small and readable megakernel.
+"""A whole decoder layer for one token in one persistent kernel: a small, readable megakernel.
 
     s = x + residual,  q, k, v = qkv rms_norm(s),  s += out attention(q, keys and k, values and v)
     y = down (silu(gate h) * up h),  h = rms_norm(s)
 
-A Llama's layer without its rotary embedding, for one sequence and a cache that is contiguous. Every weight is read once
-by one program, however the layer is cut, and at one token almost all traffic is weights. A launch per step adds gaps:
+This is a Llama layer without rotary embedding, for one sequence and a contiguous cache. With one token almost all
+traffic is weights, and however the layer is split, one program reads each weight once. A launch per step adds gaps:
 each kernel starts when the last program of the previous one has ended, and ramps up its loads from zero.
 
     a kernel per step    residual + norm | q, k, v | attention | out, residual | norm | gate, up, SwiGLU | down
     here                 one launch with a counter between steps, after a launch that zeroes the counters
 
-Two programs per multiprocessor take tiles of each product in turn. A tile that is stored adds 1 to the counter of its
-step; a program that needs the step's result waits for all tiles, with the first block of its next weight already in
-flight: weights depend on no counter. Every program computes both norms itself, in the loop of the product that needs
-them. Each head's keys are shared out, so that every program has some; the program that completes a head merges its
-shares. Heads that share a key head each read its cache, all but the first from L2.
+Two programs per SM take tiles of each matmul in turn. After storing a tile, a program adds 1 to the step's counter. A
+program that needs the step's result waits for all tiles, with the first block of its next weight already in flight,
+because weights depend on no counter. Every program computes both norms itself, in the loop of the matmul that needs
+them. Each head's keys are split so that every program has some; the program that completes a head merges its splits.
+Heads that share a key head each read its cache, all but the first from L2.
 
-What it costs: the registers of its worst step for all steps, no library's product, and a wrong count hangs the GPU. The
-interpreter reports such a count as a deadlock, and a missing wait as a race (kernels/interpreter/resident.py).
+The drawbacks: all steps pay for the registers of the worst one, no step can use a library's matmul, and a wrong count
+hangs the GPU. The interpreter reports a wrong count as a deadlock and a missing wait as a race
+(kernels/interpreter/resident.py).
 
 Source: Touvron et al., arXiv:2302.13971, section 2.2; one kernel for a model: Spector et al., "Look Ma, No Bubbles!",
 Hazy Research, 2025.
@@ -35,7 +36,7 @@ from kernels.counters import complete, signal, wait
 from kernels.op import FusedOp, Work, like, planned, register
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-PROGRAMS = 2  # per multiprocessor: while one waits at a counter, the other loads
+PROGRAMS = 2  # per SM: while one waits at a counter, the other loads
 
 
 @triton.jit
@@ -228,10 +229,10 @@ def decoder_layer_kernel(
 
 def settings(heads: int, dim: int, keys: int, programs: int) -> dict:
     """Return the kernel's blocks and launch options; cooperative: all programs run at once, or the launch fails."""
-    # As many shares as fill the programs, but none shorter than a block of keys.
+    # Enough splits to occupy all programs, but none shorter than a block of keys.
     shares = max(1, min(programs // heads, keys // 64))
     blocks = {"SPLITS": 1 << (shares.bit_length() - 1), "BLOCK_D": next_power_of_2(dim), "BLOCK_KEYS": 64}
-    # Few rows per tile: a narrow result has one for every program.
+    # Few rows per tile, so that even a narrow result has a tile for every program.
     return {**blocks, "BLOCK_N": 8, "BLOCK_K": 1024, "num_warps": 4, "launch_cooperative_grid": True}
 
 
@@ -334,27 +335,28 @@ def decoder_layer(
     down: Tensor,
     eps: float = 1e-6,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute one token's decoder layer in one persistent kernel, and one launch that zeroes its counters.
+    """Compute one token's decoder layer in one persistent kernel, after a launch that zeroes its counters.
 
     Args:
-        x: (width,), the previous layer's output, not yet added to the residual stream; float32, float16 or bfloat16.
-        residual: (width,), the stream before that; x's dtype and device, as all others have.
+        x: (width,), the previous layer's output, before its addition to the residual stream; float32, float16 or
+            bfloat16.
+        residual: (width,), the residual stream before that addition. All tensors have x's dtype and device.
         attention_norm, ffn_norm: (width,).
         qkv: ((heads + 2 key_heads) dim, width): the rows of q, then of k, then of v.
-        keys, values: (keys, key_heads, dim), of the tokens before this one; may be empty.
+        keys, values: (keys, key_heads, dim), those of the previous tokens; may be empty.
         out: (width, heads dim); heads is a multiple of key_heads.
         gate, up: (hidden, width).
         down: (width, hidden).
         eps: added to the mean squares of both norms, as fp32.
 
     Returns:
-        (y, s, key, value): y (width,), for the next layer's x; s (width,), for its residual; key and value (key_heads,
-        dim), for the cache. Sums are fp32; each step's result is rounded to x's dtype.
+        (y, s, key, value): y (width,), the next layer's x; s (width,), its residual; key and value (key_heads, dim),
+        for the cache. Sums are fp32; each step's result is rounded to x's dtype.
 
     Raises:
-        TypeError: an argument is not a tensor of these dtypes, or two dtypes.
-        ValueError: shapes that do not fit, two devices, or the CPU where a GPU is.
-        RuntimeError: a backward pass.
+        TypeError: an argument is not a tensor of these dtypes, or the dtypes differ.
+        ValueError: shapes do not match, devices differ, or tensors are on the CPU where kernels run on a GPU.
+        RuntimeError: in a backward pass.
     """
     check_option("decoder_layer", "eps", eps, float)
     _check(x, residual, attention_norm, qkv, keys, values, out, ffn_norm, gate, up, down)
@@ -385,7 +387,7 @@ def decoder_layer_reference(
 
 
 def decoder_layer_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Count FLOPs and bytes: each input and each result moves once.
+    """Return FLOPs and minimum traffic: each input and each result moves once.
 
     shape: (width, heads, key_heads, hidden, keys).
     """
@@ -399,7 +401,7 @@ def decoder_layer_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
 
 def _inputs(width: int, heads: int, key_heads: int, hidden: int, keys: int, **options) -> tuple[Tensor, ...]:
     dim = width // heads
-    # Weights of the size that a trained layer has, so that all results are as large as x.
+    # Weights as large as a trained layer's, so that all results are as large as x.
     shapes = ((heads + 2 * key_heads) * dim, width), (width, heads * dim), (hidden, width), (hidden, width)
     qkv, out, gate, up = (torch.randn(shape, **options) / shape[1] ** 0.5 for shape in shapes)
     down = torch.randn(width, hidden, **options) / hidden**0.5

@@ -1,21 +1,21 @@
 """A transformer's feed-forward layer in two launches:  y = h down^T,  h = act(x up^T) or act(x gate^T) * x up^T.
 
-Written out in PyTorch, tokens x hidden values go through memory between every two operations:
+Unfused in PyTorch, tokens x hidden values go through memory between operations:
 
     unfused   up: write s | activation: read s, write h | down: read h
     fused     up and activation: write h | down: read h                                             two launches
     unfused   gate: write g | up: write u | activation: read g, write a | product: read a, u, write h | down: read h
     fused     gate, up, activation and product: write h | down: read h                              two launches
 
-In bf16 with 8192 tokens and 11008 hidden values each of these is 180 MB, 43 us at an H200's 4.2 TB/s; all the
-arithmetic of the layer takes 1.9 ms. The gated kernel reads x once for both products, into two sums per tile; the other
-launches are linear_act's.
+In bf16, with 8192 tokens and 11008 hidden values, each read or write is 180 MB, 43 us at an H200's 4.2 TB/s; the
+layer's arithmetic takes 1.9 ms in all. The gated kernel reads x once for both matmuls and keeps two accumulators per
+tile. The other launches are linear_act's.
 
-One launch for the whole layer would also save h, but no SM can hold the terms of a token's output, 11008 hidden values
-times 4096 outputs (benchmarks/experiments/lesson_08.py).
+One launch for the whole layer would also save h's traffic, but no SM can hold the terms of a token's output: 11008
+hidden values times 4096 outputs (benchmarks/experiments/lesson_08.py).
 
-The gate's backward pass starts from g = x gate^T and u = x up^T, which training keeps: the gradients of both come from
-one launch, and the matmuls, which have no epilogue, are left to PyTorch.
+Training saves g = x gate^T and u = x up^T for the gate's backward pass. One launch computes the gradients of both. The
+matmuls have no epilogue and are left to PyTorch.
 
 Source: Vaswani et al., arXiv:1706.03762, section 3.3; the gate: Shazeer, arXiv:2002.05202.
 """
@@ -78,7 +78,8 @@ def ffn_gated_kernel(
 
 
 def settings(dtype: torch.dtype) -> dict:
-    """Return the tile and launch options for a dtype: half of linear_act's tile, since a program has two sums."""
+    """Return the tile and launch options for a dtype: half of linear_act's tile, because a program has two
+    accumulators."""
     chosen = linear_settings(dtype)
     del chosen["PRECISION"]
     return chosen | {"BLOCK_N": chosen["BLOCK_N"] // 2}
@@ -92,7 +93,7 @@ def _launch(x, gate, up, h, g, u, act: str) -> None:
 
 
 def run(x, gate, up, act: str, keep_products: bool, launch=_launch) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return h and, where they are kept, g and u, after launch(x, gate, up, h, g, u, act) on matrices."""
+    """Return h and, with `keep_products`, g and u, after launch(x, gate, up, h, g, u, act) on matrices."""
     h = empty_result(x, gate)
     g, u = (like(h), like(h)) if keep_products else (None, None)
     if h.numel():
@@ -145,8 +146,8 @@ def _gradients_of_products(grad_h: Tensor, g: Tensor, u: Tensor, act: str) -> tu
 
 
 def _gradients(of_products, needed, grad_h: Tensor, x: Tensor, gate: Tensor, up: Tensor, g, u, act: str) -> tuple:
-    """Return the gradients of x, gate and up where they are needed; the products are as precise as
-    torch.backends.cuda.matmul says."""
+    """Return the gradients of x, gate and up that are needed. The matmuls use the precision set in
+    torch.backends.cuda.matmul."""
     to_x, to_gate, to_up, *_ = needed
     grad_g, grad_u = of_products(grad_h, g, u, act)
     return (
@@ -173,7 +174,7 @@ def _check(act: str, x, up, down, gate, up_bias, down_bias) -> None:
     check_activation("ffn", act)
     check_together("ffn", x=x, up=up, down=down, **given(gate=gate, up_bias=up_bias, down_bias=down_bias))
     if gate is not None and up_bias is not None:
-        raise ValueError("ffn takes no up_bias beside gate, got both: leave one out")
+        raise ValueError("ffn takes up_bias or gate, got both: leave one out")
     check_linear("ffn", x, up, up_bias, names=("up", "up_bias"))
     if gate is not None and gate.shape != up.shape:
         raise ValueError(f"ffn takes gate of up's shape, {tuple(up.shape)}, got {tuple(gate.shape)}: reshape it")
@@ -198,20 +199,20 @@ def ffn(
 
     Args:
         x: floating-point tensor of shape (..., width), any strides.
-        up, gate: (hidden, width), of x's dtype and on its device, as are the others.
+        up, gate: (hidden, width). All tensors have x's dtype and device.
         down: (outputs, hidden).
         up_bias, down_bias: (hidden,), only without a gate, and (outputs,).
         act: "relu", "gelu" (exact), "gelu_tanh" or "silu".
 
     Returns:
-        A contiguous tensor of shape (..., outputs) and x's dtype, the autocast dtype under autocast. Products are
-        summed in fp32 (fp64 for fp64 inputs), where the activation is applied too; the hidden values and the result are
+        A contiguous tensor of shape (..., outputs) and x's dtype (under autocast, autocast's). Products are summed in
+        fp32 (fp64 for fp64 inputs), and the activation is applied before rounding. The hidden values and the result are
         rounded once each.
 
     Raises:
         TypeError: an argument is not a floating-point tensor, or the dtypes differ.
-        ValueError: shapes that do not fit, another act, up_bias together with a gate, two devices, or the CPU on a
-            machine with a GPU.
+        ValueError: shapes do not match, act is unknown, up_bias is given with a gate, devices differ, or tensors are on
+            the CPU where kernels run on a GPU.
     """
     x, up, down, gate, up_bias, down_bias = as_autocast_says(x, up, down, gate, up_bias, down_bias)
     _check(act, x, up, down, gate, up_bias, down_bias)
@@ -220,7 +221,7 @@ def ffn(
 
 
 class FeedForward(torch.nn.Module):
-    """ffn with learned weights, up, down and, where gated, gate; device and dtype as torch.nn.Linear takes them."""
+    """ffn with learned weights: up, down and, if gated, gate. Takes device and dtype like torch.nn.Linear."""
 
     def __init__(
         self, width: int, hidden: int, gated: bool = False, bias: bool = False, act: str = "gelu_tanh", **options
@@ -272,7 +273,7 @@ def ffn_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
 
 
 def _inputs(tokens: int, width: int, hidden: int, gated: bool = False, **options) -> tuple[Tensor, ...]:
-    # Weights of the size that a trained layer has, so that hidden values and results are as large as x is.
+    # Weights as large as a trained layer's, so that hidden values and results are as large as x.
     shapes = [(hidden, width), (width, hidden)] + [(hidden, width)] * bool(gated)
     weights = [torch.randn(shape, **options) / max(1, shape[1]) ** 0.5 for shape in shapes]
     return torch.randn(tokens, width, **options), *weights

@@ -1,22 +1,23 @@
-"""Attention without its matrix:  out = softmax(q k^T scale) v; causal, a query sees no key after its own.
+"""Attention without the N x N matrix:  out = softmax(q k^T scale) v; if causal, a query sees no later keys.
 
-Unfused, N x N numbers per head go through memory, six times:
+Unfused, N x N elements per head go through memory six times:
 
     unfused   product: write s | scale: read s, write s | softmax: read s, write p | product: read p, write out
                                                                  12 N^2 + 8 N d B per head in 16 bits, four launches
     fused     read q, k and v, write out; s and p live in registers, a tile at a time      8 N d B, one launch
 
-At 4096 tokens and heads of 128 that is 206 MB per head against 4 MB, and linear in N. A program owns BLOCK_M queries
-and loops over the keys with an online softmax: a running maximum and sum per row, and the output so far scaled down
-whenever the maximum grows. Each program reads k and v again, from L2, where its neighbours of the same head have them.
+At 4096 tokens and head dim 128 that is 206 MB per head against 4 MB, which grows only linearly with N. A program owns
+BLOCK_M queries and loops over the keys with an online softmax: it keeps a running maximum and sum per row, and rescales
+the output so far whenever the maximum grows. Each program rereads k and v from L2, shared with other programs of the
+same head.
 
-Training saves one value per row, lse = log2(sum exp2(s scale log2 e)); with it, the backward pass recomputes the tiles
-of p instead of reading N x N values. With delta = sum(grad out) of each row and p = exp(s scale - lse):
+Training saves one value per row, lse = log2(sum exp2(s scale log2 e)). From it the backward pass recomputes tiles of p
+instead of reading N x N values. With delta = sum(grad out) per row and p = exp(s scale - lse):
 
     grad_v = p^T grad,   grad_s = p (grad v^T - delta),   grad_q = grad_s k scale,   grad_k = grad_s^T q scale
 
-One kernel loops over keys for grad_q, one over queries for grad_k and grad_v: seven products where five would do, and
-in return no atomics, so that gradients are the same bits in every run.
+One kernel loops over keys for grad_q, another over queries for grad_k and grad_v. That takes seven matmuls where five
+would do, but no atomics, so gradients are bitwise identical in every run.
 
 Source: Dao et al., arXiv:2205.14135; Dao, arXiv:2307.08691, algorithms 1 and 2; online softmax: arXiv:1805.02867.
 """
@@ -34,7 +35,7 @@ from kernels.attention import LOG2_E, check_heads, longest_first, tile_settings,
 from kernels.descriptors import LARGE_TILES, describable, described, padded_empty
 from kernels.op import FusedOp, Work, like, planned, register
 
-TILES = {  # by head size: rows that a program owns, rows that it loops over, warps
+TILES = {  # by head dim: rows that a program owns, rows that it loops over, warps
     "forward": {64: (64, 128, 4), 128: (128, 64, 8), 256: (128, 64, 8)},
     "grad_q": {64: (64, 64, 4), 128: (128, 64, 8), 256: (128, 32, 8)},
     "grad_kv": {64: (64, 64, 4), 128: (128, 32, 8), 256: (64, 32, 8)},  # two accumulators: fewer queries at a time
@@ -291,30 +292,31 @@ flash_attention_op = register(
 def flash_attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, enable_gqa: bool = True, **more
 ) -> Tensor:
-    """softmax(q k^T scale) v in one launch and without its matrix, differentiable once.
+    """Compute softmax(q k^T scale) v in one launch, without the N x N matrix; differentiable once.
 
     Args:
-        q: floating-point tensor of shape (batch, heads, queries, dim), dim up to 256. Any strides; rows that do not
-            start at multiples of 16 bytes, or whose elements are not contiguous, are copied first.
+        q: floating-point tensor of shape (batch, heads, queries, dim), dim up to 256. Any strides; rows that are not
+            contiguous, or do not start at multiples of 16 bytes, are copied first.
         k, v: (batch, key heads, keys, dim), of q's dtype and on its device. heads is a multiple of key heads; each key
             head serves that many neighbouring query heads.
-        causal: query i sees key j if j - keys <= i - queries: the last sees every key, each earlier query one less.
-        scale: positive multiplier for the scores; 1 / sqrt(dim) where not given. The kernel is compiled for each.
-        enable_gqa: whether k may have fewer heads than q, as PyTorch asks; it costs nothing.
+        causal: query i sees key j if j - keys <= i - queries: the last query sees every key, and each earlier one a key
+            less.
+        scale: positive multiplier for the scores; 1 / sqrt(dim) by default. Each value compiles a new kernel.
+        enable_gqa: whether k may have fewer heads than q, as in PyTorch; it costs nothing.
 
     Returns:
-        A contiguous tensor of q's shape and dtype, the autocast dtype under autocast. Products are summed in fp32 (fp64
-        for fp64 inputs; fp32 inputs are not rounded to tf32), the probabilities rounded to q's dtype before the second
-        one. A query that sees no key gets 0.
-        Gradients by q of 16-bit heads of 33 to 128 may differ in their last bits from run to run on compute capability
-        9.0, as PyTorch's own do. Under torch.use_deterministic_algorithms(True) they are the same bits in every run,
-        and the backward pass takes longer: 1.2x to 2.2x at head dim 128, 0.9x to 1.25x at 64, 5x where 32 heads share
-        one key head (H100, recorded as plain and ours in the sweep).
+        A contiguous tensor of q's shape and dtype (under autocast, autocast's). Products are summed in fp32 (fp64 for
+        fp64 inputs; fp32 inputs are not rounded to tf32). The probabilities are rounded to q's dtype before the second
+        matmul. A query that sees no key gets 0. On compute capability 9.0, the gradients of q for 16-bit head dims of
+        33 to 128 may differ in their last bits from run to run, as PyTorch's own do. Under
+        torch.use_deterministic_algorithms(True) they are bitwise identical in every run, and the backward pass takes
+        longer: 1.2x to 2.2x at head dim 128, 0.9x to 1.25x at 64, 5x if 32 heads share one key head (H100, recorded as
+        plain and ours in the sweep).
 
     Raises:
         TypeError: q, k or v is not a floating-point tensor, the dtypes differ, or `more` is given (arguments.INSTEAD).
-        ValueError: misfit shapes, a scale that is not positive or not a normal number in fp32, two devices, or tensors
-            on the CPU where kernels run on a GPU.
+        ValueError: shapes do not match, scale is not a positive normal fp32 number, devices differ, or tensors are on
+            the CPU where kernels run on a GPU.
     """
     q, k, v = as_autocast_says(q, k, v)
     check_heads("flash_attention", causal, scale, enable_gqa, more, q=q, k=k, v=v)
@@ -322,7 +324,7 @@ def flash_attention(
 
 
 class FlashAttention(torch.nn.Module):
-    """flash_attention as a module that holds `causal` and `scale`."""
+    """flash_attention as a module that stores `causal` and `scale`."""
 
     def __init__(self, causal: bool = False, scale: float | None = None):
         super().__init__()
@@ -351,8 +353,8 @@ def flash_attention_reference(q, k, v, causal: bool = False, scale: float | None
 
 
 def flash_attention_work(shape: tuple[int, int, int, int, bool], dtype: torch.dtype) -> Work:
-    """Return FLOPs and minimum traffic for (batch, heads, tokens, dim, causal): two matmuls, 4 dim operations for each
-    pair of a query and a key that it sees; q, k and v in once, the output out once."""
+    """Return FLOPs and minimum traffic for (batch, heads, tokens, dim, causal): two matmuls, 4 dim operations per pair
+    of a query and a visible key; q, k and v in once, the output out once."""
     batch, heads, tokens, dim, causal = shape
     pairs, size = tokens * (tokens + 1) // 2 if causal else tokens**2, batch * heads * tokens * dim * dtype.itemsize
     return Work(flops=costs.attention(batch * heads * pairs, dim), bytes_read=3 * size, bytes_written=size)

@@ -1,22 +1,23 @@
-"""A linear layer, its activation and a residual in one kernel:  y = act(x W^T + bias) + residual.
+"""Linear layer, activation and residual in one kernel:  y = act(x W^T + bias) + residual.
 
-Written out in PyTorch, cuBLAS adds the bias itself; the activation and the sum go through memory, M x N elements each:
+Unfused in PyTorch, cuBLAS adds the bias itself; activation and sum each move M x N elements through memory:
 
     unfused   linear: read x and W, write s | activation: read s, write a | sum: read a and residual, write y
     fused     read x, W and residual, write y; the sum of products stays in registers
 
 In bf16 at M = 8192, K = 4096, N = 11008 the activation alone moves 361 MB, 85 us at an H200's 4.2 TB/s, next to 940 us
-of arithmetic at cuBLAS's 788 TFLOP/s. So fusion can gain a tenth, and a matmul a tenth slower than cuBLAS's loses all
-of it. Fusion is also more precise: the fp32 sum is rounded once, after the epilogue, instead of once per operation.
+of arithmetic at cuBLAS's 788 TFLOP/s. So fusion can save a tenth of the time, and a matmul 10 % slower than cuBLAS's
+loses all of it. Fusion is also more precise: the fp32 sum is rounded once, after the epilogue, instead of once per
+operation.
 
-The kernel is the textbook's tiled matmul, one program per tile of y, for every GPU, dtype and stride. Training keeps
-s = x W^T + bias for the backward pass:
+The kernel is a textbook tiled matmul, one program per tile of y, for every GPU, dtype and stride. Training saves s = x
+W^T + bias for the backward pass:
 
     grad_s = grad_y act'(s)    grad_bias = sum of grad_s over rows    grad_x = grad_s W    grad_W = grad_s^T x
 
-The first two come from one launch; the products have no epilogue and are left to PyTorch. On an H200 in bf16 that
-launch and the sum over programs take 16 us for 1024 x 4096 and 171 us for 8192 x 11008; PyTorch's two operations 20 and
-199.
+One launch computes the first two. The matmuls have no epilogue and are left to PyTorch. On an H200 in bf16 that launch
+and the sum over programs take 16 us for 1024 x 4096 and 171 us for 8192 x 11008; PyTorch's two operations take 20 and
+199 us.
 
 Source: torch.nn.functional.linear.
 """
@@ -92,9 +93,9 @@ def linear_act_kernel(
 def settings(dtype: torch.dtype, tf32: bool = False) -> dict:
     """Return the tile and launch options for a dtype.
 
-    Tiles of 128 x 128 are the smallest that ask L2 for few enough bytes to keep tensor cores busy; 8 warps share their
-    sums, 64 registers per thread. A step along K is 128 bytes of a row, one cache line. Without tensor cores (fp32
-    without tf32) or with few of them (fp64), tiles and sums must be small enough for the registers.
+    128 x 128 is the smallest tile that reads few enough bytes from L2 to keep tensor cores busy. 8 warps share its
+    accumulator, 64 registers per thread. A step along K is 128 bytes of a row, one cache line. Without tensor cores
+    (fp32 without tf32) or with few of them (fp64), tiles and accumulators must be small enough for the registers.
     """
     if dtype.itemsize == 2 or tf32:
         tile = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 128 // dtype.itemsize, "num_warps": 8}
@@ -119,7 +120,7 @@ def empty_result(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def run(x, weight, bias, residual, act: str | None, tf32: bool, keep_sum: bool, launch=_launch) -> tuple:
-    """Return y and, where it is kept, s, after launch(x, weight, bias, residual, y, s, act, tf32) on matrices."""
+    """Return y and, with `keep_sum`, s, after launch(x, weight, bias, residual, y, s, act, tf32) on matrices."""
     y = empty_result(x, weight)
     s = like(y) if keep_sum else None
     if y.numel():
@@ -140,7 +141,7 @@ def _training(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, act: str | None, tf32: bool
 ) -> tuple[Tensor, Tensor]:
     y, s = run(x, weight, bias, residual, act, tf32, keep_sum=act is not None)
-    return y, x.new_empty(0) if s is None else s  # without an activation its gradient needs no sum
+    return y, x.new_empty(0) if s is None else s  # without an activation the gradient needs no sum
 
 
 @triton.jit
@@ -180,7 +181,8 @@ def backward_settings(dtype: torch.dtype) -> dict:
 
 
 def gradient_of_sum(grad_y: Tensor, s: Tensor, act: str) -> tuple[Tensor, Tensor]:
-    """Return the gradients of s, (..., cols), and of the bias, (cols,), the latter summed in fp32, or fp64 for fp64."""
+    """Return the gradients of s, (..., cols), and of the bias, (cols,), the latter summed in fp32, or in fp64 for
+    fp64."""
     grad_s = like(s)
     if s.numel() == 0:
         return grad_s, torch.zeros(s.shape[-1], dtype=s.dtype, device=s.device)
@@ -200,8 +202,8 @@ def gradient_of_sum(grad_y: Tensor, s: Tensor, act: str) -> tuple[Tensor, Tensor
 
 
 def _gradients(of_sum, needed, grad_y: Tensor, x: Tensor, weight: Tensor, s: Tensor, act: str | None) -> tuple:
-    """Return the gradients of x, weight, bias and residual where they are needed; the products are as precise as
-    torch.backends.cuda.matmul says."""
+    """Return the gradients of x, weight, bias and residual that are needed. The matmuls use the precision set in
+    torch.backends.cuda.matmul."""
     to_x, to_weight, to_bias, to_residual, *_ = needed
     if act is None:
         grad_s, grad_bias = grad_y, as_matrix(grad_y).sum(0) if to_bias else None
@@ -243,26 +245,27 @@ def linear_act(
     """Compute act(x weight^T + bias) + residual in one launch; differentiable once.
 
     Args:
-        x: floating-point tensor of shape (..., K), any strides; columns that are not adjacent are copied first.
-        weight: (N, K), of x's dtype and on its device, as are the others.
+        x: floating-point tensor of shape (..., K), any strides; non-adjacent columns are copied first.
+        weight: (N, K). All tensors have x's dtype and device.
         bias: (N,).
         residual: (..., N), added after the activation.
         act: "relu", "gelu" (exact), "gelu_tanh", "silu", or None.
-        tf32: let tensor cores round fp32 operands to tf32, 10 bits of mantissa; for fp32 only. Without it fp32 products
-            are exact, an eighth as fast at best.
+        tf32: let tensor cores round fp32 operands to tf32, 10 bits of mantissa; only for fp32. Without it fp32 products
+            are exact, and at best an eighth as fast.
 
     Returns:
-        A contiguous tensor of shape (..., N) and x's dtype, the autocast dtype under autocast. Products are summed in
-        fp32 (fp64 for fp64 inputs), where bias, activation and residual are applied too, and rounded once.
+        A contiguous tensor of shape (..., N) and x's dtype (under autocast, autocast's). Products are summed in fp32
+        (fp64 for fp64 inputs). Bias, activation and residual are applied in that precision, and the result is rounded
+        once.
 
     Raises:
         TypeError: an argument is not a floating-point tensor, or the dtypes differ.
-        ValueError: shapes that do not fit, an unknown act, tf32 for another dtype, two devices, or tensors on the CPU
-            where kernels run on a GPU.
+        ValueError: shapes do not match, act is unknown, tf32 is set for another dtype, devices differ, or tensors are
+            on the CPU where kernels run on a GPU.
     """
     x, weight, bias = as_autocast_says(x, weight, bias)
     if isinstance(residual, Tensor) and autocasts(x) and residual.dtype != x.dtype:
-        return linear_act(x, weight, bias, None, act, tf32) + residual  # a stream of residuals in fp32 stays that
+        return linear_act(x, weight, bias, None, act, tf32) + residual  # an fp32 residual stream stays fp32
     if act is not None:
         check_activation("linear_act", act)
     check_together("linear_act", x=x, weight=weight, **given(bias=bias, residual=residual))
@@ -273,7 +276,7 @@ def linear_act(
 
 
 class LinearAct(torch.nn.Linear):
-    """linear_act with weight and bias that are learned; torch.nn.Linear's arguments, and act and tf32 by name."""
+    """linear_act with learned weight and bias. Takes torch.nn.Linear's arguments, and act and tf32 by name."""
 
     def __init__(self, *arguments, act: str | None = "gelu_tanh", tf32: bool = False, **options):
         super().__init__(*arguments, **options)
@@ -313,7 +316,7 @@ def linear_act_backward_work(shape: tuple[int, int, int], dtype: torch.dtype) ->
 
 
 def _inputs(m: int, k: int, n: int, **options) -> tuple[Tensor, Tensor, Tensor]:
-    # Weights of the size that a trained layer has, so that the sums are as large as x is.
+    # Weights as large as a trained layer's, so that the sums are as large as x.
     weight = torch.randn(n, k, **options) / max(1, k) ** 0.5
     return torch.randn(m, k, **options), weight, torch.randn(n, **options)
 

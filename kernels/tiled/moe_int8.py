@@ -1,22 +1,23 @@
-"""A layer of experts with int8 weights: each token goes through its top k of them, and their outputs are summed.
+"""A mixture-of-experts layer with int8 weights: each token goes through its top k experts, and their outputs are
+summed.
 
     y[t] = sum over the k experts e of token t of  gate[t, e] * act(scale[e] * (weight[e] x[t]))
 
 The k experts are those with the largest logits, and the gates are the softmax of these k logits. An expert is one
-linear layer without a bias, followed by the activation; its weights are int8 with one scale per output.
+linear layer without bias, followed by an activation. Its weights are int8 with one scale per output.
 
     unfused   one expert at a time: read its int8 weights, write them in 16 bits, read them; gather its tokens, linear,
               activation, product with the gates, sum into y; about ten launches per expert
     fused     int8 weights are converted in registers, exactly, and feed the tensor cores
 
-While an expert has few tokens the bytes of weights are the bound: 64 experts of 2048 x 768 are 101 MB, 23 us on an
-H200; in 16 bits twice that, and dequantised in a kernel of its own, five times. The scale is applied to the sum, once
-per output, instead of once per weight.
+With few tokens per expert, the weights' bytes are the bottleneck: 64 experts of 2048 x 768 are 101 MB, 23 us on an
+H200. 16-bit weights are twice that, and dequantising in a separate kernel moves five times as many bytes. The scale is
+applied to the sum, once per output instead of once per weight.
 
-Four launches: kernels/routing.py ranks each token's experts and lists each expert's tokens; the kernel here computes
-one tile of an expert's outputs and tokens, which it gathers from x, and writes a row for each token and expert;
-routing.py sums them. The host does not know how many tiles there are: the grid is for the worst case, and programs
-without a tile end at once.
+There are four launches. kernels/routing.py ranks each token's experts and lists each expert's tokens. In the kernel
+here, each program computes one tile of an expert's outputs for tokens that it gathers from x, and writes one row per
+token and expert. routing.py sums these rows. The host does not know how many tiles there are, so the grid covers the
+worst case, and programs without a tile exit at once.
 
 Source: kernels/routing.py; Dettmers et al., arXiv:2208.07339 (int8 weights, one scale per row).
 """
@@ -79,8 +80,8 @@ def moe_int8_kernel(
 
 
 def settings(tokens: int, experts: int, top_k: int, dtype: torch.dtype) -> dict:
-    """Return launch settings: as many tokens per tile as an expert has on average, 32 to 128. fp32 products do not use
-    tensor cores, so their tiles are small."""
+    """Return launch settings: as many tokens per tile as an expert has on average, 32 to 128. fp32 doesn't use tensor
+    cores, so its tiles are small."""
     block_tokens = min(128, max(32, next_power_of_2(cdiv(tokens * top_k, experts))))
     tile = {"BLOCK_TOKENS": block_tokens, "BLOCK_OUT": 128, "BLOCK_IN": 64, "num_warps": 8 if block_tokens > 32 else 4}
     if dtype == torch.float32:
@@ -110,7 +111,7 @@ def _launch(x, logits, weight, scale, top_k: int, act: str, y: torch.Tensor) -> 
 
 
 def run(x, logits, weight, scale, top_k: int, act: str, launch=_launch) -> torch.Tensor:
-    """Return y after launch(x, logits, weight, scale, top_k, act, y), x and logits as rows."""
+    """Return y after launch(x, logits, weight, scale, top_k, act, y), with x and logits as rows."""
     y = _like(x, logits, weight)
     if y.numel():
         with torch.cuda.device_of(x):
@@ -135,24 +136,25 @@ moe_int8_op = register("moe_int8", _forward, _like)
 def moe_int8(
     x: torch.Tensor, logits: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, top_k: int = 8, act: str = "silu"
 ) -> torch.Tensor:
-    """Compute the weighted sum over each token's top_k experts of act(x W^T), W of int8 with one scale per output.
+    """Compute the weighted sum of act(x W^T) over each token's top_k experts, W in int8 with one scale per output.
 
     Args:
-        x: fp32, fp16 or bf16 tensor (..., cols), any strides; columns that are not adjacent are copied first.
-        logits: (..., experts), floating point, the router's scores of x's tokens. The largest top_k choose, of equals
-            the first; their softmax weights.
+        x: fp32, fp16 or bf16 tensor (..., cols), any strides; non-adjacent columns are copied first.
+        logits: (..., experts), floating-point: the router's scores of x's tokens. The largest top_k choose the experts,
+            the first ones on a tie; their softmax gives the weights.
         weight: (experts, out_cols, cols), int8.
-        scale: (experts, out_cols), floating point: the layer's weights are weight * scale[..., None].
+        scale: (experts, out_cols), floating-point: the layer's weights are weight * scale[..., None].
         top_k: experts per token, 1 to experts.
-        act: "relu", "gelu" (by the error function), "gelu_tanh" or "silu".
+        act: "relu", "gelu" (exact), "gelu_tanh" or "silu".
 
     Returns:
-        A contiguous tensor (..., out_cols) of x's dtype, the same bits each time. All sums are fp32; with more
-        than 8 tokens, tuned kernels round an expert's output to x's dtype. A token with NaN among its logits gets NaN.
+        A contiguous tensor (..., out_cols) of x's dtype, bitwise identical in every run. All sums are fp32; with more
+        than 8 tokens, tuned kernels round an expert's output to x's dtype. A token with a NaN logit gets NaN.
 
     Raises:
-        TypeError: an argument is not a tensor of such a dtype.
-        ValueError: misfit shapes, top_k out of range, another `act`, two devices, or tensors on the CPU next to a GPU.
+        TypeError: an argument is not a tensor of one of these dtypes.
+        ValueError: shapes do not match, top_k is out of range, act is unknown, devices differ, or tensors are on the
+            CPU where kernels run on a GPU.
     """
     check_activation("moe_int8", act)
     check_experts("moe_int8", x, logits, weight, scale, top_k)
@@ -162,8 +164,7 @@ def moe_int8(
 def moe_int8_reference(
     x: torch.Tensor, logits: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, top_k: int = 8, act: str = "silu"
 ) -> torch.Tensor:
-    """Compute the same as one writes it in PyTorch: one expert at a time, dequantised, over the tokens that chose
-    it."""
+    """Compute the same as one writes it in PyTorch: one dequantised expert at a time, over the tokens that chose it."""
     rows = x.reshape(-1, x.shape[-1])
     values, chosen = logits.reshape(-1, len(weight)).to(torch.promote_types(logits.dtype, torch.float32)).topk(top_k)
     gates = values.softmax(dim=-1).to(x.dtype)
@@ -177,8 +178,8 @@ def moe_int8_reference(
 
 
 def moe_int8_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
-    """Return FLOPs and minimum traffic: a multiply-add per token, expert and weight; x, logits, and the weights and
-    scales of as many experts as tokens can choose in, y out once."""
+    """Return FLOPs and minimum traffic: one multiply-add per token, expert and weight; x, logits, and the weights and
+    scales of as many experts as the tokens can choose in once, y out once."""
     tokens, cols, out_cols, experts = shape
     top_k = min(8, experts)
     weights = min(experts, tokens * top_k) * out_cols * (cols + dtype.itemsize)
@@ -191,7 +192,7 @@ def _inputs(*shape: int, dtype: torch.dtype, **options) -> tuple[torch.Tensor, .
     tokens, cols, out_cols, experts = shape
     x, logits = (torch.randn(tokens, size, dtype=dtype, **options) for size in (cols, experts))
     weight = torch.randint(-127, 128, (experts, out_cols, cols), dtype=torch.int8, **options)
-    # So that an expert's sums are of order 1: weights of -127 to 127 have a variance of 73^2.
+    # An expert's sums are then of order 1: weights of -127 to 127 have a variance of 73^2.
     scale = (torch.rand(experts, out_cols, dtype=dtype, **options) + 0.5) / (73 * max(1, cols) ** 0.5)
     return x, logits, weight, scale
 

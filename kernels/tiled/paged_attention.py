@@ -1,22 +1,21 @@
-"""Attention of few queries over many keys, kept in pages:  out = softmax(q k^T scale) v, one sequence at a time.
+"""Attention for few queries over a long, paged KV cache:  out = softmax(q k^T scale) v, for each sequence.
 
-A model that writes its next token asks with one query, or a few, for thousands of keys that it kept: the cache. Each
-key and value is read once and used for 4 FLOPs per query, so bytes are the bound, and everything else is how to read
-them at the speed of memory:
+To generate the next token, one query or a few attend to thousands of cached keys. Each key and value is read once and
+used for 4 FLOPs per query, so the kernel is memory-bound, and the task is to read the cache at full bandwidth:
 
     flash_attention   one program per head and block of queries: with one query and 32 heads, 32 programs on 132
                       multiprocessors, and each query head of a group reads the keys of its group again
     here              the keys of each sequence are cut into `splits`, one program each, so that the GPU is full; the
                       query heads of a group, and their queries, are the rows of one tile, so keys are read once
 
-A program knows the maximum and the sum of its own keys only. It writes the output of its split, as if there were no
-other keys, and both numbers: peak, the largest of q k^T, and total, the sum of exp(scale (q k^T - peak)). A second,
-small kernel merges the splits, each by the weight of its keys:
+A program knows the maximum and sum of its own keys only. It writes its split's output, as if there were no other keys,
+together with peak, the largest q k^T, and total, the sum of exp(scale (q k^T - peak)). A second, small kernel merges
+the splits, weighted by their keys:
 
     out = sum over splits of  w_i out_i / sum over splits of  w_i,     w_i = total_i exp(scale (peak_i - largest peak))
 
-The cache is an array of pages of a few keys each, and a block table lists the pages of each sequence, in order: pages
-are given out one by one as sequences grow, so no memory is kept free for the longest that a sequence might become.
+The cache is an array of pages of a few keys each, and a block table lists each sequence's pages in order. Pages are
+allocated one by one as sequences grow, so no memory is reserved for a sequence's maximum length.
 
 Source: Dao et al., Flash-Decoding for long-context inference (2023); paged keys: Kwon et al., arXiv:2309.06180; online
 softmax: arXiv:1805.02867.
@@ -33,11 +32,11 @@ from kernels.attention import LOG2_E
 from kernels.op import FusedOp, Work, like, planned, register
 from kernels.tiled.flash_attention import flash_attention_reference
 
-MAX_ROWS = 64  # of queries and query heads in one tile; more are several programs
+MAX_ROWS = 64  # queries and query heads in one tile; more take several programs
 MAX_SPLITS = 256
-MIN_KEYS = 128  # that are worth a split of their own
-LARGE = 160 * 2**10  # bytes of shared memory that a program may have: A100 and later
-PAGE = 16  # keys per page, as serving engines have it; the kernel takes any
+MIN_KEYS = 128  # fewest keys worth a split of their own
+LARGE = 160 * 2**10  # bytes of shared memory that a program may use: A100 and later
+PAGE = 16  # keys per page, as in serving engines; the kernel takes any
 
 
 @triton.jit
@@ -160,15 +159,15 @@ def settings(rows: int, dim: int, dtype: torch.dtype, in_pages: bool = True, lar
     """Return launch settings.
 
     Args:
-        rows: queries of all heads of a group.
+        rows: queries of all heads in a group.
         dim: columns per head.
-        dtype: that of q.
-        in_pages: whether keys are found through a block table. Tiles are then twice as long: each waits for the table
-            first.
-        large: whether a program may have LARGE bytes of shared memory; others get tiles for 64 KB.
+        dtype: q's dtype.
+        in_pages: whether keys are found through a block table. Tiles are then twice as long, because each first waits
+            for the table.
+        large: whether a program may use LARGE bytes of shared memory; otherwise tiles fit in 64 KB.
     """
     block_d = max(16, next_power_of_2(dim))
-    if dtype.itemsize > 2:  # products of fp32 and fp64 do not use tensor cores: tiles are small
+    if dtype.itemsize > 2:  # fp32 and fp64 don't use tensor cores: small tiles
         block_m, block_n, stages = 16, 32 if block_d <= 128 and dtype.itemsize == 4 else 16, 2
     else:
         block_m = min(MAX_ROWS, max(16, next_power_of_2(rows)))
@@ -188,14 +187,15 @@ def settings(rows: int, dim: int, dtype: torch.dtype, in_pages: bool = True, lar
 
 
 def splits_for(programs: int, keys: int, processors: int) -> int:
-    """Return the number of splits of up to `keys` keys, where one split makes `programs` programs.
+    """Return the number of splits for up to `keys` keys; with one split there are `programs` programs.
 
-    Two programs per multiprocessor: the loads of two loops keep it busy, and each split costs the merge its output."""
+    The target is two programs per SM: the loads of two loops keep it busy, and the merge has to read every split's
+    output."""
     return max(1, min(2 * processors // programs, cdiv(keys, MIN_KEYS), MAX_SPLITS))
 
 
 def merge_settings(splits: int, dim: int) -> dict:
-    """Return launch settings of the second kernel: all splits at once, of as many columns as registers hold."""
+    """Return launch settings of the second kernel: all splits at once, as many columns as fit in registers."""
     block_s = next_power_of_2(splits)
     return {"BLOCK_S": block_s, "BLOCK_C": min(next_power_of_2(dim), max(8, 4096 // block_s)), "num_warps": 4}
 
@@ -216,7 +216,7 @@ def _arguments(q, k, v, table, lengths, partial, peak, total, splits: int, causa
 def attend_in_splits(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, lengths: Tensor | None, causal: bool, scale: float | None
 ) -> Tensor:
-    """Launch both kernels; without a table and lengths, k and v are (sequences, kv_heads, keys, dim)."""
+    """Launch both kernels. Without table and lengths, k and v are (sequences, kv_heads, keys, dim)."""
     sequences, heads, queries, dim = q.shape
     kv_heads, capacity = k.shape[1], k.shape[2] * (1 if table is None else table.shape[1])
     out = like(q)
@@ -251,7 +251,7 @@ def _forward(
     causal: bool,
     scale: float | None,
 ) -> Tensor:
-    if block_table.is_cpu:  # a GPU would have to be waited for: the kernel makes NaN there
+    if block_table.is_cpu:  # on a GPU this would synchronise: the kernel returns NaN instead
         _check_values(k_cache, block_table, lengths)
     return attend_in_splits(q, k_cache, v_cache, block_table.contiguous(), lengths.contiguous(), causal, scale)
 
@@ -260,7 +260,7 @@ paged_attention_op = register("paged_attention", _forward, lambda q, *_: like(q)
 
 
 def _check_values(k_cache: Tensor, block_table: Tensor, lengths: Tensor) -> None:
-    """Check that each sequence's keys are in pages that the table names and the cache has."""
+    """Check that each sequence fits in its table entries, and that the cache has the pages they name."""
     (pages, _, page, _), width = k_cache.shape, block_table.shape[1]
     for i, length in enumerate(lengths.tolist()):
         if not 0 <= length <= width * page:
@@ -321,30 +321,31 @@ def paged_attention(
     causal: bool = True,
     scale: float | None = None,
 ) -> Tensor:
-    """softmax(q k^T scale) v of each sequence's queries over its own keys, kept in pages; no gradient.
+    """Compute softmax(q k^T scale) v for each sequence's queries over its own paged keys. Not differentiable.
 
     Args:
         q: floating-point tensor of shape (sequences, heads, queries, dim), dim up to 256, any strides.
-        k_cache, v_cache: (pages, kv_heads, page, dim), of q's dtype and on its device; page is the number of keys in a
-            page, any. heads is a multiple of kv_heads; each of these serves that many neighbouring query heads. Any
-            strides; columns that are not side by side are copied first.
-        block_table: (sequences, width), int32: the pages of each sequence, in order. Entries past its length are not
-            read.
-        lengths: (sequences,), int32: keys of each sequence, with those of its queries; 0 to width * page.
-        causal: the queries are the sequence's last tokens: the last sees every key, each before it one less.
-        scale: factor of the scores, positive; 1 / sqrt(dim) by default. The kernel is compiled for each value.
+        k_cache, v_cache: (pages, kv_heads, page, dim), of q's dtype and on its device; page is the number of keys per
+            page, any number. heads is a multiple of kv_heads; each key head serves that many neighbouring query heads.
+            Any strides; non-adjacent columns are copied first.
+        block_table: (sequences, width), int32: the pages of each sequence, in order. Entries past a sequence's length
+            are not read.
+        lengths: (sequences,), int32: each sequence's number of keys, including those of its queries; 0 to width * page.
+        causal: whether the queries are the sequence's last tokens: the last one sees every key, and each earlier one a
+            key less.
+        scale: positive multiplier for the scores; 1 / sqrt(dim) by default. Each value compiles a new kernel.
 
     Returns:
-        A contiguous tensor of q's shape and dtype, the same bits each time. Products and sums are fp32 (fp64 for fp64
-        inputs), the probabilities rounded to q's dtype before the second product. A query that sees no key gets 0.
-        On a GPU, a sequence whose length passes the table, or whose pages are not in the cache, gets NaN: to refuse it
-        would mean to wait for the GPU.
+        A contiguous tensor of q's shape and dtype, bitwise identical in every run. Products and sums are fp32 (fp64 for
+        fp64 inputs); the probabilities are rounded to q's dtype before the second matmul. A query that sees no key gets
+        0. On a GPU, a sequence that is longer than its table, or whose pages are not in the cache, gets NaN, because
+        raising an error would mean waiting for the GPU.
 
     Raises:
         TypeError: q or a cache is not a floating-point tensor, their dtypes differ, or block_table or lengths are not
             int32.
-        ValueError: misfit shapes, a scale that is not positive or not a normal number in fp32, two devices, tensors on
-            the CPU where kernels run on a GPU; and on the CPU, lengths beyond the table or pages beyond the cache.
+        ValueError: shapes do not match, scale is not a positive normal fp32 number, devices differ, or tensors are on
+            the CPU where kernels run on a GPU; on the CPU also if lengths exceed the table or pages the cache.
     """
     _check(q, k_cache, v_cache, block_table, lengths, scale)
     return paged_attention_op(q, k_cache, v_cache, block_table, lengths, causal, scale)
@@ -353,7 +354,7 @@ def paged_attention(
 def paged_attention_reference(
     q, k_cache, v_cache, block_table, lengths, causal: bool = True, scale: float | None = None
 ) -> Tensor:
-    """Return the same in plain PyTorch, a sequence at a time, its pages gathered."""
+    """Compute the same in plain PyTorch, one sequence at a time, after gathering its pages."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out, page = torch.zeros_like(q, memory_format=torch.contiguous_format), k_cache.shape[2]
     for i, length in enumerate(lengths.tolist()):
@@ -365,8 +366,7 @@ def paged_attention_reference(
 
 def paged_attention_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     """Return FLOPs and minimum traffic for (sequences, heads, kv_heads, queries, keys, dim): two matmuls, 4 dim FLOPs
-    for each pair of a query and a key that it sees; q, the sequences' pages and the block table in once, the output out
-    once."""
+    per pair of a query and a visible key; q, the sequences' pages and the block table in once, the output out once."""
     sequences, heads, kv_heads, queries, keys, dim = shape
     seen = min(queries, keys)
     pairs = seen * keys - seen * (seen - 1) // 2

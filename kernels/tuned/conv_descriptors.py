@@ -193,7 +193,7 @@ def fastest(
     images: int, height: int, width: int, channels: int, out_channels: int, stride: int, multiprocessors: int, taps: int
 ) -> tuple[dict, int, float]:
     """Return launch settings for an output of this size, the number of tiles resident on an SM, and the time in
-    microseconds. Of TILES, take the entry whose rounds add up to the shortest time."""
+    microseconds. The settings are the entry of TILES whose rounds add up to the shortest time."""
 
     def block_in(tile: tuple) -> int:  # with a stride, the next phase follows a tap's channels, not zeros: whole blocks
         return gcd(channels, tile[2]) if stride > 1 else min(tile[2], max(16, next_power_of_2(channels)))

@@ -301,7 +301,7 @@ def test_registration(device):
         (
             {"mean": torch.ones(7)},
             ValueError,
-            r"mean of weight's output channels, \(8,\), got \(7,\): give it one value a channel",
+            r"mean of weight's output channels, \(8,\), got \(7,\): pass one value per channel",
         ),
         ({"var": torch.ones(8).int()}, TypeError, "got var of torch.int32: convert it"),
         ({"gamma": None}, TypeError, "got gamma of type NoneType"),

@@ -142,7 +142,7 @@ def test_under_autocast_as_linear_is(device):
             ValueError,
             r"up_bias of \(4,\) for x of \(3, 5\) and up of \(4, 5\), got \(5,\): expand",
         ),
-        (lambda x, u, d: (x, u, d, u, u[:, 0]), ValueError, "no up_bias beside gate, got both: leave one out"),
+        (lambda x, u, d: (x, u, d, u, u[:, 0]), ValueError, "up_bias or gate, got both: leave one out"),
         (lambda x, u, d: (x, u, d, None, None, None, "tanh"), ValueError, "act of relu, gelu, gelu_tanh, silu, got"),
         (lambda x, u, d: (x.to("meta"), u, d), ValueError, r"one device, got x on meta and up on \w+(:\d)?: move"),
     ],
