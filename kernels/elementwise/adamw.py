@@ -119,8 +119,8 @@ _kind = attrgetter("dtype", "shape", "device")
 
 
 def _identity(lists: dict[str, list[Tensor]]) -> tuple | None:
-    """Return whatever the checks and the tables depend on, in a third of the checks' time; None where a list holds
-    what is no tensor, or one without an address."""
+    """Return whatever the checks and the tables depend on, in a third of the checks' time; None if a list holds
+    something else than tensors with an address."""
     try:
         return tuple(
             (type(each), *map(Tensor.data_ptr, each), *map(Tensor.is_contiguous, each), *map(_kind, each))
