@@ -16,7 +16,14 @@ from helpers.learning.checks.cases import PLACES, Case, described, transposed
 from helpers.learning.checks.compiled_code import require_no_spills_at
 from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.checks.row_cases import BLOCK, LOW_PRECISION, PADDING, STRIDES, WIDEN, normal, shift_conditioning
-from helpers.learning.checks.traffic_checks import in_16_bits, launched, lines_of, told_of_16_bits
+from helpers.learning.checks.traffic_checks import (
+    in_16_bits,
+    launched,
+    lines_of,
+    of_another_size,
+    told_of_16_bits,
+    told_of_size,
+)
 from helpers.learning.checks.values import as_tuple, outputs_start_as_nan
 from helpers.learning.outcome import AnswerError, as_check
 from kernels.interpreter import runtime
@@ -227,6 +234,8 @@ def check_gradient_traffic(
         name: the check's name.
     """
     require_gradient_traffic(answer, inputs, launches, rest)
+    with told_of_size(other := of_another_size(inputs, least=inputs[1].shape[0])):
+        require_gradient_traffic(answer, other, launches, rest)
     low = in_16_bits(inputs)
     if low is not None:
         with told_of_16_bits():

@@ -85,11 +85,12 @@ def in_16_bits(inputs: tuple) -> tuple | None:
     return tuple(x.bfloat16() if isinstance(x, torch.Tensor) and x.dtype == torch.float32 else x for x in inputs)
 
 
-def of_another_size(inputs: tuple) -> tuple:
+def of_another_size(inputs: tuple, least: int | None = None) -> tuple:
     """Cut the tensors of a call to a size that is drawn, each dimension of one size to the same; contiguous ones become
-    contiguous."""
+    contiguous. Dimensions of at most `least` stay."""
     tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
-    least = LEAST if all(x.dim() < 3 for x in tensors) else 64  # a head's size, or a filter's, stays
+    if least is None:
+        least = LEAST if all(x.dim() < 3 for x in tensors) else 64  # a head's size, or a filter's, stays
     sizes = sorted({size for x in tensors for size in x.shape if size > least})
     cut = {size: cases.between(least, size - 1, size) for size in sizes}
 
