@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 import linecache
 
 import numpy as np
@@ -152,6 +153,21 @@ def test_a_kernel_that_is_not_there():
     assert isinstance(cuda_kernel(ADD, "add"), CudaKernel)
     with pytest.raises(ValueError, match="sub does not compile"):
         cuda_kernel(ADD, "sub")
+
+
+def test_a_compile_error_prints_nothing_when_it_is_collected(capfd):
+    """A program left to the garbage collector printed an exception of cuda-core's into the learner's cell."""
+
+    def refused():
+        kept = []  # holds the error, whose frames hold this list
+        try:
+            cuda_kernel("__global__ void k(float* x) { x[0] = 1 }", "k")
+        except ValueError as error:
+            kept.append(error)
+
+    refused()
+    gc.collect()
+    assert capfd.readouterr() == ("", "")
 
 
 POINTERS = "__global__ void k(%s x, float* y) { y[threadIdx.x] = x[0][threadIdx.x] + x[1][threadIdx.x]; }"

@@ -100,6 +100,8 @@ def _compile(source: str, name: str, capability: tuple[int, int], options: tuple
     try:
         code = program.compile("cubin", name_expressions=(name,), logs=log)
     except Exception as error:  # cuda-core has an error of its own in each release
+        # Freed here: left to the garbage collector with the error's frames, cuda-core prints an exception of its own.
+        program = None
         raise CompileError(_marked(str(error), given, file, name)) from None
     entry = code.symbol_mapping[name]
     entry = entry.decode() if isinstance(entry, bytes) else entry
