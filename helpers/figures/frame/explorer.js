@@ -245,6 +245,9 @@ function render({ model, el }) {
   const isNarrow = () => {
     narrow = chart.clientWidth > 0 && chart.clientWidth < NARROW;
     el.classList.toggle("fusion-narrow", narrow);
+    // Its table may be wider than the page, and then the keyboard scrolls it.
+    if (narrow) table.tabIndex = 0;
+    else table.removeAttribute("tabindex");
   };
   isNarrow();
   redraw();
