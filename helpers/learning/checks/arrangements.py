@@ -1,8 +1,9 @@
-"""Does an answer arrange a layer's operations in launches, in an order that can run, within a budget?
+"""Check that an answer arranges a layer's operations into launches, in an order that can run, within a budget.
 
 A layer is {"operations": [...], "results": [...]}. An operation is {"name", "kind", "reads", "length"}: its kind is
-"elementwise", "norm" or "product", `reads` has the elements of each tensor that it reads, and its result has its
-name and `length` elements. A product reads its weight and a vector. The operations are in an order that can run.
+"elementwise", "norm" or "product"; `reads` maps each tensor that it reads to its number of elements; its result has the
+operation's name and `length` elements. A product reads its weight and a vector. The operations are in an order that can
+run.
 """
 
 import copy
@@ -21,7 +22,7 @@ def operation(name: str, kind: str, length: int, **reads: int) -> dict:
 
 
 def a_layer(width: int, hidden: int, norm: bool, gated: bool, first_gate: bool, post_norm: bool) -> dict:
-    """A feed-forward half of a decoder layer, with the parts that are asked for."""
+    """Return the feed-forward half of a decoder layer, with the requested parts."""
     found = [operation("s", "elementwise", width, x=width, residual=width)]
     given = "s"
     if norm:
@@ -52,9 +53,10 @@ def a_layer(width: int, hidden: int, norm: bool, gated: bool, first_gate: bool, 
 
 
 def projections(width: int, hidden: int) -> dict:
-    """A norm, three products of it, then what follows each product.
+    """Return a layer of a norm, three products of its result, then the operations after each product.
 
-    It joins neither the last launch nor the last of its length; and one product is as long as the norm's result.
+    These join neither the last launch nor the last one of the same length, and one product is as long as the norm's
+    result.
     """
     normed = operation("normed", "norm", width, x=width, norm_weight=width)
     products = [
@@ -69,7 +71,7 @@ def projections(width: int, hidden: int) -> dict:
 
 
 def layers_asked(seed: int, count: int) -> list[dict]:
-    """The plainest layer, one with every part, others drawn at random, then the projections before an attention."""
+    """Return the simplest layer, one with every part, random ones, then the projections before attention."""
     draw = random.Random(seed + (cases.draw << 16))
     parts = [(False,) * 4, (True,) * 4, (True, False, True, True)]
     parts += [tuple(draw.random() < 0.5 for _ in range(4)) for _ in range(count)]
@@ -78,7 +80,7 @@ def layers_asked(seed: int, count: int) -> list[dict]:
 
 
 def joined_reason(group: list[dict]) -> str:
-    """Return why one launch can't do these operations, in this order; empty where it can."""
+    """Return why one launch can't run these operations in this order, or an empty string if it can."""
     products = [each for each in group if each["kind"] == "product"]
     if len(products) > 1:
         return f"{products[0]['name']} and {products[1]['name']} are two products: each has a launch of its own"
@@ -92,7 +94,8 @@ def joined_reason(group: list[dict]) -> str:
 
 
 def cost(layer: dict, groups: list[list[str]]) -> tuple[int, int]:
-    """Return launches and bytes: a launch reads what it doesn't make, and writes what is needed after it."""
+    """Return launches and bytes. A launch reads all inputs that it doesn't produce, and writes every result that is
+    needed later."""
     known = {each["name"]: each for each in layer["operations"]}
     nbytes = 0
     for group in groups:
@@ -106,7 +109,7 @@ def cost(layer: dict, groups: list[list[str]]) -> tuple[int, int]:
 
 
 def budget_of(layer: dict) -> tuple[int, int]:
-    """Return the fewest launches, and with these the fewest bytes, found by trying every arrangement."""
+    """Return the minimum number of launches, and the minimum bytes with that number, by trying every arrangement."""
     operations, best = layer["operations"], []
 
     def go_on(place: int, groups: list[list[dict]], where: dict[str, int]) -> None:
@@ -153,7 +156,7 @@ def check_arrangement(answer: Callable, layers: Iterable[dict]) -> str:
 
 
 def require_launches(got: object, layer: dict, function: str) -> None:
-    """Raise AnswerError unless these launches have every operation once, can be launched, and run in this order."""
+    """Raise AnswerError unless the launches contain every operation once, are possible, and can run in this order."""
     known = {each["name"]: each for each in layer["operations"]}
     listed = isinstance(got, list | tuple) and all(isinstance(group, list | tuple) and group for group in got)
     if not listed or not all(isinstance(name, str) for group in got for name in group):

@@ -1,4 +1,4 @@
-"""Do a kernel's launch settings leave registers enough, and warps enough on each SM?"""
+"""Check that a kernel's launch settings leave enough registers, and enough warps per SM."""
 
 from collections.abc import Callable, Iterable
 
@@ -19,12 +19,12 @@ def check_budget(
     occupancy: float = 0.5,
     wide: bool = False,
 ) -> str:
-    """Compile a kernel with the settings that `answer` gives: no spills, and so much occupancy on each device.
+    """Compile a kernel with the settings that `answer` returns: no spills, and the minimum occupancy on each device.
 
     Args:
         answer: the learner's function: a question -> the kernel's settings, {name: power of two}.
         compiled: (question, settings, device) -> Resources, or ValueError for settings that cannot work. tile:
-            (question, settings) -> how many elements one program holds.
+            (question, settings) -> the number of elements in one program.
         questions: simplest first.
         settings: the expected names, including num_warps.
         devices: names in helpers.instruments.devices.DEVICES.
@@ -75,7 +75,7 @@ def require_wide_accesses(resources: Resources, asked: str) -> None:
 
 
 def require_resources(resources: Resources, least: float, asked: str) -> None:
-    """Raise AnswerError where registers spill or too few warps fit on an SM."""
+    """Raise AnswerError if registers spill or too few warps fit on an SM."""
     found, device = resources.occupancy(), resources.device.name
     needs = f"{resources.registers} registers per thread, {resources.shared_memory} B of shared memory per block"
     if resources.spill_bytes:

@@ -1,4 +1,4 @@
-"""Inputs that expose kernels that only look right."""
+"""Generate inputs that expose kernels that only look right."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,22 +21,22 @@ class Case:
     """One call of the answer, ideally with one difficulty that simpler cases lack.
 
     Args:
-        label: what is special about the inputs, in words.
+        label: the special property of the inputs, in words.
         inputs: the arguments of the call, a tensor first.
         look_at: the likely place of the mistake in an answer that fails here but on no simpler case.
-        input_error: for a result that depends on its inputs' last digits, as a norm's at mean 10^4 or a softmax's of
-            large scores: the effect of an ulp of this dtype in the inputs is forgiven.
-        arguments: those that are not tensors, in words: "k = 4".
-        whole: whether blocks and tiles of the usual sizes fit exactly, so that an out-of-bounds access is not a
-            forgotten mask.
-        relative: whether small values in a result must be as accurate as large ones, as among probabilities.
-        one_rounding: whether a result of 16 bits must be the exact one, rounded once: computed in float32 throughout.
-        conditioning: by how much a good algorithm may magnify roundings, as a variance about a point other than the
-            mean does: the allowed units in the last place are multiplied by this.
-        nearby: (reference, inputs) -> results of inputs so close to these that a right answer may be as far off: the
-            tolerance is the distance between them.
-        compared: number of a tuple's results whose values are compared; those after are open, such as which of several
-            NaN is the largest. None for all.
+        input_error: for a result that depends on its inputs' last digits, such as a norm at mean 10^4 or a softmax of
+            large scores: a dtype whose ulp in the inputs may also change the result.
+        arguments: the non-tensor arguments as text: "k = 4".
+        whole: whether blocks and tiles of the usual sizes fit exactly, so that a forgotten mask can't cause an
+            out-of-bounds access.
+        relative: whether small values in a result must be as accurate as large ones, as with probabilities.
+        one_rounding: whether a 16-bit result must be the exact value rounded once, so computed in float32 throughout.
+        conditioning: a good algorithm's allowed amplification of rounding errors, as with a variance about a point
+            other than the mean. It multiplies the allowed units in the last place.
+        nearby: (reference, inputs) -> results for inputs so close to these that a right answer may be as far off: the
+            tolerance is the distance between the results.
+        compared: number of a tuple's results to compare. Later ones are undefined, such as which of several NaN is the
+            largest. None for all.
     """
 
     label: str
@@ -53,25 +53,25 @@ class Case:
 
     @property
     def where(self) -> str:
-        """The call in words: "transposed, k = 4, shape (65, 3), float32"."""
+        """Describe the call: "transposed, k = 4, shape (65, 3), float32"."""
         return described(self.inputs, ", ".join(filter(None, (self.label, self.arguments))))
 
     @property
     def short(self) -> str:
-        """The call among others: "transposed, k = 4", or "(3, 127), k = 4"."""
+        """Describe the call briefly, for a list: "transposed, k = 4", or "(3, 127), k = 4"."""
         return ", ".join(filter(None, (self.label or str(tuple(self.inputs[0].shape)), self.arguments)))
 
 
 def described(inputs: tuple, label: str = "") -> str:
-    """Describe a call's inputs in words: "transposed, shape (33, 31), float32"."""
+    """Describe a call's inputs: "transposed, shape (33, 31), float32"."""
     first = inputs[0]
     kind = f"shape {tuple(first.shape)}, {str(first.dtype).removeprefix('torch.')}"
     return f"{label}, {kind}" if label else kind
 
 
 def transposed(x: torch.Tensor) -> torch.Tensor:
-    """Return x's values, with its axes in the opposite order in memory; for a vector, every second element of
-    another."""
+    """Return x's values with its axes in reverse order in memory; a vector becomes every second element of a longer
+    one."""
     if x.dim() < 2:
         return torch.stack([x, -x], dim=-1)[..., 0]
     axes = tuple(range(x.dim()))[::-1]
@@ -81,7 +81,7 @@ def transposed(x: torch.Tensor) -> torch.Tensor:
 def in_turn(
     inputs: list, moved: Callable[[torch.Tensor], torch.Tensor], what: str, look_at: str, **kind
 ) -> Iterator[Case]:
-    """Yield a case for each tensor of a call in which only that one has another layout: "the second transposed"."""
+    """Yield one case per tensor of a call, in which only that tensor has another layout: "the second transposed"."""
     for place, x in enumerate(inputs):
         if isinstance(x, torch.Tensor) and x.dtype != torch.bool:
             alone = (*inputs[:place], moved(x), *inputs[place + 1 :])
@@ -91,9 +91,11 @@ def in_turn(
 
 
 def distinct_values(x: torch.Tensor, count: int) -> torch.Tensor:
-    """Values of normal ones such that the sum of `count` tensors is of size 1 to 1.5, negative and positive in turn.
+    """Return values from normal ones such that the sum of `count` tensors has magnitude 1 to 1.5, with alternating
+    sign.
 
-    On one element chance may make it 0, or so large that an activation is flat, and another formula agrees.
+    With a single element the sum could by chance be 0, or so large that an activation is flat, and a wrong formula
+    would agree.
     """
     sign = 2 * (torch.arange(len(x), device=x.device) % 2) - 1
     return sign * (1 + x.sigmoid() / 2) / count
@@ -111,12 +113,12 @@ def elementwise_cases(
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16),
     one_rounding: bool = False,
 ) -> list[Case]:
-    """Calls of an elementwise operation on `count` tensors alike, the simplest first.
+    """Return calls of an elementwise operation on `count` tensors of the same kind, the simplest first.
 
-    Each of `sizes` as a vector; many programs; a matrix; each tensor alone transposed, and all; strided and offset
-    views; small values; a large mean; NaN and inf; the largest size in each further dtype; no element at all. Values
-    are normal, of deviation 2, from `seed`, but of size 1 in the first call; the tensors are on the GPU where there is
-    one. With `one_rounding`, results of 16 bits must be rounded once.
+    The cases: each of `sizes` as a vector; many programs; a matrix; each tensor alone transposed, and all; strided and
+    offset views; small values; a large mean; NaN and inf; the largest size in each further dtype; no elements. Values
+    are normal with deviation 2, drawn from `seed`, but of magnitude 1 in the first call. Tensors are on the GPU if
+    there is one. With `one_rounding`, 16-bit results must be rounded once.
     """
     generator = torch.Generator().manual_seed(seed + (draw << 16))
     device = "cuda" if runtime.has_gpu() else "cpu"

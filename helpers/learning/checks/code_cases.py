@@ -1,4 +1,4 @@
-"""Inputs that expose mistakes in a kernel that normalises rows and quantises them to int8."""
+"""Generate inputs that expose mistakes in a kernel that normalises rows and quantises them to int8."""
 
 import itertools
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from helpers.learning.checks.cases import Case
 from helpers.learning.checks.row_cases import large_mean_cases, norm_cases, normal
 from helpers.learning.checks.values import moved_by_one_ulp
 
-ALL = 1.0  # clip: codes reach to the row's largest magnitude
+ALL = 1.0  # clip: codes cover the row's largest magnitude
 DROPPED = (
     "NaN: tl.maximum and tl.clamp drop it, tl.where(a < b, b, a) does not; this row's scale must be NaN, its codes 0"
 )
@@ -19,11 +19,11 @@ CLAMP = "the clamp: to -127 and 127, while they are still floats; a conversion t
 
 
 def quantised_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int = 9000) -> list[Case]:
-    """Calls of `layer_norm_int8(x, weight, bias, eps, clip)`, clip 1: 16 rows, for the largest magnitudes of two may be
-    positive by chance; norm_cases; rows of mean 10^4.
+    """Return calls of `layer_norm_int8(x, weight, bias, eps, clip)` with clip 1: 16 rows, because the largest
+    magnitudes of just two may both be positive by chance; norm_cases; rows of mean 10^4.
 
-    A scale depends on one element of its row, and PyTorch's own may be right to the last digit by chance: the effect of
-    an ulp in the inputs, and of a mean's roundings, is forgiven.
+    A scale depends on one element of its row, and PyTorch's own may be right to the last digit by chance. So the
+    effects of an ulp in the inputs and of a mean's rounding errors are tolerated.
     """
     draw = normal(seed + 1)
     rows = Case("", (64 * draw(16, 64), draw(64), draw(64), 1e-5), "the formula")  # too large for eps to matter
@@ -40,17 +40,17 @@ def quantised_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest:
 
 
 def norms_nearby(reference: Callable, inputs: tuple) -> list[tuple]:
-    """Return results of `reference` with float32 arithmetic as far off as a good kernel's can be.
+    """Return results of `reference` that are as far off as those of a good kernel in float32 arithmetic can be.
 
-    y = z * weight + bias may be a small difference of large numbers, and one sign for both would hide it: so x, weight
-    and bias are an ulp off in all combinations of signs. And the mean of n numbers, summed in pairs, has log2(n)
-    roundings, and one more in the division unless n is a power of two, each of half an ulp of the mean's size at most.
-    A mean that is d too small makes every y of its row larger by d * rstd * weight; no change of single elements does
-    that.
+    y = z * weight + bias may be a small difference of large numbers, and errors of the same sign in both would hide it.
+    So x, weight and bias are an ulp off in all combinations of signs. The mean of n numbers, summed pairwise, has
+    log2(n) roundings, and one more in the division unless n is a power of two, each of at most half an ulp of the mean.
+    A mean that is too small by d makes every y of its row larger by d * rstd * weight; changing single elements does
+    not have this effect.
 
     Args:
         reference: (x, weight, bias, eps, ..) -> (codes, scales).
-        inputs: the call's: x (.., n), weight and bias (n,), any of the three in any dtype.
+        inputs: the call's inputs: x (.., n), weight and bias (n,), each in any dtype.
     """
     x, weight, bias, eps, *more = inputs
     signs = itertools.product((1, -1), repeat=2)
@@ -79,17 +79,17 @@ def _off(x: torch.Tensor, sign: int = 1) -> torch.Tensor:
 
 
 def code_cases(seed: int, cols: int = 64) -> list[Case]:
-    """Calls in which the codes are what is hard: halves, a row of zeros, values beyond the last code, an outlier."""
+    """Return calls with difficult codes: halves, a row of zeros, values beyond the last code, an outlier."""
     draw = normal(seed)
     weight, bias = draw(cols), draw(cols)
 
     def call(label: str, look_at: str, x, weight=weight, bias=bias, eps=1e-5, clip=ALL) -> Case:
-        near = norms_nearby if eps else None  # without eps all is exact
+        near = norms_nearby if eps else None  # without eps everything is exact
         return Case(
             label, (x, weight, bias, eps, clip), look_at, arguments=f"clip = {clip:g}", relative=True, nearby=near
         )
 
-    # Mean 0 and deviation 1, exactly, in whatever order they are summed: y is +-weight, and the scale is 1.
+    # Exactly mean 0 and deviation 1, in any order of summation: y is +-weight, and the scale is 1.
     signs = torch.where(draw(3, cols).argsort(dim=-1) % 2 == 0, 1.0, -1.0)
     halves = (draw(cols).abs() * 20).floor().clamp(max=125.0) + 0.5
     halves[0] = 127.0

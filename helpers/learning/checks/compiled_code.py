@@ -12,17 +12,17 @@ from helpers.instruments.traffic import MeteredElsewhere, Traffic, measure
 from helpers.learning.checks.cases import described
 from helpers.learning.outcome import AnswerError, as_check
 
-WIDTHS = (8, 16, 32, 64, 128)  # bits of one thread's load or store
+WIDTHS = (8, 16, 32, 64, 128)  # bits per thread of a load or store
 
 
 @as_check
 def check_vectorised(answer: Callable, inputs: tuple[torch.Tensor, ...], device: str = "A100") -> str:
-    """Compile each kernel that `answer(*inputs)` launches: global memory in steps of 16 bytes per thread, no spills.
+    """Compile each kernel that `answer(*inputs)` launches: 16 bytes per thread and global memory access, no spills.
 
     Args:
         answer: the learner's function.
-        inputs: tensors aligned to 16 bytes, of a multiple of 16 elements, as most tensors are.
-        device: the GPU compiled for, a name in helpers.instruments.devices.DEVICES.
+        inputs: tensors aligned to 16 bytes, with a multiple of 16 elements, like most tensors.
+        device: the target GPU, a name in helpers.instruments.devices.DEVICES.
         name: the check's name.
     """
     (compiled,) = compiled_launches(answer, inputs, (device,))
@@ -36,7 +36,7 @@ def check_vectorised(answer: Callable, inputs: tuple[torch.Tensor, ...], device:
 
 
 def require_no_spills(resources: Resources, where: str = "") -> None:
-    """Raise AnswerError where registers of a kernel spill to memory."""
+    """Raise AnswerError if a kernel's registers spill to memory."""
     if resources.spill_bytes:
         warps = f"{resources.num_warps} warp{'s' * (resources.num_warps != 1)}"
         raise AnswerError(
@@ -47,14 +47,14 @@ def require_no_spills(resources: Resources, where: str = "") -> None:
 
 
 def require_no_spills_at(answer: Callable, widest: tuple, device: str) -> None:
-    """Raise AnswerError where a kernel of `answer(*widest)` spills; of no inputs, nothing is compiled."""
+    """Raise AnswerError if a kernel of `answer(*widest)` spills; without inputs, compile nothing."""
     if widest:
         for resources in compiled_launches(answer, widest, (device,))[0]:
             require_no_spills(resources, described(widest))
 
 
 def check_widths(resources: Resources) -> None:
-    """Raise AnswerError where a load or store of global memory is narrower than 16 bytes."""
+    """Raise AnswerError if a load or store of global memory is narrower than 16 bytes."""
     for opcode, what in (("LDG", "loads"), ("STG", "stores")):
         counts = {width: resources.instructions[f"{opcode}.{width}"] for width in WIDTHS}
         narrowest = next((width for width in WIDTHS if counts[width]), 128)
@@ -70,7 +70,8 @@ def check_widths(resources: Resources) -> None:
 def compiled_launches(
     answer: Callable, inputs: tuple[torch.Tensor, ...], devices: tuple[str, ...]
 ) -> list[list[Resources]]:
-    """For each device, the kernels that `answer(*inputs)` launches, compiled; ValueError where one does not compile."""
+    """Return, for each device, the compiled kernels that `answer(*inputs)` launches; raise ValueError if one doesn't
+    compile."""
     if isinstance(answer, MeteredElsewhere):
         return answer.compiled(inputs, devices)
     seen, _ = launches(answer, inputs)
@@ -82,9 +83,10 @@ def compiled_launches(
 def launches(
     answer: Callable, inputs: tuple[torch.Tensor, ...]
 ) -> tuple[list[tuple[JITFunction, tuple, dict]], Traffic]:
-    """The kernels that `answer(*inputs)` launches, each with its positional and keyword arguments; and its traffic.
+    """Return the kernels that `answer(*inputs)` launches, with their positional and keyword arguments, and the call's
+    traffic.
 
-    A launch without programs does not count.
+    Launches without programs don't count.
     """
     seen = []
 

@@ -1,4 +1,4 @@
-"""Inputs that expose mistakes in a convolution with batch norm and ReLU."""
+"""Generate inputs that expose mistakes in a convolution with batch norm and ReLU."""
 
 from dataclasses import replace
 
@@ -26,7 +26,8 @@ class _Draw:
         self.draw = normal(seed)
 
     def call(self, label: str, look_at: str, x, filters, stride: int = 1, padding: int = 0, eps: float = 1e-5) -> Case:
-        """`x` and `filters` are shapes. gamma is positive; batch norm is the identity except for its eps."""
+        """Return a call for the shapes `x` and `filters`. gamma is positive, and batch norm is the identity except for
+        its eps."""
         out, channels, taps_h, taps_w = filters
         weight = self.draw(*filters) / (2 * channels * taps_h * taps_w) ** 0.5
         pictures, ones, zeros = self.draw(*x) / 2, torch.ones(out), torch.zeros(out)
@@ -34,7 +35,7 @@ class _Draw:
         return Case(label, (pictures.half(), weight.half(), *vectors, stride, padding, eps), look_at)
 
     def normed(self, case: Case, bias: bool = True, negative: bool = True) -> Case:
-        """The case with a batch norm that does something, and a bias of the convolution's own."""
+        """Return the case with a batch norm that changes values, and with a bias in the convolution."""
         x, weight, _, _, _, _, _, *rest = case.inputs
         out = len(weight)
         gamma, beta, mean = self.draw(out) / 2, self.draw(out) / 2, self.draw(out) / 2
@@ -45,7 +46,7 @@ class _Draw:
 
 
 def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3), (2, 20, 9, 6, 70))) -> list[Case]:
-    """Calls in which batch norm does nothing: pixels, taps, strides, padding, edges, layouts, NaN, no image at all.
+    """Return calls in which batch norm changes nothing: pixels, taps, strides, padding, edges, layouts, NaN, no image.
 
     Args:
         seed: decides the values.
@@ -84,7 +85,7 @@ def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3),
         "where a weight of 0 makes NaN of NaN"
     )
     special = draw.call("NaN in one pixel", nan, (1, 16, 6, 6), (16, 16, 3, 3), padding=1)
-    special.inputs[0][0, :, 2, 2] = torch.nan  # also in channel 0, which a sum that runs too far reaches next
+    special.inputs[0][0, :, 2, 2] = torch.nan  # also in channel 0, the next one that a too long sum reads
     found.append(special)
     several = "the image: there may be any number of them"
     found.append(draw.call("19 images", several, (19, 16, 2, 2), (16, 16, 1, 1)))

@@ -1,4 +1,4 @@
-"""Is a kernel of CUDA C++ right, sound and sparing? The text that was answered is compiled and executed."""
+"""Check that a CUDA C++ kernel is correct, memory-safe and economical, by compiling and running the answer's source."""
 
 import functools
 import itertools
@@ -21,7 +21,7 @@ FAR_BELOW_ZERO = 200  # e^-200 is 0 in fp32
 LOWER_STILL = -(2.0**127)  # below what a maximum may start at by mistake, such as -10000 or -1e30
 MAX_THREADS = 1024
 MAX_SOURCE = 20_000  # characters
-MAX_LINES_SHOWN = 12  # of the compiler's messages
+MAX_LINES_SHOWN = 12  # of compiler messages
 NAME = re.compile(r"\w{1,60}(<[\w ,]{1,60}>)?")
 KEYS = {"source", "kernel", "threads"}
 FIRST_WRONG = "the first element that differs: its row's maximum, its sum, and the values of threads past its end"
@@ -40,15 +40,15 @@ UNLIKE: dict[str, Callable] = {
 
 @as_check
 def check_cuda_rows(answer: Callable, reference: Callable, columns: Iterable[int], scales: Iterable[float]) -> str:
-    """Run the kernel, one block per row, and compare it with `reference`, to twice PyTorch's own error.
+    """Run the kernel, one block per row, and compare it with `reference`, within twice PyTorch's own error.
 
     Args:
         answer: the learner's function: columns -> {"source", "kernel", "threads"}; the kernel takes
             (const float* x, float* y, int columns), x and y of (rows, columns).
         reference: x -> y.
-        columns: the widths that are tried, the simplest first.
-        scales: of x, which is drawn from the normal distribution: each is tried. The last row is below -200; where x is
-            scaled, the second holds one value, far lower still.
+        columns: the widths to try, the simplest first.
+        scales: factors of x, which is normally distributed; each is tried. The last row is below -200. If x is scaled,
+            all of the second row is one value, far lower still.
         name: the check's name.
     """
     widths = list(columns)
@@ -61,11 +61,11 @@ def check_cuda_rows(answer: Callable, reference: Callable, columns: Iterable[int
 
 @as_check
 def check_cuda_memory_safety(answer: Callable, columns: Iterable[int], reference: Callable = softmax_of_rows) -> str:
-    """Run the kernel under the sanitizer: no race, no wrong mask, nothing out of bounds or misaligned; in the end, on
-    the last rows of a tensor of 2^33 elements, which is never allocated.
+    """Run the kernel under the sanitizer: no races, no wrong masks, no out-of-bounds or misaligned accesses. The last
+    run is on the last rows of a tensor of 2^33 elements, which is never allocated.
 
     Args:
-        answer, columns, reference: as of check_cuda_rows; a kernel that computes something else earns nothing.
+        answer, columns, reference: as in check_cuda_rows. A kernel that computes something else fails.
         name: the check's name.
     """
     widths = list(columns)
@@ -80,7 +80,7 @@ def check_cuda_memory_safety(answer: Callable, columns: Iterable[int], reference
 
 @as_check
 def check_cuda_traffic(answer: Callable, columns: Iterable[int], reference: Callable = softmax_of_rows) -> str:
-    """Meter the kernel: one launch that reads x once and writes y once, and no bank conflict.
+    """Meter the kernel: one launch that reads x once and writes y once, without bank conflicts.
 
     Args:
         answer, columns, reference: as of check_cuda_memory_safety.
@@ -107,7 +107,7 @@ def check_cuda_traffic(answer: Callable, columns: Iterable[int], reference: Call
 def check_cuda_code(
     answer: Callable, columns: Iterable[int], device: str = "H100", reference: Callable = softmax_of_rows
 ) -> str:
-    """Compile the kernel: everything in registers, and 16 bytes per load and store where rows allow it.
+    """Compile the kernel: no spills, and 16 bytes per load and store where rows allow it.
 
     Args:
         answer, columns, reference: as of check_cuda_memory_safety.
@@ -136,7 +136,7 @@ def check_cuda_code(
 
 
 def require_large_offsets(answer: Callable, reference: Callable, columns: int) -> None:
-    """Raise AnswerError if a row past 2^31 elements is not found."""
+    """Raise AnswerError if the kernel does not find a row past 2^31 elements."""
     chosen, kernel = compiled(answer, columns)
     _, x, y = launched(chosen, kernel, columns)
     require_right_values(x, y, reference, f"{columns} columns")
@@ -152,7 +152,7 @@ def require_large_offsets(answer: Callable, reference: Callable, columns: int) -
 
 
 def require_wide_accesses(traffic: Traffic, x: torch.Tensor, width: int) -> None:
-    """Raise AnswerError if warps make more requests than 16 bytes per lane need, whatever else the binary holds."""
+    """Raise AnswerError if warps make more requests than 16-byte lanes need, whatever else is in the binary."""
     requests = sum(line.requests for line in traffic.by_line.values())
     least = 2 * x.nbytes // (16 * WARP)  # x loaded and y stored
     if requests > 1.25 * least:
@@ -163,7 +163,7 @@ def require_wide_accesses(traffic: Traffic, x: torch.Tensor, width: int) -> None
 
 
 def compiled(answer: Callable, width: int, device: str = "H100") -> tuple[dict, CudaKernel]:
-    """Return the answer for a width, and its kernel."""
+    """Return the answer for a width, and its compiled kernel."""
     chosen = answer(width)
     if not isinstance(chosen, dict) or set(chosen) != KEYS:
         raise AnswerError(
@@ -194,7 +194,7 @@ def run(answer: Callable, width: int, scale: float = 1.0) -> tuple[Traffic, torc
 def launched(
     chosen: dict, kernel: CudaKernel, width: int, scale: float = 1.0, after: int = 0
 ) -> tuple[Traffic, torch.Tensor, torch.Tensor]:
-    """One metered launch on rows of a width, the first `after` left out: (traffic, x, y)."""
+    """Meter one launch on rows of a width, without the first `after` rows; return (traffic, x, y)."""
     generator = torch.Generator().manual_seed(1000 * cases.draw + width)
     x = scale * torch.randn(ROWS, width, generator=generator)
     x[-1] -= x[-1].max() + FAR_BELOW_ZERO  # a maximum that starts at 0 is not this row's

@@ -1,4 +1,4 @@
-"""Dropout whose mask is a function of a seed: its random numbers, and checks of which elements drop, and how often."""
+"""Check dropout with a seeded mask: its random numbers, which elements it drops, and how often."""
 
 import math
 from collections.abc import Callable
@@ -16,15 +16,15 @@ from kernels.philox import philox
 
 
 def kept_elements(seed: int, elements: int, p: float, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Return the elements dropout keeps, (elements,) of bool: those with `tl.rand(seed, element)` at least p."""
+    """Return which elements dropout keeps, (elements,) bool: those with `tl.rand(seed, element)` of at least p."""
     # p is rounded to float32 as a kernel's argument is.
     return drawn(seed, elements, device) >= torch.tensor(p, dtype=torch.float32, device=device)
 
 
 def drawn(seed: int, elements: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """`tl.rand(seed, element)` of the elements 0, 1, 2 and so on: (elements,), float32.
+    """Return `tl.rand(seed, element)` for the elements 0, 1, 2 and so on: (elements,), float32.
 
-    Source: tl.rand of Triton, the first word of Philox4x32-10 at the counter (element, 0, 0, 0), as a float.
+    Source: Triton's tl.rand, the first word of Philox4x32-10 at counter (element, 0, 0, 0), as a float.
     """
     element = torch.arange(elements, device=device)
     zero = torch.zeros_like(element)
@@ -36,10 +36,10 @@ def drawn(seed: int, elements: int, device: torch.device | str = "cpu") -> torch
 def dropout_cases(
     seed: int, tensors: Callable, shapes: tuple[tuple[int, int], ...], rates: tuple[float, ...]
 ) -> list[Case]:
-    """Calls of a function of tensors, then p and a seed, the simplest first.
+    """Return calls of a function of tensors, p and a seed, the simplest first.
 
     Args:
-        seed: decides the tensors' values; the seeds of the calls are `seed_of` their places.
+        seed: determines the tensors' values; the calls' own seeds are `seed_of` their places.
         tensors: (rows, cols, draw) -> the tensors of a call, where draw(*shape) is a random float32 tensor.
         shapes: (rows, cols) of the calls.
         rates: p of the calls, in turn.
@@ -92,7 +92,7 @@ def dropout_cases(
         like = [x.to(dtype) for x in tensors(rows, cols, draw)]
         add(name, like, cases.in_float32(name))
         if len(like) == 3:
-            # x + bias has more digits than 16 bits hold, or passes 65504; the residual takes most of it off again.
+            # x + bias has more digits than 16 bits hold, or passes 65504; the residual cancels most of it.
             x, bias, residual = (256.0, 1.0, -256.0) if dtype == torch.bfloat16 else (60000.0, 10000.0, -50000.0)
             sizes = (each.sigmoid() for each in tensors(rows, cols, draw)[1:2])
             large = [torch.full_like(like[0], x), (bias * next(sizes)).to(dtype), torch.full_like(like[2], residual)]
@@ -107,7 +107,7 @@ def dropout_cases(
 
 
 def seed_of(place: int) -> int:
-    """The seed of a call: small ones, and large ones in between."""
+    """Return a call's seed: mostly small ones, with large ones in between."""
     return place + 1 if place % 3 else 1_000_000_007 + place
 
 
@@ -171,7 +171,7 @@ def check_same_mask(forward: Callable, backward: Callable, p: float, seed: int, 
 
 
 def result_of(answer: Callable, inputs: tuple, what: str) -> torch.Tensor:
-    """Return a call's result, under the meter; AnswerError unless it has the first input's full shape."""
+    """Return a call's result, under the meter; raise AnswerError unless it has the first input's shape."""
     with outputs_start_as_nan():
         traffic = measure(answer, *inputs)
     require_no_hazards(traffic, described(inputs))

@@ -1,4 +1,4 @@
-"""Is a backward pass right in float64, as lean as it can be, and the same in every run?"""
+"""Check that a backward pass is right in float64, moves as little memory as it can, and repeats in every run."""
 
 import inspect
 import re
@@ -20,12 +20,12 @@ from helpers.learning.checks.values import as_tuple, outputs_start_as_nan
 from helpers.learning.outcome import AnswerError, as_check
 from kernels.interpreter import runtime
 
-# For gradcheck, whose step h is 1e-6. Its difference quotient errs by the rounding of two values, u |y| / h, which is
-# 1e-16 * 5 / 1e-6 = 5e-10 for values to 5, and by h^2 / 6 times the third derivative, which is less: 1.5e-9 at most on
-# 500 draws of the exercises' inputs. Arithmetic in float32 errs by 3e-8 at least on each of them.
+# For gradcheck with step h = 1e-6. The error of its difference quotient is the rounding of two values, u |y| / h, 1e-16
+# * 5 / 1e-6 = 5e-10 for values up to 5, plus h^2 / 6 times the third derivative, which is less: at most 1.5e-9 on 500
+# draws of the exercises' inputs. With float32 arithmetic the error is at least 3e-8 on each draw.
 ATOL, RTOL = 5e-9, 1e-8
-RUNS = 10  # of one call on a GPU, to see whether it repeats
-MOVES = 16  # of the inputs, whose effect is averaged
+RUNS = 10  # of one call on a GPU, to see whether results repeat
+MOVES = 16  # perturbations of the inputs; their effects are averaged
 
 
 def gradient_cases(
@@ -36,16 +36,16 @@ def gradient_cases(
     vectors: int = 2,
     wide: bool = False,
 ) -> list[Case]:
-    """Calls of `backward(grad_y, x, .., weight, .., eps)` of a norm with an activation, the simplest first.
+    """Return calls of `backward(grad_y, x, .., weight, .., eps)` of a norm with an activation, the simplest first.
 
-    After grad_y come `tensors` of its shape, then `vectors` of its columns: x, weight and bias by default.
-    Where the reference adds up in float32 (`wide`), there are also fp16 rows whose partial sums pass 65504.
+    After grad_y come `tensors` of its shape, then `vectors` of its columns: x, weight and bias by default. If the
+    reference sums in float32 (`wide`), there are also fp16 rows whose partial sums pass 65504.
 
-    Rows of 64 and of each of `widths` elements; `rows` rows, more than programs, and ten times that; more
-    dimensions; each tensor with strides of its own; another eps, which elsewhere is too small to matter; a large mean;
-    an activation far from 0; NaN; 16 bits, in which each gradient must be rounded once; no row at all. (In float64 the
-    reference is no better than the answer: there check_gradcheck is the judge. In rows of one element the gradient of x
-    is 0, the difference of two equal products, and a GPU that multiplies and adds in one step is off by a rounding.)
+    The cases: rows of 64 and of each of `widths` elements; `rows` rows, more than there are programs, and 10x that
+    number; more dimensions; each tensor with its own strides; another eps, because elsewhere it is too small to matter;
+    a large mean; an activation far from 0; NaN; 16 bits, where each gradient must be rounded once; no rows. (In float64
+    the reference is no better than the answer, so check_gradcheck tests that. In rows of one element x's gradient is 0,
+    the difference of two equal products, and a GPU with fused multiply-adds is off by a rounding.)
     """
     draw = normal(seed)
 
@@ -71,7 +71,7 @@ def gradient_cases(
         return Case(label, (grad_y, x, *more, eps), look_at, nearby=three_deviations)
 
     found = [call("", "that result's formula, one term after another", 2, 64)]
-    # With fewer rows, PyTorch's own largest error, which sets the tolerance, is a matter of luck.
+    # With fewer rows, PyTorch's own largest error, which sets the tolerance, depends on luck.
     found += [
         call("", f"{BLOCK}; and {PADDING}" if cols == max(widths) else PADDING, 8, cols) for cols in sorted(widths)
     ]
@@ -110,10 +110,11 @@ def gradient_cases(
 
 
 def three_deviations(reference: Callable, inputs: tuple) -> list[tuple]:
-    """Return one result, three standard deviations off: those of results whose inputs each move an ulp at random.
+    """Return one result that is three standard deviations off, measured on results whose inputs each move randomly by
+    an ulp.
 
-    An answer's own roundings are many, independent and of that size. One draw of them says little: where a row's sums
-    nearly cancel, or at the bend of an activation of large numbers, another is off by several times that.
+    An answer's own roundings are many, independent and of that size. A single draw is not enough: where a row's sums
+    nearly cancel, or at an activation's bend with large values, another draw is off by several times that.
     """
     draw = torch.Generator().manual_seed(0)
 
@@ -130,8 +131,8 @@ def three_deviations(reference: Callable, inputs: tuple) -> list[tuple]:
 
 
 def sums_that_pass_65504(draw: Callable, tensors: int, vectors: int) -> Case:
-    """Return 128 rows in fp16, dealt to 8 programs so that each gets rows of one sign: each program's sum passes 65504,
-    the total does not."""
+    """Return 128 fp16 rows, distributed over 8 programs so that each gets rows of one sign: each program's sum passes
+    65504, but the total does not."""
 
     def alike(rows: torch.Tensor) -> torch.Tensor:  # four rows, and the same four again
         return rows.expand(16, 2, 4, 33).reshape(128, 33)
@@ -146,17 +147,17 @@ def sums_that_pass_65504(draw: Callable, tensors: int, vectors: int) -> Case:
 
 @as_check
 def check_gradcheck(answer: Callable, forward: Callable, inputs: tuple) -> str:
-    """torch.autograd.gradcheck of `forward(x, weight, bias, eps)` with `answer(grad_y, x, weight, bias, eps)` for its
-    backward pass, in float64.
+    """Run torch.autograd.gradcheck in float64 on `forward(x, weight, bias, eps)`, with `answer(grad_y, x, weight, bias,
+    eps)` as its backward pass.
 
     Args:
         answer: the learner's backward pass, returning a gradient for each tensor.
         forward: the operation.
-        inputs: float64 tensors, then a number that float32 holds.
+        inputs: float64 tensors, then a number that float32 represents exactly.
         name: the check's name.
 
     Raises:
-        ValueError: the number is another in float32, as a kernel gets it; that alone may exceed the tolerance.
+        ValueError: the number changes in float32, in which a kernel receives it; that alone may exceed the tolerance.
     """
     names = list(inspect.signature(forward).parameters)
     *tensors, eps = inputs
@@ -196,16 +197,16 @@ def check_gradcheck(answer: Callable, forward: Callable, inputs: tuple) -> str:
 def check_gradient_traffic(
     answer: Callable, inputs: tuple, launches: int, rest: float, widest: tuple = (), device: str = "A100"
 ) -> str:
-    """Meter `answer(grad_y, x, ..)`: both read once, x's gradient written once, little else; and the same with bfloat16
-    inputs instead of float32, except the partial sums, which stay wide. With `widest`, no
-    register of that call spills.
+    """Meter `answer(grad_y, x, ..)`: both are read once, x's gradient is written once, and little else moves. The same
+    holds with bfloat16 inputs instead of float32, except for partial sums, which stay wide. With `widest`, that call
+    must not spill.
 
     Args:
         answer: the learner's backward pass, returning x's gradient first.
         inputs: its arguments.
-        launches: maximum.
+        launches: the maximum number.
         rest: allowed traffic of weights, partial sums and their sums, in units of x's bytes.
-        widest: arguments of a call on the widest rows that are promised.
+        widest: arguments of a call on the widest supported rows.
         device: the GPU that this call is compiled for, a name in helpers.instruments.devices.DEVICES.
         name: the check's name.
     """
@@ -219,7 +220,7 @@ def check_gradient_traffic(
 
 
 def require_gradient_traffic(answer: Callable, inputs: tuple, launches: int, rest: float) -> None:
-    """Raise AnswerError where one call moves more than `check_gradient_traffic` allows."""
+    """Raise AnswerError if one call moves more than `check_gradient_traffic` allows."""
     traffic = measure(answer, *inputs)
     require_no_hazards(traffic, described(inputs))
     x, moved = inputs[1], dict(traffic.by_tensor)
@@ -254,9 +255,9 @@ def require_gradient_traffic(answer: Callable, inputs: tuple, launches: int, res
 
 @as_check
 def check_repeats(answer: Callable, inputs: tuple) -> str:
-    """`answer(*inputs)` gives the same bits when its programs run in another order: last to first.
+    """Check that `answer(*inputs)` returns the same bits when its programs run in reverse order.
 
-    Where there is a GPU, which has an order of its own, it is called again and again instead.
+    On a GPU, which has its own order, call it repeatedly instead.
     """
     with outputs_start_as_nan():
         results = [as_tuple(answer(*inputs))]
@@ -282,7 +283,7 @@ def check_repeats(answer: Callable, inputs: tuple) -> str:
 
 @contextmanager
 def last_program_first() -> Iterator[None]:
-    """Let the interpreter take the programs of a launch from last to first."""
+    """Make the interpreter run a launch's programs from last to first."""
     in_order = runtime._in_order
 
     def backwards(grid):
@@ -293,5 +294,5 @@ def last_program_first() -> Iterator[None]:
 
 
 def runs_backwards() -> bool:
-    """Return whether programs now run from last to first, so that a launch in another process can do the same."""
+    """Return whether programs currently run from last to first, so that a launch in another process can do the same."""
     return runtime._in_order.__name__ == "backwards"

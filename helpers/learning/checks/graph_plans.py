@@ -1,13 +1,13 @@
-"""Does an answer plan one token's launches as CUDA graphs that later tokens can replay?
+"""Check that an answer plans one token's launches as CUDA graphs that later tokens can replay.
 
 A step is {"launches": [...], "tensors": {...}}. A launch is {"name", "reads", "makes", "waits"}: `reads` and `makes`
-have the elements of each tensor, and `waits` is true if the CPU reads a value before it launches. `tensors` has the
-kind of everything that no launch makes: "fixed" stays at its address, "new" is another tensor for each token, "number"
-is Python's.
-An answer gives {"graphs": lists of names, "copied": names, "launches": a number, "bytes": a number}.
+map each tensor to its number of elements, and `waits` is true if the CPU reads a value before it launches. `tensors`
+has the kind of every input that no launch makes: "fixed" stays at its address, "new" is a new tensor for each token,
+"number" is a Python number. An answer returns {"graphs": lists of names, "copied": names, "launches": a number,
+"bytes": a number}.
 
-A graph keeps addresses and numbers. So does the replay here, which needs no GPU: a `MemorySlot` stands for an address.
-On a GPU the same plan is also captured by torch.cuda.CUDAGraph.
+A graph records addresses and numbers. So does the replay here, which needs no GPU: a `MemorySlot` represents an
+address. On a GPU, torch.cuda.CUDAGraph also captures the same plan.
 """
 
 import copy
@@ -47,7 +47,7 @@ def gated_norm_kernel(x_ptr, residual_ptr, gate_ptr, weight_ptr, y_ptr, sum_ptr,
 
 
 def gated_norm(x, residual, gate, weight, eps):
-    """Return what exercise 18's kernel does, of one row."""
+    """Compute the operation of exercise 18's kernel for one row."""
     y, s = torch.empty_like(x), torch.empty_like(x)
     block = triton.next_power_of_2(x.shape[-1])
     gated_norm_kernel[(1,)](x, residual, gate, weight, y, s, x.shape[-1], eps, BLOCK=block)
@@ -55,7 +55,7 @@ def gated_norm(x, residual, gate, weight, eps):
 
 
 def chosen(flag: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return a sum or a difference: the CPU decides, once it has read the flag."""
+    """Return a sum or a difference; the CPU chooses after reading the flag."""
     return one + other if flag.item() > 0 else one - other
 
 
@@ -68,11 +68,11 @@ def launch(name: str, call: Callable, reads: dict[str, int], makes: dict[str, in
 
 
 def a_step(width: int, hidden: int, first: bool, middle: bool, tempered: bool, kept: bool, gated=gated_norm) -> dict:
-    """A feed-forward half of a decoder layer for one token.
+    """Return the feed-forward half of a decoder layer for one token.
 
     Args:
         first, middle: whether the CPU reads a value before the first launch, and before the head.
-        tempered: whether a result is divided by a number that differs from token to token.
+        tempered: whether a result is divided by a number that changes from token to token.
         kept: whether the caller keeps the residual at one address.
         gated: the fused kernel's launcher.
     """
@@ -103,7 +103,7 @@ def a_step(width: int, hidden: int, first: bool, middle: bool, tempered: bool, k
 
 
 def steps_asked(seed: int, count: int) -> list[dict]:
-    """The plainest step, then one with each part, one with all of them, and others drawn at random."""
+    """Return the simplest step, then one with each part, one with all of them, and random ones."""
     draw = random.Random(seed + (cases.draw << 16))
     parts = [tuple(place == part for place in range(4)) for part in (None, 0, 1, 2, 3)]
     parts += [(True,) * 4] + [tuple(draw.random() < 0.5 for _ in range(4)) for _ in range(count)]
@@ -111,13 +111,13 @@ def steps_asked(seed: int, count: int) -> list[dict]:
 
 
 def shown(step: dict) -> tuple[list[dict], dict[str, str]]:
-    """Return what an answer gets of a step."""
+    """Return the parts of a step that an answer receives."""
     launches = [{key: value for key, value in each.items() if key != "call"} for each in step["launches"]]
     return copy.deepcopy(launches), dict(step["tensors"])
 
 
 def tokens_of(step: dict, count: int) -> list[dict]:
-    """Return the tensors and numbers of each token; weights are the same for all."""
+    """Return each token's tensors and numbers; all tokens share the weights."""
     draw, sizes = torch.Generator().manual_seed(cases.draw), {}
     device = "cuda" if runtime.has_gpu() else "cpu"
     for each in step["launches"]:
@@ -136,7 +136,7 @@ def tokens_of(step: dict, count: int) -> list[dict]:
 
 @dataclass
 class MemorySlot:
-    """An address, by the value it holds now, or a number."""
+    """An address, represented by its current value, or a number."""
 
     value: torch.Tensor | float
 
@@ -147,7 +147,7 @@ def results_of(one: dict, places: dict[str, MemorySlot]) -> dict[str, torch.Tens
 
 
 def in_eager(step: dict, given: dict) -> dict[str, torch.Tensor]:
-    """Return all results of a token, launch by launch."""
+    """Run a token launch by launch and return all results."""
     places, found = {name: MemorySlot(value) for name, value in given.items()}, {}
     for one in step["launches"]:
         made = results_of(one, places)
@@ -157,7 +157,7 @@ def in_eager(step: dict, given: dict) -> dict[str, torch.Tensor]:
 
 
 class Graph:
-    """Launches that read and write the same places at each replay; `capture`: by torch.cuda.CUDAGraph."""
+    """Launches that read and write the same addresses at each replay; `capture` uses torch.cuda.CUDAGraph."""
 
     def __init__(self, launches: list[dict], places: dict[str, MemorySlot], capture: bool):
         self.launches, self.places = launches, dict(places)
@@ -181,7 +181,7 @@ class Graph:
 
 
 class Planned:
-    """A step as a plan runs it, token after token."""
+    """Runs a step by a plan, token after token."""
 
     def __init__(self, step: dict, plan: dict, capture: bool = False):
         self.step, self.copied, self.capture = step, plan["copied"], capture
@@ -237,7 +237,7 @@ class Planned:
 
 
 def best_plan(step: dict) -> dict:
-    """Return the fewest graphs that hold every launch that can be captured, and the copies that they need."""
+    """Return the fewest graphs that contain every launch that can be captured, and the copies that they need."""
     graphs, copied, inside, nbytes, is_open = [], [], set(), 0, False
     for one in step["launches"]:
         nbytes += ITEMSIZE * (sum(one["reads"].values()) + sum(one["makes"].values()))
@@ -275,7 +275,7 @@ def check_graph_plan(answer: Callable, steps: Iterable[dict]) -> str:
 
 
 def try_plan(plan: dict, step: dict, function: str) -> None:
-    """Raise AnswerError unless later tokens come out as in eager, in the launches and bytes of the budget."""
+    """Raise AnswerError unless later tokens match eager results, within the budget of launches and bytes."""
     planned, given = Planned(step, plan), tokens_of(step, TOKENS)
     replayed_as_eager(planned, step, given[:-1], function)
     planned.receive(given[-1])
@@ -314,7 +314,7 @@ def replayed_as_eager(planned: Planned, step: dict, tokens: list[dict], function
 
 
 def compared(got: dict, wanted: dict, plan: dict, step: dict, token: int, function: str) -> None:
-    """Raise AnswerError at the first result that is not eager's, with the graph's older value."""
+    """Raise AnswerError at the first result that differs from eager's, naming a stale value that a graph used."""
     for name, value in wanted.items():
         if not torch.allclose(got[name], value, rtol=NEAR, atol=NEAR):
             held = next((each for each in moving(plan, step) if each not in plan["copied"]), None)
@@ -327,7 +327,7 @@ def compared(got: dict, wanted: dict, plan: dict, step: dict, token: int, functi
 
 
 def moving(plan: dict, step: dict) -> list[str]:
-    """Return the names that the graphs read, and that are elsewhere or another number for each token."""
+    """Return the names that graphs read and that move, or change as numbers, from token to token."""
     known = {one["name"]: one for one in step["launches"]}
     made = {name for group in plan["graphs"] for each in group for name in known[each]["makes"]}
     fixed = {name for name, kind in step["tensors"].items() if kind == "fixed"}
@@ -335,7 +335,7 @@ def moving(plan: dict, step: dict) -> list[str]:
 
 
 def read_by_graphs(plan: dict, step: dict) -> list[str]:
-    """Return the names that the launches in graphs read, in order."""
+    """Return the names that captured launches read, in order."""
     inside = {name for group in plan["graphs"] for name in group}
     return [name for one in step["launches"] if one["name"] in inside for name in one["reads"]]
 
@@ -346,7 +346,7 @@ def outside(plan: dict, step: dict) -> list[str]:
 
 
 def require_plan(plan: object, step: dict, function: str) -> None:
-    """Raise AnswerError unless this is a plan of the step whose graphs can be captured."""
+    """Raise AnswerError unless this is a plan for the step whose graphs can be captured."""
     if not isinstance(plan, dict) or set(plan) != set(KEYS):
         keys = ", ".join(KEYS)
         raise AnswerError(f"{function} gives {plan!r:.80}, not a dictionary with {keys}", "what your function returns")
@@ -389,7 +389,7 @@ def require_plan(plan: object, step: dict, function: str) -> None:
 
 
 def in_a_graph(answer: Callable, kernel: Callable) -> Unquoted:
-    """Run a step with the learner's kernel by the learner's plan; on a GPU by torch.cuda.CUDAGraph, and time it."""
+    """Run a step with the learner's kernel and plan; on a GPU, run it with torch.cuda.CUDAGraph and time it."""
     if any(name not in latest or latest[name].state != PASS for name in ("values", "graph")):
         return Unquoted("Once the checks 'values' and 'graph' have passed, run this cell again.")
     on_gpu = runtime.has_gpu()

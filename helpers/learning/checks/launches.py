@@ -1,7 +1,7 @@
-"""Checks on every kernel that an answer launches: the compiler accepts it, and its constants are plain.
+"""Check every kernel that an answer launches: the compiler accepts it, and its constants are plain values.
 
-`as_check` watches the launches of each check by itself, and the grader's replay those of each submission; no exercise
-has to ask.
+`as_check` watches each check's launches, and the grader's replay watches each submission's. Exercises don't have to
+request it.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.outcome import AnswerError
 from kernels.interpreter import runtime
 
-DEVICE = "A100"  # compiled for, one GPU of many
+DEVICE = "A100"  # the target; any GPU would do
 PLAIN = (bool, int, float, str, type(None), torch.dtype, tl.dtype, JITFunction)
 
 
@@ -30,9 +30,9 @@ class LaunchError(AnswerError):
 
 
 class Launches(contextlib.AbstractContextManager):
-    """The kernels launched inside this context, each in every form: dtypes of its pointers, constants, warps.
+    """Records the kernels launched inside this context, in every form: pointer dtypes, constants, warps.
 
-    A launch whose constants are not plain values raises LaunchError at once: a list that all programs share would be
+    A launch whose constants are not plain values raises LaunchError at once: a list shared by all programs would be
     memory that no meter sees.
     """
 
@@ -43,7 +43,7 @@ class Launches(contextlib.AbstractContextManager):
 
     def __enter__(self) -> "Launches":
         self._replaced = contextlib.ExitStack()
-        # A meter replaces Triton's launch by the interpreter's: both are watched.
+        # A meter replaces Triton's launch with the interpreter's: watch both.
         for owner, name in ((runtime, "_interpreted_run"), (JITFunction, "run")):
             watched = self._watched(getattr(owner, name))
             self._replaced.enter_context(mock.patch.object(owner, name, watched))
@@ -73,8 +73,8 @@ class Launches(contextlib.AbstractContextManager):
             self._forms.setdefault(form, (kernel, args, kwargs))
 
     def require_compiled(self) -> None:
-        """Raise LaunchError unless Triton takes every form launched since the last time, and the assembler one of each
-        kernel, and one in float64 where it was launched in that."""
+        """Raise LaunchError unless Triton compiles every form launched since the last call, and the assembler accepts
+        one form of each kernel, plus one in float64 if it was launched in float64."""
         for form, (kernel, args, kwargs) in self._forms.items():
             wide = any(dtype == torch.float64 for _, dtype in form[1])
             try:
@@ -92,7 +92,7 @@ class Launches(contextlib.AbstractContextManager):
 
 
 def require_plain(kernel: str, name: str, value: object) -> None:
-    """Raise LaunchError where a constant of a launch is not a plain value, or a tuple of such."""
+    """Raise LaunchError if a launch's constant is not a plain value or a tuple of plain values."""
     inner = value.value if isinstance(value, tl.constexpr) else value
     if isinstance(inner, tuple):
         for each in inner:
@@ -105,21 +105,21 @@ def require_plain(kernel: str, name: str, value: object) -> None:
         )
 
 
-MAX_REORDERED = 8  # programs of a call that is repeated in other orders; one with atomics always is
-_launched: set[JITFunction] = set()  # watched, in the call that is measured
-_in_any_order: weakref.WeakSet[JITFunction] = weakref.WeakSet()  # kernels repeated in other orders, without atomics
-# Units in the last place of the largest value: the difference allowed for atomic additions in another order.
+MAX_REORDERED = 8  # most programs of a call that is repeated in other orders; calls with atomics always are
+_launched: set[JITFunction] = set()  # kernels launched in the measured call
+_in_any_order: weakref.WeakSet[JITFunction] = weakref.WeakSet()  # repeated kernels without atomics
+# Allowed difference of atomic additions in another order, in units in the last place of the largest value.
 ROUNDINGS = 32
 
 
 def measure_in_any_order(answer: Callable, *inputs) -> Traffic:
-    """`measure(answer, *inputs)`, repeated with the programs from last to first, and shuffled.
+    """Run `measure(answer, *inputs)`, then repeat it with the programs in reverse order, and shuffled.
 
-    Without atomics, hazards alone make the order matter, and the meter sees these in every call; so calls of many
-    programs and no atomic are not repeated, and of the others only the first of a kernel.
+    Without atomics, order only matters if there are hazards, and the meter sees these in every call. So calls with many
+    programs and no atomics are not repeated, and of the others only a kernel's first call.
 
     Raises:
-        AnswerError: the results differ by more than roundings, or a hazard shows in another order alone.
+        AnswerError: the results differ by more than rounding, or a hazard shows only in another order.
     """
     if isinstance(answer, MeteredElsewhere):
         return answer.metered(*inputs)
@@ -145,7 +145,7 @@ def measure_in_any_order(answer: Callable, *inputs) -> Traffic:
 
 
 def shuffled(programs: list) -> list:
-    """Programs in an order that is the same each time: a stride through them that meets each once."""
+    """Return programs in a fixed order: a stride that visits each once."""
     count = len(programs)
     step = next(each for each in range(int(count * 0.618) + 1, 2 * count + 2) if math.gcd(each, count) == 1)
     return [programs[place * step % count] for place in range(count)]
@@ -156,14 +156,14 @@ ORDERS = {"from last to first": lambda programs: programs[::-1], "shuffled": shu
 
 @contextlib.contextmanager
 def programs_run(reordered: Callable[[list], list]) -> Iterator[None]:
-    """Make the interpreter run the programs of each launch in the order that `reordered` returns."""
+    """Make the interpreter run each launch's programs in the order that `reordered` returns."""
     in_order = runtime._in_order
     with mock.patch.object(runtime, "_in_order", lambda grid: reordered(list(in_order(grid)))):
         yield
 
 
 def fresh_copies(inputs: tuple) -> list:
-    """Copies of a call's inputs, two of them in one storage where the originals do."""
+    """Return copies of a call's inputs that share storage where the originals do."""
     storages: dict[int, torch.UntypedStorage] = {}
     found = []
     for x in inputs:
@@ -177,7 +177,7 @@ def fresh_copies(inputs: tuple) -> list:
 
 
 def fresh_copy(x: object) -> object:
-    """A tensor with x's values, strides and offset, in a storage of its own; anything else as it is."""
+    """Return a tensor with x's values, strides and offset in its own storage; return anything else unchanged."""
     if not isinstance(x, torch.Tensor):
         return x
     storage = x.untyped_storage().clone()
@@ -185,7 +185,7 @@ def fresh_copy(x: object) -> object:
 
 
 def require_alike(one: object, other: object, where: str) -> None:
-    """Raise AnswerError where two results of one call differ by more than roundings."""
+    """Raise AnswerError if two results of one call differ by more than rounding."""
     pairs = zip(*(each if isinstance(each, tuple) else (each,) for each in (one, other)), strict=False)
     for mine, again in pairs:
         if not isinstance(mine, torch.Tensor) or not isinstance(again, torch.Tensor) or mine.shape != again.shape:

@@ -1,13 +1,14 @@
-"""A transformer's layer as a small graph: what helpers.instruments.fusion.small_graph partitions."""
+"""Build a transformer layer as a small graph for helpers.instruments.fusion.small_graph to partition."""
 
 
 def transformer_layer(tokens: int, width: int, itemsize: int = 2) -> dict:
-    """A layer of a decoder: attention as a library's kernel, a gated feed-forward of 4 x width, dropout, residuals.
+    """Return a decoder layer: attention as a library kernel, a gated feed-forward layer of 4 x width, dropout,
+    residuals.
 
     Args:
         tokens: rows of x.
         width: columns of x.
-        itemsize: bytes of a number.
+        itemsize: bytes per element.
     """
     tensors, operations = {}, []
 

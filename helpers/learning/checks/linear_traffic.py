@@ -1,4 +1,4 @@
-"""Does memory traffic grow with the sequence, or with its square?"""
+"""Check that memory traffic grows with the sequence length, not with its square."""
 
 from collections.abc import Callable
 
@@ -11,21 +11,22 @@ from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.checks.passes import require_one_launch
 from helpers.learning.outcome import AnswerError, as_check
 
-# A causal call's share of a full call's bytes. With as many queries in a tile as half of the sequence, three quarters
-# of the keys and values are loaded; with smaller tiles, fewer.
+# A causal call's share of a full call's bytes. If a tile has half of the sequence's queries, three quarters of the keys
+# and values are loaded; with smaller tiles, fewer.
 SKIPPED = 0.85
 
 
 @as_check
 def check_linear_traffic(answer: Callable, shorter: tuple, longer: tuple, causal: tuple | None = None) -> str:
-    """Meter calls: one launch each, the result written once, and no byte touched but of inputs and result.
+    """Meter calls: one launch each, the result written once, and no memory accessed except inputs and result.
 
-    The bytes of inputs and result are linear in the sequence; a matrix of scores, wherever it is kept, is not.
+    The bytes of inputs and result grow linearly with the sequence length; those of a score matrix, wherever it is
+    stored, don't.
 
     Args:
         answer: the learner's function, returning one tensor.
         shorter, longer: its arguments for two lengths of the sequence, of any strides.
-        causal: arguments of a causal call as long as the longer one, which may load at most `SKIPPED` of its bytes.
+        causal: arguments of a causal call of the longer length, which may load at most `SKIPPED` of its bytes.
         name: the check's name.
     """
     read = []
