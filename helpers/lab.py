@@ -51,7 +51,7 @@ def open_lab(port: int = 8888, browser: bool = True, options: list[str] | None =
     os.environ["JUPYTER_DATA_DIR"] = str(home / "data")
     os.environ["JUPYTER_RUNTIME_DIR"] = str(home / "runtime")
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
-    # Lessons say `fusion check ...`: JupyterLab's terminals find it. A login shell would set PATH anew.
+    # Lessons say `fusion check ...`: JupyterLab's terminals find it. A login shell would overwrite PATH.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     shell = os.environ.get("SHELL") or shutil.which("sh")
     for name in ("JUPYTER_PATH", "JUPYTER_CONFIG_PATH"):

@@ -204,7 +204,7 @@ def same(shown: dict | list[dict], expected: dict | list[dict]) -> bool:
 
 
 def unwritten(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Where a result holds what outputs start as."""
+    """Return a mask of the elements that still hold an output's initial value."""
     return np.isnan(values) if dtype in EPSILON else values == np.iinfo(dtype).max
 
 

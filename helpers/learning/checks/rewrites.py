@@ -83,7 +83,7 @@ def two(x, weight, up):
 
 
 def in_a_row(x, weight, up):
-    """As many places as may be drawn, each behind the one before; an eps of many digits."""
+    """Chain a random number of places, with an eps of many digits."""
     for place in range(cases.between(3, 5, 16)):
         x = gated(torch.relu(x), weight, up, 1.23456789e-3 * (place + 1))
     return x

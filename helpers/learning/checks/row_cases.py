@@ -121,7 +121,7 @@ def norm_cases(
     found.append(call("bfloat16, a wide row", wide, 1, 4096, dtype=torch.bfloat16, mean=20.0, scale=1.0))
     found.append(call("the widest row", f"{BLOCK}; and {PADDING}", 1, widest or cases.between(14000, 16384, seed)))
     many = call("many rows", ROWS, cases.between(2100, 4000, seed), 9)
-    # By chance, the elements of one of so many rows are close to each other: then digits are lost.
+    # With this many rows, some row's elements are close to each other by chance, which loses digits.
     found.append(replace(many, input_error=torch.float32, few=True))
     # No two terms of a sum cancel, so small results are as accurate as large ones.
     rows = [32 * torch.stack([cases.distinct_values(x, tensors) for x in draw(4, 64)]) for _ in range(tensors)]

@@ -394,7 +394,7 @@ def stored_in_another_layout(got: torch.Tensor, usual: torch.Tensor) -> bool:
 
 
 def axes_exchanged(got: torch.Tensor, usual: torch.Tensor) -> bool:
-    """Return whether every value is right in a square view of which the last two axes are exchanged."""
+    """Return whether every value is right, but a square view has its last two axes exchanged."""
     if got.dim() < 2 or got.is_contiguous() or not got.is_floating_point() or got.shape[-1] != got.shape[-2]:
         return False
     return torch.allclose(got.mT.double(), usual.double(), rtol=1e-2, atol=1e-3, equal_nan=True)
