@@ -160,11 +160,10 @@ def test_a_compile_error_prints_nothing_when_it_is_collected(monkeypatch):
     """A program left to the garbage collector printed an exception of cuda-core's into the learner's cell."""
 
     def refused():
-        kept = []  # holds the error, whose frames hold this list
         try:
             cuda_kernel("__global__ void k(float* x) { x[0] = 1 }", "k")
         except ValueError as error:
-            kept.append(error)
+            _kept = error  # whose frames hold this one
 
     ignored = []
     monkeypatch.setattr(sys, "unraisablehook", lambda raised: ignored.append(str(raised.exc_value)))
