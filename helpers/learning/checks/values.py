@@ -334,9 +334,9 @@ def in_order(inputs: tuple) -> bool:
     return all(x.is_contiguous() for x in inputs if isinstance(x, torch.Tensor))
 
 
-def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, case: Case, missing: int) -> str:
-    """Return where to look; `missing`: how many elements of the result were never stored."""
-    whole = missing <= 0
+def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, case: Case, unstored: int) -> str:
+    """Return where to look; `unstored`: how many elements of the result were never stored."""
+    whole = unstored <= 0
     if stored_in_another_layout(got, usual):
         return (
             f"the result's strides, {got.stride()}: the values are right in the order of memory, so your kernel stores "
@@ -351,8 +351,8 @@ def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, ca
             f"{rows} x {columns} belongs at i * {columns} + j"
         )
     start = unwritten(got)
-    never = start & wrong & ~usual.isnan()
-    if not torch.equal(never, wrong) or (whole and not got.is_floating_point()):
+    missing = start & wrong & ~usual.isnan()
+    if not torch.equal(missing, wrong) or (whole and not got.is_floating_point()):
         low = case.inputs[0].dtype in (torch.float16, torch.bfloat16) and got.is_floating_point()
         # An exercise that asks for one rounding has its own text in its 16-bit cases.
         if low and not case.one_rounding and torch.allclose(got.double(), usual.double(), 0.01, 0.0, equal_nan=True):
@@ -365,12 +365,12 @@ def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, ca
             f"and {case.look_at}"
         )
     # So these were never stored, or were computed from memory that was never stored.
-    if never.all():
+    if missing.all():
         return f"the grid and the store: no element was written; or else NaN was, and then look at {case.look_at}"
-    first = int(never.flatten().nonzero()[0])
+    first = int(missing.flatten().nonzero()[0])
     if start.flatten()[first:].all():
         return f"the grid: nothing was written from element {first} on"
-    if int(never.sum()) == missing:  # so what was stored was not NaN
+    if int(missing.sum()) == unstored:  # so what was stored was not NaN
         return "the grid and the store: these elements were never written"
     return f"the store: these elements were never written, or NaN was; and {case.look_at}"
 
