@@ -387,9 +387,6 @@ def try_place(case: RewriteCase, module: GraphModule, graph: list[dict], place: 
     if {place[key] for key in ("x", "weight", "up")} >= {each for each in result["args"] if isinstance(each, str)}:
         said = f"{where} the kernel would replace {place['result']} alone: up is {place['up']}, and the graph keeps it"
         told(case, said, "where up comes from: it must be computed outside the place", graph)
-    own = {number for name in inside(nodes, place) for number in nodes[name]["args"] if isinstance(number, float)}
-    if own and place["eps"] not in own:
-        told(case, f"{where} eps is {place['eps']!r}, and the graph has {max(own)!r}", "where eps comes from", graph)
     left = rewritten(module, [place])
     before, after = launches_left(module), launches_left(left)
     still = [name for name in inside(nodes, place) if name in after]
@@ -401,6 +398,9 @@ def try_place(case: RewriteCase, module: GraphModule, graph: list[dict], place: 
         near = NEAR[other.dtype] * max(1.0, other.abs().max().item())
         if one.dtype != other.dtype or not (one.double() - other.double()).abs().max().item() <= near:
             told(case, f"{where} the graph computes something else", "what each operator is applied to", graph)
+    own = {number for name in inside(nodes, place) for number in nodes[name]["args"] if isinstance(number, float)}
+    if own and place["eps"] not in own:
+        told(case, f"{where} eps is {place['eps']!r}, and the graph has {max(own)!r}", "where eps comes from", graph)
     if seen.bytes_total >= measure(module, *case.inputs).bytes_total or len(after) >= len(before):
         told(case, f"{where} the rewritten graph moves no fewer bytes", "what the kernel replaces", graph)
 
