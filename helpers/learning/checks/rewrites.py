@@ -183,14 +183,14 @@ def rewrite_cases(seed: int, *, places: bool, rows: int = 6, cols: int = 40) -> 
             RewriteCase("factors and sums in the other order", swapped, inputs(), 1),
             RewriteCase("x and the result are read elsewhere too", residual, inputs(), 1),
             RewriteCase("two places, two values of eps", two, inputs(), 2),
+            RewriteCase("16 bits", gated, inputs(brain), 1),
+            RewriteCase("three dimensions", gated, inputs(half, shape=(2, rows, cols)), 1),
+            RewriteCase("sizes are symbols", residual, inputs(), 1, dynamic=True),
             RewriteCase("up is x too", up_is_x, inputs(), 1),
             RewriteCase("two places with one x", one_x, inputs(), 2),
             RewriteCase("eps 1e-12", tiny_eps, inputs(), 1),
             RewriteCase("four dimensions", gated, inputs(shape=(2, 2, rows, cols)), 1),
             RewriteCase("several places", in_a_row, inputs(), cases.between(3, 5, 16)),
-            RewriteCase("16 bits", gated, inputs(brain), 1),
-            RewriteCase("three dimensions", gated, inputs(half, shape=(2, rows, cols)), 1),
-            RewriteCase("sizes are symbols", residual, inputs(), 1, dynamic=True),
         ]
     return [
         RewriteCase("the norm is read elsewhere", keeps_norm, inputs(), 0),
