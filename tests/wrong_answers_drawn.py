@@ -315,12 +315,6 @@ WRONG = {
         "eps 0 is 1e-6": {
             "x, up, weight, y, cols, eps, BLOCK": "x, up, weight, y, cols, eps or 1e-6, BLOCK",
         },
-        "names as torch gives them": {
-            'if node["op"] != "mul":': 'if node["op"] != "mul" or not node["name"].startswith("mul"):',
-        },
-        "readers counted twice": {
-            'len(node["users"]) == 1': 'len(set(node["users"])) == 1',
-        },
     },
     "17_flash_decoding": {
         "heads modulo 256": {
@@ -328,9 +322,6 @@ WRONG = {
         },
         "inf in k": {
             's = tl.where(inside, s, -float("inf"))': 's = tl.where(inside & (s < 1e30), s, -float("inf"))',
-        },
-        "NaN in v of weight 0": {
-            "acc = acc * shrink + tl.sum(e[:, None] * v, axis=0)": "acc = acc * shrink + tl.sum(tl.where(e[:, None] > 0, e[:, None] * v, 0.0), axis=0)",
         },
         "splits past 256 dropped": {
             "exists = split < splits": "exists = split < tl.minimum(splits, 256)",
@@ -360,9 +351,6 @@ WRONG = {
         },
         "most launches 1000": {
             "max(0, math.floor(left / gap))": "min(1000, max(0, math.floor(left / gap)))",
-        },
-        "gate past 1e4 is 0": {
-            "normed * (gate * tl.sigmoid(gate))": "normed * tl.where(gate > 1e4, 0.0, gate * tl.sigmoid(gate))",
         },
         "copied at other shapes": {
             "block = triton.next_power_of_2(cols)": "if cols != 1000:\n        x = x.clone()\n    block = triton.next_power_of_2(cols)",

@@ -429,7 +429,11 @@ parts = ("launches", "bytes unfused", "minimum bytes", "% saved", "speedup")
 shares = (0.1, 0.25, 0.5, 0.9)
 
 # %% grade_id="report-numbers" points=2
-questions = [(1, 8, 0.5), *draw_questions(15, 4, range(2, 100), range(2, 300), shares)]
+questions = [
+    (1, 8, 0.5),
+    (3, 5, 0.99),
+    *draw_questions(15, 4, range(2, 100), range(2, 300), shares),
+]
 check_numbers(report, metered, questions, parts=parts, within=1e-6, name="report-numbers")
 
 # %% grade_id="other-values" points=1

@@ -61,6 +61,10 @@ SAMPLE = [
     ("16_help_the_compiler", "y in 16 bits"),
     ("16_help_the_compiler", "one warp"),
     ("16_help_the_compiler", "int32"),
+    ("04_bias_dropout_residual", "rows past 512 share the mask"),
+    ("12_layer_norm_int8", "clip at least 0.25"),
+    ("14_cuda_softmax", "NaN dropped"),
+    ("18_short_kernels", "launches of four"),
 ]
 
 

@@ -102,12 +102,28 @@ def a_step(width: int, hidden: int, first: bool, middle: bool, tempered: bool, k
     return {"launches": found, "tensors": tensors}
 
 
+def a_long_step(width: int, parts: int, length: int) -> dict:
+    """So many parts of so many launches each, and before each but the first the CPU reads a value."""
+    found, last = [], "x"
+    for part in range(parts):
+        if part:
+            read = {"flag": 1, last: width, "shift": width}
+            found.append(launch(f"chosen_{part}", chosen, read, {f"start_{part}": width}, True))
+            last = f"start_{part}"
+        for place in range(length):
+            name = f"step_{part}_{place}"
+            found.append(launch(name, torch.tanh, {last: width}, {f"{name}_result": width}))
+            last = f"{name}_result"
+    return {"launches": found, "tensors": {"x": "new", "flag": "new", "shift": "new"}}
+
+
 def steps_asked(seed: int, count: int) -> list[dict]:
-    """Return the plainest step, one with each part, one with all of them, and some drawn at random."""
+    """Return the plainest step, one with each part, one with all of them, some drawn at random, and a long one."""
     draw = random.Random(seed + (cases.draw << 16))
     parts = [tuple(place == part for place in range(4)) for part in (None, 0, 1, 2, 3)]
     parts += [(True,) * 4] + [tuple(draw.random() < 0.5 for _ in range(4)) for _ in range(count)]
-    return [a_step(draw.choice((8, 24, 40)), draw.choice((16, 48, 72)), *each) for each in parts]
+    found = [a_step(draw.choice((8, 24, 40)), draw.choice((16, 48, 72)), *each) for each in parts]
+    return [*found, a_long_step(draw.choice((8, 24, 40)), draw.randint(4, 5), draw.randint(9, 12))]
 
 
 def shown(step: dict) -> tuple[list[dict], dict[str, str]]:

@@ -183,14 +183,14 @@ def rewrite_cases(seed: int, *, places: bool, rows: int = 6, cols: int = 40) -> 
             RewriteCase("factors and sums in the other order", swapped, inputs(), 1),
             RewriteCase("x and the result are read elsewhere too", residual, inputs(), 1),
             RewriteCase("two places, two values of eps", two, inputs(), 2),
+            RewriteCase("16 bits", gated, inputs(brain), 1),
+            RewriteCase("three dimensions", gated, inputs(half, shape=(2, rows, cols)), 1),
+            RewriteCase("sizes are symbols", residual, inputs(), 1, dynamic=True),
             RewriteCase("up is x too", up_is_x, inputs(), 1),
             RewriteCase("two places with one x", one_x, inputs(), 2),
             RewriteCase("eps 1e-12", tiny_eps, inputs(), 1),
             RewriteCase("four dimensions", gated, inputs(shape=(2, 2, rows, cols)), 1),
             RewriteCase("several places", in_a_row, inputs(), cases.between(3, 5, 16)),
-            RewriteCase("16 bits", gated, inputs(brain), 1),
-            RewriteCase("three dimensions", gated, inputs(half, shape=(2, rows, cols)), 1),
-            RewriteCase("sizes are symbols", residual, inputs(), 1, dynamic=True),
         ]
     return [
         RewriteCase("the norm is read elsewhere", keeps_norm, inputs(), 0),
@@ -388,9 +388,6 @@ def try_place(case: RewriteCase, module: GraphModule, graph: list[dict], place: 
     if {place[key] for key in ("x", "weight", "up")} >= {each for each in result["args"] if isinstance(each, str)}:
         said = f"{where} the kernel would replace {place['result']} alone: up is {place['up']}, and the graph keeps it"
         told(case, said, "where up comes from: it must be computed outside the place", graph)
-    own = {number for name in inside(nodes, place) for number in nodes[name]["args"] if isinstance(number, float)}
-    if own and place["eps"] not in own:
-        told(case, f"{where} eps is {place['eps']!r}, and the graph has {max(own)!r}", "where eps comes from", graph)
     left = rewritten(module, [place])
     before, after = launches_left(module), launches_left(left)
     still = [name for name in inside(nodes, place) if name in after]
@@ -402,6 +399,9 @@ def try_place(case: RewriteCase, module: GraphModule, graph: list[dict], place: 
         near = NEAR[other.dtype] * max(1.0, other.abs().max().item())
         if one.dtype != other.dtype or not (one.double() - other.double()).abs().max().item() <= near:
             told(case, f"{where} the graph computes something else", "what each operator is applied to", graph)
+    own = {number for name in inside(nodes, place) for number in nodes[name]["args"] if isinstance(number, float)}
+    if own and place["eps"] not in own:
+        told(case, f"{where} eps is {place['eps']!r}, and the graph has {max(own)!r}", "where eps comes from", graph)
     if seen.bytes_total >= measure(module, *case.inputs).bytes_total or len(after) >= len(before):
         told(case, f"{where} the rewritten graph moves no fewer bytes", "what the kernel replaces", graph)
 
