@@ -470,8 +470,8 @@ def test_a_loop_whose_loads_no_program_executed_does_not_run():
 
 def test_a_million_blocks_of_one_warp_wait_to_be_started():
     """The H100's sweep: top-k of 1,048,576 rows took 635 us and of 2,097,152, a point held out, 1264."""
-    for rows, columns, measured in ((2**20, 128, 635e-6), (2**21, 64, 1264e-6)):
-        x = meta(rows, columns, dtype=torch.bfloat16)
+    for many, columns, measured in ((2**20, 128, 635e-6), (2**21, 64, 1264e-6)):
+        x = meta(many, columns, dtype=torch.bfloat16)
         with variant("plain"):
             found = predict(CATALOGUE["softmax_topk"].fused, x, 8, device="H100")
         assert found.bound == "dispatch"
