@@ -9,6 +9,7 @@ The rules are those of the traffic meter, on a GPU: an operator that PyTorch has
 import contextlib
 import inspect
 import mmap
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -188,6 +189,8 @@ def _counts(tensor: torch.Tensor) -> bool:
 _fused_rms_norm = torch.ops.aten._fused_rms_norm.default
 ONLY_ON_A_GPU = frozenset([_fused_rms_norm, torch.ops.aten._fused_rms_norm_backward.default])
 
+FAKE_QUANTISED = re.compile(r"_?fake_quantize_per_(tensor|channel)_affine_cachemask")
+
 # Where an operator takes the positions that it reads or writes at.
 INDICES = {"index": "indices", "_index_put_impl_": "indices", "nll_loss_forward": "target"}
 
@@ -298,7 +301,10 @@ class _Shapes(EagerMeter):
         if any(argument.name == "device" for argument in func._schema.arguments):
             kwargs = {**kwargs, "device": "meta"}
         try:
-            result = func(*args, **kwargs)
+            if FAKE_QUANTISED.match(func.overloadpacket.__name__):  # which has no rule for meta tensors
+                result = torch.empty_like(args[0]), torch.empty_like(args[0], dtype=torch.bool)
+            else:
+                result = func(*args, **kwargs)
         except (NotImplementedError, RuntimeError) as error:
             raise ValueError(f"{func} cannot run without data: {' '.join(str(error).split())[:120]}") from None
         match func.overloadpacket.__name__:

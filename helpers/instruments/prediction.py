@@ -14,10 +14,11 @@ launch then takes
                  transfer of its own bytes, which other blocks on the SM hide, but not the block itself
     arithmetic   instructions of the busiest SM (so an uneven last wave counts) / the share of its pipelines' rates
                  that dependent instructions leave; for matrix products of PyTorch, FLOPs / peak
+    dispatch     blocks / those that the GPU starts per clock
 
-    time = launch + ramp + the largest of the last four + the second largest / (4 x waves of blocks): in a single wave
-           all blocks load, compute and store at about the same time, and hide less of each other. Blocks that access
-           4 bytes per thread or less keep few bytes in flight, and hide no more of each other in many waves
+    time = launch + ramp + the largest of the last five + the second largest, without dispatch, / (4 x waves of blocks):
+           in a single wave all blocks load, compute and store at about the same time, and hide less of each other.
+           Blocks that access 4 bytes per thread or less keep few bytes in flight, and hide no more in many waves
 
 A Triton kernel with `tl.dot` that was compiled to asynchronous loads fetches ahead, so that the two smaller of DRAM, L2
 and `matrix` are hidden: the FLOPs of the products that the busiest SM does / what a product reaches. Its other
@@ -85,6 +86,7 @@ EXTRA_CYCLES = {"SHFL": 14, "BAR": 5, "LDS": 16}
 ROUND = 0.45e-6  # s: a load in a loop that is not the first
 COLD_CODE = 0.1e-6  # s until a block's first instructions arrive from beyond a cold L2
 DISPATCH = 0.04e-6  # s from one block to the next that an SM starts
+DISPATCHED = 0.835  # blocks that the GPU starts per clock: 1,048,576 of one warp took 635 us on an H100
 STALLS = 1.4  # times the cycles of the busiest pipeline that a block's instructions take: they wait for each other
 EXPOSED = 0.25  # of the second largest term, in a single wave of blocks
 # The same two where the first read asks to be kept (evict_last) and stores ask not to be (evict_first), for all bytes
@@ -113,7 +115,7 @@ NARROW = 8  # loads and stores in the code, below which their width says little
 # Why a prediction may be off by more than a fifth. Where none of these holds, nine in ten are 12 % off or less.
 UNSURE = {
     "narrow": "most loads and stores take 4 bytes per thread or less, as in rows that 16 bytes don't divide: "
-    "it may take up to 1.8x the predicted time",
+    "it may take 0.6x to 3x the predicted time",
     "few": "fewer programs than SMs: the time is one program's chain of dependent instructions; it may take up to 1.6x "
     "the predicted time",
     "close": "two resources take about equally long, and few programs fit an SM: they may overlap less, and it may "
@@ -332,9 +334,14 @@ class L2Cache:
 
 
 def _made_of(name: str, terms: dict[str, float], note: str, exposed: float = 0.0, unsure: str = "") -> LaunchPrediction:
-    """`exposed`: the share of the second largest of DRAM, L2 and arithmetic that the largest does not hide."""
-    *_, second, first = sorted(seconds for term, seconds in terms.items() if term not in ("launch", "ramp"))
-    return LaunchPrediction(name, terms["launch"] + terms["ramp"] + first + exposed * second, terms, note, unsure)
+    """`exposed`: the share of the second largest of DRAM, L2, latency and arithmetic that the largest does not hide."""
+    second, first = _two_largest(terms)
+    rest = max(first + exposed * second, terms.get("dispatch", 0.0))
+    return LaunchPrediction(name, terms["launch"] + terms["ramp"] + rest, terms, note, unsure)
+
+
+def _two_largest(terms: dict[str, float]) -> list[float]:
+    return sorted(terms[term] for term in ("DRAM", "L2", "latency", "arithmetic"))[-2:]
 
 
 def _triton(launch: TritonLaunch, missing: float, device: Device) -> LaunchPrediction:
@@ -361,11 +368,12 @@ def _triton(launch: TritonLaunch, missing: float, device: Device) -> LaunchPredi
         "L2": from_l2,
         "latency": (waves - 1) * wait + waves * (again + products) + from_l2 / resident,
         "arithmetic": (on_one_sm - 1) * issue,
+        "dispatch": launch.programs / (DISPATCHED * device.sm_clock),
     }
     # Blocks that access an element at a time keep few bytes in flight: in no wave do they hide all of each other.
     narrow = _is_narrow(resources)
     exposed = EXPOSED if narrow else EXPOSED / max(1.0, on_one_sm / fitting)
-    *_, second, first = sorted(seconds for term, seconds in terms.items() if term not in ("launch", "ramp"))
+    second, first = _two_largest(terms)
     reasons = {
         "matmul": launch.flops > 0,
         "narrow": narrow,

@@ -29,6 +29,7 @@ from helpers.instruments.prediction import predict
 from helpers.instruments.recordings import recorded
 from helpers.instruments.sass import Instruction
 from helpers.instruments.traffic import measure
+from kernels import CATALOGUE, variant
 
 H200 = DEVICES["H200"]
 SMALL = 1e11  # FLOPs, of the recorded tiled rows that are rehearsed in seconds
@@ -151,7 +152,7 @@ def beyond(rows) -> list[str]:
     """The rows that take longer than each of their reasons to be unsure allows."""
     found = []
     for row in rows:
-        most = max(float(re.search(r"up to ([\d.]+)x", reason)[1]) for reason in row.prediction.unsure)
+        most = max(float(re.search(r"([\d.]+)x the predicted time", reason)[1]) for reason in row.prediction.unsure)
         if row.measured > most * row.prediction.time:
             found.append(
                 f"{row.kernel} {row.version} {row.shape}: {row.measured / row.prediction.time:.2f}, not {most}"
@@ -301,6 +302,16 @@ def test_eager_operators_count_as_metered():
     assert [launch.name for launch in launches] == [name for name, _ in exact.by_launch]
     ours = [sum(each.read + each.written for each in launch.operands.values()) for launch in launches]
     assert ours == [moved.total for _, moved in exact.by_launch]
+
+
+def test_fake_quantisation_has_a_gpus_bytes():
+    def fake(x):
+        return torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127)
+
+    exact = measure(fake, torch.randn(64, 256))
+    (launch,) = dry_run(fake, meta(64, 256), multiprocessors=132)
+    assert sum(each.read + each.written for each in launch.operands.values()) == exact.bytes_total
+    assert any("its kernels are unknown" in reason for reason in predict(fake, meta(64, 256)).unsure)
 
 
 def test_a_rehearsal_computes_nothing_and_takes_no_memory():
@@ -455,6 +466,16 @@ def test_a_loop_to_a_constant_counts_as_often_as_its_bound_says_in_each_turn_of_
 def test_a_loop_whose_loads_no_program_executed_does_not_run():
     loop = code(".L_0: LDG.E.128 R4, [R2]", "FADD R1, R1, R4", "@P0 BRA `(.L_0)", line=8)
     assert prediction._iterations(loop, 32, launch_that_loads({7: 512}, 1)) == {(0, 2): 0}
+
+
+def test_a_million_blocks_of_one_warp_wait_to_be_started():
+    """The H100's sweep: top-k of 1,048,576 rows took 635 us and of 2,097,152, a point held out, 1264."""
+    for many, columns, measured in ((2**20, 128, 635e-6), (2**21, 64, 1264e-6)):
+        x = meta(many, columns, dtype=torch.bfloat16)
+        with variant("plain"):
+            found = predict(CATALOGUE["softmax_topk"].fused, x, 8, device="H100")
+        assert found.bound == "dispatch"
+        assert found.time == pytest.approx(measured, rel=0.03)
 
 
 def test_one_block_has_one_sms_share_of_l2_to_load_from():
