@@ -1,4 +1,4 @@
-"""Is a matrix product done as tensor cores want it: in their instructions, in large tiles, rounded once?"""
+"""Check that a matmul suits tensor cores: it uses their instructions and large tiles, and rounds once."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -22,14 +22,15 @@ TF32 = re.compile(r"mma\S*tf32")  # PTX: mma.sync, wgmma and tcgen05 name the op
 
 @as_check
 def check_tensor_cores(answer: Callable, inputs: tuple, devices: tuple[str, ...] = ("A100", "H100")) -> str:
-    """Compile each kernel that `answer(*inputs)` launches: products in tensor-core instructions, no spills.
+    """Compile each kernel that `answer(*inputs)` launches: matmuls use tensor-core instructions, no spills.
 
-    Operands of 16 bits stay so: widened to fp32, `tl.dot` makes them tf32, which tensor cores multiply half as fast.
+    16-bit operands must stay 16-bit: if they are widened to fp32, `tl.dot` rounds them to tf32, which tensor cores
+    multiply at half the speed.
 
     Args:
         answer: the learner's function.
         inputs: its arguments, tensors aligned to 16 bytes whose sizes are multiples of 16.
-        devices: the GPUs compiled for, names in helpers.instruments.devices.DEVICES.
+        devices: the target GPUs, names in helpers.instruments.devices.DEVICES.
         name: the check's name.
     """
     try:
@@ -61,7 +62,7 @@ def check_tensor_cores(answer: Callable, inputs: tuple, devices: tuple[str, ...]
 
 
 def matrices(inputs: tuple) -> list[torch.Tensor]:
-    """The tensors that are multiplied: vectors, which are added or scale, may have other dtypes."""
+    """Return the tensors that are multiplied. Vectors are added or scale the result, so their dtypes may differ."""
     return [x for x in inputs if isinstance(x, torch.Tensor) and x.is_floating_point() and x.dim() > 1]
 
 
@@ -71,15 +72,15 @@ def on_tensor_cores(resources: Resources) -> bool:
 
 @as_check
 def check_one_rounding(answer: Callable, reference: Callable, cases: Iterable[Case]) -> str:
-    """Check that each element of `answer` is the exact value, rounded once to the result's dtype, up to fp32's own
+    """Check that each element of `answer` is the exact value rounded once to the result's dtype, up to fp32's own
     error.
 
-    A value rounded in between, before the activation say, or summed in fp16, is further off; so is one from an
-    approximation of the activation.
+    A value that is rounded earlier, say before the activation, or summed in fp16, is further off; so is one from an
+    approximate activation.
 
     Args:
-        answer: the learner's function, returning one tensor of 16 bits.
-        reference: the same in PyTorch; it runs in fp64, and in fp32 to see what fp32 arithmetic loses.
+        answer: the learner's function, returning one 16-bit tensor.
+        reference: the same in PyTorch. It runs in fp64, and in fp32 to measure fp32's own error.
         cases: calls whose results are finite.
         name: the check's name.
     """
@@ -92,7 +93,7 @@ MANY_ROUNDINGS = 64  # half units in the last place of the largest value: more t
 
 
 def require_one_rounding(answer: Callable, reference: Callable, case: Case) -> None:
-    """Raise AnswerError where an element is not the exact value, rounded once."""
+    """Raise AnswerError if an element is not the exact value rounded once."""
     traffic = measure(answer, *of_tensors(fresh_copy, case.inputs))
     require_no_hazards(traffic, case.where)
     exact = reference(*of_tensors(in_float64, case.inputs))
@@ -102,14 +103,15 @@ def require_one_rounding(answer: Callable, reference: Callable, case: Case) -> N
         raise AnswerError(
             f"{case.where}: expected a tensor of shape {tuple(exact.shape)}", "what your function returns"
         )
-    # Twice what PyTorch's fp32 loses: another order of summation may lose more.
+    # Twice the error of PyTorch's fp32: another order of summation may lose more.
     lost = 2 * (single.double() - exact).abs().max()
     error = (got.double() - exact).abs()
     wrong = ~(error <= half_ulp(exact, got.dtype) + lost)
     if wrong.any():
         nearest = exact.to(got.dtype)
         look_at = "what is rounded to 16 bits before the store: from the sum to the last operation, all is float32"
-        # A value rounded too early is a few units in the last place of the largest off, not a multiple of that.
+        # A value rounded too early is off by a few units in the last place of the largest value, not by many times
+        # that.
         if not error.max() <= MANY_ROUNDINGS * half_ulp(exact.abs().max(), got.dtype):
             look_at = "the values: no rounding is as far off as this; the check of values, above, says more"
         raise AnswerError(
@@ -118,7 +120,7 @@ def require_one_rounding(answer: Callable, reference: Callable, case: Case) -> N
 
 
 def wrong_formula(wrong: list[Case], look_at: str) -> str:
-    """Return where to look: a rounding harms every curved activation, an approximate formula only its own."""
+    """Return where to look: early rounding affects every curved activation, an approximate formula only its own."""
     activations = {case.arguments for case in wrong}
     if len(activations) == 1 and activations <= {"gelu", "silu"}:
         return f"the formula of {activations.pop()}: the others are right, so nothing else is rounded early"
@@ -130,7 +132,8 @@ def in_float32(x: torch.Tensor) -> torch.Tensor:
 
 
 def half_ulp(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Half the distance of neighbouring numbers of `dtype` at each value: the error of one rounding to nearest."""
+    """Return half the distance between neighbouring numbers of `dtype` at each value: the error of one rounding to
+    nearest."""
     kind = torch.finfo(dtype)
     power = torch.frexp(exact.abs().clamp(min=kind.tiny)).exponent
     return torch.ldexp(torch.full_like(exact, kind.eps / 4), power)
@@ -138,12 +141,12 @@ def half_ulp(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 @as_check
 def check_tile_traffic(answer: Callable, inputs: tuple, tile: int = 64) -> str:
-    """Meter a linear layer: one launch, and at most 1.1 times the bytes of tiles of `tile` x `tile`.
+    """Meter a linear layer: one launch, and at most 1.1x the bytes of a kernel with `tile` x `tile` tiles.
 
     Args:
         answer: the learner's function of x (M, K), weight (N, K), bias (N,) and more, returning (M, N).
-        inputs: its arguments, of any strides: a copy would be a launch of its own.
-        tile: rows and columns of the tiles that are compared with.
+        inputs: its arguments, with any strides; a copy would be another launch.
+        tile: rows and columns of the tiles to compare with.
         name: the check's name.
     """
     traffic = measure(answer, *inputs)

@@ -1,4 +1,4 @@
-"""A kernel that does what a GPU would not forgive fails, whatever it computes."""
+"""Fail kernels with memory errors, whatever they compute."""
 
 import ast
 import functools
@@ -27,8 +27,8 @@ def require_no_hazards(traffic: Traffic, inputs: str, otherwise: str = "") -> No
 
     Args:
         traffic: the call's.
-        inputs: its inputs in words.
-        otherwise: where to look instead of at a mask, for non-contiguous tensors.
+        inputs: a description of its inputs.
+        otherwise: where to look other than at a mask, for non-contiguous tensors.
     """
     # A store past a row's end meets the next row's owner first, and leaves the tensor only at the last.
     for hazard in sorted(traffic.hazards, key=lambda each: not each.kind.startswith("out-of-bounds")):
@@ -42,7 +42,7 @@ def require_no_hazards(traffic: Traffic, inputs: str, otherwise: str = "") -> No
 
 
 def has_mask(file: str, line: int) -> bool:
-    """Return whether every load, store and atomic at a source line has a mask, and there is one."""
+    """Return whether a source line has loads, stores or atomics, and all of them have a mask."""
     calls = memory_calls("".join(linecache.getlines(file)))
     here = [masked for lines, masked in calls.items() if line in lines]
     return bool(here) and all(here)
@@ -50,7 +50,7 @@ def has_mask(file: str, line: int) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def memory_calls(source: str) -> dict[range, bool]:
-    """The lines of each load, store and atomic -> whether it has a mask."""
+    """Map the lines of each load, store and atomic to whether it has a mask."""
     found = {}
     try:
         tree = ast.parse(source)

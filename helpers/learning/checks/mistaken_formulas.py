@@ -1,7 +1,7 @@
-"""Formulas with one mistake each: an answer that computes one of them gets its mistake named.
+"""Formulas with one mistake each, to name the mistake in an answer that computes one of them.
 
-Each dictionary is for `check_values(unlike=...)` of one exercise: the mistaken formula's name -> the formula, a
-function of the exercise's own arguments. Only an answer that differs from the reference is compared with them.
+Each dictionary is for one exercise's `check_values(unlike=...)`: the mistake's name -> the formula, a function of the
+exercise's own arguments. Only answers that differ from the reference are compared with them.
 """
 
 import itertools
@@ -15,15 +15,15 @@ from torch.nn import functional
 from helpers.learning.checks.dropout import kept_elements
 
 ACTIVATIONS = {"relu": torch.relu, "gelu": functional.gelu, "silu": functional.silu}
-SLICES = (16, 32, 64, 128)  # products along K that a tile of the usual sizes holds
-TILES = (16, 32, 64, 128)  # keys that a tile of the usual sizes holds
+SLICES = (16, 32, 64, 128)  # usual tile sizes along K
+TILES = (16, 32, 64, 128)  # usual numbers of keys per tile
 
 
 # Exercise 03: (a, b)
 
 
 def _gate(s, factor: float = 2.0, root: float = (2 / math.pi) ** 0.5, cubic: float = 0.044715, power: int = 3):
-    """s sigmoid(factor u), u = root (s + cubic s^power): with these numbers, GELU in its tanh form."""
+    """Return s sigmoid(factor u), u = root (s + cubic s^power): with the defaults, GELU in its tanh form."""
     return s * (factor * root * (s + cubic * s**power)).sigmoid()
 
 
@@ -72,7 +72,7 @@ DROPOUT_MISTAKES: dict[str, Callable] = {
 
 
 def _layer_norm(x, weight, bias, eps, mean=None, mean_square=None):
-    """Normalise with this mean and this mean of squares, by default the right ones."""
+    """Normalise with this mean and mean square, by default the right ones."""
     x = x - (x.mean(dim=-1, keepdim=True) if mean is None else mean)
     squares = x.square().mean(dim=-1, keepdim=True) if mean_square is None else mean_square(x)
     return x * (squares + eps).rsqrt() * weight + bias
@@ -124,7 +124,7 @@ def _rms_norm(s, weight, eps, power: float = -0.5, mean: Callable = torch.mean):
 
 
 def _square_of_another(other: Callable):
-    """The norm with the mean square of another tensor than the sum."""
+    """Return a norm that uses the mean square of a tensor other than the sum."""
 
     def norm(x, residual, weight, eps):
         s, t = x + residual, other(x, residual)
@@ -182,7 +182,7 @@ TOPK_MISTAKES: dict[str, Callable] = {
 
 
 def _linear(x, weight, bias, activation, first: int | None = None, last: int | None = None):
-    """act(x weight^T + bias) with the first or the last products of each sum alone."""
+    """Compute act(x weight^T + bias) with only the first or last products of each sum."""
     part = slice(0, first) if last is None else slice((x.shape[1] - 1) // last * last, None)
     return ACTIVATIONS[activation](functional.linear(x[:, part], weight[:, part], bias))
 
@@ -309,7 +309,7 @@ def _earlier(s, diagonal: int = 0):
 
 
 def _weights(s, seen, base: float = torch.e, divided: bool = True):
-    """The softmax of the scores that are seen; rows that see none are 0."""
+    """Return the softmax of the visible scores; rows without any are 0."""
     s = s.masked_fill(~seen, -torch.inf)
     top = s.amax(-1, keepdim=True).clamp(min=torch.finfo(s.dtype).min) if s.shape[-1] else s
     e = torch.as_tensor(base, dtype=s.dtype, device=s.device) ** (s - top)
@@ -353,7 +353,7 @@ def _attention(q, k, v, causal, scale=lambda dim: dim**-0.5, diagonal: int = 0, 
 
 
 def _in_tiles(q, k, v, causal, keys: int, order: str):
-    """Compute flash attention with a mistake in the state carried from one tile of keys to the next."""
+    """Compute flash attention with a mistake in the state carried between tiles of keys."""
     s = _scores(q, k)
     if causal:
         s = s.masked_fill(~_earlier(s), -torch.inf)
@@ -410,7 +410,7 @@ FLASH_MISTAKES: dict[str, Callable] = {
 
 
 def _splits(q, k, v, bounds, scale, block: int, order: str, past_the_end: bool):
-    """Each split's maximum, sum and values, with a mistake in its loop over blocks of keys."""
+    """Return each split's maximum, sum and values, with a mistake in its loop over blocks of keys."""
     s = (_wide(q)[:, None] * _wide(k)).sum(-1) * scale(q.shape[-1])
     found = []
     for first, last in itertools.pairwise(bounds.tolist()):
@@ -435,7 +435,8 @@ def _merged(share, total, acc):
 def _split_decode(
     q, k, v, bounds, merge=_merged, scale=lambda dim: dim**-0.5, block=2**30, order="", past_the_end=False
 ):
-    """`merge` makes of each split's exp(its maximum - the largest), sum and values a numerator and a denominator."""
+    """Decode in splits. `merge` computes numerator and denominator from each split's exp(its maximum - the largest),
+    sum and values."""
     peak, total, acc = _splits(q, k, v, bounds, scale, block, order, past_the_end)
     share = torch.exp(peak - peak.amax(1, keepdim=True).clamp(min=-1e30))
     above, below = merge(share, total, acc)
@@ -490,7 +491,7 @@ SPLIT_MISTAKES: dict[str, Callable] = {
 
 
 class _NormBackward:
-    """The values of exercise 11's formulas, in float32 at least."""
+    """The values of exercise 11's formulas, in at least float32."""
 
     def __init__(self, grad_y, x, weight, bias, eps):
         self.kind, self.weight, self.grad_y = x.dtype, _wide(weight), _wide(grad_y)
@@ -617,7 +618,7 @@ BLOCK_MISTAKES: dict[str, Callable] = {
 
 
 class _BlockBackward:
-    """The values of exercise 15's backward pass, in float32 at least."""
+    """The values of exercise 15's backward pass, in at least float32."""
 
     def __init__(self, grad_y, x, gate, weight, eps):
         self.kind, self.grad_y, self.x, self.gate, self.weight = x.dtype, *map(_wide, (grad_y, x, gate, weight))
@@ -686,7 +687,8 @@ def _gated_norm(x, residual, gate, weight, eps, of_norm=None, of_gate=functional
 
 
 def _normed(of: Callable, by: Callable | None = None):
-    """The norm of other values than the sum's, or by the mean square of others than the normed ones."""
+    """Return a norm of values other than the sum, or one that uses the mean square of values other than those
+    normalised."""
 
     def norm(x, residual, weight, eps):
         square = (by or of)(x, residual).square().mean(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Are the numbers right that an answer works out, for questions that it has not seen?"""
+"""Check the numbers that an answer computes for unseen questions."""
 
 import itertools
 import math
@@ -13,11 +13,11 @@ from helpers.instruments.traffic import measure
 from helpers.learning.checks import cases
 from helpers.learning.outcome import AnswerError, as_check
 
-MAX_LISTED = 10_000  # of a generator, which may have no end
+MAX_LISTED = 10_000  # items of a generator, which may be endless
 
 
 def draw_questions(seed: int, count: int, *choices: Sequence) -> list[tuple]:
-    """`count` questions, each with one of every `choices`, drawn from `seed` and from the grading's own draw."""
+    """Draw `count` questions, each with one of every `choices`, from `seed` and the grading's own seed."""
     draw = random.Random(seed + (cases.draw << 16))
     return [tuple(draw.choice(each) for each in choices) for _ in range(count)]
 
@@ -31,14 +31,14 @@ def check_numbers(
     within: float = 0.01,
     unlike: dict[str, Callable] | None = None,
 ) -> str:
-    """Call `answer` on each question, compare its result with that of `expected`, and report the first that differs.
+    """Call `answer` on each question, compare its result with that of `expected`, and report the first difference.
 
     Args:
         answer: the learner's function of plain values.
-        expected: the same, known to be right: a number, a string, a set of strings, or a tuple of numbers.
+        expected: the right answer's function, returning a number, a string, a set of strings, or a tuple of numbers.
         questions: arguments, the simplest first.
         parts: names of a tuple's numbers, with their unit: "bytes", "FLOP".
-        within: by how much a number may differ, relative to it.
+        within: relative tolerance of a number.
         unlike: description -> a function like `expected`: mistakes to recognise.
         name: the check's name.
     """
@@ -62,14 +62,14 @@ def check_counts(
     parts: tuple[str, ...],
     unlike: dict[str, Callable] | None = None,
 ) -> str:
-    """Compare the counts of `answer` with the meter's, and report the first question that differs, launch by launch.
+    """Compare `answer`'s counts with the meter's, and report the first question that differs, launch by launch.
 
     Args:
-        answer: the learner's function of a question, giving as many whole numbers as there are parts.
+        answer: the learner's function of a question, returning one integer per part.
         snippet: PyTorch code, as a function of tensors.
         inputs: a question -> the snippet's tensors.
         questions: arguments of `answer` and `inputs`, the simplest first.
-        parts: which of the meter's numbers are asked: "launches", "bytes read", "bytes written", "bytes".
+        parts: the meter's numbers that the question asks for: "launches", "bytes read", "bytes written", "bytes".
         unlike: description -> a function of a question: mistakes to recognise.
         name: the check's name.
     """
@@ -101,7 +101,7 @@ def named(
     within: float,
     unlike: dict[str, Callable],
 ) -> AnswerError:
-    """Return the error with the mistakes that give `got`, if they'd also be right on all questions before the last.
+    """Add to the error the mistakes that result in `got`, if they would be right on all questions before the last.
 
     Args:
         right: questions with their right answers; the error is about the last.
@@ -132,7 +132,7 @@ def called(answer: Callable, question: tuple) -> str:
 
 
 def compare(got: object, expected: object, asked: str, parts: tuple[str, ...], within: float) -> None:
-    """Raise AnswerError where an answer is of another kind than expected, or differs."""
+    """Raise AnswerError if an answer's type or value differs from the expected one."""
     got = listed(got)
     if isinstance(got, torch.Tensor):
         raise AnswerError(f"{asked} gives a tensor: return plain numbers", "what your function returns")
@@ -160,7 +160,7 @@ def compare(got: object, expected: object, asked: str, parts: tuple[str, ...], w
 
 
 def listed(value: object) -> object:
-    """A collection or generator as a list, a set as {"set": list}: in forms that JSON has."""
+    """Convert a value for JSON: a collection or generator to a list, a set to {"set": list}."""
     if isinstance(value, set | frozenset):
         return {"set": sorted(value, key=str)}
     if isinstance(value, KeysView | ValuesView | Generator | filter | map | zip | range | reversed):
@@ -169,7 +169,7 @@ def listed(value: object) -> object:
 
 
 def is_swapped(got: Sequence, expected: tuple, within: float) -> bool:
-    """Return whether these are the expected numbers in another order."""
+    """Return whether `got` is the expected numbers in another order."""
     if not all(isinstance(number, numbers.Real) for number in (*got, *expected)):
         return False
 
@@ -226,7 +226,7 @@ def times_off(got: float, expected: float) -> str:
             for factor in (size, 2.0 ** (10 * round(math.log2(size) / 10))):
                 if math.isclose(ratio * factor, 1.0, rel_tol=1e-3):
                     return f"the unit: yours is in {unit}"
-    if isinstance(expected, float) and not expected.is_integer():  # a ratio: no part of it was counted
+    if isinstance(expected, float) and not expected.is_integer():  # a ratio: none of its parts was counted
         if math.isclose(got, expected, rel_tol=1e-2):
             return "its last digits: do not round, and do not leave out a small term"
         return f"the formula of that number: yours is too {'large' if ratio > 1 else 'small'}"

@@ -1,11 +1,11 @@
-"""Does a kernel reach all elements of tensors of more than 2^31 of them?
+"""Check that kernels handle tensors of more than 2^31 elements.
 
-No machine need hold such a tensor. The answer is called on small inputs, and once on inputs of PyTorch's device `meta`,
-which have shapes and no memory: its launches there are noted, and not run. The first and the last program instance
-of each such launch are then interpreted without memory: every load gives nothing, and integers that pass their 32 bits
-are found where they do, by Triton's own check (`sanitize_overflow`). The elements that these two store, times the
-programs of the grid, must be as many as the result has. In a long loop, as over the rows of a large tensor, only the
-first iterations and the last run, and one of the first stands for those left out.
+This needs no such tensor. The answer is called on small inputs, and once on inputs on PyTorch's `meta` device, which
+have shapes but no memory; its launches there are recorded, not run. The first and last program of each launch, and one
+in the middle, are then interpreted without memory: loads return nothing, and Triton's own check (`sanitize_overflow`)
+finds 32-bit integers that overflow. The elements that a program stores, times the programs in the grid, must cover the
+result. In a long loop, for example over the rows of a large tensor, only the first and last iterations run, and one of
+the first represents those skipped.
 """
 
 import linecache
@@ -28,10 +28,10 @@ from helpers.learning.checks.launches import DEVICE
 from helpers.learning.outcome import AnswerError, as_check, quoted_line
 from kernels.interpreter import runtime
 
-MAX_ACCESSES = 20_000  # of a program instance, where `while` goes over all of a large tensor
+MAX_ACCESSES = 20_000  # by one program, if a `while` loops over all of a large tensor
 SMS = 108  # of an A100
-ENDS = 32  # passes of a loop at each of its ends
-ROOM = 44  # bits of an address within a tensor without memory; above them stands which tensor it is
+ENDS = 32  # iterations to run at each end of a loop
+ROOM = 44  # bits for the offset in a tensor without memory; the bits above identify the tensor
 
 Launch = tuple[JITFunction, tuple[int, ...], dict]  # kernel, grid, arguments by name
 
@@ -45,16 +45,16 @@ def check_offsets(
     programs: int = 2,
     at_most: int | None = None,
 ) -> str:
-    """Find 32-bit integers that overflow in the kernels that `answer(*inputs_of(size))` would launch, grids that leave
-    elements of the result without a program, and grids that leave most of a GPU without work.
+    """Find 32-bit overflows in the kernels that `answer(*inputs_of(size))` would launch, grids that don't cover the
+    result, and grids that leave most of a GPU idle.
 
     Args:
         answer: the learner's function.
-        inputs_of: a size, such as a number of rows -> the arguments of a call, which grow in proportion.
-        sizes: two small ones; the second is called.
-        size: the large one.
-        programs: how many a grid must have at least that does not grow with the size.
-        at_most: how many the first launch may have.
+        inputs_of: a size, such as a number of rows -> the arguments of a call, whose sizes are proportional to it.
+        sizes: two small sizes; the answer is called with the second.
+        size: the large size.
+        programs: the minimum number of programs in a grid that does not grow with the size.
+        at_most: the maximum number of programs in the first launch.
         name: the check's name.
     """
     share = (size - sizes[0]) / (sizes[1] - sizes[0])
@@ -81,12 +81,12 @@ def check_offsets(
 
 
 def find_stray(small: list[Launch], large: list[Launch], result: object) -> tuple[str, str] | None:
-    """Return what goes wrong in launches on tensors without memory, and where to look; None if nothing does.
+    """Return the mistake in launches on tensors without memory, and where to look; None if there is no mistake.
 
     Args:
         small: the launches of a small call.
-        large: those of the large one.
-        result: the large one's result: a tensor, or several.
+        large: the launches of the large call.
+        result: the large call's result, one or several tensors.
     """
     stored, reached, stray = stored_by(large, small)
     if stray:
@@ -108,7 +108,8 @@ def find_stray(small: list[Launch], large: list[Launch], result: object) -> tupl
 
 
 def filled(small: list[Launch], large: list[Launch]) -> list[tuple[str, torch.Tensor]]:
-    """Tensors between two launches, by the kernel's names, that a small call fills: so must the large one."""
+    """Return the intermediate tensors, by the kernels' names, that the small call fills completely; the large call must
+    fill them too."""
     stored, *_ = stored_by(small, small)
     found = []
     for (kernel, _, few), (other, _, many) in zip(small, large, strict=False):
@@ -121,12 +122,12 @@ def filled(small: list[Launch], large: list[Launch]) -> list[tuple[str, torch.Te
 def stored_by(
     launches: list[Launch], small: list[Launch]
 ) -> tuple[Counter[int], dict[int, int], tuple[str, str] | None]:
-    """Return how many elements launches store, by `storage_of`; the bytes up to the last that a launch's last program
-    stores, or its first; and the error in one, with where to look.
+    """Return the number of elements that launches store, by `storage_of`; how far, in bytes, a launch's last program
+    stores, or its first; and the error in a launch, with where to look.
 
     Args:
-        launches: in none is memory loaded or stored.
-        small: those of a small call.
+        launches: the launches to interpret, without memory.
+        small: the launches of a small call.
     """
     constants = {constants_of(kernel, given) for kernel, _, given in small}
     places: dict[int, int] = {}
@@ -216,11 +217,11 @@ def is_spread(smaller: list[tuple], larger: list[tuple], least: int) -> bool:
 
 
 def require_programs(smaller: list[tuple], larger: list[tuple], least: int) -> None:
-    """Raise AnswerError where few programs do the work, and no more of it where the tensors are larger.
+    """Raise AnswerError if few programs do all the work, and larger tensors don't get more programs.
 
     Args:
-        smaller, larger: the grids of a call's launches, and of those of a larger one.
-        least: how many programs a grid must have that does not grow.
+        smaller, larger: the grids of the launches of a call and of a larger one.
+        least: the minimum number of programs in a grid that does not grow.
     """
     if not is_spread(smaller, larger, least):
         most = max(map(math.prod, larger), default=0)
@@ -233,7 +234,8 @@ def require_programs(smaller: list[tuple], larger: list[tuple], least: int) -> N
 
 
 def widened(axes: list[int]) -> str:
-    """The number that a kernel has to widen, where the grid grows along these axes with the size, or along none."""
+    """Return the integer that a kernel has to widen, if the grid grows with the size along these axes, or along no
+    axis."""
     if len(axes) == 1:
         return f"tl.program_id({axes[0]}).to(tl.int64)"
     return (
@@ -242,20 +244,19 @@ def widened(axes: list[int]) -> str:
 
 
 class Enough(Exception):  # noqa: N818
-    """A program has made enough accesses: the rest will be like them."""
+    """Raised when a program has made enough accesses: the rest will be like them."""
 
 
 class SomeInstances:
-    """Runs the first program instance of a launch, one in the middle and the last, and lets none of their accesses
-    through.
+    """Runs the first program of a launch, one in the middle and the last, and blocks all their accesses.
 
     Attributes:
-        left: how many accesses the one that runs may still make.
-        narrowed: whether a number of 64 bits was converted to 32 that do not hold it.
-        stored: tensor -> elements that the running one stores to it; most: the largest number by one of them.
-        reach: tensor -> bytes up to the last that one of them stores.
-        stores: of each that has run, whether it stores anything.
-        standing_for: passes of a loop that the one that runs stands for.
+        left: remaining accesses of the running program.
+        narrowed: whether a 64-bit integer was converted to 32 bits that do not hold it.
+        stored: tensor -> elements that the running program stores to it; most: the largest such number of any program.
+        reach: tensor -> bytes up to the last one that any program stores.
+        stores: whether each finished program stores anything.
+        standing_for: loop iterations that the current one represents.
     """
 
     def __init__(self):
@@ -290,7 +291,7 @@ class SomeInstances:
 
 
 class Pointer:
-    """A tensor without memory as an argument of a launch: a dtype, and an address that only it has."""
+    """A launch argument for a tensor without memory: a dtype and a unique address."""
 
     def __init__(self, tensor: torch.Tensor, places: dict[int, int]):
         place = places.setdefault(storage_of(tensor), len(places) + 1)
@@ -303,7 +304,7 @@ class Pointer:
 
 @contextmanager
 def without_memory(places: dict[int, int]) -> Iterator[None]:
-    """Let launches take tensors that have no memory; their storages are numbered in `places`, from 1."""
+    """Let launches take tensors without memory; `places` numbers their storages from 1."""
 
     def as_pointers(_, values, kwargs):
         return [Pointer(each, places) if is_tensor(each) else each for each in values], kwargs
@@ -317,7 +318,7 @@ def without_memory(places: dict[int, int]) -> Iterator[None]:
 
 @contextmanager
 def long_loops_cut(kernel: JITFunction, watching: SomeInstances) -> Iterator[None]:
-    """Let `range` and `tl.range` in a kernel leave out the middle of a long loop."""
+    """Make `range` and `tl.range` in a kernel skip the middle of a long loop."""
 
     def ends(*bounds) -> Iterator[int]:
         passes = range(*bounds)
@@ -332,7 +333,7 @@ def long_loops_cut(kernel: JITFunction, watching: SomeInstances) -> Iterator[Non
         yield from passes[-ENDS:]
 
     def of_tensors(*bounds) -> Iterator:
-        # As compiled, where the loop variable has 32 bits: Python's own would widen with its factors.
+        # As compiled, the loop variable has 32 bits; Python's own would widen with its factors.
         return map(interpreter._implicit_cvt, ends(*bounds))
 
     with (
@@ -344,9 +345,9 @@ def long_loops_cut(kernel: JITFunction, watching: SomeInstances) -> Iterator[Non
 
 @contextmanager
 def narrowings_found(kernel: JITFunction, watching: SomeInstances) -> Iterator[None]:
-    """Stop a kernel where a line of its own converts an integer to 32 bits that do not hold it.
+    """Stop a kernel if one of its own lines converts an integer to 32 bits that do not hold it.
 
-    What `tl.rand` and its kin convert, the halves of a counter, is meant to be cut.
+    `tl.rand` and similar functions truncate the halves of a counter on purpose.
     """
     cast = interpreter.InterpreterBuilder.create_int_cast
     own = kernel.fn.__code__.co_filename
@@ -367,9 +368,9 @@ def narrowings_found(kernel: JITFunction, watching: SomeInstances) -> Iterator[N
 
 
 def grow(smaller: object, larger: object, share: float) -> object:
-    """An argument of a call: a number or a tensor's shape goes on as it went from the smaller to the larger call.
+    """Extrapolate an argument from a smaller and a larger call: a number, or a tensor's shape.
 
-    A tensor comes out without memory, its elements in a row.
+    The resulting tensor is contiguous and has no memory.
     """
     if is_tensor(smaller):
         shape = [grow(*sizes, share) for sizes in zip(smaller.shape, larger.shape, strict=True)]
@@ -380,7 +381,7 @@ def grow(smaller: object, larger: object, share: float) -> object:
 
 
 def launches_on(answer: Callable, inputs: tuple) -> list[Launch]:
-    """The kernels that `answer(*inputs)` launches, each with its grid and its arguments by name."""
+    """Return the kernels that `answer(*inputs)` launches, each with its grid and its arguments by name."""
     seen: list[Launch] = []
 
     def recorded(*inputs):
@@ -392,10 +393,10 @@ def launches_on(answer: Callable, inputs: tuple) -> list[Launch]:
 
 
 def launches_without_memory(answer: Callable, inputs: tuple) -> tuple[list[Launch], object]:
-    """The kernels that `answer(*inputs)` would launch, and its result; nothing is run.
+    """Return the kernels that `answer(*inputs)` would launch, and its result, without running anything.
 
     Args:
-        inputs: tensors on the device `meta`, and other arguments.
+        inputs: tensors on the `meta` device, and other arguments.
     """
     seen: list[Launch] = []
     # Observed, so that a launch is noted before anything is tuned on a GPU.
@@ -406,7 +407,7 @@ def launches_without_memory(answer: Callable, inputs: tuple) -> tuple[list[Launc
 
 @contextmanager
 def noted(seen: list[Launch], run: Callable) -> Iterator[None]:
-    """Note launches in `seen`, and do `run` instead of Triton's own."""
+    """Record launches in `seen`, and call `run` instead of Triton's own."""
 
     def note(self, *args, grid, warmup, **kwargs):
         given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}

@@ -6,7 +6,7 @@ from helpers.instruments.fusion.small_graph import conflict, illegal_reason, in_
 
 
 def time_of(graph: dict, groups: list[list[str]]) -> float:
-    """Seconds of kernels one after another."""
+    """Return the time of these kernels, one after another, in seconds."""
     return sum(kernel_cost(graph, group)["time"] for group in groups)
 
 
@@ -15,7 +15,7 @@ def best_partition(graph: dict, ignoring: str = "", ordered: bool = True, grown:
 
     Args:
         graph: as in helpers.instruments.fusion.small_graph.
-        ignoring: one of that module's RULES, which kernels may break.
+        ignoring: one of that module's RULES that kernels may break.
         ordered: whether the kernels must be able to run one after another.
         grown: whether each kernel must be legal at every step as its operations join it in program order.
     """
@@ -48,7 +48,7 @@ def best_partition(graph: dict, ignoring: str = "", ordered: bool = True, grown:
 
 
 def legal_groups(graph: dict, ignoring: str = "") -> list[tuple[int, list[str]]]:
-    """Each set of operations that one kernel may do: the bits of their places, and their names."""
+    """Return each set of operations that one kernel may run: a bit mask of their positions, and their names."""
     operations = graph["operations"]
     names = [each["name"] for each in operations]
     apart = [
@@ -73,10 +73,10 @@ def named(names: list[str], mask: int) -> list[str]:
 
 
 def joined(graph: dict, whatever: bool = False) -> list[list[str]]:
-    """A partition by pairs: the two kernels whose joining saves most are joined, until none saves anything.
+    """Partition greedily: merge the two kernels whose merging saves most, until no merge saves anything.
 
     Args:
-        whatever: any two that may be joined are, the first first, whether or not that saves time.
+        whatever: merge any two that may be merged, the first ones first, even if that saves no time.
     """
     groups = [[each["name"]] for each in graph["operations"]]
     while True:
@@ -88,7 +88,7 @@ def joined(graph: dict, whatever: bool = False) -> list[list[str]]:
 
 
 def joinings(graph: dict, groups: list[list[str]]) -> list[tuple[float, list[str], list[str]]]:
-    """Return every two kernels of a partition that may be joined, with the seconds that this saves."""
+    """Return all pairs of kernels of a partition that may be merged, with the seconds that this saves."""
     found = []
     for one, other in combinations(groups, 2):
         both, rest = [*one, *other], [group for group in groups if group not in (one, other)]
@@ -98,6 +98,6 @@ def joinings(graph: dict, groups: list[list[str]]) -> list[tuple[float, list[str
 
 
 def touching(graph: dict) -> list[tuple[str, str]]:
-    """The pairs of operations that share a tensor, in the order of the program."""
+    """Return the pairs of operations that share a tensor, in program order."""
     pairs = combinations(graph["operations"], 2)
     return [(one["name"], other["name"]) for one, other in pairs if tensors_of(one) & tensors_of(other)]

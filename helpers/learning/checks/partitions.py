@@ -1,4 +1,4 @@
-"""Check an answer on which operations one kernel may do, which fusions pay off, and the best partition of a graph."""
+"""Check answers about legal kernels, about fusions that pay off, and about a graph's best partition."""
 
 import contextlib
 import copy
@@ -20,10 +20,10 @@ from helpers.learning.checks.small_graphs import (
 )
 from helpers.learning.outcome import AnswerError, as_check
 
-LIMIT = 20.0  # seconds for one check's calls of an answer
-SAME = 1 + 1e-9  # times: sums of seconds in another order
-CLEAR = 0.01  # of the time of two kernels: the saving or cost of fusing required for a question
-ASKED = 8  # groups of each graph, legal or not
+LIMIT = 20.0  # seconds for all of a check's calls to an answer
+SAME = 1 + 1e-9  # ratio of times that count as equal, summed in another order
+CLEAR = 0.01  # a question needs fusing to save or cost at least this share of the two kernels' time
+ASKED = 8  # groups per graph, legal or not
 
 # Rule -> where to look, as the exercise numbers them.
 LOOK_AT = {
@@ -39,8 +39,8 @@ LOOK_AT = {
 
 
 def groups_asked(graphs: Iterable[dict], seed: int) -> list[tuple[dict, list[str]]]:
-    """(graph, names) to ask of each graph: groups that one kernel may do, and some that break one rule alone; in the
-    end, operations that write several tensors, and kernels of 255 registers and of 256."""
+    """Return the questions, (graph, names): per graph, legal groups and some that break exactly one rule; then
+    operations that write several tensors, and kernels of 255 and 256 registers."""
     draw = random.Random(seed + (cases.draw << 16))
     found = []
     for graph in graphs:
@@ -59,8 +59,8 @@ def groups_asked(graphs: Iterable[dict], seed: int) -> list[tuple[dict, list[str
 
 
 def edges_asked(graphs: Iterable[dict]) -> list[tuple[dict, str, str]]:
-    """(graph, name, name) of every two that share a tensor, but where fusing them is a draw; in the end, pairs that
-    fusing changes by a few per cent."""
+    """Return the questions, (graph, name, name): all pairs that share a tensor, except where fusing makes no
+    difference; then pairs that fusing changes by a few per cent."""
     return [
         (graph, one, two)
         for graph in (*graphs, *nearly_even())
@@ -70,13 +70,13 @@ def edges_asked(graphs: Iterable[dict]) -> list[tuple[dict, str, str]]:
 
 
 def saved(graph: dict, one: str, two: str) -> float:
-    """Seconds that one kernel saves over two."""
+    """Return the seconds that one kernel saves over two."""
     return time_of(graph, [[one], [two]]) - kernel_cost(graph, [one, two])["time"]
 
 
 @as_check
 def check_legal(answer: Callable, questions: Iterable[tuple[dict, list[str]]]) -> str:
-    """Ask `answer(graph, group)` whether one kernel may do a group: True or False, as `illegal_reason` says."""
+    """Ask `answer(graph, group)` whether one kernel may run a group, and compare its bool with `illegal_reason`."""
     questions = list(questions)
     with in_time(answer):
         for graph, group in questions:
@@ -93,13 +93,13 @@ def check_legal(answer: Callable, questions: Iterable[tuple[dict, list[str]]]) -
 
 
 def rule_of(graph: dict, group: list[str], rule: str) -> bool:
-    """Return whether a group breaks this rule, and no earlier one."""
+    """Return whether a group breaks this rule and no earlier one."""
     return illegal_reason(graph, group) != illegal_reason(graph, group, rule)
 
 
 @as_check
 def check_edges(answer: Callable, questions: Iterable[tuple[dict, str, str]]) -> str:
-    """Ask `answer(graph, one, two)` whether to fuse two operations: True where it is legal and saves time."""
+    """Ask `answer(graph, one, two)` whether to fuse two operations: True if it is legal and saves time."""
     questions = list(questions)
     with in_time(answer):
         for graph, one, two in questions:
@@ -121,7 +121,7 @@ def check_edges(answer: Callable, questions: Iterable[tuple[dict, str, str]]) ->
 
 @as_check
 def check_partitions(answer: Callable, graphs: Iterable[dict]) -> str:
-    """Ask `answer(graph)` for a partition, and compare its time with the minimum.
+    """Ask `answer(graph)` for a partition and compare its time with the minimum.
 
     Args:
         answer: the learner's function: a list of kernels, each a list of names.
@@ -183,7 +183,7 @@ def require_partition(got: object, graph: dict, function: str) -> None:
 
 
 def told(what: str, look_at: str, graph: dict, group: Iterable[str] = ()) -> None:
-    """Raise AnswerError with the operations that it is about, all of the graph's unless a group is named."""
+    """Raise AnswerError with the operations concerned: the group's, or by default all of the graph's."""
     group = set(group)
     lines = [line_of(each) for each in graph["operations"] if not group or each["name"] in group]
     raise AnswerError("\n".join([what, *lines]), look_at)
@@ -199,7 +199,8 @@ def line_of(operation: dict) -> str:
 
 @contextlib.contextmanager
 def in_time(answer: Callable) -> Iterator[None]:
-    """Raise AnswerError where what is done inside takes over LIMIT seconds; in a main thread, which signals reach."""
+    """Raise AnswerError if the code inside takes more than LIMIT seconds. Works in the main thread, which receives
+    signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

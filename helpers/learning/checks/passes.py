@@ -1,4 +1,4 @@
-"""Does the answer read its inputs, and write its results, as few times as it can?"""
+"""Check that an answer reads its inputs and writes its results as few times as possible."""
 
 import inspect
 from collections.abc import Callable
@@ -18,14 +18,14 @@ from helpers.learning.outcome import AnswerError, as_check
 def check_passes(
     answer: Callable, inputs: tuple, reads: tuple[float, ...], widest: tuple = (), device: str = "A100"
 ) -> str:
-    """Meter `answer(*inputs)`: one launch, every result written once and never read, no other tensor in memory; and
-    the same where float32 inputs become bfloat16. With `widest`, no register of a call spills.
+    """Meter `answer(*inputs)`: one launch, every result written once and never read, no other tensor in memory. The
+    same holds with bfloat16 inputs instead of float32. With `widest`, that call must not spill.
 
     Args:
         answer: the learner's function, returning a tensor or a tuple of tensors.
-        inputs: its arguments, tensors first; the first tensor's elements are what bytes are counted by.
-        reads: for each tensor, how many times it may be read; where this is 1, it must be read just once.
-        widest: arguments of a call on the widest rows that are promised.
+        inputs: its arguments, tensors first; bytes are counted per element of the first tensor.
+        reads: for each tensor, how many times it may be read; with 1, it must be read exactly once.
+        widest: arguments of a call on the widest supported rows.
         device: the GPU that this call is compiled for, a name in helpers.instruments.devices.DEVICES.
         name: the check's name.
     """
@@ -39,7 +39,7 @@ def check_passes(
 
 
 def require_passes(answer: Callable, inputs: tuple, reads: tuple[float, ...]) -> None:
-    """Raise AnswerError where one call makes other passes than `check_passes` asks for."""
+    """Raise AnswerError if one call's passes differ from those that `check_passes` requires."""
     traffic = measure(answer, *inputs)
     require_no_hazards(traffic, described(inputs))
     elements = inputs[0].numel()

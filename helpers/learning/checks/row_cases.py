@@ -1,4 +1,4 @@
-"""Inputs that expose mistakes in a row-wise kernel."""
+"""Generate inputs that expose mistakes in a row-wise kernel."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +19,8 @@ STRIDES = "the strides: these rows are not next to each other in memory, or thei
 
 
 def normal(seed: int) -> Callable[..., torch.Tensor]:
-    """`draw(*shape, dtype=float32, mean=0.0)`: normal values of deviation 2, on the GPU where there is one."""
+    """Return `draw(*shape, dtype=float32, mean=0.0)`, which draws normal values of deviation 2, on the GPU if there is
+    one."""
     generator = torch.Generator().manual_seed(seed + (cases.draw << 16))
     device = "cuda" if runtime.has_gpu() else "cpu"
 
@@ -40,23 +41,23 @@ def norm_cases(
     short: bool = False,
     strided_vectors: bool = False,
 ) -> list[Case]:
-    """Calls of a norm, `norm(x, .., weight, .., eps)`, over the last dimension, the simplest first.
+    """Return calls of a norm over the last dimension, `norm(x, .., weight, .., eps)`, the simplest first.
 
-    Rows of 64 elements; other eps, a constant row; a wide row that is a power of two; NaN and inf; then padding, in
-    rows of each of `widths` elements; more dimensions; strided, transposed and offset tensors; sums that 16 bits do not
-    hold; `widest` elements; small weights, where every result must be as accurate as the largest; no row at all. Where
-    eps is not what is asked, values are too large for it to matter.
+    The cases: rows of 64 elements; other eps, a constant row; a wide row that is a power of two; NaN and inf; then
+    padding, in rows of each of `widths` elements; more dimensions; strided, transposed and offset tensors; sums that 16
+    bits do not hold; `widest` elements; small weights, where every result must be as accurate as the largest; no rows.
+    Except in the eps cases, values are too large for eps to matter.
 
     Args:
-        tensors: how many of (..., cols) come first.
-        vectors: how many of (cols,) follow.
-        seed: decides the values.
-        widths: elements of a row.
+        tensors: number of (..., cols) tensors, which come first.
+        vectors: number of (cols,) vectors, which follow.
+        seed: determines the values.
+        widths: elements per row.
         widest: elements of the widest row.
-        eps: where an answer that fails for an eps of another size is likely to be wrong.
-        one_rounding: whether results of 16 bits must be rounded once.
-        strided_vectors: whether vectors also come as every second element of others.
-        short: whether 16 bits also come in many rows of 8: there the roundings of squares do not average out.
+        eps: the likely mistake in an answer that fails only with another eps.
+        one_rounding: whether 16-bit results must be rounded once.
+        strided_vectors: whether vectors are also given as every second element of longer ones.
+        short: whether 16-bit cases also include many rows of 8, where the roundings of squares do not average out.
     """
     draw = normal(seed)
 
@@ -68,7 +69,7 @@ def norm_cases(
         return Case(label, inputs, look_at, one_rounding=low, conditioning=shift_conditioning(sum(rows)))
 
     found = [call("", "the formula", 2, 64)]
-    # With fewer values, PyTorch's own largest error, which sets the tolerance, is a matter of luck.
+    # With fewer values, PyTorch's own largest error, which sets the tolerance, depends on luck.
     found.append(call("eps 0.5 and small values", eps, 8, 64, adding=0.5, scale=0.25))
     found.append(call("eps 1e-12 and small values", eps, 8, 64, adding=1e-12, scale=1e-4))
     constant = call("a constant row", "eps: without it, this row divides by zero", 2, 64)
@@ -103,7 +104,7 @@ def norm_cases(
     wide = "bfloat16: the sums over a wide row; convert to float32 before them"
     found.append(call("bfloat16, a wide row", wide, 1, 4096, dtype=torch.bfloat16, mean=20.0, scale=1.0))
     found.append(call("the widest row", f"{BLOCK}; and {PADDING}", 1, widest))
-    # No two terms of a sum cancel, so small results are as accurate as large ones.
+    # No terms of a sum cancel, so small results are as accurate as large ones.
     rows = [32 * torch.stack([cases.distinct_values(x, tensors) for x in draw(4, 64)]) for _ in range(tensors)]
     weight = torch.logspace(-30, 0, 64, device=rows[0].device) * draw(64).sign()
     inputs = (*rows, weight, *(torch.zeros_like(weight) for _ in range(vectors - 1)), 1e-5)
@@ -113,16 +114,17 @@ def norm_cases(
 
 
 def activation_cases(tensors: int, seed: int) -> list[Case]:
-    """Calls of `norm(x, .., weight, eps)` with an activation of the norm, and weights of about 100."""
+    """Return calls of `norm(x, .., weight, eps)`, followed by an activation, with weights of about 100."""
     draw = normal(seed)
     inputs = (*(64 * draw(4, 64) for _ in range(tensors)), 100 * draw(64), 1e-5)
     return [Case("an activation far from 0", inputs, "the activation far from 0: e^y overflows float32 for y above 88")]
 
 
 def shift_conditioning(rows: torch.Tensor) -> float:
-    """Return how much roundings may grow in a variance about any element of its row: 1 + z^2 of the furthest element.
+    """Return how much rounding errors may grow in a variance about any element of its row: 1 + z^2 of the furthest
+    element.
 
-    E[(x - c)^2] - (mean - c)^2 subtracts two numbers that are (mean - c)^2 / variance times what is left.
+    E[(x - c)^2] - (mean - c)^2 is the difference of two numbers that are (mean - c)^2 / variance times larger than it.
     """
     exact = rows.double()
     finite = exact[exact.isfinite().all(dim=-1)]
@@ -134,7 +136,7 @@ def shift_conditioning(rows: torch.Tensor) -> float:
 
 
 def large_mean_cases(vectors: int, seed: int, widths: tuple[int, ...] = (64, 1000)) -> list[Case]:
-    """Calls of `norm(x, weight, .., eps)` on rows of mean 10^4 and deviation 2, in fp32."""
+    """Return calls of `norm(x, weight, .., eps)` on rows of mean 10^4 and deviation 2, in fp32."""
     draw = normal(seed)
     look_at = "the variance: a small difference of large numbers has lost its digits; subtract the mean first"
     return [
@@ -151,12 +153,13 @@ def large_mean_cases(vectors: int, seed: int, widths: tuple[int, ...] = (64, 100
 
 
 def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int = 5000) -> list[Case]:
-    """Calls of `softmax_topk(x, k)` on rows of multiples of 1/16, so that many are equal and the rest well apart.
+    """Return calls of `softmax_topk(x, k)` on rows of multiples of 1/16, so that many elements are equal and the rest
+    well apart.
 
-    Means of 1000, 20000, -1000 and -20000; halves 200 apart; 16 winners, without ties; a wide row that is a power of
-    two; many small probabilities; rows of equal elements; -inf; NaN; then padding, in rows of each of `widths`
-    elements, with k from 1 to 5, and as many winners as there are columns; more dimensions; strided and transposed
-    tensors; 16 bits; `widest` elements; no row at all.
+    The cases: means of 1000, 20000, -1000 and -20000; halves 200 apart; 16 winners, without ties; a wide row that is a
+    power of two; many small probabilities; rows of equal elements; -inf; NaN; then padding, in rows of each of `widths`
+    elements, with k from 1 to 5, and as many winners as columns; more dimensions; strided and transposed tensors; 16
+    bits; `widest` elements; no rows.
     """
     draw = normal(seed)
 
@@ -176,7 +179,7 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
     spread.inputs[0][0, 64:] += 200.0
     spread.inputs[0][1, :64] += 200.0
     found.append(spread)
-    # No two elements of a row are equal: ties come after.
+    # No two elements of a row are equal: ties come later.
     rounds = call("", "the k rounds: every one finds a winner and stores it at a place of its own", 16, 2, 128)
     rounds.inputs[0][:] = rounds.inputs[0].argsort() / 16
     found.append(rounds)

@@ -1,4 +1,4 @@
-"""Does the answer move only the bytes it must, in as few launches as it can?"""
+"""Check that an answer moves only the bytes it must, in as few launches as possible."""
 
 import contextlib
 import inspect
@@ -18,15 +18,15 @@ from helpers.learning.outcome import AnswerError, as_check, quoted_line
 def check_traffic(
     answer: Callable, inputs: tuple, launches: int, bytes_per_element: float, cached: tuple[int, ...] = ()
 ) -> str:
-    """Meter `answer(*inputs)`: launches, and bytes read and written per element of its result, must be as given; and
-    half the bytes where float32 inputs become bfloat16.
+    """Meter `answer(*inputs)`: its launches, and its bytes read and written per element of the result, must be those
+    given, and half the bytes if float32 inputs become bfloat16.
 
     Args:
         answer: the learner's function, returning one tensor.
         inputs: its arguments.
-        launches: Triton kernels and PyTorch operators that do work.
+        launches: number of Triton kernels and PyTorch operators that do work.
         bytes_per_element: bytes requested from memory per element of the result.
-        cached: positions of inputs so small that every program may read them from cache.
+        cached: positions of inputs so small that every program may read them, from cache.
         name: the check's name.
     """
     names = list(inspect.signature(answer).parameters)
@@ -42,8 +42,8 @@ def check_traffic(
 def require_traffic(
     answer: Callable, inputs: tuple, launches: int, bytes_per_element: float, small: set[str] = frozenset()
 ) -> None:
-    """Raise AnswerError where a call makes other launches, or moves other bytes, than given; of `small` tensors none
-    are counted."""
+    """Raise AnswerError if a call's launches or bytes differ from those given; bytes of `small` tensors are not
+    counted."""
     traffic = measure(answer, *inputs)
     require_no_hazards(traffic, described(inputs))
     if not isinstance(traffic.result, torch.Tensor):
@@ -69,13 +69,13 @@ REUSE = "the loads and stores above: use the variable that already holds the val
 
 
 def launched(traffic: Traffic) -> str:
-    """A call's launches, counted and named."""
+    """Describe a call's launches: number and names."""
     names = ", ".join(name for name, _ in traffic.by_launch)
     return f"{traffic.launches} launch{'es' * (traffic.launches != 1)} ({names})" if names else "no launch"
 
 
 def in_16_bits(inputs: tuple) -> tuple | None:
-    """The inputs of a call with float32 tensors as bfloat16; None where there are none."""
+    """Return a call's inputs with float32 tensors converted to bfloat16; None if it has no such tensors."""
     if not any(isinstance(x, torch.Tensor) and x.dtype == torch.float32 for x in inputs):
         return None
     return tuple(x.bfloat16() if isinstance(x, torch.Tensor) and x.dtype == torch.float32 else x for x in inputs)
@@ -83,7 +83,7 @@ def in_16_bits(inputs: tuple) -> tuple | None:
 
 @contextlib.contextmanager
 def told_of_16_bits() -> Iterator[None]:
-    """Make a failure report that only bfloat16 fails."""
+    """Make failures report that only bfloat16 fails."""
     try:
         yield
     except AnswerError as error:
@@ -103,17 +103,17 @@ def check_cut(
     widest: tuple = (),
     device: str = "A100",
 ) -> str:
-    """Meter `answer(*inputs)` against `unfused(*inputs)`: that much less traffic, at most the given launches, and the
-    same result, to twice PyTorch's own error, since skipping work also saves traffic. Then repeat with bfloat16 inputs
-    instead of float32. With `widest`, no register of that call spills.
+    """Meter `answer(*inputs)` against `unfused(*inputs)`: at least `least` less traffic, at most `launches` launches,
+    and the same result within twice PyTorch's own error, because skipping work also saves traffic. Then repeat with
+    bfloat16 inputs instead of float32. With `widest`, that call must not spill.
 
     Args:
         answer: the learner's function.
         unfused: the same in unfused PyTorch.
         inputs: arguments of both.
-        least: the minimum cut in traffic, as a fraction of the unfused.
-        launches: maximum.
-        widest: arguments of a call on the widest rows that are promised.
+        least: the minimum cut in traffic, as a fraction of the unfused traffic.
+        launches: the maximum number.
+        widest: arguments of a call on the widest supported rows.
         device: the GPU that this call is compiled for, a name in helpers.instruments.devices.DEVICES.
         name: the check's name.
     """
@@ -127,7 +127,7 @@ def check_cut(
 
 
 def require_cut(answer: Callable, unfused: Callable, inputs: tuple, least: float, launches: int) -> str:
-    """Say by how much the traffic of one call is cut, or raise AnswerError where that is too little."""
+    """Describe how much one call cuts traffic; raise AnswerError if that is too little."""
     given = of_tensors(fresh_copy, inputs)
     with outputs_start_as_nan():
         mine = measure(answer, *given)
@@ -163,7 +163,7 @@ def most_moved(traffic: Traffic, answer: Callable, inputs: tuple) -> str:
 
 
 def repeats(traffic: Traffic, answer: Callable, inputs: tuple) -> list[tuple[str, str]]:
-    """(name, "twice" or "2.5 times") of each input that is read more than once."""
+    """Return (name, "twice" or "2.5 times") for each input that is read more than once."""
     given = zip(inspect.signature(answer).parameters, inputs, strict=False)
     sizes = {name: x.nbytes for name, x in given if isinstance(x, torch.Tensor)}
     times = {name: traffic.by_tensor[name].read / size for name, size in sizes.items() if name in traffic.by_tensor}

@@ -1,11 +1,10 @@
-"""Does the answer compute what PyTorch computes?
+"""Check that an answer computes the same as PyTorch.
 
-The reference runs twice: in float64, which is taken for exact, and in the inputs' own dtype, which shows the error
-that PyTorch itself makes. An answer may make twice that error, plus one unit in the last place of the largest value.
-Where the result depends on digits that the inputs no longer have, as a norm's at mean 10^4, a case is marked
-(`input_error`): then it may also have the error caused by one unit in the last place of the inputs. Where an exercise
-asks for float32 throughout, a case in 16 bits is marked (`one_rounding`): then an element may be off by half a unit in
-its last place, plus float32's own error.
+The reference runs twice: in float64, taken as exact, and in the inputs' own dtype, which shows PyTorch's own error. An
+answer may have twice that error, plus one unit in the last place of the largest value. If the result depends on digits
+that the inputs no longer have, such as a norm at mean 10^4, the case sets `input_error`: the result may then also have
+the error caused by one unit in the last place of the inputs. If an exercise requires float32 throughout, its 16-bit
+cases set `one_rounding`: an element may then be off by half a unit in its last place, plus float32's own error.
 """
 
 import contextlib
@@ -20,21 +19,21 @@ from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.outcome import AnswerError, as_check, causes
 from kernels.interpreter import runtime
 
-PATIENCE = 20.0  # seconds for all cases, once one has failed
+PATIENCE = 20.0  # seconds for all cases after one has failed
 
 
 @as_check
 def check_values(
     answer: Callable, reference: Callable, cases: Iterable[Case], unlike: dict[str, Callable] | None = None
 ) -> str:
-    """Call `answer` on each case and compare it with `reference`; report the first case that differs.
+    """Call `answer` on each case, compare it with `reference`, and report the first case that differs.
 
-    Each call has fresh inputs and outputs that start as NaN, and must leave its inputs as they were. Kernels run under
-    the meter, which sees accesses outside their tensors and races, and then compiled where there is a GPU.
+    Each call gets fresh inputs, and outputs that start as NaN, and must leave its inputs unchanged. Kernels run under
+    the meter, which detects out-of-bounds accesses and races, and then compiled if there is a GPU.
 
     Args:
-        answer: the learner's function of tensors, and of numbers where the cases have some, returning a tensor or a
-            tuple of tensors.
+        answer: the learner's function of tensors, and of numbers if the cases have any, returning a tensor or a tuple
+            of tensors.
         reference: the same in PyTorch.
         cases: calls, the simplest first.
         unlike: description -> a function in PyTorch: mistaken formulas to recognise.
@@ -57,10 +56,10 @@ def try_each(cases: list[Case], judge: Callable[[Case], None], hint: Callable[[l
     """Judge every case, and raise AnswerError for the first that fails, with a summary of the others.
 
     Args:
-        cases: calls, each with one difficulty more than those before it, so that the first failure identifies the
+        cases: calls, each with one more difficulty than those before it, so that the first failure identifies the
             mistake.
         judge: raises AnswerError if the answer is wrong on a case.
-        hint: (the cases that failed, the first one's place to look) -> where to look.
+        hint: (the failed cases, where the first one says to look) -> where to look.
     """
     failed: dict[int, AnswerError] = {}
     tried, began = 0, time.monotonic()
@@ -88,7 +87,7 @@ def try_each(cases: list[Case], judge: Callable[[Case], None], hint: Callable[[l
 
 
 def require_kept(results: Iterable[tuple[Case, torch.Tensor, torch.Tensor]], case: Case) -> None:
-    """Raise AnswerError where a later call, on `case`, has changed what an earlier one returned.
+    """Raise AnswerError if a later call, on `case`, has changed an earlier call's result.
 
     `results` are (the earlier case, its result, the result's bits when it was returned).
     """
@@ -107,10 +106,10 @@ def check_case(
     unlike: dict[str, Callable] | None = None,
     passed: Iterable[Case] = (),
 ) -> object:
-    """Return what `answer` returns on one case; raise AnswerError where it differs from `reference`.
+    """Return the result of `answer` on one case; raise AnswerError if it differs from `reference`.
 
-    An answer that agrees with another formula is reported as computing it only if that one would also have `passed` the
-    same cases, and not by NaN alone, which many mistakes return.
+    An answer that agrees with a mistaken formula is reported as computing it only if that formula would also have
+    `passed` the same cases, and agrees in more than NaN, which many mistakes return.
     """
     inputs = of_tensors(fresh_copy, case.inputs)
     with outputs_start_as_nan():
@@ -211,11 +210,12 @@ def differs(
     relative: bool = False,
     conditioning: float = 1.0,
 ) -> torch.Tensor:
-    """Return where `got` is further from `exact` than the tolerance; NaN and inf must be where PyTorch has them.
+    """Return where `got` is further from `exact` than the tolerance. NaN and inf must be in the same places as
+    PyTorch's.
 
     Each of `near` is exact for inputs that are, say, an ulp off: the tolerance grows by the distance to the furthest.
-    If the tolerance is `relative`, each value has its own, in proportion to it. Integers must be equal, except int8,
-    which holds rounded codes.
+    If `relative`, each value's tolerance is proportional to it. Integers must be equal, except int8, which holds
+    rounded codes.
     """
     if usual.dtype == torch.int8:
         return other_codes(got, exact, usual, near)
@@ -223,7 +223,7 @@ def differs(
         return got != usual
     finite = exact.to(usual.dtype).isfinite() & usual.isfinite()
     kind = torch.finfo(usual.dtype)
-    # By what numbers are measured: themselves, or the largest, where sums and differences of some give others.
+    # The scale of an error: the value itself, or the largest value if results are sums and differences of others.
     whole = exact.abs()[finite].max().clamp(min=1.0) if finite.any() else exact.new_ones(())
     size = exact.abs().clamp(min=kind.tiny) if relative else whole
 
@@ -241,7 +241,7 @@ def differs(
 def rounded_twice(got: torch.Tensor, exact: torch.Tensor, single: torch.Tensor, case: Case) -> torch.Tensor:
     """Return where `got`, in 16 bits, is further from `exact` than one rounding plus float32's own error.
 
-    `single` is the reference in float32: another order of its operations may lose several times more.
+    `single` is the reference in float32; another order of operations may lose several times more.
     """
     nearest = exact.to(got.dtype)
     finite = nearest.isfinite()
@@ -268,9 +268,9 @@ def other_codes(
 ) -> torch.Tensor:
     """Return where `got` is more than one code from `exact`; and where it is one code off, if that happens often.
 
-    A value rounded to a code may be so close to the middle of two that the last digit decides. That is rare: one in a
-    hundred may, or twice as many as PyTorch's own, and as many as differ in any of `near`: inputs between two that are
-    off either way change no other code.
+    A value may be so close to the midpoint between two codes that its last digit decides. That is rare: one in a
+    hundred may be, or 2x PyTorch's own number, plus as many as differ in any of `near`. Inputs between two that are off
+    in either direction change no other code.
     """
     apart = (got.int() - exact.int()).abs()
     moved = torch.zeros_like(exact, dtype=torch.bool)
@@ -307,7 +307,7 @@ def described_difference(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Te
 
 
 def told_apart(mine: float, right: float) -> tuple[str, str]:
-    """Two numbers with as many digits as tell them apart, six at least."""
+    """Return two numbers with enough digits to distinguish them, at least six."""
     pairs = ((f"{mine:.{digits}g}", f"{right:.{digits}g}") for digits in range(6, 18))
     return next((pair for pair in pairs if pair[0] != pair[1]), (f"{mine:.6g}", f"{right:.6g}"))
 
@@ -317,7 +317,7 @@ def in_order(inputs: tuple) -> bool:
 
 
 def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, case: Case, whole: bool) -> str:
-    """Return where to look; `whole`: every element of the result was stored."""
+    """Return where to look. `whole`: whether every element of the result was stored."""
     if stored_in_another_layout(got, usual):
         return (
             f"the result's strides, {got.stride()}: the values are right in the order of memory, so your kernel stores "
@@ -357,7 +357,7 @@ def stored_in_another_layout(got: torch.Tensor, usual: torch.Tensor) -> bool:
 
 
 def of_tensors(function: Callable, inputs: tuple) -> list:
-    """The inputs of a call, its tensors through `function`, its numbers as they are."""
+    """Apply `function` to a call's tensors, and leave its numbers unchanged."""
     return [function(x) if isinstance(x, torch.Tensor) else x for x in inputs]
 
 
@@ -368,7 +368,7 @@ def bits(x: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def outputs_start_as_nan():
-    """Let every `torch.empty` hold NaN, so that what is never written cannot pass for a value."""
+    """Fill every `torch.empty` with NaN, so that unwritten elements cannot pass for values."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filling = torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
