@@ -98,7 +98,8 @@ def conv_cases(seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 5, 7, 9, 3),
 def batch_norm_cases(
     seed: int, sizes: tuple[tuple[int, ...], ...] = ((1, 16, 4, 4, 16), (2, 7, 5, 3, 20))
 ) -> list[Case]:
-    """Calls whose batch norm does something: alone, with a bias, with negative gamma, with next to no variance.
+    """Return calls in which batch norm changes values: alone, with a bias, with negative gamma, with almost no
+    variance.
 
     Args:
         seed: decides the values.
@@ -114,25 +115,25 @@ def batch_norm_cases(
         found.append(draw.normed(bias, negative=False))
         negative = draw.call("gamma below 0", "the order: batch norm first, ReLU last", *shapes, padding=1)
         found.append(draw.normed(negative))
-        # Up to twice eps: there the larger of the two, or eps left out, is not nearly the sum.
+        # Up to twice eps: neither the larger of the two nor the variance without eps is close to the sum.
         for variance, eps in ((1e-6, 1e-3), (0.0, 1e-5), (2e-3, 1e-3), (2e-5, 2e-6)):
             small = draw.call(f"variances to {variance:g}, eps {eps:g}", "eps: added to the variance, inside the root",
                               *shapes, padding=1, eps=eps)  # fmt: skip
             x, weight, own, gamma, beta, mean, var, *rest = draw.normed(small).inputs
             var = variance * torch.linspace(0, 1, out, device=var.device)
-            # Weights so small that the scale does not carry the result out of fp16's range.
+            # Weights so small that the scale keeps the result within fp16's range.
             found.append(replace(small, inputs=(x, weight / 32, own / 32, gamma, beta, mean / 32, var, *rest)))
     return found
 
 
 def conv_rounding_cases(seed: int) -> list[Case]:
-    """Calls whose sums have a mean of 24, which batch norm takes off, so that a sum rounded to 16 bits shows; 1 x 1 and
-    3 x 3."""
+    """Return calls whose sums have a mean of 24, which batch norm subtracts, so that a sum rounded to 16 bits shows; 1
+    x 1 and 3 x 3."""
     draw, found = _Draw(seed), []
     for taps, padding in ((1, 0), (3, 1)):
         images, filters = (1, 32, 8, 8), (32, 32, taps, taps)
         case = draw.normed(draw.call(f"{taps} x {taps}", "the rounding", images, filters, padding=padding))
         x, weight, own, gamma, beta, mean, var, *rest = case.inputs
-        mean = mean + 24  # of the sums: the bias is 24, and batch norm takes as much off
+        mean = mean + 24  # of the sums: the bias is 24, and batch norm subtracts it
         found.append(replace(case, inputs=(x, weight, own + 24, gamma + 1, beta, mean, var, *rest)))
     return found

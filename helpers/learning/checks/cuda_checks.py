@@ -15,7 +15,7 @@ from helpers.learning.checks.values import described_difference, differs
 from helpers.learning.outcome import AnswerError, as_check
 
 ROWS = 3
-LARGE = 2**20  # rows of 8192 columns: 2^33 elements, in float4 2^31
+LARGE = 2**20  # rows of 8192 columns: 2^33 elements, or 2^31 float4
 LARGE_COLUMNS = (8192, 8191)  # read four at a time, and one at a time
 FAR_BELOW_ZERO = 200  # e^-200 is 0 in fp32
 LOWER_STILL = -(2.0**127)  # below what a maximum may start at by mistake, such as -10000 or -1e30

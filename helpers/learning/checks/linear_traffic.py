@@ -11,8 +11,8 @@ from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.checks.passes import require_one_launch
 from helpers.learning.outcome import AnswerError, as_check
 
-# A causal call's share of a full call's bytes. If a tile has half of the sequence's queries, three quarters of the keys
-# and values are loaded; with smaller tiles, fewer.
+# The maximum share of a full call's bytes that a causal call may load. If a tile has half of the sequence's queries,
+# three quarters of the keys and values are loaded; with smaller tiles, fewer.
 SKIPPED = 0.85
 
 

@@ -1,7 +1,7 @@
-"""Does a pass find every place in a graph that the learner's kernel can do, and no other?
+"""Check that a pass finds exactly the places in a graph where the learner's kernel can be called.
 
-An answer gets a traced graph as plain values and names the places. Here each place is put to the test: the graph is
-rewritten, and compared with the graph as it was: values, dtypes, nodes and metered bytes.
+An answer gets a traced graph as plain values and names the places. Each place is tested: the graph is rewritten and
+compared with the original in values, dtypes, nodes and metered bytes.
 """
 
 import copy
@@ -48,14 +48,14 @@ def gated_norm(x: torch.Tensor, up: torch.Tensor, weight: torch.Tensor, eps: flo
 
 @dataclass(frozen=True)
 class RewriteCase:
-    """A function that a pass is tried on.
+    """A function to try a pass on.
 
     Attributes:
         label: its special feature, for a failure's first line.
-        function: of x, weight, up.
-        inputs: these three.
-        places: how many the fused kernel can do.
-        dynamic: sizes are symbols in its graph.
+        function: the function of x, weight and up.
+        inputs: its three arguments.
+        places: number of places where the fused kernel can be called.
+        dynamic: whether sizes are symbols in its graph.
     """
 
     label: str
@@ -143,9 +143,9 @@ def rewrite_cases(seed: int, *, places: bool, rows: int = 6, cols: int = 40) -> 
     """Return functions with places for the kernel, or functions that only look like it.
 
     Args:
-        seed: for the values.
-        places: True for those with places.
-        rows, cols: of x and up.
+        seed: determines the values.
+        places: True for functions with places.
+        rows, cols: shape of x and up.
     """
     draw = torch.Generator().manual_seed(seed + (cases.draw << 16))
 
@@ -191,7 +191,8 @@ def rewrite_cases(seed: int, *, places: bool, rows: int = 6, cols: int = 40) -> 
 
 
 def traced(function: Callable, *inputs: torch.Tensor, dynamic: bool = False) -> GraphModule:
-    """Trace a function of x, weight and up to the ATen operators that a backend gets; `dynamic`: sizes are symbols."""
+    """Trace a function of x, weight and up to the ATen operators that a backend receives; `dynamic` makes sizes
+    symbols."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     return make_fx(lambda x, weight, up: function(x, weight, up), tracing_mode="symbolic" if dynamic else "fake")(
@@ -226,14 +227,14 @@ def plain_graph(module: GraphModule) -> list[dict]:
 
 
 def graph_table(function: Callable, *inputs: torch.Tensor) -> Table:
-    """Return the plain graph of a function of x, weight and up as a table, a node per line."""
+    """Return the plain graph of a function of x, weight and up as a table with one node per line."""
     columns = ("name", "op", "args", "dtype", "shape", "users")
     graph = plain_graph(traced(function, *inputs))
     return table(columns, [[str(node[column]) for column in columns] for node in graph])
 
 
 def plain(value: object) -> object:
-    """Return an argument of a node: names for nodes, "None" for None."""
+    """Convert a node's argument: nodes to names, None to "None"."""
     if isinstance(value, Node):
         return value.name
     if isinstance(value, list | tuple):
@@ -245,8 +246,8 @@ def rewritten(module: GraphModule, places: Iterable[dict], kernel: Callable = ga
     """Return a copy of a traced graph with a call of `kernel` at each place, and no unused nodes.
 
     Args:
-        module: as `traced` gives it.
-        places: each with the names of x, weight, up and result, and the number eps.
+        module: a result of `traced`.
+        places: each has the names of x, weight, up and result, and the number eps.
         kernel: called as kernel(x, up, weight, eps).
 
     Raises:
@@ -273,10 +274,10 @@ def launches_left(module: GraphModule) -> list[str]:
 
 
 def in_torch_compile(find_places: Callable, kernel: Callable, function: Callable, *inputs: torch.Tensor) -> Unquoted:
-    """Compile a function by torch.compile with the learner's pass and kernel, and describe the result.
+    """Compile a function in torch.compile with the learner's pass and kernel, and describe the result.
 
-    The code of the graph, its largest difference from the function's own result, launches and bytes before and after,
-    as metered; or one line where the checks "values" and "finds" have not passed in this session.
+    The description has the graph's code, its largest difference from the function's own result, and metered launches
+    and bytes before and after. It is one line if the checks "values" and "finds" have not passed in this session.
     """
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
@@ -307,7 +308,7 @@ def in_torch_compile(find_places: Callable, kernel: Callable, function: Callable
 
 @as_check
 def check_rewrites(answer: Callable, questions: Iterable[RewriteCase]) -> str:
-    """Ask `answer(graph)` for the places where the fused kernel can be called, and try each."""
+    """Ask `answer(graph)` for the places where the fused kernel can be called, and try each one."""
     questions = list(questions)
     for case in questions:
         module = traced(case.function, *case.inputs, dynamic=case.dynamic)
@@ -322,7 +323,7 @@ def check_rewrites(answer: Callable, questions: Iterable[RewriteCase]) -> str:
 
 
 def check_places(case: RewriteCase, module: GraphModule, graph: list[dict], got: object) -> None:
-    """Raise AnswerError unless these are the places of the case."""
+    """Raise AnswerError unless these are the case's places."""
     if not isinstance(got, list | tuple) or not all(isinstance(each, dict) for each in got):
         raise AnswerError(
             f"{case.label}: got {got!r:.80}; expected a list of dictionaries", "what your function returns"
@@ -348,7 +349,7 @@ def check_places(case: RewriteCase, module: GraphModule, graph: list[dict], got:
 
 
 def try_place(case: RewriteCase, module: GraphModule, graph: list[dict], place: dict) -> None:
-    """Raise AnswerError where the kernel must not be called at a place, for the first reason that applies."""
+    """Raise AnswerError if the kernel must not be called at this place, with the first reason that applies."""
     nodes = {node["name"]: node for node in graph}
     where = f"at {place['result']}"
     x, weight, up, result = (nodes[place[key]] for key in ("x", "weight", "up", "result"))
@@ -392,17 +393,17 @@ def inside(nodes: dict[str, dict], place: dict) -> list[str]:
 
 
 def tensors(result: object) -> list:
-    """Return one result, or several, as a list."""
+    """Return one or several results as a list."""
     return list(result) if isinstance(result, list | tuple) else [result]
 
 
 def told(case: RewriteCase, what: str, look_at: str, graph: list[dict]) -> None:
-    """Raise AnswerError with the graph that it is about."""
+    """Raise AnswerError with the graph concerned."""
     raise AnswerError("\n".join([f"{case.label}: {what}", *map(line_of, graph)]), look_at)
 
 
 def line_of(node: dict) -> str:
-    """Write a node in a line: "mul_1 = mul(mul, weight_1): float32 [6, 40], read by silu"."""
+    """Describe a node in one line: "mul_1 = mul(mul, weight_1): float32 [6, 40], read by silu"."""
     args = ", ".join(str(each) for each in node["args"])
     readers = f", read by {', '.join(node['users'])}" if node["users"] else ""
     if node["op"] == "output":

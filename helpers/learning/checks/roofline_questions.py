@@ -1,4 +1,4 @@
-"""Costs and limits of operations, for the exercise on rooflines: plain values in and out."""
+"""Compute costs and limits of operations for the exercise on rooflines, with plain values in and out."""
 
 import random
 from collections.abc import Callable
@@ -9,7 +9,8 @@ from helpers.learning.checks import cases
 
 
 def work_of(operation: str) -> Callable:
-    """(rows, columns, itemsize, fused=True) -> (FLOP, bytes) of an operation of helpers.instruments.operations."""
+    """Return (rows, columns, itemsize, fused=True) -> (FLOP, bytes) of an operation in
+    helpers.instruments.operations."""
 
     def work(rows: int, columns: int, itemsize: int, fused: bool = True) -> tuple[float, float]:
         versions = OPERATIONS[operation](rows, columns, itemsize)
@@ -20,13 +21,13 @@ def work_of(operation: str) -> Callable:
 
 
 def product_work(rows: int, inner: int, columns: int, itemsize: int) -> tuple[int, int]:
-    """(FLOP, bytes) of (rows, inner) @ (inner, columns): each matrix crosses the bus once."""
+    """Return (FLOP, bytes) of (rows, inner) @ (inner, columns): each matrix crosses the bus once."""
     elements = rows * inner + inner * columns + rows * columns
     return 2 * rows * inner * columns, elements * itemsize
 
 
 def ridge(peak: float, bandwidth: float) -> float:
-    """FLOP/byte, from FLOP/s and bytes/s."""
+    """Return the ridge point in FLOP/byte, from FLOP/s and bytes/s."""
     return peak / bandwidth
 
 
@@ -36,12 +37,12 @@ def bound(flops: float, nbytes: float, peak: float, bandwidth: float) -> str:
 
 
 def compute_bound_on(flops: float, nbytes: float, gpus: dict[str, list[float]]) -> set[str]:
-    """Return the names of the GPUs, {name: [peak, bandwidth]}, that make an operation compute-bound."""
+    """Return the names of the GPUs, from {name: [peak, bandwidth]}, on which an operation is compute-bound."""
     return {name for name, (peak, bandwidth) in gpus.items() if bound(flops, nbytes, peak, bandwidth) == "compute"}
 
 
 def fp16_gpus() -> dict[str, list[float]]:
-    """{name: [peak, bandwidth]} of the catalogue: dense fp16 in FLOP/s, memory in bytes/s."""
+    """Return {name: [peak, bandwidth]} of the device list: dense fp16 in FLOP/s, memory in bytes/s."""
     return {name: [device.peak_flops["fp16"], device.memory_bandwidth] for name, device in DEVICES.items()}
 
 

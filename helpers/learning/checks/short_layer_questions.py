@@ -1,6 +1,6 @@
-"""Launches, bytes and times of exercise 18's short layer, and the mistakes in them: plain values in and out.
+"""Compute launches, bytes and times of exercise 18's short layer, and typical mistakes, with plain values in and out.
 
-Each dictionary is for `unlike` of one check: a mistake's name -> the numbers it gives, of the same arguments.
+Each dictionary is for one check's `unlike`: a mistake's name -> a function of the same arguments that makes it.
 """
 
 import math
@@ -10,7 +10,7 @@ ITEMSIZE = 4
 
 
 def _matmuls(width: int, hidden: int) -> int:
-    """Return the elements of two matmuls with one row each: a weight, a vector in and a vector out."""
+    """Return the elements of two one-row matmuls: a weight, a vector in and a vector out each."""
     return 2 * (hidden * width + hidden + width)
 
 
@@ -23,7 +23,7 @@ COUNT_MISTAKES: dict[str, Callable] = {
 
 
 def fused_layer(width: int, hidden: int) -> tuple[int, int]:
-    """Return the launches and bytes of the layer, its elementwise operations fused with each other or with a matmul."""
+    """Return the layer's launches and bytes, with elementwise operations fused with each other or with a matmul."""
     return 3, ITEMSIZE * (6 * width + _matmuls(width, hidden))
 
 
@@ -54,7 +54,8 @@ def microseconds(launches: int, nbytes: float, call: float, gap: float, bandwidt
 
 
 def _time(launched: Callable | None = None, graphed: Callable | None = None) -> Callable:
-    """The time with another formula, (launches, time of the bytes, call, gap), for one of the two."""
+    """Return the time function with another formula, of (launches, time of the bytes, call, gap), for one of the
+    two."""
 
     def time(launches, nbytes, call, gap, bandwidth, graph):
         other = graphed if graph else launched

@@ -1,4 +1,4 @@
-"""Small graphs of operations, drawn at random, each with something that a hasty partition gets wrong."""
+"""Draw small random graphs of operations, each with a feature that a hasty partition gets wrong."""
 
 import functools
 import json
@@ -15,21 +15,22 @@ NAMES = {
     "opaque": ("sort", "topk", "fft"),
 }
 WEIGHTS = {"elementwise": 11, "rows": 4, "matmul": 3, "opaque": 2}
-OPERATIONS = 6  # of a drawn graph: 203 partitions
+OPERATIONS = 6  # per drawn graph: 203 partitions
 TRIES = 2000
-CLEARLY = 1.02  # times: how much slower a partition must be to count as worse than the best
+CLEARLY = 1.02  # slowdown from which a partition counts as worse than the best
 # Features that a drawn graph can depend on, in addition to each of RULES.
 GREEDY, APART, PAIR, CYCLE, LATE, IN_PLACE, FAR = "greedy", "apart", "pair", "cycle", "late", "in place", "far"
 
 
 def drawn_graphs(seed: int, *features: str) -> list[dict]:
-    """A graph for each feature, drawn from `seed` and from the grading's own draw.
+    """Draw a graph for each feature, from `seed` and the grading's own seed.
 
-    A feature is one of RULES: ignoring it, a partition looks better than there is; GREEDY: joining the pair that saves
-    most, again and again, ends at a worse one; APART: the best has kernels that may be joined, and should not be; PAIR:
-    so has some pair of operations; CYCLE: the best groups, each harmless, would wait for each other; LATE: a group of
-    the best is legal only once its last operation joins; IN_PLACE: one of the best overwrites, and may; FAR: two
-    operations are between two others, one after the other, and some go over fewer rows, not columns.
+    A feature is one of RULES: ignoring the rule makes a partition look better than the best legal one. GREEDY:
+    repeatedly merging the pair that saves most ends at a worse partition. APART: the best partition has kernels that
+    may be merged but should not be. PAIR: the same for a pair of operations. CYCLE: the best groups are each legal, but
+    would wait for each other. LATE: a group of the best partition is legal only after its last operation joins.
+    IN_PLACE: a group of the best partition legally overwrites an input. FAR: two operations, one after the other, are
+    between two others, and some run over fewer rows, not columns.
     """
     drawn = seed + (cases.draw << 16)
     return [json.loads(_graph_with(feature, f"{drawn} {place}")) for place, feature in enumerate(features)]
@@ -47,7 +48,7 @@ def _graph_with(feature: str, seed: str) -> str:
 
 def _drawn(draw: random.Random, feature: str) -> dict:
     rows, columns = draw.choice([2048, 4096, 8192]), draw.choice([2048, 4096, 8192])
-    if feature in (APART, PAIR):  # fewer rows than multiprocessors, and long ones
+    if feature in (APART, PAIR):  # fewer rows than SMs, and long ones
         rows, columns = draw.choice([64, 72, 80]), draw.choice([32768, 49152, 65536])
     if feature == "registers":  # a block keeps long rows
         rows, columns = draw.choice([512, 1024]), draw.choice([65536, 81920])
@@ -115,7 +116,7 @@ def _drawn(draw: random.Random, feature: str) -> dict:
 
 
 def _crossed(draw: random.Random, rows: int, columns: int) -> list[dict]:
-    """Return two pairs that read the same tensor, each waiting for one of the other pair's results."""
+    """Return two pairs that read the same tensor; each pair waits for one of the other's results."""
 
     size = rows, columns
     first = [_elementwise("scale_x", size, ["x"], [], "a"), _elementwise("roll_a", size, ["y", "a"], ["a"], "b")]
@@ -124,7 +125,7 @@ def _crossed(draw: random.Random, rows: int, columns: int) -> list[dict]:
 
 
 def at_the_limit() -> list[dict]:
-    """Two operations that take 255 registers in one kernel, as many as there are, and two that take one more."""
+    """Return two operations that take 255 registers in one kernel, the maximum, and two that take one more."""
     found = []
     for columns, reads in ((79 * 1024, ["x", "y"]), (119 * 1024, ["x"])):
         size = {"rows": 1024, "columns": columns}
@@ -137,10 +138,11 @@ def at_the_limit() -> list[dict]:
 
 
 def nearly_even() -> list[dict]:
-    """Pairs where one kernel saves 1.5 to 5 % of the time of two, or costs 1.5 to 2 % more: any gain is worth it."""
+    """Return pairs for which one kernel saves 1.5 to 5 % of the time of two, or costs 1.5 to 2 % more: any gain
+    counts."""
     draw = random.Random(cases.draw)
     found = []
-    for deep in (24576, draw.choice((12288, 16384)), 8192):  # a large product and a small GELU
+    for deep in (24576, draw.choice((12288, 16384)), 8192):  # a large matmul and a small GELU
         size = {"rows": 8192, "columns": 8192}
         linear = {"kind": "matmul", **size, "reads": ["x", "w"], "elsewhere": ["x", "w"], "writes": ["s"]}
         operations = [
@@ -149,7 +151,7 @@ def nearly_even() -> list[dict]:
         ]
         tensors = dict.fromkeys(("x", "w"), 2 * 8192 * deep) | dict.fromkeys(("s", "t"), 2 * 8192 * 8192)
         found.append({"tensors": tensors, "operations": operations, "results": ["t"]})
-    # Fewer rows than multiprocessors: once fused, an elementwise operation's reads go at the softmax's pace.
+    # Fewer rows than SMs: once fused, an elementwise operation reads at the softmax's speed.
     for rows, inputs in draw.sample([(72, 5), (80, 6)], 2) + draw.sample([(80, 5), (88, 6)], 1):
         names, size = [f"x{number}" for number in range(inputs)], (rows, 32768)
         operations = [
@@ -173,8 +175,8 @@ def chain_of_five() -> tuple[dict, list[str]]:
 
 
 def overwritten_and_turned() -> list[tuple[dict, list[str]]]:
-    """Return (graph, group) twice, neither legal: operations between the group wait for it only because both write one
-    tensor; and two operations over equally many elements, in different rows and columns."""
+    """Return (graph, group) twice, neither legal. In one, operations in between wait for the group only because both
+    write one tensor. In the other, two operations have equally many elements but different rows and columns."""
     size, turned = (4096, 8192), (8192, 4096)
     between = [
         _elementwise("relu", size, ["x"], [], "t"),
@@ -195,20 +197,20 @@ def overwritten_and_turned() -> list[tuple[dict, list[str]]]:
 
 
 def of_several_tensors() -> list[tuple[dict, list[str]]]:
-    """Return (graph, group) of operations that write two tensors, or read three, where the second or the third decides;
-    each pair also the other way round."""
+    """Return (graph, group) of operations that write two tensors, or read three, and the second or third decides; each
+    pair also in the other order."""
     size = (4096, 8192)
-    cases_of_two = [  # operations as (name, reads, elsewhere, writes), results, and the group that is asked
-        # The one that is read elsewhere, by an operation that reads two so.
+    cases_of_two = [  # operations as (name, reads, elsewhere, writes), results, and the group in question
+        # The deciding tensor is read at other elements, by an operation that reads two this way.
         ([("split", "x", "", "ab"), ("roll", "yb", "yb", "c")], "ac", ["split", "roll"]),
-        # The one that is overwritten, and was read elsewhere.
+        # The deciding tensor is overwritten, and was read at other elements.
         ([("roll", "xy", "xy", "a"), ("split", "a", "", "by")], "by", ["roll", "split"]),
-        # The one that makes them hang together, and nothing is wrong with it.
+        # The deciding tensor connects the group, which is legal.
         ([("split", "x", "", "ab"), ("relu", "b", "", "c")], "ac", ["split", "relu"]),
         ([("scale", "x", "", "a"), ("mix", "yza", "", "c")], "c", ["scale", "mix"]),
-        # The one that something between them waits for.
+        # An operation in between waits for the deciding tensor.
         ([("split", "x", "", "ab"), ("gelu", "b", "", "c"), ("add", "ac", "", "d")], "d", ["split", "add"]),
-        # The one that may be overwritten only after something between them has read it.
+        # The deciding tensor may be overwritten only after an operation in between has read it.
         ([("relu", "x", "", "a"), ("add", "ay", "", "c"), ("split", "a", "", "dy")], "cdy", ["relu", "split"]),
         ([("relu", "x", "", "a"), ("mix", "zya", "", "c"), ("add", "ca", "", "d")], "d", ["relu", "add"]),
     ]
@@ -227,7 +229,8 @@ def of_several_tensors() -> list[tuple[dict, list[str]]]:
 
 
 def _far(rows: int, columns: int) -> list[dict]:
-    """scale_x and mul read the same tensor and have two operations between them; two more go over half the rows."""
+    """Return a graph in which scale_x and mul read the same tensor, with two operations in between; two more run over
+    half the rows."""
     size, half = (rows, columns), (rows // 2, columns)
     return [
         _elementwise("scale_x", size, ["x"], [], "a"),

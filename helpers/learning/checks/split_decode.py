@@ -1,4 +1,5 @@
-"""Cases and the traffic check of exercise 17: one query per head, its keys in splits of given bounds, and the merge."""
+"""Cases and the traffic check of exercise 17: one query per head, its keys in splits with given bounds, and the
+merge."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,17 +13,18 @@ from helpers.learning.checks.row_cases import LOW_PRECISION, normal
 from helpers.learning.checks.tile_cases import score_conditioning
 from helpers.learning.outcome import AnswerError, as_check
 
-MANY_KEYS = 33000  # more than an int16 holds
+MANY_KEYS = 33000  # more than fits in int16
 PARTIAL_VALUES = 8  # per element of dim, split and head: a generous bound for partial results, in bytes
 
 
 def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129), many: bool = False) -> list[Case]:
-    """Calls of `flash_decode(q, k, v, bounds)`: q (heads, dim), k and v (heads, keys, dim) in fp32, bounds in int64.
+    """Return calls of `flash_decode(q, k, v, bounds)`: q (heads, dim), k and v (heads, keys, dim) in fp32, bounds in
+    int64.
 
-    One split; equal ones; unequal ones; several blocks in a split; empty splits at either end and between; scores far
-    below zero, far above it, and falling or growing from split to split; no key at all; dims of 16 to 128; views; fp16
-    and bf16, rounded once; NaN; more keys than 2^15, and splits than 128, if `many`; then sequences of each of
-    `lengths`, in random splits.
+    The cases: one split; equal ones; unequal ones; several blocks per split; empty splits at either end and in between;
+    scores far below zero, far above zero, and falling or growing from split to split; no keys; dims of 16 to 128;
+    views; fp16 and bf16, rounded once; NaN; with `many`, more than 2^15 keys and more than 128 splits; then sequences
+    of each of `lengths`, in random splits.
     """
     draw = normal(seed)
 
@@ -98,7 +100,7 @@ def check_split_traffic(answer: Callable, inputs: tuple) -> str:
         name: the check's name.
 
     Raises:
-        AnswerError: another number of launches, k or v not read exactly once, or partial results too large.
+        AnswerError: the number of launches differs, k or v is not read exactly once, or partial results are too large.
     """
     traffic = measure(answer, *inputs)
     require_no_hazards(traffic, described(inputs))

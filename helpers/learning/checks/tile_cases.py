@@ -1,4 +1,4 @@
-"""Inputs that expose mistakes in a tiled kernel."""
+"""Generate inputs that expose mistakes in a tiled kernel."""
 
 from dataclasses import replace
 
@@ -17,11 +17,11 @@ ACTIVATIONS = ("relu", "gelu", "silu")
 def linear_cases(
     seed: int, sizes: tuple[tuple[int, int, int], ...] = ((1, 1, 1), (33, 65, 17), (64, 64, 100), (70, 40, 130))
 ) -> list[Case]:
-    """Calls of `linear_act(x, weight, bias, activation)`: (M, K), (N, K), (N,) in fp16.
+    """Return calls of `linear_act(x, weight, bias, activation)`: (M, K), (N, K), (N,) in fp16.
 
-    Return a single tile with each activation, with NaN, with sums of +-200, with values whose fp16 sum overflows;
+    The cases: a single tile with each activation, with NaN, with sums of +-200, with values whose fp16 sum overflows;
     several whole tiles; then each of `sizes`, (M, N, K); each operand alone and both transposed, and in wider matrices;
-    no row at all.
+    no rows.
     """
     draw = normal(seed)
 
@@ -57,7 +57,7 @@ def linear_cases(
     found.append(large)
     found.append(replace(call("whole tiles", TILES, 128, 256, 128), whole=True))
     found += [call("", EDGES, *size, ACTIVATIONS[place % 3]) for place, size in enumerate(sizes)]
-    # After the sums that fp16 does not hold and the edges: a row of 5000 has both.
+    # After the overflowing fp16 sums and the edges: a row of 5000 has both.
     longer = "the loop over K, which ends only at K: x and weight may have any width"
     found.append(call("a very long row", longer, 16, 16, 5000, scale=0.125))
     found.append(call("many columns", EDGES, 3, 1030, 16))
@@ -76,9 +76,9 @@ def linear_cases(
 
 
 def rounding_cases(seed: int) -> list[Case]:
-    """Calls of `linear_act(x, weight, bias, activation)` with finite results.
+    """Return calls of `linear_act(x, weight, bias, activation)` with finite results.
 
-    Each activation, short and long; those that are curved with sums near -2.
+    The cases: each activation, with short and long sums; curved activations with sums near -2.
     """
     draw = normal(seed)
     found = [
@@ -88,7 +88,7 @@ def rounding_cases(seed: int) -> list[Case]:
         for m, k in ((16, 16), (40, 200))
         for name in ACTIVATIONS
     ]
-    # There 16 bits best resolve the effect of a constant with few digits.
+    # There, 16 bits best resolve the effect of a constant with too few digits.
     for name in ("gelu", "silu"):
         x, weight, bias = draw(32, 16) / 8, draw(32, 16) / 8, draw(32) / 8 - 2
         found.append(Case("sums near -2", (x.half(), weight.half(), bias.half(), name), "the rounding", arguments=name))
@@ -96,7 +96,7 @@ def rounding_cases(seed: int) -> list[Case]:
 
 
 LENGTHS = ((1, 1, 1, 16), (4, 3, 33, 16), (1, 1, 130, 32))
-PEAK = 150.0  # of scores whose exponentials no fp32 holds: e^88.8 is too large
+PEAK = 150.0  # of scores whose exponentials overflow fp32, which e^88.8 does
 
 
 def _attention_call(draw, shape: tuple[int, int, int, int], tensors: int, scale: float = 0.5) -> tuple:
@@ -104,7 +104,7 @@ def _attention_call(draw, shape: tuple[int, int, int, int], tensors: int, scale:
 
 
 def _first_key_leads(draw, shape: tuple[int, int, int, int], tensors: int, peak: float = 6.0) -> tuple:
-    """Every query's largest score, `peak` at most, is that of key 0: no later tile has a larger maximum."""
+    """Return scores whose largest per query, at most `peak`, is that of key 0: no later tile has a larger maximum."""
     q, k, *v = _attention_call(draw, shape, tensors)
     q = q.abs()
     k[:, :, 0] = k.abs().amax()
@@ -113,7 +113,7 @@ def _first_key_leads(draw, shape: tuple[int, int, int, int], tensors: int, peak:
 
 
 def _growing(draw, shape: tuple[int, int, int, int], tensors: int) -> tuple:
-    """Scores that grow along the keys: in every tile the maximum is a new one."""
+    """Return scores that grow along the keys: every tile has a new maximum."""
     q, k, *v = _attention_call(draw, shape, tensors, scale=1.0)
     steps = torch.linspace(0, 2, shape[2], device=k.device).half()[:, None]
     return q.abs(), k.abs() * steps, *v
@@ -134,14 +134,14 @@ def _far_below_zero(draw, shape: tuple[int, int, int, int], tensors: int, score:
 
 
 def _far_apart(draw, shape: tuple[int, int, int, int], tensors: int) -> tuple:
-    """Return scores 32x larger for every second query: 120, against less than 4."""
+    """Return scores that are 32x larger for every second query: 120, against less than 4."""
     queries = torch.ones(shape[2])
     queries[1::2] = 32.0
     return _planned(draw, shape, tensors, queries, torch.full((shape[2],), 3.75))
 
 
 def _falling(draw, tensors: int) -> tuple:
-    """Return scores that fall by 300 along the keys: in a later tile the maximum is far below the row's."""
+    """Return scores that fall by 300 along the keys: a later tile's maximum is far below the row's."""
     return _planned(draw, (1, 1, FALLING, 16), tensors, torch.ones(FALLING), torch.linspace(150.0, -150.0, FALLING))
 
 
@@ -152,26 +152,26 @@ def _steep(draw, shape: tuple[int, int, int, int], tensors: int, step: float = 4
 
 MANY_KEYS = 1536
 SLOW_KEYS = 768
-ROUNDED_WEIGHTS = 32.0  # float32 roundings of a sum over so many keys, in any order
+ROUNDED_WEIGHTS = 32.0  # float32 roundings of a sum over that many keys, in any order
 
 
 def _many_small_weights(draw) -> tuple:
-    """16 keys share 63 of 64 parts of each row's weight and 1520 keys the rest; in a sum of 16 bits that has passed
-    the 16 keys' weights, those of a tile of 64 keys (the first head's) or 128 (the second's) are lost, or nearly:
-    less than half a unit in its last place. Values are 1, and so is every result."""
+    """Return inputs in which 16 keys share 63/64 of each row's weight and 1520 keys the rest. After the 16 keys, a
+    16-bit sum loses all or nearly all weights of a tile of 64 keys (first head) or 128 (second head): they are below
+    half a unit in its last place. Values are 1, and so is every result."""
     q, k, v = (torch.zeros_like(draw(1, 2, MANY_KEYS, 16)) for _ in range(3))
     q[..., 0] = 1.0
     for head, tile in enumerate((64, 128)):
-        # 16 weights of 1 have a last place of 2^-6 in float16; 0.45 of it, spread over a tile.
+        # The sum of 16 weights of 1 has a last place of 2^-6 in float16: spread 0.45 of it over a tile.
         k[:, head, 16:, 0] = 4.0 * torch.log(torch.tensor(0.45 * 2**-6 / tile))
     v += 1.0
     return q.half(), k.half(), v.half()
 
 
 def _slowly_growing(draw) -> tuple:
-    """Scores that grow by so little from tile to tile that e^-growth, rounded to 16 bits, is 1: it is 1 - 2^-12 for
-    tiles of 64 keys (the first head's) or 128 (the second's), and less for smaller ones. The first quarter of the keys
-    has values of 1, the rest of 0: that quarter's share shows what was lost."""
+    """Return scores that grow so little from tile to tile that e^-growth, rounded to 16 bits, is 1. It is 1 - 2^-12 for
+    tiles of 64 keys (first head) or 128 (second head), and closer to 1 for smaller ones. The first quarter of the keys
+    has values of 1, the rest of 0, so that quarter's share of the result shows the error."""
     q, k, v = (torch.zeros_like(draw(1, 2, SLOW_KEYS, 16)) for _ in range(3))
     k[..., 0] = torch.arange(SLOW_KEYS, device=k.device) / 64
     for head, tile in enumerate((64, 128)):
@@ -195,18 +195,19 @@ def _of_large_products(draw, shape: tuple[int, int, int, int], tensors: int) -> 
 
 
 def score_conditioning(q: torch.Tensor, k: torch.Tensor, dtype: torch.dtype) -> float:
-    """Return by how much the rounding of float32 scores may exceed a unit in the last place of a result of `dtype`.
+    """Return by how much the rounding of float32 scores may exceed a unit in the last place of a `dtype` result.
 
-    A score is off by half a unit in its last place, and so is the maximum: together by the score's size times float32's
-    eps. The exponential makes that a relative error of the weight, even where the difference of the two is small.
+    A score is off by half a unit in its last place, and so is the maximum: together that is the score's magnitude times
+    float32's eps. The exponential turns this into a relative error of the weight, even if the difference of the two is
+    small.
     """
     scores = (q.double() @ k.double().mT).abs() / q.shape[-1] ** 0.5
     largest = scores[scores.isfinite()].max().item() if scores.isfinite().any() else 0.0
     return max(1.0, largest * torch.finfo(torch.float32).eps / torch.finfo(dtype).eps)
 
 
-FALLING = 256  # keys: two tiles even of 128
-WHOLE = 128  # queries and keys, whole tiles of the usual sizes
+FALLING = 256  # keys: two tiles, even with 128 keys each
+WHOLE = 128  # queries and keys: whole tiles of the usual sizes
 RESCALE = "the rescaling: when the maximum grows, what was summed so far shrinks"
 MAXIMUM = "the exponential: subtract the row's maximum first"
 SIZES = "the sizes: dim, the scale that depends on it, and how many tiles of queries and of keys there are"
@@ -232,11 +233,12 @@ OF_PROGRAM = "which program has which batch and head: its number // heads, and %
 
 
 def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGTHS) -> list[Case]:
-    """Calls of `attention_scores(q, k, valid)`: (batch, heads, seq, dim) in fp16; (batch, seq) in bool, all True.
+    """Return calls of `attention_scores(q, k, valid)`: (batch, heads, seq, dim) in fp16; (batch, seq) in bool, all
+    True.
 
-    One tile; scores whose exponentials overflow; other dims; scores that grow or fall along the keys; scores far below
-    0; queries of a tile whose scores are far apart; hidden scores above visible ones; NaN; then each of `shapes`; each
-    tensor alone with its axes in the opposite order; heads that are not contiguous; no batch at all.
+    The cases: one tile; scores whose exponentials overflow; other dims; scores that grow or fall along the keys; scores
+    far below 0; queries of a tile whose scores are far apart; hidden scores above visible ones; NaN; then each of
+    `shapes`; each tensor alone with its axes in reverse order; non-contiguous heads; an empty batch.
     """
     draw = normal(seed)
     extreme = normal(seed + 1)
@@ -260,7 +262,7 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
     found.append(call("scores of -12000", MASKED_WITH, _far_below_zero(extreme, tile, 2, -12000.0)))
     found.append(call("queries far apart", OWN_MAXIMUM, _far_apart(extreme, tile, 2)))
     found.append(call("hidden scores above visible ones", MASK_FIRST, _steep(extreme, (1, 1, WHOLE, 16), 2)))
-    # The last of 16 sees all keys, also in a window: the weight of a hidden key in such a row is not checked.
+    # The last of 16 sees all keys, even in a window: a hidden key's weight is not checked in such a row.
     special = call("NaN in the last query", KEPT_NAN, _attention_call(extreme, (1, 1, 16, 16), 2))
     special.inputs[0][..., -1, 3] = torch.nan
     found.append(special)
@@ -272,8 +274,8 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
 
 
 def _turned(draw, tensors: int) -> list[tuple[str, str, tuple]]:
-    """(label, where to look, inputs): one tensor after another with its axes in the opposite order; (batch, seq, heads,
-    dim), as a projection leaves it."""
+    """Return (label, where to look, inputs) with one tensor at a time in another layout: axes in reverse order; (batch,
+    seq, heads, dim), a projection's layout."""
     shape = (2, 3, 20, 16)
     found = [
         (case.label, case.look_at, case.inputs)
@@ -284,7 +286,7 @@ def _turned(draw, tensors: int) -> list[tuple[str, str, tuple]]:
 
 
 def masked_cases(seed: int, seq: int = 40) -> list[Case]:
-    """Calls of `attention_scores(q, k, valid)` with keys that are padding: queries that see few keys, or none."""
+    """Return calls of `attention_scores(q, k, valid)` with padding keys: queries that see few keys, or none."""
     draw = normal(seed)
     device = draw(1).device
 
@@ -317,13 +319,13 @@ def masked_cases(seed: int, seq: int = 40) -> list[Case]:
 
 
 def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGTHS) -> list[Case]:
-    """Calls of `flash_attention(q, k, v, causal)`: (batch, heads, seq, dim) in fp16 and a bool.
+    """Return calls of `flash_attention(q, k, v, causal)`: (batch, heads, seq, dim) in fp16 and a bool.
 
-    A tile or two, full and causal; scores whose exponentials overflow; another dim; scores that grow or fall along the
-    keys; large scores; scores far below 0; queries of a tile whose scores are far apart; hidden scores above visible
-    ones; several heads; values whose sum passes 65504; many small weights among a few large; scores that grow slowly;
-    NaN; then each of `shapes`, both full and causal; each tensor alone with its axes in the opposite order; heads that
-    are not contiguous; no batch at all.
+    The cases: a tile or two, full and causal; scores whose exponentials overflow; another dim; scores that grow or fall
+    along the keys; large scores; scores far below 0; queries of a tile whose scores are far apart; hidden scores above
+    visible ones; several heads; values whose sum passes 65504; many small weights among a few large ones; scores that
+    grow slowly; NaN; then each of `shapes`, both full and causal; each tensor alone with its axes in reverse order;
+    non-contiguous heads; an empty batch.
     """
     draw = normal(seed)
     extreme = normal(seed + 1)
