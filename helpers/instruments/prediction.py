@@ -44,8 +44,8 @@ Other devices are taken to reach the same share of their bandwidth and the same 
 `python benchmarks/predictions.py` prints how far the predictions are from the recorded times, those that nothing was
 fitted to apart.
 
-`unsure` names what may be off by more than a fifth, with the reason and a bound. At shapes drawn by lot, 39 of 88 times
-of our row and elementwise kernels have no such reason: half of these are 5 % off or less, nine in ten 12 %, the worst
+`unsure` names what may be off by more than a fifth, with the reason and a bound. At shapes drawn by lot, 38 of 88 times
+of our row and elementwise kernels have no such reason: half of these are 5 % off or less, nine in ten 11 %, the worst
 29 %. Those with one are off by 16 % in the median and 42 % at worst, mostly too short: rows that 16 bytes don't divide,
 and fewer programs than SMs. Tiled kernels, always unsure, are off by 20 % (tuned) and 25 % (plain) in the median,
 62 % at worst. PyTorch's own norms, softmax and top-k have one throughput for all row lengths, and take 0.5x to 4x the
@@ -112,7 +112,7 @@ DOUBLES = (torch.float64, torch.complex128)
 BESIDE_PRODUCTS = 0.45  # of a tiled kernel's other arithmetic is not hidden by its matmuls
 CLOSE, FEW_BLOCKS = 0.8, 4  # the second largest term of the largest; blocks that fit an SM
 NARROW = 8  # loads and stores in the code, below which their width says little
-# Why a prediction may be off by more than a fifth. Where none of these holds, nine in ten are 12 % off or less.
+# Why a prediction may be off by more than a fifth. Where none of these holds, nine in ten are 11 % off or less.
 UNSURE = {
     "narrow": "most loads and stores take 4 bytes per thread or less, as in rows that 16 bytes don't divide: "
     "it may take 0.6x to 3x the predicted time",
