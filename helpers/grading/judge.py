@@ -177,8 +177,8 @@ def same(shown: dict | list[dict], expected: dict | list[dict]) -> bool:
     """Return whether a result, a tensor or a tuple of them, matches `expected_as_json`'s.
 
     The tolerance is 16 units in the last place of the largest value, plus the model answer's change for inputs an ulp
-    off; for int8, one code: the check that follows limits how many may be one off. Where only some programs ran, what
-    those of either did not write is left out.
+    off; for int8, one code: the check that follows limits how many may be one off. Where only some programs ran, only
+    elements that both wrote are compared.
     """
     if isinstance(expected, list):
         return isinstance(shown, list) and all_same(shown, expected)
