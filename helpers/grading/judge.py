@@ -178,7 +178,7 @@ def same(shown: dict | list[dict], expected: dict | list[dict]) -> bool:
 
     The tolerance is 16 units in the last place of the largest value, plus the change in the model answer when its
     inputs move by an ulp. For int8 it's one code; the check that follows limits how many codes may be off by one.
-    Where only some programs ran, what neither of the two wrote is left out.
+    Where only some programs ran, only elements that both wrote are compared.
     """
     if isinstance(expected, list):
         return isinstance(shown, list) and all_same(shown, expected)

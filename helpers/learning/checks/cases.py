@@ -48,7 +48,7 @@ class Case:
         compared: number of a tuple's results whose values are compared; those after are open, such as which of several
             NaN is the largest. None for all.
         few: whether only the first and the last programs run where there is no GPU, and some between them: tensors are
-            larger than all programs would take time for. What none of them writes is not compared.
+            larger than all programs would take time for. Only elements that they write are compared.
     """
 
     label: str

@@ -265,7 +265,7 @@ def likely_place(traffic: Traffic, y: torch.Tensor, expected: torch.Tensor, wron
 def lost(y: torch.Tensor, x: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     """Return where a small probability is off by more than a rounded exponent makes it, in proportion to itself.
 
-    The exponent of e or of 2, and what is taken off it, are as large as the row's numbers, and off by half an ulp each.
+    The exponent and the maximum are as large as the row's numbers, and off by half an ulp each.
     """
     kind = torch.finfo(y.dtype)
     largest = x.abs().amax(dim=-1, keepdim=True).double()

@@ -117,7 +117,7 @@ def check_case(
         traffic = measure_in_any_order(answer, *inputs)
     require_no_hazards(traffic, case.where, case.look_at if case.whole or not in_order(case.inputs) else "")
     written = {name: moved.written for name, moved in traffic.by_tensor.items()}
-    # Several launches may hand on what no program has written; in one, some of the result is.
+    # With several launches, the last may read elements that no program has written.
     part = case.few and (traffic.launches > 1 or not all_unwritten(traffic.result))
     try:
         compare(traffic.result, inputs, reference, case, written, part)
