@@ -1034,8 +1034,8 @@ columns = ("parameters", "one step", "GPU, cold L2", "call, from Python")
 table(columns, rows, h100.label_of("adamw_small", "adamw_large"))
 
 # %% [markdown]
-# Of the small tensors, a call from Python takes far longer than its work on the GPU, ours too: before it launches, it
-# compares every tensor in all four lists with the last step's. GPU time only matters there inside a CUDA graph. Of the
+# For the small tensors, a call from Python takes far longer than its work on the GPU, ours too: before it launches, it
+# compares every tensor in all four lists with the last step's. GPU time only matters there inside a CUDA graph. For the
 # large ones, every call has to wait for memory, and one launch that reads each element once is as fast as memory
 # allows. (Ours doesn't advance a step counter here. PyTorch keeps one per tensor and advances all of them, which is
 # part of its time.)
