@@ -71,7 +71,7 @@ def projections(width: int, hidden: int) -> dict:
 
 
 def a_chain(width: int, hidden: int, steps: int) -> dict:
-    """A norm, so many operations on its result, one after another, and a product with an epilogue of as many."""
+    """Return a norm, a chain of `steps` operations on its result, and a product with as long an epilogue."""
     found = [operation("normed", "norm", width, x=width, norm_weight=width)]
     for place in range(steps):
         found.append(operation(f"step_{place}", "elementwise", width, **{found[-1]["name"]: width}))

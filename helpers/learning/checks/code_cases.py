@@ -38,7 +38,7 @@ def quantised_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest:
         )
     ]
     found = [replace(case, look_at=DROPPED) if case.label.startswith("NaN") else case for case in found]
-    # For so many rows the neighbours would take seconds, and the effect of an ulp is enough: no mean is large.
+    # With many rows, the neighbours would take seconds. An ulp's effect is enough, because no mean is large.
     return [replace(case, nearby=None, conditioning=16.0) if case.few else case for case in found]
 
 
