@@ -103,7 +103,7 @@ def a_step(width: int, hidden: int, first: bool, middle: bool, tempered: bool, k
 
 
 def a_long_step(width: int, parts: int, length: int) -> dict:
-    """Return a step of `parts` parts with `length` launches each; the CPU reads a value before each part but the first."""
+    """Return a step of `parts` parts of `length` launches; the CPU reads a value before each part but the first."""
     found, last = [], "x"
     for part in range(parts):
         if part:
