@@ -3,11 +3,11 @@
 #
 # Take two tensors with a hundred million elements each, add them, and apply GELU to the sum. In PyTorch that's one
 # line, and it keeps a fast GPU busy for a while. Yet the same arithmetic can be done in much less time. **So what was
-# the GPU doing for the rest of it?**
+# the GPU doing the rest of the time?**
 #
 # After this lesson you can
 #
-# - name what fusing two kernels removes and what it leaves alone;
+# - explain what fusing two kernels removes and what it doesn't change;
 # - read the traffic meter, and explain why one function isn't one kernel;
 # - work out how many operations your machine can do in the time one byte takes to arrive from memory;
 # - find your way around the lessons, exercises, checks and recorded measurements.
@@ -77,7 +77,7 @@ a, b = torch.randn(2, n, device=device)
 # GELU. The tensors live in the GPU's large memory, its [DRAM](../docs/glossary.md#dram). Each kernel reads its inputs
 # from there, computes, and writes its result back.
 #
-# **How many bytes do the two kernels read and write, together?** `a` and `b` have a million elements each. They're
+# **How many bytes do the two kernels read and write in total?** `a` and `b` have a million elements each. They're
 # fp32, PyTorch's default dtype, so each element takes four bytes. Add up the reads and writes of each kernel, and enter
 # the total in megabytes.
 
@@ -87,7 +87,7 @@ bytes_moved
 
 # %% [markdown]
 # Now let's ask the [meter](../docs/glossary.md#meter). It watches every PyTorch operator and every load and store in a
-# Triton kernel, and adds up the bytes. The last number on its line is bytes (B) per element of the result.
+# Triton kernel, and adds up the bytes. The last number it prints is bytes (B) per element of the result.
 #
 # The meter counts the bytes that kernels **request**. Those depend only on the program, so you can count them without a
 # GPU.
@@ -139,8 +139,8 @@ print("the result is right:", torch.equal(attempt.result, unfused.result))
 display(attempt.launch_table())
 in_place.compare(
     attempt.bytes_total / 1e6,
-    "Still two launches: one writes the sum, and the other reads it. And now a is overwritten. A "
-    "test that checks the result passes, but the meter shows the mistake.",
+    "Still two launches: one writes the sum, and the other reads it. And now a has been "
+    "overwritten. A test of the result would pass, but the meter catches the mistake.",
 )
 
 # %% [markdown]
@@ -153,7 +153,8 @@ in_place.compare(
 # A [fused kernel](../docs/glossary.md#fused-kernel) does both steps in one go. It keeps the sum in a
 # [register](../docs/glossary.md#register), the fastest storage on the chip. Here's the heart of ours, in Triton, a
 # language for GPU kernels that is embedded in Python. You'll write one yourself in lesson 03. For now, just look for
-# the loads and the stores. (`mask` keeps the last program inside the tensor, and `COMPUTE` is the dtype it computes in.)
+# the loads and the stores. (`mask` keeps the last program inside the tensor, and `COMPUTE` is the dtype it computes
+# in.)
 
 # %% tags=["hide-input"]
 import inspect
@@ -164,7 +165,7 @@ lines = inspect.getsource(add_gelu_block.fn).splitlines()
 print(*lines[4:10], sep="\n")
 
 # %% [markdown]
-# It loads `a` and `b`, and it stores `y`. `s`, the sum, is never stored. Now let's meter it:
+# It loads `a` and `b`, and it stores `y`. The sum, `s`, is never stored. Now let's meter it:
 
 # %%
 fused = measure(add_gelu, a, b)
@@ -176,19 +177,19 @@ from helpers.figures import traffic_chart
 fewer_bytes = unfused.bytes_total / fused.bytes_total
 difference = add_gelu(a[:4096], b[:4096]) - gelu(a[:4096] + b[:4096], approximate="tanh")
 print("all results within 1e-6:", bool(difference.abs().max() <= 1e-6))
-title = f"Fusing moves {fewer_bytes:.2f}x fewer bytes"
+title = f"Fusing cuts traffic by a factor of {fewer_bytes:.2f}"
 chart = traffic_chart({"unfused": unfused, "fused": fused}, title)
 bytes_moved.on(chart, "x", at=lambda megabytes: 1e6 * megabytes, row=0)
 
 # %% [markdown]
 # This chart is the whole course in one picture. Each bar shows the bytes that the kernels request. `add` is the sum,
-# `a + b`, named after its operator.<span class="lab"> If you made a guess, it's marked.</span> The arithmetic is the same,
-# and so is the result, up to rounding. All we got rid of is the sum's round trip.
+# `a + b`, named after its operator.<span class="lab"> If you made a guess, it's marked.</span> The arithmetic is the
+# same, and so is the result, up to rounding. All we got rid of is the sum's round trip.
 #
 # ## Your first line of Triton
 #
 # A Triton kernel is a Python function that many [programs](../docs/glossary.md#program) run at the same time. Each
-# program has an ID, `tl.program_id(0)`: 0, 1, 2 and so on. It works on a [block](../docs/glossary.md#block) of
+# program has an ID, `tl.program_id(0)`: 0, 1, 2 and so on. Each works on a [block](../docs/glossary.md#block) of
 # elements: `tl.arange(0, BLOCK)` is 0, 1, 2 and so on, up to `BLOCK - 1`. `x_ptr` is the address where `x` begins, and
 # `tl.constexpr` means that `BLOCK` is known when the kernel is compiled.
 #
@@ -235,8 +236,8 @@ puzzle(double_kernel, 3, twelve, wanted=2 * twelve, BLOCK=4)
 # ## In the machine code
 #
 # Does the sum really stay in a register? Triton's compiler runs on your machine whether or not you have a GPU, so we
-# can check. Here's every instruction in add+GELU's kernel that loads from memory (`LDG`) or stores to it (`STG`) on an
-# A100, and the source line it comes from:
+# can check. Here are all the instructions in the add+GELU kernel that load from memory (`LDG`) or store to it (`STG`)
+# on an A100, each with the source line it comes from:
 
 # %% tags=["hide-input"]
 from helpers.instruments import compile_for
@@ -248,8 +249,9 @@ loads_and_stores = made.sass_view("load", "store").instructions
 table(("instruction", "the kernel's line"), ((each.name, each.source) for each in loads_and_stores))
 
 # %% [markdown]
-# The GPU shares out a program's block among threads. That's the work of one of them, on its eight elements. It loads `a` and `b` with two instructions each, four elements at
-# a time (the suffix is the number of bits), and stores `y`. No instruction stores the sum, and none loads it.
+# A program's block is divided among threads. The table shows what one thread does with its eight elements. It loads `a`
+# and `b` with two instructions each, four elements at a time (the suffix is the number of bits), and stores `y`. No
+# instruction stores the sum, and none loads it.
 #
 # ## Other operations, sizes and GPUs
 #
@@ -287,9 +289,9 @@ rows = []
 for count in (10_000_000, 100_000_000):
     timed = h200.times("add_gelu", (count,), "float32")
     took = [1e6 * timed[name].median for name in ("eager", "torch.compile", "fused")]
-    gain = f"{took[0] / took[2]:.2f} times"
+    gain = f"{took[0] / took[2]:.2f}x"
     rows.append((f"{count:,}", *(f"{each:.0f} us" for each in took), gain))
-columns = ("elements", "eager", "torch.compile", "fused", "faster")
+columns = ("elements", "eager", "torch.compile", "fused", "speedup")
 table(columns, rows, f"the GPU's own time\n{h200.label_of('add_gelu')}")
 
 # %% [markdown]
@@ -297,8 +299,8 @@ table(columns, rows, f"the GPU's own time\n{h200.label_of('add_gelu')}")
 # two operations too, and it's just as fast. So this course is about when a compiler can do this for you, and what to
 # write when it can't.
 #
-# Those times are the GPU's alone. In a real program, you also wait for the CPU to launch the kernels. Lesson 02 covers
-# launches and the size at which memory starts to dominate. If you have a GPU, you can time both versions here:
+# Those times are for the GPU alone. In a real program, you also wait for the CPU to launch the kernels. Lesson 02
+# covers launches and the size at which memory starts to dominate. If you have a GPU, you can time both versions here:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from helpers.instruments import benchmark_together
@@ -361,14 +363,14 @@ ridge.compare(a100.ridge)
 rows = []
 for what in ("memory", "special functions", "CUDA cores"):
     rows.append((what, f"{1e6 * least[what]:.2f} us", f"{least['memory'] / least[what]:.1f}"))
-table(("unit", "minimum time", "memory's time ÷ this"), rows)
+table(("unit", "minimum time", "memory time ÷ this"), rows)
 
 # %% [markdown]
 # So both kinds of unit sit idle most of the time, waiting for memory. Here's the whole GPU. **Compare the first bar
 # with the others**: each bar shows how long one part takes for the same elements. This picture will be back in other
-# lessons, with the part we're talking about lit up. (Elements have 16 bits here, so memory needs half as long for each
-# one as in fp32. An [SM](../docs/glossary.md#sm) is one of the GPU's processors. We'll explain the other parts when we
-# get to them.)
+# lessons, with the part we're talking about lit up. (Elements are 16 bits here, so memory needs half as much time for
+# each one as in fp32. An [SM](../docs/glossary.md#sm) is one of the GPU's processors. We'll explain the other parts
+# when we get to them.)
 # <!-- given 16 bits: the picture's own setting -->
 
 # %% tags=["hide-input"]
@@ -386,8 +388,8 @@ gpu_picture("A100")
 #
 # - **Lessons** (in the folder `notebooks`) first ask you for a prediction, then measure. Every number comes from a cell
 #   that you can change and run again.
-# - **Without a GPU**, your Triton kernels run in an interpreter. The results are right, the meter counts the bytes, and
-#   Triton's own compiler reports registers and machine code for GPUs that you don't have. The only thing you can't
+# - **Without a GPU**, your Triton kernels run in an interpreter. The results are correct, the meter counts the bytes,
+#   and Triton's own compiler reports registers and machine code for GPUs that you don't have. The only thing you can't
 #   measure is time, so we show recorded times instead. **With a GPU**, the same cells compile the kernels and time
 #   them.
 # - **Exercises** (in the folder `exercises`) give you a formula and an empty function. Their check cells report *pass*,

@@ -49,12 +49,12 @@ two_limits_animation()
 # Two numbers describe an operation on any hardware: how many floating-point operations (FLOP) it does, and how many
 # bytes have to move between memory and the processor. Divide the first by the second and you get its [arithmetic
 # intensity](../docs/glossary.md#arithmetic-intensity), in FLOP per byte. Here we count the minimum number of bytes: a
-# kernel reads each input once and writes each output once, as if the chip had room for all the data of one kernel but
-# kept nothing between kernels.
+# kernel reads each input once and writes each output once, as if the chip could hold all of a kernel's data but kept
+# nothing between kernels.
 #
-# We count each +, −, ×, ÷, max, `exp` or root on one element as one FLOP. (They don't all cost the same. We'll get to
-# that.) Take a ReLU in fp16, for example. It computes `max(x, 0)`, which is one operation per element, and it reads two
-# bytes and writes two.
+# We count each +, −, ×, ÷, max, `exp` or square root on one element as one FLOP. (They don't all cost the same. We'll
+# get to that.) Take a ReLU in fp16, for example. It computes `max(x, 0)`, which is one operation per element, and it
+# reads two bytes and writes two.
 
 # %%
 n = 4096 * 4096
@@ -117,7 +117,7 @@ table(("A100", "peak", "ridge at"), rows)
 # %% [markdown]
 # (`fp16` means the tensor cores here and `fp32` the CUDA cores. We count each result of a special function as one
 # FLOP.) ReLU is far below every one of these ridges. **Look at the lit bar**: it shows how long memory takes, and it's
-# far longer than the bars of the units that compute.
+# far longer than the bars for the compute units.
 
 # %% tags=["hide-input"]
 from helpers.figures import gpu_picture
@@ -338,9 +338,9 @@ print(f"H200: memory {h200_fp32.device.memory_bandwidth / 1e9:,.0f} GB/s", end="
 print(f", CUDA cores {h200_fp32.peak / 1e12:.0f} TFLOP/s in fp32")
 
 # %% [markdown]
-# We tried 1, 2, 4, 8 ... steps per element on an H200. **What's the largest number of steps that still takes less than
-# a tenth longer than one step?** You can work it out: each step is two operations, each element moves eight bytes, and
-# you know how to find a ridge.
+# We tried 1, 2, 4, 8 ... steps per element on an H200. **What's the largest number of steps that still takes less
+# than 10 % longer than one step?** You can work it out: each step is two operations, each element moves eight bytes,
+# and you know how to find a ridge.
 
 # %% tags=["hide-input"]
 free_steps = predict_first("multiply-adds per element, free on an H200", unit="steps")
@@ -355,8 +355,8 @@ print(h200.label_of("free_flops"))
 free_steps.compare(
     measured_free,
     f"By the data sheet, the ridge is at {h200_fp32.ridge:.1f} FLOP/byte, which is "
-    f"{per_element:.0f} multiply-adds per element: between the last count that is free and the "
-    "first that isn't.",
+    f"{per_element:.0f} multiply-adds per element: between the last step count that is free "
+    "and the first that isn't.",
 )
 
 # %% tags=["hide-input"]
@@ -377,12 +377,12 @@ chart = curves_chart(
 free_steps.on(chart, "x")
 
 # %% [markdown]
-# That's why fusing pays off so often: the arithmetic of the second operation runs while the kernel is waiting for
+# That's why fusing pays off so often: the second operation's arithmetic runs while the kernel is waiting for
 # memory anyway.
 #
 # Try it yourself. This kernel halves twelve elements. Add one line so that it halves them *and* replaces negative
 # results with 0. You'll need `tl.maximum`, which takes two values and returns the larger one. Before you run it, think
-# about how many bytes your line costs.
+# about how many bytes your line adds.
 
 
 # %%
@@ -425,8 +425,8 @@ predictions()
 #
 # 1. Two operations do the same number of FLOPs, but one of them moves half as many bytes. Both are memory-bound. Which
 #    is faster, and by how much at best?
-# <details><summary>Answer</summary>The one that moves half the bytes, by a factor of two. Their time is bytes over
-# bandwidth.</details>
+# <details><summary>Answer</summary>The one that moves half the bytes, by a factor of two. Their time is bytes divided
+# by bandwidth.</details>
 #
 # 2. Which way does fusing move a point on the roofline chart, and why not straight up?
 # <details><summary>Answer</summary>To the right, along the roof, because the FLOPs stay the same and there are fewer
@@ -457,7 +457,7 @@ self_test(answer, 7 / 4, "seven operations per element, over two bytes in and tw
 # %% [markdown]
 # ## Going further
 #
-# ### Does a GPU reach its data sheet?
+# ### Does a GPU reach its data-sheet peaks?
 #
 # We measured a large copy, a large matmul and the on-chip rates on an H200:
 
@@ -486,7 +486,7 @@ for name, unit, rate in (
 # matmuls, the rate is lower still.) DRAM also loses time, because it has to refresh its cells and switch between reads
 # and writes. The on-chip rates come close to their peaks. (You won't find those two in a data sheet. We computed them
 # as units times clock, from NVIDIA's programming guide.) Whenever we compare GPUs, we use their data sheets. If a roof
-# was measured instead, the label tells you so.
+# was measured instead, it's labelled as such.
 #
 # ### Does the ridge move right?
 #
@@ -501,7 +501,7 @@ for name in line:
     narrowest = max(formats, key=formats.get)
     narrow = Roofline(DEVICES[name], narrowest).ridge
     rows.append((name, f"{Roofline(DEVICES[name], 'fp16').ridge:.0f}", f"{narrow:.0f}", narrowest))
-table(("", "ridge in fp16", "ridge in its narrowest format", "the format"), rows, "FLOP/byte")
+table(("", "ridge in fp16", "ridge in its narrowest format", "that format"), rows, "FLOP/byte")
 
 # %% [markdown]
 # **Verdict: fails in 16 bits since the H100, holds in each generation's narrowest format.** An H200 isn't a new
@@ -523,20 +523,20 @@ for gpu in ("A100", "H100", "B200", "B300"):
 table(("", *units), rows)
 
 # %% [markdown]
-# Tensor cores have sped up faster than special function units. On an H100 the two take almost equally long, but on a
+# Tensor cores have sped up faster than special function units. On an H100 the two take almost the same time, but on a
 # B200 the exponentials take longer than both matmuls together. The B300 doubles the number of special function units.
 # In lesson 10 you'll see how FlashAttention deals with this.
 #
 # ### The multiply-adds on the roofline
 #
-# Here's every number of steps we measured, on the roof or below it:
+# Here are all the step counts we measured, on the roof or below it:
 
 # %% tags=["hide-input"]
 from helpers.figures import Point, roofline_chart
 
 points = [Point(f"{k}", 2 * k / 8, 2 * k * ELEMENTS / times[k]) for k in times]
 ratio = times[measured_free] / times[1]
-title = f"{measured_free} multiply-adds per element take {ratio:.2f} times the time of one"
+title = f"{measured_free} multiply-adds per element take {ratio:.2f}x as long as one"
 text = f"{title}, on an H200, {ELEMENTS:,} elements in fp32"
 roofline_chart(h200_fp32, points, title=title, text=text)
 

@@ -27,7 +27,7 @@ h200 = recorded("h200")
 x = torch.rand(1000, 1000, device=device)
 
 # %% [markdown]
-# Here are three operations in a row, as three kernels and as one. Press **Play**. The more bytes have to cross, the
+# Here are three operations in a row, as three kernels and as one. Press **Play**. The more bytes there are to move, the
 # longer it takes.
 
 # %% tags=["hide-input"]
@@ -62,7 +62,7 @@ layer_bytes.compare(eager.bytes_total / 1e6)
 
 # %% [markdown]
 # The launch table lists the traffic of each operator. `scale` and `bias` hardly count: they're
-# [broadcast](../docs/glossary.md#broadcast), and each row is read only once.
+# [broadcast](../docs/glossary.md#broadcast), and each is read only once.
 
 # %%
 eager.launch_table()
@@ -80,7 +80,7 @@ gpu_picture("H200", lit="L2")
 # ## In place, views, copies
 #
 # "Do it in place, that saves memory." It does save space, but traffic is another matter. `relu_` overwrites its input,
-# so it still reads it and writes it.
+# so it still has to read it and write it.
 
 # %%
 print("relu: ", measure(torch.relu, x))
@@ -118,7 +118,7 @@ from helpers.figures import curves_chart
 chains = {n: measure(chain, x, n) for n in range(1, 9)}
 saved = {n: 100 * (1 - 2 * x.nbytes / each.bytes_total) for n, each in chains.items()}
 rule = {"(N - 1) / N": {tenths / 10: 100 * (1 - 10 / tenths) for tenths in range(10, 81)}}
-title = f"Fusing two operations saves {saved[2]:.0f} % of the bytes, fusing eight {saved[8]:.1f} %"
+title = f"Fusing two operations saves {saved[2]:.0f} % of the bytes; eight saves {saved[8]:.1f} %"
 curves_chart(
     {"the meter": saved}, title, x="N, operations in the chain", y="bytes saved (%)", limit=rule
 )
@@ -152,10 +152,10 @@ with_two.compare(
 # repeated reads of an input that several operations use.** That's all it saves. If something outside the kernel also
 # needs an intermediate, you still have to write it, and you save only its reads.
 #
-# ## Fusing it, and a mistake
+# ## A fused chain with a mistake
 #
-# Here's the chain as one kernel, with a mistake. It's written in Triton, which you'll learn in the next lesson. For
-# now, read it like Python: load some elements, work on them, store them.
+# Here's the chain as one kernel, with a mistake in it. It's written in Triton, which you'll learn in the next lesson.
+# For now, read it like Python: load some elements, work on them, store them.
 
 # %%
 import triton
@@ -200,8 +200,8 @@ misplaced.compare(
 )
 
 # %% [markdown]
-# The meter points to the line. (Its last column is the number of [sectors](../docs/glossary.md#sector) that each
-# request of a warp touches. Sectors are the 32-byte units in which caches move data. We'll get to them in lesson 03b.)
+# The meter points to the offending line. (Its last column is the number of [sectors](../docs/glossary.md#sector) that
+# each warp request touches. Sectors are the 32-byte units in which caches move data. We'll get to them in lesson 03b.)
 # <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
 
 # %%
@@ -249,7 +249,7 @@ from helpers.figures import traffic_chart
 four_launches = measure(chain, small, 4)
 one_launch = measure(launch, chain_kernel, small, 4)
 ratio = four_launches.bytes_total / one_launch.bytes_total
-title = f"Fusing a chain of 4 moves {ratio:g}x fewer bytes"
+title = f"Fusing a chain of 4 cuts traffic by a factor of {ratio:g}"
 traffic_chart({"unfused": four_launches, "fused": one_launch}, title)
 
 # %% [markdown]
@@ -327,15 +327,15 @@ if shutil.which("g++"):
     compiled = torch.compile(chain, dynamic=False)
     fused_time = seconds(lambda: compiled(large, 8))
     rows.append(("fused", 8, f"{1e3 * fused_time:.1f} ms"))
-    finding = "It may exceed what the bytes allow: eager allocates a tensor per operation."
+    finding = "The speedup may exceed what the bytes allow: eager allocates a tensor per operation."
     display(on_cpu.compare(cpu_times[8] / fused_time, finding))
 else:
     print("No C++ compiler here: torch.compile needs one, such as Debian's package g++.")
 table(("", "operations", "time"), rows)
 
 # %% [markdown]
-# On a GPU, PyTorch reuses the memory of deleted tensors, so allocation doesn't distort the comparison. Does the same
-# chain save as much time as traffic on an H200?
+# On a GPU, PyTorch reuses the memory of deleted tensors, so allocation doesn't distort the comparison. On an H200, does
+# the same chain save as much time as it saves traffic?
 
 # %% tags=["hide-input"]
 print(h200.label_of("chain_lengths"))
@@ -374,9 +374,9 @@ table(("relu of", "time"), ((f"{n:,} elements", timing) for n, timing in taken.i
 # %% [markdown]
 # For small tensors, the size hardly matters: you're looking at [launch overhead](../docs/glossary.md#launch-overhead).
 # It has two parts. The CPU has to hand the kernel over, and the GPU has to start it. **Claim: a kernel launch costs 5
-# to 10 µs.** We measured both parts on an H200. The *empty launch* goes straight to the driver from C, many in a row.
-# The *operator* is PyTorch's ReLU, and the *Triton kernel* is an empty one, called from Python. For the GPU's part we
-# timed an empty kernel, and then one that copies a thousand elements, either from L2 or from DRAM.
+# to 10 µs.** We measured both parts on an H200. The *empty launch* goes straight to the driver from C, many times in a
+# row. The *operator* is PyTorch's ReLU, and the *Triton kernel* is an empty one, called from Python. For the GPU's part
+# we timed an empty kernel, and then one that copies a thousand elements, either from L2 or from DRAM.
 
 # %% tags=["hide-input"]
 apart = h200.experiment("launches")
@@ -419,8 +419,8 @@ print(f"; copies {h200.copy_bandwidth / 1e9:,.0f} GB/s")
 
 # %% [markdown]
 # Here are four operations on one time axis, run in three ways: launched one by one, as one Triton kernel, and as a CUDA
-# graph, which takes the CPU just one launch. Press **Play**, then choose more elements. At what size does the CPU stop
-# holding up the GPU?
+# graph, which costs the CPU just one launch. Press **Play**, then choose more elements. At what size does the GPU stop
+# waiting for the CPU?
 
 # %% tags=["hide-input"]
 launch_timeline(h200)
@@ -430,13 +430,13 @@ launch_timeline(h200)
 # work left after the CPU has launched everything. At 65,536, the GPU spends most of its time waiting, so that's where
 # fusing or a graph helps most.</details>
 #
-# So in a row of calls, the slower of CPU and GPU sets the pace:
+# So over many calls, the slower of the two, CPU or GPU, sets the pace:
 #
 # - CPU: launches × cost of a launch;
 # - GPU: launches × cost of a start + bytes ÷ bandwidth.
 #
-# Below is `gelu(a + b)` on a million elements, timed in both ways: the GPU's own time, and the time per call in a long
-# row of calls.
+# Below is `gelu(a + b)` on a million elements, timed both ways: the GPU's own time, and the time per call over many
+# back-to-back calls.
 
 # %% tags=["hide-input"]
 million, rows = 2**20, []
@@ -479,13 +479,15 @@ explorer = LaunchExplorer(device="H200", elements=1_000_000, operations=4)
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. It starts to climb where its bytes take as long as its launch. A
-# Triton launch costs more than an operator's, so that happens later. 2. One or two operations: launching those costs
-# less than one launch from Triton. From C++, the fused kernel is never slower. 3. The GPU's kernel starts: you pay for
-# one instead of one per operation. 4. Less. With slower memory, the bytes dominate even for smaller tensors.</details>
+# <details><summary>What you should see</summary>1. It starts to climb once moving its bytes takes as long as launching
+# it. A Triton launch costs more than an operator's, so that happens later. 2. One or two operations: launching those
+# costs less than one launch from Triton. From C++, the fused kernel is never slower. 3. The GPU's kernel starts: you
+# pay for one instead of one per operation. 4. Less. With slower memory, the bytes dominate even for smaller
+# tensors.</details>
 #
-# **At what size do the bytes of a single PyTorch operator take as long as its launch, on an H200?** The operator reads
-# four bytes per element and writes four. Its launch cost and the GPU's copy bandwidth are printed above the timeline.
+# **On an H200, at what size does moving the bytes of a single PyTorch operator take as long as launching it?** The
+# operator reads four bytes per element and writes four. Its launch cost and the GPU's copy bandwidth are printed above
+# the timeline.
 
 # %% tags=["hide-input"]
 large_enough = predict_first("size at which bytes take as long as a launch", unit="elements")
@@ -513,9 +515,9 @@ large_enough.compare(
 # ## Find the missing bytes
 #
 # Here's a worked example that gets passed around: *Linear(4096 → 4096) and GELU on 1024 rows, in fp32. Unfused, the
-# linear layer reads x and writes y, GELU reads y and writes z: four tensors of 1024 × 4096. Fused, x is read and z
-# written: two. **Claim: fusing halves the traffic.*** Something is missing. **What share does fusing save, all bytes
-# counted?**
+# linear layer reads x and writes y, GELU reads y and writes z: four tensors of 1024 × 4096. Fused, the kernel reads x
+# and writes z: two. **Claim: fusing halves the traffic.*** Something is missing. **Counting all bytes, what share does
+# fusing save?**
 
 # %% tags=["hide-input"]
 linear_saving = predict_first("traffic saved by fusing Linear(4096) and GELU", unit="%")
@@ -565,7 +567,7 @@ predictions()
 # %% [markdown]
 # ## Test yourself
 #
-# 1. `x.mul_(2)` instead of `x = x * 2`: how many bytes of traffic does it save?
+# 1. How many bytes of traffic do you save by writing `x.mul_(2)` instead of `x = x * 2`?
 # <details><summary>Answer</summary>None. Either way it reads one tensor and writes one. It only saves the space for a
 # second tensor.</details>
 #
@@ -574,17 +576,17 @@ predictions()
 # <details><summary>Answer</summary>The write and the read of y, and the read of z. You still have to write z because
 # something else needs it, so three passes out of six remain.</details>
 #
-# 3. A kernel has the right result and runs in one launch. How could it still move many times too many bytes?
+# 3. A kernel computes the right result in one launch. How could it still move many times more bytes than it needs to?
 # <details><summary>Answer</summary>By storing or loading the same data over and over, like the store in the loop. The
-# values don't show it, but the meter's table by line does.</details>
+# values don't show it, but the meter's line-by-line table does.</details>
 #
 # 4. Your model calls many small kernels, and the profiler shows that the GPU is idle half of the time. What will help,
 #    and what won't?
 # <details><summary>Answer</summary>Fewer launches will help: fuse the kernels, or replay them from a CUDA graph. A GPU
 # with faster memory won't: it would finish each kernel sooner and then wait longer for the CPU.</details>
 #
-# 5. `relu(a * b + c)` with four tensors of the same size (the three inputs and the result). What share of the traffic
-#    does fusing save, in %? Replace the dots with your number.
+# 5. `relu(a * b + c)` involves four tensors of the same size (the three inputs and the result). What share of the
+#    traffic does fusing save, in %? Replace the dots with your number.
 
 # %%
 answer = ...

@@ -78,7 +78,7 @@ programs
 
 # %% tags=["hide-input"]
 programs.compare(
-    triton.cdiv(1_000_000, 1024), "Rounded up, or the last elements would go unprocessed."
+    triton.cdiv(1_000_000, 1024), "We round up, or the last elements would go unprocessed."
 )
 
 # %% [markdown]
@@ -271,7 +271,7 @@ from helpers.figures import traffic_chart
 close = torch.allclose(fused.result.double(), gelu((a + b).double()), rtol=1e-5, atol=1e-6)
 print("agrees with PyTorch:", close)
 fewer_bytes = unfused.bytes_total / fused.bytes_total
-title = f"One kernel moves {fewer_bytes:.2f}x fewer bytes than two"
+title = f"Two kernels move {fewer_bytes:.2f}x as many bytes as one"
 traffic_chart({"unfused": unfused, "fused": fused}, title)
 
 # %% [markdown]
@@ -294,8 +294,8 @@ for name, traffic in (("unfused", unfused), ("fused", fused)):
 table(("", "read", "written"), rows)
 
 # %% [markdown]
-# The traffic is right, to the byte. What about the time? **What speedup do you expect on a million elements, going by
-# the bytes and by what you know about small tensors from lesson 02?**
+# The claimed traffic is right to the byte. What about the time? **What speedup do you expect on a million elements,
+# going by the bytes and by what you know about small tensors from lesson 02?**
 
 # %% tags=["hide-input"]
 speed_up = predict_first("speedup from fusing add+GELU, 1M elements", unit="times")
@@ -312,8 +312,8 @@ times = h200.times("add_gelu", (2**20,), "float32")
 speed_up.compare(
     times["eager"].median / times["fused"].median,
     "Verdict: fails for the time on this GPU, holds for the traffic to the byte. By bytes alone "
-    f"it would be {fewer_bytes:.2f}x. Two small kernels also start twice, so fusing them gains a "
-    "little more.",
+    f"it would be {fewer_bytes:.2f}x. Two small kernels also pay for two starts, so fusing them "
+    "gains a little more.",
 )
 
 # %% [markdown]
@@ -324,7 +324,7 @@ speed_up.compare(
 #
 # Those are GPU times. The columns on the right show what a whole call costs, including Python and the launch. At the
 # smallest size, calling the fused kernel actually takes longer, for the reason you saw in lesson 02. But the GPU does
-# finish earlier, so you gain wherever your program waits for it.
+# finish earlier, so you gain whenever your program waits for it.
 #
 # If you have a GPU, time your own kernel:
 
@@ -346,8 +346,8 @@ else:
 # ## Casts: the dtype of the arithmetic
 #
 # Half-precision inputs move half as many bytes. But unless you cast them, the arithmetic also happens in half
-# precision, and fp16 ends at 65504. This kernel should square each element and divide by 100. All the results fit in
-# fp16. **Fix the marked line.**
+# precision, and fp16 only goes up to 65504. This kernel should square each element and divide by 100. All the results
+# fit in fp16. **Fix the marked line.**
 
 
 # %%
@@ -465,8 +465,8 @@ unaware
 # %% [markdown]
 # This isn't slow, it's *wrong*. There are two ways out. You can pass strides, as `row_kernel` does. Or the host wrapper
 # can call `x.contiguous()`, which copies a tensor if it isn't contiguous and otherwise returns it unchanged. The copy
-# costs a launch and a pass over memory. (Allocate the result *after* that call, because `torch.empty_like` of a
-# transposed view has the view's strides.)
+# costs a launch and a pass over memory. (Allocate the result *after* that call, because `torch.empty_like` copies the
+# strides of a transposed view.)
 
 # %%
 in_order = measure(lambda a, b: launch(add_kernel, a.contiguous(), b.contiguous()), *views)
@@ -538,8 +538,8 @@ print(f"in int64: {firsts[1].item():,}")
 # %% tags=["hide-input"]
 first.compare(
     firsts[0].item(),
-    "int32 ends at 2^31 - 1 and wraps around, so the kernel would store in front of its tensor. "
-    "The mask lets that through, because a negative number is less than `elements`.",
+    "int32 ends at 2^31 - 1 and wraps around, so the kernel would store before the start of its "
+    "tensor. The mask lets that through, because a negative number is less than `elements`.",
 )
 
 # %% [markdown]
@@ -577,8 +577,8 @@ predictions()
 #
 # 4. You pass a slice `x[:, 1:]` of a matrix to this lesson's `fused_kernel`. What happens?
 # <details><summary>Answer</summary>The result is wrong. The kernel takes the right number of consecutive elements, but
-# they aren't the slice's elements. Pass strides, or make it contiguous in the host wrapper. (Strides make it right, but
-# the loads get narrow, as you'll see in lesson 03b.)</details>
+# they aren't the slice's elements. Pass strides, or make it contiguous in the host wrapper. (Strides make the result
+# right, but the loads get narrow, as you'll see in lesson 03b.)</details>
 #
 # 5. `y = relu(a * b + c)` in one kernel, fp16. How many bytes per element does it move? Replace the dots with your
 #    number.
@@ -593,6 +593,6 @@ self_test(answer, correct, "three inputs and one output; two bytes per element")
 # ## Now you
 #
 # You've built the kernel for one dtype, contiguous tensors and the exact GELU. [Exercise
-# 03](../exercises/03_fused_add_gelu.ipynb) wants all of it: GELU's tanh form, half-precision inputs, any strides, empty
+# 03](../exercises/03_fused_add_gelu.ipynb) asks for more: GELU's tanh form, half-precision inputs, any strides, empty
 # tensors, and the widest loads, which a block of 1024 on 4 warps gives you. Next: [03b What the compiler made of
 # it](03b_what_the_compiler_made.ipynb), where the machine code shows why 1024 was a good choice.

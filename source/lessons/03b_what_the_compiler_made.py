@@ -3,7 +3,7 @@
 #
 # In your kernel, you decide which elements a program takes. The compiler then decides which *thread* gets which of
 # them, which instructions load them, and how many registers they take up. **Could those decisions slow your kernel
-# down, even if it moves no byte too many?**
+# down, even if it doesn't move a single extra byte?**
 #
 # After this lesson you can
 #
@@ -87,9 +87,9 @@ def gelu_kernel(s_ptr, y_ptr, elements, BLOCK: tl.constexpr):
 #
 # Triton's compiler and NVIDIA's assembler both run without a GPU. Triton divides a block among
 # [threads](../docs/glossary.md#thread), which run in lockstep in **warps** of 32. The values of a block are kept in
-# [registers](../docs/glossary.md#register) of 32 bits each, and the supply per thread is limited. Below are the two
-# unfused kernels on an A100, in blocks of 1024 on 4 warps. Each thread has eight elements, so `add` needs registers for
-# eight values of `a`, eight of `b`, and some addresses. <!-- given 32 bits: CUDA C++ Programming Guide -->
+# [registers](../docs/glossary.md#register) of 32 bits each, and each thread has a limited number of them. Below are the
+# two unfused kernels on an A100, in blocks of 1024 on 4 warps. Each thread has eight elements, so `add` needs registers
+# for eight values of `a`, eight of `b`, and some addresses. <!-- given 32 bits: CUDA C++ Programming Guide -->
 
 # %% tags=["hide-input"]
 x = torch.empty(2**20, device="meta")  # meta tensor: nothing runs
@@ -177,7 +177,7 @@ for name, (tensor, length) in variants.items():
     rows.append((name, loads[name], " and ".join(widths)))
 display(table(("", "loads per thread", "widths"), rows))
 narrow_count.compare(
-    loads["shifted by one element"], "Four times the instructions, for the same bytes."
+    loads["shifted by one element"], "That's four times the instructions for the same bytes."
 )
 
 # %% [markdown]
@@ -309,7 +309,7 @@ sectors.compare(
 # %% [markdown]
 # Now move the sliders and see if you can answer these:
 #
-# 1. At what stride does each lane have a sector of its own, in fp32? In fp16?
+# 1. At what stride does each lane need a sector of its own, in fp32? In fp16?
 # 2. At stride 1, how much does an offset cost at most, and which offsets cost nothing?
 # 3. Take offset 0 and stride 8, first with one element per lane, then with four (the next lane's four begin 32 elements
 #    later). What share of the fetched bytes is used? Then move the offset to 5.
@@ -327,8 +327,8 @@ explorer
 # neighbours fill half of a sector that a single element leaves nearly empty. At offset 5 the four elements of a lane
 # straddle two sectors, and only a quarter is used.</details>
 #
-# So the meter's sectors count what the caches move. Between DRAM and L2, an H200 fetches two sectors at a time, needed
-# or not. The measurement is in *Going further*.
+# So the meter counts the sectors that the caches move. Between DRAM and L2, an H200 fetches two sectors at a time,
+# needed or not. The measurement is in *Going further*.
 #
 # ## One element per thread, or four
 #
@@ -347,7 +347,9 @@ one_element
 apart = h200.experiment("numbers_a_thread")
 at_256 = apart[100_000_000][256]
 wide = at_256["one wide load"].median
-one_element.compare(at_256["one number"].median / wide, "On an H200, 100 million elements in fp32.")
+one_element.compare(
+    at_256["one number"].median / wide, "Measured on an H200, with 100 million elements in fp32."
+)
 
 # %% [markdown]
 # **Claim: wide loads make add+GELU another 1.2 to 1.3 times faster.** To test this, a colleague takes the divisibility
@@ -399,9 +401,9 @@ one_element.on(chart, "x", lambda times: times * wide, row=0, says=lambda t: f"{
 # wide load is the cheap way to request more at once. Several narrow loads are another. That's why the first experiment,
 # with eight elements per thread on both sides, showed no difference.
 #
-# A program can also take several blocks. (That alone needn't put more bytes in flight: here the second load comes after
-# the first store.) This one should take two, one after the other, but the second block goes wrong. **Fix the marked
-# line.** (`tl.static_range` is a loop that the compiler unrolls.)
+# A program can also take several blocks. (That alone doesn't necessarily put more bytes in flight: here the second
+# load comes after the first store.) This one should take two, one after the other, but the second block goes wrong.
+# **Fix the marked line.** (`tl.static_range` is a loop that the compiler unrolls.)
 
 
 # %%
@@ -544,7 +546,7 @@ predictions()
 # %%
 answer = ...
 correct = len(WarpLoad(step=4 * 2, width=2).sectors)
-self_test(answer, correct, "32 lanes, eight bytes from one to the next; a sector has 32 bytes")
+self_test(answer, correct, "32 lanes, eight bytes from one to the next; a sector is 32 bytes")
 
 # %% [markdown]
 # Next: [04 Residuals, gates and dropout](04_residuals_gates_dropout.ipynb), where kernels get a backward pass.
@@ -554,7 +556,7 @@ self_test(answer, correct, "32 lanes, eight bytes from one to the next; a sector
 #
 # ### Strides, timed
 #
-# Caches work in sectors, but the unit between L2 and DRAM may be a different one. To find out, we had an H200 read 2^24
+# Caches work in sectors, but the unit between L2 and DRAM may be different. To find out, we had an H200 read 2^24
 # elements, further and further apart. If only sectors counted, the time would grow with the stride up to 8 and then
 # stay flat.
 
@@ -568,11 +570,11 @@ for stride, timing in strided.items():
     rates = (2**24 * min(4 * stride, unit) / timing.median / 1e9 for unit in (32, 64))
     row = (stride, f"{1e6 * timing.median:.1f} us", f"{ratio:.1f}x", f"{in_sectors}x")
     rows.append((*row, *(f"{rate:,.0f}" for rate in rates)))
-columns = ("stride", "time", "over stride 1", "by sectors", "GB/s in 32 bytes", "in 64 bytes")
+columns = ("stride", "time", "over stride 1", "by sectors", "GB/s by 32 bytes", "by 64 bytes")
 display(table(columns, rows, h200.label_of("strides")))
 took = {stride: timing.median / strided[1].median for stride, timing in strided.items()}
 by_sectors = {"by sectors": {stride: min(stride, 8) for stride in strided}}
-title = f"Every 16th element takes {took[16] / took[8]:.1f}x the time of every 8th"
+title = f"Reading every 16th element takes {took[16] / took[8]:.1f}x as long as every 8th"
 axes = {"x": "stride (elements)", "y": "time relative to stride 1"}
 curves_chart({"measured": took}, title, **axes, log=True, limit=by_sectors)
 

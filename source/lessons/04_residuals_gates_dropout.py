@@ -71,7 +71,7 @@ def inputs(rows, columns, dtype=torch.float32):
 
 # %% [markdown]
 # **How many bytes per element does the forward pass move, in fp32?** There are three launches. Count four bytes per
-# element each time a tensor of x's size is read or written. A mask entry is one byte.
+# element each time a tensor as large as x is read or written. A mask entry is one byte.
 
 # %% tags=["hide-input"]
 forward_bytes = predict_first("bytes per element, residual + dropout(x + bias)", unit="B")
@@ -249,7 +249,7 @@ print("gradients right, 1 x 5:", gradients_right(1, 5, by_position))
 print("gradients right, 3 x 5:", gradients_right(3, 5, by_position))
 
 # %% [markdown]
-# One row passes, three rows fail. Suppose the two masks are independent: **on what share of the elements do they
+# One row passes; three rows fail. Suppose the two masks are independent: **on what share of the elements do they
 # disagree, with `p = 0.1`?**
 
 # %% tags=["hide-input"]
@@ -407,7 +407,7 @@ table(columns, rows)
 # With `tl.rand`, the instructions take longer than the bytes, so **that kernel can't be memory-bound.** For the other
 # two versions, the bound is below the time for the bytes, so it doesn't prove anything; we have to measure. **On an
 # H200, in bf16, how much slower is the kernel with `tl.rand` than without dropout?** (You can work out a minimum
-# from the two times above. How far it's exceeded, you'll have to guess.)
+# from the two times above. You can only guess how far above that minimum it ends up.)
 
 # %% tags=["hide-input"]
 dice_time = predict_first("slowdown with tl.rand over no dropout, bf16, H200", unit="times")
@@ -427,16 +427,16 @@ display(
 )
 dice_time.compare(
     dice["bfloat16"]["tl.rand"].median / without,
-    "More than the bound, for two likely reasons. It counts all instructions alike, but Philox's "
-    "integer multiplies (IMAD) issue at a lower rate. And with so many registers per thread, "
-    "fewer warps fit on an SM. Even with rand4x, the random numbers aren't free in bf16, "
+    "It's above the bound, for two likely reasons. The bound counts all instructions alike, but "
+    "Philox's integer multiplies (IMAD) issue at a lower rate. And with so many registers per "
+    "thread, fewer warps fit on an SM. Even with rand4x, the random numbers aren't free in bf16, "
     "although the bound is below the time for the bytes.",
 )
 
 # %% [markdown]
 # The course's own kernel also draws four at a time, and it compares the random bits with `p` as integers
-# (`kernels/philox.py`). In bf16 it moves 6 bytes per element, where PyTorch's three kernels move 15. **How many times
-# faster is it than PyTorch's three, on this H200, in bf16, on 16384 rows of 4096?** (Go by the bytes, as if
+# (`kernels/philox.py`). In bf16 it moves 6 bytes per element, while PyTorch's three kernels move 15. **How many times
+# faster is it than PyTorch's three, on an H200, in bf16, on 16384 rows of 4096?** (Go by the bytes, as if
 # both versions moved theirs at copy bandwidth. The answer shows how far that gets you.)
 
 # %% tags=["hide-input"]
@@ -495,8 +495,8 @@ halves = measure(swiglu, gate, up)
 display(halves.launch_table())
 fewer.compare(
     unfused.bytes_total / halves.bytes_total,
-    "Below one: the fused call moves more bytes than PyTorch's two kernels. The kernel expects "
-    "contiguous tensors, and the halves aren't, so the host wrapper copies them first.",
+    "It's below one: the fused call moves more bytes than PyTorch's two kernels. The kernel "
+    "expects contiguous tensors, and the halves aren't, so the host wrapper copies them first.",
 )
 
 # %% [markdown]
@@ -607,7 +607,7 @@ steps = {}
 for name, result in (("unfused", F.silu(g) * u), ("fused", swiglu(g, u))):
     steps[name] = measure(lambda y=result: torch.autograd.grad(y, (g, u), gradient))
 lighter = steps["unfused"].bytes_total / steps["fused"].bytes_total
-traffic_chart(steps, f"SwiGLU's backward pass, fused, moves {lighter:.1f}x fewer bytes")
+traffic_chart(steps, f"Fusing cuts SwiGLU's backward traffic by a factor of {lighter:.1f}")
 
 # %% [markdown]
 # Is it always better to [recompute](../docs/glossary.md#recompute)? Take `gelu(x + residual)`. GELU's slope needs the
@@ -622,8 +622,8 @@ traffic_chart(steps, f"SwiGLU's backward pass, fused, moves {lighter:.1f}x fewer
 # You can try out the rule below. The bars show the bytes that a training step moves, forward and backward, and the
 # bytes it saves in between. Times are bytes divided by data-sheet bandwidth. See if you can answer these:
 #
-# 1. Bias+dropout+residual: by what share does recomputing the mask reduce the fused kernels' bytes in bf16? Why is it
-#    less in fp32?
+# 1. Bias+dropout+residual: by what share does recomputing the mask reduce the fused kernels' bytes in bf16? Why is the
+#    share smaller in fp32?
 # 2. SwiGLU in a network of 32 layers, at 16384 rows of 11008: do the saved tensors fit on an A100, with and without
 #    recomputing? On an L4?
 # 3. Residual+GELU: what does recomputing change?
@@ -656,7 +656,7 @@ eager = times["eager"].median
 gate_speed_up.compare(
     eager / times["fused"].median,
     f"The bytes allow {10 / 6:.2f}x: ten per element become six. torch.compile does just as well "
-    "as our kernel: two elementwise operations are its home turf.",
+    "as our kernel: elementwise operations are what it fuses best.",
 )
 
 # %% [markdown]
@@ -671,7 +671,7 @@ gate_speed_up.on(chart, "x", lambda gain: eager / gain, row=fused_row, says=in_u
 
 # %% [markdown]
 # **Verdict: holds by the GPU's own time on every size, but not for a call on the smallest.** There, the launch from
-# Python costs more than fusing saves. *Going further* has GeGLU and the backward passes.
+# Python costs more than fusing saves. *Going further* covers GeGLU and the backward passes.
 #
 # ## Your predictions vs the measurements
 
@@ -701,8 +701,8 @@ predictions()
 # contiguous. Pass strides to the kernel.</details>
 #
 # 5. `y = silu(gate) * up` is one kernel. Its forward pass *stores* `silu(gate)`, and its backward pass reads that as
-#    well as gate and up. In fp16, how many bytes per element do both passes move together? Replace the dots with your
-#    number.
+#    well as gate and up. In fp16, how many bytes per element do the two passes move in total? Replace the dots with
+#    your number.
 
 # %%
 from helpers.figures import TRAINING_STEPS
@@ -796,8 +796,8 @@ for dtype, itemsize in (("bfloat16", 2), ("float32", 4)):
 table(("", "moving the bytes", *NUMBERS), rows, h200.label_of("dice"))
 
 # %% [markdown]
-# On the largest shape, GeGLU gains more than SwiGLU. The fused kernels take equally long and the bytes are the same, so
-# PyTorch's GELU must be further from copy bandwidth than its SiLU.
+# On the largest shape, GeGLU gains more than SwiGLU. The fused kernels take the same time and move the same number of
+# bytes, so PyTorch's GELU must be further from copy bandwidth than its SiLU.
 
 # %% tags=["hide-input"]
 print("geglu, residual_act:")

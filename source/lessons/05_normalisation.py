@@ -56,7 +56,7 @@ def unfused_norm(x):
 
 # %% [markdown]
 # Suppose a ReLU comes next. **How many bytes per element does `relu(unfused_norm(x))` move, in fp32?** Go through the
-# code line by line, and count four bytes per element every time a tensor of x's size is read or written.
+# code line by line, and count four bytes per element every time a tensor as large as x is read or written.
 # (`centred * centred` reads its one input once.) The means are tiny, so ignore them.
 
 # %% tags=["hide-input"]
@@ -71,7 +71,8 @@ unfused_bytes.compare(unfused.bytes_total / x.numel())
 # %% [markdown]
 # A fused kernel only has to read `x` and write the result, so there's a lot to save. The catch is that the mean and the
 # variance are [reductions](../docs/glossary.md#reduction) over a row, so a program needs **the whole row at once**. If
-# it has that, neither value ever goes to memory. Every kernel in this lesson works this way, with one program per row.
+# it has the row, neither value ever goes to memory. Every kernel in this lesson works this way, with one program per
+# row.
 #
 # ## A first kernel
 #
@@ -319,7 +320,7 @@ explorer
 #
 # Even two passes and Welford lose digits at a large mean, because the mean itself gets rounded, and everything computed
 # from it inherits the error. (The rounding of the *input* isn't included here: the reference uses the same rounded row.
-# *Going further* has a trick that keeps the mean small.)
+# *Going further* shows a trick that keeps the mean small.)
 #
 # So should we use Welford? If you stream through a row once, as CPU code often does, yes. But our row is already in
 # registers, so a second pass doesn't touch memory:
@@ -733,7 +734,7 @@ for clock, found in (("GPU", by_size), ("call", called)):
         for norm, taken in of_norm.items():
             gains = (f"{taken[way].median / taken['ours'].median:.2f}x" for way in OTHERS)
             rows.append((f"{norm}, {shape}", clock, f"{1e6 * taken['ours'].median:.0f} us", *gains))
-columns = ("bf16", "clock", "ours", *(f"over {way}" for way in OTHERS))
+columns = ("bf16", "clock", "ours", "vs operators", "vs PyTorch", "vs torch.compile")
 table(columns, rows, h100.label_of("norms_by_operator", "norms_by_operator_called"))
 
 # %% [markdown]
@@ -791,7 +792,7 @@ display(
 # widths slow it down, but mostly less than they slow down the others. Where are we behind?
 #
 # - RMSNorm on many rows of an odd width. At 127 and 2047 columns `torch.compile`'s backward pass leads; at 12,289 its
-#   forward pass does, and Liger's backward pass.
+#   forward pass does, as does Liger's backward pass.
 # - Narrow rows: a kernel that runs for a few microseconds is mostly ramp-up and tail. `fusion bench --recorded --sweep`
 #   lists every point.
 #

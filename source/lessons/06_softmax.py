@@ -66,7 +66,7 @@ def unfused_softmax(x):
 
 # %% [markdown]
 # **How many bytes per element does it move, in fp32?** Go through it operator by operator, and count four bytes per
-# element every time a tensor of x's size is read or written. The maxima and sums are small enough to ignore.
+# element every time a tensor as large as x is read or written. The maxima and sums are small enough to ignore.
 
 # %% tags=["hide-input"]
 unfused_bytes = predict_first("bytes per element, softmax unfused", unit="B")
@@ -212,7 +212,7 @@ for name, rows in (("fives", fives), ("x", x), ("100 * x", 100 * x)):
     y = softmax(held_kernel, rows)
     right = torch.allclose(y, F.softmax(rows, -1), rtol=1e-4, atol=1e-30)
     found.append((name, rows_add_up(y), right))
-display(table(("of", "rows add up to 1", "equal to PyTorch's"), found))
+display(table(("input", "rows add up to 1", "equal to PyTorch's"), found))
 fused = measure(softmax, held_kernel, x)
 chart = traffic_chart({"unfused": unfused, "fused": fused})
 unfused_bytes.on(
@@ -220,8 +220,8 @@ unfused_bytes.on(
 )
 
 # %% [markdown]
-# How does it compare with `F.softmax`? That's already fused: one launch, and at best the same bytes. (The meter can't see
-# inside the library. It assumes one read and one write.) The table shows GPU times for 32768 rows of 8192 in bf16.
+# How does it compare with `F.softmax`? That's already fused: one launch, and at best the same bytes. (The meter can't
+# see inside the library. It assumes one read and one write.) The table shows GPU times for 32768 rows of 8192 in bf16.
 # `fused` is the course's `softmax`; Liger and QuACK are published collections of fused kernels:
 
 # %% tags=["hide-input"]
@@ -296,8 +296,8 @@ dropout_bytes.compare(
 # A row of 65,536 fp32 values would fill every register of an [SM](../docs/glossary.md#sm), and in lesson 05 it
 # [spilled](../docs/glossary.md#spill). So we have to go through a row like that **in blocks**, and read it more than
 # once. Safe softmax takes three loops: one for the maximum, one for the sum, and one to write the result. Can we merge
-# the first two? Then we have to start summing before we know the maximum, using the largest score **so far**, the
-# [running max](../docs/glossary.md#running-max). The step that adds a block is a separate function, passed as a
+# the first two? We'd have to start summing before we know the maximum, using the largest score **so far**, the [running
+# max](../docs/glossary.md#running-max). The step that adds a block is a separate function, passed as a
 # [constexpr](../docs/glossary.md#constexpr), so that we can swap it out:
 
 
@@ -443,7 +443,7 @@ print("zeros, then threes:", round(online_softmax(absorb, steps).sum().item(), 6
 # or padding at the front of a sequence will. The course's `absorb` in `kernels/online_softmax.py` handles that case.
 #
 # **By what factor does online softmax reduce the bytes requested, compared with safe softmax?** Don't forget that both
-# have a loop that writes.
+# also have a loop that writes the result.
 
 # %% tags=["hide-input"]
 paper = predict_first("bytes requested by safe softmax over online, wide rows", unit="times")
@@ -525,8 +525,8 @@ table(("columns", "a row is", "of copy bandwidth"), rows, h200.label_of("softmax
 
 # %% [markdown]
 # (The share counts one read and one write.) **Verdict: fair, if every read comes from memory.** On this GPU, the second
-# read is nearly free up to 65,536 columns and starts to cost time at twice that width. (It's closer still than L2: in
-# bf16, one row of 65,536 even fits in the SM's own cache, L1, which serves most of its second read.)
+# read is nearly free up to 65,536 columns and starts to cost time at twice that width. (L2 isn't the only cache that
+# helps: in bf16, one row of 65,536 even fits in the SM's own cache, L1, which serves most of its second read.)
 #
 # ## Cross entropy: one read, any width
 #
@@ -697,7 +697,7 @@ apart = measure(lambda: torch.topk(F.softmax(x, -1), 4))
 together = measure(shortlist, x, 4)
 (p, i), (right_p, right_i) = together.result, apart.result
 print("right:", torch.allclose(p, right_p), torch.equal(i, right_i))
-print(f"{apart.bytes_total / together.bytes_total:.2f}x fewer bytes")
+print(f"{apart.bytes_total / together.bytes_total:.2f}x as many bytes unfused")
 two_finite = torch.full((1, 6), -torch.inf, device=device)
 two_finite[0, 5], two_finite[0, 2] = 2.0, 1.0
 print("two finite scores, k = 4: indices", shortlist(two_finite, 4)[1][0].tolist())
@@ -743,7 +743,7 @@ predictions()
 
 # %%
 answer = ...
-row = np.repeat([2.0, 4.0], [10, 3])  # has two such halves
+row = np.repeat([2.0, 4.0], [10, 3])  # a row with two such halves
 self_test(
     answer, np.exp(row - 4).sum(), "rescale the first sum to a maximum of 4, then add the second"
 )
@@ -758,7 +758,7 @@ self_test(
 # %% [markdown]
 # ## Going further
 #
-# ### The time of dropout
+# ### The cost of dropout
 #
 # `predict` compiles a kernel for an H200, counts its instructions and bytes, and estimates how long each would take. We
 # run it on the course's two kernels (with dropout, one Philox call yields four random numbers, as in lesson 04), and on
@@ -910,7 +910,7 @@ h200.table("softmax", "bfloat16")
 # loop runs **backwards** from the end of the row, which was read last and is therefore most likely to be in L2. It also
 # keeps the last block of the widest rows in registers, along with whole rows of up to 20,480 columns.
 #
-# ### Wide rows, held after all?
+# ### Can we hold wide rows after all?
 #
 # fp32 registers aren't the only place to keep a row. bf16 values take half the space if you leave them packed, two per
 # register, until you need them. A thread block also has shared memory. And starting with compute capability 9.0, the
@@ -923,7 +923,7 @@ from helpers.instruments.occupancy_calculator import REGISTERS, limits
 shared = limits(DEVICES["H200"].compute_capability).shared_memory_per_block // 2
 room = {"registers, fp32": REGISTERS, "registers, bf16, packed": 2 * REGISTERS}
 room |= {"shared memory, bf16": shared, "shared memory of 8 SMs, bf16": 8 * shared}
-table(("", "elements at most"), ((place, f"{numbers:,}") for place, numbers in room.items()))
+table(("", "maximum elements"), ((place, f"{numbers:,}") for place, numbers in room.items()))
 
 # %% [markdown]
 # Let's try a kernel that keeps the row packed and widens it at each use:
@@ -956,10 +956,10 @@ for kernel in (held_kernel, packed_kernel):
 #
 # ### Odd widths and other sizes
 #
-# GPT-2 has 50257 words. In bf16 that isn't a multiple of 16 bytes, so seven out of eight rows start at an address where
-# a wide load isn't allowed (lesson 03b). A kernel can fall back to loading single elements, or it can handle the few
-# elements before the next aligned address separately. Either way it moves the same bytes, apart from sectors that
-# straddle two rows. The last line compares 32744 rows of 4099 with 32768 rows of 4096.
+# GPT-2's vocabulary has 50257 words. In bf16 that isn't a multiple of 16 bytes, so seven out of eight rows start at an
+# address where a wide load isn't allowed (lesson 03b). A kernel can fall back to loading single elements, or it can
+# handle the few elements before the next aligned address separately. Either way it moves the same bytes, apart from
+# sectors that straddle two rows. The last line compares 32744 rows of 4099 with 32768 rows of 4096.
 # <!-- given 16 bytes: CUDA C++ Programming Guide, device memory accesses -->
 
 # %% tags=["hide-input"]
@@ -974,13 +974,13 @@ for kernel in ("softmax", "cross_entropy"):
     display(sweep_chart(at_all_sizes, kernel))
 display(at_all_sizes.summary(["softmax", "cross_entropy"]))
 odd = of_width[4099]["fused"][0] / of_width[4096]["fused"][0]
-print(f"softmax, rows of 4099 against rows of 4096: {odd:.2f} times the time")
+print(f"softmax: rows of 4099 take {odd:.2f}x as long as rows of 4096")
 
 # %% [markdown]
 # So odd rows can be nearly as fast: threads move whole 16-byte vectors starting at the first aligned address in a row,
 # and a small extra block handles the few elements before and after. The hollow marks show the other odd widths: the
-# narrower the row, the more its two ends cost, and the widest rows pay a little too. QuACK refuses odd rows, and the
-# others are mostly slower there.
+# narrower the row, the more its two ends cost, and the widest rows pay a little too. QuACK doesn't support odd rows,
+# and the others are mostly slower there.
 #
 # Our softmax is behind elsewhere: on few narrow rows, and above about 32,000 columns, where QuACK is ahead. A row that
 # wide fills much of an SM's registers, so few rows are in flight at once. QuACK splits the widest rows across several
@@ -1017,7 +1017,7 @@ logits = wide.clone().requires_grad_()
 gradient = logits.nbytes
 unfused_kept, fused_kept = kept(F.cross_entropy, logits), kept(cross_entropy, logits)
 for name, nbytes in (("unfused", unfused_kept), ("fused", fused_kept)):
-    print(f"{name}: {nbytes / logits.nbytes:.2f} times the logits kept, and a gradient")
+    print(f"{name}: {nbytes / logits.nbytes:.2f} times the logits' bytes, plus a gradient")
 less = 1 - (fused_kept + gradient) / (unfused_kept + gradient)
 print(f"{less:.0%} less memory")
 freed = unfused_kept - logits.nbytes
@@ -1064,8 +1064,8 @@ print(f"rows of 1,000: {short_unfused / short_online:.2f}x faster")
 # %% [markdown]
 # **Verdict: about three times on an H200, under conditions otherwise like the paper's; fusing contributes most of it.**
 # Online softmax contributes the rest. The bytes allow five, but the online kernel doesn't get there. Its one read takes
-# much less time than the kernel, so the rest is most likely the work on each score, exponentials and comparisons. A
-# V100 has slower memory, so it may get closer to five. We didn't test that.
+# much less time than the whole kernel, so the rest is most likely the work on each score, exponentials and comparisons.
+# A V100 has slower memory, so it may get closer to five. We didn't test that.
 #
 # Compared with `F.softmax` followed by `topk`, the numbers get even larger. The course's `softmax_topk` also writes all
 # the probabilities, so it saves only one read out of three passes, and yet:

@@ -211,8 +211,8 @@ for pitch, count in counted["pitches"].items():
 table(("pitch", "wavefronts", "counted", "time"), rows, h200.label_of("banks", "sm_counters"))
 
 # %% [markdown]
-# Two wavefronts barely show, because other work hides them. Starting at four, the time grows with the count. In Triton,
-# the compiler pads or swizzles tiles for you. In CUDA C++, that's your job.
+# Two wavefronts barely affect the time, because other work hides them. Starting at four, the time grows with the count.
+# In Triton, the compiler pads or swizzles tiles for you. In CUDA C++, that's your job.
 #
 # 1. At which widths from 28 to 40 can you read a column in one wavefront? What do they have in common?
 # 2. Now read a row, then a single word. Why does neither ever conflict?
@@ -361,8 +361,8 @@ for _ in range(2):
 puzzle(saved_kernel, 2, two_rows, arriving, wanted=gradient.half(), COLUMNS=4, STEPS=2)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>kept += ((n, scale),)</code>. The results are right, and <code>y</code> is no longer
-# live.</details>
+# <details><summary>Answer</summary><code>kept += ((n, scale),)</code>. The results are right, and <code>y</code> is no
+# longer live.</details>
 #
 # <!-- choices
 # kept += ((y, scale),)
@@ -445,7 +445,7 @@ first_spill
 # them again.
 #
 # 1. Which panel changes long before the first spill?
-# 2. When do the warps stop dropping, and why?
+# 2. When does the number of warps stop dropping, and why?
 # 3. Compare a T4, an A100 and an RTX 4090. Does the first spill move? Does the occupancy?
 
 # %% tags=["hide-input"]
@@ -456,11 +456,11 @@ lab = RegistersExplorer(compiled, sizes, device="H100", operations=16)
 first_spill.on(lab, "x", panel=1)
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. The warps, which drop as soon as you add a second operation. 2. At
-# ten. Two blocks fit there, and two still fit when every thread uses the maximum number of registers. 3. The first
-# spill hardly moves, because all of them have the same limit per thread. The number of blocks doesn't change either
-# (except at one or two operations, where all of a T4's warp slots are taken), but the occupancy does, because some GPUs
-# have more warp slots per SM.</details>
+# <details><summary>What you should see</summary>1. The number of warps, which drops as soon as you add a second
+# operation. 2. At ten. Two blocks fit there, and two still fit when every thread uses the maximum number of
+# registers. 3. The first spill hardly moves, because all of them have the same limit per thread. The number of blocks
+# doesn't change either (except at one or two operations, where all of a T4's warp slots are taken), but the occupancy
+# does, because some GPUs have more warp slots per SM.</details>
 
 # %% tags=["hide-input"]
 rows = []
@@ -480,7 +480,7 @@ first_spill.compare(
 )
 
 # %% [markdown]
-# ## Where does it stop paying?
+# ## Where does fusing stop paying off?
 #
 # The alternative is to **cut** the chain in two. That takes three launches: one runs the first half forward and writes
 # the row at the cut, and then each half gets a launch for its gradient. The meter shows the cost of the cut, and the
@@ -538,8 +538,8 @@ each_step = {
 }
 chart = curves_chart(
     each_step,
-    f"In two pieces the chain is faster at {gains[0]} to {gains[-1]} steps, and slower at fewer "
-    "and at more",
+    f"In two pieces the chain is faster at {gains[0]} to {gains[-1]} steps, and slower "
+    "with fewer or more",
     x="steps of the chain",
     y="time per step on an H200 (µs)",
 )
@@ -611,9 +611,9 @@ capped.compare(
 
 # %% [markdown]
 # Every cap trades spills for blocks, and no rule gives you the best one. Get the candidates from the compiler (the caps
-# where one more block fits), then time them.
+# that let one more block fit), then time them.
 #
-# ## More threads for a row: num_warps
+# ## More threads per row: num_warps
 #
 # In 4 warps, twenty-four steps spill. In 8 warps, each thread holds half as many elements:
 
@@ -652,7 +652,7 @@ table(columns, rows, h200.label_of("occupancy_sweep"))
 
 # %% [markdown]
 # Dropping from full occupancy to a fifth of it makes hardly any difference, because each thread has more loads [in
-# flight](../docs/glossary.md#in-flight), and memory only cares about the total bytes in flight. (This is **Little's
+# flight](../docs/glossary.md#in-flight), and only the total bytes in flight matter. (This is **Little's
 # law**: bytes in flight equal bandwidth times *latency*, the time from request to delivery.) The last row is slower,
 # but that one spills. **Verdict: fair as an alarm, wrong as a rule.** Our chain waits at every step, so it did need its
 # blocks. *Going further* runs the same test for arithmetic.
@@ -690,7 +690,7 @@ for n, busy in waves["filling"].items():
     rows.append((n, f"{1e6 * busy.median:.0f} us", f"{1e6 * waves['waiting'][n].median:.1f} us"))
 display(table(("blocks", "busy SM", "a chain that waits"), rows, h200.label_of("waves")))
 ratios = [waves[kind][265].median / waves[kind][264].median for kind in ("filling", "waiting")]
-print("265 blocks over 264: busy {:.2f}x, waiting {:.2f}x".format(*ratios))
+print("265 blocks vs 264: busy {:.2f}x, waiting {:.2f}x".format(*ratios))
 
 # %% [markdown]
 # Neither doubles. In the busy kernel, the extra block has an SM to itself, and it runs twice as fast as two that share
@@ -755,8 +755,8 @@ predictions()
 # add+GELU, which has enough loads in flight, losing blocks didn't cost anything.</details>
 #
 # 4. A tight `maxnreg` quadruples a kernel's occupancy, but the kernel gets slower. Where do you look first?
-# <details><summary>Answer</summary>At <code>spill_bytes</code> and <code>stack</code>. The cap traded registers for spills, and the stacks of
-# all the threads together may not fit in L1.</details>
+# <details><summary>Answer</summary>At <code>spill_bytes</code> and <code>stack</code>. The cap traded registers for
+# spills, and the stacks of all the threads together may not fit in L1.</details>
 #
 # 5. A kernel keeps six rows of 2048 fp32 elements live, in 4 warps. How many registers per thread does that take?
 #    Replace the dots with your answer.
@@ -798,12 +798,12 @@ for warps in parallel[1]:
     rows.append((warps, f"{warps / sm.warps:.0%}", *rates))
 title = f"{h200.label_of('parallelism')}\nTFLOP/s, by values per thread"
 display(table(("warps", "occupancy", *parallel), rows, title))
-print(f"4 warps with 8 values over 64 warps with 1: {rate(8, 4) / rate(1, 64):.2f}x")
+print(f"4 warps with 8 values vs 64 warps with 1: {rate(8, 4) / rate(1, 64):.2f}x")
 
 # %% [markdown]
-# **The one with full occupancy is the slower of the two.** Down a column, more warps help until some unit is saturated.
-# Along a row, more values per thread do the same. (With one value per thread, you also pay more for the loop.) You need
-# enough total work in flight: warps times the work in flight per warp.
+# **The version with full occupancy is the slower of the two.** Down a column, more warps help until some unit is
+# saturated. Along a row, more values per thread do the same. (With one value per thread, you also pay more for the
+# loop.) You need enough total work in flight: warps times the work in flight per warp.
 #
 # ### The cost of a spill
 #
@@ -828,7 +828,7 @@ added = sum(tight.instructions.values()) - sum(free.instructions.values())
 longer = added / sum(free.instructions.values())
 local = sum(n for name, n in tight.instructions.items() if name[:3] in ("LDL", "STL"))
 stacks = 128 * tight.occupancy().blocks * tight.stack
-print(f"{local} loads and stores of the stack, {longer:.0%} more instructions in all")
+print(f"{local} stack loads and stores, {longer:.0%} more instructions in all")
 print(
     f"{stacks / 1024:.0f} KB of stack per SM, {sm.l1_and_shared_memory // 1024} KB of L1", end="; "
 )
