@@ -246,7 +246,7 @@ x = torch.empty(2**20, device="meta")  # meta tensor: nothing runs
 options = {"device": "A100", **settings(torch.float32)}
 made = compile_for(add_gelu_kernel, x, x, x, None, x.numel(), **options)
 loads_and_stores = made.sass_view("load", "store").instructions
-table(("instruction", "the kernel's line"), ((each.name, each.source) for each in loads_and_stores))
+table(("instruction", "source line"), ((each.name, each.source) for each in loads_and_stores))
 
 # %% [markdown]
 # A program's block is divided among threads. The table shows what one thread does with its eight elements. It loads `a`

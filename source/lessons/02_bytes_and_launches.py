@@ -534,7 +534,7 @@ print(example)
 display(example.tensor_table())
 linear_saving.compare(
     100 * intermediate / example.bytes_total,
-    "Verdict: fails, only a quarter is saved, half of what is claimed. The example forgets "
+    "Verdict: fails; only a quarter is saved, half of what is claimed. The example forgets "
     f"{weights / 1e6:.2f} MB of weights. They have to be read too, and they're larger than any of "
     "the four tensors.",
 )

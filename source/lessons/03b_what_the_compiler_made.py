@@ -488,20 +488,21 @@ print(f"{edge.registers} registers per thread, {edge.spill_bytes} bytes of spill
 
 # %% tags=["hide-input"]
 ways = h200.experiment("ways_to_time")
-rows = []
+rows, plain = [], {"host, not waited": "host, without a wait", "host, waited": "host, with a wait"}
 for count in (2**20, 100_000_000):
     for way, timing in ways[count].items():
-        rows.append((f"add+GELU, {count:,} elements", way, f"{1e6 * timing.median:.1f} us"))
+        how = plain.get(way, way)
+        rows.append((f"add+GELU, {count:,} elements", how, f"{1e6 * timing.median:.1f} us"))
 for when, timing in ways["product"].items():
     rate = f"{2 * 8192**3 / timing.median / 1e12:.0f} TFLOP/s"
     rows.append(("matmul, 8192 x 8192 x 8192, bf16", when, rate))
 table(("", "how it was timed", ""), rows, h200.label_of("ways_to_time"))
 
 # %% [markdown]
-# - **Not waited.** A launch returns immediately, so the host's clock only sees the launch, whatever the kernel does.
-#   That's too short for a large tensor and too long for a small one.
-# - **Waited.** This includes the launch and the wait, which take up most of the time for a small tensor. Your program
-#   may well pay for that, but it isn't the kernel's time.
+# - **Without a wait.** A launch returns immediately, so the host's clock only sees the launch, whatever the kernel
+#   does. That's too short for a large tensor and too long for a small one.
+# - **With a wait.** This includes the launch and the wait, which take up most of the time for a small tensor. Your
+#   program may well pay for that, but it isn't the kernel's time.
 # - **L2 warm.** If you call a kernel repeatedly on the same small tensors, it finds its inputs in the cache. In a
 #   model, other kernels will have run in between, so you want a [cold L2](../docs/glossary.md#cold-l2). (A large
 #   tensor doesn't fit into L2 anyway.)

@@ -463,7 +463,7 @@ dropout_speed_up.compare(
 h200.table("bias_dropout_residual", "bfloat16")
 
 # %% [markdown]
-# **Verdict: too modest by the GPU's time, too generous for a call from Python on the small size.** There (the columns
+# **Verdict: too modest for GPU time, too generous for a call from Python at the small size.** There (the columns
 # after `call`) the gain is smaller, because launching one Triton kernel from Python isn't much cheaper than launching
 # PyTorch's three from C++.
 #
@@ -670,7 +670,7 @@ in_us = lambda seconds: f"{1e6 * seconds:.0f} µs"
 gate_speed_up.on(chart, "x", lambda gain: eager / gain, row=fused_row, says=in_us)
 
 # %% [markdown]
-# **Verdict: holds by the GPU's own time on every size, but not for a call on the smallest.** There, the launch from
+# **Verdict: holds for GPU time at every size, but not for a call at the smallest.** There, the launch from
 # Python costs more than fusing saves. *Going further* covers GeGLU and the backward passes.
 #
 # ## Your predictions vs the measurements
@@ -771,7 +771,7 @@ print("seed in a tensor, the same mask twice:", replay_twice(by_tensor, out))
 #
 # With GELU, it stores the sum, a second tensor. For ReLU's slope, all we need to know is whether the sum is above 0, so
 # we store one bit per element. (The result contains the same information, and the next layer usually saves it anyway.
-# But then the backward pass would read a whole value per element where a bit is enough.)
+# But then the backward pass would read a whole value per element when one bit is enough.)
 
 # %%
 from kernels import residual_act

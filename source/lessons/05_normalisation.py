@@ -33,7 +33,7 @@ torch.manual_seed(0)
 x = torch.randn(64, 1024, device=device)
 
 # %% [markdown]
-# The animation shows every pass over one tensor, x. Press **Play** and count how often each row is read.
+# The animation shows every pass over one tensor, x. Press **Play** and count how many times each row is read.
 
 # %% tags=["hide-input"]
 from helpers.figures import passes_animation
@@ -688,7 +688,7 @@ print(f"32768 x 16384: unfused, it moves its bytes at {share:.0%} of copy bandwi
 h200.table("l2_norm", "bfloat16")
 
 # %% [markdown]
-# **Verdict: holds by the GPU's own time on every size; the last column has the gain for a call from Python.** The byte
+# **Verdict: holds for GPU time at every size; the last column shows the gain for a call from Python.** The byte
 # count explains only part of it. The rest comes from unfused kernels that don't reach copy bandwidth. If they did, the
 # speedup would equal the ratio of the bytes, and over `F.normalize` it would be smaller still. `torch.compile` gets the
 # full gain too.

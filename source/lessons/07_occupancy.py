@@ -63,8 +63,8 @@ explorer
 #
 # Try the explorer above:
 #
-# 1. Raise the registers slowly from 32. When do you first lose a block, and what's the highest count that still fits
-#    all 64 warps?
+# 1. Raise the registers slowly from 32. When do you first lose a block, and what's the highest count at which all 64
+#    warps still fit?
 # 2. Go back to 32 registers and set 512 threads and 48 KB of shared memory. Which resources are the limit now, and
 #    would fewer registers help?
 # 3. With no shared memory and 1024 threads, use one register too many for two blocks. What fraction of the warps do you
@@ -197,8 +197,8 @@ puzzle(column_banks_kernel, 1, lanes, wanted=lanes.clone())
 # pitch = 64
 # -->
 #
-# That's the theory. `benchmarks/experiments/lesson_07.py` times a kernel that does little besides reading shared
-# memory, and the profiler counts its wavefronts:
+# That's the theory. `benchmarks/experiments/lesson_07.py` times a kernel that does little but read shared memory, and
+# the profiler counts its wavefronts:
 
 # %% tags=["hide-input", "answers-column"]
 counted = h200.experiment("sm_counters")
@@ -523,8 +523,8 @@ display(table(columns, rows, h200.label_of("over_fusion")))
 gains = [s for s, times in pieces.items() if s > 1 and times[2].median < times[1].median]
 stops.compare(
     gains[0],
-    "That's long before it spills. The time per step jumps where the SM loses a block, and hardly "
-    "changes where spills begin.",
+    "That's long before it spills. The time per step jumps when the SM loses a block, and hardly "
+    "changes when spills begin.",
 )
 
 # %% tags=["hide-input", "answers-stops"]
@@ -584,8 +584,8 @@ table(columns, rows, h200.label_of("sm_counters"))
 #
 # Triton's launch option `maxnreg` caps the registers per thread. (CUDA C++ has `__maxnreg__`. It also has
 # `__launch_bounds__`: you give it the block size and how many blocks should fit, and the compiler chooses the
-# registers.) The assembler respects the cap and spills whatever doesn't fit. **Twelve steps in 4 warps, capped at 64
-# registers: what occupancy do you get?**
+# registers.) The assembler respects the cap and spills whatever doesn't fit. **What occupancy do twelve steps in 4
+# warps reach with a cap of 64 registers?**
 # <!-- given 64 registers: the question's own -->
 
 # %% tags=["hide-input"]
@@ -633,9 +633,8 @@ table(columns, rows)
 #
 # ## Is low occupancy bad?
 #
-# **Claim: "below 50 % occupancy, reconsider."** Let's test it on add+GELU from lesson 00, which does little besides
-# moving bytes, at several block sizes. With a larger block, each thread has more loads in flight and uses more
-# registers.
+# **Claim: "below 50 % occupancy, reconsider."** Let's test it on add+GELU from lesson 00, which does little but move
+# bytes, at several block sizes. With a larger block, each thread has more loads in flight and uses more registers.
 
 # %% tags=["hide-input"]
 from kernels.elementwise.add_gelu import add_gelu_kernel, settings
