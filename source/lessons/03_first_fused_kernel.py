@@ -538,8 +538,8 @@ print(f"in int64: {firsts[1].item():,}")
 # %% tags=["hide-input"]
 first.compare(
     firsts[0].item(),
-    "int32 ends at 2^31 - 1 and wraps around, so the kernel would store before the start of its "
-    "tensor. The mask lets that through, because a negative number is less than `elements`.",
+    "int32 goes up to 2^31 - 1, then wraps around, so the kernel would store before the start "
+    "of its tensor. The mask lets that through, because a negative number is less than `elements`.",
 )
 
 # %% [markdown]
@@ -553,7 +553,7 @@ first.compare(
 # num_warps=4)`. A [warp](../docs/glossary.md#warp) is 32 threads. By default, 4 warps share a block, so in a block of
 # 1024, each thread has eight elements. The grid has to grow with the tensor, because each program runs on just one of
 # the GPU's many SMs. Over a wide range, the choice hardly matters: memory is the limit, and most choices keep it busy.
-# A block of 1024 on 4 warps is a good default. In lesson 03b we'll measure where that range ends, and why.
+# A block of 1024 on 4 warps is a good default. In lesson 03b we'll find out where that range ends, and why.
 #
 # ## Your predictions vs the measurements
 

@@ -220,9 +220,10 @@ unfused_bytes.on(
 )
 
 # %% [markdown]
-# How does it compare with `F.softmax`? That's already fused: one launch, and at best the same bytes. (The meter can't
-# see inside the library. It assumes one read and one write.) The table shows GPU times for 32768 rows of 8192 in bf16.
-# `fused` is the course's `softmax`; Liger and QuACK are published collections of fused kernels:
+# How does it compare with `F.softmax`? That's already fused: it's one launch, and at best it moves the same number of
+# bytes. (The meter can't see inside the library. It assumes one read and one write.) The table shows GPU times for
+# 32768 rows of 8192 in bf16. `fused` is the course's `softmax`; Liger and QuACK are published collections of fused
+# kernels:
 
 # %% tags=["hide-input"]
 print(f"F.softmax: {measure(lambda: F.softmax(x, -1))}")
@@ -1048,7 +1049,7 @@ parts = {name: 1e6 * time.median for name, time in h200.experiment("top_k_parts"
 rows = []
 for name, time in parts.items():
     rows.append((name, f"{passes[name]:.1f}" if name in passes else "", f"{time:.0f} us"))
-display(table(("", "passes over the bytes", "time"), rows, h200.label_of("top_k_parts")))
+display(table(("", "passes over the data", "time"), rows, h200.label_of("top_k_parts")))
 not_fused, safe_fused, online_fused = (parts[name] for name in VERSIONS)
 print(
     f"fusing: {not_fused / safe_fused:.2f}x, "
