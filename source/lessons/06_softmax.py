@@ -221,8 +221,8 @@ unfused_bytes.on(
 
 # %% [markdown]
 # How does it compare with `F.softmax`? That's already fused: it's one launch, and at best it moves the same number of
-# bytes. (The meter can't see inside the library. It assumes one read and one write.) The table shows GPU times for
-# 32768 rows of 8192 in bf16. `fused` is the course's `softmax`; Liger and QuACK are published collections of fused
+# bytes. (The meter can't see inside the library. It assumes one read and one write.) The table shows GPU times
+# for 32768 rows of 8192 in bf16. `fused` is the course's `softmax`; Liger and QuACK are published collections of fused
 # kernels:
 
 # %% tags=["hide-input"]
