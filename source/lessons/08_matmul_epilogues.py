@@ -36,7 +36,7 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")
 
 # %% [markdown]
-# A matmul is tiles within tiles. Move the *level* slider.
+# A matmul nests tiles within tiles. Move the *level* slider.
 
 # %% tags=["hide-input"]
 from helpers.figures import TileHierarchyExplorer
@@ -273,7 +273,7 @@ step("a tile in registers", registers_kernel, (128, 16, 64))
 # Compare the change in bytes with the change in time: bytes aren't the bottleneck any more. Each load fetches two bytes
 # from a different row (the strided access of lesson 03b), and the loop has K iterations. And the arithmetic runs on the
 # [CUDA cores](../docs/glossary.md#cuda-cores) (`FFMA`, a float32 multiply-add; on a B200, `FFMA2` does two at once and
-# `FHFMA` takes 16-bit factors directly), when the chip has something much faster:
+# `FHFMA` takes 16-bit factors directly), although the chip has something much faster:
 # <!-- given 16-bit: the format's definition -->
 
 # %% tags=["hide-input"]
@@ -502,7 +502,7 @@ table(("stages", "A100", "H100"), rows)
 # %% tags=["hide-input"]
 two.compare(
     compiled(tiles_kernel, "H100", **STEPS["two stages"][1]).shared_memory / 1024,
-    "An A100 keeps the current step's operands in registers, so it needs one pair of tiles fewer.",
+    "An A100 keeps the current step's operands in registers, so it needs one fewer pair of tiles.",
 )
 
 # %% [markdown]
@@ -1141,7 +1141,7 @@ table(
 #
 # For a wave of 264, groups of 16 rows are best. Here you can see why.
 #
-# In tiles of 128 x 128, an 8192 x 8192 result has 64 x 64 tiles:
+# An 8192 x 8192 result has 64 x 64 tiles of 128 x 128:
 #
 # 1. How many stripes does a wave need if you go row by row? Column by column?
 # 2. Which group size needs the fewest over all waves, and why that one?
@@ -1200,7 +1200,7 @@ table(
 )
 
 # %% [markdown]
-# The model is rough, but it picks the best group. DRAM traffic drops to a third, yet the time improves little, because
+# The model is rough, but it picks the best group. DRAM traffic drops to a third, yet the time barely improves, because
 # DRAM wasn't the bottleneck. Here's the model at copy bandwidth for the 32 x 32 tiles of our table:
 
 # %% tags=["hide-input"]

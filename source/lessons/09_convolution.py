@@ -271,7 +271,7 @@ share.compare(
     100 * wrong.float().mean().item(),
     "In memory, the pixel before the first one in a row is the last one of the row above. That's "
     "a valid address, so no instrument complains, but the value isn't 0. Above and below the "
-    "image, the mask happened to be right, because there `place` is outside the plane.",
+    "image, the mask happened to be right, because `place` is outside the plane there.",
 )
 
 # %% [markdown]
@@ -530,7 +530,7 @@ slower.compare(
     with_first.median / with_last.median,
     "At stride 1, memory delivers the same number of bytes in either layout. So the caches made "
     "up for the wasted sectors, and the extra time is most likely due to narrow loads. At stride "
-    "2, the caches couldn't keep up. cuDNN also prefers channels last.",
+    "2, the caches couldn't keep up. cuDNN is also faster with channels last.",
 )
 
 # %% [markdown]
@@ -953,7 +953,7 @@ self_test(
 # %% [markdown]
 # ## Going further
 #
-# ### How exact is the formula?
+# ### How accurate is the formula?
 #
 # The formula assumes that the convolution runs at a large matmul's rate and that batch norm and ReLU run at copy
 # bandwidth. How close do they get?

@@ -811,8 +811,8 @@ table(
 #
 # **Claim: "dropping intermediates takes 20 to 40 % less memory."** Unfused attention saves all probabilities for the
 # backward pass. Fused attention saves q, k, v, the output and the logarithm of each row's sum, and recomputes the
-# probabilities tile by tile. But attention is only part of a model, so we run the forward pass of a whole block of
-# GPT-2's size (768 columns, 12 heads) in fp16, on tensors without data, and add up the tensors it saves.
+# probabilities tile by tile. But attention is only part of a model, so we run the forward pass of a whole GPT-2-sized
+# block (768 columns, 12 heads) in fp16, on tensors without data, and add up the tensors it saves.
 # <!-- given 12 heads: GPT-2's configuration -->
 
 
@@ -1104,7 +1104,7 @@ for heads, tokens, d in ((1, 128, 64), (2, 256, 64), (1, 512, 128)):
 
 # %% [markdown]
 # Next, 16 heads of dimension 128 on an H200, in bf16. A `-` means that it didn't fit. "fused, time" is an older kernel
-# of ours than the one in *Attention by other kernels* below, so compare it with the other columns here, not with that
+# of ours than the one in *Other attention kernels* below, so compare it with the other columns here, not with that
 # table.
 
 # %% tags=["hide-input"]
@@ -1342,7 +1342,7 @@ for slack in (0, 8):
 # Our kernel rescales `acc` in *every* tile, nearly always for nothing. (A warp can only skip it if none of its rows
 # needs it, so you'd save less than this suggests.)
 #
-# ### Attention by compilation
+# ### Compiled attention
 #
 # **Claim: "attention becomes 2 to 3 times faster by compilation."** We timed the forward pass with 96 heads of
 # dimension 64, in fp16 on an H200, compiled with and without the patterns:
@@ -1367,7 +1367,7 @@ table(
 # attention gains little, because the matmuls stay separate and the matrix still goes through memory. (We didn't
 # investigate why the causal version was slower with the patterns at 2048 tokens.)
 #
-# ### Attention by other kernels
+# ### Other attention kernels
 #
 # These are TFLOP/s on an H200 in bf16. With a causal mask we count half the FLOPs, and the last line shows the rate of
 # the best matmul:

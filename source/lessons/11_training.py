@@ -830,8 +830,9 @@ print(inspect.cleandoc("\n" + second_loop))
 # %% [markdown]
 # Let's take the size of Llama 3's smaller model, with 8192 tokens of width 4096 and 128,256 words, in bf16 on an H200.
 # `eager` computes all logits, and the loss in fp32, as most models' code does, so at its peak it holds three fp32
-# tensors of the logits' shape. With chunks, the largest tensor left is the weight's gradient, in two copies: the sum,
-# and the sum scaled by the loss's own gradient. **By what factor do chunks of 1024 tokens cut the loss's peak memory?**
+# tensors with the shape of the logits. With chunks, the largest tensor left is the weight's gradient, in two copies:
+# the sum, and the sum scaled by the loss's own gradient. **By what factor do chunks of 1024 tokens cut the loss's peak
+# memory?**
 
 # %% tags=["hide-input"]
 large_peak = predict_first(

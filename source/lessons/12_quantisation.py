@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 12 Quantisation and experts: when the weights are the bytes
 #
-# Fusion removes round trips to memory, but you still have to load every weight. What you can do is store a weight in
-# one byte or half a byte, and have the kernel convert it back just before the tensor cores need it. **How much faster
-# does that make a model, and how much less accurate?** Both depend on things that people rarely mention: the number of
+# Fusion removes round trips to memory, but you still have to load every weight. You can, however, store a weight in one
+# byte or half a byte, and have the kernel convert it back just before the tensor cores need it. **How much faster does
+# that make a model, and how much less accurate?** Both depend on things that people rarely mention: the number of
 # tokens, and which elements share a scale.
 #
 # By the end of this lesson you'll be able to
@@ -56,7 +56,7 @@ passes_animation("int8")
 # step, $s/2$. (We leave -128 unused so that $-q$ is always valid.)
 #
 # If an error is uniformly distributed over a step, its root mean square is $1/\sqrt{12}$ steps. **Take a row of 4096
-# normally distributed elements, the largest about 3.5. How large is the error, in % of the row's own root mean
+# normally distributed elements, whose largest is about 3.5. How large is the error, in % of the row's own root mean
 # square?**
 
 # %% tags=["hide-input"]

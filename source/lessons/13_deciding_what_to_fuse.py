@@ -524,7 +524,7 @@ print(
     f"{of_all['agreement_with_a_choice']:.0%} where there was a choice",
 )
 print(f"median error of the predicted speedup {of_all['median_error']:.0%}")
-print(f"right about faster or slower in {of_all['right_directions']:.0%}")
+print(f"right direction (faster or slower) in {of_all['right_directions']:.0%}")
 
 # %% [markdown]
 # A median hides the tail, so here are the five worst predictions in either direction. The last two columns are
@@ -548,13 +548,13 @@ for name in ("bert_embedding", "rotary"):
     print(f"{found.bytes_fused / taken / 1e12:.1f} TB/s")
 
 # %% [markdown]
-# Where it promises too much, Inductor's kernels are about three times slower than the analyser thinks a kernel should
-# be. `bert_embedding` and `rotary` err in the other direction: Inductor's kernel is faster than predicted. `rotary`
-# can't have moved that many bytes, because an H200's memory delivers 4.8 TB/s. The analyser counts x twice there, once
-# as it is and once rotated, but a cache serves the second read. For the table lookups of `bert_embedding`, it assumes
-# too little bandwidth. So the prediction isn't a bound. It's what a good kernel should reach. Is that realistic? Here
-# are some hand-written kernels from this course. They're not among the thirty: we fitted the model's constants to their
-# times.
+# Where it overestimates the speedup, Inductor's kernels are about three times slower than the analyser thinks a kernel
+# should be. `bert_embedding` and `rotary` err in the other direction: Inductor's kernel is faster than predicted.
+# `rotary` can't have moved that many bytes, because an H200's memory delivers 4.8 TB/s. The analyser counts x twice
+# there, once as it is and once rotated, but a cache serves the second read. For the table lookups of `bert_embedding`,
+# it assumes too little bandwidth. So the prediction isn't a bound. It's what a good kernel should reach. Is that
+# realistic? Here are some hand-written kernels from this course. They're not among the thirty: we fitted the model's
+# constants to their times.
 # <!-- given 4.8 TB/s: NVIDIA H200 data sheet, in devices.toml -->
 
 # %% tags=["hide-input"]
@@ -574,8 +574,8 @@ table(("", "predicted", "torch.compile", "ours"), rows)
 # sort as a fusion barrier, while in lesson 06 we did softmax and top-k in one pass. (Here's [every
 # graph](../docs/fusion_proof.md).)
 #
-# **Claim: "a model's forward pass goes from 120 to 80 ms by fusion."** Here are the speedups of whole blocks, by GPU
-# time, compiled over eager:
+# **Claim: "a model's forward pass goes from 120 to 80 ms by fusion."** Here are the speedups of whole blocks in GPU
+# time, compiled vs eager:
 
 # %% tags=["hide-input"]
 BLOCKS = "bert_layer gpt2_block llama_block vit_block mixtral_experts mamba_block".split()
@@ -864,9 +864,9 @@ table(("group", "saves", "score", "verdict", "flips"), rows)
 
 # %% [markdown]
 # Time and score disagree: every one of these kernels saves predicted time, and yet the score would reject most of them.
-# It counts a *share* of bytes, so an epilogue that saves a little of a lot gets a low score, no matter how many
-# microseconds that is. It also punishes low occupancy, which is fine for a matmul (lesson 08). And two of the verdicts
-# flip if a weight that nobody has measured moves by less than a tenth. **Rank by time, and use the score as a
+# It counts a *share* of bytes, so an epilogue that saves a small share of a large total gets a low score, no matter how
+# many microseconds that is. It also punishes low occupancy, which is fine for a matmul (lesson 08). And two of the
+# verdicts flip if a weight that nobody has measured moves by less than a tenth. **Rank by time, and use the score as a
 # checklist.**
 #
 # ### The analyser's groups and Inductor's
@@ -1120,5 +1120,5 @@ for tokens, clocks in layers.items():
 # two thousand tokens, `torch.compile` alone comes close to the claimed ratio, and ours beats it. With PyTorch's fused
 # attention, little is left: `torch.compile` gains at most a few percent, and ours helps only with 64 tokens and is
 # slower than eager otherwise. With few tokens, most of the time goes into reading the weights, and fusing can't reduce
-# that. The analyser is close with 64 tokens. With more, it promises more than anyone got, though it gets the trend
-# right: the more tokens, the larger the gain.
+# that. The analyser is close with 64 tokens. With more, it predicts larger gains than any version reached, though it
+# gets the trend right: the more tokens, the larger the gain.
