@@ -650,7 +650,7 @@ skipped_share.compare(
 
 # %% [markdown]
 # Time falls by less than the number of tiles. A program still has to start, load its queries and store its output, and
-# because programs now differ in length, the GPU is less busy towards the end. *Going further* has the times.
+# because programs now differ in length, the GPU is less busy towards the end. *Going further* lists the times.
 #
 # ## The limiting unit
 #

@@ -173,9 +173,9 @@ puzzle(norm_gradient_kernel, 2, row.detach(), gw, wanted=right, COLUMNS=8)
 #
 # ## The backward kernel
 #
-# We need two gradients of different shapes. The gradient of `x` has the shape of `x`, so a program can store its own
-# row. The weight's gradient is a sum over **all rows**, which are spread over all programs. So each program loops over
-# many rows and accumulates their weight gradients in registers. Then it stores this [partial
+# We need two gradients of different shapes. The gradient of `x` has the same shape as `x`, so a program can store its
+# own row. The weight's gradient is a sum over **all rows**, which are spread over all programs. So each program loops
+# over many rows and accumulates their weight gradients in registers. Then it stores this [partial
 # sum](../docs/glossary.md#partial-sum) in its own row of a small buffer, and PyTorch adds up those few rows.
 #
 # The formula is an argument, `GRADIENT`, so that we can swap in a naive one that treats $r$ as a constant.

@@ -118,9 +118,9 @@ puzzle(int8_scale_kernel, 3, y, wanted=wanted, COLUMNS=4)
 #
 # ## Quantise where the row is computed
 #
-# An int8 matmul needs int8 input, which usually comes from a norm. While the norm has the row in registers, finding the
-# largest magnitude takes just one more reduction, and then the kernel only has to write one byte per element. We'll use
-# RMSNorm, because it's shorter than LayerNorm:
+# An int8 matmul needs int8 input, which usually comes from a norm. While the norm holds the row in registers, finding
+# the largest magnitude takes just one more reduction, and then the kernel only has to write one byte per element. We'll
+# use RMSNorm, because it's shorter than LayerNorm:
 
 
 # %%
