@@ -36,7 +36,7 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")
 
 # %% [markdown]
-# A matmul is tiles within tiles. Move the *level* slider.
+# A matmul nests tiles within tiles. Move the *level* slider.
 
 # %% tags=["hide-input"]
 from helpers.figures import TileHierarchyExplorer
@@ -146,11 +146,10 @@ loaded.compare(per_flop * flops / 1e9)
 #
 # ## A table for every step
 #
-# For each step, a table compares it with the step before. The meter counts the bytes. The compiler reports registers
-# per thread, shared memory and the multiply instruction for an A100, an H100 and a B200. The time was recorded on an
-# H200, with the Triton version named in the table. (Its register counts differ from the ones you see here.)
-# `run(kernel, x, w, bias, act, **settings)` allocates y and launches one program per tile
-# (`benchmarks/experiments/lesson_08.py`).
+# A table compares each step with the one before. The meter counts the bytes. The compiler reports registers per thread,
+# shared memory and the multiply instruction for an A100, an H100 and a B200. The time was recorded on an H200, with the
+# Triton version named in the table. (Its register counts differ from the ones you see here.) `run(kernel, x, w, bias,
+# act, **settings)` allocates y and launches one program per tile (`benchmarks/experiments/lesson_08.py`).
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_08 import STEPS, arguments, run
@@ -274,7 +273,7 @@ step("a tile in registers", registers_kernel, (128, 16, 64))
 # Compare the change in bytes with the change in time: bytes aren't the bottleneck any more. Each load fetches two bytes
 # from a different row (the strided access of lesson 03b), and the loop has K iterations. And the arithmetic runs on the
 # [CUDA cores](../docs/glossary.md#cuda-cores) (`FFMA`, a float32 multiply-add; on a B200, `FFMA2` does two at once and
-# `FHFMA` takes 16-bit factors directly), when the chip has something much faster:
+# `FHFMA` takes 16-bit factors directly), although the chip has something much faster:
 # <!-- given 16-bit: the format's definition -->
 
 # %% tags=["hide-input"]
@@ -333,7 +332,7 @@ by_tiles = run(tiles_kernel, *uneven, BLOCK_M=32, BLOCK_N=64, BLOCK_K=32)
 print("right:", right(by_tiles, *uneven))
 
 # %% [markdown]
-# Watch a tile accumulate in two steps of 16 along K. x is a slope, and w picks element n minus element n + 16. After
+# Watch a tile accumulate in two steps of 16 along K. x is a slope, and w subtracts element n + 16 from element n. After
 # the first step, `acc` is the slope itself. After the second, it's the same small difference everywhere. The bias (a
 # step from 0 to 1) and ReLU come last, just before the only store.
 
@@ -420,7 +419,7 @@ nans.compare(
 
 # %% [markdown]
 # Here each row of x has five elements, followed by NaN. K is 5, in steps of 4. **Fix the marked line so that every sum
-# is right.**
+# is correct.**
 
 
 # %%
@@ -465,8 +464,8 @@ puzzle(k_mask_kernel, 1, x_5, w_5, wanted=x_5 @ w_5, K=5, x_stride=8, ROWS=4, BL
 # conflicts](../docs/glossary.md#bank-conflict). A row of the tile is 64 elements, or 32 words, one per bank, so lanes
 # that read **down a column** all hit the same bank, as in lesson 07. Padding the rows would fix that, but an H100's
 # tensor cores accept only a few layouts, none of them with gaps. The answer is a **swizzle**. The matmul reads 16-byte
-# segments from 8 rows, and in row r, segment p is stored at position `p ^ r` (exclusive or). That puts one segment's
-# eight rows in eight positions, so one wavefront reads them all. Triton does this for you.
+# segments from 8 rows, and in row r, segment p is stored at position `p ^ r` (exclusive or). That puts the same segment
+# of eight rows in eight positions, so one wavefront reads them all. Triton does this for you.
 # <!-- given 16 bytes: PTX ISA, ldmatrix and the layouts of wgmma's operands -->
 #
 # ## Stages: load while you multiply
@@ -482,7 +481,7 @@ from helpers.figures import stages_chart
 stages_chart()
 
 # %% [markdown]
-# **How many KB of shared memory do two stages take on an H100?** One stage is 128 rows of x and 128 of w, at 64
+# **How many KB of shared memory do two stages take on an H100?** One stage is 128 rows of x and 128 of w, with 64
 # elements each.
 
 # %% tags=["hide-input"]
@@ -503,7 +502,7 @@ table(("stages", "A100", "H100"), rows)
 # %% tags=["hide-input"]
 two.compare(
     compiled(tiles_kernel, "H100", **STEPS["two stages"][1]).shared_memory / 1024,
-    "An A100 keeps the current step's operands in registers, so it needs one pair of tiles fewer.",
+    "An A100 keeps the current step's operands in registers, so it needs one fewer pair of tiles.",
 )
 
 # %% [markdown]
@@ -537,7 +536,7 @@ step("three stages", tiles_kernel, (256, 128, 256))
 # Now you can predict what limits a tile. Here's a model for an H200:
 #
 # - a tile requests `2 (BM + BN)` bytes from L2 for each k, and does `BM BN / (BM + BN)` FLOP per byte. L2 delivers
-#   about 39 bytes per clock to an SM, and left of that **ridge**, the tensor cores have to wait for L2;
+#   about 39 bytes per clock to an SM, which sets a **ridge**: left of it, the tensor cores have to wait for L2;
 # - its sums take `BM BN` registers, spread over the threads, and each thread needs about 48 for everything else;
 # - a stage takes `2 (BM + BN)` bytes of shared memory for each k of its step.
 # <!-- given 39 bytes: helpers/instruments/prediction.py, from a copy of 8 MB on an H200 -->
@@ -556,9 +555,9 @@ tiles
 # %% [markdown]
 # <details><summary>What you should see</summary>1. Registers. The sums of a 256 x 256 tile fill an SM's register file.
 # With 8 warps, that's more than a thread can have, and with 16, there's nothing left for the rest. 2. It spills,
-# because the sums alone take every register a thread can have. 3. Four. 4. Tiles of up to 128 x 128 sums, if their
-# stages fit in shared memory twice: up to three for 128 x 128. While one block waits or runs its epilogue, the other
-# multiplies.</details>
+# because the sums alone take every register a thread can have. 3. Four. 4. Tiles of up to 128 x 128, if the stages of
+# two blocks fit in shared memory: up to three stages for 128 x 128. While one block waits or runs its epilogue, the
+# other multiplies.</details>
 #
 # ## Autotuning: triton.autotune
 #
@@ -589,9 +588,8 @@ for config in tuned_kernel.configs:
 table(("tile, warps, stages", "registers", "spilled", "shared memory", "blocks per SM"), rows)
 
 # %% [markdown]
-# You can rule out one of these without timing it, and `prune_configs_by` automates that. **How many times slower than
-# the fastest of the five is the one that spills, on an H200?** Its sums go through local memory at every step.
-# (Just guess.)
+# You can rule out one of these without timing it, and `prune_configs_by` automates that. **How many times slower is the
+# spilling one than the fastest of the five, on an H200?** Its sums go through local memory at every step. (Just guess.)
 
 # %% tags=["hide-input"]
 spilling = predict_first("the config that spills against the fastest, H200", unit="times")
@@ -611,13 +609,13 @@ spilling.compare(round(sweep[searched[-1]].median / fastest, 2))
 #
 # - **It only searches your list.**
 # - **It overfits to the key.** The winner is the fastest at one shape, alone on the GPU. With M in the key, every new
-#   batch size stalls for a search. Without it, the first one you run decides for all.
+#   batch size stalls for a search. Without it, the first size you run decides for all.
 # - **Its cache** is a dictionary in the process. `cache_results=True` or `TRITON_CACHE_AUTOTUNING=1` also saves it to
 #   disk, and `TRITON_PRINT_AUTOTUNING=1` prints each winner.
 # - **It runs your kernel many times**, so a kernel that adds to its output needs `reset_to_zero`.
 #
-# Our own kernels read their settings from a table in the source instead, so no call searches, and every run gives the
-# same bits.
+# Our own kernels read their settings from a table in the source instead, so calls never search, and every run returns
+# the same bits.
 #
 # ## The order of tiles
 #
@@ -759,7 +757,7 @@ print(f"one exponential per element of y: {one_each:.0f} us on all special funct
 # the tile in two halves to make room for a fourth stage. *cuBLAS alone* includes the bias but not GELU.)
 #
 # The strongest competitor isn't in this recording: cuBLASLt's own epilogue, `torch._addmm_activation(bias, x, w.T,
-# use_gelu=True)`, with GELU in its tanh form. The gains below are over a separate GELU.
+# use_gelu=True)`, with GELU in its tanh form. The gains below are relative to a separate GELU.
 #
 # ## The epilogue: time and precision
 #
@@ -832,7 +830,7 @@ for name, early in (("at the end", False), ("before the bias", True)):
     print(f"rounded {name}: {missed:.0%} not the nearest, worst relative error {worst:.2g}")
 off.compare(
     round(100 * missed),
-    "Rounded once, at the end, the result is as good as 16 bits allow. If you round early and "
+    "Rounded once, at the end, the result is as accurate as 16 bits allow. If you round early and "
     "the sum and the bias nearly cancel, you're left with mostly rounding error.",
 )
 
@@ -884,9 +882,9 @@ claimed.compare(
 # ## What an epilogue cannot do: partial sums
 #
 # An epilogue needs the whole sum. Take 16 rows (say, sixteen conversations that each need their next word) and a layer
-# from 16384 to 1024. In tiles of 16 x 32, y gives work to only 32 programs, so 100 of an H200's 132 SMs are idle.
-# [Split-K](../docs/glossary.md#split-k) puts them to work: each program sums part of K, and the parts are added up
-# later. Below, two programs have each computed half of K, and the kernel should add the halves, then apply bias and
+# from 16384 to 1024. Split into tiles of 16 x 32, y has work for only 32 programs, so 100 of an H200's 132 SMs are
+# idle. [Split-K](../docs/glossary.md#split-k) puts them to work: each program sums part of K, and the parts are added
+# up later. Below, two programs have each computed half of K, and the kernel should add the halves, then apply bias and
 # ReLU. **Something is in the wrong order. Fix it.** (Two lines.)
 
 
@@ -928,8 +926,8 @@ puzzle(join_parts_kernel, 1, halves, bias_8, wanted=joined, N=8, PARTS=2)
 #     tl.store(y_ptr + col, y)
 # -->
 #
-# So the parts go to memory in float32, and the epilogue moves from the matmul to the launch that adds them. The metered
-# traffic of both:
+# So the parts go to memory in float32, and the epilogue moves from the matmul to the launch that adds them. The meter
+# counts both:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_08 import FEW_ROWS, split
@@ -969,8 +967,8 @@ display(
 into.compare(max(1, min(narrow, key=lambda count: narrow[count].median)))
 
 # %% [markdown]
-# The layer in the second column has as many weights, but even without a split, 128 programs load them, so the epilogue
-# should stay in the matmul. Here's that layer with our table's steps:
+# The layer in the second column has just as many weights, but even without a split, 128 programs load them, so the
+# epilogue should stay in the matmul. Here's that layer with our table's steps:
 
 # %% tags=["hide-input"]
 few_rows = h200.experiment("matmul_steps")["16x4096x4096"]
@@ -979,16 +977,16 @@ table(("16 rows", "time"), rows, h200.label_of("matmul_steps"))
 
 # %% [markdown]
 # The tricks that made the large matmul fast are useless here, so don't reuse settings tuned at 4096 rows. All that
-# counts is how fast the weights arrive, and low tiles with long steps beat even the library's matmul alone.
+# counts is how fast the weights arrive, and short tiles with long steps beat even the library's matmul alone.
 # (`linear_act` here is an earlier version; see *Going further*.)
 #
 # ## LayerNorm after a matmul
 #
 # LayerNorm needs the mean of a whole **row** of y, but a tile only has 128 or 256 columns. You can still fuse it if
-# each program computes whole rows: a tile of few rows and all the columns. An SM has 65,536 registers, so with 1024
+# each program computes whole rows: a tile with few rows and all columns. An SM has 65,536 registers, so with 1024
 # columns you get 32 rows, using half the register file for sums. **For LayerNorm on 8192 x 1024 results with K = 1024,
-# what's the time of one launch relative to two?** (Below 1 is faster.) How many FLOP per byte does its tile do, and how
-# many one of 128 x 128?
+# what's the time of one launch relative to two?** (Below 1 is faster.) How many FLOP per byte does its tile do, and a
+# 128 x 128 one?
 # <!-- given 65,536 registers: CUDA C++ Programming Guide, technical specifications per compute capability -->
 
 # %% tags=["hide-input"]
@@ -1042,8 +1040,8 @@ self_test(
 )
 
 # %% [markdown]
-# In [Exercise 08](../exercises/08_linear_act.ipynb) you'll write the kernel. It checks values, rounding, bytes and
-# tensor cores. Next up is [lesson 09](09_convolution.ipynb), a matmul whose left matrix is never in memory.
+# In [Exercise 08](../exercises/08_linear_act.ipynb) you'll write the kernel. Its checks cover values, rounding, bytes
+# and tensor cores. Next up is [lesson 09](09_convolution.ipynb), a matmul whose left matrix is never in memory.
 #
 # ## Going further
 #
@@ -1077,7 +1075,7 @@ for gpu in ("A100", "H100"):
         made_of = rows * cols / (rows + cols)
         rates = (f"{each:.1f} FLOP/B" for each in (ridge, made_of))
         found.append((gpu, name, *rates, f"{min(1, made_of / ridge):.0%}"))
-table(("", "", "shared memory's ridge", "does", "of the peak"), found)
+table(("", "", "shared memory's ridge", "intensity", "of the peak"), found)
 
 # %% [markdown]
 # On an A100, each warp can afford to fetch its own operands. On an H100, shared memory couldn't keep up with the tensor
@@ -1104,7 +1102,7 @@ print("segment 3 of eight rows, unswizzled:", turns(lambda row: 3), "wavefronts"
 print("swizzled:                          ", turns(lambda row: 3 ^ row), "wavefront")
 
 # %% [markdown]
-# ### The tile model against the compiler, the meter and the clock
+# ### The tile model vs the compiler, the meter and measured times
 
 # %% tags=["hide-input"]
 found = []
@@ -1136,14 +1134,14 @@ table(
 
 # %% [markdown]
 # Small tiles run as fast as L2 allows, or slightly faster (the model's bytes per clock come from a copy, which also
-# writes). Other things slow large tiles down: addresses and masks, the loop's start and the epilogue, when the tensor
-# cores idle, and DRAM. A tile that spills is several times slower.
+# writes). Other things slow large tiles down: addresses and masks, the loop's start and the epilogue (when the tensor
+# cores idle), and DRAM. A tile that spills is several times slower.
 #
 # ### Tile order, explored, metered and timed
 #
 # For a wave of 264, groups of 16 rows are best. Here you can see why.
 #
-# In tiles of 128 x 128, an 8192 x 8192 result has 64 x 64 tiles:
+# An 8192 x 8192 result has 64 x 64 tiles of 128 x 128:
 #
 # 1. How many stripes does a wave need if you go row by row? Column by column?
 # 2. Which group size needs the fewest over all waves, and why that one?
@@ -1156,12 +1154,13 @@ order = TileOrderExplorer(group=1, wave=3)
 order
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. Sixty-nine either way: five of one and all of the other. 2. Groups
-# of 16. A wave's 264 tiles then form roughly a 16 x 16 square, and a square has the shortest edge for its area. 3. No,
-# as long as a wave's programs go through K in lockstep and nothing else uses L2. Row by row comes closest.</details>
+# <details><summary>What you should see</summary>1. Sixty-nine either way: five stripes of one operand and all of the
+# other. 2. Groups of 16. A wave's 264 tiles then form roughly a 16 x 16 square, and a square has the shortest edge for
+# its area. 3. No, as long as a wave's programs go through K in lockstep and nothing else uses L2. Row by row comes
+# closest.</details>
 #
 #
-# A small layer has 8 x 8 tiles, and we meter a wave of 20. It reads these stripes of x and w:
+# Let's meter a wave of 20 tiles on a small layer with 8 x 8 tiles. It reads these stripes of x and w:
 
 # %% tags=["hide-input"]
 from helpers.figures.matmul.tile_order import stripes, wave_tiles
@@ -1181,8 +1180,8 @@ for group in (1, 4, 8):
 table(("rows per group", "by the model", "metered"), rows)
 
 # %% [markdown]
-# On a real H200, programs don't run in lockstep. Here's the DRAM traffic that the profiler counted, next to a model in
-# which every wave loads all its stripes, and the time:
+# On a real H200, programs don't run in lockstep. The table lists the DRAM traffic from a model in which every wave
+# loads all its stripes, the traffic that the profiler counted, and the time:
 
 # %% tags=["hide-input"]
 from helpers.figures.matmul.tile_order import all_stripes
@@ -1201,15 +1200,15 @@ table(
 )
 
 # %% [markdown]
-# The model is rough, but it picks the best group. DRAM traffic drops to a third, yet the time improves little, because
+# The model is rough, but it picks the best group. DRAM traffic drops to a third, yet the time barely improves, because
 # DRAM wasn't the bottleneck. Here's the model at copy bandwidth for the 32 x 32 tiles of our table:
 
 # %% tags=["hide-input"]
 for group in (1, 16, 32):
     by_memory = all_stripes(264, 32, 32, group) * 128 * 4096 * 2 / h200.copy_bandwidth
     print(
-        f"{group:2} rows per group: {1e6 * by_memory:.0f} us of memory "
-        f"under {1e6 * product:.0f} us "
+        f"{group:2} rows per group: {1e6 * by_memory:.0f} us of DRAM traffic, "
+        f"{1e6 * product:.0f} us "
         "of matmul"
     )
 
@@ -1259,15 +1258,15 @@ print(f"one row reads its weights at {share(point):.0%} of copy bandwidth")
 # of the time goes into reading weights, plus ramp-up and tail, which you can't hide in such a short kernel. At a few
 # hundred rows, there are fewer good tiles than SMs. Beyond that, arithmetic dominates.
 #
-# Rows of 300 or 4097 elements start at addresses that don't allow wide loads or TMA, and the library slows down.
-# The course's kernel first copies them into padded rows, which takes one more launch. (The chart shows one shape of
-# weights; the table counts all of them.)
+# Rows of 300 or 4097 elements start at addresses that don't allow wide loads or TMA, and the library slows down. The
+# course's kernel first copies them into padded rows, which takes one more launch. (The chart shows one weight shape;
+# the table counts all of them.)
 #
 # ### Fuse at low intensity, leave the rest to cuBLAS?
 #
 # **Claim: "arithmetic intensity below 100: consider fusing; above: leave it to cuBLAS."** We take the intensity of the
 # fused operation, counting each tensor once. *Gained* is the speedup over eager PyTorch, which uses cuBLAS for its
-# matmuls. *By the library* is the same for cuBLASLt's own GELU epilogue, where there is one.
+# matmuls. *By the library* is the same for cuBLASLt's own GELU epilogue, if there is one.
 
 # %% tags=["hide-input"]
 import statistics
@@ -1320,10 +1319,10 @@ for side, those in (
     gains = [gained(each) for each in those]
     ahead = sum(gained(each) > 1.03 * gained(each, "cuBLASLt epilogue") for each in those)
     print(
-        f"{side} 100, {len(those)} linear layers: gained {statistics.median(gains):.2f}x in the",
+        f"{side} 100, {len(those)} linear layers: median gain {statistics.median(gains):.2f}x,",
         end="",
     )
-    print(f" median, {max(gains):.2f}x at most; {ahead} faster than the library's epilogue")
+    print(f" {max(gains):.2f}x at most; {ahead} faster than the library's epilogue")
 
 # %% [markdown]
 # **Verdict: fails as a rule.** Linear layers gain about as much above 100 as below it. The largest gain above 100 is
@@ -1351,8 +1350,8 @@ display(table(("rows", "tiles", "slots used", "stream-K, at most"), found))
 print(f"131 tiles with two owners: {2 * 131 * 128 * 256 * 4 / 1e6:.0f} MB written and read")
 
 # %% [markdown]
-# It pays off if the last wave would be nearly empty, and it costs bytes and waiting everywhere else. Like split-K, it
-# conflicts with the epilogue, which needs a sum with **one owner**.
+# It pays off if the last wave would be nearly empty, but everywhere else, it costs extra bytes and waiting. Like
+# split-K, it conflicts with the epilogue, which needs a sum with **one owner**.
 #
 # ### Whole rows, compiled
 

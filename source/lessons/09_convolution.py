@@ -8,8 +8,8 @@
 #
 # By the end of this lesson you'll be able to
 #
-# - write a convolution as a tiled matmul whose left matrix never exists in memory, and count how often it reads each
-#   pixel;
+# - write a convolution as a tiled matmul whose left matrix never exists in memory, and count how many times it reads
+#   each pixel;
 # - tell a mask that keeps a kernel inside its buffer from one that keeps it inside the image;
 # - explain how an image's memory layout affects sectors and load width;
 # - fold batch norm into the weights or into an epilogue, and compare the rounding;
@@ -256,7 +256,7 @@ print("right with padding:", bool(is_right(first.result, x, w, padding=1).all())
 
 # %% [markdown]
 # The kernel makes no [out-of-bounds](../docs/glossary.md#out-of-bounds) access, reads nothing uninitialised, and passes
-# a test without padding. It's still wrong. **What percentage of the output pixels is wrong?** Take a window centred on
+# a test without padding. It's still wrong. **What percentage of the output pixels are wrong?** Take a window centred on
 # the first column. Where does the kernel look for the pixel to its left?
 
 # %% tags=["hide-input"]
@@ -271,7 +271,7 @@ share.compare(
     100 * wrong.float().mean().item(),
     "In memory, the pixel before the first one in a row is the last one of the row above. That's "
     "a valid address, so no instrument complains, but the value isn't 0. Above and below the "
-    "image, the mask happened to be right, because there `place` is outside the plane.",
+    "image, the mask happened to be right, because `place` is outside the plane there.",
 )
 
 # %% [markdown]
@@ -346,7 +346,7 @@ for stride, padding in ((1, 1), (1, 0), (2, 1), (3, 2)):
 # The explorer below shows a 12 x 12 image with tiles of 16 output pixels. On the left is the padded input, with the
 # number of reads per pixel, and on the right is the tile. Move the sliders with the mouse or the arrow keys:
 #
-# 1. All tiles, stride 1, padding 1: how often is a pixel in the middle read? At an edge? In a corner?
+# 1. All tiles, stride 1, padding 1: how many times is a pixel in the middle read? At an edge? In a corner?
 # 2. Stride 2: how do the counts change, and what happens to the regular pattern? At what stride is no pixel read twice?
 # 3. A 1 x 1 filter with stride 2 and no padding: how much of the image is never read?
 # 4. 3 x 3, stride 1, padding 0, tile 0: choose *the first* tap, then *the middle*. How do the pixels that they read
@@ -361,10 +361,10 @@ explorer
 
 # %% [markdown]
 # <details><summary>What you should see</summary>1. A pixel in the middle is read once per tap, one at an edge a third
-# less often, and one in a corner four times. 2. Once, twice or four times, depending on whether its row and column are
-# odd. At stride 3, windows of three no longer overlap. 3. Three quarters of it. 4. Only in position: one row lower and
-# one column further right. **Each tap reads the same shape, shifted.** 5. Zeros, because its windows contain only
-# padding.</details>
+# fewer times, and one in a corner only four times. 2. Once, twice or four times, depending on whether its row and
+# column are odd. At stride 3, windows of three no longer overlap. 3. Three quarters of it. 4. Only in position: one row
+# lower and one column further right. **Each tap reads the same shape, shifted.** 5. Zeros, because its windows contain
+# only padding.</details>
 #
 # Does the kernel really do this? Let's count its requests with the meter. Each time a pixel is read, all of its
 # channels are read:
@@ -461,7 +461,7 @@ display(table(("fetched per byte requested", "stride 1", "stride 2"), rows))
 waste.compare(
     fetched[16, "first", 2],
     "Only every second pixel of a sector is used. (It's slightly above 2 because a tap that "
-    "falls into the padding uses one pixel less.) With rows of 14 pixels the waste doubles: rows "
+    "falls into the padding uses one fewer pixel.) With rows of 14 pixels the waste doubles: rows "
     "aren't aligned to sectors, so a sector also brings in pixels of the row that stride 2 skips.",
 )
 
@@ -530,7 +530,7 @@ slower.compare(
     with_first.median / with_last.median,
     "At stride 1, memory delivers the same number of bytes in either layout. So the caches made "
     "up for the wasted sectors, and the extra time is most likely due to narrow loads. At stride "
-    "2, the caches couldn't keep up. cuDNN also prefers channels last.",
+    "2, the caches couldn't keep up. cuDNN is also faster with channels last.",
 )
 
 # %% [markdown]
@@ -586,8 +586,8 @@ print("same as PyTorch's own tool:", same_weights, same_bias)
 # *time* is another question. We'll get to it.
 #
 # Many convolutions have a bias of their own, $s = \sum w x + b$. The kernel below applies batch norm and ReLU to sums
-# that don't include the bias yet, for four channels of three pixels. **Fix the marked line so that the bias enters the
-# shift in the right place.**
+# that don't include the bias yet, for three pixels with four channels. **Fix the marked line so that the bias enters
+# the shift in the right place.**
 
 
 # %%
@@ -661,8 +661,8 @@ def conv_bn_relu_kernel(
 # that has gone wrong would look healthy. With `propagate_nan=tl.PropagateNan.ALL` it would keep NaN.)
 #
 # Let's compare three versions in fp16: three separate kernels, the scale folded into the weights, and the scale in the
-# epilogue. Count how many times each of them rounds to fp16. **What percentage of the epilogue's results isn't the fp16
-# value nearest to the exact result?**
+# epilogue. Count how many times each of them rounds to fp16. **What percentage of the epilogue's results aren't the
+# fp16 value nearest to the exact result?**
 
 # %% tags=["hide-input"]
 not_nearest = predict_first("results of the epilogue that are not the nearest fp16", unit="%")
@@ -687,7 +687,7 @@ not_nearest.compare(
 )
 
 # %% [markdown]
-# What about bytes? The meter counts every **request** of a Triton kernel, here about eight times the image, but it
+# What about bytes? The meter counts every **request** of a Triton kernel (here about eight times the image), but it
 # assumes that PyTorch's operator reads its input once. To keep the comparison fair, we'll use our own convolution as
 # the first of the three kernels:
 
@@ -700,7 +700,7 @@ def three_kernels(x, w):
 
 apart = measure(three_kernels, x, w)
 fewer = apart.unique_total / fused.unique_total
-print(f"distinct bytes: {fewer:.1f}x fewer in {fused.launches} launch")
+print(f"{fewer:.1f}x reduction in distinct bytes, with {fused.launches} launch")
 traffic_chart({"unfused": apart, "fused": fused})
 
 # %% [markdown]
@@ -831,7 +831,7 @@ gains = {
     for way in WAYS
 }
 formula = {"formula": {depth: 1 + 4 * ridge / depth for depth in range(512, 2400, 64)}}
-axes = {"x": "depth: taps times input channels", "y": "times faster than three kernels"}
+axes = {"x": "depth: taps times input channels", "y": "speedup over three kernels"}
 title = "Above a depth of 1000, the gain falls about as the formula predicts"
 chart = curves_chart(gains, title, **axes, log=True, limit=formula)
 speed_up.on(chart, "y")
@@ -840,9 +840,9 @@ speed_up.on(chart, "y")
 # "Ours" is the course's tuned `conv_bn_act`. cuDNN's kernel adds a bias and applies ReLU in its epilogue, and once the
 # weights are folded that's all we need. PyTorch exposes it as `torch.cudnn_convolution_relu`.
 #
-# So is **algebra alone** enough? Fold the weights, give `conv2d` its bias and call ReLU. No new kernel, and batch
-# norm's read and write are gone. **What's the speedup over three kernels, at the same size?** One thing you should
-# know: on a GPU, PyTorch calls cuDNN without the bias and adds it afterwards, in a separate kernel
+# So is **algebra alone** enough? Fold the weights, give `conv2d` its bias and call ReLU. That takes no new kernel, and
+# batch norm's read and write are gone. **What's the speedup over three kernels, at the same size?** One thing you
+# should know: on a GPU, PyTorch calls cuDNN without the bias and adds it afterwards, in a separate kernel
 # (`ATen/native/Convolution.cpp`).
 
 # %% tags=["hide-input"]
@@ -863,7 +863,7 @@ pencil.compare(
     at_this_size,
     "You gain nothing, or even lose: the bias kernel reads and writes what batch norm used to, "
     "at the same cost or more. cuDNN's kernel takes about as long with its epilogue as without, "
-    "so there batch norm and ReLU are free, or nearly. You need both: the algebra and a kernel.",
+    "so batch norm and ReLU are free there, or nearly. You need both: the algebra and a kernel.",
 )
 
 # %% [markdown]
@@ -879,7 +879,7 @@ for kind, of_kind in steps.items():
     ratios = (f"{apart.median / fused_conv.median:.2f}" for apart, fused_conv in pairs)
     print(f"{kind}: {', '.join(ratios)} times faster on the GPU")
 depth = 4 * ridge / 0.41
-print(f"the formula gives 1.41 times at a depth of {depth:.0f},", end=" ")
+print(f"the formula gives 1.41x at a depth of {depth:.0f},", end=" ")
 print(f"which is {depth / 9:.0f} channels with 3 x 3 taps")
 print(
     "\nVerdict: fair for one depth, but not for convolutions in general. In each dtype, one of the "
@@ -899,14 +899,14 @@ predictions()
 # %% [markdown]
 # ## Test yourself
 #
-# 1. A kernel masks `place >= 0` and `place < height * width`, and the meter finds no access out of bounds. Which output
+# 1. A kernel masks `place >= 0` and `place < height * width`, and the meter finds no out-of-bounds access. Which output
 #    pixels are wrong, and what kind of test would miss it?
 # <details><summary>Answer</summary>Those whose window extends past the left or right edge: they read from the row above
 # or below. A test without padding or with a one-tap filter would miss it, and so would an image whose outer columns are
 # 0.</details>
 #
-# 2. With a 5 x 5 filter at stride 5 and no padding, how often is each pixel read? What does this layer look like as a
-#    matmul?
+# 2. With a 5 x 5 filter at stride 5 and no padding, how many times is each pixel read? What does this layer look like
+#    as a matmul?
 # <details><summary>Answer</summary>At most once, because the windows don't overlap. The matrix of windows is just the
 # image, reordered. Vision transformers split an image into patches this way.</details>
 #
@@ -953,7 +953,7 @@ self_test(
 # %% [markdown]
 # ## Going further
 #
-# ### How exact is the formula?
+# ### How accurate is the formula?
 #
 # The formula assumes that the convolution runs at a large matmul's rate and that batch norm and ReLU run at copy
 # bandwidth. How close do they get?
@@ -1030,9 +1030,9 @@ late = at_all_sizes.behind(["conv_bn_act"])
 print("Furthest behind:", *[line for line in late if not line.startswith("a call")][:6], sep="\n")
 
 # %% [markdown]
-# Only particular shapes have large gaps. cuDNN leads on some 14 x 14 and 7 x 7 images, where there are few tiles, and
-# by a little on some larger ones. If a pixel's channels don't add up to a multiple of 16 bytes (100 or 130 of them, or
-# the 3 of a first layer), cuDNN falls behind, while ours makes a padded copy first (see below).
+# Large gaps show up only at particular shapes. cuDNN leads on some 14 x 14 and 7 x 7 images, where there are few tiles,
+# and by a little on some larger ones. If a pixel's channels don't add up to a multiple of 16 bytes (100 or 130 of them,
+# or the 3 of a first layer), cuDNN falls behind, while ours makes a padded copy first (see below).
 # <!-- given 16 bytes: CUDA C++ Programming Guide, tensor maps: strides -->
 #
 # ### A tap is a shifted box

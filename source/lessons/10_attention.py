@@ -161,8 +161,8 @@ print("right:", torch.allclose(with_all.result, expected, atol=1e-3))
 print(with_all)
 
 # %% [markdown]
-# One launch, the right result, and no other writes. (`tl.dot` accumulates in fp32. We store fp32, since people who want
-# the probabilities usually want them exact.)
+# It takes one launch, returns the right result and writes nothing else. (`tl.dot` accumulates in fp32. We store fp32,
+# since people who want the probabilities usually want them exact.)
 #
 # Now let's add padding: first in the **last** forty positions, then in the **first** forty, as in a batch of prompts
 # that all end at the same position. Either way, sixty queries are real, and the weights of each add up to 1, which
@@ -559,10 +559,10 @@ explorer
 
 # %% [markdown]
 # <details><summary>What you should see</summary>1. At 32,768 tokens, with 32 heads of dimension 128. An RTX 4090, with
-# less than a third of the memory, gives up at 16,384. 2. At 1,024. Below that, memory is the limit and time grows
+# less than a third of the memory, runs out at 16,384. 2. At 1,024. Below that, memory is the limit and time grows
 # linearly. Above it, the tensor cores are the limit. 3. The ratios of memory and traffic are the same for any number of
 # heads. Wider heads have fewer scores per byte of q, k and v, so the ratios fall. 4. The fused version computes only
-# half. In the unfused one, the mask is one more pass over the matrix.</details>
+# half the scores. In the unfused one, the mask is one more pass over the matrix.</details>
 #
 # ## Causal masks: skip the hidden tiles
 #
@@ -650,7 +650,7 @@ skipped_share.compare(
 
 # %% [markdown]
 # Time falls by less than the number of tiles. A program still has to start, load its queries and store its output, and
-# because programs now differ in length, the GPU is less busy towards the end. *Going further* has the times.
+# because programs now differ in length, the GPU is less busy towards the end. *Going further* lists the times.
 #
 # ## The limiting unit
 #
@@ -724,20 +724,20 @@ without.compare(
 # better.
 #
 # - **FlashAttention-2** (Dao, [arXiv:2307.08691](https://arxiv.org/abs/2307.08691)) runs the query tiles of a head in
-#   parallel, where the first version had one program per head. It divides at the very end, not in every tile, and
+#   parallel, while the first version had one program per head. It divides at the very end, not in every tile, and
 #   splits queries rather than keys among warps, so they don't have to communicate. Our kernel does all three.
 # - **FlashAttention-3** (Shah et al., [arXiv:2407.08608](https://arxiv.org/abs/2407.08608)) is for Hopper, where loads
-#   and matmuls are asynchronous. Some warps only load (TMA), and two other groups of warps take turns, so that
-#   one computes exponentials while the other's matmul runs. Within a group, one tile's exponentials overlap the last
-#   tile's matmul. It also has an fp8 version. The course's tuned kernel for head dims 65 to 256 has the loading warp and
-#   the overlap within a group, but its groups don't take turns. It's written in Gluon, Triton's lower-level language
+#   and matmuls are asynchronous. Some warps only load (TMA), and two other groups of warps take turns, so that one
+#   computes exponentials while the other's matmul runs. Within a group, one tile's exponentials overlap the last tile's
+#   matmul. It also has an fp8 version. The course's tuned kernel for head dims 65 to 256 has the loading warp and the
+#   overlap within a group, but its groups don't take turns. It's written in Gluon, Triton's lower-level language
 #   (`kernels/tuned/hopper_attention.py`).
 # - **FlashAttention-4** ([arXiv:2603.05451](https://arxiv.org/abs/2603.05451)) is for Blackwell, which doubled the
 #   speed of matmuls but not of exponentials. So it computes some of the exponentials with multiply-adds: $2^x$ is
-#   $2^{\lfloor x \rfloor}$, which goes into a float's exponent bits, times $2$ to the remainder, which is a short
-#   polynomial. It also rescales less often. The running maximum only has to be close to the true one, so it's updated
-#   only when the true one has grown by more than, say, 8 in base 2. And it uses features that only Blackwell has:
-#   accumulators in tensor memory, and matmuls shared by two SMs.
+#   $2^{\lfloor x \rfloor}$, which goes into a float's exponent bits, times $2$ to the remainder, approximated by a
+#   short polynomial. It also rescales less often. The running maximum only has to be close to the true one, so it's
+#   updated only when the true one has grown by more than, say, 8 in base 2. And it uses features that only Blackwell
+#   has: accumulators in tensor memory, and matmuls shared by two SMs.
 #
 # (FlashAttention-3 isn't in our tables. FlashAttention-4 is in *Going further*.)
 #
@@ -745,7 +745,7 @@ without.compare(
 #
 # `torch.compile` fuses elementwise operations and leaves matmuls to a library. For attention it has a list of
 # *patterns*, which it replaces with `scaled_dot_product_attention`, a hand-written fused kernel. We can run just that
-# pass, first on attention in one line, then with a causal mask by `masked_fill`:
+# pass, first on attention written in one line, then with a causal mask (`masked_fill`):
 
 # %% tags=["hide-input"]
 from torch._inductor.decomposition import select_decomp_table
@@ -788,9 +788,9 @@ print(f"tiles skipped: {block_mask.sparsity():.0f}%")
 #
 # ## Claims: time and memory
 #
-# **Claim: "attention in three operations, fused: 3.33 times faster."** It names no conditions, so we take the simplest:
-# matmul, softmax, matmul against one kernel, with 96 heads of dimension 64 in fp16 on an H200. The scaling is done
-# beforehand.
+# **Claim: "attention in three operations, fused: 3.33 times faster."** It states no conditions, so we take the
+# simplest: matmul, softmax, matmul against one kernel, with 96 heads of dimension 64 in fp16 on an H200. The scaling is
+# done beforehand.
 
 # %% tags=["hide-input"]
 rows = []
@@ -811,8 +811,8 @@ table(
 #
 # **Claim: "dropping intermediates takes 20 to 40 % less memory."** Unfused attention saves all probabilities for the
 # backward pass. Fused attention saves q, k, v, the output and the logarithm of each row's sum, and recomputes the
-# probabilities tile by tile. But attention is only part of a model, so we run the forward pass of a whole block of
-# GPT-2's size (768 columns, 12 heads) in fp16, on tensors without data, and add up the tensors it saves.
+# probabilities tile by tile. But attention is only part of a model, so we run the forward pass of a whole GPT-2-sized
+# block (768 columns, 12 heads) in fp16, on tensors without data, and add up the tensors it saves.
 # <!-- given 12 heads: GPT-2's configuration -->
 
 
@@ -950,7 +950,7 @@ for parts in (1, 4, 16):
     )
 
 # %% [markdown]
-# This is **Flash-Decoding**, and it's how FlashAttention's own library handles a KV cache. **How many times faster are
+# This is **Flash-Decoding**, which is how FlashAttention's own library handles a KV cache. **How many times faster are
 # 64 parts than one, with 8 key heads and 65,536 keys, on an H200?** Count the busy SMs.
 
 # %% tags=["hide-input"]
@@ -992,8 +992,9 @@ predictions()
 #
 # 1. A colleague's FlashAttention passes a test with values of 1, and another with 64 tokens. What do the two tests have
 #    in common?
-# <details><summary>Answer</summary>Neither detects missing rescaling. With values of 1, any weights give 1 as long as
-# <code>acc</code> and <code>total</code> are wrong by the same factor. With one tile there's nothing to rescale.</details>
+# <details><summary>Answer</summary>Neither detects missing rescaling. With values of 1, any weights give 1 if
+# <code>acc</code> and <code>total</code> are wrong by the same factor. With one tile there's nothing to
+# rescale.</details>
 #
 # 2. Why do we set a padding key's score to minus infinity before the maximum, and not its weight to 0 after the
 #    softmax?
@@ -1083,7 +1084,7 @@ for flag in (False, True):
 
 # %% [markdown]
 # **Verdict: fair against torch.compile, too modest against PyTorch line by line.** In eager PyTorch, a causal mask
-# written with `masked_fill` adds launches over N × N. The compiler fuses mask and softmax but leaves the matmul
+# written with `masked_fill` adds launches on N × N tensors. The compiler fuses mask and softmax but leaves the matmul
 # separate.
 #
 # ### The explorer's model vs the meter and measured times
@@ -1103,7 +1104,7 @@ for heads, tokens, d in ((1, 128, 64), (2, 256, 64), (1, 512, 128)):
 
 # %% [markdown]
 # Next, 16 heads of dimension 128 on an H200, in bf16. A `-` means that it didn't fit. "fused, time" is an older kernel
-# of ours than the one in *Attention by other kernels* below, so compare it with the other columns here, not with that
+# of ours than the one in *Other attention kernels* below, so compare it with the other columns here, not with that
 # table.
 
 # %% tags=["hide-input"]
@@ -1144,8 +1145,8 @@ computed = sum(
 )  # tiles of 128 x 64, 32 programs per head
 every, stopping, _ = (time.median for time in steps[64].values())
 print(
-    f"up to the diagonal: tiles {32 * 64 / computed:.2f}x fewer, "
-    f"time {every / stopping:.2f}x shorter"
+    f"up to the diagonal: {32 * 64 / computed:.2f}x reduction in tiles, "
+    f"{every / stopping:.2f}x in time"
 )
 
 # %% [markdown]
@@ -1165,11 +1166,11 @@ tiles
 
 # %% [markdown]
 # <details><summary>What you should see</summary>1. It falls from a third to a few hundredths, because the number of
-# tiles on the diagonal grows with the tokens, and the number of all tiles with their square. 2. The tiles on the
-# diagonal are larger, so more is wasted, and there are fewer programs, which may leave SMs idle. 3. Queries. Each
-# program reads the keys it needs once, so with fewer programs they're read less often. 4. It has as many tiles as there
-# are rows of tiles, and the first has one. Start the longest first, as the course's kernel does. Otherwise, a long one
-# that starts last keeps a single SM busy after all others have finished.</details>
+# tiles on the diagonal grows linearly with the tokens, while the total number of tiles grows with their square. 2. The
+# tiles on the diagonal are larger, so more is wasted, and there are fewer programs, which may leave SMs idle. 3.
+# Queries. Each program reads the keys it needs once, so with fewer programs they're read fewer times. 4. It has as many
+# tiles as there are rows of tiles, and the first has one. Start the longest first, as the course's kernel does.
+# Otherwise, a long one that starts last keeps a single SM busy after all others have finished.</details>
 #
 # ### How close do we get to the roofs?
 #
@@ -1205,8 +1206,8 @@ table(columns, rows, h200.label_of("flash_attention", "roofs"))
 # %% [markdown]
 # `fused` is the course's tuned kernel, not the plain one whose exponentials we removed above, so the two tables differ.
 # It takes less time than matmuls and exponentials one after the other, and that includes all of its other arithmetic.
-# With full overlap, it would take as long as the slower of the two. At head dim 128, our kernel and cuDNN's take about a
-# fifth longer than that. At 64, neither gets close.
+# With full overlap, it would take as long as the slower of the two. At head dim 128, our kernel and cuDNN's take about
+# a fifth longer than that. At 64, neither gets close.
 #
 # ### Exponentials in base 2
 #
@@ -1248,7 +1249,7 @@ table(("", *names), rows)
 #
 # ### Warp specialisation in the machine code
 #
-# How many programs do you get from 16 heads of one sequence, for an H200's SMs?
+# Do 16 heads of one sequence give you enough programs for an H200's SMs?
 
 # %% tags=["hide-input"]
 sms = DEVICES["H200"].sms
@@ -1287,7 +1288,7 @@ table(("", *names), rows)
 def by_polynomial(x):
     """2^x for x <= 0 without the special function units.
 
-    2^whole is an exponent's bits, 2^part a cubic in 0 to 1.
+    2^whole goes into the exponent's bits. A cubic approximates 2^part, with part from 0 to 1.
     """
     x = tl.maximum(x, -126.0)
     whole = tl.floor(x)
@@ -1322,7 +1323,7 @@ print(
 
 # %% tags=["hide-input"]
 def rescalings(s, slack):
-    """Return how often a row's maximum moves per tile, after the first.
+    """Return the share of tiles, after the first, in which a row's maximum moves.
 
     s: scores (rows, tiles, keys), to base 2.
     """
@@ -1341,7 +1342,7 @@ for slack in (0, 8):
 # Our kernel rescales `acc` in *every* tile, nearly always for nothing. (A warp can only skip it if none of its rows
 # needs it, so you'd save less than this suggests.)
 #
-# ### Attention by compilation
+# ### Compiled attention
 #
 # **Claim: "attention becomes 2 to 3 times faster by compilation."** We timed the forward pass with 96 heads of
 # dimension 64, in fp16 on an H200, compiled with and without the patterns:
@@ -1366,9 +1367,9 @@ table(
 # attention gains little, because the matmuls stay separate and the matrix still goes through memory. (We didn't
 # investigate why the causal version was slower with the patterns at 2048 tokens.)
 #
-# ### Attention by other kernels
+# ### Other attention kernels
 #
-# These are TFLOP/s on an H200 in bf16. With a causal mask we count half the FLOPs, and the last line has the rate of
+# These are TFLOP/s on an H200 in bf16. With a causal mask we count half the FLOPs, and the last line shows the rate of
 # the best matmul:
 
 # %% tags=["hide-input"]
@@ -1387,8 +1388,8 @@ print(f"a matmul: {rates['bf16_matrix_flops_per_second'] / 1e12:.0f} TFLOP/s")
 # FlexAttention's Triton template. Without a mask, torch.compile just calls another kernel, so that's the one we timed.
 #
 # The sweep ran on an H100 with today's kernels, and with FlashAttention-4, which beats ours on most long sequences, by
-# a few percent forward and by more backward. The chart shows head dim 128 at each sequence length, with 16384 tokens in
-# all. The table covers every size:
+# a few percent in the forward pass and by more in the backward pass. The chart shows head dim 128 at each sequence
+# length, with 16384 tokens in all. The table covers every size:
 
 # %% tags=["hide-input"]
 from helpers.figures import sweep_chart

@@ -173,9 +173,9 @@ puzzle(norm_gradient_kernel, 2, row.detach(), gw, wanted=right, COLUMNS=8)
 #
 # ## The backward kernel
 #
-# We need two gradients of different shapes. The gradient of `x` has the shape of `x`, so a program can store its own
-# row. The weight's gradient is a sum over **all rows**, which are spread over all programs. So each program loops over
-# many rows and accumulates their weight gradients in registers. Then it stores this [partial
+# We need two gradients of different shapes. The gradient of `x` has the same shape as `x`, so a program can store its
+# own row. The weight's gradient is a sum over **all rows**, which are spread over all programs. So each program loops
+# over many rows and accumulates their weight gradients in registers. Then it stores this [partial
 # sum](../docs/glossary.md#partial-sum) in its own row of a small buffer, and PyTorch adds up those few rows.
 #
 # The formula is an argument, `GRADIENT`, so that we can swap in a naive one that treats $r$ as a constant.
@@ -265,7 +265,7 @@ display(table(("loss", "first", "mean of the last 20"), rows))
 naive_loss.compare(
     round(sum(losses["naive"][-20:]) / 20, 2),
     f"No model can go below {math.log(BRANCHES):.2f}. Both learn. Gradients that point roughly the "
-    "right way do train a model, though perhaps a worse one, here or next time.",
+    "right way do train a model, though perhaps to a worse result, here or next time.",
 )
 
 # %% tags=["hide-input", "nbval-ignore-output"]
@@ -327,8 +327,8 @@ for dtype in (torch.float32, torch.bfloat16):
 
 # %% [markdown]
 # **By what factor does fusing cut the traffic of the backward pass, in fp32?** Unfused, PyTorch goes back through the
-# formula one operator at a time, with far more kernels than the four in the film above. Ours reads `x` and the incoming
-# gradient and writes the outgoing one. The partial sums are just a few rows.
+# formula one operator at a time, with far more kernels than the four in the animation above. Ours reads `x` and the
+# incoming gradient and writes the outgoing one. The partial sums are just a few rows.
 
 # %% tags=["hide-input"]
 backward_bytes = predict_first(
@@ -621,10 +621,10 @@ explorer = CheckpointingExplorer(tokens=8192, width=4096, dtype="bf16", device="
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. Unfused doesn't fit, nor does fused, nor recomputing norms and gate.
-# Checkpointing does. (In practice you'd use different policies for different layers.) 2. At a small width, because
-# matmuls grow as the square of the width and everything else grows linearly. 3. By default, fp32 matmuls don't use
-# tensor cores, so they run at a fraction of the rate, while the bytes only double.</details>
+# <details><summary>What you should see</summary>1. Neither unfused nor fused fits, and recomputing norms and gate isn't
+# enough either. Checkpointing does. (In practice you'd use different policies for different layers.) 2. At a small
+# width, because matmuls grow as the square of the width and everything else grows linearly. 3. By default, fp32 matmuls
+# don't use tensor cores, so they run at a fraction of the rate, while the bytes only double.</details>
 #
 # Checkpointing runs the forward pass again, but only up to the last tensor that the backward pass needs. It skips the
 # block's last matmul, because no gradient depends on that result. Our block has width 32. Its matmuls are those of
@@ -683,10 +683,10 @@ print(
 # %% [markdown]
 # ## What torch.compile decides
 #
-# `torch.compile` captures forward and backward pass as *one* graph, then cuts it in two. Every edge it cuts is a tensor
-# it has to save. So it looks for the cheapest cut, a **minimum cut** in a network whose capacities are bytes, and it
-# can recompute cheap operations in the backward half. We can run this **min-cut partitioner** without generating any
-# code. Here it is on an unfused norm and gate:
+# `torch.compile` captures the forward and backward passes as *one* graph, then cuts it in two. Every edge it cuts is a
+# tensor it has to save. So it looks for the cheapest cut, a **minimum cut** in a network whose capacities are bytes,
+# and it can recompute cheap operations in the backward half. We can run this **min-cut partitioner** without generating
+# any code. Here it is on an unfused norm and gate:
 
 
 # %% tags=["hide-input"]
@@ -804,10 +804,10 @@ print(f"{len(large)} saved, {', '.join(large)}; recomputed: {', '.join(again)}")
 # ## Cross entropy without all the logits
 #
 # The largest tensor in a language model is often its last one, the logits: one per token *and per word of the
-# vocabulary*. Cross entropy computes just as many logarithms, and its backward pass just as many gradients. But the
-# loss is a mean over tokens, so we can process a few tokens at a time. All the other gradients need from the logits is
-# *their* gradient, $(\mathrm{softmax} - \mathrm{onehot})/N$, and we can compute that during the **forward** pass, while
-# the logits exist. We use it in both matmuls, and then the next chunk overwrites the logits. In outline:
+# vocabulary*. Cross entropy computes just as many logarithms, and its backward pass computes just as many gradients.
+# But the loss is a mean over tokens, so we can process a few tokens at a time. All the other gradients need from the
+# logits is *their* gradient, $(\mathrm{softmax} - \mathrm{onehot})/N$, and we can compute that during the **forward**
+# pass, while the logits exist. We use it in both matmuls, and then the next chunk overwrites the logits. In outline:
 #
 # ```python
 # for part in chunks:                             # slices of tokens
@@ -830,8 +830,9 @@ print(inspect.cleandoc("\n" + second_loop))
 # %% [markdown]
 # Let's take the size of Llama 3's smaller model, with 8192 tokens of width 4096 and 128,256 words, in bf16 on an H200.
 # `eager` computes all logits, and the loss in fp32, as most models' code does, so at its peak it holds three fp32
-# tensors of the logits' shape. With chunks, the largest tensor left is the weight's gradient, in two copies: the sum,
-# and the sum scaled by the loss's own gradient. **By what factor do chunks of 1024 tokens cut the loss's peak memory?**
+# tensors with the shape of the logits. With chunks, the largest tensor left is the weight's gradient, in two copies:
+# the sum, and the sum scaled by the loss's own gradient. **By what factor do chunks of 1024 tokens cut the loss's peak
+# memory?**
 
 # %% tags=["hide-input"]
 large_peak = predict_first(
@@ -981,8 +982,8 @@ for name in ("torch.compile", "fused"):
 print("losses that differ in a second fused run:", on_h200["fused"]["again"])
 step_memory.compare(
     on_h200["unfused"]["peak"] / on_h200["fused"]["peak"],
-    "The N x N scores and the logits are gone. torch.compile got attention and loss unfused, and "
-    "it didn't fuse either.",
+    "The N x N scores and the logits are gone. torch.compile was given unfused attention and "
+    "loss, and it didn't fuse either.",
 )
 
 # %% [markdown]
@@ -1009,8 +1010,8 @@ predictions()
 # </details>
 #
 # 2. gradcheck rejects your kernel at every shape, but accepts the same formula in PyTorch. Where do you look first?
-# <details><summary>Answer</summary>At <code>.to(tl.float32)</code>. A kernel that computes in fp32 can't resolve a nudge of
-# 10<sup>-6</sup>.</details>
+# <details><summary>Answer</summary>At <code>.to(tl.float32)</code>. A kernel that computes in fp32 can't resolve a
+# nudge of 10<sup>-6</sup>.</details>
 #
 # 3. Your backward kernel sums the weight's gradient with atomics, and the tests pass. Name two drawbacks.
 # <details><summary>Answer</summary>Two runs differ, first in the last digits and later in all of them. And you have to
@@ -1046,7 +1047,7 @@ self_test(answer, 8192 * 128_256 * 2 / 1e9, "tokens times words, two bytes each"
 #
 # You control this with `activation_memory_budget`, from 1 for minimum time down to 0 for minimum memory. Let's try it
 # with a matmul in the middle, `silu(norm(x) @ p) * up`. At first the compiler saves the matmul (`mm`) and its input
-# (`t`, the norm's result). With a smaller budget it recomputes the norm, and finally the matmul too. It's the
+# (`t`, the norm's result). With a smaller budget it recomputes the norm, and finally the matmul too. These are the
 # explorer's policies again, but chosen by the compiler.
 
 

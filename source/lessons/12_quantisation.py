@@ -1,10 +1,10 @@
 # %% [markdown]
 # # 12 Quantisation and experts: when the weights are the bytes
 #
-# Fusion removes round trips to memory, but you still have to load every weight. What you can do is store a weight in
-# one byte or half a byte, and have the kernel convert it back just before the tensor cores need it. **How much faster
-# does that make a model, and how wrong?** Both depend on things that people rarely mention: the number of tokens, and
-# which elements share a scale.
+# Fusion removes round trips to memory, but you still have to load every weight. You can, however, store a weight in one
+# byte or half a byte, and have the kernel convert it back just before the tensor cores need it. **How much faster does
+# that make a model, and how much less accurate?** Both depend on things that people rarely mention: the number of
+# tokens, and which elements share a scale.
 #
 # By the end of this lesson you'll be able to
 #
@@ -47,8 +47,8 @@ passes_animation("int8")
 # %% [markdown]
 # ## Int8 and its scale
 #
-# An int8 holds integers from -128 to 127. To store other numbers, you choose a [scale](../docs/glossary.md#scale) $s$,
-# store $q = \text{round}(y / s)$, and read it back as $q \cdot s$. If you map the largest magnitude to 127,
+# An int8 holds an integer from -128 to 127. To store other numbers, you choose a [scale](../docs/glossary.md#scale)
+# $s$, store $q = \text{round}(y / s)$, and read it back as $q \cdot s$. If you map the largest magnitude to 127,
 #
 # $$s = \max |y| / 127,$$
 #
@@ -56,7 +56,7 @@ passes_animation("int8")
 # step, $s/2$. (We leave -128 unused so that $-q$ is always valid.)
 #
 # If an error is uniformly distributed over a step, its root mean square is $1/\sqrt{12}$ steps. **Take a row of 4096
-# normally distributed elements, the largest about 3.5. How large is the error, in % of the row's own root mean
+# normally distributed elements, whose largest is about 3.5. How large is the error, in % of the row's own root mean
 # square?**
 
 # %% tags=["hide-input"]
@@ -118,9 +118,9 @@ puzzle(int8_scale_kernel, 3, y, wanted=wanted, COLUMNS=4)
 #
 # ## Quantise where the row is computed
 #
-# An int8 matmul needs int8 input, which usually comes from a norm. While the norm has the row in registers, finding the
-# largest magnitude takes just one more reduction, and then the kernel only has to write one byte per element. We'll use
-# RMSNorm, because it's shorter than LayerNorm:
+# An int8 matmul needs int8 input, which usually comes from a norm. While the norm holds the row in registers, finding
+# the largest magnitude takes just one more reduction, and then the kernel only has to write one byte per element. We'll
+# use RMSNorm, because it's shorter than LayerNorm:
 
 
 # %%
@@ -421,7 +421,7 @@ puzzle(block_scales_kernel, 2, q, vector, scales, wanted=wanted, BLOCKS=2, SIZE=
 # The output gets one scale per token *and 128 outputs*, not one per token, because a tile only holds 128 of a token's
 # outputs, and other programs have the rest of the row. (The kernel we measured, `experts_kernel` in
 # `benchmarks/experiments/lesson_12.py`, converts the bytes without a conversion instruction.) If you split this into
-# three kernels, dequantise, matmul and quantise, the weights pass through memory in bf16 in between. **With one token
+# three kernels (dequantise, matmul and quantise), the weights pass through memory in bf16 in between. **With one token
 # and a large layer, by what factor does the one kernel cut the traffic?**
 
 # %% tags=["hide-input"]
@@ -470,13 +470,13 @@ print("tokens, while the three kernels unpack it only once.")
 #
 # A linear layer reads its weights once, no matter how many tokens you give it. With $T$ tokens there are $n \cdot m$
 # weights, $T(n + m)$ activations and $2Tnm$ FLOPs. With few tokens, nearly all of the bytes are weights, and the
-# arithmetic intensity in bf16 is about $T$ FLOP/byte. At $T = 1$, that's two hundred times below the ridge point.
-# That's the situation in [decoding](../docs/glossary.md#decode), where each user generates one token at a time. Experts
-# make it worse: if 64 tokens take 8 of 64 experts each, that's only *eight per expert*, yet you read nearly all 64
-# experts. If the router spreads tokens evenly, a token misses a given expert with probability $1 - k/E$, and all $T$
-# tokens miss it with probability $(1 - k/E)^T$. Try these:
+# arithmetic intensity in bf16 is about $T$ FLOP/byte. At $T = 1$, that's a two-hundredth of the ridge point. That's the
+# situation in [decoding](../docs/glossary.md#decode), where each user generates one token at a time. Experts make it
+# worse: if 64 tokens take 8 of 64 experts each, that's only *eight per expert*, yet you read nearly all 64 experts. If
+# the router spreads tokens evenly, a token misses a given expert with probability $1 - k/E$, and all $T$ tokens miss it
+# with probability $(1 - k/E)^T$. Try these:
 #
-# 1. One expert (a dense layer): at how many tokens do int8 weights stop gaining anything? What still gains?
+# 1. One expert (a dense layer): at how many tokens do int8 weights no longer help? What still helps?
 # 2. 64 experts, 8 per token: where is that point now, and why?
 # 3. 256 experts: how many do 8 tokens read? And 128 tokens?
 # 4. At 8192 tokens and 256 experts, what does FP8 gain that int8 weights don't?
@@ -540,11 +540,11 @@ curves_chart(gains, title, **axes, log=True, limit=even)
 #   because there are fewer bytes to read. With many, the matmuls are faster.
 # - **Int8 weights only gain with few tokens, and by less than the bytes suggest**, because our kernel has to unpack
 #   them and doesn't keep DRAM as busy as the bf16 one.
-# - **This MXFP4 kernel is slower than bf16 throughout.** Don't blame the format, blame `tl.dot_scaled` as compiled for
-#   Hopper (see below). We haven't timed any weight-only kernels made for Hopper, such as Marlin, Machete or Triton's
+# - **This MXFP4 kernel is slower than bf16 throughout.** The format isn't to blame. `tl.dot_scaled` as compiled for
+#   Hopper is (see below). We haven't timed any weight-only kernels made for Hopper, such as Marlin, Machete or Triton's
 #   own MXFP4 kernels.
 #
-# ## FP8's sums
+# ## FP8 sums
 #
 # In lesson 08 we could rely on fp16 matmuls to accumulate in fp32. FP8 on Hopper is different. The accumulator is still
 # in fp32 registers, but the tensor cores' *adder* is narrower: it aligns each group of products to the accumulator's
@@ -606,9 +606,9 @@ for way in (long, short):
     print(f"{way.replace('a scale a', 'scale per')}: {start.strip()}")
 
 # %% [markdown]
-# On a B200 the option makes no difference. (We haven't measured how accurate its sums are.) Its per-block scales take
-# `FFMA2`, two multiply-adds in one instruction, in code for two passes of the loop. For Hopper, here's the relative
-# error of a sum of positive products, compared with float64 on the same e4m3 values:
+# On a B200 the option makes no difference. (We haven't measured how accurate its sums are.) Its per-block scales
+# compile to `FFMA2` (two multiply-adds in one instruction), and the code covers two passes of the loop. For Hopper,
+# here's the relative error of a sum of positive products, compared with float64 on the same e4m3 values:
 
 # %% tags=["hide-input"]
 sums = h200.experiment("quantised_fp8_sums")
@@ -677,9 +677,9 @@ def nvfp4(x):
 
 # %% [markdown]
 # Including its share of the scale, an element takes 4.25 bits in MXFP4 and 4.5 in NVFP4. The steps of `e2m1` are 1
-# between 2 and 4, and 2 between 4 and 6. In MXFP4, a block's largest element ends up between 4 and 8, and of 32 normal
-# numbers it's a little over two standard deviations. **How large is the error of a matmul with normally distributed
-# *weights* in MXFP4?**
+# between 2 and 4, and 2 between 4 and 6. In MXFP4, a block's largest element ends up between 4 and 8, and among 32
+# normally distributed numbers, it's a little over two standard deviations. **How large is the error of a matmul with
+# normally distributed *weights* in MXFP4?**
 # <!-- given 4.25 bits: 4 + 8 / 32 -->
 
 # %% tags=["hide-input"]
@@ -711,7 +711,7 @@ mx_error.compare(
 
 # %% [markdown]
 # These errors come from *rounding* alone, so no kernel that takes these values can do better. (A better choice of
-# scales can.) Whether your model tolerates such an error, no kernel can tell you: you have to evaluate the model. Most
+# scales can.) No kernel can tell you whether your model tolerates such an error: you have to evaluate the model. Most
 # people keep activations in more bits, which is the column *weights alone*. How much would you save? Here are the
 # weights of a model with 70 billion parameters, and the minimum time for a token, which has to read them all:
 
@@ -795,7 +795,7 @@ predictions()
 # 1. A kernel computes `q = (y / scale).to(tl.int8)` and then clamps to -127 and 127. Its tests pass. Name an input that
 #    breaks it, and the output for that input.
 # <details><summary>Answer</summary>Any value beyond 127 steps, for example because of a clip. The result is undefined.
-# Where the low byte is kept, 200 becomes -56. (It also truncates instead of rounding.)</details>
+# If the low byte is kept, 200 becomes -56. (It also truncates instead of rounding.)</details>
 #
 # 2. A colleague gives each row of the activations its own scale, but the error is still large. Which columns do you
 #    look at, and what do you suggest?

@@ -5,7 +5,7 @@
 # operations should it cover, how much will it gain, and should you write it at all?** In this lesson we'll find out
 # before writing any kernel, with an instrument that doesn't need a GPU, and check its answers against an H200.
 #
-# After this lesson you can
+# By the end of this lesson you'll be able to
 #
 # - decide which operations of a graph can share a kernel, and name the rule that forbids it;
 # - find the best partition of a small graph, and explain why a greedy search may miss it;
@@ -100,7 +100,7 @@ for group in plan.groups:
 print(plan.report().summary())
 kernels_left.compare(
     len(plan.groups),
-    "The norm is a kernel of its own, two matmuls take epilogues, and the library does the "
+    "The norm is a kernel of its own, two matmuls get epilogues, and the library runs the "
     "third. You could get by with one fewer: kernels.ffn does gate, up and the multiplication in "
     "one kernel. Time falls by less than bytes do, because the compute-bound matmuls take most "
     "of it.",
@@ -148,7 +148,7 @@ _ = verdicts(lambda x: torch.sigmoid(torch.relu(x)), x)
 
 # %% [markdown]
 # **Horizontal**: siblings read the same input and don't depend on each other, so there isn't even an edge between them.
-# **Three activations of one tensor: what percentage of the bytes does one kernel save?**
+# **What percentage of the bytes does one kernel save for three activations of the same tensor?**
 
 # %% tags=["hide-input"]
 sibling_bytes = predict_first("bytes saved by fusing three activations of one input", unit="%")
@@ -182,7 +182,7 @@ _ = verdicts(lambda x, w: F.layer_norm(F.linear(x, w), (4096,)), x, weight)
 _ = verdicts(lambda x: torch.softmax(torch.softmax(x, 0), 1), x)
 
 # %% [markdown]
-# **Recompute**: if two kernels need a result that's cheap to compute, each of them can compute it, and nobody stores
+# **Recompute**: if two kernels need a result that's cheap to compute, each of them can compute it, and neither stores
 # it. Here we need `x + b` by columns and by rows, and no single kernel can do both:
 
 
@@ -219,7 +219,7 @@ _ = verdicts(lambda x: (torch.sigmoid(x), x.mul_(2))[0], square)
 _ = verdicts(lambda x: (torch.sigmoid(x.t()), x.mul_(2))[0], square)
 
 # %% [markdown]
-# (Those two edges don't carry a tensor. They only fix an order.) The last two rules are about **random numbers** and
+# (Those two edges don't carry a tensor. They only impose an order.) The last two rules are about **random numbers** and
 # **opaque kernels**. You can fuse dropout if you don't mind different random numbers, or if you draw them with the same
 # counter (lesson 04). A sort is a library kernel, so the analyser fuses nothing with it:
 
@@ -243,9 +243,9 @@ simulator
 # %% [markdown]
 # ## Search
 #
-# There are 877 ways to group seven operations (the seventh Bell number). Few of them are legal and have only connected
-# kernels: a pair that can never share a kernel, such as a matmul and a norm, rules out every partition that joins the
-# two.
+# There are 877 ways to group seven operations (the seventh Bell number). Few of them are legal and contain only
+# connected kernels: a pair that can never share a kernel, such as a matmul and a norm, rules out every partition that
+# joins the two.
 
 # %% tags=["hide-input"]
 ways = simulator.simulation.moves
@@ -258,10 +258,10 @@ print(f"{len(ways)} legal; the best takes {best * 1e6:.0f} us")
 # ones it keeps the six best partial partitions as it goes.
 #
 # Why not simply join the pair that saves the most, and repeat? This graph adds three tensors, sums the product of two
-# of them by rows, and sums each of the three by columns. The partition below is the greedy one, step by step. **Find the
-# partition with the shortest predicted time.** You can join `add`-`add_1` and `mul`-`sum_1`, where a tensor goes from one
-# to the other, and siblings that share an input: `add`-`mul`, either of them with `sum_2` and `sum_3`, and
-# `add_1`-`sum_4`.
+# of them by rows, and sums each of the three by columns. The partition below is what the greedy search finds, step by
+# step. **Find the partition with the shortest predicted time.** You can join `add`-`add_1` and `mul`-`sum_1`, where a
+# tensor goes from one to the other, and siblings that share an input: `add`-`mul`, either of them with `sum_2` and
+# `sum_3`, and `add_1`-`sum_4`.
 
 
 # %%
@@ -382,7 +382,7 @@ print(f"{launches} of them: {operator * launches:.0f} us, not {totals['eager']:.
 # of kernels. Fusion (*compiled*) removes some launches, and a CUDA graph takes the CPU out of the picture. Even with a
 # graph, fusing still shortens the kernels themselves.
 #
-# Step through the kernels and look at the gaps. (Time that's neither kernel nor gap is before the first kernel.) In
+# Step through the kernels and look at the gaps. (Time that's neither kernel nor gap comes before the first kernel.) In
 # PyTorch you get a graph with `torch.cuda.graph(...)` or `torch.compile(mode="reduce-overhead")`.
 
 # %% tags=["hide-input", "nbval-ignore-output"]
@@ -437,11 +437,11 @@ def generated(name):
 print(*generated("hard_swish_chain"), sep="\n")
 
 # %% [markdown]
-# One load per tensor, one store, and everything in between in fp32 registers, just as you would have written it. Now
-# take residual plus LayerNorm on 32768 rows of 4096, which is also one kernel. It needs four passes: `x` and the
-# residual in, the new residual and the norm out. Inductor's kernel loops over the row in blocks, twice: first to add,
-# store the sum and find mean and variance, then to normalise the sum. **How many loads and stores of full-size tensors
-# does it have?**
+# It loads each tensor once, stores once, and keeps everything in between in fp32 registers, just as you would have
+# written it. Now take residual plus LayerNorm on 32768 rows of 4096, which is also one kernel. It needs four passes:
+# `x` and the residual in, the new residual and the norm out. Inductor's kernel loops over the row in blocks, twice:
+# first to add, store the sum and find mean and variance, then to normalise the sum. **How many loads and stores of
+# full-size tensors does it have?**
 
 # %% tags=["hide-input"]
 passes = predict_first("reads and writes of full size, Inductor's residual + LayerNorm", unit="")
@@ -474,7 +474,7 @@ passes.compare(
 )
 
 # %% [markdown]
-# The kernel in this puzzle adds two tensors and centres each row. **Fix it so that it reads every element once.**
+# The kernel in this puzzle adds two tensors and centres each row. **Fix it so that it reads every element only once.**
 
 
 # %%
@@ -524,7 +524,7 @@ print(
     f"{of_all['agreement_with_a_choice']:.0%} where there was a choice",
 )
 print(f"median error of the predicted speedup {of_all['median_error']:.0%}")
-print(f"right about faster or slower in {of_all['right_directions']:.0%}")
+print(f"right direction (faster or slower) in {of_all['right_directions']:.0%}")
 
 # %% [markdown]
 # A median hides the tail, so here are the five worst predictions in either direction. The last two columns are
@@ -548,12 +548,13 @@ for name in ("bert_embedding", "rotary"):
     print(f"{found.bytes_fused / taken / 1e12:.1f} TB/s")
 
 # %% [markdown]
-# Where it promises too much, Inductor's kernels are about three times slower than the analyser thinks a kernel should
-# be. `bert_embedding` and `rotary` err in the other direction: Inductor's kernel is faster than predicted. `rotary`
-# can't have moved that many bytes, because an H200's memory delivers 4.8 TB/s. The analyser counts x twice there, as it
-# is and rotated, but a cache serves the second read. For the table lookups of `bert_embedding`, it assumes too little
-# bandwidth. So the prediction isn't a bound. It's what a good kernel should reach. Is that realistic? Here are some
-# hand-written kernels from this course. They're not among the thirty: we fitted the model's constants to their times.
+# Where it overestimates the speedup, Inductor's kernels are about three times slower than the analyser thinks a kernel
+# should be. `bert_embedding` and `rotary` err in the other direction: Inductor's kernel is faster than predicted.
+# `rotary` can't have moved that many bytes, because an H200's memory delivers 4.8 TB/s. The analyser counts x twice
+# there, once as it is and once rotated, but a cache serves the second read. For the table lookups of `bert_embedding`,
+# it assumes too little bandwidth. So the prediction isn't a bound. It's what a good kernel should reach. Is that
+# realistic? Here are some hand-written kernels from this course. They're not among the thirty: we fitted the model's
+# constants to their times.
 # <!-- given 4.8 TB/s: NVIDIA H200 data sheet, in devices.toml -->
 
 # %% tags=["hide-input"]
@@ -567,14 +568,14 @@ for name in names.split():
 table(("", "predicted", "torch.compile", "ours"), rows)
 
 # %% [markdown]
-# Mostly yes, for a hand-written kernel. But for torch.compile, two of these rows have the *wrong direction*:
+# Mostly yes, for a hand-written kernel. But for torch.compile, two of these rows predict the *wrong direction*:
 # `softmax_dropout` and `cross_entropy` are slower compiled than eager. Where the compiler falls short of the
 # prediction, there may be a kernel worth writing. The last line shows a blind spot that the two share: both treat a
 # sort as a fusion barrier, while in lesson 06 we did softmax and top-k in one pass. (Here's [every
 # graph](../docs/fusion_proof.md).)
 #
-# **Claim: "a model's forward pass goes from 120 to 80 ms by fusion."** Here are the speedups of whole blocks, by GPU
-# time, compiled over eager:
+# **Claim: "a model's forward pass goes from 120 to 80 ms by fusion."** Here are the speedups of whole blocks in GPU
+# time, compiled vs eager:
 
 # %% tags=["hide-input"]
 BLOCKS = "bert_layer gpt2_block llama_block vit_block mixtral_experts mamba_block".split()
@@ -586,7 +587,7 @@ median = f"median {statistics.median(gains.values()):.2f}, claimed {120 / 80:.2f
 print(f"{median}; h200_fusion.json, {provenance}\n")
 print("Verdict: fair in the middle, and meaningless for a single model.")
 print("The four transformers (BERT, GPT-2, Llama, ViT) write attention out step by step, which is")
-print("part of their gain; where nearly all is matmuls, as in mixtral_experts, little is left.")
+print("part of their gain. A block that is nearly all matmuls, like mixtral_experts, gains little.")
 
 # %% [markdown]
 # ## Graph breaks
@@ -641,7 +642,7 @@ break_cost.compare(halves / whole)
 #
 # **Batch invariance.** If a reduction has few long rows, you split each over several blocks to fill the GPU. If it has
 # many rows, you don't. Then the *order of the additions* depends on how many other requests are in the batch, and so do
-# the last bits of *your* row. Below, each of $n$ rows is split over $256/n$ programs, 32 at most.
+# the last bits of *your* row. Below, each of $n$ rows is split over $256/n$ programs, at most 32.
 
 
 # %%
@@ -706,7 +707,7 @@ print(f"{len(seconds)} graphs: median {statistics.median(seconds):.1f} s, {slowe
 h100 = recorded(horizontal.RECORD.removesuffix(".json"))
 compiled_in = h100.experiment("compile_seconds")
 one, several = (found["middle"] for found in compiled_in.values())
-print(f"a decoder layer: one kernel over five {one / several:.2f}")
+print(f"a decoder layer: one kernel takes {one / several:.2f}x as long to compile as five")
 rows = [(way, *(f"{each:.2f} s" for each in found.values())) for way, found in compiled_in.items()]
 table(("a decoder layer", *compiled_in["one kernel"]), rows, h100.label_of("compile_seconds"))
 
@@ -794,7 +795,7 @@ predictions()
 # as wide as the row. Otherwise blocks have to exchange row sums (in a cluster, through distributed shared memory, which
 # Triton doesn't offer), wait for each other, or recompute tiles. Lesson 08 shows what that costs.</details>
 #
-# 2. Two groups are each legal on their own. Can the pair of them be illegal?
+# 2. Two groups are each legal on their own. Can they still be illegal together?
 # <details><summary>Answer</summary>Yes. If something in the first waits for something in the second and vice versa,
 # there's no order in which the two kernels could run.</details>
 #
@@ -839,7 +840,7 @@ self_test(answer, 1 / (1 - 0.2 + 0.2 / 3), "Amdahl: one over what is left, 0.8 a
 # | launches | 0.2 | the share of launches saved |
 # | registers | 0.2 | the occupancy that the registers allow |
 # | complexity | 0.1 | how easy the kernel is to get right, by its kind |
-# | upkeep | 0.1 | how little there is to maintain: 1 where torch.compile or PyTorch does it |
+# | upkeep | 0.1 | how little there is to maintain: 1 if torch.compile or PyTorch does it |
 #
 # If the total is 0.5 or more, you fuse. The weights are just a convention, so argue with them. If you move one, the
 # others share the rest:
@@ -863,15 +864,15 @@ table(("group", "saves", "score", "verdict", "flips"), rows)
 
 # %% [markdown]
 # Time and score disagree: every one of these kernels saves predicted time, and yet the score would reject most of them.
-# It counts a *share* of bytes, so an epilogue that saves a little of a lot gets a low score, no matter how many
-# microseconds that is. It also punishes low occupancy, which is fine for a matmul (lesson 08). And two of the verdicts
-# flip if a weight that nobody has measured moves by less than a tenth. **Rank by time, and use the score as a
+# It counts a *share* of bytes, so an epilogue that saves a small share of a large total gets a low score, no matter how
+# many microseconds that is. It also punishes low occupancy, which is fine for a matmul (lesson 08). And two of the
+# verdicts flip if a weight that nobody has measured moves by less than a tenth. **Rank by time, and use the score as a
 # checklist.**
 #
 # ### The analyser's groups and Inductor's
 #
-# Here they are side by side. An operation that two kernels compute appears in both. Where the two disagree about an
-# edge, both of its ends are marked:
+# Here they are side by side. An operation that two kernels compute appears in both. If the two disagree about an edge,
+# both of its ends are marked:
 
 # %% tags=["hide-input"]
 from benchmarks.fusion_proof import homes_of_all, verdict
@@ -933,8 +934,8 @@ print(f"of {saved * 1e6:.0f} us that it would save, {launches * 1e6:.0f} us are 
 #
 # ### What a profiler and a debugger still see
 #
-# A profiler sees kernels, and a kernel's name is the only clue to what's inside. Inductor's names list the operators that
-# it fused. Here are its kernels in the compiled block of 128 tokens:
+# A profiler sees kernels, and a kernel's name is the only clue to what's inside. Inductor's names list the operators it
+# fused. Here are its kernels in the compiled block of 128 tokens:
 
 # %% tags=["hide-input"]
 rows = [
@@ -1043,7 +1044,7 @@ table(columns, rows, h100.label_of("adamw_small", "adamw_large"))
 #
 # ### One large model, layer by layer
 #
-# That claim is usually made about one particular model:
+# The 120-to-80 ms claim is usually made about one particular model:
 #
 # **Claim: "OPT-13B's forward pass goes from 120 to 80 ms by fusion."** It names no GPU, number of tokens or baseline.
 # The model has 40 identical layers. Here's one of them, with attention operator by operator or as PyTorch's fused call:
@@ -1119,5 +1120,5 @@ for tokens, clocks in layers.items():
 # two thousand tokens, `torch.compile` alone comes close to the claimed ratio, and ours beats it. With PyTorch's fused
 # attention, little is left: `torch.compile` gains at most a few percent, and ours helps only with 64 tokens and is
 # slower than eager otherwise. With few tokens, most of the time goes into reading the weights, and fusing can't reduce
-# that. The analyser is close with 64 tokens. With more, it promises more than anyone got, though it gets the trend
-# right: the more tokens, the larger the gain.
+# that. The analyser is close with 64 tokens. With more, it predicts larger gains than any version reached, though it
+# gets the trend right: the more tokens, the larger the gain.
