@@ -711,7 +711,7 @@ for tokens in (1, 512, 8192):
         launches = sum("Mem" not in name for name, _ in forward["kernels"])
         told = (f"{of_step['error']:.1e}", f"{of_step['peak'] / 1e6:.0f} MB")
         rows.append((tokens, way, launches, *told))
-columns = ("tokens", "", "kernels forward", "error", "peak memory of a step")
+columns = ("tokens", "", "forward kernels", "error", "peak memory of a step")
 table(columns, rows)
 
 # %% [markdown]

@@ -365,8 +365,8 @@ print(*[line.strip() for line in built.ptx.splitlines() if "ld.global" in line][
 # ## Online softmax is a pattern
 #
 # Softmax needs a row's maximum before it can sum the exponentials, and it needs their sum before it can normalise.
-# Lesson 06's *online* softmax finds both in one loop. **If we turn it off (the option `online_softmax`), how many times
-# does Inductor's softmax over 32,000 columns load each element?**
+# Lesson 06's *online* softmax finds both in one loop. **With `online_softmax=False`, how many times does Inductor's
+# softmax over 32,000 columns load each element?**
 
 # %% tags=["hide-input"]
 softmax_loads = predict_first("loads per element, option off", unit="")
@@ -457,7 +457,7 @@ gated_op = torch.library.triton_op("lesson16::gated", run_gated, mutates_args={}
 
 
 # %% [markdown]
-# Dynamo's graph holds it as one named node. AOTAutograd's graph doesn't: AOTAutograd traces *into* a `triton_op`, down
+# Dynamo's graph holds it as one named node. AOTAutograd's doesn't, because it traces *into* a `triton_op`, down
 # to the allocation
 # and a node for the launch. So Inductor has your kernel's source, launches it from the code it generates, and plans its
 # memory. (A `torch.library.custom_op` stays closed.)

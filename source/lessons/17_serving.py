@@ -163,7 +163,7 @@ as_heavy.compare(
 )
 
 # %% [markdown]
-# Now try other settings. The bars show the bytes, the intensity and the whole batch's tokens per second for one step.
+# Try other settings. The bars show the bytes, the intensity and the whole batch's tokens per second for one step.
 # The mark shows the speed without a cache.
 #
 # 1. Start with one sequence of 8192 tokens. Which cache is fastest, and by how much? What about 131,072 tokens?
@@ -444,7 +444,7 @@ title = f"{h200.label_of('attention_decode')}\n8 key heads; us on the GPU, cold 
 table(("keys", *ways), rows, title)
 
 # %% [markdown]
-# How many splits do you need? Enough that batch x key heads x splits is about the number of SMs, or more. Here is what
+# How many splits do you need? Enough that batch x key heads x splits is about the number of SMs, or more. Here's what
 # happens with several sequences as the number of splits grows. The last column is how long the cache's bytes take at
 # the data sheet's bandwidth:
 
@@ -465,8 +465,7 @@ in_us("serving_splits", "sequences x tokens", (8192, 65536, 16 * 8192, 128 * 409
 # <!-- given 16 tokens: vLLM's default block size -->
 #
 # To find a key, you look up its page and compute its place within the page. **Write that line.** Each program below
-# gathers 8 tokens from pages of 4, and `cache` holds their values. The code treats the table entry as if it were a
-# position.
+# gathers 8 tokens from pages of 4, and `cache` holds their values. The code treats the table entry as a position.
 
 
 # %%
@@ -571,7 +570,7 @@ print(f"same result: {close}; {ours.launches} launches; {more_bytes:.1f} % more 
 in_us("serving_pages", "sequences x tokens", (8192, 65536, 16 * 8192, 128 * 4096))
 
 # %% [markdown]
-# They cost a few percent, and smaller pages are consistently slower only with 128 sequences.
+# They cost a few percent, consistently only with 128 sequences.
 # (With [TMA](../docs/glossary.md#tma), which copies rectangles, you'd need an instruction for every page.)
 
 # %% [markdown]
@@ -623,7 +622,7 @@ rope_launches.compare(
 
 # %% [markdown]
 # Fusion saves bytes too, but with one token per user those are kilobytes, less than a microsecond's worth. **Here it's
-# the launches that matter.** (In eager mode, the CPU also has to wait for the GPU, because `nonzero` can't allocate its
+# the launches that matter.** (In eager mode, the CPU also waits for the GPU, because `nonzero` can't allocate its
 # result before it knows how many tokens have a slot.)
 
 # %% tags=["hide-input"]
@@ -792,7 +791,7 @@ in_us("serving_sample", "131,072 logits per row; filtered: top_k 50, top_p 0.9")
 # In speculative decoding, a small model guesses the next few tokens and the large one checks all of them in one step,
 # so q has 4 or 8 rows per sequence. The rows share the weights and the cache, so only the FLOPs grow. **As long as the
 # step is memory-bound, extra rows are free**, and so is every token that was guessed correctly. Suppose each guess is
-# right with a probability of 0.7, provided the ones before it were. A step with 4 rows then yields 1 + 0.7 + 0.49 +
+# right with probability 0.7, provided the ones before it were. A step with 4 rows then yields 1 + 0.7 + 0.49 +
 # 0.343 tokens on average, since the first is never a guess. On an H200, ignoring the small model's own time, that
 # gives:
 

@@ -617,7 +617,7 @@ remains.compare(
 )
 
 # %% [markdown]
-# The megakernel has the smallest rest, because removing the launches also removed their ramp-ups and tails. At 8B,
+# The megakernel has the least left over, because removing the launches also removed their ramp-ups and tails. At 8B,
 # eager comes next despite its
 # 14 launches.
 #
@@ -634,7 +634,7 @@ for way in times["8B"]["graph"]:
         time = times[name]["graph"][way]
         shown += [f"{time * 1e6:.1f} us", f"{time / floors[name]:.1f}x"]
     rows.append((way, *shown))
-columns = ("as a graph", "small", "over its floor", "8B", "over its floor")
+columns = ("as a graph", "small", "vs its floor", "8B", "vs its floor")
 table(columns, rows, h100.label_of("short_kernels_small", "short_kernels_8B"))
 
 # %% [markdown]
