@@ -175,7 +175,7 @@ check_values(
 )
 
 # %% [markdown]
-# **Does it survive a large mean?** The mean is 10,000, with a standard deviation of 2.
+# **Does it handle a large mean?** The mean is 10,000, with a standard deviation of 2.
 
 # %% grade_id="mean" points=4
 check_values(layer_norm, reference, large_mean_cases(2, seed=5), name="mean")

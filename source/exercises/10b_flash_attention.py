@@ -10,8 +10,7 @@
 # $$o = \text{softmax}\!\left(\frac{q\,k^T}{\sqrt d}\right) v$$
 #
 # If attention is causal, query $i$ only sees keys $j \le i$. Scores, maximum, sum and accumulator are float32. For the
-# second
-# matmul the weights become float16, because that's what tensor cores multiply.
+# second matmul the weights become float16, because that's what tensor cores multiply.
 #
 # **The picture**: one program handles BLOCK_M queries and loops over keys and values, one tile at a time.
 #
@@ -247,9 +246,8 @@ check_values(flash_attention, reference, flash_cases(seed=11), unlike=FLASH_MIST
 
 # %% [markdown]
 # **Is there really no N x N?** It should be one launch that uses q, k and v in their own layout and touches no memory
-# except q, k, v
-# and the result, for 128 tokens and for 256. A causal call may load at most 85 % of a full one's bytes, because a
-# program can stop at its last query.
+# except q, k, v and the result, for 128 tokens and for 256. A causal call may load at most 85 % of a full one's bytes,
+# because a program can stop at its last query.
 # <!-- given 85 %: what this exercise asks for -->
 
 # %% grade_id="traffic" points=7

@@ -77,8 +77,7 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/ele
 #   undefined**. Here you get the low byte, so 200 becomes -56, but a GPU may return another value. NaN becomes 0.
 # - `tl.max`, `tl.maximum` and `tl.clamp` **drop NaN**, on a GPU as well as here, and return the other value. `tl.max`
 #   only returns NaN if it has nothing else. You can replace the other two with `tl.where(a < b, b, a)`, which keeps a
-#   NaN
-#   in `a` because no comparison with NaN is true.
+#   NaN in `a` because no comparison with NaN is true.
 #
 # To round, add $1.5 \cdot 2^{23}$ (12582912.0) and subtract it again. At that size float32 has no bits for fractions,
 # so the addition itself rounds to nearest, ties to even.

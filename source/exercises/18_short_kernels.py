@@ -238,8 +238,8 @@ def arrange(operations, results):
 # {"name": "gated", "reads": {"x": 64, "gate": 64}, "makes": {"y": 64}, "waits": False}
 # ```
 #
-# `reads` and `makes` give the number of elements, all in fp32. If `waits` is true, the CPU has to read a value from
-# the GPU before it can launch, so this launch can't be in a graph. All the others can. `tensors` gives the kind of
+# `reads` and `makes` give the number of elements, all in fp32. If `waits` is true, the CPU has to read a value from the
+# GPU before it can launch, so this launch can't be in a graph. All the others can. `tensors` gives the kind of
 # everything that no launch makes:
 #
 # - `"fixed"`: it's always at the same address, such as a weight. Its values may change;
@@ -363,8 +363,8 @@ hint = Hints(
         "Go through the launches in order. One that waits ends the graph, and the next one that "
         "doesn't starts another.",
         "For each tensor that a launch in a graph reads: where will it be for the next token?",
-        "A launch that waits isn't in a graph, so its result moves with every token. Copy it if "
-        "a graph reads it. Don't copy a tensor that only launches outside a graph read.",
+        "A launch that waits isn't in a graph, so its result has a new address for every "
+        "token. Copy it if a graph reads it. Don't copy a tensor that only launches outside a graph read.",
     ),
     time=(
         "From Python, each launch takes the call or the gap plus the bytes, whichever is longer.",
@@ -450,9 +450,8 @@ check_arrangement(arrange, layers_asked(4, 6), name="arrange")
 
 # %% [markdown]
 # **Can the graphs be replayed?** This runs three tokens according to your plan. The graphs are recorded with the first
-# one, and
-# the other two must give the same results as eager. Your launches and bytes are compared with the meter's and with the
-# minimum. If you have a GPU, your graphs are also captured with `torch.cuda.CUDAGraph`.
+# one, and the other two must give the same results as eager. Your launches and bytes are compared with the meter's and
+# with the minimum. If you have a GPU, your graphs are also captured with `torch.cuda.CUDAGraph`.
 
 # %% grade_id="graph" points=2
 check_graph_plan(plan_step, steps_asked(18, 4), name="graph")

@@ -128,11 +128,11 @@ section = "Section: GPU Speed Of Light Throughput\n"
 print("    " + section + printed.split(section, 1)[1].split("\n\n", 1)[0])
 
 # %% [markdown]
-# **Speed of Light** gives each unit's throughput as a percentage of its own maximum. *Compute (SM)* is for the busiest
-# pipeline in the SM, and *Memory* summarises the memory system (here, that's DRAM). Whichever is higher is the roof
-# that limits the kernel (lesson 01). If memory is above 80 % and compute is far below it, the kernel is memory-bound
-# and close to the limit. If both are below 60 %, neither is the limit, so suspect latency and look at occupancy and
-# stalls.
+# **Speed of Light** gives each unit's throughput as a percentage of its own maximum. *Compute (SM)* refers to the
+# busiest pipeline in the SM, and *Memory* summarises the memory system (here, that's DRAM). Whichever is higher is the
+# roof that limits the kernel (lesson 01). If memory is above 80 % and compute is far below it, the kernel is
+# memory-bound and close to the limit. If both are below 60 %, neither is the limit, so suspect latency and look at
+# occupancy and stalls.
 # <!-- given 60 %, 80 %: Nsight Compute's own rules for this section, SpeedOfLight.py -->
 #
 # You could have written the *Launch Statistics* and *Occupancy* sections yourself, and in fact you have. `compile_for`
@@ -165,10 +165,9 @@ pair_table(beside("add_gelu", (2**25,), torch.float32, small=(2**14,), times=2**
 # %% [markdown]
 # [Registers](../docs/glossary.md#register), block size, occupancy, [sectors](../docs/glossary.md#sector) and bytes read
 # all match or come close. **One differs: DRAM receives fewer bytes than the result contains.** Nothing was lost. Stores
-# go
-# to L2, which only writes a line back to DRAM when it needs the space. So when the kernel ends, the last part of `y` is
-# still in L2 and gets written back during some later kernel. The smaller the tensor, the larger that share. So treat a
-# profiler's written bytes as a lower bound, and use the meter's count for the kernel's real cost.
+# go to L2, which only writes a line back to DRAM when it needs the space. So when the kernel ends, the last part of `y`
+# is still in L2 and gets written back during some later kernel. The smaller the tensor, the larger that share. So treat
+# a profiler's written bytes as a lower bound, and use the meter's count for the kernel's real cost.
 #
 # Read a counter's long name from left to right. `l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum` counts, in L1, the
 # sectors that go through the load/store units (LSU), to global memory, for loads, summed over all SMs. `lts` stands for
@@ -377,8 +376,7 @@ print(f"Python launches them over {1e6 * span:.0f} us")
 
 # %% [markdown]
 # The longest kernels are the last matmuls, and they're still running after the last launch. **What share of the time is
-# the
-# GPU busy in the eager version, launched from Python?**
+# the GPU busy in the eager version, launched from Python?**
 
 # %% tags=["hide-input"]
 busy = predict_first("of the time the GPU is busy, eager, 512 tokens", unit="%")
@@ -389,7 +387,7 @@ rows = []
 for name, timeline in timelines.items():
     times = (f"{1e6 * timeline.wall:.0f} us", f"{100 * timeline.busy:.0f}%")
     rows.append((name, len(timeline.kernels), *times))
-display(table(("", "kernels", "in all", "busy"), rows))
+display(table(("", "kernels", "total time", "busy"), rows))
 busy.compare(
     100 * eager.busy,
     "There's a gap whenever a kernel ends before the CPU has launched the next one. The large "
@@ -431,7 +429,7 @@ for each in eager.opportunities():
     names += " ..." if len(kernels) > 5 else ""
     took = f"{1e6 * sum(kernel.duration for kernel in kernels):.1f} us"
     rows.append((each.sign, each.kernels, took, names))
-table(("sign (product: a matmul)", "kernels", "in all", ""), rows)
+table(("sign (product: a matmul)", "kernels", "total time", ""), rows)
 
 # %% [markdown]
 # The analyser (`fusion analyse`) works from the graph, so you don't need a trace or a GPU. Here's how it groups the
@@ -716,8 +714,7 @@ table(columns, rows)
 
 # %% [markdown]
 # Our block has the fewest kernels, and its error falls between the other two. At 8192 tokens it doesn't even save
-# memory,
-# because `gated_op` saves the results of both matmuls for the backward pass *and* their gated product, which
+# memory, because `gated_op` saves the results of both matmuls for the backward pass *and* their gated product, which
 # torch.compile [recomputes](../docs/glossary.md#recompute) (lesson 11). So why isn't it faster?
 #
 # ## Amdahl's share

@@ -311,8 +311,7 @@ print(f"Inductor {after.launches} launch, {after.bytes_total / x.numel():.1f} B/
 # (The meter counts the weight once per row. A GPU reads most of it from L2.) That was *vertical* fusion: a producer
 # with its consumer. *Horizontal* fusion joins loops that share an input. If they share none, Inductor keeps them
 # separate by default. With [combo kernels](../docs/glossary.md#combo-kernel) turned on, they share a launch, and each
-# program
-# runs one of the loops. (We've turned off the check that rejects a combo kernel which raises peak memory.)
+# program runs one of the loops. (We've turned off the check that rejects a combo kernel which raises peak memory.)
 
 # %%
 three = (8192, 4096), (8192, 4096), (8192, 4096)
@@ -388,9 +387,8 @@ softmax_loads.compare(
 # A scheduler reorders and joins loops, but it doesn't change the arithmetic inside them. Online softmax does: it sums
 # with a maximum that may be wrong and corrects the sum later, by $e^{m_{old} - m_{new}}$. A person had to prove that
 # this gives the same result. So compilers find such algorithms by matching a **pattern**: a known subgraph and its
-# replacement.
-# Inductor also has patterns for attention, which it runs on the joint graph. Here are those passes applied to attention
-# with three and with four dimensions:
+# replacement. Inductor also has patterns for attention, which it runs on the joint graph. Here are those passes applied
+# to attention with three and with four dimensions:
 
 
 # %%
@@ -457,10 +455,9 @@ gated_op = torch.library.triton_op("lesson16::gated", run_gated, mutates_args={}
 
 
 # %% [markdown]
-# Dynamo's graph holds it as one named node. AOTAutograd's doesn't, because it traces *into* a `triton_op`, down
-# to the allocation
-# and a node for the launch. So Inductor has your kernel's source, launches it from the code it generates, and plans its
-# memory. (A `torch.library.custom_op` stays closed.)
+# Dynamo's graph holds it as one named node. AOTAutograd's doesn't, because it traces *into* a `triton_op`, down to the
+# allocation and a node for the launch. So Inductor has your kernel's source, launches it from the code it generates,
+# and plans its memory. (A `torch.library.custom_op` stays opaque.)
 
 # %% tags=["hide-input"]
 logging.getLogger("torch._higher_order_ops.triton_kernel_wrap").setLevel(logging.ERROR)
@@ -843,7 +840,7 @@ table(("file in csrc/libtorch_stable/ or passes/fusion/", "what it fuses", "less
 # `layers/fused_moe/`, or with CUTLASS. `rms_quant_fusion.py` registers patterns for each quantisation scheme, with an
 # `extra_check` that rejects a weight whose dtype differs from x's: the mistake you saw above.
 #
-# Let's predict one of these kernels: SiLU and product of a gate, 16384 rows of 11008, in bf16 on an H200. Count the
+# Let's predict one of these kernels: a gate's SiLU and product, 16384 rows of 11008, in bf16 on an H200. Count the
 # passes over memory. **By what factor does the analyser predict that fusing speeds it up?**
 
 # %% tags=["hide-input"]

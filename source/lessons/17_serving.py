@@ -110,9 +110,8 @@ roofline_chart(roof, points, title, f"{title}. On an H200, ridge {roof.ridge:.0f
 
 # %% [markdown]
 # In prefill, each weight you load is used for thousands of rows, but in decode for only one row per sequence. Batching
-# fixes
-# that for the weights: 64 users share a single read, so that part of the step moves right on the roofline. **It does
-# nothing for the cache**, because every user has their own.
+# fixes that for the weights: 64 users share a single read, so that part of the step moves right on the roofline. **It
+# does nothing for the cache**, because every user has their own.
 #
 # ## The cache in bytes
 #
@@ -163,8 +162,8 @@ as_heavy.compare(
 )
 
 # %% [markdown]
-# Try other settings. The bars show the bytes, the intensity and the whole batch's tokens per second for one step.
-# The mark shows the speed without a cache.
+# Try other settings. The bars show the bytes, the intensity and the whole batch's tokens per second for one step. The
+# mark shows the speed without a cache.
 #
 # 1. Start with one sequence of 8192 tokens. Which cache is fastest, and by how much? What about 131,072 tokens?
 # 2. Go back to 8192 tokens and raise the batch until 8 key heads no longer fit in memory. How close to the mark does
@@ -570,8 +569,8 @@ print(f"same result: {close}; {ours.launches} launches; {more_bytes:.1f} % more 
 in_us("serving_pages", "sequences x tokens", (8192, 65536, 16 * 8192, 128 * 4096))
 
 # %% [markdown]
-# They cost a few percent, consistently only with 128 sequences.
-# (With [TMA](../docs/glossary.md#tma), which copies rectangles, you'd need an instruction for every page.)
+# They cost a few percent. Only at 128 sequences are smaller pages consistently slower. (With
+# [TMA](../docs/glossary.md#tma), which copies rectangles, you'd need an instruction for every page.)
 
 # %% [markdown]
 # ## Around attention
@@ -782,18 +781,16 @@ in_us("serving_sample", "131,072 logits per row; filtered: top_k 50, top_p 0.9")
 # %% [markdown]
 # Without a filter, 64 rows take barely longer than one, because a row is one program: a single row keeps one SM busy.
 # With a filter, every rejected candidate costs a pass over the row, and with 64 rows you wait for the unluckiest. If
-# the
-# logits are flat, most candidates are rejected, and a single row is slower than the sort in `torch.compile`. If they're
-# peaked, as when a model is sure of the next token, two passes are usually enough.
+# the logits are flat, most candidates are rejected, and a single row is slower than the sort in `torch.compile`. If
+# they're peaked, as when a model is sure of the next token, two passes are usually enough.
 #
 # ## Speculation: several rows of q
 #
 # In speculative decoding, a small model guesses the next few tokens and the large one checks all of them in one step,
 # so q has 4 or 8 rows per sequence. The rows share the weights and the cache, so only the FLOPs grow. **As long as the
 # step is memory-bound, extra rows are free**, and so is every token that was guessed correctly. Suppose each guess is
-# right with probability 0.7, provided the ones before it were. A step with 4 rows then yields 1 + 0.7 + 0.49 +
-# 0.343 tokens on average, since the first is never a guess. On an H200, ignoring the small model's own time, that
-# gives:
+# right with probability 0.7, provided the ones before it were. A step with 4 rows then yields 1 + 0.7 + 0.49 + 0.343
+# tokens on average, since the first is never a guess. On an H200, ignoring the small model's own time, that gives:
 
 
 # %% tags=["hide-input"]
@@ -832,9 +829,8 @@ in_us("serving_rows", "rows of q", 5 * (16 * 8192,))
 # %% [markdown]
 # Extra rows raise the intensity just like grouped heads do: 4 query heads times 4 rows fill the tile of 16 rows that
 # was mostly padding before. (PyTorch takes twice as long with two or more rows, probably because FlashAttention only
-# packs
-# a group's heads into one tile for a single row.) In the first table, all three batches gain the same factor. But 64
-# sequences with 8 rows are already close to the ridge. Beyond it, extra rows aren't free.
+# packs a group's heads into one tile for a single row.) In the first table, all three batches gain the same factor. But
+# 64 sequences with 8 rows are already close to the ridge. Beyond it, extra rows aren't free.
 #
 # ## Your predictions vs the measurements
 

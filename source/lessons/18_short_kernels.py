@@ -51,9 +51,10 @@ launch_timeline(recorded("h200"))
 # ## Where does the time go?
 #
 # We'll look at two layers in bf16, both for one token of one sequence and without rotary embeddings. *small* has the
-# sizes of a layer of Qwen3 0.6B, except for heads of 64 elements instead of 128. *8B* has those of Llama 3 8B. The cache holds
-# 512 tokens (small) or 1024 (8B). Each timed call runs a stack of eight layers with different weights, because a single
-# layer's weights might stay in L2. All times below are per layer, and they were recorded on an H100.
+# dimensions of a Qwen3 0.6B layer, except that its heads have 64 elements instead of 128. *8B* has those of a Llama 3
+# 8B layer. The cache holds 512 tokens (small) or 1024 (8B). Each timed call runs a stack of eight layers with different
+# weights, because a single layer's weights might stay in L2. All times below are per layer, and they were recorded on
+# an H100.
 # <!-- given 0.6 B: the model's name -->
 #
 # Nearly all the bytes are weights, and each weight is read once. At the data sheet's bandwidth, that takes:
@@ -177,9 +178,9 @@ display(table(columns, rows, h100.label_of("short_kernels_ends")))
 # graph.replay()
 # ```
 #
-# In return, shapes, addresses and numbers from Python are fixed, the CPU can't read any values inside the graph, and the
-# graph's memory remains allocated. Decode steps can live with that. Serving systems record graphs for a few batch sizes, and pad each
-# batch to the next one.
+# The catch is that shapes, addresses and numbers from Python are fixed, the CPU can't read any values inside the graph,
+# and the graph's memory remains allocated. Decode steps can live with that. Serving systems record graphs for a few
+# batch sizes, and pad each batch to the next one.
 #
 # Let's count the launches in the eager layer, with sizes small enough for any machine: the count doesn't depend on
 # them. `dry_run` lists the launches that a GPU would see. (Without a GPU, PyTorch's RMSNorm would count as six.)
@@ -251,8 +252,8 @@ normed = s * (s.square().mean(1, keepdim=True) + 1e-6).rsqrt()
 puzzle(add_norm_kernel, 3, x, residual, wanted=torch.stack([s, normed], 1).flatten(), COLS=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>kept = s</code>. If you store <code>x</code>, the norm is still right, and so
-# is the next matmul. But everything after it has lost the residual stream.</details>
+# <details><summary>Answer</summary><code>kept = s</code>. If you store <code>x</code>, the norm is still correct, and
+# so is the next matmul. But everything after it has lost the residual stream.</details>
 #
 # <!-- choices
 # kept = x
@@ -503,7 +504,7 @@ for name, each in compiled.items():
 
 # %% [markdown]
 # Two programs of the persistent kernel fit on an SM, but only because they have four warps instead of eight. With just
-# one, the SM would have nothing to do while that program waits at a counter. On its own, attention would have four
+# one, the SM would have nothing to do while that program waits at a counter. On its own, attention would fit four
 # programs of eight warps.
 #
 # **Claim: "One persistent kernel per layer is faster than a graph of its parts."** Let's test that on the 8B layer, as
@@ -537,9 +538,9 @@ persistent.compare(
 # %% [markdown]
 # ## The whole waterfall
 #
-# Here are all the steps in one chart. Grey is the time that a step has in common with the one above it, the outlined
-# part is the time it saves, and orange is time it adds. The line marks how long the bytes alone would take. Blue is the
-# model's prediction, which we have for every step except `torch.compile`, because we didn't count its kernels.
+# Here are all the steps in one chart. Grey is the time that a step shares with the one above it, the outlined part is
+# the time it saves, and orange is time it adds. The line marks how long the bytes alone would take. Blue is the model's
+# prediction, which we have for every step except `torch.compile`, because we didn't count its kernels.
 #
 # 1. Look at the small layer, called from Python. Which bars follow the model, and which term of the model dominates?
 # 2. Switch to graphs. How far is each bar from its prediction?
@@ -618,8 +619,7 @@ remains.compare(
 
 # %% [markdown]
 # The megakernel has the least left over, because removing the launches also removed their ramp-ups and tails. At 8B,
-# eager comes next despite its
-# 14 launches.
+# eager comes next despite its 14 launches.
 #
 # ## When to stop
 #

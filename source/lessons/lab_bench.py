@@ -2,8 +2,7 @@
 # # The lab bench
 #
 # This notebook applies every instrument in the course to one function, with one call each. Replace the function and its
-# inputs with your
-# own, and run all cells.
+# inputs with your own, and run all cells.
 
 # %% tags=["hide-input"]
 import torch
