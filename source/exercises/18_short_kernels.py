@@ -364,7 +364,8 @@ hint = Hints(
         "doesn't starts another.",
         "For each tensor that a launch in a graph reads: where will it be for the next token?",
         "A launch that waits isn't in a graph, so its result has a new address for every "
-        "token. Copy it if a graph reads it. Don't copy a tensor that only launches outside a graph read.",
+        "token. Copy it if a graph reads it. Don't copy a tensor that only launches outside a "
+        "graph read.",
     ),
     time=(
         "From Python, each launch takes the call or the gap plus the bytes, whichever is longer.",
