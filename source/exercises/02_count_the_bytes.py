@@ -125,7 +125,7 @@ def count_turned(rows, columns):
 
 
 # %% [markdown]
-# ## 4. Less the mean of each row
+# ## 4. Minus the mean of each row
 
 
 # %%
@@ -316,7 +316,7 @@ check_counts(
 )
 
 # %% [markdown]
-# **Less the mean.**
+# **Minus the mean.**
 
 # %% grade_id="centred" points=1
 check_counts(

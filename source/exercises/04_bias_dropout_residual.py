@@ -203,8 +203,8 @@ hint = Hints(
             "Look at each element's number": (
                 "This is the first case with several rows. Which numbers does your kernel pass to "
                 "tl.rand, and which are the offsets of x and of the bias?",
-                "The element's number, row * columns + column, is both its offset and what tl.rand "
-                "counts by. The bias goes by the column.",
+                "The element's number, row * columns + column, is both its offset and the argument "
+                "for tl.rand. The bias is indexed by the column.",
             ),
             "": (
                 "Look at the first wrong index. Is the value off by a factor or by a bias, or was "
@@ -215,12 +215,13 @@ hint = Hints(
         },
         "gradient": {
             "each element's number": (
-                "Elements of a single row may be right. What does your kernel pass to tl.rand?",
-                "Pass it the element's number in the whole tensor, as in the forward.",
+                "Elements of a single row may be correct. What does your kernel pass to tl.rand?",
+                "Pass it the element's number in the whole tensor, as in the forward pass.",
             ),
             "": (
                 "Differentiate y by x for an element that is kept, then for one that is dropped.",
-                "The gradient has the forward's scale and mask, but neither bias nor residual.",
+                "The gradient uses the same scale and mask as the forward pass, but no bias or "
+                "residual.",
             ),
         },
         "same-mask": (
@@ -236,7 +237,7 @@ hint = Hints(
             "the bias in the kernel, not outside.",
         ),
         "no-stored-mask": (
-            "What does your backward read apart from the gradient?",
+            "What does your backward pass read apart from the gradient?",
             "It reads one gradient and writes the other: 8 B/element. The mask comes from tl.rand, "
             "not from memory.",
         ),
@@ -246,7 +247,7 @@ hint = Hints(
             "tl.program_id(0).to(tl.int64), before you multiply it; in both kernels.",
         ),
         "large-gradient": (
-            "It's the same problem as in the forward. Where do you compute an element's number?",
+            "This is the forward pass's problem again. Where do you compute an element's number?",
             "tl.program_id(0).to(tl.int64), before you multiply it.",
         ),
     }

@@ -139,7 +139,7 @@ def layer_norm(x, weight, bias, eps):
 hint = Hints(
     values=(
         "Work out a row of four elements by hand: the mean, the variance, the root, then weight "
-        "and bias. Where does your kernel get another number?",
+        "and bias. Where does your kernel get a different number?",
         "Both means divide by cols. The variance is the mean of the squares of x - mean. eps is "
         "added to the variance, before the square root.",
     ),
@@ -175,7 +175,7 @@ check_values(
 )
 
 # %% [markdown]
-# **Does it survive a large mean?** The mean is 10,000, with a standard deviation of 2.
+# **Does it handle a large mean?** The mean is 10,000, with a standard deviation of 2.
 
 # %% grade_id="mean" points=4
 check_values(layer_norm, reference, large_mean_cases(2, seed=5), name="mean")

@@ -97,8 +97,7 @@ def softmax_topk_kernel(
     tl.store(p_ptr + row * cols + col, p, mask=exists)
     # Past winners and padding hold -1, which is less than any probability. If we used x and -inf
     # instead of p and -1, a past winner would look like a column that was -inf to begin with, and
-    # it
-    # could win again.
+    # it could win again.
     left = tl.where(exists, p, -1.0)
     for place in tl.static_range(K):
         # Remove it by index, not by value, so that an equal element can still win later.

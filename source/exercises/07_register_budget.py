@@ -184,8 +184,8 @@ compiled_tile(32, {"BLOCK_ROWS": 64, "BLOCK_COLS": 64, "num_warps": 4}, "A100")
 
 # %% grade_id="tile-settings-answer"
 def tile_settings(uses):
-    """{"BLOCK_ROWS": .., "BLOCK_COLS": .., "num_warps": ..}: for a tile whose elements have that
-    many uses."""
+    """{"BLOCK_ROWS": .., "BLOCK_COLS": .., "num_warps": ..}: for a tile that uses each number
+    that many times."""
     # About 5 lines.
     # BEGIN SOLUTION
     # Among tiles of the same size, a square one loads the least: n x n uses each value n^2 / 2n =

@@ -280,8 +280,8 @@ hint = Hints(
         ),
     },
     traffic=(
-        "How often is each value of x loaded? Once per tile in a row of y. How can you reduce "
-        "that?",
+        "How many times is each value of x loaded? Once per tile in a row of y. How can you "
+        "reduce that?",
         "Use tiles of 64 x 64. Load the bias once per tile, after the loop.",
     ),
     tensor_cores=(

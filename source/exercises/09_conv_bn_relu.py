@@ -227,8 +227,8 @@ hint = Hints(
         "Call tl.dot(x, weight, acc) with x and weight exactly as you loaded them.",
     ),
     traffic=(
-        "How often do you load each value of x? It should be once per tap, for each tile of output "
-        "channels. The weights should be loaded once per tile of pixels.",
+        "How many times do you load each value of x? It should be once per tap, for each tile of "
+        "output channels. The weights should be loaded once per tile of pixels.",
         "Use tiles of 64 x 64, load the vectors after the loop, and write nothing except y.",
     ),
     large=(

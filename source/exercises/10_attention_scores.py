@@ -65,7 +65,7 @@ q, k = torch.randn(2, 2, 128, 2, 32, device=device).half().transpose(2, 3)
 valid = torch.ones(2, 128, dtype=torch.bool, device=device)
 unfused = measure(reference, q, k, valid)
 each = unfused.bytes_total / (2 * 2 * 128 * 128)
-print(f"{unfused.launches} launches, {each:.3g} B for each weight")
+print(f"{unfused.launches} launches, {each:.3g} B per weight")
 
 # %% [markdown]
 # **How many bytes per weight remain if scores never go to memory?** Write your number down. q and k hardly matter: with
@@ -192,9 +192,10 @@ def attention_scores(q, k, valid):
 hint = Hints(
     values={
         "several heads": (
-            "Each program has one batch and one head. How do you get both from tl.program_id(1)?",
+            "Each program handles one head of one sequence. How do you get both indices from "
+            "tl.program_id(1)?",
             "batch = tl.program_id(1) // heads and head = tl.program_id(1) % heads. Each pointer "
-            "moves on by batch * stride_b + head * stride_h.",
+            "advances by batch * stride_b + head * stride_h.",
         ),
         "Look at the (rescaling|running maximum|maximum|order: )": (
             "What do you carry from one tile of keys to the next, and what happens to it when a "
@@ -253,8 +254,8 @@ check_values(
 )
 
 # %% [markdown]
-# **Is it fused?** One launch that uses q and k in their own layout, writes the weights once and never reads them, reads
-# q once, and reads k at most as often as two passes with tiles of 16 queries need it.
+# **Is it fused?** It should be one launch that uses q and k in their own layout, writes the weights once and never
+# reads them, reads q once, and reads k no more than two passes with tiles of 16 queries require.
 
 # %% grade_id="traffic" points=5
 check_passes(attention_scores, (q, k, valid), reads=(1, 16, 64), name="traffic")

@@ -9,10 +9,10 @@
 #
 # $$o = \text{softmax}\!\left(\frac{q\,k^T}{\sqrt d}\right) v$$
 #
-# If it is causal, query $i$ only sees keys $j \le i$. Scores, maximum, sum and accumulator are float32. For the second
-# matmul the weights become float16, because that's what tensor cores multiply.
+# If attention is causal, query $i$ only sees keys $j \le i$. Scores, maximum, sum and accumulator are float32. For the
+# second matmul the weights become float16, because that's what tensor cores multiply.
 #
-# **The picture**: one program has BLOCK_M queries and loops over keys and values, one tile at a time.
+# **The picture**: one program handles BLOCK_M queries and loops over keys and values, one tile at a time.
 #
 # ```text
 #    k, v    [tile 0]    [tile 1]    [tile 2] ...
@@ -107,7 +107,7 @@ def flash_attention_kernel(
         other=0.0,
     )
 
-    # Each query's state, which is everything that FlashAttention keeps of N scores.
+    # Each query's state, which is all that FlashAttention keeps from N scores.
     top = tl.full((BLOCK_M,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, DIM), tl.float32)
@@ -189,9 +189,10 @@ def flash_attention(q, k, v, causal):
 hint = Hints(
     values={
         "several heads": (
-            "Each program has one batch and one head. How do you get both from tl.program_id(1)?",
+            "Each program handles one head of one sequence. How do you get both indices from "
+            "tl.program_id(1)?",
             "batch = tl.program_id(1) // heads and head = tl.program_id(1) % heads. Each pointer "
-            "moves on by batch * stride_b + head * stride_h.",
+            "advances by batch * stride_b + head * stride_h.",
         ),
         "Look at (the (rescaling|running maximum|maximum|order: )|what is carried)": (
             "You carry three things per query from tile to tile: top, total and acc (dim values). "
@@ -244,9 +245,9 @@ hint
 check_values(flash_attention, reference, flash_cases(seed=11), unlike=FLASH_MISTAKES, name="values")
 
 # %% [markdown]
-# **Is there really no N x N?** One launch that uses q, k and v in their own layout and touches no memory except q, k, v
-# and the result, for 128 tokens and for 256. A causal call may load at most 85 % of a full one's bytes, because a
-# program can stop at its last query.
+# **Is there really no N x N?** It should be one launch that uses q, k and v in their own layout and touches no memory
+# except q, k, v and the result, for 128 tokens and for 256. A causal call may load at most 85 % of a full one's bytes,
+# because a program can stop at its last query.
 # <!-- given 85 %: what this exercise asks for -->
 
 # %% grade_id="traffic" points=7

@@ -76,8 +76,8 @@ print(f"{unfused.launches} launches, {unfused.bytes_total / x.numel():.3g} B/ele
 # - Converting a float to int8 (`.to(tl.int8)`) drops its fraction, and if the value doesn't fit, the **result is
 #   undefined**. Here you get the low byte, so 200 becomes -56, but a GPU may return another value. NaN becomes 0.
 # - `tl.max`, `tl.maximum` and `tl.clamp` **drop NaN**, on a GPU as well as here, and return the other value. `tl.max`
-#   only returns NaN if it has nothing else. You can replace the other two by `tl.where(a < b, b, a)`, which keeps a NaN
-#   in `a` because no comparison with NaN is true.
+#   only returns NaN if it has nothing else. You can replace the other two with `tl.where(a < b, b, a)`, which keeps a
+#   NaN in `a` because no comparison with NaN is true.
 #
 # To round, add $1.5 \cdot 2^{23}$ (12582912.0) and subtract it again. At that size float32 has no bits for fractions,
 # so the addition itself rounds to nearest, ties to even.
@@ -154,8 +154,9 @@ def layer_norm_int8(x, weight, bias, eps, clip):
 # ## Checks
 #
 # Run these in order, as often as you like. They're worth 12 of the 15 points; the other 3 are for one hidden check with
-# other inputs, which only runs during grading. At most one code in a hundred may be off by one, which can happen if the
-# last digit decides. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check that failed last.
+# other inputs, which only runs during grading. At most one code in a hundred may be off by one, which can happen when
+# the last digit decides the rounding. Stuck? Run `hint(1)` in a new cell, then `hint(2)`: they're about the check that
+# failed last.
 
 # %% tags=["hide-input"]
 hint = Hints(

@@ -7,7 +7,7 @@
 #
 # **The formulas**, for a group of operations in one kernel on an H200:
 #
-# $$\text{bytes} = \text{what others made, read once} + \text{what others need, written once}$$
+# $$\text{bytes} = \text{inputs from outside, read once} + \text{outputs needed outside, written once}$$
 #
 # $$\text{time} = \text{start} + \max\Big(\frac{\text{bytes}}{\text{share} \times \text{bandwidth}},\
 # \frac{\text{FLOP}}{\text{matrix rate}}\Big)$$
@@ -234,7 +234,7 @@ def partition(graph):
     seen = {}
 
     def cost(group):
-        """Seconds of a kernel that many partitions have, worked out once; inf if there is none."""
+        """Return a kernel's seconds, computed once for all partitions; inf if it isn't legal."""
         key = tuple(group)
         if key not in seen:
             seen[key] = (
@@ -292,19 +292,19 @@ hint = Hints(
         "Look at rule 6": (
             "Which operations outside the group must run after one of its members and before "
             "another? There may be several in a row.",
-            "Treat the group and each other operation as kernels, and look for an order that "
+            "Treat the group and every other operation as kernels, and look for an order that "
             "respects all dependencies. If there isn't one, something has to run between.",
             "An operation waits on a read after a write, a write after a read, and a write after a "
             "write. The last two happen in place.",
         ),
         "Look at rule 7": (
-            "Registers limit a group that all other rules allow.",
+            "The group passes every other rule, but it may need too many registers.",
             "kernel_cost(graph, group)['registers'] must be at most 255.",
         ),
         "your rules refuses": (
-            "You refuse a group that is legal. Print which of your rules does it.",
-            "A tensor that is overwritten, or read by several, isn't a reason by itself: only what "
-            "the rules name is.",
+            "You refuse a legal group. Print which of your rules refuses it.",
+            "A tensor that is overwritten, or read by several, isn't a reason by itself: only the "
+            "rules' own conditions are.",
         ),
         "": (
             "Take the rules one by one. Rules 1 to 4 are about two operations at a time, so check "
@@ -333,7 +333,7 @@ hint = Hints(
         "": (
             "Call is_legal on the kernel in the message. If it returns False, that's the bug. If "
             "not, place the operations one by one, trying every existing group and a new one.",
-            "Joining the best pair, or all that is legal, misses partitions. A group can also "
+            "Joining the best pair, or every legal one, misses partitions. A group can also "
             "become legal when you add the operations that connect it, so call is_legal once all "
             "are placed.",
         ),

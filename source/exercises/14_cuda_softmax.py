@@ -53,7 +53,7 @@ def reference(x):
 
 # %% grade_id="softmax-cuda"
 def softmax_cuda(columns):
-    """{"source": CUDA C++, "kernel": its name, "threads": a block} for rows of that many
+    """{"source": CUDA C++, "kernel": its name, "threads": per block} for rows of that many
     columns."""
     # About 40 lines, nearly all of them C++.
     # BEGIN SOLUTION
@@ -132,7 +132,7 @@ except Exception as error:
 # %% tags=["hide-input"]
 OF_THREADS = (
     "The message names the thread and the byte. Which of its indices is past the row's end?",
-    "Put `if (i < columns)` around each load and store, with i the element's index in the row.",
+    "Put `if (i < columns)` around each load and store, where i is the element's index in the row.",
 )
 OF_ALIGNMENT = (
     "A row of 1001 floats starts at a multiple of 4004 bytes. Which loads may start there?",
@@ -171,13 +171,13 @@ hint = Hints(
         "out-of-bounds": OF_THREADS,
         "": (
             "The message quotes the line. What does each thread do there, and in which order?",
-            "All threads must reach a __syncthreads(), and all lanes of the mask a shuffle.",
+            "All threads must reach a __syncthreads(), and all lanes in the mask must shuffle.",
         ),
     },
     traffic={
         "bank conflicts": (
             "Each warp stores one number. Which lane stores it, and where?",
-            "All lanes may read the same word, and neighbouring lanes neighbouring words.",
+            "All lanes may read the same word, or neighbouring lanes neighbouring words.",
         ),
         "": (
             "Where is the row kept between one loop over it and the next?",
@@ -191,7 +191,7 @@ hint = Hints(
             "constant, a template argument. More threads hold fewer floats each.",
         ),
         "": (
-            "How many bytes does a lane of yours load at once?",
+            "How many bytes does each lane load at once?",
             "Load four floats at once: `float4`, or a struct of `float of[4]` with `alignas(16)`, "
             "read as a whole.",
         ),

@@ -28,7 +28,7 @@
 #   forward    x, gate, residual --> [ h, r in registers ] --> y
 #
 #   backward   g, x, gate        --> [ h, r made again   ] --> gradients of x and gate
-#                                      sums over rows      --> a row a program
+#                                      sums over rows      --> one row per program
 #                                                          --> gradient of w
 # ```
 #
@@ -277,8 +277,8 @@ hint = Hints(
         ),
     },
     gradcheck=(
-        "Use float64 throughout: every load .to(COMPUTE), the sum in registers in COMPUTE, and "
-        "the tensor of sums in float64.",
+        "Use float64 throughout: convert every load with .to(COMPUTE), keep the sum in "
+        "registers in COMPUTE, and make the tensor of sums float64.",
     ),
     **{
         "backward-cut": (
@@ -289,7 +289,7 @@ hint = Hints(
             "programs.",
         ),
         "large-gradient": (
-            "It's the same problem as in the forward. Where do you compute an element's number?",
+            "This is the forward pass's problem again. Where do you compute an element's number?",
             "tl.cast(row, tl.int64), before you multiply it.",
         ),
         "report-numbers": (

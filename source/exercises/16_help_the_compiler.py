@@ -3,7 +3,8 @@
 #
 # In this exercise you'll write a fused kernel for RMSNorm with a SiLU gate, and the pass that makes torch.compile use
 # it. The pass is a function that reads a traced graph and lists the places where your kernel can be called. If it
-# misses a place, you lose speed. If it finds one too many, the model is wrong. About 60 minutes, after lesson 16.
+# misses a place, you lose speed. If it finds one that isn't safe, the model's results are wrong. About 60 minutes,
+# after lesson 16.
 #
 # **The formula**, for each row of $n$ elements:
 #
@@ -139,12 +140,12 @@ def find_places(graph):
     nodes = {node["name"]: node for node in graph}
 
     def inner(name, op):
-        """The node of this name where `op` makes it and one node alone reads it, or {}."""
+        """Return the node of this name if `op` makes it and only one node reads it, or {}."""
         node = nodes.get(name, {}) if isinstance(name, str) else {}
         return node if node and node["op"] == op and len(node["users"]) == 1 else {}
 
     def split(node, op):
-        """(a node made by `op`, the other argument) for each of two arguments that is one."""
+        """List (a node made by `op`, the other argument) for each argument that `op` makes."""
         if not node:
             return []
         one, other = node["args"][:2]
@@ -206,7 +207,7 @@ hint = Hints(
     traffic=(
         "x and up are read once, y is written once, in one launch. Load x into registers, and use "
         "it twice.",
-        "Round once, at the store: every load .to(tl.float32).",
+        "Round once, at the store, and convert every load with .to(tl.float32).",
         "Registers spill if a thread holds too many columns, so use more warps for a larger block.",
     ),
     large=(
@@ -222,8 +223,8 @@ hint = Hints(
         "only the nodes between them. Don't test whether a size is an int.",
     ),
     leaves=(
-        "The message names the condition that the place breaks. Check it on the three arguments, "
-        "once all are known.",
+        "The message names the condition that this place violates. Check it on the three "
+        "arguments, once you know all of them.",
         "pow, mean, add, rsqrt, both inner muls and silu are inside, so each must have one reader.",
         "If the weight has a wider dtype, PyTorch's result is wider than your kernel's.",
     ),
@@ -271,7 +272,7 @@ check_offsets(gated_norm, rows_of, sizes=(16, 32), size=2**22, programs=108, nam
 check_rewrites(find_places, rewrite_cases(16, places=True), name="finds")
 
 # %% [markdown]
-# **Does it skip places that only look right?** They have values that are read elsewhere, or other dtypes, shapes or
+# **Does it skip places that only look right?** They have values that are read elsewhere, or the wrong dtypes, shapes or
 # means.
 
 # %% grade_id="leaves" points=5

@@ -238,13 +238,13 @@ def arrange(operations, results):
 # {"name": "gated", "reads": {"x": 64, "gate": 64}, "makes": {"y": 64}, "waits": False}
 # ```
 #
-# `reads` and `makes` have the number of elements, all in fp32. If `waits` is true, the CPU has to read a value from
-# the GPU before it can launch, so this launch can't be in a graph. All the others can. `tensors` has a kind for
+# `reads` and `makes` give the number of elements, all in fp32. If `waits` is true, the CPU has to read a value from the
+# GPU before it can launch, so this launch can't be in a graph. All the others can. `tensors` gives the kind of
 # everything that no launch makes:
 #
 # - `"fixed"`: it's always at the same address, such as a weight. Its values may change;
-# - `"new"`: every token comes with another tensor, at another address;
-# - `"number"`: a number in Python, another one for every token. A launch reads it as one element.
+# - `"new"`: every token brings a different tensor, at a different address;
+# - `"number"`: a Python number, a different one for every token. A launch reads it as one element.
 #
 # A graph stores addresses and numbers when you record it, and uses the same ones in every replay. A tensor made by a
 # launch in a graph is always at the same address; one made by a launch outside isn't. So a graph has to read
@@ -344,7 +344,7 @@ hint = Hints(
     counts=(
         "Write one line per launch. Which vectors does it read, and which does it write?",
         "A matmul reads its weight and a vector, and writes a vector.",
-        "In a fused kernel, a tensor that no other kernel needs isn't in memory. s is needed "
+        "In a fused kernel, a tensor that no other kernel needs never goes to memory. s is needed "
         "twice.",
     ),
     fused=(
@@ -363,15 +363,16 @@ hint = Hints(
         "Go through the launches in order. One that waits ends the graph, and the next one that "
         "doesn't starts another.",
         "For each tensor that a launch in a graph reads: where will it be for the next token?",
-        "A launch that waits isn't in a graph, so its result is elsewhere for every token. Copy it "
-        "if a graph reads it. Don't copy what only launches outside read.",
+        "A launch that waits isn't in a graph, so its result has a new address for every "
+        "token. Copy it if a graph reads it. Don't copy a tensor that only launches outside a "
+        "graph read.",
     ),
     time=(
         "From Python, each launch takes the call or the gap plus the bytes, whichever is longer.",
         "You call a graph once, but each kernel in it has a gap.",
     ),
     budget=(
-        "What is left of the time once the bytes have taken theirs?",
+        "How much time is left after the bytes have been moved?",
         "For the budget, subtract the call and the time for the bytes, then count whole gaps. The "
         "answer is never below 0.",
     ),
@@ -449,9 +450,9 @@ check_numbers(
 check_arrangement(arrange, layers_asked(4, 6), name="arrange")
 
 # %% [markdown]
-# **Can the graphs be replayed?** This runs three tokens by your plan. The graphs are recorded with the first one, and
-# the other two must give the same results as eager. Your launches and bytes are compared with the meter's and with the
-# minimum. If you have a GPU, your graphs are also captured with `torch.cuda.CUDAGraph`.
+# **Can the graphs be replayed?** This runs three tokens according to your plan. The graphs are recorded with the first
+# one, and the other two must give the same results as eager. Your launches and bytes are compared with the meter's and
+# with the minimum. If you have a GPU, your graphs are also captured with `torch.cuda.CUDAGraph`.
 
 # %% grade_id="graph" points=2
 check_graph_plan(plan_step, steps_asked(18, 4), name="graph")

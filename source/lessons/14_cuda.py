@@ -34,7 +34,7 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")
 
 # %% [markdown]
-# This is what one call to `tl.sum` stands for. In CUDA you write each of these steps. Press **Play**:
+# One call to `tl.sum` does all of this. In CUDA you write each step yourself. Press **Play**:
 
 # %% tags=["hide-input"]
 from helpers.figures import block_sum_animation
@@ -208,11 +208,11 @@ for threads, taken in four_ways[large].items():
 title = f"{h200.label_of('cuda_four_ways')}\n{large:,} elements; last column {small:,}"
 heads = ("threads per block", "float", "float4", "speedup", "a million: speedup")
 display(table(heads, rows, title))
-print("\nVerdict: fails as a rule; it is less at a million, except in the smallest blocks, and")
-print("more at 100 million.")
+print("\nVerdict: fails as a rule; the gain is smaller at a million, except in the smallest")
+print("blocks, and larger at 100 million.")
 print("There, blocks of 256 come close. A likely reason is bytes in flight per SM (lesson 07's")
 print("Little's law): a thread that loads one element of each input has few, and its block ends")
-print("right after. We didn't check with a counter. Theoretical occupancy is not it:")
+print("right after. We didn't check with a counter. It isn't theoretical occupancy:")
 full = {ways["float"].resources_for(threads).occupancy().fraction for threads in four_ways[large]}
 print(f"at all four block sizes it is {', '.join(f'{each:.0%}' for each in full)}.")
 
@@ -629,11 +629,11 @@ barriers.compare(
 # | you in CUDA C++ | Triton |
 # |---|---|
 # | `blockIdx.x * blockDim.x + threadIdx.x` | `tl.arange`, laid out over lanes so that requests are coalesced |
-# | `float4`, and that the pointer is aligned | from the pointer's divisibility by 16 |
-# | `if (c < columns)`, and the value of padding | `mask=` and `other=`: still yours |
+# | `float4`, and your promise that the pointer is aligned | inferred from the pointer's divisibility by 16 |
+# | `if (c < columns)`, and the padding value | `mask=` and `other=`: still yours |
 # | shuffles, shared memory, `__syncthreads()` | `tl.sum`, `tl.max` |
 # | an array in registers, its loop unrolled | a block of constant size |
-# | `tile[32][33]` | its own layout of shared memory, with padding or a *swizzle* (a row's words in another order) |
+# | `tile[32][33]` | its own shared-memory layout, with padding or a *swizzle* (a row's words in another order) |
 # | `__launch_bounds__`, `__maxnreg__` | `num_warps`, `maxnreg` |
 #
 # In Triton you can't choose which thread holds which element, or give particular warps particular jobs. For some of
@@ -751,10 +751,10 @@ for kernel, (cap, time) in zip(eights.values(), caps.items(), strict=True):
     rows_of.append((cap, *shown, f"{1e6 * time.median:.0f} us"))
 display(table(("", "spilled", "occupancy", "time"), rows_of, h200.label_of("cuda_caps")))
 worst = max(time.median for time in caps.values()) / caps["as it is"].median
-print(f"the slowest is {worst:.2f}x slower than the one that spills nothing")
+print(f"the slowest is {worst:.2f}x slower than the one without spills")
 
 # %% [markdown]
-# **Verdict: fails for a kernel; the worst of these is not even three times slower.** (For one access that goes all the
+# **Verdict: fails for a kernel; the worst of these isn't even three times slower.** (For one access that goes all the
 # way to DRAM it may be true: lesson 07.) But none of the caps made it faster either. Half the occupancy was already
 # enough, because with many `float4` per thread there are plenty of bytes in flight, while each spill adds a store and a
 # load. The version above with one `float4` per thread is as fast as the one with eight.
@@ -847,7 +847,7 @@ print("within 0.002 of the exact value:", torch.allclose(y.double(), expected, a
 # cancels, and the tiny GELU value that's left can have a large relative error. (Our executor computes these
 # instructions in double precision and then rounds, so they look better here than on a GPU.)
 #
-# ### L2 norm twice: to learn from, and to race
+# ### L2 norm twice: a teaching version and a fast one
 #
 # L2 normalisation divides each row by the square root of its sum of squares. Our first version spells out every step.
 # Each thread sums the squares of its own elements, and then we combine those sums in shared memory as a **tree**: half
@@ -906,7 +906,7 @@ normalised = torch.nn.functional.normalize(x.double(), eps=1e-12)
 learned = cuda_kernel(l2_to_learn_source, "l2_to_learn")
 raced = cuda_kernel(reduce_source + l2_to_race_source, "l2_to_race<256>")
 rows_of = []
-for name, kernel in (("to learn from", learned), ("to race", raced)):
+for name, kernel in (("teaching version", learned), ("fast version", raced)):
     found = measure(kernel[16, 256], x, y, 4096, 1e-12)
     right = torch.allclose(y.double(), normalised, rtol=1e-5, atol=1e-7)
     bar_count = kernel.resources.instructions["BAR"]
@@ -930,7 +930,7 @@ display(table(("fp32", *taken), rows_of, h100.label_of("cuda_l2_norm")))
 for shape, taken in l2_norms.items():
     slower = taken["to learn"].median / taken["to race"].median
     beside = taken["Triton"].median / taken["to race"].median
-    print(f"{shape}: to learn {slower:.2f}x the time to race, Triton {beside:.2f}x")
+    print(f"{shape}: fast version 1x, teaching version {slower:.2f}x, Triton {beside:.2f}x")
 
 # %% [markdown]
 # The fast version ties with Triton's: both read each row once and run close to copy bandwidth. The teaching version

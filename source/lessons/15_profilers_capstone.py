@@ -128,11 +128,11 @@ section = "Section: GPU Speed Of Light Throughput\n"
 print("    " + section + printed.split(section, 1)[1].split("\n\n", 1)[0])
 
 # %% [markdown]
-# **Speed of Light** gives each unit's throughput as a percentage of its own maximum. *Compute (SM)* is for the busiest
-# pipeline in the SM, and *Memory* summarises the memory system (here, that's DRAM). Whichever is higher is the roof
-# that limits the kernel (lesson 01). If memory is above 80 % and compute is far below it, the kernel is memory-bound
-# and close to the limit. If both are below 60 %, neither is the limit, so suspect latency and look at occupancy and
-# stalls.
+# **Speed of Light** gives each unit's throughput as a percentage of its own maximum. *Compute (SM)* refers to the
+# busiest pipeline in the SM, and *Memory* summarises the memory system (here, that's DRAM). Whichever is higher is the
+# roof that limits the kernel (lesson 01). If memory is above 80 % and compute is far below it, the kernel is
+# memory-bound and close to the limit. If both are below 60 %, neither is the limit, so suspect latency and look at
+# occupancy and stalls.
 # <!-- given 60 %, 80 %: Nsight Compute's own rules for this section, SpeedOfLight.py -->
 #
 # You could have written the *Launch Statistics* and *Occupancy* sections yourself, and in fact you have. `compile_for`
@@ -164,10 +164,10 @@ pair_table(beside("add_gelu", (2**25,), torch.float32, small=(2**14,), times=2**
 
 # %% [markdown]
 # [Registers](../docs/glossary.md#register), block size, occupancy, [sectors](../docs/glossary.md#sector) and bytes read
-# all match or come close. **One differs: DRAM receives fewer bytes than the result has.** Nothing was lost. Stores go
-# to L2, which only writes a line back to DRAM when it needs the space. So when the kernel ends, the last part of `y` is
-# still in L2 and gets written back during some later kernel. The smaller the tensor, the larger that share. So treat a
-# profiler's written bytes as a lower bound, and use the meter's count for the kernel's real cost.
+# all match or come close. **One differs: DRAM receives fewer bytes than the result contains.** Nothing was lost. Stores
+# go to L2, which only writes a line back to DRAM when it needs the space. So when the kernel ends, the last part of `y`
+# is still in L2 and gets written back during some later kernel. The smaller the tensor, the larger that share. So treat
+# a profiler's written bytes as a lower bound, and use the meter's count for the kernel's real cost.
 #
 # Read a counter's long name from left to right. `l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum` counts, in L1, the
 # sectors that go through the load/store units (LSU), to global memory, for loads, summed over all SMs. `lts` stands for
@@ -214,11 +214,11 @@ table(("sectors read", "L1: by loads", "L2: all reads"), rows)
 # The same goes for the L2 counter. It reports half again as many sectors for add+GELU as the kernel loads, most likely
 # because an H200's L2 has two partitions, and data from the far one passes through both.
 #
-# ## Fused and unfused, by the profiler
+# ## Fused and unfused, according to the profiler
 #
 # **Claim: "a kernel at almost 90 % of the memory's speed needs no more work."** Nsight Compute puts an add of the same
 # $2^{25}$ elements at 88 %. Say a GELU comes next. **How many times faster is the fused kernel than the two together,
-# by Nsight Compute's durations?**
+# according to Nsight Compute's durations?**
 # <!-- given 88 %: the recorded page, shown below -->
 
 # %% tags=["hide-input"]
@@ -229,7 +229,7 @@ twice
 add, gelu = launched[:2]
 for name, each in (("add", add), ("GELU", gelu), ("both in one kernel", add_gelu)):
     of_limit = each.counter("DRAM Throughput")
-    print(f"{name}: {1e6 * each.counter('Duration'):.1f} us, {of_limit:.0f}% of the memory's speed")
+    print(f"{name}: {1e6 * each.counter('Duration'):.1f} us, {of_limit:.0f}% of peak bandwidth")
 apart = add.counter("Duration") + gelu.counter("Duration")
 twice.compare(
     apart / add_gelu.counter("Duration"),
@@ -294,8 +294,8 @@ table(("share of samples", "instruction"), rows)
 # ## Two questions from earlier lessons
 #
 # In lesson 03b we metered strided loads in sectors of 32 bytes. Here's a strided kernel on a GPU, reading the same
-# number of elements placed 32, 64 and 128 bytes apart. **How many bytes does DRAM deliver per four-byte element, at 128
-# bytes apart?**
+# number of elements placed 32, 64 and 128 bytes apart. **How many bytes does DRAM deliver per four-byte element if the
+# elements are 128 bytes apart?**
 # <!-- given 32 bytes: a sector, Nsight Compute documentation -->
 # <!-- given 128 bytes: the strides of the experiment -->
 # <!-- given four bytes: fp32 -->
@@ -346,10 +346,10 @@ more = large.counter("dram__bytes_read.sum") / add_gelu.counter("dram__bytes_rea
 slower = large.counter("Duration") / add_gelu.counter("Duration")
 busy_memory = large.counter("DRAM Throughput")
 print(f"  {more:.1f}x the bytes read from DRAM, {slower:.1f}x the time,", end=" ")
-print(f"at {busy_memory:.0f}% of the memory's speed")
+print(f"at {busy_memory:.0f}% of peak bandwidth")
 print(
-    "\nVerdict: holds for a few, fails for many. All spills of an SM's blocks have to fit into its "
-    "L1.\nThose that don't go to L2 and to DRAM, where they look like work."
+    "\nVerdict: holds for a few, fails for many. All the spills from an SM's blocks must fit in "
+    "its L1.\nThose that don't go to L2 and to DRAM, where they look like work."
 )
 
 # %% [markdown]
@@ -371,12 +371,12 @@ timelines = {
 eager = timelines["eager"]
 span = eager.kernels[-1].launched - eager.kernels[0].launched
 work = sum(kernel.duration for kernel in eager.kernels)
-print(f"eager: {len(eager.kernels)} kernels run for {1e6 * work:.0f} us in all;", end=" ")
+print(f"eager: {len(eager.kernels)} kernels run for {1e6 * work:.0f} us in total;", end=" ")
 print(f"Python launches them over {1e6 * span:.0f} us")
 
 # %% [markdown]
-# The longest kernels are the last matmuls, and they still run after the last launch. **What share of the time is the
-# GPU busy in the eager version, launched from Python?**
+# The longest kernels are the last matmuls, and they're still running after the last launch. **What share of the time is
+# the GPU busy in the eager version, launched from Python?**
 
 # %% tags=["hide-input"]
 busy = predict_first("of the time the GPU is busy, eager, 512 tokens", unit="%")
@@ -387,7 +387,7 @@ rows = []
 for name, timeline in timelines.items():
     times = (f"{1e6 * timeline.wall:.0f} us", f"{100 * timeline.busy:.0f}%")
     rows.append((name, len(timeline.kernels), *times))
-display(table(("", "kernels", "in all", "busy"), rows))
+display(table(("", "kernels", "total time", "busy"), rows))
 busy.compare(
     100 * eager.busy,
     "There's a gap whenever a kernel ends before the CPU has launched the next one. The large "
@@ -429,7 +429,7 @@ for each in eager.opportunities():
     names += " ..." if len(kernels) > 5 else ""
     took = f"{1e6 * sum(kernel.duration for kernel in kernels):.1f} us"
     rows.append((each.sign, each.kernels, took, names))
-table(("sign (product: a matmul)", "kernels", "in all", ""), rows)
+table(("sign (product: a matmul)", "kernels", "total time", ""), rows)
 
 # %% [markdown]
 # The analyser (`fusion analyse`) works from the graph, so you don't need a trace or a GPU. Here's how it groups the
@@ -606,13 +606,13 @@ print(f"all but attention: {rest[0]:.1f} ms unfused, {rest[1]:.1f} ms fused")
 print(f"attention in one kernel: {1e3 * attention.time:.1f} ms")
 passes = attention.time_unfused / one_pass
 print(
-    f"attention unfused: as long as {passes:.0f} passes over a matrix of {score / 1e9:.1f} GB,",
+    f"attention unfused: takes {passes:.0f} passes over a matrix of {score / 1e9:.1f} GB,",
     end=" ",
 )
 print(f"32 heads of scores, {1e3 * one_pass:.1f} ms each")
 
 # %% [markdown]
-# **What speedup does it predict for the fused block, forward, with 8192 tokens?**
+# **What speedup does it predict for the fused block's forward pass with 8192 tokens?**
 
 # %% tags=["hide-input"]
 by_plan = predict_first("times faster by the analyser, 8192 tokens, forward", unit="times")
@@ -664,7 +664,7 @@ predicted.compare(
 )
 
 # %% tags=["hide-input"]
-title = "At 8192 tokens fusing gains more than predicted, at fewer tokens about as much"
+title = "Fusing gains more than predicted at 8192 tokens, and about as much at fewer"
 axes = {"x": "tokens", "y": "times faster than unfused, forward"}
 predicted.on(curves_chart(found, title, **axes, log=True), "y")
 
@@ -694,7 +694,7 @@ sizes = [(tokens, direction) for direction in ("forward", "step") for tokens in 
 for way in COMPARED:
     if way != "fused":
         ours_first = sum(milliseconds(n, "fused", d) < milliseconds(n, way, d) for n, d in sizes)
-        print(f"ours is faster than {way} at {ours_first} of {len(sizes)}")
+        print(f"ours is faster than {way} in {ours_first} of {len(sizes)} rows")
 
 # %% [markdown]
 # **Our block beats eager PyTorch with unfused attention** by a wide margin, as you'd hope. But it rarely beats PyTorch
@@ -709,12 +709,12 @@ for tokens in (1, 512, 8192):
         launches = sum("Mem" not in name for name, _ in forward["kernels"])
         told = (f"{of_step['error']:.1e}", f"{of_step['peak'] / 1e6:.0f} MB")
         rows.append((tokens, way, launches, *told))
-columns = ("tokens", "", "kernels forward", "error", "at a step's peak")
+columns = ("tokens", "", "forward kernels", "error", "peak memory of a step")
 table(columns, rows)
 
 # %% [markdown]
-# Our block has the fewest kernels, and its error is between the other two. At 8192 tokens it doesn't even save memory,
-# because `gated_op` saves the results of both matmuls for the backward pass *and* their gated product, which
+# Our block has the fewest kernels, and its error falls between the other two. At 8192 tokens it doesn't even save
+# memory, because `gated_op` saves the results of both matmuls for the backward pass *and* their gated product, which
 # torch.compile [recomputes](../docs/glossary.md#recompute) (lesson 11). So why isn't it faster?
 #
 # ## Amdahl's share
@@ -1085,8 +1085,8 @@ for name, (unfused_kernels, fused_kernels) in CASES.items():
     moved = [sum(each.counter("dram__bytes_read.sum") for each in part) for part in parts]
     shown = (*(f"{1e6 * each:.1f} us" for each in times), f"{times[0] / times[1]:.2f} times")
     each_part = " + ".join(f"{1e6 * each.counter('Duration'):.0f} us" for each in parts[0])
-    rows.append((name, *shown, f"{moved[0] / moved[1]:.1f}x less", each_part))
-table(("", "unfused", "fused", "faster", "read", "unfused, each"), rows)
+    rows.append((name, *shown, f"{moved[0] / moved[1]:.1f}x", each_part))
+table(("", "unfused", "fused", "speedup", "bytes read, unfused / fused", "unfused, each"), rows)
 
 # %% [markdown]
 # | case | fusing removed |
@@ -1097,7 +1097,7 @@ table(("", "unfused", "fused", "faster", "read", "unfused, each"), rows)
 # | linear+GELU | GELU's pass, though the matmul isn't any faster |
 # | attention | three round trips of the scores |
 #
-# ### add+GELU by a table of counters
+# ### A table of counters for add+GELU
 #
 # In lesson 03 we tested a claimed speedup for add+GELU. The claim also comes with a table of counters, for a million
 # fp32 elements:

@@ -190,15 +190,15 @@ graph_puzzle(
 #
 # **AOTAutograd** traces the graph again, down to [ATen](../docs/glossary.md#aten) operators and through the backward
 # pass, into one [joint graph](../docs/glossary.md#joint-graph). A partitioner splits it into forward and backward and
-# decides which tensors forward saves. It's lesson 11's min cut: save what is smallest, recompute the rest if that's
-# cheap. Eager PyTorch saves whatever each operator's gradient formula needs:
+# decides which tensors the forward pass saves. It's lesson 11's min cut: save as few bytes as possible, and recompute
+# the rest if that's cheap. Eager PyTorch saves whatever each operator's gradient formula needs:
 
 # %% tags=["hide-input"]
 trained = [each.clone().requires_grad_() for each in (x, weight, up)]
 saved_for_backward(gated, *trained)
 
 # %% [markdown]
-# **How many tensors of x's size does compiled forward save that are not its own inputs?**
+# **Not counting its inputs, how many tensors as large as x does the compiled forward pass save?**
 
 # %% tags=["hide-input"]
 saved_large = predict_first("large tensors saved by compiled forward, inputs apart", unit="")
@@ -253,7 +253,8 @@ saved_large.compare(
 #
 # Inductor lowers ATen to loops over elements, and its **scheduler** decides which loops share a kernel. To do that it
 # needs the shapes and the properties of a GPU, but not the GPU itself. `inductor_code` gives it an H100's properties
-# and returns the source that it generates for that GPU: forward only, and with no choice that needs a timing.
+# and returns the source that it generates for that GPU: the forward pass only, without any choices that depend on
+# timing.
 
 # %%
 code = inductor_code(gated, meta(8192, 4096), meta(4096), meta(8192, 4096), device="H100")
@@ -308,9 +309,9 @@ print(f"Inductor {after.launches} launch, {after.bytes_total / x.numel():.1f} B/
 
 # %% [markdown]
 # (The meter counts the weight once per row. A GPU reads most of it from L2.) That was *vertical* fusion: a producer
-# with its consumer. *Horizontal* fusion joins loops that share an input. If they share none, Inductor leaves them apart
-# by default. With [combo kernels](../docs/glossary.md#combo-kernel) turned on, they share a launch, and each program
-# runs one of the loops. (We've turned off the check that rejects a combo kernel which raises peak memory.)
+# with its consumer. *Horizontal* fusion joins loops that share an input. If they share none, Inductor keeps them
+# separate by default. With [combo kernels](../docs/glossary.md#combo-kernel) turned on, they share a launch, and each
+# program runs one of the loops. (We've turned off the check that rejects a combo kernel which raises peak memory.)
 
 # %%
 three = (8192, 4096), (8192, 4096), (8192, 4096)
@@ -363,8 +364,8 @@ print(*[line.strip() for line in built.ptx.splitlines() if "ld.global" in line][
 # ## Online softmax is a pattern
 #
 # Softmax needs a row's maximum before it can sum the exponentials, and it needs their sum before it can normalise.
-# Lesson 06's *online* softmax finds both in one loop. **Without it (the option `online_softmax` off), how often does
-# Inductor's softmax of 32,000 columns load each element?**
+# Lesson 06's *online* softmax finds both in one loop. **With `online_softmax=False`, how many times does Inductor's
+# softmax over 32,000 columns load each element?**
 
 # %% tags=["hide-input"]
 softmax_loads = predict_first("loads per element, option off", unit="")
@@ -379,15 +380,15 @@ for on in (True, False):
 softmax_loads.compare(
     loads[False],
     "With the option on there's one loop fewer, but only because someone wrote online softmax into "
-    "Inductor by hand: its scheduler has no rule that leads there.",
+    "Inductor by hand: no rule in its scheduler leads there.",
 )
 
 # %% [markdown]
 # A scheduler reorders and joins loops, but it doesn't change the arithmetic inside them. Online softmax does: it sums
 # with a maximum that may be wrong and corrects the sum later, by $e^{m_{old} - m_{new}}$. A person had to prove that
-# this gives the same result. So compilers find such algorithms by a **pattern**: a known subgraph and its replacement.
-# Inductor also has patterns for attention, which it runs on the joint graph. Here are those passes on attention with
-# three and with four dimensions:
+# this gives the same result. So compilers find such algorithms by matching a **pattern**: a known subgraph and its
+# replacement. Inductor also has patterns for attention, which it runs on the joint graph. Here are those passes applied
+# to attention with three and with four dimensions:
 
 
 # %%
@@ -454,9 +455,9 @@ gated_op = torch.library.triton_op("lesson16::gated", run_gated, mutates_args={}
 
 
 # %% [markdown]
-# Dynamo's graph holds it as one named node. AOTAutograd doesn't: it traces *into* a `triton_op`, down to the allocation
-# and a node for the launch. So Inductor has your kernel's source, launches it from the code it generates, and plans its
-# memory. (A `torch.library.custom_op` stays closed.)
+# Dynamo's graph holds it as one named node. AOTAutograd's doesn't, because it traces *into* a `triton_op`, down to the
+# allocation and a node for the launch. So Inductor has your kernel's source, launches it from the code it generates,
+# and plans its memory. (A `torch.library.custom_op` stays opaque.)
 
 # %% tags=["hide-input"]
 logging.getLogger("torch._higher_order_ops.triton_kernel_wrap").setLevel(logging.ERROR)
@@ -610,8 +611,8 @@ if RECENT:
 
 # %% [markdown]
 # Inductor's own matmul templates work the same way. By default it calls cuBLAS and launches the activation separately.
-# With `mode="max-autotune"` it also times Triton templates, which have a hole for the epilogue. Here it may choose
-# nothing but one template:
+# With `mode="max-autotune"` it also times Triton templates, which have a hole for the epilogue. Here we restrict it to
+# a single template:
 
 
 # %%
@@ -686,7 +687,7 @@ for name, found in libraries["gated"].items():
     rate = f"{passes / found['median'] / 1e12:.2f} TB/s"
     rows.append((name, f"{found['median'] * 1e6:.0f} us", rate))
 title = f"recorded: {libraries['gpu']}, {libraries['date']}, 32768 x 4096 in bf16"
-table(("", "time", "of the minimum traffic"), rows, title)
+table(("", "time", "minimum traffic / time"), rows, title)
 
 # %% [markdown]
 # ## Libraries that take an epilogue
@@ -777,7 +778,7 @@ print("as PyTorch:", torch.allclose(visit(tree, a @ b.t()), gelu(F.linear(a, b, 
 # %% [markdown]
 # A tree sees one fragment at a time. A reduction node can add up a row's squares, but the sum is complete only when all
 # tiles of the row are done. So no node can *use* it: dividing by a row's norm needs another kernel, or one in which a
-# program has whole rows (lesson 08). In C++ the tree is a type. This is from the file that nvcc compiles for an H100:
+# program holds whole rows (lesson 08). In C++ the tree is a type. This is from the file that nvcc compiles for an H100:
 
 # %% tags=["hide-input"]
 from benchmarks.libraries import CUTLASS_SOURCE, CUTLASS_TILES
@@ -839,8 +840,8 @@ table(("file in csrc/libtorch_stable/ or passes/fusion/", "what it fuses", "less
 # `layers/fused_moe/`, or with CUTLASS. `rms_quant_fusion.py` registers patterns for each quantisation scheme, with an
 # `extra_check` that rejects a weight whose dtype differs from x's: the mistake you saw above.
 #
-# Let's predict one of these kernels: SiLU and product of a gate, 16384 rows of 11008, in bf16 on an H200. Count the
-# passes over memory. **By what factor is it faster fused, by the analyser?**
+# Let's predict one of these kernels: a gate's SiLU and product, 16384 rows of 11008, in bf16 on an H200. Count the
+# passes over memory. **By what factor does the analyser predict that fusing speeds it up?**
 
 # %% tags=["hide-input"]
 gate_gain = predict_first("SiLU and product, unfused over fused, predicted", unit="times")
@@ -883,7 +884,7 @@ rows = [
     ("matmul + bias + activation", "the library's epilogue", f"eager takes {ratio:.2f}x"),
     ("convolution + bias + ReLU", "cuDNN, fused", f"eager takes {of_conv:.2f}x"),
     (
-        "other algorithm for the same result",
+        "another algorithm for the same result",
         "your kernel, or a pattern",
         f"{loads[True]} loads, not {loads[False]}",
     ),
@@ -894,7 +895,7 @@ rows = [
     ),
     (
         "your kernel between elementwise neighbours",
-        "take them into it",
+        "fuse them into it",
         f"{len(alone.calls)} launch, not {len(launched)}",
     ),
     (
@@ -939,7 +940,7 @@ predictions()
 #
 # 5. Can an epilogue visitor tree compute LayerNorm of a matmul's rows?
 # <details><summary>Answer</summary>No. A reduction node can sum the rows, but a row spans many tiles, and no node can use the sums before all of them
-# are done. It takes a second kernel, or programs that have whole rows.</details>
+# are done. It takes a second kernel, or programs that hold whole rows.</details>
 #
 # 6. A matmul takes 90 us, and its activation as a separate kernel 15 us. As an epilogue, it adds 3 us to the matmul. How
 #    many times faster is it with the epilogue? Replace the dots with your number.
@@ -960,7 +961,7 @@ self_test(answer, 105 / 93, "90 + 15 apart, over 90 + 3")
 # ### XLA on a CPU
 #
 # On a CPU, an older XLA compiled the same function to three fusions instead of one, and left most of the sum outside
-# them. This was recorded:
+# them. Here's the recording:
 
 # %% tags=["hide-input"]
 older = record("CPU")["xla"]
@@ -1022,7 +1023,7 @@ except ImportError as error:
     print(error)
 
 # %% [markdown]
-# ### The joint graph, whole
+# ### The whole joint graph
 #
 # Everything before the first use of `tangents_1` is forward, and the rest is backward:
 

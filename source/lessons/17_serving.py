@@ -104,14 +104,14 @@ of_steps = {
     "decode, 64, no cache": 64 * 2 * 7.5e9 / alone.weight_bytes,
 }
 points = [Point(name, each, roof.attainable(each)) for name, each in of_steps.items()]
-title = "Prefill is arithmetic; decode waits for memory, and its cache keeps it there"
+title = "Prefill is compute-bound; decode is memory-bound, and its cache keeps it that way"
 listed = "; ".join(f"{name}: {each:,.1f} FLOP/byte" for name, each in of_steps.items())
 roofline_chart(roof, points, title, f"{title}. On an H200, ridge {roof.ridge:.0f}: {listed}")
 
 # %% [markdown]
-# In prefill, each weight you load is used for thousands of rows, in decode for one row per sequence. Batching fixes
-# that for the weights: 64 users share a single read, so that part of the step moves right on the roofline. **It does
-# nothing for the cache**, because every user has their own.
+# In prefill, each weight you load is used for thousands of rows, but in decode for only one row per sequence. Batching
+# fixes that for the weights: 64 users share a single read, so that part of the step moves right on the roofline. **It
+# does nothing for the cache**, because every user has their own.
 #
 # ## The cache in bytes
 #
@@ -162,8 +162,8 @@ as_heavy.compare(
 )
 
 # %% [markdown]
-# Now try other settings. The bars show the bytes, the intensity and the whole batch's tokens per second for one step.
-# The mark shows the speed without a cache.
+# Try other settings. The bars show the bytes, the intensity and the whole batch's tokens per second for one step. The
+# mark shows the speed without a cache.
 #
 # 1. Start with one sequence of 8192 tokens. Which cache is fastest, and by how much? What about 131,072 tokens?
 # 2. Go back to 8192 tokens and raise the batch until 8 key heads no longer fit in memory. How close to the mark does
@@ -234,7 +234,7 @@ def split_kernel(
     q_ptr,  # (heads, D)
     k_ptr,  # (slots, key heads, D)
     v_ptr,  # (slots, key heads, D)
-    table_ptr,  # (pages,) int32, or None where keys are in order
+    table_ptr,  # (pages,) int32, or None if keys are in order
     partial_ptr,  # (heads, splits, D) fp32: each split's output
     peak_ptr,  # (heads, splits) fp32
     total_ptr,  # (heads, splits) fp32
@@ -443,9 +443,9 @@ title = f"{h200.label_of('attention_decode')}\n8 key heads; us on the GPU, cold 
 table(("keys", *ways), rows, title)
 
 # %% [markdown]
-# How many splits do you need? Enough that batch x key heads x splits is about the number of SMs, or more. Here is what
+# How many splits do you need? Enough that batch x key heads x splits is about the number of SMs, or more. Here's what
 # happens with several sequences as the number of splits grows. The last column is how long the cache's bytes take at
-# the bandwidth of the data sheet:
+# the data sheet's bandwidth:
 
 # %% tags=["hide-input"]
 in_us("serving_splits", "sequences x tokens", (8192, 65536, 16 * 8192, 128 * 4096))
@@ -464,7 +464,7 @@ in_us("serving_splits", "sequences x tokens", (8192, 65536, 16 * 8192, 128 * 409
 # <!-- given 16 tokens: vLLM's default block size -->
 #
 # To find a key, you look up its page and compute its place within the page. **Write that line.** Each program below
-# gathers 8 tokens from pages of 4, and `cache` holds their values. The code takes the table entry for the position.
+# gathers 8 tokens from pages of 4, and `cache` holds their values. The code treats the table entry as a position.
 
 
 # %%
@@ -569,8 +569,8 @@ print(f"same result: {close}; {ours.launches} launches; {more_bytes:.1f} % more 
 in_us("serving_pages", "sequences x tokens", (8192, 65536, 16 * 8192, 128 * 4096))
 
 # %% [markdown]
-# A few percent, and only with 128 sequences do smaller pages always take longer.
-# (With [TMA](../docs/glossary.md#tma), which copies rectangles, you'd need an instruction for every page.)
+# They cost a few percent. Only at 128 sequences are smaller pages consistently slower. (With
+# [TMA](../docs/glossary.md#tma), which copies rectangles, you'd need an instruction for every page.)
 
 # %% [markdown]
 # ## Around attention
@@ -621,7 +621,7 @@ rope_launches.compare(
 
 # %% [markdown]
 # Fusion saves bytes too, but with one token per user those are kilobytes, less than a microsecond's worth. **Here it's
-# the launches that matter.** (In eager mode, the CPU also has to wait for the GPU, because `nonzero` can't allocate its
+# the launches that matter.** (In eager mode, the CPU also waits for the GPU, because `nonzero` can't allocate its
 # result before it knows how many tokens have a slot.)
 
 # %% tags=["hide-input"]
@@ -631,7 +631,7 @@ in_us("serving_rope_cache", "tokens")
 # Eager takes as long for one token as for 4096: the GPU waits for the CPU. (The compiled version assumes that every
 # token has a slot, so its CPU doesn't wait.) In prefill, the bytes do matter, and the kernel saves those, too.
 #
-# *Going further* fuses what comes before an int8 matmul (lesson 12): residual, norm and quantisation.
+# *Going further* fuses the operations before an int8 matmul (lesson 12): residual, norm and quantisation.
 #
 # ### Quantised caches
 #
@@ -687,7 +687,7 @@ table(("", "keys quantised", "keys without outlier", "values quantised"), rows)
 # scale, and you can't compute that scale until you have a whole group of tokens. With fp8, errors are proportional to
 # the element, so most of the error comes from the large channel wherever you put the scale. A scale per token happens
 # to put exactly that element at the end of the grid, where it's represented exactly. **Test with keys from your own
-# model before you choose.** Without the outlier, the choice of scale doesn't affect fp8, and int8 much less.
+# model before you choose.** Without the outlier, the choice of scale doesn't affect fp8, and it affects int8 much less.
 #
 # ## The next token
 #
@@ -702,7 +702,7 @@ table(("", "keys quantised", "keys without outlier", "values quantised"), rows)
 # so it can draw from *all* tokens in a single pass by keeping a running maximum. A second pass then checks the
 # candidate by counting the tokens with larger logits and adding up their probability. If the candidate fails the
 # filter, the kernel needs a new one from the tokens above it, and it has already drawn that in the same pass. The total
-# is one pass, plus one for every candidate. **With top_p = 0.9, how often is a row read on average?**
+# is one pass, plus one for every candidate. **With top_p = 0.9, how many times is a row read on average?**
 
 # %% tags=["hide-input"]
 passes = predict_first("passes over the logits per draw, top_p = 0.9", unit="passes")
@@ -747,7 +747,7 @@ seed, many = torch.tensor(0), few.expand(20000, -1)
 drawn = sample_oracle(many, seed, 1.0, 0, 0.9)
 ours = kernels.sample(many[:200].to(device), seed.to(device), 1.0, 0, 0.9).cpu()
 print(
-    "the kernel's first 200 draws are those of its float64 model:", torch.equal(ours, drawn[:200])
+    "the kernel's first 200 draws match those of its float64 model:", torch.equal(ours, drawn[:200])
 )
 print(f"20,000 draws of the model: probability {probability_of(drawn):.2f}")
 hotter = torch.multinomial(torch.where(p > 0, (few.double() / 1.1).softmax(0), 0.0), 20000, True,
@@ -780,17 +780,17 @@ in_us("serving_sample", "131,072 logits per row; filtered: top_k 50, top_p 0.9")
 
 # %% [markdown]
 # Without a filter, 64 rows take barely longer than one, because a row is one program: a single row keeps one SM busy.
-# With a filter, every refused candidate costs a pass over the row, and with 64 rows you wait for the unluckiest. If the
-# logits are flat, most candidates are refused, and a single row is slower than the sort in `torch.compile`. If they're
-# peaked, as when a model is sure of the next token, two passes are usually enough.
+# With a filter, every rejected candidate costs a pass over the row, and with 64 rows you wait for the unluckiest. If
+# the logits are flat, most candidates are rejected, and a single row is slower than the sort in `torch.compile`. If
+# they're peaked, as when a model is sure of the next token, two passes are usually enough.
 #
 # ## Speculation: several rows of q
 #
 # In speculative decoding, a small model guesses the next few tokens and the large one checks all of them in one step,
 # so q has 4 or 8 rows per sequence. The rows share the weights and the cache, so only the FLOPs grow. **As long as the
 # step is memory-bound, extra rows are free**, and so is every token that was guessed correctly. Suppose each guess is
-# right with a probability of 0.7, provided the ones before it were. A step with 4 rows then yields 1 + 0.7 + 0.49 +
-# 0.343 tokens on average, since the first is never a guess. On an H200, without the small model's own time, that gives:
+# right with probability 0.7, provided the ones before it were. A step with 4 rows then yields 1 + 0.7 + 0.49 + 0.343
+# tokens on average, since the first is never a guess. On an H200, ignoring the small model's own time, that gives:
 
 
 # %% tags=["hide-input"]
@@ -828,9 +828,9 @@ in_us("serving_rows", "rows of q", 5 * (16 * 8192,))
 
 # %% [markdown]
 # Extra rows raise the intensity just like grouped heads do: 4 query heads times 4 rows fill the tile of 16 rows that
-# was mostly padding before. (PyTorch takes twice as long from two rows on, probably because FlashAttention only packs
-# a group's heads into one tile for a single row.) In the first table, all three batches gain the same factor. But 64
-# sequences with 8 rows are already close to the ridge. Beyond it extra rows aren't free.
+# was mostly padding before. (PyTorch takes twice as long with two or more rows, probably because FlashAttention only
+# packs a group's heads into one tile for a single row.) In the first table, all three batches gain the same factor. But
+# 64 sequences with 8 rows are already close to the ridge. Beyond it, extra rows aren't free.
 #
 # ## Your predictions vs the measurements
 
@@ -848,7 +848,7 @@ predictions()
 # <details><summary>Answer</summary>One or two, because 1024 programs already give every SM several. The exception is
 # a sequence that's far longer than the rest. Split that one, or everything waits for its program at the end.</details>
 #
-# 3. A merge kernel divides each split's result by its own sum, then averages the results. When is it right?
+# 3. A merge kernel divides each split's result by its own sum, then averages the results. When is that correct?
 # <details><summary>Answer</summary>When all splits have the same weight, which is the sum times the exponential of the
 # maximum. A test with identical keys and splits of equal length wouldn't catch the bug.</details>
 #
@@ -970,8 +970,8 @@ title = f"sample without a filter, {at_all_sizes.label(timed)}, us on the GPU, c
 table(("rows", "logits", "ours", *peers[1:]), rows, title)
 
 # %% [markdown]
-# In decode, the kernels are close to each other and to the bytes, unless the cache is short. In sampling, ours leads,
-# by half at 64 rows and by little at a single row of 128 thousand logits, where it only keeps one SM busy.
+# In decode, the kernels are close to each other and to the bytes, unless the cache is short. In sampling, ours leads by
+# half at 64 rows, but only slightly at a single row of 128 thousand logits, where it only keeps one SM busy.
 #
 # ### The sampler's kernel
 

@@ -51,9 +51,10 @@ launch_timeline(recorded("h200"))
 # ## Where does the time go?
 #
 # We'll look at two layers in bf16, both for one token of one sequence and without rotary embeddings. *small* has the
-# sizes of a layer of Qwen3 0.6B, except for heads of 64 elements instead of 128. *8B* has those of Llama 3 8B. The cache holds
-# 512 tokens (small) or 1024 (8B). Each timed call runs a stack of eight layers with different weights, because a single
-# layer's weights might stay in L2. All times below are per layer, and they were recorded on an H100.
+# dimensions of a Qwen3 0.6B layer, except that its heads have 64 elements instead of 128. *8B* has those of a Llama 3
+# 8B layer. The cache holds 512 tokens (small) or 1024 (8B). Each timed call runs a stack of eight layers with different
+# weights, because a single layer's weights might stay in L2. All times below are per layer, and they were recorded on
+# an H100.
 # <!-- given 0.6 B: the model's name -->
 #
 # Nearly all the bytes are weights, and each weight is read once. At the data sheet's bandwidth, that takes:
@@ -177,12 +178,12 @@ display(table(columns, rows, h100.label_of("short_kernels_ends")))
 # graph.replay()
 # ```
 #
-# In return, shapes, addresses and numbers from Python are fixed, the CPU can't read any values inside the graph, and the
-# graph's memory remains allocated. Decode steps can live with that. Serving systems record graphs for a few batch sizes, and pad each
-# batch to the next one.
+# The catch is that shapes, addresses and numbers from Python are fixed, the CPU can't read any values inside the graph,
+# and the graph's memory remains allocated. Decode steps can live with that. Serving systems record graphs for a few
+# batch sizes, and pad each batch to the next one.
 #
 # Let's count the launches in the eager layer, with sizes small enough for any machine: the count doesn't depend on
-# them. `dry_run` lists the launches as a GPU makes them. (Without a GPU, PyTorch's RMSNorm would count as six.)
+# them. `dry_run` lists the launches that a GPU would see. (Without a GPU, PyTorch's RMSNorm would count as six.)
 
 # %%
 inputs = OP.inputs(64, 4, 2, 72, 5, dtype=torch.float32, device=device)
@@ -191,7 +192,7 @@ print(f"eager: {eager_launches} launches per layer")
 
 # %% [markdown]
 # **How much faster is the small eager layer as a graph?** Use the model for both times. The last row of the table of
-# empty kernels has the call and the gap of a PyTorch operator.
+# empty kernels gives the call and the gap of a PyTorch operator.
 
 # %% tags=["hide-input"]
 as_graph = predict_first("small layer, eager: time called over time as a graph", unit="times")
@@ -218,7 +219,7 @@ as_graph.compare(
 
 # %% [markdown]
 # You'd expect both layers to take the same time when called: eager makes the same launches for both, and the GPU waits
-# for the CPU. But the CPU wasn't equally fast in the two recordings. *Going further* has the spread.
+# for the CPU. But the CPU was slower in one recording than in the other. *Going further* shows the spread.
 #
 # `torch.compile` fuses the elementwise operations around the matmuls, which leaves fewer kernels to launch. With
 # `mode="reduce-overhead"` it also records a CUDA graph. We recorded all graphs by hand instead, so that every version
@@ -251,8 +252,8 @@ normed = s * (s.square().mean(1, keepdim=True) + 1e-6).rsqrt()
 puzzle(add_norm_kernel, 3, x, residual, wanted=torch.stack([s, normed], 1).flatten(), COLS=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>kept = s</code>. If you store <code>x</code>, the norm is still right, and so
-# is the next matmul. But everything after it has lost the residual stream.</details>
+# <details><summary>Answer</summary><code>kept = s</code>. If you store <code>x</code>, the norm is still correct, and
+# so is the next matmul. But everything after it has lost the residual stream.</details>
 #
 # <!-- choices
 # kept = x
@@ -291,8 +292,8 @@ gap = empty["torch add"]["graph"].median / EMPTY
 print(f"by the gaps alone: {(apart - eager_launches) * gap * 1e6:.1f} us")
 across.compare(
     round((times["8B"]["graph"]["eager, a product each"] - times["8B"]["graph"]["eager"]) * 1e6, 1),
-    "That's more than the gaps. Each launch has its own ramp-up and tail, too, and as short "
-    "matmuls k and v probably don't reach the bandwidth.",
+    "That's more than the gaps. Each launch has its own ramp-up and tail, too, and the "
+    "short k and v matmuls probably don't reach full bandwidth.",
 )
 
 # %% [markdown]
@@ -323,7 +324,7 @@ def double_kernel(x_ptr, y_ptr, PDL: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if PDL:
         gdc_launch_dependents()  # the next kernel may start
-        gdc_wait()  # the kernel before has ended
+        gdc_wait()  # the previous kernel has ended
     tl.store(y_ptr + at, 2 * tl.load(x_ptr + at))
 
 
@@ -361,7 +362,7 @@ dependent.compare(
     round(times["8B"]["graph"]["dependent launch"] * 1e6),
     "It got slower, although we expected to save time. Each kernel lets the next one start right "
     "away, and its waiting programs hold registers and warps that the running kernel could use. "
-    "Where the signal comes later, the loss is gone.",
+    "With a later signal, the loss is gone.",
 )
 
 # %% [markdown]
@@ -376,7 +377,7 @@ dependent.compare(
 # (`kernels/counters.py`):
 #
 # ```python
-# signal(counter_ptr)       # add 1; a program that sees it sees earlier stores (release)
+# signal(counter_ptr)       # add 1; a program that sees it also sees earlier stores (release)
 # wait(counter_ptr, value)  # loop until the counter has reached value (acquire)
 # ```
 #
@@ -459,7 +460,7 @@ order_puzzle(tiles_then_sum, shares, wanted=(2 * shares.sum()).expand(6))
 # %%
 whole = measure(kernels.decoder_layer, *inputs)
 close = torch.allclose(whole.result[0], decoder_layer_reference(*inputs)[0], rtol=1e-4, atol=1e-4)
-print(f"as the reference: {close}; {whole.launches} launches (the first zeroes the counters)")
+print(f"matches the reference: {close}; {whole.launches} launches (the first zeroes the counters)")
 weight = inputs[3]
 print(f"the first weight is read {whole.by_tensor['qkv'].read / weight.nbytes:.0f} time")
 hazards = check_orders(kernels.decoder_layer, *inputs, orders=6)
@@ -503,7 +504,7 @@ for name, each in compiled.items():
 
 # %% [markdown]
 # Two programs of the persistent kernel fit on an SM, but only because they have four warps instead of eight. With just
-# one, the SM would have nothing to do while that program waits at a counter. On its own, attention would have four
+# one, the SM would have nothing to do while that program waits at a counter. On its own, attention would fit four
 # programs of eight warps.
 #
 # **Claim: "One persistent kernel per layer is faster than a graph of its parts."** Let's test that on the 8B layer, as
@@ -537,9 +538,9 @@ persistent.compare(
 # %% [markdown]
 # ## The whole waterfall
 #
-# Here are all the steps in one chart. Grey is the time that a step has in common with the one above it, the outlined
-# part is the time it saves, and orange is time it adds. The line marks how long the bytes alone would take. Blue is the
-# model's prediction, which we have for every step except `torch.compile`, because we didn't count its kernels.
+# Here are all the steps in one chart. Grey is the time that a step shares with the one above it, the outlined part is
+# the time it saves, and orange is time it adds. The line marks how long the bytes alone would take. Blue is the model's
+# prediction, which we have for every step except `torch.compile`, because we didn't count its kernels.
 #
 # 1. Look at the small layer, called from Python. Which bars follow the model, and which term of the model dominates?
 # 2. Switch to graphs. How far is each bar from its prediction?
@@ -589,7 +590,7 @@ WaterfallExplorer(times, floors, model)
 #
 # The model assumes that a kernel moves bytes at full bandwidth from the first cycle to the last. Subtract its three
 # terms from a graph's time, and what remains is ramp-up, tail and loads that are slower than the bandwidth. **At 8B,
-# how many times as much is that per launch for our five kernels as for eager's 14?** You've seen all the numbers.
+# how many times larger is that per launch for our five kernels than for eager's 14?** You've seen all the numbers.
 
 # %% tags=["hide-input"]
 remains = predict_first("8B as a graph: rest per launch, our five kernels over eager", unit="times")
@@ -617,8 +618,8 @@ remains.compare(
 )
 
 # %% [markdown]
-# The megakernel leaves the least, because ramp-ups and tails went with the launches. At 8B, eager comes next despite its
-# 14 launches.
+# The megakernel has the least left over, because removing the launches also removed their ramp-ups and tails. At 8B,
+# eager comes next despite its 14 launches.
 #
 # ## When to stop
 #
@@ -633,7 +634,7 @@ for way in times["8B"]["graph"]:
         time = times[name]["graph"][way]
         shown += [f"{time * 1e6:.1f} us", f"{time / floors[name]:.1f}x"]
     rows.append((way, *shown))
-columns = ("as a graph", "small", "of its bytes", "8B", "of its bytes")
+columns = ("as a graph", "small", "vs its floor", "8B", "vs its floor")
 table(columns, rows, h100.label_of("short_kernels_small", "short_kernels_8B"))
 
 # %% [markdown]
@@ -678,7 +679,8 @@ predictions()
 # <details><summary>Answer</summary>It's correct, because no kernel writes the weight. If you swap them, it may read the
 # activation before it has been stored.</details>
 #
-# 3. A persistent kernel passes a hundred tests on a GPU with 132 SMs and hangs forever with 108 SMs. What's missing?
+# 3. A persistent kernel passes a hundred tests on a GPU with 132 SMs and hangs forever on one with 108 SMs. What's
+#    missing?
 # <details><summary>Answer</summary>A cooperative launch, and a grid size that depends on the device. If an SM has room
 # for one program, 24 programs don't get an SM, and the others wait for them forever. With the option, you'd get an
 # error at the launch.</details>

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # The lab bench
 #
-# Every instrument in the course, one call each, applied to one function. Replace the function and its inputs with your
-# own, and run all cells.
+# This notebook applies every instrument in the course to one function, with one call each. Replace the function and its
+# inputs with your own, and run all cells.
 
 # %% tags=["hide-input"]
 import torch
@@ -51,7 +51,7 @@ def plain(gate, up):
 inputs = torch.randn(2, 100_000, device="cuda" if runtime.has_gpu() else "cpu").unbind()
 
 # %% [markdown]
-# First, line by line, on a few values in small blocks (`watch` also takes CUDA C++ kernels):
+# First, watch it run line by line on a few values in small blocks (`watch` also takes CUDA C++ kernels):
 
 # %%
 few = [each[:12] for each in inputs]
@@ -98,7 +98,7 @@ occupancy_chart(needs.occupancy())
 intensity = report.work.intensity
 point = Point("yours, as predicted", intensity, report.flops / report.prediction.time, "fused")
 limit = report.roof.bound(report.work)
-bound = f"{limit}-bound at best, and far below that roof: small work waits for its launch"
+bound = f"{limit}-bound at best, and far below that roof: a short kernel waits for its launch"
 roofline_chart(report.roof, [point], bound, f"yours does {intensity:.2f} FLOP/byte")
 
 # %%
