@@ -88,7 +88,7 @@ def gradient_cases(
     ]
     found.append(call("more rows than programs", "the loop over rows, and the sums over all of them", rows, 65))
     many = cases.between(1050, 1500, seed)
-    found.append(call("many more", "the loop over rows, and the sums over all of them", many, 3))
+    found.append(call("many more", "the loop over rows, and the sums over all of them", many, 33))
     for label, shape in (
         ("three dimensions", (2, 3, 65)),
         ("four dimensions", (2, 2, 3, 65)),

@@ -1,4 +1,4 @@
-# A kernel for each activation about one tiled product; the grid transposed.
+# A kernel for each activation around one tiled product.
 
 # %%
 import torch
@@ -28,8 +28,8 @@ def product(x_ptr, w_ptr, b_ptr, row, col, M, N, K, xm, xk, wn, wk, SIZE: tl.con
 
 @triton.jit
 def relu_kernel(x_ptr, w_ptr, b_ptr, y_ptr, M, N, K, xm, xk, wn, wk, SIZE: tl.constexpr):
-    row = tl.program_id(1) * SIZE + tl.arange(0, SIZE).to(tl.int64)
-    col = tl.program_id(0) * SIZE + tl.arange(0, SIZE).to(tl.int64)
+    row = tl.program_id(0) * SIZE + tl.arange(0, SIZE).to(tl.int64)
+    col = tl.program_id(1) * SIZE + tl.arange(0, SIZE).to(tl.int64)
     s = product(x_ptr, w_ptr, b_ptr, row, col, M, N, K, xm, xk, wn, wk, SIZE)
     y = tl.where(s < 0, 0.0, s)
     tl.store(
@@ -39,8 +39,8 @@ def relu_kernel(x_ptr, w_ptr, b_ptr, y_ptr, M, N, K, xm, xk, wn, wk, SIZE: tl.co
 
 @triton.jit
 def gelu_kernel(x_ptr, w_ptr, b_ptr, y_ptr, M, N, K, xm, xk, wn, wk, SIZE: tl.constexpr):
-    row = tl.program_id(1) * SIZE + tl.arange(0, SIZE).to(tl.int64)
-    col = tl.program_id(0) * SIZE + tl.arange(0, SIZE).to(tl.int64)
+    row = tl.program_id(0) * SIZE + tl.arange(0, SIZE).to(tl.int64)
+    col = tl.program_id(1) * SIZE + tl.arange(0, SIZE).to(tl.int64)
     s = product(x_ptr, w_ptr, b_ptr, row, col, M, N, K, xm, xk, wn, wk, SIZE)
     y = s * (0.5 + 0.5 * tl.erf(s * 0.7071067811865476))
     tl.store(
@@ -50,8 +50,8 @@ def gelu_kernel(x_ptr, w_ptr, b_ptr, y_ptr, M, N, K, xm, xk, wn, wk, SIZE: tl.co
 
 @triton.jit
 def silu_kernel(x_ptr, w_ptr, b_ptr, y_ptr, M, N, K, xm, xk, wn, wk, SIZE: tl.constexpr):
-    row = tl.program_id(1) * SIZE + tl.arange(0, SIZE).to(tl.int64)
-    col = tl.program_id(0) * SIZE + tl.arange(0, SIZE).to(tl.int64)
+    row = tl.program_id(0) * SIZE + tl.arange(0, SIZE).to(tl.int64)
+    col = tl.program_id(1) * SIZE + tl.arange(0, SIZE).to(tl.int64)
     s = product(x_ptr, w_ptr, b_ptr, row, col, M, N, K, xm, xk, wn, wk, SIZE)
     tl.store(
         y_ptr + row[:, None] * N + col[None, :],
@@ -66,7 +66,7 @@ def linear_act(x, weight, bias, activation):
     (m, k), (n, _) = x.shape, weight.shape
     y = torch.empty((m, n), dtype=torch.float16, device=x.device)
     if m:
-        kernel[triton.cdiv(n, 64), triton.cdiv(m, 64)](
+        kernel[triton.cdiv(m, 64), triton.cdiv(n, 64)](
             x, weight, bias, y, m, n, k, *x.stride(), *weight.stride(), SIZE=64
         )
     return y
