@@ -3,7 +3,7 @@
     python -m benchmarks.block warm WAY TOKENS        compile what `times` would, and leave it in the caches
     python -m benchmarks.block times FILE             all of WAYS at all of TOKENS, written to FILE as they come
     python -m benchmarks.block parts FILE             the block's parts, each by all that can do it
-    python -m benchmarks.block autotuned TOKENS FILE  what max-autotune makes of it, beside ours in the same run
+    python -m benchmarks.block autotuned TOKENS FILE  the block under max-autotune, next to ours in the same run
 
 Run it from the repository root on a GPU; benchmarks/profiles.py runs all of it. `--small` shrinks it for a dry run on a
 CPU.

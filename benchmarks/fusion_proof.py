@@ -363,13 +363,14 @@ def document() -> str:
     return f"""# The fusion analyser on trial
 
 Built by `source/fusion_proof.py` from what was recorded on {day} on an {gpu} with
-PyTorch {versions["torch"]} and Triton {versions["triton"]}. The module says how edges and speed-ups are counted.
+PyTorch {versions["torch"]} and Triton {versions["triton"]}. The module explains how edges and speed-ups are counted.
 
 {headline(held_out)}
-Rules of legality were mended after looking at the edges below, those of the held-out graphs too; constants of time were
-not. Compiled is Inductor on the traced graph; a training step is one graph there, where torch.compile would make two.
-Who was right was timed on regions of a graph (benchmarks/fusion_choices.py): Inductor's choice is the region compiled
-whole, the analyser's its groups compiled one by one. Within {TIE:.0%} is a draw.
+We corrected the legality rules after looking at the edges below, including those of the held-out graphs, but didn't
+change the time constants. *Compiled* means Inductor on the traced graph: there a training step is one graph, whereas
+torch.compile would make two. To decide who was right, we timed regions of a graph (benchmarks/fusion_choices.py):
+Inductor's choice is the region compiled whole, the analyser's its groups compiled one by one. Within {TIE:.0%} is a
+draw.
 
 ## Held out
 
@@ -377,13 +378,13 @@ whole, the analyser's its groups compiled one by one. Within {TIE:.0%} is a draw
 {table(held_out)}
 ```
 
-## The catalogue's references, whose times constants were fitted to
+## The catalogue's references, to whose times constants were fitted
 
 ```
 {table(fitted)}
 ```
 
-## The same with the kernels of this course instead of Inductor's
+## The same with this course's kernels instead of Inductor's
 
 Median error {statistics.median(map(abs, errors.values())):.1%}.
 
@@ -397,7 +398,7 @@ graph                  predicted measured  error
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("graphs", nargs="*", help="names in the record; those held out by default")
-    parser.add_argument("--all", action="store_true", help="those too whose times constants were fitted to")
+    parser.add_argument("--all", action="store_true", help="include those to whose times constants were fitted")
     options = parser.parse_args(arguments)
     found = compared(options.graphs, held_out=not options.all)
     print(table(found))

@@ -1,8 +1,8 @@
 """`make results`: measure every recorded figure again on this GPU, then rebuild everything that shows it.
 
     python -m benchmarks.retake               all of STEPS, one after the other
-    python -m benchmarks.retake --from NAME   go on with a step that failed or was stopped
-    python -m benchmarks.retake --list        say what would be run, and run nothing
+    python -m benchmarks.retake --from NAME   continue with a step that failed or was stopped
+    python -m benchmarks.retake --list        list what would run, without running it
 
 Each step is its own command and writes its own files, named after the GPU, so finished steps are never lost. Lessons
 show the H200's figures. After a run on an H200 they show the new ones; figures of other GPUs are stored next to them,

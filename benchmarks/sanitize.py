@@ -3,7 +3,7 @@
     python -m benchmarks.sanitize [TOOL ...] [--processes N] [--seconds N]
 
     memcheck    accesses past the end of a tensor, or to an address that the width of a load does not allow
-    synccheck   barriers that not every thread comes to
+    synccheck   barriers that not every thread reaches
     initcheck   reads of memory that nothing has written
     racecheck   shared memory that two warps touch with no barrier between
 

@@ -25,7 +25,7 @@ RECORDS = ("h200", "h100_80gb_hbm3")
 HEADING = """\
 # Claims that circulate, and how they fared
 
-Built by `source/claims.py` from the lessons, where each claim is tried: edit there.
+Built by `source/claims.py` from the lessons, where each claim is tested: edit there.
 """
 
 

@@ -125,7 +125,7 @@ def bare_launch() -> Timing:
 
 
 def launches() -> dict[str, dict[str, Timing]]:
-    """ "host" -> who launches -> seconds a call in a row of calls; "gpu" -> what the kernel does -> the GPU's own."""
+    """ "host" -> who launches -> seconds per call, back to back; "gpu" -> what the kernel does -> the GPU's own."""
     x = torch.rand(NUMBERS, device="cuda")
     y = torch.empty_like(x)
 

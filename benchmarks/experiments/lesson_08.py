@@ -3,11 +3,11 @@
 A linear layer with its epilogue, y = act(x W^T + bias), built up step by step: the kernels of lesson 08.
 
     one output      a program sums one element of y
-    registers       a tile of y a program, its sums in registers; ordinary cores
+    registers       a tile of y per program, its sums in registers; CUDA cores
     tiles           the same by tl.dot, on tensor cores; stages are its `num_stages`
     grouped         programs that run together make a block of tiles, not a strip
     descriptors     the copy engine (TMA) fetches the tiles
-    persistent      one program an SM walks over tiles
+    persistent      one program per SM loops over tiles
 
 and two that conflict with an epilogue: `parts` splits the sums along K, and `whole_rows` has an epilogue that needs a
 whole row of y. x (M, K), W (N, K) and y (M, N) are row-major in one 16-bit dtype; bias is (N,).

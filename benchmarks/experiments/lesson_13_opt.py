@@ -89,7 +89,7 @@ WAYS = {
 
 
 def opt_layer(tokens: int) -> dict[str, dict[str, Timing]]:
-    """Clock -> way -> time of a layer: the GPU's own, cold L2; and a call's in a row of calls."""
+    """Clock -> way -> time of a layer: the GPU's own, cold L2; and that of back-to-back calls."""
     torch._dynamo.reset()
     given = layer_inputs(tokens, dtype=torch.bfloat16, device="cuda")
     functions = dict(WAYS)

@@ -59,7 +59,7 @@ class BenchReport:
 
     def times(self) -> dict[str, dict[str, Timing]]:
         """Return clock -> function -> seconds on this machine, alternating with the reference: "alone", and on a GPU
-        "call", the caller's cost per call in a row of calls. Without a GPU kernels are interpreted, so their times mean
+        "call", the caller's cost per call, back to back. Without a GPU kernels are interpreted, so their times mean
         nothing."""
         calls = {name: lambda each=each: each(*self.inputs) for name, each in self.functions.items()}
         if not torch.cuda.is_available():
@@ -69,7 +69,7 @@ class BenchReport:
     def __repr__(self):
         lines = []
         if self.reference is not None:
-            lines += [("values", self.difference or "right: the reference's, within what its dtype can hold")]
+            lines += [("values", self.difference or "right: match the reference within its dtype's precision")]
         lines += [("traffic", repr(self.traffic))]
         if self.reference is not None:
             lines += [("reference", repr(self.reference))]

@@ -105,7 +105,7 @@ def read_ncu(source: str | Path) -> tuple[NcuKernel, ...]:
         denied = "ERR_NVGPUCTRPERM" in text
         why = "the driver lets only administrators read counters" if denied else "it has no column Kernel Name"
         raise ValueError(
-            f"no page of Nsight Compute: {why}; run `fusion profile script.py`, which lists what is missing"
+            f"not a Nsight Compute page: {why}; run `fusion profile script.py`, which lists what is missing"
         )
     kernels = _details(table) if "Metric Name" in table[0] else _raw(table)
     return tuple(kernels)

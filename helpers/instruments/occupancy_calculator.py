@@ -261,7 +261,7 @@ class Occupancy:
             return f"an SM holds no more than {self.blocks} blocks"
         less = self.one_more_block
         if not less:
-            return "no smaller block lets one more in: the carve-out of shared memory is too small"
+            return "no smaller block makes room for one more: the carve-out of shared memory is too small"
         return f"one more block needs {' and '.join(_fewer(resource, count) for resource, count in less.items())}"
 
     def sweep(self, resource: str) -> Sweep:

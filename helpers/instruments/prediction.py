@@ -30,7 +30,7 @@ unless the copy engine fetches them, its operands wait for one another:
     time = launch + ramp + the larger of latency and (the largest of DRAM, L2, matrix + 0.45 x arithmetic)
 
 For other Triton kernels the instructions are those of the SASS compiled for the device, with loops weighted by how
-often the dry run executed their loads. PyTorch's kernels use a table of measured throughput.
+many times the dry run executed their loads. PyTorch's kernels use a table of measured throughput.
 
 L2 starts cold, as timing.py measures. A later launch finds in L2 what the ones before left there: bytes whose
 reuse distance (bytes moved since) is below a quarter of L2 all hit, and none beyond five quarters (three for bytes
@@ -41,17 +41,17 @@ own were fitted to times of the catalogue's kernels: CYCLES, EXTRA_CYCLES and RO
 H200; COLD_CODE, DISPATCH, STALLS, EXPOSED, HINTED and BEYOND_L1 to half of the points of an H100's sweep; the 0.45 to
 flash attention's; SERIAL to 14 linear layers of the sweep by the plain kernel.
 Other devices are taken to reach the same share of their bandwidth and the same rate per SM and clock.
-`python benchmarks/predictions.py` prints how far the predictions are from the recorded times, those that nothing was
-fitted to apart.
+`python benchmarks/predictions.py` prints how far the predictions are from the recorded times, and lists
+separately those to which nothing was fitted.
 
-`unsure` names what may be off by more than a fifth, with the reason and a bound. At shapes drawn by lot, 38 of 88 times
-of our row and elementwise kernels have no such reason: half of these are 5 % off or less, nine in ten 11 %, the worst
-29 %. Those with one are off by 16 % in the median and 42 % at worst, mostly too short: rows that 16 bytes don't divide,
-and fewer programs than SMs. Tiled kernels, always unsure, are off by 20 % (tuned) and 25 % (plain) in the median,
-62 % at worst. PyTorch's own norms, softmax and top-k have one throughput for all row lengths, and take 0.5x to 4x the
-predicted time; its other kernels are 15 % off in the median, 40 % at worst. No constant was fitted to the
-shapes drawn by lot, but the form of the tiles' latency and the reasons were chosen after looking at them, and the
-bounds are the worst found there and in a sample of the sweep.
+`unsure` names what may be off by more than a fifth, with the reason and a bound. At randomly drawn shapes, 38 of 88
+times of our row and elementwise kernels have no such reason: half of these are off by at most 5 %, nine in ten by at
+most 11 %, the worst by 29 %. Those with one are off by 16 % in the median and 42 % at worst, mostly too short: rows
+whose size isn't a multiple of 16 bytes, and fewer programs than SMs. Tiled kernels, always unsure, are off by 20 %
+(tuned) and 25 % (plain) in the median, 62 % at worst. PyTorch's own norms, softmax and top-k have one throughput for
+all row lengths, and take 0.5x to 4x the predicted time; its other kernels are 15 % off in the median, 40 % at worst. No
+constant was fitted to these random shapes, but the form of the tiles' latency and the reasons were chosen after looking
+at them, and the bounds are the worst found there and in a sample of the sweep.
 """
 
 import math
@@ -114,8 +114,8 @@ CLOSE, FEW_BLOCKS = 0.8, 4  # the second largest term of the largest; blocks tha
 NARROW = 8  # loads and stores in the code, below which their width says little
 # Why a prediction may be off by more than a fifth. Where none of these holds, nine in ten are 11 % off or less.
 UNSURE = {
-    "narrow": "most loads and stores take 4 bytes per thread or less, as in rows that 16 bytes don't divide: "
-    "it may take 0.6x to 3x the predicted time",
+    "narrow": "most loads and stores take 4 bytes per thread or less, as in rows whose size isn't a multiple of 16 "
+    "bytes: it may take 0.6x to 3x the predicted time",
     "few": "fewer programs than SMs: the time is one program's chain of dependent instructions; it may take up to 1.6x "
     "the predicted time",
     "close": "two resources take about equally long, and few programs fit an SM: they may overlap less, and it may "
@@ -526,7 +526,7 @@ def _cycles(resources: Resources, launch: TritonLaunch) -> tuple[float, float, f
 
 
 def _iterations(instructions: tuple[Instruction, ...], threads: int, launch: TritonLaunch) -> dict:
-    """(first, last instruction) -> how often each loop runs: as often as it takes to load what its source lines load.
+    """(first, last instruction) -> how many times each loop runs: enough to load what its source lines load.
 
     An unrolled loop comes before the one that works off what is left. A loop whose loads the program never executed
     does not run. One that loads nothing by itself counts to its bound, in every turn of the loops around it, or, where
@@ -553,7 +553,7 @@ def _iterations(instructions: tuple[Instruction, ...], threads: int, launch: Tri
 
 
 def _turns(loop: tuple[Instruction, ...]) -> int | None:
-    """Return how often a loop runs that counts a register from 0 to a constant; None of others."""
+    """Return how many times a loop runs that counts a register from 0 to a constant; None of others."""
     counters = (re.search(r"\b(R\d+), \1, (0x[0-9a-f]+)\b", each.text) for each in loop if "ADD" in each.opcode)
     steps = dict(found.groups() for found in counters if found)
     for each in reversed(loop):
@@ -634,7 +634,7 @@ def _kind(launch: EagerLaunch, tensors: list[torch.Tensor]) -> str:
 
 
 def _reduction_rounds(outputs: int, length: int) -> int:
-    """Return how often a thread of PyTorch's reduction waits for its four loads, one after another.
+    """Return how many times a thread of PyTorch's reduction waits for its four loads, one after another.
 
     Source: setReduceConfig in aten/src/ATen/native/cuda/Reduce.cuh: up to 512 threads of a block share 16 outputs.
     """

@@ -1,4 +1,4 @@
-"""`fusion profile script.py`: a script of one's own under the profilers that this machine has."""
+"""`fusion profile script.py`: run a script of yours under the profilers that this machine has."""
 
 import glob
 import os
@@ -86,7 +86,7 @@ def profile_script(script: str, launches: int = 50) -> str:
 
     Raises:
         FileNotFoundError: no such script, or no ncu.
-        PermissionError: the driver keeps its counters to administrators.
+        PermissionError: the driver restricts its counters to administrators.
         RuntimeError: there is no GPU, or the profiler or the script failed.
     """
     path = Path(script)
@@ -113,6 +113,6 @@ def profile_script(script: str, launches: int = 50) -> str:
         done = subprocess.run([nsys, *asked["nsys"][1:]], capture_output=True, text=True)
         report = path.with_suffix(".nsys-rep")
         said.append(
-            f"{report}: open it in Nsight Systems" if report.exists() else f"nsys made no report: {done.stderr}"
+            f"{report}: open it in Nsight Systems" if report.exists() else f"nsys wrote no report: {done.stderr}"
         )
     return "\n".join([*said, *lacks])

@@ -21,7 +21,7 @@ COLUMNS = "GPU: its own time, cold L2; call: with Python and launch, warm caches
 
 
 def dated(date: str, kernels: list[str] | None) -> str:
-    """Return a date, and that an earlier kernel was timed then where one with these fingerprints is not there now."""
+    """Return a date, with a note if these fingerprints are of an earlier version of the kernel."""
     return date if is_current(kernels) else f"{date}, {EARLIER}"
 
 

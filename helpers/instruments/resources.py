@@ -2,7 +2,7 @@
 
     compile_for(add_gelu_kernel, x, y, out, n, device="A100", BLOCK=1024).registers
 
-Triton's own compiler and NVIDIA's assembler do the work; the driver is not asked.
+Triton's own compiler and NVIDIA's assembler do the work; the driver isn't involved.
 """
 
 import ast
@@ -428,7 +428,7 @@ def _compile_and_listen(source, target, options) -> tuple[CompiledKernel, str]:
 
 @contextlib.contextmanager
 def _diagnosed() -> Iterator[None]:
-    """Puts into the exception what the C++ half of the compiler wrote to standard error, past Python's."""
+    """Add to the exception what the compiler's C++ half wrote to standard error, bypassing Python's."""
     with tempfile.TemporaryFile() as file:
         sys.stderr.flush()
         real = os.dup(2)

@@ -4,9 +4,9 @@
     ridge      = peak / bandwidth                        FLOP/byte, where the two meet
 
 L2's bandwidth, over the bytes that cross between L2 and the SMs, is a roof of its own, and so is shared memory's, over
-the bytes that cross between it and the registers; the slowest level decides. So do units: tensor cores multiply
-matrices, CUDA cores do other arithmetic, special function units exponentials, reciprocals and roots, each at its own
-rate. A data sheet's roof is units times clock; the rate a GPU sustains is lower (`measured_device`).
+the bytes that cross between it and the registers; the slowest level decides. Each kind of unit has its own rate, too:
+tensor cores multiply matrices, CUDA cores do other arithmetic, and special function units compute exponentials,
+reciprocals and roots. A data sheet's roof is units times clock; the rate a GPU sustains is lower (`measured_device`).
 
 Sources: Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore
 architectures", CACM 52 (2009); for several levels, Yang, Kurth and Williams, "Hierarchical Roofline analysis for GPUs",

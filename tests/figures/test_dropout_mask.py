@@ -25,7 +25,7 @@ def test_boxes_borders_and_text():
     assert boxes(fours) == [(kept, number == 8) for number, kept in enumerate(other.flat)]
     assert [text.get_text() for text in fours.texts] == [str(each) for each in (COUNTERS % 4).flat]
     assert len(rows.lines) == 2 * (6 + 2) + 6  # around each row: 6 above, 6 between, 6 below, 2 sides each
-    assert repr(chart) == "One differs. rows: 4 of 12 dropped; fours: 5 of 12 dropped, 1 not as in the first"
+    assert repr(chart) == "One differs. rows: 4 of 12 dropped; fours: 5 of 12 dropped, 1 unlike the first"
     figure = chart.figure
     figure.draw_without_rendering()
     for text in figure.texts:
@@ -44,4 +44,4 @@ def test_shapes_that_do_not_fit_are_refused():
 @pytest.mark.parametrize(("other", "told"), [(KEPT, False), (~KEPT, True)])
 def test_an_edge_that_means_something_is_explained(other, told):
     chart = mask_chart({"one": Draw(COUNTERS, COUNTERS, KEPT), "two": Draw(COUNTERS, COUNTERS, other)}, "title")
-    assert any("edge: not as in the first mask" in text.get_text() for text in chart.figure.texts) == told
+    assert any("edge: differs from the first mask" in text.get_text() for text in chart.figure.texts) == told

@@ -117,7 +117,7 @@ def test_the_simulators_totals_are_the_analysers():
         {"bytes": plan.bytes_fused, "launches": plan.launches_fused, "time": plan.time_fused}
     )
     assert explorer.predicted == pytest.approx(plan.time_fused)
-    assert "the best there is" in explorer.text
+    assert "the best possible" in explorer.text
 
 
 def test_edges_fuse_and_unfuse_and_refuse_with_the_analysers_reason():

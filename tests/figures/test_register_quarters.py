@@ -53,7 +53,7 @@ def test_each_frame_shows_its_position():
 def test_what_lesson_07_says_is_to_be_found():
     odd, even = RegisterQuarters(96, 40), RegisterQuarters(128, 40)
     assert (odd.found.blocks, odd.left) == (16, [1024] * 4)
-    assert odd.finding == "16 blocks fit: the leftovers add up to one more, but they are in four quarters"
+    assert odd.finding == "16 blocks fit: the leftovers add up to one more, but are spread over four quarters"
     assert even.finding == "12 blocks fit, limited by registers"
     assert RegisterQuarters(512, 48).left == [4096] * 4  # two warps more per quarter, a block needs four
     assert RegisterQuarters(512, 40).found.blocks == 3

@@ -35,7 +35,7 @@ def test_a_bar_is_what_is_kept_and_then_what_is_removed_or_added():
         for colour in (TEXT, FUSED)
     }
     assert marks == {TEXT: {5}, FUSED: {35}}
-    assert scene.title == "small, call: fused is the fastest, at 4.0x the time of its bytes"
+    assert scene.title == "small, call: fused is the fastest, at 4.0x the minimum for its bytes"
     assert "eager: 40.0 us, 8.0x its bytes, predicted 35.0 us; fused: 20.0 us, 4.0x its bytes;" in scene.text
 
 

@@ -81,7 +81,7 @@ def test_each_frame_shows_its_position(arithmetic):
 
 def test_the_finding_says_what_happens():
     explorer = VarianceExplorer(mean=1.0)
-    assert "about as good as one another" in explorer.text
+    assert "about equally accurate" in explorer.text
     explorer.mean.value = 100.0
     assert re.search(r"one pass is [\d,.]+ times further off than two", explorer.text)
     explorer.mean.value = 1_000_000.0

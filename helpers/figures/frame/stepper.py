@@ -525,7 +525,7 @@ class Watch:
     def text(self) -> str:
         if self.scene is None:
             return (
-                f"{self.recording.kernel} ran, and is too large to watch: {self.recording.too_large}. Take a few dozen "
+                f"{self.recording.kernel} ran, but is too large to watch: {self.recording.too_large}. Use a few dozen "
                 f"numbers in blocks of 4 to 64, or tiles of 16 × 16. {self.traffic}"
             )
         return self.chart().text

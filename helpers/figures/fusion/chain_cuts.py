@@ -157,7 +157,7 @@ def _scene(plan: FusionPlan, layout: _Layout) -> Animation:
         end = ANSWERED * number + ASKED if number < len(plan.edges) else seconds + 1
         movers.append(_shown((x + 2, y + 2, (room - 4) * value / moved[0], 14), begin, end, UNFUSED))
     notes.append(Note("0", x, y + 32))
-    notes.append(Note(f"{si(moved[0], 'B')}, all apart", x + room, y + 32, "right"))
+    notes.append(Note(f"{si(moved[0], 'B')}, unfused", x + room, y + 32, "right"))
     legend = "orange: through memory, blue: in one kernel, grey: asked, red: refused"
     lines = folded(legend, layout.width).split("\n")
     notes += [Note(line, x, y + 52 + 15 * number) for number, line in enumerate(lines)]

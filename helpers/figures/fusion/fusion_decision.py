@@ -130,7 +130,7 @@ QUESTIONS = (
     "Does torch.compile write the kernel?",
 )
 NO = (
-    "Leave it apart",
+    "Leave it unfused",
     "Make it two kernels",
     "A CUDA graph first",
     "Leave it: not worth a kernel",
@@ -170,7 +170,7 @@ def decide(kind: str, rows: int, operations: int, share: float, launched: str, d
     launching = found.launches * _host() if launched == LAUNCHED[0] else 0.0
     rest = f"{share:.0%} of a step, launched {launched}, {device}"
     what = f"{found.launches} launches ({kind}), {rows:,} x {COLUMNS:,}, {rest}"
-    answers = [(not found.illegal, found.illegal or "each block has all that it needs")]
+    answers = [(not found.illegal, found.illegal or "each block has all the data it needs")]
     if not found.illegal:
         answers.append((not found.too_many, found.too_many or _registers(found.kernel)))
     if found.kernel:
@@ -183,7 +183,7 @@ def decide(kind: str, rows: int, operations: int, share: float, launched: str, d
         why = f"{si(found.eager_time, 's')} become {si(fused, 's')}, the step is {_percent(gain)} faster"
         answers.append((gain >= WORTH, why))
         if gain >= WORTH:
-            answers.append((found.kernel.kind in WRITTEN, WRITTEN.get(found.kernel.kind, "it leaves products alone")))
+            answers.append((found.kernel.kind in WRITTEN, WRITTEN.get(found.kernel.kind, "it leaves matmuls alone")))
     return Decision(tuple(answers), what)
 
 

@@ -71,7 +71,7 @@ def told(name: str, graph: TwoPartitions) -> tuple[str, str]:
     rows = rows_of(graph)
     counts = [len({kernel for row in rows for kernel in getattr(row, side)}) for side in ("ours", "theirs")]
     same = graph.edges - len(graph.differing)
-    title = f"{name}: {counts[0]} kernels of the analyser's, {counts[1]} of torch.compile's"
+    title = f"{name}: {counts[0]} kernels from the analyser, {counts[1]} from torch.compile"
     where = "; ".join(f"{one} to {other}" for one, other in graph.differing) or "none"
     kernels = ", ".join(f"{row.name} {_numbers(row.ours)}/{_numbers(row.theirs)}" for row in rows)
     return title, f"{title}; of {graph.edges} edges they agree on {same}. Differing: {where}. Kernels: {kernels}."

@@ -44,7 +44,7 @@ function render({ model, el }) {
     show(`Refused: ${next}. `);
     edges[index].classList.add("fusion-refused");
   };
-  for (const [name, where] of [["all apart (Home)", "apart"], ["as the analyser would (End)", "best"]]) {
+  for (const [name, where] of [["unfused (Home)", "apart"], ["as the analyser would (End)", "best"]]) {
     const button = add(buttons, "button", { type: "button" });
     button.textContent = name;
     button.addEventListener("click", () => go(model.get("data")[where]));

@@ -1,7 +1,7 @@
 """The simulator of lesson 13: a graph whose edges fuse and unfuse, by click and by key, and the cost at once.
 
 Every kernel's cost and every refusal is the analyser's own (helpers/instruments/fusion), for each partition that legal
-steps reach from operations all apart, worked out beforehand: the page only looks up.
+steps reach from the unfused graph, worked out beforehand: the page only looks up.
 """
 
 import html
@@ -184,7 +184,7 @@ def _text(simulation: Simulation, groups: Partition) -> str:
     kernels = "; ".join(
         " + ".join(simulation.names[place] for place in bits(mask)) for mask in groups if mask.bit_count() > 1
     )
-    where = "the best there is" if totals["time"] <= best * (1 + 1e-9) else f"the best is {si(best, 's')}"
+    where = "the best possible" if totals["time"] <= best * (1 + 1e-9) else f"the best is {si(best, 's')}"
     return (
         f"{si(totals['bytes'], 'B')}, {totals['launches']} launches, at most {live} values alive, "
         f"{si(totals['time'], 's')} predicted; {where}. Fused: {kernels or 'nothing'}."
@@ -194,8 +194,8 @@ def _text(simulation: Simulation, groups: Partition) -> str:
 def _finding(simulation: Simulation, groups: Partition) -> str:
     gain = simulation.totals(simulation.apart)["time"] / simulation.totals(groups)["time"]
     if abs(gain - 1) < 0.005:
-        return "As fast as all apart" if groups != simulation.apart else "All apart: one kernel per operation"
-    return f"{gain:.2f} times as fast as all apart" if gain > 1 else f"{1 / gain:.2f} times slower than all apart"
+        return "As fast as unfused" if groups != simulation.apart else "Unfused: one kernel per operation"
+    return f"{gain:.2f} times as fast as unfused" if gain > 1 else f"{1 / gain:.2f} times slower than unfused"
 
 
 def _table(simulation: Simulation, groups: Partition) -> str:
@@ -339,7 +339,7 @@ def _graph_svg(simulation: Simulation, places: Places) -> str:
         (a, b), *rest = curve
         path = f"M{a:.1f} {b:.1f}C" + " ".join(f"{c:.1f} {d:.1f}" for c, d in rest)
         dashes = ' stroke-dasharray="4 3"' if handle.shared else ""
-        name = f"{first} and {second}, which read the same" if handle.shared else f"{first} to {second}"
+        name = f"{first} and {second}, which read the same tensor" if handle.shared else f"{first} to {second}"
         parts.append(
             f'<g class="fusion-edge" role="switch" tabindex="0" aria-checked="false" aria-label="{name}">'
             f'<path d="{path}" fill="none" stroke="{LIMIT}" stroke-width="1.5"{dashes}/>'

@@ -33,7 +33,7 @@ def _said(timeline: KernelTimeline, place: int) -> str:
     kind = "a product" if kernel.product else "bytes"
     return (
         f"kernel {place + 1} of {len(timeline.kernels)}: {kernel.short_name}, {si(kernel.duration, 's')}, {kind}; "
-        f"before it {si(gap, 's')} of nothing"
+        f"{si(gap, 's')} idle before it"
     )
 
 

@@ -70,10 +70,10 @@ def _scene(run: Recorded, numbers: int, left: float = LEFT, right: float = RIGHT
     notes += [
         Note("0", left, bottom, "center"),
         Note(si(seconds, "s"), right, bottom, "right"),
-        Note("grey in the GPU's lane: it waits to be given work", left, bottom + 18),
+        Note("grey in the GPU's lane: idle, waiting for work", left, bottom + 18),
     ]
     told = (
-        (0.0, "The CPU launches; the GPU runs what it was given."),
+        (0.0, "The CPU launches kernels; the GPU runs them."),
         *sorted((end, f"{name} is done.") for name, end in ends.items()),
     )
     return Animation(

@@ -31,7 +31,7 @@ class LaunchCosts:
 
 @dataclass(frozen=True)
 class ChainTime:
-    """Seconds a call of a chain takes in a row of calls: the CPU's, the GPU's starts, the memory's."""
+    """Seconds per call of a chain, called back to back: the CPU's, the GPU's starts, the memory's."""
 
     launches: int
     nbytes: int
@@ -57,7 +57,7 @@ def launch_costs(run: Recorded) -> LaunchCosts:
     """Return the cost of launches on a recorded machine, from the smallest of its `chain_sizes`: four operations, or
     one kernel.
 
-    So small a chain is all launch: a row of calls keeps the CPU busy, a CUDA graph of them only the GPU.
+    A chain this small is all launch overhead: back-to-back calls keep the CPU busy, a CUDA graph only the GPU.
 
     Raises:
         ValueError: that experiment was not recorded.
@@ -111,8 +111,8 @@ def launch_axes() -> tuple[Figure, Axes]:
         figure = Figure(figsize=(8, 4))
         axes = figure.add_axes((0.1, 0.12, 0.88, 0.78))
         axes.set(xscale="log", yscale="log", xlim=SIZES, ylim=SECONDS)
-        axes.set_xlabel("numbers in the tensor")
-        axes.set_ylabel("time of a call")
+        axes.set_xlabel("elements in the tensor")
+        axes.set_ylabel("time per call")
         axes.xaxis.set_major_locator(LogLocator(numticks=20))
         axes.yaxis.set_major_locator(LogLocator(numticks=20))
         axes.xaxis.set_major_formatter(lambda value, _: si(value))
@@ -251,7 +251,7 @@ def _moving(scene: LaunchScene) -> str:
 
 
 def _table(scene: LaunchScene) -> str:
-    head = "<table><tr><td><th>launches<th>bytes<th>CPU launches<th>GPU starts<th>memory<th>a call"
+    head = "<table><tr><td><th>launches<th>bytes<th>CPU launches<th>GPU starts<th>memory<th>per call"
     rows = []
     for curve in scene.curves:
         time = curve.marked

@@ -124,7 +124,7 @@ def _text(traces: Mapping[str, Trace], way: str, number: int) -> str:
     return (
         f"{_head(way, trace)}. "
         f"Kernel {min(number, len(trace.kernels))}, {short(kernel.name)}: starts at {plain(kernel.start)} µs, "
-        f"{after}, and runs {plain(kernel.duration)} µs. {_finding(traces)}."
+        f"{after}, and runs for {plain(kernel.duration)} µs. {_finding(traces)}."
     )
 
 

@@ -9,7 +9,7 @@ from helpers.style import FUSED, LIMIT, TEXT, UNFUSED
 
 SIZE = (576, 304)  # points, for seven ways
 TOP, PITCH, BAR = 64, 30, 18
-PANEL = Panel(132, 400, "time per layer; | of its bytes; blue: predicted", "s")
+PANEL = Panel(132, 400, "time per layer; |: minimum for its bytes; blue: predicted", "s")
 
 Times = dict[str, dict[str, dict[str, float]]]  # layer -> clock -> way -> seconds per layer
 
@@ -45,7 +45,7 @@ def waterfall_scene(
         before = time
     labels += PANEL.ends(end, SIZE)
     best = min(times, key=times.get)
-    title = f"{layer}, {clock}: {best} is the fastest, at {times[best] / floor:.1f}x the time of its bytes"
+    title = f"{layer}, {clock}: {best} is the fastest, at {times[best] / floor:.1f}x the minimum for its bytes"
     text = f"{title}. Bytes: {micro(floor)}. {'; '.join(listed)}."
     return Scene(title, tuple(boxes), tuple(labels), text)
 

@@ -1,4 +1,4 @@
-"""A convolution as a matmul: which pixels the windows of a tile's rows hold, and how often each is read; live."""
+"""A convolution as a matmul: which pixels the windows of a tile's rows hold, and how many times each is read; live."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class Windows:
         return down * self.stride + r - self.padding, across * self.stride + s - self.padding
 
     def reads(self, pixels: range | None = None, tap: int | None = None) -> np.ndarray:
-        """Count how often each pixel is read for these output pixels and this tap, all if None.
+        """Count how many times each pixel is read for these output pixels and this tap, all if None.
 
         (height + 2 padding, width + 2 padding): reads in the padding are counted there, though nothing is loaded.
         """
@@ -142,7 +142,7 @@ def _axes() -> tuple[Figure, Axes]:
         picture = LEFT + CELL * max(PADDINGS), TOP + CELL * max(PADDINGS)
         border = {"facecolor": "none", "edgecolor": TEXT, "linewidth": 2}
         axes.broken_barh([(picture[0], CELL * SIZE)], (picture[1], CELL * SIZE), **border)
-        axes.text(LEFT, TOP - 10, "input in its padding; a number: how often a pixel is seen", color=TEXT)
+        axes.text(LEFT, TOP - 10, "input in its padding; number: how many times a pixel is read", color=TEXT)
         axes.text(RIGHT, TOP - 10, "output; filled: the tile's pixels, a row of the matmul each", color=TEXT)
     return figure, axes
 

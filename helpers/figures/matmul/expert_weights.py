@@ -1,8 +1,8 @@
 """A layer of experts, or a dense one, from 1 to 8192 tokens: whose bytes it moves, its intensity, its time; live.
 
 One linear layer an expert, as in `kernels.moe_int8`. Weights of the experts that are chosen are read once, the tokens'
-rows in and out once. Tokens choose evenly and each for itself, so that of E experts E (1 - (1 - k/E)^tokens) are
-chosen by somebody, on average.
+rows in and out once. Tokens choose uniformly and independently, so that of E experts E (1 - (1 - k/E)^tokens) are
+chosen by at least one token, on average.
 """
 
 import math

@@ -35,7 +35,7 @@ def stages_chart(
     """
     ends = {stages: pipeline(steps, stages, load, multiply)[-1][1] + multiply for stages in counts}
     first, last = counts[0], counts[-1]
-    title = f"{last} stages take {plain(ends[last])} units of time where {first} takes {plain(ends[first])}"
+    title = f"{last} stages take {plain(ends[last])} units of time, {first} takes {plain(ends[first])}"
     with rc_context(STYLE):
         lanes = sum(counts) + len(counts) * (1 + APART)
         figure = Figure(figsize=(8, 0.9 + 0.24 * lanes))

@@ -182,7 +182,7 @@ class TileChoiceExplorer(SceneExplorer):
         self.tile = slider("tile", TILES, tile, [f"{rows} x {columns}" for rows, columns in TILES])
         self.warps = slider("warps", WARPS, warps)
         self.stages = slider("stages", STAGES, stages)
-        self.step = widgets.Dropdown(options=STEPS, value=step, description="K a step")
+        self.step = widgets.Dropdown(options=STEPS, value=step, description="K per step")
         super().__init__(FramePlayer(), [self.tile, self.warps, self.stages], [[self.step]])
 
     def _scene(self, tile: tuple[int, int], warps: int, stages: int) -> Scene:

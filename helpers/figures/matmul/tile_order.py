@@ -1,8 +1,8 @@
 """The order of a matmul's tiles: which stripes of x and W the programs of one wave read between them; live.
 
-A tile of y needs one stripe of x, its rows, and one of W, its columns. Programs that run together share stripes by way
-of L2, which reads each of them from memory once: the fewer a wave needs, the less memory has to deliver. Programs start
-in the order of their numbers; that those of a wave also go through K in step is the model's assumption.
+A tile of y needs one stripe of x, its rows, and one of W, its columns. Programs that run together share stripes through
+L2, which reads each of them from memory once: the fewer a wave needs, the less memory has to deliver. Programs start in
+the order of their numbers; that those of a wave also go through K in step is the model's assumption.
 """
 
 import functools

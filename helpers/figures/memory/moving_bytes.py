@@ -127,7 +127,7 @@ def traffic_animation(run: Recorded, numbers: int = 100_000_000, count: str = "G
             "Both read a and b. The first of two kernels adds and writes the sum to memory; the fused one keeps it.",
         ),
         (half_way, "The second kernel reads the same sum back, to apply GELU: a wasted round trip."),
-        (ways["unfused"], "Both have the same result."),
+        (ways["unfused"], "Both give the same result."),
     )
     scene = Animation(
         (WIDTH, CHIP + 104), longest, 14.0, "µs", 1e6,

@@ -197,7 +197,7 @@ def passes_animation(what: str) -> Film:
     told = (
         (0.0, "Every kernel reads its inputs from memory and writes its results there."),
         (ends[1], "The fused version is done."),
-        (ends[0], "Both have the same result."),
+        (ends[0], "Both give the same result."),
     )
     scene = Animation(
         (WIDTH, under + 18), max(ends), 12.0, "crossings", 1.0, shown.title, movers, bars, notes, (), boxes, told,

@@ -64,7 +64,7 @@ class RegisterQuarters:
         if "registers" not in self.found.limiters:
             return f"{fit}, limited by {' and '.join(self.found.limiters)}"
         if sum(self.left) >= self.warps * self.of_a_warp:
-            return f"{fit}: the leftovers add up to one more, but they are in four quarters"
+            return f"{fit}: the leftovers add up to one more, but are spread over four quarters"
         return f"{fit}, limited by registers"
 
     @property

@@ -45,7 +45,7 @@ def curves_chart(
     numbers = [number for found in every.values() for pair in found.items() for number in pair]
     if not all(math.isfinite(number) and number >= 0 and (number or not log) for number in numbers):
         least = "above" if log else "from"
-        raise ValueError(f"a curve has a value that the axis lacks: finite numbers {least} 0 expected")
+        raise ValueError(f"a curve has a value that its axis can't show: use finite numbers {least} 0")
     tried = sorted({value for found in curves.values() for value in found})
     right = max(map(label_width, every)) + 30
     with rc_context(STYLE):

@@ -121,7 +121,7 @@ def _ceiling(points: list[dict]) -> str:
     """Describe 100 %: the slowest of reading and writing, and of the matmuls."""
     bounds = {point["ceiling"] for point in points}
     speed = "a copy's or a read's speed" if "read" in bounds else "a copy's speed"
-    matrix = "; or the FLOPs at a large matmul's rate, if that is longer" if "matrix" in bounds else ""
+    matrix = "; or the FLOPs at a large matmul's rate, if that takes longer" if "matrix" in bounds else ""
     return f"ceiling: the minimum bytes at {speed}{matrix}"
 
 

@@ -31,7 +31,7 @@ def timing_chart(times: dict[str, Timing], where: str) -> Chart:
     with rc_context(STYLE):
         # A few slow runs must not make the bars small: a spread that leaves the axis ends in an arrow.
         longest = min(max(timing.high for timing in times.values()), 1.5 * max(each.median for each in times.values()))
-        figure, axes = bar_axes(list(times), longest, title, textwrap.fill(f"time of a call on {where}", LETTERS))
+        figure, axes = bar_axes(list(times), longest, title, textwrap.fill(f"time per call on {where}", LETTERS))
         axes.xaxis.set_major_formatter(lambda value, _: si(value, "s"))
         for row, (name, timing) in enumerate(times.items()):
             colour = MARKERS[KINDS[name]][1] if name in KINDS else LIMIT
@@ -52,7 +52,7 @@ def _finding(times: dict[str, Timing]) -> str:
         slow, fast = times[unfused], times["fused"]
         ratio = slow.median / fast.median
         if _overlap(slow, fast):
-            return "Fusing changes no more than the runs do among themselves"
+            return "Any change from fusing is within the spread of the runs"
         if ratio > 1:
             return f"Fused is {ratio:.2f} times faster than {unfused}"
         return f"Fused is {1 / ratio:.2f} times slower than {unfused}"

@@ -58,7 +58,7 @@ def block_sum_animation() -> Film:
             step += 1
         for warp, lane in lanes:
             hold(step - 1 + FLIGHT, _left(warp, lane), SUMS, len(summed) / LANES, FUSED)
-    told.append((step, "Shuffles end at the warp's edge: lane 0 of each warp stores its sum in shared memory."))
+    told.append((step, "Shuffles don't cross warps: lane 0 of each warp stores its sum in shared memory."))
     for warp in range(WARPS):
         boxes.append((_left(warp, 0), SHARED, BOX, BOX))
         send(step, _left(warp, 0), SUMS, _left(warp, 0), SHARED, PURPLE)

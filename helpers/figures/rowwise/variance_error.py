@@ -116,7 +116,7 @@ class ErrorCurves:
         if math.isnan(errors["one pass"]):
             return f"At a mean of {plain(mean)}, one pass gives results that are not numbers"
         if min(errors.values()) == 0 or errors["one pass"] < 1.5 * errors["two passes"]:
-            return f"At a mean of {plain(mean)}, the three ways are about as good as one another"
+            return f"At a mean of {plain(mean)}, the three ways are about equally accurate"
         worse = errors["one pass"] / errors["two passes"]
         return f"At a mean of {plain(mean)}, one pass is {plain(worse)} times further off than two"
 

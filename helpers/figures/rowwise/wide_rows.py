@@ -92,7 +92,7 @@ class WideRows:
     def text(self) -> str:
         """A one-line description of the chart."""
         size = self.device.l2_cache / 2**20
-        l2 = f"{size:g} MiB of L2 keep up to {HITS_FROM * size:.3g} whole, nothing from {HITS_TO['read'] * size:.3g} on"
+        l2 = f"{size:g} MiB of L2 keep up to {HITS_FROM * size:.3g} whole, none of {HITS_TO['read'] * size:.3g}"
         at_work = f"{self.in_flight:,} row{'s' * (self.in_flight > 1)} at work, {self.flight_bytes / 2**20:,.3g} MiB"
         place = f"{self.device.name}, {self.dtype}, {self.rows:,} x {self.columns:,}, {self.warps} warps per row"
         return f"{place}: {self.finding}. Looping: {at_work} to keep; {l2}."
@@ -121,7 +121,7 @@ def segments(case: WideRows, way: str) -> list[tuple[float, float, float, str, f
 def label(case: WideRows, way: str) -> str:
     """Return the label next to a bar."""
     if way == "held" and not case.fits:
-        return f"does not fit: {case.numbers} elements per thread, which can have {case.room} registers for everything"
+        return f"does not fit: {case.numbers} elements per thread, but only {case.room} registers for everything"
     return f"{si(case.dram_bytes(way), 'B')}, {si(case.least_time(way), 's')}"
 
 

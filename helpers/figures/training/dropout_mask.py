@@ -54,7 +54,7 @@ def mask_chart(draws: dict[str, Draw], title: str) -> Chart:
         figure.text(12 / width, 1 - 16 / height, title, size=TITLE_SIZE, weight="bold", va="center_baseline")
         key = "in each box: the counter; filled: kept; thick lines: a program's elements"
         if any((draw.kept != first.kept).any() for draw in draws.values()):
-            key += "; orange-red edge: not as in the first mask"
+            key += "; orange-red edge: differs from the first mask"
         figure.text(12 / width, 8 / height, key)
         step = (width - 12) / len(draws)
         for number, (name, draw) in enumerate(draws.items()):
@@ -92,4 +92,4 @@ def _borders(programs: np.ndarray):
 def _said(draw: Draw, first: Draw) -> str:
     dropped = f"{np.count_nonzero(~draw.kept)} of {draw.kept.size} dropped"
     differ = np.count_nonzero(draw.kept != first.kept)
-    return f"{dropped}, {differ} not as in the first" if differ else dropped
+    return f"{dropped}, {differ} unlike the first" if differ else dropped

@@ -58,7 +58,7 @@ def kernel_source(plan: FusionPlan, group: FusionGroup) -> tuple[str, list[torch
         ValueError: as `compiled`.
     """
     if group.kind != "pointwise":
-        raise ValueError(f"a kernel is generated of a pointwise group, this one is built round {group.kind}")
+        raise ValueError(f"a kernel is generated for a pointwise group, but this one is built around {group.kind}")
     nodes = {node.name: node for node in plan.graph.graph.nodes}
     inside = [nodes[operation.name] for operation in plan.operations if operation.name in _all(group)]
     whole = max(_numel(node) for node in inside)

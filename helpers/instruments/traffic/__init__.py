@@ -17,8 +17,8 @@ and for Triton kernels:
 
 and for CUDA C++ (helpers.instruments.cuda):
 
-    A load or store of one warp counts each distinct byte once; an atomic as for Triton. Shared memory is counted apart,
-    in requests and wavefronts; local arrays and constant tables are not.
+    A load or store of one warp counts each distinct byte once; an atomic as for Triton. Shared memory is counted
+    separately, in requests and wavefronts; local arrays and constant tables are not.
 
 These are the bytes requested of memory: no L1 or L2 cache is modelled. Distinct bytes (`unique_read`,
 `unique_written`) are what would move if every reuse were served by a cache; where access is contiguous, a GPU's DRAM
