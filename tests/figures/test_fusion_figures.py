@@ -313,7 +313,7 @@ def test_a_trace_is_read_as_it_was_recorded():
     assert short("void a::b<int>(x)") == "b"
     explorer = TraceExplorer({"eager": rows, "eager, CUDA graph": rows[:2]})
     explorer.kernel.value = 2
-    assert "Kernel 2, c: starts at 14 µs, 4 µs after the one before, and runs 6 µs" in explorer.text
+    assert "Kernel 2, c: starts at 14 µs, 4 µs after the one before, and runs for 6 µs" in explorer.text
     frames = explorer._stage.data["frames"]
     assert frames[2]["text"] == explorer.text == repr(explorer.chart())
     explorer.way.value = "eager, CUDA graph"

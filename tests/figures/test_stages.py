@@ -24,7 +24,7 @@ def test_a_step_takes_its_turn_of_the_slower_of_buffers_and_products(stages, eac
 
 def test_the_picture_says_what_it_shows_and_stays_within():
     chart = stages_chart()
-    assert chart.text.startswith("3 stages take 8 units of time where 1 takes 18. 6 steps")
+    assert chart.text.startswith("3 stages take 8 units of time, 1 takes 18. 6 steps")
     box, (width, height) = chart.figure.get_tightbbox(), chart.figure.get_size_inches()
     assert 0 <= box.x0 < box.x1 <= width
     assert 0 <= box.y0 < box.y1 <= height
