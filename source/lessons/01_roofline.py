@@ -339,7 +339,7 @@ print(f", CUDA cores {h200_fp32.peak / 1e12:.0f} TFLOP/s in fp32")
 
 # %% [markdown]
 # We tried 1, 2, 4, 8 ... steps per element on an H200. **What's the largest number of steps that still takes less
-# than 10 % longer than one step?** You can work it out: each step is two operations, each element moves eight bytes,
+# than a tenth longer than one step?** You can work it out: each step is two operations, each element moves eight bytes,
 # and you know how to find a ridge.
 
 # %% tags=["hide-input"]

@@ -983,9 +983,9 @@ print(f"softmax: rows of 4099 take {odd:.2f}x as long as rows of 4096")
 # narrower the row, the more its two ends cost, and the widest rows pay a little too. QuACK doesn't support odd rows,
 # and the others are mostly slower there.
 #
-# Our softmax is behind elsewhere: on few narrow rows, and above about 32,000 columns, where QuACK is ahead. A row that
-# wide fills much of an SM's registers, so few rows are in flight at once. QuACK splits the widest rows across several
-# SMs. We do that only for few rows and for the widest gradients. Otherwise we read most of such a row twice. Cross
+# Our softmax is behind elsewhere: when there are only a few narrow rows, and above about 32,000 columns, where QuACK is
+# ahead. A row that wide fills much of an SM's registers, so few rows are in flight at once. QuACK splits the widest rows
+# across several SMs. We only do that when there aren't many rows, and for the widest gradients. Otherwise we read most of such a row twice. Cross
 # entropy reads each row once at any width, and at the widest it's level with QuACK or ahead. At narrower widths, QuACK
 # also keeps the row on chip, and the two are close. (In the backward pass, a few points are slightly above the ceiling,
 # because softmax reads two elements for each one it writes, while a copy reads one.)

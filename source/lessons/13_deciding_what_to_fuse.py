@@ -1044,7 +1044,7 @@ table(columns, rows, h100.label_of("adamw_small", "adamw_large"))
 #
 # ### One large model, layer by layer
 #
-# The 120-to-80 ms claim is usually made about one particular model:
+# That claim about a forward pass is usually made about one particular model:
 #
 # **Claim: "OPT-13B's forward pass goes from 120 to 80 ms by fusion."** It names no GPU, number of tokens or baseline.
 # The model has 40 identical layers. Here's one of them, with attention operator by operator or as PyTorch's fused call:

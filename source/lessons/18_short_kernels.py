@@ -377,7 +377,7 @@ dependent.compare(
 # (`kernels/counters.py`):
 #
 # ```python
-# signal(counter_ptr)       # add 1; a program that sees it also sees earlier stores (release)
+# signal(counter_ptr)       # add 1; whoever sees it also sees earlier stores (release)
 # wait(counter_ptr, value)  # loop until the counter has reached value (acquire)
 # ```
 #
