@@ -107,7 +107,7 @@ def from_the_unit(x):
 def by_polynomial(x):
     """2^x for x <= 0 without the special function units.
 
-    2^whole is an exponent's bits, 2^part a cubic in 0 to 1.
+    2^whole goes into the exponent's bits. A cubic approximates 2^part, with part from 0 to 1.
     """
     x = tl.maximum(x, -126.0)
     whole = tl.floor(x)
