@@ -16,14 +16,7 @@ from helpers.learning.checks.cases import PLACES, Case, described, transposed
 from helpers.learning.checks.compiled_code import require_no_spills_at
 from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.checks.row_cases import BLOCK, LOW_PRECISION, PADDING, STRIDES, WIDEN, normal, shift_conditioning
-from helpers.learning.checks.traffic_checks import (
-    in_16_bits,
-    launched,
-    lines_of,
-    of_another_size,
-    told_of_16_bits,
-    told_of_size,
-)
+from helpers.learning.checks.traffic_checks import further_calls, launched, lines_of
 from helpers.learning.checks.values import as_tuple, outputs_start_as_nan
 from helpers.learning.outcome import AnswerError, as_check
 from kernels.interpreter import runtime
@@ -220,9 +213,9 @@ def check_gradcheck(answer: Callable, forward: Callable, inputs: tuple) -> str:
 def check_gradient_traffic(
     answer: Callable, inputs: tuple, launches: int, rest: float, widest: tuple = (), device: str = "A100"
 ) -> str:
-    """Meter `answer(grad_y, x, ..)`: it should read both once, write x's gradient once, and move little else; and the
-    same with bfloat16 inputs instead of float32, except that partial sums stay wide. With `widest`, that call must not
-    spill.
+    """Meter `answer(grad_y, x, ..)`: it should read both once, write x's gradient once, and move little else; the
+    same at another width, and with bfloat16 inputs instead of float32, except that partial sums stay wide. With
+    `widest`, that call must not spill.
 
     Args:
         answer: the learner's backward pass, returning x's gradient first.
@@ -234,12 +227,9 @@ def check_gradient_traffic(
         name: the check's name.
     """
     require_gradient_traffic(answer, inputs, launches, rest)
-    with told_of_size(other := of_another_size(inputs, least=inputs[1].shape[0])):
-        require_gradient_traffic(answer, other, launches, rest)
-    low = in_16_bits(inputs)
-    if low is not None:
-        with told_of_16_bits():
-            require_gradient_traffic(answer, low, launches, 2 * rest)
+    for other, share, told in further_calls(inputs, least=inputs[1].shape[0]):
+        with told:
+            require_gradient_traffic(answer, other, launches, rest / share)
     require_no_spills_at(answer, widest, device)
     return f"grad_y and x are read once, x's gradient is written once, all else is under {rest:g} times x's bytes."
 

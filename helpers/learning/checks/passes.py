@@ -9,16 +9,7 @@ from helpers.instruments.traffic import Traffic, measure
 from helpers.learning.checks.cases import described
 from helpers.learning.checks.compiled_code import require_no_spills_at
 from helpers.learning.checks.memory_errors import require_no_hazards
-from helpers.learning.checks.traffic_checks import (
-    MORE_LAUNCHES,
-    in_16_bits,
-    launched,
-    lines_of,
-    of_another_size,
-    told_of_16_bits,
-    told_of_size,
-    unmasked_load,
-)
+from helpers.learning.checks.traffic_checks import MORE_LAUNCHES, further_calls, launched, lines_of, unmasked_load
 from helpers.learning.checks.values import as_tuple
 from helpers.learning.outcome import AnswerError, as_check
 
@@ -27,8 +18,8 @@ from helpers.learning.outcome import AnswerError, as_check
 def check_passes(
     answer: Callable, inputs: tuple, reads: tuple[float, ...], widest: tuple = (), device: str = "A100"
 ) -> str:
-    """Meter `answer(*inputs)`: one launch, every result written once and never read, no other tensor in memory; and the
-    same with bfloat16 inputs instead of float32. With `widest`, that call must not spill.
+    """Meter `answer(*inputs)`: one launch, every result written once and never read, no other tensor in memory; the
+    same at another size, and with bfloat16 inputs instead of float32. With `widest`, that call must not spill.
 
     Args:
         answer: the learner's function, returning a tensor or a tuple of tensors.
@@ -39,12 +30,9 @@ def check_passes(
         name: the check's name.
     """
     require_passes(answer, inputs, reads)
-    with told_of_size(other := of_another_size(inputs)):
-        require_passes(answer, other, reads)
-    low = in_16_bits(inputs)
-    if low is not None:
-        with told_of_16_bits():
-            require_passes(answer, low, reads)
+    for other, _, told in further_calls(inputs):
+        with told:
+            require_passes(answer, other, reads)
     require_no_spills_at(answer, widest, device)
     return "1 launch; what must be read once is read once, results are written once and nothing else is."
 

@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -20,7 +21,7 @@ def check_traffic(
     answer: Callable, inputs: tuple, launches: int, bytes_per_element: float, cached: tuple[int, ...] = ()
 ) -> str:
     """Meter `answer(*inputs)`: its launches, and the bytes read and written per element of the result, must be as
-    given; and half as many bytes with bfloat16 inputs instead of float32.
+    given; so they must at another size, and with half as many bytes for bfloat16 inputs instead of float32.
 
     Args:
         answer: the learner's function, returning one tensor.
@@ -33,12 +34,9 @@ def check_traffic(
     names = list(inspect.signature(answer).parameters)
     small = {names[place] for place in cached}
     require_traffic(answer, inputs, launches, bytes_per_element, small)
-    with told_of_size(other := of_another_size(inputs)):
-        require_traffic(answer, other, launches, bytes_per_element, small)
-    low = in_16_bits(inputs)
-    if low is not None:
-        with told_of_16_bits():
-            require_traffic(answer, low, launches, bytes_per_element / 2, small)
+    for other, share, told in further_calls(inputs):
+        with told:
+            require_traffic(answer, other, launches, bytes_per_element * share, small)
     return f"{launches} launch{'es' * (launches != 1)}, {bytes_per_element:g} B/element."
 
 
@@ -76,6 +74,19 @@ def launched(traffic: Traffic) -> str:
     """Count the launches of a call and name them."""
     names = ", ".join(name for name, _ in traffic.by_launch)
     return f"{traffic.launches} launch{'es' * (traffic.launches != 1)} ({names})" if names else "no launch"
+
+
+def further_calls(inputs: tuple, least: int | None = None) -> Iterator[tuple[tuple, float, AbstractContextManager]]:
+    """Yield the other calls that a check on traffic meters: at a size that is drawn, then in 16 bits.
+
+    Each has its inputs, the bytes per element as a share of the first call's, and a context in which a failure says
+    what this call differs in. `least` is `of_another_size`'s.
+    """
+    other = of_another_size(inputs, least)
+    yield other, 1.0, told_of_size(other)
+    low = in_16_bits(inputs)
+    if low is not None:
+        yield low, 0.5, told_of_16_bits()
 
 
 def in_16_bits(inputs: tuple) -> tuple | None:
