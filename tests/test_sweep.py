@@ -229,7 +229,7 @@ def test_our_older_time_stays_where_its_run_had_the_kernel_and_is_replaced_other
     assert found["ours"]["kernels"] == ["other"]
     text = RecordedSweep("NVIDIA H200", [RUN, RUN | {"date": "2026-12-01"}], [found]).summary()
     assert "2026-11-22 to 2026-12-01" in text
-    assert "1 of 1 points hold our time against peers' times of an earlier run" in text.splitlines()
+    assert "1 of 1 points compare our time with peers' times from an earlier run" in text.splitlines()
 
 
 def test_a_peer_timed_later_joins_the_others_and_is_no_longer_refused():
@@ -303,7 +303,7 @@ def test_a_call_is_held_against_bare_launches_too():
     assert found.over_bare() == ["over 1.5 bare launches: a call of softmax 2048x1000 bf16: 1.55, the GPU's part 0.10"]
     assert sweep.report(found, []).splitlines()[-1] == found.over_bare()[0]
     *_, told, _, first, _ = found.calls().splitlines()
-    assert told.endswith("a bare launch was timed forward only")
+    assert told.endswith("bare launch: timed for forward calls only")
     assert first.split() == "softmax 2048x1000 bf16 QuACK 2.0 us 2.5 us 31.0 us 32.0 us 20.0 us".split()
     assert "29.0 us, QuACK 32.0 us, bare launch 20.0 us" in found.table("softmax")
 

@@ -24,7 +24,7 @@ TENSOR_CORES = ("HMMA", "HGMMA", "UTCHMMA")
 
 @dataclass(frozen=True)
 class BenchedKernel:
-    """One launch of a Triton kernel by the function: its compiled resources, and how its grid fills the GPU."""
+    """One Triton launch of the function: its compiled resources, and how its grid fills the GPU."""
 
     grid: tuple[int, int, int]
     resources: Resources
@@ -35,9 +35,9 @@ class BenchedKernel:
 class BenchReport:
     """The results of `bench`. `reference`, `difference` and `reference_prediction` are None without a reference.
 
-    difference: None where every value is the reference's within the dtype's tolerance, else what differs.
-    kernels: each Triton launch, in order; operators of PyTorch are in `prediction.launches` alone.
-    roof: over the arithmetic that the kernels do: of tensor cores where one uses them, else fp32.
+    difference: None if every value matches the reference within the dtype's tolerance, else the mismatch.
+    kernels: each Triton launch, in order; PyTorch operators appear only in `prediction.launches`.
+    roof: the tensor cores' roofline if a kernel uses them, else the one for fp32.
     """
 
     functions: dict[str, Callable]
@@ -54,12 +54,12 @@ class BenchReport:
 
     @property
     def work(self) -> Work:
-        """FLOPs as given, and the bytes metered, each distinct one once."""
+        """The given FLOPs and the metered bytes, each distinct byte counted once."""
         return Work(self.flops, self.traffic.unique_read, self.traffic.unique_written)
 
     def times(self) -> dict[str, dict[str, Timing]]:
-        """Return clock -> function -> seconds on this machine, alternating with the reference: "alone", and on a GPU
-        "call", the caller's cost per call, back to back. Without a GPU kernels are interpreted, so their times mean
+        """Return clock -> function -> seconds on this machine, alternating with the reference: "alone" and, on a GPU,
+        "call", the caller's cost per back-to-back call. Without a GPU, kernels are interpreted, so their times mean
         nothing."""
         calls = {name: lambda each=each: each(*self.inputs) for name, each in self.functions.items()}
         if not torch.cuda.is_available():
@@ -96,9 +96,9 @@ def bench(
     """Run all of the course's instruments on `fn(*inputs)`.
 
     Args:
-        fn: any callable of tensors: a launcher of Triton kernels, PyTorch, or both.
+        fn: any callable on tensors: Triton launches, PyTorch, or both.
         inputs: its arguments, any number of them.
-        reference: the same in plain PyTorch, to compare values, traffic and predicted time with.
+        reference: the same operation in plain PyTorch, to compare values, traffic and predicted time.
         flops: floating-point operations of the call, if the roofline should include arithmetic.
         device: the GPU to compile and predict for, present or not.
 
@@ -112,7 +112,7 @@ def bench(
     for name, each in reports.items():
         launches[name] = dry_run_for(device, each, *inputs)
         predictions[name] = prediction_of(launches[name], device)
-        own = tree_map_only(torch.Tensor, torch.clone, inputs)  # a function in place must not change the other's
+        own = tree_map_only(torch.Tensor, torch.clone, inputs)  # in case a function works in place
         traffic[name] = measure(each, *own, device=device)
     kernels = compiled(launches["yours"], device)
     products = any(each.resources.instructions[name] for each in kernels for name in TENSOR_CORES)
@@ -135,7 +135,7 @@ def bench(
 
 
 def compiled(rehearsed: list[EagerLaunch | TritonLaunch], device: Device) -> tuple[BenchedKernel, ...]:
-    """Each launch of a Triton kernel among those that were rehearsed for `device`, compiled for it."""
+    """Compile the Triton kernels among these launches, from a dry run for `device`."""
     kernels = []
     for launch in rehearsed:
         if isinstance(launch, TritonLaunch):
@@ -146,7 +146,7 @@ def compiled(rehearsed: list[EagerLaunch | TritonLaunch], device: Device) -> tup
 
 
 def _difference(result, expected) -> str | None:
-    """Why the results are not the expected ones, in one line; the tolerances are torch.testing's, by dtype."""
+    """Return one line on how the results differ, or None; tolerances are torch.testing's for each dtype."""
     ours, theirs = tree_leaves(result), tree_leaves(expected)
     if len(ours) != len(theirs):
         return f"WRONG: {len(ours)} results, the reference has {len(theirs)}"

@@ -32,11 +32,11 @@ FMA_PER_CLOCK = {
     (12, 0): {"fp32": 128, "tf32": 256, "fp16": 512, "bf16": 512, "fp8": 1024, "fp4": 2048},
 }
 
-# Results per clock and SM of the special function units (exponential, reciprocal, root, logarithm, sine).
+# Results per clock and SM from the special function units (exponential, reciprocal, root, logarithm, sine).
 # Source: as above, "32-bit floating-point reciprocal, reciprocal square root, base-2 logarithm, base 2 exponential".
 # 10.3: "twice the exponentials of Blackwell", 10.7 against 5 T/s; NVIDIA, "Inside NVIDIA Blackwell Ultra" (2025).
 SPECIAL_PER_CLOCK = dict.fromkeys(FMA_PER_CLOCK, 16) | {(10, 3): 32}
-# fp64 multiply-adds per clock and SM, by the units that a matrix product uses: tensor cores on A100, H100 and B200.
+# fp64 multiply-adds per clock and SM, on the units that a matmul uses: tensor cores on A100, H100 and B200.
 # Source: the guide, "64-bit floating-point add, multiply, multiply-add", and the whitepapers' FP64 tensor core peaks.
 DOUBLE_PER_CLOCK = {(7, 0): 32, (7, 5): 2, (8, 0): 64, (8, 6): 2, (8, 9): 2, (9, 0): 128, (10, 0): 64, (10, 3): 2}
 DOUBLE_PER_CLOCK |= {(12, 0): 2}
@@ -80,29 +80,29 @@ class Device:
 
     @property
     def special_rate(self) -> float | None:
-        """Results/s of the special function units: SMs x results per clock and SM x clock; None where not known."""
+        """Results/s of the special function units: SMs x results per clock and SM x clock; None if unknown."""
         rate = SPECIAL_PER_CLOCK.get(self.compute_capability)
         return rate and self.sms * rate * self.sm_clock
 
     @property
     def double_rate(self) -> float | None:
-        """FLOP/s of a matrix product in fp64; None where not known."""
+        """FLOP/s of a matmul in fp64; None if unknown."""
         rate = DOUBLE_PER_CLOCK.get(self.compute_capability)
         return rate and 2 * self.sms * rate * self.sm_clock
 
     @property
     def shared_bandwidth(self) -> float | None:
-        """Bytes/s between shared memory and registers, all SMs together; None where not known."""
+        """Bytes/s between shared memory and registers, over all SMs; None if unknown."""
         known = self.compute_capability in SPECIAL_PER_CLOCK
         return self.sms * SHARED_PER_CLOCK * self.sm_clock if known else None
 
     def peak_from_clock(self, dtype: str) -> float:
-        """FLOP/s that the arithmetic units make: SMs x FMA per clock and SM x 2 x clock.
+        """Return the FLOP/s of the arithmetic units: SMs x FMA per clock and SM x 2 x clock.
 
         GeForce tensor cores run at half rate when they accumulate in fp32, except on fp4.
 
         Raises:
-            ValueError: a CPU, or a compute capability or dtype whose rate is not known.
+            ValueError: a CPU, or a compute capability or dtype whose rate is unknown.
         """
         rates = FMA_PER_CLOCK.get(self.compute_capability, {})
         if dtype not in rates:
@@ -113,12 +113,12 @@ class Device:
 
     @property
     def bandwidth_from_clock(self) -> float:
-        """Bytes/s of the memory bus: width x clock, two transfers a clock."""
+        """Bytes/s of the memory bus: width x clock, two transfers per clock."""
         return self.memory_bus_width / 8 * self.memory_clock * 2
 
 
 class Devices(dict):
-    """Devices by name. A name that is not there raises ValueError with the names that are, the nearest first."""
+    """Devices by name. An unknown name raises ValueError, which lists the known names, the nearest first."""
 
     def __missing__(self, name):
         upper = {known.upper(): known for known in self}
@@ -129,7 +129,7 @@ class Devices(dict):
         )
 
     def load(self, path: str | Path) -> None:
-        """Add the GPUs of a TOML file (the form of helpers/instruments/devices.toml); one of the same name is replaced.
+        """Add GPUs from a TOML file in the format of helpers/instruments/devices.toml, replacing those of the same name.
 
         Raises:
             FileNotFoundError: no such file.
@@ -243,7 +243,7 @@ def gpu_from_driver(
     memory_bus_width: int,
     memory_clock: float,
 ) -> Device:
-    """The Device of a GPU that the driver describes so: bytes, Hz and bits."""
+    """Return the Device for a GPU as the driver describes it: bytes, Hz and bits."""
     known = next((d for d in DEVICES.values() if (d.driver_name, d.sms) == (name, sms)), None)
     peak_source = known.source if known else "SMs x FMA per clock x boost clock"
     device = Device(
@@ -298,7 +298,7 @@ def _cpu_name() -> str:
 
 
 def _best_seconds(run, budget: float) -> float:
-    """The shortest of the runs that fit in `budget` seconds, after one that warms up; three runs at least."""
+    """Return the fastest of the runs that fit in `budget` seconds, at least three, after a warm-up run."""
     run()
     best, runs, start = float("inf"), 0, time.perf_counter()
     while runs < 3 or time.perf_counter() - start < budget:

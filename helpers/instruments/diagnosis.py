@@ -1,4 +1,4 @@
-"""Diagnose this machine: what it has, and whether it can sandbox."""
+"""Diagnose this machine: what is installed, and whether it can sandbox."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One line of the report; `remedy` is empty where nothing is missing."""
+    """One line of the report; `remedy` is empty if nothing is missing."""
 
     subject: str
     state: str

@@ -1,9 +1,9 @@
 """A dry run: the launches of a call, at sizes too large to interpret.
 
-`dry_run` gives a function tensors of the right shapes that hold zeros and take no memory. Operators of PyTorch are
-not computed: their results have the right shape and hold zeros again. A few programs of each Triton launch are
-interpreted (the first, the last and some between), each metered separately, and the rest are assumed to be like them.
-The rules are those of the traffic meter, on a GPU: an operator that PyTorch has as one GPU kernel is one launch.
+`dry_run` gives a function tensors of the right shapes that hold zeros and take no memory. PyTorch operators are not
+computed: their results have the right shape and hold zeros too. A few programs of each Triton launch are interpreted
+(the first, the last and some in between), each metered separately, and the rest are assumed to behave like them. The
+traffic meter's rules apply as on a GPU: an operator that PyTorch implements as one GPU kernel is one launch.
 """
 
 import contextlib
@@ -30,11 +30,11 @@ from helpers.instruments.traffic.triton_meter import TritonMeter, tensors_in
 from kernels.interpreter import runtime
 from kernels.interpreter.runtime import kernel_code
 
-MAP_NORESERVE = 0x4000  # mmap(2) on Linux: Python's mmap does not name it in 3.11
-# What the special-function unit does, alone or as a step of it.
+MAP_NORESERVE = 0x4000  # mmap(2) on Linux; Python 3.11's mmap lacks it
+# Functions that use the special function unit.
 SPECIAL = {np.exp, np.exp2, np.log, np.log2, np.sin, np.cos, np.sqrt, np.divide, np.true_divide}
 SAMPLED = 4  # programs interpreted per launch
-WORKED_OUT = 2**24  # elements of a tensor of integers that may be positions; a larger one is not
+WORKED_OUT = 2**24  # maximum elements of an integer tensor that may hold positions
 RANDOM = {torch.Tag.nondeterministic_seeded}
 
 
@@ -49,7 +49,7 @@ class MovedOperand:
 
 @dataclass
 class EagerLaunch:
-    """One operator of PyTorch.
+    """One PyTorch operator.
 
     inputs, results: its tensors, without data; operands: storage -> MovedOperand.
     """
@@ -64,14 +64,14 @@ class EagerLaunch:
 
 @dataclass
 class TritonLaunch:
-    """One launch of a kernel; everything is of the whole grid, estimated from `sampled` of its program instances.
+    """One kernel launch. Totals cover the whole grid, estimated from `sampled` of its program instances.
 
-    requested: bytes of the sectors of all loads and stores, as L1 sees them.
-    loads: line of source -> bytes that a program loads there, including masked-off lanes.
-    rounds: executions per program of its most frequent load.
-    repeated: bytes that a program loads again; working_set: distinct bytes it moves.
+    requested: bytes in the sectors of all loads and stores, as L1 sees them.
+    loads: source line -> bytes that a program loads there, including masked-off lanes.
+    rounds: how many times a program executes its most frequent load.
+    repeated: bytes that a program reloads; working_set: distinct bytes it moves.
     flops: of `tl.dot`, with operands of dtype `product`; most_flops: of the busiest program.
-    operations: on floats, one element each; special: those done by the special-function unit.
+    operations: float operations, counted per element; special: those on the special function unit.
     """
 
     name: str
@@ -109,13 +109,13 @@ def dry_run(fn: Callable, *args, multiprocessors: int) -> list[EagerLaunch | Tri
     """Return the launches of `fn(*args)`, in order, on a GPU with that many SMs.
 
     Args:
-        fn: any callable. Tensors that it does not get as arguments must be on the CPU.
-        args: its arguments; tensors on any device, "meta" among them. Only shapes, strides and dtypes count, and the
+        fn: any callable. Tensors that it reaches other than through its arguments must be on the CPU.
+        args: its arguments; tensors on any device, including "meta". Only shapes, strides and dtypes matter, and the
             values of integers on the CPU, which may be indices or labels. Nothing is written to them.
 
     Raises:
         TypeError: fn is not callable.
-        ValueError: an operator whose result's shape depends on data.
+        ValueError: the shape of an operator's result depends on data.
     """
     if not callable(fn):
         raise TypeError(f"pass a function and its arguments, not {type(fn).__name__}: wrap it in a lambda")
@@ -133,7 +133,7 @@ class DryRun:
     meter: "_Shapes"
 
     def without_data(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of the same shape, strides and dtype; a tensor of integers that has values keeps them.
+        """Return a tensor of the same shape, strides and dtype; integer values are kept if there are any.
 
         Raises:
             ValueError: it has no strides, because it is sparse or nested.
@@ -148,7 +148,7 @@ class DryRun:
         return tensor.detach().cpu().clone()
 
     def run(self, operator, args: tuple, kwargs: dict):
-        """An ATen operator as a GPU runs it; some are taken apart on a CPU before any meter sees them."""
+        """Run an ATen operator as a GPU would; a CPU decomposes some before any meter sees them."""
         if operator not in ONLY_ON_A_GPU:
             return operator(*args, **kwargs)
         with _disable_current_modes():
@@ -157,7 +157,7 @@ class DryRun:
 
 @contextlib.contextmanager
 def dry_run_scope(multiprocessors: int) -> Iterator[DryRun]:
-    """Inside, operations on tensors of `without_data` are recorded in `launches`, not computed."""
+    """Record operations on tensors of `without_data` in `launches` instead of computing them."""
     ledger, launches = Ledger(), []
     sampler = _Sampler(ledger, launches, multiprocessors)
     with runtime.observed(sampler), _Shapes(ledger, launches) as shapes, _AsOnAGpu(shapes):
@@ -166,7 +166,7 @@ def dry_run_scope(multiprocessors: int) -> Iterator[DryRun]:
 
 
 def _hollow(size, stride, dtype: torch.dtype) -> torch.Tensor:
-    """Return a CPU tensor of zeros whose memory the system has neither allocated nor reserved."""
+    """Return a CPU tensor of zeros without allocating or reserving memory for it."""
     nbytes = 0
     if 0 not in size:
         nbytes = (sum((n - 1) * step for n, step in zip(size, stride, strict=True)) + 1) * dtype.itemsize
@@ -191,12 +191,12 @@ ONLY_ON_A_GPU = frozenset([_fused_rms_norm, torch.ops.aten._fused_rms_norm_backw
 
 FAKE_QUANTISED = re.compile(r"_?fake_quantize_per_(tensor|channel)_affine_cachemask")
 
-# Where an operator takes the positions that it reads or writes at.
+# The argument that holds the positions an operator reads or writes.
 INDICES = {"index": "indices", "_index_put_impl_": "indices", "nll_loss_forward": "target"}
 
 
 class _AsOnAGpu(TorchFunctionMode):
-    """Takes the ways of PyTorch that depend on the device: RMSNorm and dropout are one GPU kernel, many on a CPU."""
+    """Takes PyTorch's GPU code paths: RMSNorm and dropout are one kernel on a GPU, but many on a CPU."""
 
     def __init__(self, shapes: "_Shapes"):
         super().__init__()
@@ -217,7 +217,7 @@ class _AsOnAGpu(TorchFunctionMode):
 
 
 class _Shapes(EagerMeter):
-    """The meter's rules on operators that are not computed."""
+    """Applies the meter's rules to operators without computing them."""
 
     def __init__(self, ledger: Ledger, launches: list):
         super().__init__(ledger)
@@ -243,7 +243,7 @@ class _Shapes(EagerMeter):
         return super()._run(func, args, kwargs, given, body, place)
 
     def _spread(self, argument: str, given: dict) -> dict:
-        """Replace unknown positions by ones as spread out as possible."""
+        """Replace unknown positions with positions spread as widely as possible."""
         of = given["self"]
 
         def spread(positions, dim):
@@ -293,7 +293,7 @@ class _Shapes(EagerMeter):
             if id(tensor) not in originals:
                 return _hollow(tensor.shape, tensor.stride(), tensor.dtype)
             original, _ = originals[id(tensor)]
-            if original.shape != tensor.shape:  # `out=` of an empty tensor makes it as large as it must be
+            if original.shape != tensor.shape:  # `out=` resizes an empty tensor
                 original.set_(_hollow(tensor.shape, tensor.stride(), tensor.dtype))
             return original
 
@@ -301,22 +301,22 @@ class _Shapes(EagerMeter):
         if any(argument.name == "device" for argument in func._schema.arguments):
             kwargs = {**kwargs, "device": "meta"}
         try:
-            if FAKE_QUANTISED.match(func.overloadpacket.__name__):  # which has no rule for meta tensors
+            if FAKE_QUANTISED.match(func.overloadpacket.__name__):  # has no rule for meta tensors
                 result = torch.empty_like(args[0]), torch.empty_like(args[0], dtype=torch.bool)
             else:
                 result = func(*args, **kwargs)
         except (NotImplementedError, RuntimeError) as error:
             raise ValueError(f"{func} cannot run without data: {' '.join(str(error).split())[:120]}") from None
         match func.overloadpacket.__name__:
-            # Meta tensors' rule is a CPU's. Source: cudnn_conv_suggest_memory_format, aten/src/ATen/native/ConvUtils.h.
+            # Meta tensors follow the CPU's rule. Source: cudnn_conv_suggest_memory_format in ATen/native/ConvUtils.h.
             case "convolution" if any(_is_channels_last(each) for each in args[:2]):
                 result = result.contiguous(memory_format=torch.channels_last)
-            case "native_batch_norm" if not args[5]:  # its statistics are saved anyway
+            case "native_batch_norm" if not args[5]:  # the statistics are saved anyway
                 channels = args[0].shape[1]
                 result = result[0], *(torch.empty(channels, device="meta", dtype=torch.float32) for _ in result[1:])
             case "_fused_rms_norm":
                 result = result[0], result[1].float()
-            case "log_sigmoid_forward":  # the second is a buffer for a CPU's backward pass
+            case "log_sigmoid_forward":  # the second is a buffer for the CPU's backward pass
                 result = result[0], result[1].new_empty(0)
         return tree_map_only(torch.Tensor, back, result)
 
@@ -333,7 +333,7 @@ class _Shapes(EagerMeter):
             self._launches.append(EagerLaunch(name, func, given, inputs, results, self._moved))
 
     def _own(self, tensor, name, footprint):
-        """Return the tensor that a read through made-up positions refers to: that of the unknown positions."""
+        """Return the tensor behind a read at made-up positions: the one that holds the unknown positions."""
         _, own = self._instead_of.get(id(tensor), (None, None))
         return (tensor, name, footprint) if own is None else (own, name, footprint_of(own))
 
@@ -351,9 +351,9 @@ def _flat(result) -> list:
 
 
 class _Sampler:
-    """An observer that lets a few program instances of each launch run, a meter to each.
+    """An observer that runs only a few program instances of each launch, each under its own meter.
 
-    `multiprocessors` is for launchers that ask how many programs the GPU can have at once.
+    `multiprocessors` is for launchers that ask how many programs the GPU can run at once.
     """
 
     def __init__(self, ledger: Ledger, launches: list, multiprocessors: int):
@@ -413,13 +413,13 @@ class _Sampler:
         arithmetic["special"] += elements * (function in SPECIAL)
 
     def finish(self) -> None:
-        """Enter the launch that has just run."""
+        """Record the launch that has just run."""
         if self._pending is None:
             return
         (launch, ledgers, executed, arithmetic), self._pending = self._pending, None
         if not ledgers:
             return
-        # The first and the last instance stand for themselves, those between for all the others.
+        # The first and last instances represent only themselves; those in between represent all the others.
         between = (launch.programs - 2) / (len(ledgers) - 2) if len(ledgers) > 2 else 1
         weights = [1.0, *[between] * (len(ledgers) - 2), 1.0][: len(ledgers)]
         for what in ("flops", "operations", "special"):
@@ -450,11 +450,11 @@ class _Sampler:
 
 
 def _over_the_grid(sets: list[ByteSet], weights: list[float], programs: int) -> float:
-    """The distinct bytes that all program instances touch of a storage, from those that some of them touch."""
+    """Estimate the distinct bytes of a storage that all program instances touch, from those that some touch."""
     sizes = [len(each) for each in sets]
     together = _union(sets)
     if len(sets) == programs or together == max(sizes, default=0):
-        return together  # all of them are known, or they share the same bytes
+        return together  # every program was sampled, or all touch the same bytes
     scaled = sum(weight * size for weight, size in zip(weights, sizes, strict=True))
     return min(scaled, sets[0].size)
 

@@ -3,10 +3,10 @@ recorded.
 
 A fingerprint has two parts, "code.settings". The code is the kernel's syntax tree with all device functions and
 constants that it uses. The settings are the trees of the functions that choose its launch options: functions in
-kernels/ that are annotated to return a dict and that the kernel's launcher reaches, or its callers where it reaches
-none. Comments, docstrings, formatting, names of modules and of device functions are left out, so that a kernel that
-only moves keeps its fingerprint, and a plain kernel's change leaves the tuned ones theirs. Everything is read from the
-files: no kernel is imported or launched.
+kernels/ that are annotated to return a dict and that the kernel's launcher calls, or its callers if it calls none.
+Comments, docstrings, formatting and the names of modules and device functions are left out, so a kernel that only moves
+keeps its fingerprint, and changing a plain kernel doesn't affect the tuned ones. Everything is read from the files: no
+kernel is imported or launched.
 """
 
 import ast
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("kernels", "benchmarks", "source/lessons")  # where kernels that are timed are written
-# How every call reaches the GPU or the interpreter: nothing here belongs to one kernel.
+FOLDERS = ("kernels", "benchmarks", "source/lessons")  # where the timed kernels are defined
+# How every call reaches the GPU or the interpreter: nothing here is specific to one kernel.
 CALLS = {"kernels.op", "kernels.plans", "kernels.launching", "kernels.launch_cache", "kernels.variants"}
 
 Function = ast.FunctionDef
@@ -91,8 +91,8 @@ def _returns_options(node: ast.AST | None) -> bool:
 
 
 def _shown(node: object) -> str:
-    """Write out a syntax tree, the same in every version of Python: fields that hold nothing are left out, because
-    versions differ in which of these a node has, and ast.dump in which of them it writes."""
+    """Write out a syntax tree, the same in every version of Python: empty fields are left out, because versions differ
+    in which of them a node has and which of them ast.dump writes."""
     if isinstance(node, ast.AST):
         fields = ((name, value) for name, value in ast.iter_fields(node) if value is not None and value != [])
         return f"{type(node).__name__}({', '.join(f'{name}={_shown(value)}' for name, value in fields)})"
@@ -121,7 +121,7 @@ class Code:
         self._uses: dict[Name, set[Name]] = {}
 
     def _resolve(self, module: str, name: str, seen: tuple = ()) -> Name | None:
-        """Return where the `name` in `module` is defined; (module, "") for a module; None outside of the project."""
+        """Return where `name` in `module` is defined; (module, "") for a module; None if outside the project."""
         if module not in self.modules or (module, name) in seen:
             return None
         found = self.modules[module]
@@ -160,7 +160,7 @@ class Code:
     def code(self, where: Name) -> str:
         """Return the digest of a definition's tree, with each definition that it uses replaced by that one's digest."""
         if where not in self._codes:
-            self._codes[where] = ""  # in progress, for a definition that uses itself
+            self._codes[where] = ""  # in progress, in case a definition uses itself
             module, code = where[0], self
             tree = copy.deepcopy(self.definition(where))
             local = _local_names(tree)
@@ -182,7 +182,7 @@ class Code:
 
     @functools.cached_property
     def launchers(self) -> dict[Name, set[Name]]:
-        """Kernel -> the host functions that name it, but those that only give a compiler its arguments."""
+        """Kernel -> the host functions that name it, except those that only pass its arguments to a compiler."""
         found: dict[Name, set[Name]] = {}
         for module, read in self.modules.items():
             for name, node in read.definitions.items():
@@ -210,7 +210,7 @@ class Code:
         return isinstance(node, Function) and not _is_kernel(node)
 
     def _options(self, launchers: set[Name]) -> set[Name]:
-        """The functions that return options and that these reach, but not by way of another kernel's launcher."""
+        """Return the option-returning functions that these reach without going through another kernel's launcher."""
         named = {launcher for launchers in self.launchers.values() for launcher in launchers}
         every, left = set(), set(launchers)
         while left:
@@ -229,19 +229,19 @@ class Code:
         return _digest(" ".join(sorted(chosen | {self.code(where) for where in options})))
 
     def _written(self, kernel: Name, launcher: Name) -> Iterable[str]:
-        """The options written out where the launcher launches that kernel, such as num_warps=4."""
+        """Return the options written at the launch itself, such as num_warps=4."""
         for node in ast.walk(self.definition(launcher)):
             launch = isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)
             if launch and self._used(launcher[0], node.func.value) == kernel:
                 yield from (_shown(each) for each in node.keywords if isinstance(each.value, ast.Constant))
 
     def fingerprint(self, kernel: Name) -> str:
-        """A kernel's fingerprint: "code.settings"."""
+        """Return a kernel's fingerprint, "code.settings"."""
         return f"{self.code(kernel)}.{self.settings(kernel)}"
 
     @functools.cached_property
     def fingerprints(self) -> dict[str, str]:
-        """module.name of each kernel that is launched -> its fingerprint."""
+        """Return "module.name" -> fingerprint of each launched kernel."""
         return {".".join(kernel): self.fingerprint(kernel) for kernel in sorted(self.launchers)}
 
 
@@ -251,12 +251,12 @@ def _code() -> Code:
 
 
 def fingerprints(folder: str = "") -> dict[str, str]:
-    """Return "module.name" -> fingerprint of the kernels as their files are now; of one folder's where given."""
+    """Return "module.name" -> fingerprint of the kernels in the files as they are now, of one folder if given."""
     return {name: found for name, found in _code().fingerprints.items() if name.startswith(folder)}
 
 
 def is_current(recorded: Iterable[str] | None) -> bool:
-    """Return whether every kernel with one of these fingerprints is still there as it was, wherever it is now.
+    """Return whether the kernels with these fingerprints all still exist unchanged, wherever they are now.
 
-    False for None: without recorded fingerprints it is unknown."""
+    False for None: without recorded fingerprints, there is no way to know."""
     return recorded is not None and set(recorded) <= set(fingerprints().values())

@@ -1,8 +1,8 @@
 """Inductor, torch.compile's code generator, for a GPU that this machine does not have.
 
-Inductor decides what to fuse and writes Triton from shapes, dtypes and a few properties of the GPU. Give it those and
-tensors without data, and it writes the same source as on the GPU. Only choices that it makes by timing are missing: the
-configuration of a kernel, and the template of a matmul.
+Inductor decides what to fuse and writes Triton from shapes, dtypes and a few properties of the GPU. Given those and
+tensors without data, it writes the same source as on the GPU. Only the choices that it makes by timing are missing: a
+kernel's configuration and a matmul's template.
 """
 
 import importlib.util
@@ -38,11 +38,11 @@ class InductorCode:
     """One function as Inductor compiles it for one GPU.
 
     Attributes:
-        graph: its input: ATen operators, as eager PyTorch would run them.
-        lowered: the same after Inductor's decompositions and passes.
+        graph: Inductor's input: ATen operators, as eager PyTorch would run them.
+        lowered: the graph after Inductor's decompositions and passes.
         buffers: the scheduler's nodes before fusion, one per buffer or extern call.
-        groups: after fusion, the names of the buffers that one kernel computes, kernel by kernel.
-        traffic: for each group, the bytes that its kernel reads and writes, by Inductor's own count.
+        groups: for each kernel after fusion, the names of the buffers that it computes.
+        traffic: for each group, the bytes that its kernel reads and writes, as Inductor counts them.
         kernels: name -> source of each Triton kernel, with its `@triton.jit`.
         wrapper: the Python that allocates and launches.
         device: the GPU it was written for.
@@ -66,10 +66,10 @@ class InductorCode:
         )
 
     def kernel(self, name: str | None = None):
-        """Return a kernel of `@triton.jit`, to launch, meter or give to `compile_for`: the only one unless named.
+        """Return the `@triton.jit` kernel of that name (default: the only one), to launch, meter or pass to `compile_for`.
 
         Raises:
-            ValueError: there are several, or none has this name.
+            ValueError: there are several and none is named, or none has this name.
         """
         if name is None and len(self.kernels) == 1:
             (name,) = self.kernels
@@ -89,8 +89,8 @@ def inductor_code(function: Callable, *inputs: torch.Tensor, device: str | Devic
     """Compile a function with Inductor for a GPU that this machine may lack, down to Triton source.
 
     Args:
-        function: of tensors; forward only.
-        inputs: tensors; shape, strides and dtype count, data and device do not.
+        function: a function of tensors; only its forward pass is compiled.
+        inputs: tensors; shape, strides and dtype matter, data and device don't.
         device: a name in DEVICES with a compute capability of 7.0 or more, or a Device.
         options: of torch._inductor.config, by name: `combo_kernels=True`.
 
@@ -132,7 +132,7 @@ def inductor_code(function: Callable, *inputs: torch.Tensor, device: str | Devic
         graph = make_fx(function)(*tensors)
         lowered = make_fx(function, decomposition_table=select_decomp_table())(*tensors)
         entered.enter_context(V.set_fake_mode(mode))
-        # Casts that nothing uses keep its patterns from matching. What else nothing uses may write into a tensor.
+        # Unused casts keep its patterns from matching. Other unused operations may write to a tensor.
         cast = torch.ops.prims.convert_element_type.default
         lowered.graph.eliminate_dead_code(is_impure_node=lambda node: node.target is not cast)
         joint_graph_passes(lowered)
@@ -208,7 +208,7 @@ def absent_gpu(device: Device) -> list:
 
 
 def permuted(out: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """Return a tensor like `out` with its dimensions in the order of these strides. PyTorch's own copies data too."""
+    """Return a tensor like `out` with its dimensions in the order of these strides. PyTorch's own also copies data."""
     order = sorted(range(out.dim()), key=lambda dim: strides[dim])
     made, step = [0] * out.dim(), 1
     for dim in order:

@@ -2,8 +2,8 @@
 
     ncu --section LaunchStats --section Occupancy ... --csv --page details --log-file mine.csv python script.py
 
-`read_ncu` takes the details page, one line per counter, and the raw page, one column per counter. Units are converted
-to base units (bytes, seconds, Hz; % stays), so that `--print-units` does not matter.
+`read_ncu` reads the details page (one line per counter) and the raw page (one column per counter). Units are converted
+to base units (bytes, seconds, Hz; % stays), so `--print-units` does not matter.
 
 Source: Nsight Compute CLI, "Console Output"; Nsight Compute, "Metrics Reference".
 """
@@ -35,7 +35,7 @@ SECTORS = {
 
 @dataclass(frozen=True)
 class NcuCounter:
-    """One of Nsight Compute's values in base units, with its unit; text if it is not a number."""
+    """A value from Nsight Compute in base units, with its unit; text if it is not a number."""
 
     value: float | str
     unit: str
@@ -43,7 +43,7 @@ class NcuCounter:
 
 @dataclass(frozen=True)
 class NcuKernel:
-    """One launch that was profiled: its name, blocks and grid, and section -> counter -> NcuCounter."""
+    """One profiled launch: its name, block, grid, and section -> counter -> NcuCounter."""
 
     name: str
     block: tuple[int, ...]
@@ -51,7 +51,7 @@ class NcuKernel:
     sections: dict[str, dict[str, NcuCounter]]
 
     def counter(self, name: str, section: str | None = None) -> float:
-        """A counter's value by the name that the page has for it.
+        """Return the value of the counter with that name on the page.
 
         Raises:
             ValueError: the page has no number of that name.
@@ -64,7 +64,7 @@ class NcuKernel:
         raise ValueError(f"{self.name} has no counter {name!r}: profile it with its section; there are {known}")
 
     def page(self, *sections: str) -> str:
-        """The sections (all by default) as text, a table each, as ncu's details page has them."""
+        """Return the sections (all by default) as text, one table each, as on ncu's details page."""
         lines = [f"{self.name} ({', '.join(map(str, self.grid))})x({', '.join(map(str, self.block))})"]
         for section in sections or self.sections:
             lines.append(f"  Section: {section}")
@@ -85,7 +85,7 @@ class CounterPair:
 
     @property
     def ratio(self) -> float:
-        """Counted over said; 1 where both are nothing."""
+        """Counted / said; 1 if both are 0."""
         return self.counted / self.said if self.said else float("inf") if self.counted else 1.0
 
     def __str__(self):
@@ -93,10 +93,10 @@ class CounterPair:
 
 
 def read_ncu(source: str | Path) -> tuple[NcuKernel, ...]:
-    """The launches of a CSV page of ncu's, in order: a file's path, or the text itself.
+    """Read the launches, in order, from a CSV page of ncu's: a file's path, or the text itself.
 
     Raises:
-        ValueError: it is no such page, or holds no kernel.
+        ValueError: it is not such a page, or has no kernel.
     """
     text = source if isinstance(source, str) and "\n" in source else Path(source).read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if line.startswith('"')]  # others are ncu's own messages

@@ -17,7 +17,7 @@ MAX_THREADS = 1024  # per block
 MAX_REGISTERS = 255  # per thread
 REGISTERS = 65536  # per SM, and per block
 REGISTER_UNIT = 256  # registers are allocated to a warp in this many
-SUB_PARTITIONS = 4  # of an SM: each has a quarter of the registers, and warps are dealt out to them in turn
+SUB_PARTITIONS = 4  # of an SM: each has a quarter of the registers and gets warps in turn
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Limits:
 
     warps: int
     blocks: int
-    l1_and_shared_memory: int  # an SM's one store for both
-    shared_memory: int  # the most of it that shared memory can have
+    l1_and_shared_memory: int  # shared by both on an SM
+    shared_memory: int  # maximum for shared memory
     shared_memory_per_block: int
     shared_memory_unit: int
-    reserved_shared_memory: int  # of each block, taken by the driver
-    carveouts: tuple[int, ...]  # the sizes that shared memory, which shares an SM's L1 cache, can be set to
-    barriers: int | None  # named barriers; None where they never limit
+    reserved_shared_memory: int  # per block, reserved by the driver
+    carveouts: tuple[int, ...]  # possible sizes of shared memory, out of the SM's L1
+    barriers: int | None  # named barriers; None if they never limit
 
 
 def _limits(warps, blocks, store_kb, shared_kb, per_block_kb, unit, reserved, carveouts_kb, barriers=None) -> Limits:
@@ -62,7 +62,7 @@ LIMITS = {
 
 
 def limits(compute_capability: tuple[int, int]) -> Limits:
-    """The Limits of a compute capability.
+    """Return the Limits of a compute capability.
 
     Raises:
         ValueError: it is not in the table.
@@ -75,9 +75,9 @@ def limits(compute_capability: tuple[int, int]) -> Limits:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Occupancy as one resource varies and the rest stay: `warps[i]` active warps per SM at `values[i]`.
+    """Occupancy as one resource varies and the others stay fixed: `warps[i]` active warps per SM at `values[i]`.
 
-    `values` are threads per block, registers per thread, or bytes of shared memory per block; `at` is the kernel's own.
+    `values`: threads per block, registers per thread, or bytes of shared memory per block; `at`: the kernel's own.
     """
 
     resource: str
@@ -88,7 +88,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Waves:
-    """A grid on a GPU: rounds of blocks that run at once. `tail` blocks are in the last, partly filled wave."""
+    """A grid on a GPU, in waves of blocks that run at once. `tail` blocks are in the last, partly filled wave."""
 
     blocks_per_wave: int
     full: int
@@ -96,12 +96,12 @@ class Waves:
 
     @property
     def count(self) -> int:
-        """Waves, the partly filled one included."""
+        """Number of waves, including the partly filled one."""
         return self.full + bool(self.tail)
 
     @property
     def efficiency(self) -> float:
-        """Share of block slots in use, over all waves: 1 when the last wave is full, and for an empty grid."""
+        """Share of block slots in use over all waves: 1 if the last wave is full or the grid is empty."""
         if not self.count:
             return 1.0
         return (self.full * self.blocks_per_wave + self.tail) / (self.count * self.blocks_per_wave)
@@ -114,7 +114,7 @@ class Waves:
 
 @dataclass(frozen=True)
 class _Block:
-    """One block's demands on an SM, and how many such blocks each resource allows."""
+    """One block's resource use on an SM, and how many such blocks each resource allows."""
 
     limits: Limits
     threads: int
@@ -179,7 +179,7 @@ class _Block:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """The number of a kernel's blocks that an SM holds, and the limits.
+    """How many of a kernel's blocks an SM holds, and what limits them.
 
     Attributes:
         compute_capability: the SM's, such as (9, 0).
@@ -202,7 +202,7 @@ class Occupancy:
         """Return the hardware's allocation per block, and the SM's total: "warps", "registers", "shared memory"
         (bytes).
 
-        Registers come in units of REGISTER_UNIT per warp, shared memory includes the driver's share.
+        Registers are allocated in units of REGISTER_UNIT per warp; shared memory includes the driver's share.
         """
         block, unit = self._block, self._block.limits.shared_memory_unit
         size = block.shared_memory + block.limits.reserved_shared_memory + block.dynamic_shared_memory
@@ -215,7 +215,7 @@ class Occupancy:
 
     @cached_property
     def one_more_block(self) -> dict[str, int]:
-        """The least that must go, together, for one more block to fit.
+        """The smallest reductions that, together, let one more block fit.
 
         "threads" per block, "registers" per thread, "shared memory" bytes per block, "barriers" per block. Empty if the
         SM's maximum number of blocks is reached, or the carve-out is too small for any other block.
@@ -241,7 +241,7 @@ class Occupancy:
         return less
 
     def _shared_memory_to_free(self, wanted: int) -> int | None:
-        # Less memory can also mean a smaller carve-out, so fewer blocks: try the largest share of each carve-out.
+        # Using less memory can also shrink the carve-out and so allow fewer blocks: try each carve-out's largest share.
         block, unit = self._block, self._block.limits.shared_memory_unit
         used = block.shared_memory + block.dynamic_shared_memory
         shares = (carveout // wanted // unit * unit for carveout in block.limits.carveouts)
@@ -251,7 +251,7 @@ class Occupancy:
 
     @property
     def allowed(self) -> dict[str, float]:
-        """Resource -> the blocks an SM that it alone would allow; math.inf where it is not used."""
+        """Resource -> the blocks per SM that it alone would allow; math.inf if it is not used."""
         return self._block.blocks_allowed()
 
     @property
@@ -265,7 +265,7 @@ class Occupancy:
         return f"one more block needs {' and '.join(_fewer(resource, count) for resource, count in less.items())}"
 
     def sweep(self, resource: str) -> Sweep:
-        """Active warps as `resource` ("threads", "registers" or "shared memory") varies over all it can be.
+        """Compute active warps as `resource` ("threads", "registers" or "shared memory") varies over its whole range.
 
         Shared memory varies in steps of 1 KB of dynamic memory, on top of the kernel's static memory.
 
@@ -287,7 +287,7 @@ class Occupancy:
         return Sweep(resource, tuple(values), tuple(self.warps_at(resource, value) for value in values), at)
 
     def warps_at(self, resource: str, value: int) -> int:
-        """Return active warps per SM with `value` of a `resource` of `sweep`, everything else unchanged."""
+        """Return active warps per SM with one `sweep` resource set to `value`, everything else unchanged."""
         block = self._block
         if resource == "shared memory":
             used = block.shared_memory + block.dynamic_shared_memory
@@ -333,16 +333,16 @@ def occupancy(
     carveout: int | None = None,
     barriers: int = 0,
 ) -> Occupancy:
-    """The blocks of a kernel that are active on one SM at a time.
+    """Compute how many blocks of a kernel are active on one SM at a time.
 
     Args:
         compute_capability: such as (9, 0); the table LIMITS has those of the device list.
         threads: per block, 1 to 1024.
-        registers: per thread, 0 to 255; 0 if unknown, then they do not limit.
+        registers: per thread, 0 to 255; 0 means unknown, and sets no limit.
         shared_memory: static, bytes per block, without the driver's share.
         dynamic_shared_memory: bytes per block.
         carveout: percent of the maximum shared memory that the SM should set aside; None leaves it to the driver.
-        barriers: named barriers per block (from `ptxas -v`), at most 16; they can limit from 9.0 on.
+        barriers: named barriers per block (from `ptxas -v`), at most 16; they can be the limit on 9.0 and later.
 
     Raises:
         ValueError: a value outside these ranges, or more shared memory than a block can have.

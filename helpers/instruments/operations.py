@@ -5,9 +5,9 @@ launch reads each of its inputs once and writes each of its outputs once, as eag
 the inputs' dtype. Below, R = rows, C = columns and N = R*C. kernels/costs.py defines what counts as a FLOP, and how
 many an operation takes.
 
-FLOPs count the work, not the units that do it. An exponential is one FLOP on a special function unit; an SM has an
-eighth to a quarter as many of these as fp32 units. So a launch also lists its special function results, and the FLOPs
-of a matmul's epilogue on CUDA cores.
+FLOPs count the work, not the units that do it. An exponential is one FLOP on a special function unit, but an SM has
+only an eighth to a quarter as many of these as fp32 units. So a launch also lists its special function results, and
+the FLOPs that a matmul's epilogue takes on CUDA cores.
 """
 
 import math
@@ -23,18 +23,18 @@ ITEMSIZE = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}  # bytes; tf32
 
 HEAD = 64  # columns of one attention head
 
-# Results of special function units an element. tanh(x) = 1 - 2 / (exp(2x) + 1), as PyTorch and the course's kernels
-# have it; a quotient by a number of the row takes one reciprocal a row, which is not counted.
+# Results of special function units per element. tanh(x) = 1 - 2 / (exp(2x) + 1), as in PyTorch and the course's
+# kernels; dividing a row by one value takes one reciprocal per row, which is not counted.
 TANH_RESULTS = 2
 EXP_RESULTS = 1
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch, and which units its arithmetic takes.
+    """One kernel launch, and the units that do its arithmetic.
 
-    work: FLOPs as the field counts them, and bytes.
-    product: FLOPs of `work` in a matmul.
+    work: FLOPs as usually counted, and bytes.
+    product: the matmul FLOPs in `work`.
     fp32: FLOPs on CUDA cores; for attention also its softmax, which `work` by convention omits.
     special: results of special function units, each also counted as one FLOP of `fp32`.
     """
@@ -69,7 +69,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Versions:
-    """The launches of an operation written out, and those of its fused form."""
+    """The launches of an operation, unfused and fused."""
 
     unfused: tuple[Launch, ...]
     fused: tuple[Launch, ...]
@@ -77,7 +77,7 @@ class Versions:
 
 @dataclass(frozen=True)
 class Cost:
-    """The best case on a device: `time` in seconds, `unit` of the launches that take most of it."""
+    """The best case on a device: `time` in seconds; `unit`, the limit of the launches that take most of it."""
 
     launches: int
     work: Work
@@ -98,8 +98,8 @@ class Cost:
 def cost(launches: tuple[Launch, ...], device: Device, dtype: str) -> Cost:
     """Return the roofline's minimum time for launches one after another, without launch overhead.
 
-    The slowest of memory and units sets each launch's time and hides the others' work. fp32's peak assumes
-    multiply-adds: other arithmetic takes up to twice the time counted here.
+    The slowest of memory and the units sets each launch's time and hides the others' work. fp32's peak assumes
+    multiply-adds: other arithmetic takes up to twice as long as counted here.
 
     Raises:
         ValueError: the device has no peak for dtype, or none for fp32.
@@ -171,9 +171,9 @@ def add_gelu(rows: int, columns: int, itemsize: int) -> Versions:
 
 
 def layer_norm(rows: int, columns: int, itemsize: int) -> Versions:
-    """(x - mean) * rsqrt(var + eps) * w + b over each row, written out in nine launches: 7 N FLOPs.
+    """(x - mean) * rsqrt(var + eps) * w + b over each row, unfused in nine launches: 7 N FLOPs.
 
-    Two of the launches do something once a row only. Fused: x, w and b in, y out.
+    Two of the launches compute one value per row. Fused: x, w and b in, y out.
     """
     n, r, c = rows * columns, rows, columns
     unfused = (
@@ -191,7 +191,7 @@ def layer_norm(rows: int, columns: int, itemsize: int) -> Versions:
 
 
 def softmax(rows: int, columns: int, itemsize: int) -> Versions:
-    """exp(x - max) / sum over each row, written out in five launches: 5 N FLOPs. Fused: x in, y out."""
+    """exp(x - max) / sum over each row, unfused in five launches: 5 N FLOPs. Fused: x in, y out."""
     n, r = rows * columns, rows
     unfused = (
         _launch("max", itemsize, n, n, r),
@@ -206,7 +206,7 @@ def softmax(rows: int, columns: int, itemsize: int) -> Versions:
 def linear_relu(rows: int, columns: int, itemsize: int) -> Versions:
     """max(x @ w + b, 0) with x (R, C), w (C, C), b (C): 2 N C FLOPs on tensor cores, 2 N in the epilogue.
 
-    Unfused, the product goes out and back twice. Fused: x, w and b in, y out.
+    Unfused, the product makes two round trips to memory. Fused: x, w and b in, y out.
     """
     n, c = rows * columns, columns
     product = costs.product(rows, columns, columns)
@@ -223,7 +223,7 @@ def conv_bn_relu(rows: int, columns: int, itemsize: int) -> Versions:
     """A 3x3 convolution of R pixels with C channels in and out, batch norm, ReLU.
 
     18 N C FLOPs in the convolution; batch norm in inference subtracts, scales twice and adds (4 N) and reads four
-    vectors of C. Fused, they become one scale and one shift a channel: 2 N, and ReLU's N.
+    vectors of C. Fused, they become one scale and one shift per channel: 2 N, and ReLU's N.
     """
     n, c = rows * columns, columns
     product = costs.product(rows, 9 * columns, columns)
@@ -238,7 +238,7 @@ def conv_bn_relu(rows: int, columns: int, itemsize: int) -> Versions:
 
 
 def attention(rows: int, columns: int, itemsize: int) -> Versions:
-    """softmax(q k^T / 8) v over R tokens; q, k, v (R, C) in heads of 64 columns (the last one takes what is left).
+    """softmax(q k^T / 8) v over R tokens; q, k, v (R, C) in heads of 64 columns (the last head takes the remainder).
 
     Each of the two matmuls is 2 R N FLOPs. Unfused, the S = heads * R * R scores are written by the first matmul,
     scaled, softmaxed (5 FLOPs each) and read by the second. Fused (FlashAttention), they never leave the chip, and
@@ -248,8 +248,8 @@ def attention(rows: int, columns: int, itemsize: int) -> Versions:
 
 
 def attention_of_heads(tokens: int, heads: int, dim: int, itemsize: int, causal: bool = False) -> Versions:
-    """Return attention's cost for that many heads of `dim` columns. Causal, another launch masks the scores; fused,
-    masked scores are not computed."""
+    """Return attention's cost for that many heads of `dim` columns. If causal, another launch masks the scores; the
+    fused kernel doesn't compute masked scores."""
     return _attention(tokens, heads * tokens * dim, heads * tokens**2, itemsize, causal)
 
 

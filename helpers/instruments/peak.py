@@ -1,7 +1,7 @@
-"""The most memory that a call holds at one time, beyond what was there before it, and its largest tensor.
+"""The peak memory that a call adds to what was allocated before it, and its largest tensor.
 
 Every operator that PyTorch dispatches is seen, including the backward pass: its allocations count until the last tensor
-that shares the storage is gone. Memory that an operator allocates and frees internally is not seen.
+that shares the storage is freed. Memory that an operator allocates and frees internally is not seen.
 """
 
 import weakref
@@ -20,7 +20,7 @@ from helpers.instruments.traffic.result import size
 
 @dataclass(frozen=True, repr=False)
 class Peak:
-    """One call's peak: bytes held at once, bytes and description of its largest tensor, and the call's result."""
+    """One call's peak: most bytes held at once, size and description of the largest tensor, and the call's result."""
 
     bytes: int
     largest_bytes: int
@@ -32,11 +32,11 @@ class Peak:
 
 
 def peak_memory(fn: Callable, *args) -> Peak:
-    """Run `fn(*args)`, on any device, and note the memory of the tensors that it makes.
+    """Run `fn(*args)`, on any device, and record the memory of the tensors that it creates.
 
     Args:
         fn: any callable.
-        args: its arguments; the memory of tensors among them does not count.
+        args: its arguments; their memory does not count.
     """
     watch, run = _Watch(), JITFunction.run
     watch.were_there(args)
@@ -62,20 +62,20 @@ class _Watch(TorchDispatchMode):
         self._alive: dict[int, weakref.ref] = {}
 
     def were_there(self, arguments) -> None:
-        """Count operator arguments that no other operator produced as already there."""
+        """Treat operator arguments that no other operator produced as allocated before the call."""
         for each in tree_leaves(arguments):
             if isinstance(each, torch.Tensor):
                 self._meet(each, 0)
 
     def _meet(self, tensor: torch.Tensor, nbytes: int) -> bool:
-        """Return whether its storage is new; if so, count `nbytes`."""
+        """Return whether the tensor's storage is new; if so, count `nbytes`."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._alive:
             return False
 
         def gone(_):
-            del self._alive[key]  # the address may be another's next
+            del self._alive[key]  # another tensor may get this address
             self.now -= nbytes
 
         self._alive[key] = weakref.ref(storage, gone)

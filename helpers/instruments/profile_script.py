@@ -1,4 +1,4 @@
-"""`fusion profile script.py`: run a script of yours under the profilers that this machine has."""
+"""`fusion profile script.py`: run your script under the profilers that this machine has."""
 
 import glob
 import os
@@ -41,7 +41,7 @@ SHOWN = (
 
 
 def tool(name: str) -> str | None:
-    """Return the path of "ncu" or "nsys", from PATH or its package's folder; None if missing."""
+    """Return the path of "ncu" or "nsys", found on PATH or in its package's folder; None if missing."""
     return shutil.which(name) or next(iter(sorted(glob.glob(PLACES[name]), reverse=True)), None)
 
 
@@ -81,8 +81,8 @@ def profile_script(script: str, launches: int = 50) -> str:
     """Run the script under ncu, and nsys if installed, and report their files and findings.
 
     Args:
-        script: a Python file, which must launch its kernels when it is run.
-        launches: how many kernels ncu looks at; each is run a dozen times and more.
+        script: a Python file that launches its kernels when run.
+        launches: how many kernels ncu profiles; it runs each of them a dozen times or more.
 
     Raises:
         FileNotFoundError: no such script, or no ncu.

@@ -1,6 +1,6 @@
 """Measurements recorded on a GPU, with their provenance, for machines without one.
 
-They are written by `fusion bench` to benchmarks/results/<gpu>.json.
+`fusion bench` writes them to benchmarks/results/<gpu>.json.
 """
 
 import functools
@@ -29,9 +29,9 @@ def dated(date: str, kernels: list[str] | None) -> str:
 class Recorded:
     """Records of one GPU, from one or several runs of the benchmark.
 
-    runs: {"date", "versions", "ceilings"} of each, the newest last; "kernels": name -> fingerprint, if known.
+    runs: a dict per run, newest last: "date", "versions", "ceilings"; "kernels": name -> fingerprint, if known.
     rows: every row, with the index of its run in `runs`; "kernels": the fingerprints of the kernels that ours
-        launched, if known. A row of provider "plain" also has "fused": our time next to it.
+        launched, if known. A row of provider "plain" also has "fused": our time, measured alongside.
     experiments: name -> {"run", "times"}, and "kernels" as in rows.
     """
 
@@ -42,31 +42,31 @@ class Recorded:
 
     @property
     def _ceilings(self) -> dict:
-        """The ceilings of the newest run that timed kernels, so that adding an experiment changes no other figure."""
+        """The ceilings of the newest run that timed kernels, so adding an experiment doesn't change other figures."""
         return self.runs[max((row["run"] for row in self.rows), default=-1)]["ceilings"]
 
     @property
     def copy_bandwidth(self) -> float:
-        """Bytes/s, read and written; a row's `least_seconds` is by the ceilings of its own run."""
+        """Bytes/s, read and written; a row's `least_seconds` uses the ceilings of its own run."""
         return self._ceilings["copy_bytes_per_second"]
 
     @property
     def matrix_rate(self) -> float:
-        """FLOP/s of a dense bf16 product."""
+        """FLOP/s of a dense bf16 matmul."""
         return self._ceilings["bf16_matrix_flops_per_second"]
 
     @property
     def label(self) -> str:
-        """The label that figures must show: the GPU, the versions and days of measurement, the course's version."""
+        """The label that figures must show: GPU, versions, measurement dates, and the versions the course installs."""
         return self._label(range(len(self.runs)))
 
     def label_of(self, *names: str) -> str:
         """Return the label that figures of these experiments or kernels must show.
 
-        It has only the days of their runs, and marks those measured with an earlier version of a kernel.
+        It lists only the dates of their runs, and marks those measured with an earlier version of a kernel.
 
         Args:
-            names: of experiments, or of kernels as rows have them, such as "softmax" or "softmax backward".
+            names: of experiments, or of kernels as in `rows`, such as "softmax" or "softmax backward".
 
         Raises:
             ValueError: nothing of that name is recorded.
@@ -100,7 +100,7 @@ class Recorded:
         )
 
     def times(self, kernel: str, shape: tuple[int, ...], dtype: str) -> dict[str, Timing]:
-        """Provider ("fused", "eager", "torch.compile") -> the GPU's own time.
+        """Return provider ("fused", "eager", "torch.compile") -> GPU time.
 
         Raises:
             ValueError: nothing was recorded for that kernel, shape and dtype.
@@ -113,7 +113,7 @@ class Recorded:
         return found
 
     def experiment(self, name: str) -> dict:
-        """Return the measurements of that experiment in benchmarks/experiments/: dicts of dicts of Timing or counts;
+        """Return the measurements of an experiment in benchmarks/experiments/: nested dicts of Timing or counts, with
         int keys.
 
         Raises:
@@ -124,8 +124,8 @@ class Recorded:
         return _timings(self.experiments[name]["times"])
 
     def table(self, kernel: str, dtype: str) -> Table:
-        """Return every size recorded for a kernel: the GPU's own time and its speedup, the share of copy bandwidth, and
-        the caller's cost per call where it was timed: for short work, where it dominates."""
+        """Return every size recorded for a kernel: GPU time, speedup, share of copy bandwidth and, for short work,
+        where it dominates, the caller's cost per call."""
         providers = ("eager", "torch.compile", "fused")
         rows = [row for row in self.rows if (row["kernel"], row["dtype"]) == (kernel, dtype)]
         lines, runs, earlier = [], set(), False
@@ -164,7 +164,7 @@ def _timings(content):
 
 
 def recorded(gpu: str = "h200") -> Recorded:
-    """The recorded run of a GPU, by the name of its file in benchmarks/results.
+    """Return the recorded run of a GPU, by the name of its file in benchmarks/results.
 
     Raises:
         ValueError: no run of that GPU is recorded.
@@ -178,7 +178,7 @@ def recorded(gpu: str = "h200") -> Recorded:
 
 
 def recorded_page(name: str, gpu: str = "h200") -> Path:
-    """Return the path of a profiler's page or trace from a GPU, recorded by benchmarks/profiles.py.
+    """Return the path of a profiler page or trace that benchmarks/profiles.py recorded on a GPU.
 
     Raises:
         ValueError: none of that name is recorded.

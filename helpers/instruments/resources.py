@@ -40,11 +40,11 @@ from helpers.instruments.sass import SassView, count, disassemble
 from helpers.instruments.source_lines import with_source
 from kernels.interpreter import configurations, runtime
 
-OLDEST = (7, 5)  # the lowest compute capability that Triton and its assembler target
-TENSOR_MEMORY = 512  # columns of an SM of compute capability 10.0
+OLDEST = (7, 5)  # lowest compute capability that Triton and its assembler target
+TENSOR_MEMORY = 512  # columns per SM of compute capability 10.0
 LOG_FILE = "ptxas.log"  # kept in Triton's cache next to its cubin
 
-# The key of this Triton in Triton's cache, where there is no GPU: Triton itself reads its library's 460 MB in every
+# This Triton's key in its own cache, used without a GPU: Triton itself reads its library's 460 MB in every
 # process that compiles.
 _library = os.stat(triton._C.libtriton.__file__)
 _triton_key = f"{triton.__version__}-{_library.st_size}-{_library.st_mtime_ns}"
@@ -62,7 +62,7 @@ class Resources:
         kernel: its name.
         device: the Device that it was compiled for.
         registers: per thread.
-        spill_stores, spill_loads: bytes per thread written and read back when registers run out, each instruction
+        spill_stores, spill_loads: bytes per thread written and read back because registers ran out, each instruction
             counted once, as `ptxas -v` counts them.
         stack: bytes per thread, for spills and other data (tl.sin keeps a table there).
         static_shared_memory, dynamic_shared_memory: bytes per block, without the driver's share.
@@ -71,8 +71,8 @@ class Resources:
         ptx: the code that Triton hands to NVIDIA's assembler.
         cubin: the assembled code.
         file: the source of the kernel's own lines.
-        configuration: for an autotuned kernel, the compiled one, in words.
-        configurations: for an autotuned kernel, all of them in order, with the reason for each one skipped.
+        configuration: for an autotuned kernel, the compiled configuration, in words.
+        configurations: for an autotuned kernel, all configurations in order, with the reason for each one skipped.
     """
 
     kernel: str
@@ -98,7 +98,7 @@ class Resources:
 
     @property
     def shared_memory(self) -> int:
-        """Bytes a block, static and dynamic."""
+        """Bytes per block, static and dynamic."""
         return self.static_shared_memory + self.dynamic_shared_memory
 
     @cached_property
@@ -117,14 +117,14 @@ class Resources:
         return "\n".join(rows)
 
     def sass_view(self, *kinds: str) -> SassView:
-        """The SASS with source lines, and with loads, stores, tensor-core and spill instructions marked.
+        """Return the SASS with its source lines, marking loads, stores, tensor-core and spill instructions.
 
         Args:
-            kinds: show only these: "load", "store" and "atomic" (global memory), "shared", "stack" (spills among it),
+            kinds: show only these: "load", "store" and "atomic" (global memory), "shared", "stack" (includes spills),
                 "tensor core".
 
         Raises:
-            ValueError: another kind.
+            ValueError: an unknown kind.
         """
         known = ("load", "store", "atomic", "shared", "stack", "tensor core")
         if unknown := sorted(set(kinds) - set(known)):
@@ -173,21 +173,21 @@ def compile_for(
     maxnreg: int | None = None,
     **constexprs,
 ) -> Resources:
-    """Compile a kernel of `@triton.jit`, or of `@gluon.jit`, as a launch with these arguments would on `device`.
+    """Compile a `@triton.jit` or `@gluon.jit` kernel as a launch with these arguments would on `device`.
 
-    Under `@triton.heuristics` its values are computed as in a launch. Under `@triton.autotune` the first configuration
-    is compiled that `prune_configs_by` leaves, that has the constexprs and options given here and that fits the device;
-    `configurations` of the result lists all of them.
+    `@triton.heuristics` values are computed as in a launch. With `@triton.autotune`, the first configuration is compiled
+    that `prune_configs_by` keeps, has the constexprs and options given here, and fits the device; the result's
+    `configurations` lists all of them.
 
     Like a launch, the compiler learns each argument's type, whether a pointer is aligned to 16 bytes and an integer a
     multiple of 16 (which decides how wide loads become), and integers that are 1. Nothing runs, so tensors may be on
     any device, "meta" included.
 
     Args:
-        args: as in a launch: tensors, TensorDescriptors, numbers; a torch.dtype stands for an aligned pointer to it.
+        args: as in a launch: tensors, TensorDescriptors, numbers; a torch.dtype means an aligned pointer to it.
         device: a name in DEVICES, or a Device.
-        num_warps: per block, a power of two up to 32; by default the configuration's, or 4.
-        num_stages: loads in flight ahead of a loop's arithmetic; by default the configuration's, or 3.
+        num_warps: per block, a power of two up to 32; default: the configuration's, or 4.
+        num_stages: loads in flight ahead of a loop's arithmetic; default: the configuration's, or 3.
         maxnreg: maximum registers per thread, 1 to 255; None leaves it to the compiler.
         constexprs: the kernel's other parameters by name, and any launch option of Triton.
 
@@ -215,7 +215,7 @@ def compile_for(
 
 
 def undecorated(kernel):
-    """Return the kernel under decorators such as @triton.autotune and @triton.heuristics."""
+    """Return the kernel inside decorators such as @triton.autotune and @triton.heuristics."""
     while isinstance(kernel, Autotuner | Heuristics):
         kernel = kernel.fn
     return kernel
@@ -252,7 +252,7 @@ def _decorators(kernel) -> Iterator:
 
 
 def _configured(kernel, args: tuple, options: dict) -> Iterator[tuple]:
-    """(configuration or None, kernel of @triton.jit, arguments, options) of each way to launch a decorated kernel."""
+    """Yield (configuration or None, @triton.jit kernel, arguments, options) per way to launch a decorated kernel."""
     if isinstance(kernel, Heuristics):
         positional = dict(zip(kernel.arg_names, args, strict=False))
         for name, value in kernel.values.items():
@@ -322,14 +322,14 @@ def _compiled(kernel: JITFunction, device: Device, target: GPUTarget, args: tupl
 
 
 def lower_for(kernel: JITFunction, /, *args, device: str | Device = "H100", **options) -> None:
-    """Run Triton's front end on a kernel as a launch with these arguments would: milliseconds, and no machine code.
+    """Run only Triton's front end on a kernel, as a launch with these arguments would: milliseconds, no machine code.
 
     Args:
         args, device, options: as `compile_for` takes them.
 
     Raises:
         TypeError: arguments that do not fit the kernel's parameters.
-        ValueError: the kernel is not in Triton's language, in one line that quotes its line.
+        ValueError: the kernel is not valid Triton; the message is one line and quotes the source.
     """
     device = device if isinstance(device, Device) else DEVICES[device]
     target = _target(device)
@@ -352,7 +352,7 @@ def _called(thing) -> str:
 
 
 def _entry_file(ptx: str) -> str:
-    """The file that the kernel came from when it was compiled: a cached notebook cell's has another path by now."""
+    """Return the kernel's source file at compile time: a cached notebook cell's path has changed since."""
     entry = re.search(r"\.entry .*?\.loc\s+(\d+)", ptx, re.DOTALL)
     return re.search(rf'\.file\s+{entry[1]}\s+"(.*)"', ptx)[1] if entry else ""
 
@@ -371,7 +371,7 @@ def _target(device: Device) -> GPUTarget:
 
 
 def _as_launched(kernel: JITFunction, target: GPUTarget, args: tuple, options: dict) -> tuple[ASTSource, object]:
-    """Return what JITFunction.run would compile, using its own functions, for any target."""
+    """Return what JITFunction.run would compile for a target, using Triton's own functions."""
     name = kernel.fn.__name__
     given = {key: value for key, value in options.items() if key in kernel.arg_names}
     try:
@@ -380,7 +380,7 @@ def _as_launched(kernel: JITFunction, target: GPUTarget, args: tuple, options: d
         raise TypeError(f"{name}({', '.join(kernel.arg_names)}): {error}") from None
     if missing := [p.name for p in kernel.params if not p.has_default and p.name not in bound]:
         raise TypeError(f"{name} needs a value for {', '.join(missing)}: pass them as in a launch, by name or position")
-    # The two options that a launch adds by itself.
+    # The two options that a launch adds itself.
     options = {
         **options,
         "debug": options.get("debug", kernel.debug) or knobs.runtime.debug,
@@ -419,7 +419,7 @@ def _compile_and_listen(source, target, options) -> tuple[CompiledKernel, str]:
         with contextlib.redirect_stdout(said), _diagnosed(), runtime.large_blocks_refused():
             compiled = triton.compile(source, target=target, options=options.__dict__)
     finally:
-        # Before the log, or the dump of a failed assembly: what tl.static_print says.
+        # tl.static_print's output comes before the log, or before the dump of a failed assembly.
         output = re.compile(r"(.*?)(^ptxas.*|\n\n={64}\n.*)?", re.DOTALL | re.MULTILINE)
         of_kernel, log = output.fullmatch(said.getvalue()).groups("")
         print(of_kernel, end="")
@@ -428,7 +428,7 @@ def _compile_and_listen(source, target, options) -> tuple[CompiledKernel, str]:
 
 @contextlib.contextmanager
 def _diagnosed() -> Iterator[None]:
-    """Add to the exception what the compiler's C++ half wrote to standard error, bypassing Python's."""
+    """Add to the exception what the compiler's C++ half wrote to standard error, bypassing Python."""
     with tempfile.TemporaryFile() as file:
         sys.stderr.flush()
         real = os.dup(2)
@@ -479,11 +479,11 @@ def _naming(target: GPUTarget) -> Iterator[None]:
 
 
 def _complaint(error: Exception) -> str:
-    """The line of Triton's or the assembler's message that matters."""
+    """Return the line that matters in Triton's or the assembler's message."""
     if isinstance(error, PTXASError):
         lines = re.findall(r"(?:error|fatal) +: (.*)", str(error))
         return lines[0] if lines else str(error).splitlines()[0]
-    while isinstance(error.__cause__, CompilationError):  # the innermost function, not those that called it
+    while isinstance(error.__cause__, CompilationError):  # the innermost function, not its callers
         error = error.__cause__
     if not isinstance(error, CompilationError):
         return " ".join(str(error).split()) or type(error).__name__
@@ -496,7 +496,7 @@ def _complaint(error: Exception) -> str:
 
 
 def _check_globals(kernel: JITFunction) -> None:
-    # Triton keeps what it compiled with; a launch refuses the same.
+    # Triton remembers the values it compiled with; a launch raises the same error.
     for (name, _), (value, namespace) in kernel.used_global_vals.items():
         if namespace.get(name) != value:
             raise ValueError(
@@ -540,9 +540,9 @@ def inspect_kernel(where: str, arguments: Sequence[str] = (), device: str = "H10
     """Compile a kernel named on the command line.
 
     Args:
-        where: "module:kernel", the module found from the current folder too.
+        where: "module:kernel"; the module may also be in the current folder.
         arguments: in the kernel's order, "*bf16" for an aligned pointer, a number, or NAME=VALUE for any parameter or
-            launch option. May be left out for a kernel whose module has its FusedOp, as OP.
+            launch option. May be omitted for a kernel whose module defines its FusedOp as OP.
         device: a name in DEVICES.
 
     Raises:

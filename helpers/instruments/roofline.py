@@ -21,19 +21,19 @@ from kernels.op import Work
 
 __all__ = ["SPECIAL", "Roofline", "Work", "levels", "measured_device", "roofs"]
 
-LEVELS = {"DRAM": "memory", "L2": "L2", "shared": "shared memory"}  # level -> what a kernel that it limits is bound by
+LEVELS = {"DRAM": "memory", "L2": "L2", "shared": "shared memory"}  # level -> "bound" of a kernel that it limits
 SPECIAL = "special functions"
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """The roof of a device over arithmetic in one dtype: its memory bandwidth, then its peak.
+    """A device's roofline for arithmetic in one dtype: memory bandwidth, then peak.
 
     Args:
         device: from DEVICES or this_device().
-        dtype: "fp32", "tf32", "fp16", "bf16", "fp8" or "fp4", as far as the device has a peak for it; or
+        dtype: "fp32", "tf32", "fp16", "bf16", "fp8" or "fp4", if the device has a peak for it; or
             "special functions", whose peak is in results/s: exponentials, reciprocals, roots.
-        level: "DRAM"; "L2" where the device's L2 bandwidth is known; "shared". The bytes of any work are those of that
+        level: "DRAM"; "L2" if the device's L2 bandwidth is known; "shared". All work is given in bytes at that
             level.
 
     Raises:
@@ -65,7 +65,7 @@ class Roofline:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes/s of the level."""
+        """Bytes/s at this level."""
         device = self.device
         return {"DRAM": device.memory_bandwidth, "L2": device.l2_bandwidth, "shared": device.shared_bandwidth}[
             self.level
@@ -73,11 +73,11 @@ class Roofline:
 
     @property
     def ridge(self) -> float:
-        """Intensity in FLOP/byte above which the peak, not the memory, is the limit."""
+        """Intensity in FLOP/byte above which the peak, not memory, is the limit."""
         return self.peak / self.bandwidth
 
     def attainable(self, intensity: float) -> float:
-        """FLOP/s at best, at an arithmetic intensity in FLOP/byte.
+        """Return the maximum FLOP/s at an arithmetic intensity in FLOP/byte.
 
         Raises:
             ValueError: the intensity is negative or NaN.
@@ -92,25 +92,25 @@ class Roofline:
         return LEVELS[self.level] if work.intensity < self.ridge else "compute"
 
     def time(self, work: Work) -> float:
-        """Seconds at least: arithmetic and traffic overlap, so the slower of the two decides."""
+        """Return the minimum time in seconds: arithmetic and traffic overlap, so the slower of the two decides."""
         return max(work.flops / self.peak, work.bytes / self.bandwidth)
 
 
 def roofs(device: Device) -> dict[str, Roofline]:
-    """Every roof of a device over its memory: by dtype, and that of its special functions where their rate is known."""
+    """Return every roofline of a device over DRAM, by dtype, and for special functions if their rate is known."""
     return {name: Roofline(device, name) for name in (*device.peak_flops, *([SPECIAL] if device.special_rate else []))}
 
 
 def levels(device: Device, dtype: str) -> dict[str, Roofline]:
-    """The roof of each level of memory whose bandwidth is known, by level: DRAM, L2, shared."""
+    """Return the roofline at each memory level whose bandwidth is known: DRAM, L2, shared."""
     known = {"DRAM": True, "L2": device.l2_bandwidth, "shared": device.shared_bandwidth}
     return {level: Roofline(device, dtype, level) for level in LEVELS if known[level]}
 
 
 def measured_device(device: Device) -> Device | None:
-    """The device as it was measured: the bandwidth of a copy, the rate of a large bf16 product, no other peaks.
+    """Return the device with measured rates: a copy's bandwidth and a large bf16 matmul's FLOP/s, no other peaks.
 
-    None where no run of it is recorded.
+    None if no run on it is recorded.
     """
     if not (RESULTS / f"{device.name.lower()}.json").is_file():
         return None

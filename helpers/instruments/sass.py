@@ -1,4 +1,4 @@
-"""SASS, the machine code of an NVIDIA GPU: read it from a cubin, count it by kind, show it with highlights."""
+"""SASS, the machine code of NVIDIA GPUs: read it from a cubin, count instructions by kind, show them highlighted."""
 
 import functools
 import html
@@ -15,7 +15,7 @@ from triton import knobs
 
 from helpers.instruments.source_lines import source_line
 
-# Opcodes, without modifiers, by what they do. Source: instruction tables of NVIDIA's CUDA Binary Utilities.
+# Opcodes without modifiers, by function. Source: instruction tables in NVIDIA's CUDA Binary Utilities.
 KINDS = {
     "load": {"LDG", "LD", "LDGSTS", "UTMALDG", "UBLKCP"},
     "store": {"STG", "ST", "UTMASTG", "UTMAREDG", "UBLKRED"},
@@ -25,7 +25,7 @@ KINDS = {
 }
 TENSOR_CORE = re.compile(r"(H|I|D|B|Q|O|HG|IG|QG|BG|UTC[A-Z]*)MMA")  # mma.sync, wgmma and tcgen05 of PTX
 SIZED = {"LDG", "LD", "LDGSTS", "STG", "ST", "LDS", "STS", "LDL", "STL"}
-SOURCE_WIDTH = 60  # letters of a source line next to its instructions
+SOURCE_WIDTH = 60  # characters of source shown next to an instruction
 WIDTH = re.compile(r"[USB]?(8|16|32|64|128|256)")  # a modifier that gives the bits per thread; without one they are 32
 
 _INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(.*?)\s*;")
@@ -38,9 +38,9 @@ class Instruction:
     """One machine instruction.
 
     Attributes:
-        text: as NVIDIA's disassembler writes it, with the predicate.
-        file, line: the source that it comes from; "" and 0 where the compiler did not tell.
-        label: the branch target that it is, or "".
+        text: as NVIDIA's disassembler prints it, with the predicate.
+        file, line: where it comes from; "" and 0 if the compiler recorded neither.
+        label: its label if it is a branch target, else "".
     """
 
     text: str
@@ -50,7 +50,7 @@ class Instruction:
 
     @property
     def source(self) -> str:
-        """The text of the line that it comes from; "" where it cannot be read."""
+        """The text of its source line; "" if it cannot be read."""
         return source_line(self.file, self.line)
 
     @property
@@ -79,7 +79,7 @@ class Instruction:
 
 @functools.lru_cache(maxsize=64)
 def disassemble(cubin: bytes) -> tuple[Instruction, ...]:
-    """The instructions of a cubin, without the padding after each function's end.
+    """Return a cubin's instructions, without the padding after each function.
 
     Raises:
         RuntimeError: NVIDIA's disassembler refuses the cubin.
@@ -125,9 +125,9 @@ def count(instructions: Sequence[Instruction]) -> Counter[str]:
 
 @dataclass(frozen=True, repr=False)
 class SassView:
-    """SASS to read: kind, source line, instruction. As text, and as HTML with the marked lines in bold.
+    """Readable SASS: kind, source line, instruction. As text, and as HTML with the marked lines in bold.
 
-    Lines are those of the kernel's own file or cell; another file's are named, as in standard.py:50. A line's text is
+    Line numbers refer to the kernel's own file or cell; other files are named, as in standard.py:50. A line's text is
     next to the first of its consecutive instructions.
     """
 

@@ -1,6 +1,6 @@
 """The tensors autograd saves for the backward pass, which hold memory until the gradients are computed.
 
-PyTorch itself tells, through torch.autograd.graph.saved_tensors_hooks, each time an operator saves a tensor.
+PyTorch reports each saved tensor through torch.autograd.graph.saved_tensors_hooks.
 """
 
 import inspect
@@ -15,7 +15,7 @@ from helpers.instruments.traffic.result import size
 
 @dataclass(frozen=True, repr=False)
 class SavedTensors:
-    """One call's saved tensors: name -> bytes, of its arguments and of its intermediates; and its result."""
+    """One call's saved tensors, name -> bytes, for its arguments and its intermediates; and its result."""
 
     arguments: dict[str, int]
     made: dict[str, int]
@@ -33,13 +33,13 @@ class SavedTensors:
 
 
 def saved_for_backward(fn: Callable, *args) -> SavedTensors:
-    """Run `fn(*args)` and note what autograd saves in it, each storage once and whole.
+    """Run `fn(*args)` and record what autograd saves, each storage once and in full.
 
     Args:
         fn: any callable with a readable signature.
-        args: its arguments; at least one tensor that requires a gradient, or nothing is saved.
+        args: its arguments; unless one is a tensor that requires a gradient, nothing is saved.
     """
-    saved = []  # the tensors themselves: an address that is free again may be another's
+    saved = []  # the tensors themselves, because freed addresses are reused
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
         saved.append(tensor)

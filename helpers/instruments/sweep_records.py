@@ -1,15 +1,21 @@
-"""The kernels' sweep as recorded on a GPU: where a kernel is slower than a peer, and where it drops between the sizes
-that it is tuned for.
+"""The kernels' sweep as recorded on a GPU: the points where a kernel is slower than a peer, and those where it slows
+down between the sizes it is tuned for.
 
-It is written by `fusion bench --sweep` to benchmarks/results/<gpu>_sweep.json. A point is a dict: "kernel",
-"direction", "shape", "dtype", "regime"; "gpu" and "calls": provider -> [median, low, high] in microseconds, the GPU's
-own time, cold L2, and a call's by the host's clock, warm caches, forward calls without gradients. "calls" also has
-BARE: launches of empty kernels, as many as ours and with the same arguments; "least": the microseconds that its ceiling
-allows; "refused": provider -> why; "waits": providers in whose calls the host waits for the GPU, so that their time on
-the GPU holds the host's; "run": which of the runs measured it; "kernels": the fingerprints of the kernels that ours
-launched. "ours": the same clocks of "fused" and, if a tuned kernel takes the point, of "plain", timed together, with
-its own, perhaps later "run", and the plain kernel's fingerprints; "fused_run": the run of our time among the peers, if
-it is not theirs. A failed point has "failed", the reason, instead of times.
+`fusion bench --sweep` writes it to benchmarks/results/<gpu>_sweep.json. Each point is a dict:
+
+    kernel, direction, shape, dtype, regime
+    gpu        provider -> [median, low, high], GPU time in microseconds with a cold L2
+    calls      the same per call, timed on the host with warm caches; forward calls run without gradients. BARE is the
+               time of as many empty kernels as ours launches, with the same arguments
+    least      minimum time in microseconds, given the point's ceiling
+    refused    provider -> reason
+    waits      providers whose calls make the host wait for the GPU: their GPU time includes host time
+    run        index of the run that measured the point
+    kernels    fingerprints of the kernels that ours launched
+    ours       "gpu" and "calls" of "fused" and, if a tuned kernel takes the point, of "plain", timed together; its own
+               "run", perhaps a later one; the plain kernel's fingerprints
+    fused_run  index of the run that timed ours, if it is not the peers' run
+    failed     reason; such a point has no times
 """
 
 import functools
@@ -24,11 +30,11 @@ from helpers.instruments.fingerprints import is_current
 from helpers.instruments.recordings import RESULTS, Recorded
 from helpers.instruments.tables import Table, table
 
-BEHIND = 1.03  # of a peer's time
+BEHIND = 1.03  # times the peer's time
 BARE = "bare launch"
-MAX_LAUNCHES = 1.5  # empty launches that a call may take
-# Shown, but not counted as a peer: the product without what follows it; a scaling of the gradient that the forward pass
-# made.
+MAX_LAUNCHES = 1.5  # maximum time per call, in empty launches
+# Shown, but not counted as peers: a matmul without its epilogue, and a backward pass that only scales a gradient
+# computed in the forward pass.
 NOT_THE_SAME = {
     ("linear_act", "forward", "cuBLAS alone"),
     ("linear_act", "backward", "cuBLAS alone"),
@@ -36,8 +42,8 @@ NOT_THE_SAME = {
     ("cross_entropy", "backward", "Liger"),
 }
 BYTES = {"bf16": 2, "fp32": 4}
-FALLEN = 0.9  # of the share that the neighbouring power of two reaches
-# What the numbers of a shape count, where they are not rows x columns or elements.
+FALLEN = 0.9  # times the share reached at the neighbouring power of two
+# The dimensions of each shape, unless it is rows x columns or a number of elements.
 SHAPES = {
     "linear_act": "rows x numbers to a row of x x columns of y",
     "conv_bn_act": "pictures x channels x height x width x filters x taps x stride",
@@ -54,24 +60,24 @@ def key_of(point: dict) -> tuple:
 
 
 def median(point: dict, provider: str, clock: str = "gpu") -> float:
-    """Microseconds; NaN where that provider was not timed."""
+    """Return a provider's median in microseconds; NaN if it was not timed."""
     return point.get(clock, {}).get(provider, [math.nan])[0]
 
 
 def share(point: dict, provider: str = "fused") -> float:
-    """The fraction of its ceiling that a provider reaches; NaN where it was not timed."""
+    """Return the fraction of its ceiling that a provider reaches; NaN if it was not timed."""
     return point.get("least", math.nan) / median(point, provider)
 
 
 def best_peer(point: dict, clock: str = "gpu") -> str | None:
-    """The fastest provider of the same operation that is not ours."""
+    """Return the fastest provider of the same operation, ours excluded."""
     of = _operation(point)
     others = [name for name in point.get(clock, {}) if name not in ("fused", BARE) and (*of, name) not in NOT_THE_SAME]
     return min(others, key=lambda name: median(point, name, clock), default=None)
 
 
 def ratio(point: dict, clock: str = "gpu") -> float:
-    """Our time in the best peer's; NaN where one of them is missing."""
+    """Return our time divided by the best peer's; NaN if either is missing."""
     peer = best_peer(point, clock)
     return median(point, "fused", clock) / median(point, peer, clock) if peer else math.nan
 
@@ -82,7 +88,7 @@ def is_tuned(point: dict) -> bool:
 
 
 def is_earlier(point: dict) -> bool:
-    """Return whether our time among the peers may come from an earlier kernel than today's."""
+    """Return whether our kernel may have changed since it was timed against the peers."""
     return "gpu" in point and not is_current(point.get("kernels"))
 
 
@@ -94,7 +100,7 @@ def is_earlier_plain(point: dict) -> bool:
 def plain_ratio(point: dict, clock: str = "gpu") -> float:
     """Return the plain kernel's time over ours, timed together; 1 if no tuned kernel takes the point.
 
-    NaN where that was not recorded."""
+    NaN if that was not recorded."""
     ours = point.get("ours", {})
     if clock == "gpu" and "gpu" in ours and not is_tuned(point):
         return 1.0 if "refused" not in ours else math.nan
@@ -102,19 +108,19 @@ def plain_ratio(point: dict, clock: str = "gpu") -> float:
 
 
 def bare_launches(point: dict) -> float:
-    """Our call's time in that of the bare launches; NaN where one of them is missing."""
+    """Return our call's time divided by that of the bare launches; NaN if either is missing."""
     return median(point, "fused", "calls") / median(point, BARE, "calls")
 
 
 def within_spread(point: dict, clock: str = "gpu") -> bool:
-    """Return whether our 10th percentile is no more than the best peer's 90th."""
+    """Return whether our 10th percentile is at or below the best peer's 90th."""
     _, low, _ = point[clock]["fused"]
     _, _, high = point[clock][best_peer(point, clock)]
     return low <= high
 
 
 def aligned(point: dict) -> bool:
-    """Return whether each row of a row-wise kernel starts at a multiple of 16 bytes, one thread's widest load."""
+    """Return whether each row of a row-wise kernel is aligned to 16 bytes, the widest load of a thread."""
     return len(point["shape"]) != 2 or point["shape"][-1] * BYTES[point["dtype"]] % 16 == 0
 
 
@@ -122,15 +128,15 @@ def _is_power_of_2(number: int) -> bool:
     return number > 0 and number & (number - 1) == 0
 
 
-CLOCKS = "GPU times are with cold L2, calls by the host's clock with warm caches"
+CLOCKS = "GPU times: cold L2; call times: measured on the host, warm caches"
 
 
 @dataclass(frozen=True)
 class RecordedSweep:
-    """The sweep's records of one GPU.
+    """The sweep recorded on one GPU.
 
-    runs: {"date", "versions", "kernels" (name -> fingerprint), "ceilings"} of each, the newest last.
-    points: see the module; ordered by kernel, direction, dtype, regime and shape.
+    runs: a dict per run, newest last: "date", "versions", "kernels" (name -> fingerprint), "ceilings".
+    points: dicts as the module describes, sorted by kernel, direction, dtype, regime and shape.
     """
 
     gpu: str
@@ -139,11 +145,11 @@ class RecordedSweep:
 
     @property
     def kernels(self) -> list[str]:
-        """The names of the kernels that have a point."""
+        """The names of the kernels in the sweep."""
         return list(dict.fromkeys(point["kernel"] for point in self.points))
 
     def of(self, kernel: str, direction: str | None = None, regime: str | None = None, dtype: str = "bf16") -> list:
-        """A kernel's points of that dtype, and of that direction and regime where given.
+        """Return a kernel's points of that dtype, and of that direction and regime if given.
 
         Raises:
             ValueError: nothing was recorded for that kernel.
@@ -156,7 +162,7 @@ class RecordedSweep:
         return [point for point in self.points if wanted.items() <= point.items()]
 
     def label(self, points: Iterable[dict]) -> str:
-        """Return the label that figures must show: the GPU, the versions and days of these points."""
+        """Return the label that figures must show: GPU, versions and measurement dates of these points."""
         return Recorded(
             self.gpu,
             [
@@ -169,19 +175,19 @@ class RecordedSweep:
 
     @functools.cached_property
     def _powers(self) -> dict[tuple, dict]:
-        """The timed points at power-of-two columns, by key_of with the columns instead of the shape."""
+        """The timed points with power-of-two columns, keyed by key_of with the columns instead of the shape."""
         with_time = (point for point in self.points if "least" in point and _is_power_of_2(point["shape"][-1]))
         return {(*key_of(point)[:-1], point["shape"][-1]): point for point in with_time}
 
     def neighbour(self, point: dict) -> dict | None:
-        """Return a row-wise kernel's point at the nearest power of two columns, None if that has no time."""
+        """Return a row-wise kernel's point at the nearest power-of-two columns, or None if it was not timed."""
         *_, width = point["shape"]
         if _is_power_of_2(width) or len(point["shape"]) != 2:
             return None
         return self._powers.get((*key_of(point)[:-1], 2 ** round(math.log2(width))))
 
     def table(self, kernel: str) -> Table:
-        """Every point of a kernel: each provider's GPU time and share of the ceiling; a call's where it was timed."""
+        """Return every point of a kernel: each provider's GPU time and share of the ceiling, and call times if any."""
         points = [point for point in self.points if point["kernel"] == kernel] or self.of(kernel)
         names = [name for point in points for name in (*point.get("gpu", {}), *point.get("refused", {}))]
         providers = sorted(dict.fromkeys(names), key=lambda name: name != "fused")
@@ -210,8 +216,8 @@ class RecordedSweep:
         return table(columns, rows, "\n".join([*told, *self._earlier(points)]))
 
     def calls(self, kernels: Iterable[str] = ()) -> Table:
-        """A row for each point whose calls were timed, of all kernels or those named: the GPU's time and the call's,
-        ours and those of the peer with the shortest call; and of launching alone, where that was timed."""
+        """Return one row per point whose calls were timed, of all or the named kernels: GPU and call times of ours
+        and of the peer with the fastest call, and the time of the bare launches if measured."""
         rows, shown = [], []
         bare = any(BARE in point.get("calls", {}) for point in self.points)
         for point in self.points:
@@ -224,16 +230,15 @@ class RecordedSweep:
                 rows.append(row)
                 shown.append(point)
         columns = ["", "peer", "GPU: ours", "GPU: peer", "call: ours", "call: peer", *([BARE] if bare else [])]
-        told = f"{CLOCKS}\npeer: the one with the shortest call, on both clocks"
-        told += f"; a {BARE} was timed forward only" if bare else ""
+        told = f"{CLOCKS}\npeer: the one with the fastest call, for both times"
+        told += f"; {BARE}: timed for forward calls only" if bare else ""
         if earlier := sum("fused_run" in point for point in shown):
-            told += f"\n{earlier} of {len(shown)} calls are of the peers' run, with our kernel as it was then"
+            told += f"\n{earlier} of {len(shown)} calls come from the peers' run, with our kernel as it was then"
         return table(columns, rows, f"the sweep, {self.label(shown)}\n{told}")
 
     def behind(self, kernels: Iterable[str] = ()) -> list[str]:
-        """A line for each point where ours takes over 1.03 times the best peer's time, on the GPU or as a call, the
-        worst first; for all kernels or those named. Within the spread: our 10th percentile is no more than that
-        peer's 90th."""
+        """Return a line for each point where our GPU or call time is over 1.03 times the best peer's, worst first,
+        for all or the named kernels. "Within the spread": our 10th percentile is at or below that peer's 90th."""
         chosen = set(kernels) or set(self.kernels)
         found = []
         for point in (point for point in self.points if point["kernel"] in chosen):
@@ -245,16 +250,17 @@ class RecordedSweep:
         return [line for *_, line in sorted(found, key=lambda each: (each[0] == "calls", each[1]))]
 
     def passes_behind(self, kernels: Iterable[str] = ()) -> list[str]:
-        """Return each kernel and direction with a point behind a peer, named as by `pass_of`, of all or the named
+        """Return the `pass_of` name of each kernel and direction with a point behind a peer, of all or the named
         kernels."""
         chosen = [point for point in self.points if not kernels or point["kernel"] in kernels]
         late = (p for p in chosen if any(ratio(p, clock) > BEHIND for clock in ("gpu", "calls")))
         return list(dict.fromkeys(pass_of(point) for point in late))
 
     def over_bare(self, kernels: Iterable[str] = ()) -> list[str]:
-        """A line for each point whose call takes over 1.5 bare launches, the worst first; of all or those named.
+        """Return a line for each point whose call takes longer than 1.5 bare launches, worst first, of all or the
+        named kernels.
 
-        Calls are timed to the end of their work; the line also has the GPU's time for it."""
+        A call's time includes its GPU work; the line also gives the GPU time."""
         chosen = [point for point in self.points if not kernels or point["kernel"] in kernels]
         late = sorted((p for p in chosen if bare_launches(p) > MAX_LAUNCHES), key=bare_launches, reverse=True)
         return [
@@ -264,7 +270,7 @@ class RecordedSweep:
         ]
 
     def fallen(self, kernels: Iterable[str] = ()) -> list[str]:
-        """A line for each point whose share is below 0.9 of the neighbouring power of two's, the worst first."""
+        """Return a line for each point whose share is below 0.9 of the neighbouring power of two's, worst first."""
         chosen = set(kernels) or set(self.kernels)
         found = []
         for point in (point for point in self.points if point["kernel"] in chosen):
@@ -277,7 +283,7 @@ class RecordedSweep:
         return [line for _, line in sorted(found)]
 
     def failures(self, kernels: Iterable[str] = ()) -> list[str]:
-        """A line for each point that has no time of ours, and why."""
+        """Return a line with the reason for each point where ours was not timed."""
         chosen = set(kernels) or set(self.kernels)
         missing = (point for point in self.points if point["kernel"] in chosen and math.isnan(median(point, "fused")))
         return [
@@ -285,9 +291,9 @@ class RecordedSweep:
         ]
 
     def summary(self, kernels: Iterable[str] = ()) -> Table:
-        """Return one row per kernel and direction, of all or the named kernels: number of points, number where ours is
-        at most 3 % behind the best peer or ahead of it, our median and worst time relative to the best peer, and number
-        of drops between powers of two, "" if none was comparable. The title lists each kernel's peers."""
+        """Return one row per kernel and direction, of all or the named kernels: the number of points, how many are
+        ahead of the best peer or at most 3 % behind, our median and worst time relative to that peer, and the number of
+        drops between powers of two, "" if no points were comparable. The title lists each kernel's peers."""
         rows, shown = [], []
         for kernel in kernels or self.kernels:
             for direction in ("forward", "backward"):
@@ -311,26 +317,26 @@ class RecordedSweep:
         ]
         if any(row[6] != "" for row in rows):
             told.append(
-                f"fallen: points with less than {FALLEN} of the share that the nearest power of 2 columns reaches"
+                f"fallen: points with less than {FALLEN} of the share reached at the nearest power-of-2 columns"
             )
         if any(row[7] != "" for row in rows):
-            told.append("tuned: points that a tuned kernel takes; plain: there, the plain kernel's median time / ours")
+            told.append("tuned: points that a tuned kernel takes; plain: the plain kernel's median time / ours, there")
         rows.append(("all", "", *(sum(row[i] for row in rows) for i in (2, 3)), *[""] * 5))
         told += self._earlier(shown)
         return table(columns, rows, "\n".join([f"the sweep, {self.label(shown)}", *told, *_peers(shown)]))
 
     def _earlier(self, points: list[dict]) -> list[str]:
-        """Return lines with the number of these points that show an earlier version of our kernels; none if zero."""
+        """Return lines that count the points that show an earlier version of our kernels; none if there are none."""
         found = [(sum(map(is_earlier, points)), "our"), (sum(map(is_earlier_plain, points)), "the plain")]
         text = f"of {len(points)} points show an earlier version of"
         lines = [f"{number} {text} {whose} kernel" for number, whose in found if number]
         if apart := sum("fused_run" in point for point in points):
-            lines.append(f"{apart} of {len(points)} points hold our time against peers' times of an earlier run")
+            lines.append(f"{apart} of {len(points)} points compare our time with peers' times from an earlier run")
         return lines
 
 
 def pass_of(point: dict) -> str:
-    """Its kernel, and "backward" where it is that: the key of benchmarks/tried.py."""
+    """Return the point's kernel, with " backward" for that direction: the key used in benchmarks/tried.py."""
     return point["kernel"] + (" backward" if point["direction"] == "backward" else "")
 
 
@@ -339,7 +345,7 @@ def _name(point: dict) -> str:
 
 
 def _shape(point: dict, between: str) -> str:
-    """Its sizes; of attention also which pairs it takes."""
+    """Return the point's sizes; for attention also "causal" or "every pair"."""
     sizes, pairs = point["shape"], ""
     if isinstance(sizes[-1], bool):
         pairs = " causal" if sizes[-1] else " every pair"
@@ -348,7 +354,7 @@ def _shape(point: dict, between: str) -> str:
 
 
 def _peers(points: Iterable[dict]) -> list[str]:
-    """Return lines with the peers timed against each kernel, without those that do different work."""
+    """Return lines that list each kernel's peers, without those that do different work."""
     of_kernel, kernels_of = {}, {}
     for point in points:
         names = (n for n in point.get("gpu", {}) if n != "fused" and (*_operation(point), n) not in NOT_THE_SAME)
@@ -371,14 +377,14 @@ def _cell(point: dict, provider: str) -> str:
 
 
 def _beside_plain(point: dict) -> str:
-    """The plain kernel's time and that in ours."""
+    """Return the plain kernel's time, and its ratio to ours."""
     if not is_tuned(point):
         return "ours" if "ours" in point else ""
     return f"{median(point['ours'], 'plain'):.1f} us, {plain_ratio(point):.2f} x"
 
 
 def recorded_sweep(gpu: str = "h100_80gb_hbm3") -> RecordedSweep:
-    """The recorded sweep of a GPU, by the name of its file in benchmarks/results.
+    """Return the recorded sweep of a GPU, by the name of its file in benchmarks/results.
 
     Raises:
         ValueError: no sweep of that GPU is recorded.
@@ -387,11 +393,11 @@ def recorded_sweep(gpu: str = "h100_80gb_hbm3") -> RecordedSweep:
 
 
 def read_sweep(path: Path) -> RecordedSweep:
-    """The sweep in a file.
+    """Read a sweep from a file.
 
     Raises:
         ValueError: there is no such file.
     """
     if not path.is_file():
-        raise ValueError(f"no sweep {path.name} is recorded; on a machine with that GPU, run `fusion bench --sweep`")
+        raise ValueError(f"no recorded sweep {path.name}; on a machine with that GPU, run `fusion bench --sweep`")
     return RecordedSweep(**json.loads(path.read_text()))

@@ -1,4 +1,4 @@
-"""Tables: text under one another where text is read or compared, an HTML table in a notebook."""
+"""Tables: aligned text in a terminal or a test, an HTML table in a notebook."""
 
 import html
 import re
@@ -24,12 +24,12 @@ class Table(str):
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence], title: str = "") -> Table:
-    """Rows under their columns' names: a column of figures to the right, one of words to the left.
+    """Arrange rows under their column names: numbers right-aligned, words left-aligned.
 
     Args:
-        columns: a name or number each; "" if the rows are self-explanatory.
-        rows: as many cells as columns; anything but text is shown by `str`.
-        title: one or more lines above the table: the subject, the recording's label.
+        columns: one name or number each; "" if the cells are self-explanatory.
+        rows: one cell per column; anything but text is converted by `str`.
+        title: one or more lines above the table: its subject, the recording's label.
 
     Raises:
         ValueError: a row with more or fewer cells than there are columns.
@@ -54,7 +54,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence], title: str = "") -> 
 def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]], sides: Sequence[str], title: str = "") -> str:
     """Return the table as HTML. Cells of figures don't wrap; the first cell of a row names it."""
     styles = [f"text-align:{side}" + ";white-space:nowrap" * (side == "right") for side in sides]
-    # A column without a name has no header: one that is empty would be read out as a header.
+    # A column without a name has no header: screen readers would announce an empty one.
     head = "".join(
         f'<th scope="col" style="text-align:{side}">{html.escape(name)}</th>' if name else "<td></td>"
         for name, side in zip(columns, sides, strict=True)
@@ -66,7 +66,7 @@ def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]], sides: Seq
             f'<td style="{style}">{_escaped(cell)}</td>' for cell, style in zip(others, styles[1:], strict=True)
         )
         body += "</tr>"
-    # A caption would be as narrow as its table: the title is a line above it, and the table's name.
+    # A caption would be as narrow as its table, so the title is a line above it and the table's name.
     shown, name = "<br>".join(map(html.escape, title.splitlines())), html.escape("; ".join(title.splitlines()))
     above = f'<div class="fusion-table-title" style="max-width:46rem">{shown}</div>' if title else ""
     name = f' aria-label="{name}"' if title else ""

@@ -1,11 +1,11 @@
-"""Time calls: medians with their spread, on the GPU by its own clock, on the CPU by the host's.
+"""Time calls: medians with their spread, by CUDA events on a GPU, by the host's clock on a CPU.
 
-On a GPU every run starts with a cold L2: a buffer of twice its size is read, then as many bytes written as the timed
-call returns. So no call finds its inputs there, and each writes back as many dirty lines as it leaves for the next: a
-call that only reads does not wait for another's writes, and no call writes for free. Work under 100 us is captured in a
-CUDA graph, several calls a replay (or queued several calls at a time, where it cannot be captured), so that neither the
-gaps between launches nor the clock's own cost counts. Functions measured together alternate, so that clock drift
-affects all of them. `launches=True` measures the caller's cost per call instead, Python and launch included, in a row
+On a GPU every run starts with a cold L2: the timer reads a buffer of twice its size, then writes as many bytes as the
+timed call returns. So no call finds its inputs in L2, and each writes back as many dirty lines as it leaves for the
+next: a call that only reads does not wait for another's writes, and no call writes for free. Work under 100 us is
+captured in a CUDA graph with several calls per replay (or queued several calls at a time, if it cannot be captured), so
+neither the gaps between launches nor the timer's own cost counts. Functions measured together alternate, so clock drift
+affects all of them. `launches=True` measures the caller's cost per call instead, Python and launch included, over a row
 of calls.
 """
 
@@ -25,13 +25,13 @@ GRAPH_BELOW = 100e-6  # seconds
 CALLS_PER_GRAPH = 10
 CALLS_PER_ROW = 100
 CYCLES_PER_SECOND = 2e9  # of current GPUs, about
-QUEUEING_SECONDS = 1e-4, 5e-3  # that the GPU waits while work is queued, at least and at first at most
+QUEUEING_SECONDS = 1e-4, 5e-3  # GPU wait while work is queued: minimum, and initial maximum
 CPU_CACHE = 64 * 2**20  # bytes: more than the last-level cache of common laptops
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds a call takes: the median of `runs` runs, and the 10th and 90th percentile."""
+    """Seconds per call: the median of `runs` runs, and the 10th and 90th percentiles."""
 
     median: float
     low: float
@@ -50,7 +50,7 @@ def _readable(seconds: float) -> str:
 
 
 def benchmark(fn: Callable, *args, **options) -> Timing:
-    """Time `fn(*args)`; options and errors as of `benchmark_together`."""
+    """Time `fn(*args)`, with the options and errors of `benchmark_together`."""
     _check_callable(fn)
     return benchmark_together({"it": lambda: fn(*args)}, **options)["it"]
 
@@ -58,20 +58,20 @@ def benchmark(fn: Callable, *args, **options) -> Timing:
 def benchmark_together(
     functions: dict[str, Callable], runs: int = 50, cold: bool = True, launches: bool = False, graphs: bool = True
 ) -> dict[str, Timing]:
-    """Time several functions of no argument, taking turns.
+    """Time several functions without arguments, taking turns.
 
     Args:
-        functions: name -> function. Each is called a few times first, to compile and to warm up.
+        functions: name -> function. Each is called a few times first to compile and warm up.
         runs: measurements of each, at least 3.
-        cold: start each run with a cold L2 (on a CPU: cold caches); with `launches` caches stay as calls leave them.
-        graphs: False for work on a GPU that a CUDA graph cannot capture, such as a backward pass.
-        launches: time rows of 100 calls by the host's clock, to the end of their work, and give the time of one.
+        cold: start each run with a cold L2 (on a CPU: cold caches); with `launches`, caches stay as calls leave them.
+        graphs: False for GPU work that a CUDA graph cannot capture, such as a backward pass.
+        launches: time rows of 100 calls on the host until their work is done, and report the time per call.
 
     Returns:
-        name -> Timing, in seconds. A progress bar appears when it takes more than two seconds.
+        name -> Timing, in seconds. A progress bar appears after two seconds.
 
     Raises:
-        TypeError: something to time is not callable.
+        TypeError: a function is not callable.
         ValueError: fewer than 3 runs.
     """
     for function in functions.values():
@@ -97,7 +97,7 @@ def benchmark_together(
 
 @contextmanager
 def _no_garbage_collection():
-    """Disable garbage collection, as timeit does: a collection amid queued backward passes was timed as the GPU's."""
+    """Disable garbage collection, as timeit does: a collection between queued backward passes counted as GPU time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -159,8 +159,8 @@ def _seconds_to_queue(work: Callable) -> float:
 def _queued(work: Callable, seconds: float, before: Callable = lambda: None) -> float:
     """Time the GPU alone: after `before` it waits that many seconds while Python queues the work.
 
-    Where it woke before all was queued, gaps would be timed too: then it waits longer. Work that itself waits for the
-    GPU is never queued in time, and is timed as it is.
+    If it wakes before all work is queued, gaps would be timed too, so it waits longer. Work that itself waits for the
+    GPU can never be queued in time, and is timed as it is.
     """
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for longer in (1, 4, 16):
@@ -216,7 +216,7 @@ def _gpu_sampler(function: Callable, cold: bool, graphs: bool) -> Callable[[], f
     def sample() -> float:
         return (with_calls() - without()) / CALLS_PER_GRAPH
 
-    sample.memory = others, left  # a graph does not keep what it reads and writes: another tensor would get it
+    sample.memory = others, left  # a graph doesn't keep its tensors alive: others would get their memory
     return sample
 
 

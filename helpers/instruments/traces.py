@@ -1,6 +1,6 @@
 """Read a Chrome trace from torch.profiler as a GPU timeline: kernels, gaps, and a rule for what to fuse.
 
-The rule uses two signs visible in any trace: consecutive kernels that are not matmuls, and so move bytes, and gaps
+The rule uses two signs visible in any trace: consecutive kernels that are not matmuls and so move bytes, and gaps
 longer than the kernel before them, which more launches from Python would only lengthen.
 """
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCH = re.compile("cu(da)?(Graph)?Launch|cudaMemcpyAsync|cudaMemsetAsync")
-# What the kernels of products, convolutions and attention are called in cuBLAS, CUTLASS, cuDNN and the catalogue.
+# Names of matmul, convolution and attention kernels in cuBLAS, CUTLASS, cuDNN and this course.
 PRODUCTS = re.compile("gemm|gemv|nvjet|cutlass|xmma|conv|flash|fmha|attention|linear|gated|_mm_|splitKreduce", re.I)
-# Where PyTorch's kernel names hold the operation.
+# Where PyTorch's kernel names contain the operation.
 FUNCTORS = (
     r"CUDAFunctor(?:On[A-Z][a-z]+)?_(\w+)",
     r"(\w+?)_kernel_cuda",
@@ -31,7 +31,7 @@ WRAPPERS = ("Unary", "BUnary", "AUnary", "Binary", "gpu")  # around the functor'
 
 @dataclass(frozen=True)
 class TraceKernel:
-    """A kernel that ran on the GPU: full name, start in seconds from the trace's beginning, duration in seconds, and
+    """A kernel that ran on the GPU: full name, start in seconds since the trace began, duration in seconds, and
     the host's launch time if the trace has it."""
 
     name: str
@@ -55,14 +55,14 @@ class TraceKernel:
 
     @property
     def product(self) -> bool:
-        """Return whether its name is that of a matmul, a convolution or attention; other kernels' time goes into their
+        """Return whether its name is that of a matmul, a convolution or attention; other kernels spend their time on
         bytes."""
         return bool(PRODUCTS.search(self.name))
 
 
 @dataclass(frozen=True)
 class Opportunity:
-    """Consecutive kernels that one kernel could replace: their positions in the timeline, and the sign for it."""
+    """Consecutive kernels that one kernel could replace: their positions in the timeline, and the reason."""
 
     first: int
     last: int
@@ -75,7 +75,7 @@ class Opportunity:
 
 @dataclass(frozen=True)
 class KernelTimeline:
-    """The kernels of a trace in order, and when the host launched."""
+    """A trace's kernels in order, and the host's launches."""
 
     kernels: tuple[TraceKernel, ...]
     launches: tuple[tuple[float, float], ...]  # start and duration of each, in seconds
@@ -87,12 +87,12 @@ class KernelTimeline:
 
     @property
     def busy(self) -> float:
-        """The fraction of that time in which some kernel runs."""
+        """The fraction of `wall` in which a kernel runs."""
         return 1 - sum(self.gaps) / self.wall
 
     @cached_property
     def gaps(self) -> tuple[float, ...]:
-        """Seconds in which nothing runs, before each kernel but the first."""
+        """Idle seconds before each kernel but the first."""
         found, end = [], None
         for each in self.kernels:
             if end is not None:
@@ -101,11 +101,11 @@ class KernelTimeline:
         return tuple(found)
 
     def search(self, text: str) -> tuple[int, ...]:
-        """The places of the kernels whose whole name has `text` in it, in any case."""
+        """Return the indices of kernels whose full name contains `text`, ignoring case."""
         return tuple(i for i, each in enumerate(self.kernels) if text.lower() in each.name.lower())
 
     def opportunities(self) -> tuple[Opportunity, ...]:
-        """Apply the rule: runs of two or more kernels that are not matmuls; such a kernel right after a matmul (an
+        """Apply the rule: runs of two or more non-matmul kernels; such a kernel right after a matmul (an
         epilogue); and, if at least half of the gaps are longer than the kernel before, the whole trace."""
         found, first = [], None
         for place, each in enumerate((*self.kernels, None)):
