@@ -175,9 +175,9 @@ def compile_for(
 ) -> Resources:
     """Compile a `@triton.jit` or `@gluon.jit` kernel as a launch with these arguments would on `device`.
 
-    `@triton.heuristics` values are computed as in a launch. With `@triton.autotune`, the first configuration is compiled
-    that `prune_configs_by` keeps, has the constexprs and options given here, and fits the device; the result's
-    `configurations` lists all of them.
+    `@triton.heuristics` values are computed as in a launch. With `@triton.autotune`, this compiles the first
+    configuration that `prune_configs_by` keeps, that has the constexprs and options given here and that fits the
+    device; the result's `configurations` lists all of them.
 
     Like a launch, the compiler learns each argument's type, whether a pointer is aligned to 16 bytes and an integer a
     multiple of 16 (which decides how wide loads become), and integers that are 1. Nothing runs, so tensors may be on

@@ -12,7 +12,7 @@ CELL = re.compile(r"/ipykernel_\d+/")  # in the name that ipykernel gives to a c
 def source_line(file: str, number: int) -> str:
     """Return the text of a line in a file or cell, without its indent; "" if it cannot be read."""
     if CELL.search(file) and file not in linecache.cache:
-        # Compiled by a Jupyter kernel that has ended: a cell's folder depends on the process, its file name on its text.
+        # Compiled by a Jupyter kernel that has ended: a cell's folder depends on the process, its file name on the text
         same = (known for known in linecache.cache if CELL.search(known) and Path(known).name == Path(file).name)
         file = next(same, file)
     return linecache.getline(file, number).strip()

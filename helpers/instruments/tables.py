@@ -52,7 +52,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence], title: str = "") -> 
 
 
 def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]], sides: Sequence[str], title: str = "") -> str:
-    """Return the table as HTML. Cells of figures don't wrap; the first cell of a row names it."""
+    """Return the table as HTML. Numbers don't wrap; each row's first cell is its header."""
     styles = [f"text-align:{side}" + ";white-space:nowrap" * (side == "right") for side in sides]
     # A column without a name has no header: screen readers would announce an empty one.
     head = "".join(

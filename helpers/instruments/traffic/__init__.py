@@ -2,31 +2,31 @@
 
 What is counted, for eager PyTorch:
 
-    Every operator that does work is one launch. It reads each of its input tensors once and writes each of its outputs
-    once, whatever its own implementation does. Only elements count: views, expanded (stride 0) dimensions, Python
-    scalars and empty tensors cost nothing. Operators in place read and write what they change; fill_, zero_, copy_, the
-    random ones and `out=` do not read their destination. Allocating without contents (`empty`) is free. Indexing reads
-    the elements that are indexed, each once. `.item()` reads its element and launches nothing. A composite operator (a
-    backward pass, `clone`, a custom operator) counts as the operators inside it.
+    Every operator that does work is one launch. It reads each input tensor once and writes each output once, whatever
+    its implementation does. Only elements count: views, expanded (stride 0) dimensions, Python scalars and empty
+    tensors cost nothing. In-place operators read and write what they change, except that fill_, zero_, copy_, random
+    operators and `out=` don't read their destination. Allocating uninitialised memory (`empty`) is free. Indexing reads
+    each indexed element once. `.item()` reads its element and launches nothing. A composite operator (a backward pass,
+    `clone`, a custom operator) counts as the operators inside it.
 
 and for Triton kernels:
 
-    A load or store of one program counts each distinct byte once: a scalar that all lanes load is one element, and the
+    A load or store by one program counts each distinct byte once: a scalar that all lanes load is one element, but the
     same data loaded twice counts twice. Masked-off lanes and the part of a tensor descriptor's tile outside its tensor
-    count nothing. An atomic counts as a read and a write of every active lane.
+    count nothing. An atomic counts as a read and a write by every active lane.
 
 and for CUDA C++ (helpers.instruments.cuda):
 
-    A load or store of one warp counts each distinct byte once; an atomic as for Triton. Shared memory is counted
+    A load or store by one warp counts each distinct byte once; atomics count as for Triton. Shared memory is counted
     separately, in requests and wavefronts; local arrays and constant tables are not.
 
-These are the bytes requested of memory: no L1 or L2 cache is modelled. Distinct bytes (`unique_read`,
-`unique_written`) are what would move if every reuse were served by a cache; where access is contiguous, a GPU's DRAM
-traffic lies between the two, in 32-byte sectors. Sectors are what L1 asks of L2; where access is strided, L2 may fetch
-more (64 bytes at a time on an H200: lesson 03b). Storages are taken to start on a sector, as a GPU's allocations do.
+These are the bytes requested from memory: no L1 or L2 cache is modelled. Distinct bytes (`unique_read`,
+`unique_written`) are what would move if a cache served every reuse. For contiguous accesses, a GPU's DRAM
+traffic is between the two, in 32-byte sectors. L1 requests sectors from L2; for strided accesses, L2 may fetch
+more (64 bytes at a time on an H200: lesson 03b). Storages are assumed to start on a sector, as GPU allocations do.
 
 On a machine with a GPU, Triton launches are interpreted and CUDA C++ is executed on the CPU while metered; eager
-operators run where their tensors are. What torch.compile made runs uncompiled inside `measure`, and counts as such.
+operators run where their tensors are. Functions compiled by torch.compile run uncompiled inside `measure`.
 """
 
 import contextlib
@@ -57,22 +57,22 @@ class MeteredElsewhere(Protocol):
 
 
 def measure(fn: Callable, *args, device: str | Device | None = None) -> Traffic:
-    """Run `fn(*args)` and count the memory traffic of every PyTorch operator and Triton kernel in it.
+    """Run `fn(*args)` and count the memory traffic of every PyTorch operator and Triton kernel that it runs.
 
     Tensors are named as the caller knows them: by fn's parameters, or by the variables that a lambda uses; fn's result
     is "result"; other tensors are named by the kernel's parameter or the operator that created them.
 
     Args:
-        fn: any callable; its keyword arguments go in a lambda, `measure(lambda: gelu(x, approximate="tanh"))`.
+        fn: any callable; for keyword arguments pass a lambda, `measure(lambda: gelu(x, approximate="tanh"))`.
         args: its arguments; tensors on the CPU or a GPU.
-        device: for launchers that ask how many multiprocessors the GPU has: a name in DEVICES, or a Device. Where not
-            given, the GPU of the tensors; without one the H200, which the course refers to.
+        device: for launchers that ask how many SMs the GPU has: a name in DEVICES, or a Device. Default:
+            the tensors' GPU, else the course's reference GPU, the H200.
 
-    An exception of fn is raised with `hazards`, those seen before it: one may be its cause.
+    An exception that fn raises carries `hazards`, those seen before it: one may be its cause.
 
     Raises:
-        TypeError: fn is not callable or comes from torch.compile, or uses a tensor that is sparse or nested.
-        ValueError: a kernel was launched with no tensor, or `device` is unknown or no GPU.
+        TypeError: fn is not callable or comes from torch.compile, or uses a sparse or nested tensor.
+        ValueError: a kernel was launched with no tensor, or `device` is unknown or not a GPU.
     """
     if isinstance(fn, MeteredElsewhere):
         return fn.metered(*args)
@@ -110,7 +110,7 @@ def _kind(value) -> str:
 
 
 def _leaves(tree) -> list[tuple[str, torch.Tensor]]:
-    """(path, tensor) of each tensor in nested containers: ("[0]", x)."""
+    """Yield (path, tensor) for each tensor in nested containers: ("[0]", x)."""
     leaves, _ = tree_flatten_with_path(tree)
     return [(keystr(path), leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
 
@@ -120,7 +120,7 @@ def _state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _names(fn, args) -> list[tuple[str, torch.Tensor]]:
-    """The tensors that the caller can see, as the caller calls them."""
+    """Return the tensors that the caller can see, under the caller's names."""
     seen = {}
     if isinstance(fn, torch.nn.Module):
         seen = _state(fn)

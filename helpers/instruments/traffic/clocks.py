@@ -1,8 +1,8 @@
-"""Find accesses of a cooperative launch that no counter orders, with vector clocks.
+"""Find accesses in a cooperative launch that no counter orders, with vector clocks.
 
-A program's clock counts its releases, and holds what it knows of the others': an atomic that releases hands its clock
-to the counter, one that acquires takes the counter's over. Two accesses of one byte by two programs, one of them a
-store, race unless the later program already knows the earlier program's clock at its access.
+A program's clock counts its releases and records what it knows of the other programs' clocks: a releasing atomic passes
+the clock to the counter, an acquiring one merges the counter's clock. Two accesses to one byte by two programs, one of
+them a store, race unless the later program knew the earlier one's clock as it was at the earlier access.
 
 Source: Flanagan and Freund, "FastTrack: efficient and precise dynamic race detection", PLDI 2009.
 """
@@ -22,7 +22,7 @@ class _Access(NamedTuple):
 
 
 class Clocks:
-    """The clocks of the programs of one launch and of its counters, and the accesses made so far."""
+    """The clocks of one launch's programs and counters, and the accesses made so far."""
 
     def __init__(self):
         self._of_program: dict[tuple, dict[tuple, int]] = {}
@@ -31,12 +31,12 @@ class Clocks:
         self._reads: dict[object, list[_Access]] = {}
 
     def resumed(self, index: tuple[int, int, int]) -> None:
-        """The program `index` runs now."""
+        """Note that program `index` runs now."""
         self._index = index
         self._clock = self._of_program.setdefault(index, {index: 1})
 
     def synchronised(self, address: int, acquires: bool, releases: bool) -> None:
-        """The program has made an atomic at `address`."""
+        """Note an atomic of the program at `address`."""
         counter = self._of_counter.setdefault(address, {})
         if acquires:
             _join(self._clock, counter)
@@ -45,10 +45,10 @@ class Clocks:
             self._clock[self._index] += 1
 
     def accessed(self, kind: str, storage, footprint: Footprint, base: int):
-        """Note a read or a write of the program.
+        """Note a read or a write by the program.
 
         Returns:
-            (program, whether it stored, first byte, bytes) of an access that is not ordered before this one, or None.
+            (program, whether it stored, first byte, bytes) of an access not ordered before this one, or None.
         """
         mine = _Access(self._index, self._clock[self._index], footprint, base)
         stores, reads = self._stores.setdefault(storage, []), self._reads.setdefault(storage, [])

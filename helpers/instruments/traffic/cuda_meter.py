@@ -11,10 +11,10 @@ from helpers.instruments.traffic.triton_meter import tensors_in
 
 
 class CudaMeter:
-    """Enters every CUDA launch in a ledger; the observer of `helpers.instruments.cuda.observers.observed`.
+    """Records every CUDA launch in a ledger; the observer for `helpers.instruments.cuda.observers.observed`.
 
-    A request is one load, store or atomic of one warp. It counts each distinct byte once: an element that all lanes
-    read counts once. An atomic counts as a read and a write of every active lane. Requests are those of the PTX: where
+    A request is one load, store or atomic by one warp. It counts each distinct byte once: an element that all lanes
+    read counts once. An atomic counts as a read and a write by every active lane. Requests are those of the PTX: if
     the assembler merges neighbouring accesses into a wide one, a GPU has fewer, and fewer wavefronts in shared memory.
     """
 
@@ -74,7 +74,7 @@ class CudaMeter:
         self._global.fenced(threads)
 
     def access(self, kind, number, segment, threads, offsets, nbytes) -> None:
-        """Count one access of global memory, and watch for races."""
+        """Count one access to global memory, and watch for races."""
         size = segment.views[1].size
         self._storing = segment
         self._racing = self._global.access(segment, size, kind, self._machine.spaces.scope, threads, offsets, nbytes)
@@ -112,7 +112,7 @@ class CudaMeter:
             ledger.sectors_written += sectors
 
     def stored(self, number, threads, offsets, lost, changed) -> None:
-        """Enter the stores that race: two that leave the same value do not."""
+        """Record racing stores; two stores of the same value don't race."""
         if lost.any() and not self._machine.spaces.scope:
             self._race(number, self._storing, threads, offsets, np.flatnonzero(lost), None)
         elif self._racing is not None:
@@ -122,7 +122,7 @@ class CudaMeter:
                 self._race(number, self._storing, threads, offsets, lanes, others)
 
     def _check_read_only(self, number, segment, threads, offsets) -> None:
-        """Report loads through the cache of read-only data of bytes that the launch has stored."""
+        """Report loads through the read-only data cache of bytes that the launch has stored."""
         stale = np.flatnonzero(self._global.written(segment, offsets))
         if stale.size:
             region, where = self._named(segment, int(offsets[stale[0]]))
@@ -140,7 +140,7 @@ class CudaMeter:
         self._enter("race", number, where, *self._machine.where(int(threads[first])), count, region)
 
     def _named(self, segment, offset: int):
-        """The region of a byte, and its element as a hazard's text names it."""
+        """Return the region of a byte, and its element as named in a hazard's text."""
         if segment not in self._operands:
             size = segment.views[1].size
             place = f"{segment.name}, byte {offset} of {size}"
@@ -150,7 +150,7 @@ class CudaMeter:
         return region, f"{{0}}{element(segment.tensor, offset)}"
 
     def _variable(self, kind, number, segment, threads, offsets, nbytes) -> None:
-        """Count an access of a `__device__` variable; a read-only one is a table, which stays in cache."""
+        """Count an access to a `__device__` variable; a read-only one is a table, which stays in cache."""
         if kind == "read" and id(segment) not in self._changed:
             return
         self._changed.add(id(segment))
@@ -183,7 +183,7 @@ class CudaMeter:
         self._shared.access("write", threads, offsets, nbytes)
 
     def shared(self, kind, number, threads, offsets, nbytes, reported) -> None:
-        """Count one access of shared memory, and watch for races; one that is already reported only counts."""
+        """Count one access to shared memory, and watch for races unless it is already reported."""
         line = self._ledger.line(self._file, number)
         served, least = wavefronts(threads, offsets, nbytes)
         line.shared_requests += np.count_nonzero(np.diff(threads >> 5)) + 1
@@ -218,7 +218,7 @@ class CudaMeter:
 
 
 def requested(threads: np.ndarray, offsets: np.ndarray, nbytes: int) -> tuple[int, int, int]:
-    """(distinct accesses, sectors, requests), both summed over warps. Accesses are aligned: none spans two sectors."""
+    """Return (distinct accesses, sectors, requests), summed over warps. Accesses are aligned: none spans sectors."""
     rows = rows_of(threads, offsets)
     relative = rows - rows[:, :1]
     if (relative == relative[0]).all() and (rows[:, 0] % SECTOR == rows[0, 0] % SECTOR).all():

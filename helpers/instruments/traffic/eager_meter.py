@@ -16,19 +16,19 @@ OVERWRITES = frozenset(
     "_foreach_copy_ _foreach_zero_".split()
 )
 
-# Bookkeeping: memory is renamed, resized or wrapped, and no kernel runs.
+# Bookkeeping: renames, resizes or wraps memory without running a kernel.
 FREE = frozenset("set_ resize_ resize_as_ lift lift_fresh scalar_tensor record_stream".split())
 
-# How a Python scalar becomes a tensor, where an operator takes nothing else.
+# Turn a Python scalar into a tensor for operators that require one.
 WRAPS_A_SCALAR = frozenset(["lift_fresh", "scalar_tensor"])
 
-# Allocation without contents; empty_like and its kind come down to these two.
+# Uninitialised allocations; empty_like and the like reduce to these two.
 ALLOCATES = frozenset(["empty", "empty_strided"])
 
-# PyTorch writes these as lists of other operators that differ from machine to machine; a GPU library runs each as one.
+# PyTorch decomposes these differently from machine to machine; a GPU library runs each as one kernel.
 ONE_KERNEL = frozenset("copy_ convolution convolution_backward _grouped_mm".split())
 
-# Without a tensor for a result, and yet reading one. Others of that kind ask for a shape or a flag.
+# These read a tensor without returning one. Others that return none only ask for a shape or a flag.
 READS_WITHOUT_RESULT = frozenset(["equal", "_local_scalar_dense"])
 
 # .item() copies one element to the host: bytes, but no kernel.
@@ -37,7 +37,7 @@ NOT_A_LAUNCH = frozenset(["_local_scalar_dense"])
 # Arguments used only for their shape.
 SHAPE_ONLY = {"nll_loss_backward": {"self"}, "nll_loss2d_backward": {"self"}}
 
-# beta * self + a product: where beta is 0, self is not read, whatever it holds.
+# beta * self + a matmul: with beta = 0, self is not read, whatever it holds.
 SCALES_SELF = frozenset("addmv addmm addbmm baddbmm addr _addmm_activation".split())
 
 # Which elements of `self` an indexing operator reads: a function of the elements' ids and the other arguments.
@@ -66,9 +66,9 @@ _RUNTIME = kernels.interpreter.runtime.__file__
 
 
 class EagerMeter(TorchDispatchMode):
-    """Enters every operator that PyTorch runs in a ledger.
+    """Records every operator that PyTorch runs in a ledger.
 
-    Operators arrive below autograd, so a backward pass is seen as it runs. One composed of others (`linear`, `zeros`, a
+    Operators arrive below autograd, so a backward pass is seen as it runs. A composite operator (`linear`, `zeros`, a
     custom operator that launches Triton kernels) is not a launch; the operators inside it are.
     """
 
@@ -90,7 +90,7 @@ class EagerMeter(TorchDispatchMode):
         outer = self._name
         if func.namespace != "aten":
             self._name = None
-        elif body is not _KEYS.CompositeImplicitAutograd:  # these PyTorch takes apart itself, but in inference mode
+        elif body is not _KEYS.CompositeImplicitAutograd:  # PyTorch decomposes these itself, except in inference mode
             self._name = outer or func.overloadpacket.__name__
         try:
             return self._run(func, args, kwargs, given, body, place)
@@ -120,7 +120,7 @@ class EagerMeter(TorchDispatchMode):
         return result
 
     def _wrapped(self, value, argument):
-        """A number where the operator takes a tensor: PyTorch had it in one, and took it out on the way here."""
+        """Wrap a number if the operator takes a tensor: PyTorch unwrapped it on the way here."""
         if str(argument.type) != "Tensor" or not isinstance(value, bool | int | float | complex):
             return value
         tensor = torch.tensor(value)
@@ -143,7 +143,7 @@ class EagerMeter(TorchDispatchMode):
                 ledger.storage(tensor).fresh = True
             return
         if not made and not changed and name not in READS_WITHOUT_RESULT:
-            return  # a view, or a question about shapes
+            return  # a view, or a query about shapes
 
         written = [*changed, *((tensor, self._name or name, footprint_of(tensor)) for tensor in made)]
         moved = ByteCount(self._move(read, "read"), self._move(written, "written"))
@@ -153,27 +153,27 @@ class EagerMeter(TorchDispatchMode):
                 ledger.launches.append((self._name or name, moved))
 
     def _move(self, touched, way) -> int:
-        """Enter each distinct footprint once; returns the bytes."""
+        """Record each distinct footprint once; return the bytes."""
         distinct = self._distinct(touched, way)
         for (_, footprint), (storage, name) in distinct.items():
             self._ledger.move(way, storage, storage.region(footprint, name), footprint)
         return sum(footprint.nbytes for _, footprint in distinct)
 
     def _distinct(self, touched, way) -> dict:
-        """(storage, footprint) -> storage and name, of each footprint that costs memory traffic."""
+        """Return (storage, footprint) -> storage and name for each footprint that costs memory traffic."""
         distinct = {}
         for tensor, name, footprint in touched:
             storage = self._ledger.storage(tensor)
             self._ledger.elements = max(self._ledger.elements, tensor.numel())
             if footprint is not None and not (storage.free and way == "read"):
-                # What an operator fills, having allocated it (zeros, clone), is known by the operator.
+                # A tensor that an operator allocates and fills (zeros, clone) is named after the operator.
                 filled = way == "written" and storage.fresh and self._name
                 distinct[id(storage), footprint] = storage, self._name if filled else name
         return distinct
 
 
 def _users_line() -> tuple[str, int] | None:
-    """The innermost line outside the libraries; None inside the runtime, which moves a launch's arguments itself."""
+    """Return the innermost line outside the libraries; None inside the runtime, which moves launch arguments itself."""
     frame = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -182,11 +182,11 @@ def _users_line() -> tuple[str, int] | None:
         if not file.startswith(_LIBRARIES):
             return file, frame.f_lineno
         frame = frame.f_back
-    return "<autograd>", 0  # a GPU's backward pass runs in a thread of PyTorch's own
+    return "<autograd>", 0  # on a GPU, backward passes run in a PyTorch thread
 
 
 def arguments_of(func, args, kwargs) -> dict:
-    """Every argument of the schema by name."""
+    """Return every argument of the schema by name."""
     given = {}
     for position, argument in enumerate(func._schema.arguments):
         if argument.name in kwargs:
@@ -211,7 +211,7 @@ def _is_free(func) -> bool:
 
 
 def _body(func, given):
-    """The dispatch key whose kernel runs `func` as other operators; None where it is one kernel of its device."""
+    """Return the dispatch key that runs `func` as other operators; None if it is one kernel on its device."""
     name = func.name()
     device = "CUDA" if any(tensor.is_cuda for tensor in tensors_of(list(given.values()))) else "CPU"
     # silu_backward and a few others have both a composite form and a kernel, which PyTorch prefers.
@@ -226,9 +226,9 @@ def _body(func, given):
 
 
 def read_and_changed(func, given, whole: bool = False) -> tuple[list, list]:
-    """(tensor, name, footprint) of each argument that the operator reads, and of each that it changes in place.
+    """Return (tensor, name, footprint) of each argument that the operator reads, and of each that it changes in place.
 
-    `whole`: count all of an indexed tensor, whatever the index selects.
+    `whole`: count an indexed tensor in full, whatever the index selects.
     """
     name = func.overloadpacket.__name__
     select = READS_AT.get(name) or WRITES_AT.get(name)
@@ -259,7 +259,7 @@ def read_and_changed(func, given, whole: bool = False) -> tuple[list, list]:
 
 
 def _indexed(name: str, select, given) -> Footprint | None:
-    """The elements of `self` that an index selects: each byte once, however often it is indexed."""
+    """Return the elements of `self` that an index selects, each byte once, no matter how many times it is indexed."""
     tensor = given["self"]
     if not tensor.numel():
         return None
@@ -271,7 +271,7 @@ def _indexed(name: str, select, given) -> Footprint | None:
         if not one.dims:  # whole slices, each one run of bytes
             starts = positions.flatten().cpu().numpy() % tensor.shape[dim] * tensor.stride(dim) * tensor.element_size()
             return from_starts(starts + one.low, one.run)
-    # An element's place is a sum over the dimensions: each is selected for itself, expanded, which costs no memory.
+    # An element's offset is a sum over dimensions: select in each one separately, expanded, which costs no memory.
     elements = 0
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         along = (torch.arange(size, device=tensor.device) * stride).view(-1, *[1] * (tensor.dim() - dim - 1))
@@ -282,7 +282,7 @@ def _indexed(name: str, select, given) -> Footprint | None:
 
 
 def _slices(name: str, given) -> tuple[int, torch.Tensor | None]:
-    """(dimension, positions) where an operator takes whole slices along one dimension; no positions: it does not."""
+    """Return (dimension, positions) if an operator takes whole slices along one dimension; no positions: it doesn't."""
     if name in ("index_select", "index_add_", "index_copy_", "index_fill_"):
         return given["dim"], given["index"]
     if name in ("index", "_index_put_impl_"):

@@ -10,8 +10,8 @@ SECTOR = 32  # bytes: the unit in which an NVIDIA GPU's L1 and L2 move data (Nsi
 class Footprint:
     """A set of distinct bytes: runs of `run` bytes, `dims` of (count, stride in bytes), starting at `low`.
 
-    Runs are disjoint and ascend, so nothing is counted twice. `low` may be negative: a footprint is relative to a base
-    that each method takes.
+    Runs are disjoint and ascending, so nothing is counted twice. `low` may be negative: a footprint is relative to the
+    base that each method takes.
     """
 
     __slots__ = ("dims", "high", "low", "nbytes", "run")
@@ -31,7 +31,7 @@ class Footprint:
         return hash((self.low, self.run, self.dims))
 
     def of(self, byte_map: np.ndarray, base: int) -> np.ndarray:
-        """The bytes of this footprint in `byte_map`, one entry per byte of the storage, as a writable view."""
+        """Return a writable view of this footprint's bytes in `byte_map`, which has an entry per byte of storage."""
         shape = (*(count for count, _ in self.dims), self.run)
         strides = (*(stride for _, stride in self.dims), 1)
         return np.ndarray(shape, byte_map.dtype, byte_map, base + self.low, strides)
@@ -57,7 +57,7 @@ def _sectors(start: int, run: int, dims: tuple[tuple[int, int], ...]) -> int:
     (count, stride), inner = dims[0], dims[1:]
     extent = run + sum((size - 1) * step for size, step in inner)
     if stride % SECTOR == 0 and (start % SECTOR + extent - 1) // SECTOR < stride // SECTOR:
-        return count * _sectors(start, run, inner)  # every block of runs has the same position in sectors of its own
+        return count * _sectors(start, run, inner)  # each block of runs starts at the same offset within its sectors
     period = SECTOR // gcd(stride, SECTOR)
     blocks, rest = divmod(count, period)
     last = start % SECTOR + (period - 1) * stride + extent - 1
@@ -70,7 +70,7 @@ def _sectors(start: int, run: int, dims: tuple[tuple[int, int], ...]) -> int:
 
 
 def _sectors_of_runs(starts: np.ndarray, run: int) -> int:
-    """Sectors touched by disjoint runs at ascending `starts`: neighbours may share one."""
+    """Count the sectors touched by disjoint runs at ascending `starts`; adjacent runs may share one."""
     first, final = starts // SECTOR, (starts + run - 1) // SECTOR
     unshared = np.concatenate([first[:1], np.maximum(first[1:], final[:-1] + 1)])
     return int((final - unshared + 1).sum())
@@ -115,7 +115,7 @@ class Scatter(Footprint):
 
 
 def from_starts(starts: np.ndarray, itemsize: int) -> Footprint:
-    """The bytes of elements of `itemsize` bytes at `starts` (int64, any order, repeated or overlapping)."""
+    """Return the bytes of elements of `itemsize` bytes at `starts` (int64, any order, repeated or overlapping)."""
     steps = np.diff(starts)
     if (steps <= 0).any():
         starts = _distinct(starts)
@@ -137,7 +137,7 @@ def from_starts(starts: np.ndarray, itemsize: int) -> Footprint:
 
 
 def _distinct(starts: np.ndarray) -> np.ndarray:
-    """Return them sorted, each once. Dense ones are marked in a map of bytes: sorting many takes far longer."""
+    """Return them sorted, without duplicates. Dense ones are marked in a byte map, which is far faster than sorting."""
     low, high = int(starts.min()), int(starts.max())
     if high - low > 8 * starts.size:
         return np.unique(starts)
@@ -147,7 +147,7 @@ def _distinct(starts: np.ndarray) -> np.ndarray:
 
 
 def from_strided(offset: int, shape, strides, itemsize: int) -> Footprint | None:
-    """The bytes of a strided tensor; None when it has no elements.
+    """Return the bytes of a strided tensor; None if it has no elements.
 
     Args:
         offset: position of its first element, in bytes from the start of the storage.
@@ -162,7 +162,7 @@ def from_strided(offset: int, shape, strides, itemsize: int) -> Footprint | None
     run, outer = itemsize, []
     reach = itemsize  # one past the furthest byte so far
     for stride, size in dims:
-        if stride < reach:  # windows over one another: as_strided, unfold
+        if stride < reach:  # overlapping windows: as_strided, unfold
             starts = np.zeros(1, dtype=np.int64)
             for step, count in dims:
                 starts = np.unique(starts[:, None] + np.arange(count) * step)
@@ -178,7 +178,7 @@ def from_strided(offset: int, shape, strides, itemsize: int) -> Footprint | None
 
 
 class ByteSet:
-    """The bytes of a storage touched so far: an interval as long as that is exact, then a byte map."""
+    """The bytes of a storage touched so far: an interval for as long as that is exact, then a byte map."""
 
     __slots__ = ("_map", "high", "low", "size")
 
@@ -188,7 +188,7 @@ class ByteSet:
         self._map = None
 
     def grow(self, size: int) -> None:
-        """Take note that the storage has grown to `size` bytes."""
+        """Note that the storage has grown to `size` bytes."""
         if self._map is not None and size > self.size:
             self._map = np.concatenate([self._map, np.zeros(size - self.size, dtype=bool)])
         self.size = max(size, self.size)
@@ -222,7 +222,7 @@ class ByteSet:
 
     @property
     def scattered(self) -> bool:
-        """Return whether it is more than the interval from `low` to `high`."""
+        """Return whether it needs more than the interval from `low` to `high`."""
         return self._map is not None
 
     def map(self) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Accesses that a GPU would not forgive, and an interpreter lets pass in silence."""
+"""Accesses that are wrong on a GPU but that an interpreter lets pass silently."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from helpers.instruments.source_lines import source_line, with_source
 
 @dataclass(frozen=True)
 class Hazard:
-    """The first of its kind at one line of a kernel.
+    """The first hazard of its kind at one line of a kernel.
 
     kind: "out-of-bounds read", "out-of-bounds store", "out-of-bounds atomic", "uninitialised read", "race" or, for data
-        that another program of the same launch stored, "unsynchronised read", or read, "unsynchronised store"; in CUDA
+        that another program of the same launch stored or read, "unsynchronised read" or "unsynchronised store"; in CUDA
         C++ also "misaligned read", "misaligned store", "barrier not reached by all threads", "wrong mask", "shuffle
-        from an absent lane", "unfinished copy", bytes of a cp.async that was not waited for, and "stale read", by
+        from an absent lane", "unfinished copy", of bytes from a cp.async that was not waited for, and "stale read", by
         __ldg of bytes that the launch stores.
     where: the tensor and the first such element; program: the program instance, in CUDA C++ the block; elements: how
         many in this access; thread: in CUDA C++, the first such thread of the block.
@@ -49,7 +49,7 @@ class Hazard:
 
 
 def element(tensor: torch.Tensor, byte: int) -> str:
-    """The index of the element at `byte` of the tensor's storage, as Python writes it: "[3, 5]"."""
+    """Return the index of the element at `byte` of the tensor's storage, as Python writes it: "[3, 5]"."""
     offset = byte // tensor.element_size() - tensor.storage_offset()
     index = [0] * tensor.dim()
     for axis in sorted(range(tensor.dim()), key=tensor.stride, reverse=True):

@@ -15,7 +15,7 @@ from kernels.interpreter import runtime
 
 @dataclass(frozen=True)
 class Access:
-    """One load, store or atomic of one program instance.
+    """One load, store or atomic by one program instance.
 
     kind: "read", "write" or "atomic"; place: (file, line) of the kernel; program: three ints.
     tensor: the kernel's parameter; elements: (lanes,) int64, each lane's element, counted in memory from the tensor's
@@ -31,7 +31,7 @@ class Access:
 
 
 class LaneRecorder:
-    """Keeps every access, and passes it on to the observer that was there before."""
+    """Keeps every access, and passes it on to the previous observer."""
 
     def __init__(self, before):
         self.accesses: list[Access] = []
@@ -55,8 +55,8 @@ class LaneRecorder:
         while frame.f_code not in runtime.kernel_code:
             frame = frame.f_back
         place, first = (frame.f_code.co_filename, frame.f_lineno), int(addresses.ravel()[0])
-        # A line stays with the tensor that it began in: its later blocks may be entirely outside. In a function that
-        # the kernel calls, that is a line for each place it is called from.
+        # A line keeps the tensor of its first access, since later blocks may be entirely outside. In a function that
+        # the kernel calls, each call site counts as a line of its own.
         key = [kind]
         caller = frame
         while caller is not None:
@@ -94,7 +94,7 @@ def _distance(tensor, address: int) -> int:
 
 
 def trace(fn: Callable, *args) -> tuple[Traffic, list[Access]]:
-    """Meter `fn(*args)` and keep what each lane of its Triton kernels asked for, in order.
+    """Meter `fn(*args)` and keep what each lane of its Triton kernels requested, in order.
 
     Args:
         fn, args: as `measure` takes them; small inputs, since every access is kept.

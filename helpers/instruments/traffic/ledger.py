@@ -1,4 +1,4 @@
-"""The account of one metered call: bytes, sectors and launches, by storage, by tensor and by source line."""
+"""The ledger of one metered call: bytes, sectors and launches by storage, tensor and source line."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from helpers.instruments.traffic.hazards import Hazard
 
 @dataclass
 class ByteCount:
-    """Bytes requested of memory."""
+    """Bytes requested from memory."""
 
     read: int = 0
     written: int = 0
@@ -25,9 +25,9 @@ class ByteCount:
 class Line(ByteCount):
     """Bytes requested by one line of source.
 
-    `requests` counts warps' worth of lanes (32 elements with at least one active) of a Triton kernel's loads, stores
-    and atomics, `request_sectors` the 32-byte sectors of each. Eager operators have zero. CUDA C++ only:
-    `shared_requests` to shared memory, one per warp; `shared_wavefronts` that serve them, `bank_conflicts`, the
+    `requests` counts groups of 32 lanes with at least one active in a Triton kernel's loads, stores
+    and atomics, `request_sectors` the 32-byte sectors of each. Both are zero for eager operators. CUDA C++ only:
+    `shared_requests`, to shared memory, one per warp; `shared_wavefronts`, which serve them; `bank_conflicts`, the
     wavefronts beyond those that the bytes need without a conflict.
     """
 
@@ -39,7 +39,7 @@ class Line(ByteCount):
 
     @property
     def sectors_per_request(self) -> float | None:
-        """1 at best for a broadcast, itemsize when lanes are neighbours, 32 when every lane has its own sector."""
+        """1 for a broadcast, itemsize for contiguous lanes, 32 if every lane has its own sector."""
         return self.request_sectors / self.requests if self.requests else None
 
 
@@ -56,16 +56,16 @@ class Region(ByteCount):
 class Storage:
     """The state of one storage during a call."""
 
-    alive: StorageWeakRef  # keeps the identity of a freed storage from being given to another
+    alive: StorageWeakRef  # keeps a freed storage's identity from being reused
     size: int  # bytes
     read: ByteSet
     written: ByteSet
-    fresh: bool = False  # allocated during the call, with no contents
+    fresh: bool = False  # allocated uninitialised during the call
     free: bool = False  # holds a Python scalar: reading it costs nothing
     regions: list[Region] = field(default_factory=list)
 
     def region(self, footprint: Footprint, name: str) -> Region:
-        """Return the named tensor that holds the footprint; a new one called `name` if there is none."""
+        """Return the named tensor that contains the footprint, or a new one called `name`."""
         inside = ByteSet(self.size)
         for region in self.regions:
             if region.footprint is None or region.footprint == footprint:
@@ -84,7 +84,7 @@ class Storage:
 
 
 def footprint_of(tensor: torch.Tensor) -> Footprint | None:
-    """The bytes of a strided tensor, relative to its storage; None when it has no elements.
+    """Return the bytes of a strided tensor, relative to its storage; None if it has no elements.
 
     Raises:
         ValueError: the tensor is sparse or nested: it has no strides. (Python would replace the message of a TypeError,
@@ -99,7 +99,7 @@ def footprint_of(tensor: torch.Tensor) -> Footprint | None:
 
 
 class Ledger:
-    """Adds up what eager operators and Triton launches report."""
+    """Adds up the traffic that eager operators and Triton launches report."""
 
     def __init__(self):
         self.launches: list[tuple[str, ByteCount]] = []
@@ -139,7 +139,7 @@ class Ledger:
         storage.regions.append(Region(name=name, footprint=None if whole else footprint, given=given))
 
     def name_result(self, tensor: torch.Tensor, name: str) -> None:
-        """Call a tensor that the function returned `name`, unless the caller had a name for it."""
+        """Name a tensor that the function returned `name`, unless the caller has a name for it."""
         footprint = footprint_of(tensor)
         storage = self.storages.get(tensor.untyped_storage()._cdata)
         if footprint is not None and storage is not None:
@@ -154,13 +154,13 @@ class Ledger:
         return line
 
     def add(self, moved: ByteCount, place: tuple[str, int]) -> None:
-        """Enter what an eager operator moved under its line of source."""
+        """Add an eager operator's traffic to its source line."""
         line = self.line(*place)
         line.read += moved.read
         line.written += moved.written
 
     def move(self, way: str, storage: Storage, region: Region, footprint: Footprint) -> None:
-        """Enter that an eager operator read or wrote ("read", "written") these bytes."""
+        """Record that an eager operator read or wrote ("read", "written") these bytes."""
         sectors = footprint.sectors(0)
         if way == "read":
             storage.read.add(footprint)
@@ -172,7 +172,7 @@ class Ledger:
             self.sectors_written += sectors
 
     def by_tensor(self) -> dict[str, ByteCount]:
-        """Name -> bytes, of each tensor that was touched, in the order in which they were first seen."""
+        """Return name -> bytes for each tensor touched, in the order of first access."""
         regions = [region for storage in self.storages.values() for region in storage.regions]
         table = {}
         for region in (*regions, self.outside):

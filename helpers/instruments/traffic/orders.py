@@ -1,4 +1,4 @@
-"""Meter a call several times, with the programs of its cooperative launches in other orders."""
+"""Meter a call several times, with the programs of its cooperative launches in different orders."""
 
 from collections.abc import Callable
 
@@ -9,15 +9,15 @@ from kernels.interpreter import runtime
 
 
 def check_orders(fn: Callable, *args, orders: int = 20, device: str | Device | None = None) -> tuple[Hazard, ...]:
-    """Return the hazards found in any of several orders of programs, one per line of a kernel: races, unsynchronised
+    """Return the hazards found in any of several program orders, one per kernel line: races, unsynchronised
     and uninitialised reads. An empty result isn't a proof.
 
     The first order is the grid's own. In the others, programs of cooperative launches take turns at each atomic, and
-    one whose counter has just reached its value mostly goes on at once.
+    one whose counter has just reached its value usually continues at once.
 
     Args:
         fn, args, device: as `measure` takes them.
-        orders: how many.
+        orders: how many to try.
 
     Raises:
         ValueError: orders is less than 1.

@@ -1,4 +1,4 @@
-"""The meter's result: the record that a lesson shows."""
+"""The meter's result, as lessons show it."""
 
 import textwrap
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from helpers.instruments.traffic.ledger import ByteCount, Ledger, Line
 
 @dataclass(frozen=True, repr=False)
 class Traffic:
-    """Memory traffic of one call. All in bytes unless noted.
+    """Memory traffic of one call, in bytes unless noted.
 
     bytes_read, bytes_written: requested from memory.
     launches: eager operators and Triton launches that did work.
@@ -26,23 +26,23 @@ class Traffic:
     by_tensor: name -> Moved; "outside" is traffic outside every tensor of a launch.
     by_line: (file, line) -> Line, of the kernel's source, or of the line that called an eager operator.
     by_launch: (name, Moved) of each launch, in order.
-    hazards: out-of-bounds accesses, uninitialised reads and races of the kernels; for CUDA C++ also the others that
-        Hazard lists.
-        Initial contents are known of tensors that the call itself allocates. A race is two program instances storing to
-        one byte, and no lock that the second holds which the first held or gave back: a word that a compare-and-swap
-        took, or an exchange of 0, until the next atomic there; or lanes of one store that write different values to one
-        element. An unsynchronised read loads a byte that another program
-        of the launch has stored, with no atomic on one word that the writer makes after its store and the reader before
-        its load; an unsynchronised store changes one that another has loaded. In CUDA C++ a race is two threads at one
-        place of shared memory, a tensor or a `__device__` variable: one of them writes, at least one is neither atomic
-        nor volatile, and no barrier or __syncwarp orders them. Blocks are ordered by a __threadfence and an atomic or
-        volatile access in the first one, and such an access in the second, anywhere in memory: an atomic on the wrong
-        address is not found. In global memory a store of the same value does not race.
-    elements: of the result, if it is one tensor and none in the call has more; else None.
+    hazards: the kernels' out-of-bounds accesses, uninitialised reads and races; for CUDA C++ also the others listed at
+        Hazard. Uninitialised reads are found only in tensors that the call itself allocates.
+        A race is two program instances storing to one byte when the second holds no lock that the first held or
+        released (a word taken by a compare-and-swap or an exchange of 0, until the next atomic there), or lanes of one
+        store writing different values to one element. An unsynchronised read loads a byte that another program of the
+        launch has stored, without an atomic on the same word by the writer after its store and by the reader before its
+        load; an unsynchronised store changes a byte that another has loaded.
+        In CUDA C++ a race is two threads accessing the same place in shared memory, a tensor or a `__device__` variable
+        when one of them writes, at least one access is neither atomic nor volatile, and no barrier or __syncwarp orders
+        them. Blocks are ordered by a __threadfence and an atomic or volatile access in the first, and such an access in
+        the second, anywhere in memory: an atomic on the wrong address is not found. In global memory, stores of the
+        same value don't race.
+    elements: of the result, if it is one tensor and no tensor in the call has more; else None.
     result: the function's result.
-    uncounted_fills: launches that `launches` leaves out: on a GPU, torch.where first fills a tensor with each number
-        that it gets.
-    configurations: (kernel, configuration) of each @triton.autotune kernel: if nothing is timed, the first
+    uncounted_fills: launches missing from `launches`: on a GPU, torch.where first fills a tensor for each number that
+        it is given.
+    configurations: (kernel, configuration) for each @triton.autotune kernel: if nothing is timed, the first
         configuration that fits runs.
     """
 
@@ -96,21 +96,21 @@ class Traffic:
 
     @property
     def bytes_total(self) -> int:
-        """Read and written."""
+        """Bytes read and written."""
         return self.bytes_read + self.bytes_written
 
     @property
     def unique_total(self) -> int:
-        """The least that DRAM must move: every distinct byte once."""
+        """The minimum DRAM traffic: every distinct byte once."""
         return self.unique_read + self.unique_written
 
     @property
     def sectors_per_request(self) -> float | None:
-        """Sectors per warp request over all Triton loads and stores; None where there were none.
+        """Sectors per warp request over all Triton loads and stores; None if there were none.
 
-        For neighbouring lanes it is the element size in bytes: 4 for fp32, 2 for fp16; 32 when each lane has a sector
-        of its own. A warp is taken as 32 neighbours of the block, one element each; a compiled kernel gives a lane up
-        to 16 bytes, which makes fewer requests of the same sectors.
+        For contiguous lanes it is the element size in bytes: 4 for fp32, 2 for fp16; 32 if each lane has a sector
+        of its own. A warp is assumed to be 32 neighbours in the block, one element each; a compiled kernel gives a lane
+        up to 16 bytes, which makes fewer requests for the same sectors.
         """
         requests = sum(line.requests for line in self.by_line.values())
         return sum(line.request_sectors for line in self.by_line.values()) / requests if requests else None
@@ -126,9 +126,9 @@ class Traffic:
         return table(("launch", "read", "written"), rows)
 
     def line_table(self) -> Table:
-        """Bytes read and written by each line of source and, for a kernel's, sectors per request.
+        """Bytes read and written by each source line and, for kernel lines, sectors per request.
 
-        Where CUDA C++ used shared memory, also each line's wavefronts and how many of them are bank conflicts.
+        If CUDA C++ used shared memory, also each line's wavefronts and how many of them are bank conflicts.
         """
         rows, banked = [], self.shared_requests > 0
         for (file, number), line in self.by_line.items():
@@ -170,7 +170,7 @@ class Traffic:
 
 
 def size(nbytes: int) -> str:
-    """Bytes as people write them, in powers of 1000 and four digits: "12 B", "8 MB", "4.194 MB"."""
+    """Format bytes in powers of 1000, with four digits: "12 B", "8 MB", "4.194 MB"."""
     value, unit = float(nbytes), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if value < 999.95:

@@ -1,6 +1,6 @@
-"""Record a launch line by line: the values that each line of a kernel reads, writes and names, and the bytes so far.
+"""Record a launch line by line: the values that each kernel line reads, writes and names, and the bytes so far.
 
-The lines and the values are those of the interpreter's own run of the kernel; the bytes are the meter's.
+Lines and values come from the interpreter's run of the kernel; bytes come from the meter.
 """
 
 import ast
@@ -35,7 +35,7 @@ from kernels.interpreter import runtime
 
 
 class _Source:
-    """The lines of a kernel or of a function that it calls, without its docstring, and their statements."""
+    """The lines of a kernel or of a function that it calls, without the docstring, and their statements."""
 
     def __init__(self, code):
         first = code.co_firstlineno
@@ -55,13 +55,13 @@ class _Source:
         self.first = first
 
     def begins(self, line: int) -> int:
-        """The line where the statement at `line` begins."""
+        """Return the first line of the statement at `line`."""
         node = self.statement.get(line)
         return line if node is None else self.first + node.lineno - 1
 
 
 def block_names(statement: ast.stmt | None, kinds: list[str]) -> list[str | None]:
-    """Return a statement's names for the blocks that it loads and stores, in order; None for an unnamed one."""
+    """Return the names of the blocks that a statement loads and stores, in order; None for an unnamed block."""
     calls = [
         node
         for node in ast.walk(statement or ast.Pass())
@@ -143,7 +143,7 @@ class StepRecorder(LaneRecorder):
                 self.recording.source.append((number, text))
         self._close()
         known = {}
-        if self._frames:  # what a function is given the caller's picture shows already
+        if self._frames:  # the caller's picture already shows a function's arguments
             given = set(map(id, self._frames[-1][0].f_locals.values()))
             plain = bool | int | float | tl.constexpr
             known = {
@@ -209,7 +209,7 @@ class StepRecorder(LaneRecorder):
             if known.get(name) is not value:
                 known[name] = value
                 shown = _shown(value)
-                # Tiles of offsets are not drawn: the elements that they reach are.
+                # Tiles of offsets are not drawn; the elements that they point to are.
                 if shown is not None and not (shown.ndim > 1 and shown.dtype == np.int64):
                     found[prefix + name] = shown
         return found
@@ -271,7 +271,7 @@ def _returned(statement: ast.stmt | None, given, frame) -> list[tuple[str, list[
 
 
 def _of_tl(node: ast.expr) -> bool:
-    """Return whether an expression calls only Triton's own functions, which are safe to call again: the kernel's may
+    """Return whether an expression calls only Triton's own functions, which are safe to call again: the kernel's might
     load."""
     calls = [each.func for each in ast.walk(node) if isinstance(each, ast.Call)]
     return all(isinstance(call, ast.Attribute) and ast.unparse(call.value) == "tl" for call in calls)
@@ -282,7 +282,7 @@ def _value(node: ast.expr, frame):
 
 
 def _at_least_one(values: np.ndarray) -> np.ndarray:
-    """One number always has the shape (1,), whether it came as a scalar or as a block."""
+    """Give a single number the shape (1,), whether it was a scalar or a block."""
     return values.reshape(1) if values.size == 1 else values
 
 
@@ -296,7 +296,7 @@ def _trace_kept() -> Iterator[None]:
 
 
 def record(fn: Callable, *args, **more) -> tuple[Traffic, Recording]:
-    """Meter `fn(*args, **more)`, which launches one kernel, and keep what each line of it does.
+    """Meter `fn(*args, **more)`, which launches one kernel, and record what each of its lines does.
 
     Args:
         fn: `kernel[grid]`, or a function that launches one; args, more: its arguments.

@@ -1,7 +1,7 @@
 """Record a CUDA launch step by step, one warp at a time: its lanes' loads and stores, and named floats.
 
-The executor runs many warps at once. Here each warp's steps up to a barrier are put one after another, which is an
-order that a GPU may choose too.
+The executor runs many warps at once. Here each warp's steps up to a barrier are listed one after another, which is an
+order that a GPU could also choose.
 """
 
 import re
@@ -52,12 +52,12 @@ class WarpRecorder:
         self._before = before
         self.recording: Recording | None = None
         self._steps: list[tuple[tuple, KernelStep]] = []  # (block, phase, warp), step
-        self._storing: list = []  # moves whose values are read once they are made
+        self._storing: list = []  # accesses whose values are read after they complete
         self._astray: tuple | None = None
         self._numbers = 0
 
     def __getattr__(self, name):
-        return getattr(self._before, name)  # what is only the meter's
+        return getattr(self._before, name)  # calls for the meter only
 
     def launch(self, launch, arguments, originals, memory) -> None:
         self._before.launch(launch, arguments, originals, memory)
@@ -118,7 +118,7 @@ class WarpRecorder:
         return followed
 
     def _warps(self, threads):
-        """((block, warp), places in `threads`) of each warp."""
+        """Yield ((block, warp), places in `threads`) for each warp."""
         for warp in np.unique(threads // WARP):
             thread = int(warp) * WARP
             block = self._machine.first_block + thread // self._padded
@@ -179,7 +179,7 @@ class WarpRecorder:
         self._before.stored(line, threads, offsets, lost, changed)
 
     def landed(self, line, threads, offsets, nbytes) -> None:
-        """A cp.async stores when it is complete, not when it starts."""
+        """Record a cp.async's store when it completes, not when it starts."""
         self._before.landed(line, threads, offsets, nbytes)
         self._shared_moves("write", line, threads, offsets, nbytes)
 
@@ -237,7 +237,7 @@ class WarpRecorder:
             self._storing.append((read, move))
 
     def _taken(self, kind, line):
-        """Lanes of this access that were found outside just before: (threads, offsets)."""
+        """Return the lanes of this access that were just found out of bounds: (threads, offsets)."""
         astray, self._astray = self._astray, None
         return astray[2:] if astray is not None and astray[:2] == (kind, line) else None
 
@@ -257,7 +257,7 @@ class WarpRecorder:
             self._phase[number] = self._phase.get(number, 0) + 1
 
     def finished(self) -> Recording:
-        """The recording, its steps a warp at a time."""
+        """Return the recording, with its steps one warp at a time."""
         self._flush()
         read = written = 0
         for _, step in sorted(self._steps, key=lambda pair: pair[0]):

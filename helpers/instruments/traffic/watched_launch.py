@@ -1,4 +1,4 @@
-"""The record of a watched launch: its tensors, its steps, and the values that each step moves and names."""
+"""A watched launch: its tensors, its steps, and the values that each step moves and names."""
 
 from dataclasses import dataclass, field
 
@@ -16,12 +16,12 @@ MAX_NUMBERS = 120_000  # of all blocks of all steps
 
 
 class TooLargeError(Exception):
-    """A launch too large to draw; the message has the reason."""
+    """A launch is too large to draw; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """A tensor of the launch as laid out in memory, counted in elements from its first.
+    """A tensor of the launch as laid out in memory, in elements from its first.
 
     strides: in elements; first_byte: its first element's offset from the start of a sector.
     before: (places,) contents before the launch; own: (places,) False in the gaps between rows.
@@ -38,17 +38,17 @@ class Memory:
     shared: bool = False  # a block's shared memory, which has no sectors
 
     def sectors(self, elements: np.ndarray) -> np.ndarray:
-        """The sectors that hold these elements, ascending; sector 0 begins at or before the first element."""
+        """Return the sectors that hold these elements, ascending; sector 0 begins at or before the first element."""
         return np.unique((self.first_byte + elements * self.itemsize) // SECTOR)
 
 
 @dataclass(frozen=True)
 class Move:
-    """One load ("read"), store ("write") or atomic of one program instance, or of one warp.
+    """One load ("read"), store ("write") or atomic by one program instance or one warp.
 
     name: the block's name in the source.
     elements: in the block's shape, each lane's element; active: lanes not masked off; outside: active lanes outside
-        every tensor; values: those loaded, or in memory after the store.
+        every tensor; values: loaded, or in memory after the store.
     nbytes, sectors: as the meter counts them.
     """
 
@@ -65,11 +65,11 @@ class Move:
 
 @dataclass
 class KernelStep:
-    """One statement that one program instance, or one warp, has carried out.
+    """One statement that one program instance or one warp has executed.
 
     line: in the source shown, counted from 0. named: name -> value assigned by the statement: a block, or an array of
-        one number; masked for inactive lanes. gave: each expression that a called function returns and its value, after
-        the terms that it adds up. read, written: bytes of the launch so far.
+        one number; masked for inactive lanes. gave: each expression that a called function returns and its value,
+        after the terms that it adds up. read, written: the launch's bytes so far.
     """
 
     program: tuple[int, ...]
@@ -96,7 +96,7 @@ class Recording:
 
 
 def memory_of(name: str, tensor: torch.Tensor) -> Memory:
-    """A tensor on the host.
+    """Copy a tensor to the host.
 
     Raises:
         TooLargeError: it spans more than MAX_ELEMENTS.
@@ -123,7 +123,7 @@ def memory_of(name: str, tensor: torch.Tensor) -> Memory:
 
 
 def flat_of(tensor: torch.Tensor, span: int) -> np.ndarray:
-    """Return memory starting at a tensor's first element, without an operator, which a meter would count."""
+    """Return memory starting at a tensor's first element, without running an operator, which a meter would count."""
     first, itemsize = tensor.storage_offset(), tensor.element_size()
     name = str(tensor.dtype).removeprefix("torch.")
     dtype = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
@@ -131,5 +131,5 @@ def flat_of(tensor: torch.Tensor, span: int) -> np.ndarray:
 
 
 def numbers(values: np.ndarray) -> np.ndarray:
-    """Values as NumPy's own numbers; bfloat16 as float32."""
+    """Return values as NumPy's own numbers; bfloat16 as float32."""
     return values.astype(np.float32) if values.dtype.kind == "V" else values
