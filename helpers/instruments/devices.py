@@ -129,7 +129,7 @@ class Devices(dict):
         )
 
     def load(self, path: str | Path) -> None:
-        """Add GPUs from a TOML file in the format of helpers/instruments/devices.toml, replacing those of the same name.
+        """Add GPUs from a TOML file in the format of helpers/instruments/devices.toml; a known name is replaced.
 
         Raises:
             FileNotFoundError: no such file.

@@ -66,7 +66,7 @@ class InductorCode:
         )
 
     def kernel(self, name: str | None = None):
-        """Return the `@triton.jit` kernel of that name (default: the only one), to launch, meter or pass to `compile_for`.
+        """Return the `@triton.jit` kernel of that name (default: the only one) to launch, meter or compile.
 
         Raises:
             ValueError: there are several and none is named, or none has this name.

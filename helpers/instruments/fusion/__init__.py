@@ -7,12 +7,12 @@ Out:  a FusionPlan: the operations, the edges between them with the bytes each c
 `analyse` (analyser.py, START HERE) runs one module after another:
 
     capture             traces the model into a graph of ATen operators, one node per operator that eager would launch
-    operation_account   runs each node dry under the traffic meter's rules: launches, bytes, dependencies
+    operation_account   dry-runs each node under the traffic meter's rules: launches, bytes, dependencies
     graph_nodes         keeps the operations that launch; cheap ones are inlined into their readers
     legality            decides which operations can share a kernel, with the reason if not
-    cost                gives a group's bytes, registers and time
+    cost                computes a group's bytes, registers and time
     search              finds the fastest partition into groups
-    plan                holds the result, with its score (score) and existing kernels that do it (existing_kernels)
+    plan                holds the result, its score (score) and existing kernels for it (existing_kernels)
 
     operator_kinds      classifies operators and counts their FLOPs
     plan_report         shows a plan as text, table or page; `drawing` draws its graph

@@ -1,4 +1,4 @@
-"""`fusion analyse module.py:build`: the analyser on a model that someone else wrote."""
+"""`fusion analyse module.py:build`: run the analyser on any model."""
 
 import importlib
 import importlib.util
@@ -15,12 +15,12 @@ from helpers.instruments.fusion.plan_report import FusionReport
 def analyse_named(
     name: str, device: str = "H200", backward: bool = False, epilogues: bool = True, page: str | None = None
 ) -> str:
-    """The report on `file.py:function` or `package.module:function`, whose function gives (model, inputs).
+    """Return the report on `file.py:function` or `package.module:function`, which returns (model, inputs).
 
-    Inputs are one tensor, a tuple, or a dict of keyword arguments, which may also come third.
+    Inputs: one tensor, a tuple, or a dict of keyword arguments, which may also be returned as a third item.
 
     Raises:
-        ValueError: there is no such function or device, it gives something else, or its model cannot be analysed.
+        ValueError: no such function or device, the function returns something else, or its model cannot be analysed.
     """
     if device not in DEVICES:
         raise ValueError(f"unknown device {device!r}: choose from {', '.join(DEVICES)}")
@@ -78,7 +78,7 @@ def _file(path: Path):
 
 
 class _Bar:
-    """Progress on the error stream, where it is a terminal: one line for each part of the work."""
+    """Report progress on stderr if it is a terminal: one line for each task."""
 
     def __init__(self):
         self._what, self._bar = None, None

@@ -29,19 +29,19 @@ def analyse(
 
     Args:
         model: an nn.Module, a torch.export.ExportedProgram, or any function that can be traced, even a whole training
-            step. All that it can reach is left as it was.
-        inputs: its arguments. Tensors on any device: `torch.empty(shape, dtype=..., device="meta")` takes no memory.
-            Only shapes, strides and dtypes count, and the values of integers, which may be positions or decide a
-            branch; unknown positions are assumed as spread out as possible.
+            step. Everything it can reach is left unchanged.
+        inputs: its arguments; tensors on any device: `torch.empty(shape, dtype=..., device="meta")` takes no memory.
+            Only shapes, strides and dtypes matter, and the values of integers, which may be positions or decide a
+            branch; unknown positions are assumed to be spread as widely as possible.
         keywords: its keyword arguments.
         device: a name in DEVICES, or a Device.
-        backward: also the gradients of all parameters and inputs that require one.
-        epilogues: whether to also build kernels around matmuls and convolutions; else the library keeps them.
+        backward: also compute the gradients of all parameters and inputs that require one.
+        epilogues: whether to also build kernels around matmuls and convolutions; otherwise they stay library calls.
         progress: called with the current task, the amount done and the total.
 
     Raises:
         TypeError: model cannot be called.
-        ValueError: an unknown device or a CPU, or a model that cannot be traced, or whose shapes depend on data.
+        ValueError: an unknown device or a CPU, or a model that cannot be traced or whose shapes depend on data.
     """
     graph, steps, predictions, costs, inlined = _prepare(model, inputs, keywords, device, backward, epilogues, progress)
     operations = _operations(graph, steps, predictions, costs.device)
@@ -92,7 +92,7 @@ def _part_of(progress, what: str) -> Callable[[int, int], None]:
 
 
 def _eager(steps: list[TracedStep], device: Device) -> tuple[dict, dict]:
-    """TracedStep -> its launches with their predictions; (step, read) -> bytes that L2 does not have when it runs."""
+    """Return TracedStep -> its launches with their predictions; (step, read) -> bytes not in L2 when it runs."""
     cache, predictions, missing = L2Cache(device.l2_cache), {}, {}
     for step in steps:
         predictions[step.index], shares = [], {}
@@ -167,7 +167,7 @@ def _edges(steps: list[TracedStep], inlined: list[TracedStep], legality: Legalit
 
 
 def _through_readers(source: int, step: TracedStep, nodes: list[FusionNode], legality: Legality) -> tuple[bool, str]:
-    """Judge an operation that its readers recompute: legal if one of them may be in the producer's kernel."""
+    """Judge an operation that its readers recompute: legal if one of them may share the producer's kernel."""
     verdicts = [_judge(source, node.index, legality) for node in nodes if step in node.inlined]
     return max(verdicts, default=(False, "nothing reads it"))
 
@@ -176,7 +176,7 @@ def _judge(source: int, target: int, legality: Legality) -> tuple[bool, str]:
     mask = 1 << source | 1 << target
     producer, consumer = legality.nodes[source], legality.nodes[target]
     try:
-        # Whether its result must also be stored is the partition's to say.
+        # Whether its result must also be stored depends on the partition.
         kind = legality.kind(mask, 1 << target | (1 << source if producer.kept else 0))
     except NotLegalError as error:
         return False, str(error)
@@ -208,7 +208,7 @@ def _group(mask: int, costs: Costs, inlined: list[TracedStep], operations) -> Fu
     by_name = {operation.name: operation for operation in operations}
     cost: GroupCost = costs.of(mask)
     again = {step.index: step.name for node in members for step in node.inlined}
-    first = {}  # an operation that is worked out again counts where it is first
+    first = {}  # a recomputed operation counts where it first runs
     for node in costs.nodes:
         for step in node.inlined:
             first.setdefault(step.index, node.index)

@@ -1,12 +1,12 @@
-"""The graph of a model as eager PyTorch runs it on a GPU: one node an ATen operator, below autograd.
+"""The graph of a model as eager PyTorch runs it on a GPU: one node per ATen operator, below autograd.
 
-Nothing is decomposed further and nothing made functional, so that each node is what eager PyTorch launches, views and
-writes in place included. The backward pass is autograd's own, traced the same way: AOTAutograd's joint graph has the
-same operators, but is functional, so in-place writes would become copies. Where PyTorch takes another way on a GPU than
-on a CPU (gpu_ways.py: RMSNorm, dropout, attention, recurrent layers, autocast, optimizers), the GPU's is taken.
+Nothing is decomposed further or made functional, so each node is what eager PyTorch launches, including views and
+in-place writes. The backward pass is autograd's own, traced the same way: AOTAutograd's joint graph has the same
+operators, but is functional, so in-place writes would become copies. Where PyTorch's code path differs between GPU and
+CPU (gpu_ways.py: RMSNorm, dropout, attention, recurrent layers, autocast, optimizers), the trace follows the GPU's.
 
-The model itself is never run. Every tensor that it can reach is exchanged for one without values while it is traced,
-and put back afterwards (hollow.py), so that a training step leaves weights, gradients and the optimizer's state alone.
+The model itself is never run. During tracing, every tensor that it can reach is replaced by one without values and put
+back afterwards (hollow.py), so a training step leaves weights, gradients and the optimizer's state unchanged.
 
 Each node records its origin: meta["module"], the path of the nn.Module; meta["line"], the innermost line of source
 outside PyTorch; meta["unsure"], if present, the unknown part. An input with meta["host"] true stays on the CPU,
@@ -47,20 +47,20 @@ def capture(
 
     Args:
         model: an nn.Module, any function, or a torch.export.ExportedProgram, whose dynamic sizes stay symbols in the
-            graph's shapes. What torch.compile made is unwrapped. A function may be a whole training
-            step: modules and optimizers that it reaches become inputs of the graph, and are left as they were. An
-                optimizer step without state is traced as a later step.
-        inputs: its arguments, nested or not; tensors on any device, "meta" among them.
+            graph's shapes. torch.compile's wrapper is removed. A function may be a whole training step: modules and
+            optimizers that it reaches become inputs of the graph, and are left unchanged. An optimizer step without
+            state is traced as a later step.
+        inputs: its arguments, nested or not; tensors on any device, including "meta".
         keywords: its keyword arguments.
-        backward: also the gradients of all parameters and inputs that require one: of the result if it is a scalar,
-            else of its product with gradients that become inputs of the graph.
+        backward: also compute the gradients of all parameters and inputs that require one: of the result if it is a
+            scalar, else of its product with gradients that become inputs of the graph.
 
     Returns:
         the graph and its inputs: the tensors of parameters, buffers and inputs, then others that it reaches.
 
     Raises:
         TypeError: model cannot be called.
-        ValueError: it cannot be traced, for example because what it does depends on values; with the line at fault.
+        ValueError: it cannot be traced, for example because it branches on values; the message has the line at fault.
     """
     exported = model if isinstance(model, torch.export.ExportedProgram) else None
     model = exported.module() if exported else unwrapped(model)
@@ -130,8 +130,8 @@ def _trace(model, roots, hollow: Hollow, backward: bool, symbolic: bool) -> Grap
     cached = torch.is_autocast_cache_enabled()
 
     def results(*tensors):
-        torch.set_autocast_cache_enabled(cached)  # make_fx turns it off: a weight would be cast at each use
-        if symbolic:  # which makes tensors of its own
+        torch.set_autocast_cache_enabled(cached)  # make_fx turns it off, which would cast a weight at each use
+        if symbolic:  # which creates its own tensors
             hollow.exchange(roots, instead=tensors)
         with as_on_a_gpu(), places.followed():
             found = _gradients(tensors, call()) if backward else call()
@@ -139,13 +139,13 @@ def _trace(model, roots, hollow: Hollow, backward: bool, symbolic: bool) -> Grap
 
     if hollow.optimizers(fresh=True):
         with as_on_a_gpu(), places.followed():
-            call()  # makes the optimizer's state
+            call()  # creates the optimizer's state
         hollow.exchange(roots, again=True)
     way = {"tracing_mode": "symbolic" if symbolic else "real", "_allow_non_fake_inputs": True}
     try:
         return make_fx(results, **way)(*hollow.stand_ins)
     finally:
-        torch.clear_autocast_cache()  # of an autocast around all this
+        torch.clear_autocast_cache()  # of an enclosing autocast
 
 
 def _gradients(tensors, results: list[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -159,7 +159,7 @@ def _gradients(tensors, results: list[torch.Tensor]) -> list[torch.Tensor | None
 
 
 def _without_unused(traced: GraphModule, tensors: list[torch.Tensor], wanted: int) -> list[torch.Tensor]:
-    """Drop inputs beyond the first `wanted` that nothing uses; returns the tensors of those that are left."""
+    """Drop unused inputs beyond the first `wanted`; return the tensors of the remaining ones."""
     left = []
     for place, (node, tensor) in enumerate(zip(traced.graph.find_nodes(op="placeholder"), tensors, strict=True)):
         if place < wanted or node.users:
@@ -170,11 +170,11 @@ def _without_unused(traced: GraphModule, tensors: list[torch.Tensor], wanted: in
 
 
 class _Places(TorchDispatchMode):
-    """Notes at each node which module and which line of source it comes from, and refuses writes to real tensors.
+    """Records the module and source line of each node, and rejects writes to real tensors.
 
-    What is known of values answers the questions that a model asks of them.
+    Known values answer the model's queries about them.
 
-    A node of the backward pass has the place of the operator that it differentiates.
+    A node of the backward pass gets the place of the operator that it differentiates.
     """
 
     def __init__(self, names: dict[int, str], values: KnownValues):
@@ -250,7 +250,7 @@ def _refuse_writes(func, args, kwargs) -> None:
 
 
 def _is_library(file: str) -> bool:
-    """Return whether a file is PyTorch's, Python's or this module, whose lines mean nothing to a model's author."""
+    """Return whether a file is PyTorch's, Python's or this module, whose lines are of no use to a model's author."""
     standard = file.startswith(_STANDARD) and "site-packages" not in file
     return standard or file.startswith((*_LIBRARIES, "<frozen", "<string>", "<eval_with_key>"))
 
@@ -302,7 +302,7 @@ def _reason(error: Exception) -> str:
 
 
 def _open_sizes(exported: torch.export.ExportedProgram) -> list[torch.Tensor]:
-    """The program's own inputs with symbols for sizes; none where all sizes are numbers."""
+    """Return the program's own inputs with symbolic sizes, or none if all sizes are numbers."""
     given = set(exported.graph_signature.user_inputs)
     found = [node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder" and node.name in given]
     tensors = [each for each in found if isinstance(each, torch.Tensor)]
@@ -310,7 +310,7 @@ def _open_sizes(exported: torch.export.ExportedProgram) -> list[torch.Tensor]:
 
 
 def _tensors(result) -> list[torch.Tensor]:
-    """Every tensor in a result, also in objects that PyTorch's trees do not know, such as a model's cache."""
+    """Return every tensor in a result, including in objects that PyTorch's pytrees don't know, such as a cache."""
     found, waiting, seen = [], [result], set()
     while waiting:
         for leaf in tree_leaves(waiting.pop(0)):

@@ -1,10 +1,10 @@
-"""The bytes, registers and time of a kernel that does several operations.
+"""Compute the bytes, registers and time of a kernel that does several operations.
 
     bytes     inputs from other kernels, read once, and outputs for other kernels, written once
     time      launch + ramp + the largest of memory, L2 and the units' roofs
     registers live values per thread, and its addresses
 
-The roofs are those of operations.Launch.times, at the share of the data sheet's rates that prediction.py measured.
+The roofs come from operations.Launch.times, at the share of the data sheet's rates that prediction.py measured.
 """
 
 import math
@@ -22,23 +22,23 @@ from helpers.instruments.operations import Launch
 from helpers.instruments.roofline import SPECIAL, Work
 
 DTYPES = {2: "bf16", 1: "fp8"}
-VALUES = 8  # elements a thread of a pointwise kernel: 16 bytes of 16-bit values
-THREADS = 1024  # at most, of a block
-OTHERS = 14  # registers of a kernel that holds next to nothing: indices, addresses
-ACCUMULATORS = 128  # registers of a thread for a tile of 128 x 256 in fp32 over 256 threads
-# Of the tensor cores' rate: a factor that goes through registers rules out asynchronous copies of tiles. Pointer loads
-# against tensor descriptors for 8192^3 in bf16 on an H200 (kernels/tuned/linear_descriptors.py).
+VALUES = 8  # elements per thread of a pointwise kernel: 16 bytes of 16-bit values
+THREADS = 1024  # maximum per block
+OTHERS = 14  # registers of a nearly empty kernel: indices, addresses
+ACCUMULATORS = 128  # registers per thread for a 128 x 256 tile in fp32 over 256 threads
+# Share of the tensor cores' rate if an operand goes through registers, which rules out asynchronous tile copies:
+# pointer loads vs tensor descriptors for 8192^3 in bf16 on an H200 (kernels/tuned/linear_descriptors.py).
 PROLOGUE_SHARE = 0.7
-LATENCY = {"pointwise": 0.9e-6, "rows": 1.6e-6}  # s: a kernel's instructions once through; a row's reductions
-# s for a row that a block of Inductor's works off, on 132 SMs; of a shorter row its share of WIDE. From an H100's times
-# of the row kernels in Whisper's encoder and Swin-T (benchmarks/public_models.py).
+LATENCY = {"pointwise": 0.9e-6, "rows": 1.6e-6}  # s: one pass through a kernel's instructions; a row's reductions
+# s per row that an Inductor block processes, on 132 SMs; shorter rows take their share of WIDE. From an H100's times
+# for the row kernels in Whisper's encoder and Swin-T (benchmarks/public_models.py).
 INDUCTOR_ROW, WIDE = 1.05e-9, 256
-ATTENTION_SHARE = 0.45  # of the tensor cores' peak: kernels/tiled/flash_attention on an H200
+ATTENTION_SHARE = 0.45  # share of the tensor cores' peak: kernels/tiled/flash_attention on an H200
 
 
 @dataclass(frozen=True)
 class GroupCost:
-    """A group's cost, with FusionGroup's fields. bound: the resource that takes most of the time."""
+    """A group's cost, with FusionGroup's fields. bound: the slowest resource."""
 
     kind: str
     work: Work
@@ -50,7 +50,7 @@ class GroupCost:
 
 
 def pointwise_registers(live: int, width: float) -> int:
-    """Return registers per thread; width: bytes of an element's inputs and results, which wait packed until each is
+    """Return registers per thread; width: bytes of an element's inputs and results, which stay packed until each is
     processed."""
     return OTHERS + round(VALUES / 4 * width) + live
 
@@ -60,23 +60,23 @@ def tile_registers(live: int) -> int:
 
 
 def row_registers(live: int, operations: int, length: int) -> int:
-    """length: elements of a row that a block keeps."""
+    """Return registers per thread; length: elements of a row that a block keeps."""
     values = max(math.ceil(length / THREADS), min(VALUES, length / 32))
     return OTHERS + 2 * operations + math.ceil(values) * live
 
 
 def memory_time(nbytes: float, device: Device, share: float = 1.0) -> float:
-    """Return seconds; share: the fraction of the bandwidth that this many blocks can use."""
+    """Return seconds; share: fraction of the bandwidth that this many blocks can use."""
     return nbytes / (share * prediction.BANDWIDTH_SHARE * device.memory_bandwidth)
 
 
 def start_time(kind: str) -> float:
-    """Seconds of a kernel that has next to nothing to do."""
+    """Return the seconds that a nearly empty kernel takes."""
     return prediction.LAUNCH + prediction.FIRST_ACCESS + LATENCY.get(kind, LATENCY["pointwise"])
 
 
 class Costs:
-    """The cost of each group of one graph on one device, each worked out once."""
+    """The costs of one graph's groups on one device, each computed once."""
 
     def __init__(self, legality: Legality, device: Device, eager: list[GroupCost]):
         self.legality, self.nodes, self.device, self.eager = legality, legality.nodes, device, eager
@@ -84,7 +84,7 @@ class Costs:
         self._found: dict[tuple[int, int], GroupCost] = {}
 
     def of(self, mask: int, placed: int | None = None) -> GroupCost:
-        """The least cost of one kernel; of a single node, PyTorch's own or one of its own.
+        """Return the lowest cost of one kernel; for a single node, PyTorch's own kernel or a new one.
 
         Args:
             placed: nodes known to be outside; a result that none of them reads is not stored yet.
@@ -97,7 +97,7 @@ class Costs:
         if found is None:
             kind = self.legality.kind(mask, stored)
             group = [self.nodes[place] for place in bits(mask)]
-            # PyTorch's own kernel reads what this one would recompute, so this one doesn't exist in an eager run.
+            # PyTorch's own kernel reads the values that this one would recompute, so eager PyTorch has no such kernel.
             alone = len(group) == 1 and not group[0].inlined
             found = self.eager[group[0].index] if alone and kind in ("eager", *PRODUCTS) else None
             if found is None:
@@ -133,7 +133,7 @@ class Costs:
                 rows = math.prod(size for size, reduced in space if not reduced)
                 by_row = rows * INDUCTOR_ROW * min(1.0, space[-1][0] / WIDE) * as_an_h100(self.device)
         elif kind in ("pointwise", *PRODUCTS):
-            # Inputs and results wait packed, and elements are worked off one by one.
+            # Inputs and results stay packed, and elements are processed one by one.
             sizes = [size for of in reads.values() for size, _ in of.values()]
             widths = [size / max(node.points for node in group) for size in (*sizes, written)]
             registers = tile_registers(live) if kind in PRODUCTS else pointwise_registers(live, sum(widths))
@@ -151,7 +151,7 @@ class Costs:
             "memory": memory_time(missing + written + again, self.device, share),
             "L2": (nbytes + written + again) / (prediction.L2_BYTES * self.device.sms * self.device.sm_clock),
             "tensor cores": times["tensor cores"] / matrix,
-            "CUDA cores": 2 * times["CUDA cores"],  # the peak is that of multiply-adds
+            "CUDA cores": 2 * times["CUDA cores"],  # the peak assumes multiply-adds
             SPECIAL: times.get(SPECIAL, 0.0),
         }
         if kind in PRODUCTS:
@@ -174,14 +174,14 @@ class Costs:
         )
 
     def _needed(self, node: FusionNode, mask: int):
-        """The writes of a node that outlive the kernel."""
+        """Return a node's writes that outlive the kernel."""
         wanted = {link.storage for link in node.links if not mask >> link.target & 1}
         if not node.links and not node.step.kept:
             return node.step.writes
         return [write for write in node.step.writes if write.storage in wanted or write.storage in node.step.kept]
 
     def _row_settings(self, group, space, live, nbytes) -> tuple[float, int, float, int]:
-        """Share of the bandwidth that the rows' blocks reach, launches, bytes read again, registers."""
+        """Return the share of bandwidth that the rows' blocks reach, launches, bytes reread, registers."""
         kept = math.prod(size for size, reduced in space if not reduced)
         length = math.prod(size for size, reduced in space if reduced)
         split = is_split(space)
@@ -193,13 +193,13 @@ class Costs:
         again = 0.0
         if split and any(node.kind == "normalisation" for node in group):
             again = nbytes
-        elif registers > MAX_REGISTERS:  # too long to keep: each reduction goes over the row once more
+        elif registers > MAX_REGISTERS:  # too long to keep: each reduction rereads the row
             again = nbytes * sum(node.kind in ROWS for node in group)
             registers = OTHERS + 2 * len(group) + VALUES * live
         return share, 1 + split, again, registers
 
     def _live(self, group: list[FusionNode], mask: int) -> int:
-        """The most values of an element that are alive at once, when the nodes run in the graph's order."""
+        """Return the maximum number of live values per element if the nodes run in the graph's order."""
         last: dict = {}
         wide = max(node.points for node in group)
         for node in group:
@@ -224,7 +224,7 @@ class Costs:
 
 
 def eager_costs(nodes: list[FusionNode], predicted: dict[int, list], device: Device) -> list[GroupCost]:
-    """Each node as the libraries run it that Inductor calls; `predicted`: step -> (launch, its prediction)."""
+    """Return each node's cost in the libraries that Inductor calls; `predicted`: step -> (launch, its prediction)."""
     found = []
     for node in nodes:
         of = predicted[node.step.index]
@@ -246,7 +246,7 @@ def eager_costs(nodes: list[FusionNode], predicted: dict[int, list], device: Dev
 def eager_run(
     step: TracedStep, predicted: list, device: Device, compiled: bool = False
 ) -> tuple[list[LibraryKernel], int, float]:
-    """Kernels of a step, launches and seconds, those that a long list of tensors or a library adds among them."""
+    """Return a step's kernels, launches and seconds, including those added by a long tensor list or a library."""
     meta = step.node.meta
     cudnn, mask = meta.get("cudnn", True), meta.get("compiled_mask", "") if compiled else ""
     kernels = [each for pair in predicted for each in library_kernels(*pair, device, compiled, cudnn, mask)]

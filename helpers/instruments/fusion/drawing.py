@@ -1,6 +1,6 @@
-"""The graph of a plan as a picture: operations that share a kernel share a colour, edges carry the bytes they move.
+"""A picture of a plan's graph: operations in one kernel share a colour, edges show the bytes they move.
 
-Text is in the one grey that reads on a white and on a dark page; each kernel also has a number, for those who cannot
+Text is in the one grey that is legible on white and dark pages; each kernel also has a number, for readers who cannot
 tell colours apart.
 """
 
@@ -12,13 +12,13 @@ from helpers.instruments.fusion.plan import FusionPlan
 from helpers.instruments.traffic.result import size
 from helpers.style import FONT, LIMIT, PAGE_LABEL, PAGE_TITLE, PALETTE, TEXT
 
-WIDTH, HEIGHT, GAP_X, GAP_Y = 132, 28, 24, 32  # of a box and between boxes, in pixels
-MAX = 150  # operations of a picture; a larger graph is drawn kernel by kernel
+WIDTH, HEIGHT, GAP_X, GAP_Y = 132, 28, 24, 32  # box size and gaps, in pixels
+MAX = 150  # maximum operations drawn; a larger graph is drawn kernel by kernel
 
 
 @dataclass(frozen=True, repr=False)
 class FusionDrawing:
-    """`svg`: the picture; `text` says the same."""
+    """`svg`: the picture; `text`: the same as text."""
 
     svg: str
     text: str
@@ -31,7 +31,7 @@ class FusionDrawing:
 
 
 def drawing(plan: FusionPlan) -> FusionDrawing:
-    """The picture of a plan."""
+    """Draw a plan."""
     of = {name: number for number, group in enumerate(plan.groups) for name in group.operations}
     whole = len(of) > MAX
     boxes: dict[str, int] = {}  # label -> the number of its kernel
@@ -69,7 +69,7 @@ def drawing(plan: FusionPlan) -> FusionDrawing:
 
 
 def _places(boxes: dict[str, int], edges: dict[tuple[str, str], int]) -> tuple[dict[str, tuple], tuple[int, int]]:
-    """Label -> (x, y) of its box: below all that it reads, near them; and the size of the whole."""
+    """Return label -> (x, y) of its box, just below the boxes it reads from; and the picture's size."""
     at = layers(boxes, edges)
     places = {name: (12 + column * (WIDTH + GAP_X), 34 + row * (HEIGHT + GAP_Y)) for name, (column, row) in at.items()}
     right = max((x for x, _ in places.values()), default=0) + WIDTH
@@ -77,14 +77,14 @@ def _places(boxes: dict[str, int], edges: dict[tuple[str, str], int]) -> tuple[d
 
 
 def layers(boxes: Iterable[str], edges: Iterable[tuple[str, str]]) -> dict[str, tuple[float, int]]:
-    """Label -> (column, row) of its box: in the first row below all that it reads, in a column near them."""
+    """Return label -> (column, row) of its box: in the first row below its inputs, in a column near them."""
     boxes = list(boxes)
     before: dict[str, list[str]] = {name: [] for name in boxes}
     for one, other in edges:
         before[other].append(one)
     depth: dict[str, int] = {}
     waiting = boxes
-    while waiting:  # a graph of kernels is not listed in the order in which they run
+    while waiting:  # kernels are not listed in the order in which they run
         rest = []
         for name in waiting:
             if all(each in depth for each in before[name]):

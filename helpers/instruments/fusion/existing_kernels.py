@@ -1,6 +1,6 @@
 """Find existing kernels for a group: this course's, a PyTorch call, torch.compile.
 
-The kernels are named, not imported: the instruments know no kernel. Casts between dtypes are left out of a pattern.
+The kernels are named, not imported: the instruments don't depend on them. Patterns leave out dtype casts.
 """
 
 import itertools
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 RMS_NORM = "pow mean add rsqrt mul mul"
 ACTIVATIONS = "relu gelu silu sigmoid tanh"
 
-# Kernel of kernels/ -> the operators that it does, in the order of the graph; "act" is any of ACTIVATIONS.
+# Kernel in kernels/ -> its operators, in graph order; "act" is any of ACTIVATIONS.
 KERNELS = {
     "add_gelu": ("add gelu",),
     "swiglu": ("silu mul",),
@@ -48,7 +48,7 @@ def libraries_for(kind: str, names: Iterable[str]) -> list[str]:
     """Library kernels that fuse these operators already."""
     names, found = list(names), []
     after = dict(itertools.pairwise(names))
-    if kind != "rows" and NORMS & set(names):  # in evaluation, for in training it is a reduction
+    if kind != "rows" and NORMS & set(names):  # evaluation only: in training it is a reduction
         found.append("torch.nn.utils.fuse_conv_bn_eval folds the norm into the weights")
     if "convolution" in names and {"add", "relu"} & set(names):
         found.append("cuDNN's fused convolution adds the bias and the residual, and applies ReLU")
@@ -60,7 +60,7 @@ def libraries_for(kind: str, names: Iterable[str]) -> list[str]:
 
 
 def kernel_for(kind: str, names: Iterable[str]) -> str | None:
-    """The kernel of kernels/ that does these operators, or None."""
+    """Return the kernel in kernels/ that does these operators, or None."""
     if kind == "attention":
         return "flash_attention"
     plain = [name for name in names if name != "_to_copy"]
@@ -72,5 +72,5 @@ def kernel_for(kind: str, names: Iterable[str]) -> str | None:
 
 
 def call_for(kind: str, names: Iterable[str]) -> str | None:
-    """The call of PyTorch that does these operators in one kernel, or None."""
+    """Return the PyTorch call that does these operators in one kernel, or None."""
     return CALLS.get(kind) or CALLS.get(" ".join(name for name in names if name != "_to_copy"))

@@ -1,7 +1,7 @@
 """Generate and compile a Triton kernel for a pointwise group, for its real register count.
 
-It loads each tensor contiguously, wrapping around a smaller one, and computes the group's formula. It refuses dropout
-and other layouts.
+The kernel loads each tensor contiguously, wrapping around smaller ones, and computes the group's formula. Dropout
+and other layouts are not supported.
 """
 
 import importlib.util

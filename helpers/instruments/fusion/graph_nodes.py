@@ -22,18 +22,18 @@ from helpers.instruments.fusion.operator_kinds import (
 
 POINTWISE = ("elementwise", "broadcast")
 PRODUCTS = ("matmul", "convolution")
-ELSEWHERE = (*PRODUCTS, "attention", "gather", "scatter")  # kinds that need other elements than their own
+ELSEWHERE = (*PRODUCTS, "attention", "gather", "scatter")  # kinds that read elements other than their own
 SHIFTS = frozenset("roll flip rot90".split())
-UNROLLED = 8  # elements that a thread reduces alone; as Inductor's unroll_reductions_threshold
-INLINED_READS = 4  # Inductor's realize_reads_threshold: an operation of more reads is written once
+UNROLLED = 8  # elements that one thread reduces; Inductor's unroll_reductions_threshold
+INLINED_READS = 4  # Inductor's realize_reads_threshold: the result of an operation with more reads is stored
 
 
 @dataclass(frozen=True, eq=False)
 class Link:
-    """A tensor that one node hands to another, maybe through operations that are worked out again.
+    """A tensor that one node passes to another, possibly through recomputed operations.
 
     argument: the reader's name for it. permuted: read in a different order than written. part: only some of its
-        elements. expanded: an element more than once.
+        elements are read. expanded: elements are read more than once.
     """
 
     source: int
@@ -48,7 +48,7 @@ class Link:
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """A node's read from memory: of a tensor without a producer node, or whose producer is in another kernel.
+    """A node's read from memory: its tensor has no producer node, or one in another kernel.
 
     key: identifies the bytes by storage, footprint and writer. missing: the part of nbytes not in L2.
     """
@@ -62,7 +62,7 @@ class Read:
 
 @dataclass(eq=False)
 class FusionNode:
-    """An operation, and those that are worked out again with it."""
+    """An operation, and the operations recomputed with it."""
 
     index: int
     step: TracedStep
@@ -78,14 +78,14 @@ class FusionNode:
     reads: list[Read] = field(default_factory=list)
     links: list[Link] = field(default_factory=list)  # to others
     kept: bool = False
-    before: int = 0  # bits of the nodes that it waits for, directly
-    aligned: dict[int, bool] = field(default_factory=dict)  # node that it overwrites -> element by element
+    before: int = 0  # bits of the nodes that it directly waits for
+    aligned: dict[int, bool] = field(default_factory=dict)  # node that it overwrites -> whether element by element
 
 
 def nodes_of(
     steps: list[TracedStep], missing: dict[tuple[int, int], float]
 ) -> tuple[list[FusionNode], list[TracedStep]]:
-    """The nodes in the graph's order, and the steps that are worked out again by their readers."""
+    """Return the nodes in the graph's order, and the steps that their readers recompute."""
     kinds = [kind_of(step) for step in steps]
     readers: dict[int, set[int]] = {}
     for step in steps:
@@ -124,7 +124,7 @@ def nodes_of(
 
 
 def _inlined(steps: list[TracedStep], kinds: list[str], readers: dict[int, set[int]]) -> list[TracedStep]:
-    """Return operations that all their readers recompute, because that moves no more bytes than storing the result.
+    """Return the operations whose readers all recompute them, because that moves no more bytes than storing the result.
 
     With n kernels that need a result, either all read its inputs, or one writes it and n - 1 read it.
     """
@@ -152,7 +152,7 @@ def _inlined(steps: list[TracedStep], kinds: list[str], readers: dict[int, set[i
         ):
             gone.add(step.index)
             waiting = [step.index]
-            while waiting:  # what only it reads goes with it
+            while waiting:  # operations that only it reads are recomputed too
                 reader = waiting.pop()
                 for source in steps[reader].waits:
                     if source in made_of and source not in gone and readers.get(source) == {reader}:
@@ -168,7 +168,7 @@ def _can_inline(step: TracedStep, reader: TracedStep, kind: str) -> bool:
 
 
 def _connect(node, step, steps, gone, place, nodes, missing, through) -> None:
-    """Enter what `step` reads as reads of `node`; `through`: the link so far, where the step is worked out again."""
+    """Record the reads of `step` as reads of `node`; `through`: the link so far if the step is recomputed."""
     handed: dict[int, list] = {}
     for other, wait in step.waits.items():
         for theirs, mine in wait.tensors:

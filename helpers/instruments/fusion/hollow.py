@@ -1,7 +1,7 @@
-"""Every tensor that a function can reach, exchanged for one without values, and put back afterwards.
+"""Replace every tensor that a function can reach by one without values, and put it back afterwards.
 
 A function reaches its arguments, its closure and the globals that it names, and from there the attributes of objects
-and the items of lists, dicts and tuples. All of these are restored afterwards, whatever the function did to them:
+and the items of lists, dicts and tuples. All of these are restored, whatever the function did to them:
 weights, gradients, the state of an optimizer, a module's caches, a list of losses.
 """
 
@@ -21,7 +21,7 @@ _COURSE = tuple(str(Path(__file__).parents[3] / name) for name in ("helpers", "k
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, types.BuiltinFunctionType)
 _ATOMS += (torch.dtype, torch.device, torch.Size, torch.Generator, torch.memory_format, torch.layout, range, slice)
 _BOOKS = ("torch.fx", "torch.export", "torch._", "sympy", "numpy", "logging", "threading", "_thread", "re", "triton")
-MOST = 1_000_000  # objects that are looked at
+MOST = 1_000_000  # maximum objects visited
 
 
 class Hollow:
@@ -50,7 +50,7 @@ class Hollow:
         self._undo.clear()
 
     def exchange(self, roots: list, again: bool = False, instead: tuple[torch.Tensor, ...] = ()) -> None:
-        """Exchange all that is reached from `roots`, a list whose items are exchanged too.
+        """Exchange everything reachable from `roots`, a list whose items are exchanged too.
 
         Args:
             again: also exchange tensors without values created since, which count as inputs.
@@ -63,7 +63,7 @@ class Hollow:
         self._walk(roots)
 
     def stand_in(self, tensor: torch.Tensor, known: torch.Tensor | None = None) -> torch.Tensor:
-        """The tensor without values for a tensor; `known`: one that is there already."""
+        """Return the stand-in for a tensor; `known`: an existing one."""
         if id(tensor) in self._of:
             return self._of[id(tensor)][1]
         if known is None:
@@ -84,16 +84,16 @@ class Hollow:
         self.stand_ins.append(known)
 
     def _own(self, made: torch.Tensor) -> None:
-        """A tensor without values that the function made in a run before: an input of the next."""
+        """Keep a tensor without values that the function made in an earlier run, as an input of the next."""
         value = torch.empty_strided(made.shape, made.stride(), dtype=made.dtype, device="meta")
         self._enter(value, made)
 
     def optimizers(self, fresh: bool = False) -> list[torch.optim.Optimizer]:
-        """Return the optimizers that were reached; `fresh`: only those without state."""
+        """Return the optimizers reached; `fresh`: only those without state."""
         return [each for each in self._optimizers if not (fresh and each.state)]
 
     def on_the_host(self) -> set[int]:
-        """Return ids of the exchanged tensors in which optimizers count steps, which stay on the CPU by default."""
+        """Return ids of the exchanged tensors that count optimizer steps, which stay on the CPU by default."""
         found = set()
         known = {id(stand_in): id(tensor) for tensor, stand_in in self._of.values()}
         for each in self._optimizers:
@@ -103,7 +103,7 @@ class Hollow:
         return found
 
     def modules(self, model) -> dict[int, str]:
-        """Id of each module that was reached -> its path, in the model or in the outermost module that has it."""
+        """Return id -> path for each module reached, in the model or in the outermost module that contains it."""
         names: dict[int, str] = {}
         inside = {id(child) for each in self._modules for child in each.modules() if child is not each}
         tops = [model] if isinstance(model, torch.nn.Module) else []
@@ -115,7 +115,7 @@ class Hollow:
         return names
 
     def made_since(self, roots: list) -> list[torch.Tensor]:
-        """Return reachable tensors without values that are not stand-ins: they outlive the call."""
+        """Return reachable valueless tensors that are not stand-ins: they outlive the call."""
         found: dict[int, torch.Tensor] = {}
         waiting, seen = [roots, *self._optimizers, *self._modules], set()
         while waiting:
@@ -165,7 +165,7 @@ class Hollow:
             each = waiting.pop()
             if _holds_nothing(each) or isinstance(each, torch.Tensor) or id(each) in self._seen:
                 continue
-            self._seen[id(each)] = each  # kept alive, so that its id stays its own
+            self._seen[id(each)] = each  # kept alive so that its id is not reused
             waiting += self._enter_parts(each)
 
     def _enter_parts(self, each) -> list:
@@ -245,7 +245,7 @@ class Hollow:
     def _exchange_cell(self, cell) -> list:
         try:
             saved = cell.cell_contents
-        except ValueError:  # empty yet
+        except ValueError:  # still empty
             return []
 
         def undo():
@@ -299,7 +299,7 @@ def _restore(space: dict, name: str, saved) -> None:
 
 
 def _names(code) -> set[str]:
-    """Globals that a function may read or set, and functions in it."""
+    """Return the globals that a function may read or set, and the functions inside it."""
     found = set(code.co_names)
     for each in code.co_consts:
         if isinstance(each, types.CodeType):
@@ -329,7 +329,7 @@ def _is_library(kind: type) -> bool:
 
 
 def _holds_nothing(each) -> bool:
-    """Atoms, and what PyTorch and others keep books with."""
+    """Return whether it is an atom, or bookkeeping of PyTorch and others."""
     kind = type(each)
     return isinstance(each, _ATOMS) or (
         kind.__module__.startswith(_BOOKS) and not isinstance(each, torch.nn.Module | torch.Tensor)

@@ -1,7 +1,7 @@
 """Values that tracing knows: the caller's integers, and integers computed from them alone.
 
-A branch on them is traced as eager PyTorch takes it: a model that asks whether its mask is all ones, or whether its
-positions ascend, goes on as it does when it runs.
+A branch on them is traced as eager PyTorch takes it: a model that tests whether its mask is all ones, or whether its
+positions ascend, takes the same branch as in a real run.
 """
 
 from collections.abc import Iterable
@@ -13,18 +13,18 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 MOST = 2**20  # elements of a tensor
-# Copies of a number to the host; inference mode leaves the last two whole. torch.equal, which runs kernels, is refused.
+# Copies of a number to the host; inference mode doesn't decompose the last two. torch.equal runs kernels: an error.
 _SCALARS = tuple(getattr(torch.ops.aten, name).default for name in ("_local_scalar_dense", "item", "is_nonzero"))
 
 
 class KnownValues:
-    """The values of tensors without values, as far as they are known."""
+    """The known values behind tensors without values."""
 
     def __init__(self):
         self._of: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # id of a tensor -> itself, its value
 
     def start(self, given: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Begin a run with (a tensor of the caller's, its stand-in)."""
+        """Begin a run with pairs of (caller's tensor, stand-in)."""
         self._of.clear()
         for tensor, stand_in in given:
             plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -36,14 +36,14 @@ class KnownValues:
         return id(tensor) in self._of
 
     def scalar(self, func, args):
-        """Return the number or truth value that `func` takes out of known tensors, or None."""
+        """Return the number or bool that `func` extracts from known tensors, or None."""
         if func not in _SCALARS or not all(map(self.has, args)):
             return None
         with _disable_current_modes():
             return func(*(self._of[id(each)][1] for each in args))
 
     def follow(self, func, args, kwargs, result) -> None:
-        """Compute what an operator does to known values. A write to one of them makes all unknown."""
+        """Apply an operator to known values. A write to one of them makes all unknown."""
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
         if func._schema.is_mutable:
             if {_storage(each) for each in given} & {_storage(each) for each, _ in self._of.values()}:

@@ -2,7 +2,7 @@
 
 A kernel is built around the elements of one shape ("pointwise"), the rows of a reduction ("rows"), the tiles of a
 matmul or a convolution with its epilogue ("matmul", "convolution"), or attention's two matmuls with a softmax between.
-All of them run without waiting for another block.
+No block waits for another.
 """
 
 import functools
@@ -12,21 +12,21 @@ from helpers.instruments.fusion.graph_nodes import POINTWISE, PRODUCTS, FusionNo
 from helpers.instruments.fusion.operator_kinds import SOFTMAX, WINDOWS
 
 ROWS = ("reduction", "normalisation")
-SPLIT_KEPT = 64  # fewer results than that, of more than SPLIT_LENGTH elements each, take several blocks a result
+SPLIT_KEPT = 64  # fewer results, of more than SPLIT_LENGTH elements each, take several blocks per result
 SPLIT_LENGTH = 2**14
-COLUMNS = 32  # results that are neighbours in memory: 64 to 128 bytes, which are fetched at once
+COLUMNS = 32  # results adjacent in memory: 64 to 128 bytes, fetched together
 MANY_BLOCKS = 128  # about as many as a large GPU has SMs
 INDEXED = frozenset(["self", "weight", "input"])  # arguments that a gather reads at data-dependent positions
-LARGEST = 64  # operations of one kernel: a larger one is unreadable
+LARGEST = 64  # maximum operations per kernel: a larger one is unreadable
 
 
 class NotLegalError(ValueError):
-    """Why one kernel cannot do it, in a few words."""
+    """One kernel cannot do it; the message says why in a few words."""
 
 
 @functools.lru_cache(maxsize=2**16)
 def bits(mask: int) -> tuple[int, ...]:
-    """The places of the ones, ascending."""
+    """Return the positions of the set bits, ascending."""
     found = []
     while mask:
         lowest = mask & -mask
@@ -39,12 +39,12 @@ class Legality:
     """The rules for what can share a kernel, for one graph.
 
     Args:
-        epilogues: whether kernels may be built round matrix products and convolutions.
+        epilogues: whether kernels may be built around matmuls and convolutions.
     """
 
     def __init__(self, nodes: list[FusionNode], epilogues: bool = True):
         self.nodes, self.epilogues = nodes, epilogues
-        self.up = [0] * len(nodes)  # of each node, bits of all before it
+        self.up = [0] * len(nodes)  # for each node, bits of all nodes before it
         for node in nodes:
             for source in bits(node.before):
                 self.up[node.index] |= self.up[source] | 1 << source
@@ -60,7 +60,7 @@ class Legality:
         self._kinds: dict[tuple[int, int], str | NotLegalError] = {}
 
     def between(self, mask: int) -> int:
-        """Nodes outside that some inside wait for, and that wait for others inside."""
+        """Return the outside nodes that wait for a node inside and that another node inside waits for."""
         up = down = 0
         for place in bits(mask):
             up |= self.up[place]
@@ -78,7 +78,7 @@ class Legality:
         return found == mask
 
     def stored(self, mask: int, placed: int) -> int:
-        """Return the nodes inside whose results go to memory: kept, read by a node placed outside, or unread (which
+        """Return the nodes inside whose results go to memory: kept, read by a node placed outside, or unread (those
         PyTorch writes anyway)."""
         found = 0
         for place in bits(mask):
@@ -178,7 +178,7 @@ class Legality:
         return found
 
     def _sizes(self, group, inside, stored, allowed) -> None:
-        """Every node goes over as many elements as the kernel, or is worked out where it is read and not stored."""
+        """Check that every node has as many elements as the kernel, or is computed where it is read and not stored."""
         for node in group:
             if node.points in allowed or node.kind in ROWS:
                 continue
@@ -276,13 +276,13 @@ def is_split(space) -> bool:
     """Return whether a reduction takes several blocks for each of its results."""
     kept = math.prod(size for size, reduced in space if not reduced)
     length = math.prod(size for size, reduced in space if reduced)
-    if space and not space[-1][1]:  # neighbours in memory belong to different results: a block takes COLUMNS of them
+    if space and not space[-1][1]:  # neighbours in memory belong to different results: a block handles COLUMNS of them
         return kept < COLUMNS * MANY_BLOCKS and length > MANY_BLOCKS
     return kept < SPLIT_KEPT and length > SPLIT_LENGTH
 
 
 def _refuse_chance(group: list[FusionNode]) -> None:
-    """Refuse operations that go over as many elements here, but not for all sizes that the model leaves open."""
+    """Reject operations whose element counts match here but not for every size that the model leaves open."""
     counts: dict[int, tuple[str, str]] = {}
     for node in group:
         for points, count in node.extents.items():
@@ -307,7 +307,7 @@ def _through(source: FusionNode, target: FusionNode, link: Link, by_hand: bool) 
         raise NotLegalError(f"{source.name} writes to arbitrary positions, so its result can't be read before it ends")
     if target.kind == "gather" and link.argument in INDEXED:
         picks = target.name == "nll_loss_forward" and source.name == "_log_softmax"
-        # Inductor stores what pooling reads (realize_hint in max_pool2d's and avg_pool2d's lowering).
+        # Inductor stores the input of pooling (realize_hint in max_pool2d's and avg_pool2d's lowering).
         windows = by_hand and target.name in WINDOWS and source.kind in POINTWISE
         if not (picks or windows):
             raise NotLegalError(f"{target.name} reads it at positions that other threads compute")

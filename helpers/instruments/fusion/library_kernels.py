@@ -1,24 +1,24 @@
-"""The kernels that PyTorch's libraries launch for one operator, if it is not one kernel at a copy's bandwidth.
+"""The kernels that PyTorch's libraries launch for operators that are not one kernel at copy bandwidth.
 
-    matrix product     waves of output tiles, each at the rate of one SM's tensor cores; slow if a row does not start
-                       at a multiple of 16 bytes
-    convolution        a product of tiles; cuDNN converts NCHW tensors to NHWC and back; PyTorch adds the bias after it.
-                       Windows of several taps need a workspace filled with 0, grouped ones three; the first layer's
-                       image and filters are padded to 8 channels, filled with 0 before they are copied
-    batch norm         16-bit parameters are converted, and 1 / sqrt(var + eps) is a kernel of its own
-    layer norm         a block's time for each row; a tensor that is not contiguous is copied first
-    attention          cuDNN's kernel, PyTorch's first choice on Hopper, and the two fills before it
-    max pooling        writes the 64-bit position of each maximum, too
-    rows by index      each row is fetched as often as it is asked for; sums at an index are atomics
-    cuDNN's LSTM, GRU  two kernels for each layer and time step, a product of the inputs for every eight, and copies:
-                       the input to time steps first, each weight matrix to cuDNN's own layout, and bf16 weights,
-                       which nn.RNNBase does not keep in one buffer, into one
+    matmul             waves of output tiles, each at the rate of one SM's tensor cores; slow if rows don't start
+                       at multiples of 16 bytes
+    convolution        a matmul of tiles; cuDNN converts NCHW tensors to NHWC and back; PyTorch adds the bias after it.
+                       Windows with several taps need a zero-filled workspace, grouped ones three; the first layer's
+                       image and filters are padded to 8 channels: zero-filled, then copied
+    batch norm         16-bit parameters are converted, and 1 / sqrt(var + eps) is a separate kernel
+    layer norm         a block's time for each row; a non-contiguous tensor is copied first
+    attention          cuDNN's kernel, PyTorch's first choice on Hopper, after two fills
+    max pooling        also writes the 64-bit position of each maximum
+    rows by index      each row is fetched once per request; sums at an index use atomics
+    cuDNN's LSTM, GRU  two kernels per layer and time step, a matmul of the inputs for every eight steps, and copies:
+                       the input with time steps first, each weight matrix in cuDNN's own layout, and bf16 weights,
+                       which nn.RNNBase doesn't keep in one buffer, into one
 
 `compiled`: as Inductor calls the library: convolutions in NHWC, with filters and images copied on every call,
-operands padded to aligned rows, the bias left to the kernel that follows.
+operands padded to aligned rows, the bias left to the next kernel.
 
-The rates are those of an H100 80GB with PyTorch 2.11, from the kernels of those models in benchmarks/public_models.py
-that are not held out; another GPU is taken to do the same per SM and clock, or per byte of its bandwidth.
+The rates were measured on an H100 80GB with PyTorch 2.11, from the kernels of the models in benchmarks/public_models.py
+that are not held out; other GPUs are assumed to match it per SM and clock, or per byte of bandwidth.
 """
 
 import functools
@@ -32,36 +32,36 @@ from helpers.instruments.devices import Device
 from helpers.instruments.dry_run import EagerLaunch
 from helpers.instruments.prediction import LaunchPrediction
 
-# Output tiles of cuBLAS' and cuDNN's Hopper kernels, as their names say.
+# Output tiles of cuBLAS' and cuDNN's Hopper kernels, from the kernels' names.
 TILES = ((256, 128), (192, 192), (192, 128), (128, 128), (128, 64), (64, 64), (320, 128))
-PRODUCT_START = 3.0e-6  # s: launch, first tiles of the operands, last tile's stores
-TILE_START = 0.9e-6  # s between one tile of a block and its next: sums stored, next operands fetched
-SPLITS = (1, 2, 4, 8)  # parts of the inner dimension, where there are few tiles
-SPLIT_TIME = 2.0e-6  # s: the sum of the parts
-# Of the fp32 peak outside tensor cores. PyTorch's fp32 products use no TF32 by default.
+PRODUCT_START = 3.0e-6  # s: launch, loading the first operand tiles, storing the last tile
+TILE_START = 0.9e-6  # s between two tiles of a block: storing results, fetching the next operands
+SPLITS = (1, 2, 4, 8)  # splits of the inner dimension if there are few tiles
+SPLIT_TIME = 2.0e-6  # s: adding up the splits
+# Share of the fp32 peak outside tensor cores. By default, PyTorch's fp32 matmuls don't use TF32.
 CORES_SHARE = 0.6
-# Share of the tensor cores' peak if rows start at no multiple of 16 bytes: older kernels with narrow copies serve them.
+# Share of the tensor cores' peak if rows are not aligned to 16 bytes: older kernels with narrow copies handle them.
 UNALIGNED_SHARE = {"even": 0.13, "odd": 0.096}
 FEW_CHANNELS = 8  # below these, a convolution's copies are narrow
 FEW_CHANNELS_SHARE = 0.04
-TENSOR_CORE_STEP = 64  # factors of a sum: a convolution of fewer, such as 3 channels by 3 x 3, runs in NCHW directly
-DEPTHWISE = (5.7e-12, 0.48e-12)  # s for an output, and for each of its taps, of PyTorch's own NCHW kernel on 132 SMs
-DEPTHWISE_NHWC_BANDWIDTH = 0.36  # of the copy's bandwidth
+TENSOR_CORE_STEP = 64  # terms per output: a convolution with fewer, such as 3 channels by 3 x 3, runs in NCHW directly
+DEPTHWISE = (5.7e-12, 0.48e-12)  # s per output and per tap in PyTorch's own NCHW kernel on 132 SMs
+DEPTHWISE_NHWC_BANDWIDTH = 0.36  # of copy bandwidth
 BATCH_NORM_BANDWIDTH = {"NCHW": 0.31, "NHWC": 0.59}  # of the data sheet's, with running statistics
-# In training, by cuDNN: forward reads x twice, backward x and the gradient; where L2 holds the tensor, and where not.
+# cuDNN in training: forward reads x twice, backward x and the gradient; with the tensor in L2, and without.
 TRAINING_BANDWIDTH = {"forward": (0.73, 0.37), "backward": (0.42, 0.25)}
-CONVERSION = 2.5e-6  # s: a vector of parameters converted
+CONVERSION = 2.5e-6  # s: converting a parameter vector
 INVERSE_DEVIATION = 1.6e-6  # s
 LAYER_NORM_START, LAYER_NORM_ROW = 2.3e-6, 1.05e-9  # s; a row of one block, on 132 SMs
-CUDNN_ATTENTION_SHARE = {"full": 0.5, "causal": 0.3, "masked": 0.23}  # of the peak; of a mask's FLOPs all are counted
+CUDNN_ATTENTION_SHARE = {"full": 0.5, "causal": 0.3, "masked": 0.23}  # of the peak; masked FLOPs count too
 FILL = 0.8e-6  # s of a cudaMemset
-FILLS_OF_GROUPS = 3  # before a grouped convolution by cuDNN
+FILLS_OF_GROUPS = 3  # before a grouped cuDNN convolution
 GATHER_BANDWIDTH = 0.70
-SCATTERED = 0.8  # fp32 sums by atomics, a clock and SM
+SCATTERED = 0.8  # fp32 atomic adds per clock and SM
 POOLING_BANDWIDTH, POOLING_BACKWARD_BANDWIDTH = 0.4, 0.19
-STEPS_AT_ONCE = 8  # of an LSTM or GRU, whose inputs one product takes: 128 steps made 16
-H100_SMS, H100_CLOCK = 132, 1.98e9  # what the times above are of
-LAUNCHED = prediction.LAUNCH + prediction.FIRST_ACCESS  # s: a kernel with next to nothing to do
+STEPS_AT_ONCE = 8  # of an LSTM or GRU whose inputs share one matmul: 128 steps launched 16
+H100_SMS, H100_CLOCK = 132, 1.98e9  # the GPU of the times above
+LAUNCHED = prediction.LAUNCH + prediction.FIRST_ACCESS  # s: a nearly empty kernel
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,14 @@ def library_kernels(
     cudnn: bool = True,
     mask: str = "",
 ) -> list[LibraryKernel]:
-    """The kernels of one operator on `device`, in order; the one that was predicted where nothing else is known.
+    """Return the kernels of one operator on `device`, in order; by default the predicted one.
 
     Args:
         launch: the operator and its tensors.
         predicted: its prediction by prediction.py, which includes the bytes that miss L2.
         compiled: as Inductor calls the library.
-        cudnn: whether cuDNN's attention is allowed, where it is preferred.
-        mask: how attention that has no mask runs: "masked" as if it had one, "matmuls" as matmuls and a softmax.
+        cudnn: whether cuDNN's attention may be used where it is preferred.
+        mask: how attention without a mask runs: "masked" as if it had one, "matmuls" as matmuls and a softmax.
     """
     name = launch.operator.overloadpacket.__name__
     make = _MAKERS.get(name) if cudnn or "attention" not in name else None
@@ -101,7 +101,7 @@ def library_kernels(
 def product_time(
     batch: int, rows: int, columns: int, inner: int, dtype: torch.dtype, device: Device, aligned: str = "yes"
 ) -> float:
-    """Seconds of `batch` products (rows, inner) @ (inner, columns), without what memory adds."""
+    """Return the seconds for `batch` matmuls (rows, inner) @ (inner, columns), without memory time."""
     flops = 2.0 * batch * rows * columns * inner * (4 if dtype.is_complex else 1)
     if dtype in prediction.DOUBLES:
         return PRODUCT_START + flops / (prediction.MATRIX_SHARE * prediction.double_rate(device))
@@ -129,7 +129,7 @@ def _tiles_time(batch: int, rows: int, columns: int, inner: int, peak: float, de
 
 
 def _tensor_peak(dtype: torch.dtype, device: Device) -> float:
-    """FLOP/s; of fp32 the rate of TF32, where there are such tensor cores."""
+    """Return FLOP/s; for fp32 the TF32 rate if the tensor cores support it."""
     name = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype, "tf32")
     return device.peak_flops[name if name in device.peak_flops else "fp32"]
 
@@ -141,13 +141,13 @@ def _alignment(*sizes: int) -> str:
 
 
 def _leading(tensor: torch.Tensor) -> int:
-    """Elements from one row, or column, of a matrix to the next; 8, which is aligned, of a vector."""
+    """Return the stride in elements between a matrix's rows or columns; for a vector 8, which is aligned."""
     strides = [stride for size, stride in zip(tensor.shape[-2:], tensor.stride()[-2:], strict=True) if size > 1]
     return max(strides, default=8) if min(strides, default=1) <= 1 else 8
 
 
 def as_an_h100(device: Device) -> float:
-    """Return how much longer all its SMs together take for the same instructions, relative to an H100."""
+    """Return the slowdown of all its SMs together relative to an H100, for the same instructions."""
     return H100_SMS * H100_CLOCK / (device.sms * device.sm_clock)
 
 
@@ -173,7 +173,7 @@ def _product(launch, predicted, device, compiled):
 
 
 def _is_padded(rows: int, columns: int, inner: int, device: Device) -> bool:
-    """Return whether Inductor pads a product to aligned rows: is_mm_compute_bound in its fx_passes/pad_mm.py."""
+    """Return whether Inductor pads a matmul to aligned rows: is_mm_compute_bound in its fx_passes/pad_mm.py."""
     intensity = rows * columns * inner / (rows * inner + inner * columns + rows * columns)
     return intensity > device.peak_flops["bf16"] / device.memory_bandwidth
 
@@ -223,7 +223,7 @@ def _convolution_backward(launch, predicted, device, compiled):
 
 
 def _convolved(x, weight, result, groups, predicted, device, compiled) -> list[LibraryKernel]:
-    """One of the three products of a convolution, which all have the same factors in another order."""
+    """One of the three matmuls of a convolution, which all have the same dimensions in a different order."""
     outputs, channels, taps = weight.shape[0], weight.shape[1], math.prod(weight.shape[2:])
     positions = result.numel() // result.shape[1]
     first = is_channels_first(x) and not compiled
@@ -239,7 +239,7 @@ def _convolved(x, weight, result, groups, predicted, device, compiled) -> list[L
     peak = _tensor_peak(x.dtype, device)
     area = math.prod(result.shape[2:])
     if first and taps == 1 and area == math.prod(x.shape[2:]) and x.dtype.itemsize == 2 and area % 2 == 0:
-        # A product for each image, whose rows are the pixels of a channel. No such kernel takes rows of odd length.
+        # A matmul per image, whose rows are the pixels of a channel. No such kernel takes rows of odd length.
         time = product_time(x.shape[0], outputs, area, channels, x.dtype, device, _alignment(area))
         return [LibraryKernel(name, max(time, PRODUCT_START + _memory(predicted)))]
     if x.shape[1] < FEW_CHANNELS:
@@ -252,7 +252,7 @@ def _convolved(x, weight, result, groups, predicted, device, compiled) -> list[L
     kernel = LibraryKernel(name, time)
     on_tensor_cores, few = channels * taps >= TENSOR_CORE_STEP, x.shape[1] < FEW_CHANNELS
     filters = [weight] if taps > 1 and is_channels_first(weight) else []  # one tap is the same in both layouts
-    if compiled:  # other inputs are written in NHWC by the kernels that make them; images have none
+    if compiled:  # other inputs are written in NHWC by their producers; images have none
         before = [*filters, x] if few and is_channels_first(x) else filters
     else:
         before = [x, *filters] if first and on_tensor_cores else []
@@ -260,7 +260,7 @@ def _convolved(x, weight, result, groups, predicted, device, compiled) -> list[L
     if on_tensor_cores and few:
         padded = [_size(each) // each.shape[1] * FEW_CHANNELS for each in (x, weight)]
         kernels += [LibraryKernel("fill", FILL + each / _bandwidth(device)) for each in padded]
-        if compiled or not first:  # else the conversion pads
+        if compiled or not first:  # otherwise the conversion pads
             kernels += [LibraryKernel("operand padded to 8 channels", _bytes_time(each, device)) for each in padded]
     elif on_tensor_cores and taps > 1:
         kernels += [LibraryKernel("fill", FILL)] * (1 if groups == 1 else FILLS_OF_GROUPS)
@@ -337,7 +337,7 @@ def _attention(launch, predicted, device, compiled, runs=""):
 
 
 def _attention_by_matmuls(q, k, device) -> list[LibraryKernel]:
-    """Attention as Inductor compiles its matmuls and softmax: in fp32, a head's factors and its result converted."""
+    """Return attention as Inductor compiles its matmuls and softmax: in fp32, with converted operands and result."""
     heads, rows, columns, width = math.prod(q.shape[:-2]), q.shape[-2], k.shape[-2], q.shape[-1]
     converted = LibraryKernel("operand to fp32", _bytes_time(q.numel() * (q.element_size() + 4), device))
     scores = LibraryKernel("softmax of the scores", _bytes_time(2 * 4 * heads * rows * columns, device))
@@ -375,7 +375,7 @@ def _recurrent(launch, predicted, device, compiled):
     batch, steps = x.shape[:2] if given.get("batch_first") else x.shape[1::-1]
     gates = weights[0].shape[0]
     kernels = [LibraryKernel("steps before sequences", _copy_time(x, device))] * bool(given.get("batch_first"))
-    if x.dtype not in torch.backends.cudnn.CUDNN_TENSOR_DTYPES:  # else nn.RNNBase keeps them in one buffer
+    if x.dtype not in torch.backends.cudnn.CUDNN_TENSOR_DTYPES:  # otherwise nn.RNNBase keeps them in one buffer
         kernels.append(LibraryKernel("fill the weights' buffer", _bytes_time(sum(map(_size, weights)), device)))
         kernels += [LibraryKernel("weight to the buffer", _bytes_time(2 * _size(each), device)) for each in weights]
     matrices = [each for each in weights if each.dim() == 2]

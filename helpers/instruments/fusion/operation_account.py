@@ -1,8 +1,7 @@
 """Account for each operation of a traced graph: the bytes it moves and the operations it waits for.
 
-The graph is rehearsed node by node under the traffic meter's rules (dry_run.py), so that launches and bytes are the
-meter's own. Dependences are those of memory, byte ranges of storages, so that views and writes in place need no rules
-of their own.
+The graph is dry-run node by node under the traffic meter's rules (dry_run.py), so launches and bytes match the meter's.
+Dependencies are tracked as byte ranges of storages, so views and in-place writes need no special rules.
 """
 
 import math
@@ -18,7 +17,7 @@ from helpers.instruments.traffic.eager_meter import ALLOCATES, FREE, arguments_o
 from helpers.instruments.traffic.footprint import Footprint
 from helpers.instruments.traffic.ledger import footprint_of
 
-# Results that cost nothing: memory without contents, another name for it, a constant of the program.
+# Results that cost nothing: uninitialised memory, another name for a tensor, a program constant.
 _NOTHING = ALLOCATES | FREE | frozenset("empty_like new_empty new_empty_strided detach alias lift_fresh_copy".split())
 
 
@@ -33,20 +32,20 @@ class TensorAccess:
     dtype: torch.dtype
     footprint: Footprint
     name: str = ""
-    nbytes: int = 0  # moved bytes: for an indexed tensor, those of the requested rows
+    nbytes: int = 0  # bytes moved: for an indexed tensor, those of the requested rows
 
     @property
     def points(self) -> int:
-        """Number of elements, counting an expanded one each time it occurs."""
+        """Number of elements, counting an expanded element each time it occurs."""
         return math.prod(self.shape)
 
 
 @dataclass(eq=False)
 class TracedStep:
-    """One node of the graph. `reads` and `writes` of memory; `launches` as they were rehearsed; `waits`: step -> Wait.
+    """One node of the graph. `reads`, `writes`: memory accesses; `launches`: from the dry run; `waits`: step -> Wait.
 
     kept: the writes that outlive the graph: results, and new values of the caller's own tensors. A step without
-        launches produces something that no known kernel computes.
+        launches computes something without a known kernel.
     """
 
     index: int
@@ -66,7 +65,7 @@ class TracedStep:
 
 @dataclass(eq=False)
 class Wait:
-    """Why a step comes after another: the pairs of the other's write and its own read; none: it only overwrites."""
+    """Why a step follows another: pairs of the other's write and its own read; empty if it only overwrites."""
 
     tensors: list[tuple[TensorAccess, TensorAccess]] = field(default_factory=list)
 
@@ -75,7 +74,7 @@ def account(graph: GraphModule, tensors: list[torch.Tensor], multiprocessors: in
     """Return the steps of the graph without views, which only set the shape of reads through them.
 
     Raises:
-        ValueError: an operator whose result's shape depends on data.
+        ValueError: the shape of an operator's result depends on data.
     """
     with dry_run_scope(multiprocessors) as stage, torch.no_grad():
         walk = _Walk(graph, stage, progress)
@@ -92,7 +91,7 @@ class _Walk(Interpreter):
         self._nodes = len(graph.graph.nodes)
         self.steps: list[TracedStep] = []
         self.given: set[int] = set()  # the caller's storages
-        self._numbers: set[int] = set()  # storages of numbers that stay on the CPU
+        self._numbers: set[int] = set()  # storages of scalars that stay on the CPU
         self.results: list[TensorAccess] = []
 
     def access(self, tensor: torch.Tensor, name: str = "") -> TensorAccess | None:
@@ -131,7 +130,7 @@ class _Walk(Interpreter):
                 ]
             return result
         args, kwargs = self.fetch_args_kwargs_from_env(node)
-        if node.target is torch.ops.aten.lift_fresh_copy.default:  # a constant of the program, which eager only wraps
+        if node.target is torch.ops.aten.lift_fresh_copy.default:  # a program constant, which eager PyTorch only wraps
             return torch.ops.aten.lift_fresh.default(*args)
         given = arguments_of(node.target, args, kwargs)
         read, changed = read_and_changed(node.target, given, whole=True)
@@ -148,7 +147,7 @@ class _Walk(Interpreter):
         step.results = [found for each in tensors_of(result) if (found := self.access(each))]
         if step.launches:
             _weigh(step)
-            if step.writes:  # else its results have no elements, and a GPU launches nothing
+            if step.writes:  # otherwise its results are empty, and a GPU launches nothing
                 self.steps.append(step)
         elif made and node.target.overloadpacket.__name__ not in _NOTHING and not node.target.is_view:
             self.steps.append(step)
@@ -156,7 +155,7 @@ class _Walk(Interpreter):
         return result
 
     def _is_on_the_host(self, given: dict) -> bool:
-        """Return whether an operator works only on scalars that stay on the CPU, and constants."""
+        """Return whether an operator only works on constants and scalars that stay on the CPU."""
         storages = [self._stage.ledger.storage(each) for value in given.values() for each in tensors_of(value)]
         known = [id(each) in self._numbers for each in storages]
         return any(known) and all(mine or each.free for mine, each in zip(known, storages, strict=True))
@@ -171,7 +170,7 @@ class _Walk(Interpreter):
 
 
 def _weigh(step: TracedStep) -> None:
-    """Take the bytes of each access from the launches, and leave out what none of them touches."""
+    """Take the bytes of each access from the launches, and drop accesses that none of them makes."""
     read, written = {}, {}
     for launch in step.launches:
         for storage, operand in launch.operands.items():
@@ -186,7 +185,7 @@ def _weigh(step: TracedStep) -> None:
 
 
 def _wait(walk: _Walk) -> None:
-    """Find, per storage, the steps whose bytes a step reads, and those that it must write after."""
+    """Find, per storage, the steps whose bytes a step reads and those that it must follow."""
     written: dict[int, list[tuple[TracedStep, TensorAccess]]] = {}  # per storage: its contents, by writer
     read: dict[int, list[tuple[TracedStep, TensorAccess]]] = {}  # its readers
     for step in walk.steps:
@@ -213,7 +212,7 @@ def _wait(walk: _Walk) -> None:
 
 
 def _meet(one: TensorAccess, other: TensorAccess) -> bool:
-    """Return whether they may share a byte: their ranges overlap."""
+    """Return whether two accesses may share a byte because their ranges overlap."""
     return one.footprint.low < other.footprint.high and other.footprint.low < one.footprint.high
 
 

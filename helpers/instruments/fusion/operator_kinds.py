@@ -1,6 +1,6 @@
 """Classify ATen operators: kind of work, iteration space, amount of arithmetic.
 
-FLOPs are counted as kernels/costs.py says. Matrix products, convolutions and attention are counted by PyTorch's own
+FLOPs are counted as in kernels/costs.py; matmuls, convolutions and attention by PyTorch's own
 torch.utils.flop_counter.
 """
 
@@ -19,7 +19,7 @@ from helpers.instruments.traffic.eager_meter import tensors_of
 from kernels import costs
 
 COPIES = frozenset("_to_copy copy_ clone cat stack fill_ zero_ full full_like zeros zeros_like ones ones_like".split())
-# Elementwise, though PyTorch does not tag them so.
+# Elementwise, although PyTorch doesn't tag them as such.
 ELEMENTWISE = COPIES | frozenset(
     "arange tril triu tril_ triu_ masked_fill_ constant_pad_nd flip roll repeat native_dropout "
     "native_dropout_backward bernoulli_ bernoulli "
@@ -36,7 +36,7 @@ RANDOM = {torch.Tag.nondeterministic_seeded}
 # Also tagged as reductions: sum mean amax amin prod var var_mean std argmax argmin any all logsumexp norm.
 REDUCTIONS = frozenset("sum mean amax amin max min prod var std var_mean argmax argmin any all norm logsumexp".split())
 REDUCTIONS |= {"linalg_vector_norm", "std_mean", "count_nonzero"}
-# Rows in, rows out: the reduction and the use of its result in one operator.
+# Rows in, rows out: one operator reduces and uses the result.
 SOFTMAX = frozenset(
     "_softmax _log_softmax _safe_softmax _masked_softmax _softmax_backward_data _log_softmax_backward_data".split()
 )
@@ -55,7 +55,7 @@ GATHERS = frozenset(
     "embedding index index_select gather take nll_loss_forward nll_loss2d_forward max_pool2d_with_indices avg_pool2d "
     "upsample_nearest2d upsample_bilinear2d _adaptive_avg_pool2d upsample_nearest1d max_pool3d_with_indices".split()
 )
-WINDOWS = frozenset("max_pool2d_with_indices avg_pool2d".split())  # which read a value a few times
+WINDOWS = frozenset("max_pool2d_with_indices avg_pool2d".split())  # these read a value several times
 SCATTERS = frozenset(
     "scatter scatter_ scatter_add scatter_add_ scatter_reduce index_put index_put_ _index_put_impl_ index_add "
     "index_add_ index_copy index_copy_ index_fill_ embedding_dense_backward "
@@ -88,7 +88,7 @@ ARITHMETIC = {
     "addcmul": (3, 0),
     "addcdiv": (3, 1),
     "div": (1, 1),
-    "native_dropout": (12, 0),  # Philox: ten rounds of integers, two FLOPs
+    "native_dropout": (12, 0),  # Philox: ten integer rounds, two FLOPs
     "bernoulli_": (10, 0),
     "_softmax": (costs.SOFTMAX, EXP_RESULTS),
     "_log_softmax": (costs.SOFTMAX, EXP_RESULTS),
@@ -110,7 +110,7 @@ ARITHMETIC = {
     "hardswish": (4, 0),
     "mse_loss": (3, 0),
     "lerp": (3, 0),
-    "_thnn_fused_lstm_cell": (5, 4),  # of each gate, a quarter of the elements
+    "_thnn_fused_lstm_cell": (5, 4),  # per gate, a quarter of the elements
     "_thnn_fused_gru_cell": (5, 3),
     "binary_cross_entropy_with_logits": (8, 2),
 }
@@ -119,7 +119,7 @@ Space = tuple[tuple[int, bool], ...]  # (size, whether it is reduced) of each ru
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Arithmetic of an operation: FLOPs of a matrix product, of CUDA cores, and results of special function units."""
+    """An operation's arithmetic: matmul FLOPs, CUDA-core FLOPs, and results of special function units."""
 
     product: float
     fp32: float
@@ -127,7 +127,7 @@ class Arithmetic:
 
 
 def base_name(step: TracedStep) -> str:
-    """The operator's name; one in place has that of the other: "add" of "add_"."""
+    """Return the operator's name, without the mark of an in-place one: "add" for "add_"."""
     return plain_name(step.node.target.overloadpacket.__name__)
 
 
@@ -183,12 +183,12 @@ def _is_summed(step: TracedStep) -> bool:
 
 
 def _takes_one_tensor(step: TracedStep) -> bool:
-    """max(a, b) of two tensors reduces nothing."""
+    """Return whether it reduces; max(a, b) of two tensors does not."""
     return not isinstance(step.given.get("other"), torch.Tensor)
 
 
 def space_of(step: TracedStep, kind: str) -> Space:
-    """The iteration space of a reduction or a normalisation; () of other kinds."""
+    """Return the iteration space of a reduction or a normalisation; () for other kinds."""
     if kind not in ("reduction", "normalisation") or not step.reads:
         return ()
     name, main = base_name(step), step.reads[0]
@@ -220,7 +220,7 @@ def space_of(step: TracedStep, kind: str) -> Space:
 
 
 def points_of(step: TracedStep, kind: str) -> int:
-    """Return the number of elements the operation visits: of its result, or of the input it reduces or scatters."""
+    """Return how many elements the operation visits: those of its result, or of the input it reduces or scatters."""
     if is_foreach(step):
         return max(sum(each.points for each in step.writes), 1)
     read = [each.points for each in step.reads]
@@ -233,7 +233,7 @@ def points_of(step: TracedStep, kind: str) -> int:
 
 
 def extents_of(step: TracedStep, kind: str) -> dict[int, str]:
-    """Elements that the operation makes, or reduces -> how many these are for all sizes that the model leaves open."""
+    """Return elements that the operation makes or reduces -> their number in terms of the model's open sizes."""
     value = step.node.meta.get("val")
     pairs = [(step.writes[0].points, value[0] if isinstance(value, list | tuple) and value else value)]
     if kind in ("reduction", "normalisation") and step.reads:
@@ -265,12 +265,12 @@ def arithmetic_of(step: TracedStep, kind: str) -> Arithmetic:
 
 
 def keeps_order(theirs: TensorAccess, mine: TensorAccess) -> bool:
-    """Return whether a tensor is read through views in the element order in which it was written, expanded or not."""
+    """Return whether a tensor is read through views in the order in which it was written, expanded or not."""
     return _order(theirs) == _order(mine)
 
 
 def _order(access: TensorAccess) -> tuple:
-    """Sizes and strides with neighbours joined where they are one run; expanded and single dimensions left out."""
+    """Return sizes and strides with contiguous neighbours merged; expanded and size-1 dimensions are left out."""
     runs: list[list[int]] = []
     for size, stride in zip(access.shape, access.strides, strict=True):
         if size == 1 or stride == 0:
@@ -282,7 +282,7 @@ def _order(access: TensorAccess) -> tuple:
     return tuple(map(tuple, runs)), access.offset
 
 
-# What PyTorch has for a CPU alone.
+# Operators that PyTorch implements only on the CPU.
 _OF_A_CPU = re.compile(r"_for_cpu|^_?mkldnn_|^onednn|^_sparse_|^_mkl_")
 
 
@@ -317,7 +317,7 @@ SORTED = frozenset("index_put index_put_ _index_put_impl_ embedding_dense_backwa
 
 
 def is_left_out(step: TracedStep) -> bool:
-    """Return whether it is left out because no GPU kernel is known to cost."""
+    """Return whether it is left out for lack of a known GPU kernel."""
     return not step.launches or bool(_OF_A_CPU.search(step.node.target.overloadpacket.__name__))
 
 
@@ -328,7 +328,7 @@ def is_known(name: str) -> bool:
 
 MEASURED = frozenset(name for names in KINDS.values() for name in names.split())
 
-# Tensors and blocks of a launch that works off lists of tensors, by how many lists it takes, and elements of a block.
+# Maximum tensors and blocks per launch over tensor lists, by the number of lists, and elements per block.
 # Source: aten/src/ATen/native/cuda/MultiTensorApply.cuh.
 TENSORS_OF_A_LAUNCH = (110, 64, 48, 36, 30)
 BLOCKS_OF_A_LAUNCH = 320
@@ -337,14 +337,14 @@ _SCALAR_TENSOR = torch.ops.aten.scalar_tensor.default
 
 
 def launches_of(step: TracedStep) -> int:
-    """Kernels that a GPU launches for it: several where the lists of a foreach operator are long, and a fill for each
-    number that torch.where makes a tensor of (where, aten/src/ATen/native/TensorCompare.cpp)."""
+    """Return how many kernels a GPU launches for it: several for a foreach operator with long lists, plus a fill for
+    each number that torch.where turns into a tensor (where, aten/src/ATen/native/TensorCompare.cpp)."""
     name = step.node.target.overloadpacket.__name__
     if not step.launches or not name.startswith((FOREACH, *FUSED_OPTIMIZERS)):
         numbers = [each for each in step.node.args if getattr(each, "target", None) is _SCALAR_TENSOR]
-        return len(step.launches) + len(numbers) + (name == "_safe_softmax")  # which calls where itself
+        return len(step.launches) + len(numbers) + (name == "_safe_softmax")  # calls where itself
     lists = [value for value in step.given.values() if isinstance(value, list | tuple) and tensors_of(value)]
-    depth = len(lists) + (name[-1] != "_")  # an operator that is not in place makes another list
+    depth = len(lists) + (name[-1] != "_")  # an out-of-place operator creates another list
     most = TENSORS_OF_A_LAUNCH[min(depth, len(TENSORS_OF_A_LAUNCH)) - 1]
     launches = tensors = blocks = 0
     for tensor in tensors_of(lists[0]):

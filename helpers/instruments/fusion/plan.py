@@ -12,12 +12,12 @@ from helpers.instruments.roofline import Work
 
 
 def plain_name(operator: str) -> str:
-    """An operator's name without the mark of one that works in place: "add" of "add_"."""
+    """Return an operator's name without the mark of an in-place one: "add" for "add_"."""
     return operator if operator.startswith("_") else operator.rstrip("_")
 
 
 def source_name(file: str) -> str:
-    """Return a readable name of a source file: "cell" for a notebook's cell."""
+    """Return a readable name for a source file: "cell" for a notebook cell."""
     return "cell" if "ipykernel" in file else Path(file).name
 
 
@@ -29,9 +29,9 @@ class TracedOperation:
     kind: "elementwise", "broadcast" (elementwise over inputs of several shapes), "reduction", "normalisation",
         "matmul", "convolution", "attention", "gather", "scatter", "view" or "opaque".
     shape, dtype, strides: of its first result.
-    work: FLOPs, and the bytes that the traffic meter counts; launches: as on a GPU, 0 for a view.
-    added_launches: those that a library adds to the one kernel the meter counts, such as cuDNN's conversions.
-    time: s, predicted, L2 as the operations before left it.
+    work: FLOPs, and the bytes that the traffic meter counts; launches: on a GPU, 0 for a view.
+    added_launches: launches that a library adds to the one kernel the meter counts, such as cuDNN's conversions.
+    time: s, predicted, with L2 as the previous operations left it.
     module: path of the nn.Module that called it; line: file and number of the innermost line outside PyTorch; for the
         backward pass, those of the operation that it differentiates.
     unsure: what is unknown about it, empty if nothing is; `time` is then a lower bound.
@@ -54,15 +54,15 @@ class TracedOperation:
 
     @property
     def operator(self) -> str:
-        """Its plain name: "add" of "aten.add_.Tensor"."""
+        """Its plain name: "add" for "aten.add_.Tensor"."""
         return plain_name(self.target.split(".")[1])
 
 
 @dataclass(frozen=True)
 class FusionEdge:
-    """A tensor that one operation makes and another reads, through views or not; both launch kernels.
+    """A tensor that one operation writes and another reads, through views or not; both launch kernels.
 
-    nbytes: that the consumer reads. legal: whether one kernel may do both; reason: why, or why not.
+    nbytes: bytes that the consumer reads. legal: whether one kernel may do both; reason: why, or why not.
     ordering: the consumer only has to come later, because it overwrites data that the producer reads or writes.
     """
 
@@ -79,7 +79,7 @@ WEIGHTS = {"bandwidth": 0.4, "launches": 0.2, "registers": 0.2, "complexity": 0.
 
 @dataclass(frozen=True)
 class FusionScore:
-    """The weighted score of lesson 13, each part from 0 to 1, 1 in favour of fusing."""
+    """The weighted score of lesson 13, each part from 0 to 1; 1 favours fusing."""
 
     bandwidth: float
     launches: float
@@ -92,7 +92,7 @@ class FusionScore:
         return sum(weight * getattr(self, name) for name, weight in WEIGHTS.items())
 
     def weighing(self, part: str, weight: float) -> float:
-        """The total if `part` had another weight, from 0 to 1, and the others shared the rest as they do now."""
+        """Return the total if `part` had another weight, from 0 to 1, and the others shared the rest in proportion."""
         own = getattr(self, part)
         others = (self.total - WEIGHTS[part] * own) / (1 - WEIGHTS[part])
         return weight * own + (1 - weight) * others
@@ -100,7 +100,7 @@ class FusionScore:
 
 @dataclass(frozen=True)
 class FusionGroup:
-    """Operations that one kernel should do.
+    """Operations that one kernel should compute.
 
     operations: their names, in the graph's order; each operation that launches is in one group.
     recomputed: operations of other groups that this one recomputes instead of reading their result.
@@ -126,7 +126,7 @@ class FusionGroup:
 
 @dataclass(frozen=True, repr=False)
 class FusionPlan:
-    """A partition of a model's operations into kernels. Bytes and seconds.
+    """A partition of a model's operations into kernels, in bytes and seconds.
 
     graph: the traced graph; `graph(*inputs)` runs it eagerly.
     """
@@ -161,7 +161,7 @@ class FusionPlan:
 
     @property
     def fills_unsure(self) -> int:
-        """Launches that `launches_unfused` may lack: one fill per library call, of a workspace that it may need."""
+        """Launches that `launches_unfused` may lack: one workspace fill per library call."""
         return sum(each.kind in ("matmul", "convolution", "attention") and each.time > 0 for each in self.operations)
 
     @cached_property
@@ -194,7 +194,7 @@ class FusionPlan:
 
     @cached_property
     def fused_edges(self) -> frozenset[tuple[str, str]]:
-        """(producer, consumer) of each edge whose tensor stays out of memory because one kernel computes both."""
+        """(producer, consumer) of each edge whose tensor never reaches memory because one kernel computes both."""
         found = set()
         for group in self.groups:
             inside = {*group.operations, *group.recomputed}
@@ -207,22 +207,22 @@ class FusionPlan:
 
     def report(self):
         """Return a FusionReport (a table and a page): what to fuse, what it saves, which tool does it and what would
-        change that."""
-        from helpers.instruments.fusion.plan_report import FusionReport  # which reads plans, as the next does
+        change the decision."""
+        from helpers.instruments.fusion.plan_report import FusionReport  # imports this module, as does the next
 
         return FusionReport(self)
 
     def draw(self):
-        """The graph as a picture, FusionDrawing: kernels coloured and numbered, bytes at the edges."""
+        """Draw the graph as a FusionDrawing: kernels coloured and numbered, edges labelled with bytes."""
         from helpers.instruments.fusion.drawing import drawing
 
         return drawing(self)
 
     def compile(self, group: FusionGroup):
-        """The Resources of a kernel generated of a pointwise group, for the plan's device: its real registers.
+        """Generate a kernel for a pointwise group and return its Resources on the plan's device: its real registers.
 
         Raises:
-            ValueError: the group is not pointwise, or has an operator that is not generated.
+            ValueError: the group is not pointwise, or has an operator without a formula.
         """
         from helpers.instruments.fusion.generated_kernel import compiled
 

@@ -17,8 +17,8 @@ from helpers.style import FAINT, REPORT_FONT
 
 HEAD = ("operations", "built around", "bytes", "launches", "predicted", "share", "registers", "score")
 HEAD += ("where", "done by", "would change it")
-IN_LINE = 8  # of these, the number in the first line of a text row
-PLACES = 4  # modules or lines that a row names
+IN_LINE = 8  # operations in the first line of a text row
+PLACES = 4  # modules or lines that a row lists
 REASONS = 6  # unknown facts that the report's first lines list one by one
 REACH = 0.3  # change of a weight that counts as flipping a decision
 FUSE = 0.5  # lowest score at which fusing is advised
@@ -39,7 +39,7 @@ td:nth-child(n+3):nth-child(-n+8) {{ white-space: nowrap }}
 
 @dataclass(frozen=True, repr=False)
 class FusionReport:
-    """`print(report)` is the table; a notebook shows it as one; `save` writes the page."""
+    """`print(report)` prints the table; a notebook renders it; `save` writes the page."""
 
     plan: FusionPlan
 
@@ -53,7 +53,7 @@ class FusionReport:
         )
 
     def headlines(self) -> list[str]:
-        """Return the gain with kernels still to be written and with torch.compile's today, and what is uncertain."""
+        """Return the gain with kernels yet to be written and with torch.compile's today, and what is uncertain."""
         plan, today = self.plan, self.plan.today
         lines = [self.summary()]
         if today.time_fused <= 1.005 * plan.time_fused:
@@ -82,12 +82,12 @@ class FusionReport:
         return lines
 
     def groups(self) -> list[FusionGroup]:
-        """The groups that change something, the one that saves most first."""
+        """The groups that change something, largest saving first."""
         changed = [group for group in self.plan.groups if group.kind != "eager"]
         return sorted(changed, key=lambda group: group.time - group.time_unfused)
 
     def folded(self) -> list[list[FusionGroup]]:
-        """Return the groups, those of equal layers together: the same operators on as many bytes."""
+        """Return the groups, merging those of equal layers: the same operators on the same number of bytes."""
         found: dict[tuple, list[FusionGroup]] = {}
         for group in self.groups():
             names = tuple(self.plan.by_name[name].operator for name in group.operations)
@@ -118,7 +118,7 @@ class FusionReport:
         )
 
     def where(self, equal: list[FusionGroup]) -> str:
-        """Modules and lines of source that equal groups come from."""
+        """Return the modules and source lines of equal groups."""
         operations = [self.plan.by_name[name] for group in equal for name in group.operations]
         modules, lines = {}, {}
         for each in operations:
@@ -133,7 +133,7 @@ class FusionReport:
         return "; ".join(found)
 
     def who(self, group: FusionGroup) -> str:
-        """Return the kernel in kernels/ and the PyTorch call that do it, and whether torch.compile does."""
+        """Return the kernel in kernels/ and the PyTorch call that do this, and whether torch.compile does."""
         names = [self.plan.by_name[name].operator for name in group.operations]
         found = [*libraries_for(group.kind, names), COMPILE.get(group.kind)]
         if call := call_for(group.kind, names):
@@ -159,7 +159,7 @@ class FusionReport:
         return f"<p>{lines}</p>{_table(HEAD, self.rows())}"
 
     def page(self) -> str:
-        """The whole report as one HTML page that needs nothing else."""
+        """Return the whole report as one self-contained HTML page."""
         kept = [edge for edge in self.plan.edges if not edge.legal]
         edges = [(edge.producer, edge.consumer, size(edge.nbytes), edge.reason) for edge in kept]
         return PAGE.format(
@@ -173,16 +173,16 @@ class FusionReport:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write the page.
+        """Write the page to a file.
 
         Raises:
-            OSError: it cannot be written there.
+            OSError: the file cannot be written.
         """
         Path(path).write_text(self.page(), encoding="utf-8")
 
 
 def flips(group: FusionGroup) -> list[str]:
-    """Return the changes that would flip the decision on a group: another weight of the score, or free launches."""
+    """Return the changes that would flip the decision on a group: another weight in the score, or free launches."""
     found = []
     for name, weight in WEIGHTS.items():
         part, others = (group.score.weighing(name, all_or_none) for all_or_none in (1, 0))
@@ -228,7 +228,7 @@ def _alike(parts: tuple[str, ...]) -> bool:
 
 
 def _source(lines: list[tuple[str, int]]) -> str:
-    """Return source lines as text: file and numbers, and the text of the first."""
+    """Format source lines: file and numbers, and the text of the first."""
     files: dict[str, list[str]] = {}
     for file, number in lines[:PLACES]:
         files.setdefault(source_name(file), []).append(str(number))

@@ -8,9 +8,9 @@ from helpers.instruments.roofline import Work
 
 BLOCK = 256  # threads, for the occupancy that registers allow
 
-# How much easier than attention a kernel of each kind is to get right.
+# How much easier each kind of kernel is to get right than attention.
 SIMPLICITY = {"eager": 1.0, "pointwise": 1.0, "rows": 0.75, "matmul": 0.5, "convolution": 0.5, "attention": 0.25}
-# How little upkeep there is: torch.compile regenerates pointwise and row kernels by itself, PyTorch has attention.
+# Ease of upkeep: torch.compile regenerates pointwise and row kernels by itself, PyTorch ships attention.
 LITTLE_UPKEEP = {"eager": 1.0, "pointwise": 1.0, "rows": 1.0, "matmul": 0.5, "convolution": 0.5, "attention": 1.0}
 
 

@@ -1,9 +1,9 @@
 """Find the fastest partition of a graph into kernels.
 
-Up to EXACT operations, exactly: kernels are put one after another, each after all that it waits for, and the best way
-to do a set of operations that is closed under waiting is kept (dynamic programming). Beyond, the operations are placed
-one by one in the graph's order, each in a kernel of its own or in one that it shares a tensor with, and the WIDTH best
-partitions so far go on (beam search); then kernels that share a tensor are joined while that saves time.
+Up to EXACT operations, the search is exact: kernels are placed one after another, each after everything it waits for,
+and dynamic programming keeps the best way to do each set of operations closed under waiting. Larger graphs use beam
+search: operations are placed one by one in the graph's order, each in a new kernel or in one that it shares a tensor
+with, keeping the WIDTH best partitions; then kernels that share a tensor are merged while that saves time.
 """
 
 import operator
@@ -18,11 +18,11 @@ from helpers.instruments.fusion.operator_kinds import SOFTMAX
 EXACT = 14
 WIDTH = 6
 OPEN = 12  # kernels that an operation may join
-SUBSETS = 20_000  # candidate kernels of an exact search; a graph with more goes to the beam
+SUBSETS = 20_000  # maximum candidate kernels for the exact search; above that, beam search
 
 
 def partition(costs: Costs, progress: Callable[[int, int], None] = lambda done, of: None) -> list[int]:
-    """The kernels, each as the bits of its nodes, in an order in which they can run."""
+    """Return the kernels, each as a bit mask of its nodes, in an order in which they can run."""
     if len(costs.nodes) <= EXACT:
         groups = candidates(costs)
         if groups is not None:
@@ -31,7 +31,7 @@ def partition(costs: Costs, progress: Callable[[int, int], None] = lambda done, 
 
 
 def candidates(costs: Costs) -> dict[int, float] | None:
-    """Every kernel that is legal, with its time; None if there are too many to look at."""
+    """Return every legal kernel with its time; None if there are too many to try."""
     seen = {1 << node.index for node in costs.nodes}
     waiting = list(seen)
     while waiting:
@@ -56,14 +56,14 @@ def candidates(costs: Costs) -> dict[int, float] | None:
 
 
 def exact(costs: Costs, groups: dict[int, float]) -> list[int]:
-    """The best partition into the given kernels."""
+    """Return the best partition into the given kernels."""
     before = {}
     for mask in groups:
         waits = 0
         for place in bits(mask):
             waits |= costs.nodes[place].before
         before[mask] = waits & ~mask
-    best = {0: (0.0, None, 0)}  # done -> time, the kernel run last, what was done before it
+    best = {0: (0.0, None, 0)}  # done -> time, the last kernel, what was done before it
     by_size: dict[int, set[int]] = {0: {0}}
     for size in range(len(costs.nodes)):
         for done in by_size.get(size, ()):
@@ -83,7 +83,7 @@ def exact(costs: Costs, groups: dict[int, float]) -> list[int]:
 
 
 def _added_up(times: Iterable[float]) -> float:
-    """Add one after another, as `sum` did before Python 3.12: rounding decides between partitions of equal time, and
+    """Add sequentially, as `sum` did before Python 3.12: rounding decides between partitions of equal time, and
     every Python must choose the same."""
     return reduce(operator.add, times, 0.0)
 
@@ -99,8 +99,8 @@ class _Placed:
     def with_node(self, node: int, number: int, costs: Costs, placed: int, whole: int) -> "_Placed | None":
         """Return the state with the node placed in kernel `number`; None if that is illegal.
 
-        A kernel that becomes illegal because the node reads what it does not store falls into its operations. `whole`:
-        all of kernel `number`, which costs nothing until it is there.
+        A kernel that becomes illegal because the node reads a result it doesn't store is split into its operations.
+        `whole`: all nodes of kernel `number`, which costs nothing until it is complete.
         """
         groups, times, of = dict(self.groups), dict(self.times), [*self.of, number]
         groups[number] = groups.get(number, 0) | 1 << node
@@ -120,7 +120,7 @@ class _Placed:
         return _Placed(groups, of, times, _added_up(times.values()))
 
     def makes_cycle(self, node: int, number: int, costs: Costs) -> bool:
-        """Return whether another kernel that the node waits for itself waits for kernel `number`."""
+        """Return whether the node waits for another kernel that itself waits for kernel `number`."""
         first = bits(self.groups[number] & -self.groups[number])[0]
         waiting = [self.of[source] for source in bits(costs.nodes[node].before) if self.of[source] != number]
         seen = set()
@@ -137,7 +137,7 @@ class _Placed:
 
 
 def beam(costs: Costs, progress: Callable[[int, int], None] = lambda done, of: None) -> list[int]:
-    """A good partition of a graph of any size."""
+    """Return a good partition of a graph of any size."""
     fixed = attention_groups(costs)
     inside = {place: mask for mask in fixed for place in bits(mask)}
     states = [_Placed({}, [], {}, 0.0)]
@@ -162,14 +162,14 @@ def beam(costs: Costs, progress: Callable[[int, int], None] = lambda done, of: N
 
 
 def _choices(state: _Placed, node: int, neighbours: list[int]) -> list[int]:
-    """Numbers of kernels for the node: a new one, and those of the last that it shares a tensor with."""
+    """Return the kernel numbers to try for the node: a new one, and the latest that it shares a tensor with."""
     new = len(state.of)
     near = bits(neighbours[node] & ((1 << node) - 1))[-OPEN:]
     return [new, *(each for each in dict.fromkeys(state.of[place] for place in reversed(near)) if each >= 0)]
 
 
 def joined(costs: Costs, groups: list[int]) -> list[int]:
-    """The partition after joining kernels that share a tensor, best pairs first, while that saves time."""
+    """Return the partition after merging kernels that share a tensor, best pairs first, while that saves time."""
     while True:
         of = {place: mask for mask in groups for place in bits(mask)}
         pairs = {
@@ -189,7 +189,7 @@ def joined(costs: Costs, groups: list[int]) -> list[int]:
 
 
 def _gain(costs: Costs, one: int, other: int) -> float:
-    """Seconds that joining two kernels saves."""
+    """Return the seconds that merging two kernels saves."""
     try:
         return costs.of(one).time + costs.of(other).time - costs.of(one | other).time
     except NotLegalError:
@@ -205,7 +205,7 @@ def _cyclic(costs: Costs, groups: set[int], one: int, other: int) -> bool:
 
 
 def attention_groups(costs: Costs) -> list[int]:
-    """Return groups of two matmuls with a softmax and elementwise operations between, if one kernel may do them."""
+    """Return groups of two matmuls with a softmax and elementwise operations in between, if one kernel may do them."""
     found = []
     for node in costs.nodes:
         if node.name not in SOFTMAX or node.kind != "normalisation":
@@ -245,7 +245,7 @@ def _chain(costs: Costs, node, way: int) -> int | None:
 
 
 def _in_order(costs: Costs, groups: list[int]) -> list[int]:
-    """The kernels in an order in which each comes after all that it waits for.
+    """Return the kernels in an order in which each follows everything it waits for.
 
     Raises:
         ValueError: there is none.

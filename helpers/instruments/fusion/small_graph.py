@@ -1,12 +1,12 @@
-"""A small graph of plain values: which operations one kernel may do, and the analyser's cost for it.
+"""A small graph of plain values: which operations one kernel may do, and the analyser's cost for them.
 
     {"tensors": {name: bytes},
      "operations": [{"name", "kind", "rows", "columns", "reads", "elsewhere", "writes", "flops"}, ..],
-     "results": [names of tensors that are wanted in the end]}
+     "results": [names of the tensors to return]}
 
-Operations are in program order; one that writes an existing tensor overwrites it. `kind` is "elementwise", "rows" (each
-result needs its whole row), "matmul" or "opaque" (a library's kernel). `elsewhere` lists those of `reads` where a
-result needs elements other than its own, or its own row. `flops`: a matmul's.
+Operations are in program order; writing an existing tensor overwrites it. `kind` is "elementwise", "rows" (each
+result needs its whole row), "matmul" or "opaque" (a library's kernel). `elsewhere` lists the `reads` in which a
+result needs elements other than its own or its own row. `flops`: a matmul's.
 """
 
 from itertools import combinations
@@ -29,7 +29,7 @@ OF_PAIRS = (
     "tiles",
     "elsewhere",
     "overwritten",
-)  # broken by two operations, whatever else is in their kernel
+)  # rules that two operations can break, whatever else is in their kernel
 RULES = (*OF_PAIRS, "together", "between", "registers")
 
 
@@ -37,15 +37,15 @@ def kernel_cost(graph: dict, group: list[str]) -> dict:
     """Return the cost of one kernel of these operations on an H200, legal or not.
 
     Args:
-        graph: as this module has it.
+        graph: in this module's format.
         group: names of operations.
 
     Returns:
-        "bytes": read, once each, and written; "live": the most values of an element that are alive at once;
-        "registers": a thread's; "time": seconds.
+        "bytes": read, once each, and written; "live": the maximum number of live values per element;
+        "registers": per thread; "time": seconds.
 
     Raises:
-        ValueError: group is not a list of this graph's operation names; one line.
+        ValueError: group is not a list of this graph's operation names; the message is one line.
     """
     operations = graph["operations"]
     known = {each["name"] for each in operations}
@@ -80,7 +80,7 @@ def kernel_cost(graph: dict, group: list[str]) -> dict:
 
 
 def producers(graph: dict) -> list[dict[str, int | None]]:
-    """Return, per operation: tensor that it reads -> index of the operation that wrote it last; None for an input."""
+    """Return, per operation, tensor that it reads -> index of the operation that wrote it last; None for an input."""
     last: dict[str, int] = {}
     found = []
     for place, each in enumerate(graph["operations"]):
@@ -90,7 +90,7 @@ def producers(graph: dict) -> list[dict[str, int | None]]:
 
 
 def _stored(graph: dict, place: int, inside: list[int], made_by: list[dict]) -> list[str]:
-    """The tensors that an operation writes and that outlive a kernel of those `inside`."""
+    """Return the tensors that an operation writes and that outlive a kernel with the operations `inside`."""
     operations = graph["operations"]
     return [
         tensor
@@ -101,7 +101,7 @@ def _stored(graph: dict, place: int, inside: list[int], made_by: list[dict]) -> 
 
 
 def _live(graph: dict, inside: list[int], made_by: list[dict]) -> int:
-    """Values of an element, tensors of fewer elements left out, when the operations run in their order."""
+    """Return the live values per element, without smaller tensors, if the operations run in their order."""
     last: dict[tuple, int] = {}
     for place in inside:
         wide = graph["operations"][place]["rows"] * graph["operations"][place]["columns"]
@@ -118,7 +118,7 @@ def _live(graph: dict, inside: list[int], made_by: list[dict]) -> int:
 
 
 def dependencies(graph: dict) -> list[set[int]]:
-    """Return, per operation, the indices of those that it must follow: it reads or overwrites their outputs, or
+    """Return, per operation, the indices of the operations it must follow: it reads or overwrites their outputs, or
     overwrites their inputs."""
     found = []
     for place, later in enumerate(graph["operations"]):
@@ -134,7 +134,7 @@ def dependencies(graph: dict) -> list[set[int]]:
 
 
 def in_order(graph: dict, groups: list[list[str]]) -> list[list[str]]:
-    """The groups as far as they can run one after another, each a kernel: all of them, or some wait for each other."""
+    """Return the groups that can run one after another, each as a kernel: not all if some wait for each other."""
     place = {each["name"]: number for number, each in enumerate(graph["operations"])}
     before, done = dependencies(graph), set()
     left, found = list(groups), []
@@ -151,7 +151,7 @@ def in_order(graph: dict, groups: list[list[str]]) -> list[list[str]]:
 
 
 def illegal_reason(graph: dict, group: list[str], ignoring: str = "") -> str:
-    """Why one kernel cannot do these operations; empty where it can. `ignoring`: one of RULES that is not asked."""
+    """Return why one kernel cannot do these operations; empty if it can. `ignoring`: one of RULES to skip."""
     if len(group) == 1:
         return ""
     members = [each for each in graph["operations"] if each["name"] in group]
@@ -181,12 +181,12 @@ def _broken(rule: str, graph: dict, members: list[dict]) -> str:
             return f"{_first_between(graph, names)} has to run between them"
         case "registers":
             registers = kernel_cost(graph, [each["name"] for each in members])["registers"]
-            return f"it takes {registers} registers per thread, {MAX_REGISTERS} are there" * (registers > MAX_REGISTERS)
+            return f"it takes {registers} registers per thread (limit: {MAX_REGISTERS})" * (registers > MAX_REGISTERS)
     raise ValueError(f"no such rule: {rule}")
 
 
 def conflict(one: dict, other: dict, ignoring: str = "") -> str:
-    """Why two operations, `one` before `other` in the program, can be in no kernel together; empty where they can."""
+    """Return why two operations, `one` before `other` in the program, can't share a kernel; empty if they can."""
     return next((why for rule in OF_PAIRS if rule != ignoring and (why := _clash(rule, one, other))), "")
 
 
@@ -219,10 +219,10 @@ def tensors_of(operation: dict) -> set[str]:
 
 
 def _first_between(graph: dict, names: list[str]) -> str:
-    """The first operation that waits for one of `names`, and that another of them waits for."""
+    """Return the first operation that waits for one of `names` and that another of them waits for."""
     place = {each["name"]: number for number, each in enumerate(graph["operations"])}
     before = dependencies(graph)
-    up = [set() for _ in before]  # all that it waits for, directly or not
+    up = [set() for _ in before]  # everything it waits for, directly or not
     for number, direct in enumerate(before):
         up[number] = direct.union(*(up[each] for each in direct))
     inside = {place[name] for name in names}
