@@ -179,7 +179,7 @@ class _Block:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """How many of a kernel's blocks an SM holds, and what limits them.
+    """The number of a kernel's blocks that fit on an SM, and what limits it.
 
     Attributes:
         compute_capability: the SM's, such as (9, 0).

@@ -1,4 +1,4 @@
-"""Loads, stores and atomics of PTX, in every memory space, checked before memory is touched."""
+"""PTX loads, stores and atomics in every memory space, checked before they touch memory."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ _WINDOW = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
 
 
 def space_of(modifiers) -> tuple[str, list[str]]:
-    """("global", ..., or "generic"), and the modifiers that are left and not merely about caching."""
+    """Return ("global", ..., or "generic") and the remaining modifiers, without those for caching."""
     rest = [modifier for modifier in modifiers if modifier not in _IGNORED]
     space = "generic"
     if rest and rest[0].split("::")[0] in SPACES:
@@ -45,7 +45,7 @@ class Place:
         """Return, for each memory space addressed: (threads, memory by item size -> array, byte offsets), all within
         bounds.
 
-        kind: "read", "write", "atomic" or, of shared memory, "copy": a write that is complete later; added: bytes past
+        kind: "read", "write", "atomic" or, in shared memory, "copy": a write that completes later; added: bytes past
         the operand's own address, one number for each thread.
         """
         here = everyone(machine, threads)
@@ -77,7 +77,7 @@ class Place:
 
 
 def _within(addresses):
-    """Without the window's own bits."""
+    """Return the address without the window's own bits."""
     return addresses & np.uint64(SHARED_WINDOW - 1)
 
 
@@ -128,7 +128,7 @@ def _store(decoder, instruction: PtxInstruction):
 
 
 def put(machine, line: int, threads, memory, size: int, index: np.ndarray, data, offsets) -> None:
-    """Store items of `size` bytes, and tell an observer which of them are lost to others of the same store."""
+    """Store items of `size` bytes, and tell an observer which of them others of the same store overwrite."""
     watched = machine.observer is not None and memory is not machine.spaces.local
     before = memory[size][index] if watched else None
     memory[size][index] = data
@@ -233,7 +233,7 @@ def _turns(index: np.ndarray):
 
 
 def _copy(decoder, instruction: PtxInstruction):
-    """cp.async: from global to shared memory, where the bytes arrive when the thread waits for them."""
+    """cp.async: copy from global to shared memory, where the bytes arrive when the thread waits for them."""
     modifiers = [modifier for modifier in instruction.modifiers if modifier not in _IGNORED]
     if modifiers[:1] != ["async"]:
         unknown()
@@ -275,7 +275,7 @@ def _copy(decoder, instruction: PtxInstruction):
 
 
 def _copies_arrive(decoder, instruction: PtxInstruction, modifiers):
-    """cp.async.mbarrier.arrive: the thread's copies arrive at an mbarrier when they are complete."""
+    """cp.async.mbarrier.arrive: the thread's copies arrive at an mbarrier when they complete."""
     counted = "noinc" in modifiers
     if [each for each in modifiers if each != "noinc"] not in (["arrive", "shared", "b64"],
                                                                ["arrive", "shared::cta", "b64"]):  # fmt: skip

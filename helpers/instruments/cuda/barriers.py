@@ -1,4 +1,4 @@
-"""Barriers of a block: which threads wait or go on, and a report to the meter of barriers that some threads never
+"""Block barriers: which threads wait or continue, and a report to the meter of barriers that some threads never
 reach."""
 
 from typing import NamedTuple
@@ -31,7 +31,7 @@ class Barriers:
     def __init__(self, machine, padded: int):
         self._machine, self._padded, self._blocks = machine, padded, machine.blocks
         self._parked: list[Blocked] = []
-        self._awaited = np.zeros(machine.blocks, np.int64)  # threads that lived when the first of their block came
+        self._awaited = np.zeros(machine.blocks, np.int64)  # threads alive when the first of their block arrived
 
     def __bool__(self) -> bool:
         return bool(self._parked)
@@ -59,7 +59,7 @@ class Barriers:
         return np.bincount(np.flatnonzero(self._machine.alive) // self._padded, minlength=self._blocks)
 
     def release(self, forced: bool = True) -> bool:
-        """Release the threads whose barrier is complete: all living threads reached it, or as many as it names; with
+        """Release the threads whose barrier is complete: all live threads reached it, or as many as it names; with
         `forced` all of them if none is complete."""
         parked, self._parked = self._parked, []
         alive = self._living()
@@ -89,7 +89,7 @@ class Barriers:
         return True
 
     def _report(self, going: list[Blocked], alive: np.ndarray) -> None:
-        """Tell the observer whose memory is ordered now: blocks, or warps that came without the rest of their block."""
+        """Tell the observer whose memory is now ordered: blocks, or warps that came without the rest of their block."""
         groups = []
         for barrier in {each.barrier for each in going}:
             threads = np.concatenate([each.threads for each in going if each.barrier == barrier])
@@ -104,7 +104,7 @@ class Barriers:
             self._machine.observer.warps_synchronised(groups)
 
     def _reduce(self, going: list[Blocked]) -> None:
-        """__syncthreads_count, _and, _or: over the threads that came."""
+        """__syncthreads_count, _and, _or: over the threads that arrived."""
         voting = [each for each in going if each.reduction]
         yes, came = np.zeros(self._blocks, np.int64), np.zeros(self._blocks, np.int64)
         for each in voting:

@@ -24,15 +24,15 @@ class Basic:
 
     @property
     def leaves(self) -> bool:
-        """Return whether it only ends its threads."""
+        """Return whether the block only ends its threads."""
         return not self.steps and self.end is not None and self.end.opcode in ("ret", "exit") and not self.end.guard
 
 
 def basic_blocks(program: Program, decoder) -> tuple[list[Basic], dict[str, int]]:
-    """The blocks in the order of the program, and the number of the one at each label (their count: the end).
+    """Return the blocks in program order, and the block number at each label (the number of blocks means the end).
 
     Raises:
-        NotImplementedError: an instruction is not covered.
+        NotImplementedError: an instruction is not supported.
     """
     instructions = program.instructions
     starts = {0, *program.labels.values()}

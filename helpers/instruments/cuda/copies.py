@@ -1,6 +1,6 @@
-"""Asynchronous copies from global to shared memory (cp.async), which are complete only once they are waited for.
+"""Asynchronous copies from global to shared memory (cp.async), which complete only when waited for.
 
-A thread's copies belong to the group that it commits next. Their bytes arrive in shared memory when the thread waits
+A thread's copies belong to the next group that it commits. Their bytes arrive in shared memory when the thread waits
 for the group. Until then shared memory keeps its old values, and an access to those bytes is reported.
 """
 
@@ -16,16 +16,16 @@ HOW = "__pipeline_wait_prior or cp.async.wait_group"
 
 
 class Copy(NamedTuple):
-    """One instruction's copies: a row of `data` for each thread, to byte `offsets` of shared memory."""
+    """One instruction's copies: a row of `data` per thread, to byte `offsets` in shared memory."""
 
     line: int
     threads: np.ndarray
     offsets: np.ndarray
     data: np.ndarray  # words
     group: np.ndarray  # how many groups each thread had committed before
-    number: np.ndarray  # of all copies, in the order of their start
+    number: np.ndarray  # over all copies, in the order they started
     source: np.ndarray  # the first word it reads of global memory; -1: none
-    memory: dict | None  # by item size, the memory that the source is in
+    memory: dict | None  # by item size, the memory of the source
 
     def of(self, chosen: np.ndarray) -> "Copy":
         return Copy(self.line, *(each[chosen] for each in self[1:-1]), self.memory)
@@ -37,7 +37,7 @@ class Copy(NamedTuple):
 
 
 class Copies:
-    """The copies of the blocks that run together.
+    """The copies of blocks that run together.
 
     Args:
         memory: shared memory of these blocks by item size.
@@ -49,7 +49,7 @@ class Copies:
         self._started = 0
         self._attached: list[tuple] = []  # arrivals at an mbarrier: (its place, thread, the thread's copies before)
         self._committed = np.zeros(machine.threads, np.int64)  # groups
-        self._left = np.full(machine.threads, -1)  # groups that a thread's last wait allowed to be unfinished
+        self._left = np.full(machine.threads, -1)  # groups that a thread's last wait left unfinished
         self._filled = np.zeros(memory[_WORD].size, bool)  # words that an unfinished copy will fill
 
     def __bool__(self) -> bool:
@@ -66,7 +66,7 @@ class Copies:
         self._committed[slice(None) if threads is None else threads] += 1
 
     def wait(self, threads, left: int | None) -> None:
-        """Let the copies arrive that the threads wait for: all but their `left` newest groups; None: all, committed or
+        """Complete the copies that the threads wait for: all but their `left` newest groups; None: all, committed or
         not."""
         if left is None:
             self.commit(threads)
@@ -79,7 +79,7 @@ class Copies:
         """Let each thread's copies so far arrive at an mbarrier when they are complete. places: the barriers' places,
         counted in words of 8 bytes; counted: whether the barrier's count includes these arrivals."""
         if not counted:
-            np.add.at(self._memory[8], places, np.uint64(1))  # one more is lacking, until the copies arrive
+            np.add.at(self._memory[8], places, np.uint64(1))  # one more arrival is missing until the copies arrive
         for place, thread in zip(places.tolist(), threads.tolist(), strict=True):
             self._attached.append((place, thread, self._started))
 
@@ -99,7 +99,7 @@ class Copies:
         mbarriers.arrive(self._memory[8], at, np.ones(at.size, np.int64))
 
     def arrive(self, which) -> None:
-        """Let copies arrive: which(copy) is a mask over its threads."""
+        """Complete copies: which(copy) is a mask over its threads."""
         copies, self._under_way = self._under_way, []
         arrived = False
         for copy in copies:
@@ -163,7 +163,7 @@ class Copies:
         return self._machine.where(int(copy.threads[at]))[1]
 
     def _filling(self, word: int, words: int) -> tuple[Copy, int]:
-        """The copy that will fill one of some words, and the place of its thread."""
+        """Return the copy that will fill one of some words, and the place of its thread."""
         for copy in reversed(self._under_way):
             found = ((copy.words >= word) & (copy.words < word + words)).any(1)
             if found.any():

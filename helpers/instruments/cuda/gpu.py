@@ -10,7 +10,7 @@ from cuda.core import Device, ObjectCode
 from helpers.instruments.cuda.kernel import tensors_of
 from helpers.instruments.devices import this_device
 
-_WITHOUT_ASKING = 48 * 1024  # bytes of dynamic shared memory that any kernel may have
+_WITHOUT_ASKING = 48 * 1024  # bytes of dynamic shared memory available to any kernel
 
 
 @functools.lru_cache(maxsize=256)
@@ -24,7 +24,7 @@ def launch(launch, arguments: tuple) -> None:
 
     Raises:
         ValueError: the tensors are not all on one GPU.
-        RuntimeError: the driver refuses.
+        RuntimeError: the driver rejects the launch.
     """
     devices = {tensor.device for tensor in tensors_of(arguments)}
     if len(devices) > 1:

@@ -4,22 +4,22 @@
     add.resources.registers
     add[blocks, threads](x, y, out, n)
 
-With a GPU the kernel runs there, on PyTorch's stream. Without one, or while `measure` watches, the PTX that NVRTC wrote
-is executed on the CPU (executor.py); an instruction that is not covered is refused by name. Differences from a GPU:
+With a GPU the kernel runs there, on PyTorch's stream. Without one, or under `measure`, NVRTC's PTX
+is executed on the CPU (executor.py); an unsupported instruction is rejected by name. Differences from a GPU:
 
     approximate instructions    rounded once from fp64: ex2, rsqrt, sqrt, rcp .approx are within 1 ulp of an H200,
                                 division .full 2, lg2 1 ulp or 2^-22, sin and cos 2^-20.5, tanh 2^-11
-    mma                         sums in fp64, rounded once: 2^-20 from an H200 for values of ordinary size
-    NaN                         is NaN, with other bits
+    mma                         sums in fp64, rounded once: within 2^-20 of an H200 for values of ordinary size
+    NaN                         has different bits
     atomics on floats           in thread order, one of the orders a GPU may choose
     cp.async                    reads global memory when it starts, and fills shared memory when it is waited for
-    wmma                        lanes hold other elements of a fragment than a GPU's; sums as in mma
+    wmma                        lanes hold different elements of a fragment than on a GPU; sums as in mma
     mbarrier                    orders the whole block once one of its threads has waited
-    printf                      prints in the threads' order, on Python's standard output; a GPU's goes to the process'
+    printf                      prints in thread order to Python's standard output; a GPU prints to the process's
     races                       between blocks: a fence and an atomic order a block's earlier accesses before those of
-                                blocks that make an atomic later, on any address; so a wrong lock goes unnoticed
-    blocks                      run a few at a time: one must not wait for another that comes much later, unless the
-                                kernel calls grid.sync(), which lets them all run at once
+                                blocks that later execute an atomic on any address; so a wrong lock goes unnoticed
+    blocks                      run a few at a time: one must not wait for a much later one, unless the
+                                kernel calls grid.sync(), which makes them all run at once
 """
 
 import ctypes
@@ -49,7 +49,7 @@ from helpers.instruments.source_lines import naming_lines
 MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, technical specifications per compute capability
 MAX_BLOCK = (1024, 1024, 64)
 MAX_THREADS = 1024
-# dtype -> the C++ types that have it as their element.
+# dtype -> the C++ types with that element type.
 _NAMES = {
     torch.float32: ("float", "float2", "float4"),
     torch.float64: ("double", "double2"),
@@ -66,7 +66,7 @@ _NAMES = {
     torch.uint64: ("unsigned long", "unsigned long long", "unsigned long long int", "uint64_t", "size_t"),
 }
 _ELEMENTS = {name: dtype for dtype, names in _NAMES.items() for name in names}
-# PyTorch computes little with these, so pointers to them take any tensor.
+# PyTorch barely supports these, so pointers to them accept any tensor.
 _ANY_TENSOR = {torch.uint16, torch.uint32, torch.uint64}
 GRID_SYNC = {"%envreg1", "%envreg2"}  # where a kernel finds the barrier of its grid
 
@@ -74,16 +74,16 @@ GRID_SYNC = {"%envreg1", "%envreg2"}  # where a kernel finds the barrier of its 
 def cuda_kernel(
     source: str, name: str, device: str | Device = "H100", options: Mapping[str, Any] | None = None
 ) -> "CudaKernel":
-    """Compile a kernel of CUDA C++ (C++17) for `device`; nothing runs.
+    """Compile a CUDA C++ (C++17) kernel for `device` without running it.
 
     Args:
-        source: the text; NVIDIA's own headers may be included, such as <cuda_bf16.h>, <cooperative_groups.h>.
+        source: the code; it may include NVIDIA's own headers, such as <cuda_bf16.h> and <cooperative_groups.h>.
         name: the `__global__` function's; for a template with its arguments, "softmax<256>".
         device: a name in DEVICES, or a Device; compute capability 7.5 or later.
         options: NVRTC's, as fields of cuda.core.ProgramOptions: {"use_fast_math": True, "max_register_count": 32}.
 
     Raises:
-        CompileError: the source does not compile; a ValueError with NVRTC's log and the line marked.
+        CompileError: the source does not compile; a ValueError with NVRTC's log, the line marked.
         ValueError: an unknown device or option, or one that NVRTC cannot compile for.
     """
     device = device if isinstance(device, Device) else DEVICES[device]
@@ -105,12 +105,12 @@ class DeclaredParameter:
         self.dtype = _ELEMENTS.get(self.type)
 
     def points_to(self, dtype: torch.dtype) -> bool:
-        """Return whether a pointer of this type may point to elements of `dtype`, as far as its type says."""
+        """Return whether a pointer of this type may point to elements of `dtype`, judging by its type."""
         return self.dtype in (None, dtype, *_ANY_TENSOR)
 
 
 def is_half(parameter: Parameter, source: DeclaredParameter) -> bool:
-    """Return whether a parameter is one __half or __nv_bfloat16, which PTX has as two bytes."""
+    """Return whether a parameter is a single __half or __nv_bfloat16, which PTX represents as two bytes."""
     halves = torch.float16, torch.bfloat16
     return (parameter.type, parameter.size) == ("b8", 2) and not source.pointer and source.dtype in halves
 
@@ -127,7 +127,7 @@ class CudaKernel:
 
     @property
     def file(self) -> str:
-        """The source's name in linecache and `by_line`."""
+        """The source's name in linecache and in `by_line`."""
         return self._compiled.file
 
     @property
@@ -140,7 +140,7 @@ class CudaKernel:
 
     @cached_property
     def declared(self) -> dict[str, Parameter]:
-        """The parameters as the PTX has them: type, size and place."""
+        """The parameters in the PTX: type, size and place."""
         return parameters(self.ptx, self._compiled.entry)
 
     @cached_property
@@ -157,17 +157,17 @@ class CudaKernel:
 
     @cached_property
     def resources(self) -> Resources:
-        """Registers, spills, shared memory, SASS, PTX, for a block of the size in __launch_bounds__, or of 1024."""
+        """Registers, spills, shared memory, SASS and PTX, for a block of the size in __launch_bounds__, or 1024."""
         return self.resources_for(self.largest_block)
 
     @property
     def largest_block(self) -> int:
-        """The threads that __launch_bounds__ allows a block, or 1024."""
+        """The maximum threads per block from __launch_bounds__, or 1024."""
         bound = re.search(rf"\.entry {re.escape(self._compiled.entry)}\s*\([^)]*\)\s*\.maxntid (\d+)", self.ptx)
         return int(bound[1]) if bound else MAX_THREADS
 
     def resources_for(self, threads: int, dynamic_shared_memory: int = 0) -> Resources:
-        """Return the resources for blocks of `threads` threads and `dynamic_shared_memory` bytes, on which occupancy
+        """Return the resources for blocks with `threads` threads and `dynamic_shared_memory` bytes, on which occupancy
         depends."""
         log = self._compiled.log
 
@@ -210,7 +210,7 @@ class CudaKernel:
 
 
 def _named(declared: str) -> tuple[str, str]:
-    """("x", "float* []") of "float* x[]"."""
+    """Return ("x", "float* []") for "float* x[]"."""
     brackets = "".join(re.findall(r"\[[^]]*\]", declared))
     bare = re.sub(r"\[[^]]*\]", " ", declared)
     name = re.findall(r"\w+", bare)[-1]
@@ -218,7 +218,7 @@ def _named(declared: str) -> tuple[str, str]:
 
 
 def tensors_of(arguments) -> list[torch.Tensor]:
-    """The tensors among the arguments, those of lists too."""
+    """Return the tensors among the arguments, including those in lists."""
     found = []
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
@@ -239,7 +239,7 @@ def _row_bytes(tensor: torch.Tensor) -> int:
 
 
 def _split(text: str) -> list[str]:
-    """Parameters, at the commas outside of brackets."""
+    """Split parameters at the commas outside brackets."""
     parts, depth, part = [], 0, ""
     for character in text:
         depth += (character in "<([") - (character in ">)]")
@@ -262,7 +262,7 @@ def _sizes(name: str, what: str, given, most) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class CudaLaunch:
-    """A kernel with its grid and block; call it with the arguments of the C++ function: tensors and numbers."""
+    """A kernel with its grid and block; call it with the C++ function's arguments: tensors and numbers."""
 
     kernel: CudaKernel
     grid: tuple[int, int, int]
@@ -271,9 +271,9 @@ class CudaLaunch:
     skipped: int = 0
 
     def after(self, blocks: int) -> "CudaLaunch":
-        """Return the same launch without its first blocks and their rows: row 0 of every tensor is where row `blocks`
-        of the whole tensor would be, up to 2^35 bytes from its start. Nothing before it is allocated, so an offset that
-        overflows goes out of bounds. Without a GPU, or under `measure`."""
+        """Return the same launch without its first blocks and their rows: row 0 of every tensor is placed where row
+        `blocks` of the whole tensor would be, up to 2^35 bytes from its start. Nothing before it is allocated, so an
+        offset that overflows goes out of bounds. Works without a GPU, or under `measure`."""
         return replace(self, skipped=blocks)
 
     @property
@@ -291,15 +291,15 @@ class CudaLaunch:
         return self.kernel.resources_for(int(np.prod(self.block)), self.dynamic_shared_memory)
 
     def __call__(self, *arguments) -> None:
-        """CudaLaunch.
+        """Launch the kernel.
 
         Raises:
             TypeError: the arguments do not fit the parameters.
-            ValueError: the block is larger than __launch_bounds__, or needs more shared memory than the device has; a
-                number is out of the range of its parameter's type.
-            NotImplementedError: without a GPU, an instruction that the executor does not cover.
-            RuntimeError: without a GPU, an access out of bounds or misaligned, a barrier or a shuffle that not all
-                threads reach, or a kernel without an end.
+            ValueError: the block is larger than __launch_bounds__ or needs more shared memory than the device has, or
+                a number is out of range for its parameter's type.
+            NotImplementedError: without a GPU, an instruction that the executor does not support.
+            RuntimeError: without a GPU, an out-of-bounds or misaligned access, a barrier or a shuffle that not all
+                threads reach, or a kernel that doesn't end.
         """
         self._check()
         if self.cooperative:
@@ -307,11 +307,11 @@ class CudaLaunch:
         arguments = self._checked(arguments)
         on_gpu = any(tensor.is_cuda for tensor in tensors_of(arguments))
         if on_gpu and observers.observer() is None:
-            from helpers.instruments.cuda.gpu import launch  # only where there is one
+            from helpers.instruments.cuda.gpu import launch  # only if there is one
 
             launch(self, arguments)
             return
-        with _disable_current_modes():  # a meter is not to count the copies
+        with _disable_current_modes():  # a meter must not count the copies
             on_host = [_on_host(argument) for argument in arguments]
         with naming_lines(self.kernel.file):
             self._execute(on_host, arguments)
@@ -389,7 +389,7 @@ class CudaLaunch:
             raise TypeError(f"{where} is a struct of {size} bytes, got one of {len(bytes(argument))}{how}")
 
     def parameter_bytes(self, values) -> bytes:
-        """The arguments as the kernel finds them in memory: addresses, numbers and structs."""
+        """Pack the arguments as the kernel sees them in memory: addresses, numbers and structs."""
         declared = list(self.kernel.declared.values())
         block = bytearray(declared[-1].offset + declared[-1].size if declared else 0)
         for value, parameter, source in zip(values, declared, self.kernel.parameters, strict=True):
@@ -399,10 +399,10 @@ class CudaLaunch:
         return bytes(block)
 
     def _number(self, value, parameter: Parameter, source: DeclaredParameter) -> np.generic:
-        """Return an argument, a number or an address, as the kernel's parameter has it in memory.
+        """Return a number or an address as the kernel's parameter stores it in memory.
 
         Raises:
-            TypeError: it's not a whole number where the parameter is one.
+            TypeError: the parameter is an integer, and the argument is not a whole number.
             ValueError: it's out of the range of the parameter's type.
         """
         if is_half(parameter, source):

@@ -1,4 +1,4 @@
-"""Matrix instructions of a warp: tensor-core matmuls and the loads that feed them.
+"""Warp matrix instructions: tensor-core matmuls and the loads that feed them.
 
 The fragments are those of the PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type" and the like.
 """
@@ -18,7 +18,7 @@ _GROUP, _IN_GROUP = _LANES // 4, _LANES % 4
 
 
 def _whole_warps(machine, threads, line: int) -> np.ndarray | None:
-    """The threads as (warps, 32); None, after telling of it, where a lane is missing."""
+    """Return the threads as (warps, 32); if a lane is missing, report it and return None."""
     here = everyone(machine, threads)
     if here.size % WARP == 0 and not (here.reshape(-1, WARP) - here[::WARP, None] != _LANES).any():
         return here.reshape(-1, WARP)
@@ -40,7 +40,7 @@ def _multiply(decoder, instruction: PtxInstruction):
     c = [decoder.key(part, "f32") for part in c]
 
     def halves(machine, key, here):
-        """(warps, 32 lanes, 2) numbers of one register."""
+        """Return the (warps, 32 lanes, 2) numbers in one register."""
         words = np.ascontiguousarray(value(machine, key, here.ravel(), here.size))
         return words.view(dtype).astype(np.float64).reshape(-1, WARP, 2)
 
@@ -97,8 +97,8 @@ def _load(decoder, instruction: PtxInstruction):
 class Fragment(NamedTuple):
     """A matrix of wmma in the registers of a warp.
 
-    Which lane holds which element is the executor's own: CUDA leaves that open. Registers are filled one after another,
-    lane by lane, in the order of the matrix' rows, or of its columns; a matrix with fewer elements is held repeatedly.
+    The executor chooses which lane holds which element: CUDA leaves that open. Registers are filled one after another,
+    lane by lane, in the order of the matrix's rows or columns; a matrix with fewer elements is stored repeatedly.
     """
 
     rows: int
@@ -109,7 +109,7 @@ class Fragment(NamedTuple):
 
     @property
     def each(self) -> int:
-        """Elements in a register."""
+        """Elements per register."""
         return 4 // self.dtype.itemsize
 
     @property
@@ -117,7 +117,7 @@ class Fragment(NamedTuple):
         return max(1, self.registers * WARP * self.each // (self.rows * self.columns))
 
     def places(self) -> tuple[np.ndarray, np.ndarray]:
-        """(rows, columns) of the elements, each (registers without repetition, lanes, elements in one)."""
+        """Return the elements' (rows, columns), each (registers without repetition, lanes, elements per register)."""
         shape = (self.registers // self.copies, WARP, self.each)
         order = np.arange(self.rows * self.columns).reshape(shape)
         if self.by_columns:
@@ -125,7 +125,7 @@ class Fragment(NamedTuple):
         return order // self.columns, order % self.columns
 
     def gather(self, machine, keys, here: np.ndarray) -> np.ndarray:
-        """(warps, rows, columns) of the numbers in these registers."""
+        """Return the numbers in these registers as (warps, rows, columns)."""
         whole = np.empty((len(here), self.rows, self.columns), self.dtype)
         for row, column, key in zip(*self.places(), keys, strict=False):
             words = np.ascontiguousarray(value(machine, key, here.ravel(), here.size))
@@ -147,13 +147,13 @@ def _fragment(which: str, shape: str, layout: str, type: str, registers: int) ->
         unknown()
     m, n, k = _SHAPES[shape]
     rows, columns = {"a": (m, k), "b": (k, n)}.get(which, (m, n))
-    # The layout of sums in memory is the load's and the store's, not the fragment's.
+    # The load and store choose the layout of accumulators in memory, not the fragment.
     by_columns = layout == "col" and which in "ab"
     return Fragment(rows, columns, by_columns, DTYPES["f32" if type == "tf32" else type], registers)
 
 
 def _wmma(decoder, instruction: PtxInstruction):
-    """The warp's matrices of <mma.h>: wmma.load, wmma.store and wmma.mma."""
+    """The warp matrices of <mma.h>: wmma.load, wmma.store and wmma.mma."""
     build = {"load": _wmma_move, "store": _wmma_move, "mma": _wmma_multiply}.get(instruction.modifiers[0]) or unknown()
     return build(decoder, instruction)
 
@@ -168,7 +168,7 @@ def _wmma_move(decoder, instruction: PtxInstruction):
     fragment = _fragment(which, shape, layout, type, len(registers.parts))
     size, each = fragment.dtype.itemsize, fragment.each
     rows, columns = fragment.places()
-    together = each > 1 and fragment.by_columns == (layout == "col")  # a register's elements are neighbours in memory
+    together = each > 1 and fragment.by_columns == (layout == "col")  # a register's elements are adjacent in memory
     nbytes = 4 if together else size
     place = Place(decoder, instruction, address, space, nbytes)
     keys = [("b32", part.slot) for part in registers.parts] if loads else [
@@ -216,7 +216,7 @@ def _wmma_multiply(decoder, instruction: PtxInstruction):
     _, sync, aligned, left_layout, right_layout, shape, *types = instruction.modifiers
     saturates = types[-1] == "satfinite"
     types = types[:-1] if saturates else types
-    if len(types) == 2:  # of fp16 only the sums' types are given
+    if len(types) == 2:  # for fp16 only the accumulators' types are given
         types = [types[0], "f16", "f16", types[1]]
     result, left, right, sums = types
     d, a, b, c = (operand.parts for operand in instruction.operands)

@@ -1,6 +1,6 @@
-"""PTX read into instructions: registers as numbers, each instruction with the line of C++ that it comes from.
+"""Parse PTX into instructions: registers as numbers, each instruction with its line of C++.
 
-The grammar is that of NVIDIA's "Parallel Thread Execution ISA", as far as NVRTC and inline assembly use it.
+The grammar is the subset of NVIDIA's "Parallel Thread Execution ISA" that NVRTC and inline assembly use.
 """
 
 import re
@@ -15,7 +15,7 @@ class Register(NamedTuple):
 
 
 class Immediate(NamedTuple):
-    bits: int  # of an integer its value; of a floating-point constant its bits
+    bits: int  # an integer's value, or a floating-point constant's bits
     floating: int  # width in bits of a floating-point constant, 0 for an integer
 
 
@@ -41,7 +41,7 @@ class Pair(NamedTuple):
 
 
 class Not(NamedTuple):
-    """A predicate, inverted."""
+    """An inverted predicate."""
 
     register: Register
 
@@ -70,18 +70,18 @@ class Parameter(NamedTuple):
 
 @dataclass(frozen=True)
 class Variable:
-    """Memory that the module declares: space "global", "const", "shared" or "local"."""
+    """Memory declared by the module: space "global", "const", "shared" or "local"."""
 
     space: str
     align: int
     size: int  # bytes; 0 for dynamic shared memory
     initial: bytes | None
-    addresses: tuple[tuple[int, str, int], ...] = ()  # (byte, variable whose generic address is there, bytes past it)
+    addresses: tuple[tuple[int, str, int], ...] = ()  # (byte, variable whose generic address it holds, bytes past it)
 
 
 @dataclass
 class Program:
-    """One kernel: instructions in the order of the text, labels as places in it."""
+    """One kernel: instructions in text order, labels as positions in them."""
 
     parameters: dict[str, Parameter] = field(default_factory=dict)
     variables: dict[str, Variable] = field(default_factory=dict)
@@ -90,12 +90,12 @@ class Program:
     instructions: list[PtxInstruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     targets: dict[str, list[str]] = field(default_factory=dict)  # tables of brx.idx
-    carry: Register | None = None  # what add.cc leaves for addc
+    carry: Register | None = None  # the carry from add.cc to addc
 
 
 CARRYING = ("addc", "subc", "madc")
 _HEAP = ("malloc", "free")
-# Special registers that only a GPU has -> what the source asked for, and an alternative.
+# Special registers that only a GPU has -> reason and alternative.
 _ON_A_GPU = (
     (r"%clock|%globaltimer", "there is no clock without one; count with `measure`, or time on a GPU"),
     (r"%cluster|%is_explicit_cluster|%nclusterid", "thread block clusters are not executed here; use plain blocks"),
@@ -103,7 +103,7 @@ _ON_A_GPU = (
     (r"%envreg", "this_grid() of cooperative groups is not executed here; end the kernel and launch a second one where "
      "it calls sync()"),
 )  # fmt: skip
-MAX_CALLS = 16  # within one another
+MAX_CALLS = 16  # nesting depth
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _VARIABLE = re.compile(
     r"(?:\.(?:extern|visible|weak|common)\s+)*\.(global|const|shared|local)\s+(?:\.attribute\([^)]*\)\s*)?"
@@ -127,7 +127,7 @@ def width(type: str) -> int:
 
 
 def plain_name(mangled: str) -> str:
-    """A variable's name in the source: "tile" of "_ZZ4copyPKfPfE4tile"; as it is where it is not mangled."""
+    """Return a variable's name in the source: "tile" for "_ZZ4copyPKfPfE4tile"; unchanged if it is not mangled."""
     for found in re.finditer(r"(?=(?<!\d)(\d+)([A-Za-z_]\w*))", mangled):
         if mangled.startswith("_Z") and re.fullmatch(r"E?(_\d*_?)?", found[2][int(found[1]) :]) is not None:
             return found[2][: int(found[1])]
@@ -135,10 +135,10 @@ def plain_name(mangled: str) -> str:
 
 
 def parse(text: str, entry: str) -> Program:
-    """The kernel `entry` (its mangled name) of a PTX module.
+    """Parse the kernel `entry` (its mangled name) of a PTX module.
 
     Raises:
-        NotImplementedError: it uses a part of PTX that is not read here, named with its line.
+        NotImplementedError: it uses PTX that is not supported here; the message names it with its line.
     """
     program = Program(parameters=parameters(text, entry))
     for statement in _module_statements(_COMMENT.sub("", text)):
@@ -165,7 +165,7 @@ def parameters(text: str, entry: str) -> dict[str, Parameter]:
 
 
 def _module_statements(text: str):
-    """The declarations outside of functions."""
+    """Parse the declarations outside functions."""
     depth = 0
     for line in re.sub(r"\n(?=\s*[^.\s}])", " ", text).splitlines():
         if depth == 0 and line.lstrip().startswith((".extern", ".visible", ".weak", ".common", ".global", ".const")):
@@ -195,7 +195,7 @@ _POINTER = re.compile(r"(?:generic\(([$_A-Za-z][\w$]*)\)|(?<![\w.(])([$_A-Za-z][
 
 
 def _without_addresses(initial: str, each: int) -> tuple[str, tuple]:
-    """The values with 0 for every address of a variable, and the addresses as Variable has them."""
+    """Return the values, with 0 for every address of a variable, and the addresses in Variable's form."""
     if each != 8 or "(" in re.sub(r"generic\([\w$]*\)", "", initial):
         return initial, ()
     values = initial.strip().strip("{}").split(",")
@@ -211,7 +211,7 @@ class _Body:
     """Reads the statements of one function; a call to another function is inlined.
 
     names: register name, or "prefix<" of a numbered family, -> Register or kind; a called function's parameters.
-    call: "" for the kernel, else what tells this call's labels from all others.
+    call: "" for the kernel, else a prefix that makes this call's labels unique.
     """
 
     def __init__(self, program: Program, module: str, names: dict, call: str = "", depth: int = 0):
@@ -221,9 +221,9 @@ class _Body:
         self._line = 0
 
     def read(self, body: str) -> None:
-        """Up to the brace that closes the function."""
+        """Read up to the brace that closes the function."""
         statement = ""
-        braces = 0  # open within the statement
+        braces = 0  # open braces within the statement
         for row in body.splitlines():
             row = row.split("//", 1)[0].strip()
             if re.match(r"\.loc\s", row):
@@ -252,7 +252,7 @@ class _Body:
             self._line = int(place[1])
 
     def _labelled(self, statement: str) -> str:
-        """The statement without its labels, which are noted."""
+        """Record the statement's labels and return the rest."""
         statement = statement.strip()
         while match := _LABEL.match(statement):
             rest = statement[match.end() :]
@@ -297,7 +297,7 @@ class _Body:
                 self._scopes[-1][name] = self._new(kind)
 
     def _inline(self, text: str) -> None:
-        """Put the statements of a called function here."""
+        """Inline the statements of a called function here."""
         called = re.fullmatch(r"call(?:\.uni)? ?(?:\(([^)]*)\), )?([\w$]+)(?:, \(([^)]*)\))? ?", text)
         name = called[2] if called else text
         if name == "vprintf":
@@ -367,7 +367,7 @@ class _Body:
             operands = tuple(
                 Symbol(self._call + operand.name, 0) if isinstance(operand, Symbol) else operand for operand in operands
             )
-        if modifiers[:1] == ["param"] and "[%" not in text:  # of a call, not of the kernel: registers
+        if modifiers[:1] == ["param"] and "[%" not in text:  # parameters of a call, not of the kernel: registers
             operands = tuple(
                 operand.base if isinstance(operand, Address) and isinstance(operand.base, Register) else operand
                 for operand in operands
@@ -405,7 +405,7 @@ class _Body:
         if register is not None:
             return register
         if text == "%globaltimer" and "nanosleep" in self._module:
-            return Immediate(0, 0)  # how long a barrier has waited: not yet long
+            return Immediate(0, 0)  # how long a barrier has waited: not long yet
         if text.startswith("%"):
             why = next((why for pattern, why in _ON_A_GPU if re.match(pattern, text)), f"the register {text}")
             raise NotImplementedError(f"line {self._line} needs a GPU: {why}")
@@ -417,7 +417,7 @@ class _Body:
 
 
 def _split(text: str) -> list[str]:
-    """Operands, at the commas outside of brackets."""
+    """Split operands at the commas outside brackets."""
     parts, depth, part = [], 0, ""
     for character in text:
         depth += (character in "{[(") - (character in "}])")

@@ -1,8 +1,8 @@
 """Watch shared, global and local memory for races and reads of uninitialised memory.
 
-Every cell of memory keeps who wrote it last and who read it since, and when. Two accesses of one cell by two threads
-race if one of them writes and no barrier orders the two: one of the block, one that both their warps came to, or a
-__syncwarp that named both lanes.
+Every cell of memory records who last wrote it and who has read it since, and when. Two accesses to one cell by two
+threads race if one of them writes and no barrier orders the two: a block barrier, one that both their warps reached, or
+a __syncwarp whose mask names both lanes.
 """
 
 from typing import NamedTuple
@@ -12,28 +12,28 @@ import numpy as np
 WARP = 32
 BANKS = 32
 _ALL = np.uint32(0xFFFFFFFF)
-CELL = 4  # bytes, until a smaller access asks for finer ones
-MOST_READS = 256  # accesses that are kept before they are entered: at 32,768 threads, tens of MB
+CELL = 4  # bytes, until a smaller access needs finer cells
+MOST_READS = 256  # buffered accesses: at 32,768 threads, tens of MB
 
 
 class Clock:
     """Record when barriers ordered the threads of the blocks that run together; one for all memory.
 
     Args:
-        threads: those of all these blocks, in whole warps; padded: threads per block; now: the time.
+        threads: in all these blocks, in whole warps; padded: threads per block; now: the time.
     """
 
     def __init__(self, threads: int, padded: int, now: int = 1):
         self.now, self._padded = now, padded
         self.block = np.zeros(threads // padded, np.int32)  # each block's last barrier
         self.warp = np.zeros(threads // WARP, np.int32)
-        # For barriers that not all come to: for each thread the lanes of its warp, for each warp those of its block,
-        # and when it was last ordered after them, also by way of others.
+        # For barriers that only some reach: for each thread the lanes of its warp, for each warp its block's warps, and
+        # when it was last ordered after them, even indirectly.
         self._lanes = self._warps = None
 
     @property
     def partial(self) -> bool:
-        """Return whether some barrier was one of a part of a block or warp."""
+        """Return whether any barrier covered only part of a block or warp."""
         return self._lanes is not None or self._warps is not None
 
     def tick(self) -> int:
@@ -44,7 +44,7 @@ class Clock:
         self.block[blocks] = self.tick()
 
     def warps_synchronised(self, groups: list[np.ndarray]) -> None:
-        """Order the warps of each group, places in the chunk."""
+        """Order the warps of each group, given as places in the chunk."""
         if self._warps is None:
             self._warps = np.zeros((self.warp.size, self._padded // WARP), np.int32)
         now = self.tick()
@@ -55,7 +55,7 @@ class Clock:
             self.warp[group] = now
 
     def lanes_synchronised(self, threads: np.ndarray, masks: np.ndarray) -> None:
-        """Order the lanes that name one another in their masks."""
+        """Order the lanes that name each other in their masks."""
         now = self.tick()
         whole = masks == _ALL
         self.warp[threads[whole] // WARP] = now
@@ -71,7 +71,7 @@ class Clock:
             self._lanes[warps[:, None], lanes] = joint[:, None, :]
 
     def ordered(self, before: np.ndarray, threads: np.ndarray, when: np.ndarray) -> np.ndarray:
-        """Return which accesses by the threads `before`, in the same block, come before `threads` now."""
+        """Return which accesses by the threads `before`, in the same block, are now ordered before `threads`."""
         one, two = before // WARP, threads // WARP
         result = self.block[threads // self._padded] > when
         result |= (one == two) & (self.warp[two] > when)
@@ -96,7 +96,7 @@ class SharedWatch:
     """Shared memory of the blocks that run together.
 
     Args:
-        clock: that of these threads; threads: those of all these blocks, in whole warps; padded: threads per block;
+        clock: of these threads; threads: in all these blocks, in whole warps; padded: threads per block;
             size: bytes per block.
     """
 
@@ -109,14 +109,14 @@ class SharedWatch:
         self._reader = np.full(cells, -1, np.int32)
         self._read = np.zeros(cells, np.int32)
         self._readers = np.zeros((2, cells), bool)  # several lanes of a warp, several warps
-        # Another reader and when, where a barrier of a part of a block or warp may order some of the readers only.
+        # Another reader and when, in case a barrier of part of a block or warp orders only some readers.
         self._second = np.full(cells, -1, np.int32)
         self._read_second = np.zeros(cells, np.int32)
-        # Most accesses fall between two barriers without a write, or without a read: those need few of the checks.
+        # Most accesses fall between two barriers without a write, or without a read, and need few of the checks.
         self._unwritten = True  # whether a cell may be uninitialised
         self._wrote = np.zeros(threads // padded, bool)  # blocks that wrote since their last barrier
         self._has_read = np.zeros(threads // padded, bool)
-        self._reads: list[tuple] = []  # not entered yet: a write may never ask for them
+        self._reads: list[tuple] = []  # not recorded yet: a write may never need them
 
     def block_synchronised(self, blocks: np.ndarray) -> None:
         self._wrote[blocks] = self._has_read[blocks] = False
@@ -125,7 +125,7 @@ class SharedWatch:
         self._reads.clear()
 
     def partly_synchronised(self) -> None:
-        """Enter what was read before a barrier of some threads."""
+        """Record the reads made before a barrier of some threads."""
         self._enter_reads()
 
     def access(self, kind: str, threads: np.ndarray, offsets: np.ndarray, nbytes: int) -> list[SharedFault]:
@@ -186,7 +186,7 @@ class SharedWatch:
         return found
 
     def _cells(self, threads, offsets, nbytes):
-        """(threads, cells): a thread and a cell for each cell that is accessed."""
+        """Return (threads, cells): a thread and a cell for each cell accessed."""
         cells = offsets // self._cell
         each = nbytes // self._cell
         if each > 1:
@@ -195,13 +195,13 @@ class SharedWatch:
         return threads, cells
 
     def _enter_reads(self) -> None:
-        """Enter the reads that are left, before the time advances or a write asks for them."""
+        """Record the remaining reads, before the time advances or a write needs them."""
         reads, self._reads = self._reads, []
         for threads, cells in (self._cells(*read) for read in reads):
             self._note_read(cells, threads)
 
     def _unordered(self, before, threads, when):
-        """Return which accesses by the threads `before`, -1 for none, are by others than `threads` and not ordered."""
+        """Return which accesses by the threads `before` (-1 for none) are unordered and not by `threads` themselves."""
         return (before >= 0) & (before != threads) & ~self._clock.ordered(before, threads, when)
 
     def _note_read(self, cells, threads) -> None:
@@ -214,7 +214,7 @@ class SharedWatch:
         kept = self._unordered(reader, threads, read)
         self._second[cells[kept]], self._read_second[cells[kept]] = reader[kept], read[kept]
         self._reader[cells], self._read[cells] = threads, self._clock.now
-        last = self._reader[cells]  # of the lanes that read it in this very instruction
+        last = self._reader[cells]  # of the lanes that read it in this instruction
         lost = last != threads
         self._second[cells[lost]], self._read_second[cells[lost]] = threads[lost], self._clock.now
         self._readers[0, cells[earlier | (last != threads)]] = True
@@ -237,14 +237,14 @@ BLOCK, GPU = 1, 2  # scopes of atomics
 
 
 class GlobalFault(NamedTuple):
-    """The lanes of one access that race, places in its arrays, and for each the thread before, as the chunk counts."""
+    """The racing lanes of one access, as places in its arrays, and for each the earlier thread, as the chunk counts."""
 
     lanes: np.ndarray
     others: np.ndarray
 
 
 class _Shadow:
-    """The thread that last touched each cell of one allocation, and when; 0: none, else a thread of the grid from 1."""
+    """The thread that last touched each cell of one allocation, and when; 0: none, else a grid thread from 1."""
 
     def __init__(self, nbytes: int, cell: int):
         self.cell = cell
@@ -264,7 +264,7 @@ class _Shadow:
 
 
 def _places(cells, chosen: np.ndarray) -> np.ndarray:
-    """Return the cells, an array or a slice, chosen by a mask or by index."""
+    """Return the cells, an array or a slice, selected by a mask or by index."""
     if not isinstance(cells, slice):
         return cells[chosen]
     return cells.start + (np.flatnonzero(chosen) if chosen.dtype == bool else chosen)
@@ -273,10 +273,10 @@ def _places(cells, chosen: np.ndarray) -> np.ndarray:
 class GlobalWatch:
     """Global memory of one launch, through all its blocks.
 
-    Two accesses of one place by two threads race if one of them writes, at least one is neither atomic nor volatile,
-    and nothing orders them; or if both are atomic, in two blocks, and one has the scope of its block. Threads are
-    ordered by a barrier that both came to. Blocks are ordered if the first one, after its access, made a fence and then
-    an atomic or volatile access, and the second one has made such an access since, anywhere in memory. So an atomic on
+    Two accesses to one place by two threads race if one of them writes, at least one is neither atomic nor volatile,
+    and nothing orders them; or if both are atomic, in two blocks, and one has block scope. Threads are
+    ordered by a barrier that both reached. Blocks are ordered if the first one, after its access, made a fence and then
+    an atomic or volatile access, and the second has made such an access since, anywhere in memory. So an atomic on
     the wrong address is not found.
     """
 
@@ -297,7 +297,7 @@ class GlobalWatch:
         self._fenced[(threads + (self._first - 1)) // self._padded] = self._clock.tick()
 
     def access(self, segment, size: int, kind: str, strong: int, threads, offsets, nbytes: int) -> GlobalFault | None:
-        """Note an access, and which of its lanes meet an unordered one; of a store, those race that change a value.
+        """Record an access; return its lanes that meet an unordered one. Only stores that change a value race.
 
         segment: any key of the allocation, of `size` bytes; strong: the scope of an atomic or volatile access, BLOCK or
         GPU, else 0; threads: places in the chunk.
@@ -313,7 +313,7 @@ class GlobalWatch:
         if each > 1:
             cells, who = (cells[:, None] + np.arange(each)).ravel(), np.repeat(who, each)
         row = int(cells[-1]) - int(cells[0]) == cells.size - 1 and bool((cells[1:] > cells[:-1]).all())
-        if row:  # neighbours, as most are: no copies, and no two lanes at one place
+        if row:  # adjacent, as in most accesses: no copies, and no two lanes at one place
             cells = slice(int(cells[0]), int(cells[-1]) + 1)
         low, high = (cells.start, cells.stop) if row else (0, int(cells.max()) + 1)
         found = []
@@ -368,13 +368,13 @@ class GlobalWatch:
         shadow.reader[cells], shadow.read[cells] = who, now
         if row:
             return
-        other = shadow.reader[cells] != who  # lanes that read it in this very instruction
+        other = shadow.reader[cells] != who  # lanes that read it in this instruction
         if other.any():
             shadow.second[cells[other]], shadow.read_second[cells[other]] = who[other], now
             shadow.any_second = True
 
     def _unordered(self, before, when, cells, who):
-        """(places, threads before) of the accesses that nothing orders after those of `before`."""
+        """Return (places, threads before) of the accesses that nothing orders after those of `before`."""
         if not before.any():
             return None
         places = np.flatnonzero((before != 0) & (before != who))
@@ -391,23 +391,23 @@ class GlobalWatch:
 
 
 def wavefronts(threads: np.ndarray, offsets: np.ndarray, nbytes: int) -> tuple[int, int]:
-    """(wavefronts, how many as many words would need without a conflict) of one access to shared memory.
+    """Return (wavefronts, wavefronts without conflicts) of one access to shared memory.
 
-    32 banks of 4 bytes give one word each at a time, to any number of lanes; a warp is served whole, or in halves where
-    each lane takes 16 bytes. Source: CUDA C++ Programming Guide, "Shared Memory" of compute capability 5.x and later;
-    the halves are what an H200's counters show (tests/data/h200_cuda.json).
+    Each of 32 banks serves one 4-byte word at a time, to any number of lanes; a warp is served whole, or in halves if
+    each lane accesses 16 bytes. Source: CUDA C++ Programming Guide, "Shared Memory" of compute capability 5.x and
+    later; the halves match an H200's counters (tests/data/h200_cuda.json).
     """
     words = max(1, nbytes // 4)
     rows = rows_of(threads, offsets // 4, WARP // 2 if nbytes == 16 else WARP)
     relative = rows - rows[:, :1]
-    alike = (relative == relative[0]).all()  # banks turn with the first lane: conflicts stay
+    alike = (relative == relative[0]).all()  # banks rotate with the first lane: conflicts stay
     some = rows[:1] if alike else rows
     served, least = _serve((some[:, :, None] + np.arange(words)).reshape(len(some), -1))
     return (served * len(rows), least * len(rows)) if alike else (served, least)
 
 
 def _serve(rows: np.ndarray) -> tuple[int, int]:
-    """Over all rows: the most distinct words that one bank must give, and the distinct words over the banks."""
+    """Over all rows: the most distinct words that one bank must serve, and the distinct words over the banks."""
     rows = np.sort(rows, axis=1)
     distinct = np.ones(rows.shape, bool)
     distinct[:, 1:] = rows[:, 1:] != rows[:, :-1]
@@ -417,7 +417,7 @@ def _serve(rows: np.ndarray) -> tuple[int, int]:
 
 
 def rows_of(threads: np.ndarray, values: np.ndarray, lanes: int = WARP) -> np.ndarray:
-    """(groups of `lanes` neighbours, lanes): the values, with a group's first one where a lane takes no part."""
+    """Return the values as (groups of `lanes` neighbours, lanes); idle lanes repeat their group's first value."""
     group = threads // lanes
     first = np.flatnonzero(np.concatenate([[True], group[1:] != group[:-1]]))
     if threads.size == first.size * lanes:

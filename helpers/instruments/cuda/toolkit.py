@@ -1,4 +1,4 @@
-"""NVIDIA's nvcc as a C++ project calls it: the package's, or the machine's own."""
+"""NVIDIA's nvcc for C++ projects: the Python package's, or the machine's own."""
 
 import importlib.util
 import os
@@ -30,7 +30,7 @@ def cuda_home() -> Path:
 def in_toolkit(command: str, folder: Path, hide: Iterable[str] = ("Compile time",)) -> str:
     """Run a shell command in a folder with nvcc on its path, and return what it prints, errors included.
 
-    hide: lines with one of these words are left out, such as times that differ from run to run.
+    hide: drop lines that contain one of these words, such as times that differ between runs.
 
     Raises:
         FileNotFoundError: there is no nvcc, or no C++ compiler, which nvcc calls.
@@ -40,7 +40,7 @@ def in_toolkit(command: str, folder: Path, hide: Iterable[str] = ("Compile time"
         raise FileNotFoundError("no g++ here, which nvcc calls for the host's code: install your system's C++ compiler")
     libraries = ":".join(str(home / name) for name in ("lib", "lib64") if (home / name).is_dir())
     environment = os.environ | {"PATH": f"{home / 'bin'}:{os.environ['PATH']}", "LIBRARY_PATH": libraries}
-    for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):  # a `make` that runs us would have ours print its folder
+    for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):  # under an outer `make`, ours would print its folder
         environment.pop(name, None)
     done = subprocess.run(
         command, shell=True, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
