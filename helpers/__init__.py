@@ -1,7 +1,7 @@
 """The course's tools, in four packages: instruments, figures, learning, grading. Import names from the package.
 
 Without a GPU, a learner's own @triton.jit kernels run as soon as Triton is imported, by the learner or by one of the
-packages. kernels.interpreter is loaded at that point and not earlier, since a lesson's first cell asks a question and
+packages. kernels.interpreter is only loaded then, because a lesson's first cell asks a question and
 needs neither.
 """
 
@@ -24,7 +24,7 @@ class _LoaderOfTriton(importlib.abc.Loader):
         self._loader.exec_module(module)
         importlib.import_module("kernels.interpreter.runtime")
 
-    def __getattr__(self, name: str):  # everything else a loader has, such as the source for linecache
+    def __getattr__(self, name: str):  # everything else that a loader provides, such as the source for linecache
         return getattr(self._loader, name)
 
 

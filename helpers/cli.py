@@ -9,8 +9,8 @@ from pathlib import Path
 from helpers.learning.address_grammars import skip_address_grammars
 
 COURSE = Path(__file__).resolve().parents[1]
-# Commands of authors and instructors -> what they work on, in the course's repository alone: no package and no copy for
-# a class has it.
+# Commands for authors and instructors -> the folder they need, which only the course's repository has: no package or
+# class copy includes it.
 REPOSITORY = {
     "bench": ("benchmarks/run.py",),
     "grade": ("helpers/grading", "solutions"),
@@ -131,7 +131,7 @@ def run(arguments: argparse.Namespace, rest: list[str]) -> int:
             raise FileNotFoundError(
                 f"{arguments.command} needs {needed}, which is not in {COURSE}: run it in the course's repository"
             )
-    # Each command imports its own needs, so that a missing package breaks only the commands that use it.
+    # Each command imports only what it needs, so a missing package breaks only the commands that use it.
     match arguments.command:
         case "lab":
             from helpers.lab import open_lab

@@ -1,4 +1,4 @@
-"""Set up the course in a notebook opened elsewhere, such as on Colab, from its first cell, and print the GPU's name.
+"""Set up the course from the first cell of a notebook opened elsewhere, such as on Colab, and print the GPU's name.
 
     !git clone --quiet ADDRESS course
     %run course/helpers/colab.py
@@ -25,14 +25,14 @@ NOT_IN_A_KERNEL = {"ipykernel", "jupyterlab", "nbval", "pytest"}
 
 
 def named(requirement: str) -> str:
-    """Return the package in a requirement such as "ml_dtypes==0.6.0", in the form in which pip compares names:
+    """Return the package in a requirement such as "ml_dtypes==0.6.0", in the form that pip compares:
     "ml-dtypes"."""
     return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", requirement)[0]).lower()
 
 
 def missing(pyproject: str, installed: set[str]) -> list[str]:
-    """Return the pinned requirements that a kernel needs and lacks; `installed` has names in the form in which pip
-    compares them.
+    """Return the pinned requirements that a kernel needs but lacks; `installed` has names in the form that pip
+    compares.
 
     Their own dependencies are left to pip, which keeps installed packages.
     """
@@ -83,7 +83,7 @@ def main() -> None:
     print(f"Installing {', '.join(wanted)}" if wanted else "Everything is installed")
     install(wanted, kept)
     importlib.invalidate_caches()
-    sys.path.insert(0, str(COURSE))  # an editable install is found by the next interpreter only
+    sys.path.insert(0, str(COURSE))  # only a new interpreter finds an editable install
     os.chdir(COURSE / "notebooks")
     show_widgets()
     from helpers import doctor

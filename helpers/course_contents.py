@@ -20,9 +20,9 @@ from helpers.learning.saved_guesses import KeptGuess, kept_in
 
 MAP = "COURSE_MAP.md"  # in the course's folder; git ignores it
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
-ASKED = re.compile(r"(?P<question>.*): \[your guess\] ?(?P<unit>.*)")  # as a question is stored where no widget runs
-PATIENCE = 2  # seconds that a kernel is waited for when a page is opened
-WAITS = "fusion_waits"  # in a cell's metadata, on the page alone: the questions until which its answer is folded
+ASKED = re.compile(r"(?P<question>.*): \[your guess\] ?(?P<unit>.*)")  # how a question is stored if no widget runs
+PATIENCE = 2  # seconds to wait for a kernel when a page is opened
+WAITS = "fusion_waits"  # in a cell's metadata, on the page only: the questions that keep its answer folded
 OURS = '<div class="fusion-asked">'
 
 
@@ -34,7 +34,7 @@ def write_map(course: Path) -> None:
 
 
 class CourseContents(AsyncLargeFileManager):
-    """Jupyter's own contents manager, but files are opened with `opened` and saved without its changes."""
+    """Jupyter's own contents manager, except that it opens files with `opened` and saves them without its changes."""
 
     async def get(self, path, content=True, type=None, format=None, **options):
         if path.strip("/") == MAP:
@@ -46,7 +46,7 @@ class CourseContents(AsyncLargeFileManager):
         return model
 
     async def _living(self, path: str) -> set[str]:
-        """Return the widgets of the kernel that runs this notebook; a restarted kernel has lost those in its
+        """Return the widgets of the kernel that runs this notebook; a restarted kernel has lost the widgets in its
         outputs."""
         for session in await self.parent.session_manager.list_sessions():
             if session["path"].strip("/") == path.strip("/"):
@@ -75,7 +75,7 @@ async def _comms(kernel) -> set[str]:
 
 
 def opened(notebook: dict, kept: dict[str, KeptGuess], living: set[str]) -> None:
-    """Change a notebook to the reader's view: only widgets that their kernel still has, answers folded until they have
+    """Convert a notebook to the reader's view: only widgets that their kernel still has, answers folded until they have
     been seen, and guesses as typed.
 
     Args:

@@ -1,4 +1,4 @@
-"""Check what this machine has for the course, and what's missing and how to get it."""
+"""Check what this machine has for the course, what's missing, and how to get it."""
 
 import os
 import platform

@@ -11,7 +11,7 @@ from pathlib import Path
 
 COURSE = Path(__file__).resolve().parent.parent
 FIRST_LESSON = "notebooks/00_welcome.ipynb"
-# JupyterLab's saved layout. On a small screen, the file list would take a third of the width; a click shows it.
+# JupyterLab's saved layout. On a small screen, the file list would take a third of the width, so a click opens it.
 FOLDED = {"collapsed": True, "visible": True, "current": None, "widgets": []}
 FIRST_LAYOUT = {
     "data": {"layout-restorer:data": {"main": {"dock": None}, "left": FOLDED, "right": FOLDED}},
@@ -44,14 +44,14 @@ def open_lab(port: int = 8888, browser: bool = True, options: list[str] | None =
             f"no lessons in {COURSE}: install the course from its own folder (pip install -e .), "
             "or, if a lesson is gone, build it again (make notebooks)"
         )
-    # The learner's own Jupyter settings, extensions, kernels and open tabs stay out of the course, and it out of them.
+    # Keep the learner's own Jupyter settings, extensions, kernels and open tabs apart from the course's.
     # These are read when jupyterlab is imported.
     home = Path(sys.prefix) / "share" / "kernel-fusion-course"
     os.environ["JUPYTER_CONFIG_DIR"] = str(home / "config")
     os.environ["JUPYTER_DATA_DIR"] = str(home / "data")
     os.environ["JUPYTER_RUNTIME_DIR"] = str(home / "runtime")
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
-    # Lessons say `fusion check ...`: JupyterLab's terminals find it. A login shell would overwrite PATH.
+    # Lessons use `fusion check ...`, so JupyterLab's terminals must find it. A login shell would overwrite PATH.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     shell = os.environ.get("SHELL") or shutil.which("sh")
     for name in ("JUPYTER_PATH", "JUPYTER_CONFIG_PATH"):
@@ -100,7 +100,7 @@ def open_lab(port: int = 8888, browser: bool = True, options: list[str] | None =
         print(f"{server.connection_url.rstrip('/')}/lab/tree/{first_page()}?token={server.identity_provider.token}")
         print("Stop JupyterLab with Control-C, twice.", flush=True)
 
-    # Schedule it in the loop: the server comes first, so it's listening by then.
+    # Schedule it in the loop: the server starts first, so it's listening by then.
     server.io_loop.add_callback(announce)
     server.start()
 

@@ -16,12 +16,12 @@ from pathlib import Path
 # Okabe and Ito, "Color universal design" (2008).
 ORANGE, SKY_BLUE, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
-PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, VERMILION, YELLOW)  # for things that only have to differ
+PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, VERMILION, YELLOW)  # for marks that only have to differ
 TEXT = "#797979"
 LIMIT = "#7a7a7a"
 STILL_TEXT = "#1a1a1a"  # 17:1 on white; inverted, 15:1 on JupyterLab's dark #111111
 HALO = "white"
-FAINT = LIMIT + "55"  # see-through: lines of a table, gaps of a timeline
+FAINT = LIMIT + "55"  # transparent: table lines, timeline gaps
 
 UNFUSED, FUSED, WRONG = ORANGE, BLUE, VERMILION
 READ, WRITTEN = GREEN, PURPLE
@@ -43,14 +43,14 @@ PAGE_TEXT = 14
 PAGE_TITLE = 13
 PAGE_SMALL = 12
 PAGE_LABEL = 10.5
-PAGE_CELL = 9.5  # of a value in the stepper
+PAGE_CELL = 9.5  # a value in the stepper
 
 # The `font` of a stand-alone page's body, such as a report's.
 REPORT_FONT = f"16px/1.5 system-ui, {FONT}"
 
 STYLE = {
     "figure.figsize": (8, 5),
-    "figure.dpi": 72,  # one pixel a point, as in an SVG
+    "figure.dpi": 72,  # one pixel per point, as in an SVG
     "figure.facecolor": "none",
     "axes.facecolor": "none",
     "savefig.facecolor": "none",
@@ -65,7 +65,7 @@ STYLE = {
     "xtick.minor.size": 0,
     "ytick.minor.size": 0,
     "svg.fonttype": "none",
-    "svg.hashsalt": "kernel-fusion-course",  # the same drawing, the same bytes
+    "svg.hashsalt": "kernel-fusion-course",  # the same drawing gives the same bytes
     "grid.color": LIMIT,
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), TEXT),
 }

@@ -24,8 +24,8 @@ class CheckResult:
 
     Args:
         check: the check's grade_id.
-        state: "pass", "fail", "not attempted", "error", "refused" if grading would not run the answers, or "hidden" if
-            the check is kept for grading.
+        state: "pass", "fail", "not attempted", "error", "refused" if the grader would not run the answers, or "hidden"
+            if the check is kept for grading.
         points: the check's points.
         message: the observation and where to look; empty for a pass.
     """
@@ -47,14 +47,14 @@ def assembled(submission: Submission) -> NotebookNode:
     for cell in up_to_the_last_check(submission.original):
         new = nbformat.v4.new_code_cell(submission.answers.get(cell["id"], cell["source"]), id=cell["id"])
         if cell.get("pass"):
-            # nbval compares nothing if the count is missing.
+            # nbval skips the comparison if the count is missing.
             new.execution_count, new.outputs = 1, nbformat.from_dict(cell["pass"])
         cells.append(new)
     return nbformat.v4.new_notebook(cells=cells)
 
 
 def results_of(submission: Submission, cell_timeout: float = CELL_TIMEOUT) -> list[CheckResult]:
-    """Run a submission's checks on the answers that grading would accept."""
+    """Run a submission's checks on the answers that the grader would accept."""
     checks = [cell for cell in submission.original if "points" in cell]
     found = screened(submission.answers, submission.original)
     if found.refused and not found.readable:
@@ -76,7 +76,7 @@ def results_of(submission: Submission, cell_timeout: float = CELL_TIMEOUT) -> li
     for cell in checks:
         state, message = judged(cell, runs[cell["id"]], stopped)
         if state == ERROR and (missing := re.search(r"NameError: name '(\w+)' is not defined", message)):
-            # The answer that should have defined it, if that's the one that broke.
+            # The broken answer, if it should have defined this name.
             for answer, problem in unmade.items():
                 if re.search(rf"\b{missing[1]}\b", submission.answers[answer]):
                     message = f"not run: {problem}"

@@ -10,14 +10,14 @@ from helpers.learning.display_text import Unquoted
 
 
 def graph_puzzle(function: Callable, *inputs: torch.Tensor, wanted: Callable) -> Unquoted:
-    """Trace a function with Dynamo and report whether it compiles to one graph and computes the same as `wanted`.
+    """Trace a function with Dynamo and report whether it compiles to one graph and gives the same results as `wanted`.
 
     Returns:
         Text that begins with "Solved" or "Not yet".
     """
     torch._dynamo.reset()
     explained = torch._dynamo.explain(function)(*inputs)
-    # Include other signs and smaller values: for the given ones, a single branch would be right.
+    # Include other signs and smaller values: a single branch would be right for the given ones.
     for tried in (inputs, [-each for each in inputs], [0.1 * each for each in inputs]):
         if not torch.allclose(function(*tried), wanted(*tried), rtol=1e-5, atol=1e-6):
             return Unquoted("Not yet: it computes something else")

@@ -23,7 +23,7 @@ WHAT = (
     "Each lesson is a notebook: it asks for your guess, then measures. Exercises ask you to write the kernel. No GPU "
     "is needed."
 )
-BOXES = 5  # of the bar that shows a lesson's progress
+BOXES = 5  # in a lesson's progress bar
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def lessons_of(course: Path) -> list[Lesson]:
             continue
         minutes = re.search(r"About (\d+) minutes", opening)
         title = re.match(r"# (?:\d+[a-z]? )?(.+)", opening)
-        if minutes is None or title is None:  # not a lesson, such as the bench for trying things out
+        if minutes is None or title is None:  # not a lesson, such as the bench for experiments
             continue
         kept = {question: each for question, each in kept_in(path).items() if question in questions}
         seen = [each for each in kept.values() if each.found is not None]
@@ -113,7 +113,7 @@ def course_map(course: Path) -> str:
 
 
 def still_map(course: Path) -> str:
-    """Return the table alone, as it looks before the learner has done anything."""
+    """Return only the table, as it looks before the learner has done anything."""
     return "\n".join(map_table([replace(lesson, seen=0, off=()) for lesson in lessons_of(course)], course, still=True))
 
 

@@ -12,7 +12,7 @@ def cuda_puzzle(
 ) -> Unquoted:
     """Compile a kernel, launch it once on the inputs and `out`, and report whether it is right.
 
-    Right means: no memory error, no race, no uninitialised read, and `out`, poisoned with NaN, ends as `wanted`.
+    It is right without memory errors, races or uninitialised reads, if `out`, poisoned with NaN, ends up as `wanted`.
 
     Args:
         source: CUDA C++ with the kernel.

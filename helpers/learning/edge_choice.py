@@ -16,11 +16,11 @@ def choose_edges(function: Callable, *inputs: torch.Tensor, fuse: Sequence[tuple
     Args:
         function: traced on `inputs`, at most 12 operations.
         inputs: its tensors, on the device "meta" if they are large.
-        fuse: pairs of operations, by the analyser's names. An edge joins two operations where one reads the other's
+        fuse: pairs of operations, by the analyser's names. An edge joins two operations if one reads the other's
             result or both read the same tensor.
 
     Returns:
-        Text that begins with "Solved" or "Not yet", then one line per kernel; one line where an edge does not exist or
+        Text that begins with "Solved" or "Not yet", then one line per kernel; a single line if an edge doesn't exist or
         may not be fused.
     """
     graph = Simulation(costs_of(function, *inputs))

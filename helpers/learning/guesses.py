@@ -16,7 +16,7 @@ from helpers.learning.parse_guess import number_in
 from helpers.learning.saved_guesses import KeptGuess, keep, kept_in, notebook_here
 from helpers.style import css
 
-if TYPE_CHECKING:  # figures need matplotlib, and a lesson's first cell asks a question and shouldn't wait for it
+if TYPE_CHECKING:  # figures need matplotlib; a lesson's first cell, which asks a question, shouldn't wait for it
     from helpers.figures.frame.chart import Chart
     from helpers.figures.frame.explorer import Explorer
     from helpers.figures.frame.guess_mark import MarkedChart
@@ -28,7 +28,7 @@ _predictions: dict[str, Guess] = {}
 
 
 class GuessField(anywidget.AnyWidget):
-    """The input field in the browser and the text under it. Each `turn` from the browser is answered in `heard`."""
+    """The input field in the browser and the text under it. `heard` answers each `turn` from the browser."""
 
     _esm = _HERE / "guess.js"
     _css = css(_HERE / "guess.css")
@@ -96,13 +96,13 @@ class Guess:
         Args:
             shown: a chart or an explorer on which the answer is a value of an axis.
             axis: "x" or "y".
-            at: from the question's unit to the axis'.
+            at: converts the question's unit to the axis's.
             panel: which of the chart's axes, from 0.
             row: the guess's horizontal bar, from 0; without it, all.
-            says: the axis value in words, if the axis has a different unit.
+            says: puts the axis value in words, if the axis has a different unit.
 
         Raises:
-            ValueError: `axis` is something else.
+            ValueError: `axis` is neither.
         """
         from helpers.figures.frame.chart import Chart
         from helpers.figures.frame.guess_mark import GuessMark, MarkedChart
@@ -176,7 +176,7 @@ def _beside(guess: float | None, measured: float, unit: str) -> str:
 
 
 def _ratio(ratio: float) -> str:
-    """Three digits, thousands apart: "1.67", "1,150,000"."""
+    """Format with three digits and thousands separators: "1.67", "1,150,000"."""
     return f"{float(f'{ratio:.3g}'):,.10g}"
 
 
@@ -191,7 +191,7 @@ def predict_first(question: str, unit: str) -> Guess:
 
 
 def predictions() -> Table:
-    """Return all questions of this notebook so far with guess and measurement; a notebook also shows how far off each
+    """Return all questions of this notebook so far, with guess and measurement; a notebook also shows how far off each
     guess was."""
     from helpers.figures.frame.predicted_vs_measured import guesses_table
 

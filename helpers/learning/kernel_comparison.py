@@ -1,4 +1,4 @@
-"""Compare your kernel with ours after each passed exercise, for a GPU you may not have."""
+"""Compare your kernel with ours after each passed exercise, on a GPU you may not have."""
 
 import functools
 

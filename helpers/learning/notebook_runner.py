@@ -1,7 +1,7 @@
 """Run the code cells of a notebook with nbval and report each one's outcome.
 
 nbval starts the kernel, runs the cells and compares their outputs with the stored ones. This module fills its gaps: it
-notices a dead kernel at once, limits output while it is being printed, ignores markers such as NBVAL_SKIP in a cell,
+notices a dead kernel at once, limits output while it is being printed, ignores markers such as NBVAL_SKIP in cells,
 imports and writes nothing next to the notebook, and starts no further cell after one has timed out.
 """
 
@@ -25,7 +25,7 @@ from nbval.kernel import CURRENT_ENV_KERNEL_NAME, RunningKernel
 from nbval.plugin import IPyNbCell, IPyNbFile
 
 MAX_OUTPUT = 10_000_000  # characters a cell may print, including Jupyter's wrapping
-MAX_HELD = 256 << 20  # bytes that this process may grow by: a kernel's messages are kept even if unread
+MAX_HELD = 256 << 20  # maximum growth of this process in bytes: a kernel's messages are kept even if unread
 LOOK_AFTER = 0.05  # seconds
 
 
@@ -34,7 +34,7 @@ class CellRun:
     """The outcome of one cell.
 
     Attributes:
-        same: it ran, and matched the notebook's stored outputs, if any.
+        same: whether it ran and matched the notebook's stored outputs, if any.
         outputs: its outputs in nbformat.
         problem: why its outputs are incomplete, such as "ran for over 60 s"; empty if it ran to its end.
     """
@@ -52,7 +52,7 @@ class WatchedKernel(RunningKernel):
     """nbval's kernel, watched while a cell runs: whether it's alive, and how much it prints."""
 
     def __init__(self, *args, **kwargs):
-        self.printed = collections.deque()  # messages taken from the kernel and not yet asked for
+        self.printed = collections.deque()  # messages received from the kernel and not yet requested
         self.size = 0  # characters that the cell has printed
         self.flooded = False
         self._stopped = threading.Event()
@@ -78,7 +78,7 @@ class WatchedKernel(RunningKernel):
         self.size = 0
         while True:
             with contextlib.suppress(Empty):
-                while time.monotonic() <= deadline:  # messages may come as fast as they are taken
+                while time.monotonic() <= deadline:  # messages may arrive as fast as they are read
                     self.printed.append(self._next_printed(timeout=0))
             try:
                 return super().await_reply(msg_id, timeout=0.1)
@@ -102,7 +102,7 @@ class WatchedKernel(RunningKernel):
         except Empty:
             self._refuse_flood()
             raise
-        # All of it, for all of it is kept: a message without text has a header, and may have more.
+        # Count the whole message, because all of it is kept: one without text still has a header, and may have more.
         self.size += len(str(message)) + sum(map(len, message["buffers"]))
         self._refuse_flood()
         return message
@@ -190,10 +190,10 @@ def run_cells(
 
     Args:
         notebook: a cell's outputs are compared with those it stores, if it stores any.
-        needed: ids of cells that later cells can't run without.
+        needed: ids of cells that later cells depend on.
         cell_timeout: seconds a cell may run.
-        kernel_name: the kernel's name among the installed kernelspecs; this Python unless given.
-        compare: (nbval's item, outputs, stored outputs) -> whether they are the same; nbval's own unless given.
+        kernel_name: the kernel's name among the installed kernelspecs; default: this Python.
+        compare: (nbval's item, outputs, stored outputs) -> whether they are the same; default: nbval's own.
         junit: where pytest writes its JUnit XML, if anywhere.
 
     Returns:

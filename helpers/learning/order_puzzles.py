@@ -1,4 +1,4 @@
-"""The puzzles of lesson 18: programs that wait for each other, and must be right in any order a GPU may run them."""
+"""The puzzles of lesson 18: programs that wait for each other and must be right in any order a GPU may run them."""
 
 import textwrap
 from collections.abc import Callable

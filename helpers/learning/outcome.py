@@ -29,10 +29,10 @@ EDGE = {PASS: GREEN, FAIL: VERMILION, NOT_ATTEMPTED: LIMIT, ERROR: SKY_BLUE}
 # The latest outcome of each check in this session, which `Hints` reads.
 latest: dict[str, "Outcome"] = {}
 
-# Who wants to know each outcome as it comes.
+# Called with each outcome as it comes.
 listeners: list[Callable[["Outcome"], None]] = []
 
-# Who may refuse an answer before a check runs: (functions that the check is given) -> why, or "".
+# Called before a check runs, to refuse an answer: (functions that the check gets) -> reason, or "".
 gates: list[Callable[[list[Callable]], str]] = []
 
 
@@ -134,7 +134,7 @@ def watched_launches() -> contextlib.AbstractContextManager:
 
 
 def unwritten(name: str) -> Outcome:
-    """Return the outcome if only a stub is there: nothing was written, or Python can't parse what was."""
+    """Return the outcome for a stub: nothing was written, or Python can't parse it."""
     return syntax_error(name) or Outcome(
         name, NOT_ATTEMPTED, "write your answer above, run its cell, then run this one again"
     )
@@ -185,7 +185,7 @@ def described(error: Exception, answer: Callable) -> tuple[str, str]:
         if place := getattr(cause, "place", None):
             line = quoted_line(*place)
             message = message.replace(f", line {place[1]}, `{linecache.getline(*place).strip()}`", "")
-    # A program that goes on with a value from outside a tensor may fail later, so that comes first.
+    # A program that continues with a value from outside a tensor may fail later, so report the hazard first.
     for hazard in next((each.hazards for each in causes(error) if getattr(each, "hazards", ())), ()):
         if hazard.kind in ("out-of-bounds read", "uninitialised read"):
             message = f"{hazard.kind} of {hazard.where}, elements: {hazard.elements}\nand then {message}"
@@ -212,7 +212,7 @@ def innermost_line(trace: TracebackType | None, filename: str | None) -> str:
 
 
 def quoted_line(filename: str, number: int) -> str:
-    """Quote a source line in words: "your line 7, `y = x`"; of a call that begins there, its first argument too."""
+    """Quote a source line: "your line 7, `y = x`"; if a call begins there, include its first argument."""
     line = linecache.getline(filename, number).strip()
     if line.endswith("("):
         line += f"{linecache.getline(filename, number + 1).strip()} ..."

@@ -1,4 +1,4 @@
-"""Parse a number as people type it: 312/2.039, 3.9M, 20 MB, 20 000. If it's ambiguous, ask."""
+"""Parse numbers as people type them: 312/2.039, 3.9M, 20 MB, 20 000. If one is ambiguous, ask."""
 
 import ast
 import math
@@ -24,7 +24,7 @@ LARGEST_POWER = 400  # 2^1024 and 10^309 don't fit in a float
 
 
 def number_in(text: str, unit: str = "") -> float | None:
-    """Return the number in `text`, converted to `unit`; sums and quotients are computed, and a unit may follow.
+    """Return the number in `text`, converted to `unit`; it may be a sum or quotient, and may end with a unit.
 
     Returns:
         None if the text is empty.

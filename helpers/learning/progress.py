@@ -31,7 +31,7 @@ class Progress:
         states: check -> "pass", "fail", "not attempted" or "error", for checks whose answers haven't changed since.
         points: check -> points, for every check that learners see.
         hidden: the points of the checks that only run during grading.
-        changed: checks whose results are for answers that have since changed.
+        changed: checks whose answers have changed since.
         when: the time of the latest state that counts, in seconds since 1970; 0 if there is none.
     """
 
@@ -193,7 +193,7 @@ def report(folder: Path) -> str:
 
 
 def exercise_in(notebook: Path) -> str:
-    """The name of the exercise in a notebook, or ""."""
+    """Return the name of the exercise in a notebook, or ""."""
     return (course_of(notebook) or {}).get("exercise", "")
 
 
@@ -225,7 +225,7 @@ def watch() -> None:
 
 
 class Watcher:
-    """Tracks which answers have run, screens them as the grading does, and records their check results."""
+    """Tracks which answers have run, screens them as the grader does, and records their check results."""
 
     def __init__(self, notebook: Path):
         self.notebook = notebook
@@ -236,7 +236,7 @@ class Watcher:
             self.ran[info.cell_id] = info.raw_cell
 
     def refusal(self, functions: list[Callable]) -> str:
-        """Return why grading would refuse one of the answers that these functions come from or use; empty if it
+        """Return why the grader would refuse one of the answers that these functions come from or use; empty if it
         wouldn't, or if that can't be determined."""
         course = course_of(self.notebook)
         if course is None:
@@ -262,7 +262,7 @@ class Watcher:
         if course is None:
             return
         asked = [cell["id"] for cell in course["original"] if cell["answer"]]
-        # An answer that was not run here, or has been run before this watch began, is not known: nothing is claimed.
+        # An answer that didn't run here, or ran before this watch began, is unknown, so make no claim.
         if all(answer in self.ran for answer in asked):
             answers = {answer: self.ran[answer] for answer in asked}
             record(self.notebook, {outcome.check: outcome.state}, answers)

@@ -15,7 +15,7 @@ from helpers.instruments.traffic.lanes import Access, trace
 from helpers.instruments.traffic.result import Traffic
 from helpers.learning.display_text import Unquoted
 
-MAX_PROGRAMS = 16  # what a picture holds
+MAX_PROGRAMS = 16  # limits of a picture
 HAZARDS = {
     "race": "two programs store to one element, and on a GPU either may be the last",
     "out-of-bounds read": "lanes load outside their tensor",
@@ -35,7 +35,7 @@ def puzzle(
 ) -> Chart | Unquoted:
     """Run `kernel[(programs,)](*inputs, out, **more)` under the meter and judge it.
 
-    Right means: `out`, poisoned with NaN, ends up as `wanted`; no lane is out of bounds; no two programs store to the
+    It is right if `out`, poisoned with NaN, ends up as `wanted`; no lane is out of bounds; no two programs store to the
     same element; every element of each input is read exactly once; and `out` is written once.
 
     Args:
@@ -51,8 +51,8 @@ def puzzle(
         The picture, whose text begins with "Solved" or "Not yet"; one line if the kernel doesn't run.
 
     Raises:
-        ValueError: more programs than a picture holds, or none; equal numbers in an input, where a kernel that takes
-            one for another would be right.
+        ValueError: more programs than a picture holds, or none; equal numbers in an input, which would let a kernel
+            that confuses them pass.
     """
     if not 1 <= programs <= MAX_PROGRAMS:
         raise ValueError(f"{programs} programs: a puzzle has 1 to {MAX_PROGRAMS}")

@@ -1,6 +1,6 @@
 """Keep a learner's guesses and seen answers across restarts, in `.progress/<lesson>.guesses.json`.
 
-The file is next to the notebooks, like the states of checks. Only a notebook run by Jupyter's server has one: nbval and
+Like the check states, the file is next to the notebooks. Only a notebook run by Jupyter's server has one: nbval and
 the build neither save nor load guesses.
 """
 

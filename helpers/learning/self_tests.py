@@ -7,7 +7,7 @@ import math
 
 from helpers.learning.display_text import Unquoted, number
 
-LINE = 64  # letters of a seal on a line of a cell
+LINE = 64  # characters of a seal per line of a cell
 
 
 def self_test(
@@ -34,10 +34,10 @@ def self_test(
 
 
 def with_seals(source: str) -> str:
-    """Return a cell's source with the hint of its `self_test(answer, correct, hint)` hidden, and a right answer too if
-    it's written as a number or a sum of numbers: readers can decode them, but don't see them in the question.
+    """Return a cell's source with the hint in its `self_test(answer, correct, hint)` hidden, and the right answer too
+    if it's written as a number or a sum of numbers: readers can decode them, but don't see them in the question.
 
-    Calls of any other form stay as they are.
+    Calls in any other form stay as they are.
     """
     if "self_test(" not in source:
         return source

@@ -32,8 +32,8 @@ def read_submission(path: Path) -> Submission:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is not a notebook, or not an exercise, or a different exercise from its name, or an answer cell
-            is missing, doubled or no longer code. One line each, with the fix.
+        ValueError: it is not a notebook, or not an exercise, or not the exercise in its name, or an answer cell
+            is missing, duplicated or no longer code. One line each, with the fix.
     """
     notebook = read_notebook(path)
     course = notebook["metadata"].get("kernel_fusion")
@@ -76,7 +76,7 @@ def up_to_the_last_check(cells: list[dict]) -> list[dict]:
 
 
 def in_words(cell: dict) -> str:
-    """Name a cell as learners know it: an answer or a check by its grade_id, another by its first line."""
+    """Name a cell as learners know it: an answer or a check by its grade_id, any other cell by its first line."""
     if cell["answer"] or "points" in cell:
         return f"the cell {cell['id']!r}"
     lines = [line.strip() for line in cell["source"].splitlines()]
@@ -85,7 +85,7 @@ def in_words(cell: dict) -> str:
 
 
 def left_out_of(notebook: dict, answers: dict[str, str], original: list[dict]) -> int:
-    """Count code cells that were added, or changed outside the answers; a solution's hidden checks are neither."""
+    """Count code cells that were added, or changed outside the answers; a solution's hidden checks don't count."""
     unchanged = {cell["source"].strip() for cell in original}
     hidden = {cell["id"] for cell in original if "points" in cell and cell.get("pass", "shown") is None}
     return sum(

@@ -143,7 +143,7 @@ def stores(node: ast.AST) -> bool:
 
 
 def check_kernel(kernel: ast.FunctionDef, names: Names) -> None:
-    """Raise RefusedError at the first construct in a kernel that its closed language doesn't have."""
+    """Raise RefusedError at the first construct in a kernel that its closed language lacks."""
     given = kernel.args
     if given.vararg or given.kwarg or given.posonlyargs:
         raise RefusedError(kernel, "a kernel's parameters are plain names: no *, ** or /")

@@ -1,8 +1,8 @@
 """The Python allowed around an answer's kernels: functions that allocate, view and launch.
 
 Like the kernels' language, it is restricted: statements, names and attributes that are not listed here are refused. No
-name in it leads to another module, a frame, a class, or code as text. Launchers only run in the sandbox, so this merely
-reports early, and in words, what would fail there.
+name in it leads to another module, a frame, a class, or code as text. Launchers only run in the sandbox, so this only
+reports early, in plain words, what would fail there.
 """
 
 import ast
@@ -114,7 +114,7 @@ def check_launchers(tree: ast.Module, kept: set[str]) -> None:
         check_parts(statement, modules, own)
 
 
-# From the course's dependencies and the standard library: an unused import of these changes nothing.
+# From the course's dependencies and the standard library: an unused import of these has no effect.
 UNUSED = frozenset(
     "numpy torch triton triton.language math matplotlib matplotlib.pyplot typing functools itertools collections "
     "dataclasses operator random time statistics fractions decimal string re".split()

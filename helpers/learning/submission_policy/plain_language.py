@@ -57,9 +57,9 @@ def screen_plain(answers: dict[str, str], kept: Iterable[str] = (), lent: Iterab
     """Return the refusals in answers that return plain values, at most one per answer.
 
     Args:
-        answers: grade_id -> source, which `screening.screen` lets through.
+        answers: grade_id -> source, as passed by `screening.screen`.
         kept: names of the exercise.
-        lent: those that answers may call.
+        lent: names that answers may call.
     """
     trees = {answer: parsed(source) for answer, source in answers.items()}
     # If an answer might not have bound the name, it could be the notebook's.

@@ -26,8 +26,8 @@ class Screened:
     Args:
         readable: grade_id -> source, for the answers that run.
         unreadable: grade_id -> where and why not, for those that Python can't parse.
-        refused: grade_id -> where and why, of those that the policy refuses. As an unreadable one, a refused answer
-            costs the checks that need it, and no other.
+        refused: grade_id -> where and why, for those that the policy refuses. Like an unreadable one, a refused answer
+            costs only the checks that need it.
     """
 
     readable: dict[str, str]

@@ -13,10 +13,10 @@ import textwrap
 
 from IPython.core.inputtransformer2 import TransformerManager
 
-# Ends of lines to str.splitlines, and so to linecache and inspect; to Python's parser none, or a blank.
+# Line ends for str.splitlines, and so for linecache and inspect, but not, or only blanks, for Python's parser.
 LINE_ENDS = {"\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"}
 CODING = re.compile(r"^[ \t\f]*#.*?coding[:=][ \t]*[-\w.]+")  # PEP 263
-LONG_NUMBER = re.compile(r"0[xob][0-9a-f_]{3500,}|\d[\d_]{4000,}", re.IGNORECASE)  # Python writes out 4,300 digits
+LONG_NUMBER = re.compile(r"0[xob][0-9a-f_]{3500,}|\d[\d_]{4000,}", re.IGNORECASE)  # Python prints at most 4,300 digits
 DECORATOR = re.compile(r"@triton\.jit[ \t]*(#.*)?$")
 TRITONS_CUT = re.compile(r"^def\s+\w+\s*\(", re.MULTILINE)  # triton/runtime/jit.py
 
