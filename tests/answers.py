@@ -1,7 +1,7 @@
-"""The answers that the tests give to an exercise: right ones that must pass, wrong ones that a check must reject.
+"""The answers that the tests give to an exercise: right ones must pass, and a check must reject each wrong one.
 
-They stand in source/exercises/answers/NAME/. `changed.diff` holds those that differ from the model answer in a few
-lines; blank lines stand between them, and between two places of one:
+They are in source/exercises/answers/NAME/. `changed.diff` holds the answers that differ from the model answer in a few
+lines, separated by blank lines; a blank line also separates two changes in one answer:
 
     wrong_eps: eps is added to the deviation, not to the variance.
     rejected by: values
@@ -10,9 +10,9 @@ lines; blank lines stand between them, and between two places of one:
     -    y = centred * tl.rsqrt(variance + eps) * weight + bias
     +    y = centred * (1 / (tl.sqrt(variance) + eps)) * weight + bias
 
-A line that begins with a space is context. What is replaced must stand in the model answer exactly once, where lines
-that are blank or all comment are left out. An answer in a style of its own is a file, right_*.py or wrong_*.py, that
-begins with the same lines as comments and has a cell for each answer.
+A line that begins with a space is context. The replaced text must occur exactly once in the model answer, ignoring
+blank lines and comment lines. An answer in its own style is a file, right_*.py or wrong_*.py, that begins with the same
+lines as comments and has a cell for each answer.
 """
 
 import re

@@ -1,9 +1,8 @@
-"""Submissions that try to earn points they have no right to, each with the verdict expected.
+"""Submissions that try to earn points they don't deserve, each with the expected verdict.
 
-INVALID are not taken, REFUSED are not run. FORGED claim in the notebook what its answers do not do. RUN are answers
-that the policy lets through. UNSCREENED are run with the policy switched off, so that what stands behind it, sandbox
-and judge, is shown to hold alone. Attacks by names, links and neighbours of the files:
-tests/grading/test_grade_class.py.
+INVALID are rejected unread, REFUSED are not run. FORGED notebooks claim results that their answers don't produce. RUN
+are answers that the policy allows. UNSCREENED run with the policy switched off, to show that the sandbox and the judge
+hold on their own. Attacks through file names, links and neighbouring files are in tests/grading/test_grade_class.py.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Attacks on exercise 15, written from its public notebook: how to have its points without fusing anything.
+"""Attacks on exercise 15, written from its public notebook: how to get its points without fusing anything.
 
-Each is the model answer with some cells changed. `lost` are the checks that must not pass, and all others must.
+Each is the model answer with some cells changed. The checks in `lost` must not pass; all others must.
 """
 
 import json

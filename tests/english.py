@@ -1,11 +1,11 @@
 """Count English that reads translated, by pattern: docs/writing.md has the rules, tests/test_english.py the ceilings.
 
-Reads markdown cells, strings and comments of source/lessons and source/exercises, the pages in docs/ that are written
-by hand, and docstrings, messages and comments of helpers/ and kernels/. Code spans, formulas, links' targets and HTML
-comments are left out. It finds about half of the cases.
+Reads markdown cells, strings and comments in source/lessons and source/exercises, the hand-written pages in docs/, and
+docstrings, messages and comments in helpers/ and kernels/. Code spans, formulas, link targets and HTML comments are
+left out. It finds about half of the cases.
 
     python tests/english.py                       counts by fault and kind
-    python tests/english.py --list F1 lessons     each place, of one fault, of one kind
+    python tests/english.py --list F1 lessons     each hit for one fault and one kind
 """
 
 import argparse

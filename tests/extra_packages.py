@@ -1,4 +1,4 @@
-"""Install an extra of pyproject.toml into a folder of its own, leaving the tests' own environment as it is."""
+"""Install an extra from pyproject.toml into its own folder, leaving the tests' environment unchanged."""
 
 import hashlib
 import json

@@ -1,7 +1,7 @@
 """Small kernels that show what Triton's language computes, each run on fixed inputs.
 
-A GPU's own answers are recorded in tests/data/h200_semantics.npz by `python tests/gpu_semantics.py OUT` on a machine
-that has one; tests/test_runtime.py holds the interpreter to them.
+`python tests/gpu_semantics.py OUT` recorded a GPU's results in tests/data/h200_semantics.npz; tests/test_runtime.py
+compares the interpreter with them.
 """
 
 import sys

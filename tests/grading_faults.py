@@ -1,6 +1,6 @@
-"""A class of 100, and a grader that is killed at ten moments: `python tests/grading_faults.py` does it in full.
+"""Grade a class of 100 with a grader that is killed at ten moments: `python tests/grading_faults.py` does it in full.
 
-tests/grading/test_grade_faults.py does the same with submissions that are refused unrun, in a process without workers.
+tests/grading/test_grade_faults.py does the same in one process without workers, on submissions that are refused unrun.
 """
 
 import json

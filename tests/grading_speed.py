@@ -1,13 +1,13 @@
-"""How fast a class is graded, beside `pytest --nbval` on each of its notebooks in turn.
+"""Time the grading of a class, next to `pytest --nbval` on each of its notebooks in turn.
 
     python tests/grading_speed.py --nbval 100 --grade 100 200 400
-    python tests/grading_speed.py --grade 40 --beside ../older     another checkout, in turns with this one
+    python tests/grading_speed.py --grade 40 --beside ../older     another checkout, taking turns with this one
 
-Every submission is right, and a text of its own, so that nothing compiled for one is found again by another. The side
-of `pytest --nbval` does less: it runs no hidden check, compares no output, and has no sandbox.
+Every submission is right and has its own text, so nothing compiled for one is reused for another. `pytest --nbval` does
+less: it runs no hidden checks, compares no outputs, and has no sandbox.
 
-A grader that replays elsewhere what was launched costs no more than one that did so beside the answers: on two cores
-with nothing else to do, a class of 40 took 1.84 s a submission and 1.59 GiB, with commit e5c2dfc 2.23 s and 1.49 GiB.
+A grader that replays launches in another process costs no more than one that replayed them next to the answers: on two
+idle cores, a class of 40 took 1.84 s per submission and 1.59 GiB; with commit e5c2dfc, 2.23 s and 1.49 GiB.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""JupyterLab as `make lab` starts it, and a page of it in a real browser."""
+"""JupyterLab as `make lab` starts it, and one of its pages in a real browser."""
 
 import json
 import os

@@ -1,6 +1,6 @@
 """Measure the lessons' main threads, everything before "Going further": docs/writing.md has the rule and the limits.
 
-python tests/lesson_length.py          a line for each lesson
+python tests/lesson_length.py          one line per lesson
 """
 
 import re

@@ -1,11 +1,11 @@
-# ruff: noqa: E501  (a mistake stands in one line)
-"""Mistakes by kind, each in the model answer of every exercise where it can be made, and what must be said of it.
+# ruff: noqa: E501  (each mistake is one line)
+"""Mistakes by kind, each made in every model answer that allows it, and the message each must get.
 
-    python tests/mistakes.py [NN] [--seeds 20]     every mistake on so many draws, public checks and hidden ones
+    python tests/mistakes.py [NN] [--seeds 20]     every mistake on this many draws, public and hidden checks
 
-A mistake is a text of the model answer, in one line or wrapped, replaced by another, everywhere it stands. It must be
-rejected on every draw, by the check that comes first and by the hidden check of its like, and what is said must fit the
-kind, or what the mistake itself asks for.
+A mistake replaces a text of the model answer, on one line or wrapped, wherever it occurs. On every draw, the first
+check that applies and its hidden counterpart must reject it, with a message that fits the kind or the mistake's own
+pattern.
 """
 
 import argparse

@@ -1,14 +1,14 @@
 """Do the model answer and the right answers in other styles pass every check, whatever inputs are drawn?
 
-    python tests/model_draws.py                     500 draws of every exercise; exit status 1 where one fails
+    python tests/model_draws.py                     500 draws of every exercise; exit status 1 if one fails
     python tests/model_draws.py --only 11 --draws 50 --start 100 --model
     python tests/model_draws.py --processes 16 --out draws.jsonl
 
-Draws come in pieces of ten, the first piece of every answer before the second of any, so that a run that is cut short
-has judged every exercise alike. With `--out`, each piece is a line of the file as soon as it is done, and a run that
-goes on leaves out what stands there.
+Draws run in batches of ten, the first batch of every answer before the second of any, so a run that is cut short has
+judged every exercise equally. With `--out`, each batch becomes a line of the file when it finishes, and a continued run
+skips the batches already there.
 
-What a check meters or compiles depends on no value that is drawn: those checks are run on the first draw alone.
+Checks that meter or compile don't depend on drawn values, so they run on the first draw only.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""Do the checks of an exercise notice a small mistake? The model answers, each with one mistake, and who survives.
+"""Do an exercise's checks notice a small mistake? Mutate the model answers, and list the surviving mutants.
 
-    python tests/mutants.py              every exercise; exit status 1 where a mutant survives that is not argued
+    python tests/mutants.py              every exercise; exit status 1 if a mutant survives without a stated reason
     python tests/mutants.py --only 04    one exercise
     python tests/mutants.py --only 09,10,15 --processes 16 --out mutants.jsonl
 
-A mutant is one place of one answer cell changed: a mask dropped, strides swapped, a constant changed, a write skipped,
-a lower precision to accumulate in, a comparison off by one, an operation exchanged, a grid rounded down, a copy that
-puts strides right left out. It is rejected when a check, public or hidden, does not pass, as it would be for a learner.
+A mutant changes one place in one answer cell: drops a mask, swaps strides, changes a constant, skips a write,
+accumulates in a lower precision, shifts a comparison by one, exchanges an operation, rounds a grid down, or omits a
+copy that makes a tensor contiguous. It is rejected if any check, public or hidden, does not pass, as for a learner.
 """
 
 import argparse

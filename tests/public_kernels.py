@@ -1,10 +1,10 @@
-"""Public packages' Triton kernels in the meter, each against its PyTorch reference.
+"""Run public packages' Triton kernels in the meter, each against its PyTorch reference.
 
     python tests/public_kernels.py FOLDER [NAME ...]
 
-prints a JSON line per kernel: name, launches, largest error, or why it was refused. FOLDER holds the packages that
-test_public_kernels.py names, installed without what they depend on: their own code runs, on CPU tensors, and
-what asks for a GPU, Hugging Face or bitsandbytes around it is a stub.
+prints a JSON line per kernel: name, launches, largest error, or why it was refused. FOLDER holds the packages named in
+test_public_kernels.py, installed without their dependencies: their own code runs on CPU tensors, with stubs for
+everything around it that needs a GPU, Hugging Face or bitsandbytes.
 """
 
 # ruff: noqa: E731, N813, RUF012

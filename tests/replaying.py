@@ -1,4 +1,4 @@
-"""The replay of a submission in this process, with its messages as they would travel."""
+"""Replay a submission in this process, with its messages serialised as for the real replay."""
 
 import json
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from helpers.grading.replay.replayer import Replayer
 
 
 def asked_here() -> Callable[[dict, bytes], tuple[dict, bytes]]:
-    """What `server.judged` asks, of a replay of its own."""
+    """Return the `ask` of `server.judged`, answered by a replayer in this process."""
     replayer = Replayer()
 
     def ask(question: dict, payload: bytes) -> tuple[dict, bytes]:

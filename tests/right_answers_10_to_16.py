@@ -1,5 +1,5 @@
 # ruff: noqa: E501  (a change stands in one line)
-"""Right answers to exercises 10 to 16 in other styles, written as `wrong_answers` are. Each must pass every check."""
+"""Right answers to exercises 10 to 16 in other styles, in the format of `wrong_answers`. Each must pass every check."""
 
 from wrong_answers_10_to_16 import (
     CODE,

@@ -1,7 +1,7 @@
-"""More attacks, written from what the grading promises and not from how it is made, each with the verdict expected.
+"""More attacks, written from what the grading promises rather than from its code, each with the expected verdict.
 
-TEXTS are refused for what their text says, or could say to another reader. KERNELS are in the language, and lie in it.
-PROCESSES are run with the policy switched off: they go at the sandbox, the conversation and the machine below.
+TEXTS are refused for what their text says, or could say to another reader. KERNELS use only the allowed language to
+cheat. PROCESSES run with the policy switched off, and attack the sandbox, the messages and the machine.
 """
 
 from unittest import mock

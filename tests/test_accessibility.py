@@ -1,4 +1,4 @@
-"""axe-core, in a real browser, over every lesson as it is opened; of one that runs, test_lab asks the same."""
+"""axe-core, in a real browser, on every lesson as it opens; test_lab checks a running one the same way."""
 
 import pytest
 from lab_browser import ROOT

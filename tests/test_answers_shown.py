@@ -1,4 +1,4 @@
-"""A cell that answers a question shows the answer: Jupyter displays a cell's last expression and no other."""
+"""A cell that answers a question shows the answer: Jupyter displays only a cell's last expression."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What lesson 10's experiments time is attention: values against float64, bytes and launches by the meter."""
+"""Lesson 10's experiments time attention: values against float64, bytes and launches by the meter."""
 
 import pytest
 import torch

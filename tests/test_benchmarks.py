@@ -1,4 +1,4 @@
-"""The benchmark command where there is no GPU, and what it says of rows measured on one."""
+"""The benchmark command without a GPU, and its report on rows measured on one."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""source/build.py: the same bytes each time, only what changed, and no drift unseen."""
+"""source/build.py: builds the same bytes each time, rebuilds only what changed, and detects every drift."""
 
 import importlib.util
 import json

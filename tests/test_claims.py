@@ -1,4 +1,4 @@
-"""docs/claims.md: every claim of the lessons with its verdict, and no claim without one."""
+"""docs/claims.md: every claim in the lessons has its verdict."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""What lessons 05, 08, 13, 14 and 15 put claims on trial with: the same values, and the bytes that they are to move."""
+"""The code that tests the claims in lessons 05, 08, 13, 14 and 15: the same values, and the bytes it should move."""
 
 import json
 import shutil

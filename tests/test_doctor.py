@@ -1,4 +1,4 @@
-"""What `fusion doctor` says of machines that lack something."""
+"""`fusion doctor` on machines that lack something."""
 
 import os
 import shutil

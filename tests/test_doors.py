@@ -1,4 +1,4 @@
-"""The doors beside `make lab`: what a container, Binder and Colab are told, as far as it can be tried without them."""
+"""The alternatives to `make lab`: the container, Binder and Colab setups, as far as they can be tested here."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""English that reads translated does not grow: docs/writing.md has the rules, tests/english.py counts."""
+"""English that reads like a translation doesn't grow: docs/writing.md has the rules, tests/english.py counts."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""The house: an import goes down a floor or stays, the instruments know no kernel, and a name stands for one thing."""
+"""The layers: imports go down or stay level, the instruments don't know the kernels, and a name means one thing."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The glossary: in alphabetical order, each entry with its lesson, and every link to it leads to an entry."""
+"""The glossary: in alphabetical order, each entry links its lesson, and every link to the glossary finds its entry."""
 
 import re
 from pathlib import Path

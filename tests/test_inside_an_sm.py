@@ -1,4 +1,4 @@
-"""The experiments inside an SM compute what they say, and their counters are read from Nsight Compute's table."""
+"""The experiments inside an SM compute what they claim, and read their counters from Nsight Compute's table."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""`fusion lab` as a learner meets it, in a real browser: guesses that are kept, pages that come back."""
+"""`fusion lab` for a learner in a real browser: guesses are kept, and pages come back."""
 
 import asyncio
 import contextlib

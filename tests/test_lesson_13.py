@@ -1,4 +1,4 @@
-"""Lesson 13: what its text says of the recorded tables holds in them."""
+"""Lesson 13: its statements about the recorded tables are true."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Lesson 15: what its text says of passes holds by the meter."""
+"""Lesson 15: the meter confirms its statements about passes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What lesson 17 times computes what it says: decode in splits, and rotation without the search for slots."""
+"""Lesson 17 times what it claims to: decode in splits, and rotation without the search for slots."""
 
 import ast
 import inspect

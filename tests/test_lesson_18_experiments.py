@@ -1,4 +1,4 @@
-"""What lesson 18 times computes a decoder layer, moves the same bytes, and compiles with a dependent launch."""
+"""Lesson 18's timed code computes a decoder layer, moves the same bytes, and compiles with a dependent launch."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What the lessons' experiments time is what they say: values against PyTorch's, trips by the meter."""
+"""The lessons' experiments time what they claim to: values against PyTorch's, reads and writes by the meter."""
 
 import re
 from functools import partial

@@ -1,4 +1,4 @@
-"""Each lesson's main thread fits the minutes it announces, and has something to write: docs/writing.md has the rule."""
+"""Each lesson's main thread fits the minutes it announces, and has code to write: docs/writing.md has the rule."""
 
 import itertools
 import re

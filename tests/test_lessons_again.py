@@ -1,4 +1,4 @@
-"""A reader goes back: each cell of a lesson, run again after the whole of it and those below, shows what it showed."""
+"""A reader goes back: each cell, rerun after the whole lesson and with the cells below it, shows the same output."""
 
 import dis
 import json

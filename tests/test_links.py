@@ -1,4 +1,4 @@
-"""Every relative link in a notebook or a page leads to a file of the course, and so does what a page names."""
+"""Every relative link in a notebook or page leads to a file of the course, and so does every path that a page names."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""source/made_from.py: what a built file depends on, found in text alone; one change makes stale what it can change."""
+"""source/made_from.py: finds a built file's dependencies from text alone; a change makes stale what it can affect."""
 
 import ast
 import functools

@@ -1,4 +1,4 @@
-"""The kernels that lesson 08 grows: values against double precision, bytes by the meter; they are the lesson's own."""
+"""The kernels that lesson 08 develops: values against double precision, bytes by the meter; they match the lesson."""
 
 import ast
 from pathlib import Path

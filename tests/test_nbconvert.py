@@ -1,4 +1,4 @@
-"""A saved notebook, converted by nbconvert as it comes: each picture is described, and its text not in sight again."""
+"""A saved notebook, converted by plain nbconvert: each picture has a description, and its text isn't shown twice."""
 
 from pathlib import Path
 

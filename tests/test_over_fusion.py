@@ -1,4 +1,4 @@
-"""The chain of lesson 07 and its gradient, against autograd in double precision; add+GELU at other block sizes."""
+"""Lesson 07's chain and its gradient against autograd in double precision; add+GELU at other block sizes."""
 
 import pytest
 import torch

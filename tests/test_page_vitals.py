@@ -1,4 +1,4 @@
-"""Pages scored as Lighthouse scores them: the formula, and the first page and the largest lesson above 95."""
+"""Pages scored as by Lighthouse: the formula, and the first page and the largest lesson above 95."""
 
 import pytest
 

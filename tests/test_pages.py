@@ -1,4 +1,4 @@
-"""What a reader meets in a lesson as it is built: questions before their answers, code that fits the page."""
+"""A built lesson as a reader sees it: questions before their answers, and code that fits the page."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""No quantity in a notebook's prose that nobody can check: a cell shows it, a claim to be tested quotes it, or it is
+"""Every quantity in a notebook's prose can be checked: a cell shows it, a claim to be tested quotes it, or it is
 marked as given, with its source. docs/writing.md tells authors how."""
 
 import re

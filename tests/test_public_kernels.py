@@ -1,4 +1,4 @@
-"""Public packages' Triton kernels in the meter: the table of docs/public_kernels.md, run again."""
+"""Public packages' Triton kernels in the meter: reproduce the table in docs/public_kernels.md."""
 
 import json
 import re

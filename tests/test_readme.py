@@ -1,4 +1,4 @@
-"""What README.md shows is the course's and the record's; a picture of another film is noticed."""
+"""README.md matches the course and its records, and a picture of an outdated film is detected."""
 
 import copy
 import importlib.util

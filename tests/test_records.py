@@ -1,4 +1,4 @@
-"""Every record says when, on what and with what it was taken, and `make results` takes each of them again."""
+"""Every record states when, on what and with what it was taken, and `make results` retakes each of them."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""One version of the course everywhere; the forms of issues ask for what helps."""
+"""One version number everywhere in the course; the issue forms ask for useful facts."""
 
 import re
 import tomllib

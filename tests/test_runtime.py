@@ -1,4 +1,4 @@
-"""The interpreter against the H200's recorded answers, what it refuses, and that the compiler works beside it."""
+"""The interpreter against the H200's recorded results, what it refuses, and that the compiler works next to it."""
 
 import re
 import subprocess

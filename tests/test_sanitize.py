@@ -1,4 +1,4 @@
-"""What benchmarks/sanitize.py makes of compute-sanitizer's words, and that its planted mistakes are mistakes."""
+"""How benchmarks/sanitize.py reads compute-sanitizer's output, and that its planted mistakes are mistakes."""
 
 import shutil
 

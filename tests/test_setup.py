@@ -1,4 +1,4 @@
-"""Two machines get the same course: pinned packages, one environment, made whole or not at all."""
+"""Two machines get the same course: pinned packages, one environment, installed completely or not at all."""
 
 import os
 import re

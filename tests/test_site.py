@@ -1,4 +1,4 @@
-"""The course's web pages: whole, small, asking nothing of any other host, live without a kernel."""
+"""The course's web pages: complete, small, independent of other hosts, and interactive without a kernel."""
 
 import json
 import re

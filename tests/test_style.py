@@ -1,4 +1,4 @@
-"""Every colour, size and font of the helpers is set in helpers/style.py, in SVG, style sheets and scripts as well."""
+"""Every colour, size and font in the helpers comes from helpers/style.py, including SVG, style sheets and scripts."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The sweep where there is no GPU: its points, its processes, its lines and what becomes of them."""
+"""The sweep without a GPU: its points, its processes, its output, and how that is recorded."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The sweep's points of tiled kernels: what they are, and that each provider of one computes the same."""
+"""The sweep's points for tiled kernels: their shapes, and that all providers of a point compute the same."""
 
 import pytest
 import torch

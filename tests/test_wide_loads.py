@@ -1,4 +1,4 @@
-"""The experiments on loads and strides: right values, and the loads that each version is said to have."""
+"""The experiments on loads and strides: right values, and the load widths that each version claims."""
 
 import pytest
 import torch

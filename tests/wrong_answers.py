@@ -1,6 +1,6 @@
-"""Wrong answers that earned points once, or were written to earn them: each is the model answer with texts replaced.
+"""Wrong answers that once earned points, or were written to: each is the model answer with texts replaced.
 
-exercise -> name -> {text in the model answer, comments left out: what stands there instead}. None may pass every check.
+exercise -> name -> {text in the model answer, without comments: replacement}. None may pass every check.
 """
 
 import wrong_answers_10_to_16

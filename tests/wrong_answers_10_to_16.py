@@ -1,5 +1,5 @@
 # ruff: noqa: E501  (a mistake stands in one line)
-"""Wrong answers to exercises 10 to 16, tried as learners and as a cheating class would: see `wrong_answers`."""
+"""Wrong answers to exercises 10 to 16, as learners or a cheating class might try them: see `wrong_answers`."""
 
 LOW = ".to(x_ptr.dtype.element_ty).to(tl.float32)"
 LOWC = ".to(x_ptr.dtype.element_ty).to(COMPUTE)"

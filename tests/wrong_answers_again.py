@@ -1,6 +1,6 @@
 # ruff: noqa: E501  (a mistake stands in one line)
-"""Wrong answers as a class would try them that knows the checks: buffers kept between calls, inputs written over, other
-types of outputs, sizes of the visible cells, shortcuts for some values. See `wrong_answers`."""
+"""Wrong answers from a class that knows the checks: buffers kept between calls, overwritten inputs, other
+output types, the sizes of the visible cells, shortcuts for some values. See `wrong_answers`."""
 
 WRONG = {
     "03_fused_add_gelu": {

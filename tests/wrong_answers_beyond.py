@@ -1,5 +1,5 @@
 # ruff: noqa: E501  (a mistake stands in one line)
-"""Wrong answers that are right on the sizes that were once checked, and wrong beyond them: another eps, wider rows, a
+"""Wrong answers that are right on the sizes once checked, and wrong beyond them: another eps, wider rows, a
 second output, the last program. See `wrong_answers`."""
 
 WRONG = {

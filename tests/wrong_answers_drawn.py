@@ -1,5 +1,5 @@
 # ruff: noqa: E501  (a mistake stands in one line)
-"""Wrong answers that are right on every size, number and shape that the checks once had: sizes past those, dimensions,
+"""Wrong answers that are right on every size and value that the checks once had: larger sizes, dimensions,
 seeds, an eps of 0, a second size to meter. See `wrong_answers`."""
 
 WRONG = {
