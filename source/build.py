@@ -2,27 +2,27 @@
 
     source/lessons/NN_name.py     ->  notebooks/NN_name.ipynb
     source/exercises/NN_name.py   ->  solutions/NN_name.ipynb    answers, hidden checks, the outputs of a pass
-                                      exercises/NN_name.ipynb    stubs in place of answers, no hidden checks
+                                      exercises/NN_name.ipynb    stubs instead of answers, no hidden checks
 
-Sources are in jupytext's percent format. In an exercise, an answer stands between the lines `# BEGIN SOLUTION` and
-`# END SOLUTION`, a hidden check between `# BEGIN HIDDEN TESTS` and `# END HIDDEN TESTS`, as nbgrader has them, and
-a cell's header says what the cell is:
+Sources are in jupytext's percent format. In an exercise, an answer is between the lines `# BEGIN SOLUTION` and
+`# END SOLUTION`, a hidden check between `# BEGIN HIDDEN TESTS` and `# END HIDDEN TESTS`, as in nbgrader, and a cell's
+header gives its kind:
 
-    # %% grade_id="add-gelu"            an answer cell: it holds a solution region
+    # %% grade_id="add-gelu"            an answer cell: it contains a solution region
     # %% grade_id="values" points=6     a check cell
-    # %% tags=["nbval-ignore-output"]   its output depends on the machine: nbval runs it and compares nothing
+    # %% tags=["nbval-ignore-output"]   its output depends on the machine: nbval runs it without comparing
     # %% tags=["hide-input"]            JupyterLab and the site show its code folded
 
-In a lesson, the section "## Going further", which is the last, is shown folded.
+A lesson's last section, "## Going further", is shown folded.
 
-A notebook is built again when anything it was made from has changed: its source, this file, a module of the project or
-a record that one of them uses (source/made_from.py). Each remembers, in its metadata, the digest of each of these and
-the digest of what was built, so that the drift check runs nothing.
+A notebook is rebuilt when anything it was made from has changed: its source, this file, or a module or record that one
+of them uses (source/made_from.py). Its metadata holds the digests of all of these and of the built notebook, so the
+drift check runs nothing.
 
     python source/build.py               build what changed
     python source/build.py --only 03     of those, only the ones whose name starts with 03
-    python source/build.py --force       build again what has not changed
-    python source/build.py --check       build nothing; fail, with a line for each, where a notebook has drifted
+    python source/build.py --force       also rebuild what has not changed
+    python source/build.py --check       build nothing; fail, with one line per notebook that has drifted
 """
 
 import argparse
@@ -49,7 +49,7 @@ EDITED = "was edited after it was built"
 FURTHER = "## Going further"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
-# What a notebook written on any machine says of its kernel.
+# Kernel metadata, the same on every machine.
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 LANGUAGE_INFO = {
     "file_extension": ".py",
@@ -58,22 +58,22 @@ LANGUAGE_INFO = {
     "pygments_lexer": "ipython3",
 }
 
-# Run in a notebook's kernel before its first cell: writes the name of each file that is opened into another file.
+# Runs in a notebook's kernel before its first cell: logs the name of each opened file to another file.
 LISTS_OPENED = (
     "__import__('sys').addaudithook(lambda event, values, out=open('{}', 'w', buffering=1): event == 'open' "
     "and isinstance(values[0], str) and print(__import__('os').path.abspath(values[0]), file=out) and None)"
 )
-SEEN = {".py", ".pyi", ".pyc", *IN_BROWSER}  # known by their imports; a notebook stores nothing of scripts and styles
-# At the top of the project, what a notebook may open without being made from it; pyproject.toml counts by its pins.
+SEEN = {".py", ".pyi", ".pyc", *IN_BROWSER}  # known from imports; notebooks don't store scripts or styles
+# Top-level files that a notebook may open without depending on them; pyproject.toml counts through its pins.
 OWN = {".git", ".venv", ".pytest_cache", "notebooks", "exercises", "solutions", "pyproject.toml"}
 
 
 class BuildError(Exception):
-    """A notebook that cannot be built, in one line."""
+    """A notebook cannot be built; the message is one line."""
 
 
 def targets_of(source: Path, root: Path) -> list[Path]:
-    """The notebooks built from one source, in the order in which they are built."""
+    """The notebooks built from one source, in build order."""
     folders = ("notebooks",) if source.parent.name == "lessons" else ("solutions", "exercises")
     return [root / folder / f"{source.stem}.ipynb" for folder in folders]
 
@@ -86,7 +86,7 @@ def sources_in(root: Path, only: str = "") -> list[Path]:
 
 
 def read_source(source: Path) -> NotebookNode:
-    """The notebook in a source file: stable cell ids, nbgrader's metadata, nothing executed."""
+    """Parse a source file into a notebook: stable cell ids, nbgrader's metadata, nothing executed."""
     import jupytext
 
     text = jupytext.reads(source.read_text(encoding="utf-8"), fmt="py:percent")
@@ -145,7 +145,7 @@ def is_answer(cell: NotebookNode) -> bool:
 
 
 def without_regions(text: str, name: str, stub: str | None) -> str:
-    """`text` with each region between `BEGIN name` and `END name` replaced by `stub`, or dropped."""
+    """Return `text` with each region between `BEGIN name` and `END name` replaced by `stub`, or dropped."""
     kept, inside = [], False
     for line in text.splitlines():
         if f"BEGIN {name}" in line:
@@ -160,7 +160,7 @@ def without_regions(text: str, name: str, stub: str | None) -> str:
 
 
 def exercise_of(solution: NotebookNode) -> NotebookNode:
-    """The exercise in a solution notebook: stubs for answers, hidden checks removed, outputs cleared."""
+    """Return the exercise for a solution notebook: stubs for answers, hidden checks removed, outputs cleared."""
     exercise = nbformat.from_dict(json.loads(json.dumps(solution)))
     for cell in exercise.cells:
         if cell.cell_type == "code":
@@ -171,9 +171,9 @@ def exercise_of(solution: NotebookNode) -> NotebookNode:
 
 
 def original_of(exercise: NotebookNode, solution: NotebookNode) -> list[dict]:
-    """What `fusion check` runs a learner's answers in: an exercise's code cells, and what each check shows at a pass.
+    """Return the cells in which `fusion check` runs a learner's answers, with the output of each check's pass.
 
-    A check that has no passing outputs here is hidden: its cell holds no more than a comment.
+    A check without a passing output here is hidden: its cell contains only a comment.
     """
     cells = []
     for cell, solved in zip(exercise.cells, solution.cells, strict=True):
@@ -191,10 +191,10 @@ def original_of(exercise: NotebookNode, solution: NotebookNode) -> list[dict]:
 
 
 def execute(notebook: NotebookNode, target: Path, root: Path) -> set[str]:
-    """Run the notebook in the folder it will live in, and keep only outputs fit to be stored.
+    """Run the notebook in its final folder, and keep only outputs fit to be stored.
 
     Returns:
-        The files of the project that it opened, apart from modules; paths from the root.
+        The project's files that it opened, other than modules, as paths from the root.
     """
     with tempfile.TemporaryDirectory() as folder:
         opened = Path(folder, "opened")
@@ -210,7 +210,7 @@ def execute(notebook: NotebookNode, target: Path, root: Path) -> set[str]:
 
 
 def run(notebook: NotebookNode, target: Path, opened: Path) -> None:
-    """Run the notebook in this Python; the names of all files that it opens go to the file `opened`."""
+    """Run the notebook in this Python and log the names of all files that it opens to the file `opened`."""
     import traitlets
     from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
@@ -218,7 +218,7 @@ def run(notebook: NotebookNode, target: Path, opened: Path) -> None:
     from nbval.kernel import CURRENT_ENV_KERNEL_NAME, NbvalKernelspecManager
 
     class ThisPython(AsyncKernelManager):
-        # Another "python3" among the user's kernels would otherwise come first.
+        # Otherwise another "python3" among the user's kernels would take precedence.
         @traitlets.default("kernel_spec_manager")
         def _this_python(self):
             return NbvalKernelspecManager(parent=self)
@@ -262,7 +262,7 @@ def place(target: Path, cell: NotebookNode) -> str:
 
 
 def without_widget(output: NotebookNode) -> NotebookNode | None:
-    # A widget's view names a model of a kernel that is gone; the picture and the text beside it stay.
+    # A widget's view refers to a kernel that is gone; the picture and text next to it stay.
     if WIDGET_VIEW in output.get("data", {}):
         del output["data"][WIDGET_VIEW]
         if not output["data"]:
@@ -307,7 +307,7 @@ def digest_of_notebook(notebook: dict) -> str:
 
 
 def drift_of(source: Path, target: Path, project: Project) -> str | None:
-    """Why a built notebook no longer stands for its source, or None."""
+    """Return why a built notebook no longer matches its source, or None."""
     if not target.exists():
         return "is not built"
     try:
@@ -323,7 +323,7 @@ def drift_of(source: Path, target: Path, project: Project) -> str | None:
 
 
 def drifted(root: Path, only: str = "") -> list[str]:
-    """One line for each notebook that differs from what its source would give."""
+    """Return one line for each notebook that no longer matches its source."""
     lines, known, project = [], set(), Project(root)
     for source in sources_in(root, only):
         for target in targets_of(source, root):
@@ -340,7 +340,7 @@ def drifted(root: Path, only: str = "") -> list[str]:
 
 
 def build(source: Path, project: Project) -> None:
-    """Build every notebook of one source, and write them only when all of them ran."""
+    """Build all notebooks of one source, and write them only if all of them ran."""
     root = project.root
     notebook = read_source(source)
     targets = targets_of(source, root)
@@ -360,11 +360,11 @@ def build(source: Path, project: Project) -> None:
     for result in built.values():
         course = {"made_from": known}
         if len(targets) == 2:
-            # The exercise's in both: whoever makes notebooks of the solution, as nbgrader does, keeps its metadata.
+            # The exercise's metadata in both, because tools such as nbgrader copy the solution's.
             course |= {"exercise": source.stem, "original": original_of(exercise, notebook)}
         result.metadata["kernel_fusion"] = course
         nbformat.validate(result)
-        # On disk a long string is a list of lines: the digest is taken of what a reader of the file finds.
+        # On disk, a long string is a list of lines: hash the notebook as it will be read from the file.
         course["built"] = digest_of_notebook(json.loads(nbformat.writes(result)))
         result.metadata["kernel_fusion"] = course
     for target, result in built.items():
@@ -373,7 +373,7 @@ def build(source: Path, project: Project) -> None:
 
 
 def keep_edits(source: Path, target: Path, project: Project) -> None:
-    """Move an edited notebook aside: it may hold a learner's work, which no build may overwrite."""
+    """Move an edited notebook aside: it may contain a learner's work, which a build must not overwrite."""
     if drift_of(source, target, project) == EDITED:
         kept = target.with_suffix(".ipynb.edited")
         os.replace(target, kept)
@@ -381,7 +381,7 @@ def keep_edits(source: Path, target: Path, project: Project) -> None:
 
 
 def write(target: Path, text: str) -> None:
-    # Written beside and moved, so that a build that is stopped leaves the old notebook whole.
+    # Write next to it and rename, so that an interrupted build leaves the old notebook intact.
     beside = target.with_suffix(".building")
     beside.write_text(text, encoding="utf-8")
     os.replace(beside, target)

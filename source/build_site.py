@@ -1,23 +1,23 @@
-"""Build the course's web pages, in site/, from the notebooks as they are built: nothing is run. `make site`.
+"""Build the course's web pages, in site/, from the built notebooks, without running anything. `make site`.
 
-nbconvert makes them, with the template in source/site/: it is installed with JupyterLab, needs no Node.js and no
-network, and renders what the notebooks hold. Jupyter Book 2 (MyST) would bring a theme and a search, but it is a
-Node.js program that fetches its theme when it builds, its pages load scripts from elsewhere, and figures that move with
-no kernel would still be ours to show.
+nbconvert builds them with the template in source/site/: it is installed with JupyterLab, needs no Node.js and no
+network, and renders the notebooks as they are. Jupyter Book 2 (MyST) would add a theme and a search, but it is a
+Node.js program that downloads its theme at build time, its pages load scripts from other hosts, and we would still have
+to show figures that move without a kernel.
 
-- A live figure moves without a kernel, as source/record_figures.py has recorded it. Without that recording, or with one
-  that is stale, no page is built.
+- A live figure moves without a kernel, from the recording made by source/record_figures.py. If that is missing or
+  stale, no page is built.
 - A puzzle offers lines to try, each with its recorded outcome (source/record_puzzles.py).
-- What answers a question is folded until the reader guesses or asks; what answers several, until the last of them. An
-  explorer moves without a guess, unless its opening line says what was found; so does the film that opens a lesson,
+- Outputs that answer a question are folded until the reader guesses or asks; outputs that answer several, until the
+  last one. An explorer moves without a guess unless its opening line shows the answer; so does a lesson's opening film,
   unless one of its counters does.
-- Where a lesson opens with a figure, that stands right under the lesson's question: what is learnt, how to run the
-  notebook and its first cell follow. What only applies to a notebook, <span class="lab"> in a lesson, is left out.
-- Formulas become MathML here; a page asks nothing of any other host, and works from a folder as well as from a server.
+- If a lesson opens with a figure, the figure comes right after the lesson's question, before the objectives, how to run
+  the notebook, and its first cell. Text that only applies to a notebook, <span class="lab"> in a lesson, is left out.
+- Formulas become MathML at build time; pages request nothing from other hosts, and work from a folder or a server.
 
     python source/build_site.py                  build site/
     python source/build_site.py --out FOLDER     build it there
-    python source/build_site.py --only 00 03     only the pages whose names start so, with the first page
+    python source/build_site.py --only 00 03     only the pages whose names start with these, and the first page
 """
 
 import argparse
@@ -59,20 +59,20 @@ from source.record_figures import drifted, is_live, recorded  # noqa: E402
 
 HERE = Path(__file__).parent / "site"
 RECORD_IT = "run `make notebooks`, which records figures that move"
-ASKED = re.compile(r"(?P<question>.*): \[your guess\] ?(?P<unit>.*)")  # as a question is stored where no widget runs
+ASKED = re.compile(r"(?P<question>.*): \[your guess\] ?(?P<unit>.*)")  # how a question is stored if no widget runs
 DOORS = re.compile(r"https://(?:mybinder\.org/v2|colab\.research\.google\.com/github|codespaces\.new)/[^\s)\"<>]+")
 PICTURE = re.compile(r'<img src="data:image/png;base64,([^"]+)"')
 UNASKED = "; you made no guess"
 SEALED = re.compile(r"sealed=\(?\s*((?:\"[^\"]+\"\s*)+)\)?")
 GOALS = re.compile(r"^.+\n\n(?=- )", re.MULTILINE)  # the line before a list
 THUMBNAIL = 272, 144  # pixels, at twice the density
-FITTING = 560  # pixels: no wider, a picture's letters can be read where a phone shows all of it
+FITTING = 560  # pixels: up to this width, a picture's text is legible on a phone
 
 
 @dataclass
 class Page:
-    """One page. `source`: the file it is made of, as seen from the course's folder; `kind`: "lesson", "exercise" or
-    "document". `sections`: (level, id, title) of its headings, `texts`: the words under each, as they are rendered."""
+    """One page. `source`: the file it is made from, relative to the course's folder; `kind`: "lesson", "exercise" or
+    "document". `sections`: (level, id, title) of its headings, `texts`: the words under each, as rendered."""
 
     source: Path
     kind: str
@@ -82,7 +82,7 @@ class Page:
 
     @property
     def number(self) -> str:
-        """00, 03b; empty for what has none."""
+        """00, 03b; empty if it has none."""
         return number[0] if (number := re.match(r"\d+[a-z]?(?=_)", self.source.stem)) else ""
 
     @property
@@ -96,12 +96,12 @@ class Page:
 
     @property
     def root(self) -> str:
-        """From the page to the first one's folder."""
+        """Path from the page to the first page's folder."""
         return "../" * (len(self.source.parts) - 1)
 
 
 def pages_of(root: Path) -> list[Page]:
-    """Lessons, exercises, documents, each kind in its order."""
+    """Return lessons, exercises and documents, each kind in order."""
     pages = []
     for folder, kind in (("notebooks", "lesson"), ("exercises", "exercise")):
         for path in sorted((root / folder).glob("*.ipynb"), key=lambda path: path.stem.replace("lab_", "~")):
@@ -119,7 +119,7 @@ def pages_of(root: Path) -> list[Page]:
 
 
 class Renderer(IPythonRenderer):
-    """Markdown as a page shows it: formulas as MathML, headings that can be linked to, links that lead to pages."""
+    """Markdown as on a page: formulas as MathML, headings with anchors, links that lead to pages."""
 
     def __init__(self, page: Page, site: "Site"):
         super().__init__(escape=False)
@@ -150,7 +150,7 @@ class Renderer(IPythonRenderer):
 
 
 def words_of(markup: str) -> str:
-    """What a page's markup says under its heading, in one line."""
+    """Return the text of a page's markup without headings and formulas, in one line."""
     return " ".join(html.unescape(re.sub(r"<(math|h\d).*?</\1>|<[^>]+>", " ", markup, flags=re.DOTALL)).split())
 
 
@@ -158,9 +158,9 @@ def words_of(markup: str) -> str:
 
 
 class Exporter(HTMLExporter):
-    """nbconvert's, without its second reading of the finished page, which takes half of the time.
+    """nbconvert's exporter without its second pass over the finished page, which takes half of the time.
 
-    It looks for pictures without a description, and here each has one.
+    That pass looks for pictures without a description, and every picture here has one.
     """
 
     def from_notebook_node(self, nb, resources=None, **more):
@@ -172,7 +172,7 @@ class Exporter(HTMLExporter):
 
 
 class Site:
-    """The pages in `out`, of the course in `root`."""
+    """Builds the pages of the course in `root`, into `out`."""
 
     def __init__(self, root: Path, out: Path):
         self.root, self.out = root, out
@@ -194,7 +194,7 @@ class Site:
         self.exporter = Exporter(config=config)
 
     def address(self, url: str, page: Page) -> str:
-        """Where a link of a page's text leads on the site; empty where it has nothing to show for it."""
+        """Return where a link in a page's text leads on the site; empty if the site has no such page."""
         if re.match(r"[a-z]+:|#", url):
             return url
         path, hash_, anchor = url.partition("#")
@@ -214,7 +214,7 @@ class Site:
         shutil.copyfile(self.root / name, self.out / name)
 
     def markup(self, text: str, page: Page) -> str:
-        """Markdown as markup; what it says is kept for the search."""
+        """Render Markdown, and keep its text for the search."""
         text = re.sub(r"<!--.*?-->\n?|<span class=\"lab\">.*?</span>", "", text, flags=re.DOTALL)
         shown = ""
         for part in re.split(r"^(?=#+ )", text, flags=re.MULTILINE):
@@ -227,7 +227,7 @@ class Site:
         return re.sub(r"(<table>.*?</table>)", r'<div class="wide">\1</div>', shown, flags=re.DOTALL)
 
     def write(self, page: Page, notebook: nbformat.NotebookNode, lesson: Page | None = None) -> None:
-        """`lesson`: whose live figures the notebook has, its own by default."""
+        """Render a notebook. `lesson`: whose live figures it uses, by default its own."""
         live = self._prepare(page, notebook, recorded(self.root / (lesson or page).source))
         self.drawn |= {figure["stage"] for figure in live.values()}
         if live:
@@ -245,7 +245,7 @@ class Site:
                 and {page.kind, each.kind} <= {"lesson", "exercise"}
             ],
         }  # fmt: skip
-        # As globals: resources are copied, deeply, for each page.
+        # As globals, because resources are deep-copied for each page.
         shown = {
             "page": page,
             "site": self,
@@ -264,7 +264,7 @@ class Site:
         (self.out / name).write_text(text, encoding="utf-8")
 
     def _prepare(self, page: Page, notebook: nbformat.NotebookNode, known: dict) -> dict:
-        """Make of each cell what the template shows; gives its live figures, of those that are `known`."""
+        """Turn each cell into what the template shows; return its live figures among the `known` ones."""
         lead_with_the_figure(notebook)
         live, folds, asks, founds = {}, {}, {}, []
         tried, replaced = self._tried(page) if page.kind == "lesson" else ({}, {})
@@ -295,7 +295,7 @@ class Site:
                     output.tests, cell.metadata["bare"] = asked, True
                 if asked := ASKED.fullmatch(_text(output).strip()):
                     output.asks = {**asked.groupdict(), **asks[asked["question"]]}
-                if "text/plain" in output.get("data", {}):  # the form tells what the reader said
+                if "text/plain" in output.get("data", {}):  # the form shows the reader's guess
                     output.data["text/plain"] = output.data["text/plain"].replace(UNASKED, "")
                 if shown := output.get("data", {}).get("text/html"):
                     output.data["text/html"] = PICTURE.sub(lambda found: self._picture(found[1], page), shown)
@@ -311,10 +311,10 @@ class Site:
         return live
 
     def _tried(self, page: Page) -> tuple[dict[str, list[dict]], dict[str, str]]:
-        """Kernel -> the choices that its puzzle offers, as recorded; kernel -> the lines that each of them replaces.
+        """Return kernel -> its puzzle's recorded choices; kernel -> the lines that each of them replaces.
 
         Raises:
-            ValueError: the lesson's source offers others.
+            ValueError: the lesson's source offers different choices.
         """
         tried, replaced = record_puzzles.recorded(page.source, self.root), {}
         lesson = self.root / "source/lessons" / f"{page.source.stem}.py"
@@ -327,9 +327,9 @@ class Site:
         return tried, replaced
 
     def _picture(self, encoded: str, page: Page, sized: bool = False) -> str:
-        """The beginning of the tag of a picture, PNG or WebP, in a file of its own, read when it comes into sight.
+        """Write a picture, PNG or WebP, to its own file, loaded when it comes into view; return the start of its tag.
 
-        sized: with its width and height, which a notebook's own tag has.
+        sized: include width and height, as a notebook's own tag does.
         """
         content = base64.b64decode(encoded)
         kind = "webp" if content[8:12] == b"WEBP" else "png"
@@ -343,9 +343,9 @@ class Site:
         return f'{tag} width="{width}" height="{height}"' if sized else tag
 
     def front_page(self) -> None:
-        """What README says, the first lesson's opening film, and the course's map."""
+        """Build the first page: README's text, the first lesson's opening film, and the course's map."""
         opening, *sections = self.readme
-        # The map and the film stand in README as still pictures of what is live here.
+        # README has still versions of the map and the film, which are live here.
         opening = re.sub(r"<picture>.*?</picture>|!\[[^\]]*\]\((?!https:)[^)]*\)", "", opening, flags=re.DOTALL)
         opening, *caption = re.split(r"^(\*[^*]+\*)$", opening, maxsplit=1, flags=re.MULTILINE)  # of the film
         sections = [re.sub(r"## The course\n.*(?=\n\[|\Z)", "", each, flags=re.DOTALL) for each in sections]
@@ -353,7 +353,7 @@ class Site:
         lesson = nbformat.read(self.root / first.source, as_version=4)
         film = next(cell for cell in lesson.cells if cell.cell_type == "code" and is_live(cell))
         film.metadata["bare"] = True
-        # The table that it speaks of is far below.
+        # The table that it mentions is far below.
         told = [f'<p class="small">{re.sub(" The table below.*", "", each).strip("*")}</p>' for each in caption[:1]]
         cells = [opening, film, *told, "## The course", *sections]
         front = [nbformat.v4.new_markdown_cell(each) if isinstance(each, str) else each for each in cells]
@@ -362,7 +362,7 @@ class Site:
 
     @functools.cached_property
     def map(self) -> list[tuple[str, str, list[tuple[Page, Lesson, str, list[tuple[Page, float]]]]]]:
-        """Per part its name, its aim, and its lessons: page, lesson, first picture, exercises with their points."""
+        """Return each part's name, aim and lessons: page, lesson, first picture, exercises with their points."""
         of = {self.root / page.source: page for page in self.pages}
         return [
             (
@@ -382,7 +382,7 @@ class Site:
         ]
 
     def thumbnail(self, path: Path) -> str:
-        """The first picture of a lesson, scaled down, as an address under the site's root; empty where it has none."""
+        """Return the address of a lesson's first picture, scaled down, from the site's root; empty if it has none."""
         cells = nbformat.read(path, as_version=4).cells
         outputs = [output for cell in cells if cell.cell_type == "code" for output in cell.outputs]
         png = next((each.data["image/png"] for each in outputs if "image/png" in each.get("data", {})), None)
@@ -397,10 +397,10 @@ class Site:
         return name
 
     def assets(self) -> None:
-        """Style, scripts, and the figures' own, which are those that JupyterLab loads."""
+        """Write styles and scripts, including the figures' own, which JupyterLab loads too."""
         for module in pkgutil.walk_packages(helpers.figures.__path__, "helpers.figures."):
             importlib.import_module(module.name)
-        # A widget that lives is of a class of its own, of the same name: the one that was written stands before it.
+        # A live widget gets its own class of the same name; keep the written one, which comes first.
         stages = {each.__name__: each for each in reversed(_widgets(AnyWidget))}
         scripts = [_registered(name, str(stages[name]._esm)) for name in sorted(self.drawn)]
         styles = sorted({str(stages[name]._css) for name in (*self.drawn, "FramePlayer")})
@@ -418,9 +418,9 @@ class Site:
 
 
 def lead_with_the_figure(notebook: nbformat.NotebookNode) -> None:
-    """Move the figure that a lesson opens with to below its question; how to run it stands before the rest.
+    """Move a lesson's opening figure below its question; how to run the notebook comes before the rest.
 
-    With it go the text before it, and the folded "What you should see" after it.
+    The text before it and the folded "What you should see" after it move too.
     """
     opening, *others = notebook.cells
     found, rest = GOALS.search(opening.source), opening
@@ -440,7 +440,7 @@ def _has_heading(cell: nbformat.NotebookNode) -> bool:
 
 
 def to_run(notebook: str) -> str:
-    """A notebook without its pictures, to be run: they are most of its bytes, and running draws them again."""
+    """Return a notebook to run, without its pictures: they are most of its bytes, and running redraws them."""
     content = json.loads(notebook)
     for output in [each for cell in content["cells"] for each in cell.get("outputs", ())]:
         data = output.get("data", {})
@@ -450,7 +450,7 @@ def to_run(notebook: str) -> str:
 
 
 def found_in(question: str, cells: list[nbformat.NotebookNode]) -> str:
-    """What was found, number and unit, in one of the outputs that answer: a line of its own, or the table of all."""
+    """Return the measured number and unit from one of the answering outputs: its own line, or the final table."""
     line = re.compile(rf"^{re.escape(question)}(?:: (.*); you made no guess| +- +(.*))$", re.MULTILINE)
     texts = [_text(output) for cell in cells for output in cell.outputs]
     told = next((shown for text in texts if (shown := line.search(text))), None)
@@ -458,21 +458,21 @@ def found_in(question: str, cells: list[nbformat.NotebookNode]) -> str:
 
 
 def aligned(lines: str) -> str:
-    """Lines of a cell of which the first has lost its indentation, all without it."""
+    """Dedent lines of a cell whose first line has lost its indentation."""
     first, *others = lines.split("\n")
     return "\n".join([first, *textwrap.dedent("\n".join(others)).split("\n")]) if others else first
 
 
 def shown_by(output: dict) -> str:
-    """What a folded output is, for the link that opens it."""
+    """Describe a folded output for the link that opens it."""
     markup = output.get("data", {}).get("text/html", "")
     return "the picture" if "<img" in markup else "the table" if "<table" in markup else "the answer"
 
 
 def tested_by(cell: nbformat.NotebookNode, output: dict) -> dict | None:
-    """What a page asks in place of a cell `self_test(answer, sealed=...)`: the right answer and what is said of others.
+    """Return a page's question for a cell `self_test(answer, sealed=...)`: the right answer, and the hint for others.
 
-    None for another cell, and where the answer is computed.
+    None for other cells, and if the answer is computed.
     """
     sealed = SEALED.search(cell.source)
     if sealed is None or not _text(output).startswith("not answered yet"):
@@ -482,20 +482,20 @@ def tested_by(cell: nbformat.NotebookNode, output: dict) -> dict | None:
 
 
 def says(text: str, found: str) -> bool:
-    """Whether a number of `text` is what was found, within 1 %; true where no number is known."""
+    """Return whether a number in `text` is the measurement within 1 %; true if no number is known."""
     wanted = _numbers(found)
     return not wanted or any(math.isclose(each, wanted[0], rel_tol=0.01) for each in _numbers(text))
 
 
 def counted_by(figure: dict) -> str:
-    """What the counters of a recorded film end at; empty where the figure is not one."""
+    """Return the final values of a recorded film's counters; empty if the figure is not a film."""
     if not figure.get("states"):
         return ""
     return " ".join(f"{counter[4]:g}" for _, scene in _data(figure).get("scenes", ()) for counter in scene["counters"])
 
 
 def room_of(figure: dict) -> str:
-    """The height of a recorded film over its width, wide and narrow, as a style: no text jumps when it comes."""
+    """Return a recorded film's height over its width, wide and narrow, as a style that keeps text from jumping."""
     data = _data(figure)
     if "opens" not in data:
         return ""
@@ -530,7 +530,7 @@ def _widgets(kind: type) -> list[type]:
 
 
 def _registered(name: str, module: str) -> str:
-    """A widget's module as a plain script, which a page read from a folder may load too."""
+    """Return a widget's module as a plain script, which pages opened from a folder can also load."""
     script = module.replace("export default { render };", f'(window.fusionStages ??= {{}})["{name}"] = render;')
     if script == module:
         raise ValueError(f"the script of {name} does not end with `export default {{ render }};`")
@@ -538,7 +538,7 @@ def _registered(name: str, module: str) -> str:
 
 
 def build(root: Path = ROOT, out: Path = ROOT / "site", only: tuple[str, ...] = ()) -> Site:
-    """Build all pages, or those whose file names start with one of `only`, and the first page."""
+    """Build all pages, or the first page and those whose file names start with one of `only`."""
     if out.exists() and any(out.iterdir()) and not (out / "assets" / "site.css").exists():
         raise ValueError(f"{out} holds something else than these pages: name another folder, or empty it")
     shutil.rmtree(out, ignore_errors=True)

@@ -1,11 +1,11 @@
-"""Build docs/claims.md from the built lessons: every claim that circulates, and what came of it when it was tried.
+"""Build docs/claims.md from the built lessons: every claim they quote, and how it fared when tested.
 
     python source/claims.py            write the page
-    python source/claims.py --check    write nothing; fail where the page is stale
+    python source/claims.py --check    write nothing; fail if the page is stale
 
-A lesson quotes a claim as `**Claim: ...**`; the rest of that cell is the conditions it is tried under. A later markdown
-cell judges it, `**Verdict: ...**`, or a code cell's output does, in a paragraph that begins "Verdict: ", whose first
-sentence is the verdict. What the cells up to there show, where nbval compares it, is what was measured.
+A lesson quotes a claim as `**Claim: ...**`; the rest of that cell gives the test conditions. A later markdown cell
+judges it, `**Verdict: ...**`, or a code cell's output does, in a paragraph that begins "Verdict: ", whose first
+sentence is the verdict. The outputs in between that nbval compares are the measurements.
 """
 
 import json
@@ -34,7 +34,7 @@ def text_of(cell: dict) -> str:
 
 
 def shown_by(cell: dict) -> str:
-    """What a cell shows as text, if it is the same on every machine."""
+    """Return a cell's output as text, if it is the same on every machine."""
     if cell["cell_type"] != "code" or "nbval-ignore-output" in cell["metadata"].get("tags", []):
         return ""
     texts = (output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell["outputs"])
@@ -42,21 +42,21 @@ def shown_by(cell: dict) -> str:
 
 
 def in_one_line(text: str) -> str:
-    """Prose without line breaks, comments and what asks the reader to guess."""
+    """Return prose without line breaks, comments and requests to guess."""
     text = re.sub(r"<!--.*?-->|\*\*[^*]*\?\*\*", "", text, flags=re.DOTALL)
     return " ".join(text.split()).strip(" *,")
 
 
 def recorded_in(text: str, shown: str) -> set[str]:
-    """Of RECORDS, those that a cell reads, or whose label it shows."""
+    """Return the RECORDS that a cell reads, or whose label it shows."""
     return {name for name in RECORDS if name[:4] in text or f"{recorded(name).gpu}, PyTorch" in shown}
 
 
 def claims_in(path: Path) -> list[dict]:
-    """The claims of one built lesson, in order: claim, conditions, measured, on, verdict.
+    """Return the claims of one built lesson, in order: claim, conditions, measured, on, verdict.
 
     Raises:
-        ValueError: a claim that no later cell judges before the next is made, or nothing shown between.
+        ValueError: no cell judges a claim before the next one, or no output is shown in between.
     """
     cells, found, open_claim = json.loads(path.read_text(encoding="utf-8"))["cells"], [], None
     for cell in cells:
@@ -88,7 +88,7 @@ def claims_in(path: Path) -> list[dict]:
 
 
 def page(root: Path = ROOT) -> str:
-    """The whole page, from root/notebooks."""
+    """Return the whole page, built from root/notebooks."""
     paths = sorted((root / "notebooks").glob("*.ipynb"))
     of_lesson = {path: claims for path in paths if (claims := claims_in(path))}
     lines = [HEADING, "| lesson | claim | verdict |", "|---|---|---|"]

@@ -1,9 +1,9 @@
-"""Build docs/fusion_proof.md, the fusion analyser on trial: benchmarks/fusion_proof.py computes it from the records.
+"""Build docs/fusion_proof.md, the test of the fusion analyser: benchmarks/fusion_proof.py computes it from the records.
 
-    python source/fusion_proof.py            write the page where it is stale: a minute
-    python source/fusion_proof.py --check    write nothing; fail where the page is stale
+    python source/fusion_proof.py            write the page if it is stale: takes a minute
+    python source/fusion_proof.py --check    write nothing; fail if the page is stale
 
-Its last line, which no reader sees, says what it was made from.
+Its last line, hidden from readers, lists what it was made from.
 """
 
 import json

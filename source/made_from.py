@@ -1,18 +1,18 @@
-"""Say what a built file was made from: every file of the project that its source uses, each with a digest.
+"""List what a built file was made from: every project file that its source uses, each with a digest.
 
-A notebook depends on its own source, on the modules it imports, on what these import in turn, and on the records that
-any of them reads. Nobody lists these: they are found in the text of the files.
+A notebook depends on its own source, the modules it imports, everything these import in turn, and the records that any
+of them reads. These dependencies aren't declared: they are found in the text of the files.
 
 - Imports are followed from name to module. `from helpers.figures import watch` leads to the one module that
-  helpers/figures/__init__.py (or its stub, __init__.pyi) imports `watch` from, so that a change in another figure
+  helpers/figures/__init__.py (or its stub, __init__.pyi) imports `watch` from, so a change in another figure
   leaves the notebook fresh. A name that cannot be traced leads to every module of its package.
-- A data file, such as a record in benchmarks/results/, is used by a module that has its name in a string:
-  f"{gpu}_sweep.json" is the name of h200_sweep.json. While a notebook is built, source/build.py compares this with the
-  files that are really opened.
-- Of the packages from outside, the versions in pyproject.toml count.
+- A module uses a data file, such as a record in benchmarks/results/, if it has the file's name in a string:
+  f"{gpu}_sweep.json" matches h200_sweep.json. When it builds a notebook, source/build.py compares this with the
+  files actually opened.
+- For external packages, the versions in pyproject.toml count.
 
-A digest leaves out comments, docstrings and blank lines, because no notebook shows those of helpers/. It keeps them in
-lessons, kernels/ and benchmarks/, whose text lessons print.
+A digest ignores comments, docstrings and blank lines, because no notebook shows those of helpers/. It includes them in
+lessons, kernels/ and benchmarks/, whose text the lessons print.
 """
 
 import ast
@@ -27,29 +27,29 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("kernels", "helpers", "benchmarks", "source")
-SHOWN = ("kernels/", "benchmarks/", "source/lessons/", "source/exercises/")  # lessons print text of these
+SHOWN = ("kernels/", "benchmarks/", "source/lessons/", "source/exercises/")  # lessons print text from these
 DATA = ("helpers", "kernels", "benchmarks")
 RESULTS = "benchmarks/results"
-IN_BROWSER = (".js", ".css")  # part of a live figure, not of what a notebook stores
-# What a call of this name imports, which no import statement says.
+IN_BROWSER = (".js", ".css")  # part of a live figure, but not stored in a notebook
+# What a call of this name imports without an import statement.
 LOADED_BY = {("kernels.variants", "variant"): "kernels.tuned"}
 RELEVANT = (ast.Import, ast.ImportFrom, ast.Constant, ast.JoinedStr, ast.Name, ast.Expr)
-NAMED = 3  # of the changes that make something stale
-DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml"}  # by the name they are imported by, where it is another
+NAMED = 3  # maximum changes named per stale file
+DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml"}  # import name -> package name, where they differ
 
 
 class Project:
-    """The files in `root`, each read once."""
+    """The files in `root`, each read only once."""
 
     def __init__(self, root: Path = ROOT):
         self.root = root
 
     def made_from(self, *sources: str, browser: bool = False) -> dict[str, str]:
-        """Return what is made from `sources`: file, or "package (pyproject.toml)", -> digest or version.
+        """Return the dependencies of `sources`: file, or "package (pyproject.toml)", -> digest or version.
 
         Args:
             sources: paths from the root, such as "source/lessons/03_first_fused_kernel.py" and "source/build.py".
-            browser: whether what is made shows scripts and styles too.
+            browser: whether the built file also shows scripts and styles.
         """
         files, packages, left = set(), set(), set(sources)
         while left:
@@ -65,7 +65,7 @@ class Project:
     # Imports
 
     def _path(self, module: str) -> str | None:
-        """The file of a module; for a package its __init__.py, and its folder where it has none."""
+        """Return a module's file; for a package its __init__.py, or its folder if it has none."""
         place = module.replace(".", "/")
         candidates = (f"{place}.py", f"{place}/__init__.py", place)
         return next((each for each in candidates if (self.root / each).exists()), None)
@@ -76,13 +76,13 @@ class Project:
 
     @functools.cache  # noqa: B019
     def _nodes(self, file: str) -> list[ast.AST]:
-        """The nodes of a file that say what it uses: imports, strings, names. One walk through it for all of them."""
+        """Return the nodes that show what a file uses: imports, strings, names. One walk finds all of them."""
         return [node for node in ast.walk(self._tree(file)) if isinstance(node, RELEVANT)]
 
     @functools.cache  # noqa: B019
     def _uses(self, file: str) -> tuple[set[str], set[str]]:
-        """The files that a Python file imports, in functions too, and the names of the packages from outside."""
-        if not file.endswith(".py"):  # a package without __init__.py, imported for its name alone
+        """Return the files that a Python file imports, including in functions, and the names of external packages."""
+        if not file.endswith(".py"):  # a package without __init__.py, imported only for its name
             return set(), set()
         package = tuple(Path(file).parent.parts)
         found, outside = self._effects_of_parents(file), set()
@@ -103,11 +103,11 @@ class Project:
                         found |= self._resolve(module, attribute, file, known_as)
                 else:
                     found |= self._resolve(module, name, file, known_as)
-        # The file that lists a package's names uses none of them.
+        # The file that lists a package's names doesn't use them.
         return found - {file}, outside
 
     def _attributes(self, file: str, name: str) -> set[str]:
-        """X for each use of `name.X` in a file, "*" where the name is used by itself or not at all."""
+        """Return X for each use of `name.X` in a file, "*" if the name is used by itself or not at all."""
         found = set()
         for node in ast.walk(self._tree(file)):
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) == name:
@@ -119,7 +119,7 @@ class Project:
         return {each for each in found if not each.startswith("__")} | ({"*"} if alone or not found else set())
 
     def _resolve(self, module: str, name: str, user: str, known_as: str) -> set[str]:
-        """The files that `from module import name` leads to."""
+        """Return the files behind `from module import name`, following re-exports."""
         path = self._path(module)
         if path is None:  # an import that would fail
             return set()
@@ -144,7 +144,7 @@ class Project:
 
     @functools.cache  # noqa: B019
     def _names(self, package: str) -> dict[str, tuple[str, str]]:
-        """The names that a package imports: name -> (module, its name there)."""
+        """Return the names that a package imports: name -> (module, its name there)."""
         init = self._path(package)
         files = [each for each in (init, f"{init}i") if each.endswith((".py", ".pyi")) and (self.root / each).exists()]
         found = {}
@@ -156,7 +156,7 @@ class Project:
 
     @functools.cache  # noqa: B019
     def _defined(self, file: str) -> set[str]:
-        """The names that a file itself defines."""
+        """Return the names that a file itself defines."""
         found = set()
         for node in self._tree(file).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -164,7 +164,7 @@ class Project:
             elif isinstance(node, ast.Assign | ast.AnnAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 found |= {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}
-        # Of a package that finds its names when they are asked for, what is meant is not the function that finds them.
+        # In a package that resolves names lazily, the function that resolves them is not a dependency.
         return found - {"__getattr__", "__dir__"}
 
     def _everything(self, package: str) -> set[str]:
@@ -172,7 +172,7 @@ class Project:
         return {path.relative_to(self.root).as_posix() for path in folder.rglob("*.py")}
 
     def _keys(self, file: str, name: str) -> set[str]:
-        """The keys with which a file looks up `name`; empty where one of them is not written out."""
+        """Return the keys with which a file indexes `name`; empty if one of them is not a literal."""
         tree, found = self._tree(file), set()
         dotted = f"{name}.CATALOGUE"
         uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute)]
@@ -188,7 +188,7 @@ class Project:
         return found
 
     def _effects_of_parents(self, file: str) -> set[str]:
-        """What the packages around a module do when they are imported, beside giving it names."""
+        """Return the files that a module's parent packages load on import, beyond defining names."""
         found = set()
         for parent in list(Path(file).parents)[:-1]:
             init = f"{parent.as_posix()}/__init__.py"
@@ -216,7 +216,7 @@ class Project:
 
     @functools.cached_property
     def _gpus(self) -> str:
-        """A pattern of the GPUs' names: of the records, those that do not begin with another's name."""
+        """Return a pattern of the GPUs' names: records whose names don't begin with another record's name."""
         names = [
             path.removeprefix(f"{RESULTS}/").removesuffix(".json") for path in self._data if path.endswith(".json")
         ]
@@ -225,7 +225,7 @@ class Project:
         return f"(?:{'|'.join(map(re.escape, gpus))})"
 
     def _data_of(self, file: str) -> set[str]:
-        """The data files whose names are in the strings of a Python file."""
+        """Return the data files whose names occur in the strings of a Python file."""
         if not file.endswith(".py"):
             return set()
         exact, patterns, reads_results = self._strings(file)
@@ -242,11 +242,11 @@ class Project:
 
     @functools.cache  # noqa: B019
     def _strings(self, file: str) -> tuple[set[str], list[tuple[re.Pattern, bool]], bool]:
-        """The last parts of its strings; of its f-strings, a pattern each, and whether it begins with a value;
-        whether the file names the folder of results.
+        """Return the last parts of its strings; for each f-string, a pattern and whether it begins with a value; and
+        whether the file names the results folder.
 
-        A value at the beginning is a GPU's name: f"{gpu}.json" is not h200_sweep.json. Elsewhere than in the folder of
-        results, such a name says nothing.
+        A value at the beginning is a GPU's name: f"{gpu}.json" does not match h200_sweep.json. Outside the results
+        folder, such a name means nothing.
         """
         exact, patterns, inside = set(), {}, set()
         reads_results = False
@@ -272,7 +272,7 @@ class Project:
 
     @functools.cached_property
     def _pins(self) -> dict[str, str]:
-        """Package, by the name it is imported by, -> the version that the course installs."""
+        """Return import name -> the package version that the course installs."""
         path = self.root / "pyproject.toml"
         if not path.exists():
             return {}
@@ -292,17 +292,17 @@ class Project:
 
 
 def _absolute(node: ast.ImportFrom, package: tuple[str, ...]) -> str:
-    """The module of `from ... import`, in a file of `package`."""
+    """Return the module of `from ... import` in a file of `package`."""
     if not node.level:
         return node.module
     return ".".join((*package[: len(package) - node.level + 1], *filter(None, [node.module])))
 
 
 def code_of(text: str, nodes: Iterable[ast.AST] = ()) -> str:
-    """Return Python's text without comments, docstrings and blank lines; the same for each version of Python.
+    """Return Python source without comments, docstrings and blank lines; the same in every version of Python.
 
     Args:
-        nodes: those of `text`, where they are at hand.
+        nodes: the parsed nodes of `text`, if available.
     """
     lines = text.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -322,6 +322,6 @@ def changed(then: dict[str, str], now: dict[str, str]) -> list[str]:
 
 
 def older_than(names: list[str]) -> str:
-    """Return "is older than a.py, b.py, c.py and 2 more"; `names`: what `changed` gave, not empty."""
+    """Return "is older than a.py, b.py, c.py and 2 more"; `names`: from `changed`, not empty."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return f"is older than {', '.join(names[:NAMED])}{more}"

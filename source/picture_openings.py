@@ -1,11 +1,11 @@
 """Photograph the opening picture of every lesson as a browser shows it: three widths, both themes.
 
-    python source/picture_openings.py FOLDER             of the pages in site/ (`make site`)
-    python source/picture_openings.py FOLDER --site DIR  of the pages there
-    python source/picture_openings.py FOLDER --only 08   of lessons whose names start so
+    python source/picture_openings.py FOLDER             for the pages in site/ (`make site`)
+    python source/picture_openings.py FOLDER --site DIR  for the pages in DIR
+    python source/picture_openings.py FOLDER --only 08   for lessons whose names start with 08
 
-FOLDER gets NN_name_WIDTH_THEME.png, and one sheet per width and theme with all of them. Prints a line for each lesson:
-what its opening picture is, how high, whether it moves, and how far below the page's top it begins.
+It writes FOLDER/NN_name_WIDTH_THEME.png, and one sheet per width and theme. It prints a line for each lesson:
+what its opening picture is, its height, whether it moves, and how far below the top of the page it begins.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def photograph(page: Page, url: str, file: Path) -> dict | None:
         return None
     place = page.locator(f"[id='{found['id']}']")
     place.scroll_into_view_if_needed()
-    page.wait_for_timeout(400)  # it comes alive when it is near
+    page.wait_for_timeout(400)  # it becomes live when it is near
     if found["live"]:
         place.locator(".fusion-explorer").first.wait_for()
     found["height"] = round(place.bounding_box()["height"])
@@ -48,7 +48,7 @@ def photograph(page: Page, url: str, file: Path) -> dict | None:
 
 
 def sheet(files: list[Path], file: Path, theme: str) -> None:
-    """Save the pictures beside each other, scaled to one width."""
+    """Save the pictures side by side, scaled to one width."""
     pictures = [Image.open(each).convert("RGB") for each in files]
     small = [each.resize((THUMB, max(1, each.height * THUMB // each.width))) for each in pictures]
     rows = [small[start : start + COLUMNS] for start in range(0, len(small), COLUMNS)]

@@ -1,9 +1,9 @@
-"""What README.md shows of the course and of its records: the table of measured times, the map, the doors on the web.
+"""Write the generated parts of README.md: the table of measured times, the map, the links that open the course online.
 
 python source/readme.py            write them between their marks
-python source/readme.py --check    write nothing; fail, with a line for each, where one is stale
+python source/readme.py --check    write nothing; fail, with one line per stale part
 
-They are made again for the check, which takes no time: nothing needs to be kept of what they were made from.
+The check regenerates them, which takes no time, so no digests are stored.
 """
 
 import sys
@@ -21,7 +21,7 @@ from helpers.learning.course_map import still_map  # noqa: E402
 GPU = "h100_80gb_hbm3"
 # Shapes of attention: batch, heads, key heads, queries, keys, head dim, whether causal.
 CAUSAL, DECODE = [4, 16, 16, 4096, 4096, 128, True], [8, 32, 8, 1, 8192, 128, False]
-# One row per lesson: lesson, what it builds, and the point of the sweep where it was timed: kernel, direction, shape.
+# One row per lesson: lesson, what it builds, and the sweep point that timed it: kernel, direction, shape.
 SWEPT = [
     ("03", "add + GELU, 100 million elements", "add_gelu", "forward", [100_000_007]),
     ("04", "bias + dropout + residual, 16381 × 5120", "bias_dropout_residual", "forward", [16381, 5120]),
@@ -39,13 +39,13 @@ SWEPT = [
     ("18", "a small decoder layer, one token", "decoder_layer", "forward", [1024, 16, 8, 3072, 512]),
     ("18", "Llama 3 8B's decoder layer, one token", "decoder_layer", "forward", [4096, 32, 8, 14336, 1024]),
 ]
-# Mark in README.md -> where what stands after it comes from.
+# Mark in README.md -> source of the text after it.
 SOURCES = {
     "what was measured": "the records in benchmarks/results",
     "the map of the course": "the notebooks",
     "doors": "pyproject.toml",
 }
-NO_RIVAL = ("fused", "plain", "eager", "torch.compile", "cuBLAS alone")  # the last leaves out what is fused
+NO_RIVAL = ("fused", "plain", "eager", "torch.compile", "cuBLAS alone")  # the last one leaves out the fused operation
 
 
 def micro(time: float | None) -> str:
@@ -53,7 +53,7 @@ def micro(time: float | None) -> str:
 
 
 def row(lesson: str, what: str, times: dict[str, float], share: float | None, date: str) -> str:
-    """One line of the table, the fastest time and what is level with it in bold; `times`: provider -> µs."""
+    """Return one line of the table, with the fastest time and those level with it in bold; `times`: provider -> µs."""
     rivals = {name: time for name, time in times.items() if name not in NO_RIVAL}
     rival = min(rivals, key=rivals.get, default=None)
     shown = [times.get("eager"), times.get("torch.compile"), rivals.get(rival), times.get("plain"), times["fused"]]
@@ -67,7 +67,7 @@ def row(lesson: str, what: str, times: dict[str, float], share: float | None, da
 
 
 def results(sweep: RecordedSweep) -> str:
-    """The table, with the machine and the versions of its rows above it."""
+    """Return the table, with its rows' machine and versions above it."""
     lines, versions = [], set()
     for lesson, what, kernel, direction, shape in SWEPT:
         [point] = [each for each in sweep.of(kernel, direction) if each["shape"] == shape]
@@ -90,7 +90,7 @@ def results(sweep: RecordedSweep) -> str:
 
 
 def doors(project: dict) -> str:
-    """Links that open the course elsewhere; none where no address is known at which others could find it."""
+    """Return links that open the course elsewhere; none if the course has no known public address."""
     address = project.get("urls", {}).get("Repository")
     if address is None:
         return ""
@@ -104,7 +104,7 @@ def doors(project: dict) -> str:
 
 
 def parts() -> dict[str, str]:
-    """Mark -> what stands after it."""
+    """Return mark -> the text after it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return {
         "what was measured": results(recorded_sweep(GPU)),
@@ -114,10 +114,10 @@ def parts() -> dict[str, str]:
 
 
 def filled(readme: str, mark: str, text: str) -> str:
-    """`readme` with `text` between a mark and its end.
+    """Return `readme` with `text` between a mark and its end.
 
     Raises:
-        ValueError: the marks are not there.
+        ValueError: the marks are missing.
     """
     begin, end = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
     before, found, rest = readme.partition(begin)

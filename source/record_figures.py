@@ -1,14 +1,14 @@
-"""Record the live figures of the built lessons, for the pages of `make site`, where no kernel answers.
+"""Record the live figures of the built lessons for the pages of `make site`, which have no kernel.
 
     source/lessons/NN_name.py  ->  source/site/live/NN_name.json
 
-The JSON has `figures`, cell id -> what helpers.figures.frame.interactive_export gives, and `made_from`, what
-source/made_from.py gives for the lesson. A lesson is run up to its last live figure, because a built notebook stores
-only a figure's picture.
+The JSON has `figures`, cell id -> the result of helpers.figures.frame.interactive_export, and `made_from`, the
+lesson's dependencies from source/made_from.py. A lesson is run up to its last live figure, because a built notebook
+stores only a figure's picture.
 
     python source/record_figures.py            record the lessons whose figures are stale
-    python source/record_figures.py 03 10      record those whose names start so
-    python source/record_figures.py --check    record nothing; fail, with a line for each, where figures are stale
+    python source/record_figures.py 03 10      record those whose names start with 03 or 10
+    python source/record_figures.py --check    record nothing; fail, with one line per lesson with stale figures
 """
 
 import contextlib
@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 from source.made_from import Project, changed, older_than  # noqa: E402, this runs as a script
 
 LIVE = Path("source/site/live")
-CALLS = ("Explorer(", "watch(", "_animation(", "_timeline(", "fusion_simulator(")  # that give a live figure
+CALLS = ("Explorer(", "watch(", "_animation(", "_timeline(", "fusion_simulator(")  # that create a live figure
 
 
 def cells_of(lesson: Path) -> list[dict]:
@@ -39,7 +39,7 @@ def is_live(cell: dict) -> bool:
 
 
 def record(lesson: Path) -> dict[str, dict]:
-    """The live figures of a lesson, run in this process.
+    """Run a lesson in this process and return its live figures.
 
     Raises:
         Whatever a cell raises.
@@ -66,7 +66,7 @@ def file_of(lesson: Path) -> Path:
 
 
 def recorded(lesson: Path) -> dict[str, dict]:
-    """Return cell's id -> what its live figure is made of."""
+    """Return cell id -> its live figure's data."""
     path = file_of(lesson)
     return json.loads(path.read_text(encoding="utf-8"))["figures"] if path.exists() else {}
 
@@ -76,7 +76,7 @@ def made_from(lesson: Path, project: Project) -> dict[str, str]:
 
 
 def drift_of(lesson: Path, project: Project) -> str | None:
-    """Return why the recorded figures of a built lesson are not those that it shows, or None."""
+    """Return why the recorded figures of a built lesson differ from those it shows, or None."""
     live = [cell for cell in cells_of(lesson) if is_live(cell)]
     path = file_of(lesson)
     if not live:
@@ -101,12 +101,12 @@ def drifted(root: Path = ROOT) -> list[str]:
 
 
 def text_of(cell: dict) -> str:
-    """The line under the figure that a cell shows."""
+    """Return the line under the figure that a cell shows."""
     return next("".join(output["data"]["text/plain"]) for output in cell["outputs"] if "data" in output)
 
 
 def write(lesson: Path) -> None:
-    """Record a lesson's live figures; where it has none, remove what was recorded."""
+    """Record a lesson's live figures; if it has none, remove its recording."""
     path = file_of(lesson)
     if not any(map(is_live, cells_of(lesson))):
         path.unlink(missing_ok=True)
@@ -128,7 +128,7 @@ def main(arguments: list[str]) -> int:
     chosen = [
         each for each in lessons if (each.stem.startswith(tuple(arguments)) if arguments else drift_of(each, project))
     ]
-    for lesson in chosen:  # each in a process of its own: a kernel's name means another kernel in the next
+    for lesson in chosen:  # each in its own process, because lessons reuse kernel names
         print(f"recording the figures of {lesson.stem}", flush=True)
         if subprocess.run([sys.executable, __file__, "--one", lesson], check=False).returncode:
             return 1

@@ -1,10 +1,10 @@
-"""The README's moving picture: lesson 00's film, frame by frame as Chromium draws it, on a light and on a dark page.
+"""Record the README's animation: lesson 00's film, frame by frame in Chromium, on a light and a dark page.
 
-    python source/record_film.py            write docs/journey_light.gif and docs/journey_dark.gif where they are stale
-    python source/record_film.py --check    write nothing; fail, with a line for each, where one is stale
+    python source/record_film.py            write docs/journey_light.gif and docs/journey_dark.gif if they are stale
+    python source/record_film.py --check    write nothing; fail, with one line per stale picture
 
-Each picture has, as its comment, the digests of what it is drawn from: the film's scenes, its script, its style, and
-this file. To write them needs Chromium and Playwright for Python.
+Each picture's comment holds the digests of what it was drawn from: the film's scenes, its script, its style, and
+this file. Writing them requires Chromium and Playwright for Python.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from helpers.figures.memory.moving_bytes import traffic_animation  # noqa: E402,
 from helpers.instruments import recorded  # noqa: E402
 from source.made_from import changed, code_of, older_than  # noqa: E402
 
-PAGES = {"light": ("#ffffff", "#1f2328"), "dark": ("#0d1117", "#f0f6fc")}  # paper and ink, as GitHub has them
+PAGES = {"light": ("#ffffff", "#1f2328"), "dark": ("#0d1117", "#f0f6fc")}  # background and text colours, as on GitHub
 WIDTH = 760
 STEPS = 100  # the film's slider has as many
 FRAME, LAST = 80, 3000  # ms
@@ -36,7 +36,7 @@ def picture(theme: str) -> Path:
 
 
 def film() -> dict:
-    """Return the data of the film that is recorded."""
+    """Return the recorded film's data."""
     return traffic_animation(recorded("h200")).data()
 
 
@@ -52,7 +52,7 @@ def made_from() -> dict[str, str]:
 
 
 def drifted() -> list[str]:
-    """Return one line for each picture that shows another film."""
+    """Return one line for each picture of an outdated film."""
     now, lines = made_from(), []
     for path in map(picture, PAGES):
         name = path.relative_to(ROOT)
@@ -67,7 +67,7 @@ def drifted() -> list[str]:
 
 
 def frames(page, paper: str, ink: str) -> list[Image.Image]:
-    """The film on a page, from its first to its last moment, with the line of text that stands there while it plays."""
+    """Return the film's frames on a page, from first to last, with the line of text shown while it plays."""
     style = f"background: {paper}; margin: 0; padding: 8px 12px; --jp-content-font-color0: {ink}"
     hidden = ".fusion-film-controls { display: none !important } .fusion-film { min-height: 0 }"
     page.set_content(f"<style>{FilmStage._css}{hidden}</style><body style='{style}'><div></div></body>")

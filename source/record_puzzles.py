@@ -1,9 +1,9 @@
-"""Record what becomes of each plausible line of the lessons' puzzles, for the pages of `make site`, where nothing runs.
+"""Record the outcome of each candidate line in the lessons' puzzles for the pages of `make site`, where nothing runs.
 
     source/lessons/NN_name.py  ->  source/site/puzzles/NN_name.json
 
 The cell below a puzzle ends with a comment that no page shows. Its first paragraph is the text in the puzzle's cell
-that a reader replaces, and each further one is what might stand there; a paragraph's second line keeps its indentation:
+that a reader replaces, and each further one is a candidate; a paragraph's second line keeps its indentation:
 
     <!-- choices
     b = a
@@ -14,7 +14,7 @@ that a reader replaces, and each further one is what might stand there; a paragr
     -->
 
     python source/record_puzzles.py            record the lessons whose puzzles are stale
-    python source/record_puzzles.py --check    record nothing; fail, with a line for each, where one is stale
+    python source/record_puzzles.py --check    record nothing; fail, with one line per stale lesson
 """
 
 import base64
@@ -47,7 +47,7 @@ MIN_CHOICES = 4
 
 
 def puzzles_of(lesson: Path) -> dict[str, tuple[str, list[str]]]:
-    """Kernel -> (the puzzle's cell, the text to replace and what might stand there; empty where none is given)."""
+    """Return kernel -> (the puzzle's cell, the text to replace and the candidates; empty if none are given)."""
     found = {}
     for cell, after in itertools.pairwise(jupytext.read(lesson, fmt="py:percent").cells):
         called = CALL.search(cell.source) if cell.cell_type == "code" else None
@@ -58,7 +58,7 @@ def puzzles_of(lesson: Path) -> dict[str, tuple[str, list[str]]]:
 
 
 def outcome(cell: str):
-    """What a puzzle's cell shows: a chart, or a line."""
+    """Return what a puzzle's cell shows: a chart, or a line."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "puzzle_cell.py")
         path.write_text(IMPORTS + re.sub(r"^((?:cuda_)?puzzle\()", r"shown = \1", cell, flags=re.MULTILINE))
@@ -69,10 +69,10 @@ def outcome(cell: str):
 
 
 def outcomes(kernel: str, cell: str, choices: list[str]) -> list[tuple[str, object]]:
-    """(line, what the cell shows with it) of each choice.
+    """Return (line, the cell's output with it) for each choice.
 
     Raises:
-        ValueError: the text to replace is not there once; fewer than four choices; not exactly one is right.
+        ValueError: the text to replace doesn't occur exactly once; fewer than four choices; not exactly one is right.
     """
     old, *lines = choices
     if cell.count(old) != 1:
@@ -87,7 +87,7 @@ def outcomes(kernel: str, cell: str, choices: list[str]) -> list[tuple[str, obje
 
 
 def record(lesson: Path) -> dict[str, list[dict]]:
-    """Kernel -> `line`, `title`, `text` and `picture` (WebP, base64; empty where there is none) of each choice."""
+    """Return kernel -> `line`, `title`, `text` and `picture` (WebP, base64; empty if there is none) of each choice."""
     found = {}
     for kernel, (cell, choices) in puzzles_of(lesson).items():
         found[kernel] = []
@@ -99,7 +99,7 @@ def record(lesson: Path) -> dict[str, list[dict]]:
 
 
 def webp(png: bytes) -> bytes:
-    """The same pixels in two thirds of the bytes."""
+    """Re-encode a picture losslessly, in two thirds of the bytes."""
     packed = io.BytesIO()
     Image.open(io.BytesIO(png)).convert("RGBA").save(packed, "WEBP", lossless=True, method=2)
     return packed.getvalue()
