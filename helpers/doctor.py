@@ -42,7 +42,7 @@ def triton() -> Diagnosis:
     try:
         return Diagnosis("Triton", version("triton"))
     except PackageNotFoundError:
-        return Diagnosis("Triton", "missing", "it has Linux wheels only: use the dev container, or on Windows WSL2")
+        return Diagnosis("Triton", "missing", "it only has Linux wheels: use the dev container, or WSL2 on Windows")
 
 
 def gpu() -> Diagnosis:
@@ -54,11 +54,9 @@ def gpu() -> Diagnosis:
         memory = properties.total_memory / 2**30
         return Diagnosis("GPU", f"{properties.name}, compute capability {capability}, {memory:.0f} GiB")
     if not has_driver():
-        return Diagnosis("GPU", "none: there is no NVIDIA driver; the course works without")
+        return Diagnosis("GPU", "none: there is no NVIDIA driver; the course works without one")
     if torch.version.cuda is None:
-        return Diagnosis(
-            "GPU", "there is a driver, but PyTorch is the build for the CPU", "make lab installs the build for CUDA"
-        )
+        return Diagnosis("GPU", "there is a driver, but PyTorch is the CPU build", "make lab installs the CUDA build")
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return Diagnosis("GPU", "hidden: CUDA_VISIBLE_DEVICES is empty", "unset CUDA_VISIBLE_DEVICES")
     try:
@@ -66,7 +64,7 @@ def gpu() -> Diagnosis:
         reason = "the driver reports no device"
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-    return Diagnosis("GPU", f"not usable: {reason}", "see what nvidia-smi says; PyTorch's CUDA may need a newer driver")
+    return Diagnosis("GPU", f"not usable: {reason}", "check nvidia-smi; PyTorch's CUDA may need a newer driver")
 
 
 def has_driver() -> bool:
@@ -83,4 +81,4 @@ def chromium() -> Diagnosis:
     for name in CHROMIUM:
         if path := shutil.which(name):
             return Diagnosis("Chromium", path)
-    return Diagnosis("Chromium", "missing: the tests of JupyterLab are skipped", "apt-get install chromium")
+    return Diagnosis("Chromium", "missing: JupyterLab's tests are skipped", "apt-get install chromium")

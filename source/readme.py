@@ -123,7 +123,7 @@ def filled(readme: str, mark: str, text: str) -> str:
     before, found, rest = readme.partition(begin)
     _, ended, after = rest.partition(end)
     if not (found and ended):
-        raise ValueError(f"README.md lacks {begin} and {end}: put them where that shall stand")
+        raise ValueError(f"README.md lacks {begin} and {end}: put them where it belongs")
     return f"{before}{begin}\n\n{text}\n\n{end}{after}" if text else f"{before}{begin}\n{end}{after}"
 
 

@@ -52,7 +52,7 @@ def test_root_is_told_that_submissions_are_nobodys():
     ("driver", "cuda", "visible", "state"),
     [
         (False, None, None, "none: there is no NVIDIA driver"),
-        (True, None, None, "there is a driver, but PyTorch is the build for the CPU"),
+        (True, None, None, "there is a driver, but PyTorch is the CPU build"),
         (True, "13.0", "", "hidden: CUDA_VISIBLE_DEVICES is empty"),
         (True, "13.0", None, "not usable: the driver is too old"),
     ],

@@ -261,7 +261,7 @@ class Occupancy:
             return f"an SM holds no more than {self.blocks} blocks"
         less = self.one_more_block
         if not less:
-            return "no smaller block makes room for one more: the carve-out of shared memory is too small"
+            return "no smaller block lets one more fit: the shared-memory carve-out is too small"
         return f"one more block needs {' and '.join(_fewer(resource, count) for resource, count in less.items())}"
 
     def sweep(self, resource: str) -> Sweep:
@@ -303,7 +303,7 @@ class Occupancy:
             ValueError: a negative grid, no SM, or a kernel whose block does not fit.
         """
         if grid < 0 or sms < 1:
-            raise ValueError(f"waves takes a grid of at least 0 blocks and 1 SM or more, got {grid} and {sms}")
+            raise ValueError(f"waves takes at least 0 blocks and at least 1 SM, got {grid} and {sms}")
         if not self.blocks:
             raise ValueError(f"no block fits on an SM, so none runs: {self.advice}")
         per_wave = self.blocks * sms
@@ -356,7 +356,7 @@ def occupancy(
     for name, size in (("static", shared_memory), ("dynamic", dynamic_shared_memory)):
         _check(f"bytes of {name} shared memory", max(size, 0), 0, math.inf)
         if size < 0:
-            raise ValueError(f"{name} shared memory is at least 0 bytes, got {size}")
+            raise ValueError(f"{name} shared memory must be at least 0 bytes, got {size}")
     used, most = shared_memory + dynamic_shared_memory, of_sm.shared_memory_per_block
     if used > most:
         major, minor = compute_capability

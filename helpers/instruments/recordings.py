@@ -172,7 +172,7 @@ def recorded(gpu: str = "h200") -> Recorded:
     path = RESULTS / f"{gpu.lower()}.json"
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in RESULTS.glob("*.json"))) or "none"
-        raise ValueError(f"nothing is recorded for {gpu}: there is {known}; on a machine with one, run `fusion bench`")
+        raise ValueError(f"nothing is recorded for {gpu}: choose from {known}, or run `fusion bench` on one")
     content = json.loads(path.read_text())
     return Recorded(**content)
 
@@ -187,5 +187,5 @@ def recorded_page(name: str, gpu: str = "h200") -> Path:
     path = folder / name
     if not path.is_file():
         known = ", ".join(sorted(file.name for file in folder.glob("*"))) or "none"
-        raise ValueError(f"no page {name!r} is recorded for {gpu}: there is {known}")
+        raise ValueError(f"no page {name!r} is recorded for {gpu}: choose from {known}")
     return path

@@ -128,7 +128,7 @@ class Resources:
         """
         known = ("load", "store", "atomic", "shared", "stack", "tensor core")
         if unknown := sorted(set(kinds) - set(known)):
-            raise ValueError(f"no kind of instruction is called {unknown[0]!r}: choose from {', '.join(known)}")
+            raise ValueError(f"unknown instruction kind {unknown[0]!r}: choose from {', '.join(known)}")
         shown = (each for each in disassemble(self.cubin) if not kinds or each.kind in kinds)
         entry = _entry_file(self.ptx)
         file = self.file or entry

@@ -50,7 +50,7 @@ class Roofline:
         if not isinstance(self.device, Device):
             raise TypeError(f"Roofline takes a Device, got {self.device!r}: write DEVICES[name] or this_device()")
         if self.level not in LEVELS:
-            raise ValueError(f"no level of memory is called {self.level!r}: choose from {', '.join(LEVELS)}")
+            raise ValueError(f"unknown memory level {self.level!r}: choose from {', '.join(LEVELS)}")
         if self.level == "L2" and self.device.l2_bandwidth is None:
             raise ValueError(
                 f"no L2 bandwidth of {self.device.name} is known: measure it and add l2_bandwidth_gb_s and "

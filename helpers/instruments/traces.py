@@ -152,7 +152,7 @@ def read_trace(source: str | Path | dict) -> KernelTimeline:
         if each.get("cat") in ON_GPU
     ]
     if not kernels:
-        raise ValueError("the trace holds no kernel: record it with ProfilerActivity.CUDA, on a GPU")
+        raise ValueError("the trace has no kernels: record it with ProfilerActivity.CUDA, on a GPU")
     return KernelTimeline(
         tuple(sorted(kernels, key=lambda each: each.start)),
         tuple((each["ts"] * 1e-6, each["dur"] * 1e-6) for each in sorted(launches, key=lambda each: each["ts"])),

@@ -185,7 +185,7 @@ def report(folder: Path) -> str:
         elif read(path) is None:
             others.append(f"{path.name} cannot be read: save it again from JupyterLab.")
     if not found:
-        raise FileNotFoundError(f"{folder} holds no exercise: pass the folder of the exercise notebooks")
+        raise FileNotFoundError(f"{folder} has no exercises: pass the folder with the exercise notebooks")
     kept = folder / FOLDER
     where = f"Kept in {kept}." if kept.is_dir() else f"Nothing is kept in {kept} yet."
     lines = [str(found[exercise]) for exercise in sorted(found)]

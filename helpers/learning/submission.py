@@ -42,7 +42,7 @@ def read_submission(path: Path) -> Submission:
     exercise, original = course["exercise"], course["original"]
     named, held = (re.match(r"\d\d[a-z]?(?=_|$)", name) for name in (path.stem, exercise))
     if named and held and named[0] != held[0]:
-        raise ValueError(f"{path} holds exercise {exercise}, not {named[0]}: rename it, or give the right file")
+        raise ValueError(f"{path} holds exercise {exercise}, not {named[0]}: rename it, or pass the right file")
 
     answers = answers_in(notebook, [cell["id"] for cell in original if cell["answer"]], path)
     return Submission(exercise, original, answers, left_out_of(notebook, answers, original))

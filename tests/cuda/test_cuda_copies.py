@@ -102,7 +102,7 @@ def test_what_a_copy_reads_is_not_to_be_written_before_the_wait():
         x, y = torch.arange(1.0, 257), torch.zeros(256)
         found = measure(cuda_kernel(source % (first, second), "k")[1, 64], x, y).hazards
         assert [hazard.kind for hazard in found] == kinds
-        assert all("what the cp.async into tile in line 5" in str(hazard) for hazard in found)
+        assert all("the source of the cp.async into tile in line 5" in str(hazard) for hazard in found)
 
 
 def test_what_is_read_before_the_wait_is_the_old_value():

@@ -292,7 +292,7 @@ def test_repr():
             {"threads": 32, "dynamic_shared_memory": 232449},
             "232449 B of shared memory is 1 B more than a block can have on compute capability 9.0: at most 232448 B",
         ),
-        ({"threads": 32, "shared_memory": -1}, "static shared memory is at least 0 bytes, got -1"),
+        ({"threads": 32, "shared_memory": -1}, "static shared memory must be at least 0 bytes, got -1"),
         ({"threads": 32, "carveout": 101}, "percent of shared memory as carve-out: 0 to 100, not 101"),
         ({"threads": 32, "barriers": 17}, "barriers per block: 0 to 16, not 17"),
     ],
@@ -309,7 +309,7 @@ def test_other_errors_are_one_line():
         occupancy((9, 0), threads=32).sweep("warps")
     with pytest.raises(ValueError, match="no block fits on an SM, so none runs: one more block needs 191 fewer"):
         occupancy((9, 0), threads=1024, registers=255).waves(10, 132)
-    with pytest.raises(ValueError, match="at least 0 blocks and 1 SM or more, got -1 and 132"):
+    with pytest.raises(ValueError, match="at least 0 blocks and at least 1 SM, got -1 and 132"):
         occupancy((9, 0), threads=32).waves(-1, 132)
 
 

@@ -89,5 +89,5 @@ def test_the_fused_block_launches_what_the_meter_counts():
 
 
 def test_an_unknown_page_is_named():
-    with pytest.raises(ValueError, match=r"no page 'x' is recorded for h200: there is .*ncu\.csv"):
+    with pytest.raises(ValueError, match=r"no page 'x' is recorded for h200: choose from .*ncu\.csv"):
         recorded_page("x")

@@ -107,7 +107,7 @@ def test_the_recorded_add_gelu_meets_its_targets():
     ("ask", "message"),
     [
         (lambda: recorded("h200").experiment("x"), "no experiment 'x' is recorded: choose from free_flops, "),
-        (lambda: recorded("H300"), "nothing is recorded for H300: there is cpu, .*h200"),
+        (lambda: recorded("H300"), "nothing is recorded for H300: choose from cpu, .*h200"),
         (lambda: recorded("h200").times("add_gelu", (3,), "float32"), r"no recorded add_gelu of \(3,\) in float32"),
     ],
 )

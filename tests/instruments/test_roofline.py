@@ -96,7 +96,7 @@ def test_each_level_has_a_roof_where_its_bandwidth_is_known():
 def test_a_level_that_is_not_known_is_refused():
     with pytest.raises(ValueError, match="no L2 bandwidth of A100 is known: measure it"):
         Roofline(DEVICES["A100"], "fp16", "L2")
-    with pytest.raises(ValueError, match="no level of memory is called 'L1': choose from DRAM, L2, shared"):
+    with pytest.raises(ValueError, match="unknown memory level 'L1': choose from DRAM, L2, shared"):
         Roofline(WITH_L2, "fp16", "L1")
 
 

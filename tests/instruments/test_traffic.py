@@ -156,7 +156,7 @@ def test_the_catalogues_operator_counts_as_its_kernel():
         (
             lambda: measure(torch.compile(gelu), torch.ones(3)),
             TypeError,
-            "measure cannot see into torch.compile's kernels: give it the function as it was before",
+            "measure cannot see into torch.compile's kernels: pass the uncompiled function",
         ),
         (lambda: measure(run_softmax), TypeError, "run_softmax() missing 1 required positional argument: 'x'"),
     ],

@@ -102,7 +102,7 @@ def test_the_command_lists_every_exercise(tmp_path, capsys):
     assert [line.split()[0] for line in said] == ["01_roofline", "03_fused_add_gelu", "0", "torn.ipynb", "Nothing"]
     assert "torn.ipynb cannot be read: save it again from JupyterLab." in said
     assert main(["progress", str(tmp_path / "none")]) == 2
-    assert "holds no exercise" in capsys.readouterr().err
+    assert "has no exercises" in capsys.readouterr().err
 
 
 def test_a_running_notebook_records_what_its_checks_say(tmp_path, monkeypatch):

@@ -270,7 +270,7 @@ def doubled() -> dict:
         ('{"worksheets": []}', "03_double.ipynb", "is JSON, but not a notebook of format 4"),
         ('{"cells": [1], "metadata": {}}', "03_double.ipynb", "is JSON, but not a notebook of format 4"),
         ({"cells": [], "metadata": {}}, "03_double.ipynb", "is not an exercise of this course: choose one of"),
-        (notebook(), "05_layer_norm.ipynb", "holds exercise 03_double, not 05: rename it, or give the right file"),
+        (notebook(), "05_layer_norm.ipynb", "holds exercise 03_double, not 05: rename it, or pass the right file"),
         (notebook(exercise="05b_rms"), "05_rms.ipynb", "holds exercise 05b_rms, not 05"),
         (without(1), "03_double.ipynb", "has no answer cell 'answer': start again from a fresh copy of the exercise"),
         (doubled(), "03_double.ipynb", "has 2 answer cells 'answer', one of them a copy: delete one"),

@@ -40,7 +40,7 @@ _BUILT_IN = re.compile(
 _OF_ONE_GPU = {
     "wgmma": "Hopper's warpgroup products are not compiled here: use wmma of <mma.h> or mma.sync",
     "tcgen05": "Blackwell's tensor memory is not compiled here: use wmma of <mma.h> or mma.sync",
-    "setmaxnreg": "registers are not handed from warp to warp here: leave it out",
+    "setmaxnreg": "registers don't move between warps here: leave it out",
 }
 _DIRECTIVE = re.compile(r"\W*include\s*<([\w./]+)>")
 

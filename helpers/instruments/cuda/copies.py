@@ -151,9 +151,7 @@ class Copies:
             if hit.any():
                 at = int(np.flatnonzero(hit)[0])
                 array, _ = self._machine.spaces.shared_array(int(copy.offsets[at]) % self._machine.spaces.shared_size)
-                where = (
-                    f"what the cp.async into {array} in line {copy.line} reads is written before it was waited for: "
-                )
+                where = f"the source of the cp.async into {array} in line {copy.line} is overwritten before the wait: "
                 self._machine.hazard(
                     "unfinished copy", line, where + self._advice(copy, at), int(threads[0]), int(hit.sum())
                 )

@@ -140,7 +140,7 @@ class Spaces:
             self._machine.observer.outside(
                 kind, line, segment, here, (addresses - np.uint64(segment.base)).view(np.int64)
             )
-        where = f"address {offset}, no tensor's" if segment is None else _element(segment, offset)
+        where = f"address {offset}, outside every tensor" if segment is None else _element(segment, offset)
         self._stray(kind, line, where, int(here[0]), int(here.size))
 
     def _stray(self, kind, line, where, thread, count) -> None:

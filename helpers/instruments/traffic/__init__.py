@@ -79,7 +79,7 @@ def measure(fn: Callable, *args, device: str | Device | None = None) -> Traffic:
     if not callable(fn):
         raise TypeError(f"measure takes a function and its arguments, got {_kind(fn)}: wrap it, measure(lambda: ...)")
     if hasattr(fn, "_torchdynamo_orig_callable"):
-        raise TypeError("measure cannot see into torch.compile's kernels: give it the function as it was before")
+        raise TypeError("measure cannot see into torch.compile's kernels: pass the uncompiled function")
     ledger = Ledger()
     for name, tensor in _names(fn, args):
         if tensor.layout is torch.strided and not tensor.is_nested:  # others matter only where they are used

@@ -24,7 +24,7 @@ def check_orders(fn: Callable, *args, orders: int = 20, device: str | Device | N
         InterpreterError: a deadlock in one of them, or another error in a kernel.
     """
     if orders < 1:
-        raise ValueError(f"check_orders takes orders of at least 1, got {orders}: 20 find most races")
+        raise ValueError(f"check_orders needs orders of at least 1, got {orders}: 20 find most races")
     found = {}
     for seed in (None, *range(1, orders)):
         with runtime.ordered_by(seed):

@@ -97,7 +97,7 @@ def check_answer(tree: ast.Module, known: set[str], taken: set[str], kept: set[s
     for name, line in sorted(outside.items(), key=lambda each: each[1]):
         if name not in known:
             raise RefusedError(
-                ast.Pass(lineno=line), f"{name}: an answer here may use its arguments, math and what it defines itself"
+                ast.Pass(lineno=line), f"{name}: an answer here may use its arguments, math and its own definitions"
             )
 
 
