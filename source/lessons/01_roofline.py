@@ -131,7 +131,7 @@ gpu_picture("A100", lit="memory")
 # Here are nine operations: ReLU, vector add, GELU, add+GELU, LayerNorm, softmax, matmul+bias+ReLU, a convolution with
 # batch norm and ReLU, and attention. Take 4096 rows of 4096 columns in fp16, and run each operation as one fused
 # kernel. **How many of these nine are memory-bound on an A100?** (Later lessons explain each of them, so for now go by
-# how often each one could reuse an element. The [matmul](../docs/glossary.md#matmul) multiplies *rows* × *columns* by
+# how many times each one could reuse an element. The [matmul](../docs/glossary.md#matmul) multiplies *rows* × *columns* by
 # *columns* × *columns*. The convolution is 3 × 3, over *rows* pixels, with *columns* channels in and out. Attention
 # compares each row with every other row, in 64 heads of 64 columns each.)
 
@@ -441,12 +441,12 @@ predictions()
 # <details><summary>Answer</summary>You save a write and a read of the result, and a launch. But the matmul is
 # compute-bound, so that's only a small share of the time, as you can see in the explorer.</details>
 #
-# 5. Fused LayerNorm reads each fp16 element once, writes it once, and does seven operations on it. What is its
-#    intensity, if you leave out the few bytes of weights? Replace the dots with your number.
+# 5. A fused kernel reads two fp32 tensors, writes a third of the same size, and does eighteen operations per element.
+#    What is its intensity? Replace the dots with your number.
 
 # %%
 answer = ...
-self_test(answer, 7 / 4, "seven operations per element, over two bytes in and two bytes out")
+self_test(answer, 18 / 12, "eighteen operations per element, over eight bytes in and four out")
 
 # %% [markdown]
 # ## Now you
