@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Welcome: the gain of kernel fusion
+# # Welcome: what kernel fusion buys you
 #
 # Take two tensors with a hundred million elements each, add them, and apply GELU to the sum. In PyTorch that's one
 # line, and it keeps a fast GPU busy for a while. Yet the same arithmetic can be done in much less time. **So what was
@@ -8,11 +8,11 @@
 # After this lesson you can
 #
 # - explain what fusing two kernels removes and what it doesn't change;
-# - read the traffic meter, and explain why one function isn't one kernel;
+# - read the traffic meter, and use it to tell whether a change really saves traffic;
 # - work out how many operations your machine can do in the time one byte takes to arrive from memory;
 # - find your way around the lessons, exercises, checks and recorded measurements.
 #
-# About 30 minutes. You need Python and a little PyTorch. You don't need a GPU.
+# About 35 minutes. You need Python and a little PyTorch. You don't need a GPU.
 #
 # <span class="lab">Run the cells from top to bottom with **Shift+Enter**. If a cell's code is folded, it only imports
 # things or draws a figure.</span>
@@ -27,7 +27,7 @@
 from helpers.learning import predict_first
 
 waiting = predict_first(
-    "memory's time over the arithmetic's, add+GELU in fp32 on an A100", unit="times"
+    "memory time ÷ arithmetic time, add+GELU in fp32 on an A100", unit="times"
 )
 waiting
 
@@ -47,7 +47,7 @@ waiting.compare(
 # tensor is split into sixteen tiles. The pink ones are the sum: they go out to memory and come straight back, and
 # nothing but the second kernel ever reads them. In the rest of this lesson, we'll count that
 # [traffic](../docs/glossary.md#traffic). Press **Play**, or drag the slider. (The two totals were measured on an H200.
-# The steady pace of the tiles is our assumption.)
+# We assume that the tiles move at a steady pace.)
 
 # %% tags=["hide-input"]
 from helpers.figures import traffic_animation
@@ -89,8 +89,9 @@ bytes_moved
 # Now let's ask the [meter](../docs/glossary.md#meter). It watches every PyTorch operator and every load and store in a
 # Triton kernel, and adds up the bytes. The last number it prints is bytes (B) per element of the result.
 #
-# The meter counts the bytes that kernels **request**. Those depend only on the program, so you can count them without a
-# GPU.
+# The meter counts the bytes that kernels **request**, so it doesn't need a GPU. For a Triton kernel, it adds up every
+# load and store. It can't look inside PyTorch's operators, so it assumes that they read each input once and write each
+# output once.
 
 # %%
 unfused = measure(lambda: gelu(a + b, approximate="tanh"))
@@ -107,9 +108,9 @@ unfused.launch_table()
 
 # %% [markdown]
 # Fewer bytes may actually travel between the chip and DRAM. There's a cache in between, [L2](../docs/glossary.md#l2),
-# which may still hold data that was written a moment ago. Here are three sizes. **Watch which tiles of the sum are
-# still in L2** when the second kernel asks for them. Whenever the requested bytes and the DRAM traffic differ, we'll
-# tell you which one we mean.
+# which may still hold data that was written a moment ago. Here are three sizes, in a simple model of the cache. **Watch
+# which tiles of the sum are still in L2** when the second kernel asks for them. Whenever the requested bytes and the
+# DRAM traffic differ, we'll tell you which one we mean.
 
 # %% tags=["hide-input"]
 from helpers.figures import request_animation
@@ -130,7 +131,7 @@ def by_hand(a, b):
 
 
 # %% tags=["hide-input"]
-in_place = predict_first("bytes moved with the sum in place of a", unit="MB")
+in_place = predict_first("bytes moved if the sum overwrites a", unit="MB")
 in_place
 
 # %% tags=["hide-input"]
@@ -153,8 +154,8 @@ in_place.compare(
 # A [fused kernel](../docs/glossary.md#fused-kernel) does both steps in one go. It keeps the sum in a
 # [register](../docs/glossary.md#register), the fastest storage on the chip. Here's the heart of ours, in Triton, a
 # language for GPU kernels that is embedded in Python. You'll write one yourself in lesson 03. For now, just look for
-# the loads and the stores. (`mask` keeps the last program inside the tensor, and `COMPUTE` is the dtype it computes
-# in.)
+# the loads and the stores. (`mask` keeps the last program inside the tensor, and `COMPUTE` is the dtype of the
+# arithmetic.)
 
 # %% tags=["hide-input"]
 import inspect
@@ -182,9 +183,9 @@ chart = traffic_chart({"unfused": unfused, "fused": fused}, title)
 bytes_moved.on(chart, "x", at=lambda megabytes: 1e6 * megabytes, row=0)
 
 # %% [markdown]
-# This chart is the whole course in one picture. Each bar shows the bytes that the kernels request. `add` is the sum,
-# `a + b`, named after its operator.<span class="lab"> If you made a guess, it's marked.</span> The arithmetic is the
-# same, and so is the result, up to rounding. All we got rid of is the sum's round trip.
+# This chart is the whole course in one picture. Each bar shows the bytes that the kernels request. `add` is the sum, `a
+# + b`, named after its operator.<span class="lab"> If you made a guess, it's marked.</span> The arithmetic is the same,
+# and so is the result, up to rounding. All we got rid of is the sum's round trip, and one launch.
 #
 # ## Your first line of Triton
 #
@@ -199,7 +200,7 @@ bytes_moved.on(chart, "x", at=lambda megabytes: 1e6 * megabytes, row=0)
 # kernel you'll see the tensor in memory. Each numbered box is one position in a program's block (a *lane*), drawn at
 # the element it accesses. Orange-red boxes are wrong, and an element with an orange-red edge is never stored. (The
 # message calls program 1 `(1, 0, 0)` because a launch can have three dimensions. Ours has one. A *race* means that two
-# programs store to the same element, and either could be the last.) **Change the marked line until it says "Solved".**
+# programs store to the same element, and either one may win.) **Change the marked line until it says "Solved".**
 
 # %%
 import triton
@@ -256,9 +257,10 @@ table(("instruction", "source line"), ((each.name, each.source) for each in load
 # ## Other operations, sizes and GPUs
 #
 # Here's the same chart, launch by launch. Move the sliders with the mouse or the arrow keys. (The time is the number of
-# bytes divided by the bandwidth in the GPU's data sheet. The axis is logarithmic, so even a large gain looks small:
-# compare the numbers. The unfused versions of GELU, LayerNorm and softmax run every step of their formula as a separate
-# kernel here, while add+GELU uses PyTorch's own GELU, which is a single kernel.) See if you can answer these:
+# bytes divided by the GPU's bandwidth, from its data sheet or as the device itself reports it. The axis is logarithmic,
+# so even a large gain looks small: compare the numbers. The unfused versions of GELU, LayerNorm and softmax run every
+# step of their formula as a separate kernel here, while add+GELU uses PyTorch's own GELU, which is a single kernel.)
+# See if you can answer these:
 #
 # 1. Which operation gains the most from fusing? Which gains nothing, and why?
 # 2. Does the gain depend on the size? On the dtype? On anything else?
@@ -275,7 +277,7 @@ explorer
 # fusing eliminates everything they write for each other. ReLU and the addition are a single launch to begin with, so
 # there's nothing to save. 2. It depends on the number of intermediate tensors. The dtype doesn't matter, and the size
 # hardly does (LayerNorm on a single row reads weights as large as the row, fused or not). 3. Only the time changes. The
-# requested bytes depend on the program alone.</details>
+# bytes come from the formulas alone.</details>
 #
 # ## Fewer bytes, less time?
 #
@@ -354,10 +356,13 @@ ridge
 ridge.compare(a100.ridge)
 
 # %% [markdown]
-# What about `gelu(a + b)`? It isn't a matmul, so the tensor cores can't help. Its ten operations per element run on the
-# [CUDA cores](../docs/glossary.md#cuda-cores), which add and multiply. Two of the ten, an exponential and a reciprocal,
-# run on the special function units ([SFU](../docs/glossary.md#sfu)), and there are fewer of those. All of these units
-# can work while memory delivers data. Here's the minimum time each of them needs for a million elements:
+# What about `gelu(a + b)`? It isn't a matmul, so the tensor cores can't help. It does ten operations per element, one
+# for the addition and nine for GELU, and we charge all ten to the [CUDA cores](../docs/glossary.md#cuda-cores), which
+# add and multiply. Two of them, an exponential and a reciprocal, also need the special function units
+# ([SFU](../docs/glossary.md#sfu)), and there are fewer of those. All of these units can work while memory delivers
+# data. Here's the minimum time each of them needs for a million elements, at data-sheet peaks. (The CUDA cores' peak
+# counts a multiply-add as two operations. Where additions and multiplications can't be paired, they take up to twice as
+# long.)
 
 # %% tags=["hide-input"]
 rows = []
@@ -380,9 +385,9 @@ gpu_picture("A100")
 
 # %% [markdown]
 # As long as memory is the slowest part, smarter arithmetic won't make anything faster. **You have to move fewer bytes,
-# and move them at full memory speed.** Fusing takes care of the first part. The second depends on how wide a kernel's
-# loads are and how many of them are [in flight](../docs/glossary.md#in-flight) at once. We'll get to that in lesson
-# 03b. First, lesson 01 turns all of this into a chart you can play with.
+# and move them at full memory speed.** Fusing takes care of the first part. The second depends on how many bytes a
+# kernel keeps [in flight](../docs/glossary.md#in-flight). We'll get to that in lesson 03b. First, lesson 01 turns all
+# of this into a chart you can play with.
 #
 # ## How this course works
 #
@@ -412,14 +417,14 @@ predictions()
 # operation.</details>
 #
 # 2. Why can the meter count bytes without a GPU?
-# <details><summary>Answer</summary>Because it counts requests, and your program alone determines which addresses it
+# <details><summary>Answer</summary>Because it counts requests, and a Triton program alone determines which addresses it
 # reads and writes. The chip only affects how long that takes, and how many of the requests the caches can
 # serve.</details>
 #
-# 3. A kernel reads one tensor and writes one. You fuse another elementwise operation into it. Can it now get by with
-#    fewer bytes?
-# <details><summary>Answer</summary>No. It still has to read its input once and write its output once. Fusing only
-# removes the traffic between kernels.</details>
+# 3. A kernel reads one tensor and writes one. You fuse another elementwise operation into it. Does the fused kernel
+# move fewer bytes than that first kernel did alone?
+# <details><summary>Answer</summary>No. It still has to read its input once and write its output once. What you save is
+# the traffic between it and the second kernel.</details>
 #
 # 4. A friend makes GELU's arithmetic twice as fast. What happens to the time on an A100?
 # <details><summary>Answer</summary>On a large tensor, nothing you could measure. The GPU is waiting for

@@ -9,9 +9,9 @@
 # - compute the *arithmetic intensity* of an operation by counting operations and bytes;
 # - find a GPU's *ridge point* and decide which operations are memory-bound on it and which are compute-bound;
 # - predict an operation's minimum time, and know what fusing can and can't change about it;
-# - find the mistake in a published intensity.
+# - check an intensity that someone else quotes.
 #
-# About 35 minutes. It builds on [00 Welcome](00_welcome.ipynb). The exercise is [01](../exercises/01_roofline.ipynb).
+# About 40 minutes. It builds on [00 Welcome](00_welcome.ipynb). The exercise is [01](../exercises/01_roofline.ipynb).
 
 # %% tags=["hide-input"]
 import torch
@@ -53,8 +53,8 @@ two_limits_animation()
 # nothing between kernels.
 #
 # We count each +, −, ×, ÷, max, `exp` or square root on one element as one FLOP. (They don't all cost the same. We'll
-# get to that.) Take a ReLU in fp16, for example. It computes `max(x, 0)`, which is one operation per element, and it
-# reads two bytes and writes two.
+# get to that. For attention we count its two matmuls alone, as everyone does.) Take a ReLU in fp16, for example. It
+# computes `max(x, 0)`, which is one operation per element, and it reads two bytes and writes two.
 
 # %%
 n = 4096 * 4096
@@ -104,8 +104,9 @@ share.compare(
 
 # %% [markdown]
 # Strictly speaking, that peak doesn't apply, because it belongs to the tensor cores, and they only do matmuls. A ReLU
-# runs on the *CUDA cores*, which have a lower peak and so a different ridge. Exponentials, reciprocals and roots run on
-# a third kind of unit, the *special function units*, and there are even fewer of those.
+# runs on the *CUDA cores*, which have a lower peak and so a different ridge. (Their peak counts a multiply-add as two
+# operations. A maximum is one, so a ReLU could reach half of it at best.) Exponentials, reciprocals and roots run on a
+# third kind of unit, the *special function units*, and there are even fewer of those.
 
 # %% tags=["hide-input"]
 rows = []
@@ -129,12 +130,13 @@ gpu_picture("A100", lit="memory")
 #
 # Here are nine operations: ReLU, vector add, GELU, add+GELU, LayerNorm, softmax, matmul+bias+ReLU, a convolution with
 # batch norm and ReLU, and attention. Take 4096 rows of 4096 columns in fp16, and run each operation as one fused
-# kernel. **How many of these nine are memory-bound on an A100?** (Later lessons explain each of them. The
-# [matmul](../docs/glossary.md#matmul) multiplies *rows* × *columns* by *columns* × *columns*. The convolution is 3 × 3,
-# over *rows* pixels, with *columns* channels in and out. Attention compares each row with every other row.)
+# kernel. **How many of these nine are memory-bound on an A100?** (Later lessons explain each of them, so for now go by
+# how many times each one could reuse an element. The [matmul](../docs/glossary.md#matmul) multiplies *rows* × *columns* by
+# *columns* × *columns*. The convolution is 3 × 3, over *rows* pixels, with *columns* channels in and out. Attention
+# compares each row with every other row, in 64 heads of 64 columns each.)
 
 # %% tags=["hide-input"]
-memory_bound = predict_first("of nine operations, fused, memory-bound on an A100", unit="")
+memory_bound = predict_first("memory-bound on an A100, out of nine fused operations", unit="")
 memory_bound
 
 # %% tags=["hide-input"]
@@ -207,14 +209,13 @@ for gpu in ("A100", "T4", "H100"):
     columns = crossing(lambda c, gpu=gpu: limited_by("matmul+bias+ReLU", gpu, 4096, c) == "compute")
     tokens = crossing(lambda r, gpu=gpu: limited_by("attention", gpu, r, 4096) == "compute")
     rows.append((gpu, f"{columns} columns", f"{tokens} rows"))
-table(("compute-bound at", "a matmul of 4096 rows", "attention"), rows)
+table(("smallest compute-bound size", "a matmul of 4096 rows", "attention"), rows)
 
 # %% [markdown]
 # ## From small to large: the matmul
 #
-# A matmul of two N × N matrices does `2 N³` operations. Its intensity is often quoted as simply "N FLOP per byte".
-# **Claim: a 1024 × 1024 product in fp16 has an intensity of 1024 FLOP/byte.** Let's test it. Three matrices move, two
-# in and one out, at two bytes per element. **What do you get?**
+# A matmul of two N × N matrices does `2 N³` operations. **Claim: the intensity is simply N, so a 1024 × 1024 product in
+# fp16 has 1024 FLOP/byte.** Three matrices move, two in and one out, at two bytes per element. **What do you get?**
 
 # %% tags=["hide-input"]
 claimed = predict_first("intensity of a 1024 x 1024 matmul in fp16", unit="FLOP/byte")
@@ -251,10 +252,9 @@ for size in (64, 256, 512, 768, 1024, 4096):
 table(("N", "FLOP/byte", *(roof.device.name for roof in gpus)), rows)
 
 # %% [markdown]
-# ## Find the mistake
+# ## Vector addition
 #
-# More than one tutorial claims that vector addition moves eight bytes per element in fp32. **What does the meter
-# count?**
+# **Claim: adding two fp32 vectors moves eight bytes per element.** **What does the meter count?**
 
 # %% tags=["hide-input"]
 addition = predict_first("bytes per element of c = a + b in fp32", unit="B")
@@ -264,13 +264,13 @@ addition
 a, b = torch.randn(2, 10_000)
 addition.compare(
     measure(torch.add, a, b).bytes_total / a.numel(),
-    "Two reads and one write. The tutorials forgot to count the result.",
+    "Verdict: fails. Two reads and one write: the claim forgets the result.",
 )
 
 # %% [markdown]
-# This kernel really does move eight bytes per element, just like in those tutorials. (The programs, blocks and lanes
-# are the ones you know from your first line of Triton in lesson 00.) But something's missing. **Fix the marked line.**
-# `tl.load` takes the addresses to read from.
+# This kernel really does move eight bytes per element, as claimed. (The programs, blocks and lanes are the ones you
+# know from your first line of Triton in lesson 00.) But something's missing. **Fix the marked line.** `tl.load` takes
+# the addresses to read from.
 
 
 # %%
@@ -343,7 +343,7 @@ print(f", CUDA cores {h200_fp32.peak / 1e12:.0f} TFLOP/s in fp32")
 # and you know how to find a ridge.
 
 # %% tags=["hide-input"]
-free_steps = predict_first("multiply-adds per element, free on an H200", unit="steps")
+free_steps = predict_first("free multiply-adds per element on an H200", unit="steps")
 free_steps
 
 # %% tags=["hide-input"]
@@ -441,12 +441,12 @@ predictions()
 # <details><summary>Answer</summary>You save a write and a read of the result, and a launch. But the matmul is
 # compute-bound, so that's only a small share of the time, as you can see in the explorer.</details>
 #
-# 5. Fused LayerNorm reads each fp16 element once, writes it once, and does seven operations on it. What is its
-#    intensity, if you leave out the few bytes of weights? Replace the dots with your number.
+# 5. A fused kernel reads two fp32 tensors, writes a third of the same size, and does eighteen operations per element.
+#    What is its intensity? Replace the dots with your number.
 
 # %%
 answer = ...
-self_test(answer, 7 / 4, "seven operations per element, over two bytes in and two bytes out")
+self_test(answer, 18 / 12, "eighteen operations per element, over eight bytes in and four out")
 
 # %% [markdown]
 # ## Now you
@@ -470,7 +470,7 @@ sheet, held = (
 print(held.device.source)
 print(f"memory {held.bandwidth / 1e12:.2f} of {sheet.bandwidth / 1e12:.2f} TB/s")
 print(f"tensor cores {held.peak / 1e12:.0f} of {sheet.peak / 1e12:.0f} TFLOP/s")
-print(f"ridge at {held.ridge:.0f}, by the data sheet {sheet.ridge:.0f} FLOP/byte")
+print(f"ridge: {held.ridge:.0f} FLOP/byte measured, {sheet.ridge:.0f} per the data sheet")
 took_on_chip = h200.experiment("roofs")
 print(h200.label_of("roofs"))
 for name, unit, rate in (
@@ -482,11 +482,12 @@ for name, unit, rate in (
 
 # %% [markdown]
 # A data sheet's peak is the number of units times the clock. But tensor cores at full load draw so much power that the
-# clock has to drop. (These matmuls alternated with copies. In lesson 03b you'll see that after seconds of back-to-back
-# matmuls, the rate is lower still.) DRAM also loses time, because it has to refresh its cells and switch between reads
-# and writes. The on-chip rates come close to their peaks. (You won't find those two in a data sheet. We computed them
-# as units times clock, from NVIDIA's programming guide.) Whenever we compare GPUs, we use their data sheets. If a roof
-# was measured instead, it's labelled as such.
+# clock usually has to drop (we didn't record it). (These matmuls alternated with copies. In lesson 03b you'll see that
+# after seconds of back-to-back matmuls, the rate is lower still.) DRAM also loses time, because it has to refresh its
+# cells and switch between reads and writes. The on-chip rates come close to their peaks. (The peaks for those two units
+# aren't in any data sheet. We computed them as units times clock, from NVIDIA's programming guide.) Whenever we compare
+# GPUs, we use their data sheets, except where a number isn't published. If a roof was measured instead, it's labelled
+# as such.
 #
 # ### Does the ridge move right?
 #
@@ -504,15 +505,16 @@ for name in line:
 table(("", "ridge in fp16", "ridge in its narrowest format", "that format"), rows, "FLOP/byte")
 
 # %% [markdown]
-# **Verdict: fails in 16 bits since the H100, holds in each generation's narrowest format.** An H200 isn't a new
-# generation. It's an H100 with faster memory, so its ridge is further to the left. From the H100 to the B200, the fp16
-# ridge hardly moved. But newer GPUs added fp8 and then fp4, and in those formats the ridge is several times further
-# right than an A100's.
+# **Verdict: no longer true of 16-bit formats since the H100, but still true of each generation's narrowest format.** An
+# H200 isn't a new generation, and neither is a B300: the H200 is an H100 with faster memory, so its ridge is further to
+# the left. From the H100 to the B200, the fp16 ridge hardly moved. But newer GPUs added fp8 and then fp4, and in those
+# formats the ridge is several times further right than an A100's.
 # <!-- given 16 bits: fp16 -->
 #
 # ### Which unit limits attention?
 #
-# Attention computes one exponential per score. Here's what the data sheets predict for 4096 tokens in fp16:
+# Attention computes one exponential per score. Here's what the peaks predict for 4096 tokens in fp16, with 64 heads of
+# 64 columns:
 
 # %% tags=["hide-input"]
 (attention,) = OPERATIONS["attention"](4096, 4096, 2).fused
@@ -524,8 +526,8 @@ table(("", *units), rows)
 
 # %% [markdown]
 # Tensor cores have sped up faster than special function units. On an H100 the two take almost the same time, but on a
-# B200 the exponentials take longer than both matmuls together. The B300 doubles the number of special function units.
-# In lesson 10 you'll see how FlashAttention deals with this.
+# B200 the exponentials take longer than both matmuls together. The B300 doubles the rate of exponentials. In lesson 10
+# you'll see how FlashAttention deals with this.
 #
 # ### The multiply-adds on the roofline
 #

@@ -11,7 +11,7 @@
 # - decide whether a call is limited by memory or by launches, and at what size that changes;
 # - find the bytes that a published example forgot.
 #
-# About 40 minutes. It builds on [01 The roofline](01_roofline.ipynb). The exercise is
+# About 45 minutes. It builds on [01 The roofline](01_roofline.ipynb). The exercise is
 # [02](../exercises/02_count_the_bytes.ipynb).
 
 # %% tags=["hide-input"]
@@ -40,8 +40,8 @@ passes_animation("chain")
 #
 # `x` is a 1000 × 1000 tensor in fp32; `scale` and `bias` are one row each. **How many MB do its launches move?** Each
 # [operator](../docs/glossary.md#operator) is one launch, which reads each input once and writes its output once. (In
-# this lesson we count the bytes that kernels *request*. Starting with lesson 03, it will also matter how many of them
-# come from a cache instead of DRAM.)
+# this lesson we count each tensor once per launch. A kernel that loads an element again in another program requests
+# more, and a cache may serve some of that. Both will matter from lesson 03 on.)
 
 
 # %%
@@ -62,14 +62,15 @@ layer_bytes.compare(eager.bytes_total / 1e6)
 
 # %% [markdown]
 # The launch table lists the traffic of each operator. `scale` and `bias` hardly count: they're
-# [broadcast](../docs/glossary.md#broadcast), and each is read only once.
+# [broadcast](../docs/glossary.md#broadcast), and we count each of them once. (The programs of a real kernel load them
+# again for every row, mostly from a cache. Lesson 04 counts those loads, too.)
 
 # %%
 eager.launch_table()
 
 # %% [markdown]
-# Those are the bytes *requested*. **Look at how much L2 holds**: our tensors would fit many times over, so many of the
-# requests never get as far as DRAM.
+# That's what the operators have to read and write. **Look at how much L2 holds**: our tensors would fit many times
+# over, so much of that traffic may never get as far as DRAM.
 
 # %% tags=["hide-input"]
 from helpers.figures import gpu_picture
@@ -126,12 +127,12 @@ curves_chart(
 # %% [markdown]
 # Most of the saving comes from the first few fusions.
 #
-# ## When the rule does not hold
+# ## Two inputs
 #
-# (N−1)/N often gets quoted without its condition. **Claim: fusing two elementwise operations halves the traffic.**
-# ([Elementwise](../docs/glossary.md#elementwise) means that each element of the result depends only on the inputs at
-# the same position.) Try it on `gelu(a + b)`, where the addition reads *two* tensors. **What share of the traffic does
-# fusing save here?**
+# The rule has a condition: each operation reads a single tensor. **Claim: fusing two elementwise operations halves the
+# traffic.** ([Elementwise](../docs/glossary.md#elementwise) means that each element of the result depends only on the
+# inputs at the same position.) Try it on `gelu(a + b)`, where the addition reads *two* tensors. **What share of the
+# traffic does fusing save here?**
 
 # %% tags=["hide-input"]
 with_two = predict_first("traffic saved by fusing gelu(a + b)", unit="%")
@@ -143,14 +144,14 @@ before = measure(lambda: gelu(a + b, approximate="tanh"))
 after = 3 * a.nbytes  # read a, read b, write the result
 with_two.compare(
     100 * (1 - after / before.bytes_total),
-    "Verdict: fails here, holds for chains that read one tensor. Fused or not, you have to read "
+    "Verdict: wrong here, right for chains that read one tensor. Fused or not, you have to read "
     "every outside input once.",
 )
 
 # %% [markdown]
 # In general, **fusing saves the write and the reads of each [intermediate](../docs/glossary.md#intermediate), and the
-# repeated reads of an input that several operations use.** That's all it saves. If something outside the kernel also
-# needs an intermediate, you still have to write it, and you save only its reads.
+# repeated reads of an input that several operations use.** That's all the traffic it saves. If something outside the
+# kernel also needs an intermediate, you still have to write it, and you save only its reads.
 #
 # ## A fused chain with a mistake
 #
@@ -177,7 +178,7 @@ def misplaced_kernel(x_ptr, y_ptr, elements, OPERATIONS: tl.constexpr):
 # move?**
 
 # %% tags=["hide-input"]
-misplaced = predict_first("bytes per element, a chain of 8, one line misplaced", unit="B")
+misplaced = predict_first("bytes per element of misplaced_kernel, 8 operations", unit="B")
 misplaced
 
 
@@ -297,7 +298,7 @@ puzzle(add_relu_kernel, 3, first, second, wanted=torch.relu(first + second), BLO
 #
 # CPUs wait for memory too. `torch.compile` turns the chain into a single C++ loop and compiles it on your machine, so
 # the first call takes a few seconds. **How many times faster will the fused chain of eight be?** Assume that the time
-# depends only on the bytes.
+# depends only on the bytes, and expect your machine to disagree a little.
 
 # %% tags=["hide-input"]
 on_cpu = predict_first("speedup from fusing a chain of 8 on this CPU", unit="times")
@@ -327,15 +328,15 @@ if shutil.which("g++"):
     compiled = torch.compile(chain, dynamic=False)
     fused_time = seconds(lambda: compiled(large, 8))
     rows.append(("fused", 8, f"{1e3 * fused_time:.1f} ms"))
-    finding = "The speedup may exceed what the bytes allow: eager allocates a tensor per operation."
+    finding = "By the bytes alone it would be 8. Allocations, caches and threads change that."
     display(on_cpu.compare(cpu_times[8] / fused_time, finding))
 else:
     print("No C++ compiler here: torch.compile needs one, such as Debian's package g++.")
 table(("", "operations", "time"), rows)
 
 # %% [markdown]
-# On a GPU, PyTorch reuses the memory of deleted tensors, so allocation doesn't distort the comparison. On an H200, does
-# the same chain save as much time as it saves traffic?
+# On a GPU, PyTorch reuses the memory of deleted tensors, so allocation costs next to nothing. On an H200, does the same
+# chain save as much time as it saves traffic?
 
 # %% tags=["hide-input"]
 print(h200.label_of("chain_lengths"))
@@ -372,11 +373,12 @@ taken = benchmark_together(calls, runs=5, launches=True)
 table(("relu of", "time"), ((f"{n:,} elements", timing) for n, timing in taken.items()))
 
 # %% [markdown]
-# For small tensors, the size hardly matters: you're looking at [launch overhead](../docs/glossary.md#launch-overhead).
-# It has two parts. The CPU has to hand the kernel over, and the GPU has to start it. **Claim: a kernel launch costs 5
-# to 10 µs.** We measured both parts on an H200. The *empty launch* goes straight to the driver from C, many times in a
-# row. The *operator* is PyTorch's ReLU, and the *Triton kernel* is an empty one, called from Python. For the GPU's part
-# we timed an empty kernel, and then one that copies a thousand elements, either from L2 or from DRAM.
+# For small tensors on a GPU, the size hardly matters: you're looking at [launch
+# overhead](../docs/glossary.md#launch-overhead). It has two parts. The CPU has to hand the kernel over, and the GPU has
+# to start it. **Claim: a kernel launch costs 5 to 10 µs.** We measured both parts on an H200. The *empty launch* goes
+# straight to the driver from C, many times in a row. The *operator* is PyTorch's ReLU, and the *Triton kernel* is an
+# empty one, called from Python. For the GPU's part we timed an empty kernel, and then one that copies a thousand
+# elements, either from L2 or from DRAM.
 
 # %% tags=["hide-input"]
 apart = h200.experiment("launches")
@@ -395,7 +397,7 @@ for where, name, what in (
 table(("", "time", "5 to 10 us?"), rows, h200.label_of("launches"))
 
 # %% [markdown]
-# **Verdict: depends on what you call a launch.** The driver's own launch costs less than claimed. Through PyTorch or
+# **Verdict: it depends on what you call a launch.** The driver's own launch costs less than claimed. Through PyTorch or
 # Triton, you also pay for dispatch, checks, allocation and preparing arguments, and then a call costs about as much as
 # claimed. The GPU's part is far smaller. If you record kernels in a [CUDA graph](../docs/glossary.md#cuda-graph) and
 # replay them together, that's nearly all you pay. (The first memory access isn't part of the launch. But a small kernel
@@ -406,7 +408,7 @@ table(("", "time", "5 to 10 us?"), rows, h200.label_of("launches"))
 # The CPU doesn't wait for a kernel to finish before it launches the next one, and the GPU runs them one after another.
 # We take the cost of a launch from a chain of four operations on a thousand elements, where launch overhead is all
 # there is. (Triton's kernel costs more than the empty one above: it has arguments, and its host wrapper allocates a
-# result.) For the GPU's part we take a whole small kernel, including its first access to cold memory.
+# result.) For the GPU's share we time one whole small kernel, including its first access to cold memory.
 
 # %% tags=["hide-input"]
 from helpers.figures import chain_time, launch_costs, launch_timeline
@@ -457,8 +459,8 @@ table(("", "", "GPU", "per call"), rows, h200.label_of("add_gelu"))
 # The fused kernel takes less GPU time, and yet the call takes *longer*, because here the GPU is waiting for the CPU.
 # Our fused call checks its inputs and allocates its output in Python, so it costs more than the empty Triton kernel
 # above. PyTorch's operators do all of that in C++. (The kernel and its checks are the same for both dtypes, but the
-# call times differ. Host times depend on the host and on whatever else it was doing, so don't expect more than the
-# order of magnitude.)
+# call times differ, and two operators take about twice what the model says. Host times depend on the host and on
+# whatever else it was doing, so don't expect more than the order of magnitude.)
 #
 # ## Other sizes, chains and GPUs
 #
@@ -512,12 +514,11 @@ large_enough.compare(
 # fused kernel's launch costs less than the ones it replaces. From C++ or a CUDA graph, it does. So before you fuse,
 # check which of the two you'd save.
 #
-# ## Find the missing bytes
+# ## A worked example
 #
-# Here's a worked example that gets passed around: *Linear(4096 → 4096) and GELU on 1024 rows, in fp32. Unfused, the
-# linear layer reads x and writes y, GELU reads y and writes z: four tensors of 1024 × 4096. Fused, the kernel reads x
-# and writes z: two. **Claim: fusing halves the traffic.*** Something is missing. **Counting all bytes, what share does
-# fusing save?**
+# Suppose you read this: *Linear(4096 → 4096) and GELU on 1024 rows, in fp32. Unfused, the linear layer reads x and
+# writes y, GELU reads y and writes z: four tensors of 1024 × 4096. Fused, the kernel reads x and writes z: two.
+# **Claim: fusing halves the traffic.*** **Counting all bytes, what share does fusing save?**
 
 # %% tags=["hide-input"]
 linear_saving = predict_first("traffic saved by fusing Linear(4096) and GELU", unit="%")
@@ -557,7 +558,7 @@ print(f"writing y and reading it back takes {1e6 * extra:.1f} us")
 
 # %% [markdown]
 # The matmul takes as long as its arithmetic does, and fusing saves little time in comparison. In lesson 08 we'll fuse
-# exactly this and measure it.
+# this very example and measure it.
 #
 # ## Your predictions vs the measurements
 

@@ -11,7 +11,7 @@
 # - use the meter to find a wrong mask even when every value is right, and to find a data race;
 # - fuse two elementwise operations into one kernel, and predict the gain on large tensors.
 #
-# About 55 minutes. It builds on [02 Bytes and launches](02_bytes_and_launches.ipynb). The exercise is
+# About 60 minutes. It builds on [02 Bytes and launches](02_bytes_and_launches.ipynb). The exercise is
 # [03](../exercises/03_fused_add_gelu.ipynb).
 
 # %% tags=["hide-input"]
@@ -52,9 +52,9 @@ watch(sign_kernel[(3,)], out, BLOCK=4)
 # sign theirs.
 #
 # The places in a block are called [positions](../docs/glossary.md#position). (Messages and pictures call them lanes.)
-# Memory is read and written in [sectors](../docs/glossary.md#sector) of 32 bytes, and the line below the picture counts
-# the sectors that a step touches. You'll see `program` twice: first as a single number, then repeated at every
-# position, ready to be stored.
+# Caches move data in [sectors](../docs/glossary.md#sector) of 32 bytes, and the line below the picture counts the
+# sectors that a step touches. You'll see `program` twice: first as a single number, then repeated at every position,
+# ready to be stored.
 # <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
 #
 # Let's go through the kernel line by line:
@@ -279,9 +279,9 @@ traffic_chart({"unfused": unfused, "fused": fused}, title)
 #
 # ## One million elements, timed
 #
-# **Claim: fusing add and GELU, on a million numbers in fp32, makes it 1.86 times faster and cuts the traffic by 40 %:
-# reads from 12 to 8 MB, writes from 8 to 4 MB.** (The claim doesn't say which GPU; ours is an H200.) You can check the
-# traffic yourself:
+# **Claim: fusing add and GELU, on a million numbers in fp32, makes it 1.86 times faster and cuts the traffic by 40%,
+# from 12 to 8 MB read and from 8 to 4 MB written.** (The claim doesn't say which GPU; ours is an H200.) You can check
+# the traffic yourself:
 
 # %% tags=["hide-input"]
 million = 1_000_000
@@ -294,8 +294,8 @@ for name, traffic in (("unfused", unfused), ("fused", fused)):
 table(("", "read", "written"), rows)
 
 # %% [markdown]
-# The claimed traffic is right to the byte. What about the time? **What speedup do you expect on a million elements,
-# going by the bytes and by what you know about small tensors from lesson 02?**
+# The claimed traffic is right to the byte. What about the time? **What speedup of the GPU's own time do you expect on
+# 2^20 elements?** (The bytes and the cost of starting a kernel pull in the same direction.)
 
 # %% tags=["hide-input"]
 speed_up = predict_first("speedup from fusing add+GELU, 1M elements", unit="times")
@@ -311,7 +311,7 @@ h200.table("add_gelu", "float32")
 times = h200.times("add_gelu", (2**20,), "float32")
 speed_up.compare(
     times["eager"].median / times["fused"].median,
-    "Verdict: fails for the time on this GPU, holds for the traffic to the byte. By bytes alone "
+    "Verdict: the time is wrong for this GPU; the traffic is right to the byte. By bytes alone "
     f"it would be {fewer_bytes:.2f}x. Two small kernels also pay for two starts, so fusing them "
     "gains a little more.",
 )
@@ -320,11 +320,11 @@ speed_up.compare(
 # With only a million elements, bytes don't explain everything. Starting a kernel takes a good part of the time, and two
 # kernels pay for that twice. On the other hand, GELU may find the sum still in **cache**, a small, fast memory between
 # DRAM and the SMs that keeps recently used data. (The recorded kernel is the course's own, with the tanh form of GELU
-# that you'll write in the exercise. The arithmetic is free either way.)
+# that you'll write in the exercise. Both forms of GELU hide behind the memory traffic.)
 #
 # Those are GPU times. The columns on the right show what a whole call costs, including Python and the launch. At the
-# smallest size, calling the fused kernel actually takes longer, for the reason you saw in lesson 02. But the GPU does
-# finish earlier, so you gain whenever your program waits for it.
+# smallest size, calling the fused kernel actually takes longer, for the reason you saw in lesson 02. But the GPU is
+# busy for less time, so you gain once other work keeps it busy.
 #
 # If you have a GPU, time your own kernel:
 
@@ -405,8 +405,8 @@ for wide in (False, True):
     print(f"WIDE={wide}: {off:.1%} of the results are not the nearest fp16 number")
 
 # %% [markdown]
-# There's a third reason to cast first: `tl.exp`, `tl.sqrt`, `tl.erf` and `tl.sigmoid` need fp32. (`tl.sigmoid(x)` is
-# $1/(1+e^{-x})$, and you can build others from it, such as $\tanh x = 2\,\sigma(2x) - 1$.)
+# There's a third reason to cast first: `tl.exp`, `tl.sqrt`, `tl.erf` and `tl.sigmoid` need fp32 or fp64.
+# (`tl.sigmoid(x)` is $1/(1+e^{-x})$, and you can build others from it, such as $\tanh x = 2\,\sigma(2x) - 1$.)
 #
 # ## Strides: where a tensor is in memory
 #
@@ -544,16 +544,16 @@ first.compare(
 
 # %% [markdown]
 # Tensors that large are rare but real: the logits of a batch over a large vocabulary can get there. All you need is a
-# cast, and it has to come before the multiplication: `tl.program_id(0).to(tl.int64) * BLOCK`. Write it that way,
-# starting with the exercise.
+# cast, and it has to come before the multiplication: `tl.program_id(0).to(tl.int64) * BLOCK`. Do it this way from the
+# exercise on.
 #
 # ## Block size and warps
 #
 # You get to choose two numbers: `BLOCK`, and `num_warps`, which is a launch option: `kernel[grid](..., BLOCK=1024,
 # num_warps=4)`. A [warp](../docs/glossary.md#warp) is 32 threads. By default, 4 warps share a block, so in a block of
-# 1024, each thread has eight elements. The grid has to grow with the tensor, because each program runs on just one of
-# the GPU's many SMs. Over a wide range, the choice hardly matters: memory is the limit, and most choices keep it busy.
-# A block of 1024 on 4 warps is a good default. In lesson 03b we'll find out where that range ends, and why.
+# 1024, each thread has eight elements. Here the grid has to grow with the tensor, because each program takes one block.
+# Over a wide range, the choice hardly matters: memory is the limit, and most choices keep it busy. A block of 1024 on 4
+# warps is a good default. In lesson 03b we'll find out where that range ends, and why.
 #
 # ## Your predictions vs the measurements
 
