@@ -143,7 +143,7 @@ class Recorded:
             lines.append((shape, *micro, f"{gpu[0] / gpu[-1]:.2f}x", share, *called, gain))
         name = "shape" if any(" x " in line[0] for line in lines) else "elements"
         clocks = [[f"{clock}: {each}" for each in (*providers, "speed-up")] for clock in ("GPU", "call")]
-        columns = (name, *clocks[0], "of copy", *clocks[1])
+        columns = (name, *clocks[0], "share of copy", *clocks[1])
         return table(columns, lines, f"{self._label(runs, earlier)}\n{COLUMNS}")
 
 
