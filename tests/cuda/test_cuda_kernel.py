@@ -384,7 +384,7 @@ def test_clusters_are_refused_in_one_line(statement):
             "wgmma.fence.sync.aligned",
             "line 2, wgmma.fence: Hopper's warpgroup products are not compiled here: use wmma",
         ),
-        ("setmaxnreg.inc.sync.aligned.u32 232", "line 2, setmaxnreg.inc: registers are not handed from warp to warp"),
+        ("setmaxnreg.inc.sync.aligned.u32 232", "line 2, setmaxnreg.inc: registers cannot move between warps here"),
     ],
 )
 def test_instructions_of_one_gpu_are_refused_in_one_line(statement, said):

@@ -201,11 +201,11 @@ def calls_of_other_functions(device):
         "normalize's p by place": (lambda: kernels.l2_norm(x, 2.0), "takes 1 positional argument but 2 were given"),
         "an eps that is 0 in fp32": (
             lambda: kernels.rms_norm(x, w, eps=1e-50),
-            "takes eps of 2^-126 to 2^128, as fp32",
+            "takes eps of 2^-126 to 2^128, fp32's",
         ),
         "an eps that is infinite in fp32": (
             lambda: kernels.l2_norm(x, eps=1e39),
-            "takes eps of 2^-126 to 2^128, as fp32",
+            "takes eps of 2^-126 to 2^128, fp32's",
         ),
         "a scale that is 0 in fp32": (
             lambda: kernels.flash_attention(q, q, q, scale=1e-50),

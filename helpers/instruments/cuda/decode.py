@@ -1,7 +1,7 @@
 """Turn instructions into steps: functions that execute one instruction for many threads at once.
 
-A step is called as step(machine, threads): `threads` are places in the machine's arrays, ascending, or None for all of
-them. Registers that hold the same value in every thread (parameters, block sizes, values computed from these alone) are
+A step is called as step(machine, threads): `threads` are indices into the machine's arrays, ascending, or None for
+all. Registers that hold the same value in every thread (parameters, block sizes, values computed from these alone) are
 computed once, here.
 """
 
@@ -43,7 +43,7 @@ NEED_A_GPU = {
 
 
 def not_covered(instruction: PtxInstruction) -> NotImplementedError:
-    """The error of an instruction that is not executed."""
+    """Return the error for an unsupported instruction."""
     for start, why in NEED_A_GPU.items():
         if instruction.name.startswith(start):
             return NotImplementedError(f"line {instruction.line} needs a GPU: {why} ({instruction.name})")
@@ -59,7 +59,7 @@ class Decoder:
     Args:
         symbols: variable or parameter name -> its address, in its own space.
         parameters: the bytes of the launch's arguments.
-        special: special register -> value where it is the same for all threads.
+        special: special register -> value, if it is the same for all threads.
     """
 
     def __init__(self, program: Program, symbols: dict[str, int], parameters: bytes, special: dict[str, int]):
@@ -71,7 +71,7 @@ class Decoder:
         self.constants = {slot: np.uint32(special[name]) for name, slot in program.special.items() if name in special}
 
     def step(self, instruction: PtxInstruction) -> Callable | None:
-        """None where there is nothing left to do.
+        """Return the instruction's step; None if there is nothing to do.
 
         Raises:
             NotImplementedError: the executor does not cover this instruction.
@@ -137,7 +137,7 @@ class Decoder:
         raise UnknownInstructionError
 
     def destination(self, operand, type: str):
-        """(key of the destination, whether it is wider than the type and takes an extended value)."""
+        """Return the destination's key, and whether it is wider than the type and takes an extended value."""
         if not isinstance(operand, Register):
             raise UnknownInstructionError
         size = DTYPES[type].itemsize * (2 if type.endswith("x2") else 1)
@@ -146,7 +146,7 @@ class Decoder:
         return (("s" if type[0] == "s" else "u") + operand.kind, operand.slot), True
 
     def shared_arrays(self) -> dict[str, int]:
-        """Variables in shared memory, and where they start."""
+        """Return the start of each variable in shared memory."""
         return {
             name: self._symbols[name]
             for name, variable in self.program.variables.items()
@@ -216,7 +216,7 @@ class Decoder:
         return _sequence([step, _plain(np.logical_not, (result, second.slot), [out], True)])
 
     def _carrying(self, instruction: PtxInstruction):
-        """add.cc, addc, mad.hi.cc, ...: integers longer than a register, a part at a time."""
+        """add.cc, addc, mad.hi.cc, ...: integers longer than a register, one part at a time."""
         opcode, target = instruction.opcode, instruction.operands[0]
         *how, type = (each for each in instruction.modifiers if each != "cc")
         compute = integers.carrying(opcode.removesuffix("c"), how, type)
@@ -267,14 +267,14 @@ class Decoder:
         return step
 
     def address(self, operand: Address):
-        """(key of the base as u64 or a NumPy scalar, offset)."""
+        """Return the key of the base as u64, or a NumPy scalar, and the offset."""
         base = operand.base
         kind = f"u{base.kind}" if isinstance(base, Register) else "u64"
         return self.key(base, kind), operand.offset
 
 
 def read(machine, key, threads):
-    """The values of an operand: an array for the threads, or a scalar."""
+    """Return an operand's values: an array over the threads, or a scalar."""
     if not isinstance(key, tuple):
         return key
     values = machine.views[key]
@@ -306,7 +306,7 @@ def _plain(compute, out, keys, direct):
 
 
 def _packed(compute, out, keys):
-    """Two 16-bit numbers a register."""
+    """Apply `compute` to two 16-bit numbers per register."""
     raw = "b32", out[1]
 
     def step(machine, threads):

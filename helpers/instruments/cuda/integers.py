@@ -67,7 +67,7 @@ def multiply_add(modifiers, type):
 
 
 def carrying(how: str, modifiers, type: str):
-    """compute(carry before, operands...) of add, sub and mad with a carry -> (result, carry); of sub, a borrow."""
+    """Return compute(carry in, operands...) -> (result, carry out) for add, sub and mad; for sub, a borrow."""
     unsigned = np.dtype(f"u{int(type[1:]) // 8}").type
     if how not in ("add", "sub", "mad") or bool(modifiers) != (how == "mad") or int(type[1:]) < 32:
         unknown()
@@ -89,7 +89,7 @@ def carrying(how: str, modifiers, type: str):
 
 
 def _quotient(a, b):
-    """Rounded toward zero; all ones where b is 0, as the hardware gives."""
+    """Divide, rounding toward zero; all ones if b is 0, as on the hardware."""
     a, b = np.asarray(a), np.asarray(b)
     zero = b == 0
     safe = np.where(zero, b.dtype.type(1), b)
@@ -118,7 +118,7 @@ def extreme(largest: bool, modifiers, type):
 
 
 def convert(source: np.dtype, to: np.dtype, saturating: bool):
-    """Integer to integer: the low bits, or clamped."""
+    """Convert integer to integer: the low bits, or clamped."""
     if not saturating:
         return lambda a: np.asarray(a).astype(to)
     limits, own = np.iinfo(to), np.iinfo(source)
@@ -196,7 +196,7 @@ def _extract(modifiers, type):
         result = np.where(kept > 0, shifted & mask, unsigned(0))
         if dtype.kind == "u":
             return result
-        # The sign is the field's highest bit, or the number's own where the field reaches past its end.
+        # The sign is the field's highest bit, or the number's own if the field extends past its end.
         at = np.clip(np.minimum(position + length - 1, bits - 1), 0, bits - 1).astype(unsigned)
         sign = ((raw >> at) & unsigned(1)).astype(bool) & (length > 0)
         wide = np.where(length > 0, np.minimum(length, bits), 0)
@@ -280,7 +280,7 @@ def _leading_zeros(modifiers, type):
 
 
 def _highest(a, bits: int):
-    """The place of the highest one; -1 where there is none."""
+    """Return the position of the highest one; -1 if there is none."""
     place = np.full(np.shape(a), -1, np.int64)
     rest = np.asarray(a).astype(np.uint64)
     for step in (32, 16, 8, 4, 2, 1):

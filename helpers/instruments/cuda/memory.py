@@ -1,7 +1,7 @@
-"""The memory that a launch sees: tensors and module variables (global), a block's shared memory, a thread's locals.
+"""The memory that a launch sees: tensors and module variables (global), shared memory per block, locals per thread.
 
 Addresses are the executor's own: storage k starts at (k + 1) << 36, so that an out-of-bounds address hits no other
-storage, and the start of every storage is aligned as a GPU aligns it. Shared and local addresses count from 0 within a
+storage, and every storage is aligned as on a GPU. Shared and local addresses count from 0 within a
 block or a thread; as generic addresses they have their own windows.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-GRID_BARRIER = "the grid's barrier"  # the variable behind cooperative groups' grid.sync(), which costs no traffic
+GRID_BARRIER = "the grid's barrier"  # the variable behind cooperative groups' grid.sync(), which causes no traffic
 STORAGE_BITS = 36
 SHARED_WINDOW = 1 << 60
 LOCAL_WINDOW = 1 << 61
@@ -20,7 +20,7 @@ UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.uint64
 
 @dataclass(eq=False)
 class Segment:
-    """One storage, or one variable of the module, with the parts of it that the launch may touch.
+    """One storage, or one variable of the module, and the parts of it that the launch may touch.
 
     name: that of the first tensor in it; base: its address for the kernel; extents: (low, high) bytes within it.
     """
@@ -30,7 +30,7 @@ class Segment:
     memory: np.ndarray  # uint8, from the start of the storage
     extents: list[tuple[int, int]]
     tensor: torch.Tensor | None
-    written: np.ndarray | None = None  # which bytes hold something, where that is known
+    written: np.ndarray | None = None  # which bytes are initialised, if known
 
     def __post_init__(self):
         self.views = {
@@ -39,7 +39,7 @@ class Segment:
 
 
 def bytes_of(tensor: torch.Tensor) -> np.ndarray:
-    """The tensor's storage as bytes, without asking PyTorch for an operator."""
+    """Return the tensor's storage as bytes, without calling a PyTorch operator."""
     storage = tensor.untyped_storage()
     return _at(storage.data_ptr(), storage.nbytes())
 
@@ -56,7 +56,7 @@ class GlobalMemory:
         self._storages: dict[int, Segment] = {}
 
     def tensor(self, name: str, tensor: torch.Tensor) -> int:
-        """Let the launch see a tensor on the host; its address for the kernel."""
+        """Make a tensor on the host visible to the launch, and return its address for the kernel."""
         storage = tensor.untyped_storage()
         segment = self._storages.get(storage.data_ptr()) if storage.nbytes() else None
         if segment is None:
@@ -69,7 +69,7 @@ class GlobalMemory:
         return segment.base + first
 
     def variable(self, name: str, contents: bytes) -> int:
-        """Place a variable of the module; its address."""
+        """Place a variable of the module, and return its address."""
         segment = self._add(
             name, np.frombuffer(bytearray(contents.ljust(-(-len(contents) // 16) * 16, b"\0")), np.uint8), None
         )
@@ -105,7 +105,7 @@ class GlobalMemory:
         segment.memory[at : at + len(contents)] = np.frombuffer(contents, np.uint8)
 
     def bytes_at(self, address: int) -> bytes:
-        """The bytes of a storage, starting at an address; empty if no storage is there."""
+        """Return the bytes of a storage, starting at an address; empty if no storage is there."""
         place = (address >> STORAGE_BITS) - 1
         if not 0 <= place < len(self.segments):
             return b""
@@ -113,7 +113,7 @@ class GlobalMemory:
         return segment.memory[address - segment.base :].tobytes()
 
     def describe(self, address: int) -> tuple[Segment | None, int]:
-        """The nearest storage and the offset in bytes from its start, for a message."""
+        """Return the nearest storage and the offset in bytes from its start, for a message."""
         place = min(max((address >> STORAGE_BITS) - 1, 0), len(self.segments) - 1)
         after = place + 1
         if after < len(self.segments) and self.segments[after].base - address < 1 << (STORAGE_BITS - 1):

@@ -1,6 +1,6 @@
-"""Memory as the threads that run together see it: every access checked, told to the meter, and then made.
+"""Memory as seen by the threads that run together: every access is checked, reported to the meter, then performed.
 
-Each access yields what may be touched: (threads, memory by item size -> array, byte offsets into it).
+Each access yields what it may touch: (threads, memory by item size -> array, byte offsets into it).
 """
 
 import numpy as np
@@ -25,16 +25,16 @@ class Spaces:
         self._shared = self._poisoned(machine.blocks * self.shared_size)
         self.local = self._poisoned(machine.threads * self.local_size)
         self.copies = Copies(machine, self._shared)
-        self._phases: dict[int, int] = {}  # of mbarriers, as their threads last saw them complete
-        self.scope = 0  # of the access that is made, if it is atomic or volatile
-        self.read_only = False  # whether it is a load through the cache of read-only data: __ldg, const __restrict__
+        self._phases: dict[int, int] = {}  # of mbarriers: the last that their threads saw complete
+        self.scope = 0  # of the current access, if it is atomic or volatile
+        self.read_only = False  # whether it is a load through the read-only cache: __ldg, const __restrict__
 
     def shared_words(self) -> np.ndarray:
-        """Shared memory of the blocks that run together as fp32 numbers, block after block."""
+        """Return the shared memory of the blocks that run together as fp32 numbers, block by block."""
         return self._shared[4].view(np.float32)
 
     def phases_seen(self, places: np.ndarray, phases: np.ndarray) -> None:
-        """Tell the observer of phases of mbarriers, by their words of 8 bytes, that threads see complete."""
+        """Report the mbarrier phases, by their words of 8 bytes, that threads see complete."""
         new = {}
         for place, phase in zip(places.tolist(), phases.tolist(), strict=True):
             if self._phases.get(place) != phase:
@@ -45,7 +45,7 @@ class Spaces:
         self._phases |= new
 
     def shared_array(self, byte: int) -> tuple[str, int]:
-        """The name of the array in shared memory that holds a byte of a block, and the byte within the array."""
+        """Return the name of the shared array that holds a byte of a block, and the byte's offset in the array."""
         starts = [(start, name) for name, start in self._machine.decoder.shared_arrays().items() if start <= byte]
         if not starts:
             return "shared memory", byte
@@ -125,7 +125,7 @@ class Spaces:
         yield threads, self.local, offsets
 
     def _aligned(self, kind, line, here, addresses, nbytes):
-        """The lanes whose address is a multiple of the access; None: all."""
+        """Return the lanes whose address is a multiple of the access size; None: all."""
         astray = addresses & np.uint64(nbytes - 1) != 0
         if not astray.any():
             return None
@@ -140,11 +140,11 @@ class Spaces:
             self._machine.observer.outside(
                 kind, line, segment, here, (addresses - np.uint64(segment.base)).view(np.int64)
             )
-        where = f"address {offset}, no tensor's" if segment is None else _element(segment, offset)
+        where = f"address {offset}, in no tensor" if segment is None else _element(segment, offset)
         self._stray(kind, line, where, int(here[0]), int(here.size))
 
     def _stray(self, kind, line, where, thread, count) -> None:
-        """An access that may not be made: an error, or under a meter a hazard."""
+        """Report a forbidden access: an error, or under a meter a hazard."""
         kind = kind.replace("copy", "write")
         kind = (
             "out-of-bounds " + {"write": "store"}.get(kind, kind)
@@ -154,7 +154,7 @@ class Spaces:
         self._machine.hazard(kind, line, where, thread, count)
 
     def check_agreement(self, line: int, threads, memory, lost: np.ndarray, changed: np.ndarray, offsets) -> None:
-        """After a store: the lanes that find another value there, stored together with theirs, and that changed one."""
+        """After a store, report lanes that find another lane's value there, if the store changed the memory."""
         if memory is not self._shared:
             if hasattr(self._machine.observer, "stored"):
                 self._machine.observer.stored(line, everyone(self._machine, threads), offsets, lost, changed)

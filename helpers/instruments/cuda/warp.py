@@ -13,14 +13,14 @@ def everyone(machine, threads) -> np.ndarray:
 
 
 def value(machine, key, threads, count: int) -> np.ndarray:
-    """An operand as an array, a scalar repeated."""
+    """Return an operand as an array, repeating a scalar."""
     if not isinstance(key, tuple):
         return np.full(count, key)
     return machine.views[key] if threads is None else machine.views[key][threads]
 
 
 def by_warp(machine, threads, values: np.ndarray, fill) -> np.ndarray:
-    """(warps of the machine, 32): the values of the threads that take part, `fill` elsewhere."""
+    """Return the participating threads' values as (warps of the machine, 32), `fill` elsewhere."""
     if threads is None:
         return values.reshape(-1, WARP)
     whole = np.full(machine.threads, fill, values.dtype)
@@ -79,7 +79,7 @@ def _shuffle(decoder, instruction: PtxInstruction):
                 machine.hazard(
                     "shuffle from an absent lane",
                     instruction.line,
-                    f"lane {int(lane[first])} asks lane {int(origin[first]) & 31}, which does not take part",
+                    f"lane {int(lane[first])} reads from lane {int(origin[first]) & 31}, which does not take part",
                     int(here[first]),
                     int(absent.sum()),
                 )
@@ -211,7 +211,7 @@ def _elect(decoder, instruction: PtxInstruction):
 
 
 def _sync(decoder, instruction: PtxInstruction):
-    """bar.warp.sync: the machine has waited for the lanes; their earlier writes are visible from here."""
+    """bar.warp.sync: the machine has waited for the lanes; their earlier writes are now visible."""
     mask = decoder.key(instruction.operands[0], "u32")
 
     def step(machine, threads):
