@@ -15,7 +15,7 @@ def longest_first(blocks, CAUSAL: tl.constexpr):
     """Return this program's head, and its block of rows out of the head's `blocks`, from 0 for the longest.
 
     Causal programs differ in length: the longest ones of several heads start first, so that the last to finish are
-    short. Only as many heads take part as L2 can hold k and v for.
+    short. Only heads whose k and v fit in L2 together are mixed.
     """
     pid = tl.program_id(0)
     if CAUSAL:

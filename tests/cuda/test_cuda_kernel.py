@@ -405,7 +405,7 @@ __global__ void k(float* y) {
 @pytest.mark.parametrize(
     ("called", "said"),
     [
-        ("either[(int)*y & 1](*y)", "does not call functions through pointers, nor virtual ones .*: choose with `if`"),
+        ("either[(int)*y & 1](*y)", "does not call functions through pointers, or virtual ones .*: choose with `if`"),
         ("fibonacci(*y)", "cannot call fibonacci .*: it calls itself: write it as a loop"),
     ],
 )
