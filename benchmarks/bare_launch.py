@@ -1,4 +1,4 @@
-"""Time what a launch alone costs the caller: empty kernels that take the arguments of a call's real kernels."""
+"""Time the caller's cost of a launch alone: empty kernels that take the arguments of a call's real kernels."""
 
 import ast
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from benchmarks.triton_launches import triton_launches
 
 
 def emptied(kernel: JITFunction) -> JITFunction:
-    """A kernel of the same parameters that does nothing."""
+    """Return a kernel with the same parameters that does nothing."""
     tree = kernel.parse()
     tree.body[0].body = [ast.Pass()]
     empty = type(kernel)(kernel.fn)
@@ -18,8 +18,8 @@ def emptied(kernel: JITFunction) -> JITFunction:
 
 
 def bare_launches(call: Callable) -> Callable:
-    """As many launches as `call`, which is called once, makes of Triton's kernels: by Triton's own launcher, of empty
-    kernels, on the same grids, with the same arguments and options. Nothing is checked, chosen or allocated."""
+    """Return the Triton launches of `call`, which is called once, with empty kernels: by Triton's own launcher, on the
+    same grids, with the same arguments and options. Nothing is checked, chosen or allocated."""
     with triton_launches() as seen:
         call()
     launches = [(emptied(each.kernel), each) for each in seen]

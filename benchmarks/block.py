@@ -2,7 +2,7 @@
 
     python -m benchmarks.block warm WAY TOKENS        compile what `times` would, and leave it in the caches
     python -m benchmarks.block times FILE             all of WAYS at all of TOKENS, written to FILE as they come
-    python -m benchmarks.block parts FILE             the block's parts, each by all that can do it
+    python -m benchmarks.block parts FILE             the block's parts, each by every implementation
     python -m benchmarks.block autotuned TOKENS FILE  the block under max-autotune, next to ours in the same run
 
 Run it from the repository root on a GPU; benchmarks/profiles.py runs all of it. `--small` shrinks it for a dry run on a
@@ -41,7 +41,7 @@ from kernels.tuned.linear_few_rows import linear_one_row
 SIZES = {"width": 4096, "heads": 32, "key_heads": 8, "hidden": 14336}  # Llama 3 8B: Dubey et al., arXiv:2407.21783
 SMALL = {"width": 64, "heads": 4, "key_heads": 2, "hidden": 96}
 TOKENS = (8192, 1, 512)
-PROFILED = ("eager", "libraries", "torch.compile", "max-autotune", "fused")  # whose kernels are listed
+PROFILED = ("eager", "libraries", "torch.compile", "max-autotune", "fused")  # their kernels are listed
 small = "--small" in sys.argv
 RUNS = 3 if small else 7
 sizes = SMALL if small else SIZES
@@ -50,7 +50,7 @@ HEADS = sizes["heads"], sizes["key_heads"]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, backend: SDPBackend | None = None, repeat: bool = False) -> Tensor:
-    """PyTorch's own attention, by the backend that it chooses or by this one; `repeat`: for one without groups."""
+    """Run PyTorch's own attention with its default backend or this one; `repeat`: for one without grouped heads."""
     if repeat:
         k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for each in (k, v))
     attention = partial(functional.scaled_dot_product_attention, q, k, v, is_causal=True, enable_gqa=not repeat)
@@ -61,7 +61,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, backend: SDPBackend | None = None, r
 
 
 def by_libraries(x: Tensor, attention_norm, qkv, out, ffn_norm, gate, up, down, **attention):
-    """The block with the best that PyTorch brings: its fused norm and attention, cuBLAS."""
+    """Run the block with PyTorch's best: its fused norm and attention, cuBLAS."""
     linear = functional.linear
     heads = split_heads(linear(functional.rms_norm(x, x.shape[-1:], attention_norm, 1e-6), qkv), *HEADS)
     seen = attend(*heads, **attention)
@@ -71,7 +71,7 @@ def by_libraries(x: Tensor, attention_norm, qkv, out, ffn_norm, gate, up, down, 
 
 
 def by_kernels_and_cublas(x: Tensor, attention_norm, qkv, out, ffn_norm, gate, up, down):
-    """Our kernels for all but the products."""
+    """Run the block with our kernels for everything except the matmuls."""
     linear = functional.linear
     seen = flash_attention(*split_heads(linear(rms_norm(x, attention_norm), qkv), *HEADS), causal=True)
     s = x + linear(seen.transpose(1, 2).flatten(2), out)
@@ -113,13 +113,13 @@ def forward(function: Callable, tensors: tuple) -> Tensor:
 
 
 def step(function: Callable, tensors: tuple, upstream: Tensor) -> tuple[Tensor, ...]:
-    """Forward and backward: the gradients of x and of every weight."""
+    """Run forward and backward, and return the gradients of x and of every weight."""
     leaves = [each.detach().requires_grad_() for each in tensors]
     return torch.autograd.grad(function(*leaves), leaves, upstream)
 
 
 def wanted(tensors: tuple) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The result and the gradients in fp32, attention written out."""
+    """Return the result and the gradients in fp32, with unfused attention."""
     wide = [each.float() for each in tensors]
     y = forward(eager, wide)
     gradients = step(eager, wide, torch.ones_like(y))
@@ -128,12 +128,12 @@ def wanted(tensors: tuple) -> tuple[Tensor, tuple[Tensor, ...]]:
 
 
 def error_of(found: tuple[Tensor, ...], oracle: tuple[Tensor, ...]) -> float:
-    """The largest relative difference, by norm, of the results."""
+    """Return the largest relative difference, by norm, of the results."""
     return max(((a.float() - b).norm() / b.norm()).item() for a, b in zip(found, oracle, strict=True))
 
 
 def peak_of(call: Callable) -> int:
-    """Bytes that a call takes at most, beyond what was there before."""
+    """Return the peak memory of a call in bytes, beyond what was allocated before."""
     if device == "cpu":
         return 0
     torch.cuda.synchronize()
@@ -146,7 +146,7 @@ def peak_of(call: Callable) -> int:
 
 
 def attempted(name: str, measure: Callable) -> dict:
-    """What `measure` returns, or why it did not: one that fails takes no other with it."""
+    """Return `measure`'s result, or its error, so that one failure does not stop the others."""
     try:
         return measure()
     except Exception as error:
@@ -155,7 +155,7 @@ def attempted(name: str, measure: Callable) -> dict:
 
 
 def timed_together(calls: dict[str, Callable], runs: int = RUNS, **options) -> dict[str, dict]:
-    """Way -> Timing as a dict; where not all can be timed in turns, each alone."""
+    """Return way -> Timing as a dict; if not all can be timed in turns, each alone."""
     try:
         found = benchmark_together(calls, runs=runs, **options)
     except Exception as error:
@@ -168,8 +168,8 @@ def timed_together(calls: dict[str, Callable], runs: int = RUNS, **options) -> d
 
 
 def rows_of(tokens: int, ways: dict[str, Callable], save: Callable[[dict], None]) -> None:
-    """Direction -> way -> gpu and call times, error, bytes at the peak, kernels with their microseconds, fingerprints
-    of ours; saved after each direction."""
+    """Measure direction -> way -> gpu and call times, error, peak bytes, kernels with their microseconds, fingerprints
+    of ours; save after each direction."""
     tensors = inputs(tokens)
     y, gradients = wanted(tensors)
     upstream = torch.ones_like(y, dtype=torch.bfloat16)
@@ -199,7 +199,7 @@ def rows_of(tokens: int, ways: dict[str, Callable], save: Callable[[dict], None]
                 calls[way] = call
         for way, timing in timed_together(calls, graphs=direction == "forward").items():
             rows[way]["gpu"] = timing
-        if (tokens == 1 or (tokens == 512 and direction == "forward")) and not small:  # work so short that it matters
+        if (tokens == 1 or (tokens == 512 and direction == "forward")) and not small:  # short work, where it matters
             for way, timing in timed_together(calls, runs=3, launches=True).items():
                 rows[way]["call"] = timing
         found[direction] = rows
@@ -207,7 +207,7 @@ def rows_of(tokens: int, ways: dict[str, Callable], save: Callable[[dict], None]
 
 
 def parts_of(tokens: int) -> dict[str, dict[str, dict]]:
-    """Part -> way -> time on the GPU of a forward pass; "eager" is what the reference does there."""
+    """Return part -> way -> GPU time of a forward pass; "eager" is the reference's code."""
     x, norm, qkv, out, _, gate, up, down = inputs(tokens)
     linear, width = functional.linear, (x.shape[-1],)
     heads = split_heads(linear(x, qkv), *HEADS)

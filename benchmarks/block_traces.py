@@ -37,12 +37,12 @@ TOKENS = 512
 
 
 def trace_of(call: Callable, calls: int = 3) -> dict:
-    """The trace of the last of several calls: {"traceEvents": [...]}, times in microseconds from its beginning."""
+    """Return the trace of the last of several calls: {"traceEvents": [...]}, times in microseconds from its start."""
     return trimmed(whole_trace(call, calls))
 
 
 def whole_trace(call: Callable, calls: int = 3, **options) -> dict:
-    """The trace of several calls, each a range named CALL; options: of torch.profiler.profile."""
+    """Return the trace of several calls, each a range named CALL; options: of torch.profiler.profile."""
     on_gpu = torch.cuda.is_available()
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
     with profile(activities=activities, **options) as found:
@@ -58,12 +58,12 @@ def whole_trace(call: Callable, calls: int = 3, **options) -> dict:
 
 
 def last_begin(events: list[dict]) -> float:
-    """When the last range named CALL begins, in the trace's microseconds."""
+    """Return the start of the last range named CALL, in the trace's microseconds."""
     return max(each["ts"] for each in events if each.get("name") == CALL and each.get("cat") == "user_annotation")
 
 
 def trimmed(trace: dict) -> dict:
-    """What belongs to the last CALL: kernels, launches, the outermost operators, and the arrows between them."""
+    """Keep only the last CALL: kernels, launches, the outermost operators, and the arrows between them."""
     events = trace["traceEvents"]
     begin = last_begin(events)
     kept, covered = [], begin
@@ -95,13 +95,13 @@ def trimmed(trace: dict) -> dict:
 
 
 def kernels_of(call: Callable) -> list[list]:
-    """[name, microseconds] of each kernel and copy of one call, in order; nothing without a GPU."""
+    """Return [name, microseconds] of each kernel and copy of one call, in order; nothing without a GPU."""
     events = trace_of(call)["traceEvents"]
     return [[each["name"], each["dur"]] for each in events if each.get("cat") in ON_GPU]
 
 
 def graphed(call: Callable) -> Callable:
-    """A replay of the call, captured as a CUDA graph."""
+    """Return a replay of the call, captured as a CUDA graph."""
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         call()

@@ -14,7 +14,7 @@ from kernels import variant
 from kernels.launch_cache import clear_plans
 from kernels.op import Work
 
-# A backward pass that is timed again and again keeps its graph, so that a compiled one may give no buffer of it away.
+# A backward pass timed repeatedly keeps its graph, so a compiled one must not donate the graph's buffers.
 torch._functorch.config.donated_buffer = False
 
 
@@ -41,7 +41,7 @@ def backward_pass(function: Callable, inputs: tuple) -> Callable:
 
 
 def plain(function: Callable) -> Callable:
-    """Return `function` with the plain kernels in place of the tuned ones, whatever it is called with."""
+    """Return `function` with the plain kernels instead of the tuned ones, for any arguments."""
 
     def call(*arguments):
         with variant("plain"):
@@ -61,7 +61,7 @@ def calls_of(functions: dict[str, Callable], inputs: tuple, backward: bool) -> d
     for name, function in functions.items():
         try:
             calls[name] = backward_pass(function, inputs)
-        except Exception as error:  # whatever a peer raises
+        except Exception as error:  # a peer may raise anything
             calls[name] = lambda error=error: _raise(error)
     if "plain" in calls:
         calls["plain"] = plain(calls["plain"])
@@ -73,7 +73,7 @@ def _raise(error: Exception) -> None:
 
 
 def launches_of(call: Callable) -> list[Launch]:
-    """Return the launches of Triton's kernels that one call makes, no plan of an earlier call in its place."""
+    """Return the launches of Triton's kernels in one call, which does not replay an earlier call's plan."""
     clear_plans()
     with triton_launches() as seen:
         call()
@@ -81,7 +81,7 @@ def launches_of(call: Callable) -> list[Launch]:
 
 
 def _every_kernel() -> list[JITFunction]:
-    """The kernels in the modules of the project that are loaded."""
+    """Return the kernels in the project's loaded modules."""
     found = []
     for module in [module for name, module in sys.modules.items() if name.startswith(("kernels.", "benchmarks."))]:
         for each in vars(module).values():
@@ -93,25 +93,25 @@ def _every_kernel() -> list[JITFunction]:
 
 
 def forget_launched() -> None:
-    """Forget which kernels were launched, so that `launched_kernels` tells of what comes now."""
+    """Forget which kernels were launched, so that `launched_kernels` lists only later ones."""
     clear_plans()
     for kernel in _every_kernel():
         kernel.device_caches.clear()
 
 
 def launched_kernels() -> list[JITFunction]:
-    """Return the kernels launched on a GPU since `forget_launched`, without having listened to a single launch."""
+    """Return the kernels launched on a GPU since `forget_launched`, found without observing any launch."""
     return [kernel for kernel in _every_kernel() if any(compiled for compiled, *_ in kernel.device_caches.values())]
 
 
 def fingerprints_of(kernels: Iterable[JITFunction]) -> list[str]:
-    """Return the fingerprints of those of the kernels that are the project's, each once."""
+    """Return the fingerprints of the project's own kernels among these, each once."""
     known = fingerprints()
     names = (f"{kernel.fn.__module__}.{kernel.fn.__name__}" for kernel in kernels)
     return sorted({known[name] for name in names if name in known})
 
 
 def same_kernels(one: list[Launch], other: list[Launch]) -> bool:
-    """Whether two calls launch the same kernels with the same options: then they are one variant, and take one time."""
+    """Return whether two calls launch the same kernels with the same options: they are one variant, with one time."""
 
     return [(x.kernel.fn, str(x.options)) for x in one] == [(x.kernel.fn, str(x.options)) for x in other]

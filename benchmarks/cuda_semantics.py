@@ -47,7 +47,7 @@ TOOLS = ("memcheck", "racecheck", "synccheck")
 
 
 def digest(program: CudaProgram) -> str:
-    """Of source and inputs: a record made for others is not held against these."""
+    """Return the digest of source and inputs: records of other versions are not compared."""
     whole = hashlib.sha256(program.source.encode())
     for argument in program.arguments:
         whole.update(raw(argument).tobytes() if isinstance(argument, torch.Tensor) else repr(argument).encode())
@@ -59,7 +59,7 @@ def raw(tensor: torch.Tensor) -> np.ndarray:
 
 
 def run(program: CudaProgram) -> list[torch.Tensor]:
-    """The tensors after a launch on the GPU."""
+    """Launch on the GPU, and return the tensors."""
     arguments = [each.cuda() if isinstance(each, torch.Tensor) else each for each in program.arguments]
     cuda_kernel(program.source, program.name, device=this_device())[program.grid, program.block, program.shared](
         *arguments
@@ -69,12 +69,12 @@ def run(program: CudaProgram) -> list[torch.Tensor]:
 
 
 def results(arrays: dict) -> dict:
-    """Fills `arrays` with what changed; what each program was made of, and the errors."""
+    """Fill `arrays` with the changed tensors; return each program's digest, and the errors."""
     found = {}
     for name, program in PROGRAMS.items():
         try:
             tensors = run(program)
-        except Exception as error:  # one kernel that fails is not to take the others with it
+        except Exception as error:  # one failing kernel must not stop the others
             found[name] = {"error": f"{type(error).__name__}: {error}"[:500]}
             print(name, found[name]["error"], flush=True)
             continue
@@ -87,7 +87,7 @@ def results(arrays: dict) -> dict:
 
 
 def counters() -> dict:
-    """Nsight Compute's counters of each traffic program; {"error": ...} where it does not run."""
+    """Return Nsight Compute's counters of each traffic program; {"error": ...} if it does not run."""
     ncu = shutil.which("ncu") or next(iter(sorted(glob.glob("/opt/nvidia/nsight-compute/*/ncu"), reverse=True)), None)
     if ncu is None:
         return {"error": "no ncu"}
@@ -130,7 +130,7 @@ int main(int, char** arguments) {
 
 
 def verdicts() -> dict:
-    """compute-sanitizer's words on each planted fault, by tool; {"error": ...} where it does not run."""
+    """Return compute-sanitizer's report on each planted fault, by tool; {"error": ...} if it does not run."""
     if not shutil.which("nvcc") or not shutil.which("compute-sanitizer"):
         return {"error": "no nvcc or no compute-sanitizer"}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Kernels of kinds that the course may lack, to compare the compiler's figures with a loaded kernel's."""
+"""Kernels of kinds that the course may lack, for comparing the compiler's figures with a loaded kernel's."""
 
 import linecache
 
@@ -60,7 +60,7 @@ def halve_kernel(x_ptr, elements, BLOCK: tl.constexpr):
 
 
 def _from_a_cell():
-    """The kernel of CELL, known to Python as a notebook's are: source in linecache alone."""
+    """Return CELL's kernel, as a notebook defines one: its source only in linecache."""
     file = "<cell of example_kernels>"
     linecache.cache[file] = (len(CELL), None, CELL.splitlines(keepends=True), file)
     namespace = {"triton": triton, "tl": tl, "__name__": __name__}

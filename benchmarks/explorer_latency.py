@@ -62,11 +62,11 @@ from helpers.instruments.recordings import Recorded
 RESULTS = Path(__file__).resolve().parents[1] / "docs/results.md"
 PRESSES = 40
 RUNS = 3  # the machine may be shared: the best run counts
-BURST_RATE = 30  # presses a second
+BURST_RATE = 30  # presses per second
 MEDIAN_LIMIT, P95_LIMIT, BURST_LIMIT = 30, 50, 150  # ms
 
-# Notes each key press and the end of each frame painted after a change of the chart. Nothing polls: a page that is
-# asked at every frame whether it is done would draw all the time, and be slower than a learner's.
+# Records each key press and the end of each frame painted after the chart changed. Nothing polls: polling at every
+# frame would make the page draw all the time, and be slower than a learner's.
 WATCH = """() => {
   const layer = document.querySelector('.fusion-moving');
   const line = document.querySelector('.fusion-explorer [role=status]');
@@ -88,14 +88,14 @@ WATCH = """() => {
 
 @dataclass(frozen=True)
 class Explorer:
-    """One to measure: a cell that shows it with its first slider at the left end, and where that slider can stand.
+    """One to measure: a cell that shows it with its first slider at the left end, and the slider's values.
 
-    handle, keys: what takes the keys, and those for a step forth and back; Home leads to the first value.
+    handle, keys: the element that takes the keys, and those for a step forward and back; Home selects the first value.
     """
 
     cell: str
     values: tuple
-    shown: Callable[[float], str]  # what only this value's line of text has
+    shown: Callable[[float], str]  # text that only this value's status line contains
     handle: str = ".fusion-controls .noUi-handle"
     keys: tuple[str, str] = ("ArrowRight", "ArrowLeft")
 
@@ -139,7 +139,7 @@ KernelTimelineExplorer({"eager": read_trace(recorded_page("block_eager.trace.jso
 
 
 def _film(name: str, made: Callable[[Recorded], Film]) -> Explorer:
-    """A film under its slider, which goes from 0 to 100."""
+    """Return the explorer of an animation whose slider goes from 0 to 100."""
     cell = f"from helpers.figures import {name}\nfrom helpers.instruments import recorded\n{name}(recorded('h200'))"
     scene = next(iter(made(recorded("h200")).scenes.values()))
     return Explorer(cell, tuple(range(101)), lambda part: scene.says(scene.seconds * part / 100), ".fusion-film input")
@@ -276,19 +276,19 @@ class Latency:
 
     @staticmethod
     def best(runs: list["Latency"]) -> tuple[float, float, float]:
-        """The least median, 95th percentile and burst of some runs."""
+        """Return the minimum median, 95th percentile and burst of several runs."""
         return min(run.median for run in runs), min(run.p95 for run in runs), min(run.burst for run in runs)
 
 
 def within_limits(runs: list[Latency]) -> bool:
-    """Whether the best of the runs is fast enough."""
+    """Return whether the best of the runs is fast enough."""
     limits = MEDIAN_LIMIT, P95_LIMIT, BURST_LIMIT
     return all(found <= limit for found, limit in zip(Latency.best(runs), limits, strict=True))
 
 
 @contextlib.contextmanager
 def lab(notebook: Path) -> Iterator[str]:
-    """JupyterLab serving the folder of `notebook`; gives the address that opens it."""
+    """Serve the folder of `notebook` in JupyterLab, and yield the address that opens it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -330,7 +330,7 @@ def lab(notebook: Path) -> Iterator[str]:
 
 
 def write_notebook(path: Path, cell: str) -> None:
-    """A notebook of one cell, for the Python kernel."""
+    """Write a notebook of one cell, for the Python kernel."""
     code = {
         "cell_type": "code",
         "id": "explorer",
@@ -353,7 +353,7 @@ def _one_run(page, handle, explorer: Explorer) -> Latency:
     _rewind(page, handle)
     presses, changes, frames = [], [], []
     for number, key in enumerate(keys):
-        page.wait_for_timeout(40 + 7 * (number % 5))  # not in step with the screen
+        page.wait_for_timeout(40 + 7 * (number % 5))  # out of step with the screen's refresh
         page.evaluate("forget()")
         page.keyboard.press(key)
         page.evaluate("next")
@@ -384,13 +384,13 @@ def _rewind(page, handle) -> None:
 
 
 def chromium() -> str | None:
-    """Where Chromium is, if it is anywhere on the path."""
+    """Return Chromium's path, or None if it isn't on the path."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @contextlib.contextmanager
 def pages() -> Iterator[Callable[[str], contextlib.AbstractContextManager]]:
-    """JupyterLab and a browser; gives a function that opens a page on which a cell has been run.
+    """Start JupyterLab and a browser, and yield a function that opens a page on which a cell has been run.
 
     Raises:
         FileNotFoundError: no Chromium on the path.
@@ -429,7 +429,7 @@ def measure(page_of: Callable, name: str) -> Iterator[Latency]:
 
 
 def open_explorer(page, address: str) -> None:
-    """Opens the notebook, runs its first cell and waits for the explorer."""
+    """Open the notebook, run its first cell and wait for the explorer."""
     from playwright.sync_api import TimeoutError
 
     dialogue = page.locator(".jp-Dialog .jp-mod-accept")  # which kernel? the one it proposes
@@ -437,7 +437,7 @@ def open_explorer(page, address: str) -> None:
     page.goto(address)
     page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for(timeout=30_000)
     explorer = page.locator(".fusion-explorer [role=status]")
-    for _ in range(5):  # a cell run while the kernel is still connecting may be dropped without a word
+    for _ in range(5):  # a cell run while the kernel is still connecting may be silently dropped
         page.locator(".jp-Notebook .jp-CodeCell .cm-content").first.click()
         page.keyboard.press("Control+Enter")
         with contextlib.suppress(TimeoutError):
@@ -476,7 +476,7 @@ def main() -> None:
 
 
 def with_table(text: str, best: dict[str, tuple[float, float, float]]) -> str:
-    """The text with its table of latencies replaced: two explorers a row, the first half on the left."""
+    """Return the text with its table of latencies replaced: two explorers per row, the first half on the left."""
     cells = [f"{name} | {middle:.1f} | {late:.1f} | {burst:.0f}" for name, (middle, late, burst) in best.items()]
     half = (len(cells) + 1) // 2
     right = cells[half:] + [" | | | "] * (2 * half - len(cells))

@@ -62,17 +62,17 @@ class Played:
 
     @property
     def lost(self) -> int:
-        """Frames that were due and did not come."""
+        """Return the number of frames that were due and did not come."""
         return sum(max(0, round(interval / DUE) - 1) for interval in self.intervals)
 
 
 def holds(runs: list[Played]) -> bool:
-    """Whether in the best of the runs hardly a frame is lost."""
+    """Return whether the best of the runs drops hardly any frame."""
     return min(run.lost / run.due for run in runs) <= LOST_LIMIT
 
 
 def played(page_of, name: str) -> Iterator[Played]:
-    """A Played a run, of a name in ANIMATIONS."""
+    """Play the animation of a name in ANIMATIONS, and yield one Played per run."""
     with page_of(ANIMATIONS[name]) as page:
         for _ in range(RUNS):
             pause = page.get_by_role("button", name="Pause")
@@ -84,7 +84,7 @@ def played(page_of, name: str) -> Iterator[Played]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Frames a second of what plays, in JupyterLab in Chromium.")
+    parser = argparse.ArgumentParser(description="The animations' frames per second, in JupyterLab in Chromium.")
     parser.add_argument("animations", nargs="*", metavar="NAME", help=f"of {', '.join(ANIMATIONS)}; all by default")
     names = parser.parse_args().animations or list(ANIMATIONS)
     if unknown := sorted(set(names) - set(ANIMATIONS)):
@@ -95,7 +95,7 @@ def main() -> None:
             for run in runs:
                 lost = f"{run.lost} of {run.due} lost"
                 print(f"{name}: median {run.median:.1f} ms, 95th percentile {run.p95:.1f} ms, {lost}")
-            print(f"{name}: {'holds' if holds(runs) else 'does NOT hold'} 60 frames a second")
+            print(f"{name}: {'holds' if holds(runs) else 'does NOT hold'} 60 frames per second")
 
 
 if __name__ == "__main__":

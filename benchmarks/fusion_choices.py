@@ -27,9 +27,9 @@ RUNS = 20
 
 
 def piece(module: GraphModule, names: set[str], again: set[str]) -> tuple[GraphModule, list[Node], list[Node]]:
-    """The operators named, with the views on what they read, as a graph of its own; its inputs; its outputs.
+    """Return the named operators, with views of their inputs, as a separate graph; its inputs; its outputs.
 
-    again: operators of other pieces that this one works out too.
+    again: operators of other pieces that this one recomputes.
     """
     working = {operation["name"] for operation in operators(module)}
     graph, copied, inputs, whole = Graph(), {}, [], names | again
@@ -53,7 +53,7 @@ def piece(module: GraphModule, names: set[str], again: set[str]) -> tuple[GraphM
         return copied[node]
 
     def leaves(node: Node) -> bool:
-        """Whether a result is read beyond the piece, through views or not."""
+        """Return whether a result is read outside the piece, directly or through views."""
         return any(
             user.op == "output"
             or (user.name in working and user.name not in names)
@@ -75,7 +75,7 @@ def piece(module: GraphModule, names: set[str], again: set[str]) -> tuple[GraphM
 
 
 def _waits_for(part: GraphModule) -> set[str]:
-    """Inputs of a piece of whose values, and not of whose shapes alone, it makes use."""
+    """Return the inputs whose values a piece uses, not just their shapes."""
     return {
         node.target
         for node in part.graph.nodes
@@ -85,7 +85,7 @@ def _waits_for(part: GraphModule) -> set[str]:
 
 
 def values(module: GraphModule, inputs, wanted: set[str]) -> dict[str, torch.Tensor]:
-    """What the named nodes of a trace hold."""
+    """Return the values of the named nodes of a trace."""
     found = {}
 
     class Keep(torch.fx.Interpreter):
@@ -101,7 +101,7 @@ def values(module: GraphModule, inputs, wanted: set[str]) -> dict[str, torch.Ten
 
 
 def prepared(module: GraphModule, inputs, parts: list[tuple[set[str], set[str]]]) -> tuple:
-    """(function of no argument that runs the parts, each compiled alone, one after the other; kernels of Inductor)."""
+    """Return a function of no argument that runs the parts, each compiled alone, in order; and Inductor's kernels."""
     made = [piece(module, names, again) for names, again in parts]
     held = values(module, inputs, {node.name for _, needs, _ in made for node in needs})
     steps, count, ready = [], 0, set(held) - {node.name for _, _, results in made for node in results}
@@ -125,7 +125,7 @@ def prepared(module: GraphModule, inputs, parts: list[tuple[set[str], set[str]]]
 
 
 def measure(name: str, regions: list[dict], small: bool) -> list[dict]:
-    """The regions of one graph, each with both choices' times and kernels."""
+    """Return the regions of one graph, each with both choices' times and kernels."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     function, inputs = GRAPHS[name].build(device, small)
@@ -151,7 +151,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=REGIONS)
     options = parser.parse_args(arguments)
     if options.plan:
-        from benchmarks.fusion_proof import regions  # needs the analyser, which the GPU's machine need not have
+        from benchmarks.fusion_proof import regions  # needs the analyser, which the GPU's machine may lack
 
         options.out.write_text(json.dumps({"regions": regions()}, indent=1) + "\n")
         return
@@ -162,7 +162,7 @@ def main(arguments: list[str] | None = None) -> None:
     for name in chosen:
         try:
             content["regions"][name] = measure(name, planned[name], options.small)
-        except Exception as error:  # one graph that fails takes no other with it
+        except Exception as error:  # one failing graph must not stop the others
             content.setdefault("failed", {})[name] = f"{type(error).__name__}: {error}"[:1000]
         print(
             name,

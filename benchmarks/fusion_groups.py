@@ -51,7 +51,7 @@ FREE = ("getitem", "detach", "lift_fresh_copy")  # with views: no launch
 
 
 def trace(function, inputs) -> torch.fx.GraphModule:
-    """The ATen operators that `function` runs, below autograd, each marked with its own name for what is made of it."""
+    """Trace the ATen operators that `function` runs, below autograd, each marked with its own name for later passes."""
     module = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
     for node in module.graph.nodes:
         node.meta["custom"] = {"traced": node.name}
@@ -59,7 +59,7 @@ def trace(function, inputs) -> torch.fx.GraphModule:
 
 
 def operators(module: torch.fx.GraphModule) -> list[dict]:
-    """Name, target, shape and dtype of each operator that works, in order; views and the like are left out."""
+    """Return name, target, shape and dtype of each working operator, in order; views and the like are left out."""
     found = []
     for node in module.graph.nodes:
         if node.op != "call_function" or node.target.__name__.split(".")[0] in FREE:
@@ -74,7 +74,7 @@ def operators(module: torch.fx.GraphModule) -> list[dict]:
 
 
 def _traced(node: torch.fx.Node) -> set[str]:
-    """Names of the traced operators that a node of Inductor's graph was made of."""
+    """Return the traced operators' names from which a node of Inductor's graph was made."""
     name = node.meta.get("custom", {}).get("traced")
     if name:
         return {name}
@@ -88,7 +88,7 @@ def _traced(node: torch.fx.Node) -> set[str]:
 
 
 def kernels(nodes: list) -> list[dict]:
-    """The scheduler's nodes after fusion: kind, traced operators, the nodes they were taken apart into, bytes."""
+    """Return the scheduler's nodes after fusion: kind, traced operators, their decomposed nodes, bytes."""
     found = []
     for node in nodes:
         parts = [part for part in node.get_nodes() if part.node is not None]
@@ -105,7 +105,7 @@ def kernels(nodes: list) -> list[dict]:
             kind = "nothing"  # memory that others write: a concatenation in place
         try:
             moved = node.get_read_write_buffers_sizes()
-        except Exception:  # a private method, of use only for the proof's notes
+        except Exception:  # a private method, used only for the proof's notes
             moved = None
         found.append(
             {
@@ -120,7 +120,7 @@ def kernels(nodes: list) -> list[dict]:
 
 
 def compiled(module: torch.fx.GraphModule, inputs) -> tuple:
-    """(function, kernels, generated code) of Inductor for a trace."""
+    """Return Inductor's (function, kernels, generated code) for a trace."""
     found = []
 
     def read(nodes):
@@ -133,7 +133,7 @@ def compiled(module: torch.fx.GraphModule, inputs) -> tuple:
 
 
 def _events(function, calls: int) -> tuple[list, list]:
-    """(the GPU's events, the host's launches) of the last of several calls, each in order of time."""
+    """Return (the GPU's events, the host's launches) of the last of several calls, each in order of time."""
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     with profile(activities=activities) as found:
         for _ in range(calls):
@@ -151,13 +151,13 @@ def _events(function, calls: int) -> tuple[list, list]:
 
 
 def _profiled(function) -> list:
-    """[name, microseconds] of each kernel and copy of one call."""
+    """Return [name, microseconds] of each kernel and copy of one call."""
     on_gpu, _ = _events(function, calls=2)
     return [[event.name[:LONGEST_NAME], round(event.time_range.elapsed_us(), 2)] for event in on_gpu]
 
 
 def _rows(function) -> list:
-    """[where, name, start, duration] in microseconds of what the host launches and the GPU runs in one call."""
+    """Return [where, name, start, duration] in microseconds of one call's host launches and GPU kernels."""
     on_gpu, launching = _events(function, calls=10)
     begin = min((event.time_range.start for event in (*on_gpu, *launching)), default=0)
     rows = [
@@ -174,14 +174,14 @@ def _rows(function) -> list:
 
 
 def _difference(mine, theirs) -> float:
-    """Largest relative difference, by norm, of the floating-point results."""
+    """Return the largest relative difference, by norm, of the floating-point results."""
     pairs = zip(torch.utils._pytree.tree_leaves(mine), torch.utils._pytree.tree_leaves(theirs), strict=True)
     floats = [(a.double(), b.double()) for a, b in pairs if a.is_floating_point()]
     return max(((a - b).norm() / b.norm().clamp_min(1e-30)).item() for a, b in floats)
 
 
 def prepare(name: str, small: bool) -> tuple[dict, dict]:
-    """(what is recorded of one graph without running it, way -> function of no argument)."""
+    """Return (one graph's record before running it, way -> function of no argument)."""
     device, graph = "cuda" if torch.cuda.is_available() else "cpu", GRAPHS[name]
     torch.manual_seed(0)
     function, inputs = graph.build(device, small)
@@ -205,7 +205,7 @@ def prepare(name: str, small: bool) -> tuple[dict, dict]:
 
 
 def measure(name: str, ways: dict) -> dict:
-    """What is measured of one graph: times, kernels of one call, and what the traffic meter counts at small sizes."""
+    """Measure one graph: times, kernels of one call, and the traffic meter's counts at small sizes."""
     graph = GRAPHS[name]
     difference = _difference(ways["compiled"](), ways["eager"]())
     times = benchmark_together(ways, runs=RUNS, graphs=not graph.training)
@@ -221,7 +221,7 @@ def measure(name: str, ways: dict) -> dict:
 
 
 def timeline() -> dict:
-    """The same block kernel by kernel and as one CUDA graph, eager and compiled: where, name, start, us."""
+    """Record one block kernel by kernel and as one CUDA graph, eager and compiled: where, name, start, us."""
     on_gpu = torch.cuda.is_available()
     sizes = GRAPHS["gpt2_block"].real | TIMELINE if on_gpu else GRAPHS["gpt2_block"].small
     function, inputs = GRAPHS["gpt2_block"].make(Tensors("cuda" if on_gpu else "cpu"), **sizes)
@@ -251,7 +251,7 @@ def _late(signal_number, frame):
 
 
 def _work(names: list[str], results, lock, compiling, small: bool, until: float) -> None:
-    """One worker: compiles its graphs and, when all workers have, measures them, one at a time on the whole machine."""
+    """Compile one worker's graphs and, when all workers have, measure them, one at a time on the whole machine."""
     signal.signal(signal.SIGALRM, _late)
     prepared = {}
 
@@ -261,7 +261,7 @@ def _work(names: list[str], results, lock, compiling, small: bool, until: float)
             if time.time() > until:
                 raise TimeoutError("no time was left to begin it")
             return step(*given)
-        except Exception as error:  # one graph that fails takes no other with it
+        except Exception as error:  # one failing graph must not stop the others
             failed = f"{type(error).__name__}: {error}"[:2000]
             results.put((name, {"failed": failed, "where": traceback.format_exc()[-3000:]}))
         finally:
@@ -270,7 +270,7 @@ def _work(names: list[str], results, lock, compiling, small: bool, until: float)
     for name in names:
         if name != "timeline":
             prepared[name] = attempt(name, prepare, name, small)
-    with contextlib.suppress(threading.BrokenBarrierError):  # a worker that died keeps no other from measuring
+    with contextlib.suppress(threading.BrokenBarrierError):  # a dead worker must not keep others from measuring
         compiling.wait(timeout=2 * LIMIT)
     for name in names:
         with lock:

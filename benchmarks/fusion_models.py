@@ -23,7 +23,7 @@ from kernels import CATALOGUE
 
 
 class Tensors:
-    """Makes a graph's inputs on one device, in bf16 unless said otherwise."""
+    """Makes a graph's inputs on one device, in bf16 by default."""
 
     def __init__(self, device: str):
         self.device = device
@@ -47,7 +47,7 @@ class Tensors:
 class Graph:
     """One graph.
 
-    family: what it is a case of. make: `make(new, **sizes) -> (function, inputs)`. real, small: its sizes on an H200
+    family: its category. make: `make(new, **sizes) -> (function, inputs)`. real, small: its sizes on an H200
     and on a laptop. fitted: whether a constant was fitted to its times. training: whether a backward pass is in it.
     """
 
@@ -59,7 +59,7 @@ class Graph:
     training: bool = False
 
     def build(self, device: str, small: bool = False) -> tuple[Callable, tuple[torch.Tensor, ...]]:
-        """The function and its inputs; `device`: "cuda", "cpu" or, for shapes alone, "meta"."""
+        """Return the function and its inputs; `device`: "cuda", "cpu" or, for shapes alone, "meta"."""
         return self.make(Tensors(device), **(self.small if small else self.real))
 
 
@@ -67,7 +67,7 @@ GRAPHS: dict[str, Graph] = {}
 
 
 def graph(family: str, small: dict, training: bool = False) -> Callable[[Callable], Callable]:
-    """Registers a maker: the real sizes are its defaults."""
+    """Register a maker: the real sizes are its defaults."""
 
     def register(make: Callable) -> Callable:
         names = make.__code__.co_varnames[1 : make.__code__.co_argcount]
@@ -79,7 +79,7 @@ def graph(family: str, small: dict, training: bool = False) -> Callable[[Callabl
 
 
 def gradients(loss: Callable, count: int) -> Callable:
-    """`loss(*inputs)` and its gradients by the first `count` inputs, as one function."""
+    """Return a function for `loss(*inputs)` and its gradients with respect to the first `count` inputs."""
 
     def step(*inputs):
         leaves = [x.detach().requires_grad_() for x in inputs[:count]]
@@ -141,7 +141,7 @@ for _name, (_real, _small) in CATALOGUE_SHAPES.items():
 
 @graph("elementwise", {"rows": 8, "columns": 64})
 def siblings(new, rows=16384, columns=8192):
-    """Three activations of one input: nothing but the input is shared."""
+    """Three activations of one input; they share only the input."""
     return lambda x: (torch.relu(x), torch.sigmoid(x), torch.tanh(x)), (new(rows, columns),)
 
 
@@ -168,7 +168,7 @@ def _rotated(x, cos, sin):
 
 @graph("elementwise", {"images": 2, "size": 16})
 def image_normalise(new, images=256, size=224):
-    """Bytes to the floats that a network takes."""
+    """Convert bytes to a network's float inputs."""
     pixels = new.integers(256, images, 3, size, size, dtype=torch.uint8)
 
     def function(pixels, mean, deviation):
@@ -250,7 +250,7 @@ def contrastive_loss(new, pairs=8192, width=768):
 
 @graph("training", {"rows": 4, "classes": 64}, training=True)
 def cross_entropy_step(new, rows=8192, classes=32768):
-    """Cross entropy, and the gradient by the logits."""
+    """Cross entropy, and its gradient with respect to the logits."""
     return gradients(lambda x, labels: functional.cross_entropy(x, labels), 1), (
         new(rows, classes),
         new.integers(classes, rows),
@@ -385,7 +385,7 @@ def gpt2_step(new, batch=8, tokens=1024, width=768, heads=12):
 
 
 def _rms(x, weight):
-    """As Llama has it: in fp32, and back."""
+    """As in Llama: computed in fp32, then converted back."""
     wide = x.float()
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
 
@@ -448,7 +448,7 @@ def vit_block(new, images=64, size=224, width=768, heads=12):
 
 @graph("mixture of experts", {"tokens": 16, "width": 32, "hidden": 48})
 def mixtral_experts(new, tokens=4096, width=2048, hidden=3584, experts=8):
-    """Two experts a token, every expert run on every token and weighed: what is written before one thinks of cost."""
+    """Two experts per token, every expert run on every token and weighted: the code that ignores cost."""
 
     def function(x, router, gates, ups, downs):
         weights, chosen = functional.softmax(functional.linear(x, router).float(), dim=-1).topk(2, dim=-1)

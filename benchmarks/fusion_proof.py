@@ -43,9 +43,9 @@ BATCH_NORM = "aten.cudnn_batch_norm", "aten._native_batch_norm_legit", "aten._ba
 
 @dataclass(frozen=True)
 class Comparison:
-    """One graph: edges that both fuse, that neither does, that one alone does, that cannot be compared; speed-ups.
+    """One graph: edges fused by both, by neither, by one alone; edges that cannot be compared; speed-ups.
 
-    library: how many of those that neither fuses have an end that a library runs, so that there was no choice.
+    library: how many of those fused by neither have an end in a library call, so that there was no choice.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Of the predicted speed-up, relative: 0.2 is a fifth too much."""
+        """Return the predicted speed-up's relative error: 0.2 is a fifth too high."""
         return self.predicted / self.measured - 1
 
     @property
@@ -79,25 +79,25 @@ class Comparison:
 
 @cache
 def record() -> dict:
-    """What was recorded on the H200."""
+    """Return the H200's record."""
     return json.loads(RECORD.read_text())
 
 
 @cache
 def plan_of(name: str, epilogues: bool = False) -> FusionPlan:
-    """The analyser's plan of a graph at its real size, for an H200."""
+    """Return the analyser's plan of a graph at its real size, for an H200."""
     function, inputs = GRAPHS[name].build("meta")
     return analyse(function, *inputs, device="H200", epilogues=epilogues)
 
 
 def _canonical(target: str) -> str:
-    """The operator, however its device spells it."""
+    """Return the operator's name, independent of its device's spelling."""
     name = target.removesuffix(".default")
     return "aten.native_batch_norm" if name.startswith(BATCH_NORM) else name
 
 
 def aligned(plan: FusionPlan, row: dict) -> dict[str, str]:
-    """The analyser's name of each operator -> the record's, where both traced the same, in order."""
+    """Return the analyser's name of each operator -> the record's, if both traced the same, in order."""
     ours = [operation for operation in plan.operations if operation.launches]
     theirs = row["operations"]
     matcher = SequenceMatcher(
@@ -114,10 +114,10 @@ def aligned(plan: FusionPlan, row: dict) -> dict[str, str]:
 
 
 def homes(row: dict) -> dict[str, set[int]]:
-    """Recorded name of an operator -> the kernels of Inductor that compute it.
+    """Return an operator's recorded name -> the Inductor kernels that compute it.
 
-    PyTorch 2.11 writes down among what a library's kernel comes from also what its inputs come from: the library runs
-    the last of them.
+    PyTorch 2.11 lists among a library kernel's origins also its inputs' origins: the library runs the last of
+    them.
     """
     order = {operation["name"]: place for place, operation in enumerate(row["operations"])}
     found = {}
@@ -134,7 +134,7 @@ def homes(row: dict) -> dict[str, set[int]]:
 
 
 def homes_of_all(plan: FusionPlan, row: dict) -> dict[str, set[int]]:
-    """The analyser's name of every operator -> Inductor's kernels that compute it; none where that cannot be told."""
+    """Return the analyser's name of every operator -> Inductor's kernels that compute it; none if that is unknown."""
     names, known = aligned(plan, row), homes(row)
     found = {operation.name: known.get(names.get(operation.name), set()) for operation in plan.operations}
     own = {place for place, kernel in enumerate(row["kernels"]) if kernel["kind"] == "fused"}
@@ -146,7 +146,7 @@ def homes_of_all(plan: FusionPlan, row: dict) -> dict[str, set[int]]:
 
 
 def compare(name: str) -> Comparison:
-    """One recorded graph against the analyser's plan of it."""
+    """Compare one recorded graph with the analyser's plan of it."""
     row, plan = record()["graphs"][name], plan_of(name)
     kernels = homes_of_all(plan, row)
     ours = plan.fused_edges
@@ -169,7 +169,7 @@ def compare(name: str) -> Comparison:
 
 
 def _between(region: set[str], readers: dict[str, set[str]]) -> set[str]:
-    """Operators that some of the region reach, and that reach some of it."""
+    """Return the operators on paths that leave the region and re-enter it."""
 
     def reached(starts: set[str], following: dict[str, set[str]]) -> set[str]:
         found, left = set(), list(starts)
@@ -188,9 +188,9 @@ def _between(region: set[str], readers: dict[str, set[str]]) -> set[str]:
 
 
 def regions() -> dict[str, list[dict]]:
-    """Graph -> where the two differ: the least sets of operators that are unions of groups of one and kernels of the
-    other and hold all between them, with the edges that they differ on and the analyser's groups, in the record's
-    names."""
+    """Return graph -> where the two differ: the smallest sets of operators that are unions of one's groups and of the
+    other's kernels and contain everything between, with the differing edges and the analyser's groups, in the
+    record's names."""
     found = {}
     for each in compared(held_out=False):
         row, plan = record()["graphs"][each.name], plan_of(each.name)
@@ -233,14 +233,14 @@ def regions() -> dict[str, list[dict]]:
 
 
 def compared(names=None, held_out: bool = True) -> list[Comparison]:
-    """Of the named graphs, or of all recorded, those that no constant was fitted to."""
+    """Compare the named graphs, or all recorded ones, to which no constant was fitted."""
     chosen = names or [name for name in record()["graphs"] if not (held_out and GRAPHS[name].fitted)]
     return [compare(name) for name in chosen]
 
 
 def summary(found: list[Comparison]) -> dict[str, float]:
-    """Shares of edges that agree, of all and of those with a choice; median error of the speed-up without its sign;
-    share of right directions."""
+    """Return the shares of agreeing edges, of all and of those with a choice; the speed-up's median absolute error;
+    the share of right directions."""
     edges, library = sum(each.edges for each in found), sum(each.library for each in found)
     agreeing = sum(each.agreeing for each in found)
     return {
@@ -256,7 +256,7 @@ def summary(found: list[Comparison]) -> dict[str, float]:
 
 
 def choices() -> dict[tuple[str, str, str], dict]:
-    """(graph, producer, consumer) in the record's names -> the timed region that settles it."""
+    """Return (graph, producer, consumer) in the record's names -> the timed region that settles it."""
     regions = json.loads(CHOICES.read_text())["regions"]
     return {
         (name, producer, consumer): region
@@ -268,16 +268,16 @@ def choices() -> dict[tuple[str, str, str], dict]:
 
 
 def timed(name: str, edge: tuple[str, str]) -> dict | None:
-    """The timed region that settles an edge of the analyser's, if one does."""
+    """Return the timed region that settles an edge of the analyser's, if one does."""
     names = aligned(plan_of(name), record()["graphs"][name])
     return choices().get((name, *(names.get(end) for end in edge)))
 
 
 def verdict(name: str, edge: tuple[str, str]) -> str:
-    """Who was right by measured time about an edge on which the two differ.
+    """Return who was right, by measured time, about an edge on which the two differ.
 
-    Where Inductor made more kernels of the analyser's groups than it plans, a fusion that it alone makes never ran, and
-    one that it leaves out ran at a disadvantage.
+    If Inductor made more kernels of the analyser's groups than planned, fusions that only the analyser makes never ran,
+    and those that it leaves out ran at a disadvantage.
     """
     region = timed(name, edge)
     if region is None:
@@ -297,7 +297,7 @@ def verdict(name: str, edge: tuple[str, str]) -> str:
 
 
 def table(found: list[Comparison]) -> str:
-    """One line a graph, and below it each edge on which the two differ, with who was right."""
+    """Return one line per graph, and below it each edge on which the two differ, with who was right."""
     lines = [f"{'graph':22} {'edges':>5} agree {'out':>4} predicted measured {'error':>6}  direction"]
     for each in found:
         direction = "right" if each.right_direction else "WRONG"
@@ -312,7 +312,7 @@ def table(found: list[Comparison]) -> str:
 
 
 def with_our_kernels() -> dict[str, float]:
-    """Name in the catalogue -> measured speed-up of its kernel over eager, at the graph's shape, where recorded."""
+    """Return name in the catalogue -> its kernel's measured speed-up over eager, at the graph's shape, if recorded."""
     found = {}
     for name, (shape, _) in CATALOGUE_SHAPES.items():
         times = {
@@ -327,7 +327,7 @@ def with_our_kernels() -> dict[str, float]:
 
 
 def headline(held_out: list[Comparison]) -> str:
-    """The page's first table."""
+    """Return the page's first table."""
     found, graphs = summary(held_out), record()["graphs"]
     differing = [(each.name, edge) for each in held_out for edge in (*each.analyser_alone, *each.inductor_alone)]
     won = sum(verdict(*each).startswith(("a draw", "the analyser")) for each in differing)
@@ -351,7 +351,7 @@ def headline(held_out: list[Comparison]) -> str:
 
 
 def document() -> str:
-    """docs/fusion_proof.md."""
+    """Return docs/fusion_proof.md."""
     held_out = compared()
     fitted = [each for each in compared(held_out=False) if GRAPHS[each.name].fitted]
     content, ours = record(), with_our_kernels()

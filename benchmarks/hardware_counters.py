@@ -33,13 +33,13 @@ METRICS = {
 
 
 def shape_of(op: FusedOp, nbytes: int) -> tuple[int, ...]:
-    """The shape of the operation's middle benchmark, but of a length that makes its first argument about `nbytes`."""
+    """Return the operation's middle benchmark shape, scaled so that the first argument has about `nbytes`."""
     inner = op.gpu_shapes[len(op.gpu_shapes) // 2][1:]
     return (max(1, nbytes // (torch.Size(inner).numel() * op.gpu_dtypes[-1].itemsize)), *inner)
 
 
 def sections(nbytes: int):
-    """(operation, version, shape, function, arguments) of every version of every kernel, in order."""
+    """Yield (operation, version, shape, function, arguments) of every version of every kernel, in order."""
     for op in COVERED.values():
         shape = shape_of(op, nbytes)
         inputs = op.inputs(*shape, dtype=op.gpu_dtypes[-1], device="cuda")
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def profiled(functions: Iterable[Callable]) -> None:
-    """Call each function before the profiler looks, when it is compiled and its library loaded, then after a marker."""
+    """Call each function once unprofiled, to compile it and load its library, then again after a marker."""
     with torch.no_grad():
         for function in functions:
             function()
@@ -68,7 +68,7 @@ def profiled(functions: Iterable[Callable]) -> None:
 
 
 def profiler() -> str:
-    """Nsight Compute's command line.
+    """Return Nsight Compute's command line.
 
     Raises:
         FileNotFoundError: it is not installed.
@@ -80,14 +80,14 @@ def profiler() -> str:
 
 
 def command(log: str, module: str = "benchmarks.hardware_counters", metrics: Iterable[str] = METRICS) -> list[str]:
-    """The profiler's command; clocks stay as they are, every kernel starts with cold caches."""
+    """Return the profiler's command; clocks stay unlocked, and every kernel starts with cold caches."""
     options = "--clock-control none --cache-control all --profile-from-start off --csv --page raw --print-units base"
     program = [sys.executable, "-m", module]
     return [profiler(), *options.split(), "--metrics", ",".join(metrics), "--log-file", log, *program]
 
 
 def counters(module: str, metrics: dict[str, str]) -> list[list[dict]]:
-    """For each of the functions that a module's program has `profiled`, its kernels in order with their counters.
+    """Return, for each function that a module's program has `profiled`, its kernels in order with their counters.
 
     Args:
         module: run as a program, from the folder that this one runs in.
@@ -103,7 +103,7 @@ def counters(module: str, metrics: dict[str, str]) -> list[list[dict]]:
 
 
 def read() -> list[dict]:
-    """One row a version: its kernels in order, with their counters, in bytes and 32-byte sectors."""
+    """Return one row per version: its kernels in order, with their counters, in bytes and 32-byte sectors."""
     rows = counters("benchmarks.hardware_counters", METRICS)
     versions = [(op, version) for op in COVERED.values() for version in ("fused", "eager")]
     return [
@@ -119,7 +119,7 @@ def read() -> list[dict]:
 
 
 def parse(text: str, metrics: dict[str, str] = METRICS) -> list[list[dict]]:
-    """Nsight Compute's table: the kernels after each marker, with their counters."""
+    """Parse Nsight Compute's table: the kernels after each marker, with their counters."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
     found = []
     for row in csv.DictReader(lines):

@@ -40,13 +40,13 @@ def _between(random_numbers: random.Random, least: float, most: float) -> int:
 
 
 def shapes() -> list[tuple[str, tuple[int, ...], torch.dtype]]:
-    """(kernel, shape, dtype), the same on every machine."""
+    """Return (kernel, shape, dtype), the same on every machine."""
     random_numbers = random.Random(SEED)
     between = partial(_between, random_numbers)
     found = []
     for op in COVERED.values():
         dimensions = len(op.interpreter_shapes[0])
-        if op.name == "sample" or dimensions not in SHAPES_EACH:  # how often it draws again depends on its data
+        if op.name == "sample" or dimensions not in SHAPES_EACH:  # the number of redraws depends on its data
             continue
         for turn in range(SHAPES_EACH[dimensions]):
             shape = (between(*ELEMENTS),)
@@ -60,7 +60,7 @@ def shapes() -> list[tuple[str, tuple[int, ...], torch.dtype]]:
 
 
 def tiled_shapes() -> list[tuple[str, tuple[int, ...], torch.dtype]]:
-    """(kernel, shape, dtype) as the catalogue writes shapes, the same on every machine."""
+    """Return (kernel, shape, dtype) as the catalogue writes shapes, the same on every machine."""
     random_numbers = random.Random(TILED_SEED)
     between = partial(_between, random_numbers)
 
@@ -82,12 +82,12 @@ def tiled_shapes() -> list[tuple[str, tuple[int, ...], torch.dtype]]:
 
 
 def record(kind: str = "") -> dict:
-    """What an H100 took: "gpu", "date", "versions", "times"; of kernels of tiles where `kind` is "_tiled"."""
+    """Return the H100's record: "gpu", "date", "versions", "times"; of tiled kernels if `kind` is "_tiled"."""
     return json.loads((RESULTS / f"h100_80gb_hbm3_held_out{kind}.json").read_text())
 
 
 def measure(drawn: list[tuple[str, tuple[int, ...], torch.dtype]]) -> list[dict]:
-    """Fused, plain and eager at each of the shapes: the GPU's own time, cold L2, launch gaps excluded."""
+    """Time fused, plain and eager at each shape: the GPU's own time, cold L2, launch gaps excluded."""
     rows = []
     for name, shape, dtype in drawn:
         op = CATALOGUE[name]

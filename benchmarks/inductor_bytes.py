@@ -29,7 +29,7 @@ PUBLIC = Path(__file__).parents[1] / "tests" / "instruments" / "foreign_models.p
 
 @dataclass(frozen=True)
 class Expected:
-    """The analyser's bytes as a part of Inductor's, and the reason if they differ by more than 5 %."""
+    """The analyser's bytes as a fraction of Inductor's, and the reason if they differ by more than 5 %."""
 
     ratio: float
     why: str = ""
@@ -52,7 +52,7 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Bytes:
-    """One model's bytes: the analyser's plan beside Inductor's code."""
+    """One model's bytes: the analyser's plan and Inductor's code."""
 
     plan: FusionPlan
     code: InductorCode

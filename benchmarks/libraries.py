@@ -75,7 +75,7 @@ def gated_in_jax():
 
 
 def xla_texts(shape: tuple[int, int]) -> dict:
-    """Return XLA's HLO of `gated` before and after optimisation, the kinds of fusion in it, and what XLA says it costs.
+    """Return XLA's HLO of `gated` before and after optimisation, the kinds of fusion in it, and XLA's cost analysis.
 
     Where no JAX is installed, ImportError.
     """
@@ -100,7 +100,7 @@ def xla_texts(shape: tuple[int, int]) -> dict:
 
 
 def without_source(text: str) -> str:
-    """Return HLO without what names its source: the tables of files and functions, and each instruction's metadata."""
+    """Return HLO without its source information: the tables of files and functions, and each instruction's metadata."""
     text = re.sub(r"\nFileNames\n.*?\n{3}", "", text, flags=re.DOTALL)
     return re.sub(r", metadata=\{[^}]*\}|, frontend_attributes=\{[^}]*\}", "", text)
 
@@ -236,7 +236,7 @@ def nvcc_command(tile: str, include: str, out: Path) -> list[str]:
 
 
 def cutlass_build(include: str, folder: Path) -> dict[str, Path | str]:
-    """Build every tile at once: tile -> its library, or what nvcc said. Built before: not again."""
+    """Build every tile at once: tile -> its library, or nvcc's error. Existing builds are reused."""
     files = {tile: folder / f"{tile.replace(' ', '_')}.so" for tile in CUTLASS_TILES}
     started = {
         tile: subprocess.Popen(nvcc_command(tile, include, file), stderr=subprocess.PIPE, text=True)
@@ -358,7 +358,7 @@ def cudnn_graph(x, weight, bias, pad: int) -> Callable:
 
 
 def measured(calls: dict[str, Callable], wanted: torch.Tensor) -> dict:
-    """Time calls together, the GPU's own time with a cold L2, and give each one's kernels and largest error.
+    """Time calls together, the GPU's own time with a cold L2, and return each one's kernels and largest error.
 
     A call that fails is left out of the timing, and recorded with its error.
     """
@@ -380,7 +380,7 @@ def said(error: Exception) -> dict:
 
 
 def whether_there(module: str) -> dict:
-    """Return a module's version, or the error that importing it gives."""
+    """Return a module's version, or the error from importing it."""
     try:
         return {"version": str(getattr(__import__(module), "__version__", "unknown"))}
     except Exception as error:
@@ -388,7 +388,7 @@ def whether_there(module: str) -> dict:
 
 
 def cutlass_version() -> dict:
-    """Return the version that CUTLASS's headers name, or that there are none."""
+    """Return the version in CUTLASS's headers, or an error if there are none."""
     header = Path(os.environ.get("CUTLASS_INCLUDE", "")) / "cutlass" / "version.h"
     if not header.exists():
         return {"error": "CUTLASS_INCLUDE names no folder with CUTLASS's headers"}
@@ -400,7 +400,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, help="in benchmarks/results unless given")
     parser.add_argument("--small", action="store_true", help="small sizes")
-    parser.add_argument("--only", nargs="+", metavar="PART", help="these parts; the others stay as `--out` has them")
+    parser.add_argument("--only", nargs="+", metavar="PART", help="these parts; the others stay as they are in `--out`")
     options = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     gpu = torch.cuda.get_device_name() if on_gpu else "CPU"
@@ -409,7 +409,7 @@ def main() -> None:
     if options.only and out.exists():
         record = json.loads(out.read_text()) | record
     found = {module: whether_there(module) for module in ("jax", "cudnn")} | {"cutlass": cutlass_version()}
-    # With some PARTS alone, the others' packages keep the version that they were timed with.
+    # With only some PARTS, the others' packages keep the version that they were timed with.
     record["packages"] = found | {
         name: each for name, each in record.get("packages", {}).items() if "version" not in found[name]
     }

@@ -22,15 +22,15 @@ FEW_ROWS = (64, 512)  # fewer rows than an H200 has multiprocessors; more than s
 
 
 def shapes(op: FusedOp) -> list[tuple]:
-    """The last of the interpreter's shapes, and for kernels of rows also few rows of a usual width."""
+    """Return the last of the interpreter's shapes and, for row kernels, also few rows of a usual width."""
     usual = [(*FEW_ROWS, *op.gpu_shapes[0][2:])] if op.group == "rowwise" else []
     return [op.interpreter_shapes[-1], *usual]
 
 
 def metered(op: FusedOp, shape: tuple, device: str) -> dict[str, list[int]]:
-    """Of "forward" and, where the kernel has one, "backward": launches, bytes read, bytes written.
+    """Return launches, bytes read and bytes written for "forward" and, if the kernel has one, "backward".
 
-    The inputs are the same on every device: what some kernels read depends on them.
+    The inputs are the same on every device, because some kernels' reads depend on them.
     """
     torch.manual_seed(0)
     inputs = [x.to(device) if isinstance(x, torch.Tensor) else x for x in op.inputs(*shape, dtype=op.gpu_dtypes[-1])]
@@ -42,7 +42,7 @@ def metered(op: FusedOp, shape: tuple, device: str) -> dict[str, list[int]]:
 
 
 def rows(device: str) -> list[dict]:
-    """One for each kernel of the catalogue and shape."""
+    """Return one row for each kernel of the catalogue and shape."""
     return [
         {"kernel": op.name, "shape": list(shape), **metered(op, shape, device)}
         for op in CATALOGUE.values()
@@ -52,7 +52,7 @@ def rows(device: str) -> list[dict]:
 
 def main() -> None:
     if not torch.cuda.is_available():
-        raise SystemExit("benchmarks/metered.py records what a GPU's launchers choose, and finds none: run it on one")
+        raise SystemExit("benchmarks/metered.py records the launchers' choices on a GPU, and found none: run it on one")
     record = {**provenance(), "rows": rows("cuda")}
     path = results_file().with_stem(f"{results_file().stem}_metered")
     path.write_text(json.dumps(record, indent=1) + "\n")

@@ -25,7 +25,7 @@ from benchmarks.hardware_counters import profiled, profiler
 from helpers.instruments import profile_script
 from kernels import CATALOGUE
 
-# Beside the sections: what our meter counts, and what it does not.
+# In addition to the sections: counters that our meter has, and ones that it lacks.
 METRICS = (
     *profile_script.METRICS,
     "l1tex__t_sectors_pipe_lsu_mem_local_op_ld.sum",
@@ -48,13 +48,13 @@ SOURCE_OF = "add_gelu_kernel"
 
 
 def softmax_written_out(x: torch.Tensor) -> torch.Tensor:
-    """Softmax as five operations; PyTorch's own is one kernel."""
+    """Compute softmax as five operations; PyTorch's own is one kernel."""
     e = torch.exp(x - x.amax(-1, keepdim=True))
     return e / e.sum(-1, keepdim=True)
 
 
 def pairs() -> dict[str, Callable]:
-    """case -> a call, in the order in which they are profiled."""
+    """Return case -> a call, in profiling order."""
     found = {}
     for name, (*shape, dtype) in SHAPES.items():
         given = CATALOGUE[name].inputs(*shape, dtype=dtype, device="cuda")
@@ -80,7 +80,7 @@ GROUPS = {"pairs": pairs, "block": block}
 
 
 def commands(group: str, report: str) -> tuple[list[str], list[str]]:
-    """The command that profiles a group, and the one that prints a page of its report, `--page` to be added."""
+    """Return the command that profiles a group, and the one that prints a page of its report, without `--page`."""
     asked = [word for section in profile_script.SECTIONS for word in ("--section", section)]
     options = "--clock-control none --cache-control all --profile-from-start off --force-overwrite".split()
     program = [sys.executable, "-m", "benchmarks.ncu_pages", "profiled", group]
@@ -96,7 +96,7 @@ def run(command: list[str]) -> str:
 
 
 def cut(text: str, columns: tuple[str, ...] = COLUMNS) -> str:
-    """Of a CSV page only these columns, and no rows of advice."""
+    """Return a CSV page with only these columns, without rows of advice."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
     kept = io.StringIO()
     table = csv.DictReader(lines)
@@ -114,7 +114,7 @@ def record(group: str, file: Path) -> None:
         found = {"command": shown, "version": run([profiler(), "--version"]).strip().splitlines()[-1]}
         try:
             found["log"] = run(take)[-3000:]
-        except RuntimeError as error:  # no report: then the one page that matters most, printed as it is measured
+        except RuntimeError as error:  # no report: print the most important page while measuring
             found["log"] = str(error)
             file.write_text(json.dumps(found))
             log = f"{folder}/log"

@@ -24,7 +24,7 @@ from statistics import NormalDist
 ROOT = Path(__file__).resolve().parents[1]
 SLOWDOWN = 4  # of the processor
 NETWORK = {"offline": False, "latency": 150, "downloadThroughput": 1.6e6 / 8, "uploadThroughput": 750e3 / 8}
-RUNS = 3  # the best counts: the machine may be shared
+RUNS = 3  # the best run counts: the machine may be shared
 # Metric -> weight, value that scores 0.9, value that scores 0.5: Lighthouse 10, mobile.
 CURVES = {
     "FCP": (10, 1800, 3000),
@@ -56,7 +56,7 @@ class Vitals:
 
     @property
     def performance(self) -> float:
-        """The score, 0 to 100."""
+        """Return the score, 0 to 100."""
         values = {"FCP": self.fcp, "SI": self.lcp, "LCP": self.lcp, "TBT": self.tbt, "CLS": self.cls}
         total = sum(weight for weight, *_ in CURVES.values())
         return 100 * sum(CURVES[name][0] * score(name, value) for name, value in values.items()) / total
@@ -93,7 +93,7 @@ class _Packed(SimpleHTTPRequestHandler):
 
 @contextmanager
 def served(folder: Path):
-    """Serve a folder while the context lasts; gives its address."""
+    """Serve a folder inside this context, and yield its address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Packed, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -113,7 +113,7 @@ def load(browser, url: str) -> Vitals:
     protocol.send("Emulation.setCPUThrottlingRate", {"rate": SLOWDOWN})
     page.add_init_script(f"({OBSERVE})()")
     page.goto(url, wait_until="load", timeout=120_000)
-    page.wait_for_timeout(4000)  # what is late shifts and blocks, too
+    page.wait_for_timeout(4000)  # late content shifts and blocks too
     found = page.evaluate("vitals")
     context.close()
     blocked = sum(max(0.0, took - 50) for start, took in found["tasks"] if start + took > found["FCP"])
@@ -121,12 +121,12 @@ def load(browser, url: str) -> Vitals:
 
 
 def accessibility(browser, url: str) -> tuple[float, list[str]]:
-    """Return the share of axe's rules that hold, of 100, and the names of the others."""
+    """Return the percentage of axe's rules that hold, and the names of the others."""
     from axe_playwright_python.sync_playwright import Axe
 
     page = browser.new_page(viewport={"width": 412, "height": 823})
     page.goto(url)
-    page.wait_for_selector("body[data-measured]")  # what scrolls can be reached with the keyboard
+    page.wait_for_selector("body[data-measured]")  # scrollable elements can be reached with the keyboard
     found = Axe().run(page).response
     page.close()
     wrong, right = [each["id"] for each in found["violations"]], len(found["passes"])

@@ -53,7 +53,7 @@ EXPLAINED = {
 
 @dataclass(frozen=True)
 class Row:
-    """One recorded time beside its prediction, in seconds."""
+    """One recorded time and its prediction, in seconds."""
 
     kernel: str
     version: str
@@ -64,20 +64,20 @@ class Row:
 
     @property
     def error(self) -> float:
-        """Of the measured time; positive where the prediction is too long."""
+        """Return the error relative to the measured time; positive if the prediction is too long."""
         return self.prediction.time / self.measured - 1
 
 
 @functools.cache
 def rows() -> tuple[Row, ...]:
-    """Every recorded time of a kernel that is in the catalogue, at the sizes of benchmarks/validate.py."""
+    """Return every recorded time of the catalogue's kernels, at the sizes of benchmarks/validate.py."""
     record = recorded_validation()
     return tuple(_row(entry, record.device) for entry in record.times if entry["kernel"] in COVERED)
 
 
 @functools.cache
 def tiled_rows(most_flops: float = math.inf) -> tuple[Row, ...]:
-    """Every recorded time of a forward kernel of tiles, of at most so many FLOPs, that `fusion bench` measured."""
+    """Return every time that `fusion bench` recorded for a tiled forward kernel of at most `most_flops` FLOPs."""
     record = recorded()
     entries = [
         {**entry, "version": entry["provider"]}
@@ -89,13 +89,13 @@ def tiled_rows(most_flops: float = math.inf) -> tuple[Row, ...]:
 
 @functools.cache
 def held_out_rows(kind: str = "") -> tuple[Row, ...]:
-    """Every time that benchmarks/held_out.py recorded; of kernels of tiles where `kind` is "_tiled"."""
+    """Return every time recorded by benchmarks/held_out.py; of tiled kernels if `kind` is "_tiled"."""
     record = held_out.record(kind)
     return tuple(_row(entry, _device(record["gpu"])) for entry in record["times"])
 
 
 def sweep_entries(fitted: bool) -> list[dict]:
-    """The forward times of our kernels that memory bounds, plain and tuned, in one half of the H100's sweep."""
+    """Return the forward times of our memory-bound kernels, plain and tuned, in one half of the H100's sweep."""
     found = []
     for point in recorded_sweep().points:
         name, shape = point["kernel"], point["shape"]
@@ -115,12 +115,12 @@ def sweep_entries(fitted: bool) -> list[dict]:
 
 @functools.cache
 def sweep_rows(fitted: bool, every: int = 1) -> tuple[Row, ...]:
-    """The times of `sweep_entries` beside their predictions; of every so many of them."""
+    """Return the times of every `every`-th of `sweep_entries` with their predictions."""
     return tuple(_row(entry, "H100") for entry in sweep_entries(fitted)[::every])
 
 
 def _device(gpu: str) -> str:
-    """Return the name in DEVICES of a GPU as its driver has it: "H100" of "NVIDIA H100 80GB HBM3"."""
+    """Return the name in DEVICES of a GPU, given the driver's name: "H100" of "NVIDIA H100 80GB HBM3"."""
     return gpu.removeprefix("NVIDIA ").split()[0]
 
 
@@ -136,7 +136,7 @@ def _row(entry: dict, device: str) -> Row:
 
 
 def grouped() -> dict[str, tuple[Row, ...]]:
-    """The rows told apart: what was fitted to and what was held out, of tiles and of all others."""
+    """Return the rows by group: fitted and held out, tiled and all others."""
     return {
         "fitted": rows(),
         "sweep, fitted": sweep_rows(fitted=True),
@@ -148,13 +148,13 @@ def grouped() -> dict[str, tuple[Row, ...]]:
 
 
 def summary(errors: list[float]) -> tuple[float, float]:
-    """Median and 90th percentile of the errors' sizes."""
+    """Return the median and 90th percentile of the absolute errors."""
     sizes = [abs(error) for error in errors]
     return statistics.median(sizes), statistics.quantiles(sizes, n=10, method="inclusive")[-1]
 
 
 def table(groups: dict[str, tuple[Row, ...]]) -> str:
-    """Every row by group, each group's summary, the errors that are far off with their reasons, and what is missing."""
+    """Return every row by group, each group's summary, the large errors with their reasons, and what is missing."""
     lines = []
     for group, its in groups.items():
         lines.append(

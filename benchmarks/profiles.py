@@ -2,7 +2,7 @@
 
     python -m benchmarks.profiles --out FILE [--seconds 170]
 
-Each task is a process of its own with a limit of its own, so that one which hangs or fails costs its own figures alone.
+Each task is its own process with its own time limit, so that one that hangs or fails loses only its own figures.
     python -m benchmarks.profiles --take FILE     puts FILE into benchmarks/results/<gpu>_profiles, cut to what is read
 
 FILE has all results and is written after each task. Everything is compiled first, in parallel, into Triton's and
@@ -29,7 +29,7 @@ from benchmarks.ncu_pages import COLUMNS, SOURCE_OF
 from benchmarks.provenance import RESULTS, date_and_versions, file_name, provenance
 
 WARM = [(way, tokens) for tokens in (8192, 512, 1) for way in ("torch.compile", "fused")]
-# Name, seconds it may take, module and arguments.
+# Name, time limit in seconds, module and arguments.
 TASKS = (
     ("times", 90, "benchmarks.block", "times"),
     ("ncu pairs", 70, "benchmarks.ncu_pages", "pairs"),
@@ -48,7 +48,7 @@ OF_SOURCE = ("Source", "# Samples", "Instructions Executed", "stall_long_sb", "s
 
 
 def cut_pages(plain: str, whole: str) -> str:
-    """The CSV page without the markers, names cut, and with the reasons for stalls of the page in full."""
+    """Return the CSV page without markers, with names cut, and with the stall reasons from the full page."""
     rows = list(csv.DictReader(io.StringIO(plain)))
     stalls = [row for row in csv.DictReader(io.StringIO(whole)) if row["Metric Name"].startswith("Stall ")]
     kept = io.StringIO()
@@ -61,14 +61,14 @@ def cut_pages(plain: str, whole: str) -> str:
 
 
 def cut_text(details: str) -> str:
-    """ncu's own print of the kernels in SHOWN, each once."""
+    """Return ncu's own output for the kernels in SHOWN, each once."""
     pages = re.split(r"\n(?=  \S.*, Context \d+, Stream)", details)
     found = [next(page for page in pages if name in page.partition("\n")[0]) for name in SHOWN]
     return "\n".join(line.rstrip() for page in found for line in page.splitlines()) + "\n"
 
 
 def cut_source(source: str) -> str:
-    """The first kernel's lines of machine code, with their samples."""
+    """Return the first kernel's lines of machine code, with their samples."""
     lines = source.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith('"Address"'))
     end = next((n for n, line in enumerate(lines) if n > start and not line.startswith('"0x')), len(lines))
@@ -80,7 +80,7 @@ def cut_source(source: str) -> str:
 
 
 def with_short_names(found):
-    """The same with kernels' names cut."""
+    """Return the same with kernel names cut."""
     if not isinstance(found, dict):
         return found
     if "kernels" in found:
@@ -89,7 +89,7 @@ def with_short_names(found):
 
 
 def take(content: dict) -> None:
-    """Write what was found to the folder that lesson 15 reads; what was not taken this time stays as it is there."""
+    """Write the results to the folder that lesson 15 reads; anything not measured this time stays as it is."""
     folder = RESULTS / f"{file_name(content['gpu'])}_profiles"
     folder.mkdir(exist_ok=True)
     tasks, file = content["tasks"], folder / "block.json"
@@ -117,7 +117,7 @@ def started(*words: str, threads: int = 16, log=None) -> subprocess.Popen:
 
 
 def ended(process: subprocess.Popen, seconds: float) -> bool:
-    """Whether it ended by itself and well; where it does not in time, it and its children are stopped."""
+    """Return whether it exited successfully; if it does not in time, stop it and its children."""
     try:
         return process.wait(timeout=max(1.0, seconds)) == 0
     except subprocess.TimeoutExpired:
@@ -130,9 +130,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, metavar="FILE")
     parser.add_argument("--take", type=Path, metavar="FILE")
-    parser.add_argument("--seconds", type=float, default=170, help="after which no further task is begun")
+    parser.add_argument("--seconds", type=float, default=170, help="after which no further task is started")
     parser.add_argument("--tasks", default="", help="names, divided by commas; all by default")
-    parser.add_argument("--small", action="store_true", help="a rehearsal, for a machine without a GPU")
+    parser.add_argument("--small", action="store_true", help="a dry run, for a machine without a GPU")
     options = parser.parse_args()
     if options.take:
         take(json.loads(options.take.read_text()))
@@ -157,7 +157,7 @@ def main() -> None:
         for name, limit, module, *words in chosen:
             file = Path(folder) / f"{name.replace(' ', '_')}.json"
             if left() < 5:
-                content["took"][name] = "no time was left to begin it"
+                content["took"][name] = "no time was left to start it"
                 continue
             start = time.monotonic()
             well = ended(started(module, *words, str(file), *small, log=log), min(limit, left()))

@@ -15,8 +15,8 @@ MATRIX_SIZE = 8192
 
 
 def ceilings() -> dict[str, float]:
-    """What this GPU does now: bytes/s of a copy (read and written), a sum (read), a fill (written); FLOP/s of a bf16
-    product."""
+    """Measure this GPU now: bytes/s of a copy (read and written), a sum (read), a fill (written); FLOP/s of a bf16
+    matmul."""
     source = torch.ones(CEILING_BYTES // 4, device="cuda")
     target = torch.empty_like(source)
     left, right = torch.randn(2, MATRIX_SIZE, MATRIX_SIZE, device="cuda", dtype=torch.bfloat16)
@@ -38,23 +38,23 @@ def ceilings() -> dict[str, float]:
 
 
 def file_name(gpu: str) -> str:
-    """A GPU's name as its files have it: "NVIDIA H200" is h200."""
+    """Return a GPU's name as used in its files' names: h200 for "NVIDIA H200"."""
     return gpu.lower().removeprefix("nvidia ").replace(" ", "_")
 
 
 def results_file() -> Path:
-    """Where this GPU's figures are recorded."""
+    """Return the file in which this GPU's figures are recorded."""
     return RESULTS / f"{file_name(torch.cuda.get_device_name())}.json"
 
 
 def date_and_versions() -> dict:
-    """What a record says of when and with what it was measured."""
+    """Return the date and versions of a record."""
     versions = {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
     return {"date": datetime.date.today().isoformat(), "versions": versions | {"cuda": torch.version.cuda}}
 
 
 def provenance() -> dict:
-    """The GPU, the day, the versions and what the GPU does now: what every record holds of its own run."""
+    """Return the GPU, date, versions and current ceilings, which every record stores for its own run."""
     found = {"gpu": torch.cuda.get_device_name(), **date_and_versions(), "ceilings": ceilings()}
     torch.cuda.empty_cache()
     return found

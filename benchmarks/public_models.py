@@ -46,13 +46,13 @@ NOTES = (
     "  about 19, GPT-2 6). They depend on the kernel that cuBLAS chooses, which the analyser doesn't know. Its report",
     "  gives a range: up to one more launch per library call.",
 )
-CALLS = 3  # of which the kernels are counted
+CALLS = 3  # whose kernels are counted
 LIMIT = 120  # seconds for one model
 BF16 = torch.bfloat16
 
 
 def tokens(rows: int, columns: int, device: str, vocabulary: int = 1000) -> torch.Tensor:
-    """(rows, columns) int64, on the CPU where the model is on "meta": masks are made of their values."""
+    """Return (rows, columns) int64, on the CPU if the model is on "meta": masks depend on their values."""
     made = torch.arange(rows * columns).reshape(rows, columns) % vocabulary
     return made if device == "meta" else made.to(device)
 
@@ -169,7 +169,7 @@ def training_step(loss_of: Callable, optimizer: torch.optim.Optimizer) -> Callab
 
 
 def llama_step(device):
-    """Forward, backward and AdamW of a small Llama."""
+    """Return a step of a small Llama: forward, backward and AdamW."""
     device = "cpu" if device == "meta" else device
     sizes = {"vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4}
     sizes |= {"num_attention_heads": 16, "num_key_value_heads": 4, "use_cache": False}
@@ -179,7 +179,7 @@ def llama_step(device):
 
 
 def resnet_step(device):
-    """Forward, backward and SGD of torchvision's ResNet-18 in fp32."""
+    """Return a step of torchvision's ResNet-18 in fp32: forward, backward and SGD."""
     device = "cpu" if device == "meta" else device
     model = importlib.import_module("torchvision.models").resnet18().to(device).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -245,7 +245,7 @@ def predicted(name: str) -> dict:
 
 
 def kernels_of(call) -> dict:
-    """Launches and GPU microseconds of one call, with its kernels by name: count and microseconds each."""
+    """Return launches and GPU microseconds of one call, with its kernels by name: count and microseconds each."""
     for _ in range(CALLS):
         call()
     torch.cuda.synchronize()
@@ -278,7 +278,7 @@ def _late(*_):
 
 
 def take(part: str, names: list[str], file: Path) -> None:
-    """Take the models' `part`, "measured" or "predicted", anew; the file is written after each."""
+    """Redo the models' `part`, "measured" or "predicted"; the file is written after each."""
     record = json.loads(file.read_text()) if file.exists() else {"measured": {}, "predicted": {}}
     if part == "measured":
         record |= provenance()
@@ -301,20 +301,20 @@ PARTS = {"measured": measured, "predicted": predicted}
 
 
 def compared(record: dict) -> list[tuple[str, dict, dict]]:
-    """(model, what was predicted, what was measured) of those that have both."""
+    """Return (model, prediction, measurement) of those that have both."""
     pairs = ((name, record["predicted"].get(name, {}), record["measured"].get(name, {})) for name in sorted(MODELS))
     return [each for each in pairs if "eager" in each[1] and "eager" in each[2]]
 
 
 def ratios(ours: dict, theirs: dict) -> dict[str, float]:
-    """Predicted by measured: launches and time of eager, time of compiled, speed-up."""
+    """Return predicted over measured: launches and time of eager, time of compiled, speed-up."""
     found = {way: ours[way]["us"] / theirs[way]["us"] for way in ("eager", "compiled")}
     launches = ours["eager"]["launches"] / theirs["eager"]["launches"]
     return {"launches": launches, **found, "speed-up": found["eager"] / found["compiled"]}
 
 
 def errors(record: dict, held_out: bool) -> dict[str, tuple[float, float]]:
-    """What was predicted -> median and 90th percentile of the relative errors of one half of the models."""
+    """Return quantity -> median and 90th percentile of the relative errors of one half of the models."""
     of = [ratios(ours, theirs) for name, ours, theirs in compared(record) if (name in HELD_OUT) == held_out]
     found = {}
     for what in of[0]:
@@ -324,7 +324,7 @@ def errors(record: dict, held_out: bool) -> dict[str, tuple[float, float]]:
 
 
 def page(record: dict) -> str:
-    """docs/public_models.md."""
+    """Return docs/public_models.md."""
     versions = record["versions"]
     lines = [
         "# Public models: predicted and measured",

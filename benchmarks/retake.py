@@ -75,16 +75,16 @@ STEPS = (
 
 
 def lacking() -> list[str]:
-    """What this machine has not and the steps need."""
+    """Return what the steps need and this machine lacks."""
     tools = {"ncu": "Nsight Compute (ncu)", "nvcc": "CUDA's nvcc", "compute-sanitizer": "CUDA's compute-sanitizer"}
     lacks = [] if torch.cuda.is_available() else ["an NVIDIA GPU that PyTorch can use"]
     return lacks + [words for tool, words in tools.items() if shutil.which(tool) is None]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="make results", description="Take every recorded figure again.")
+    parser = argparse.ArgumentParser(prog="make results", description="Measure every recorded figure again.")
     parser.add_argument("--from", dest="first", choices=[step.name for step in STEPS], metavar="NAME")
-    parser.add_argument("--list", action="store_true", help="say what would be run")
+    parser.add_argument("--list", action="store_true", help="list what would run")
     options = parser.parse_args(arguments)
     names = [step.name for step in STEPS]
     steps = STEPS[names.index(options.first) if options.first else 0 :]
@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
         if subprocess.run(
             [sys.executable, *command.split()], cwd=ROOT, env={**os.environ, **hidden, **paths}
         ).returncode:
-            print(f"results: {step.name} failed; when that is mended: make results FROM={step.name}", file=sys.stderr)
+            print(f"results: {step.name} failed; fix it, then: make results FROM={step.name}", file=sys.stderr)
             return 1
         print(f"{step.name}: {time.monotonic() - began:.0f} s", flush=True)
     return 0

@@ -58,26 +58,26 @@ from kernels import CATALOGUE
 from kernels.interpreter import runtime
 from kernels.op import FusedOp, Work
 
-SHORT = 2**24  # elements: below this, what a call costs its caller is timed too
-LONG = 1e-3  # seconds: nobody asks what launching costs of work that takes longer
+SHORT = 2**24  # elements: below this, a call's cost to its caller is timed too
+LONG = 1e-3  # seconds: for longer work, launch costs do not matter
 RUNS = 30
-# The sizes in their references depend on the routing, and on lengths: torch.compile leaves them to eager.
+# Sizes in their references depend on the routing or on lengths, so torch.compile leaves them to eager.
 NOT_COMPILED = {"moe_int8", "paged_attention"}
-FORWARD_ONLY = {"max-autotune", "cuBLAS alone"}  # whose backward takes minutes to tune, or is another operation's
+FORWARD_ONLY = {"max-autotune", "cuBLAS alone"}  # their backward takes minutes to tune, or belongs to another operation
 NO_GRADIENT = {("layer_norm", "QuACK")}
 
 
 def measure_op(
     op: FusedOp, shape: tuple[int, ...], dtype: torch.dtype, limits: dict[str, float], only: Collection[str] = ()
 ) -> list[dict]:
-    """One row per provider and direction: fused, plain where a tuned kernel takes the call, and eager; on a GPU
-    torch.compile and peers, too. All in one run; with `only`, ours alone."""
+    """Return one row per provider and direction: fused, plain if a tuned kernel takes the call, and eager; on a GPU
+    also torch.compile and peers. All in one run; with `only`, ours alone."""
     inputs = op.inputs(*shape, dtype=dtype, device="cuda" if limits else "cpu")
     functions = {"fused": op.fused, "plain": plain(op.fused)}
     functions |= {} if only else {"eager": op.reference}
     compiled = {}
     if limits:
-        torch._dynamo.reset()  # its limit on recompilations would leave later sizes uncompiled, and our rows flattered
+        torch._dynamo.reset()  # its recompilation limit would leave later sizes uncompiled, and flatter our rows
         if op.name not in NOT_COMPILED:
             functions["torch.compile"] = torch.compile(op.reference, dynamic=False)
         functions |= peers(op.name, inputs)
@@ -111,9 +111,9 @@ def timed_rows(
     short: bool,
     graphs: bool = True,
 ) -> list[dict]:
-    """The providers timed together, the GPU alone and, for `short` work, the whole call.
+    """Time the providers together, the GPU alone and, for `short` work, the whole call.
 
-    "plain" is left out where it launches what "fused" does, and its row holds our time beside it, too."""
+    "plain" is left out if it launches what "fused" does; otherwise its row also has our time."""
     launches = {name: launches_of(providers[name]) for name in ("fused", "plain")}
     kernels = {name: fingerprints_of(x.kernel for x in those) for name, those in launches.items()}
     if same_kernels(*launches.values()):
@@ -146,7 +146,7 @@ def timed_rows(
 
 
 def share(row: dict) -> float:
-    """The fraction of its ceiling that a row reaches."""
+    """Return the fraction of its ceiling that a row reaches."""
     return row["least_seconds"] / row["gpu"]["median"]
 
 
@@ -155,7 +155,7 @@ def target_of(row: dict) -> Target:
 
 
 def misses_of(row: dict, peers: dict[str, float]) -> list[str]:
-    """Which parts of its target a row of ours misses; `peers` are the others' times in seconds, by provider."""
+    """Return which parts of its target a row of ours misses; `peers` are the others' times in seconds, by provider."""
     target, median, missed = target_of(row), row["gpu"]["median"], []
     if share(row) < target.share:
         missed.append(f"{share(row):.1%} of the ceiling, not {target.share:.0%}")
@@ -169,13 +169,13 @@ def misses_of(row: dict, peers: dict[str, float]) -> list[str]:
 
 
 def peers_of(row: dict, rows: list[dict], time: str = "gpu") -> dict[str, float]:
-    """provider -> seconds of the others at the same work, where that time was taken."""
+    """Return provider -> seconds of the others for the same work, if that time was measured."""
     same = [other for other in rows if all(other[name] == row[name] for name in ("kernel", "shape", "dtype"))]
     return {other["provider"]: other[time]["median"] for other in same if other is not row and other[time]}
 
 
 def rivals_of(row: dict, rows: list[dict], time: str = "gpu") -> dict[str, float]:
-    """As `peers_of`, but for those of another operation."""
+    """Return `peers_of` without those of another operation."""
     name, _, direction = row["kernel"].partition(" ")
     of = (name, direction or "forward")
     if time == "call":  # the host's clock differs between runs
@@ -185,16 +185,16 @@ def rivals_of(row: dict, rows: list[dict], time: str = "gpu") -> dict[str, float
 
 
 def missed_targets(rows: list[dict]) -> set[tuple[str, tuple[int, ...]]]:
-    """Kernel and shape of each of our rows that misses its target: what benchmarks/targets.py lists as MISSED."""
+    """Return kernel and shape of each of our rows that misses its target, as MISSED in benchmarks/targets.py."""
     ours = [row for row in rows if row["provider"] == "fused"]
     return {(row["kernel"], tuple(row["shape"])) for row in ours if misses_of(row, peers_of(row, rows))}
 
 
 def shortfalls(rows: list[dict]) -> list[str]:
-    """One line for each of our rows that misses its target, or is more than 3 % behind the best peer in the same run,
+    """Return one line for each of our rows that misses its target, or is over 3 % behind the best peer in the same run,
     on the GPU or as a call of short work, Python and launch included.
 
-    What misses a target comes first, and after a kernel's rows what was tried; last what several of these reasons name.
+    Missed targets come first, and after a kernel's rows the attempts; last the notes that several attempts share.
     """
     found = []
     for row in (row for row in rows if row["provider"] == "fused"):
@@ -226,7 +226,7 @@ LEGEND = (
 
 
 def table(rows: list[dict]) -> str:
-    """The rows as text, one line each, below what the columns are."""
+    """Return the rows as text, one line each, below the legend and column names."""
     heading = f"{'kernel':30} {'shape':>18} {'dtype':8} {'provider':24} {'GPU time':>34}  {'GB/s':>5} {'TFLOP/s':>7} "
     lines = [LEGEND, heading + f"{'share':>6} of      registers, spills; a call"]
     for row in rows:
@@ -241,7 +241,7 @@ def table(rows: list[dict]) -> str:
 
 
 def as_json(timings):
-    """Nested dicts of Timing, or of numbers, as JSON has them."""
+    """Return nested dicts of Timing, or of numbers, as JSON stores them."""
     if isinstance(timings, Timing):
         return asdict(timings)
     if isinstance(timings, int | float):
@@ -250,16 +250,16 @@ def as_json(timings):
 
 
 def measured(experiment: Callable) -> dict:
-    """What an experiment measures, and the fingerprints of the project's kernels that it launches."""
+    """Run an experiment; return its measurements and the fingerprints of the project's kernels that it launches."""
     forget_launched()
     times = experiment()
     return {"times": times, "kernels": fingerprints_of(launched_kernels())}
 
 
 def merged(old: list[dict], new: list[dict], runs: list[dict], number: int) -> list[dict]:
-    """Rows with newer ones of ours alone: plain's replace plain's, and the peers' stay as they were measured.
+    """Merge newer rows of ours alone into the old ones: plain's replace plain's, and the peers' stay unchanged.
 
-    So does a row of ours where its run had the kernels that ours launches now; otherwise the newer one replaces it."""
+    So does a row of ours whose run had today's kernels; otherwise the newer one replaces it."""
 
     def of(row):
         return row["kernel"], tuple(row["shape"]), row["dtype"]
@@ -278,7 +278,7 @@ def merged(old: list[dict], new: list[dict], runs: list[dict], number: int) -> l
 
 
 def record(path: Path, run: dict, rows: list[dict], experiments: dict[str, dict], only: Collection[str] = ()) -> None:
-    """Write what `run` measured to the file at `path`; whatever else stands there stays as it is, with its own run.
+    """Write what `run` measured to the file at `path`; everything else there stays as it is, with its own run.
 
     experiments: name -> {"times", "kernels"}. With `only`, rows of ours alone, which are merged into those there."""
     content = json.loads(path.read_text()) if path.exists() else {"runs": [], "experiments": {}, "rows": []}
@@ -302,9 +302,9 @@ def record(path: Path, run: dict, rows: list[dict], experiments: dict[str, dict]
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="fusion bench", description="Time the kernels of the catalogue.")
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", help="names in the catalogue; all of them by default")
-    parser.add_argument("--experiments", action="store_true", help="time what the lessons show, besides the KERNELs")
+    parser.add_argument("--experiments", action="store_true", help="also time the lessons' experiments")
     parser.add_argument("--only", nargs="+", choices=("fused", "plain"), default=[], help="time no peer")
-    parser.add_argument("--changed", action="store_true", help="of the experiments, those of an earlier kernel")
+    parser.add_argument("--changed", action="store_true", help="only experiments recorded with an earlier kernel")
     parser.add_argument("--recorded", action="store_true", help="measure nothing; show what was recorded on an H200")
     parser.add_argument("--sweep", action="store_true", help="the kernels at many more sizes; see --sweep --help")
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -349,7 +349,7 @@ def main(arguments: list[str] | None = None) -> int:
             known = recorded(results_file().stem).experiments
             wanted = {name: wanted[name] for name in wanted if not is_current(known.get(name, {}).get("kernels"))}
         for name, experiment in wanted.items():
-            record(results_file(), run, [], {name: measured(experiment)})  # one by one: nothing done is lost
+            record(results_file(), run, [], {name: measured(experiment)})  # one by one, so that no result is lost
         print(f"recorded in {results_file().name}")
     return 0
 

@@ -52,14 +52,14 @@ from kernels.transformer_block import transformer_block, transformer_block_input
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ("memcheck", "synccheck", "initcheck", "racecheck")
 NOT_TILED = ("initcheck", "racecheck")
-# Rows and columns: few rows and more than an H200's SMs hold at once, one pass and loops, wide loads, ragged ones, odd.
+# Rows and columns: few rows and more than an H200's SMs hold at once, one pass and loops, wide, unaligned and odd.
 ROWS = (
     *((3, 1), (5, 127), (601, 127), (5, 1000), (601, 1025), (5, 4096), (301, 4099), (5, 5120), (301, 8192), (3, 12288)),
     *((5, 16384), (150, 16384), (2, 32768), (150, 32000), (3, 50257), (140, 50257), (2, 65536), (2, 128256)),
 )
 ELEMENTS = ((1,), (127,), (4099,), (65_536,), (1_000_003,))
 BIASED = ((1, 1), (5, 127), (257, 1000), (128, 8192), (33, 4099))
-SHAPES = {  # beside the catalogue's own for the interpreter
+SHAPES = {  # in addition to the catalogue's own for the interpreter
     "linear_act": ((1, 520, 264), (8, 1024, 520), (17, 300, 500), (127, 136, 264), (300, 520, 1048), (1023, 257, 129)),
     "ffn": ((3, 136, 264), (300, 264, 520), (300, 264, 520, True)),
     "moe_int8": ((2, 128, 64, 8), (40, 128, 64, 8), (300, 136, 72, 8)),
@@ -77,15 +77,15 @@ SHAPES = {  # beside the catalogue's own for the interpreter
         (1, 9, 1, 16, 70, 128),
     ),
 }
-BLOCK, TOKENS = {"heads": 4, "key_heads": 2}, (1, 24)  # whose products of one row have a kernel of their own
+BLOCK, TOKENS = {"heads": 4, "key_heads": 2}, (1, 24)  # its one-row matmuls have their own kernel
 WIDTHS = {"width": 64, "hidden": 96}
 LEAST_FOR_TOP_K = 8
-FP32 = ((5, 1000), (301, 4099), (2, 50257))  # of rows, beside bf16
+FP32 = ((5, 1000), (301, 4099), (2, 50257))  # row kernels' shapes, in addition to bf16
 
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel of the catalogue, its shape, a dtype, and how many elements after an allocation its tensors begin."""
+    """A kernel of the catalogue, its shape, a dtype, and its tensors' offset in their allocations, in elements."""
 
     kernel: str
     shape: tuple
@@ -109,7 +109,7 @@ def cases() -> list[Case]:
         if op.group == "rowwise":
             found += [Case(name, shape, torch.float32, 1) for shape in FP32]
     found += [Case("transformer_block", (tokens,), torch.bfloat16, 0) for tokens in TOKENS]
-    random.Random(0).shuffle(found)  # so that a run which is stopped has seen something of every kernel
+    random.Random(0).shuffle(found)  # so that a stopped run has covered some of every kernel
     return found
 
 
@@ -118,7 +118,7 @@ def is_tiled(case: Case) -> bool:
 
 
 def placed(x, offset: int):
-    """A tensor with its values and strides in an allocation that ends with it; anything else as it is."""
+    """Return a tensor with the same values and strides in an allocation that ends with it; other values unchanged."""
     if not isinstance(x, torch.Tensor) or not x.numel():
         return x
     held = 1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))
@@ -136,8 +136,8 @@ def inputs_of(case: Case, device: str) -> tuple:
 
 
 def passes(case: Case) -> Callable:
-    """A function of the inputs that goes forward and, where there is a gradient, forward and backward; each twice, for
-    another launch of a kind is launched another way."""
+    """Return a function of the inputs that runs forward and, if there is a gradient, forward and backward; each twice,
+    because a repeated call launches through the launch cache."""
     if case.kernel == "transformer_block":
         function, backward = partial(transformer_block, **BLOCK), False
     else:
@@ -162,27 +162,27 @@ def copy_kernel(x_ptr, y_ptr, start, COUNT: tl.constexpr, MULTIPLE: tl.constexpr
 
 
 def past_the_end(device: str) -> None:
-    """Reads and writes 128 of 100 numbers."""
+    """Read and write 128 of 100 numbers."""
     copy_kernel[(1,)](torch.ones(100, device=device), torch.empty(100, device=device), 0, 128, 4, num_warps=1)
 
 
 def misaligned(device: str) -> None:
-    """Promises that 4 divides 2: the GPU refuses a load of 16 bytes from there."""
+    """Promise that 4 divides 2: the GPU refuses a load of 16 bytes from there."""
     copy_kernel[(1,)](torch.ones(130, device=device), torch.empty(128, device=device), 2, 128, 4, num_warps=1)
 
 
 def unwritten(device: str) -> None:
-    """Reads what nothing wrote."""
+    """Read memory that nothing wrote."""
     copy_kernel[(1,)](torch.empty(128, device=device), torch.empty(128, device=device), 0, 128, 4, num_warps=1)
 
 
-# What has each mistake, and the tool that must see it. Races and barriers cannot be got wrong in Triton: CUDA C++'s are
-# planted in benchmarks/cuda_semantics.py.
+# A kernel with each mistake, and the tool that must report it. Triton prevents mistakes with races and barriers:
+# benchmarks/cuda_semantics.py plants them in CUDA C++.
 PLANTED = {past_the_end: "memcheck", misaligned: "memcheck", unwritten: "initcheck"}
 
 
 def all_kernels() -> set[str]:
-    """The names of all kernels that are launched, rather than called by one."""
+    """Return the names of all kernels that are launched, rather than called by other kernels."""
     modules = [importlib.import_module(each.name) for each in pkgutil.walk_packages(kernels.__path__, "kernels.")]
     return {
         name
@@ -193,7 +193,7 @@ def all_kernels() -> set[str]:
 
 
 def run_cases(number: int, of: int, tiled: bool) -> None:
-    """What is sanitised: every so-manieth case; a line for each that ended, and the kernels that it launched."""
+    """Run every `of`-th case under a tool; print a line for each that ended, with the kernels that it launched."""
     device = "cuda" if runtime.has_gpu() else "cpu"
     for case in [case for case in cases() if tiled or not is_tiled(case)][number::of]:
         with triton_launches() as seen:
@@ -209,7 +209,7 @@ SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazar
 
 
 def errors_of(said: str) -> tuple[collections.Counter, int | None]:
-    """(what, kernel and line) -> how often compute-sanitizer printed it; and its count of all, None if missing."""
+    """Return (what, kernel and line) -> how many times compute-sanitizer printed it; and its total, None if missing."""
     found, total, what = collections.Counter(), None, None
     for line in said.splitlines():
         if not line.startswith("========="):
@@ -222,7 +222,7 @@ def errors_of(said: str) -> tuple[collections.Counter, int | None]:
                 what = line.strip().partition(" at ")[0]
             if what:
                 found[what, " ".join(filter(None, where.groups()))] += 1
-            what = None  # the lines that follow tell whose launch it was
+            what = None  # the following lines describe the launch
         elif re.match(r" \S", line):
             what = line.strip()
     return found, total
@@ -247,17 +247,17 @@ class Process:
         )
 
     def said(self, until: float) -> str:
-        """All that it and the tool said; where it has not ended by then, it is ended."""
+        """Return its output and the tool's; if it has not ended by `until`, kill it."""
         try:
             self.process.wait(max(0.1, until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)  # the tool, and what it looks at
+            os.killpg(self.process.pid, signal.SIGKILL)  # the tool, and the program under it
             self.process.wait()
         return self.file.read_text(errors="replace")
 
 
 def check(tool: str, processes: int, gpus: int, seconds: float, folder: Path) -> bool:
-    """One tool over the planted mistakes and all cases; prints what it found. Whether that is as it should be."""
+    """Run one tool on the planted mistakes and all cases, print its findings, and return whether they are right."""
     began = time.monotonic()
     until = began + seconds
     planted = [mistake.__name__ for mistake, sees in PLANTED.items() if sees == tool]
@@ -309,12 +309,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("tools", nargs="*", metavar="TOOL", help=f"of {', '.join(TOOLS)}; all by default")
     parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 1) - 2), help="at a time")
     parser.add_argument("--seconds", type=float, default=3600, help="end a tool after so many (default: 3600)")
-    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep what each process said")
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep each process's output")
     options = parser.parse_args(arguments)
     if unknown := [tool for tool in options.tools if tool not in TOOLS]:
         raise ValueError(f"no tool named {', '.join(unknown)}: choose from {', '.join(TOOLS)}")
     if shutil.which("compute-sanitizer") is None or not runtime.has_gpu():
-        print("sanitize: an NVIDIA GPU and CUDA's compute-sanitizer are needed: run it where both are", file=sys.stderr)
+        print("sanitize: needs an NVIDIA GPU and CUDA's compute-sanitizer: run it where both are", file=sys.stderr)
         return 2
     good = True
     with tempfile.TemporaryDirectory() as own:

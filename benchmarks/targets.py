@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 class Target:
     """At least this `share` of the ceiling, this many `flops_per_second`, this many times as fast as named providers.
 
-    Whether or not it meets them, a row is listed as behind where another provider of the same operation is more than
+    Whether or not it meets them, a row is listed as behind if another provider of the same operation is more than
     3 % faster (benchmarks/run.py).
     """
 
@@ -75,7 +75,7 @@ for _tokens in (1, 8, 64, 512, 8192):
         share=0.6 if _tokens in (1, 64, 8192) else 0.0, ahead={"eager": 2.0}
     )
 
-# What the record misses, no more and no less (a test compares): kernel and shape. What was tried is in tried.py.
+# Exactly the record's misses (a test compares): kernel and shape. Attempts are in tried.py.
 MISSED = {
     ("add_gelu backward", _HUNDRED_MILLION),
     ("attention_scores", (4, 16, 2048, 64, False)),

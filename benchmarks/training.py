@@ -44,7 +44,7 @@ def attention_written_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> 
 
 @dataclass(frozen=True)
 class Parts:
-    """What the two versions do differently."""
+    """The parts that differ between the two versions."""
 
     norm: Callable  # (x, weight)
     attention: Callable  # causal, of q, k, v: (batch, heads, tokens, dim)
@@ -64,7 +64,7 @@ class Sizes:
     vocabulary: int
     batch: int
     tokens: int
-    rate: float  # of learning
+    rate: float  # learning rate
 
 
 SMALL = Sizes(layers=2, width=32, heads=1, vocabulary=32, batch=5, tokens=32, rate=1e-2)
@@ -92,7 +92,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """(batch, tokens + 1) of token numbers to the mean loss of predicting each from those before it."""
+    """Maps (batch, tokens + 1) token numbers to the mean loss of predicting each from the previous ones."""
 
     def __init__(self, sizes: Sizes, parts: Parts):
         super().__init__()
@@ -112,7 +112,7 @@ class Transformer(nn.Module):
 
 
 def batches(sizes: Sizes, device: str) -> Iterator[torch.Tensor]:
-    """(batch, tokens + 1) of token numbers, without end, the same in every call on every machine."""
+    """Yield (batch, tokens + 1) token numbers forever, the same in every call on every machine."""
     draw = torch.Generator().manual_seed(0)
     successors = torch.randint(sizes.vocabulary, (sizes.vocabulary, BRANCHES), generator=draw)
     while True:
@@ -124,14 +124,14 @@ def batches(sizes: Sizes, device: str) -> Iterator[torch.Tensor]:
 
 
 def prepared(parts: Parts, sizes: Sizes, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Transformer:
-    """The model with the same random weights each time."""
+    """Return the model with the same random weights each time."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return Transformer(sizes, parts).to(device=device, dtype=dtype)
 
 
 def train(model: Transformer, sizes: Sizes, steps: int, device: str = "cpu", seconds: float = math.inf) -> list[float]:
-    """The loss of each step; ends after `steps` or `seconds` of the processor, whichever comes first."""
+    """Train for `steps` steps or `seconds` of CPU time, whichever ends first; return each step's loss."""
     adam, losses, start = torch.optim.AdamW(model.parameters(), lr=sizes.rate), [], time.process_time()
     for _, text in zip(range(steps), batches(sizes, device), strict=False):
         loss = model(text)
@@ -145,8 +145,8 @@ def train(model: Transformer, sizes: Sizes, steps: int, device: str = "cpu", sec
 
 
 def measure() -> dict[str, dict]:
-    """version -> of LARGE in bf16: "losses" of STEPS steps; "again", how many of them differ in a second run; "step",
-    the GPU's time of a forward and a backward pass; "peak", bytes of such a step beyond weights and text."""
+    """Return version -> for LARGE in bf16: "losses" of STEPS steps; "again", how many differ in a second run; "step",
+    GPU time of a forward and a backward pass; "peak", bytes of such a step beyond weights and text."""
     found, text = {}, next(batches(LARGE, "cuda"))
     versions = {"unfused": UNFUSED, "torch.compile": UNFUSED, "fused": FUSED}
     for name, parts in versions.items():
@@ -180,7 +180,7 @@ def gradients(model: nn.Module, text: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def measure_here(seconds: float) -> dict[str, dict[int, float]]:
-    """version -> step -> loss, of as many fused steps of SMALL as fit in `seconds`, and as many unfused."""
+    """Return version -> step -> loss, for as many fused steps of SMALL as fit in `seconds`, and as many unfused."""
     device = "cuda" if runtime.has_gpu() else "cpu"
     fused = train(prepared(FUSED, SMALL, device), SMALL, 10**9, device, seconds)
     unfused = train(prepared(UNFUSED, SMALL, device), SMALL, len(fused), device)
@@ -188,11 +188,11 @@ def measure_here(seconds: float) -> dict[str, dict[int, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a small transformer, written out and fused.")
+    parser = argparse.ArgumentParser(description="Train a small transformer, unfused and fused.")
     parser.add_argument("--seconds", type=float, default=60, help="of the fused one")
     parser.add_argument("--record", action="store_true", help="write benchmarks/results/cpu.json")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # more would cost such small tensors more than they gain
+    torch.set_num_threads(1)  # more threads would cost more than they gain for such small tensors
     losses = measure_here(options.seconds)
     unfused, fused = losses.values()
     for step in range(0, len(fused), max(1, len(fused) // 10)):

@@ -289,11 +289,11 @@ SWEPT = {
 
 
 def shared_by(reasons: Iterable[str]) -> list[str]:
-    """A line or more for each of SHARED that these reasons name."""
+    """Yield the lines of each note in SHARED that these reasons name."""
     named = set(re.findall(r"\[([^]]*)\]", " ".join(reasons)))
     return [line for label, text in SHARED.items() if label in named for line in wrapped(f"[{label}]: {text}")]
 
 
 def wrapped(text: str) -> list[str]:
-    """A reason as lines for a terminal."""
+    """Return a reason as lines for a terminal."""
     return textwrap.wrap(text, 120, initial_indent="    ", subsequent_indent="      ", break_on_hyphens=False)

@@ -19,7 +19,7 @@ class Launch(NamedTuple):
 
 @contextlib.contextmanager
 def triton_launches():
-    """A list of every Launch made in this context."""
+    """Yield a list of every Launch made in this context."""
     seen, run = [], JITFunction.run
 
     def listening(self, *args, grid, warmup, **options):

@@ -43,7 +43,7 @@ from kernels.interpreter import runtime
 from kernels.op import FusedOp
 
 SIZES = tuple(2**power for power in (16, 19, 22, 25, 28))  # bytes of the first argument
-PROCESSES = 8  # that compile at the same time
+PROCESSES = 8  # compiling at the same time
 PROFILED = 2**25  # bytes: many waves, and still quick
 # CUfunction_attribute
 STATIC_SHARED, LOCAL, REGISTERS = 1, 3, 4
@@ -54,7 +54,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def attribute(function: int, which: int) -> int:
-    """What the driver says of a loaded kernel."""
+    """Return an attribute of a loaded kernel from the driver."""
     value = ctypes.c_int()
     status = ctypes.CDLL("libcuda.so.1").cuFuncGetAttribute(ctypes.byref(value), which, ctypes.c_void_p(function))
     if status:
@@ -63,7 +63,7 @@ def attribute(function: int, which: int) -> int:
 
 
 def active_blocks(function: int, threads: int, dynamic_shared_memory: int) -> int:
-    """Blocks an SM by cuOccupancyMaxActiveBlocksPerMultiprocessor."""
+    """Return the blocks per SM by cuOccupancyMaxActiveBlocksPerMultiprocessor."""
     value = ctypes.c_int()
     status = ctypes.CDLL("libcuda.so.1").cuOccupancyMaxActiveBlocksPerMultiprocessor(
         ctypes.byref(value), ctypes.c_void_p(function), threads, ctypes.c_size_t(dynamic_shared_memory)
@@ -74,7 +74,7 @@ def active_blocks(function: int, threads: int, dynamic_shared_memory: int) -> in
 
 
 def run_once(op: FusedOp, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
-    """The operation as a benchmark calls it, and its backward pass where it has one."""
+    """Run the operation as a benchmark calls it, and its backward pass if it has one."""
     inputs = op.inputs(*shape, dtype=dtype, device=device)
     with torch.no_grad():
         op.fused(*inputs)
@@ -83,7 +83,7 @@ def run_once(op: FusedOp, shape: tuple[int, ...], dtype: torch.dtype, device: st
 
 
 def compiled_of(name: str) -> list[dict]:
-    """The rows of one operation: of its plain kernels, and of the tuned ones at sizes where these launch others."""
+    """Return one operation's rows: its plain kernels, and the tuned ones at sizes where those run."""
     op, rows = COVERED[name], []
     for shape, dtype in itertools.product(op.gpu_shapes, op.gpu_dtypes):
         found = {}
@@ -100,7 +100,7 @@ def compiled_of(name: str) -> list[dict]:
 
 
 def compiled() -> list[dict]:
-    """Each kernel as this GPU has it loaded, beside what compile_for says of it with the same Triton."""
+    """Return each kernel as loaded on this GPU, and compile_for's figures for it with the same Triton."""
     with ProcessPoolExecutor(PROCESSES, mp_context=multiprocessing.get_context("spawn")) as pool:
         rows = [row for rows in pool.map(compiled_of, COVERED) for row in rows]
     for name, (kernel, args, options) in EXAMPLES.items():
@@ -139,7 +139,7 @@ def compared(launch: Launch) -> dict:
 
 
 def launches() -> list[dict]:
-    """The GPU kernels of each version, as torch.profiler names them; copies and fills are among them."""
+    """Return the GPU kernels of each version, as torch.profiler names them, including copies and fills."""
     rows = []
     with torch.no_grad():
         for op, version, shape, function, inputs in hardware_counters.sections(PROFILED):
@@ -170,7 +170,7 @@ def copy(x: torch.Tensor, y: torch.Tensor) -> None:
 
 
 def copies() -> dict[str, Callable]:
-    """An empty kernel, copies of many sizes, and copies whose source the launch before has written or read."""
+    """Return an empty kernel, copies of many sizes, and copies whose source the previous launch wrote or read."""
     x, y, z = torch.empty(3, 2**28, device="cuda")
 
     def nothing(count):
@@ -187,7 +187,7 @@ def copies() -> dict[str, Callable]:
     return functions
 
 
-# PyTorch's kernels by the way that they are written, each on a matrix x, a row w, a column r and labels.
+# PyTorch's kernels by how they are written, each on a matrix x, a row w, a column r and labels.
 OPERATORS = {
     "neg": lambda x, w, r, labels: -x,
     "gelu": lambda x, w, r, labels: torch.nn.functional.gelu(x),
@@ -230,7 +230,7 @@ def operators() -> list[dict]:
 
 
 def constants() -> dict:
-    """Times of kernels that do one thing, and of PyTorch's."""
+    """Time kernels that do one thing, and PyTorch's."""
     return {
         "copies": {name: asdict(timing) for name, timing in benchmark_together(copies(), runs=20).items()},
         "operators": operators(),
@@ -238,7 +238,7 @@ def constants() -> dict:
 
 
 def times() -> list[dict]:
-    """The plain version of every kernel and eager's at every size: the GPU's own time, cold L2, gaps excluded."""
+    """Time every kernel's plain version and eager at every size: the GPU's own time, cold L2, gaps excluded."""
     rows = []
     for op in COVERED.values():
         dtype = op.gpu_dtypes[-1]
@@ -275,7 +275,7 @@ SECTIONS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Record what this GPU says, to hold the instruments against.")
+    parser = argparse.ArgumentParser(description="Record this GPU's values, to test the instruments with.")
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; all by default")
     chosen = parser.parse_args(arguments).sections or list(SECTIONS)
     if unknown := [name for name in chosen if name not in SECTIONS]:

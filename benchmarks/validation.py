@@ -9,8 +9,8 @@ from kernels import CATALOGUE
 
 RESULTS = Path(__file__).parent / "results"
 
-# What the recorded run covers: kernels that memory bounds. What the prediction knows of caches and of waiting was
-# fitted on those, and knows nothing of tensor cores.
+# The recorded run covers memory-bound kernels. The prediction's constants for caches and waiting were fitted on them,
+# and cover no tensor cores.
 COVERED = {name: op for name, op in CATALOGUE.items() if op.group != "tiled"}
 
 
@@ -32,20 +32,20 @@ class Record:
     launches: list[dict]
     constants: dict = field(default_factory=dict)
     times: list[dict] = field(default_factory=list)
-    ceilings: dict = field(default_factory=dict)  # bytes/s and FLOP/s of its own run, where it took them
+    ceilings: dict = field(default_factory=dict)  # bytes/s and FLOP/s of its own run, if measured
 
     @property
     def device(self) -> str:
-        """The GPU's name in DEVICES."""
+        """Return the GPU's name in DEVICES."""
         return self.gpu.removeprefix("NVIDIA ")
 
     @property
     def label(self) -> str:
-        """What a figure from this run must be shown with."""
+        """Return the label that every figure from this run must show."""
         return f"{self.gpu}, PyTorch {self.versions['torch']}, Triton {self.versions['triton']}, {self.date}"
 
 
 @functools.cache
 def recorded_validation(gpu: str = "h200") -> Record:
-    """The recorded run of a GPU."""
+    """Return the recorded run of a GPU."""
     return Record(**json.loads((RESULTS / f"{gpu}_validation.json").read_text()))

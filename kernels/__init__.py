@@ -1,11 +1,11 @@
 """The fused kernels of the course.
 
-Each operation's file has its public function, such as `kernels.add_gelu`, its module, such as `kernels.LayerNorm`, and
-its plain kernel, the one that its lesson builds. `CATALOGUE` maps each operation's name to its FusedOp. kernels/tuned/
-has faster kernels for some calls; `variant` chooses between the two.
+Each operation's file defines its public function, such as `kernels.add_gelu`, its module, such as `kernels.LayerNorm`,
+and its plain kernel, the one that its lesson builds. `CATALOGUE` maps each operation's name to its FusedOp.
+kernels/tuned/ has faster kernels for some calls; `variant` chooses between the two.
 
-`kernels.adamw` is public but not in CATALOGUE. It takes lists of tensors and returns None, while all that use the
-catalogue (tests, sweeps, PyTorch's operators, recorded times) pass tensors and compare results. Its OP is in its file.
+`kernels.adamw` is public but not in CATALOGUE: it takes lists of tensors and returns None, while users of the catalogue
+(tests, sweeps, PyTorch's operators, recorded times) pass tensors and compare results. Its OP is in its file.
 """
 
 import sys

@@ -33,11 +33,11 @@ def check_activation(operation: str, act: str) -> None:
 
 @triton.jit
 def normal(s):
-    """The standard normal distribution at s: the probability to be below s, and the density; as exact as s's dtype.
+    """Return the standard normal distribution's CDF and density at s, as precise as s's dtype allows.
 
     In fp32 the tail below -|s| is exp(-s^2/2) times a polynomial in t = 1 / (1 + 0.22 |s|), the form of Abramowitz and
     Stegun, Handbook of Mathematical Functions, 7.1.26. The eight coefficients are a minimax fit on |s| <= 6, off by
-    2.2e-8 of the tail. tl.erf takes more instructions than a GELU at memory's speed can spare, and loses the tail.
+    2.2e-8 of the tail. tl.erf takes more instructions than a memory-bound GELU can hide, and loses the tail.
     """
     e = tl.exp2(-0.7213475204444817 * s * s)  # log2(e) / 2
     if s.dtype == tl.float64:
@@ -54,10 +54,10 @@ def normal(s):
 
 @triton.jit
 def sigmoid_base_2(z):
-    """1 / (1 + 2^-z), which is sigmoid(z ln 2).
+    """Return 1 / (1 + 2^-z), which is sigmoid(z ln 2).
 
-    tl.sigmoid takes eleven instructions, more than a LayerNorm at memory speed can spare: tl.exp2 is one where tl.exp
-    is four, and the square of tl.rsqrt is a reciprocal in two where a division takes five.
+    tl.sigmoid takes eleven instructions, more than a memory-bound LayerNorm can hide. tl.exp2 takes one, tl.exp four;
+    squaring tl.rsqrt gives a reciprocal in two, a division takes five.
     """
     root = tl.rsqrt(1.0 + tl.exp2(-z))
     return root * root
@@ -65,7 +65,7 @@ def sigmoid_base_2(z):
 
 @triton.jit
 def gelu_of_16_bits(s, ACT: tl.constexpr, RESULT: tl.constexpr):
-    """gelu or gelu_tanh in half the instructions, for results of 16 bits:  max(s, 0) - a 2^q(a),  a = |s|.
+    """Return gelu or gelu_tanh in half the instructions, for 16-bit results:  max(s, 0) - a 2^q(a),  a = |s|.
 
     2^q is the gate at -a, so that the tail keeps its digits. q is a minimax polynomial of the gate's log2 on a <= 4,
     where PyTorch's own tail still has digits. Over all 16-bit s with |s| < 4, the worst result is off by 0.71 units in
@@ -83,12 +83,12 @@ def gelu_of_16_bits(s, ACT: tl.constexpr, RESULT: tl.constexpr):
         q = -0.51684562 + a * (-0.0021658451 + a * -0.0073170271)
         q = -1.0014386 + a * (-1.1282613 + a * q)
     half = 0.5 * s
-    return half + tl.abs(half) - a * tl.exp2(q)  # tl.maximum(s, 0) would hide that a sum overflowed to -inf
+    return half + tl.abs(half) - a * tl.exp2(q)  # tl.maximum(s, 0) would hide a sum's overflow to -inf
 
 
 @triton.jit
 def activate(s, ACT: tl.constexpr, RESULT: tl.constexpr = tl.float32):
-    """act(s), in the dtype of s; RESULT is the dtype that the caller rounds to, which sets the accuracy needed."""
+    """Return act(s) in the dtype of s; RESULT, the dtype that the caller rounds to, sets the required accuracy."""
     if ACT == "relu":
         y = tl.where(s < 0, 0.0, s)  # tl.maximum would turn NaN into 0
     elif (ACT == "gelu" or ACT == "gelu_tanh") and (RESULT.is_fp16() or RESULT.is_bf16()):
@@ -109,9 +109,9 @@ def activate(s, ACT: tl.constexpr, RESULT: tl.constexpr = tl.float32):
 
 @triton.jit
 def activate_gradient(grad_y, s, ACT: tl.constexpr):
-    """The gradient of s where y = act(s) has gradient grad_y."""
+    """Return the gradient of s, given the gradient of y = act(s)."""
     if ACT == "relu":
-        grad = tl.where(s <= 0, 0.0, grad_y)  # a choice, not a product: an infinite grad_y times 0 is NaN
+        grad = tl.where(s <= 0, 0.0, grad_y)  # not a product: an infinite grad_y times 0 is NaN
     elif ACT == "gelu":
         below, density = normal(s)
         grad = grad_y * (below + s * density)
@@ -124,10 +124,10 @@ def activate_gradient(grad_y, s, ACT: tl.constexpr):
         root = tl.rsqrt(1.0 + e)
         larger = root * root  # of g and 1 - g
         gate = tl.where(z < 0, e * larger, larger)
-        # A gate that is shut or wide open is flat; without the choice 0 * inf would make NaN where s^2 overflows.
+        # A fully closed or open gate is flat; without tl.where, 0 * inf would give NaN when s^2 overflows.
         grad = grad_y * (gate + tl.where(e == 0.0, 0.0, s * slope * (e * larger * larger)))
     else:
         tl.static_assert(ACT == "silu", "ACT is relu, gelu, gelu_tanh or silu")
-        gate = 1.0 / (1.0 + tl.exp2(-1.4426950408889634 * s))  # exact, as 1 - gate loses what gate has lost
+        gate = 1.0 / (1.0 + tl.exp2(-1.4426950408889634 * s))  # exact: 1 - gate amplifies gate's error
         grad = grad_y * gate * (1.0 + s * (1.0 - gate))
     return grad

@@ -23,7 +23,7 @@ def check_together(operation: str, dtypes: tuple[torch.dtype, ...] = FLOATS, **t
 
     Raises:
         TypeError: an argument is not a tensor, or dtypes are unsupported or differ.
-        ValueError: devices differ, or a tensor is on the CPU where kernels run on a GPU.
+        ValueError: devices differ, or a tensor is on the CPU while kernels run on a GPU.
     """
     first = None
     for name, tensor in tensors.items():
@@ -94,13 +94,13 @@ def check_columns(operation: str, x: torch.Tensor, **vectors: torch.Tensor) -> N
         ValueError: x has no dimension, or a vector's shape or device does not match x.
     """
     if x.dim() == 0:
-        raise ValueError(f"{operation} takes rows, (..., cols), got x of shape (): give it a dimension with x[None]")
+        raise ValueError(f"{operation} takes rows, (..., cols), got x of shape (): add one with x[None]")
     check_vectors(operation, x, x.shape[-1], "x's last dimension", "column", **vectors)
 
 
 def check_vectors(operation: str, x: torch.Tensor, size: int, of: str, unit: str, **vectors: torch.Tensor) -> None:
-    """Check that each vector has `size` floating-point values, one per `unit`, on x's device. The message names the
-    source of `size`, `of`.
+    """Check that each vector has `size` floating-point values, one per `unit`, on x's device. In the message,
+    `of` names the source of `size`.
 
     Raises:
         TypeError: a vector is not a floating-point tensor.
@@ -142,12 +142,12 @@ def check_labels(operation: str, logits: torch.Tensor, labels: torch.Tensor) -> 
     if labels.shape != logits.shape[:-1]:
         raise ValueError(
             f"{operation} takes one label per row, {tuple(logits.shape[:-1])}, got {tuple(labels.shape)}: "
-            f"give it logits of (..., classes), such as logits.movedim(1, -1), and labels of (...)"
+            f"pass logits of (..., classes), such as logits.movedim(1, -1), and labels of (...)"
         )
     if logits.dim() > 2 and labels.numel() and labels.shape == (logits.shape[0], *logits.shape[2:]):
         raise ValueError(
             f"{operation} takes logits of (..., classes), and {tuple(logits.shape)} may be PyTorch's (N, classes, ...)"
-            ": give it logits.flatten(0, -2) and labels.flatten(), or logits.movedim(1, -1).flatten(0, -2)"
+            ": pass logits.flatten(0, -2) and labels.flatten(), or logits.movedim(1, -1).flatten(0, -2)"
         )
     if labels.device != logits.device:
         raise ValueError(
@@ -155,7 +155,7 @@ def check_labels(operation: str, logits: torch.Tensor, labels: torch.Tensor) -> 
             f"move one with .to(device)"
         )
     if logits.shape[-1] == 0 and labels.numel():
-        raise ValueError(f"{operation} takes at least 1 class, got logits of 0 columns: no label can be right")
+        raise ValueError(f"{operation} takes at least 1 class, got logits of 0 columns: no label is valid")
 
 
 def as_rows(x: torch.Tensor) -> torch.Tensor:
@@ -184,7 +184,7 @@ def _has(device: int) -> tuple[int, int]:
 
 
 def multiprocessors(x: torch.Tensor) -> int:
-    """Return the SM count of x's GPU, or an H200's without a GPU, so that the same kernels are launched as there.
+    """Return the SM count of x's GPU, or an H200's without a GPU, so that the same kernels are launched.
 
     An observer that simulates another GPU provides that GPU's count as `multiprocessors`.
     """
@@ -195,15 +195,15 @@ def multiprocessors(x: torch.Tensor) -> int:
 
 
 def shared_memory(x: torch.Tensor) -> int:
-    """Return the bytes of shared memory that a program on x's GPU may use; an H100's where kernels are interpreted."""
+    """Return the bytes of shared memory that a program on x's GPU may use; an H100's when interpreted."""
     return _has(x.get_device())[1] if x.is_cuda else 227 * 2**10
 
 
 def in_widest(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Under autocast, convert tensors of several dtypes to the widest of them, as PyTorch's addition does.
 
-    Under autocast, 16-bit layers regularly meet an fp32 residual. Otherwise two dtypes are a mistake, which the checks
-    reject.
+    Under autocast, 16-bit layers regularly meet an fp32 residual. Otherwise the checks reject
+    mixed dtypes as a mistake.
     """
     dtypes = {tensor.dtype for tensor in tensors if isinstance(tensor, torch.Tensor)}
     if len(dtypes) < 2 or not (torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")):
@@ -282,23 +282,23 @@ INSTEAD = {
     "flash_attention": _ATTENTION | {"attn_mask": "kernels.attention_scores with a mask, times v"},
     "attention_scores": _ATTENTION | {"attn_mask": "mask"},
     "cross_entropy": dict.fromkeys(("weight", "ce_weight", "target"), "torch.nn.functional.cross_entropy")
-    | dict.fromkeys(("softcap", "lse_square_scale", "return_z_loss"), "torch.compile of it written out in PyTorch"),
+    | dict.fromkeys(("softcap", "lse_square_scale", "return_z_loss"), "torch.compile on the same operation in PyTorch"),
     "conv_bn_act": dict.fromkeys(("dilation", "groups"), "torch.nn.functional.conv2d and torch.compile")
     | {"bias": "mean - bias as mean"},
 }
 
 
 def refuse(operation: str, given: dict) -> None:
-    """Raise TypeError for the first of these unsupported keyword arguments, naming its replacement (INSTEAD) or the
-    help."""
+    """Raise TypeError for the first of these unsupported keyword arguments, naming its replacement (INSTEAD) or
+    the help page."""
     for name in given:
         instead = INSTEAD[operation].get(name)
         mend = f"use {instead}" if instead else f"see help(kernels.{operation})"
         raise TypeError(f"{operation} takes no {name}: {mend}")
 
 
-_ORDER = "pass causal and scale by name: the order of scaled_dot_product_attention is another"
-_SHAPE = "leave the shape out, the last dimension is normalized"
+_ORDER = "pass causal and scale by name: scaled_dot_product_attention orders them differently"
+_SHAPE = "leave the shape out; the last dimension is normalized"
 # (operations, argument, types, advice): values that callers pass out of habit from another function.
 _MEANT = (
     (("flash_attention",), "causal", torch.Tensor, "for a mask use kernels.attention_scores with mask, times v"),
@@ -315,7 +315,7 @@ _MEANT = (
 
 
 def meant(operation: str, name: str, value) -> str | None:
-    """Return advice if another function takes such a value at this place, else None."""
+    """Return advice if another function takes such a value in this position, else None."""
     for operations, argument, types, instead in _MEANT:
         if operation in operations and name == argument and isinstance(value, types):
             return instead
@@ -338,11 +338,11 @@ def _mend(operation: str, name: str, kind: type, value) -> str:
     if instead := meant(operation, name, value):
         return instead
     if name == "eps" and value is None:
-        return "pass one float, PyTorch's None is torch.finfo(x.dtype).eps"
+        return "pass one float; PyTorch's None is torch.finfo(x.dtype).eps"
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return f"pass {name}.item()"
     if value is None or isinstance(value, torch.Tensor | str | tuple | list):
-        return f"pass one {kind.__name__}, see help(kernels.{operation})"
+        return f"pass one {kind.__name__}; see help(kernels.{operation})"
     return f"pass {kind.__name__}({name})"
 
 
@@ -377,16 +377,16 @@ def check_option(operation: str, name: str, value, kind: type, *, optional: bool
         above = f"to {most:g}" if most < math.inf else "or above"
         raise ValueError(f"{operation} takes {name} of {least:g} {above}, got {value}: choose one in that range")
     if name == "eps" and value and not 2.0**-126 <= value < 2.0**128:
-        raise ValueError(f"{operation} takes eps of 2^-126 to 2^128, as fp32 has it, or 0, got {value}: choose another")
+        raise ValueError(f"{operation} takes eps of 2^-126 to 2^128, fp32's range, or 0, got {value}: choose another")
 
 
 def ones_unless(weight: Tensor | None, x: Tensor) -> Tensor:
-    """Return weight, or if it is None, one 1 per column of x, made in a small launch."""
+    """Return weight, or if it is None, a one per column of x, filled in a small launch."""
     return x.new_ones(x.shape[-1:]) if weight is None else weight
 
 
 def zeros_unless(bias: Tensor | None, x: Tensor) -> Tensor:
-    """Return bias, or if it is None, one 0 per column of x, made in a small launch."""
+    """Return bias, or if it is None, a zero per column of x, filled in a small launch."""
     return x.new_zeros(x.shape[-1:]) if bias is None else bias
 
 

@@ -12,10 +12,10 @@ LOG2_E = tl.constexpr(1.4426950408889634)  # exp(x) = exp2(x LOG2_E); GPUs only 
 
 @triton.jit
 def longest_first(blocks, CAUSAL: tl.constexpr):
-    """Return which head this program serves, and which of its `blocks` blocks of rows, the longest being 0.
+    """Return this program's head, and its block of rows out of the head's `blocks`, from 0 for the longest.
 
-    Causal programs differ in length: the longest of several heads start first, so that the last to finish are short.
-    Only among several heads, whose k and v stay in L2.
+    Causal programs differ in length: the longest ones of several heads start first, so that the last to finish are
+    short. Only heads whose k and v fit in L2 together are mixed.
     """
     pid = tl.program_id(0)
     if CAUSAL:
@@ -102,7 +102,7 @@ def check_heads(
     elif q.shape[1] % max(1, k.shape[1]) or (q.shape[1] and not k.shape[1]):
         wrong = "heads of q in multiples of those of k", "repeat those of k"
     elif not enable_gqa and q.shape[1] != k.shape[1]:
-        wrong = "as many heads of k as of q where enable_gqa is False", "leave it out"
+        wrong = "as many heads of k as of q if enable_gqa is False", "leave it out"
     if wrong is not None:
         shapes = ", ".join(f"{name} of {tuple(x.shape)}" for name, x in tensors.items())
         raise ValueError(f"{operation} takes {wrong[0]}, got {shapes}: {wrong[1]}")
@@ -111,7 +111,7 @@ def check_heads(
         check_option(operation, "causal", causal, bool)
         raise ValueError(f"{operation} takes a positive scale, got {scale}: negate q for a negative one")
     if scale is not None and q.dtype != torch.float64 and not 2.0**-126 <= scale < 2.0**127:
-        raise ValueError(f"{operation} takes a scale of 2^-126 to 2^127, as fp32 has it, got {scale}: scale q instead")
+        raise ValueError(f"{operation} takes a scale of 2^-126 to 2^127, fp32's range, got {scale}: scale q instead")
 
 
 def check_mask(operation: str, mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> None:

@@ -14,21 +14,21 @@ import triton.language as tl
 
 @triton.jit
 def signal(counter_ptr):
-    """Add 1 to a counter, after all that this program has stored."""
-    # The atomic is one thread's: the barrier puts the other threads' stores before it, `release` keeps them there.
+    """Add 1 to a counter, ordered after all of this program's stores."""
+    # One thread runs the atomic: the barrier puts the other threads' stores before it, `release` keeps them there.
     tl.debug_barrier()
     tl.atomic_add(counter_ptr, 1, sem="release", scope="gpu")
 
 
 @triton.jit
 def complete(counter_ptr, shares):
-    """Add 1 to a counter, and return whether it now has all `shares`; the last program sees all stores."""
+    """Add 1 to a counter, and return whether it has reached `shares`; the last program sees all stores."""
     tl.debug_barrier()
     return tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == shares - 1
 
 
 @triton.jit
 def wait(counter_ptr, value):
-    """Wait until a counter has reached `value`; stores made before its signals can be loaded afterwards."""
+    """Wait until a counter has reached `value`; stores made before its signals are then visible."""
     while tl.atomic_add(counter_ptr, 0, sem="acquire", scope="gpu") < value:
         pass

@@ -324,6 +324,6 @@ def planned(function: Callable) -> Callable:
             plans[kind] = False
         return function(*arguments, **named)
 
-    # torch.compile gives up on a code object that it has compiled too often, so each function has its own.
+    # torch.compile gives up on a code object that it has compiled too many times, so each function has its own.
     call.__code__ = call.__code__.replace(co_name=function.__name__)
     return call

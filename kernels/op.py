@@ -58,7 +58,7 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *_):
         raise RuntimeError(
-            f"{ctx.name} is differentiable once, got a second derivative: use {_reference(ctx.name)} where you need one"
+            f"{ctx.name} is differentiable once, got a second derivative: use {_reference(ctx.name)} if you need one"
         )
 
 
@@ -128,7 +128,7 @@ def refuse_transforms_of_operator(called: Callable, operator) -> None:
             raise RuntimeError(f"{name} has no forward-mode derivative: use {_reference(name)} where you need one")
         if torch._C._functorch.get_interpreter_stack() and _needs_gradient(arguments):
             raise RuntimeError(
-                f"{name} has no gradient of torch.func under torch.compile: take it with torch.autograd.grad, or use "
+                f"{name} has no torch.func gradient under torch.compile: take it with torch.autograd.grad, or use "
                 f"{_reference(name)}"
             )
         return plain(keyset, *arguments, **named)
@@ -236,8 +236,8 @@ def register(
             setup_context(ctx, arguments, output)
             return output
 
-        # Two of them: PyTorch binds the arguments to a signature at every call of one that has its own setup_context,
-        # and takes no other under its transforms. Not `run` itself: two stars bind fastest.
+        # Two classes: a separate setup_context makes PyTorch bind arguments to a signature at every call, but PyTorch's
+        # transforms require one. Not `run` itself: *arguments binds fastest.
         methods = {"forward": staticmethod(run_and_keep), "backward": staticmethod(by(planned(backward)))}
         apply = type(name, (torch.autograd.Function,), methods).apply
 
@@ -326,7 +326,7 @@ class Work:
         return self.flops / self.bytes if self.bytes else float("inf")
 
     def __add__(self, other: "Work") -> "Work":
-        """Return the work of both, one after the other."""
+        """Return the total work of both."""
         return Work(
             self.flops + other.flops, self.bytes_read + other.bytes_read, self.bytes_written + other.bytes_written
         )

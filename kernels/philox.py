@@ -1,8 +1,8 @@
 """Generate dropout's random numbers with Philox4x32-10: ten rounds of multiplying and mixing a counter with a key.
 
 Each number depends only on (seed, row, column), so masks are never stored: the backward pass recomputes them. One
-evaluation yields four numbers, one for each of four neighbouring columns. These fours are aligned in memory, over
-contiguous rows, like the vectors that kernels access: see dropout_mask.
+evaluation yields four numbers, one for each of four neighbouring columns. These fours are aligned in memory,
+across contiguous rows, like the vectors that kernels access: see dropout_mask.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011; tl.philox.
 """
@@ -25,7 +25,7 @@ def numbers(seed, row, four_cols, ROWS: tl.constexpr, COLS: tl.constexpr):
 @triton.jit
 def is_kept(number, p):
     """Return whether dropout with probability p keeps an element with this random number."""
-    # p of all 2^32 values are below. With p = 1 the product overflows uint32, and the cast is undefined.
+    # A fraction p of the 2^32 values is below. With p = 1 the product overflows uint32, and the cast is undefined.
     return number >= tl.minimum(p * 4294967296.0, 4294967040.0).to(tl.uint32)
 
 
@@ -33,7 +33,7 @@ def is_kept(number, p):
 def kept(seed, row, first_col, p, ROWS: tl.constexpr, COLS: tl.constexpr):
     """Return which elements of a (ROWS, COLS) block dropout with probability p keeps.
 
-    `row` is (ROWS, 1), int64; a four begins at `first_col`, and COLS is a multiple of 4.
+    `row` is (ROWS, 1), int64; `first_col` begins a four, and COLS is a multiple of 4.
     """
     four_cols = (first_col + 3) // 4 + tl.arange(0, COLS // 4)[None, :]
     r0, r1, r2, r3 = numbers(seed, row, four_cols, ROWS, COLS // 4)
@@ -45,8 +45,8 @@ def kept(seed, row, first_col, p, ROWS: tl.constexpr, COLS: tl.constexpr):
 def kept_eights(seed, row, first_col, within_four, p, FOURS: tl.constexpr):
     """Return the same for groups of eight neighbouring columns, which begin at `first_col`, (A, B): (A, 8 B).
 
-    A thread has the eight elements of a 16-byte vector to itself. Groups begin with a four where FOURS, else anywhere,
-    in a row that begins `within_four`: then a third evaluation serves the end of a group.
+    A thread owns the eight elements of a 16-byte vector. With FOURS, each group begins at a four. Otherwise it begins
+    anywhere, in a row that begins `within_four`, and a third evaluation covers its end.
     """
     A: tl.constexpr = first_col.shape[0]
     B: tl.constexpr = first_col.shape[1]
@@ -68,7 +68,7 @@ def kept_eights(seed, row, first_col, within_four, p, FOURS: tl.constexpr):
 
 @triton.jit
 def kept_at(seed, row, col, p, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Return the same for any columns, (1, COLS) or (ROWS, COLS), each by an evaluation of its own.
+    """Return the same for any columns, (1, COLS) or (ROWS, COLS), with one evaluation each.
 
     `col` is counted from the four in which the row begins.
     """
@@ -92,15 +92,15 @@ def philox(seed: int, counters: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor,
 
 
 def begin_fours(cols: int, vector: int) -> bool:
-    """Return FOURS: whether each row's whole vectors, of `vector` elements, start at a four."""
+    """Return FOURS: whether each row's whole vectors, of `vector` elements, begin at a four."""
     return cols % 4 == 0 or vector % 4 == 0
 
 
 def dropout_mask(seed: torch.Tensor, rows: int, cols: int, p: float) -> torch.Tensor:
     """Return the (rows, cols) bool mask that kernels compute from this seed, True for kept. For tests and lessons.
 
-    Fours are aligned in memory, over contiguous rows. A row starts at the place in a four where the previous row ended,
-    not at a new four.
+    Fours are aligned in memory, across contiguous rows. A row starts where the previous row ended within a four, not
+    at a new four.
 
     Args:
         seed: int64 tensor with one value.

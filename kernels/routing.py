@@ -1,6 +1,6 @@
 """Route tokens to their experts and back: each token's top k experts, each expert's tokens, the weighted sum.
 
-    route      ranks each token's experts by their logits; writes ranks and the logits of the chosen
+    route      ranks each token's experts by their logits; writes ranks and the chosen logits
     gather     one program per expert lists its tokens; no atomics, so that the order is always the same
     combine    each token's k rows of the experts' results, weighted and summed in the order of their ranks
 
@@ -19,8 +19,8 @@ from kernels.arguments import FLOATS, cdiv, check_alike, check_option, next_powe
 
 @triton.jit
 def is_ahead(theirs, their_expert, mine, my_expert):
-    """Return whether their logit ranks before mine: NaN first, so that its token cannot miss it; the first of
-    equals."""
+    """Return whether their logit ranks before mine. NaN ranks first, so that its token cannot miss it; ties go to the
+    first."""
     theirs = tl.where(theirs != theirs, float("inf"), theirs)
     mine = tl.where(mine != mine, float("inf"), mine)
     return (theirs > mine) | ((theirs == mine) & (their_expert < my_expert))
@@ -28,11 +28,11 @@ def is_ahead(theirs, their_expert, mine, my_expert):
 
 @triton.jit
 def rank_experts(logits, expert, experts, TOP_K: tl.constexpr):
-    """Return each expert's rank by its logit, the first of equals ahead; capped at TOP_K. All (tokens,
+    """Return each expert's rank by its logit, ties in order, capped at TOP_K. All (tokens,
     BLOCK_EXPERTS)."""
     value = tl.where(logits != logits, float("inf"), logits + 0.0)  # NaN first, so that its token cannot miss it
     bits = value.to(tl.int32, bitcast=True)
-    # Integers in the order of the floats, the expert's number below them, so that no two are equal.
+    # Integers that sort like the floats, with the expert's number in the low bits, so that no two are equal.
     key = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) * 65536 + (65535 - expert)
     least = -0x8000000000000000
     key = tl.where(expert < experts, key, least)
@@ -142,7 +142,7 @@ def check_experts(operation: str, x, logits, weight, scale, top_k: int) -> None:
 
     Raises:
         TypeError: an argument is not a tensor of a supported dtype.
-        ValueError: shapes do not match, top_k is out of range, devices differ, or tensors are on the CPU where kernels
+        ValueError: shapes do not match, top_k is out of range, devices differ, or tensors are on the CPU while kernels
             run on a GPU.
     """
     check_alike(operation, (torch.float32, torch.float16, torch.bfloat16), x=x)

@@ -5,7 +5,7 @@ PyTorch (`transformer_block_reference`), every operation goes through memory; he
 
     rms_norm | q, k, v in one product | attention | product, residual | rms_norm | gate, up, SwiGLU | down, residual
 
-seven launches, and a copy that puts a token's heads side by side. One token without a gradient takes five launches,
+That is seven launches, and a copy that puts a token's heads side by side. One token without a gradient takes five,
 because the matmuls' programs normalise x themselves (kernels/tuned/linear_few_rows.py). Each kernel has its own
 backward pass, and PyTorch adds up the gradients of tensors that are used twice.
 
@@ -81,7 +81,7 @@ def _one_token(x, attention_norm, qkv, out, ffn_norm, gate, up, down, heads: int
 def transformer_block_reference(
     x, attention_norm, qkv, out, ffn_norm, gate, up, down, heads: int, key_heads: int
 ) -> Tensor:
-    """Compute the same as one writes it in PyTorch before thinking of memory."""
+    """Compute the same in plain PyTorch, one operation at a time."""
     linear = functional.linear
     heads_of = split_heads(linear(rms_norm_reference(x, attention_norm), qkv), heads, key_heads)
     s = x + linear(flash_attention_reference(*heads_of, causal=True).transpose(1, 2).flatten(2), out)
@@ -92,7 +92,7 @@ def transformer_block_reference(
 def transformer_block_inputs(
     tokens: int, width: int, heads: int, key_heads: int, hidden: int, batch: int = 1, **options
 ) -> tuple[Tensor, ...]:
-    """Return random x and weights. Weights are as large as a trained layer's, so that all results are as large as x."""
+    """Return random x and weights. Weights are scaled like a trained layer's, so that results are as large as x."""
     dim = width // heads
     shapes = ((heads + 2 * key_heads) * dim, width), (width, heads * dim), (hidden, width), (hidden, width)
     qkv, out, gate, up = (torch.randn(shape, **options) / shape[1] ** 0.5 for shape in shapes)

@@ -1,14 +1,14 @@
 """Choose between an operation's plain kernel and the tuned kernels in kernels/tuned/.
 
-An operation's own file launches its plain kernel. Files in kernels/tuned/ add kernels for calls that they run faster:
+An operation's own file launches its plain kernel. Files in kernels/tuned/ register faster kernels for some calls:
 
     @tuned("softmax", "forward", takes=_takes, gain="1.22x at 4096 x 32768, 2.3x at 4096 x 50257 (H200, bf16)")
     def _forward(x): ...
 
-`takes` and the decorated function have the arguments of the plain function that they replace, and the function returns
-the same results. On a GPU a call goes to the first tuned kernel that takes it, otherwise to the plain one. Where
-kernels are interpreted, the plain one runs, so that meters measure the code that the learner reads. `variant` overrides
-both.
+`takes` and the decorated function accept the plain function's arguments, and the decorated function returns the same
+results. On a GPU, a call runs the first tuned kernel whose `takes` returns True, or else the plain kernel. When kernels
+are interpreted, the plain one runs, so that meters measure the code that the learner reads. `variant` overrides this
+default.
 """
 
 import contextlib
@@ -25,16 +25,16 @@ STAGES = ("forward", "training", "backward")
 
 @dataclass(frozen=True)
 class Tuned:
-    """One tuned launcher: which calls it takes, and its gain.
+    """One tuned launcher, the calls it supports, and its speedup.
 
     Args:
         operation: its name in CATALOGUE.
         stage: "forward", "training" (a forward that also saves tensors for the backward pass) or "backward".
-        takes: takes(*arguments) -> bool, with the arguments of the plain function of that stage.
-        launch: launch(*arguments), returns what the plain function returns.
-        gain: recorded speedup over the plain kernel, with shapes and GPU.
+        takes: takes(*arguments) -> bool: whether it supports a call, given the plain function's arguments.
+        launch: launch(*arguments) -> the plain function's results.
+        gain: the recorded speedup over the plain kernel, with shapes and GPU.
         compile_arguments: compile_arguments(*shape, dtype=) -> the (kernel, arguments, options) of a launch at that
-            shape on an H200, or None if this kernel does not take the shape. For compiling without launching.
+            shape on an H200, or None if it does not support the shape. For compiling without launching.
     """
 
     operation: str
@@ -46,13 +46,13 @@ class Tuned:
 
 
 TUNED: dict[tuple[str, str], list[Tuned]] = {}
-_variant: str | None = None  # None: tuned on a GPU, plain where kernels are interpreted
+_variant: str | None = None  # None: tuned on a GPU, plain when interpreted
 
 
 def tuned(operation: str, stage: str, *, takes: Callable[..., bool], gain: str, compile_arguments=None) -> Callable:
     """Register the decorated launcher for a stage of an operation; see Tuned for the arguments.
 
-    Launchers registered first are tried first. A launcher for two stages is decorated twice.
+    Launchers are tried in order of registration. To serve two stages, decorate a launcher twice.
     """
     if stage not in STAGES:
         raise ValueError(f"tuned takes one of the stages {', '.join(STAGES)}, got {stage!r}")
@@ -67,9 +67,9 @@ def tuned(operation: str, stage: str, *, takes: Callable[..., bool], gain: str, 
 
 @contextlib.contextmanager
 def variant(name: str) -> Iterator[None]:
-    """Choose the kernels of all calls inside: "plain", or "tuned" wherever a tuned kernel takes the call.
+    """Select the kernels for calls inside this context: "plain", or "tuned" wherever a tuned kernel supports the call.
 
-    The default is tuned on a GPU and plain where kernels are interpreted. The choice applies to the whole process,
+    The default is tuned on a GPU and plain when kernels are interpreted. The choice applies to the whole process,
     because autograd runs backward passes in its own threads.
 
     Raises:
@@ -98,7 +98,7 @@ def tuned_kernels() -> dict[tuple[str, str], list[Tuned]]:
 
 
 def tuned_for(operation: str, stage: str, arguments: tuple) -> Tuned | None:
-    """Return the first tuned launcher that takes the call, whatever the variant, or None if only the plain one does."""
+    """Return the first tuned launcher that supports the call, regardless of the variant, or None if there is none."""
     for entry in tuned_kernels().get((operation, stage), ()):
         if entry.takes(*arguments):
             return entry
@@ -115,7 +115,7 @@ def kernel_at(op, *shape: int, dtype) -> tuple:
 
 
 def by_variant(operation: str, stage: str, plain: Callable) -> Callable:
-    """Return a function with plain's signature that launches the kernel for the current variant and the arguments."""
+    """Return a function with plain's signature that launches the kernel that the variant and the arguments select."""
 
     @functools.wraps(plain)
     def launch(*arguments):

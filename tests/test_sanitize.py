@@ -75,5 +75,5 @@ def test_one_line_says_what_is_needed(monkeypatch, capsys):
     monkeypatch.setattr(shutil, "which", lambda tool: None)
     assert sanitize.main([]) == 2
     told = capsys.readouterr().err
-    assert told.startswith("sanitize: an NVIDIA GPU and CUDA's compute-sanitizer are needed")
+    assert told.startswith("sanitize: needs an NVIDIA GPU and CUDA's compute-sanitizer")
     assert told.count("\n") == 1

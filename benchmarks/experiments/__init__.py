@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterable
 
 from helpers.instruments.timing import Timing, benchmark_together
 
-CLOCKS = {"gpu": {}, "call": {"launches": True}}  # the GPU's own time; a call in a row of calls by the host's clock
+CLOCKS = {"gpu": {}, "call": {"launches": True}}  # the GPU's own time; a call in a sequence, by the host's clock
 
 
 def timed(calls: Callable[..., dict], sizes: Iterable | None = None, *, clocks: Iterable[str] = (), **options):
     """Return a function that times calls together: the experiment.
 
     Args:
-        calls: calls() -> {key: call}, or calls(size) where there are sizes; a tuple as key nests: outer first.
-        sizes: each a run of its own, and the outermost key of the result.
-        clocks: of CLOCKS, keys of the result then; the GPU's own time alone where not given.
+        calls: calls() -> {key: call}, or calls(size) if there are sizes; a tuple as key nests, outermost first.
+        sizes: each is timed in its own run, and is the outermost key of the result.
+        clocks: names in CLOCKS, which become keys of the result; by default, only the GPU's own time.
         options: of benchmark_together.
     """
 
@@ -37,7 +37,7 @@ def timed(calls: Callable[..., dict], sizes: Iterable | None = None, *, clocks: 
 
 
 def nested(times: dict[object, Timing]) -> dict:
-    """Return the same with a dict for each part of a key."""
+    """Return the same, with one nested dict per part of a key."""
     found = {}
     for key, time in times.items():
         *outer, last = key if isinstance(key, tuple) else (key,)

@@ -24,25 +24,25 @@ def chain_kernel(x_ptr, y_ptr, elements, STEPS: tl.constexpr, BLOCK: tl.constexp
     x = tl.load(x_ptr + offset, mask=inside)
     y = x
     for _ in tl.static_range(STEPS):
-        y = y * x + x  # one fused multiply-add, which needs the one before
+        y = y * x + x  # one fused multiply-add, which depends on the previous one
     tl.store(y_ptr + offset, y, mask=inside)
 
 
 def chain(x: torch.Tensor, steps: int) -> torch.Tensor:
-    """`steps` multiply-adds on each element of a contiguous fp32 tensor, in one launch."""
+    """Run `steps` multiply-adds on each element of a contiguous fp32 tensor, in one launch."""
     y = torch.empty_like(x)
     chain_kernel[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), STEPS=steps, BLOCK=1024, num_warps=4)
     return y
 
 
 def free_flops() -> dict:
-    """Steps -> call."""
+    """Return steps -> call."""
     x = torch.rand(ELEMENTS, device="cuda") / 2
     return {steps: partial(chain, x, steps) for steps in STEPS}
 
 
 PROGRAMS, BLOCK, WARPS = 132 * 64, 1024, 8
-EXPONENTIALS = 512  # of each number, one after another
+EXPONENTIALS = 512  # per number, one after another
 ROUNDS = 512  # of reads by each thread
 READ = 16  # bytes per thread and round
 THREADS = 256  # per block that reads shared memory
@@ -74,12 +74,12 @@ def exponentials_kernel(y_ptr, STEPS: tl.constexpr, BLOCK: tl.constexpr):
     offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     y = -offset.to(tl.float32)
     for _ in range(STEPS):
-        y = tl.exp2(y)  # each needs the one before; other warps fill the time between
+        y = tl.exp2(y)  # each depends on the previous one; other warps fill the gaps
     tl.store(y_ptr + offset, y)
 
 
 def roofs() -> dict:
-    """What is counted -> call, which does as many of it as COUNTS has."""
+    """Return operation -> call, which runs as many as in COUNTS."""
     y = torch.empty(PROGRAMS * BLOCK, device="cuda")
     out = torch.empty(PROGRAMS * THREADS * 4, device="cuda")
     shared_reads = torch.cuda._compile_kernel(SHARED, "shared_reads")

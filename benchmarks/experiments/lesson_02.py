@@ -37,27 +37,27 @@ def scale_kernel(x_ptr, y_ptr, elements, OPERATIONS: tl.constexpr, BLOCK: tl.con
 
 
 def fused(x: torch.Tensor, operations: int) -> torch.Tensor:
-    """A contiguous fp32 tensor times 0.9, `operations` times, in one launch."""
+    """Multiply a contiguous fp32 tensor by 0.9, `operations` times, in one launch."""
     y = torch.empty_like(x)
     scale_kernel[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), OPERATIONS=operations, BLOCK=1024, num_warps=4)
     return y
 
 
 def eager(x: torch.Tensor, operations: int) -> torch.Tensor:
-    """The same in as many launches as operations."""
+    """Compute the same in one launch per operation."""
     for _ in range(operations):
         x = x * 0.9
     return x
 
 
 def chain_lengths() -> dict:
-    """(operations, version) -> call."""
+    """Return (operations, version) -> call."""
     x = torch.rand(ELEMENTS, device="cuda")
     return {(n, name): partial(call, x, n) for n in LENGTHS for name, call in (("eager", eager), ("fused", fused))}
 
 
 def chain_of_4(elements: int) -> dict:
-    """Version -> call, of OPERATIONS operations."""
+    """Return version -> call, of OPERATIONS operations."""
     x = torch.rand(elements, device="cuda")
     return {"eager": partial(eager, x, OPERATIONS), "fused": partial(fused, x, OPERATIONS)}
 
@@ -100,7 +100,7 @@ def copy_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
 
 
 def bare_launcher():
-    """The C function seconds_a_launch(function, stream, launches), compiled now."""
+    """Compile and return the C function seconds_a_launch(function, stream, launches)."""
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder, "bare.c"), Path(folder, "bare.so")
         source.write_text(BARE)
@@ -111,7 +111,7 @@ def bare_launcher():
 
 
 def bare_launch() -> Timing:
-    """The host's time of a launch of the empty kernel from C."""
+    """Return the host's time to launch the empty kernel from C."""
     handle = empty_kernel[(1,)](num_warps=1).function
     seconds_a_launch, stream = bare_launcher(), torch.cuda.current_stream().cuda_stream
     samples = []
@@ -125,7 +125,7 @@ def bare_launch() -> Timing:
 
 
 def launches() -> dict[str, dict[str, Timing]]:
-    """ "host" -> who launches -> seconds per call, back to back; "gpu" -> what the kernel does -> the GPU's own."""
+    """Time "host" -> launching code -> seconds per call, back to back; "gpu" -> kernel -> the GPU's own time."""
     x = torch.rand(NUMBERS, device="cuda")
     y = torch.empty_like(x)
 

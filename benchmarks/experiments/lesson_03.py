@@ -27,7 +27,7 @@ WARPS = (2, 4, 8)
 
 
 def add_gelu_in_blocks(a: torch.Tensor, b: torch.Tensor, block: int, num_warps: int) -> torch.Tensor:
-    """gelu(a + b) of two contiguous fp32 tensors, launched with another block size and number of warps."""
+    """Compute gelu(a + b) of two contiguous fp32 tensors with this block size and number of warps."""
     y = torch.empty_like(a)
     chosen = settings(a.dtype) | {"BLOCK": block, "num_warps": num_warps}
     add_gelu_kernel[(triton.cdiv(a.numel(), block),)](a, b, y, None, a.numel(), **chosen)
@@ -35,7 +35,7 @@ def add_gelu_in_blocks(a: torch.Tensor, b: torch.Tensor, block: int, num_warps: 
 
 
 def occupancy_sweep() -> dict:
-    """ "BLOCK x num_warps", such as "1024x4" -> call."""
+    """Return "BLOCK x num_warps", such as "1024x4" -> call."""
     a, b = torch.randn(2, ELEMENTS, device="cuda")
     return {f"{n}x{warps}": partial(add_gelu_in_blocks, a, b, n, warps) for n in BLOCKS for warps in WARPS}
 
@@ -46,7 +46,7 @@ VERSIONS = {"16 bytes": add_gelu_kernel, "4 bytes": narrow_kernel}
 
 
 def add_gelu_by(kernel, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """gelu(a + b) of two contiguous fp32 tensors, by one of the VERSIONS."""
+    """Compute gelu(a + b) of two contiguous fp32 tensors with one of the VERSIONS."""
     y = torch.empty_like(a)
     chosen = settings(a.dtype)
     kernel[(triton.cdiv(a.numel(), chosen["BLOCK"]),)](a, b, y, None, a.numel(), **chosen)
@@ -54,7 +54,7 @@ def add_gelu_by(kernel, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def load_widths(elements: int) -> dict:
-    """Version -> call."""
+    """Return version -> call."""
     a, b = torch.randn(2, elements, device="cuda")
     return {name: partial(add_gelu_by, kernel, a, b) for name, kernel in VERSIONS.items()}
 
@@ -65,7 +65,7 @@ KINDS = {"one number": (1, "16 bytes"), "four loads": (4, "4 bytes"), "one wide 
 
 
 def add_gelu_per_thread(a: torch.Tensor, b: torch.Tensor, threads: int, kind: str) -> torch.Tensor:
-    """gelu(a + b) of two contiguous fp32 tensors, by one of KINDS."""
+    """Compute gelu(a + b) of two contiguous fp32 tensors with one of KINDS."""
     numbers, version = KINDS[kind]
     y = torch.empty_like(a)
     chosen = settings(a.dtype) | {"BLOCK": numbers * threads, "num_warps": threads // 32}
@@ -74,7 +74,7 @@ def add_gelu_per_thread(a: torch.Tensor, b: torch.Tensor, threads: int, kind: st
 
 
 def numbers_per_thread(elements: int) -> dict:
-    """(threads per program, kind) -> call."""
+    """Return (threads per program, kind) -> call."""
     a, b = torch.randn(2, elements, device="cuda")
     return {(threads, kind): partial(add_gelu_per_thread, a, b, threads, kind) for threads in THREADS for kind in KINDS}
 
@@ -86,20 +86,20 @@ BLOCK = 1024
 
 @triton.jit
 def strided_sum_kernel(x_ptr, sums_ptr, STRIDE: tl.constexpr, BLOCK: tl.constexpr):
-    program = tl.program_id(0).to(tl.int64)  # the last element lies 2**30 on: with longer inputs int32 would end
+    program = tl.program_id(0).to(tl.int64)  # the last offset is 2**30: with longer inputs, int32 would overflow
     element = program * BLOCK + tl.arange(0, BLOCK)
     tl.store(sums_ptr + program, tl.sum(tl.load(x_ptr + element * STRIDE), axis=0))
 
 
 def strided_sums(x: torch.Tensor, numbers: int, stride: int) -> torch.Tensor:
-    """The sums of each 1024 of `numbers` fp32 numbers of contiguous x, `stride` apart."""
+    """Return the sum of every 1024 of `numbers` fp32 numbers of contiguous x, `stride` apart."""
     sums = torch.empty(numbers // BLOCK, device=x.device)
     strided_sum_kernel[(numbers // BLOCK,)](x, sums, STRIDE=stride, BLOCK=BLOCK)
     return sums
 
 
 def strides() -> dict:
-    """Stride -> a call that reads NUMBERS numbers that far apart."""
+    """Return stride -> a call that reads NUMBERS numbers that far apart."""
     x = torch.randn(NUMBERS * STRIDES[-1], device="cuda")
     return {stride: partial(strided_sums, x, NUMBERS, stride) for stride in STRIDES}
 
@@ -110,7 +110,7 @@ FIRST = 5  # calls
 
 
 def host_clock(function: Callable, wait: bool, runs: int = 30) -> Timing:
-    """Seconds a call by the host's clock, waiting for the GPU to finish or not."""
+    """Return seconds per call by the host's clock, with or without waiting for the GPU to finish."""
     samples = []
     for _ in range(runs):
         torch.cuda.synchronize()
@@ -128,7 +128,7 @@ def _timing(samples: list[float]) -> Timing:
 
 
 def product_times() -> dict[str, Timing]:
-    """A large bf16 product: its first calls after a rest, and its calls once the GPU has been busy for a while."""
+    """Time a large bf16 matmul: its first calls after a rest, and calls once the GPU has been busy for a while."""
     left, right = torch.randn(2, MATRIX_SIZE, MATRIX_SIZE, device="cuda", dtype=torch.bfloat16)
     left @ right
     torch.cuda.synchronize()
@@ -146,7 +146,7 @@ def product_times() -> dict[str, Timing]:
 
 
 def ways_to_time() -> dict:
-    """Elements of add+GELU -> way -> time, and "product" -> when -> time."""
+    """Return elements of add+GELU -> way -> time, and "product" -> condition -> time."""
     found = {}
     for elements in (2**20, 100_000_000):
         a, b = torch.randn(2, elements, device="cuda")

@@ -9,7 +9,7 @@ import triton.language as tl
 from benchmarks.experiments import timed
 
 ROWS, COLUMNS = 16384, 4096
-NUMBERS = {"no dice": 0, "tl.rand": 1, "tl.rand4x": 4}  # how many each evaluation makes
+NUMBERS = {"no dice": 0, "tl.rand": 1, "tl.rand4x": 4}  # how many each evaluation yields
 
 
 @triton.jit
@@ -20,7 +20,7 @@ def dice_kernel(x_ptr, bias_ptr, r_ptr, y_ptr, seed, p, columns, EACH: tl.conste
     x += tl.load(bias_ptr + lane, mask=inside).to(tl.float32)
     if EACH == 1:
         x = tl.where(tl.rand(seed, element) >= p, x / (1 - p), 0.0)
-    if EACH == 4:  # rows begin with a new four: 4 divides columns
+    if EACH == 4:  # every row begins a new four: 4 divides columns
         a, b, c, d = tl.rand4x(seed, row * (columns // 4) + tl.arange(0, BLOCK // 4))
         numbers = tl.join(tl.join(a, c), tl.join(b, d)).reshape((BLOCK,))  # a b c d, a b c d
         x = tl.where(numbers >= p, x / (1 - p), 0.0)
@@ -29,7 +29,7 @@ def dice_kernel(x_ptr, bias_ptr, r_ptr, y_ptr, seed, p, columns, EACH: tl.conste
 
 
 def with_dice(each: int, x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    """residual + dropout(x + bias) of (rows, columns), 4096 columns at most, each evaluation making `each` numbers."""
+    """Compute residual + dropout(x + bias), (rows, columns), up to 4096 columns, with `each` numbers per evaluation."""
     y = torch.empty_like(x)
     rows, columns = x.shape
     dice_kernel[(rows,)](x, bias, residual, y, 3141, 0.1, columns, EACH=each, BLOCK=4096, num_warps=8)
@@ -37,7 +37,7 @@ def with_dice(each: int, x: torch.Tensor, bias: torch.Tensor, residual: torch.Te
 
 
 def dice(dtype: str) -> dict:
-    """How the numbers are made -> call, for ROWS x COLUMNS."""
+    """Return generator -> call, for ROWS x COLUMNS."""
     x, residual = torch.randn(2, ROWS, COLUMNS, device="cuda", dtype=getattr(torch, dtype))
     return {name: partial(with_dice, each, x, x[0].clone(), residual) for name, each in NUMBERS.items()}
 

@@ -19,7 +19,7 @@ LAYER_EPS, RMS_EPS = 1e-5, 1e-6
 
 
 def rms_norm_by_operator(x: Tensor, weight: Tensor) -> Tensor:
-    """x / rms(x) * weight, an operator at a time."""
+    """Compute x / rms(x) * weight, one operator at a time."""
     wide = x.to(torch.float32)
     variance = wide.pow(2).mean(-1, keepdim=True)
     wide = wide * torch.rsqrt(variance + RMS_EPS)
@@ -27,7 +27,7 @@ def rms_norm_by_operator(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def layer_norm_by_operator(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """(x - mean) / deviation * weight + bias, an operator at a time."""
+    """Compute (x - mean) / deviation * weight + bias, one operator at a time."""
     wide = x.to(torch.float32)
     centred = wide - wide.mean(-1, keepdim=True)
     variance = centred.pow(2).mean(-1, keepdim=True)
@@ -43,7 +43,7 @@ def rms_norm_of_pytorch(x: Tensor, weight: Tensor) -> Tensor:
     return functional.rms_norm(x, weight.shape, weight, RMS_EPS)
 
 
-# Norm -> by operator, PyTorch's own call, the course's kernel, and how many vectors it takes beside x.
+# Norm -> by operator, PyTorch's own call, the course's kernel, and how many vectors it takes in addition to x.
 NORMS = {
     "LayerNorm": (layer_norm_by_operator, layer_norm_of_pytorch, kernels.layer_norm, 2),
     "RMSNorm": (rms_norm_by_operator, rms_norm_of_pytorch, kernels.rms_norm, 1),
@@ -51,13 +51,13 @@ NORMS = {
 
 
 def inputs(norm: str, rows: int, cols: int, **options) -> tuple[Tensor, ...]:
-    """x, weight and, of a LayerNorm, bias."""
+    """Return x, weight and, for LayerNorm, bias."""
     x = torch.randn(rows, cols, **options)
     return (x, *(torch.randn(cols, **options) for _ in range(NORMS[norm][3])))
 
 
 def ways(norm: str, rows: int, cols: int, **options) -> dict:
-    """Way -> call."""
+    """Return way -> call."""
     by_operator, by_pytorch, ours, _ = NORMS[norm]
     given = inputs(norm, rows, cols, **options)
     functions = {
@@ -70,7 +70,7 @@ def ways(norm: str, rows: int, cols: int, **options) -> dict:
 
 
 def norms(shape: str) -> dict:
-    """(norm, way) -> call, of a shape such as "2048 x 4096"."""
+    """Return (norm, way) -> call, for a shape such as "2048 x 4096"."""
     torch._dynamo.reset()
     rows, cols = map(int, shape.split(" x "))
     options = {"dtype": torch.bfloat16, "device": "cuda"}

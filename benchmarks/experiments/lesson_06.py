@@ -56,7 +56,7 @@ def join_kernel(x_ptr, labels_ptr, peaks_ptr, totals_ptr, losses_ptr, columns, P
 
 
 def split_loss(x: torch.Tensor, labels: torch.Tensor, parts: int) -> torch.Tensor:
-    """Cross entropy of each row: (rows, columns) and (rows,) to (rows,) fp32. `parts` is a power of two."""
+    """Return each row's cross entropy, (rows,) fp32, for (rows, columns) and (rows,). `parts` is a power of two."""
     rows, columns = x.shape
     peaks, totals = torch.empty(2, rows, parts, device=x.device)
     losses = torch.empty(rows, device=x.device)
@@ -67,7 +67,7 @@ def split_loss(x: torch.Tensor, labels: torch.Tensor, parts: int) -> torch.Tenso
 
 
 def split_rows(rows: int) -> dict:
-    """Parts per row -> call, of both launches, for rows of COLUMNS in bf16."""
+    """Return parts per row -> call, of both launches, for rows of COLUMNS in bf16."""
     x = torch.randn(rows, COLUMNS, device="cuda", dtype=torch.bfloat16)
     labels = torch.randint(COLUMNS, (rows,), device="cuda")
     return {parts: partial(split_loss, x, labels, parts) for parts in PARTS}
@@ -113,7 +113,7 @@ def safe_softmax_kernel(x_ptr, y_ptr, cols):
 
 @triton.jit
 def winning_columns(x_ptr, cols, peak, first, K: tl.constexpr, SLOTS: tl.constexpr, CHUNKS: tl.constexpr):
-    """The K largest columns: from the K lanes that saw the largest numbers (kernels/tuned/top_k.py)."""
+    """Return the K largest columns, from the K lanes that saw the largest numbers (kernels/tuned/top_k.py)."""
     LEAST: tl.constexpr = -(1 << 63)
     lanes = largest(sort_key(peak, first * LANES + tl.arange(0, LANES), tl.int64), K, SLOTS)
     member = tl.arange(0, CHUNKS * EACH)[None, :]
@@ -128,13 +128,13 @@ def top_k_kernel(
     x_ptr, values_ptr, indices_ptr, cols, SOFTMAX: tl.constexpr,
     K: tl.constexpr, SLOTS: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """SOFTMAX: "no" takes x as it is, "safe" reads it twice, "online" once."""
+    """Write the top k. SOFTMAX: "no" uses x as it is, "safe" reads it twice, "online" once."""
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * cols
     top = maximum_of(x_ptr, cols) if SOFTMAX == "safe" else 0.0
     peak = tl.full((LANES,), -float("inf"), tl.float32)
     total = tl.zeros((LANES,), tl.float32)
-    first = tl.zeros((LANES,), tl.int32)  # the chunk that held a lane's peak first, for the order of ties
+    first = tl.zeros((LANES,), tl.int32)  # the first chunk that held a lane's peak, to order ties
     for start in tl.range(0, cols, LANES * EACH):
         x = load(x_ptr, columns_from(start), cols)
         before = peak
@@ -158,7 +158,7 @@ def top_k_kernel(
 
 
 def top_k(softmax: str, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The K largest of each row of (rows, columns), and their indices; `softmax` as the kernel takes it."""
+    """Return the K largest of each row of (rows, columns), and their indices; `softmax` as in the kernel."""
     rows, cols = x.shape
     values = torch.empty(rows, K, device=x.device)
     indices = torch.empty(rows, K, device=x.device, dtype=torch.int64)
@@ -169,7 +169,7 @@ def top_k(softmax: str, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def unfused(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Safe softmax, then top-k of what it wrote: two launches."""
+    """Compute safe softmax, then top-k of its result, in two launches."""
     y = torch.empty_like(x)
     safe_softmax_kernel[(len(x),)](x, y, x.shape[1], num_warps=NUM_WARPS)
     return top_k("no", y)
@@ -183,7 +183,7 @@ VERSIONS = {
 
 
 def top_k_parts(columns: int) -> dict:
-    """Version -> call, in fp32; PyTorch's two operators beside ours."""
+    """Return version -> call, in fp32; PyTorch's two operators next to ours."""
     x = torch.randn(TOP_K_ROWS, columns, device="cuda")
     versions = {name: partial(version, x) for name, version in VERSIONS.items()}
     return versions | {"PyTorch": lambda: torch.topk(torch.softmax(x, -1), K)}

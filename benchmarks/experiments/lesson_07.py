@@ -34,12 +34,12 @@ from benchmarks.experiments.lesson_03 import add_gelu_in_blocks
 from benchmarks.hardware_counters import counters, profiled
 
 COLUMNS = 1024
-WARPS = 4  # 8 elements of a row a thread
+WARPS = 4  # 8 elements of a row per thread
 ROWS = 2**17  # 512 MB in fp32: far beyond any L2
 STEPS = (1, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 24)
 PIECES = (1, 2, 3, 4)
 LIMITED_STEPS = 12
-LIMITS = (255, 200, 168, 128, 96, 64)  # registers a thread; 128 threads at 168 make 3 blocks an SM, at 128 make 4
+LIMITS = (255, 200, 168, 128, 96, 64)  # registers per thread; with 128 threads, 168 allow 3 blocks per SM, 128 allow 4
 EPS = tl.constexpr(1e-6)
 
 
@@ -61,7 +61,7 @@ def chain_gradient_kernel(x_ptr, grad_y_ptr, grad_x_ptr, COLUMNS: tl.constexpr, 
     for _ in tl.static_range(STEPS):
         scale = tl.rsqrt(tl.sum(y * y) / COLUMNS + EPS)
         n = y * scale
-        rows += (n,)  # alive until the way back comes past
+        rows += (n,)  # alive until the backward loop reaches it
         scales += (scale,)
         y = n * tl.sigmoid(n)
     grad = tl.load(grad_y_ptr + offset)
@@ -76,13 +76,13 @@ def chain_gradient_kernel(x_ptr, grad_y_ptr, grad_x_ptr, COLUMNS: tl.constexpr, 
 def chain_gradient(
     x: torch.Tensor, grad_y: torch.Tensor, steps: int, pieces: int = 1, maxnreg: int | None = None
 ) -> torch.Tensor:
-    """The gradient of `steps` operations on x, in 2 * pieces - 1 launches.
+    """Return the gradient of `steps` operations on x, in 2 * pieces - 1 launches.
 
     Args:
         x, grad_y: (rows, COLUMNS), fp32, contiguous.
         steps: operations, at least `pieces`.
-        pieces: the parts that the chain is cut into, as equal as can be.
-        maxnreg: the most registers a thread may have; None leaves it to the compiler.
+        pieces: number of parts that the chain is split into, as equal as possible.
+        maxnreg: maximum registers per thread; None leaves it to the compiler.
     """
     grid, options = (len(x),), {"COLUMNS": COLUMNS, "num_warps": WARPS, "maxnreg": maxnreg}
     ends = [steps * (piece + 1) // pieces for piece in range(pieces)]
@@ -100,22 +100,22 @@ def chain_gradient(
 
 
 def over_fusion(steps: int) -> dict:
-    """Pieces -> call."""
+    """Return pieces -> call."""
     x, grad_y = torch.randn(2, ROWS, COLUMNS, device="cuda")
     return {pieces: partial(chain_gradient, x, grad_y, steps, pieces) for pieces in PIECES if pieces <= steps}
 
 
 def over_fusion_limited() -> dict:
-    """The most registers per thread -> call, of LIMITED_STEPS steps in one piece."""
+    """Return maximum registers per thread -> call, of LIMITED_STEPS steps in one piece."""
     x, grad_y = torch.randn(2, ROWS, COLUMNS, device="cuda")
     return {most: partial(chain_gradient, x, grad_y, LIMITED_STEPS, maxnreg=most) for most in LIMITS}
 
 
 ROUNDS = 20_000
-NUMBERS = (1, 2, 4, 8)  # a thread
-BLOCKS = (1, 2, 4, 8, 16)  # an SM, of 4 warps: one for each of its parts
+NUMBERS = (1, 2, 4, 8)  # per thread
+BLOCKS = (1, 2, 4, 8, 16)  # per SM, of 4 warps: one per sub-partition
 FILLING = {"BLOCK": 4096, "num_warps": 32}  # two such blocks fill an SM's warps
-PER_WAVE = 2  # blocks an SM, of FILLING and of a chain of LIMITED_STEPS
+PER_WAVE = 2  # blocks per SM, of FILLING and of a chain of LIMITED_STEPS
 WORDS = 2048  # in shared memory, of four bytes
 LANES = tl.constexpr(32)
 PITCHES = (1, 2, 3, 4, 8, 16, 32, 33)
@@ -143,7 +143,7 @@ def banks_kernel(
     PITCH: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """Sums of `rounds` numbers of x; at each, a warp's lanes read shared memory PITCH words apart."""
+    """Sum `rounds` numbers of x per element; each time, a warp's lanes read shared memory PITCH words apart."""
     i = tl.arange(0, WORDS)
     x = tl.load(x_ptr + i)
     total = tl.zeros((WORDS,), tl.float32)
@@ -153,14 +153,14 @@ def banks_kernel(
 
 
 def multiply_add(x: torch.Tensor, programs: int, rounds: int = ROUNDS, **settings) -> torch.Tensor:
-    """x of at least programs * BLOCK numbers in fp32, each multiplied and added to `rounds` times."""
+    """Run `rounds` multiply-adds on each of x's numbers: at least programs * BLOCK, in fp32."""
     y = torch.empty_like(x)
     multiply_add_kernel[(programs,)](x, y, rounds, **settings)
     return y
 
 
 def banks(x: torch.Tensor, programs: int, pitch: int, rounds: int = 1000) -> torch.Tensor:
-    """The sums of `banks_kernel`, once a program: (programs, WORDS) in fp32, of x of WORDS numbers."""
+    """Return the sums of `banks_kernel`, one row per program: (programs, WORDS) in fp32, for x of WORDS numbers."""
     y = x.new_empty(programs, WORDS)
     banks_kernel[(programs,)](x, y, rounds, PITCH=pitch, WORDS=WORDS, num_warps=4)
     return y
@@ -171,7 +171,7 @@ def multiprocessors() -> int:
 
 
 def parallelism() -> dict:
-    """(numbers per thread, warps per SM) -> call, all SMs at work."""
+    """Return (numbers per thread, warps per SM) -> call, all SMs busy."""
     sms = multiprocessors()
     x = torch.randn(sms * BLOCKS[-1] * 128 * NUMBERS[-1], device="cuda")
     return {
@@ -182,13 +182,13 @@ def parallelism() -> dict:
 
 
 def grids(sms: int) -> tuple[int, ...]:
-    """Half a wave, one, one block more, one and a quarter, two, one block more."""
+    """Return grids of half a wave, one, one block more, one and a quarter, two, one block more."""
     wave = PER_WAVE * sms
     return sms, wave, wave + 1, wave + wave // 4, 2 * wave, 2 * wave + 1
 
 
 def waves() -> dict:
-    """(kernel, blocks) -> call: "filling" keeps the SM busy, "waiting" is a chain that waits most of it."""
+    """Return (kernel, blocks) -> call: "filling" keeps the SM busy, "waiting" is a chain that mostly waits."""
     programs = grids(multiprocessors())
     x, grad_y = torch.randn(2, programs[-1], COLUMNS, device="cuda")
     numbers = torch.randn(programs[-1] * FILLING["BLOCK"], device="cuda")
@@ -197,7 +197,7 @@ def waves() -> dict:
 
 
 def bank_conflicts() -> dict:
-    """Words from lane to lane -> call."""
+    """Return words from lane to lane -> call."""
     x, programs = torch.randn(WORDS, device="cuda"), 4 * multiprocessors()
     return {pitch: partial(banks, x, programs, pitch) for pitch in PITCHES}
 
@@ -222,7 +222,7 @@ METRICS = {
 
 
 def counted_calls() -> dict[tuple[str, str | int], callable]:
-    """(experiment, what varies) -> a launch."""
+    """Return (experiment, parameter) -> a launch."""
     x, grad_y = torch.randn(2, COUNTED_ROWS, COLUMNS, device="cuda")
     words = torch.randn(WORDS, device="cuda")
     sms = torch.cuda.get_device_properties(0).multi_processor_count
@@ -236,7 +236,7 @@ def counted_calls() -> dict[tuple[str, str | int], callable]:
 
 
 def sm_counters() -> dict[str, dict[str | int, dict[str, int]]]:
-    """Experiment -> what varies -> METRICS' names -> the counter."""
+    """Return experiment -> parameter -> METRICS' names -> the counter."""
     calls, found = counted_calls(), {}
     for call in calls.values():
         call()  # here too, so that the record knows which kernels were launched

@@ -199,17 +199,17 @@ def whole_rows_kernel(
 
 
 def grid_of(kernel, m: int, n: int, programs: int, settings: dict) -> tuple[int, ...]:
-    """How many programs a step launches for an (m, n) result; `programs`: the most of a persistent kernel."""
+    """Return a step's grid for an (m, n) result; `programs`: the maximum for a persistent kernel."""
     tiles = triton.cdiv(m, settings.get("BLOCK_M", 1)), triton.cdiv(n, settings.get("BLOCK_N", 1))
     if "GROUP" not in settings:
         return tiles
-    # By name: lesson 08 writes the same kernel in a cell of its own.
+    # By name: lesson 08 defines the same kernel in a cell.
     every = tiles[0] * tiles[1]
     return (min(programs, every),) if kernel.fn.__name__ == "persistent_kernel" else (every,)
 
 
 def arguments(kernel, x, w, bias, y, settings: dict) -> tuple:
-    """A step's arguments: matrices as they are, or described in tiles where its parameters are descriptors."""
+    """Return a step's arguments: matrices as they are, or as tile descriptors if it takes these."""
     sizes = x.shape[0], w.shape[0], x.shape[1]
     if not kernel.arg_names[0].endswith("_desc"):
         return x, w, bias, y, *sizes
@@ -219,7 +219,7 @@ def arguments(kernel, x, w, bias, y, settings: dict) -> tuple:
 
 
 def run(kernel, x, w, bias, act: str = "gelu", **settings) -> torch.Tensor:
-    """act(x w^T + bias) by one of the steps' kernels, with its blocks, warps and stages as `settings`."""
+    """Compute act(x w^T + bias) with one step's kernel, with its blocks, warps and stages as `settings`."""
     y = torch.empty(x.shape[0], w.shape[0], dtype=x.dtype, device=x.device)
     grid = grid_of(kernel, *y.shape, multiprocessors(x), settings)
     kernel[grid](*arguments(kernel, x, w, bias, y, settings), ACT=act, **settings)
@@ -240,7 +240,7 @@ STEPS = {
     "tiles of 128 x 256": (descriptors_kernel, WIDER | {"num_stages": 3, "GROUP": 16}),
     "persistent": (persistent_kernel, WIDER | {"num_stages": 3, "GROUP": 16}),
 }
-# For a few rows: tiles no taller than they are, and a step of K that is long, since nothing is used twice.
+# For a few rows: tiles no taller than these, and long steps of K, since nothing is reused.
 FEW_ROWS = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 256, "num_warps": 4, "num_stages": 4}
 # Rows of whole_rows_kernel's tile and columns -> its settings: what fits into an SM's registers and shared memory.
 WHOLE_ROWS = {
@@ -250,7 +250,7 @@ WHOLE_ROWS = {
 
 
 def split(x, w, bias, parts: int, act: str = "gelu", **settings) -> torch.Tensor:
-    """act(x w^T + bias) in two launches: `parts` sums of every element, then their sum and the epilogue."""
+    """Compute act(x w^T + bias) in two launches: `parts` sums of every element, then their sum and the epilogue."""
     m, n, k = x.shape[0], w.shape[0], x.shape[1]
     sums = torch.empty(parts, m, n, device=x.device)
     y = torch.empty(m, n, dtype=x.dtype, device=x.device)
@@ -261,8 +261,8 @@ def split(x, w, bias, parts: int, act: str = "gelu", **settings) -> torch.Tensor
 
 
 def linear_layer_norm(x, w, gamma, beta, **settings) -> torch.Tensor:
-    """LayerNorm(x w^T) in one launch: a program sums whole rows of the result. M is a multiple of BLOCK_M, N a power of
-    two."""
+    """Compute LayerNorm(x w^T) in one launch: a program sums whole rows of the result. M is a multiple of BLOCK_M, N a
+    power of two."""
     y = torch.empty(x.shape[0], w.shape[0], dtype=x.dtype, device=x.device)
     tile_m, tile_k, columns = settings["BLOCK_M"], settings["BLOCK_K"], w.shape[0]
     describe = TensorDescriptor.from_tensor
@@ -275,10 +275,10 @@ def linear_layer_norm(x, w, gamma, beta, **settings) -> torch.Tensor:
 
 
 LARGE = (4096, 4096, 4096)  # M, K, N
-ONE_TOKEN = (16, 4096, 4096)  # sixteen sequences, a token of each
-NARROW = (16, 16384, 1024)  # as a feed-forward layer's way back
+ONE_TOKEN = (16, 4096, 4096)  # sixteen sequences, one token each
+NARROW = (16, 16384, 1024)  # as a feed-forward layer's down projection
 TALL = (8192, 4096, 8192)  # x and W together are twice an H200's L2
-BEFORE_NORM = (8192, 1024, 1024)  # as an attention's last projection
+BEFORE_NORM = (8192, 1024, 1024)  # as attention's output projection
 SPLITS = (1, 2, 4, 8, 16)
 GROUPS = (1, 2, 4, 8, 16, 32, 64)
 STAGES = (1, 2, 3, 4)
@@ -304,7 +304,7 @@ CLAIMED_AT = ((1024,) * 3, (2048,) * 3, LARGE, (8192,) * 3, (8192, 512, 8192))
 
 
 def operands(shape: tuple[int, int, int], device: str = "cuda", dtype=torch.bfloat16) -> tuple[torch.Tensor, ...]:
-    """x, W and bias for M, K, N, as linear_act's own benchmark has them."""
+    """Return x, W and bias for M, K, N, as in linear_act's own benchmark."""
     return CATALOGUE["linear_act"].inputs(*shape, dtype=dtype, device=device)
 
 
@@ -313,7 +313,7 @@ def reference(x, w, bias, act: str = "gelu") -> torch.Tensor:
 
 
 def checked(calls: dict, wanted: torch.Tensor) -> dict:
-    """The calls, once each has been found to give `wanted` to within bf16's roundings.
+    """Return the calls, after checking that each returns `wanted` to within bf16's rounding.
 
     Raises:
         ValueError: one does not.
@@ -321,19 +321,19 @@ def checked(calls: dict, wanted: torch.Tensor) -> dict:
     for name, call in calls.items():
         error = (call().float() - wanted.float()).abs().max() / wanted.float().abs().max()
         if not error < 0.02:
-            raise ValueError(f"{name} is wrong by {error:.2g} of the largest element: time nothing that is not right")
+            raise ValueError(f"{name} is wrong by {error:.2g} of the largest element: time only correct results")
     return calls
 
 
 def measure_steps() -> dict[str, dict[str, Timing]]:
-    """Shape -> step -> time on the GPU; the library's product with bias, the same and GELU, and linear_act beside."""
+    """Time shape -> step on the GPU, next to the library's matmul with bias, the same and GELU, and linear_act."""
     found = {}
     for shape in (LARGE, ONE_TOKEN):
         x, w, bias = operands(shape)
         calls = {
             name: partial(run, kernel, x, w, bias, **settings)
             for name, (kernel, settings) in STEPS.items()
-            # Of few rows, only those tiles that a small result can fill; the two first would show nothing new.
+            # With few rows, only tiles that a small result can fill; the first two would show nothing new.
             if shape == LARGE or name not in ("one output a program", "a tile in registers")
         }
         if shape == ONE_TOKEN:
@@ -347,13 +347,13 @@ def measure_steps() -> dict[str, dict[str, Timing]]:
 
 
 def group_calls() -> dict[int, partial]:
-    """GROUP -> a call of grouped_kernel in tiles of 128 x 128, on matrices that L2 does not hold."""
+    """Return GROUP -> a call of grouped_kernel with tiles of 128 x 128, on matrices that do not fit in L2."""
     x, w, bias = operands(TALL)
     return {group: partial(run, grouped_kernel, x, w, bias, **WIDE, num_stages=3, GROUP=group) for group in GROUPS}
 
 
 def measure_group_counters() -> dict[int, dict[str, int]]:
-    """GROUP -> bytes read from memory and sectors of L2, counted by Nsight Compute."""
+    """Return GROUP -> bytes read from memory and sectors of L2, counted by Nsight Compute."""
     metrics = {"dram__bytes_read.sum": "dram_read", "lts__t_sectors.sum": "l2"}
     for call in group_calls().values():
         call()  # here too, so that the record knows which kernels were launched
@@ -362,7 +362,7 @@ def measure_group_counters() -> dict[int, dict[str, int]]:
 
 
 def stage_calls() -> dict[tuple[str, int], partial]:
-    """(kernel, num_stages) -> call, tiles of 128 x 128."""
+    """Return (kernel, num_stages) -> call, with tiles of 128 x 128."""
     x, w, bias = operands(LARGE)
     kernels = {"pointers": grouped_kernel, "descriptors": descriptors_kernel}
     return {
@@ -373,7 +373,7 @@ def stage_calls() -> dict[tuple[str, int], partial]:
 
 
 def tile_calls() -> dict[str, partial]:
-    """ "BLOCK_M x BLOCK_N, warps, stages" -> a call of grouped_kernel."""
+    """Return "BLOCK_M x BLOCK_N, warps, stages" -> a call of grouped_kernel."""
     x, w, bias = operands(LARGE)
     names = "BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages"
     return {
@@ -385,7 +385,7 @@ def tile_calls() -> dict[str, partial]:
 
 
 def split_calls(shape: tuple[int, int, int] = ONE_TOKEN) -> dict[int, partial]:
-    """Parts along K -> call, of sixteen rows; 0: no split, one launch with its epilogue."""
+    """Return parts along K -> call, with sixteen rows; 0: no split, one launch with its epilogue."""
     x, w, bias = operands(shape)
     calls = {0: partial(run, tiles_kernel, x, w, bias, **FEW_ROWS)}
     calls |= {parts: partial(split, x, w, bias, parts, **FEW_ROWS) for parts in SPLITS}
@@ -393,7 +393,7 @@ def split_calls(shape: tuple[int, int, int] = ONE_TOKEN) -> dict[int, partial]:
 
 
 def layer_norm_calls(columns: int) -> dict[str, Callable]:
-    """Way -> call: a linear layer and LayerNorm in one launch and in two."""
+    """Return way -> call: a linear layer and LayerNorm in one launch and in two."""
     x, w, beta = operands((*BEFORE_NORM[:2], columns))
     norm = torch.ones_like(beta), beta
     library = partial(torch.nn.functional.linear, x, w)
@@ -408,7 +408,7 @@ def layer_norm_calls(columns: int) -> dict[str, Callable]:
 
 
 def written_out(x, w, bias, epilogue: str) -> torch.Tensor:
-    """A launch for each operation."""
+    """Compute the same with one launch per operation."""
     s = x @ w.T
     if "bias" in epilogue:
         s = s + bias
@@ -416,7 +416,7 @@ def written_out(x, w, bias, epilogue: str) -> torch.Tensor:
 
 
 def ways(x, w, bias, epilogue: str, autotuned: bool = False) -> dict[str, partial]:
-    """Way -> a call that computes the product with this epilogue, each checked; but for the last, without one."""
+    """Return way -> a checked call that computes the matmul with this epilogue; the last one is without it."""
     given, act = bias if "bias" in epilogue else None, epilogue.split(", ")[-1]
     whole = partial(written_out, epilogue=epilogue)
     calls = {"a launch each": partial(whole, x, w, bias)}
@@ -432,7 +432,7 @@ def ways(x, w, bias, epilogue: str, autotuned: bool = False) -> dict[str, partia
 
 
 def measure_epilogues() -> dict[str, dict[str, dict[str, Timing]]]:
-    """Epilogue -> shape -> way -> time on the GPU."""
+    """Return epilogue -> shape -> way -> time on the GPU."""
     found = {}
     with torch.no_grad():
         for epilogue in EPILOGUES:
@@ -445,7 +445,7 @@ def measure_epilogues() -> dict[str, dict[str, dict[str, Timing]]]:
 
 
 def measure_autotuned() -> dict[str, dict[str, Timing]]:
-    """Epilogue -> way -> time on the GPU, max-autotune among the ways: at LARGE, where it tunes for half a minute."""
+    """Time epilogue -> way on the GPU, including max-autotune: at LARGE, where it tunes for half a minute."""
     with torch.no_grad():
         x, w, bias = operands(LARGE)
         return {
@@ -454,14 +454,14 @@ def measure_autotuned() -> dict[str, dict[str, Timing]]:
 
 
 def activation_calls() -> dict[str, partial]:
-    """Epilogue of the persistent kernel -> call: what a longer one costs, nothing else changed."""
+    """Return epilogue of the persistent kernel -> call, to show a longer one's cost, all else equal."""
     x, w, bias = operands(LARGE)
     calls = {"none": partial(linear_act, x, w, act=None), "bias": partial(linear_act, x, w, bias, act=None)}
     return calls | {act: partial(linear_act, x, w, bias, act=act) for act in ("relu", "silu", "gelu")}
 
 
 SHAPE = (8192, 4096, 11008)  # tokens, width, hidden: kernels.tiled.ffn's benchmark
-BLOCK = 128  # tokens, hidden values and outputs of a tile: what leaves registers for both sums
+BLOCK = 128  # tokens, hidden values and outputs per tile: both accumulators fit in registers
 
 
 @triton.jit
@@ -493,8 +493,8 @@ def ffn_one_launch_kernel(
 
 
 def ffn_one_launch(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-    """gelu(x up^T) down^T for contiguous 16-bit matrices: (tokens, width), (hidden, width), (width, hidden) -> (tokens,
-    width) in fp32, the order of its additions left to chance."""
+    """Compute gelu(x up^T) down^T for contiguous 16-bit matrices: (tokens, width), (hidden, width), (width, hidden) ->
+    (tokens, width) in fp32, added in nondeterministic order."""
     (tokens, width), hidden = x.shape, up.shape[0]
     y = torch.zeros(tokens, width, device=x.device)
     of_x, of_up = (TensorDescriptor.from_tensor(each, [BLOCK, 64]) for each in (x, up))
@@ -506,7 +506,7 @@ def ffn_one_launch(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> tor
 
 
 def measure_ffn_one_launch() -> dict[str, Timing]:
-    """The layer in one launch, in two, and by torch.compile, timed together on a GPU, bf16."""
+    """Time the layer in one launch, in two, and by torch.compile, together on a GPU, bf16."""
     tokens, width, hidden = SHAPE
     shapes = (tokens, width), (hidden, width), (width, hidden)
     x, up, down = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) / shape[1] ** 0.5 for shape in shapes)

@@ -24,7 +24,7 @@ from helpers.instruments.timing import Timing, benchmark_together
 from kernels.tiled.conv_bn_act import LARGE, OP, conv_bn_act, conv_bn_act_reference
 
 EPS = 1e-5
-CHANNELS = (32, 64, 128, 256, 512, 1024)  # in and out, 3 x 3, of 32 pictures of 28 x 28
+CHANNELS = (32, 64, 128, 256, 512, 1024)  # in and out, 3 x 3, of 32 images of 28 x 28
 LAYOUTS = ((64, 128, 56, 56, 256, 3), (32, 64, 56, 56, 64, 3))
 TILE = {"BLOCK_PIXELS": 128, "BLOCK_OUT": 64, "BLOCK_IN": 32, "num_warps": 4, "num_stages": 3}
 
@@ -73,7 +73,7 @@ def conv_bn_relu_kernel(
 
 
 def conv_bn_relu(x, w, scale, shift, stride: int = 1, padding: int = 1, tile: dict = TILE) -> torch.Tensor:
-    """relu(conv2d(x, w) * scale + shift), in one launch.
+    """Compute relu(conv2d(x, w) * scale + shift) in one launch.
 
     Args:
         x: (images, channels, height, width), any strides.
@@ -98,13 +98,13 @@ def conv_bn_relu(x, w, scale, shift, stride: int = 1, padding: int = 1, tile: di
 
 
 def folded(gamma, beta, mean, var) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale and shift of each output channel, in fp32: what batch norm is with running statistics."""
+    """Return each output channel's scale and shift, in fp32: batch norm with running statistics."""
     scale = gamma.float() * torch.rsqrt(var.float() + EPS)
     return scale, beta.float() - mean.float() * scale
 
 
 def _steps(shape: tuple[int, ...], dtype: torch.dtype, memory_format: torch.memory_format) -> dict[str, Callable]:
-    """conv + batch norm + ReLU as far as each step, then the ways to do it whole."""
+    """Return conv + batch norm + ReLU up to each step, then the ways to do all of it."""
     x, w, gamma, beta, mean, var = OP.inputs(*shape, dtype=dtype, device="cuda")
     x, w = (each.contiguous(memory_format=memory_format) for each in (x, w))
     scale, shift = folded(gamma, beta, mean, var)
@@ -130,8 +130,8 @@ def _steps(shape: tuple[int, ...], dtype: torch.dtype, memory_format: torch.memo
 
 
 def measure_steps() -> dict[str, dict[str, dict[str, Timing]]]:
-    """dtype and layout -> shape -> step -> time on the GPU. bf16 with channels last also has the windows written out,
-    the lesson's kernel, and the catalogue's."""
+    """Time dtype and layout -> shape -> step on the GPU. bf16 with channels last also times the explicit windows, the
+    lesson's kernel, and the catalogue's."""
     found = {}
     kinds = (("bf16, channels last", torch.bfloat16, torch.channels_last),
              ("fp32, channels first", torch.float32, torch.contiguous_format))  # fmt: skip
@@ -156,7 +156,7 @@ def measure_steps() -> dict[str, dict[str, dict[str, Timing]]]:
 
 
 def measure_layouts() -> dict[str, dict[str, dict[str, Timing]]]:
-    """Shape -> stride of the filter -> who, and the layout of the pictures -> time on the GPU, in bf16."""
+    """Time shape -> filter stride -> version and image layout on the GPU, in bf16."""
     found = {}
     for shape in LAYOUTS:
         by_stride = found["x".join(map(str, shape))] = {}
@@ -175,7 +175,7 @@ def measure_layouts() -> dict[str, dict[str, dict[str, Timing]]]:
 
 
 def measure_channels() -> dict[int, dict[str, Timing]]:
-    """Channels -> who -> time on the GPU: 3 x 3, as many channels out as in, 32 pictures of 28 x 28, bf16."""
+    """Time channels -> version on the GPU: 3 x 3, as many channels out as in, 32 images of 28 x 28, bf16."""
     found = {}
     for channels in CHANNELS:
         inputs = OP.inputs(32, channels, 28, 28, channels, 3, dtype=torch.bfloat16, device="cuda")
@@ -194,7 +194,7 @@ METRICS = {
 
 
 def counted_calls() -> dict[tuple[str, int], callable]:
-    """(who and layout, stride) -> a launch, in bf16."""
+    """Return (version and layout, stride) -> a launch, in bf16."""
     x, w, *vectors = OP.inputs(*SHAPE, dtype=torch.bfloat16, device="cuda")
     scale, shift = folded(*vectors)
     last, first = w.permute(0, 2, 3, 1).contiguous(), x.contiguous()
@@ -207,7 +207,7 @@ def counted_calls() -> dict[tuple[str, int], callable]:
 
 
 def measure_counters() -> dict[str, dict[int, dict[str, int]]]:
-    """Who and layout -> stride -> METRICS' names -> the counter."""
+    """Return version and layout -> stride -> METRICS' names -> the counter."""
     calls, found = counted_calls(), {}
     for call in calls.values():
         call()  # here too, so that the record knows which kernels were launched

@@ -31,7 +31,7 @@ STEPS = {
     "up to the diagonal": {"SKIPS": True, "SPLITS": False},
     "mask on the diagonal alone": {"SKIPS": True, "SPLITS": True},
 }
-HEADS = {64: 128, 128: 64}  # as many products for each size of head
+HEADS = {64: 128, 128: 64}  # as many products for each head dim
 TOKENS = 4096
 RUNS = 20
 
@@ -90,7 +90,7 @@ def causal_kernel(q_ptr, k_ptr, v_ptr, o_ptr, tokens, scale, SKIPS: tl.constexpr
 
 
 def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: str, m: int = 128, n: int = 64) -> torch.Tensor:
-    """Causal attention of (heads, tokens, D) by one of STEPS."""
+    """Compute causal attention of (heads, tokens, D) with one of STEPS."""
     heads, tokens, d = q.shape
     o = torch.empty_like(q)
     grid = (triton.cdiv(tokens, m), heads)
@@ -146,7 +146,7 @@ def exponential_kernel(q_ptr, k_ptr, v_ptr, o_ptr, tokens, factor, EXP2: tl.cons
 
 
 def exponentials(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, way: str, m: int = 128, n: int = 64):
-    """Full attention of (heads, tokens, D), whole tiles of keys, with p's exponentials from one of EXPONENTIALS."""
+    """Compute full attention of (heads, tokens, D), whole tiles of keys, with exponentials from one of EXPONENTIALS."""
     heads, tokens, d = q.shape
     o = torch.empty_like(q)
     grid = (triton.cdiv(tokens, m), heads)
@@ -160,7 +160,7 @@ def _inputs(d: int) -> list[torch.Tensor]:
 
 
 def measure_causal() -> dict[int, dict[str, Timing]]:
-    """Size of head -> step -> time, for HEADS heads of 4096 tokens."""
+    """Return head dim -> step -> time, for HEADS heads of 4096 tokens."""
     return {
         d: benchmark_together({step: partial(causal, *inputs, step) for step in STEPS}, runs=RUNS)
         for d in HEADS
@@ -169,7 +169,7 @@ def measure_causal() -> dict[int, dict[str, Timing]]:
 
 
 def measure_exponentials() -> dict[int, dict[str, Timing]]:
-    """Size of head -> where p's exponentials come from -> time of full attention, for HEADS heads of 4096 tokens."""
+    """Return head dim -> source of p's exponentials -> time of full attention, for HEADS heads of 4096 tokens."""
     return {
         d: benchmark_together({way: partial(exponentials, *inputs, way) for way in EXPONENTIALS}, runs=RUNS)
         for d in HEADS
@@ -181,8 +181,8 @@ DECODE_HEADS, DECODE_DIM = 32, 128
 KEYS = (4096, 65536)
 KEY_HEADS = (32, 8, 1)
 PARTS = (1, 4, 16, 64, 128)
-N = 64  # keys a tile
-ROWS = 16  # queries a tile: the fewest that tl.dot takes
+N = 64  # keys per tile
+ROWS = 16  # queries per tile: the fewest that tl.dot takes
 BACKENDS = {"FlashAttention-2": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
 
 
@@ -219,7 +219,7 @@ def join_kernel(peaks_ptr, totals_ptr, accs_ptr, o_ptr, D: tl.constexpr, PARTS: 
 
 
 def decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, parts: int) -> torch.Tensor:
-    """Attention of one token: q (heads, D), k and v (key heads, keys, D), fp16, contiguous.
+    """Compute attention of one token: q (heads, D), k and v (key heads, keys, D), fp16, contiguous.
 
     heads is a multiple of key heads, up to 16 times; parts a power of two, and each part must have a key.
     """
@@ -250,13 +250,13 @@ def _peers(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Calla
     for name, function in list(found.items()):
         try:
             benchmark_together({name: function}, runs=3)
-        except Exception:  # a peer that does not take these, or that no graph takes, is not compared with
+        except Exception:  # leave out a peer that does not support these inputs, or a CUDA graph
             del found[name]
     return found
 
 
 def measure_decode() -> dict[int, dict[int, dict[int | str, Timing]]]:
-    """Keys -> key heads -> parts, or a peer's name -> time of both launches, for one token of 32 heads of 128."""
+    """Return keys -> key heads -> parts, or a peer's name -> time of both launches, for a token of 32 heads of 128."""
     found = {}
     for keys in KEYS:
         found[keys] = {}
@@ -279,23 +279,23 @@ LONG_HEADS, LONG_DIM = 16, 128
 
 
 def three_operations(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Product, softmax, product; q comes scaled."""
+    """Compute matmul, softmax, matmul; q is already scaled."""
     return torch.softmax(q @ k.mT, dim=-1) @ v
 
 
 def written_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """The same with the scaling, as one writes it."""
+    """Compute the same, including the scaling, in plain PyTorch."""
     return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, dim=-1) @ v
 
 
 def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Causal, as one writes it."""
+    """Compute the causal version in plain PyTorch."""
     unseen = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).triu(1)
     return torch.softmax((q @ k.mT * q.shape[-1] ** -0.5).masked_fill(unseen, -torch.inf), dim=-1) @ v
 
 
 def flash2(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False) -> torch.Tensor:
-    """PyTorch's FlashAttention-2."""
+    """Run PyTorch's FlashAttention-2."""
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         return scaled_dot_product_attention(q, k, v, is_causal=causal)
 
@@ -306,7 +306,7 @@ def _claim_inputs(tokens: int, training: bool = False) -> list[torch.Tensor]:
 
 
 def measure_three() -> dict[int, dict[str, Timing]]:
-    """Tokens -> how -> time of the forward pass, q scaled beforehand."""
+    """Return tokens -> version -> time of the forward pass, q scaled beforehand."""
     found = {}
     for tokens in CLAIM_TOKENS:
         q, k, v = _claim_inputs(tokens)
@@ -320,8 +320,8 @@ def measure_three() -> dict[int, dict[str, Timing]]:
 
 
 def measure_compiled() -> dict[int, dict[str, Timing]]:
-    """Tokens -> how -> time of the forward pass written out, full and causal, eager and compiled; "patterns" are what
-    torch.compile exchanges for scaled_dot_product_attention."""
+    """Return tokens -> version -> time of the unfused forward pass, full and causal, eager and compiled; "patterns" are
+    those that torch.compile replaces with scaled_dot_product_attention."""
     found = {}
     for tokens in COMPILED:
         inputs = _claim_inputs(tokens)
@@ -333,7 +333,7 @@ def measure_compiled() -> dict[int, dict[str, Timing]]:
                 with inductor.patch(pattern_matcher=patterns, force_disable_caches=True), torch.no_grad():
                     compiled = torch.compile(function, dynamic=False)
                     compiled(*inputs)
-                graph = torch.cuda.CUDAGraph()  # kept as it was compiled, whatever the settings are later
+                graph = torch.cuda.CUDAGraph()  # keeps the compiled version, whatever the settings are later
                 with torch.no_grad(), torch.cuda.graph(graph):
                     compiled(*inputs)
                 ways[f"{name}, {label}"] = graph.replay
@@ -343,7 +343,7 @@ def measure_compiled() -> dict[int, dict[str, Timing]]:
 
 
 def measure_training() -> dict[int, dict[str, Timing]]:
-    """Tokens -> how -> time of forward and backward pass together."""
+    """Return tokens -> version -> time of forward and backward pass together."""
     found = {}
     for tokens in TRAINING_TOKENS:
         inputs = _claim_inputs(tokens, training=True)
@@ -365,9 +365,9 @@ def measure_training() -> dict[int, dict[str, Timing]]:
 
 
 def measure_lengths() -> dict[int, dict[str, Timing | int]]:
-    """Tokens -> "eager", "fused": time of 16 heads of 128 in bf16; "... memory": bytes allocated beyond the inputs.
+    """Return tokens -> "eager", "fused": time of 16 heads of 128 in bf16; "... memory": bytes beyond the inputs.
 
-    What does not fit in memory is left out.
+    Versions that do not fit in memory are left out.
     """
     found = {}
     for tokens in LENGTHS:

@@ -26,9 +26,9 @@ from torch import nn
 from helpers.instruments.timing import Timing, benchmark, benchmark_together
 
 ROWS, COLUMNS = 32768, 4096
-RUNS = 20  # of the same call, to count how many different gradients come of it
+RUNS = 20  # of the same call, to count its different gradients
 FEW = 264  # programs: two for each SM of an H200
-WAYS = {  # whether the programs add to one row of sums, and how many programs there are
+WAYS = {  # whether the programs add to one row of sums, and the number of programs
     "atomics, a program a row": (True, ROWS),
     "atomics, few programs": (True, FEW),
     "partial sums": (False, FEW),
@@ -70,7 +70,7 @@ def backward_kernel(
 def backward(
     way: str, grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of x, (rows, cols), and of the weight, (cols,) fp32; `way` is one of WAYS."""
+    """Return the gradients of x, (rows, cols), and of the weight, (cols,) fp32; `way` is one of WAYS."""
     rows, cols = x.shape
     atomic, most = WAYS[way]
     programs = min(most, rows)
@@ -82,15 +82,15 @@ def backward(
 
 
 def measure_times() -> dict[str, Timing]:
-    """way -> time on the GPU of both gradients, for ROWS x COLUMNS in bf16."""
+    """Return way -> GPU time of both gradients, for ROWS x COLUMNS in bf16."""
     grad_y, x = torch.randn(2, ROWS, COLUMNS, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn(COLUMNS, device="cuda", dtype=torch.bfloat16)
     return benchmark_together({way: partial(backward, way, grad_y, x, weight) for way in WAYS})
 
 
 def measure_repeats(rows: int = ROWS, cols: int = COLUMNS, device: str = "cuda") -> dict[str, dict[str, float]]:
-    """way -> of RUNS calls on the same fp32 inputs: how many gradients differ from all before; columns that are not the
-    same in all of them; the largest spread of a column and the largest error against float64, over the largest sum."""
+    """Return way -> for RUNS calls on the same fp32 inputs: the number of different gradients; columns that differ
+    between calls; the largest spread of a column and the largest error against float64, over the largest sum."""
     torch.manual_seed(0)
     grad_y, x = torch.randn(2, rows, cols, device=device)
     weight = torch.randn(cols, device=device)
@@ -117,7 +117,7 @@ MOST_LANES = 16384  # columns in registers at once
 
 @triton.jit
 def loss_kernel(x_ptr, labels_ptr, losses_ptr, rows, cols, scale, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Each row's loss, and in place of its logits their gradient times `scale`."""
+    """Write each row's loss, and overwrite its logits with their gradient times `scale`."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     x_ptr += row * cols
     peak = tl.full((ROWS, 1), -float("inf"), tl.float32)
@@ -145,7 +145,7 @@ class LinearLoss(torch.autograd.Function):
     def forward(ctx, hidden, weight, labels, chunk):
         losses = torch.empty(len(hidden), device=hidden.device)
         grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
-        buffer = hidden.new_empty(min(chunk, len(hidden)), len(weight))  # all that there ever is of the logits
+        buffer = hidden.new_empty(min(chunk, len(hidden)), len(weight))  # the only logits that ever exist
         block = min(MOST_LANES, triton.next_power_of_2(len(weight)))
         together = max(1, 2048 // block)  # short rows share a program
         for start in range(0, len(hidden), chunk):
@@ -166,22 +166,22 @@ class LinearLoss(torch.autograd.Function):
 
 
 def linear_loss(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, chunk: int = 1024) -> torch.Tensor:
-    """The mean loss of (tokens, hidden) against (vocabulary, hidden), `chunk` tokens at a time; fp32, no dimension."""
+    """Return the mean loss of (tokens, hidden) against (vocabulary, hidden), `chunk` tokens at a time: fp32, scalar."""
     return LinearLoss.apply(hidden, weight, labels, chunk)
 
 
 def written_out(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The same as models have it: all logits, in fp32 for the loss."""
+    """Compute the same as in models: all logits, in fp32 for the loss."""
     return nn.functional.cross_entropy((hidden @ weight.T).float(), labels)
 
 
 def step(loss: Callable, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The gradients of hidden and weight."""
+    """Return the gradients of hidden and weight."""
     return torch.autograd.grad(loss(hidden, weight, labels), (hidden, weight))
 
 
 def measure_linear_loss() -> dict[str, dict]:
-    """version, or tokens in a chunk -> "time", of the loss and its two gradients; "peak", bytes beyond the inputs."""
+    """Return version, or tokens per chunk -> "time" of the loss and its gradients; "peak", bytes beyond the inputs."""
     options = {"device": "cuda", "dtype": torch.bfloat16}
     hidden = torch.randn(TOKENS, HIDDEN, **options).requires_grad_()
     weight = (torch.randn(VOCABULARY, HIDDEN, **options) / HIDDEN**0.5).requires_grad_()
@@ -203,7 +203,7 @@ def measure_linear_loss() -> dict[str, dict]:
 
 
 def measure_training() -> dict[str, dict]:
-    """As benchmarks/training.py does."""
+    """Measure as benchmarks/training.py does."""
     from benchmarks import training  # which imports linear_loss from here
 
     return training.measure()

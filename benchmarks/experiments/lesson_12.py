@@ -27,14 +27,14 @@ EXPERTS = (64, 768, 2048)  # of the catalogue's moe_int8: experts, out_cols, col
 TOKENS_AN_EXPERT = (1, 8, 64, 256, 1024)
 LINEAR = (28672, 8192)  # out_cols, cols of Llama 3 70B's largest linear layer
 TOKENS = (1, 16, 64, 256, 1024, 8192)
-TERMS = (512, 2048, 8192, 32768)  # added up in one output
+TERMS = (512, 2048, 8192, 32768)  # summed per output
 LEAST = tl.constexpr(1e-12)
 BLOCK = 128  # columns with one scale
 
 
 @triton.jit
 def to_int8(y, axis: tl.constexpr):
-    """y as int8 and the scale of each of its lines along `axis`."""
+    """Return y as int8, and the scale of each of its lines along `axis`."""
     scale = tl.maximum(tl.max(tl.abs(y), axis=axis, keep_dims=True), LEAST) / 127.0
     rounded = y / scale + 12582912.0 - 12582912.0  # 1.5 * 2^23 has no bit below 1: to nearest, ties to even
     return tl.clamp(rounded, -127.0, 127.0).to(tl.int8), scale
@@ -80,7 +80,7 @@ def experts_kernel(
 
 
 def experts_settings(tokens: int, dtype: torch.dtype) -> dict:
-    """Launch settings of experts_kernel: tiles with as many tokens as there are, up to 128."""
+    """Return launch settings of experts_kernel: tiles with as many tokens as there are, up to 128."""
     tile = {"BLOCK_TOKENS": min(128, max(16, triton.next_power_of_2(tokens))), "BLOCK_OUT": BLOCK}
     steps = {"BLOCK_IN": 128, "num_warps": 4, "num_stages": 4} if tokens <= 64 else {"BLOCK_IN": 64, "num_warps": 8}
     return tile | steps | {"FACTOR": FACTOR[dtype], "UNIT": UNIT[dtype]}
@@ -100,7 +100,7 @@ def fused_experts(
 
 
 def separate_experts(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, one after the other."""
+    """Compute the same, one operation after the other."""
     dequantised = weight.to(x.dtype) * scale[:, :, None]
     y = torch.bmm(x, dequantised.transpose(1, 2)).float().unflatten(2, (-1, BLOCK))
     y_scale = y.abs().amax(dim=-1, keepdim=True).clamp_min(1e-12) / 127
@@ -108,7 +108,7 @@ def separate_experts(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor)
 
 
 def expert_inputs(tokens: int, sizes: tuple = EXPERTS, **options) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x, weight and scale for experts with `tokens` each."""
+    """Return x, weight and scale for experts with `tokens` each."""
     experts, out_cols, cols = sizes
     x = torch.randn(experts, tokens, cols, **options)
     weight = torch.randint(-127, 128, (experts, out_cols, cols), dtype=torch.int8, device=x.device)
@@ -126,7 +126,7 @@ def fp8_kernel(
     out_cols,  # a multiple of 128
     cols,  # a multiple of 128
     PER_BLOCK: tl.constexpr,
-    IN_TENSOR_CORES: tl.constexpr,  # terms added up there before the sum goes to fp32 registers; None: all of them
+    IN_TENSOR_CORES: tl.constexpr,  # terms summed there before the sum moves to fp32 registers; None: all of them
     BLOCK_ROWS: tl.constexpr,
 ):
     tiles = tl.cdiv(rows, BLOCK_ROWS)
@@ -160,7 +160,7 @@ FP8_WAYS = {  # name -> PER_BLOCK, IN_TENSOR_CORES
 
 
 def fp8_linear(way: str, x: torch.Tensor, weight: torch.Tensor, scales: tuple, dtype=torch.bfloat16) -> torch.Tensor:
-    """x (rows, cols) and weight (out_cols, cols) in e4m3, their scales as `way` of FP8_WAYS wants them."""
+    """Multiply x (rows, cols) by weight (out_cols, cols), both e4m3, with scales as in `way` of FP8_WAYS."""
     per_block, in_tensor_cores = FP8_WAYS[way]
     (rows, cols), out_cols = x.shape, len(weight)
     y = torch.empty(rows, out_cols, dtype=dtype, device=x.device)
@@ -199,7 +199,7 @@ def mxfp4_kernel(
 
 
 def mxfp4_linear(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """x (rows, cols) in bf16, weight (out_cols, cols / 2) and scale (out_cols, cols / 32) in uint8."""
+    """Multiply x (rows, cols) in bf16 by weight (out_cols, cols / 2) and scale (out_cols, cols / 32) in uint8."""
     (rows, cols), out_cols = x.shape, len(weight)
     y = torch.empty(rows, out_cols, dtype=x.dtype, device=x.device)
     block_rows = min(128, max(16, triton.next_power_of_2(rows)))
@@ -219,7 +219,7 @@ def rows_kernel(y_ptr, q_ptr, scale_ptr, cols, BLOCK: tl.constexpr):
 
 
 def quantised_rows(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """y, (rows, cols) and contiguous, as int8 with a scale a row, in one launch."""
+    """Quantise y, (rows, cols) and contiguous, to int8 with per-row scales, in one launch."""
     rows, cols = y.shape
     q, scale = torch.empty_like(y, dtype=torch.int8), torch.empty(rows, 1, device=y.device)
     block = triton.next_power_of_2(cols)
@@ -235,14 +235,14 @@ E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -
 
 
 def from_mxfp4(packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """The numbers, fp32 (..., cols), of `packed` (..., cols / 2) and `scale` (..., cols / 32), both uint8."""
+    """Return the values, fp32 (..., cols), of `packed` (..., cols / 2) and `scale` (..., cols / 32), both uint8."""
     values = E2M1.to(packed.device)[torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2).long()]
     return (values.unflatten(-1, (-1, 32)) * torch.exp2(scale.float() - 127)[..., None]).flatten(-2)
 
 
 def measure_layer_norm() -> dict[int, dict[str, Timing]]:
-    """columns -> way -> time of LayerNorm and int8 over 32768 rows in bf16: two kernels, by PyTorch's LayerNorm or the
-    catalogue's and quantised_rows, and one."""
+    """Time columns -> way, LayerNorm and int8 over 32768 rows in bf16: in two kernels, PyTorch's LayerNorm or the
+    catalogue's and quantised_rows, and in one."""
     found = {}
     for cols in NORMS:
         x = torch.randn(32768, cols, device="cuda", dtype=torch.bfloat16)
@@ -257,7 +257,7 @@ def measure_layer_norm() -> dict[int, dict[str, Timing]]:
 
 
 def measure_experts() -> dict[int, dict[str, Timing]]:
-    """tokens an expert -> way -> time of EXPERTS in bf16, each with as many tokens."""
+    """Return tokens per expert -> way -> time of EXPERTS in bf16."""
     found = {}
     for tokens in TOKENS_AN_EXPERT:
         inputs = expert_inputs(tokens, device="cuda", dtype=torch.bfloat16)
@@ -273,7 +273,7 @@ def measure_experts() -> dict[int, dict[str, Timing]]:
 
 
 def possible(calls: dict[str, Callable]) -> dict[str, Callable]:
-    """Those of the calls that this GPU and PyTorch make."""
+    """Return the calls that this GPU and PyTorch support."""
     found = {}
     for name, call in calls.items():
         try:
@@ -286,12 +286,12 @@ def possible(calls: dict[str, Callable]) -> dict[str, Callable]:
 
 
 def scaled(x: torch.Tensor, weight: torch.Tensor, scales: tuple, fast: bool, dtype=torch.bfloat16) -> torch.Tensor:
-    """PyTorch's product of e4m3 by cuBLAS."""
+    """Run PyTorch's e4m3 matmul, by cuBLAS."""
     return torch._scaled_mm(x, weight.T, *scales, out_dtype=dtype, use_fast_accum=fast)
 
 
 def measure_formats() -> dict[int, dict[str, Timing]]:
-    """tokens -> format -> time of LINEAR; formats of weights beside bf16 activations, and of both."""
+    """Return tokens -> format -> time of LINEAR; formats of weights alone, with bf16 activations, and of both."""
     out_cols, cols = LINEAR
     half = {"device": "cuda", "dtype": torch.bfloat16}
     weight = torch.randn(out_cols, cols, **half)
@@ -316,7 +316,7 @@ def measure_formats() -> dict[int, dict[str, Timing]]:
 
 
 def measure_fp8_times(size: int = 8192) -> dict[str, Timing]:
-    """way -> time of a product of `size` cubed."""
+    """Return way -> time of a matmul of `size` cubed."""
     x, weight = torch.randn(2, size, size, device="cuda", dtype=torch.bfloat16)
     small, one = (x.to(torch.float8_e4m3fn), weight.to(torch.float8_e4m3fn)), torch.ones((), device="cuda")
     ones = torch.ones(size, device="cuda"), torch.ones(size, device="cuda")
@@ -334,8 +334,8 @@ def measure_fp8_times(size: int = 8192) -> dict[str, Timing]:
 
 
 def measure_fp8_sums(size: int = 256) -> dict[int, dict[str, dict[str, float]]]:
-    """terms -> way -> root mean square error of sums over their own root mean square, of e4m3 values of both signs and
-    of positive ones, against the same in float64."""
+    """Return terms -> way -> root mean square error of sums over their own root mean square, for e4m3 values of both
+    signs and for positive ones, against float64."""
     torch.manual_seed(0)
     found, fp32 = {}, torch.float32
     one, ones = torch.ones((), device="cuda"), (torch.ones(size, device="cuda"),) * 2

@@ -72,7 +72,7 @@ def grouped_kernel(
 
 
 def tiles_of(rows: tuple[int, ...], device: str = "cpu") -> Tensor:
-    """The kernel's table: one line per tile of BLOCK_M rows, which never spans two groups."""
+    """Return the kernel's table: one line per tile of BLOCK_M rows, which never spans two groups."""
     found, begin = [], 0
     for group, count in enumerate(rows):
         found += [(group, begin + first, begin + count) for first in range(0, count, TILE["BLOCK_M"])]
@@ -81,14 +81,14 @@ def tiles_of(rows: tuple[int, ...], device: str = "cpu") -> Tensor:
 
 
 def grouped(x: Tensor, weight: Tensor, tiles: Tensor, y: Tensor) -> Tensor:
-    """All groups' products in one launch."""
+    """Compute all groups' products in one launch."""
     k, n = weight.shape[1:]
     grouped_kernel[(triton.cdiv(n, TILE["BLOCK_N"]), len(tiles))](x, weight, y, tiles, k, n, num_warps=8, **TILE)
     return y
 
 
 def on_streams(calls: list[Callable[[], Tensor]], streams: list[torch.cuda.Stream]) -> list[Tensor]:
-    """Each call on a stream of its own, after what was queued before and before what comes after."""
+    """Run each call on its own stream, after all work queued before and before all work queued later."""
     current = torch.cuda.current_stream()
     results = []
     for call, stream in zip(calls, streams, strict=True):
@@ -108,7 +108,7 @@ def sequence_and_streams(calls: list[Callable[[], Tensor]]) -> dict[str, Callabl
 
 
 def only_good(functions: dict[str, Callable]) -> dict[str, Callable]:
-    """Those that run; a way that this PyTorch or GPU does not have is printed and left out."""
+    """Return the functions that run; print and leave out ways that this PyTorch or GPU does not support."""
     good = {}
     for name, function in functions.items():
         try:
@@ -120,7 +120,7 @@ def only_good(functions: dict[str, Callable]) -> dict[str, Callable]:
 
 
 def products(rows: tuple[int, ...], k: int = K, n: int = N, device: str = "cuda") -> dict[str, Callable]:
-    """Way -> call of all products, in bf16; results of all ways but the padded one are (rows of all groups, n)."""
+    """Return way -> call of all products, in bf16; results are (rows of all groups, n), except the padded one."""
     options = {"dtype": torch.bfloat16, "device": device}
     x, weight = torch.randn(sum(rows), k, **options), torch.randn(len(rows), k, n, **options) / k**0.5
     y = torch.empty(sum(rows), n, **options)
@@ -141,12 +141,12 @@ def products(rows: tuple[int, ...], k: int = K, n: int = N, device: str = "cuda"
 
 
 def vector_sums(matrices: list[Tensor], vectors: list[Tensor]) -> list[Tensor]:
-    """Each matrix times its vector, written as a loop that Inductor compiles and joins."""
+    """Multiply each matrix by its vector, in a loop that Inductor compiles and merges."""
     return [(matrix * vector).sum(1) for matrix, vector in zip(matrices, vectors, strict=True)]
 
 
 def vectors(side: int, device: str = "cuda") -> dict[str, Callable]:
-    """Way -> call of GROUPS products of a matrix and a vector."""
+    """Return way -> call of GROUPS matrix-vector products."""
     stacked, vector = torch.randn(GROUPS, side, side, device=device), torch.randn(GROUPS, side, device=device)
     matrices, given = list(stacked), list(vector)
     to = torch.empty(GROUPS, side, device=device)
@@ -166,7 +166,7 @@ def vectors(side: int, device: str = "cuda") -> dict[str, Callable]:
 
 
 def convolutions(side: int, device: str = "cuda") -> dict[str, Callable]:
-    """Way -> call of GROUPS convolutions of 3 x 3 taps on images of their own, channels last, in bf16."""
+    """Return way -> call of GROUPS convolutions of 3 x 3 taps on separate images, channels last, in bf16."""
     options = {"dtype": torch.bfloat16, "device": device}
     last = {"memory_format": torch.channels_last}
     images = [torch.randn(1, CHANNELS, side, side, **options).to(**last) for _ in range(GROUPS)]
@@ -180,7 +180,7 @@ def convolutions(side: int, device: str = "cuda") -> dict[str, Callable]:
 
 
 def adamw_step(shapes: list[tuple[int, ...]]) -> dict[str, dict[str, Timing]]:
-    """A step of AdamW over parameters of these shapes in fp32, by each implementation."""
+    """Time a step of AdamW over parameters of these shapes in fp32, by each implementation."""
     params = [torch.randn(shape, device="cuda", requires_grad=True) for shape in shapes]
     for each in params:
         each.grad = torch.randn_like(each)
@@ -227,8 +227,8 @@ def layer_kernels(width: int, heads: int, key_heads: int, hidden: int, keys: int
 
 
 def compile_seconds(runs: int = 5) -> dict[str, dict[str, float]]:
-    """Way -> middle, lowest and highest of `runs` times, in seconds, to compile for an H100, uncached: one decoder
-    layer's kernel, and those of its steps, one after another."""
+    """Return way -> median, minimum and maximum of `runs` times, in seconds, to compile for an H100, uncached: a
+    decoder layer's kernel, and its steps' kernels, one after another."""
     shape, found = lesson_18.SHAPES["small"], {}
     ways = {"one kernel": [(OP.kernel, *OP.compile_arguments(*shape, dtype=torch.bfloat16))]}
     ways["a kernel per step"] = layer_kernels(*shape)

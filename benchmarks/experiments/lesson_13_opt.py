@@ -27,9 +27,9 @@ NAMES = (
 
 
 def layer_inputs(tokens: int, width: int = WIDTH, hidden: int = HIDDEN, **options) -> tuple[Tensor, ...]:
-    """x (1, tokens, width), then in the order of NAMES: what is added to hidden scores, once per model; the weights.
+    """Return x (1, tokens, width), then in the order of NAMES: the hidden scores' mask, once per model; the weights.
 
-    Weights are of a size that leaves every result about as large."""
+    Weights are scaled so that all results are about equally large."""
 
     def matrix(rows: int, cols: int) -> tuple[Tensor, Tensor]:
         return torch.randn(rows, cols, **options) / cols**0.5, torch.randn(rows, **options) / 8
@@ -44,12 +44,12 @@ def layer_inputs(tokens: int, width: int = WIDTH, hidden: int = HIDDEN, **option
 
 
 def heads_of(qkv: Tensor, heads: int) -> tuple[Tensor, ...]:
-    """q, k and v, each (1, heads, tokens, dim)."""
+    """Return q, k and v, each (1, heads, tokens, dim)."""
     return qkv.unflatten(-1, (3 * heads, -1)).transpose(1, 2).chunk(3, dim=1)
 
 
 def attention_by_operator(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
-    """Causal attention with the matrix of scores, softmax in fp32: transformers' "eager"."""
+    """Compute causal attention with the matrix of scores, softmax in fp32: transformers' "eager"."""
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2) + hidden
     return functional.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype) @ v
 
@@ -59,7 +59,7 @@ def attention_of_pytorch(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Ten
 
 
 def layer(attention: Callable, heads: int, x: Tensor, *weights: Tensor) -> Tensor:
-    """The layer in eager PyTorch."""
+    """Run the layer in eager PyTorch."""
     w = dict(zip(NAMES, weights, strict=True))
     h = functional.layer_norm(x, x.shape[-1:], w["attention_weight"], w["attention_bias"], EPS)
     seen = attention(*heads_of(functional.linear(h, w["qkv"], w["qkv_bias"]), heads), w["hidden"])
@@ -70,7 +70,7 @@ def layer(attention: Callable, heads: int, x: Tensor, *weights: Tensor) -> Tenso
 
 
 def fused_layer(heads: int, x: Tensor, *weights: Tensor) -> Tensor:
-    """The layer by the course's kernels: seven launches, and the copy that puts a token's heads side by side."""
+    """Run the layer with the course's kernels: seven launches, and the copy that puts a token's heads side by side."""
     w = dict(zip(NAMES, weights, strict=True))
     h = kernels.layer_norm(x, w["attention_weight"], w["attention_bias"], EPS)
     q, k, v = heads_of(kernels.linear_act(h, w["qkv"], w["qkv_bias"], act=None), heads)
@@ -89,7 +89,7 @@ WAYS = {
 
 
 def opt_layer(tokens: int) -> dict[str, dict[str, Timing]]:
-    """Clock -> way -> time of a layer: the GPU's own, cold L2; and that of back-to-back calls."""
+    """Return clock -> way -> time of a layer: the GPU's own, cold L2, and that of back-to-back calls."""
     torch._dynamo.reset()
     given = layer_inputs(tokens, dtype=torch.bfloat16, device="cuda")
     functions = dict(WAYS)

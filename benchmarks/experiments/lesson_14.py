@@ -132,15 +132,15 @@ torch::Tensor l2_norm(torch::Tensor x, double eps, int64_t stream) {
 }"""
 L2_DECLARED = "torch::Tensor l2_norm(torch::Tensor x, double eps, int64_t stream);"
 
-THREADS = (128, 256, 512, 1024)  # a block
+THREADS = (128, 256, 512, 1024)  # per block
 SIZES = (2**20, 3052 * 2**15)  # elements: whole blocks of every way; the second is near the 100 million of the claim
-# What to call it -> the kernel, the numbers a thread.
+# Name -> the kernel, the numbers per thread.
 WAYS = {
     "one number": ("add_gelu<float>", 1),
     "float4": ("add_gelu<float4>", 4),
     "eight float4": ("as_it_is<float4>", 32),
 }
-# The same for eight float4 a thread in blocks of 256.
+# The same for eight float4 per thread in blocks of 256.
 CAPS = {
     "as it is": "as_it_is<float4>",
     "bounds, 5 blocks": "bounded<5>",
@@ -151,12 +151,12 @@ CAPS = {
 RECORD = "h100_80gb_hbm3.json"  # where the L2 norms are recorded, in benchmarks/results
 L2_SHAPES = ((32768, 1024), (32768, 4096), (8192, 16384))  # rows, columns; fp32
 L2_EPS = 1e-12
-MATRIX = 8192  # rows and columns of what is transposed
+MATRIX = 8192  # rows and columns of the transposed matrix
 TILES = {"tile[32][32]": 32, "tile[32][33]": 33}
 
 
 def add_gelu_by(name: str, numbers: int, a: torch.Tensor, b: torch.Tensor, threads: int) -> torch.Tensor:
-    """gelu(a + b) of two contiguous fp32 tensors by a kernel of WAYS or CAPS; whole blocks only."""
+    """Compute gelu(a + b) of two contiguous fp32 tensors with a kernel of WAYS or CAPS; whole blocks only."""
     y = torch.empty_like(a)
     kernel = cuda_kernel(ADD_GELU + EIGHT, name, device=this_device() if a.is_cuda else "H200")
     bound = (a.numel() // min(numbers, 4),) if name.startswith("add_gelu") else ()
@@ -165,7 +165,7 @@ def add_gelu_by(name: str, numbers: int, a: torch.Tensor, b: torch.Tensor, threa
 
 
 def add_gelu_by_triton(a: torch.Tensor, b: torch.Tensor, threads: int) -> torch.Tensor:
-    """The same by the course's Triton kernel, four numbers a thread."""
+    """Compute the same with the course's Triton kernel, four numbers per thread."""
     y = torch.empty_like(a)
     chosen = settings(a.dtype) | {"BLOCK": 4 * threads, "num_warps": threads // 32}
     add_gelu_kernel[(a.numel() // chosen["BLOCK"],)](a, b, y, None, a.numel(), **chosen)
@@ -173,7 +173,7 @@ def add_gelu_by_triton(a: torch.Tensor, b: torch.Tensor, threads: int) -> torch.
 
 
 def transposed(x: torch.Tensor, width: int) -> torch.Tensor:
-    """The transpose of a square fp32 matrix of whole 32 x 32 tiles, each `width` columns wide in shared memory."""
+    """Transpose a square fp32 matrix of whole 32 x 32 tiles, each `width` columns wide in shared memory."""
     y = torch.empty_like(x)
     kernel = cuda_kernel(TRANSPOSE, f"transpose<{width}>", device=this_device() if x.is_cuda else "H200")
     kernel[(len(x) // 32, len(x) // 32), (32, 32)](x, y, len(x))
@@ -181,7 +181,7 @@ def transposed(x: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def l2_to_learn(x: torch.Tensor) -> torch.Tensor:
-    """x / max(||x||, eps) of each row of a contiguous fp32 matrix, in blocks of 256 threads; reads x twice."""
+    """Compute x / max(||x||, eps) for each row of a contiguous fp32 matrix, in blocks of 256 threads; reads x twice."""
     y = torch.empty_like(x)
     kernel = cuda_kernel(L2_TO_LEARN, "l2_to_learn", device=this_device() if x.is_cuda else "H200")
     kernel[len(x), 256](x, y, x.shape[1], L2_EPS)
@@ -189,7 +189,7 @@ def l2_to_learn(x: torch.Tensor) -> torch.Tensor:
 
 
 def l2_to_race(x: torch.Tensor) -> torch.Tensor:
-    """The same, x read once; rows of a multiple of 4 columns, at most 16384."""
+    """Compute the same, reading x once; columns are a multiple of 4, at most 16384."""
     y, threads = torch.empty_like(x), max(32, 2 ** (x.shape[1] - 1).bit_length() // 16)
     source = REDUCE + L2_TO_RACE
     kernel = cuda_kernel(source, f"l2_to_race<{threads}>", device=this_device() if x.is_cuda else "H200")
@@ -198,7 +198,7 @@ def l2_to_race(x: torch.Tensor) -> torch.Tensor:
 
 
 def l2_norms(shape: str) -> dict:
-    """Way -> a call that normalises the rows of fp32 numbers, of a shape such as "32768 x 1024"."""
+    """Return way -> a call that normalises fp32 rows, for a shape such as "32768 x 1024"."""
     x = torch.randn(*map(int, shape.split(" x ")), device="cuda")
     ways = {
         "by operator": lambda x: x / (x * x).sum(-1, keepdim=True).sqrt().clamp_min(L2_EPS),
@@ -227,7 +227,7 @@ def build_extension(folder: str, **options):
 
 
 def measure_load_inline() -> dict:
-    """Seconds of the build, the largest error against fp64, and the times of both ways to launch one kernel."""
+    """Return the build's seconds, the largest error against fp64, and the times of both ways to launch one kernel."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         extension = build_extension(folder)
@@ -253,7 +253,7 @@ def measure_load_inline() -> dict:
 
 
 def measure() -> dict[int, dict[int, dict[str, Timing]]]:
-    """Elements -> threads a block -> way -> time on the GPU."""
+    """Return elements -> threads per block -> way -> time on the GPU."""
     found = {}
     for elements in SIZES:
         a, b = torch.randn(2, elements, device="cuda")
@@ -269,13 +269,13 @@ def measure() -> dict[int, dict[int, dict[str, Timing]]]:
 
 
 def measure_caps() -> dict[str, Timing]:
-    """Cap -> time on the GPU of add+GELU of the larger size, eight float4 a thread, 256 threads a block."""
+    """Return cap -> GPU time of add+GELU at the larger size, eight float4 per thread, 256 threads per block."""
     a, b = torch.randn(2, SIZES[-1], device="cuda")
     return benchmark_together({cap: partial(add_gelu_by, name, 32, a, b, 256) for cap, name in CAPS.items()}, runs=30)
 
 
 def measure_transpose() -> dict[str, Timing]:
-    """Tile -> time on the GPU of transposing 8192 x 8192 fp32 numbers; and of copying them."""
+    """Return tile -> GPU time of transposing 8192 x 8192 fp32 numbers; also of copying them."""
     x = torch.randn(MATRIX, MATRIX, device="cuda")
     y = torch.empty_like(x)
     calls = {tile: partial(transposed, x, width) for tile, width in TILES.items()}

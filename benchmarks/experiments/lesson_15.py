@@ -39,7 +39,7 @@ def add_then_gelu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def counted_calls() -> dict[tuple[int, str], Callable]:
-    """(elements, way) -> a call."""
+    """Return (elements, way) -> a call."""
     found = {}
     for elements in ELEMENTS:
         a, b = torch.randn(2, elements, device="cuda")
@@ -61,7 +61,7 @@ def parse(text: str) -> list[list[dict[str, float]]]:
 
 
 def counted(control: str) -> list[list[dict[str, float]]]:
-    """Return `parse` of what ncu prints about this module's program, with --cache-control `control`."""
+    """Return `parse` of ncu's output for this module's program, with --cache-control `control`."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         asked = command(str(log), "benchmarks.experiments.lesson_15", METRICS)
@@ -74,7 +74,7 @@ def counted(control: str) -> list[list[dict[str, float]]]:
 
 
 def add_gelu_counters() -> dict:
-    """Caches -> elements -> way -> "1", "2": the kernels in order -> the counter."""
+    """Return caches -> elements -> way -> "1", "2": the kernels in order -> the counter."""
     calls = counted_calls()
     for call in calls.values():
         call()  # here too, so that the record knows which kernels were launched

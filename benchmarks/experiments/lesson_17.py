@@ -22,11 +22,11 @@ HEADS, KEY_HEADS, DIM = 32, 8, 128  # of Llama 3 8B
 RECORD = "h100_80gb_hbm3.json"  # where these are recorded, in benchmarks/results
 SPLITS = (1, 2, 4, 8, 16, 32, 64)
 REFERENCE_POINTS = ((1, 8192), (1, 65536), (16, 8192), (128, 4096))  # sequences, tokens in each cache
-ROWS = (1, 2, 4, 8, 16)  # of q per sequence, as speculation has them
+ROWS = (1, 2, 4, 8, 16)  # of q per sequence, as in speculative decoding
 PAGES = (1, 4, 16, 64, 256)  # tokens
 VOCABULARY = 131072
 FLAT, PEAKED = 0.20, 0.96  # the probability of the 50 most probable tokens, about
-SEEDS = 20  # a draw takes as many passes as its luck is: the timed draws differ
+SEEDS = 20  # a draw's number of passes depends on luck, so the timed draws differ
 CHUNK = 64  # keys at a time
 
 
@@ -41,7 +41,7 @@ def split_kernel(
     splits,
     used,
     scale,
-    GROUP: tl.constexpr,  # at least used, and 16, as tl.dot asks
+    GROUP: tl.constexpr,  # at least used, and 16, as tl.dot requires
     D: tl.constexpr,
     N: tl.constexpr,
 ):
@@ -86,9 +86,9 @@ def merge_kernel(acc_ptr, stats_ptr, y_ptr, splits, used, D: tl.constexpr, SPLIT
 
 
 def split_decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, splits: int) -> torch.Tensor:
-    """Attention of q (batch, heads, rows, dim) to all of k and v (batch, key heads, keys, dim), the keys in splits.
+    """Attend with q (batch, heads, rows, dim) to all of k and v (batch, key heads, keys, dim), the keys in splits.
 
-    Rows of q see every key: with several, what speculation costs in time, not its causal mask.
+    Rows of q see every key: several rows show speculation's cost in time, without its causal mask.
     """
     batch, heads, rows, dim = q.shape
     key_heads, keys = k.shape[1:3]
@@ -103,13 +103,13 @@ def split_decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, splits: int)
 
 
 def cache_inputs(batch: int, keys: int, rows: int = 1, device="cuda", dtype=torch.bfloat16) -> tuple[torch.Tensor, ...]:
-    """q (batch, HEADS, rows, DIM), k and v (batch, KEY_HEADS, keys, DIM)."""
+    """Return q (batch, HEADS, rows, DIM), k and v (batch, KEY_HEADS, keys, DIM)."""
     q = torch.randn(batch, HEADS, rows, DIM, device=device, dtype=dtype)
     return q, *torch.randn(2, batch, KEY_HEADS, keys, DIM, device=device, dtype=dtype)
 
 
 def measure_splits() -> dict[str, dict[int | str, Timing]]:
-    """sequences x tokens -> splits, or "PyTorch" -> time of one layer's decode, rows of q included in the copies."""
+    """Return sequences x tokens -> splits, or "PyTorch" -> time of a layer's decode, copies of q's rows included."""
     found = {}
     for batch, keys in REFERENCE_POINTS:
         q, k, v = cache_inputs(batch, keys)
@@ -121,7 +121,7 @@ def measure_splits() -> dict[str, dict[int | str, Timing]]:
 
 
 def measure_rows() -> dict[int, dict[str, Timing]]:
-    """rows of q -> way -> time of one layer's attention to 16 caches of 8192 tokens: what speculation adds."""
+    """Return rows of q -> way -> time of one layer's attention to 16 caches of 8192 tokens: speculation's cost."""
     found = {}
     for rows in ROWS:
         q, k, v = cache_inputs(16, 8192, rows)
@@ -134,7 +134,7 @@ def measure_rows() -> dict[int, dict[str, Timing]]:
 
 
 def measure_rope_cache() -> dict[int, dict[str, Timing]]:
-    """tokens -> way -> time of norm, rotation and write into the cache, in bf16."""
+    """Return tokens -> way -> time of norm, rotation and cache write, in bf16."""
     found = {}
     for tokens in (1, 64, 4096):
         given = OP.inputs(tokens, HEADS, KEY_HEADS, DIM, dtype=torch.bfloat16, device="cuda")
@@ -145,7 +145,7 @@ def measure_rope_cache() -> dict[int, dict[str, Timing]]:
 
 
 def rope_cache_without_checks(q, k, v, cos_sin, positions, slots, key_cache, value_cache, q_weight, k_weight):
-    """rope_cache_reference where every token has a slot: without the search for them, for which the CPU waits."""
+    """Run rope_cache_reference when every token has a slot: without searching for these, for which the CPU waits."""
 
     def rotate(x, weight):
         x = torch.nn.functional.rms_norm(x, x.shape[-1:], weight, 1e-6)
@@ -160,7 +160,7 @@ def rope_cache_without_checks(q, k, v, cos_sin, positions, slots, key_cache, val
 
 
 def paged_inputs(sequences: int, keys: int, page: int, device="cuda", dtype=torch.bfloat16) -> tuple:
-    """What paged_attention takes: a cache in pages of any order, of all key heads' tokens one after another."""
+    """Return paged_attention's inputs: a cache of shuffled pages, each with all key heads of token after token."""
     q = torch.randn(sequences, HEADS, 1, DIM, device=device, dtype=dtype)
     pages = sequences * keys // page
     k, v = torch.randn(2, pages, page, KEY_HEADS, DIM, device=device, dtype=dtype).transpose(2, 3)
@@ -169,7 +169,7 @@ def paged_inputs(sequences: int, keys: int, page: int, device="cuda", dtype=torc
 
 
 def measure_pages() -> dict[str, dict[str, Timing]]:
-    """sequences x tokens -> tokens per page, or one page for each sequence -> time of paged_attention."""
+    """Return sequences x tokens -> tokens per page, or one page per sequence -> time of paged_attention."""
     found = {}
     for sequences, keys in REFERENCE_POINTS:
         sizes = {str(page): page for page in PAGES} | {"one page": keys}
@@ -181,7 +181,7 @@ def measure_pages() -> dict[str, dict[str, Timing]]:
 
 
 def flat_logits(rows: int, device="cuda") -> torch.Tensor:
-    """Return logits whose top 50 have about FLAT of the probability: far less than a language model's usually have."""
+    """Return logits whose top 50 have about FLAT of the probability: far less than usual for a language model."""
     return (2.5 * torch.randn(rows, VOCABULARY, device=device)).bfloat16()
 
 
@@ -192,7 +192,7 @@ def peaked_logits(rows: int, device="cuda") -> torch.Tensor:
 
 
 def measure_sample() -> dict[str, dict[str, Timing]]:
-    """rows, filters and logits -> way -> time of a draw from VOCABULARY logits in bf16."""
+    """Return rows, filters and logits -> way -> time of a draw from VOCABULARY logits in bf16."""
     found = {}
     filtered = 1.0, 50, 0.9  # temperature, top_k, top_p
     cases = {

@@ -21,11 +21,11 @@ from kernels.tiled.decoder_layer import OP, attend, decoder_layer_reference, pro
 # The sizes of Qwen3 0.6B, but with a head dimension of 64 (its own is 128), and of Llama 3 8B.
 SHAPES = {"small": (1024, 16, 8, 3072, 512), "8B": (4096, 32, 8, 14336, 1024)}
 RECORD = "h100_80gb_hbm3.json"  # where these are recorded, in benchmarks/results
-LAYERS = 8  # with weights of their own: one layer's would stay in L2
+LAYERS = 8  # each with its own weights: one layer's would stay in L2
 EPS = 1e-6
 BLOCK_N, BLOCK_K = 8, 1024  # the persistent kernel's tiles
 EMPTY = 100  # empty kernels per call
-STREAMS = 20  # kernels per call that read, each something else
+STREAMS = 20  # kernels per call that read, each different memory
 STREAM_BLOCK = 16384  # fp32: with 32 warps, one program per SM
 
 
@@ -38,7 +38,7 @@ def empty_kernel(x_ptr, PDL: tl.constexpr):
 
 @triton.jit
 def stream_kernel(x_ptr, y_ptr, blocks, BLOCK: tl.constexpr):
-    """Add up `blocks` blocks that follow one another."""
+    """Sum `blocks` consecutive blocks."""
     me = tl.program_id(0)
     total = tl.zeros((BLOCK,), tl.float32)
     for block in range(blocks):
@@ -65,11 +65,11 @@ def rows_kernel(
     LATE: tl.constexpr,
 ):
     tile, row = tl.program_id(0), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    weight = weight_block(weight_ptr, tile, 0, rows, cols, BLOCK_N, BLOCK_K)  # which no kernel writes
+    weight = weight_block(weight_ptr, tile, 0, rows, cols, BLOCK_N, BLOCK_K)  # no kernel writes it
     if PDL:
         if not LATE:
-            gdc_launch_dependents()  # the next kernel's programs may start as soon as there is room
-        gdc_wait()  # until the kernel before has ended and its stores are visible
+            gdc_launch_dependents()  # the next kernel's programs may start as soon as they fit
+        gdc_wait()  # until the previous kernel has ended and its stores are visible
     given = weight_ptr if other_ptr is None else other_ptr
     after = rows if other_ptr is None else tile  # a tile beyond the last is not loaded
     y, weight = product(
@@ -122,9 +122,9 @@ def one_query_kernel(
 def layer_in_steps(
     x, residual, attention_norm, qkv, keys, values, out, ffn_norm, gate, up, down, pdl: bool = False, late: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """(y, s) of decoder_layer in five launches, a kernel per step; the norms are computed by those who need them.
+    """Return decoder_layer's (y, s) from five launches, one kernel per step; kernels that need a norm compute it.
 
-    pdl: each kernel is launched before the one before it has ended, and waits for its stores (sm_90 and above); with
+    pdl: each kernel is launched before the previous one has ended, and waits for its stores (sm_90 and above); with
         `late` a kernel lets the next one start when it has loaded everything, otherwise at once.
     """
     length, key_heads, dim = keys.shape
@@ -152,7 +152,7 @@ def layer_in_steps(
 def layer_product_by_product(
     x, residual, attention_norm, qkv, keys, values, out, ffn_norm, gate, up, down
 ) -> tuple[Tensor, Tensor]:
-    """(y, s) of decoder_layer in eager PyTorch with a product each for q, k and v: before horizontal fusion."""
+    """Return decoder_layer's (y, s) in eager PyTorch with separate matmuls for q, k and v: before horizontal fusion."""
     key_heads, dim = keys.shape[1:]
     s = x + residual
     h = functional.rms_norm(s, s.shape, attention_norm, EPS)
@@ -168,14 +168,14 @@ def layer_product_by_product(
 
 
 def through(layer: Callable, layers: list[tuple], x: Tensor, residual: Tensor) -> Tensor:
-    """y of a stack: each layer's y and s are the next one's x and residual."""
+    """Return y of a stack: each layer's y and s are the next one's x and residual."""
     for weights in layers:
         x, residual, *_ = layer(x, residual, *weights)
     return x
 
 
 def in_graph(function: Callable[[], Tensor]) -> Callable[[], None]:
-    """The replay of a CUDA graph of the call."""
+    """Return the replay of a CUDA graph of the call."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -189,7 +189,7 @@ def in_graph(function: Callable[[], Tensor]) -> Callable[[], None]:
 
 
 def ways(shape: tuple[int, ...]) -> dict[str, Callable[[], Tensor]]:
-    """Way -> a call of LAYERS layers; each agrees with the reference."""
+    """Return way -> a call of LAYERS layers; each agrees with the reference."""
     layers = [OP.inputs(*shape, dtype=torch.bfloat16, device="cuda") for _ in range(LAYERS)]
     x, residual = layers[0][:2]
     weights = [layer[2:] for layer in layers]
@@ -208,8 +208,8 @@ def ways(shape: tuple[int, ...]) -> dict[str, Callable[[], Tensor]]:
 
 
 def measure_layer(shape: tuple[int, ...]) -> dict[str, dict[str, Timing | float]]:
-    """way -> {"call", "graph": time of LAYERS layers by the caller's clock, launched and replayed; "difference from
-    eager": of the result's norm}; a way that fails has no times."""
+    """Return way -> {"call", "graph": time of LAYERS layers by the caller's clock, launched and replayed; "difference
+    from eager": of the result's norm}; a way that fails has no times."""
     with torch.no_grad():
         calls = ways(shape)
         exact = calls["eager"]().float()
@@ -231,7 +231,7 @@ def measure_layer(shape: tuple[int, ...]) -> dict[str, dict[str, Timing | float]
 
 
 def measure_empty() -> dict[str, dict[str, Timing]]:
-    """What follows one another -> {"call", "graph"} time of EMPTY empty kernels: what a launch costs, and a gap."""
+    """Return launch mode -> {"call", "graph"} time of EMPTY empty kernels: the costs of a launch and a gap."""
     x = torch.zeros(1, device="cuda")
 
     def row(grid: int, pdl: bool) -> Callable[[], None]:
@@ -253,9 +253,9 @@ def measure_empty() -> dict[str, dict[str, Timing]]:
 
 
 def measure_ends() -> dict[str, dict[str, Timing]]:
-    """programs, blocks that each reads -> {"graph": time of STREAMS kernels}: how a kernel begins and ends.
+    """Return programs, blocks per program -> {"graph": time of STREAMS kernels}: a kernel's start and end.
 
-    One program fits on an SM. More blocks per program take longer by their bytes; what is left without them is the
+    One program fits on an SM. More blocks per program take longer by their bytes; the remaining time is the
     ramp-up. One program more than there are SMs runs alone at the end: the tail.
     """
     sms = torch.cuda.get_device_properties("cuda").multi_processor_count

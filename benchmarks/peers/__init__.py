@@ -13,13 +13,13 @@ import torch
 
 
 def offered(name: str, inputs: tuple) -> dict[str, Callable]:
-    """Label -> function of `inputs`, from every module here, for the catalogue's operation `name`."""
+    """Return label -> function of `inputs`, from every module here, for the catalogue's operation `name`."""
     modules = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
     return {label: function for module in modules for label, function in module.peers(name, inputs).items()}
 
 
 def peers(name: str, inputs: tuple) -> dict[str, Callable]:
-    """Those of `offered` that take these inputs."""
+    """Return those of `offered` that support these inputs."""
     return {label: function for label, function in offered(name, inputs).items() if _takes(function, inputs)}
 
 
@@ -27,6 +27,6 @@ def _takes(function: Callable, inputs: tuple) -> bool:
     try:
         with torch.no_grad():
             function(*inputs)
-    except Exception:  # a library's compiler raises what it likes where a row does not fit
+    except Exception:  # a library's compiler may raise anything if a row does not fit
         return False
     return True

@@ -18,7 +18,7 @@ BACKENDS = {"FlashAttention-2": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.
 
 
 def by_backend(backend: SDPBackend) -> Callable:
-    """scaled_dot_product_attention that this backend runs or nobody. Its causal mask begins top left."""
+    """Return scaled_dot_product_attention restricted to this backend. Its causal mask starts at the top left."""
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False) -> torch.Tensor:
         with sdpa_kernel(backend):
@@ -28,7 +28,7 @@ def by_backend(backend: SDPBackend) -> Callable:
 
 
 def flex(q: torch.Tensor, k: torch.Tensor, causal: bool) -> Callable:
-    """FlexAttention compiled for tensors of these shapes; its block mask, which says what to skip, is made once.
+    """Return FlexAttention compiled for these shapes; its block mask, the list of tiles to skip, is made once.
 
     Causal, its last query sees every key, as ours does.
     """
@@ -41,9 +41,9 @@ def flex(q: torch.Tensor, k: torch.Tensor, causal: bool) -> Callable:
 
 
 def flash_attention_4() -> dict[str, Callable]:
-    """FlashAttention-4 (CuTe DSL), which wants heads before the last axis; empty where it is not installed.
+    """Return FlashAttention-4 (CuTe DSL), which takes heads before the last axis; empty if it is not installed.
 
-    It runs on Hopper, too. Causal, its last query sees every key, as ours does.
+    It also runs on Hopper. Causal, its last query sees every key, as ours does.
     """
     if find_spec("flash_attn") is None:
         return {}
@@ -58,21 +58,21 @@ def flash_attention_4() -> dict[str, Callable]:
 
 
 def in_a_row(cache: torch.Tensor, block_table: torch.Tensor) -> torch.Tensor:
-    """The keys of all sequences, each with as many full pages, as (sequences, kv_heads, keys, dim)."""
+    """Return all sequences' keys, each with as many full pages, as (sequences, kv_heads, keys, dim)."""
     return cache[block_table.long()].transpose(1, 2).flatten(2, 3)
 
 
 def decoding(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Callable]:
-    """Peers of a causal call for the last tokens, whatever they are given beside q."""
+    """Return the peers of a causal call for the last tokens; they ignore all arguments except q."""
     flash, masked = by_backend(SDPBackend.FLASH_ATTENTION), flex(q, k, causal=True)
     return {
-        "FlashAttention-2": lambda q, *_: flash(q, k, v),  # without a mask: of several queries it does a little more
+        "FlashAttention-2": lambda q, *_: flash(q, k, v),  # no mask: with several queries it does a little more work
         "Flex": lambda q, *_: masked(q, k, v),
     }
 
 
 def peers(name: str, inputs: tuple) -> dict[str, Callable]:
-    """Those of flash_attention have a gradient."""
+    """Return the peers; those of flash_attention have a gradient."""
     if name == "paged_attention" and runtime.has_gpu():
         q, k_cache, v_cache, block_table, _ = inputs
         return decoding(q, in_a_row(k_cache, block_table), in_a_row(v_cache, block_table))

@@ -9,7 +9,7 @@ from kernels.tiled.conv_bn_act import conv_bn_act_reference
 
 
 def peers(name: str, inputs: tuple) -> dict[str, Callable]:
-    """cuDNN's convolution with bias and ReLU, its weights folded beforehand, and torch.compile's max-autotune."""
+    """Return cuDNN's convolution with bias and ReLU, weights folded beforehand, and torch.compile's max-autotune."""
     if name != "conv_bn_act" or not inputs[0].is_cuda:
         return {}
     x, weight, gamma, beta, mean, var = inputs

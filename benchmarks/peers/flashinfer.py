@@ -13,22 +13,22 @@ import torch
 
 from kernels.interpreter import runtime
 
-WORKSPACE = 128 * 2**20  # bytes, what its documentation gives a wrapper
+WORKSPACE = 128 * 2**20  # bytes, as its documentation recommends for a wrapper
 
 
 def peers(name: str, inputs: tuple) -> dict[str, Callable]:
-    """Decode of one query per sequence, and a draw from all tokens."""
+    """Return its decode of one query per sequence, and its draw from all tokens."""
     makers = {"paged_attention": _decode, "sample": _draw}
     if name not in makers or find_spec("flashinfer") is None or not runtime.has_gpu():
         return {}
     try:
         return {"FlashInfer": makers[name](*inputs)}
-    except Exception as error:  # its compiler, or a size that it refuses: a row that says so
+    except Exception as error:  # from its compiler, or an unsupported size: record it in the row
         return {"FlashInfer": _refuse(error)}
 
 
 def _decode(q, k_cache, v_cache, block_table, lengths) -> Callable:
-    """The plan, made once per step for all layers, is not timed: a server reads the lengths on the CPU for it."""
+    """Return the decode call. Its plan, made once per step for all layers on the CPU, is not timed."""
     from flashinfer import BatchDecodeWithPagedKVCacheWrapper
 
     if q.shape[2] != 1:
@@ -47,11 +47,11 @@ def _decode(q, k_cache, v_cache, block_table, lengths) -> Callable:
 
 
 def _draw(logits, seed, temperature=1.0, top_k=0, top_p=1.0) -> Callable:
-    """Its Gumbel-max kernel takes fp32 logits and no temperature: a conversion and a division come first."""
+    """Return its draw. Its Gumbel-max kernel takes fp32 logits and no temperature: we convert and divide first."""
     from flashinfer.sampling import sampling_from_logits
 
     if top_k or top_p < 1:
-        raise ValueError("with a filter it draws by another kernel, which is not timed here")
+        raise ValueError("with a filter it draws with another kernel, which is not timed here")
     return lambda x, *_: sampling_from_logits(x.float() / temperature)
 
 

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 
 
 def peers(name: str, inputs: tuple) -> dict[str, Callable]:
-    """Liger's version, which refuses rows of over 65536.
+    """Return Liger's version, which rejects rows of more than 65536 columns.
 
-    Its cross entropy waits for the GPU to count labels, and its backward pass only scales what the forward left.
+    Its cross entropy waits for the GPU to count labels, and its backward pass only scales the forward's result.
     """
     if find_spec("liger_kernel") is None:
         return {}
@@ -29,7 +29,7 @@ def peers(name: str, inputs: tuple) -> dict[str, Callable]:
         "geglu": LigerGELUMulFunction.apply,
         "layer_norm": lambda x, weight, bias: LigerLayerNormFunction.apply(x, weight, bias, 1e-5),
         "residual_rms_norm": lambda x, residual, weight: LigerFusedAddRMSNormFunction.apply(x, residual, weight, 1e-6),
-        # Not in place: a backward pass that is timed again and again would eat its own gradient.
+        # Not in place: a backward pass timed repeatedly would overwrite its own gradient.
         "rms_norm": lambda x, weight: LigerRMSNormFunction.apply(x, weight, 1e-6, 0.0, "llama", False),
         "softmax": LigerSoftmaxFunction.apply,
         "swiglu": LigerSiLUMulFunction.apply,

@@ -11,17 +11,17 @@ from kernels.interpreter import runtime
 
 
 def linear_alone(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """What a fused kernel would cost if its activation were free: linear and bias, one cuBLAS call."""
+    """Compute linear and bias in one cuBLAS call: a fused kernel's cost if its activation were free."""
     return linear(x, weight, bias)
 
 
 def cublaslt_epilogue(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """The product with bias and GELU (tanh) in one cuBLASLt call. On a CPU, PyTorch takes three steps."""
+    """Compute the matmul with bias and GELU (tanh) in one cuBLASLt call. On a CPU, PyTorch takes three steps."""
     return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
 
 
 def ffn_alone(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
-    """ffn's matmuls, without activation and gate."""
+    """Compute ffn's matmuls, without activation and gate."""
     h = linear(x, up)
     return linear(h if gate is None else linear(x, gate), down)
 
@@ -30,8 +30,8 @@ ALONE = {"linear_act": linear_alone, "ffn": ffn_alone}
 
 
 def peers(name: str, inputs: tuple) -> dict[str, Callable]:
-    """The bare matmuls, linear_act by cuBLASLt, and torch.compile with max-autotune (without its own CUDA graphs: the
-    timing makes one)."""
+    """Return the bare matmuls, linear_act by cuBLASLt, and torch.compile with max-autotune (without its own CUDA graph:
+    the timer captures one)."""
     if name not in ALONE or not runtime.has_gpu():
         return {}
     reference = CATALOGUE[name].reference

@@ -6,7 +6,7 @@ import torch
 
 
 def dequantised_grouped(x, logits, weight, scale, top_k: int = 8):
-    """All weights dequantised, tokens sorted by expert, one grouped matmul: what a user can do without a kernel."""
+    """Dequantise all weights, sort tokens by expert, run one grouped matmul: the best without a custom kernel."""
     values, chosen = logits.float().topk(top_k)
     experts, order = chosen.flatten().sort(stable=True)
     ends = torch.searchsorted(experts, torch.arange(len(weight), device=x.device), right=True).int()
@@ -18,7 +18,7 @@ def dequantised_grouped(x, logits, weight, scale, top_k: int = 8):
 
 
 def peers(name: str, inputs: tuple) -> dict[str, Callable]:
-    """The grouped matmul, where this PyTorch and GPU have it."""
+    """Return the grouped matmul, if this PyTorch and GPU support it."""
     if name != "moe_int8" or not inputs[0].is_cuda or not hasattr(torch, "_grouped_mm"):
         return {}
     return {"grouped_mm": dequantised_grouped}

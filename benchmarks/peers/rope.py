@@ -10,7 +10,7 @@ from kernels.interpreter import runtime
 
 
 def peers(name: str, inputs: tuple) -> dict[str, Callable]:
-    """For rope_cache; its reference looks for tokens without a slot, and the CPU waits for the answer."""
+    """Return rope_cache's compiled reference without its search for tokens without a slot, for which the CPU waits."""
     if name != "rope_cache" or not runtime.has_gpu():
         return {}
     return {"torch.compile, no checks": _compiled()}

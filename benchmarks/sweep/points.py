@@ -29,8 +29,8 @@ class Point:
         direction: "forward" or "backward".
         shape: as the catalogue's `inputs` and `work` take it.
         dtype: "bf16" or "fp32".
-        regime: the panel of the figure that the point stands in, such as "256 MB".
-        call: whether to time calls by the host's clock, too.
+        regime: the figure panel that shows the point, such as "256 MB".
+        call: whether to also time calls by the host's clock.
     """
 
     kernel: str
@@ -47,7 +47,7 @@ class Point:
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
-# The most telling first: what no kernel is tuned for, then the rest and the powers of two.
+# The most informative first: sizes that no kernel is tuned for, then the rest and the powers of two.
 WIDTHS = (
     *(10000, 5120, 50257, 4099, 12288, 1000, 127, 128256, 1024, 4096, 8192, 16384, 1025, 32000, 65536, 512, 131072),
     *(151936, 768, 2560, 14336, 50264, 32768, 7168, 2047, 18432, 50304, 256, 28672, 1536, 262144, 3584, 13824, 12289),
@@ -95,7 +95,7 @@ SERVING = {
 
 
 def rows_for(regime: str, width: int, dtype: torch.dtype) -> int:
-    """Rows of `width` elements: 2048, or as many as make 256 MB."""
+    """Return the number of rows of `width` elements: 2048, or enough for 256 MB."""
     return 2048 if regime == FEW else max(1, round(2**28 / (width * dtype.itemsize)))
 
 
@@ -140,7 +140,7 @@ def _serving() -> list[Point]:
 
 
 def interleaved(*lists: list[Point]) -> list[Point]:
-    """One list in which each stands spread over the whole, in its own order: whoever stops early has some of each."""
+    """Interleave the lists, each in its own order, so that a run that stops early has some of each."""
     ranked = ([((i + 0.5) / len(each), n, i) for i in range(len(each))] for n, each in enumerate(lists))
     return [lists[n][i] for _, n, i in merge(*ranked)]
 
@@ -149,8 +149,8 @@ POINTS = interleaved(_row_wise(), _elementwise(), _serving())
 
 
 def build(point: Point, device: str, only: Collection[str] = ()) -> tuple[dict[str, Callable[[], object]], Work]:
-    """What to time at a point: provider -> a call of no argument, its inputs made and, for a backward pass, its forward
-    done; and the work of it. A provider that refuses the point raises when it is called.
+    """Return provider -> a call of no argument to time, its inputs made and, for a backward pass, its forward done;
+    and its work. A provider that rejects the point raises when it is called.
 
     On the device "cpu": "fused", "plain" and "eager". With `only`, the providers named.
     """
@@ -166,5 +166,5 @@ def build(point: Point, device: str, only: Collection[str] = ()) -> tuple[dict[s
 
 
 def chosen(functions: dict[str, Callable], only: Collection[str]) -> dict[str, Callable]:
-    """Return the providers named in `only`, all of them where it names none."""
+    """Return the providers named in `only`, or all of them if it is empty."""
     return {name: function for name, function in functions.items() if not only or name in only}

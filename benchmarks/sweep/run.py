@@ -52,19 +52,19 @@ from kernels import CATALOGUE
 from kernels.interpreter import runtime
 
 RUNS = 10
-WORKERS = 20  # processes a GPU
+WORKERS = 20  # processes per GPU
 OURS = ("fused", "plain")
-START_SECONDS, BUILD_SECONDS, TIME_SECONDS = 180, 75, 60  # after which a process is given up
+START_SECONDS, BUILD_SECONDS, TIME_SECONDS = 180, 75, 60  # after which a process is abandoned
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def points() -> list[Point]:
-    """Every point of the sweep, the most telling first."""
+    """Return every point of the sweep, the most informative first."""
     return interleaved(row_wise.POINTS, tiled.POINTS)
 
 
 def tiny(point: Point) -> Point:
-    """The point at a size for the interpreter: it shows that the code runs."""
+    """Return the point at a size for the interpreter, to show that the code runs."""
     if point.kernel in tiled.PROVIDERS:
         return tiled.tiny(point)
     if point.kernel in row_wise.SERVING:
@@ -75,7 +75,7 @@ def tiny(point: Point) -> Point:
 
 
 class Process:
-    """A worker and the talk with it. `limits`: the ceilings of its GPU, once they are known."""
+    """A worker and its messages. `limits`: the ceilings of its GPU, once they are known."""
 
     def __init__(self, gpu: int, log):
         self.gpu, self.log, self.limits = gpu, log, {}
@@ -95,11 +95,11 @@ class Process:
         self.rest = b""
 
     def tell(self, **request) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the answer that does not come tells of its end
+        with contextlib.suppress(BrokenPipeError):  # the missing answer shows that it has ended
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
 
     def again(self) -> "Process":
-        """Itself, or another in its place where it has ended."""
+        """Return itself, or a replacement if it has ended."""
         if self.process.poll() is None:
             return self
         other = Process(self.gpu, self.log)
@@ -108,13 +108,13 @@ class Process:
         return other
 
     def take(self, limits: dict) -> None:
-        """Tell it the ceilings that another process of its GPU measured."""
+        """Send it the ceilings that another process of its GPU measured."""
         self.tell(ceilings=limits)
         self.answer(time.monotonic() + TIME_SECONDS)
         self.limits = limits
 
     def answer(self, deadline: float) -> dict:
-        """Its next answer; {"failed": why} where none comes until `deadline`, and then the process is ended."""
+        """Return its next answer; {"failed": why} if none comes by `deadline`, and then kill the process."""
         pipe = self.process.stdout
         while b"\n" not in self.rest:
             ready, _, _ = select.select([pipe], [], [], max(0, deadline - time.monotonic()))
@@ -132,9 +132,9 @@ class Process:
 
 
 class Sweep:
-    """The points that are left, and the file that their lines go to; shared by one thread per GPU.
+    """The remaining points, and the file for their lines; shared by one thread per GPU.
 
-    only: the providers to time; all of them where it is empty.
+    only: the providers to time; all of them if it is empty.
     """
 
     def __init__(self, left: list[Point], lines: Path, stop_at: float, only: list[str]):
@@ -155,7 +155,7 @@ class Sweep:
         return taken
 
     def start(self, gpu: int, number: int) -> list[Process]:
-        """So many processes on one GPU, whose ceilings are measured."""
+        """Start `number` processes on one GPU, and measure its ceilings."""
         processes = [Process(gpu, self.log) for _ in range(number)]
         names = [each.answer(time.monotonic() + START_SECONDS) for each in processes]
         processes[0].tell(ceilings=True)
@@ -167,8 +167,8 @@ class Sweep:
         return processes
 
     def go_on(self, processes: list[Process], calls: bool = False) -> None:
-        """Measure points in these processes until none or no time is left; with `calls`, those whose calls are timed
-        and which come first."""
+        """Measure points in these processes until no points or no time is left; with `calls`, only points whose calls
+        are timed, which come first."""
         while time.monotonic() < self.stop_at and (batch := self._some(len(processes), calls)):
             processes[:] = [each.again() for each in processes]
             self.round(list(zip(processes, batch, strict=False)))
@@ -196,7 +196,7 @@ def measure(chosen: list[Point], lines: Path, seconds: float, gpus: int, workers
     sweep = Sweep(sorted(chosen, key=lambda point: not point.call), lines, time.monotonic() + seconds, only)
     with ThreadPoolExecutor(gpus) as pool:
         of_gpus = list(pool.map(lambda gpu: sweep.start(gpu, workers), range(gpus)))
-        everyone = [process for same in zip(*of_gpus, strict=True) for process in same]  # a point a GPU, by turns
+        everyone = [process for same in zip(*of_gpus, strict=True) for process in same]  # one point per GPU, in turns
         sweep.go_on(everyone, calls=True)
         print(f"{sweep.done} points with calls measured, {sweep.failed} of them failed", flush=True)
         of_gpus = [[process for process in everyone if process.gpu == gpu] for gpu in range(gpus)]
@@ -211,7 +211,7 @@ def measure(chosen: list[Point], lines: Path, seconds: float, gpus: int, workers
 
 
 def read(files: list[Path]) -> Iterator[dict]:
-    """The lines of runs, but for one that a kill cut short."""
+    """Yield the lines of runs, except one that a kill cut short."""
     for path in files:
         for line in path.read_text().splitlines():
             try:
@@ -221,7 +221,7 @@ def read(files: list[Path]) -> Iterator[dict]:
 
 
 def point_of(line: dict, run: int) -> dict:
-    """Return a line as the record has it: "kernels" are those of our time beside the peers; plain's are in "ours"."""
+    """Return a line in the record's form: "kernels" are those of our time next to the peers; plain's are in "ours"."""
     if "failed" in line:
         return line | {"run": run}
     kernels = line["kernels"]
@@ -237,9 +237,9 @@ def point_of(line: dict, run: int) -> dict:
 def merged(point: dict, line: dict, runs: list[dict], only: Collection[str] = OURS) -> dict:
     """Return a recorded point with a newer measurement of the providers `only`; the others' times stay.
 
-    So does our time beside them where it is of the kernels that ours launches now; of a point that recorded none, where
-    its run had them. Otherwise the newer one takes its place, with its run as "fused_run". Calls stay as the earlier
-    run has them, all of one clock: what a launch costs the host hardly depends on the kernel."""
+    Our time next to them stays too if it is of today's kernels or, for a point without recorded kernels, if its run had
+    them. Otherwise the newer one replaces it, with its run as "fused_run". Calls keep the earlier run's times, all by
+    one clock: a launch's cost to the host hardly depends on the kernel."""
     peers = {name: times for name, times in line["gpu"].items() if name not in OURS}
     found = point | {"kernels": line["kernels"], "gpu": point["gpu"] | peers}
     if "plain" in only:
@@ -285,7 +285,7 @@ def record(files: list[Path], results: Path = RESULTS) -> Path:
 
 
 def report(found: RecordedSweep, kernels: list[str]) -> str:
-    """The tables of the kernels named, or a summary of all; then what is behind and why, falls or failed."""
+    """Return the tables of the kernels named, or a summary of all; then points behind, with reasons, or failed."""
     tables = [found.table(kernel) for kernel in kernels] or [found.summary()]
     late = [name for name in found.passes_behind(kernels) if name in SWEPT]
     tried = [line for name in late for line in wrapped(f"{name}: {SWEPT[name]}")]
@@ -304,13 +304,13 @@ def _share(text: str) -> tuple[int, int]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="fusion bench --sweep", description="Time the kernels at many more sizes.")
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", help="names in the catalogue; all of them by default")
-    parser.add_argument("--seconds", type=float, default=3600, help="begin nothing new after so many (default: 3600)")
+    parser.add_argument("--seconds", type=float, default=3600, help="start nothing new after so many (default: 3600)")
     parser.add_argument("--share", type=_share, default=(1, 1), metavar="N/M", help="every M-th point from the N-th")
-    parser.add_argument("--lines", type=Path, default=Path("sweep.jsonl"), metavar="FILE", help="a line a point")
-    parser.add_argument("--anew", action="store_true", help="measure what FILE holds already, too")
+    parser.add_argument("--lines", type=Path, default=Path("sweep.jsonl"), metavar="FILE", help="one line per point")
+    parser.add_argument("--anew", action="store_true", help="also measure points already in FILE")
     parser.add_argument("--only", nargs="+", metavar="PROVIDER", default=[], help="time these, such as fused plain")
     parser.add_argument("--changed", action="store_true", help="points recorded with an earlier version of a kernel")
-    parser.add_argument("--workers", type=int, default=WORKERS, help=f"processes a GPU (default: {WORKERS})")
+    parser.add_argument("--workers", type=int, default=WORKERS, help=f"processes per GPU (default: {WORKERS})")
     parser.add_argument("--recorded", action="store_true", help="measure nothing; show what was recorded on a GPU")
     parser.add_argument("--gpu", default="h100_80gb_hbm3", metavar="NAME", help="whose record (default: %(default)s)")
     parser.add_argument("--record", nargs="+", type=Path, metavar="FILE", help="measure nothing; merge these lines")

@@ -2,7 +2,7 @@
 
 Shapes are (m, k, n); (images, channels, height, width, out_channels, taps, stride); and (batch, heads, key heads,
 queries, keys, dim, causal). Everything is bf16. Versions that compile slowly, or need more memory than there is, are
-timed at some points only.
+timed only at some points.
 """
 
 import math
@@ -92,7 +92,7 @@ CONVOLUTIONS = {
 
 
 def _tokens(tokens: int) -> tuple[int, int]:
-    """(batch, heads) that make up 16384 tokens of 16 heads, or one batch of fewer heads where they are longer."""
+    """Return (batch, heads) for 16384 tokens of 16 heads, or one batch of fewer heads if sequences are longer."""
     return max(1, 16384 // tokens), 16 if tokens <= 16384 else 8
 
 
@@ -133,7 +133,7 @@ COMPILED = {  # torch.compile and Flex, at some of attention's points
     *FULL["decode"],
     *CAUSAL["decode"],
 }
-CALLED = {  # where a call's host time shows, too
+CALLED = {  # where a call's host time matters too
     *((m, 4096, 4096) for m in (1, 16, 128, 1024)),
     (32, 64, 56, 56, 64, 3, 1),
     (1, 1024, 14, 14, 256, 1, 1),
@@ -144,7 +144,7 @@ TUNED_CONVOLUTIONS = {(32, 64, 56, 56, 64, 3, 1), (32, 256, 28, 28, 256, 3, 1)}
 
 
 def _points() -> list[Point]:
-    """Regimes by turns, so that the first ones show a little of everything."""
+    """Return the points, alternating regimes, so that the first ones cover a little of everything."""
 
     def point(kernel: str, shape: tuple, regime: str, direction: str = "forward") -> Point:
         short = shape in CALLED and direction == "forward"
@@ -176,7 +176,7 @@ POINTS = _points()
 
 
 def _seen_pairs(queries: int, keys: int, causal: bool) -> int:
-    """Pairs of a query and a key that it sees, the last query seeing every key."""
+    """Return the number of pairs of a query and a key that it sees; the last query sees every key."""
     if not causal:
         return queries * keys
     first = max(0, keys - queries + 1)  # keys that the first query sees, or the first that sees any
@@ -213,7 +213,7 @@ def _linear(shape: tuple, inputs: tuple) -> dict[str, Callable]:
 
 
 def _tuned(function: Callable) -> Callable:
-    """By torch.compile, without CUDA graphs of its own: the timer makes one."""
+    """Return the function compiled by torch.compile, without its own CUDA graphs: the timer captures one."""
     return torch.compile(function, mode="max-autotune-no-cudagraphs", dynamic=False)
 
 
@@ -238,7 +238,7 @@ def _convolution(shape: tuple, inputs: tuple) -> dict[str, Callable]:
 def _attention(shape: tuple, inputs: tuple) -> dict[str, Callable]:
     batch, heads, _, queries, keys, _, causal = shape
     found = {"fused": flash_attention.flash_attention}
-    if queries == keys or not causal:  # PyTorch's causal mask begins top left
+    if queries == keys or not causal:  # PyTorch's causal mask starts at the top left
         found |= {label: by_backend(backend) for label, backend in BACKENDS.items()}
     found |= flash_attention_4()
     small = batch * heads * queries * keys <= SCORES
@@ -263,7 +263,7 @@ def _inputs(point: Point, device: str) -> tuple:
 
 
 def work(point: Point) -> Work:
-    """FLOPs and least bytes of one call, forward or backward as the point says."""
+    """Return FLOPs and minimum traffic of one call, forward or backward as in the point."""
     backward = point.direction == "backward"
     if point.kernel == "linear_act":
         of = linear_act.OP.backward_work if backward else linear_act.OP.work
@@ -272,7 +272,7 @@ def work(point: Point) -> Work:
 
 
 def tiny(point: Point) -> Point:
-    """The point at a size for the interpreter, its taps, stride, groups and mask as they are."""
+    """Return the point at a size for the interpreter, with its taps, stride, groups and mask unchanged."""
     shape = point.shape
     if point.kernel == "linear_act":
         return replace(point, shape=(min(shape[0], 5), 24, 40))
@@ -286,9 +286,9 @@ PROVIDERS = {"linear_act": _linear, "conv_bn_act": _convolution, "flash_attentio
 
 
 def build(point: Point, device: str, only: Collection[str] = ()) -> tuple[dict[str, Callable[[], object]], Work]:
-    """Provider -> call of no argument, its inputs made and, for a backward pass, its forward done; and a call's work.
+    """Return provider -> call of no argument, inputs made and, for a backward pass, forward done; and a call's work.
 
-    A provider that refuses the point raises when it is called. On the device "cpu": "fused", "plain" and "eager". With
+    A provider that rejects the point raises when it is called. On the device "cpu": "fused", "plain" and "eager". With
     `only`, the providers named.
     """
     inputs = _inputs(point, device)

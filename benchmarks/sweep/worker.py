@@ -2,7 +2,7 @@
 
 It reads one JSON object per line and answers with one: {"build": {"point": a Point's fields, "only": providers}}
 compiles and calls every provider once; {"time": runs} times the built point and drops it; {"ceilings": true} measures
-this GPU's current ceilings. Errors that a provider raises are part of the answer. benchmarks/sweep/run.py lets no
+this GPU's current ceilings. A provider's errors are part of the answer. benchmarks/sweep/run.py lets no
 process build on a GPU while another one times.
 """
 
@@ -27,17 +27,17 @@ from kernels.interpreter import runtime
 
 
 def _reason(error: BaseException) -> str:
-    """The error's kind and first line."""
+    """Return the error's type and first line."""
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:160]
 
 
 def _short(timing: Timing) -> list[float]:
-    """Median, low and high in microseconds, four digits."""
+    """Return median, low and high in microseconds, to four digits."""
     return [float(f"{seconds * 1e6:.4g}") for seconds in (timing.median, timing.low, timing.high)]
 
 
 def _waits(call: Callable) -> bool:
-    """Whether the host waits for the GPU in a call, so that its time on the GPU holds the host's, too."""
+    """Return whether the host waits for the GPU in a call, so that its GPU time includes the host's."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         call()
@@ -49,7 +49,7 @@ def _waits(call: Callable) -> bool:
 
 
 class Worker:
-    """What one process holds between two requests: the point that is built."""
+    """The state of one process between two requests: the built point."""
 
     def __init__(self):
         self.gpu = runtime.has_gpu()
@@ -65,7 +65,7 @@ class Worker:
     def build(self, request: dict) -> dict:
         """Compile and call every provider, or those in "only"; those that raise are dropped, with their reason.
 
-        "plain" is dropped too where it launches what "fused" does: no tuned kernel takes the point."""
+        "plain" is also dropped if it launches what "fused" does: no tuned kernel takes the point."""
         fields, self.only = request["point"], request["only"]
         self.point = Point(**fields | {"shape": tuple(fields["shape"])})
         self.refused, self.waits, self.kernels = {}, [], {}
@@ -96,7 +96,7 @@ class Worker:
         return True
 
     def time(self, runs: int) -> dict:
-        """The times of what was built, in microseconds, and the least that its work allows."""
+        """Time the built calls, in microseconds, and return the times with the minimum that their work allows."""
         forward = self.point.direction == "forward"
         with torch.set_grad_enabled(not forward):
             gpu = self._timed(self.calls, runs, graphs=forward)
@@ -126,7 +126,7 @@ class Worker:
     ) -> dict[str, Timing]:
         try:
             return benchmark_together(calls, runs=runs, graphs=graphs, launches=launches)
-        except Exception:  # one that cannot be captured, say: then each alone, and that one queued
+        except Exception:  # such as one that cannot be captured: then time each alone, and that one queued
             self._free()
         found = {}
         for name, call in calls.items():
@@ -152,7 +152,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     worker = Worker()
-    gc.freeze()  # a collection of all that is imported takes longer than a measurement
+    gc.freeze()  # garbage-collecting all imports takes longer than a measurement
     print(json.dumps({"ready": torch.cuda.get_device_name() if worker.gpu else "no GPU"}), file=answers)
     for line in sys.stdin:
         ((what, how),) = json.loads(line).items()
@@ -161,7 +161,7 @@ def main() -> None:
         except Exception as error:
             worker.calls = {}
             answer = {"failed": _reason(error)}
-            if "CUDA error" in str(error):  # nothing works in this process any more: another one takes its place
+            if "CUDA error" in str(error):  # nothing works in this process any more: a new one replaces it
                 print(json.dumps(answer), file=answers)
                 return
         print(json.dumps(answer), file=answers)

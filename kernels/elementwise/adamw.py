@@ -50,7 +50,7 @@ def update(
 def adamw_kernel(
     tensor_ptr,  # (tensors, 5) int64: addresses of parameter, gradient and both moments, then the number of elements
     chunk_ptr,  # (programs, 2) int64: tensor and first element
-    step_ptr,  # one fp32 element, or None: `step` then
+    step_ptr,  # one fp32 element, or None to use `step`
     scale_ptr,  # one fp32 element that the gradients are divided by, or None
     found_inf_ptr,  # one fp32 element, nonzero to skip the step, or None
     memory,  # the tensors that the addresses point into, where the interpreter checks and meters accesses, or None
@@ -75,7 +75,7 @@ def adamw_kernel(
     m_ptr = tl.load(row + 2).to(tl.pointer_type(M)) + start
     v_ptr = tl.load(row + 3).to(tl.pointer_type(M)) + start
     left = tl.load(row + 4) - start
-    if ALIGNED:  # a loaded address carries no alignment, and without one the compiler loads element by element
+    if ALIGNED:  # the alignment of a loaded address is unknown, and the compiler would load element by element
         p_ptr, g_ptr = tl.multiple_of(p_ptr, 16), tl.multiple_of(g_ptr, 16)
         m_ptr, v_ptr = tl.multiple_of(m_ptr, 16), tl.multiple_of(v_ptr, 16)
     if step_ptr is not None:
@@ -184,7 +184,7 @@ def adamw(
     Raises:
         TypeError: arguments are not lists of tensors, or have unsupported dtypes.
         ValueError: lists differ in length, shapes don't match, tensors aren't contiguous, devices differ, tensors are
-            on the CPU where kernels run on a GPU, or a number is out of range.
+            on the CPU while kernels run on a GPU, or a number is out of range.
     """
     lists = {"params": params, "grads": grads, "exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs}
     identity = _identity(lists)
@@ -257,12 +257,12 @@ def _check_lists(lists: dict[str, list[Tensor]]) -> None:
 
 def _check_numbers(step, lr, betas, eps, weight_decay) -> None:
     if not isinstance(step, Tensor) and (isinstance(step, bool) or not isinstance(step, int) or step < 1):
-        raise ValueError(f"adamw takes step as an int from 1 or a tensor, got {step!r}: count this step too")
+        raise ValueError(f"adamw takes step as an int of at least 1 or a tensor, got {step!r}: count this step too")
     for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
         if isinstance(value, Tensor) or not 0 <= value < math.inf:
-            raise ValueError(f"adamw takes {name} as a number from 0, got {value!r}: pass a float")
+            raise ValueError(f"adamw takes {name} as a number of at least 0, got {value!r}: pass a float")
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise ValueError(f"adamw takes betas as two numbers from 0 up to but not 1, got {betas!r}: see (0.9, 0.999)")
+        raise ValueError(f"adamw takes betas as two numbers in [0, 1), got {betas!r}: the usual ones are (0.9, 0.999)")
 
 
 def _check_single(name: str, x: Tensor | None, device: torch.device) -> None:
@@ -306,7 +306,7 @@ def adamw_reference(
 
 def adamw_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     """Return FLOPs and minimum traffic for tensors of these sizes, with moments in `dtype`: 14 operations per element;
-    parameter, gradient and moments in once, parameter and moments out once, without the tables."""
+    parameter, gradient and moments read once, parameter and moments written once, without the tables."""
     elements = sum(shape)
     return Work(
         flops=14 * elements, bytes_read=4 * elements * dtype.itemsize, bytes_written=3 * elements * dtype.itemsize

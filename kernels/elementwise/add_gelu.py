@@ -52,15 +52,15 @@ def add_gelu_kernel(
     a_ptr,  # (elements,)
     b_ptr,  # (elements,), a's dtype
     y_ptr,  # (elements,), a's dtype
-    sum_ptr,  # (elements,), a's dtype, or None where no backward pass follows
+    sum_ptr,  # (elements,), a's dtype, or None if no backward pass follows
     elements,
     BLOCK: tl.constexpr,
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
-    HAS_TAIL: tl.constexpr = False,  # 16 does not divide elements: the last program takes the rest (vectors.py)
+    HAS_TAIL: tl.constexpr = False,  # elements is not a multiple of 16: the last program takes the rest
 ):
     # int64 before the multiplication: element offsets pass 2**31 on large tensors.
     first = tl.program_id(0).to(tl.int64) * BLOCK
-    # Threads move 16 bytes at a time only if the compiler can see that 16 divides where a mask ends.
+    # Threads move 16 bytes at a time only if the compiler can see that the mask ends at a multiple of 16.
     end = elements // MULTIPLE * MULTIPLE if HAS_TAIL else elements
     add_gelu_block(first, end, a_ptr, b_ptr, y_ptr, sum_ptr, BLOCK, COMPUTE)
     if HAS_TAIL and tl.program_id(0) == tl.num_programs(0) - 1:
@@ -80,7 +80,7 @@ def add_gelu_backward_block(first, end, grad_y_ptr, sum_ptr, grad_ptr, BLOCK: tl
     reciprocal = 1.0 / (1.0 + e)
     gate = tl.where(z < 0, e, 1.0) * reciprocal
     slope = 1.5957691216057308 * (1.0 + 0.134145 * s * s)  # 2u'; 0.134145 = 3 * 0.044715
-    # A gate that is shut or wide open is flat; without the choice 0 * inf would make NaN where s^2 overflows.
+    # A fully closed or open gate is flat; without tl.where, 0 * inf would give NaN when s^2 overflows.
     bend = tl.where(e == 0.0, 0.0, s * slope * e * reciprocal * reciprocal)
     tl.store(grad_ptr + offset, (grad_y * (gate + bend)).to(grad_ptr.dtype.element_ty), mask=inside)
 
@@ -89,7 +89,7 @@ def add_gelu_backward_block(first, end, grad_y_ptr, sum_ptr, grad_ptr, BLOCK: tl
 def add_gelu_backward_kernel(
     grad_y_ptr,  # (elements,)
     sum_ptr,  # (elements,)
-    grad_ptr,  # (elements,): the gradient of the sum, which is a's and b's
+    grad_ptr,  # (elements,): the gradient of the sum, and so of a and b
     elements,
     BLOCK: tl.constexpr,
     COMPUTE: tl.constexpr,
@@ -164,7 +164,7 @@ def add_gelu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
     Raises:
         TypeError: an argument is not a floating-point tensor, or the dtypes differ.
-        ValueError: the shapes or devices differ, or the tensors are on the CPU where kernels run on a GPU.
+        ValueError: the shapes or devices differ, or the tensors are on the CPU while kernels run on a GPU.
     """
     a, b = in_widest(a, b)
     check_alike("add_gelu", a=a, b=b)
@@ -174,7 +174,7 @@ def add_gelu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def add_gelu_reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Compute the same as one writes it in PyTorch before thinking of memory."""
+    """Compute the same in plain PyTorch, one operation at a time."""
     return torch.nn.functional.gelu(a + b, approximate="tanh")
 
 

@@ -64,7 +64,7 @@ def bias_dropout_residual_kernel(
         keep = kept(seed, row, first, p, 1, BLOCK)
     else:
         keep = kept_at(seed, row, row * cols % 4 + first + col, p, 1, BLOCK)
-    # A product, as in PyTorch: NaN and inf stay visible where they are dropped.
+    # Multiply, as PyTorch does: dropped NaN and inf then stay visible.
     y = residual + (x + bias) * tl.where(keep, scale, 0.0)
     tl.store(y_ptr + row * cols + first + col, y.to(y_ptr.dtype.element_ty), mask=inside)
 
@@ -203,7 +203,7 @@ def bias_dropout_residual(
 
     Raises:
         TypeError: a tensor is not floating-point, x and residual differ in dtype, or seed is not int64.
-        ValueError: shapes or devices do not match, p is not within 0 to 1, or the tensors are on the CPU where kernels
+        ValueError: shapes or devices do not match, p is not within 0 to 1, or the tensors are on the CPU while kernels
             run on a GPU.
     """
     x, residual = in_widest(x, residual)
@@ -217,7 +217,7 @@ def bias_dropout_residual(
 def bias_dropout_residual_reference(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor | None = None, p: float = 0.1
 ) -> torch.Tensor:
-    """Compute the same as one writes it in PyTorch before thinking of memory; PyTorch's generator chooses the dropped
+    """Compute the same in plain PyTorch, one operation at a time; PyTorch's generator chooses the dropped
     elements."""
     return residual + torch.nn.functional.dropout(x + bias, p)
 
@@ -233,14 +233,14 @@ def bias_dropout_residual_oracle(
 
 def bias_dropout_residual_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     """Return FLOPs and minimum traffic: two additions and a multiplication per element, without the generator's integer
-    operations; x, bias, residual and the seed in once, y out once."""
+    operations; x, bias, residual and the seed read once, y written once."""
     elements, size = torch.Size(shape).numel(), dtype.itemsize
     return Work(flops=3 * elements, bytes_read=(2 * elements + shape[-1]) * size + 8, bytes_written=elements * size)
 
 
 def bias_dropout_residual_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     """Return FLOPs and minimum traffic of the gradients: a multiplication and an addition per element; y's gradient and
-    the seed in once, x's and the bias's out once (residual's is y's own)."""
+    the seed read once, x's and the bias's written once (residual's is y's own)."""
     elements, size = torch.Size(shape).numel(), dtype.itemsize
     return Work(flops=2 * elements, bytes_read=elements * size + 8, bytes_written=(elements + shape[-1]) * size)
 

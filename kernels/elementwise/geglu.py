@@ -42,11 +42,11 @@ def geglu_kernel(
     BLOCK: tl.constexpr,
     ACT: tl.constexpr,  # "gelu" or "gelu_tanh"
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
-    HAS_TAIL: tl.constexpr = False,  # 16 does not divide elements: the last program takes the rest (vectors.py)
+    HAS_TAIL: tl.constexpr = False,  # elements is not a multiple of 16: the last program takes the rest
 ):
     # int64 before the multiplication: element offsets pass 2**31 on large tensors.
     first = tl.program_id(0).to(tl.int64) * BLOCK
-    # Threads move 16 bytes at a time only if the compiler can see that 16 divides where a mask ends.
+    # Threads move 16 bytes at a time only if the compiler can see that the mask ends at a multiple of 16.
     end = elements // MULTIPLE * MULTIPLE if HAS_TAIL else elements
     geglu_block(first, end, gate_ptr, up_ptr, y_ptr, BLOCK, ACT, COMPUTE)
     if HAS_TAIL and tl.program_id(0) == tl.num_programs(0) - 1:
@@ -154,7 +154,7 @@ def geglu(gate: torch.Tensor, up: torch.Tensor, approximate: str = "none") -> to
 
     Raises:
         TypeError: an argument is not a floating-point tensor, or the dtypes differ.
-        ValueError: approximate is unknown, the shapes or devices differ, or the tensors are on the CPU where kernels
+        ValueError: approximate is unknown, the shapes or devices differ, or the tensors are on the CPU while kernels
             run on a GPU.
     """
     gate, up = in_widest(gate, up)
@@ -165,7 +165,7 @@ def geglu(gate: torch.Tensor, up: torch.Tensor, approximate: str = "none") -> to
 
 
 def geglu_reference(gate: torch.Tensor, up: torch.Tensor, approximate: str = "none") -> torch.Tensor:
-    """Compute the same as one writes it in PyTorch before thinking of memory."""
+    """Compute the same in plain PyTorch, one operation at a time."""
     return torch.nn.functional.gelu(gate, approximate=approximate) * up
 
 

@@ -12,8 +12,8 @@ above 0, so in training the forward pass writes one bit per element. For other a
     backward  ReLU: read the gradient, read the bit, write the gradient    4.125 B/element, one launch
               others: read the gradient, read the sum, write the gradient      6 B/element, one launch
 
-PyTorch reads y instead, and torch.compile a mask of one byte per element. The bits take extra memory, 1/16 of y's bytes
-in 16 bits, although the next layer usually saves y anyway. In return, y may be modified in place.
+PyTorch reads y instead, and torch.compile reads a mask of one byte per element. The bits take 1/16 of y's bytes in
+16 bits as extra memory, although the next layer usually saves y anyway. In return, y may be modified in place.
 
 Source: He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385; the activations and
 their sources: kernels/activations.py.
@@ -54,16 +54,16 @@ def residual_act_kernel(
     x_ptr,  # (elements,)
     residual_ptr,  # (elements,), x's dtype
     y_ptr,  # (elements,), x's dtype
-    kept_ptr,  # the sum, (elements,), or with ReLU one bit per element; None where no backward pass follows
+    kept_ptr,  # the sum, (elements,), or with ReLU one bit per element; None if no backward pass follows
     elements,
     BLOCK: tl.constexpr,
     ACT: tl.constexpr,  # a name in ACTIVATIONS
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
-    HAS_TAIL: tl.constexpr = False,  # 16 does not divide elements: the last program takes the rest (vectors.py)
+    HAS_TAIL: tl.constexpr = False,  # elements is not a multiple of 16: the last program takes the rest
 ):
     # int64 before the multiplication: element offsets pass 2**31 on large tensors.
     first = tl.program_id(0).to(tl.int64) * BLOCK
-    # Threads move 16 bytes at a time only if the compiler can see that 16 divides where a mask ends.
+    # Threads move 16 bytes at a time only if the compiler can see that the mask ends at a multiple of 16.
     end = elements // MULTIPLE * MULTIPLE if HAS_TAIL else elements
     residual_act_block(first, end, x_ptr, residual_ptr, y_ptr, kept_ptr, BLOCK, ACT, COMPUTE)
     if HAS_TAIL and tl.program_id(0) == tl.num_programs(0) - 1:
@@ -89,8 +89,8 @@ def residual_act_backward_block(
 @triton.jit
 def residual_act_backward_kernel(
     grad_y_ptr,  # (elements,)
-    kept_ptr,  # what the forward kept
-    grad_ptr,  # (elements,): the gradient of the sum, which is x's and residual's
+    kept_ptr,  # as the forward pass wrote it
+    grad_ptr,  # (elements,): the gradient of the sum, and so of x and residual
     elements,
     BLOCK: tl.constexpr,
     ACT: tl.constexpr,
@@ -175,7 +175,7 @@ def residual_act(x: torch.Tensor, residual: torch.Tensor, act: str = "relu") -> 
 
     Raises:
         TypeError: an argument is not a floating-point tensor, or the dtypes differ.
-        ValueError: act is unknown, the shapes or devices differ, or the tensors are on the CPU where kernels run on a
+        ValueError: act is unknown, the shapes or devices differ, or the tensors are on the CPU while kernels run on a
             GPU.
     """
     x, residual = in_widest(x, residual)
@@ -187,7 +187,7 @@ def residual_act(x: torch.Tensor, residual: torch.Tensor, act: str = "relu") -> 
 
 
 def residual_act_reference(x: torch.Tensor, residual: torch.Tensor, act: str = "relu") -> torch.Tensor:
-    """Compute the same as one writes it in PyTorch before thinking of memory."""
+    """Compute the same in plain PyTorch, one operation at a time."""
     return ACTIVATIONS[act](x + residual)
 
 

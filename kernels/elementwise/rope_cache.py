@@ -26,7 +26,7 @@ from kernels.op import FusedOp, Work, refuse_transforms, refuse_transforms_of_op
 
 @triton.jit
 def rotated(x_ptr, x_at, mask, weight_ptr, cos, sin, col, half, eps):
-    """Return both halves of heads of 2 half elements, normalised where they have a weight, rotated."""
+    """Return both halves of heads of 2 * half elements, normalised if they have a weight, then rotated."""
     x1 = tl.load(x_ptr + x_at, mask=mask, other=0.0).to(tl.float32)
     x2 = tl.load(x_ptr + x_at + half, mask=mask, other=0.0).to(tl.float32)
     if weight_ptr is not None:
@@ -69,7 +69,7 @@ def rope_cache_kernel(
     col = tl.arange(0, BLOCK)[None, :]
     position = tl.load(position_ptr + token)
     known = (position >= 0) & (position < max_position) & (col < half)
-    nan = float("nan")  # of a position that the table doesn't have: seen, not guessed
+    nan = float("nan")  # for a position outside the table: visible, not a guess
     cos = tl.load(cos_sin_ptr + position * 2 * half + col, mask=known, other=nan).to(tl.float32)
     sin = tl.load(cos_sin_ptr + position * 2 * half + half + col, mask=known, other=nan).to(tl.float32)
     query_parts = tl.cdiv(heads, HEADS)
@@ -106,7 +106,7 @@ def rope_cache_kernel(
 
 
 def settings(heads: int, dim: int) -> dict:
-    """Return HEADS, BLOCK and num_warps for `heads` heads of `dim` elements: four warps take eight heads."""
+    """Return HEADS, BLOCK and num_warps for `heads` heads of `dim` elements: four warps per eight heads."""
     return {"HEADS": min(8, next_power_of_2(heads)), "BLOCK": next_power_of_2(dim // 2), "num_warps": 4}
 
 
@@ -187,7 +187,7 @@ def rope_cache(
     Raises:
         TypeError: arguments are not tensors of one floating-point dtype, or positions or slots are not int64.
         ValueError: shapes don't match, dim is odd, the cache's heads aren't contiguous, eps is out of range, devices
-            differ, or tensors are on the CPU where kernels run on a GPU.
+            differ, or tensors are on the CPU while kernels run on a GPU.
         RuntimeError: a gradient, a forward-mode derivative or vmap is requested.
     """
     if not torch.compiler.is_compiling():  # there the operator refuses
@@ -267,8 +267,8 @@ def rope_cache_reference(
 
 def rope_cache_work(shape: tuple[int, int, int, int], dtype: torch.dtype) -> Work:
     """Return FLOPs and minimum traffic for (tokens, heads, key heads, dim), each head with a norm: 3 operations per
-    rotated element and 4 for its norm; q, k, v, both weights, a position's row of fp32, position and slot in once; q, k
-    and v out once."""
+    rotated element and 4 for its norm; q, k, v, both weights, a position's row of fp32, position and slot read once;
+    q, k and v written once."""
     tokens, heads, key_heads, dim = shape
     rotated, elements = tokens * (heads + key_heads) * dim, tokens * (heads + 2 * key_heads) * dim
     read = (elements + 2 * dim) * dtype.itemsize + tokens * (4 * dim + 16)
@@ -280,7 +280,7 @@ PAGE_SIZE = 16
 
 def _inputs(tokens: int, heads: int, key_heads: int, dim: int, device="cpu", **options) -> tuple:
     q, k, v = (torch.randn(tokens, n, dim, device=device, **options) for n in (heads, key_heads, key_heads))
-    positions = torch.randperm(tokens, device=device)  # one token reads each row of the table
+    positions = torch.randperm(tokens, device=device)  # each row of the table is read by one token
     pages = -(-tokens // PAGE_SIZE) + 1
     slots = torch.randperm(pages * PAGE_SIZE, device=device)[:tokens]
     caches = torch.zeros(2, pages, key_heads, PAGE_SIZE, dim, device=device, **options)

@@ -39,11 +39,11 @@ def swiglu_kernel(
     elements,
     BLOCK: tl.constexpr,
     COMPUTE: tl.constexpr,  # the dtype of the arithmetic
-    HAS_TAIL: tl.constexpr = False,  # 16 does not divide elements: the last program takes the rest (vectors.py)
+    HAS_TAIL: tl.constexpr = False,  # elements is not a multiple of 16: the last program takes the rest
 ):
     # int64 before the multiplication: element offsets pass 2**31 on large tensors.
     first = tl.program_id(0).to(tl.int64) * BLOCK
-    # Threads move 16 bytes at a time only if the compiler can see that 16 divides where a mask ends.
+    # Threads move 16 bytes at a time only if the compiler can see that the mask ends at a multiple of 16.
     end = elements // MULTIPLE * MULTIPLE if HAS_TAIL else elements
     swiglu_block(first, end, gate_ptr, up_ptr, y_ptr, BLOCK, COMPUTE)
     if HAS_TAIL and tl.program_id(0) == tl.num_programs(0) - 1:
@@ -133,7 +133,7 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
     Raises:
         TypeError: an argument is not a floating-point tensor, or the dtypes differ.
-        ValueError: the shapes or devices differ, or the tensors are on the CPU where kernels run on a GPU.
+        ValueError: the shapes or devices differ, or the tensors are on the CPU while kernels run on a GPU.
     """
     gate, up = in_widest(gate, up)
     check_alike("swiglu", gate=gate, up=up)
@@ -141,7 +141,7 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def swiglu_reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Compute the same as one writes it in PyTorch before thinking of memory."""
+    """Compute the same in plain PyTorch, one operation at a time."""
     return torch.nn.functional.silu(gate) * up
 
 

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from kernels.arguments import cdiv, multiprocessors
 
-MULTIPLE = tl.constexpr(16)  # elements: 16 bytes if each has one
+MULTIPLE = tl.constexpr(16)  # elements: 16 bytes at one byte each
 
 
 def has_tail(elements: int) -> bool:

@@ -20,18 +20,18 @@ _MEANINGS = (
     (r"for \*\* or pow", "a block has no **: write s * s * s for a cube, tl.sqrt(s) for a root"),
     (r"for @:", "a block has no @: write tl.dot(a, b)"),
     (r"bad operand type for abs", "a block has no abs(): write tl.abs(x)"),
-    (r"argument 'input' .*must be Tensor, not tensor", "torch knows no blocks: use tl's functions, such as tl.exp"),
-    (r"'NoneType' object has no attribute 'to_tensor'", "NumPy knows no blocks: use tl's functions, such as tl.exp"),
+    (r"argument 'input' .*must be Tensor, not tensor", "torch takes no blocks: use tl's functions, such as tl.exp"),
+    (r"'NoneType' object has no attribute 'to_tensor'", "NumPy takes no blocks: use tl's functions, such as tl.exp"),
     (
         r"cannot reshape array of size \d+ into shape \(\)|only .*arrays can be converted to Python scalars",
         "a block of values is not one number: float(), range() and math's functions take one; use tl's functions",
     ),
     (r"'torch.dtype' object has no attribute", "a kernel's dtypes are Triton's: write x.to(tl.float32)"),
-    (r"'dtype' object is not callable", "a dtype is no function: write x.to(tl.float32)"),
-    (r"'int' object is not iterable", "a block has no elements to index or walk: load them, or take tl.sum, tl.max"),
+    (r"'dtype' object is not callable", "a dtype is not a function: write x.to(tl.float32)"),
+    (r"'int' object is not iterable", "a block cannot be indexed or looped over: load elements, or use tl.sum, tl.max"),
     (
         r"unsupported tensor index",
-        "a block is indexed with : and None only, x[:, None]; to take a part, load that part",
+        "index a block with : and None only, x[:, None]; to use a part, load that part",
     ),
     (
         r"Shape element \d+ must have type|arange's arguments must be of type tl.constexpr",
@@ -43,21 +43,21 @@ _MEANINGS = (
     ),
     (r"'tensor' has no len\(\)", "a block has no len(): pass the number of elements to the kernel"),
     (r"does not support item assignment", "a block cannot be changed in place: write tl.where(condition, new, old)"),
-    (r"Expected dtype .*but got (\w+)", r"this function takes fp32 or fp64 and got \1: write x.to(tl.float32) first"),
-    (r"numpy data itemsize .* for triton type int", "an integer stands where a float belongs: write 2.0, not 2"),
+    (r"Expected dtype .*but got (\w+)", r"this function takes fp32 or fp64, got \1: write x.to(tl.float32) first"),
+    (r"numpy data itemsize .* for triton type int", "an integer is passed instead of a float: write 2.0, not 2"),
     (r"Unsupported ptr type", "tl.load and tl.store take a pointer: write tl.load(x_ptr + offsets)"),
-    (r"cannot cast .* to|incompatible types? .*pointer", "a pointer stands where a value belongs: tl.load it first"),
+    (r"cannot cast .* to|incompatible types? .*pointer", "a pointer is used as a value: tl.load it first"),
     (
         r"invalid operands of type .*float",
         "&, | and % of floats are not defined: compare first, or convert to integers",
     ),
     (
         r"'(\w+)' object has no attribute 'type'",
-        r"\1 stands where a tensor belongs: launch with a torch.Tensor, and load from its pointer",
+        r"\1 is passed instead of a tensor: launch with a torch.Tensor, and load from its pointer",
     ),
     (
         r"not supported between instances of .*'NoneType'",
-        "None stands where a number belongs: pass that argument (tl.flip takes its dimension)",
+        "None is passed instead of a number: pass that argument (tl.flip takes its dimension)",
     ),
     (r"maximum recursion depth", "a kernel cannot call itself: write a loop"),
     (r"'Builder' object has no attribute 'create_(\w+)'", r"the interpreter has no \1: it needs a GPU"),
@@ -75,7 +75,7 @@ _MEANINGS = (
         r"Cannot make_shape_compatible: incompatible dimensions at index (\d+): (\d+) and (\d+)",
         r"these blocks have \2 and \3 elements along axis \1: check which need x[:, None] and which x[None, :]",
     ),
-    (r"multiple values for argument '_semantic'", "too many arguments: pass all but the first few by name"),
+    (r"multiple values for argument '_semantic'", "too many positional arguments: pass all but the first few by name"),
 )
 LONGEST = 300  # characters
 
@@ -101,7 +101,7 @@ def meaning(error: Exception) -> str:
         if missing[1] in _DTYPES:
             return f"a block has no .{missing[1]}(): write x.to(tl.{_DTYPES[missing[1]]})"
         return (
-            f"a block has no .{missing[1]}: {_NOT_IN_TL.get(missing[1], 'blocks have what tl has, not what torch has')}"
+            f"a block has no .{missing[1]}: {_NOT_IN_TL.get(missing[1], 'blocks have the methods of tl, not of torch')}"
         )
     for pattern, means in _MEANINGS:
         if found := re.search(pattern, said):

@@ -74,7 +74,7 @@ class Bounds:
         does = {"read": "loads", "write": "stores", "atomic": "changes"}[kind]
         who = f"lane {lane[0] if len(lane) == 1 else lane}" if addresses.size > 1 else "it"
         if not self._extents:
-            return f"{who} {does} an element where every tensor is empty: return before launching"
+            return f"{who} {does} an element, but every tensor is empty: return before launching"
         # A stray lane may be nearer to another tensor: prefer the tensors that the other lanes access.
         reached = [each for each in self._extents if ((inside >= each.low) & (inside < each.high)).any()]
         nearest = min(reached or self._extents, key=lambda extent: extent.away(address))

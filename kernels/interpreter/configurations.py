@@ -59,7 +59,7 @@ def pruned(tuner: Autotuner, arguments: dict, named: dict) -> list[triton.Config
             try:
                 times = {config: tuner.perf_model(**arguments, **named, **config.all_kwargs()) for config in found}
                 found = sorted(found, key=times.get)
-            except Exception:  # it asked for a GPU; none is there
+            except Exception:  # it needs a GPU
                 return list(found)
         return list(found)
     finally:

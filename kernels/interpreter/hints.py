@@ -45,7 +45,7 @@ def _promise(input, values, *, name: str):
             wrong = np.moveaxis(block, axis, -1)[~kept][0]
             what = "an address" if pointer else "a value"
             raise ValueError(
-                f"tl.{name}(..., {value}) is not true: {what} of it is {int(wrong)}; a GPU would go elsewhere"
+                f"tl.{name}(..., {value}) is not true: {what} of it is {int(wrong)}; a GPU would access other addresses"
             )
     return input
 

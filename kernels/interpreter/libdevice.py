@@ -514,7 +514,5 @@ def call(symbol: str, arguments: list[np.ndarray]) -> np.ndarray:
     function = FUNCTIONS.get(symbol.removeprefix("__nv_"))
     if function is None:
         name = symbol.removeprefix("__nv_")
-        raise NotImplementedError(
-            f"libdevice's {name} is not interpreted, it needs a GPU: write it with tl's functions"
-        )
+        raise NotImplementedError(f"libdevice's {name} needs a GPU: without one, write it with tl's functions")
     return np.asarray(function(*np.broadcast_arrays(*arguments)))

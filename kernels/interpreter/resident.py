@@ -116,6 +116,6 @@ def _deadlock(left: list[_Program]) -> str:
     said = [f"{each.index} {each.waits_for()}" for each in left[:LISTED]]
     more = f" and {len(left) - LISTED} more" if len(left) > LISTED else ""
     return (
-        f"deadlock: all programs that have not ended wait: {', '.join(said)}{more}: signal once for each share that is "
-        "waited for, in programs that do not wait for these"
+        f"deadlock: all programs that have not ended wait: {', '.join(said)}{more}: signal once per share that they "
+        "wait for, in programs that do not wait for these"
     )

@@ -91,7 +91,7 @@ MAX_PROGRAMS = 2**20  # per launch: ten minutes with a small kernel
 RESIDENT = 132  # programs of a cooperative launch: one per SM of an H200, which fits any kernel
 LANES = 32  # per warp
 VECTOR = 16  # bytes: a lane's widest load
-MOST_HELD = 256  # a block's elements per thread, about one per register; twice as many compile for a minute
+MOST_HELD = 256  # a block's elements per thread, about one per register; twice as many take a minute to compile
 
 # Code objects of interpreted kernels: a frame that runs one of these is in the kernel's own source.
 kernel_code: set[types.CodeType] = set()
@@ -136,8 +136,8 @@ def observed(observer):
 
     Tensors on a GPU are copied to the host and back. The observer needs three methods:
 
-    `launch(kernel, grid, on_host, given)`, called before a launch. `grid` is three ints; `on_host` has the arguments by
-        name as host values, `given` as the caller passed them, including launch options. Returns the programs to run,
+    `launch(kernel, grid, on_host, given)`, called before a launch. `grid` is three ints; `on_host` maps the arguments'
+        names to host values, `given` to what the caller passed, including launch options. Returns the programs to run,
         or None for all.
     `program(index)`, called before each program; `index` is three ints.
     `access(kind, addresses, mask, itemsize)`, called at each load ("read"), store ("write") and atomic ("atomic"), with
@@ -449,7 +449,7 @@ class Builder(interpreter.InterpreterBuilder):
 
     def create_int_to_ptr(self, val, dst_ty):
         if not _bounds.hold(val.data):
-            raise ValueError("a pointer made from a number is in no tensor of the launch: pass that tensor, too")
+            raise ValueError("a pointer made from a number points into no tensor of the launch: pass that tensor too")
         return super().create_int_to_ptr(val, dst_ty)
 
     # GPU only
@@ -857,7 +857,7 @@ def _interpreted_run(self: JITFunction, *args, grid, warmup, **kwargs):
     resident = getattr(_observer, "multiprocessors", None) or RESIDENT
     if cooperative and math.prod(grid) > resident:
         raise ValueError(
-            f"{name}: a cooperative launch of {math.prod(grid)} programs, where {resident} are certain to be resident, "
+            f"{name}: a cooperative launch of {math.prod(grid)} programs; only {resident} are certain to be resident, "
             f"one per multiprocessor: launch at most {resident}, each with more work"
         )
 
@@ -885,7 +885,7 @@ def _in_order(grid: tuple[int, int, int]):
     programs = math.prod(grid)
     if programs > MAX_PROGRAMS:
         raise ValueError(
-            f"a grid of {programs:,} program instances would be interpreted for hours, of {MAX_PROGRAMS:,} at most: "
+            f"a grid of {programs:,} program instances would be interpreted for hours; the limit is {MAX_PROGRAMS:,}: "
             "take larger blocks and count with triton.cdiv(elements, BLOCK), or smaller tensors"
         )
     return ((x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0]))
@@ -998,8 +998,8 @@ def _refuse_large_blocks(module, metadata, options, *rest):
     threads = LANES * options.num_warps * options.num_ctas
     if largest > MOST_HELD * threads:
         raise ValueError(
-            f"a block of {largest} elements is {largest // threads} for each of {threads} threads, which has at most "
-            f"255 registers, and would compile for minutes: make it at most {MOST_HELD * threads}, or num_warps larger"
+            f"a block of {largest} elements is {largest // threads} per thread with {threads} threads of at most 255 "
+            f"registers, and would take minutes to compile: make it at most {MOST_HELD * threads}, or num_warps larger"
         )
     return _make_ttgir(module, metadata, options, *rest)
 

@@ -29,10 +29,10 @@ LOWEST = tl.constexpr(-(2.0**120))  # finite in fp32 even times a scale of 2**7,
 
 @triton.jit
 def unscaled(given, SCALE: tl.constexpr, COMPUTE: tl.constexpr):
-    """Return the floating-point mask `given` over SCALE, which is added to scores before scaling.
+    """Return the floating-point mask `given`, divided by SCALE because it is added to scores before scaling.
 
-    A finite value below LOWEST, such as the dtype's minimum, becomes LOWEST: over SCALE it would be -inf, but a row
-    that hides all keys this way should be their mean, not empty.
+    A finite value below LOWEST, such as the dtype's minimum, becomes LOWEST: divided by SCALE it would be -inf,
+    but a row that masks all keys this way should be their mean, not empty.
     """
     given = given.to(COMPUTE)
     over = given * (1 / SCALE)
@@ -103,7 +103,7 @@ def attention_scores_kernel(
     row = (start + tl.arange(0, BLOCK_M)).to(tl.int64)
     end, last, by_all = visible_keys(start, queries, keys, CAUSAL, BLOCK_M)
     end = tl.maximum(end, 0) if CAUSAL else end
-    # Eight peaks and totals per row, each in one thread: only at the end do threads combine a row's.
+    # Eight peaks and totals per row, each in one thread; threads combine a row's only at the end.
     peak = tl.full((BLOCK_M, 8), -float("inf"), COMPUTE)
     total = tl.zeros((BLOCK_M, 8), COMPUTE)
     for n in tl.range(0, end, BLOCK_N):
@@ -112,11 +112,11 @@ def attention_scores_kernel(
         )  # fmt: skip
         s = s.reshape(BLOCK_M, BLOCK_N // 8, 8)
         higher = tl.maximum(peak, tl.max(s, axis=1) * FACTOR)
-        # What has seen no key yet would compute -inf - -inf.
+        # Before the first visible key, this would compute -inf - -inf.
         base = tl.where(higher == -float("inf"), 0.0, higher)
         total = total * tl.exp2(peak - base) + tl.sum(tl.exp2(s * FACTOR - base[:, None, :]), axis=1)
         peak = higher
-    # peak + log2(total) would lose the logarithm where the peak is large. A row that sees no key is 0.
+    # peak + log2(total) would lose the logarithm's digits if the peak is large. A row that sees no key is 0.
     top = tl.max(peak, axis=1)
     base = tl.where(top == -float("inf"), 0.0, top)
     total = tl.sum(total * tl.exp2(peak - base[:, None]), axis=1)
@@ -131,7 +131,7 @@ def attention_scores_kernel(
         inside = (row < queries)[:, None] & (tl.arange(0, BLOCK_N) < keys - n)[None, :]
         # Streaming: p is not read again here, and should not drive k out of L2.
         tl.store(p_ptr + at + n, p.to(p_ptr.dtype.element_ty), mask=inside, cache_modifier=".cs")
-    # 0 for keys that no row here sees, but in a row with NaN all of it is NaN, as in PyTorch.
+    # 0 for keys that no row here sees, but a row with a NaN is all NaN, as in PyTorch.
     unseen = tl.broadcast_to((total * 0.0)[:, None], (BLOCK_M, BLOCK_N)).to(p_ptr.dtype.element_ty)
     for n in tl.range(tl.cdiv(end, BLOCK_N) * BLOCK_N, keys, BLOCK_N):
         inside = (row < queries)[:, None] & (tl.arange(0, BLOCK_N) < keys - n)[None, :]
@@ -196,8 +196,8 @@ def attention_scores(
             contiguous, or do not start at multiples of 16 bytes, are copied first.
         k: (batch, key heads, keys, dim), of q's dtype and on its device. heads is a multiple of key heads; each key
             head serves that many neighbouring query heads.
-        causal: query i sees key j if j - keys <= i - queries: the last query sees every key, and each earlier one a key
-            less.
+        causal: query i sees key j if j - keys <= i - queries: the last query sees every key, each earlier query one key
+            fewer.
         mask: broadcasts to (batch, heads, queries, keys), any strides: either bool, True where a query sees a key, or
             floating-point, added to the scaled scores.
         scale: positive multiplier for the scores; 1 / sqrt(dim) by default. Each value compiles a new kernel.
@@ -211,18 +211,18 @@ def attention_scores(
     Raises:
         TypeError: q or k is not a floating-point tensor, the dtypes differ, or mask is neither bool nor floating-point.
         ValueError: shapes do not match, scale is not a positive normal fp32 number, the result dtype is another one,
-            devices differ, or tensors are on the CPU where kernels run on a GPU.
+            devices differ, or tensors are on the CPU while kernels run on a GPU.
     """
     q, k = as_autocast_says(q, k)
     check_heads("attention_scores", causal, scale, enable_gqa, more, q=q, k=k)
     check_mask("attention_scores", mask, q, k)
     if dtype not in (None, q.dtype, torch.float32):
-        raise ValueError(f"attention_scores gives q's dtype or float32, not {dtype}: use .to(dtype) on its result")
+        raise ValueError(f"attention_scores returns q's dtype or float32, got {dtype}: use .to(dtype) on its result")
     return attention_scores_op(q, k, causal, mask, scale, dtype)
 
 
 def attention_scores_reference(q, k, causal: bool = False, mask=None, scale: float | None = None, dtype=None) -> Tensor:
-    """Compute the same as one writes it in PyTorch before thinking of memory."""
+    """Compute the same in plain PyTorch, one operation at a time."""
     if k.shape[1] not in (0, q.shape[1]):
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     s = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
@@ -238,7 +238,7 @@ def attention_scores_reference(q, k, causal: bool = False, mask=None, scale: flo
 
 def attention_scores_work(shape: tuple[int, int, int, int, bool], dtype: torch.dtype) -> Work:
     """Return FLOPs and minimum traffic for (batch, heads, tokens, dim, causal) with p in fp32: a matmul, 2 dim
-    operations, and 5 for the softmax, per pair of a query and a visible key; q and k in once, p out once."""
+    operations, and 5 for the softmax, per pair of a query and a visible key; q and k read once, p written once."""
     batch, heads, tokens, dim, causal = shape
     pairs = batch * heads * (tokens * (tokens + 1) // 2 if causal else tokens**2)
     return Work((2 * dim + 5) * pairs, 2 * batch * heads * tokens * dim * dtype.itemsize, 4 * batch * heads * tokens**2)

@@ -177,7 +177,7 @@ def conv_bn_act(
     Raises:
         TypeError: an argument is not a tensor of one of these dtypes, those of x and weight differ, or `more` is given.
         ValueError: shapes do not match, the filter is wider than the padded x, act is unknown, stride is below 1,
-            padding is negative, devices differ, or tensors are on the CPU where kernels run on a GPU.
+            padding is negative, devices differ, or tensors are on the CPU while kernels run on a GPU.
     """
     refuse("conv_bn_act", more)
     x, weight = as_autocast_says(x, weight)
@@ -202,14 +202,14 @@ def _check(x, weight, vectors: dict[str, Tensor], act: str, stride: int, padding
 
 
 def conv_bn_act_reference(x, weight, gamma, beta, mean, var, act="relu", stride=1, padding=None, eps=1e-5) -> Tensor:
-    """Compute the same as one writes it in PyTorch before thinking of memory."""
+    """Compute the same in plain PyTorch, one operation at a time."""
     s = torch.nn.functional.conv2d(x, weight, stride=stride, padding=paddings(weight, padding))
     return ACTIVATIONS[act](torch.nn.functional.batch_norm(s, mean, var, gamma, beta, eps=eps))
 
 
 def conv_bn_act_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     """Return FLOPs and minimum traffic at stride 1, padding None: one multiply-add per tap, channel and output, and
-    three operations per output in the epilogue; x, weight and four vectors in once, y out once."""
+    three operations per output in the epilogue; x, weight and four vectors read once, y written once."""
     images, channels, height, width, out_channels, taps = shape
     outputs = images * out_channels * (height + taps // 2 * 2 - taps + 1) * (width + taps // 2 * 2 - taps + 1)
     read = images * channels * height * width + out_channels * (channels * taps**2 + 4)

@@ -54,12 +54,12 @@ def product(
 ):  # fmt: skip
     """Return a tile of weight (rows, cols) times x (cols,), fp32, and the first block of the next tile, in flight.
 
-    weight is the tile's own first block, requested before. With a norm, x is rms_norm(x + residual): its mean square
+    weight is the tile's own first block, requested earlier. With a norm, x is rms_norm(x + residual): its mean square
     is summed in the same loop and divides the result.
     """
     acc, squares = tl.zeros((BLOCK_N, BLOCK_K), tl.float32), tl.zeros((BLOCK_K,), tl.float32)
     for start in range(0, cols, BLOCK_K):
-        # A block is requested before the one that has arrived is used: loads never run dry, not even between tiles.
+        # The next block is requested before the current one is used, so loads never pause, not even between tiles.
         if start + BLOCK_K < cols:
             following = weight_block(weight_ptr, tile, start + BLOCK_K, rows, cols, BLOCK_N, BLOCK_K)
         else:
@@ -117,7 +117,7 @@ def merge(parts_ptr, dim, SPLITS: tl.constexpr, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def decoder_layer_kernel(
-    x_ptr,  # (width,), contiguous as all others
+    x_ptr,  # (width,), contiguous, like all others
     residual_ptr,  # (width,)
     attention_norm_ptr,  # (width,)
     qkv_weight_ptr,  # ((heads + 2 key_heads) dim, width)
@@ -129,7 +129,7 @@ def decoder_layer_kernel(
     up_ptr,  # (hidden, width)
     down_ptr,  # (width, hidden)
     y_ptr,  # (width,)
-    sum_ptr,  # (width,): x + residual + what attention adds
+    sum_ptr,  # (width,): x + residual + attention's output
     qkv_ptr,  # ((heads + 2 key_heads) dim,)
     parts_ptr,  # (heads, SPLITS, dim + 2) fp32: a share of the keys: sum of values, maximum, sum
     seen_ptr,  # (heads dim,): attention's result
@@ -355,7 +355,7 @@ def decoder_layer(
 
     Raises:
         TypeError: an argument is not a tensor of these dtypes, or the dtypes differ.
-        ValueError: shapes do not match, devices differ, or tensors are on the CPU where kernels run on a GPU.
+        ValueError: shapes do not match, devices differ, or tensors are on the CPU while kernels run on a GPU.
         RuntimeError: in a backward pass.
     """
     check_option("decoder_layer", "eps", eps, float)

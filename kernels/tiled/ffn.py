@@ -9,7 +9,7 @@ Unfused in PyTorch, tokens x hidden values go through memory between operations:
 
 In bf16, with 8192 tokens and 11008 hidden values, each read or write is 180 MB, 43 us at an H200's 4.2 TB/s; the
 layer's arithmetic takes 1.9 ms in all. The gated kernel reads x once for both matmuls and keeps two accumulators per
-tile. The other launches are linear_act's.
+tile. The other launches run linear_act's kernel.
 
 One launch for the whole layer would also save h's traffic, but no SM can hold the terms of a token's output: 11008
 hidden values times 4096 outputs (benchmarks/experiments/lesson_08.py).
@@ -113,7 +113,7 @@ def _training(x: Tensor, gate: Tensor, up: Tensor, act: str) -> tuple[Tensor, Te
 
 @triton.jit
 def ffn_gated_backward_kernel(
-    grad_h_ptr,  # (elements,), as all others
+    grad_h_ptr,  # (elements,), like all others
     g_ptr,
     u_ptr,
     grad_g_ptr,
@@ -212,7 +212,7 @@ def ffn(
     Raises:
         TypeError: an argument is not a floating-point tensor, or the dtypes differ.
         ValueError: shapes do not match, act is unknown, up_bias is given with a gate, devices differ, or tensors are on
-            the CPU where kernels run on a GPU.
+            the CPU while kernels run on a GPU.
     """
     x, up, down, gate, up_bias, down_bias = as_autocast_says(x, up, down, gate, up_bias, down_bias)
     _check(act, x, up, down, gate, up_bias, down_bias)
@@ -231,7 +231,7 @@ class FeedForward(torch.nn.Module):
         check_option("FeedForward", "gated", gated, bool)
         check_option("FeedForward", "bias", bias, bool)
         if gated and bias:
-            raise ValueError("FeedForward takes no bias where gated, got both: leave one out")
+            raise ValueError("FeedForward takes no bias if gated, got both: leave one out")
         self.act, self.up = act, torch.nn.Linear(width, hidden, bias, **options)
         self.down = torch.nn.Linear(hidden, width, bias, **options)
         self.gate = torch.nn.Linear(width, hidden, False, **options) if gated else None
@@ -245,7 +245,7 @@ class FeedForward(torch.nn.Module):
 
 
 def ffn_reference(x, up, down, gate=None, up_bias=None, down_bias=None, act: str = "gelu_tanh") -> Tensor:
-    """Compute the same as one writes it in PyTorch before thinking of memory."""
+    """Compute the same in plain PyTorch, one operation at a time."""
     linear, activation = torch.nn.functional.linear, ACTIVATIONS[act]
     h = activation(linear(x, up, up_bias)) if gate is None else activation(linear(x, gate)) * linear(x, up)
     return linear(h, down, down_bias)
@@ -253,7 +253,7 @@ def ffn_reference(x, up, down, gate=None, up_bias=None, down_bias=None, act: str
 
 def ffn_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     """Return FLOPs and minimum traffic for (tokens, width, hidden) or (tokens, width, hidden, gated) without biases:
-    two or three matmuls, GELU's 9 operations and the gate's one; x and the weights in once, y out once."""
+    two or three matmuls, GELU's 9 operations and the gate's one; x and the weights read once, y written once."""
     tokens, width, hidden, gated = (*shape, False)[:4]
     products = 3 if gated else 2
     flops = products * costs.product(tokens, width, hidden) + (costs.GELU_TANH + gated) * tokens * hidden
@@ -262,7 +262,7 @@ def ffn_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
 
 def ffn_backward_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     """Return FLOPs and minimum traffic of all the layer's gradients: two matmuls for each of the forward's, and GELU's
-    20 operations; grad_y, x, the weights and the saved hidden values in once, the gradients out once."""
+    20 operations; grad_y, x, the weights and the saved hidden values read once, the gradients written once."""
     tokens, width, hidden, gated = (*shape, False)[:4]
     products = 3 if gated else 2
     return Work(

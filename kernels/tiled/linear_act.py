@@ -58,7 +58,7 @@ def linear_act_kernel(
     x_row_stride,
     weight_row_stride,
     ACT: tl.constexpr,  # a name in kernels.activations, or None
-    PRECISION: tl.constexpr,  # of products of fp32: "ieee" or "tf32"
+    PRECISION: tl.constexpr,  # of fp32 products: "ieee" or "tf32"
     COMPUTE: tl.constexpr,  # the dtype of the sum and the epilogue
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -158,7 +158,7 @@ def linear_act_backward_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
 ):
-    # A program walks down some columns and keeps their sums in registers.
+    # A program loops down a few columns and keeps their sums in registers.
     col = tl.program_id(0) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]
     grad_bias = tl.zeros((BLOCK_ROWS, BLOCK_COLS), COMPUTE)
     first, step = tl.program_id(1).to(tl.int64) * BLOCK_ROWS, tl.num_programs(1).to(tl.int64) * BLOCK_ROWS
@@ -261,7 +261,7 @@ def linear_act(
     Raises:
         TypeError: an argument is not a floating-point tensor, or the dtypes differ.
         ValueError: shapes do not match, act is unknown, tf32 is set for another dtype, devices differ, or tensors are
-            on the CPU where kernels run on a GPU.
+            on the CPU while kernels run on a GPU.
     """
     x, weight, bias = as_autocast_says(x, weight, bias)
     if isinstance(residual, Tensor) and autocasts(x) and residual.dtype != x.dtype:
@@ -293,7 +293,7 @@ class LinearAct(torch.nn.Linear):
 
 
 def linear_act_reference(x, weight, bias=None, residual=None, act: str | None = "gelu_tanh") -> Tensor:
-    """Compute the same as one writes it in PyTorch before thinking of memory."""
+    """Compute the same in plain PyTorch, one operation at a time."""
     s = torch.nn.functional.linear(x, weight, bias)
     y = s if act is None else ACTIVATIONS[act](s)
     return y if residual is None else y + residual
@@ -301,7 +301,7 @@ def linear_act_reference(x, weight, bias=None, residual=None, act: str | None = 
 
 def linear_act_work(shape: tuple[int, int, int], dtype: torch.dtype) -> Work:
     """Return FLOPs and minimum traffic for (M, K, N) with bias and GELU's tanh form: 2 M K N, and 10 operations per
-    element of the result; x, weight and bias in once, y out once."""
+    element of the result; x, weight and bias read once, y written once."""
     m, k, n = shape
     read, written = m * k + n * k + n, m * n
     return Work(costs.product(m, k, n) + (1 + costs.GELU_TANH) * m * n, read * dtype.itemsize, written * dtype.itemsize)
@@ -309,7 +309,7 @@ def linear_act_work(shape: tuple[int, int, int], dtype: torch.dtype) -> Work:
 
 def linear_act_backward_work(shape: tuple[int, int, int], dtype: torch.dtype) -> Work:
     """Return FLOPs and minimum traffic of the three gradients for (M, K, N): two matmuls, and 20 operations per element
-    of the result; grad_y, s, x and weight in once, the gradients out once."""
+    of the result; grad_y, s, x and weight read once, the gradients written once."""
     m, k, n = shape
     read, written = 2 * m * n + m * k + n * k, m * k + n * k + n
     return Work(4 * m * k * n + 20 * m * n, read * dtype.itemsize, written * dtype.itemsize)

@@ -154,7 +154,7 @@ def moe_int8(
     Raises:
         TypeError: an argument is not a tensor of one of these dtypes.
         ValueError: shapes do not match, top_k is out of range, act is unknown, devices differ, or tensors are on the
-            CPU where kernels run on a GPU.
+            CPU while kernels run on a GPU.
     """
     check_activation("moe_int8", act)
     check_experts("moe_int8", x, logits, weight, scale, top_k)
@@ -179,7 +179,7 @@ def moe_int8_reference(
 
 def moe_int8_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     """Return FLOPs and minimum traffic: one multiply-add per token, expert and weight; x, logits, and the weights and
-    scales of as many experts as the tokens can choose in once, y out once."""
+    scales of as many experts as the tokens can choose read once, y written once."""
     tokens, cols, out_cols, experts = shape
     top_k = min(8, experts)
     weights = min(experts, tokens * top_k) * out_cols * (cols + dtype.itemsize)

@@ -41,13 +41,13 @@ PAGE = 16  # keys per page, as in serving engines; the kernel takes any
 
 @triton.jit
 def paged_attention_kernel(
-    q_ptr,  # (sequences, heads, queries, dim), any strides but one between columns
+    q_ptr,  # (sequences, heads, queries, dim), any strides, unit column stride
     k_ptr,  # (pages, kv_heads, page, dim), as q
     v_ptr,  # as k
-    table_ptr,  # (sequences, width), contiguous int32: pages of each sequence; None where sequence i has page i alone
-    lengths_ptr,  # (sequences,), contiguous int32: keys of each sequence; None where all have PAGE
+    table_ptr,  # (sequences, width), contiguous int32: pages of each sequence; None if sequence i is page i
+    lengths_ptr,  # (sequences,), contiguous int32: keys of each sequence; None if all have PAGE
     partial_ptr,  # (sequences, heads, queries, splits, dim), contiguous: the output of each split
-    peak_ptr,  # (sequences, heads, queries, splits), contiguous, of COMPUTE; None where there is one split
+    peak_ptr,  # (sequences, heads, queries, splits), contiguous, of COMPUTE; None with one split
     total_ptr,  # as peak
     kv_heads,
     group,  # query heads per key head
@@ -98,13 +98,13 @@ def paged_attention_kernel(
         if table_ptr is None:
             page, slot, known = sequence, n, n < length
         else:
-            # A length beyond the table, or a page that the cache does not have, makes NaN and reads nothing.
+            # A length beyond the table, or a page that the cache does not have, gives NaN and reads nothing.
             named = (n < length) & (n // PAGE < width)
             page = tl.load(table_ptr + sequence * width + n // PAGE, mask=named, other=-1).to(tl.int64)
             slot, known = n % PAGE, (page >= 0) & (page < pages)
         k_at = page * k_page_stride + kv_head * k_head_stride + slot.to(tl.int64) * k_stride
         v_at = page * v_page_stride + kv_head * v_head_stride + slot.to(tl.int64) * v_stride
-        # Past the sequence's end nothing is read: 0 times what an unused slot holds may be NaN.
+        # Nothing past the sequence's end is read: 0 times an unused slot's contents may be NaN.
         there = known[:, None] & (d < DIM)[None, :]
         k = tl.load(k_ptr + k_at[:, None] + d[None, :], mask=there, other=0.0)
         v = tl.load(v_ptr + v_at[:, None] + d[None, :], mask=there, other=0.0)
@@ -146,7 +146,7 @@ def merge_splits_kernel(
     peak = tl.load(peak_ptr + row * splits + split, mask=split < splits, other=-float("inf"))
     total = tl.load(total_ptr + row * splits + split, mask=split < splits, other=0.0)
     largest = tl.max(peak, axis=0)
-    # 0 for a split in which the row sees no key; where it sees none in any, -inf - -inf must not be computed.
+    # 0 for a split in which the row sees no key; if it sees none in any, -inf - -inf must not be computed.
     weight = total * tl.exp2((peak - tl.where(largest == -float("inf"), 0.0, largest)) * (SCALE * LOG2_E))
     total = tl.sum(weight, axis=0)
     inside = (split < splits)[:, None] & (col < dim)[None, :]
@@ -331,8 +331,8 @@ def paged_attention(
         block_table: (sequences, width), int32: the pages of each sequence, in order. Entries past a sequence's length
             are not read.
         lengths: (sequences,), int32: each sequence's number of keys, including those of its queries; 0 to width * page.
-        causal: whether the queries are the sequence's last tokens: the last one sees every key, and each earlier one a
-            key less.
+        causal: whether the queries are the sequence's last tokens: the last one sees every key, each earlier query
+            one key fewer.
         scale: positive multiplier for the scores; 1 / sqrt(dim) by default. Each value compiles a new kernel.
 
     Returns:
@@ -345,7 +345,7 @@ def paged_attention(
         TypeError: q or a cache is not a floating-point tensor, their dtypes differ, or block_table or lengths are not
             int32.
         ValueError: shapes do not match, scale is not a positive normal fp32 number, devices differ, or tensors are on
-            the CPU where kernels run on a GPU; on the CPU also if lengths exceed the table or pages the cache.
+            the CPU while kernels run on a GPU; on the CPU also if lengths exceed the table or pages the cache.
     """
     _check(q, k_cache, v_cache, block_table, lengths, scale)
     return paged_attention_op(q, k_cache, v_cache, block_table, lengths, causal, scale)
@@ -366,7 +366,7 @@ def paged_attention_reference(
 
 def paged_attention_work(shape: tuple[int, ...], dtype: torch.dtype) -> Work:
     """Return FLOPs and minimum traffic for (sequences, heads, kv_heads, queries, keys, dim): two matmuls, 4 dim FLOPs
-    per pair of a query and a visible key; q, the sequences' pages and the block table in once, the output out once."""
+    per pair of a query and a visible key; q, the sequences' pages and the table read once, the output written once."""
     sequences, heads, kv_heads, queries, keys, dim = shape
     seen = min(queries, keys)
     pairs = seen * keys - seen * (seen - 1) // 2

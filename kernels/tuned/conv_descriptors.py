@@ -6,7 +6,7 @@ shifted. So one tensor descriptor of x is enough: TMA fetches the shifted box an
 stride of two splits the image into 2 x 2 phases, the even and odd rows and columns, and each tap reads boxes of one
 phase. Nothing is decoded or masked per element, and the next tile's loads overlap this tile's epilogue.
 
-On an H200 in bf16, one run: 2.3x to 3.3x faster than the plain kernel at the four sizes below, and 11.7x where channels
+On an H200 in bf16, one run: 2.3x to 3.3x faster than the plain kernel at the four sizes below, and 11.7x if channels
 end within a block (22 images of 31 x 31, 3x3, 248 to 456: 108 us, now 94, against 1263). TFLOP/s by tile size, pixels x
 output channels, for tiles stored in one part, next to cuDNN's own fused kernel:
 
@@ -87,8 +87,8 @@ def finish(
     UNIT: tl.constexpr, ACT: tl.constexpr, BOX_N: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The epilogue, from fp32 sums of (output channels, a box of pixels) in registers to memory, in PARTS, boxes one
-    after another."""
+    """Apply the epilogue to fp32 sums of (output channels, a box of pixels) in registers, and store them in PARTS, box
+    by box."""
     BLOCK_OUT: tl.constexpr = acc.shape[0]
     PIXELS: tl.constexpr = acc.shape[1]
     if PARTS == 2:
@@ -112,7 +112,7 @@ def finish(
             pixel, channel = tl.arange(0, PIXELS), k + tl.arange(0, BLOCK_OUT)
             n, h, w = n + pixel // (BOX_H * BOX_W), h + pixel // BOX_W % BOX_H, w + pixel % BOX_W
             inside = (n < images) & (h < out_height) & (w < out_width)
-            whole = out_channels // UNIT * UNIT  # tells the compiler that UNIT divides it, as a store needs it
+            whole = out_channels // UNIT * UNIT  # shows the compiler that UNIT divides it, as a wide store requires
             # int64 before the multiplications: offsets pass 2**31 on large tensors.
             offset = ((n.to(tl.int64) * out_height + h) * out_width + w) * whole
             tl.store(
@@ -143,24 +143,24 @@ def conv_bn_act_descriptors_kernel(
     STRIDE: tl.constexpr,
     PADDING_H: tl.constexpr,
     PADDING_W: tl.constexpr,
-    UNIT: tl.constexpr,  # divides out_channels; where it is 8, 16 bytes, y is a descriptor
+    UNIT: tl.constexpr,  # divides out_channels; if it is 8, 16 bytes, y is a descriptor
     ACT: tl.constexpr,
     BOX_N: tl.constexpr,
     BOX_H: tl.constexpr,
     BOX_W: tl.constexpr,
     BLOCK_OUT: tl.constexpr,  # output channels
     BLOCK_IN: tl.constexpr,  # input channels
-    PARTS: tl.constexpr,  # in which a tile leaves, by way of shared memory: one of 2 leaves room for another stage
-    ALONE: tl.constexpr,  # whether a program has one tile, and a small one
+    PARTS: tl.constexpr,  # parts in which a tile is stored through shared memory: with 2, another stage fits
+    ALONE: tl.constexpr,  # whether a program has a single, small tile
 ):
     PIXELS: tl.constexpr = BOX_N * BOX_H * BOX_W
-    STEPS: tl.constexpr = (CHANNELS + BLOCK_IN - 1) // BLOCK_IN  # a tap
+    STEPS: tl.constexpr = (CHANNELS + BLOCK_IN - 1) // BLOCK_IN  # per tap
     tiles_out = tl.cdiv(out_channels, BLOCK_OUT)
     tiles_w = tl.cdiv(out_width, BOX_W)
     tiles_h = tl.cdiv(out_height, BOX_H)
     tiles = tiles_out * tiles_w * tiles_h * tl.cdiv(images, BOX_N)
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=not ALONE):
-        # Tiles of the same pixels come one after another: they run together, and L2 gives them x once.
+        # Tiles of the same pixels come one after another: they run together, and share x in L2.
         k = tile % tiles_out * BLOCK_OUT
         w = tile // tiles_out % tiles_w * BOX_W
         h = tile // (tiles_out * tiles_w) % tiles_h * BOX_H
@@ -168,7 +168,7 @@ def conv_bn_act_descriptors_kernel(
         channel = k + tl.arange(0, BLOCK_OUT)
         if ALONE:  # their loads are in flight during the sums
             scale, shift = fold(gamma_ptr, beta_ptr, mean_ptr, var_ptr, eps, channel, out_channels)
-        # The weights are the left operand: only there the compiler wants a block as it was loaded, not reshaped, to
+        # The weights are the left operand, the only one that must be as loaded, not reshaped, for the compiler to
         # leave it in shared memory for the tensor cores.
         acc = tl.zeros((BLOCK_OUT, PIXELS), tl.float32)
         for step in range(TAPS_H * TAPS_W * STEPS):

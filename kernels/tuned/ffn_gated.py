@@ -28,7 +28,7 @@ def gated_kernel(
     gate_desc,  # (n, k) in tiles of (BLOCK_N, BLOCK_K)
     up_desc,  # the same
     h_desc,  # (m, n) in tiles of (BLOCK_M, BLOCK_N)
-    g_desc,  # the same: x gate^T, or kept for the backward pass, or None
+    g_desc,  # the same: x gate^T, kept for the backward pass, or None
     u_desc,  # the same: x up^T, or None
     m,
     n,

@@ -13,8 +13,8 @@ and 105 for torch.compile, which copies too. TFLOP/s from one run, step by step:
         addresses and masks, so that tiles of 128 x 256 fit
     grouped order: tiles that run together form a block of the result,       756      714      741
         not a strip, and share x and W in L2
-    persistent programs: one per SM walks over tiles, and the next           774      734      771
-        tile's loads run under this tile's epilogue
+    persistent programs: one per SM loops over tiles, and the next           774      734      771
+        tile's loads overlap this tile's epilogue
     a shorter epilogue: GELU with one special instruction per element        778      741      779
         instead of two, and the bias loaded once per tile, coalesced
     cuBLAS and a GELU kernel                                                 748      686      704
@@ -53,7 +53,7 @@ TILES = (
 
 @triton.jit
 def grouped_order(tile, tiles_m, tiles_n, GROUP: tl.constexpr):
-    """Row and column of the tile-th tile, GROUP rows of tiles at a time and column by column within them."""
+    """Return row and column of the tile-th tile, GROUP rows of tiles at a time and column by column within them."""
     group = tile // (GROUP * tiles_n)
     rows = tl.minimum(tiles_m - group * GROUP, GROUP)
     within = tile % (GROUP * tiles_n)
@@ -64,7 +64,7 @@ def grouped_order(tile, tiles_m, tiles_n, GROUP: tl.constexpr):
 def finish(
     acc, residual, y, s, row, col, m, n, ACT: tl.constexpr, PARTS: tl.constexpr, DESCRIBED: tl.constexpr
 ):  # fmt: skip
-    """The epilogue, from fp32 sums in registers to memory, in PARTS side by side one after another."""
+    """Apply the epilogue to fp32 sums in registers, and store them in PARTS, side by side, one after another."""
     ROWS: tl.constexpr = acc.shape[0]
     COLS: tl.constexpr = acc.shape[1]
     if PARTS > 1:
@@ -95,19 +95,19 @@ def linear_act_descriptors_kernel(
     x_desc,  # (m, k) in tiles of (BLOCK_M, BLOCK_K)
     weight_desc,  # (n, k) in tiles of (BLOCK_N, BLOCK_K)
     bias_ptr,  # (n,), or None
-    residual,  # (m, n) in tiles of (BLOCK_M, BLOCK_N // PARTS), or None; not DESCRIBED a pointer, as the next two
+    residual,  # (m, n) in tiles of (BLOCK_M, BLOCK_N // PARTS), or None; a pointer unless DESCRIBED, as the next two
     y,  # the same
-    s,  # the same, or None where no backward pass will ask for it
+    s,  # the same, or None if no backward pass needs it
     m,
     n,
     k,
     ACT: tl.constexpr,  # a name in kernels.activations, or None
-    PRECISION: tl.constexpr,  # of products of fp32; "ieee" for 16 bits, where it has no effect
+    PRECISION: tl.constexpr,  # of fp32 products; "ieee" for 16 bits, where it has no effect
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
-    PARTS: tl.constexpr,  # in which a tile leaves, by way of shared memory: with fewer there is no room for loads
+    PARTS: tl.constexpr,  # in which a tile is stored through shared memory: fewer would leave no room for loads
     DESCRIBED: tl.constexpr,  # whether residual, y and s are descriptors
 ):
     tiles_m = tl.cdiv(m, BLOCK_M)
@@ -121,7 +121,7 @@ def linear_act_descriptors_kernel(
             weight = weight_desc.load([col, step * BLOCK_K])
             acc = tl.dot(x, weight.T, acc, input_precision=PRECISION)
         if bias_ptr is not None:
-            # For all parts at once: its way from memory is waited for once, and under the last product.
+            # For all parts at once: a single wait for memory, which overlaps the last product.
             at = col + tl.arange(0, BLOCK_N)
             acc += tl.load(bias_ptr + at, mask=at < n, other=0.0).to(tl.float32)[None, :]
         finish(acc, residual, y, s, row, col, m, n, ACT, PARTS, DESCRIBED)
@@ -131,13 +131,13 @@ def linear_act_descriptors_kernel(
 def settings(
     m: int, n: int, dtype: torch.dtype, residual: bool = False, keep_sum: bool = False, multiprocessors: int = 132
 ) -> dict:
-    """Return launch settings for an (m, n) result; `residual` is also read, or with `keep_sum` the sum also written.
+    """Return launch settings for an (m, n) result; `residual` is also read; with `keep_sum`, the sum is also written.
 
     Large tiles read fewer bytes from L2 (128 x 256 reads 3/4 as many as 128 x 128). But SMs take tiles in waves, and a
     last wave with few tiles takes as long as a full one, so the choice from TILES is the one whose waves add up to the
     shortest time. A step along K is 128 bytes of a row, the span of TMA's swizzle; tiles of 64 rows, which are
     memory-bound, take two. There are as many load stages as fit next to the part of the tile being stored, up to four,
-    or six for tiles of 64 rows. A tile is stored in halves, or in quarters for 4-byte elements and where a second
+    or six for tiles of 64 rows. A tile is stored in halves, or in quarters for 4-byte elements and if a second
     tensor needs so many registers that halves would spill. Result rows that are not a multiple of 16 bytes are stored
     through addresses, which take registers: twice as many parts, and only one result for large tiles. A group is 16
     rows of tiles, so that 132 tiles of 128 x 256 cover roughly a square.

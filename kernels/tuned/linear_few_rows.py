@@ -20,9 +20,9 @@ so it can normalise x itself: RMSNorm's factor is the same for all of K and is a
     unfused   rms_norm: write n | gate: write g | up: write u | silu: write a | product: write h        five launches
     fused     write h                                                                                   one launch
 
-On an H100, bf16, its GPU time is that of linear_act after rms_norm or less up to K = 8192 (4.8 us for 7.2 at K = 1024,
-N = 3072, 42 for 45 at 4096 and 14336). With a gate it isn't: rms_norm and then ffn's gated product take 30 us for 38 at
-2048 and 8192, 99 for 109 at 4096 and 14336.
+On an H100, bf16, it takes at most as long as rms_norm and linear_act up to K = 8192 (4.8 us against 7.2 at K = 1024,
+N = 3072, 42 against 45 at 4096 and 14336). With a gate it is slower than rms_norm and ffn's gated product: 38 us
+against 30 at 2048 and 8192, 109 against 99 at 4096 and 14336.
 
 Source: as linear_descriptors.py; Zhang and Sennrich, arXiv:1910.07467, for the norm; Shazeer, arXiv:2002.05202, for the
 gate.
@@ -48,12 +48,12 @@ def linear_act_few_kernel(
     bias_ptr,  # (n,), or None
     residual_ptr,  # (m, n), contiguous, or None
     y_ptr,  # (m, n), contiguous
-    sum_ptr,  # the same, or None where no backward pass will ask for it
+    sum_ptr,  # the same, or None if no backward pass needs it
     m,
     n,
     k,
     ACT: tl.constexpr,  # a name in kernels.activations, or None
-    PRECISION: tl.constexpr,  # of products of fp32; "ieee" for 16 bits, where it has no effect
+    PRECISION: tl.constexpr,  # of fp32 products; "ieee" for 16 bits, where it has no effect
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -145,7 +145,7 @@ def _training(x, weight, bias, residual, act, tf32) -> tuple[Tensor, Tensor]:
 @triton.jit
 def linear_one_row_kernel(
     x_ptr,  # (k,)
-    norm_ptr,  # (k,) the norm's weight, or None where x is taken as it is
+    norm_ptr,  # (k,) the norm's weight, or None to use x as it is
     weight_ptr,  # (n, k), contiguous
     gate_ptr,  # the same, or None
     residual_ptr,  # (n,), or None

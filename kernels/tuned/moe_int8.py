@@ -32,7 +32,7 @@ from kernels.routing import combine, is_ahead, routed, softmax
 from kernels.tiled.moe_int8 import run, worst_grid
 from kernels.variants import tuned
 
-FEW, SMALL = 8, 64  # most tokens for one launch, and for two
+FEW, SMALL = 8, 64  # maximum tokens for one launch, and for two
 # A byte u in the low bits of a 16-bit float is the denormal number u times the smallest one. Multiplied by a power of
 # 2, minus 128 units, it is the int8 weight u - 128 in these units: one exact multiply-add for two weights at a time.
 FACTOR = {torch.bfloat16: 2.0**127, torch.float16: 2.0**15, torch.float32: 1.0}
@@ -41,7 +41,7 @@ UNIT = {torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9, torch.float32: 1.0}
 
 @triton.jit
 def in_units(weight, dtype: tl.constexpr, FACTOR: tl.constexpr, UNIT: tl.constexpr):
-    """int8 weights times UNIT in a dtype of tensor cores, exactly."""
+    """Return int8 weights times UNIT, exactly, in a dtype that tensor cores take."""
     if dtype == tl.float32:
         made = weight.to(dtype)
     else:
@@ -222,7 +222,7 @@ def launch_small(x, logits, weight, scale, top_k: int, act: str, y: torch.Tensor
     combine(h, picked, y)
 
 
-# Most tokens per expert on average -> BLOCK_TOKENS, BLOCK_OUT, BLOCK_IN, warps, stages.
+# Maximum tokens per expert on average -> BLOCK_TOKENS, BLOCK_OUT, BLOCK_IN, warps, stages.
 TILES = {
     64: (32, 128, 128, 4, 3),  # most reads are weights: few rows for tokens
     256: (64, 256, 64, 8, 4),
@@ -252,7 +252,7 @@ def moe_int8_descriptors_kernel(
     FACTOR: tl.constexpr,
     UNIT: tl.constexpr,
 ):
-    # Tiles of the same tokens come one after another: they run together, and L2 gives them x once.
+    # Tiles of the same tokens come one after another: they run together, and share x in L2.
     tiles_out = tl.cdiv(out_cols, BLOCK_OUT)
     tile = tl.program_id(0) // tiles_out
     e = tl.arange(0, BLOCK_EXPERTS)
@@ -264,7 +264,7 @@ def moe_int8_descriptors_kernel(
         # Token 0 pads the expert's last block: its results are not stored, and no load needs a mask.
         entry = tl.load(entry_ptr + expert.to(tl.int64) * tokens + place, mask=inside, other=0)
         first_out = tl.program_id(0) % tiles_out * BLOCK_OUT
-        # Weights are the product's left matrix: tensor cores take that from registers, where conversion leaves it.
+        # Weights are the matmul's left operand: tensor cores read it from registers, where conversion leaves it.
         x_tile = x_ptr + (entry // TOP_K).to(tl.int64)[None, :] * x_row_stride + tl.arange(0, BLOCK_IN)[:, None]
         acc = tl.zeros((BLOCK_OUT, BLOCK_TOKENS), tl.float32)
         for start in range(0, cols, BLOCK_IN):
@@ -272,7 +272,7 @@ def moe_int8_descriptors_kernel(
             x = tl.load(x_tile)
             product = tl.dot(in_units(weight, x.dtype, FACTOR, UNIT), x, acc, input_precision="ieee")
             # Always true; it keeps the products of two steps from overlapping. Triton 3.6 and 3.7 would write a step's
-            # weights into registers that tensor cores still read. tests/kernels/test_moe_int8.py holds both: what the
+            # weights into registers that tensor cores still read. tests/kernels/test_moe_int8.py checks both: what the
             # compiler does without it (test_the_compiler_leaves_products_in_flight_where_it_can), and that with it all
             # products of a step have ended (test_what_the_compiler_makes_of_the_settings).
             acc = tl.where(start < cols, product, acc)

@@ -45,7 +45,7 @@ def row_vectors(*tensors: torch.Tensor) -> tuple[int, bool]:
 
 @triton.jit
 def at_vector(element, VECTOR: tl.constexpr):
-    """Round down to a multiple of VECTOR, in a form in which the compiler recognises one."""
+    """Round down to a multiple of VECTOR, in a form that the compiler recognises as one."""
     return element // VECTOR * VECTOR
 
 

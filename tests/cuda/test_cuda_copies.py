@@ -50,7 +50,7 @@ def test_a_wait_that_leaves_the_needed_group_unfinished():
     read, copied_over = sorted(traffic.hazards, key=lambda hazard: -hazard.line)
     assert (read.kind, read.line) == ("unfinished copy", 13)
     assert (copied_over.kind, copied_over.line) == ("unfinished copy", 9)
-    assert "by thread (32, 0, 0) was not waited for when byte 128 is read" in str(read)
+    assert "by thread (32, 0, 0) is unfinished when byte 128 is read" in str(read)
     assert "may leave the thread's newest 2 groups unfinished, and this copy is in one of them: wait with 1" in str(
         read
     )
@@ -67,14 +67,14 @@ FAULTS = {
     "no wait, but a barrier": (
         COPY + "__pipeline_commit(); __syncthreads();\ny[t] = tile[0][63 - t];",
         7,
-        r"by thread \(63, 0, 0\) was not waited for when byte 252 is read: wait",
+        r"by thread \(63, 0, 0\) is unfinished when byte 252 is read: wait",
     ),
     "not committed": (COPY + "__pipeline_wait_prior(0);\ny[t] = tile[0][t];", 7, "commit it"),
     "written over": (COPY + "__pipeline_commit();\ntile[0][t] = 1;\n__pipeline_wait_prior(0);", 7, "byte 0 is written"),
     "copied over": (
         COPY + "__pipeline_commit();\n__pipeline_memcpy_async(&tile[0][t], &x[64 + t], 4);",
         7,
-        "into tile in line 5, .* was not waited for",
+        "into tile in line 5, .* is unfinished",
     ),
     "another thread's, partly waited for": (
         COPY + "__pipeline_commit(); if (t < 32) __pipeline_wait_prior(0); __syncthreads();\ny[t] = tile[0][t ^ 32];",

@@ -181,7 +181,7 @@ def _endless(name: str, blocks: int) -> float:
     kernel, x = cuda_kernel(source, "k"), torch.zeros(1024, dtype=torch.int32)
     began = time.thread_time()
     with pytest.raises(
-        RuntimeError, match=r"k is still running after [\d,]+ steps, now at line \d+, `.*`: does a loop"
+        RuntimeError, match=r"k is still running after [\d,]+ steps, now at line \d+, `.*`: does every loop"
     ):
         kernel[blocks, 256](x)
     return time.thread_time() - began

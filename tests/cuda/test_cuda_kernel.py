@@ -384,7 +384,7 @@ def test_clusters_are_refused_in_one_line(statement):
             "wgmma.fence.sync.aligned",
             "line 2, wgmma.fence: Hopper's warpgroup products are not compiled here: use wmma",
         ),
-        ("setmaxnreg.inc.sync.aligned.u32 232", "line 2, setmaxnreg.inc: registers don't move between warps"),
+        ("setmaxnreg.inc.sync.aligned.u32 232", "line 2, setmaxnreg.inc: registers cannot move between warps here"),
     ],
 )
 def test_instructions_of_one_gpu_are_refused_in_one_line(statement, said):
@@ -405,7 +405,7 @@ __global__ void k(float* y) {
 @pytest.mark.parametrize(
     ("called", "said"),
     [
-        ("either[(int)*y & 1](*y)", "does not call functions through pointers, nor virtual ones .*: choose with `if`"),
+        ("either[(int)*y & 1](*y)", "does not call functions through pointers, or virtual ones .*: choose with `if`"),
         ("fibonacci(*y)", "cannot call fibonacci .*: it calls itself: write it as a loop"),
     ],
 )

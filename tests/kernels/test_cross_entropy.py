@@ -217,7 +217,7 @@ def test_registration(device):
         ({"logits": torch.tensor(1.0)}, ValueError, r"takes rows, \(..., cols\), got x of shape \(\)"),
         ({"labels": torch.ones(3)}, TypeError, r"labels in a tensor of torch.int64, got torch.float32: convert with"),
         ({"labels": [0, 1, 2]}, TypeError, "labels in a tensor of torch.int64, got list: convert with"),
-        ({"labels": torch.ones(4).long()}, ValueError, r"takes one label per row, \(3,\), got \(4,\): give it logits"),
+        ({"labels": torch.ones(4).long()}, ValueError, r"takes one label per row, \(3,\), got \(4,\): pass logits"),
         ({"labels": torch.ones(3, device="meta").long()}, ValueError, "labels on meta: move one with"),
         ({"logits": torch.ones(3, 0)}, ValueError, "takes at least 1 class, got logits of 0 columns"),
         ({"label_smoothing": 1.5}, ValueError, "label_smoothing of 0 to 1, got 1.5"),

@@ -118,7 +118,7 @@ def test_module(gated, device):
     torch.testing.assert_close(layer(x), layer.down(h * layer.up(x) if gated else h))
     layer(x).sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
-    with pytest.raises(ValueError, match="FeedForward takes no bias where gated, got both: leave one out"):
+    with pytest.raises(ValueError, match="FeedForward takes no bias if gated, got both: leave one out"):
         FeedForward(16, 24, gated=True, bias=True)
 
 

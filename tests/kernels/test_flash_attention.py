@@ -485,12 +485,12 @@ def test_the_compiler_keeps_the_columns_numbers_where_it_can(tmp_path):
         (
             lambda q, k, v: (q, k, v, False, 1e-50),
             ValueError,
-            r"takes a scale of 2\^-126 to 2\^127, as fp32 has it, got 1e",
+            r"takes a scale of 2\^-126 to 2\^127, fp32's range, got 1e",
         ),
         (
             lambda q, k, v: (q, k, v, False, 1e39),
             ValueError,
-            r"takes a scale of 2\^-126 to 2\^127, as fp32 has it, got 1e",
+            r"takes a scale of 2\^-126 to 2\^127, fp32's range, got 1e",
         ),
         (lambda q, k, v: (q, k.to("meta"), v), ValueError, "takes tensors on one device, got q on"),
     ],

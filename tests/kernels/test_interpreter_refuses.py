@@ -221,8 +221,8 @@ def test_program_instances_run_with_x_fastest():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ([1.0], "list stands where a tensor belongs: launch with a torch.Tensor"),
-        (None, "NoneType stands where a tensor belongs"),
+        ([1.0], "list is passed instead of a tensor: launch with a torch.Tensor"),
+        (None, "NoneType is passed instead of a tensor"),
         (torch.zeros(16, dtype=torch.complex64), "no complex numbers: pass torch.view_as_real"),
         (2**70, "at most 64 bits"),
     ],
@@ -281,7 +281,7 @@ def mistakes_kernel(x_ptr, n, WHAT: tl.constexpr, BLOCK: tl.constexpr):
         ("torch's dtype", "x = x.to(torch.float32)", "write x.to(tl.float32)"),
         ("and", "x = (x > 0) and (x < 1)", "join with & and |"),
         ("size", "x = x + tl.zeros((n,), tl.float32)", "declared tl.constexpr"),
-        ("index", "x = x[0]", "a block has no elements to index"),
+        ("index", "x = x[0]", "a block cannot be indexed or looped over"),
     ],
 )
 def test_a_mistake_is_told_in_the_words_of_kernels_at_its_line(what, line, said):

@@ -317,7 +317,7 @@ def refused_kernel(x_ptr, WHICH: tl.constexpr):
     ("which", "line", "said"),
     [
         (0, "x = generic.fast_tanhf(x)", "NVIDIA's libdevice has no fast_tanhf: write it out"),
-        (1, "x = of_cuda.j0(x)", "libdevice's j0f is not interpreted, it needs a GPU: write it with tl's functions"),
+        (1, "x = of_cuda.j0(x)", "libdevice's j0f needs a GPU: without one, write it with tl's functions"),
         (2, "x = of_cuda.tanh(x.to(tl.float16))", "no such function of float16: write x.to(tl.float32) first"),
         (3, "x = tl.extra.hip.libdevice.tanh(x)", "is AMD's: import it from triton.language.extra.libdevice"),
         (4, "x = of_cuda.atan2(x, 2)", "no such function of float32 int32: write x.to(tl.float32) first"),

@@ -100,7 +100,7 @@ def test_fewer_heads_of_k_have_pytorchs_name(device):
     theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
     torch.testing.assert_close(y, theirs)
     for call in (kernels.flash_attention, lambda q, k, v, **options: kernels.attention_scores(q, k, **options)):
-        with pytest.raises(ValueError, match="takes as many heads of k as of q where enable_gqa is False, got q of"):
+        with pytest.raises(ValueError, match="takes as many heads of k as of q if enable_gqa is False, got q of"):
             call(q, k, v, enable_gqa=False)
         call(q[:, :2], k, v, enable_gqa=False)
 
@@ -150,7 +150,7 @@ def calls_of_other_functions(device):
         ),
         "SDPA's order": (
             lambda: kernels.flash_attention(q, q, q, None, 0.0, True),
-            "takes causal as bool, got None of type NoneType: pass causal and scale by name: the order of scaled_dot_",
+            "takes causal as bool, got None of type NoneType: pass causal and scale by name: scaled_dot_product",
         ),
         "class weights": (
             lambda: kernels.cross_entropy(x, labels, w),
@@ -158,11 +158,11 @@ def calls_of_other_functions(device):
         ),
         "(N, C, d) logits": (
             lambda: kernels.cross_entropy(torch.randn(5, 4, 4, device=device), labels.new_zeros(5, 4)),
-            "and (5, 4, 4) may be PyTorch's (N, classes, ...): give it logits.flatten(0, -2) and labels.flatten()",
+            "and (5, 4, 4) may be PyTorch's (N, classes, ...): pass logits.flatten(0, -2) and labels.flatten()",
         ),
         "(N, C, d) logits of other sizes": (
             lambda: kernels.cross_entropy(torch.randn(5, 7, 4, device=device), labels.new_zeros(5, 4)),
-            "got (5, 4): give it logits of (..., classes), such as logits.movedim(1, -1), and labels of (...)",
+            "got (5, 4): pass logits of (..., classes), such as logits.movedim(1, -1), and labels of (...)",
         ),
         "two strides": (
             lambda: kernels.conv_bn_act(image, weight, *vectors, stride=(2, 2)),
@@ -174,7 +174,7 @@ def calls_of_other_functions(device):
         ),
         "PyTorch's eps of None": (
             lambda: kernels.rms_norm(x, w, eps=None),
-            "takes eps as float, got None of type NoneType: pass one float, PyTorch's None is torch.finfo(x.dtype).eps",
+            "takes eps as float, got None of type NoneType: pass one float; PyTorch's None is torch.finfo(x.dtype).eps",
         ),
         "p as the second": (
             lambda: kernels.softmax_dropout(x, 0.5),
@@ -182,11 +182,11 @@ def calls_of_other_functions(device):
         ),
         "layer_norm's shape": (
             lambda: kernels.layer_norm(x, (40,), w, w),
-            "got weight of type tuple: leave the shape out, the last dimension is normalized",
+            "got weight of type tuple: leave the shape out; the last dimension is normalized",
         ),
         "rms_norm's shape": (
             lambda: kernels.rms_norm(x, [40], w),
-            "got weight of type list: leave the shape out, the last dimension is normalized",
+            "got weight of type list: leave the shape out; the last dimension is normalized",
         ),
         "an activation as linear_act's fourth": (
             lambda: kernels.linear_act(x, up, None, "relu"),
@@ -201,11 +201,11 @@ def calls_of_other_functions(device):
         "normalize's p by place": (lambda: kernels.l2_norm(x, 2.0), "takes 1 positional argument but 2 were given"),
         "an eps that is 0 in fp32": (
             lambda: kernels.rms_norm(x, w, eps=1e-50),
-            "takes eps of 2^-126 to 2^128, as fp32",
+            "takes eps of 2^-126 to 2^128, fp32's",
         ),
         "an eps that is infinite in fp32": (
             lambda: kernels.l2_norm(x, eps=1e39),
-            "takes eps of 2^-126 to 2^128, as fp32",
+            "takes eps of 2^-126 to 2^128, fp32's",
         ),
         "a scale that is 0 in fp32": (
             lambda: kernels.flash_attention(q, q, q, scale=1e-50),
@@ -249,7 +249,7 @@ def test_what_messages_suggest_works(device):
         (lambda: kernels.LayerNorm(40, eps="a"), "LayerNorm takes eps as float, got 'a'"),
         (lambda: kernels.LayerNorm(40, eps=-1.0), "LayerNorm takes eps of 0 or above, got -1.0"),
         (lambda: kernels.LayerNormAct(40, eps=None), "LayerNormAct takes eps as float, got None"),
-        (lambda: kernels.RMSNorm(40, eps=1e-50), "RMSNorm takes eps of 2^-126 to 2^128, as fp32 has it"),
+        (lambda: kernels.RMSNorm(40, eps=1e-50), "RMSNorm takes eps of 2^-126 to 2^128, fp32's range"),
         (lambda: kernels.LinearAct(4, 4, tf32="yes"), "LinearAct takes tf32 as bool, got 'yes'"),
         (lambda: kernels.FeedForward(4, 8, gated="yes"), "FeedForward takes gated as bool, got 'yes'"),
         (lambda: kernels.FeedForward(4, 8, bias=1), "FeedForward takes bias as bool, got 1"),

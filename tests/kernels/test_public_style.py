@@ -220,9 +220,9 @@ def timed_kernel(x_ptr, y_ptr, N):
     ("kernel", "said"),
     [
         (breaking_kernel, "a kernel has no break: put the condition into a `while`"),
-        (pointers_kernel, "a pointer made from a number is in no tensor of the launch: pass that tensor, too"),
+        (pointers_kernel, "a pointer made from a number points into no tensor of the launch: pass that tensor too"),
         (mapped_kernel, "map_elementwise needs a GPU: choose with tl.where"),
-        (flipped_kernel, r"None stands where a number belongs: pass that argument \(tl.flip takes its dimension\)"),
+        (flipped_kernel, r"None is passed instead of a number: pass that argument \(tl.flip takes its dimension\)"),
         (timed_kernel, "globaltimer needs a GPU: there is no clock without one"),
     ],
 )

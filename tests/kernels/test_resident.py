@@ -90,9 +90,9 @@ def test_after_a_deadlock_the_next_launch_runs():
 
 def test_more_programs_than_can_be_resident_are_refused():
     two_steps(torch.randn(132), until=132)
-    with pytest.raises(ValueError, match="a cooperative launch of 133 programs, where 132 are certain to be resident"):
+    with pytest.raises(ValueError, match="a cooperative launch of 133 programs; only 132 are certain to be resident"):
         two_steps(torch.randn(133), until=133)
-    with pytest.raises(ValueError, match="of 132 programs, where 108 are certain"):
+    with pytest.raises(ValueError, match="of 132 programs; only 108 are certain"):
         measure(lambda x: two_steps(x, until=132), torch.randn(132), device="A100")
 
 

@@ -12,15 +12,15 @@ A launch on the CPU passes through these modules:
     ptx            parses PTX into instructions, each with its line of C++
     basic_blocks   groups instructions into runs between jumps, labels and barriers
     decode         turns each instruction into a step: a function that runs it for many threads at once
-    executor       runs the steps: threads are rows of NumPy arrays, groups of threads diverge and reconverge
+    executor       runs the steps: threads are rows of NumPy arrays, whose groups diverge and reconverge
 
-Steps use these modules:
+Steps are computed by:
 
     operation                     the common interface: a function of NumPy arrays with its PTX types
     arithmetic, floats, integers  results rounded as a GPU rounds them
     matrix, warp                  mma and ldmatrix; shuffles, votes, matches, reductions
     access, spaces, memory        loads, stores and atomics; checked addresses; tensors, shared and local memory
-    copies                        cp.async, which completes when it is waited for
+    copies                        cp.async, complete once a thread waits for it
     printing                      printf
     barriers, mbarriers           threads waiting for their block, or at a barrier in shared memory
     sanitizer                     races and reads of uninitialised shared memory
@@ -33,9 +33,9 @@ These parts of CUDA C++ run without a GPU:
 
     arguments        tensors, numbers within the range of their type, lists of tensors for arrays of pointers, structs
                      without pointers (ctypes.Structure, NumPy's structured scalars, bytes)
-    library          printf and assert; the functions of <cmath> in float and double; CUB's primitives of blocks and
-                     warps, in a source without #define; atomics, cuda::atomic_ref
-    copies           __pipeline_memcpy_async, cuda::memcpy_async, cuda::pipeline, memcpy_async of cooperative groups
+    library          printf and assert; <cmath>'s functions in float and double; CUB's block and warp primitives, in a
+                     source without #define; atomics, cuda::atomic_ref
+    copies           __pipeline_memcpy_async, cuda::memcpy_async, cuda::pipeline, cooperative groups' memcpy_async
     barriers         cooperative groups up to the grid, with grid.sync(); cuda::barrier of a block
     tensor cores     wmma fragments of <mma.h>, mma.sync
 
@@ -46,7 +46,7 @@ The executor supports these PTX instructions, by the name before the first dot. 
 unsupported modifier, is rejected by name before the kernel starts.
 
     arithmetic       add sub mul mad fma div rem neg abs min max rcp sqrt rsqrt ex2 lg2 sin cos tanh copysign
-                     in u16 s16 u32 s32 u64 s64, f16 f16x2 bf16 bf16x2 f32 f64 as the PTX ISA allows; rounding modes
+                     in u16 s16 u32 s32 u64 s64, f16 f16x2 bf16 bf16x2 f32 f64 as in the PTX ISA; rounding modes
                      of f32 and f64, .ftz .sat .relu .NaN .xorsign.abs
     comparison       setp set selp testp
     conversion       cvt cvta isspacep mov

@@ -9,7 +9,7 @@ from helpers.instruments.cuda.sanitizer import BLOCK, GPU
 from helpers.instruments.cuda.warp import everyone, store, value
 
 SPACES = ("global", "shared", "local", "const", "param")
-# Order, scope and caching change when others see an access, not what it reads or writes.
+# Order, scope and caching determine when others see an access, not the values it reads or writes.
 _IGNORED = {
     "nc", "volatile", "relaxed", "acquire", "release", "acq_rel", "weak", "cta", "gpu", "sys", "ca", "cg", "cs", "cv",
     "lu", "wb", "wt", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last",
@@ -21,7 +21,7 @@ _WINDOW = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
 
 
 def space_of(modifiers) -> tuple[str, list[str]]:
-    """Return ("global", ..., or "generic") and the remaining modifiers, without those for caching."""
+    """Return the space ("global", ..., or "generic"), and the remaining modifiers, without caching hints."""
     rest = [modifier for modifier in modifiers if modifier not in _IGNORED]
     space = "generic"
     if rest and rest[0].split("::")[0] in SPACES:
@@ -45,8 +45,8 @@ class Place:
         """Return, for each memory space addressed: (threads, memory by item size -> array, byte offsets), all within
         bounds.
 
-        kind: "read", "write", "atomic" or, in shared memory, "copy": a write that completes later; added: bytes past
-        the operand's own address, one number for each thread.
+        kind: "read", "write", "atomic" or, for shared memory, "copy": a write that completes later; added: bytes past
+        the operand's own address, one number per thread.
         """
         here = everyone(machine, threads)
         base = value(machine, self._base, threads, here.size)
@@ -77,7 +77,7 @@ class Place:
 
 
 def _within(addresses):
-    """Return the address without the window's own bits."""
+    """Return the addresses without the window's own bits."""
     return addresses & np.uint64(SHARED_WINDOW - 1)
 
 
@@ -128,7 +128,7 @@ def _store(decoder, instruction: PtxInstruction):
 
 
 def put(machine, line: int, threads, memory, size: int, index: np.ndarray, data, offsets) -> None:
-    """Store items of `size` bytes, and tell an observer which of them others of the same store overwrite."""
+    """Store items of `size` bytes, and report to an observer which of them the same store overwrites."""
     watched = machine.observer is not None and memory is not machine.spaces.local
     before = memory[size][index] if watched else None
     memory[size][index] = data
@@ -144,7 +144,7 @@ _UPDATE = {
 
 
 def _one_by_one(how: str, dtype: np.dtype):
-    """new value = f(old, b, c)."""
+    """Return f in: new value = f(old, b, c)."""
     if how in _UPDATE:
         return lambda old, b, c: _UPDATE[how](old, b)
     return {
@@ -202,7 +202,7 @@ def _swaps(bits: np.ndarray, index: np.ndarray, expected: np.ndarray, old: np.nd
     """Return the lanes whose compare-and-swap succeeds, in turns with one lane per address; fill in `old` of the
     others.
 
-    Under contention one lane in thousands succeeds: a turn per lane would be thousands of times slower.
+    Under contention one lane in thousands succeeds, so one turn per lane would be thousands of times slower.
     """
     left = np.arange(index.size)
     while left.size:
@@ -233,7 +233,7 @@ def _turns(index: np.ndarray):
 
 
 def _copy(decoder, instruction: PtxInstruction):
-    """cp.async: copy from global to shared memory, where the bytes arrive when the thread waits for them."""
+    """cp.async: copy from global to shared memory; the bytes arrive when the thread waits for them."""
     modifiers = [modifier for modifier in instruction.modifiers if modifier not in _IGNORED]
     if modifiers[:1] != ["async"]:
         unknown()

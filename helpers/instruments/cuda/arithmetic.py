@@ -1,6 +1,6 @@
 """PTX arithmetic instructions as functions of NumPy arrays.
 
-`operation(instruction)` returns the function, the result's type and the operands' types. Semantics are those
+`operation(instruction)` returns the function, the type of the result and the types of the operands. Semantics are those
 of NVIDIA's "Parallel Thread Execution ISA"; approximate instructions (.approx, .full) are computed in fp64 and rounded
 once, which is within the error that the ISA allows.
 """
@@ -98,7 +98,7 @@ def _divide(modifiers, type):
 
 
 def _approximate(compute, *allowed):
-    """One operand, computed in fp64 and rounded once."""
+    """Apply `compute` to one operand in fp64, rounded once."""
 
     def build(modifiers, type):
         modifiers = _only(modifiers, "approx", "ftz", *allowed)
@@ -144,7 +144,7 @@ def _reciprocal(modifiers, type):
 
 
 def _upper(value):
-    """An fp64 number by its upper 32 bits, as the approximate reciprocal takes and returns them; subnormals are 0."""
+    """Keep an fp64 number's upper 32 bits, as the approximate reciprocal does to input and result; subnormals: 0."""
     kept = (np.asarray(value).view(np.uint64) & np.uint64(0xFFFFFFFF00000000)).view(np.float64)
     return floats.flush(kept)
 

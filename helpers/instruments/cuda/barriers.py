@@ -1,4 +1,4 @@
-"""Block barriers: which threads wait or continue, and a report to the meter of barriers that some threads never
+"""Block barriers: which threads wait or continue, and reports to the meter of barriers that some threads never
 reach."""
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ class Blocked(NamedTuple):
     threads: np.ndarray
     next: int  # basic block
     barrier: int
-    expected: int | None  # threads, if the instruction gives a count
+    expected: int | None  # threads, if the instruction has a count
     line: int
     reduction: tuple | None  # how, key of the result, each thread's vote
 
@@ -31,7 +31,7 @@ class Barriers:
     def __init__(self, machine, padded: int):
         self._machine, self._padded, self._blocks = machine, padded, machine.blocks
         self._parked: list[Blocked] = []
-        self._awaited = np.zeros(machine.blocks, np.int64)  # threads alive when the first of their block arrived
+        self._awaited = np.zeros(machine.blocks, np.int64)  # threads alive when the block's first arrived
 
     def __bool__(self) -> bool:
         return bool(self._parked)
@@ -74,7 +74,7 @@ class Barriers:
         if stuck and not forced:
             self._parked = parked
             return False
-        if stuck:  # each waits at another barrier
+        if stuck:  # each waits at a different barrier
             chosen = [np.ones(each.threads.size, bool) for each in parked]
         going = [each.of(which) for each, which in zip(parked, chosen, strict=True) if which.any()]
         self._parked = [each.of(~which) for each, which in zip(parked, chosen, strict=True) if not which.all()]
@@ -89,7 +89,7 @@ class Barriers:
         return True
 
     def _report(self, going: list[Blocked], alive: np.ndarray) -> None:
-        """Tell the observer whose memory is now ordered: blocks, or warps that came without the rest of their block."""
+        """Report whose memory is now ordered: blocks, or warps that arrived without the rest of their block."""
         groups = []
         for barrier in {each.barrier for each in going}:
             threads = np.concatenate([each.threads for each in going if each.barrier == barrier])
@@ -104,7 +104,7 @@ class Barriers:
             self._machine.observer.warps_synchronised(groups)
 
     def _reduce(self, going: list[Blocked]) -> None:
-        """__syncthreads_count, _and, _or: over the threads that arrived."""
+        """__syncthreads_count, _and, _or: reduce over the threads that arrived."""
         voting = [each for each in going if each.reduction]
         yes, came = np.zeros(self._blocks, np.int64), np.zeros(self._blocks, np.int64)
         for each in voting:

@@ -17,10 +17,10 @@ class Basic:
 
     steps: list
     lines: list[int]
-    made_of: list[PtxInstruction]  # one a step
+    made_of: list[PtxInstruction]  # one per step
     count: int  # instructions
     end: PtxInstruction | None
-    waits_for: object = None  # key of the mask of lanes that its first step waits for
+    waits_for: object = None  # key of the lane mask that its first step waits for
 
     @property
     def leaves(self) -> bool:
@@ -29,7 +29,7 @@ class Basic:
 
 
 def basic_blocks(program: Program, decoder) -> tuple[list[Basic], dict[str, int]]:
-    """Return the blocks in program order, and the block number at each label (the number of blocks means the end).
+    """Return the blocks in program order, and each label's block number (the number of blocks: the end).
 
     Raises:
         NotImplementedError: an instruction is not supported.

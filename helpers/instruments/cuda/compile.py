@@ -1,4 +1,4 @@
-"""Compile CUDA C++ with NVIDIA's NVRTC, which needs no GPU."""
+"""Compile CUDA C++ with NVIDIA's own NVRTC, which needs no GPU."""
 
 import functools
 import hashlib
@@ -17,30 +17,30 @@ from cuda.core import Program, ProgramOptions
 from helpers.instruments.devices import DEVICES, Device
 
 STANDARD = "c++17"
-# As in nvcc's <math.h>; NVRTC has no such header.
+# As nvcc gets them from <math.h>; NVRTC has no such header.
 MACROS = [("INFINITY", "__int_as_float(0x7f800000)"), ("NAN", "__int_as_float(0x7fffffff)")]
 # NVRTC 13 starts at compute capability 7.5.
 OLDEST = (7, 5)
-# Folders of headers that include a file named by a macro: a program could define that macro or a part of it. CUB's
-# own headers may be included if the program defines no macros at all.
+# Folders of headers that include a file named by a macro: a program could define that macro, or part of the name. A
+# program that defines no macros at all may include CUB's own headers.
 _COMPUTED = {"thrust", "cub"}
 _DEFINE = re.compile(r"(?:\#|%:|\?\?=)\s*define\b")
-# In any spelling that the preprocessor accepts; lines continued with \ are joined first. A comment within a directive
-# is not skipped: only the compiler knows where a comment begins and ends.
+# Any spelling that the preprocessor accepts; lines continued with \ are joined first. Comments within a directive are
+# not parsed: only the compiler knows where they begin and end.
 _INCLUDE = re.compile(
     r"(?:\#|%:|\?\?=)\s*(?:/\*|(?:include(?:_next)?|import|embed)\b[^\S\n]*(?:<[^>\n]*>|[^\n]*))"
     r"|__has_(?:include|embed)"
 )
-# The compiler has these built in: nvcc wants the lines, NVRTC has no such files.
+# NVRTC has these functions built in and lacks the files; nvcc requires the lines.
 _BUILT_IN = re.compile(
     r"^[ \t]*#[ \t]*include[ \t]*<(?:stdio\.h|cstdio|math\.h|cmath|assert\.h|cassert)>[ \t]*(?://[^\n\\]*)?$",
     re.MULTILINE,
 )
-# Instructions that NVRTC compiles only for sm_90a and the like, whereas this code is for all GPUs of its capability.
+# Instructions that NVRTC compiles only for sm_90a and the like; code here runs on all GPUs of its capability.
 _OF_ONE_GPU = {
     "wgmma": "Hopper's warpgroup products are not compiled here: use wmma of <mma.h> or mma.sync",
     "tcgen05": "Blackwell's tensor memory is not compiled here: use wmma of <mma.h> or mma.sync",
-    "setmaxnreg": "registers don't move between warps here: leave it out",
+    "setmaxnreg": "registers cannot move between warps here: leave it out",
 }
 _DIRECTIVE = re.compile(r"\W*include\s*<([\w./]+)>")
 
@@ -67,7 +67,7 @@ def compile_source(source: str, name: str, device: Device, options: Mapping) -> 
     """Compile `source` and pick the kernel `name`, such as "add" or "softmax<float, 4>".
 
     Raises:
-        CompileError: the source is not valid CUDA C++, has no such kernel, or includes headers other than NVIDIA's.
+        CompileError: the source is not valid CUDA C++, has no such kernel, or includes files that aren't NVIDIA's.
         ValueError: NVRTC cannot compile for the device.
     """
     capability = device.compute_capability
@@ -99,8 +99,8 @@ def _compile(source: str, name: str, capability: tuple[int, int], options: tuple
     program = Program(source, "c++", chosen)
     try:
         code = program.compile("cubin", name_expressions=(name,), logs=log)
-    except Exception as error:  # each release of cuda-core raises a different error
-        # Freed here: if the garbage collector frees it with the error's frames, cuda-core prints another exception.
+    except Exception as error:  # the error's type differs by cuda-core release
+        # Freed here: if the garbage collector frees it with the error's frames, cuda-core prints its own exception.
         program = None
         raise CompileError(_marked(str(error), given, file, name)) from None
     entry = code.symbol_mapping[name]
@@ -117,7 +117,7 @@ def _compile(source: str, name: str, capability: tuple[int, int], options: tuple
 
 
 def _remember(file: str, source: str) -> str:
-    """Register the source with linecache under a unique name."""
+    """Register the source in linecache, under a name of its own."""
     key = f"<{file} {hashlib.sha256(source.encode()).hexdigest()[:8]}>"
     linecache.cache[key] = (len(source), None, source.splitlines(keepends=True), key)
     return key
@@ -139,7 +139,7 @@ def check_includes(source: str) -> None:
     """Check that every #include names one of NVIDIA's headers, in angle brackets, and nothing else reads a file.
 
     Raises:
-        CompileError: one doesn't. Directives in comments and strings count too, so none can be hidden.
+        CompileError: one does not. Directives in comments and strings count too, so none can be hidden.
     """
     joined = re.sub(r"\\[^\S\n]*\n", "", source)
     for match in _INCLUDE.finditer(joined):
@@ -163,7 +163,7 @@ def check_includes(source: str) -> None:
             standard = f"cuda/std/c{header.stem}" if header.suffix else f"cuda/std/{header}"
             instead = f"; for this one <{standard}>" if len(parts) == 1 and _is_there(standard) else "; not thrust"
             raise CompileError(
-                f"`{match[0][:70]}`: only NVIDIA's own headers are there, such as <cuda_fp16.h> and "
+                f"`{match[0][:70]}`: only NVIDIA's own headers are available, such as <cuda_fp16.h> and "
                 f"<cub/block/block_reduce.cuh>{instead}"
             )
 
@@ -173,7 +173,7 @@ def _is_there(header: str | Path) -> bool:
 
 
 def _marked(message: str, source: str, file: str, name: str) -> str:
-    """Return NVRTC's log and the source line of its first error."""
+    """Return NVRTC's log, and the source line of its first error."""
     log = message.split("compilation log:", 1)[-1].strip() or message
     log = log.removesuffix("\0").strip()
     for start, why in _OF_ONE_GPU.items():

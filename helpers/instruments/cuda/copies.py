@@ -1,7 +1,7 @@
-"""Asynchronous copies from global to shared memory (cp.async), which complete only when waited for.
+"""Asynchronous copies from global to shared memory (cp.async), which complete only once a thread waits for them.
 
-A thread's copies belong to the next group that it commits. Their bytes arrive in shared memory when the thread waits
-for the group. Until then shared memory keeps its old values, and an access to those bytes is reported.
+A thread's copies belong to the group that it commits next. Their bytes arrive in shared memory when the thread waits
+for the group. Until then shared memory keeps its old values, and accesses to those bytes are reported.
 """
 
 from typing import NamedTuple
@@ -16,16 +16,16 @@ HOW = "__pipeline_wait_prior or cp.async.wait_group"
 
 
 class Copy(NamedTuple):
-    """One instruction's copies: a row of `data` per thread, to byte `offsets` in shared memory."""
+    """One instruction's copies: one row of `data` per thread, to byte `offsets` of shared memory."""
 
     line: int
     threads: np.ndarray
     offsets: np.ndarray
     data: np.ndarray  # words
-    group: np.ndarray  # how many groups each thread had committed before
-    number: np.ndarray  # over all copies, in the order they started
-    source: np.ndarray  # the first word it reads of global memory; -1: none
-    memory: dict | None  # by item size, the memory of the source
+    group: np.ndarray  # number of groups that each thread had committed before
+    number: np.ndarray  # among all copies, in start order
+    source: np.ndarray  # the first word that it reads from global memory; -1: none
+    memory: dict | None  # the source's memory, by item size
 
     def of(self, chosen: np.ndarray) -> "Copy":
         return Copy(self.line, *(each[chosen] for each in self[1:-1]), self.memory)
@@ -76,10 +76,10 @@ class Copies:
         self.arrive(lambda copy: waiting[copy.threads] & (copy.group < self._committed[copy.threads] - (left or 0)))
 
     def attach(self, threads: np.ndarray, places: np.ndarray, counted: bool) -> None:
-        """Let each thread's copies so far arrive at an mbarrier when they are complete. places: the barriers' places,
-        counted in words of 8 bytes; counted: whether the barrier's count includes these arrivals."""
+        """Make each thread's copies so far arrive at an mbarrier on completion. places: the barriers' places, in words
+        of 8 bytes; counted: whether the barrier's count includes these arrivals."""
         if not counted:
-            np.add.at(self._memory[8], places, np.uint64(1))  # one more arrival is missing until the copies arrive
+            np.add.at(self._memory[8], places, np.uint64(1))  # one more arrival is pending, until the copies arrive
         for place, thread in zip(places.tolist(), threads.tolist(), strict=True):
             self._attached.append((place, thread, self._started))
 
@@ -135,7 +135,7 @@ class Copies:
         array, place = self._machine.spaces.shared_array(byte)
         does = {"read": "read", "write": "written"}.get(kind, "changed by an atomic")
         owner = "" if int(copy.threads[at]) == int(here[first]) else f" by thread {self._of(copy, at)}"
-        where = f"the cp.async into {array} in line {copy.line}{owner} was not waited for when byte {place} is {does}: "
+        where = f"the cp.async into {array} in line {copy.line}{owner} is unfinished when byte {place} is {does}: "
         self._machine.hazard("unfinished copy", line, where + self._advice(copy, at), int(here[first]),
                              int(touched.sum()))  # fmt: skip
         return True
@@ -151,7 +151,7 @@ class Copies:
             if hit.any():
                 at = int(np.flatnonzero(hit)[0])
                 array, _ = self._machine.spaces.shared_array(int(copy.offsets[at]) % self._machine.spaces.shared_size)
-                where = f"the source of the cp.async into {array} in line {copy.line} is overwritten before the wait: "
+                where = f"the source of the cp.async into {array} in line {copy.line} is overwritten too early: "
                 self._machine.hazard(
                     "unfinished copy", line, where + self._advice(copy, at), int(threads[0]), int(hit.sum())
                 )
@@ -161,7 +161,7 @@ class Copies:
         return self._machine.where(int(copy.threads[at]))[1]
 
     def _filling(self, word: int, words: int) -> tuple[Copy, int]:
-        """Return the copy that will fill one of some words, and the place of its thread."""
+        """Return the copy that will fill one of these words, and the place of its thread."""
         for copy in reversed(self._under_way):
             found = ((copy.words >= word) & (copy.words < word + words)).any(1)
             if found.any():
@@ -175,7 +175,7 @@ class Copies:
             return f"commit it (__pipeline_commit or cp.async.commit_group), then wait ({HOW})"
         if left > 0:
             return (
-                f"the wait before may leave the thread's newest {left} group{'s' * (left > 1)} unfinished, and this "
+                f"the previous wait may leave the thread's newest {left} group{'s' * (left > 1)} unfinished, and this "
                 f"copy is in one of them: wait with {committed - 1 - group} ({HOW})"
             )
         return f"wait for it first ({HOW}), then __syncthreads() if other threads read it"

@@ -1,7 +1,7 @@
 """Turn instructions into steps: functions that execute one instruction for many threads at once.
 
-A step is called as step(machine, threads): `threads` are ascending places in the machine's arrays, or None for all of
-them. Registers that hold the same value in every thread (parameters, block sizes, values computed from these alone) are
+A step is called as step(machine, threads): `threads` are indices into the machine's arrays, ascending, or None for
+all. Registers that hold the same value in every thread (parameters, block sizes, values computed from these alone) are
 computed once, here.
 """
 
@@ -71,7 +71,7 @@ class Decoder:
         self.constants = {slot: np.uint32(special[name]) for name, slot in program.special.items() if name in special}
 
     def step(self, instruction: PtxInstruction) -> Callable | None:
-        """Return an instruction's step; None if there is nothing to do.
+        """Return the instruction's step; None if there is nothing to do.
 
         Raises:
             NotImplementedError: the executor does not support this instruction.
@@ -137,7 +137,7 @@ class Decoder:
         raise UnknownInstructionError
 
     def destination(self, operand, type: str):
-        """Return (key of the destination, whether it is wider than the type and takes an extended value)."""
+        """Return the destination's key, and whether it is wider than the type and takes an extended value."""
         if not isinstance(operand, Register):
             raise UnknownInstructionError
         size = DTYPES[type].itemsize * (2 if type.endswith("x2") else 1)
@@ -146,7 +146,7 @@ class Decoder:
         return (("s" if type[0] == "s" else "u") + operand.kind, operand.slot), True
 
     def shared_arrays(self) -> dict[str, int]:
-        """Return the variables in shared memory and where they start."""
+        """Return the start of each variable in shared memory."""
         return {
             name: self._symbols[name]
             for name, variable in self.program.variables.items()
@@ -267,7 +267,7 @@ class Decoder:
         return step
 
     def address(self, operand: Address):
-        """Return (key of the base as u64 or a NumPy scalar, offset)."""
+        """Return the key of the base as u64, or a NumPy scalar, and the offset."""
         base = operand.base
         kind = f"u{base.kind}" if isinstance(base, Register) else "u64"
         return self.key(base, kind), operand.offset
@@ -306,7 +306,7 @@ def _plain(compute, out, keys, direct):
 
 
 def _packed(compute, out, keys):
-    """Two 16-bit numbers per register."""
+    """Apply `compute` to two 16-bit numbers per register."""
     raw = "b32", out[1]
 
     def step(machine, threads):

@@ -18,14 +18,14 @@ from helpers.instruments.cuda.ptx import Program, PtxInstruction
 from helpers.instruments.cuda.spaces import Spaces
 from helpers.instruments.cuda.warp import WARP, ballot, everyone, value
 
-THREADS_AT_ONCE = 1 << 15  # enough to amortise NumPy's overhead, few enough for a core's cache
-PATIENCE = 1000  # turns of the leading group of threads before the last one gets a turn
-MAX_SECONDS = 8.0  # CPU time for blocks that run together, after MANY_STEPS
-MANY_STEPS = 10_000  # each is one instruction for many threads
+THREADS_AT_ONCE = 1 << 15  # enough to make NumPy's overhead small, few enough for a core's cache
+PATIENCE = 1000  # turns of the first group of threads before the last one gets a turn
+MAX_SECONDS = 8.0  # CPU time, for blocks that run together and have made MANY_STEPS
+MANY_STEPS = 10_000  # each runs one instruction for many threads
 
 
 class Views(dict):
-    """(type, slot) -> the register of every thread as an array of that type, created on first use."""
+    """(type, slot) -> the register of every thread as an array of that type; made on first use."""
 
     def __init__(self, kinds: list[str], constants: dict, threads: int):
         super().__init__()
@@ -100,7 +100,7 @@ class Machine:
         self._steps, self._next_look, self._began = 0, MANY_STEPS, time.thread_time()
         turns = 0
         while self._waiting or self._resume():
-            if not self._waiting:  # every thread that a barrier released ended right after it
+            if not self._waiting:  # all threads released by a barrier ended right after it
                 continue
             # Occasionally run the last: the first may be spinning on a value that only the last can write.
             turns += len(self._waiting) > 1 or bool(self._barriers)
@@ -178,12 +178,12 @@ class Machine:
         if time.thread_time() - self._began > MAX_SECONDS:
             line = next((line for line in reversed(block.lines) if line), block.end.line if block.end else 0)
             raise RuntimeError(
-                f"{self._name} is still running after {self._steps:,} steps, now at line {line}: does a loop end, or "
-                "wait for a thread that comes later?"
+                f"{self._name} is still running after {self._steps:,} steps, now at line {line}: does every loop "
+                "end, or does one wait for a thread that runs later?"
             )
 
     def _leave(self, number: int, end: PtxInstruction, threads) -> None:
-        """Execute the instruction that ends a basic block."""
+        """Run the instruction that ends a basic block."""
         if end.guard is not None:
             register, negated = end.guard
             holds = self.views["pred", register.slot]
@@ -210,10 +210,10 @@ class Machine:
         else:
             self._finish(threads)
 
-    # Waiting for one another
+    # Waiting for other threads
 
     def _complete_warps(self, number: int, block: Basic, threads):
-        """Return the threads whose warps have all lanes named by their mask; the others wait for the missing lanes."""
+        """Return the threads whose warps have all lanes named by their mask; the others wait for missing lanes."""
         here = everyone(self, threads)
         masks = np.asarray(value(self, block.waits_for, threads, here.size))
         present = ballot(self, threads, np.ones(here.size, bool))[here >> 5]
@@ -268,7 +268,7 @@ class Machine:
         return raw.split(b"\0", 1)[0].decode(errors="replace")
 
     def local_bytes(self, thread: int, offset: int) -> bytes:
-        """Return a thread's local memory from an offset on."""
+        """Return a thread's local memory, starting at an offset."""
         return self.spaces.local[1][thread * self.local_size :][offset : self.local_size].tobytes()
 
     def where(self, thread: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
@@ -278,7 +278,7 @@ class Machine:
         return unravel(block, self._grid), unravel(local, self._block)
 
     def hazard(self, kind: str, line: int, where: str, thread: int, count: int) -> None:
-        """Tell the observer of a fault; without an observer, stop the kernel.
+        """Report a hazard to the observer; without one, stop the kernel.
 
         Raises:
             RuntimeError: there is no observer.

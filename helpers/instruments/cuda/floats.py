@@ -1,4 +1,4 @@
-"""Floating point rounded as on a GPU, where NumPy alone would round twice or differently."""
+"""Floating-point operations rounded as on a GPU, where NumPy alone would round twice or differently."""
 
 import ctypes
 import math
@@ -16,7 +16,7 @@ _libm.fma.argtypes = [ctypes.c_double] * 3
 
 
 def odd_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a + b in fp64, rounded to odd: rounding that again to fewer bits equals rounding once.
+    """Return a + b of fp64, rounded to odd: rounding that again to fewer bits equals rounding once.
 
     Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd",
     IEEE Transactions on Computers 57 (2008).
@@ -30,9 +30,9 @@ def odd_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def narrow(value: np.ndarray, dtype: np.dtype, mode: str = "rn") -> np.ndarray:
-    """Round fp64 (exact or rounded to odd) to `dtype`; mode "rn" (nearest even), "rz", "rm", "rp" (0, -inf, +inf)."""
+    """Round fp64 numbers, exact or rounded to odd, to dtype: "rn" (nearest even), "rz", "rm", "rp" (0, -inf, inf)."""
     if dtype == BFLOAT16:
-        # ml_dtypes goes through fp32, so round to odd there too.
+        # ml_dtypes converts through fp32: round to odd there too.
         single = value.astype(np.float32)
         toward_zero = np.where(np.abs(single.astype(np.float64)) > np.abs(value), _step(single, -1), single)
         inexact = (toward_zero.astype(np.float64) != value) & np.isfinite(value)
@@ -55,20 +55,20 @@ def narrow(value: np.ndarray, dtype: np.dtype, mode: str = "rn") -> np.ndarray:
 
 
 def _refuse(mode):
-    raise NotImplementedError(f"bfloat16 is not rounded .{mode} here")
+    raise NotImplementedError(f"rounding bfloat16 with .{mode} is not supported here")
 
 
 def _step(value: np.ndarray, by: int) -> np.ndarray:
-    """Return the neighbour in magnitude, for finite or infinite fp32."""
+    """Return the neighbour in magnitude of finite or infinite fp32."""
     return (value.view(np.int32) + np.int32(by)).view(np.float32)
 
 
 def fma32(a, b, c) -> np.ndarray:
-    """a * b + c in fp32, rounded once."""
+    """Return a * b + c of fp32, rounded once."""
     product = np.multiply(a, b, dtype=np.float64)  # exact
     total = product + c
     result = total.astype(np.float32)
-    # A second rounding matters only where the first ended halfway between two fp32 numbers, or among subnormals.
+    # A second rounding matters only if the first ended halfway between two fp32 numbers, or among subnormals.
     doubtful = (total.view(np.uint64) & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)
     doubtful |= np.abs(total) < TINY[result.dtype]
     if doubtful.any():
@@ -78,7 +78,7 @@ def fma32(a, b, c) -> np.ndarray:
 
 
 def fma_narrow(dtype: np.dtype, mode: str = "rn"):
-    """a * b + c rounded once, in fp32 in any mode, or in fp16 or bf16 to nearest."""
+    """Return a function for a * b + c rounded once: fp32 in any mode, fp16 or bf16 to nearest."""
 
     def fma(a, b, c):
         product = np.asarray(a).astype(np.float64) * np.asarray(b).astype(np.float64)
@@ -100,7 +100,7 @@ def _two_sum(a, b):
 
 
 def fma64(a, b, c) -> np.ndarray:
-    """a * b + c in fp64, rounded once."""
+    """Return a * b + c of fp64, rounded once."""
     a, b, c = np.broadcast_arrays(*map(np.asarray, (a, b, c)))
     product = a * b
     (ah, al), (bh, bl) = _split(a), _split(b)
@@ -118,7 +118,7 @@ def fma64(a, b, c) -> np.ndarray:
 
 
 def directed64(name: str, mode: str):
-    """An fp64 operation ("add", "subtract", "multiply", "divide", "sqrt", "fma") rounded "rz", "rm" or "rp"."""
+    """Return an fp64 operation ("add", "subtract", "multiply", "divide", "sqrt", "fma") rounded "rz", "rm" or "rp"."""
     nearest = fma64 if name == "fma" else getattr(np, name)
     exact = {
         "add": lambda a, b: a + b,
@@ -128,7 +128,7 @@ def directed64(name: str, mode: str):
     }
 
     def above(result: float, values) -> int:
-        """1 if the exact result is above the rounded one, -1 if it is below, 0 if they are equal."""
+        """Return 1 if the exact result is above the rounded one, -1 if it is below, 0 if they are equal."""
         if not all(map(math.isfinite, values)) or math.isnan(result):
             return 0
         if math.isinf(result):
@@ -162,7 +162,7 @@ def directed64(name: str, mode: str):
 
 
 def directed(ufunc, mode: str):
-    """A ufunc (add, subtract, multiply) in fp32, rounded in `mode`."""
+    """Return ufunc (add, subtract, multiply) of fp32, rounded in `mode`."""
 
     def operate(a, b):
         a, b = np.asarray(a).astype(np.float64), np.asarray(b).astype(np.float64)
@@ -174,7 +174,7 @@ def directed(ufunc, mode: str):
 
 
 def flush(value):
-    """Flush subnormal numbers to zeros of the same sign (.ftz)."""
+    """Replace subnormal numbers with zeros of their sign (.ftz)."""
     value = np.asarray(value)
     return np.where(np.abs(value) < TINY[value.dtype], np.copysign(value.dtype.type(0), value), value)
 
@@ -187,12 +187,12 @@ def saturate(value):
 
 
 def relu(value):
-    """max(value, 0); NaN stays (.relu)."""
+    """Return max(value, 0); NaN stays (.relu)."""
     return np.where(value > 0, value, np.where(np.isnan(value), value, value.dtype.type(0)))
 
 
 def extreme(largest: bool, nan: bool, xorsign: bool):
-    """PTX max or min: a number beats NaN unless `nan`; +0 is above -0."""
+    """Return PTX's max or min: a number wins over NaN unless `nan`; +0 is above -0."""
     choose = np.maximum if largest else np.minimum
 
     def of(a, b):
@@ -217,7 +217,7 @@ def extreme(largest: bool, nan: bool, xorsign: bool):
 
 
 def to_integer(dtype: np.dtype, mode: str, source: np.dtype):
-    """Convert float to integer, rounded in `mode` ("rni", ...), saturating; NaN as in the PTX ISA's cvt."""
+    """Convert float to integer: rounded in `mode` ("rni", ...), saturating; NaN as in the PTX ISA's cvt."""
     limits = np.iinfo(dtype)
     half = 1 << (8 * dtype.itemsize - 1)
     nan = 0 if source != np.float64 and dtype.itemsize < 8 else -half if dtype.kind == "i" else half
@@ -250,7 +250,7 @@ def from_integer(dtype: np.dtype, mode: str):
         high = np.floor_divide(value, 1 << 32).astype(np.float64) * 2.0**32
         low = (value & value.dtype.type(0xFFFFFFFF)).astype(np.float64)
         if dtype == np.float64:
-            raise NotImplementedError(f"a 64-bit integer is not rounded .{mode} to fp64 here")
+            raise NotImplementedError(f"rounding a 64-bit integer to fp64 with .{mode} is not supported here")
         return narrow(odd_sum(high, low), dtype, mode)
 
     return convert

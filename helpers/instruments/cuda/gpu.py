@@ -1,4 +1,4 @@
-"""A launch on the local GPU, on PyTorch's current stream; tensors are not copied."""
+"""Launch on the local GPU, on PyTorch's current stream, without copying tensors."""
 
 import ctypes
 import functools
@@ -10,7 +10,7 @@ from cuda.core import Device, ObjectCode
 from helpers.instruments.cuda.kernel import tensors_of
 from helpers.instruments.devices import this_device
 
-_WITHOUT_ASKING = 48 * 1024  # bytes of dynamic shared memory available to any kernel
+_WITHOUT_ASKING = 48 * 1024  # bytes of dynamic shared memory that any kernel may use
 
 
 @functools.lru_cache(maxsize=256)
@@ -41,8 +41,8 @@ def launch(launch, arguments: tuple) -> None:
                 most, launch.dynamic_shared_memory, driver.CUkernel(int(kernel.handle)), driver.CUdevice(device.index)
             )
             if failed:
-                raise RuntimeError(f"{launch.kernel.name}: the driver refuses its shared memory: {failed.name}")
-        arrays = []  # of addresses; freed in the stream's order, after the kernel
+                raise RuntimeError(f"{launch.kernel.name}: the driver rejects its shared memory: {failed.name}")
+        arrays = []  # of addresses; freed in stream order, after the kernel
 
         def passed(argument):
             if isinstance(argument, list | tuple):
@@ -58,11 +58,11 @@ def launch(launch, arguments: tuple) -> None:
             _configuration(launch), driver.CUfunction(int(kernel.handle)), ctypes.addressof(places), 0
         )
         if failed:
-            raise RuntimeError(f"{launch.kernel.name}: the driver refuses the launch: {failed.name}")
+            raise RuntimeError(f"{launch.kernel.name}: the driver rejects the launch: {failed.name}")
 
 
 def _configuration(launch) -> driver.CUlaunchConfig:
-    """The launch's sizes, on PyTorch's current stream."""
+    """Return the launch's configuration: its sizes, on PyTorch's current stream."""
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
     config.blockDimX, config.blockDimY, config.blockDimZ = launch.block

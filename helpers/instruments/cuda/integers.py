@@ -67,7 +67,7 @@ def multiply_add(modifiers, type):
 
 
 def carrying(how: str, modifiers, type: str):
-    """compute(carry in, operands...) of add, sub and mad with a carry -> (result, carry); for sub, a borrow."""
+    """Return compute(carry in, operands...) -> (result, carry out) for add, sub and mad; for sub, a borrow."""
     unsigned = np.dtype(f"u{int(type[1:]) // 8}").type
     if how not in ("add", "sub", "mad") or bool(modifiers) != (how == "mad") or int(type[1:]) < 32:
         unknown()
@@ -118,7 +118,7 @@ def extreme(largest: bool, modifiers, type):
 
 
 def convert(source: np.dtype, to: np.dtype, saturating: bool):
-    """Convert integer to integer: take the low bits, or clamp."""
+    """Convert integer to integer: the low bits, or clamped."""
     if not saturating:
         return lambda a: np.asarray(a).astype(to)
     limits, own = np.iinfo(to), np.iinfo(source)
@@ -280,7 +280,7 @@ def _leading_zeros(modifiers, type):
 
 
 def _highest(a, bits: int):
-    """Return the position of the highest set bit; -1 if there is none."""
+    """Return the position of the highest one; -1 if there is none."""
     place = np.full(np.shape(a), -1, np.int64)
     rest = np.asarray(a).astype(np.uint64)
     for step in (32, 16, 8, 4, 2, 1):

@@ -1,25 +1,25 @@
-"""`cuda_kernel`: a string of CUDA C++ as a function of tensors, with a GPU or without.
+"""`cuda_kernel`: turn a string of CUDA C++ into a function of tensors, with or without a GPU.
 
     add = cuda_kernel(source, "add")
     add.resources.registers
     add[blocks, threads](x, y, out, n)
 
-With a GPU the kernel runs there, on PyTorch's stream. Without one, or under `measure`, NVRTC's PTX
-is executed on the CPU (executor.py); an unsupported instruction is rejected by name. Differences from a GPU:
+With a GPU the kernel runs there, on PyTorch's stream. Without one, or under `measure`, the CPU executes the PTX from
+NVRTC (executor.py), and refuses unsupported instructions by name. Differences from a GPU:
 
     approximate instructions    rounded once from fp64: ex2, rsqrt, sqrt, rcp .approx are within 1 ulp of an H200,
                                 division .full 2, lg2 1 ulp or 2^-22, sin and cos 2^-20.5, tanh 2^-11
-    mma                         sums in fp64, rounded once: within 2^-20 of an H200 for values of ordinary size
-    NaN                         has different bits
+    mma                         sums in fp64, rounded once: 2^-20 from an H200 for values of ordinary size
+    NaN                         is NaN, with different bits
     atomics on floats           in thread order, one of the orders a GPU may choose
-    cp.async                    reads global memory when it starts, and fills shared memory when it is waited for
+    cp.async                    reads global memory when it starts, and fills shared memory when a thread waits for it
     wmma                        lanes hold different elements of a fragment than on a GPU; sums as in mma
     mbarrier                    orders the whole block once one of its threads has waited
-    printf                      prints in thread order to Python's standard output; a GPU prints to the process's
+    printf                      prints in thread order, to Python's standard output; a GPU prints to the process's
     races                       between blocks: a fence and an atomic order a block's earlier accesses before those of
-                                blocks that later execute an atomic on any address; so a wrong lock goes unnoticed
-    blocks                      run a few at a time: one must not wait for a much later one, unless the
-                                kernel calls grid.sync(), which makes them all run at once
+                                blocks that run an atomic later, on any address; so a wrong lock goes unnoticed
+    blocks                      run a few at a time: one must not wait for another that runs much later, unless the
+                                kernel calls grid.sync(), which makes all of them run at once
 """
 
 import ctypes
@@ -49,7 +49,7 @@ from helpers.instruments.source_lines import naming_lines
 MAX_GRID = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, technical specifications per compute capability
 MAX_BLOCK = (1024, 1024, 64)
 MAX_THREADS = 1024
-# dtype -> the C++ types with that element type.
+# dtype -> the C++ types of its elements.
 _NAMES = {
     torch.float32: ("float", "float2", "float4"),
     torch.float64: ("double", "double2"),
@@ -66,7 +66,7 @@ _NAMES = {
     torch.uint64: ("unsigned long", "unsigned long long", "unsigned long long int", "uint64_t", "size_t"),
 }
 _ELEMENTS = {name: dtype for dtype, names in _NAMES.items() for name in names}
-# PyTorch barely supports these, so pointers to them accept any tensor.
+# PyTorch supports few operations on these, so pointers to them take any tensor.
 _ANY_TENSOR = {torch.uint16, torch.uint32, torch.uint64}
 GRID_SYNC = {"%envreg1", "%envreg2"}  # where a kernel finds the barrier of its grid
 
@@ -77,14 +77,14 @@ def cuda_kernel(
     """Compile a CUDA C++ (C++17) kernel for `device` without running it.
 
     Args:
-        source: the code; it may include NVIDIA's own headers, such as <cuda_bf16.h> and <cooperative_groups.h>.
+        source: the text; it may include NVIDIA's own headers, such as <cuda_bf16.h>, <cooperative_groups.h>.
         name: the `__global__` function's; for a template with its arguments, "softmax<256>".
         device: a name in DEVICES, or a Device; compute capability 7.5 or later.
         options: NVRTC's, as fields of cuda.core.ProgramOptions: {"use_fast_math": True, "max_register_count": 32}.
 
     Raises:
-        CompileError: the source does not compile; a ValueError with NVRTC's log, the line marked.
-        ValueError: an unknown device or option, or one that NVRTC cannot compile for.
+        CompileError: the source does not compile; a ValueError with NVRTC's log and the line marked.
+        ValueError: the device or an option is unknown, or NVRTC cannot compile for the device.
     """
     device = device if isinstance(device, Device) else DEVICES[device]
     return CudaKernel(source, name, device, dict(options or {}))
@@ -105,12 +105,12 @@ class DeclaredParameter:
         self.dtype = _ELEMENTS.get(self.type)
 
     def points_to(self, dtype: torch.dtype) -> bool:
-        """Return whether a pointer of this type may point to elements of `dtype`, judging by its type."""
+        """Return whether a pointer of this type may point to elements of `dtype`, judging by its type alone."""
         return self.dtype in (None, dtype, *_ANY_TENSOR)
 
 
 def is_half(parameter: Parameter, source: DeclaredParameter) -> bool:
-    """Return whether a parameter is a single __half or __nv_bfloat16, which PTX represents as two bytes."""
+    """Return whether a parameter is one __half or __nv_bfloat16, which PTX stores as two bytes."""
     halves = torch.float16, torch.bfloat16
     return (parameter.type, parameter.size) == ("b8", 2) and not source.pointer and source.dtype in halves
 
@@ -127,7 +127,7 @@ class CudaKernel:
 
     @property
     def file(self) -> str:
-        """The source's name in linecache and in `by_line`."""
+        """Return the source's name in linecache and `by_line`."""
         return self._compiled.file
 
     @property
@@ -140,12 +140,12 @@ class CudaKernel:
 
     @cached_property
     def declared(self) -> dict[str, Parameter]:
-        """The parameters in the PTX: type, size and place."""
+        """Return the parameters as declared in the PTX: type, size and place."""
         return parameters(self.ptx, self._compiled.entry)
 
     @cached_property
     def parameters(self) -> list[DeclaredParameter]:
-        """Return the parameters as the source declares them; numbered if the source cannot be parsed."""
+        """Return the parameters as declared in the source; numbered if the source cannot be parsed."""
         function = re.match(r"[\w:]+", self.name)[0].split("::")[-1]
         count = len(self.declared)
         text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", self.source, flags=re.DOTALL)
@@ -157,18 +157,18 @@ class CudaKernel:
 
     @cached_property
     def resources(self) -> Resources:
-        """Registers, spills, shared memory, SASS and PTX, for a block of the size in __launch_bounds__, or 1024."""
+        """Return registers, spills, shared memory, SASS, PTX, for a block of the size in __launch_bounds__, or 1024."""
         return self.resources_for(self.largest_block)
 
     @property
     def largest_block(self) -> int:
-        """The maximum threads per block from __launch_bounds__, or 1024."""
+        """Return the threads per block that __launch_bounds__ allows, or 1024."""
         bound = re.search(rf"\.entry {re.escape(self._compiled.entry)}\s*\([^)]*\)\s*\.maxntid (\d+)", self.ptx)
         return int(bound[1]) if bound else MAX_THREADS
 
     def resources_for(self, threads: int, dynamic_shared_memory: int = 0) -> Resources:
-        """Return the resources for blocks with `threads` threads and `dynamic_shared_memory` bytes, on which occupancy
-        depends."""
+        """Return the resources for blocks of `threads` threads and `dynamic_shared_memory` bytes, which determine
+        occupancy."""
         log = self._compiled.log
 
         def logged(pattern: str) -> int:
@@ -192,7 +192,7 @@ class CudaKernel:
 
     @property
     def log(self) -> str:
-        """The output of `ptxas -v` for the kernel."""
+        """Return the output of `ptxas -v` for the kernel."""
         return self._compiled.log.strip()
 
     def __getitem__(self, configuration) -> "CudaLaunch":
@@ -271,9 +271,9 @@ class CudaLaunch:
     skipped: int = 0
 
     def after(self, blocks: int) -> "CudaLaunch":
-        """Return the same launch without its first blocks and their rows: row 0 of every tensor is placed where row
-        `blocks` of the whole tensor would be, up to 2^35 bytes from its start. Nothing before it is allocated, so an
-        offset that overflows goes out of bounds. Works without a GPU, or under `measure`."""
+        """Return the same launch without its first blocks and their rows: row 0 of every tensor is at row `blocks`
+        of the whole tensor, up to 2^35 bytes from its start. Nothing before it is allocated, so an overflowing offset
+        goes out of bounds. Works without a GPU, or under `measure`."""
         return replace(self, skipped=blocks)
 
     @property
@@ -287,7 +287,7 @@ class CudaLaunch:
 
     @property
     def resources(self) -> Resources:
-        """The resources that this launch needs."""
+        """Return the resources that this launch needs."""
         return self.kernel.resources_for(int(np.prod(self.block)), self.dynamic_shared_memory)
 
     def __call__(self, *arguments) -> None:
@@ -295,11 +295,11 @@ class CudaLaunch:
 
         Raises:
             TypeError: the arguments do not fit the parameters.
-            ValueError: the block is larger than __launch_bounds__ or needs more shared memory than the device has, or
-                a number is out of range for its parameter's type.
-            NotImplementedError: without a GPU, an instruction that the executor does not support.
-            RuntimeError: without a GPU, an out-of-bounds or misaligned access, a barrier or a shuffle that not all
-                threads reach, or a kernel that doesn't end.
+            ValueError: the block is larger than __launch_bounds__, or needs more shared memory than the device has; a
+                number is outside the range of its parameter's type.
+            NotImplementedError: without a GPU, an instruction is not supported by the executor.
+            RuntimeError: without a GPU, an access is out of bounds or misaligned, not all threads reach a barrier
+                or a shuffle, or the kernel does not end.
         """
         self._check()
         if self.cooperative:
@@ -333,7 +333,7 @@ class CudaLaunch:
 
     @property
     def cooperative(self) -> bool:
-        """True if the kernel calls grid.sync(): then all of its blocks must run at once."""
+        """Return whether the kernel calls grid.sync(): then all of its blocks must run at once."""
         return all(name in self.kernel.ptx for name in GRID_SYNC)
 
     def _check_resident(self) -> None:
@@ -369,7 +369,7 @@ class CudaLaunch:
         return arguments
 
     def _check_array(self, argument, where: str, parameter: "DeclaredParameter") -> None:
-        """An array of pointers takes a list of tensors."""
+        """Check that an array of pointers gets a list of tensors."""
         tensors = argument if isinstance(argument, list | tuple) else [None]
         if not all(isinstance(each, torch.Tensor) for each in tensors):
             raise TypeError(f"{where} is an array of pointers: pass a list of tensors, got {_kind(argument)}")
@@ -389,7 +389,7 @@ class CudaLaunch:
             raise TypeError(f"{where} is a struct of {size} bytes, got one of {len(bytes(argument))}{how}")
 
     def parameter_bytes(self, values) -> bytes:
-        """Pack the arguments as the kernel sees them in memory: addresses, numbers and structs."""
+        """Return the arguments as the kernel reads them from memory: addresses, numbers and structs."""
         declared = list(self.kernel.declared.values())
         block = bytearray(declared[-1].offset + declared[-1].size if declared else 0)
         for value, parameter, source in zip(values, declared, self.kernel.parameters, strict=True):
@@ -399,11 +399,11 @@ class CudaLaunch:
         return bytes(block)
 
     def _number(self, value, parameter: Parameter, source: DeclaredParameter) -> np.generic:
-        """Return a number or an address as the kernel's parameter stores it in memory.
+        """Return an argument, a number or an address, as the kernel's parameter stores it.
 
         Raises:
-            TypeError: the parameter is an integer, and the argument is not a whole number.
-            ValueError: it's out of the range of the parameter's type.
+            TypeError: the parameter takes a whole number, and this isn't one.
+            ValueError: it's outside the range of the parameter's type.
         """
         if is_half(parameter, source):
             self._check_finite(value, source.dtype, source)

@@ -40,7 +40,7 @@ def _multiply(decoder, instruction: PtxInstruction):
     c = [decoder.key(part, "f32") for part in c]
 
     def halves(machine, key, here):
-        """Return the (warps, 32 lanes, 2) numbers in one register."""
+        """Return one register's numbers, (warps, 32 lanes, 2)."""
         words = np.ascontiguousarray(value(machine, key, here.ravel(), here.size))
         return words.view(dtype).astype(np.float64).reshape(-1, WARP, 2)
 
@@ -97,8 +97,8 @@ def _load(decoder, instruction: PtxInstruction):
 class Fragment(NamedTuple):
     """A matrix of wmma in the registers of a warp.
 
-    The executor chooses which lane holds which element: CUDA leaves that open. Registers are filled one after another,
-    lane by lane, in the order of the matrix's rows or columns; a matrix with fewer elements is stored repeatedly.
+    The executor chooses which lane holds which element: CUDA doesn't specify it. Registers are filled one by one,
+    lane by lane, in the order of the matrix's rows or columns; a matrix with fewer elements is repeated.
     """
 
     rows: int
@@ -109,7 +109,7 @@ class Fragment(NamedTuple):
 
     @property
     def each(self) -> int:
-        """Elements per register."""
+        """Return the number of elements per register."""
         return 4 // self.dtype.itemsize
 
     @property
@@ -117,7 +117,7 @@ class Fragment(NamedTuple):
         return max(1, self.registers * WARP * self.each // (self.rows * self.columns))
 
     def places(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the elements' (rows, columns), each (registers without repetition, lanes, elements per register)."""
+        """Return the elements' (rows, columns), each (registers without repetition, lanes, elements in one)."""
         shape = (self.registers // self.copies, WARP, self.each)
         order = np.arange(self.rows * self.columns).reshape(shape)
         if self.by_columns:
@@ -147,7 +147,7 @@ def _fragment(which: str, shape: str, layout: str, type: str, registers: int) ->
         unknown()
     m, n, k = _SHAPES[shape]
     rows, columns = {"a": (m, k), "b": (k, n)}.get(which, (m, n))
-    # The load and store choose the layout of accumulators in memory, not the fragment.
+    # The load and the store determine the layout of sums in memory, not the fragment.
     by_columns = layout == "col" and which in "ab"
     return Fragment(rows, columns, by_columns, DTYPES["f32" if type == "tf32" else type], registers)
 
@@ -216,7 +216,7 @@ def _wmma_multiply(decoder, instruction: PtxInstruction):
     _, sync, aligned, left_layout, right_layout, shape, *types = instruction.modifiers
     saturates = types[-1] == "satfinite"
     types = types[:-1] if saturates else types
-    if len(types) == 2:  # for fp16 only the accumulators' types are given
+    if len(types) == 2:  # for fp16, only the sums' types are named
         types = [types[0], "f16", "f16", types[1]]
     result, left, right, sums = types
     d, a, b, c = (operand.parts for operand in instruction.operands)

@@ -1,8 +1,8 @@
-"""Barriers in shared memory (mbarrier, the basis of cuda::barrier): arrive, and wait for a phase to complete.
+"""Barriers in shared memory (mbarrier, on which cuda::barrier is built): arrive, and wait for a phase to complete.
 
-A barrier is one 64-bit word: bits 0 to 19 count the arrivals the phase still needs, bits 20 to 39 hold the total, and
-the rest hold its number. When a thread first sees a completed phase, the observer treats it as a barrier of the whole
-block: a race goes unnoticed if another thread of the block waited where the racing one should have.
+A barrier is one 64-bit word: bits 0 to 19 hold the phase's pending arrivals, 20 to 39 its expected arrivals, 40 and up
+its number. When a thread first sees a phase complete, the observer treats it as a barrier of the whole block: a race
+goes unnoticed if another thread of the block waited where the racing one should have.
 """
 
 import numpy as np
@@ -64,7 +64,7 @@ def _arrive(decoder, instruction, how, space, rest):
 
 
 def arrive(words: np.ndarray, places: np.ndarray, counts: np.ndarray, drops: bool = False) -> np.ndarray:
-    """Arrive at barriers and complete phases; return each thread's barrier as it was before."""
+    """Arrive at barriers, and complete phases; return each thread's barrier as it was before."""
     before = words[places]
     for place in np.unique(places):
         word = int(words[place])

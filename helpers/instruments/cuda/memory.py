@@ -1,8 +1,8 @@
-"""The memory that a launch sees: tensors and module variables (global), a block's shared and a thread's local memory.
+"""The memory that a launch sees: tensors and module variables (global), shared memory per block, locals per thread.
 
-The executor assigns addresses: storage k starts at (k + 1) << 36, so an out-of-bounds address hits no other
+Addresses are the executor's own: storage k starts at (k + 1) << 36, so that an out-of-bounds address hits no other
 storage, and every storage is aligned as on a GPU. Shared and local addresses count from 0 within a
-block or a thread; as generic addresses, they have their own windows.
+block or a thread; as generic addresses they have their own windows.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-GRID_BARRIER = "the grid's barrier"  # the variable behind cooperative groups' grid.sync(), which costs no traffic
+GRID_BARRIER = "the grid's barrier"  # the variable behind cooperative groups' grid.sync(), which causes no traffic
 STORAGE_BITS = 36
 SHARED_WINDOW = 1 << 60
 LOCAL_WINDOW = 1 << 61
@@ -20,7 +20,7 @@ UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.uint64
 
 @dataclass(eq=False)
 class Segment:
-    """One storage or module variable, with the parts of it that the launch may touch.
+    """One storage, or one variable of the module, and the parts of it that the launch may touch.
 
     name: that of the first tensor in it; base: its address for the kernel; extents: (low, high) bytes within it.
     """
@@ -39,7 +39,7 @@ class Segment:
 
 
 def bytes_of(tensor: torch.Tensor) -> np.ndarray:
-    """Return the tensor's storage as bytes, without running a PyTorch operator."""
+    """Return the tensor's storage as bytes, without calling a PyTorch operator."""
     storage = tensor.untyped_storage()
     return _at(storage.data_ptr(), storage.nbytes())
 
@@ -56,7 +56,7 @@ class GlobalMemory:
         self._storages: dict[int, Segment] = {}
 
     def tensor(self, name: str, tensor: torch.Tensor) -> int:
-        """Make a host tensor visible to the launch; return its address for the kernel."""
+        """Make a tensor on the host visible to the launch, and return its address for the kernel."""
         storage = tensor.untyped_storage()
         segment = self._storages.get(storage.data_ptr()) if storage.nbytes() else None
         if segment is None:
@@ -69,7 +69,7 @@ class GlobalMemory:
         return segment.base + first
 
     def variable(self, name: str, contents: bytes) -> int:
-        """Place a module variable; return its address."""
+        """Place a variable of the module, and return its address."""
         segment = self._add(
             name, np.frombuffer(bytearray(contents.ljust(-(-len(contents) // 16) * 16, b"\0")), np.uint8), None
         )
@@ -105,7 +105,7 @@ class GlobalMemory:
         segment.memory[at : at + len(contents)] = np.frombuffer(contents, np.uint8)
 
     def bytes_at(self, address: int) -> bytes:
-        """Return a storage's bytes from an address on; empty if no storage is there."""
+        """Return the bytes of a storage, starting at an address; empty if no storage is there."""
         place = (address >> STORAGE_BITS) - 1
         if not 0 <= place < len(self.segments):
             return b""

@@ -19,7 +19,7 @@ DTYPES = {
     "f16x2": np.dtype(np.float16),
     "bf16x2": BFLOAT16,
 }
-# The NumPy dtype of each kind of register.
+# The dtype that stores a register of each kind.
 REGISTERS = {"pred": np.dtype(bool), "16": np.dtype("u2"), "32": np.dtype("u4"), "64": np.dtype("u8")}
 FLOATS = ("f16", "bf16", "f16x2", "bf16x2", "f32", "f64")
 

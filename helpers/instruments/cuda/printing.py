@@ -1,4 +1,4 @@
-"""printf within a kernel: threads that reach it together print in thread order."""
+"""printf in a kernel: threads that reach it together print in thread order."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ from helpers.instruments.cuda.memory import LOCAL_WINDOW, SHARED_WINDOW
 from helpers.instruments.cuda.ptx import PtxInstruction
 from helpers.instruments.cuda.warp import everyone, store, value
 
-MOST = 1 << 20  # characters per launch; a GPU's buffer has as many bytes
+MOST = 1 << 20  # characters per launch; a GPU's own buffer has as many bytes
 # %[flags][width][.precision][length]conversion
 _CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d+)?)?(hh|h|ll|l|j|z|t|L)?([diouxXcsfFeEgGaAp%])|%")
 
@@ -28,15 +28,15 @@ class Printer:
         sys.stdout.write(text)
 
     def finish(self) -> None:
-        """Report what was left out."""
+        """Print how many calls were left out."""
         if self._lost:
             sys.stdout.write(
-                f"... and {self._lost:,} more calls of printf: the buffer holds {MOST >> 20} MiB a launch\n"
+                f"... and {self._lost:,} more calls of printf: the buffer holds {MOST >> 20} MiB per launch\n"
             )
 
 
 def step(decoder, instruction: PtxInstruction):
-    """vprintf(text, values) as a step."""
+    """Return vprintf(text, values) as a step."""
     result, text, values = instruction.operands
     text, values = decoder.key(text, "u64"), decoder.key(values, "u64")
 
@@ -59,7 +59,7 @@ def step(decoder, instruction: PtxInstruction):
 
 
 def formatted(text: str, memory: bytes, text_at) -> tuple[str, int]:
-    """Return (the text that printf writes, the number of values it used).
+    """Return the text that printf writes, and the number of values it used.
 
     Args:
         memory: the values, aligned as C aligns them.
@@ -113,7 +113,7 @@ def formatted(text: str, memory: bytes, text_at) -> tuple[str, int]:
             return f"%{flags.replace('#', '')}{width}s" % (f"0{number:o}" if number else "0")
         if kind in "xX" and not number:
             spec = spec.replace("#", "")
-        if dot and "0" in flags:  # C: a precision cancels an integer's 0 flag
+        if dot and "0" in flags:  # C: with a precision, an integer's flag 0 is ignored
             spec = f"%{flags.replace('0', '')}{width}{dot}"
         return (spec + ("d" if kind in "diu" else kind)) % number
 

@@ -15,7 +15,7 @@ class Register(NamedTuple):
 
 
 class Immediate(NamedTuple):
-    bits: int  # an integer's value, or a floating-point constant's bits
+    bits: int  # an integer's value; a floating-point constant's bits
     floating: int  # width in bits of a floating-point constant, 0 for an integer
 
 
@@ -81,7 +81,7 @@ class Variable:
 
 @dataclass
 class Program:
-    """One kernel: instructions in text order, labels as positions in them."""
+    """One kernel: instructions in the order of the text, labels as indices into it."""
 
     parameters: dict[str, Parameter] = field(default_factory=dict)
     variables: dict[str, Variable] = field(default_factory=dict)
@@ -90,20 +90,20 @@ class Program:
     instructions: list[PtxInstruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     targets: dict[str, list[str]] = field(default_factory=dict)  # tables of brx.idx
-    carry: Register | None = None  # the carry from add.cc to addc
+    carry: Register | None = None  # written by add.cc for addc
 
 
 CARRYING = ("addc", "subc", "madc")
 _HEAP = ("malloc", "free")
-# Special registers that only a GPU has -> reason and alternative.
+# Special registers that only a GPU has -> the reason, and an alternative.
 _ON_A_GPU = (
     (r"%clock|%globaltimer", "there is no clock without one; count with `measure`, or time on a GPU"),
     (r"%cluster|%is_explicit_cluster|%nclusterid", "thread block clusters are not executed here; use plain blocks"),
     (r"%n?smid", "which multiprocessor runs a block is known only there"),
-    (r"%envreg", "this_grid() of cooperative groups is not executed here; end the kernel and launch a second one where "
-     "it calls sync()"),
+    (r"%envreg", "this_grid() of cooperative groups is not executed here; end the kernel and launch a second one "
+     "instead of calling sync()"),
 )  # fmt: skip
-MAX_CALLS = 16  # nesting depth
+MAX_CALLS = 16  # nested
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _VARIABLE = re.compile(
     r"(?:\.(?:extern|visible|weak|common)\s+)*\.(global|const|shared|local)\s+(?:\.attribute\([^)]*\)\s*)?"
@@ -122,12 +122,12 @@ _INTEGER = re.compile(r"-?(0[xX][0-9a-fA-F]+|\d+)U?$")
 
 
 def width(type: str) -> int:
-    """Bytes of a PTX type: "u32", "b64", "f16x2"."""
+    """Return the bytes of a PTX type: "u32", "b64", "f16x2"."""
     return 4 if type.endswith("x2") else max(1, int(re.search(r"\d+", type)[0]) // 8)
 
 
 def plain_name(mangled: str) -> str:
-    """Return a variable's name in the source: "tile" for "_ZZ4copyPKfPfE4tile"; unchanged if it is not mangled."""
+    """Return a variable's name in the source: "tile" for "_ZZ4copyPKfPfE4tile"; unmangled names stay."""
     for found in re.finditer(r"(?=(?<!\d)(\d+)([A-Za-z_]\w*))", mangled):
         if mangled.startswith("_Z") and re.fullmatch(r"E?(_\d*_?)?", found[2][int(found[1]) :]) is not None:
             return found[2][: int(found[1])]
@@ -135,10 +135,10 @@ def plain_name(mangled: str) -> str:
 
 
 def parse(text: str, entry: str) -> Program:
-    """Parse the kernel `entry` (its mangled name) of a PTX module.
+    """Return the kernel `entry` (its mangled name) of a PTX module.
 
     Raises:
-        NotImplementedError: it uses PTX that is not supported here; the message names it with its line.
+        NotImplementedError: it uses an unsupported part of PTX; the message names it and its line.
     """
     program = Program(parameters=parameters(text, entry))
     for statement in _module_statements(_COMMENT.sub("", text)):
@@ -165,7 +165,7 @@ def parameters(text: str, entry: str) -> dict[str, Parameter]:
 
 
 def _module_statements(text: str):
-    """Parse the declarations outside functions."""
+    """Yield the declarations outside functions."""
     depth = 0
     for line in re.sub(r"\n(?=\s*[^.\s}])", " ", text).splitlines():
         if depth == 0 and line.lstrip().startswith((".extern", ".visible", ".weak", ".common", ".global", ".const")):
@@ -195,7 +195,7 @@ _POINTER = re.compile(r"(?:generic\(([$_A-Za-z][\w$]*)\)|(?<![\w.(])([$_A-Za-z][
 
 
 def _without_addresses(initial: str, each: int) -> tuple[str, tuple]:
-    """Return the values, with 0 for every address of a variable, and the addresses in Variable's form."""
+    """Return the values with 0 for every address of a variable, and the addresses as Variable stores them."""
     if each != 8 or "(" in re.sub(r"generic\([\w$]*\)", "", initial):
         return initial, ()
     values = initial.strip().strip("{}").split(",")
@@ -252,7 +252,7 @@ class _Body:
             self._line = int(place[1])
 
     def _labelled(self, statement: str) -> str:
-        """Record the statement's labels and return the rest."""
+        """Record a statement's labels, and return it without them."""
         statement = statement.strip()
         while match := _LABEL.match(statement):
             rest = statement[match.end() :]
@@ -297,7 +297,7 @@ class _Body:
                 self._scopes[-1][name] = self._new(kind)
 
     def _inline(self, text: str) -> None:
-        """Inline the statements of a called function here."""
+        """Insert the statements of a called function here."""
         called = re.fullmatch(r"call(?:\.uni)? ?(?:\(([^)]*)\), )?([\w$]+)(?:, \(([^)]*)\))? ?", text)
         name = called[2] if called else text
         if name == "vprintf":
@@ -307,15 +307,15 @@ class _Body:
             return
         if name in _HEAP:
             raise NotImplementedError(
-                f"{name} within a kernel (line {self._line}) needs a GPU: allocate the memory in PyTorch, a part for "
-                "each thread, and pass the tensor"
+                f"{name} within a kernel (line {self._line}) needs a GPU: allocate the memory in PyTorch, one part "
+                "per thread, and pass the tensor"
             )
         if name == "__assertfail":
             self._program.instructions.append(PtxInstruction("trap", ("assert",), (), None, self._line, text))
             return
         if name is text:
             raise NotImplementedError(
-                f"the executor does not call functions through pointers, nor virtual ones (line {self._line}): choose "
+                f"the executor does not call functions through pointers, or virtual ones (line {self._line}): choose "
                 "with `if` or `switch` and call them by name"
             )
         function = re.search(rf"\.func\s*(\([^)]*\))?\s*{re.escape(name)}\s*(?:\(([^)]*)\))?\s*\{{", self._module)
@@ -367,7 +367,7 @@ class _Body:
             operands = tuple(
                 Symbol(self._call + operand.name, 0) if isinstance(operand, Symbol) else operand for operand in operands
             )
-        if modifiers[:1] == ["param"] and "[%" not in text:  # parameters of a call, not of the kernel: registers
+        if modifiers[:1] == ["param"] and "[%" not in text:  # a call's, not the kernel's: registers
             operands = tuple(
                 operand.base if isinstance(operand, Address) and isinstance(operand.base, Register) else operand
                 for operand in operands
@@ -405,7 +405,7 @@ class _Body:
         if register is not None:
             return register
         if text == "%globaltimer" and "nanosleep" in self._module:
-            return Immediate(0, 0)  # how long a barrier has waited: not long yet
+            return Immediate(0, 0)  # time that a barrier has waited: 0
         if text.startswith("%"):
             why = next((why for pattern, why in _ON_A_GPU if re.match(pattern, text)), f"the register {text}")
             raise NotImplementedError(f"line {self._line} needs a GPU: {why}")

@@ -1,8 +1,8 @@
 """Watch shared, global and local memory for races and reads of uninitialised memory.
 
-Every cell of memory records who last wrote it and who has read it since, and when. Two accesses to one cell by two
-threads race if one of them writes and no barrier orders the two: a block barrier, one that both their warps reached, or
-a __syncwarp whose mask names both lanes.
+Every cell of memory records which thread wrote it last, which have read it since, and when. Two accesses to one cell
+by two threads race if one of them writes and no barrier orders the two: a block barrier, one that both warps reached,
+or a __syncwarp that named both lanes.
 """
 
 from typing import NamedTuple
@@ -12,28 +12,28 @@ import numpy as np
 WARP = 32
 BANKS = 32
 _ALL = np.uint32(0xFFFFFFFF)
-CELL = 4  # bytes, until a smaller access needs finer cells
-MOST_READS = 256  # buffered accesses: at 32,768 threads, tens of MB
+CELL = 4  # bytes, until a smaller access requires finer cells
+MOST_READS = 256  # accesses buffered before they are recorded: at 32,768 threads, tens of MB
 
 
 class Clock:
     """Record when barriers ordered the threads of the blocks that run together; one for all memory.
 
     Args:
-        threads: in all these blocks, in whole warps; padded: threads per block; now: the time.
+        threads: number in all these blocks, in whole warps; padded: threads per block; now: the time.
     """
 
     def __init__(self, threads: int, padded: int, now: int = 1):
         self.now, self._padded = now, padded
         self.block = np.zeros(threads // padded, np.int32)  # each block's last barrier
         self.warp = np.zeros(threads // WARP, np.int32)
-        # For barriers that only some reach: for each thread the lanes of its warp, for each warp its block's warps, and
-        # when it was last ordered after them, even indirectly.
+        # For barriers that not all threads reach: when each thread was last ordered after the lanes of its warp, each
+        # warp after those of its block, directly or through others.
         self._lanes = self._warps = None
 
     @property
     def partial(self) -> bool:
-        """Return whether any barrier covered only part of a block or warp."""
+        """Return whether some barrier covered only part of a block or warp."""
         return self._lanes is not None or self._warps is not None
 
     def tick(self) -> int:
@@ -44,7 +44,7 @@ class Clock:
         self.block[blocks] = self.tick()
 
     def warps_synchronised(self, groups: list[np.ndarray]) -> None:
-        """Order the warps of each group, given as places in the chunk."""
+        """Order the warps of each group, given as indices into the chunk."""
         if self._warps is None:
             self._warps = np.zeros((self.warp.size, self._padded // WARP), np.int32)
         now = self.tick()
@@ -109,10 +109,10 @@ class SharedWatch:
         self._reader = np.full(cells, -1, np.int32)
         self._read = np.zeros(cells, np.int32)
         self._readers = np.zeros((2, cells), bool)  # several lanes of a warp, several warps
-        # Another reader and when, in case a barrier of part of a block or warp orders only some readers.
+        # Another reader, and when it read: a barrier of part of a block or warp may order only some readers.
         self._second = np.full(cells, -1, np.int32)
         self._read_second = np.zeros(cells, np.int32)
-        # Most accesses fall between two barriers without a write, or without a read, and need few of the checks.
+        # Most accesses fall between two barriers without a write, or without a read: these need few of the checks.
         self._unwritten = True  # whether a cell may be uninitialised
         self._wrote = np.zeros(threads // padded, bool)  # blocks that wrote since their last barrier
         self._has_read = np.zeros(threads // padded, bool)
@@ -125,7 +125,7 @@ class SharedWatch:
         self._reads.clear()
 
     def partly_synchronised(self) -> None:
-        """Record the reads made before a barrier of some threads."""
+        """Record the reads before a barrier of some threads."""
         self._enter_reads()
 
     def access(self, kind: str, threads: np.ndarray, offsets: np.ndarray, nbytes: int) -> list[SharedFault]:
@@ -186,7 +186,7 @@ class SharedWatch:
         return found
 
     def _cells(self, threads, offsets, nbytes):
-        """Return (threads, cells): a thread and a cell for each cell accessed."""
+        """Return (threads, cells): a thread and a cell for each access to a cell."""
         cells = offsets // self._cell
         each = nbytes // self._cell
         if each > 1:
@@ -237,7 +237,7 @@ BLOCK, GPU = 1, 2  # scopes of atomics
 
 
 class GlobalFault(NamedTuple):
-    """The racing lanes of one access, as places in its arrays, and for each the earlier thread, as the chunk counts."""
+    """The lanes of one access that race, as indices into its arrays, and each one's previous thread in the chunk."""
 
     lanes: np.ndarray
     others: np.ndarray
@@ -273,11 +273,11 @@ def _places(cells, chosen: np.ndarray) -> np.ndarray:
 class GlobalWatch:
     """Global memory of one launch, through all its blocks.
 
-    Two accesses to one place by two threads race if one of them writes, at least one is neither atomic nor volatile,
-    and nothing orders them; or if both are atomic, in two blocks, and one has block scope. Threads are
-    ordered by a barrier that both reached. Blocks are ordered if the first one, after its access, made a fence and then
-    an atomic or volatile access, and the second has made such an access since, anywhere in memory. So an atomic on
-    the wrong address is not found.
+    Two accesses to one address by two threads race if one of them writes, at least one is neither atomic nor volatile,
+    and nothing orders them; or if both are atomic, in two blocks, and one has the scope of its block. Threads are
+    ordered by a barrier that both reached. Blocks are ordered if the first one, after its access, ran a fence and then
+    an atomic or volatile access, and the second one has made such an access since, anywhere in memory. So an atomic on
+    the wrong address goes unnoticed.
     """
 
     def __init__(self):
@@ -293,14 +293,14 @@ class GlobalWatch:
             setattr(self, name, np.append(before, np.zeros(first_block + blocks - before.size, np.int32)))
 
     def fenced(self, threads: np.ndarray) -> None:
-        """Note a fence for other blocks."""
+        """Record a fence visible to other blocks."""
         self._fenced[(threads + (self._first - 1)) // self._padded] = self._clock.tick()
 
     def access(self, segment, size: int, kind: str, strong: int, threads, offsets, nbytes: int) -> GlobalFault | None:
-        """Record an access; return its lanes that meet an unordered one. Only stores that change a value race.
+        """Record an access, and return its lanes that race; for a store, only those that change a value.
 
         segment: any key of the allocation, of `size` bytes; strong: the scope of an atomic or volatile access, BLOCK or
-        GPU, else 0; threads: places in the chunk.
+        GPU, else 0; threads: indices into the chunk.
         """
         shadow = self._shadows.get(segment)
         if shadow is None:
@@ -313,7 +313,7 @@ class GlobalWatch:
         if each > 1:
             cells, who = (cells[:, None] + np.arange(each)).ravel(), np.repeat(who, each)
         row = int(cells[-1]) - int(cells[0]) == cells.size - 1 and bool((cells[1:] > cells[:-1]).all())
-        if row:  # adjacent, as in most accesses: no copies, and no two lanes at one place
+        if row:  # neighbours, the usual case: no copies, and no two lanes at one address
             cells = slice(int(cells[0]), int(cells[-1]) + 1)
         low, high = (cells.start, cells.stop) if row else (0, int(cells.max()) + 1)
         found = []
@@ -374,7 +374,7 @@ class GlobalWatch:
             shadow.any_second = True
 
     def _unordered(self, before, when, cells, who):
-        """Return (places, threads before) of the accesses that nothing orders after those of `before`."""
+        """Return (indices, previous threads) of the accesses that nothing orders after those of `before`."""
         if not before.any():
             return None
         places = np.flatnonzero((before != 0) & (before != who))
@@ -391,11 +391,11 @@ class GlobalWatch:
 
 
 def wavefronts(threads: np.ndarray, offsets: np.ndarray, nbytes: int) -> tuple[int, int]:
-    """Return (wavefronts, wavefronts without conflicts) of one access to shared memory.
+    """Return the wavefronts of one access to shared memory, and those that it would take without bank conflicts.
 
-    Each of 32 banks serves one 4-byte word at a time, to any number of lanes; a warp is served whole, or in halves if
-    each lane accesses 16 bytes. Source: CUDA C++ Programming Guide, "Shared Memory" of compute capability 5.x and
-    later; the halves match an H200's counters (tests/data/h200_cuda.json).
+    32 banks of 4 bytes each serve one word at a time, to any number of lanes; a warp is served whole, or in halves if
+    each lane takes 16 bytes. Source: CUDA C++ Programming Guide, "Shared Memory" of compute capability 5.x and later;
+    an H200's counters show the halves (tests/data/h200_cuda.json).
     """
     words = max(1, nbytes // 4)
     rows = rows_of(threads, offsets // 4, WARP // 2 if nbytes == 16 else WARP)
@@ -407,7 +407,7 @@ def wavefronts(threads: np.ndarray, offsets: np.ndarray, nbytes: int) -> tuple[i
 
 
 def _serve(rows: np.ndarray) -> tuple[int, int]:
-    """Over all rows: the most distinct words that one bank must serve, and the distinct words over the banks."""
+    """Sum over rows the most distinct words requested from one bank, and the distinct words divided by the banks."""
     rows = np.sort(rows, axis=1)
     distinct = np.ones(rows.shape, bool)
     distinct[:, 1:] = rows[:, 1:] != rows[:, :-1]
@@ -417,7 +417,7 @@ def _serve(rows: np.ndarray) -> tuple[int, int]:
 
 
 def rows_of(threads: np.ndarray, values: np.ndarray, lanes: int = WARP) -> np.ndarray:
-    """Return the values as (groups of `lanes` neighbours, lanes); idle lanes repeat their group's first value."""
+    """Return the values as (groups of `lanes` neighbours, lanes), with the group's first one for absent lanes."""
     group = threads // lanes
     first = np.flatnonzero(np.concatenate([[True], group[1:] != group[:-1]]))
     if threads.size == first.size * lanes:

@@ -1,6 +1,6 @@
-"""Memory as seen by the threads that run together: every access is checked, reported to the meter, then made.
+"""Memory as seen by the threads that run together: every access is checked, reported to the meter, then performed.
 
-Each access yields the accessible parts: (threads, memory by item size -> array, byte offsets into it).
+Each access yields what it may touch: (threads, memory by item size -> array, byte offsets into it).
 """
 
 import numpy as np
@@ -25,16 +25,16 @@ class Spaces:
         self._shared = self._poisoned(machine.blocks * self.shared_size)
         self.local = self._poisoned(machine.threads * self.local_size)
         self.copies = Copies(machine, self._shared)
-        self._phases: dict[int, int] = {}  # of mbarriers, as their threads last saw them complete
+        self._phases: dict[int, int] = {}  # of mbarriers: the last that their threads saw complete
         self.scope = 0  # of the current access, if it is atomic or volatile
-        self.read_only = False  # whether it loads through the read-only data cache: __ldg, const __restrict__
+        self.read_only = False  # whether it is a load through the read-only cache: __ldg, const __restrict__
 
     def shared_words(self) -> np.ndarray:
-        """Shared memory of the blocks that run together, as fp32 numbers, block after block."""
+        """Return the shared memory of the blocks that run together as fp32 numbers, block by block."""
         return self._shared[4].view(np.float32)
 
     def phases_seen(self, places: np.ndarray, phases: np.ndarray) -> None:
-        """Tell the observer which mbarrier phases, by their 8-byte words, threads see complete."""
+        """Report the mbarrier phases, by their words of 8 bytes, that threads see complete."""
         new = {}
         for place, phase in zip(places.tolist(), phases.tolist(), strict=True):
             if self._phases.get(place) != phase:
@@ -45,7 +45,7 @@ class Spaces:
         self._phases |= new
 
     def shared_array(self, byte: int) -> tuple[str, int]:
-        """Return the name of the shared-memory array that holds a block's byte, and the byte within the array."""
+        """Return the name of the shared array that holds a byte of a block, and the byte's offset in the array."""
         starts = [(start, name) for name, start in self._machine.decoder.shared_arrays().items() if start <= byte]
         if not starts:
             return "shared memory", byte
@@ -140,11 +140,11 @@ class Spaces:
             self._machine.observer.outside(
                 kind, line, segment, here, (addresses - np.uint64(segment.base)).view(np.int64)
             )
-        where = f"address {offset}, outside every tensor" if segment is None else _element(segment, offset)
+        where = f"address {offset}, in no tensor" if segment is None else _element(segment, offset)
         self._stray(kind, line, where, int(here[0]), int(here.size))
 
     def _stray(self, kind, line, where, thread, count) -> None:
-        """Report an illegal access: an error, or a hazard under a meter."""
+        """Report a forbidden access: an error, or under a meter a hazard."""
         kind = kind.replace("copy", "write")
         kind = (
             "out-of-bounds " + {"write": "store"}.get(kind, kind)
@@ -154,7 +154,7 @@ class Spaces:
         self._machine.hazard(kind, line, where, thread, count)
 
     def check_agreement(self, line: int, threads, memory, lost: np.ndarray, changed: np.ndarray, offsets) -> None:
-        """After a store: report lanes whose value another lane of the store replaced, and those that changed one."""
+        """After a store, report lanes that find another lane's value there, if the store changed the memory."""
         if memory is not self._shared:
             if hasattr(self._machine.observer, "stored"):
                 self._machine.observer.stored(line, everyone(self._machine, threads), offsets, lost, changed)

@@ -1,4 +1,4 @@
-"""NVIDIA's nvcc for C++ projects: the Python package's, or the machine's own."""
+"""Run NVIDIA's nvcc as a C++ project does: the package's, or the machine's own."""
 
 import importlib.util
 import os
@@ -40,7 +40,7 @@ def in_toolkit(command: str, folder: Path, hide: Iterable[str] = ("Compile time"
         raise FileNotFoundError("no g++ here, which nvcc calls for the host's code: install your system's C++ compiler")
     libraries = ":".join(str(home / name) for name in ("lib", "lib64") if (home / name).is_dir())
     environment = os.environ | {"PATH": f"{home / 'bin'}:{os.environ['PATH']}", "LIBRARY_PATH": libraries}
-    for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):  # under an outer `make`, ours would print its folder
+    for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):  # an outer `make` would make the inner one print its folder
         environment.pop(name, None)
     done = subprocess.run(
         command, shell=True, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

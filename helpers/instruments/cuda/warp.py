@@ -20,7 +20,7 @@ def value(machine, key, threads, count: int) -> np.ndarray:
 
 
 def by_warp(machine, threads, values: np.ndarray, fill) -> np.ndarray:
-    """Return (warps of the machine, 32): the values of participating threads, `fill` elsewhere."""
+    """Return the participating threads' values as (warps of the machine, 32), `fill` elsewhere."""
     if threads is None:
         return values.reshape(-1, WARP)
     whole = np.full(machine.threads, fill, values.dtype)
@@ -79,7 +79,7 @@ def _shuffle(decoder, instruction: PtxInstruction):
                 machine.hazard(
                     "shuffle from an absent lane",
                     instruction.line,
-                    f"lane {int(lane[first])} asks lane {int(origin[first]) & 31}, which does not take part",
+                    f"lane {int(lane[first])} reads from lane {int(origin[first]) & 31}, which does not take part",
                     int(here[first]),
                     int(absent.sum()),
                 )
