@@ -74,7 +74,7 @@ def test_what_lesson_18_concludes_from_its_record():
     record = recorded(RECORD.removesuffix(".json"))
     empty = record.experiment("short_kernels_empty")
     launches = {
-        "eager, a product each": (16, "torch add"),
+        "eager, separate q, k, v": (16, "torch add"),
         "eager": (14, "torch add"),
         "kernel per step": (5, "132 programs"),
         "dependent launch": (5, "132 programs, dependent"),
@@ -117,7 +117,7 @@ def test_what_lesson_18_concludes_from_its_record():
     called = 14 * max(of_add["call"], of_add["graph"] + floors["small"] / 14)
     assert 0.4 < called / small["eager"] < 0.6  # the model gives about half of both times
     assert 0.4 < 1 - rest["small"]["eager"] / graph["small"]["eager"] < 0.6
-    saved = graph["8B"]["eager, a product each"] - graph["8B"]["eager"]
+    saved = graph["8B"]["eager, separate q, k, v"] - graph["8B"]["eager"]
     assert saved > 4 * 2 * of_add["graph"]  # more than the gaps
     late, per_step = (graph["8B"][way] for way in ("dependent, late signal", "kernel per step"))
     assert abs(late / per_step - 1) < 0.01 < graph["8B"]["dependent launch"] / per_step - 1

@@ -194,7 +194,7 @@ def ways(shape: tuple[int, ...]) -> dict[str, Callable[[], Tensor]]:
     x, residual = layers[0][:2]
     weights = [layer[2:] for layer in layers]
     stacks = {
-        "eager, a product each": layer_product_by_product,
+        "eager, separate q, k, v": layer_product_by_product,
         "eager": decoder_layer_reference,
         "torch.compile": torch.compile(decoder_layer_reference, dynamic=False),
         "kernel per step": layer_in_steps,

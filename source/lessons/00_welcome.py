@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Welcome: what kernel fusion buys you
+# # Welcome to kernel fusion
 #
 # Take two tensors with a hundred million elements each, add them, and apply GELU to the sum. In PyTorch that's one
 # line, and it keeps a fast GPU busy for a while. Yet the same arithmetic can be done in much less time. **So what was
@@ -8,7 +8,7 @@
 # After this lesson you can
 #
 # - explain what fusing two kernels removes and what it doesn't change;
-# - read the traffic meter, and use it to tell whether a change really saves traffic;
+# - read the traffic meter, and use it to check that a change really saves traffic;
 # - work out how many operations your machine can do in the time one byte takes to arrive from memory;
 # - find your way around the lessons, exercises, checks and recorded measurements.
 #

@@ -40,8 +40,8 @@ passes_animation("chain")
 #
 # `x` is a 1000 × 1000 tensor in fp32; `scale` and `bias` are one row each. **How many MB do its launches move?** Each
 # [operator](../docs/glossary.md#operator) is one launch, which reads each input once and writes its output once. (In
-# this lesson we count each tensor once per launch. A kernel that loads an element again in another program requests
-# more, and a cache may serve some of that. Both will matter from lesson 03 on.)
+# this lesson we count each tensor once for each launch. If several programs load the same element, the kernel requests
+# more, and a cache may serve some of that. Both will matter later.)
 
 
 # %%

@@ -544,8 +544,8 @@ first.compare(
 
 # %% [markdown]
 # Tensors that large are rare but real: the logits of a batch over a large vocabulary can get there. All you need is a
-# cast, and it has to come before the multiplication: `tl.program_id(0).to(tl.int64) * BLOCK`. Do it this way from the
-# exercise on.
+# cast, and it has to come before the multiplication: `tl.program_id(0).to(tl.int64) * BLOCK`. Do it this way in the
+# exercise and whenever you write a kernel.
 #
 # ## Block size and warps
 #

@@ -13,7 +13,7 @@
 # - read keys through a block table, and pick a page size;
 # - fuse the work around attention: rotation and cache writes, quantised caches, and sampling the next token.
 #
-# About 65 minutes. It builds on [10](10_attention.ipynb) (attention) and [06](06_softmax.ipynb) (online softmax), and
+# About 75 minutes. It builds on [10](10_attention.ipynb) (attention) and [06](06_softmax.ipynb) (online softmax), and
 # leads to [exercise 17](../exercises/17_flash_decoding.ipynb).
 
 # %% tags=["hide-input"]
@@ -109,9 +109,9 @@ listed = "; ".join(f"{name}: {each:,.1f} FLOP/byte" for name, each in of_steps.i
 roofline_chart(roof, points, title, f"{title}. On an H200, ridge {roof.ridge:.0f}: {listed}")
 
 # %% [markdown]
-# In prefill, each weight you load is used for thousands of rows, but in decode for only one row per sequence. Batching
-# fixes that for the weights: 64 users share a single read, so that part of the step moves right on the roofline. **It
-# does nothing for the cache**, because every user has their own.
+# In prefill, each weight you load is used for thousands of rows, but in decode for only one row per sequence. For the
+# weights, batching fixes that: 64 users share a single read, which moves that part of the step to the right on the
+# roofline. **It does nothing for the cache**, because every user has their own.
 #
 # ## The cache in bytes
 #
@@ -143,7 +143,8 @@ table(("", "per token and layer, bf16", "intensity of attention"), rows)
 # %% [markdown]
 # The more query heads share each cached byte, the higher the intensity. Below the [ridge
 # point](../docs/glossary.md#ridge-point), attention is memory-bound no matter how much it computes. With the 128 heads
-# that DeepSeek's models use, MLA is past it, so its kernel has to keep the tensor cores running at full rate.
+# that DeepSeek's models use, MLA is past it on an H200 (though not on an H100), so its kernel has to keep the tensor
+# cores running at full rate.
 #
 # **Take 8 key heads in bf16. How many tokens can the batch's caches hold in total before they are as large as the
 # weights?**
@@ -169,7 +170,7 @@ as_heavy.compare(
 # 2. Go back to 8192 tokens and raise the batch until 8 key heads no longer fit in memory. How close to the mark does
 #    the last batch that fits get?
 # 3. At that batch size, how much does an fp8 cache help? How much do fp8 weights add on top of it?
-# 4. Can you get any of the caches past the ridge?
+# 4. Can you get any of the caches past the ridge? (Try short contexts, too.)
 
 # %% tags=["hide-input"]
 explorer = DecodeSpeedExplorer(batch=64, context=8192)
@@ -181,15 +182,15 @@ explorer
 # nearly five times as fast. 2. 64 sequences fit and 128 don't. At 64 most of the bytes are cache, and you get less than
 # a fifth of the mark. 3. An fp8 cache makes the step about two thirds faster, and 128 sequences fit. fp8 weights add
 # less than a fifth, because most of the bytes are cache. 4. Not with a long context, because the intensity of the step
-# approaches that of its attention, and batching doesn't change that. With 1024 tokens and hundreds of sequences, one
-# key head and the latent do.</details>
+# approaches that of its attention, and batching doesn't change that. With 1024 tokens and hundreds of sequences, MQA
+# and MLA do.</details>
 #
 # ## Split over keys, in steps
 #
-# A good decode kernel reads k and v at copy bandwidth. Let's build one for a single sequence. We put the query heads
-# that share a key head into the rows of one tile, so each key is loaded once for all of them. `attend` is the loop from
-# lesson 10, running from `first` to `last`. `LOCATE` returns a key's position in the cache. For now the keys are in
-# order.
+# A good decode kernel reads k and v nearly as fast as a plain copy would. Let's build one for a single sequence. We put
+# the query heads that share a key head into the rows of one tile, so each key is loaded once for all of them. `attend`
+# is the loop from lesson 10, running from `first` to `last`. `LOCATE` returns a key's position in the cache. For now
+# the keys are in order.
 
 
 # %%
@@ -303,9 +304,9 @@ puzzle(weights_kernel, 3, peaks, totals, outs, wanted=wanted, SPLITS=4)
 # -->
 #
 # Splits can be empty, for example when the sequences in a batch have different lengths. An empty split has a maximum of
-# $-\infty$ and a sum of 0. The merge ignores it, because $e^{-\infty - m} = 0$, unless *every* split is empty:
-# $-\infty - -\infty$ is NaN. Attention over no keys should return 0, as it does in PyTorch. The three sequences below
-# have 3, 1 and 0 splits, and the code computes a sum of NaN for the last one. **Change the marked line to make it 0.**
+# $-\infty$ and a sum of 0. The merge ignores it, because $e^{-\infty - m} = 0$, unless *every* split is empty: $-\infty
+# - (-\infty)$ is NaN. Attention over no keys should return 0, as it does in PyTorch. The three sequences below have 3,
+# 1 and 0 splits, and the code computes a sum of NaN for the last one. **Change the marked line to make it 0.**
 
 
 # %%
@@ -341,8 +342,8 @@ puzzle(empty_splits_kernel, 3, first, count, peaks, sums, wanted=wanted, SPLITS=
 # top = tl.minimum(tl.max(peak), 1e30)
 # -->
 #
-# The merge kernel does both, with one program per row. This one is straight from our catalogue. It uses `exp2`, which
-# is faster than `exp` and needs a factor of $\log_2 e$. `SCALE` is 1 here, because our scores are already scaled:
+# The merge kernel does both, with one program per row. This one is from our catalogue. It uses `exp2`, which is faster
+# than `exp` and needs a factor of $\log_2 e$. `SCALE` is 1 here, because our scores are already scaled:
 
 
 # %%
@@ -395,7 +396,8 @@ def decode(q, k, v, splits, keys=None, pages=None, locate=in_order):
 
 # %% [markdown]
 # What does splitting cost? One launch writes the partial results and the next one reads them back. **Take 2048 keys, 4
-# query heads per key head and 128 elements in fp16. How many bytes do 16 splits add, as a percentage of the cache?**
+# query heads per key head and 128 elements in fp16. With 16 splits, how many bytes move in addition to the cache, as a
+# percentage of it?**
 
 # %% tags=["hide-input"]
 split_cost = predict_first("bytes that 16 splits of 128 keys add", unit="% of the cache")
@@ -452,9 +454,8 @@ in_us("serving_splits", "sequences x tokens", (8192, 65536, 16 * 8192, 128 * 409
 
 # %% [markdown]
 # A single sequence needs many splits. 16 sequences with 8 key heads make 128 programs, nearly one per SM, so splitting
-# costs time and gains nothing. 128 sequences make 1024 programs. There, two splits shorten the
-# [tail](../docs/glossary.md#tail) slightly and many make things worse. That's why servers pick the number of splits at
-# every step, based on the lengths in the batch. With large batches, PyTorch is closer to the bound than our kernel.
+# costs time and gains nothing. 128 sequences make 1024 programs. There, many splits make things worse. That's why
+# servers pick the number of splits at every step, based on the lengths in the batch.
 #
 # ## Paged keys
 #
@@ -547,8 +548,8 @@ table_cost.compare(100 * 4 / (16 * 2 * 2 * 128 * 2), "That's 4 bytes per 16 KiB 
 #
 # ### `kernels.paged_attention`
 #
-# The catalogue's kernel does the same for a batch. Each sequence has its own row in the table, its own length and a few
-# queries. The kernel picks the number of splits for you.
+# The catalogue's kernel does the same for a batch. Each sequence has its own row in the table, and the kernel picks the
+# number of splits.
 
 # %% tags=["hide-input"]
 order = torch.randperm(128, device=device, dtype=torch.int32)
@@ -563,14 +564,15 @@ more_bytes = 100 * (ours.bytes_total / (cache.nbytes * in_use / 2048) - 1)
 print(f"same result: {close}; {ours.launches} launches; {more_bytes:.1f} % more than k and v")
 
 # %% [markdown]
-# What do small pages cost in time? The columns are tokens per page; in the last, each sequence is a single page:
+# What do small pages cost in time? The columns are tokens per page. Under *one page*, each sequence is a single page:
 
 # %% tags=["hide-input"]
 in_us("serving_pages", "sequences x tokens", (8192, 65536, 16 * 8192, 128 * 4096))
 
 # %% [markdown]
-# They cost a few percent. Only at 128 sequences are smaller pages consistently slower. (With
-# [TMA](../docs/glossary.md#tma), which copies rectangles, you'd need an instruction for every page.)
+# In the first three rows the differences have no clear order. Only at 128 sequences are smaller pages consistently
+# slower, by up to 3%. (With [TMA](../docs/glossary.md#tma), which copies rectangles, you'd need an instruction for
+# every page.)
 
 # %% [markdown]
 # ## Around attention
@@ -620,9 +622,9 @@ rope_launches.compare(
 )
 
 # %% [markdown]
-# Fusion saves bytes too, but with one token per user those are kilobytes, less than a microsecond's worth. **Here it's
-# the launches that matter.** (In eager mode, the CPU also waits for the GPU, because `nonzero` can't allocate its
-# result before it knows how many tokens have a slot.)
+# Fusion saves bytes too, but with one token per user the kernel moves only kilobytes. **Here it's the launches that
+# matter.** (In eager mode, the CPU also waits for the GPU, because `nonzero` can't allocate its result before it knows
+# how many tokens have a slot.)
 
 # %% tags=["hide-input"]
 in_us("serving_rope_cache", "tokens")
@@ -700,9 +702,9 @@ table(("", "keys quantised", "keys without outlier", "values quantised"), rows)
 # $$\arg\max_i \; e^{x_i / T} / e_i \quad \text{is } i \text{ with probability } \text{softmax}(x / T)_i$$
 #
 # so it can draw from *all* tokens in a single pass by keeping a running maximum. A second pass then checks the
-# candidate by counting the tokens with larger logits and adding up their probability. If the candidate fails the
-# filter, the kernel needs a new one from the tokens above it, and it has already drawn that in the same pass. The total
-# is one pass, plus one for every candidate. **With top_p = 0.9, how many times is a row read on average?**
+# candidate by counting the tokens with larger logits and adding up their probability. If the candidate fails, the next
+# one has to come from the tokens with larger logits. The checking pass has already drawn it. The total is one pass,
+# plus one for every candidate. **With top_p = 0.9, how many times is a row read on average?**
 
 # %% tags=["hide-input"]
 passes = predict_first("passes over the logits per draw, top_p = 0.9", unit="passes")
@@ -717,7 +719,7 @@ for seed in range(60):
 print("passes:", {count: reads.count(count) for count in sorted(set(reads))}, "in one launch")
 passes.compare(
     round(sum(reads) / len(reads), 1),
-    "One to draw, one to check, and another for the tenth of the draws that the filter rejects. "
+    "One to draw, one to check, and another each time the filter rejects a token, at most a tenth of the time. "
     "L2 can hold a row, so on a GPU only the first should read from DRAM.",
 )
 
@@ -788,9 +790,10 @@ in_us("serving_sample", "131,072 logits per row; filtered: top_k 50, top_p 0.9")
 #
 # In speculative decoding, a small model guesses the next few tokens and the large one checks all of them in one step,
 # so q has 4 or 8 rows per sequence. The rows share the weights and the cache, so only the FLOPs grow. **As long as the
-# step is memory-bound, extra rows are free**, and so is every token that was guessed correctly. Suppose each guess is
-# right with probability 0.7, provided the ones before it were. A step with 4 rows then yields 1 + 0.7 + 0.49 + 0.343
-# tokens on average, since the first is never a guess. On an H200, ignoring the small model's own time, that gives:
+# step is memory-bound, extra rows are nearly free**, and so is every token that was guessed correctly. Suppose each
+# guess is right with probability 0.7, provided the ones before it were. A step with 4 rows checks three guesses. It
+# yields 1 + 0.7 + 0.49 + 0.343 tokens on average, because the large model itself always contributes one. On an H200,
+# ignoring the small model's own time, that gives:
 
 
 # %% tags=["hide-input"]
@@ -827,10 +830,11 @@ print(f"tokens per step: {accepted(4):.1f} with 4 rows, {accepted(8):.1f} with 8
 in_us("serving_rows", "rows of q", 5 * (16 * 8192,))
 
 # %% [markdown]
-# Extra rows raise the intensity just like grouped heads do: 4 query heads times 4 rows fill the tile of 16 rows that
-# was mostly padding before. (PyTorch takes twice as long with two or more rows, probably because FlashAttention only
-# packs a group's heads into one tile for a single row.) In the first table, all three batches gain the same factor. But
-# 64 sequences with 8 rows are already close to the ridge. Beyond it, extra rows aren't free.
+# Extra rows raise the intensity just like grouped heads do, and cost 4% more time for 4 rows and 8% for 8: 4 query
+# heads times 4 rows fill the tile of 16 rows that was mostly padding before. (PyTorch takes twice as long with two or
+# more rows. Our guess: only with a single row does FlashAttention pack a group's heads into one tile.) In the first
+# table, all three batches gain the same factor. But 64 sequences with 8 rows are already close to the ridge. Beyond it,
+# extra rows aren't free.
 #
 # ## Your predictions vs the measurements
 
@@ -863,7 +867,7 @@ predictions()
 
 # %%
 answer = ...
-self_test(answer, round((2 + 2) / (2 + 1), 2), "(2 + 2) bytes over (2 + 1)")
+self_test(answer, 1.33, "(2 + 2) bytes over (2 + 1)")
 
 # %% [markdown]
 # ## Now you
@@ -970,8 +974,9 @@ title = f"sample without a filter, {at_all_sizes.label(timed)}, us on the GPU, c
 table(("rows", "logits", "ours", *peers[1:]), rows, title)
 
 # %% [markdown]
-# In decode, the kernels are close to each other and to the bytes, unless the cache is short. In sampling, ours leads by
-# half at 64 rows, but only slightly at a single row of 128 thousand logits, where it only keeps one SM busy.
+# In decode, all four are close to each other and to the time of a plain read, unless the cache is short. In sampling,
+# ours takes half as long as FlashInfer's at 64 rows, but at a single row of 128 thousand logits the lead is small,
+# where it only keeps one SM busy.
 #
 # ### The sampler's kernel
 

@@ -14,7 +14,7 @@
 # - write a kernel whose programs wait for each other, and find races and deadlocks in it without a GPU;
 # - compare each version with the time its bytes need, and decide when to stop.
 #
-# About 60 minutes. It builds on [02](02_bytes_and_launches.ipynb) (launches), [16](16_compilers_and_libraries.ipynb)
+# About 75 minutes. It builds on [02](02_bytes_and_launches.ipynb) (launches), [16](16_compilers_and_libraries.ipynb)
 # (compilers) and [17](17_serving.ipynb) (decode), and leads to [exercise 18](../exercises/18_short_kernels.ipynb).
 
 # %% tags=["hide-input"]
@@ -69,7 +69,7 @@ for name, floor in floors.items():
 
 # %% [markdown]
 # **Now run the small layer in eager PyTorch, which launches 14 kernels. How much of its time do these bytes account
-# for?** Lesson 02's launch time gives you a first estimate.
+# for?** Lesson 02's launch time gives you a first estimate. (This machine's CPU is slower, so expect less.)
 
 # %% tags=["hide-input"]
 explained = predict_first("share of the eager time that the small layer's bytes explain", unit="%")
@@ -110,7 +110,7 @@ explained.compare(
 #
 # You can measure the first two with kernels that do nothing. Launch a hundred of them in a row from Python, then replay
 # them as a single [CUDA graph](../docs/glossary.md#cuda-graph). **How long does it take to launch an empty Triton
-# kernel from Python?** Lesson 02 measured that on another machine.
+# kernel from Python?** Lesson 02 measured that on another machine, with a faster CPU.
 
 # %% tags=["hide-input"]
 empty_call = predict_first("one empty Triton kernel, called from Python", unit="us")
@@ -135,7 +135,7 @@ empty_call.compare(
 )
 
 # %% [markdown]
-# You need kernels that read something to see the other two. Here each program adds up blocks of 64 KiB, and an SM has
+# To see the other two, you need kernels that read something. Here each program adds up blocks of 64 KiB, and an SM has
 # room for one program, so 132 run at the same time. The last column is what the gap and the bytes don't explain:
 # <!-- given 64 KiB: 16,384 fp32 numbers -->
 
@@ -161,9 +161,9 @@ display(table(columns, rows, h100.label_of("short_kernels_ends")))
 # $$t_\text{launched} = k \cdot \max\Big(\text{call},\ \text{gap} + \frac{B / k}{W}\Big), \qquad
 # t_\text{graph} = \frac{\text{call}}{L} + k \cdot \text{gap} + \frac{B}{W}$$
 #
-# where $L$ is the number of layers in a graph: a replay costs about one call, however many kernels it runs. In our
-# recordings $L$ is 8, and in exercise 18 it is 1. The model ignores ramp-up and tail, and we'll see how much that
-# matters.
+# where $L$ is the number of layers in a graph: we assume that a replay costs about one call, however many kernels it
+# runs. In our recordings $L$ is 8, and in exercise 18 it is 1. The model ignores ramp-up and tail, and we'll see how
+# much that matters.
 #
 # ## Remove the call: CUDA graphs
 #
@@ -278,7 +278,7 @@ print(f"q, k, v apart: {apart} launches per layer; together: {eager_launches}")
 
 # %% [markdown]
 # **How many microseconds per layer does that save for the 8B layer as a graph?** According to the model, it's just the
-# gaps. Each launch also has a ramp-up and a tail.
+# gaps. Each launch also has a ramp-up and a tail, so the answer is larger.
 
 # %% tags=["hide-input"]
 across = predict_first("8B layer as a graph: saved by one matmul for q, k, v", unit="us")
@@ -286,21 +286,24 @@ across
 
 # %% tags=["hide-input"]
 for name in SHAPES:
-    before, after = (times[name]["graph"][way] for way in ("eager, a product each", "eager"))
+    before, after = (times[name]["graph"][way] for way in ("eager, separate q, k, v", "eager"))
     print(f"{name}: {before * 1e6:.1f} us apart, {after * 1e6:.1f} us together")
 gap = empty["torch add"]["graph"].median / EMPTY
 print(f"by the gaps alone: {(apart - eager_launches) * gap * 1e6:.1f} us")
 across.compare(
-    round((times["8B"]["graph"]["eager, a product each"] - times["8B"]["graph"]["eager"]) * 1e6, 1),
+    round(
+        (times["8B"]["graph"]["eager, separate q, k, v"] - times["8B"]["graph"]["eager"]) * 1e6, 1
+    ),
     "That's more than the gaps. Each launch has its own ramp-up and tail, too, and the "
     "short k and v matmuls probably don't reach full bandwidth.",
 )
 
 # %% [markdown]
 # If we fuse in both directions, five kernels are left: norm + q, k, v; attention; output + residual; norm + gate, up
-# and SwiGLU; and down. Every program of a matmul recomputes the norm it needs, because reading a vector from L2 is
-# cheaper than another launch. The kernels are in `benchmarks/experiments/lesson_18.py`. They are plain Triton and don't
-# use tensor cores, since you don't need those for a single row.
+# and SwiGLU; and down. Every program of a matmul recomputes the norm it needs. We expect reading a vector from L2 to be
+# cheaper than another launch, but we didn't time the alternative. The kernels are in
+# `benchmarks/experiments/lesson_18.py`. They are plain Triton and don't use tensor cores, since you don't need those
+# for a single row.
 
 # %%
 steps = measure(lesson_18.layer_in_steps, *inputs)
@@ -341,8 +344,9 @@ for line in compiled.ptx.splitlines():
 # launches, but it compiles and might even pass your tests. You get the same race if you put the wait *after* the first
 # load of an activation.
 #
-# The table of empty kernels above has rows with dependent launches. Our five kernels have up to 1792 programs. **How
-# many microseconds per layer will they take for 8B, as a graph with dependent launches?**
+# The table of empty kernels above has rows with dependent launches. Our five kernels have up to 1792 programs. You can
+# work out the direction, but not how far. **How many microseconds per layer will they take for 8B, as a graph with
+# dependent launches?**
 
 # %% tags=["hide-input"]
 per_step = times["8B"]["graph"]["kernel per step"]
@@ -360,8 +364,8 @@ for name in SHAPES:
     print(f"{name}, signalled when all weights are loaded: {late * 1e6:.1f} us")
 dependent.compare(
     round(times["8B"]["graph"]["dependent launch"] * 1e6),
-    "It got slower, although we expected to save time. Each kernel lets the next one start right "
-    "away, and its waiting programs hold registers and warps that the running kernel could use. "
+    "It got slower, not faster. Each kernel lets the next one start right "
+    "away, and its waiting programs probably hold registers and warps that the running kernel could use. "
     "With a later signal, the loss is gone.",
 )
 
@@ -467,8 +471,8 @@ hazards = check_orders(kernels.decoder_layer, *inputs, orders=6)
 print("hazards in six orders:", len(hazards))
 
 # %% [markdown]
-# A megakernel has its drawbacks, even before you run it. Since all steps share one launch, every step gets at least as
-# many registers as the greediest one needs, and all of them run with the same number of programs. You can't call a
+# A megakernel has its drawbacks, even before you run it. Since all steps share one launch, every step is compiled for
+# as many registers as the hungriest one needs, and all of them run with the same number of programs. You can't call a
 # library matmul inside it. And if you get a count wrong, the GPU hangs.
 
 # %% tags=["hide-input"]
@@ -531,8 +535,8 @@ held = {name: gain > 1 for name, gain in gains.items()}
 verdict = {0: "fails", 1: "holds for the small layer alone", 2: "holds"}[sum(held.values())]
 persistent.compare(
     round(times["8B"]["graph"]["persistent kernel"] * 1e6),
-    f"Verdict: {verdict}. Compared with the faster of torch.compile and our five kernels, small "
-    f"runs at {gains['small']:.2f}x the speed and 8B at {gains['8B']:.2f}x.",
+    f"Verdict: {verdict}. Compared with the faster of torch.compile and our five kernels, it makes "
+    f"the small layer {gains['small']:.2f}x as fast and 8B {gains['8B']:.2f}x.",
 )
 
 # %% [markdown]
@@ -549,7 +553,7 @@ persistent.compare(
 
 # %% tags=["hide-input"]
 launches = {
-    "eager, a product each": apart,
+    "eager, separate q, k, v": apart,
     "eager": eager_launches,
     "kernel per step": steps.launches,
     "dependent launch": steps.launches,
@@ -580,17 +584,19 @@ print(h100.label_of("short_kernels_small", "short_kernels_8B"))
 WaterfallExplorer(times, floors, model)
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. The number of launches times the call dominates. The CPU is the
-# bottleneck and the GPU waits for it. <code>torch.compile</code> gains nothing. We didn't look into why, but Triton's
-# launches take longer than PyTorch's, and every call first checks its guards. All bars are above the model, because it
-# uses the call of an empty kernel or an addition. Passing a dozen arguments and allocating results takes longer, and so
-# does a busy CPU. 2. Every bar is above its prediction. Our five kernels are the furthest above theirs, so it
-# isn't the gaps that are left. 3. The kernels themselves. Our matmuls and our attention are slower than cuBLAS and
-# SDPA. 4. Our five kernels. They take longer than their calls, so the CPU can keep ahead.</details>
+# <details><summary>What you should see</summary>1. In the model, the number of launches times the call dominates, and
+# the CPU is the bottleneck. No bar follows it closely: most are about twice as high, and the persistent kernel is five
+# times as high, because its Python wrapper takes far longer than two empty launches. <code>torch.compile</code> gains
+# nothing. We didn't look into why, but Triton's launches take longer than PyTorch's, and every call first checks its
+# guards. The model uses the call of an empty kernel or an addition. Passing a dozen arguments and allocating results
+# takes longer, and so does a busy CPU. 2. Every bar is above its prediction. Five launches leave as much as fourteen
+# do, so it isn't the gaps that are left. 3. The kernels themselves. Our matmuls and our attention are slower than
+# cuBLAS and SDPA. 4. Our five kernels. They take longer than their calls, so the CPU can keep ahead.</details>
 #
 # The model assumes that a kernel moves bytes at full bandwidth from the first cycle to the last. Subtract its three
 # terms from a graph's time, and what remains is ramp-up, tail and loads that are slower than the bandwidth. **At 8B,
-# how many times larger is that per launch for our five kernels than for eager's 14?** You've seen all the numbers.
+# how does the rest per launch of our five kernels compare with that of eager's 14: how many times as large is it?**
+# You've seen all the numbers.
 
 # %% tags=["hide-input"]
 remains = predict_first("8B as a graph: rest per launch, our five kernels over eager", unit="times")
@@ -618,8 +624,8 @@ remains.compare(
 )
 
 # %% [markdown]
-# The megakernel has the least left over, because removing the launches also removed their ramp-ups and tails. At 8B,
-# eager comes next despite its 14 launches.
+# The megakernel has the least left over, because removing the launches also removed their ramp-ups and tails. In both
+# layers, eager comes next despite its 14 launches.
 #
 # ## When to stop
 #
@@ -651,16 +657,18 @@ table(columns, rows, h100.label_of("short_kernels_small", "short_kernels_8B"))
 # slower than cuBLAS's: with five kernels they lose to eager's 14. (We tuned the megakernel's number of warps, but not that
 # of the five kernels.) A good megakernel needs
 #
-# - **matmuls as fast as the library's**, with enough loads in flight. Ours has two programs per SM, and each has one
-#   block of weights in flight, 16 KiB. Asynchronous copies and a deep pipeline would have more;
-#   <!-- given 16 KiB: 8 x 1024 weights of 2 bytes -->
+# - **matmuls as fast as the library's**. Ours has two programs per SM, and each has one block of weights in flight, 16
+#   KiB. By Little's law that should just about do, so we don't know how much of the difference it explains.
+#   Asynchronous copies and a deep pipeline would keep more in flight; <!-- given 16 KiB: 8 x 1024 weights of 2 bytes
+#   -->
 # - **the next step's weights in flight while it waits**, which is possible because weights don't depend on any counter.
 #   Ours requests one block;
 # - **work for every program in every step**. With one program per head for attention, all the others would wait;
 # - counters that let a tile wait for just the tiles it reads. Ours wait for the whole step.
 #
-# Even then, all you can win is the gaps, ramp-ups and tails. Published megakernels do all of the above (Hazy Research,
-# "Look Ma, No Bubbles!", 2025). Write one if the model is small, the batch size is 1, and you already use graphs.
+# Even then, all you can win is the gaps, ramp-ups and tails. The published megakernel we know best aims at all of the
+# above (Hazy Research, "Look Ma, No Bubbles!", 2025). Write one if the model is small, the batch size is 1, and you
+# already use graphs.
 #
 # ## Your predictions vs the measurements
 
