@@ -303,8 +303,8 @@ puzzle(weights_kernel, 3, peaks, totals, outs, wanted=wanted, SPLITS=4)
 # weight = total * tl.exp(peak - tl.max(peak))
 # -->
 #
-# Splits can be empty, for example when the sequences in a batch have different lengths. An empty split has a maximum of
-# $-\infty$ and a sum of 0. The merge ignores it, because $e^{-\infty - m} = 0$, unless *every* split is empty: $-\infty
+# Splits can be empty when the sequences in a batch differ in length. An empty split has a maximum of $-\infty$ and a
+# sum of 0. The merge ignores it, because $e^{-\infty - m} = 0$, unless *every* split is empty: $-\infty
 # - (-\infty)$ is NaN. Attention over no keys should return 0, as it does in PyTorch. The three sequences below have 3,
 # 1 and 0 splits, and the code computes a sum of NaN for the last one. **Change the marked line to make it 0.**
 
@@ -327,8 +327,8 @@ wanted = torch.stack([(sums[:3] * (peaks[:3] - 3).exp()).sum(), sums[3], torch.t
 puzzle(empty_splits_kernel, 3, first, count, peaks, sums, wanted=wanted, SPLITS=4)
 
 # %% [markdown]
-# <details><summary>Answer</summary><code>top = tl.maximum(tl.max(peak), -1e30)</code>. Any finite number works as long
-# as every real score is above it. The sum is then 0, and the kernel that divides by it uses 1 instead.</details>
+# <details><summary>Answer</summary><code>top = tl.maximum(tl.max(peak), -1e30)</code>. Any finite number below every
+# real score works. The sum is then 0, and the kernel that divides by it uses 1 instead.</details>
 #
 # <!-- choices
 # top = tl.max(peak)
@@ -539,7 +539,7 @@ print(f"without pages, 8192 tokens reserved per sequence: {reserved:.0f} % empty
 table_cost.compare(100 * 4 / (16 * 2 * 2 * 128 * 2), "That's 4 bytes per 16 KiB page.")
 
 # %% [markdown]
-# The table itself is negligible. Small pages don't waste [sectors](../docs/glossary.md#sector) either, because even one
+# The table is negligible. Small pages don't waste [sectors](../docs/glossary.md#sector) either, because even one
 # token's row has 256 bytes, eight full sectors. But with small pages, a tile of 64 keys has up to 64 base addresses
 # instead of one, and you can't request k until the table entry has arrived. Large pages waste memory at the end of each
 # sequence, and prompts with a common prefix can share only pages that match completely. **At 16 tokens the table and
