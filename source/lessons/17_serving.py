@@ -464,8 +464,8 @@ in_us("serving_splits", "sequences x tokens", (8192, 65536, 16 * 8192, 128 * 409
 # one at a time, and each sequence has a [block table](../docs/glossary.md#block-table) that lists its pages in order.
 # <!-- given 16 tokens: vLLM's default block size -->
 #
-# To find a key, you look up its page and compute its place within the page. **Write that line.** Each program below
-# gathers 8 tokens from pages of 4, and `cache` holds their values. The code treats the table entry as a position.
+# To find a key, look up its page and its place within the page. **Write that line.** Each program below gathers 8
+# tokens from pages of 4, and `cache` holds their values. The code treats the table entry as a position.
 
 
 # %%
