@@ -26,9 +26,7 @@
 # %% tags=["hide-input"]
 from helpers.learning import predict_first
 
-waiting = predict_first(
-    "memory time ÷ arithmetic time, add+GELU in fp32 on an A100", unit="times"
-)
+waiting = predict_first("memory time ÷ arithmetic time, add+GELU in fp32 on an A100", unit="times")
 waiting
 
 # %% tags=["hide-input"]
