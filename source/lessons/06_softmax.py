@@ -487,8 +487,7 @@ paper.compare(safe.bytes_total / online.bytes_total)
 # 1. At what width can't you hold the row any more, no matter how many warps you use?
 # 2. At 50,257 columns, GPT-2's vocabulary, go from 4 to 32 warps per row. Why does a *larger* block save bytes?
 # 3. Still at 50,257 columns, with 4 warps, lower the number of rows. When does the second read become free, and why?
-# 4. At the same width, with 32 warps and 8,192 rows, try an RTX 4090, then a T4. On which of them would even a third
-# read be free?
+# 4. At that width, with 32 warps and 8,192 rows, try an RTX 4090, then a T4. On which would even a third read be free?
 
 # %% tags=["hide-input"]
 from helpers.figures import WideRowsExplorer
@@ -581,10 +580,11 @@ h200.table("cross_entropy", "bfloat16")
 
 # %% [markdown]
 # On large tensors the speedup is higher than the ratio of the bytes. PyTorch's kernels don't reach copy bandwidth, and
-# they read rows that don't fit in shared memory, such as those of 65,536 columns, three times, while the meter assumes
-# one read. In the first row of the table, our kernel doesn't reach copy bandwidth either. With so few rows, there isn't
-# even one program for each of the H200's SMs. Each program loops over its row on its own, with too few loads [in
-# flight](../docs/glossary.md#in-flight) to keep memory busy. **One program per row only works if you have many rows.**
+# they read rows that don't fit in an SM's [shared memory](../docs/glossary.md#shared-memory), such as those of 65,536
+# columns, three times, while the meter assumes one read. In the first row of the table, our kernel doesn't reach copy
+# bandwidth either. With so few rows, there isn't even one program for each of the H200's SMs. Each program loops over
+# its row on its own, with too few loads [in flight](../docs/glossary.md#in-flight) to keep memory busy. **One program
+# per row only works if you have many rows.**
 #
 # ## Few rows: several programs per row
 #
