@@ -97,9 +97,9 @@ print(f"a thread can have {MAX_REGISTERS} at most")
 #
 # 1. Take blocks of 96 threads with 40 registers. 65,536 / (96 x 40) is 17.07, so how many blocks fit, and why not one
 #    more?
-# 2. Take blocks of 1024 threads with 40 registers. How much is left over in each quarter, and how much would another
+# 2. Take blocks of 384 threads with 48 registers. How much is left over in each quarter, and how much would another
 #    block need there?
-# <!-- given 40 registers: where the sliders are set; 65,536: the cell above -->
+# <!-- given 40 registers, 48 registers: where the sliders are set; 65,536: the cell above -->
 
 # %% tags=["hide-input"]
 from helpers.figures import RegisterQuartersExplorer
@@ -108,8 +108,8 @@ RegisterQuartersExplorer(threads=128, registers=40)
 
 # %% [markdown]
 # <details><summary>What you should see</summary>1. 16. Each quarter holds 12 warps, and the rest is too small for one
-# more warp. You can't combine the leftovers of two quarters. 2. There are 6,144 left, enough for four warps. Another
-# block would need room for eight warps in each quarter.</details>
+# more warp. You can't combine the leftovers of two quarters. 2. There are 2,560 left, enough for one warp. Another
+# block would need room for three warps in each quarter.</details>
 #
 # **A block has 512 threads with 41 registers each. How many of these blocks fit on one SM?**
 # <!-- given 41 registers: the question's own -->
