@@ -313,7 +313,7 @@ class RecordedSweep:
         columns = ("kernel", "direction", "points", "level or ahead", "median", "worst", "dropped", "tuned", "plain")
         told = [
             "GPU times, cold L2, all shapes and dtypes",
-            f"We are level or ahead if we take at most {BEHIND} times as long as the best peer.",
+            f"We are level or ahead if our time is at most {BEHIND} of the best peer's.",
             "Median and worst are our time ÷ the best peer's.",
         ]
         if any(row[6] != "" for row in rows):

@@ -8,7 +8,7 @@
 # After this lesson you can
 #
 # - explain what fusing two kernels removes and what it doesn't change;
-# - read the traffic meter, and use it to tell whether a change really saves traffic;
+# - read the traffic meter, and use it to check whether a change really saves traffic;
 # - work out how many operations your machine can do in the time one byte takes to arrive from memory;
 # - find your way around the lessons, exercises, checks and recorded measurements.
 #

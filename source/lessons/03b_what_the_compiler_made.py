@@ -505,9 +505,9 @@ table(("", "how it was timed", ""), rows, h200.label_of("ways_to_time"))
 #   does. That's too short for a large tensor and too long for a small one.
 # - **With a wait.** This includes the launch and the wait, which take up most of the time for a small tensor. Your
 #   program may well pay for that, but it isn't the kernel's time.
-# - **L2 warm.** If you call a kernel repeatedly on the same small tensors, it finds its inputs in the cache. In a
-#   model, other kernels will have run in between, so you want a [cold L2](../docs/glossary.md#cold-l2). (A large
-#   tensor doesn't fit into L2 anyway.)
+# - **L2 warm.** If you time a kernel repeatedly on the same small tensors, it finds its inputs in the cache. In a
+#   model, other kernels will have run in between, so you want a [cold L2](../docs/glossary.md#cold-l2). (A large tensor
+#   doesn't fit into L2 anyway.)
 # - **The first calls.** A GPU that has been idle is faster for a moment. (Usually that's the clock, which drops when
 #   the GPU hits its power limit. We recorded the rates here, but not the clock.)
 #

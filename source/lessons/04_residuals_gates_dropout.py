@@ -252,7 +252,7 @@ print("gradients right, 3 x 5:", gradients_right(3, 5, by_position))
 # disagree, with `p = 0.1`?**
 
 # %% tags=["hide-input"]
-disagree = predict_first("elements on which the two masks disagree, p = 0.1", unit="%")
+disagree = predict_first("share of elements where the two masks disagree, p = 0.1", unit="%")
 disagree
 
 # %% tags=["hide-input"]

@@ -526,7 +526,7 @@ table(("columns", "a row is", "of copy bandwidth"), rows, h200.label_of("softmax
 # free up to 65,536 columns and starts to cost time at twice that width. (L2 isn't the only cache that helps: in bf16,
 # one row of 65,536 even fits in the SM's own cache, L1. We didn't time the paper's two kernels.)
 #
-# ## Cross entropy: one read, any width
+# ## Cross entropy in one read, at any width
 #
 # Softmax reads a wide row twice because it has to write a whole row. A loss writes just one number. Given a row of
 # scores (here they're called logits), cross entropy needs the logarithm of a single probability, the label's:
