@@ -573,7 +573,7 @@ for stride, timing in strided.items():
     rates = (2**24 * min(4 * stride, unit) / timing.median / 1e9 for unit in (32, 64))
     row = (stride, f"{1e6 * timing.median:.1f} us", f"{ratio:.1f}x", f"{in_sectors}x")
     rows.append((*row, *(f"{rate:,.0f}" for rate in rates)))
-columns = ("stride", "time", "over stride 1", "by sectors", "GB/s by 32 bytes", "by 64 bytes")
+columns = ("stride", "time", "÷ stride 1", "by sectors", "GB/s by 32 bytes", "by 64 bytes")
 display(table(columns, rows, h200.label_of("strides")))
 took = {stride: timing.median / strided[1].median for stride, timing in strided.items()}
 by_sectors = {"by sectors": {stride: min(stride, 8) for stride in strided}}
