@@ -185,7 +185,7 @@ def test_the_tables_hold_every_point():
     ]
     assert lines[6].split() == "forward 2048 rows 2048 x 2048 bf16 it took too long".split()
     *_, low, peers, _, row, _ = SWEEP.summary().splitlines()
-    assert low.startswith("A point has dropped if it reaches less than 0.9 of the share")
+    assert low.startswith("A point has dropped if its share of the ceiling is below 0.9")
     assert peers == "peers of softmax: eager, QuACK"
     assert row.split() == ["softmax", "forward", "3", "2", "1.00", "1.25", "1"]
     assert sweep.report(SWEEP, []).splitlines()[-1] == SWEEP.failures()[0]

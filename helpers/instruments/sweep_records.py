@@ -318,8 +318,7 @@ class RecordedSweep:
         ]
         if any(row[6] != "" for row in rows):
             told.append(
-                f"A point has dropped if it reaches less than {FALLEN} of the share of the ceiling that the nearest "
-                "power of 2 columns reaches."
+                f"A point has dropped if its share of the ceiling is below {FALLEN} of that at the nearest power of 2."
             )
         if any(row[7] != "" for row in rows):
             told.append(
