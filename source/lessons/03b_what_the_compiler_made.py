@@ -394,8 +394,8 @@ one_element.on(chart, "x", lambda times: times * wide, row=0, says=lambda t: f"{
 # **Verdict: against one element per thread, the claim holds on the large tensor, where it even understates the gain. On
 # the small one it mostly fails. And it names the wrong cause.** The fourth column separates two possible causes:
 # loading four elements per thread with four *narrow* loads takes as long as with one wide load. So it isn't the width.
-# It isn't the number of programs either: one element on 1024 threads makes half as many programs as four elements on
-# 128 threads, and still takes longer.
+# It isn't the number of programs alone either: one element on 1024 threads makes half as many programs as four elements
+# on 128 threads, and still takes longer.
 #
 # The likeliest cause left is the bytes **[in flight](../docs/glossary.md#in-flight)**: requested, but not yet
 # delivered. Memory takes a while to answer, and until then it can only work on what has already been requested. A wide
@@ -504,10 +504,9 @@ table(("", "how it was timed", ""), rows, h200.label_of("ways_to_time"))
 # - **Without a wait.** A launch returns immediately, so the host's clock only sees the launch, whatever the kernel
 #   does. That's too short for a large tensor and too long for a small one.
 # - **With a wait.** This includes the launch and the wait, which take up most of the time for a small tensor. Your
-#   program may well pay for that, but it isn't the kernel's time.
+#   program may pay for that, but it isn't the kernel's time.
 # - **L2 warm.** If you time a kernel repeatedly on the same small tensors, it finds its inputs in the cache. In a
-#   model, other kernels will have run in between, so you want a [cold L2](../docs/glossary.md#cold-l2). (A large tensor
-#   doesn't fit into L2 anyway.)
+#   model, other kernels will have run in between, so you want a [cold L2](../docs/glossary.md#cold-l2).
 # - **The first calls.** A GPU that has been idle is faster for a moment. (Usually that's the clock, which drops when
 #   the GPU hits its power limit. We recorded the rates here, but not the clock.)
 #

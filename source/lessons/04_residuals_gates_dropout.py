@@ -264,8 +264,7 @@ disagree.compare(
 )
 
 # %% [markdown]
-# Look at the counters. Here, the forward pass has four programs, and the backward pass has one that takes all 24
-# elements:
+# Here, the forward pass has four programs, and the backward pass has one that takes all 24 elements:
 
 # %% tags=["hide-input"]
 rows_mask, blocks_mask = masks(4, 6, 0.5, by_position)
@@ -437,8 +436,8 @@ rand_time.compare(
 # %% [markdown]
 # The course's own kernel also draws four at a time, and it compares the raw bits with `p`, both as integers
 # (`kernels/philox.py`). In bf16 it moves 6 bytes per element, while PyTorch's three kernels move 15. **How many times
-# faster is it than PyTorch's three, on an H200, in bf16, on 16384 rows of 4096?** (Go by the bytes, as if both versions
-# moved theirs at copy bandwidth. The answer shows how far that gets you.)
+# faster is it than PyTorch's three, on an H200, in bf16, on 16384 rows of 4096?** (Go by the bytes. The answer shows
+# how far that gets you.)
 
 # %% tags=["hide-input"]
 dropout_speed_up = predict_first(
@@ -621,8 +620,8 @@ traffic_chart(steps, f"Fusing cuts SwiGLU's backward traffic by a factor of {lig
 # has to read. Store it if recomputing would read more bytes than it takes to write and read the value. In a tie, pick
 # whichever saves fewer bytes for the backward pass.**
 #
-# You can try out the rule below. The bars show the bytes that a training step moves, forward and backward, and the
-# bytes it saves in between. Times are bytes divided by data-sheet bandwidth. See if you can answer these:
+# The bars below show the bytes that a training step moves, forward and backward, and the bytes it saves in between.
+# Times are bytes divided by data-sheet bandwidth. See if you can answer these:
 #
 # 1. Bias+dropout+residual: by what share does recomputing the mask reduce the fused kernels' bytes in bf16? Why is the
 #    share smaller in fp32?

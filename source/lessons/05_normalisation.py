@@ -417,9 +417,9 @@ unfused_bytes.on(
 
 # %% [markdown]
 # **Verdict: it's literally true, but against a baseline that you don't have to use.** PyTorch's own `F.layer_norm` is
-# already a fused kernel, and against that, the bytes allow far less. (If you gain more than the bytes allow, the
-# baseline wasn't moving its bytes at full speed.) **A speedup means nothing without its baseline.** Here are the times
-# on a GPU. `eager` is `F.layer_norm` followed by an activation, and `fused` is the course's `layer_norm_act`: our
+# already a fused kernel, and against that, the bytes allow far less. (A larger gain means that the baseline was slower
+# than a copy, or moved more than the meter assumes.) **A speedup means nothing without its baseline.** Here are the
+# times on a GPU. `eager` is `F.layer_norm` followed by an activation, and `fused` is the course's `layer_norm_act`: our
 # kernel plus a weight, a bias and the activation.
 
 # %% tags=["hide-input"]
@@ -466,9 +466,9 @@ h200.table("residual_layer_norm", "bfloat16")
 # %% [markdown]
 # These speedups exceed what the bytes allow, because PyTorch's kernel loads each row twice (the meter assumes once) and
 # doesn't reach copy bandwidth, while ours nearly does. With rows of 1024 (the second line), we get close to the claimed
-# figure. Wider rows stay well below it. On the smallest tensor, the GPU time improves by more than the claim, but a
-# call from Python takes longer than before (see the columns after `call`). **Verdict: it's about right for one size**,
-# which the claim doesn't name. `torch.compile` finds the same fusion and comes close.
+# figure. Wider rows stay well below it. On the smallest tensor, the GPU time improves by more than that, but a call
+# from Python takes longer than before. **Verdict: it's about right for one size**, which the claim doesn't name.
+# `torch.compile` finds the same fusion and comes close.
 #
 # ## RMSNorm
 #
@@ -478,8 +478,8 @@ h200.table("residual_layer_norm", "bfloat16")
 #
 # ## Rows too wide for one block
 #
-# So far we've kept the whole row in registers. They're **highlighted below**. Each SM has its own registers and divides
-# them among the thread blocks it's running.
+# So far we've kept the whole row in registers, **highlighted below**. Each SM divides its own among the thread blocks
+# it's running.
 
 # %% tags=["hide-input"]
 from helpers.figures import gpu_picture

@@ -235,8 +235,7 @@ table(("", "time", "of copy bandwidth"), rows, h200.label_of("softmax"))
 
 # %% [markdown]
 # None of them can move fewer bytes, but they don't take the same time. (The table doesn't show why: one of them may
-# also read a row twice.) **Fusing makes a kernel move fewer bytes. Tuning makes it move them faster.** Keep the two
-# apart whenever you see a speedup below.
+# also read a row twice.) **Fusing makes a kernel move fewer bytes. Tuning makes it move them faster.**
 #
 # ## Dropout in the same kernel
 #
@@ -341,10 +340,9 @@ off = (stale - F.softmax(wide, -1)).abs().max().item()
 print("every probability within 0.01 of PyTorch's:", off < 0.01)
 
 # %% [markdown]
-# Plenty of people would write that test and move on. But in rows this wide, the probabilities are far below 0.01, so a
-# kernel that returns all zeros would pass too. Let's check the row sums instead. Take a row of 1024 scores of 0
-# followed by 1024 scores of 3, one block each. **What do its probabilities add up to?** (`exp(-3)` is about 0.05.) Work
-# through the two blocks by hand.
+# But in rows this wide, the probabilities are far below 0.01, so a kernel that returns all zeros would pass too. Let's
+# check the row sums instead. Take a row of 1024 scores of 0 followed by 1024 scores of 3, one block each. **What do its
+# probabilities add up to?** (`exp(-3)` is about 0.05.) Work through the two blocks by hand.
 
 # %% tags=["hide-input"]
 stale_sum = predict_first("sum of a row of 1024 zeros, then 1024 threes", unit="")
@@ -479,10 +477,10 @@ paper.compare(safe.bytes_total / online.bytes_total)
 # ## The second read: DRAM or L2?
 #
 # The second read comes soon after the first. If [L2](../docs/glossary.md#l2) can hold every row in progress until then,
-# the second read never reaches [DRAM](../docs/glossary.md#dram). Real L2 caches aren't perfect. The explorer's model is
-# a rough fit to an H200, applied to every GPU: L2 keeps everything up to a quarter of its size, less and less beyond
-# that, and nothing at three quarters or more. Move the sliders with the mouse or the arrow keys. (A row *fits* if its
-# block does, at one fp32 value per register.)
+# the second read never reaches [DRAM](../docs/glossary.md#dram). The explorer's model is a rough fit to an H200,
+# applied to every GPU: L2 keeps everything up to a quarter of its size, less and less beyond that, and nothing at three
+# quarters or more. Move the sliders with the mouse or the arrow keys. (A row *fits* if its block does, at one fp32
+# value per register.)
 #
 # 1. At what width can't you hold the row any more, no matter how many warps you use?
 # 2. At 50,257 columns, GPT-2's vocabulary, go from 4 to 32 warps per row. Why does a *larger* block save bytes?

@@ -197,8 +197,8 @@ puzzle(column_banks_kernel, 1, lanes, wanted=lanes.clone())
 # pitch = 64
 # -->
 #
-# That's the theory. `benchmarks/experiments/lesson_07.py` times a kernel that does little but read shared memory, and
-# the profiler counts its wavefronts:
+# `benchmarks/experiments/lesson_07.py` times a kernel that does little but read shared memory, and the profiler counts
+# its wavefronts:
 
 # %% tags=["hide-input", "answers-column"]
 counted = h200.experiment("sm_counters")
@@ -250,11 +250,11 @@ def forward_kernel(x_ptr, y_ptr, COLUMNS: tl.constexpr, STEPS: tl.constexpr):
 
 
 # %% [markdown]
-# (`tl.static_range` is a loop that the compiler unrolls.) A program holds a row of 1024 elements in 4 warps, so each
-# thread keeps eight elements, in eight registers. A value occupies its register from its creation to its last use,
-# which is its **[live range](../docs/glossary.md#live-range)**. **One step needs 29 registers per thread in total. How
-# many do twelve steps need?** (Live ranges get you close. The assembler has the last word.) `compile_for` runs Triton's
-# compiler and NVIDIA's assembler for any GPU you name. It doesn't run the kernel, so you don't need the GPU.
+# A program holds a row of 1024 elements in 4 warps, so each thread keeps eight elements, in eight registers. A value
+# occupies its register from its creation to its last use, which is its **[live
+# range](../docs/glossary.md#live-range)**. **One step needs 29 registers per thread in total. How many do twelve steps
+# need?** (Live ranges get you close. The assembler has the last word.) `compile_for` runs Triton's compiler and
+# NVIDIA's assembler for any GPU you name. It doesn't run the kernel, so you don't need the GPU.
 
 # %% tags=["hide-input"]
 forward = predict_first("registers per thread, 12 steps, forward only", unit="registers")
@@ -503,7 +503,7 @@ table(columns, rows)
 # %% [markdown]
 # A cut is only worth its extra work if more blocks fit or fewer values spill. **At how many steps do two pieces first
 # beat one, on an H200?** (We timed even numbers of steps. An H200 has the same SMs as an H100 and faster memory.)
-# You'll have to decide for yourself whether blocks or spills matter more. We haven't shown you that yet.
+# You'll have to guess whether blocks or spills matter more.
 
 # %% tags=["hide-input"]
 stops = predict_first(
@@ -628,7 +628,7 @@ table(columns, rows)
 
 # %% [markdown]
 # Now nothing spills, because the row is spread over twice as many threads. But the register file hasn't grown, so each
-# SM holds fewer rows. Only a measurement can decide which is faster, and we don't have one for this case.
+# SM holds fewer rows. We haven't timed whether that's faster.
 #
 # ## Is low occupancy bad?
 #
