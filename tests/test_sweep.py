@@ -185,7 +185,7 @@ def test_the_tables_hold_every_point():
     ]
     assert lines[6].split() == "forward 2048 rows 2048 x 2048 bf16 it took too long".split()
     *_, low, peers, _, row, _ = SWEEP.summary().splitlines()
-    assert low.startswith("fallen: points with less than 0.9 of the share")
+    assert low.startswith("A point has dropped if its share of the ceiling is below 0.9")
     assert peers == "peers of softmax: eager, QuACK"
     assert row.split() == ["softmax", "forward", "3", "2", "1.00", "1.25", "1"]
     assert sweep.report(SWEEP, []).splitlines()[-1] == SWEEP.failures()[0]
@@ -259,7 +259,7 @@ def test_where_no_size_is_beside_a_power_of_two_none_can_have_fallen():
     alone = RecordedSweep("NVIDIA H200", [RUN], [point([1, 64, 64], 2.0, 2.5, kernel="linear_act")])
     *told, _, row, _ = alone.summary().splitlines()
     assert row.split() == ["linear_act", "forward", "1", "1", "0.80", "0.80"]
-    assert not any(line.startswith("fallen") for line in told)
+    assert not any("dropped" in line for line in told)
 
 
 def test_who_does_another_work_is_not_among_the_peers():
@@ -341,7 +341,7 @@ def test_the_figure_shows_each_point_and_says_what_it_shows():
     assert dict(zip(*ours.get_data(), strict=True)) == pytest.approx({1000: 50, 1024: 80})
     assert dict(zip(*odd_ours.get_data(), strict=True)) == pytest.approx({1025: 100 / 1.3})
     assert chart.text == (
-        "softmax: ahead of the best peer or level with it at 2 of the 3 sizes drawn. Forward, 2048 rows, 1,000 to"
+        "softmax: at least level with the best peer at 2 of the 3 sizes plotted. Forward, 2048 rows, 1,000 to"
         " 1,025 columns: ours 50 to 80 % of the ceiling (77 to 77 % of it where rows are not aligned), the best peer"
         " 40 to 100 % of the ceiling (77 to 77 % of it where rows are not aligned); ours takes at most 1.25 times the"
         " best peer's time, at 1,024 columns against QuACK."

@@ -262,7 +262,7 @@ class Occupancy:
         less = self.one_more_block
         if not less:
             return "no smaller block lets one more fit: the shared-memory carve-out is too small"
-        return f"one more block needs {' and '.join(_fewer(resource, count) for resource, count in less.items())}"
+        return f"to fit one more block, use {' and '.join(_fewer(resource, count) for resource, count in less.items())}"
 
     def sweep(self, resource: str) -> Sweep:
         """Compute active warps as `resource` ("threads", "registers" or "shared memory") varies over its whole range.
@@ -319,7 +319,8 @@ class Occupancy:
 
 def _fewer(resource: str, count: int) -> str:
     if resource != "shared memory":
-        return f"{count} fewer {resource if count > 1 else resource[:-1]}"
+        holder = "thread" if resource == "registers" else "block"
+        return f"{count} fewer {resource if count > 1 else resource[:-1]} per {holder}"
     return f"{count / 1024:g} KB less shared memory" if count % 128 == 0 else f"{count} B less shared memory"
 
 

@@ -310,17 +310,20 @@ class RecordedSweep:
                 plain = f"{taken[len(taken) // 2]:.2f}" if taken else ""
                 row = (kernel, direction, len(ratios), level, f"{middle:.2f}", f"{ratios[-1]:.2f}", low)
                 rows.append((*row, len(taken) or "", plain))
-        columns = ("kernel", "direction", "points", "level or ahead", "median", "worst", "fallen", "tuned", "plain")
+        columns = ("kernel", "direction", "points", "level or ahead", "median", "worst", "dropped", "tuned", "plain")
         told = [
-            f"GPU times, cold L2, all shapes and dtypes; level or ahead: at most {BEHIND} of the best peer's time",
-            "median, worst: our time / the best peer's",
+            "GPU times, cold L2, all shapes and dtypes",
+            f"We are level or ahead if our time is at most {BEHIND} of the best peer's.",
+            "Median and worst are our time ÷ the best peer's.",
         ]
         if any(row[6] != "" for row in rows):
             told.append(
-                f"fallen: points with less than {FALLEN} of the share reached at the nearest power-of-2 columns"
+                f"A point has dropped if its share of the ceiling is below {FALLEN} of that at the nearest power of 2."
             )
         if any(row[7] != "" for row in rows):
-            told.append("tuned: points that a tuned kernel takes; plain: the plain kernel's median time / ours, there")
+            told.append(
+                "Tuned counts the points that run a tuned kernel; there, plain is the plain kernel's time ÷ ours."
+            )
         rows.append(("all", "", *(sum(row[i] for row in rows) for i in (2, 3)), *[""] * 5))
         told += self._earlier(shown)
         return table(columns, rows, "\n".join([f"the sweep, {self.label(shown)}", *told, *_peers(shown)]))

@@ -10,9 +10,9 @@
 # - find out from the machine code how wide the loads are, and explain what makes them narrow;
 # - explain how an argument's *value* changes the compiled code;
 # - predict how many bytes a warp fetches compared with how many it requests, at any stride;
-# - test a claimed speedup under its authors' conditions, and time a kernel so that the number means something.
+# - test a claimed speedup under the conditions it assumes, and time a kernel so that the number means something.
 #
-# About 40 minutes. It builds on [03 Your first fused kernel](03_first_fused_kernel.ipynb).
+# About 50 minutes. It builds on [03 Your first fused kernel](03_first_fused_kernel.ipynb).
 
 # %% tags=["hide-input"]
 import torch
@@ -86,10 +86,11 @@ def gelu_kernel(s_ptr, y_ptr, elements, BLOCK: tl.constexpr):
 # ## Registers
 #
 # Triton's compiler and NVIDIA's assembler both run without a GPU. Triton divides a block among
-# [threads](../docs/glossary.md#thread), which run in lockstep in **warps** of 32. The values of a block are kept in
-# [registers](../docs/glossary.md#register) of 32 bits each, and each thread has a limited number of them. Below are the
-# two unfused kernels on an A100, in blocks of 1024 on 4 warps. Each thread has eight elements, so `add` needs registers
-# for eight values of `a`, eight of `b`, and some addresses. <!-- given 32 bits: CUDA C++ Programming Guide -->
+# [threads](../docs/glossary.md#thread), which usually run in lockstep, in **warps** of 32. The values of a block are
+# kept in [registers](../docs/glossary.md#register) of 32 bits each, and each thread has a limited number of them. Below
+# are the two unfused kernels on an A100, in blocks of 1024 on 4 warps. Each thread has eight elements, so `add` needs
+# registers for eight values of `a`, eight of `b`, and some addresses. <!-- given 32 bits: CUDA C++ Programming Guide
+# -->
 
 # %% tags=["hide-input"]
 x = torch.empty(2**20, device="meta")  # meta tensor: nothing runs
@@ -100,7 +101,7 @@ print(f"unfused: add {added.registers}, GELU {gelued.registers} registers per th
 
 # %% [markdown]
 # **How many registers per thread does the fused kernel need?** As many as the two kernels together, as many as the
-# larger one, or something in between?
+# larger one, or something in between? (You can't derive the exact number.)
 
 # %% tags=["hide-input"]
 registers = predict_first("registers per thread of the fused kernel, A100", unit="")
@@ -110,8 +111,8 @@ registers
 compiled = compile_for(fused_kernel, x, x, x, n, device="A100", BLOCK=1024, num_warps=4)
 registers.compare(
     compiled.registers,
-    "No more than the larger of the two: the sum's register is free again as soon as GELU has "
-    "used it.",
+    "Hardly more than the larger of the two (here, no more): the sum's register is free again as "
+    "soon as GELU has used it.",
 )
 
 # %% [markdown]
@@ -122,7 +123,7 @@ registers.compare(
 compiled
 
 # %% [markdown]
-# **Verdict: half of it holds, at this block size.** As you'll see, the number of registers depends on the block size.
+# **Verdict: the 32 is right, but the 24 isn't (`add` alone takes 26).** As you'll see, both depend on the block size.
 #
 # ## Wide loads
 #
@@ -146,14 +147,13 @@ load_count.compare(
 # works: a thread that's masked off skips the instruction.
 #
 # CUDA programmers write `float4` to get loads of that [width](../docs/glossary.md#load-width). Triton's compiler uses
-# them whenever two conditions hold. Neighbouring elements must belong to the same thread, which the compiler arranges
-# itself. And the address must be a multiple of 16 bytes. Triton finds that out at launch, from the pointers you pass.
-# This is called the **divisibility hint**.
+# them whenever three conditions hold. Neighbouring elements must belong to the same thread, which the compiler arranges
+# itself. The address must be a multiple of 16 bytes. And the mask mustn't end in the middle of four elements. Triton
+# checks the last two at launch, from the pointers and the length you pass. This is called the **divisibility hint**.
 # <!-- given 16 bytes: CUDA C++ Programming Guide, device memory accesses -->
 #
 # Let's take the hint away. You can pass a tensor that starts one element later: PyTorch users write `x[1:]` without a
-# second thought. Or you can pass a length that isn't a multiple of 16, so that the mask may end in the middle of four
-# elements. **How many loads does a thread need now?**
+# second thought. Or you can pass a length that isn't a multiple of 16. **How many loads does a thread need now?**
 
 # %% tags=["hide-input"]
 narrow_count = predict_first(
@@ -184,7 +184,7 @@ narrow_count.compare(
 # ## A value that changes the code
 #
 # The hint is one case of a more general rule: **Triton looks at the integers you pass, and compiles a version for each
-# kind of value.** Multiples of 16 are one kind. **1 is another**: it becomes a constant in the code. All other int32
+# class of values.** Multiples of 16 are one class. **1 is another**: it becomes a constant in the code. All other int32
 # values are the third. (Values too large for int32 get a version with int64 arithmetic.) Here's a kernel that takes a
 # stride. **For how many of the strides 1, 2 and 16 are its loads wide?**
 
@@ -216,8 +216,8 @@ wide_strides.compare(
 )
 
 # %% [markdown]
-# Usually that's what you want, but it has two costs. Triton compiles the kernel again for each kind of value, and the
-# first call with a new kind has to wait for that. And the code may differ where you wouldn't expect it: a dropout
+# Usually that's what you want, but it has two costs. Triton compiles the kernel again for each class of values, and the
+# first call with a new class has to wait for that. And the code may differ where you wouldn't expect it: a dropout
 # kernel gets a separate version for seed 1, for example. `@triton.jit(do_not_specialize=["seed"])` prevents that.
 #
 # If you pass strides, you also have to use them. This kernel copies a column-major matrix (the `.t()` of a row-major
@@ -276,10 +276,10 @@ warp_chart(
 # A wide load requests 4x as much in one go, and wastes no more than a narrow one. In both cases neighbouring lanes
 # share sectors, which is called [coalescing](../docs/glossary.md#coalescing). Shifting everything by one element only
 # adds a single sector. The real waste comes from a **stride**: if lanes take every second element, they still fetch
-# whole sectors. **How many sectors does a warp fetch when it takes every eighth fp32 element?**
+# whole sectors. **How many sectors does a warp fetch when it takes every sixteenth fp32 element?**
 
 # %% tags=["hide-input"]
-sectors = predict_first("sectors a warp fetches, every 8th fp32 element", unit="")
+sectors = predict_first("sectors a warp fetches, every 16th fp32 element", unit="")
 sectors
 
 
@@ -302,8 +302,9 @@ for stride in (1, 2, 4, 8, 16):
     rows.append((stride, f"{traffic.bytes_read} B", traffic.sectors_read))
 display(table(("stride", "bytes requested", "sectors fetched"), rows))
 sectors.compare(
-    measure(take_every, numbers, 8).sectors_read,
-    "The requested bytes are the same at every stride, but the fetched sectors aren't.",
+    measure(take_every, numbers, 16).sectors_read,
+    "That's one sector per lane, and with narrow loads no stride takes more. The requested bytes "
+    "are the same at every stride.",
 )
 
 # %% [markdown]
@@ -323,7 +324,7 @@ explorer
 # %% [markdown]
 # <details><summary>What you should see</summary>1. At stride 8 in fp32 and 16 in fp16, which is the number of elements
 # in a sector. 2. One more sector at most, and none if the offset is a whole number of sectors, which is 8 or 16 in
-# fp32. (At other strides an offset may cost nothing, or it may double the sectors.) 3. An eighth, then half: four
+# fp32. At other strides, an offset costs anything from nothing to twice the sectors. 3. An eighth, then half: four
 # neighbours fill half of a sector that a single element leaves nearly empty. At offset 5 the four elements of a lane
 # straddle two sectors, and only a quarter is used.</details>
 #
@@ -339,7 +340,7 @@ explorer
 
 # %% tags=["hide-input"]
 one_element = predict_first(
-    "slowdown of one element per thread over four, 256 threads", unit="times"
+    "slowdown with one element per thread instead of four, 256 threads", unit="times"
 )
 one_element
 
@@ -363,8 +364,8 @@ for count, widths in h200.experiment("load_widths").items():
 
 # %% [markdown]
 # No gain at all. But look at what that experiment holds constant: a thread loads its eight elements with two wide loads
-# or with eight narrow ones, so either way it requests *the same bytes*. People who make this claim write `float4` in
-# CUDA and compare it with **one** element per thread. So let's measure it their way:
+# or with eight narrow ones, so either way it requests *the same bytes*. A CUDA kernel with `float4` usually replaces
+# one with **one** element per thread. So let's measure that as well:
 
 # %% tags=["hide-input", "answers-one_element"]
 kinds = {
@@ -390,16 +391,17 @@ chart = timing_chart(
 one_element.on(chart, "x", lambda times: times * wide, row=0, says=lambda t: f"{1e6 * t:.0f} µs")
 
 # %% [markdown]
-# **Verdict: holds on the large tensor under its own conditions, one element per thread against four (and is rather too
-# modest there), fails for most thread counts on the small one, and names the wrong cause.** The fourth column separates
-# two possible causes: loading four elements per thread with four *narrow* loads takes as long as with one wide load. So
-# it isn't the width. It isn't the number of programs either: one element on 1024 threads makes half as many programs as
-# four elements on 128 threads, and still takes longer.
+# **Verdict: against one element per thread, the claim holds on the large tensor, where it even understates the gain. On
+# the small one it mostly fails. And it names the wrong cause.** The fourth column separates two possible causes:
+# loading four elements per thread with four *narrow* loads takes as long as with one wide load. So it isn't the width.
+# It isn't the number of programs alone either: one element on 1024 threads makes half as many programs as four elements
+# on 128 threads, and still takes longer.
 #
-# That leaves bytes **[in flight](../docs/glossary.md#in-flight)**: requested, but not yet delivered. They explain most
-# of the table. Memory takes a while to answer, and until then it can only work on what has already been requested. A
-# wide load is the cheap way to request more at once. Several narrow loads are another. That's why the first experiment,
-# with eight elements per thread on both sides, showed no difference.
+# The likeliest cause left is the bytes **[in flight](../docs/glossary.md#in-flight)**: requested, but not yet
+# delivered. Memory takes a while to answer, and until then it can only work on what has already been requested. A wide
+# load is the cheap way to request more at once. Several narrow loads are another. That's why the first experiment, with
+# eight elements per thread on both sides, showed no difference. (Bytes in flight don't explain the whole table: with
+# one element per thread there are equally many at every thread count, yet 128 threads do worst.)
 #
 # A program can also take several blocks. (That alone doesn't necessarily put more bytes in flight: here the second
 # load comes after the first store.) This one should take two, one after the other, but the second block goes wrong.
@@ -483,8 +485,8 @@ print(f"{edge.registers} registers per thread, {edge.spill_bytes} bytes of spill
 #
 # ## How to time a kernel
 #
-# There are many ways to time a kernel, and most of them mislead. Here's add+GELU on an H200 timed in four ways, and a
-# matmul timed in two:
+# There are many ways to time a kernel, and they don't all measure the same thing. Here's add+GELU on an H200 timed in
+# four ways, and a matmul timed in two:
 
 # %% tags=["hide-input"]
 ways = h200.experiment("ways_to_time")
@@ -502,10 +504,9 @@ table(("", "how it was timed", ""), rows, h200.label_of("ways_to_time"))
 # - **Without a wait.** A launch returns immediately, so the host's clock only sees the launch, whatever the kernel
 #   does. That's too short for a large tensor and too long for a small one.
 # - **With a wait.** This includes the launch and the wait, which take up most of the time for a small tensor. Your
-#   program may well pay for that, but it isn't the kernel's time.
-# - **L2 warm.** If you call a kernel repeatedly on the same small tensors, it finds its inputs in the cache. In a
-#   model, other kernels will have run in between, so you want a [cold L2](../docs/glossary.md#cold-l2). (A large
-#   tensor doesn't fit into L2 anyway.)
+#   program may pay for that, but it isn't the kernel's time.
+# - **L2 warm.** If you time a kernel repeatedly on the same small tensors, it finds its inputs in the cache. In a
+#   model, other kernels will have run in between, so you want a [cold L2](../docs/glossary.md#cold-l2).
 # - **The first calls.** A GPU that has been idle is faster for a moment. (Usually that's the clock, which drops when
 #   the GPU hits its power limit. We recorded the rates here, but not the clock.)
 #
@@ -571,7 +572,7 @@ for stride, timing in strided.items():
     rates = (2**24 * min(4 * stride, unit) / timing.median / 1e9 for unit in (32, 64))
     row = (stride, f"{1e6 * timing.median:.1f} us", f"{ratio:.1f}x", f"{in_sectors}x")
     rows.append((*row, *(f"{rate:,.0f}" for rate in rates)))
-columns = ("stride", "time", "over stride 1", "by sectors", "GB/s by 32 bytes", "by 64 bytes")
+columns = ("stride", "time", "÷ stride 1", "by sectors", "GB/s by 32 bytes", "by 64 bytes")
 display(table(columns, rows, h200.label_of("strides")))
 took = {stride: timing.median / strided[1].median for stride, timing in strided.items()}
 by_sectors = {"by sectors": {stride: min(stride, 8) for stride in strided}}
@@ -580,9 +581,9 @@ axes = {"x": "stride (elements)", "y": "time relative to stride 1"}
 curves_chart({"measured": took}, title, **axes, log=True, limit=by_sectors)
 
 # %% [markdown]
-# Up to a stride of 8, sectors predict the time. After that it should stay the same, but it nearly doubles once more:
-# DRAM delivers 64 bytes at a time, which is two sectors, whether you need both or not. The right-hand column counts in
-# that unit, and up to a stride of 16 it stays close to what this memory can deliver. (Beyond that, the time still
-# grows. By then the elements are spread over gigabytes, and other units come into play, such as those that translate
-# addresses. This experiment doesn't show which.) So for strided access, the meter's sectors are a lower bound on DRAM
-# traffic.
+# Up to a stride of 8, the time roughly follows the sectors. After that it should stay the same, but it nearly doubles
+# once more: DRAM delivers 64 bytes at a time, which is two sectors, whether you need both or not. The right-hand column
+# counts in that unit, and up to a stride of 16 it stays close to what this memory can deliver. (Beyond that, the time
+# still grows. By then the elements are spread over gigabytes, and other units come into play, such as those that
+# translate addresses. This experiment doesn't show which.) So for strided access, the meter's sectors are a lower bound
+# on DRAM traffic.

@@ -13,7 +13,7 @@
 # - fuse a gate (SwiGLU, GeGLU) whose two halves share one tensor;
 # - decide when to recompute and when to store.
 #
-# About 60 minutes. You should have done [03b What the compiler made of it](03b_what_the_compiler_made.ipynb). The
+# About 65 minutes. You should have done [03b What the compiler made of it](03b_what_the_compiler_made.ipynb). The
 # exercise is [04](../exercises/04_bias_dropout_residual.ipynb).
 
 # %% tags=["hide-input"]
@@ -105,11 +105,10 @@ saved_for_backward(sublayer_end, x, bias, residual)
 # ## Philox: random numbers without state
 #
 # An ordinary random number generator has state. Every draw updates the state, so each number has to wait for the one
-# before it. That's useless with thousands of threads, and you can't go back either.
-# [Philox](../docs/glossary.md#philox) has no state. It's a function of two integers, a *seed* and a *counter*, which it
-# mixes in ten rounds of multiplications. In Triton, `tl.rand(seed, counter)` returns a number between 0 and 1. Any
-# thread can compute any of these numbers whenever it needs them. ([Salmon et al.,
-# 2011](https://doi.org/10.1145/2063384.2063405))
+# before it. That's awkward with thousands of threads, and so is going back. [Philox](../docs/glossary.md#philox) has no
+# state. It's a function of two integers, a *seed* and a *counter*, which it mixes in ten rounds of multiplications. In
+# Triton, `tl.rand(seed, counter)` returns a number between 0 and 1. Any thread can compute any of these numbers
+# whenever it needs them. ([Salmon et al., 2011](https://doi.org/10.1145/2063384.2063405))
 
 
 # %%
@@ -150,7 +149,7 @@ mask_chart(
 # %% [markdown]
 # So the backward pass can simply draw the same numbers again. All we have to save is the seed.
 #
-# ## One kernel forward, one backward
+# ## One kernel forward, one backward, and a sum
 #
 # In the forward kernel, each program takes one row, which makes it easy to line up with the bias. The backward kernel
 # doesn't read the bias, so it treats the tensor as one long row and splits it into blocks. Suppose a colleague wants
@@ -183,7 +182,8 @@ def backward_by_position(grad_y_ptr, grad_x_ptr, seed, p, elements, BLOCK: tl.co
 
 # %% [markdown]
 # An `autograd.Function` pairs a forward pass with its backward pass. `ctx` carries values from one to the other. The
-# backward pass returns one gradient per argument (None for the seed, `p` and the pair of kernels).
+# backward pass returns one gradient per argument (None for the seed, `p` and the pair of kernels). The bias's gradient
+# is a sum over the rows, which is a second launch.
 
 
 # %%
@@ -230,8 +230,7 @@ print("64 x 1000, memory errors:", metered.hazards or "none")
 
 # %% [markdown]
 # Both passes have the right drop rate, and no access is out of bounds. But at 1000 columns, we didn't check whether the
-# two masks are still the *same*. If they aren't, your network trains a little worse than it could, and nothing tells
-# you why.
+# two masks are still the *same*. If they aren't, some of the gradients are wrong, and nothing tells you.
 #
 # The tool for this is [gradcheck](../docs/glossary.md#gradcheck). It nudges each input, looks at how the results
 # change, and compares that with the gradients from the backward pass. Use it in double precision, on small, awkward
@@ -253,7 +252,7 @@ print("gradients right, 3 x 5:", gradients_right(3, 5, by_position))
 # disagree, with `p = 0.1`?**
 
 # %% tags=["hide-input"]
-disagree = predict_first("elements on which the two masks disagree, p = 0.1", unit="%")
+disagree = predict_first("share of elements where the two masks disagree, p = 0.1", unit="%")
 disagree
 
 # %% tags=["hide-input"]
@@ -265,8 +264,7 @@ disagree.compare(
 )
 
 # %% [markdown]
-# Look at the counters. Here, the forward pass has four programs, and the backward pass has one that takes all 24
-# elements:
+# Here, the forward pass has four programs, and the backward pass has one that takes all 24 elements:
 
 # %% tags=["hide-input"]
 rows_mask, blocks_mask = masks(4, 6, 0.5, by_position)
@@ -385,19 +383,21 @@ fused_bytes.compare(
 # time for the instructions, to go with the one for the bytes:
 
 # %% tags=["hide-input", "nbval-ignore-output"]
-from benchmarks.experiments.lesson_04 import COLUMNS, NUMBERS, ROWS, dice_kernel
+from benchmarks.experiments.lesson_04 import COLUMNS, NUMBERS, ROWS
+from benchmarks.experiments.lesson_04 import dice_kernel as numbers_kernel
 
 gpu, elements = DEVICES["H200"], ROWS * COLUMNS
+ways = {name: name.replace("no dice", "no dropout") for name in NUMBERS}
 row = torch.empty(8, COLUMNS, device="meta", dtype=torch.bfloat16)
 arguments = (row, row[0], row, row, 3141, 0.1, COLUMNS)
 options = {"device": "H200", "BLOCK": COLUMNS, "num_warps": 8}  # 16 elements per thread
 rows = []
 for name, each in NUMBERS.items():
-    made = compile_for(dice_kernel, *arguments, EACH=each, **options)
+    made = compile_for(numbers_kernel, *arguments, EACH=each, **options)
     instructions = sum(made.instructions.values())
     shortest = elements / 16 / 32 * instructions / (4 * gpu.sms * gpu.sm_clock)
     multiplies, registers = made.instructions["IMAD"], made.registers
-    rows.append((name, instructions, f"{1e6 * shortest:.0f} us", multiplies, registers))
+    rows.append((ways[name], instructions, f"{1e6 * shortest:.0f} us", multiplies, registers))
 bytes_time = 3 * 2 * elements / h200.copy_bandwidth  # x, residual and result, two bytes each
 print(f"{ROWS} x {COLUMNS} in bf16: moving the bytes takes {1e6 * bytes_time:.0f} us")
 columns = ("", "instructions", "minimum time", "IMAD", "registers per thread")
@@ -410,23 +410,23 @@ table(columns, rows)
 # from the two times above. You can only guess how far above that minimum it ends up.)
 
 # %% tags=["hide-input"]
-dice_time = predict_first("slowdown with tl.rand over no dropout, bf16, H200", unit="times")
-dice_time
+rand_time = predict_first("time with tl.rand ÷ time without dropout, bf16, H200", unit="times")
+rand_time
 
 # %% tags=["hide-input"]
-dice = h200.experiment("dice")
-without = dice["bfloat16"]["no dice"].median
+numbers = h200.experiment("dice")
+without = numbers["bfloat16"]["no dice"].median
 chart = timing_chart(
-    {name: dice["bfloat16"][name] for name in NUMBERS}, f"{h200.label_of('dice')}, bf16"
+    {ways[name]: numbers["bfloat16"][name] for name in NUMBERS}, f"{h200.label_of('dice')}, bf16"
 )
 rand = list(NUMBERS).index("tl.rand")
 display(
-    dice_time.on(
+    rand_time.on(
         chart, "x", lambda times: times * without, row=rand, says=lambda t: f"{1e6 * t:.0f} µs"
     )
 )
-dice_time.compare(
-    dice["bfloat16"]["tl.rand"].median / without,
+rand_time.compare(
+    numbers["bfloat16"]["tl.rand"].median / without,
     "It's above the bound, for two likely reasons. The bound counts all instructions alike, but "
     "Philox's integer multiplies (IMAD) issue at a lower rate. And with so many registers per "
     "thread, fewer warps fit on an SM. Even with rand4x, the random numbers aren't free in bf16, "
@@ -434,13 +434,15 @@ dice_time.compare(
 )
 
 # %% [markdown]
-# The course's own kernel also draws four at a time, and it compares the random bits with `p` as integers
+# The course's own kernel also draws four at a time, and it compares the raw bits with `p`, both as integers
 # (`kernels/philox.py`). In bf16 it moves 6 bytes per element, while PyTorch's three kernels move 15. **How many times
-# faster is it than PyTorch's three, on an H200, in bf16, on 16384 rows of 4096?** (Go by the bytes, as if
-# both versions moved theirs at copy bandwidth. The answer shows how far that gets you.)
+# faster is it than PyTorch's three, on an H200, in bf16, on 16384 rows of 4096?** (Go by the bytes. The answer shows
+# how far that gets you.)
 
 # %% tags=["hide-input"]
-dropout_speed_up = predict_first("speedup, bias+dropout+add, 16384 x 4096", unit="times")
+dropout_speed_up = predict_first(
+    "speedup of one kernel over PyTorch's three, bias+dropout+add", unit="times"
+)
 dropout_speed_up
 
 # %% tags=["hide-input"]
@@ -452,27 +454,28 @@ shares = {
 dropout_speed_up.compare(
     dropout_times["eager"].median / dropout_times["fused"].median,
     f"The bytes allow {15 / 6:g}x. The rest comes from PyTorch's kernels, which reach only "
-    f"{shares['eager']:.0%} of copy bandwidth. torch.compile also gets down to 6 bytes, but it "
-    f"draws with tl.rand and reaches only {shares['torch.compile']:.0%}.",
+    f"{shares['eager']:.0%} of copy bandwidth (one of them runs Philox, too). torch.compile also "
+    "gets down to 6 bytes, but it draws with tl.rand and reaches only "
+    f"{shares['torch.compile']:.0%}.",
 )
 
 # %% [markdown]
-# **Claim: "bias + dropout + add: 2 to 3 times faster."** Here's every size we recorded:
+# **Claim: bias + dropout + add in one kernel is 2 to 3 times faster.** Here's every size we recorded:
 
 # %% tags=["hide-input", "answers-dropout_speed_up"]
 h200.table("bias_dropout_residual", "bfloat16")
 
 # %% [markdown]
-# **Verdict: too modest for GPU time, too generous for a call from Python at the small size.** There (the columns
-# after `call`) the gain is smaller, because launching one Triton kernel from Python isn't much cheaper than launching
-# PyTorch's three from C++.
+# **Verdict: it understates the gain in GPU time, and overstates the gain of a call from Python at the small size.**
+# There (the columns after `call`) the gain is smaller, because launching one Triton kernel from Python isn't much
+# cheaper than launching PyTorch's three from C++.
 #
 # ## Gates
 #
 # Llama's feed-forward layer multiplies two vectors elementwise: the [gate](../docs/glossary.md#gate) $g$ and the *up*
 # projection $u$. It computes $y = \mathrm{silu}(g) \cdot u$ with $\mathrm{silu}(g) = g\,\sigma(g)$, which is called
-# **SwiGLU**. With GELU instead of SiLU, it's **GeGLU**. Fast implementations compute $g$ and $u$ in *one* matmul, so
-# they're the two halves of each row. The course has a kernel for SwiGLU:
+# **SwiGLU**. With GELU instead of SiLU, it's **GeGLU**. Some implementations, vLLM's for example, compute $g$ and $u$
+# in *one* matmul, so they're the two halves of each row. The course has a kernel for SwiGLU:
 
 # %%
 from kernels import swiglu
@@ -483,11 +486,10 @@ unfused = measure(lambda: F.silu(gate) * up)
 unfused
 
 # %% [markdown]
-# **By what factor does `swiglu(gate, up)` reduce the bytes?** Its kernel reads two tensors and writes one. (Remember
-# from lesson 03 what `.contiguous()` costs.)
+# **By what factor does `swiglu(gate, up)` reduce the bytes?** Its kernel reads two contiguous tensors and writes one.
 
 # %% tags=["hide-input"]
-fewer = predict_first("unfused bytes over those of swiglu on two halves", unit="times")
+fewer = predict_first("unfused bytes ÷ bytes of swiglu on the two halves", unit="times")
 fewer
 
 # %% tags=["hide-input"]
@@ -531,11 +533,11 @@ measure(gated, product)
 # ## Recompute, or store?
 #
 # In the unfused version, autograd saves whatever the gradients need. The multiplication needs both factors, and SiLU
-# needs its input. **What share of that memory does the fused operation save, if its backward pass recomputes
+# needs its input. **By what share does the fused operation reduce that memory, if its backward pass recomputes
 # `silu(gate)`?**
 
 # %% tags=["hide-input"]
-memory_saved = predict_first("memory saved between the passes, SwiGLU fused", unit="%")
+memory_saved = predict_first("reduction of the memory saved for backward, SwiGLU", unit="%")
 memory_saved
 
 # %% tags=["hide-input"]
@@ -547,8 +549,7 @@ print(together)
 memory_saved.compare(100 * (1 - together.total / apart.total))
 
 # %% [markdown]
-# **Claim: "dropping intermediates takes 20 to 40 % less memory."** (People quote this without a source, and without
-# naming the model.)
+# **Claim: dropping intermediates takes 20 to 40 % less memory.** (It doesn't name a model.)
 
 # %% tags=["hide-input", "answers-memory_saved"]
 mask_and_none = saved_for_backward(sublayer_end, x, bias, residual).total
@@ -558,11 +559,11 @@ print(
 )
 
 # %% [markdown]
-# **Verdict: holds for SwiGLU, too modest for the sublayer, where the whole mask is gone.** And recomputing costs almost
-# nothing here. The backward pass has to read `gate` anyway to get SiLU's slope, $\mathrm{silu}'(g) = \sigma(g)\,(1 +
-# g\,(1 - \sigma(g)))$. With that in a register, `silu(gate)` takes only a few more instructions, while storing it would
-# cost a write and a read. Now write the slope yourself. At the moment, the kernel uses $\sigma(g)$. **Fix the marked
-# line.**
+# **Verdict: it's right for SwiGLU, and an understatement for the sublayer, where the whole mask is gone.** And
+# recomputing costs almost nothing here. The backward pass has to read `gate` anyway to get SiLU's slope,
+# $\mathrm{silu}'(g) = \sigma(g)\,(1 + g\,(1 - \sigma(g)))$. With that in a register, `silu(gate)` takes only a few more
+# instructions, while storing it would cost a write and a read. Now write the slope yourself. At the moment, the kernel
+# uses $\sigma(g)$. **Fix the marked line.**
 
 
 # %%
@@ -619,8 +620,8 @@ traffic_chart(steps, f"Fusing cuts SwiGLU's backward traffic by a factor of {lig
 # has to read. Store it if recomputing would read more bytes than it takes to write and read the value. In a tie, pick
 # whichever saves fewer bytes for the backward pass.**
 #
-# You can try out the rule below. The bars show the bytes that a training step moves, forward and backward, and the
-# bytes it saves in between. Times are bytes divided by data-sheet bandwidth. See if you can answer these:
+# The bars below show the bytes that a training step moves, forward and backward, and the bytes it saves in between.
+# Times are bytes divided by data-sheet bandwidth. See if you can answer these:
 #
 # 1. Bias+dropout+residual: by what share does recomputing the mask reduce the fused kernels' bytes in bf16? Why is the
 #    share smaller in fp32?
@@ -646,7 +647,7 @@ explorer
 # bytes.
 
 # %% tags=["hide-input"]
-gate_speed_up = predict_first("speedup, SwiGLU forward, 16384 x 11008", unit="times")
+gate_speed_up = predict_first("speedup of fused SwiGLU over eager, 16384 x 11008", unit="times")
 gate_speed_up
 
 # %% tags=["hide-input"]
@@ -656,12 +657,12 @@ eager = times["eager"].median
 gate_speed_up.compare(
     eager / times["fused"].median,
     f"The bytes allow {10 / 6:.2f}x: ten per element become six. torch.compile does just as well "
-    "as our kernel: elementwise operations are what it fuses best.",
+    "here.",
 )
 
 # %% [markdown]
-# **Claim: "fused GELU or SwiGLU: 1.5 to 2 times faster."** (*Liger* in the chart is a published collection of fused
-# Triton kernels.)
+# **Claim: fusing GELU or SwiGLU makes it 1.5 to 2 times faster.** (*Liger* in the chart is a published collection of
+# fused Triton kernels.)
 
 # %% tags=["hide-input"]
 display(h200.table("swiglu", "bfloat16"))
@@ -670,8 +671,8 @@ in_us = lambda seconds: f"{1e6 * seconds:.0f} µs"
 gate_speed_up.on(chart, "x", lambda gain: eager / gain, row=fused_row, says=in_us)
 
 # %% [markdown]
-# **Verdict: holds for GPU time at every size, but not for a call at the smallest.** There, the launch from
-# Python costs more than fusing saves. *Going further* covers GeGLU and the backward passes.
+# **Verdict: it holds for GPU time at every size, but not for a call at the smallest.** There, the launch from Python
+# costs more than fusing saves. *Going further* covers GeGLU and the backward passes.
 #
 # ## Your predictions vs the measurements
 
@@ -681,7 +682,8 @@ predictions()
 # %% [markdown]
 # ## Test yourself
 #
-# 1. Suppose dropout used an ordinary generator, with state. Why couldn't the backward pass draw the mask again?
+# 1. Suppose dropout used an ordinary generator, with state. Why would it be hard to draw the mask again in the backward
+#    pass?
 # <details><summary>Answer</summary>The state has moved on. You'd have to reset it and then draw the numbers one by one,
 # in the same order as the first time. With a counter, order doesn't matter.</details>
 #
@@ -692,7 +694,7 @@ predictions()
 # learning to cope without any single element. Every call needs a new seed, drawn in the forward pass and saved for the
 # backward pass.</details>
 #
-# 3. You change `BLOCK` in the backward kernel, and training gets slightly worse. What do you check first?
+# 3. You change `BLOCK` in the backward kernel, and training gets worse. What do you check first?
 # <details><summary>Answer</summary>The counter of the random numbers. If it's computed from the position in the block
 # or the program ID, the mask depends on the block size. gradcheck on an awkward shape will show it.</details>
 #
@@ -791,9 +793,9 @@ for act in ("gelu", "relu"):
 rows = []
 for dtype, itemsize in (("bfloat16", 2), ("float32", 4)):
     transfer = 3 * itemsize * elements / h200.copy_bandwidth
-    measured = (f"{1e6 * dice[dtype][name].median:.0f} us" for name in NUMBERS)
+    measured = (f"{1e6 * numbers[dtype][name].median:.0f} us" for name in NUMBERS)
     rows.append((dtype, f"{1e6 * transfer:.0f} us", *measured))
-table(("", "moving the bytes", *NUMBERS), rows, h200.label_of("dice"))
+table(("", "moving the bytes", *ways.values()), rows, h200.label_of("dice"))
 
 # %% [markdown]
 # On the largest shape, GeGLU gains more than SwiGLU. The fused kernels take the same time and move the same number of

@@ -13,7 +13,7 @@
 # - fuse the residual before the norm and the activation after it, and handle rows too wide for one block;
 # - judge a published speedup by its baseline.
 #
-# About 50 minutes. You should have done [04 Residuals, gates and dropout](04_residuals_gates_dropout.ipynb). The
+# About 60 minutes. You should have done [04 Residuals, gates and dropout](04_residuals_gates_dropout.ipynb). The
 # exercises are [05](../exercises/05_layer_norm.ipynb) and [05b](../exercises/05b_residual_rms_norm.ipynb).
 
 # %% tags=["hide-input"]
@@ -70,9 +70,8 @@ unfused_bytes.compare(unfused.bytes_total / x.numel())
 
 # %% [markdown]
 # A fused kernel only has to read `x` and write the result, so there's a lot to save. The catch is that the mean and the
-# variance are [reductions](../docs/glossary.md#reduction) over a row, so a program needs **the whole row at once**. If
-# it has the row, neither value ever goes to memory. Every kernel in this lesson works this way, with one program per
-# row.
+# variance are [reductions](../docs/glossary.md#reduction) over a row, so a program needs **the whole row**. If it holds
+# the row, neither value ever goes to memory. Our first kernels work this way, with one program per row.
 #
 # ## A first kernel
 #
@@ -322,8 +321,8 @@ explorer
 # from it inherits the error. (The rounding of the *input* isn't included here: the reference uses the same rounded row.
 # *Going further* shows a trick that keeps the mean small.)
 #
-# So should we use Welford? If you stream through a row once, as CPU code often does, yes. But our row is already in
-# registers, so a second pass doesn't touch memory:
+# So should we use Welford? If you can only stream through a row once, yes. But our row is already in registers, so a
+# second pass doesn't touch memory:
 
 # %% tags=["hide-input"]
 row, rows = torch.empty(8, 4096, device="meta"), []
@@ -399,9 +398,9 @@ puzzle(mean_kernel, 3, thousands, wanted=thousands.double().mean(1).half(), colu
 #
 # ## Before and after the norm
 #
-# **Claim: "relu(layer_norm(x)) written out: ten memory operations, fused two: five times less traffic."** A memory
-# operation here means one pass over the whole tensor. Adding ReLU to our kernel takes one more line and moves no extra
-# bytes, so we can use the traffic of `two_pass_kernel` for the fused version.
+# **Claim: relu(layer_norm(x)) takes ten memory operations written out and two fused, so fusing cuts the traffic to a
+# fifth.** A memory operation here means one pass over the whole tensor. Adding ReLU to our kernel takes one more line
+# and moves no extra bytes, so we can use the traffic of `two_pass_kernel` for the fused version.
 
 # %% tags=["hide-input"]
 fused = measure(normalise, two_pass_kernel, x)
@@ -417,10 +416,10 @@ unfused_bytes.on(
 )
 
 # %% [markdown]
-# **Verdict: holds to the letter, against a baseline that you don't have to use.** PyTorch's own `F.layer_norm` is
-# already a fused kernel, and against that, the bytes allow far less. (If you gain more than the bytes allow, the
-# baseline wasn't moving its bytes at full speed.) **A speedup means nothing without its baseline.** Here are the times
-# on a GPU. `eager` is `F.layer_norm` followed by an activation, and `fused` is the course's `layer_norm_act`: our
+# **Verdict: it's literally true, but against a baseline that you don't have to use.** PyTorch's own `F.layer_norm` is
+# already a fused kernel, and against that, the bytes allow far less. (A larger gain means that the baseline was slower
+# than a copy, or moved more than the meter assumes.) **A speedup means nothing without its baseline.** Here are the
+# times on a GPU. `eager` is `F.layer_norm` followed by an activation, and `fused` is the course's `layer_norm_act`: our
 # kernel plus a weight, a bias and the activation.
 
 # %% tags=["hide-input"]
@@ -434,7 +433,7 @@ h200.table("layer_norm_act", "bfloat16")
 # `F.layer_norm`?** Count the passes.
 
 # %% tags=["hide-input"]
-fewer = predict_first("bytes of x + r, then layer_norm, over those of one kernel", unit="times")
+fewer = predict_first("bytes of x + r followed by layer_norm ÷ bytes of one kernel", unit="times")
 fewer
 
 # %% tags=["hide-input"]
@@ -459,17 +458,17 @@ fewer.compare(
 )
 
 # %% [markdown]
-# **Claim: "residual + LayerNorm: 1.94 times faster."**
+# **Claim: fusing the residual into LayerNorm makes it 1.94 times faster.**
 
 # %% tags=["hide-input", "answers-fewer"]
 h200.table("residual_layer_norm", "bfloat16")
 
 # %% [markdown]
-# These speedups exceed what the bytes allow, because PyTorch's kernel doesn't reach copy bandwidth and ours nearly
-# does. With rows of 1024 (the second line), we get close to the claimed figure. Wider rows stay well below it. On the
-# smallest tensor, the GPU time improves by more than the claim, but a call from Python takes longer than before (see
-# the columns after `call`). **Verdict: fair for one size**, which the claim doesn't name. `torch.compile` finds the
-# same fusion and comes close.
+# These speedups exceed what the bytes allow, because PyTorch's kernel loads each row twice (the meter assumes once) and
+# doesn't reach copy bandwidth, while ours nearly does. With rows of 1024 (the second line), we get close to the claimed
+# figure. Wider rows stay well below it. On the smallest tensor, the GPU time improves by more than that, but a call
+# from Python takes longer than before. **Verdict: it's about right for one size**, which the claim doesn't name.
+# `torch.compile` finds the same fusion and comes close.
 #
 # ## RMSNorm
 #
@@ -479,8 +478,8 @@ h200.table("residual_layer_norm", "bfloat16")
 #
 # ## Rows too wide for one block
 #
-# So far we've kept the whole row in registers. They're **highlighted below**. Each SM has its own registers and divides
-# them among the thread blocks it's running.
+# So far we've kept the whole row in registers, **highlighted below**. Each SM divides its own among the thread blocks
+# it's running.
 
 # %% tags=["hide-input"]
 from helpers.figures import gpu_picture
@@ -577,9 +576,9 @@ predictions()
 # <details><summary>Answer</summary>Padding loads as 0, so it adds nothing to the sum of x. Once you've subtracted the
 # mean, each padding position holds minus the mean, and the square of that isn't 0.</details>
 #
-# 2. Your LayerNorm passes a test on `torch.randn(128, 1000)`. Which two bugs from this lesson could it still have?
-# <details><summary>Answer</summary>Padding in the variance, and the one-pass formula. Neither shows when the mean is
-# near 0.</details>
+# 2. Your LayerNorm passes a test on `torch.randn(128, 1000)`. Name two bugs from this lesson that it could still have.
+# <details><summary>Answer</summary>Padding in the variance, and the one-pass formula: neither shows when the mean is
+# near 0. Or a missing cast to fp32, which doesn't show in fp32.</details>
 #
 # 3. Why is it safe for RMSNorm to compute its mean square in one pass?
 # <details><summary>Answer</summary>It only adds squares, so there's nothing to cancel.</details>
@@ -666,8 +665,8 @@ table(("mean", "WIDEN=False", "WIDEN=True"), rows, "right to 0.002?")
 # %% [markdown]
 # ### L2 norm
 #
-# The L2 norm (no relation to the L2 cache) divides by the square root of the sum of squares. **Claim: "a fused
-# L2 norm is 3 to 5 times faster."**
+# The L2 norm (no relation to the L2 cache) divides by the square root of the sum of squares. **Claim: a fused L2 norm
+# is 3 to 5 times faster.** (`eager` in the table is the second of the two versions here.)
 
 # %% tags=["hide-input"]
 from kernels import l2_norm
@@ -688,10 +687,10 @@ print(f"32768 x 16384: unfused, it moves its bytes at {share:.0%} of copy bandwi
 h200.table("l2_norm", "bfloat16")
 
 # %% [markdown]
-# **Verdict: holds for GPU time at every size; the last column shows the gain for a call from Python.** The byte
-# count explains only part of it. The rest comes from unfused kernels that don't reach copy bandwidth. If they did, the
-# speedup would equal the ratio of the bytes, and over `F.normalize` it would be smaller still. `torch.compile` gets the
-# full gain too.
+# **Verdict: it holds for GPU time at every size; the last column shows the gain for a call from Python.** The byte
+# count explains only part of it. At the size printed above, the rest comes from unfused kernels that don't reach copy
+# bandwidth. If they did, the speedup would equal the ratio of the bytes, and over `F.normalize` it would be smaller
+# still. `torch.compile` gets the full gain too.
 #
 # ### LayerNorm and RMSNorm, operator by operator
 #
@@ -707,10 +706,10 @@ for by_operator, *_ in NORMS.values():
     print(inspect.getsource(by_operator))
 
 # %% [markdown]
-# **Claim: "LayerNorm and RMSNorm run 2 to 4 times faster fused."** It doesn't name a baseline, so we'll try three, all
-# in bf16: the operators above, PyTorch's own function, and the operators under `torch.compile`. First, the metered
-# bytes. (On a CPU, PyTorch's RMSNorm runs several operators, while on a GPU it's one kernel. That's why only LayerNorm
-# has an entry under PyTorch's call.)
+# **Claim: LayerNorm and RMSNorm run 2 to 4 times faster fused.** It doesn't name a baseline, so we'll try three, all in
+# bf16: the operators above, PyTorch's own function, and the operators under `torch.compile`. First, the metered bytes.
+# (On a CPU, PyTorch's RMSNorm runs several operators, while on a GPU it's one kernel. That's why only LayerNorm has an
+# entry under PyTorch's call.)
 
 # %% tags=["hide-input"]
 rows = []
@@ -738,10 +737,10 @@ columns = ("bf16", "clock", "ours", "vs operators", "vs PyTorch", "vs torch.comp
 table(columns, rows, h100.label_of("norms_by_operator", "norms_by_operator_called"))
 
 # %% [markdown]
-# **Verdict: fails against each baseline.** Against the operators, the claim is far too modest: they move many times the
-# bytes, and slowly. Against PyTorch's own function, which is already fused, it's too generous. `torch.compile` gets
-# close to our kernel on the large tensors. And if you time the whole call from Python on a small tensor, we lose to
-# PyTorch, because launch overhead dominates.
+# **Verdict: in GPU time, it fails against each baseline.** Against the operators, it's far too modest: they move many
+# times as many bytes, and do so slowly. Against PyTorch's own function, which is already fused, it's too generous.
+# `torch.compile` gets close to our kernel on the large tensors. And if you time the whole call from Python on a small
+# tensor, launch overhead dominates: we lose to PyTorch, and only `torch.compile` is slower by as much as claimed.
 #
 # ### The course's own kernel
 #
@@ -791,10 +790,10 @@ display(
 # On large tensors, RMSNorm's forward pass runs close to copy bandwidth at nearly every width, powers of two or not. Odd
 # widths slow it down, but mostly less than they slow down the others. Where are we behind?
 #
-# - RMSNorm on many rows of an odd width. At 127 and 2047 columns `torch.compile`'s backward pass leads; at 12,289 its
-#   forward pass does, as does Liger's backward pass.
-# - Narrow rows: a kernel that runs for a few microseconds is mostly ramp-up and tail. `fusion bench --recorded --sweep`
-#   lists every point.
+# - RMSNorm on many rows. At 127 columns, `torch.compile`'s backward pass leads, and at 12,289 its forward pass. At 768
+#   columns, QuACK's backward pass leads.
+# - 2048 rows: a kernel that runs for a few microseconds is mostly ramp-up and tail. We're furthest behind at 4,096
+#   columns, where Liger leads in both norms' forward passes. `fusion bench --recorded --sweep` lists every point.
 #
 # Rows of 1000 columns could easily be on this list: 1000 is a multiple of 8 but not of 16, the only divisor that Triton
 # checks for, so it would load them element by element. So we pass our kernels the divisor of a row's length (`ALIGN`

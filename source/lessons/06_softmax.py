@@ -15,7 +15,7 @@
 # - fuse the operations that follow: dropout, cross entropy, top-k;
 # - split a few long rows among many programs and still get repeatable results.
 #
-# About 60 minutes. You should have done [05 Normalisation](05_normalisation.ipynb), which introduced one program per
+# About 70 minutes. You should have done [05 Normalisation](05_normalisation.ipynb), which introduced one program per
 # row. The exercise is [06](../exercises/06_softmax_topk.ipynb).
 
 # %% tags=["hide-input"]
@@ -50,9 +50,8 @@ from helpers.figures import RunningSumExplorer
 RunningSumExplorer(blocks=1, slope=1.0)
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. They all shrink by the same factor. So you can scale their sum by
-# that factor and never look at the columns again. 2. Falling ones, because then the maximum is in the first
-# block.</details>
+# <details><summary>What you should see</summary>1. They all shrink by the same factor. 2. Falling ones, because then
+# the maximum is in the first block.</details>
 #
 # ## The cost of the unfused version
 
@@ -188,7 +187,7 @@ puzzle(padding_kernel, 3, below_zero, wanted=torch.softmax(below_zero, -1), colu
 # x = tl.load(x_ptr + offset)
 # -->
 #
-# `held_kernel` below is our first kernel with that line fixed. We call it that because each program *holds* its row in
+# `held_kernel` below is our first kernel with that line fixed. We call it *held* because each program holds its row in
 # [registers](../docs/glossary.md#register).
 
 
@@ -235,8 +234,8 @@ for name, time in h200.times("softmax", (32768, 8192), "bfloat16").items():
 table(("", "time", "of copy bandwidth"), rows, h200.label_of("softmax"))
 
 # %% [markdown]
-# None of them can move fewer bytes, but they don't take the same time. **Fusing makes a kernel move fewer bytes. Tuning
-# makes it move them faster.** Keep the two apart whenever you see a speedup below.
+# None of them can move fewer bytes, but they don't take the same time. (The table doesn't show why: one of them may
+# also read a row twice.) **Fusing makes a kernel move fewer bytes. Tuning makes it move them faster.**
 #
 # ## Dropout in the same kernel
 #
@@ -263,9 +262,7 @@ def dropout_kernel(x_ptr, y_ptr, seed, rate, columns, BLOCK: tl.constexpr):
 # **By what factor does fusing reduce the bytes of the two kernels, in fp32?**
 
 # %% tags=["hide-input"]
-dropout_bytes = predict_first(
-    "bytes of softmax, then dropout, over those of one kernel", unit="times"
-)
+dropout_bytes = predict_first("bytes of softmax and dropout ÷ bytes of one kernel", unit="times")
 dropout_bytes
 
 
@@ -343,10 +340,9 @@ off = (stale - F.softmax(wide, -1)).abs().max().item()
 print("every probability within 0.01 of PyTorch's:", off < 0.01)
 
 # %% [markdown]
-# Plenty of people would write that test and move on. But in rows this wide, the probabilities are far below 0.01, so a
-# kernel that returns all zeros would pass too. Let's check the row sums instead. Take a row of 1024 scores of 0
-# followed by 1024 scores of 3, one block each. **What do its probabilities add up to?** (`exp(-3)` is about 0.05.) Work
-# through the two blocks by hand.
+# But in rows this wide, the probabilities are far below 0.01, so a kernel that returns all zeros would pass too. Let's
+# check the row sums instead. Take a row of 1024 scores of 0 followed by 1024 scores of 3, one block each. **What do its
+# probabilities add up to?** (`exp(-3)` is about 0.05.) Work through the two blocks by hand.
 
 # %% tags=["hide-input"]
 stale_sum = predict_first("sum of a row of 1024 zeros, then 1024 threes", unit="")
@@ -366,9 +362,7 @@ stale_sum.compare(
 
 # %% [markdown]
 # That brings us back to the opening question. Exponentials computed with the wrong maximum are all too large by the
-# *same* factor, so we can correct their **sum** with one multiplication. If $m$ is the old maximum and $M$ the new one,
-#
-# $$\sum_j e^{x_j - M} = \sum_j e^{x_j - m}\, e^{m - M} = e^{m - M} \cdot \text{old sum}$$
+# *same* factor, so we can correct their **sum** with one multiplication.
 #
 # Your turn. Each program below should store the sum of its row's exponentials, computed in blocks of four. **Fix the
 # marked line.** Which row is already right before you do?
@@ -394,8 +388,8 @@ puzzle(running_sum_kernel, 3, three_rows, wanted=row_sums, columns=8, BLOCK=4)
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>total = total * tl.exp(peak - higher) + tl.sum(tl.exp(x - higher))</code>:
-# when the maximum rises, the old sum has to shrink. The second row is already right: it's falling, so its maximum is in
-# the first block.</details>
+# <code>exp(x - higher)</code> is <code>exp(x - peak) * exp(peak - higher)</code>, so the old sum shrinks by the second
+# factor. The second row is already right: it's falling, so its maximum is in the first block.</details>
 #
 # <!-- choices
 # total = total + tl.sum(tl.exp(x - higher))
@@ -447,7 +441,7 @@ print("zeros, then threes:", round(online_softmax(absorb, steps).sum().item(), 6
 # also have a loop that writes the result.
 
 # %% tags=["hide-input"]
-paper = predict_first("bytes requested by safe softmax over online, wide rows", unit="times")
+paper = predict_first("safe ÷ online: bytes requested, wide rows", unit="times")
 paper
 
 
@@ -483,15 +477,15 @@ paper.compare(safe.bytes_total / online.bytes_total)
 # ## The second read: DRAM or L2?
 #
 # The second read comes soon after the first. If [L2](../docs/glossary.md#l2) can hold every row in progress until then,
-# the second read never reaches [DRAM](../docs/glossary.md#dram). Real L2 caches aren't perfect. In the explorer's
-# model, fitted to an H200, L2 keeps everything up to a quarter of its size, less and less beyond that, and nothing at
-# three quarters or more. Move the sliders with the mouse or the arrow keys. (A row *fits* if its block does, at one
-# fp32 value per register.)
+# the second read never reaches [DRAM](../docs/glossary.md#dram). The explorer's model is a rough fit to an H200,
+# applied to every GPU: L2 keeps everything up to a quarter of its size, less and less beyond that, and nothing at three
+# quarters or more. Move the sliders with the mouse or the arrow keys. (A row *fits* if its block does, at one fp32
+# value per register.)
 #
 # 1. At what width can't you hold the row any more, no matter how many warps you use?
 # 2. At 50,257 columns, GPT-2's vocabulary, go from 4 to 32 warps per row. Why does a *larger* block save bytes?
-# 3. At 4 warps, lower the number of rows. When does the second read become free, and why?
-# 4. With 32 warps and 8,192 rows, try an RTX 4090, then a T4. On which of them would even a third read be free?
+# 3. Still at 50,257 columns, with 4 warps, lower the number of rows. When does the second read become free, and why?
+# 4. At that width, with 32 warps and 8,192 rows, try an RTX 4090, then a T4. On which would even a third read be free?
 
 # %% tags=["hide-input"]
 from helpers.figures import WideRowsExplorer
@@ -525,18 +519,19 @@ for row in h200.rows:
 table(("columns", "a row is", "of copy bandwidth"), rows, h200.label_of("softmax"))
 
 # %% [markdown]
-# (The share counts one read and one write.) **Verdict: fair, if every read comes from memory.** On this GPU, the second
-# read is nearly free up to 65,536 columns and starts to cost time at twice that width. (L2 isn't the only cache that
-# helps: in bf16, one row of 65,536 even fits in the SM's own cache, L1, which serves most of its second read.)
+# (The share counts one read and one write. The second column describes the kernel as it is now.) **Verdict: it's right
+# about the bytes, but the time only follows if every read comes from DRAM.** On this GPU, the second read is nearly
+# free up to 65,536 columns and starts to cost time at twice that width. (L2 isn't the only cache that helps: in bf16,
+# one row of 65,536 even fits in the SM's own cache, L1. We didn't time the paper's two kernels.)
 #
-# ## Cross entropy: one read, any width
+# ## Cross entropy in one read, at any width
 #
 # Softmax reads a wide row twice because it has to write a whole row. A loss writes just one number. Given a row of
 # scores (here they're called logits), cross entropy needs the logarithm of a single probability, the label's:
 #
 # $$-\log \frac{e^{x_\text{label} - M}}{\sum_j e^{x_j - M}} = M + \log \sum_j e^{x_j - M} - x_\text{label}$$
 #
-# All it needs is the row's maximum and sum, and the label's logit, so one loop is enough at **any** width.
+# All it needs is the row's maximum $M$ and the sum, and the label's logit, so one loop is enough at **any** width.
 
 
 # %%
@@ -558,7 +553,9 @@ def loss_kernel(x_ptr, labels_ptr, losses_ptr, columns, BLOCK: tl.constexpr):
 # does our single loop reduce the bytes?**
 
 # %% tags=["hide-input"]
-loss_bytes = predict_first("bytes of PyTorch's cross entropy over the fused one's", unit="times")
+loss_bytes = predict_first(
+    "bytes of PyTorch's cross entropy ÷ bytes of the fused one", unit="times"
+)
 loss_bytes
 
 
@@ -580,10 +577,12 @@ loss_bytes.compare(apart.bytes_total / measure(loss, wide, labels).bytes_total)
 h200.table("cross_entropy", "bfloat16")
 
 # %% [markdown]
-# On large tensors the speedup is higher than the ratio of the bytes, again because PyTorch's kernels don't reach copy
-# bandwidth. In the first line, ours doesn't either. With so few rows, there isn't even one program for each of the
-# H200's SMs. Each program loops over its row on its own, with too few loads [in flight](../docs/glossary.md#in-flight)
-# to keep memory busy. **One program per row only works if you have many rows.**
+# On large tensors the speedup is higher than the ratio of the bytes. PyTorch's kernels don't reach copy bandwidth, and
+# they read rows that don't fit in an SM's [shared memory](../docs/glossary.md#shared-memory), such as those of 65,536
+# columns, three times, while the meter assumes one read. In the first row of the table, our kernel doesn't reach copy
+# bandwidth either. With so few rows, there isn't even one program for each of the H200's SMs. Each program loops over
+# its row on its own, with too few loads [in flight](../docs/glossary.md#in-flight) to keep memory busy. **One program
+# per row only works if you have many rows.**
 #
 # ## Few rows: several programs per row
 #
@@ -611,7 +610,7 @@ for parts in (1, 4, 16):
 # <!-- given 132 SMs: helpers/instruments/devices.toml -->
 
 # %% tags=["hide-input"]
-split_speed_up = predict_first("speedup of 8 rows in 16 parts each, H200", unit="times")
+split_speed_up = predict_first("speedup of 16 parts per row over one, 8 rows, H200", unit="times")
 split_speed_up
 
 # %% tags=["hide-input"]
@@ -984,18 +983,18 @@ print(f"softmax: rows of 4099 take {odd:.2f}x as long as rows of 4096")
 # and the others are mostly slower there.
 #
 # Our softmax is behind elsewhere: when there are only a few narrow rows, and above about 32,000 columns, where QuACK is
-# ahead. A row that wide fills much of an SM's registers, so few rows are in flight at once. QuACK splits the widest rows
-# across several SMs. We only do that when there aren't many rows, and for the widest gradients. Otherwise we read most of such a row twice. Cross
-# entropy reads each row once at any width, and at the widest it's level with QuACK or ahead. At narrower widths, QuACK
-# also keeps the row on chip, and the two are close. (In the backward pass, a few points are slightly above the ceiling,
-# because softmax reads two elements for each one it writes, while a copy reads one.)
+# ahead. QuACK splits rows that wide across several SMs. We only do that when there aren't many rows, and for the widest
+# gradients. Otherwise we read most of such a row twice. Cross entropy reads each row once at any width, and at the
+# widest it's level with QuACK or ahead. At narrower widths, QuACK also keeps the row on chip, and the two are close.
+# (In the backward pass, a few points are slightly above the ceiling, because softmax reads two elements for each one it
+# writes, while a copy reads one.)
 # <!-- given 16 bytes: as above -->
 #
 # ### Memory saved for backward
 #
-# **Claim: "dropping intermediates takes 20 to 40 % less memory."** (You'll see this quoted without a model or a
-# source.) Is it true for cross entropy? Memory has to hold the logits, everything the forward pass [saved for
-# backward](../docs/glossary.md#saved-for-backward), and the gradient. PyTorch's hooks let us see each saved tensor.
+# **Claim: dropping intermediates takes 20 to 40 % less memory.** Is it true for cross entropy? Memory has to hold the
+# logits, everything the forward pass [saved for backward](../docs/glossary.md#saved-for-backward), and the gradient.
+# PyTorch's hooks let us see each saved tensor.
 
 # %% tags=["hide-input"]
 from kernels import cross_entropy
@@ -1026,9 +1025,10 @@ less = 1 - (fused_kept + gradient) / (freed + gradient)
 print(f"{round(100 * less)}% less if the logits are freed after the forward pass")
 
 # %% [markdown]
-# **Verdict: fair, within its range, and it depends.** The fused kernel saves the logits, which exist anyway, and two
-# numbers per row. Its backward pass recomputes the probabilities. Unfused, PyTorch saves the logarithms, *in addition
-# to* the logits. If nothing else needs the logits, they're freed after the forward pass, and then fusing saves nothing.
+# **Verdict: it's within the claimed range, but it depends on who keeps the logits.** The fused kernel saves the logits,
+# which exist anyway, and two numbers per row. Its backward pass recomputes the probabilities. Unfused, PyTorch saves
+# the logarithms, *in addition to* the logits. If nothing else needs the logits, they're freed after the forward pass,
+# and then fusing saves nothing.
 #
 # ### A paper's softmax and top-k
 #
@@ -1063,10 +1063,10 @@ short_unfused, _, short_online = (short[name].median for name in VERSIONS)
 print(f"rows of 1,000: {short_unfused / short_online:.2f}x faster")
 
 # %% [markdown]
-# **Verdict: about three times on an H200, under conditions otherwise like the paper's; fusing contributes most of it.**
-# Online softmax contributes the rest. The bytes allow five, but the online kernel doesn't get there. Its one read takes
-# much less time than the whole kernel, so the rest is most likely the work on each score, exponentials and comparisons.
-# A V100 has slower memory, so it may get closer to five. We didn't test that.
+# **Verdict: it's about three times on an H200, otherwise under the paper's conditions, and most of that comes from
+# fusing.** Online softmax contributes the rest. The bytes allow five, but the online kernel doesn't get there. Its one
+# read takes much less time than the whole kernel, so the rest is most likely the work on each score, exponentials and
+# comparisons. A V100 has slower memory, so it may get closer to five. We didn't test that.
 #
 # Compared with `F.softmax` followed by `topk`, the numbers get even larger. The course's `softmax_topk` also writes all
 # the probabilities, so it saves only one read out of three passes, and yet:
@@ -1075,9 +1075,9 @@ print(f"rows of 1,000: {short_unfused / short_online:.2f}x faster")
 h200.table("softmax_topk", "bfloat16")
 
 # %% [markdown]
-# Fusion can't explain that. `torch.topk` takes many times longer than reading its input, because it has to work for any
-# `k` and any length, while the fused kernel knows that `k` is small. **A different baseline and different outputs make
-# it a different claim.**
+# Fusion can't explain that. `torch.topk` takes many times longer than reading its input, probably because it has to
+# work for any `k` and any length, while the fused kernel knows that `k` is small. **A different baseline and different
+# outputs make it a different claim.**
 #
 # If you have a GPU, see what the second and third reads cost:
 

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 07 Occupancy and register pressure: when is it too much?
 #
-# So far every fusion has paid off, because each one saved a launch and a [round trip](../docs/glossary.md#round-trip)
+# So far, fusing has cut the GPU's time, because it saved launches and [round trips](../docs/glossary.md#round-trip)
 # through memory. Why not fuse *everything*, then? Because a fused kernel keeps its values in
 # [registers](../docs/glossary.md#register), and an [SM](../docs/glossary.md#sm) has a fixed number of those. Say you
 # fuse two operations, then ten, then twenty-four. **When does it stop paying off, and can you find out without running
@@ -15,7 +15,7 @@
 # - predict how many wavefronts a shared memory read takes;
 # - choose `num_warps` and `maxnreg` with their costs in mind, and count waves and their tail.
 #
-# About 65 minutes. You should have done [06 Softmax](06_softmax.ipynb). The exercise is
+# About 75 minutes. You should have done [06 Softmax](06_softmax.ipynb). The exercise is
 # [07](../exercises/07_register_budget.ipynb).
 
 # %% tags=["hide-input"]
@@ -57,8 +57,8 @@ explorer
 #
 # The GPU gives each SM as many whole **[thread blocks](../docs/glossary.md#thread-block)** as fit. (Careful: until now
 # *block* has meant the array a program works on, and that's still what Triton's `BLOCK` refers to. A thread block is
-# the group of threads that run one program.) Threads are grouped into **[warps](../docs/glossary.md#warp)** of 32,
-# which execute each instruction together. When one warp is waiting for memory, the SM hides the wait by running
+# the group of threads that run one program.) Threads are grouped into **[warps](../docs/glossary.md#warp)** of 32 that
+# usually execute each instruction together. When one warp is waiting for memory, the SM hides the wait by running
 # another. The fraction of an SM's warp slots that are filled is its **[occupancy](../docs/glossary.md#occupancy)**.
 #
 # Try the explorer above:
@@ -97,7 +97,7 @@ print(f"a thread can have {MAX_REGISTERS} at most")
 #
 # 1. Take blocks of 96 threads with 40 registers. 65,536 / (96 x 40) is 17.07, so how many blocks fit, and why not one
 #    more?
-# 2. Take blocks of 512 threads with 48 registers. How much is left over in each quarter, and how much would another
+# 2. Take blocks of 384 threads with 48 registers. How much is left over in each quarter, and how much would another
 #    block need there?
 # <!-- given 40 registers, 48 registers: where the sliders are set; 65,536: the cell above -->
 
@@ -108,8 +108,8 @@ RegisterQuartersExplorer(threads=128, registers=40)
 
 # %% [markdown]
 # <details><summary>What you should see</summary>1. 16. Each quarter holds 12 warps, and the rest is too small for one
-# more warp. You can't combine the leftovers of two quarters. 2. There are 4,096 left, enough for two warps. Another
-# block would need room for four warps in each quarter.</details>
+# more warp. You can't combine the leftovers of two quarters. 2. There are 2,560 left, enough for one warp. Another
+# block would need room for three warps in each quarter.</details>
 #
 # **A block has 512 threads with 41 registers each. How many of these blocks fit on one SM?**
 # <!-- given 41 registers: the question's own -->
@@ -197,8 +197,8 @@ puzzle(column_banks_kernel, 1, lanes, wanted=lanes.clone())
 # pitch = 64
 # -->
 #
-# That's the theory. `benchmarks/experiments/lesson_07.py` times a kernel that does little but read shared memory, and
-# the profiler counts its wavefronts:
+# `benchmarks/experiments/lesson_07.py` times a kernel that does little but read shared memory, and the profiler counts
+# its wavefronts:
 
 # %% tags=["hide-input", "answers-column"]
 counted = h200.experiment("sm_counters")
@@ -211,8 +211,8 @@ for pitch, count in counted["pitches"].items():
 table(("pitch", "wavefronts", "counted", "time"), rows, h200.label_of("banks", "sm_counters"))
 
 # %% [markdown]
-# Two wavefronts barely affect the time, because other work hides them. Starting at four, the time grows with the count.
-# In Triton, the compiler pads or swizzles tiles for you. In CUDA C++, that's your job.
+# The second wavefront hardly costs any time, because other work hides it. Starting at four, the time grows with the
+# count. In Triton, the compiler pads or swizzles tiles for you. In CUDA C++, that's your job.
 #
 # 1. At which widths from 28 to 40 can you read a column in one wavefront? What do they have in common?
 # 2. Now read a row, then a single word. Why does neither ever conflict?
@@ -250,11 +250,11 @@ def forward_kernel(x_ptr, y_ptr, COLUMNS: tl.constexpr, STEPS: tl.constexpr):
 
 
 # %% [markdown]
-# (`tl.static_range` is a loop that the compiler unrolls.) A program holds a row of 1024 elements in 4 warps, so each
-# thread keeps eight elements, in eight registers. A value occupies its register from its creation to its last use,
-# which is its **[live range](../docs/glossary.md#live-range)**. **One step needs 29 registers per thread in total. How
-# many do twelve steps need?** `compile_for` runs Triton's compiler and NVIDIA's assembler for any GPU you name. It
-# doesn't run the kernel, so you don't need the GPU.
+# A program holds a row of 1024 elements in 4 warps, so each thread keeps eight elements, in eight registers. A value
+# occupies its register from its creation to its last use, which is its **[live
+# range](../docs/glossary.md#live-range)**. **One step needs 29 registers per thread in total. How many do twelve steps
+# need?** (Live ranges get you close. The assembler has the last word.) `compile_for` runs Triton's compiler and
+# NVIDIA's assembler for any GPU you name. It doesn't run the kernel, so you don't need the GPU.
 
 # %% tags=["hide-input"]
 forward = predict_first("registers per thread, 12 steps, forward only", unit="registers")
@@ -286,8 +286,7 @@ forward.compare(
 #
 # $$\text{grad}_y = r\,\bigl(g - n\,\text{mean}(g\,n)\bigr), \qquad g = d\,s\,\bigl(1 + n\,(1 - s)\bigr)$$
 #
-# Textbooks write this in terms of the step's input `y`, so our first version keeps `y`, in a tuple that grows at
-# compile time:
+# A step's input is `y`, so our first version keeps that, in a tuple that grows at compile time:
 
 
 # %%
@@ -326,8 +325,7 @@ print(
 # It's far more than eight, and the machine code shows why. A `sigmoid` takes an exponential and a reciprocal per
 # element, and both run on the [SFU](../docs/glossary.md#sfu) (`MUFU`). The scale takes one more. The backward half
 # needs the sigmoid again, but the kernel computes it only once, because the compiler noticed the repeated expression
-# and **kept** the result. So each step has three live rows: `y`, which we keep, and `n` and `sigmoid(n)`, which the
-# compiler keeps.
+# and **kept** the result. So each step has more live rows than the one we keep.
 #
 # Keeping `y` is our mistake, because it's just `n / r`. In the small kernel below, the backward half already uses `n`.
 # **Fix the line that keeps the wrong row.**
@@ -377,7 +375,7 @@ puzzle(saved_kernel, 2, two_rows, arriving, wanted=gradient.half(), COLUMNS=4, S
 # -->
 #
 # **In this version, how many registers per thread does each additional step take up, for rows of 1024 in 4 warps?**
-# Remember what the compiler does with the sigmoid.
+# Remember what the compiler does with the sigmoid. (Counting live rows gets you close.)
 
 # %% tags=["hide-input"]
 growth = predict_first("registers per thread that each further step keeps", unit="registers")
@@ -457,10 +455,10 @@ first_spill.on(lab, "x", panel=1)
 
 # %% [markdown]
 # <details><summary>What you should see</summary>1. The number of warps, which drops as soon as you add a second
-# operation. 2. At ten. Two blocks fit there, and two still fit when every thread uses the maximum number of
-# registers. 3. The first spill hardly moves, because all of them have the same limit per thread. The number of blocks
-# doesn't change either (except at one or two operations, where all of a T4's warp slots are taken), but the occupancy
-# does, because some GPUs have more warp slots per SM.</details>
+# operation. 2. At ten, of the sizes here. Two blocks fit, and two still fit even if every thread uses the maximum
+# number of registers. 3. The first spill hardly moves, because all of them have the same limit per thread. The number
+# of blocks doesn't change either (except at one or two operations, where all of a T4's warp slots are taken), but the
+# occupancy does, because some GPUs have more warp slots per SM.</details>
 
 # %% tags=["hide-input"]
 rows = []
@@ -483,8 +481,9 @@ first_spill.compare(
 # ## Where does fusing stop paying off?
 #
 # The alternative is to **cut** the chain in two. That takes three launches: one runs the first half forward and writes
-# the row at the cut, and then each half gets a launch for its gradient. The meter shows the cost of the cut, and the
-# compiler shows the gain. (*Spilled* counts the bytes that a thread stores and loads back.)
+# the row at the cut, and then each half gets a launch for its gradient, so the first half runs forward twice. The meter
+# shows the bytes that the cut costs, and the compiler shows the gain. (*Spilled* counts bytes stored plus bytes loaded,
+# per thread.)
 
 # %% tags=["hide-input"]
 whole = measure(chain_gradient, x, grad_y, 16, 1)
@@ -502,9 +501,9 @@ columns = ("steps", "one piece: blocks per SM", "spilled", "each half: blocks pe
 table(columns, rows)
 
 # %% [markdown]
-# A cut is only worth its extra bytes if more blocks fit or fewer values spill. **At how many steps do two pieces first
-# beat one, on an H200?** (An H200 has the same SMs as an H100 and faster memory.) You'll have to decide for yourself
-# whether blocks or spills matter more. We haven't shown you that yet.
+# A cut is only worth its extra work if more blocks fit or fewer values spill. **At how many steps do two pieces first
+# beat one, on an H200?** (We timed even numbers of steps. An H200 has the same SMs as an H100 and faster memory.)
+# You'll have to guess whether blocks or spills matter more.
 
 # %% tags=["hide-input"]
 stops = predict_first(
@@ -538,7 +537,7 @@ each_step = {
 }
 chart = curves_chart(
     each_step,
-    f"In two pieces the chain is faster at {gains[0]} to {gains[-1]} steps, and slower "
+    f"In two pieces the chain is faster at {gains[0]} to {gains[-1]} steps, and no faster "
     "with fewer or more",
     x="steps of the chain",
     y="time per step on an H200 (µs)",
@@ -577,8 +576,8 @@ table(columns, rows, h200.label_of("sm_counters"))
 # for its store to finish, and little of this traffic reaches [DRAM](../docs/glossary.md#dram).
 #
 # So, as far as these measurements go, fusing stops paying off **when one more step costs a block that the SM needed**,
-# and the compiler can tell you which step that is. A cut only helps if it lets more blocks fit. At 20 and 24 steps it
-# doesn't, so cutting the chain in two makes it slower.
+# and the compiler lists the candidates. A cut only helps if it lets more blocks fit. At 20 and 24 steps it doesn't, so
+# cutting the chain in two makes it slower.
 #
 # ## Capping registers: maxnreg
 #
@@ -629,11 +628,11 @@ table(columns, rows)
 
 # %% [markdown]
 # Now nothing spills, because the row is spread over twice as many threads. But the register file hasn't grown, so each
-# SM holds fewer rows.
+# SM holds fewer rows. We haven't timed whether that's faster.
 #
 # ## Is low occupancy bad?
 #
-# **Claim: "below 50 % occupancy, reconsider."** Let's test it on add+GELU from lesson 00, which does little but move
+# **Claim: below 50 % occupancy, reconsider.** Let's test it on add+GELU from lesson 00, which does little but move
 # bytes, at several block sizes. With a larger block, each thread has more loads in flight and uses more registers.
 
 # %% tags=["hide-input"]
@@ -651,10 +650,10 @@ table(columns, rows, h200.label_of("occupancy_sweep"))
 
 # %% [markdown]
 # Dropping from full occupancy to a fifth of it makes hardly any difference, because each thread has more loads [in
-# flight](../docs/glossary.md#in-flight), and only the total bytes in flight matter. (This is **Little's
-# law**: bytes in flight equal bandwidth times *latency*, the time from request to delivery.) The last row is slower,
-# but that one spills. **Verdict: fair as an alarm, wrong as a rule.** Our chain waits at every step, so it did need its
-# blocks. *Going further* runs the same test for arithmetic.
+# flight](../docs/glossary.md#in-flight), and only the total bytes in flight matter. (This is **Little's law**: bytes in
+# flight equal bandwidth times *latency*, the time from request to delivery.) The last row is slower, but that one
+# spills. **Verdict: it's fine as a warning sign, but wrong as a rule.** Our chain waits at every step, so it did need
+# its blocks. *Going further* runs the same test for arithmetic.
 #
 # ## Waves and the tail
 #
@@ -696,9 +695,10 @@ print("265 blocks vs 264: busy {:.2f}x, waiting {:.2f}x".format(*ratios))
 # one (see the first two lines). A block of the chain takes just as long on its own, but the kernel's start is only paid
 # for once. With hundreds of waves you won't notice the tail, so on large tensors almost any grid works.
 #
-# On small ones, choose a block size that fills the last wave, or launch a fixed number of programs that loop over the
-# rows: a **[persistent kernel](../docs/glossary.md#persistent-kernel)**. Here three programs share seven rows, and each
-# row should be computed once. **Fix the loop.**
+# On small ones, choose a block size that fills the last wave, or divide the work into smaller pieces. You can also
+# launch a fixed number of programs that loop over the rows, a **[persistent
+# kernel](../docs/glossary.md#persistent-kernel)**: each block starts only once, but the last round may still be nearly
+# empty. Here three programs share seven rows, and each row should be computed once. **Fix the loop.**
 
 
 # %%
@@ -800,9 +800,10 @@ display(table(("warps", "occupancy", *parallel), rows, title))
 print(f"4 warps with 8 values vs 64 warps with 1: {rate(8, 4) / rate(1, 64):.2f}x")
 
 # %% [markdown]
-# **The version with full occupancy is the slower of the two.** Down a column, more warps help until some unit is
-# saturated. Along a row, more values per thread do the same. (With one value per thread, you also pay more for the
-# loop.) You need enough total work in flight: warps times the work in flight per warp.
+# **The version with full occupancy is the slower of the two.** Both down a column (more warps) and along a row (more
+# values per thread), the rate rises until some unit is saturated, and then it levels off or drops a little. (With one
+# value per thread, you also pay more for the loop.) You need enough total work in flight: warps times the work in
+# flight per warp.
 #
 # ### The cost of a spill
 #
@@ -816,9 +817,9 @@ some = (*of_stack[:3], *of_stack[-3:])
 table(("instruction", "source line"), ((each.text, each.source) for each in some))
 
 # %% [markdown]
-# **Claim: "spilled registers are 100 times slower."** Let's test it on twelve steps, uncapped and capped at 64
-# registers, and then on the case closest to the claim: add+GELU with blocks of 16384 in 2 warps, which has more
-# elements per thread than a thread has registers:
+# **Claim: spilled registers are 100 times slower.** Let's test it on twelve steps, uncapped and capped at 64 registers,
+# and then on the case closest to the claim: add+GELU with blocks of 16384 in 2 warps, which has more elements per
+# thread than a thread has registers:
 # <!-- given 64 registers: the cap chosen -->
 
 # %% tags=["hide-input"]
@@ -841,7 +842,7 @@ worst = sweep["16384x2"].median / min(time.median for time in sweep.values())
 print(f"{add.stack} B of stack; {worst:.1f} times slower than the best block size")
 
 # %% [markdown]
-# **Verdict: fails for a kernel.** A single access that goes all the way to DRAM may be a hundred times slower than a
+# **Verdict: it fails for a whole kernel.** A single access that goes all the way to DRAM is far slower than a
 # register. But a kernel that spills isn't, because other warps run in the meantime, and caches catch some of the
 # spills. With one of the caps above, the kernel spilled and still got faster. In the add+GELU case, the assembler gave
 # up and kept nearly everything on the stack.

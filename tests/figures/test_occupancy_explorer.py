@@ -123,7 +123,7 @@ def test_the_text_by_hand():
     # 70 registers are 2304 a warp; a quarter of the SM's 65536 holds 7 such warps, so 28 warps fit: 3 blocks of 8.
     assert OccupancyExplorer("H100", threads=256, registers=70, shared_memory=1024).text == (
         "H100, 256 threads, 70 registers, 1 KB of shared memory: 3 blocks, 24 of 64 warps (38%), limited by registers: "
-        "one more block needs 6 fewer registers."
+        "to fit one more block, use 6 fewer registers per thread."
     )
 
 

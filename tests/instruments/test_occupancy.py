@@ -231,13 +231,15 @@ def test_what_frees_a_block_frees_one_and_less_does_not(chip, threads, registers
 
 
 def test_advice_names_the_change():
-    assert occupancy((9, 0), threads=256, registers=70).advice == "one more block needs 6 fewer registers"
+    assert (
+        occupancy((9, 0), threads=256, registers=70).advice == "to fit one more block, use 6 fewer registers per thread"
+    )
     # A fifth of 164 KB, in units of 128 B, less the reserved kilobyte, is 32512 B.
     too_much = occupancy((8, 0), threads=256, dynamic_shared_memory=32512 + 2048)
     assert too_much.blocks == 4
-    assert too_much.advice == "one more block needs 2 KB less shared memory"
+    assert too_much.advice == "to fit one more block, use 2 KB less shared memory"
     assert occupancy((9, 0), threads=32).advice == "an SM holds no more than 32 blocks"
-    assert occupancy((9, 0), threads=288).advice == "one more block needs 32 fewer threads"
+    assert occupancy((9, 0), threads=288).advice == "to fit one more block, use 32 fewer threads per block"
     assert "carve-out" in occupancy((9, 0), threads=32, carveout=0).advice
     assert occupancy((9, 0), threads=1024, registers=255).one_more_block == {"registers": 191}
 
@@ -277,7 +279,7 @@ def test_waves_of_a_known_grid():
 
 def test_repr():
     assert repr(occupancy((9, 0), threads=256, registers=70)) == (
-        "3 blocks, 24 of 64 warps (38%), limited by registers: one more block needs 6 fewer registers"
+        "3 blocks, 24 of 64 warps (38%), limited by registers: to fit one more block, use 6 fewer registers per thread"
     )
 
 
@@ -307,7 +309,7 @@ def test_other_errors_are_one_line():
         occupancy((6, 1), threads=32)
     with pytest.raises(ValueError, match="over threads, registers or shared memory, not 'warps'"):
         occupancy((9, 0), threads=32).sweep("warps")
-    with pytest.raises(ValueError, match="no block fits on an SM, so none runs: one more block needs 191 fewer"):
+    with pytest.raises(ValueError, match="no block fits on an SM, so none runs: to fit one more block, use 191 fewer"):
         occupancy((9, 0), threads=1024, registers=255).waves(10, 132)
     with pytest.raises(ValueError, match="at least 0 blocks and at least 1 SM, got -1 and 132"):
         occupancy((9, 0), threads=32).waves(-1, 132)

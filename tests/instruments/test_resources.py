@@ -470,7 +470,8 @@ def test_repr():
         "  spills         8 B stored, 12 B loaded",
         "  stack          16 B per thread",
         "  shared memory  0 B per block",
-        "  occupancy      3 blocks, 24 of 64 warps (38%), limited by registers: one more block needs 6 fewer registers",
+        "  occupancy      3 blocks, 24 of 64 warps (38%), limited by registers: "
+        "to fit one more block, use 6 fewer registers per thread",
     ]
     assert "spills         none" in repr(found)
 

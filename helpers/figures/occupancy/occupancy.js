@@ -30,10 +30,10 @@ const advice = (sm, block, more) => {
   const registers = block.registers - more.registers;
   const size = block.size - more.size;
   const fewer = [];
-  if (threads) fewer.push(`${threads} fewer thread${threads > 1 ? "s" : ""}`);
-  if (registers) fewer.push(`${registers} fewer register${registers > 1 ? "s" : ""}`);
+  if (threads) fewer.push(`${threads} fewer thread${threads > 1 ? "s" : ""} per block`);
+  if (registers) fewer.push(`${registers} fewer register${registers > 1 ? "s" : ""} per thread`);
   if (size) fewer.push(`${bytes(size)} less shared memory`);
-  return `one more block needs ${fewer.join(" and ")}`;
+  return `to fit one more block, use ${fewer.join(" and ")}`;
 };
 
 const panelSvg = (sm, resource, block, limiting, more) => {

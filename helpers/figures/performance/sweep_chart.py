@@ -114,7 +114,7 @@ def _by_panel(view: View) -> Callable[[dict], tuple]:
 
 def _title(kernel: str, points: list[dict]) -> str:
     level = sum(ratio(point) <= BEHIND for point in points)
-    return f"{kernel}: ahead of the best peer or level with it at {level} of the {len(points)} sizes drawn"
+    return f"{kernel}: at least level with the best peer at {level} of the {len(points)} sizes plotted"
 
 
 def _ceiling(points: list[dict]) -> str:
