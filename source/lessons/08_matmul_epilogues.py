@@ -563,11 +563,13 @@ tiles
 #
 # ## The rest of the way
 #
-# Three stages still leave a gap to the library. Three more steps nearly close it. *Going further* has their code:
+# Three stages still leave a gap to the library. *Going further* has the code of three more steps:
 #
-# - **tile order**: programs that run at the same time compute neighbouring tiles, so they share rows and columns in L2;
+# - **tile order**: programs that run at the same time compute neighbouring tiles, so they share rows and columns in L2
+#   (our layer is too small for that to matter);
 # - **descriptors**: a copy engine, [TMA](../docs/glossary.md#tma), loads whole tiles, so threads don't compute addresses;
-# - a [persistent kernel](../docs/glossary.md#persistent-kernel) loads the next tile during the epilogue.
+# - a [persistent kernel](../docs/glossary.md#persistent-kernel), with a larger tile, loads the next tile during the
+#   epilogue.
 
 # %% tags=["hide-input"]
 rows = []

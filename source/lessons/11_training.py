@@ -657,10 +657,11 @@ second_loop = inspect.getsource(loss_kernel.fn).split("overwrites it\n")[1]
 print(inspect.cleandoc("\n" + second_loop))
 
 # %% [markdown]
-# Let's use the dimensions of Llama 3 8B, with 8192 tokens of width 4096 and 128,256 words, in bf16 on an H200. `eager`
-# computes all logits, and the loss in fp32, as most models' code does, so at its peak it holds three fp32 tensors with
-# the shape of the logits. With chunks, the largest tensor left is the weight's gradient, in two copies: the sum, and
-# the sum scaled by the loss's own gradient. **By what factor do chunks of 1024 tokens cut the loss's peak memory?**
+# Let's use the dimensions of the smaller Llama 3, with 8192 tokens of width 4096 and 128,256 words, in bf16 on an H200.
+# `eager` computes all logits, and the loss in fp32, as most models' code does, so at its peak it holds three fp32
+# tensors with the shape of the logits. With chunks, the largest tensor left is the weight's gradient, in two copies:
+# the sum, and the sum scaled by the loss's own gradient. **By what factor do chunks of 1024 tokens cut the loss's peak
+# memory?**
 
 # %% tags=["hide-input"]
 large_peak = predict_first(

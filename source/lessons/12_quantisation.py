@@ -516,9 +516,9 @@ table(columns, rows, f"{h200.label_of('moe_int8')}\nthe GPU's own time, cold L2"
 # 64, the time hardly changes, even though the arithmetic grows eightfold. The extra tokens are nearly free, which is
 # why servers wait to fill a batch.
 #
-# What about other formats? Here's one large dense layer, from 8192 to 28,672 columns, as in Llama 3 70B. `int8 weights`
-# is the kernel from above without its last step. `fp8` has one byte per element on both sides and uses NVIDIA's
-# library:
+# What about other formats? Here's one large dense layer, from 8192 to 28,672 columns, as in the 70-billion-parameter
+# Llama 3. `int8 weights` is the kernel from above without its last step. `fp8` has one byte per element on both sides
+# and uses NVIDIA's library:
 
 # %% tags=["hide-input"]
 formats = h200.experiment("quantised_formats")
