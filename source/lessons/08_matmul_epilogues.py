@@ -968,12 +968,12 @@ step("grouped tiles", grouped_kernel, (256, 128, 256))
 # %% [markdown]
 # Our layer has only 32 x 32 tiles. A wave covers a quarter of them, so the order hardly matters.
 #
-# ### Descriptors: let TMA load the tiles
+# ### Descriptors for TMA
 #
 # So far, every load computes 128 x 64 addresses and masks, which takes registers and instructions. Starting with
 # compute capability 9.0, each SM has a copy engine, [TMA](../docs/glossary.md#tma). You describe a tensor once
-# (address, shape, strides: a **descriptor**), and then a single thread requests a tile by its first row and column. It
-# arrives in shared memory, swizzled, with zeros past the edge, so you don't need masks, even along K.
+# (address, shape, strides: a **descriptor**), and then a single thread requests the whole tile by its first row and
+# column. It arrives in shared memory, swizzled, with zeros past the edge, so you don't need masks, even along K.
 
 
 # %%

@@ -306,8 +306,8 @@ for shape in ((1, 5), (6, 3), (5, 1)):
     print(f"full, {shape[0]} x {shape[1]}:", gradcheck(full, *shape))
 
 # %% [markdown]
-# So the formula is right. But gradcheck says nothing about rounding, and a correct formula can still lose accuracy in
-# fp32 or bf16. So we take float64 as the truth and compare our error in each gradient with PyTorch's error in the same
+# So the formula is right. But gradcheck doesn't cover rounding, and a correct formula can still lose accuracy in fp32
+# or bf16. So we take float64 as the truth and compare our error in each gradient with PyTorch's error in the same
 # dtype:
 
 

@@ -12,7 +12,7 @@
 # - choose which elements share a scale, based on errors against float64;
 # - dequantise, multiply and quantise in one launch, and decide when it pays off;
 # - predict from the number of tokens whether fewer bits make a layer faster, for one layer and for 256 experts;
-# - explain what FP8 tensor cores do to a long sum, on which GPUs, and how to avoid it;
+# - explain what Hopper's FP8 tensor cores do to a long sum, and how to avoid it;
 # - compare MXFP4 with NVFP4, and find out from compiled code whether a GPU multiplies a format or only stores it.
 #
 # About 70 minutes. It builds on [05](05_normalisation.ipynb) (norms) and [08](08_matmul_epilogues.ipynb) (matmuls), and
