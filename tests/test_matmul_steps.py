@@ -30,7 +30,7 @@ def test_every_step_computes_the_layer_where_no_tile_fits(name, act):
     torch.manual_seed(len(name))
     # Rows that are no multiple of 16 bytes are for pointers alone.
     k, n = (40, 24) if "desc" in KERNELS[name].arg_names[0] else (37, 19)
-    x, w, bias = lesson_08.operands((5 if name == "one output a program" else 50, k, n), device="cpu")
+    x, w, bias = lesson_08.operands((5 if name == "one output per program" else 50, k, n), device="cpu")
     found = measure(lambda: run(KERNELS[name], x, w, bias, act, **settings_of(KERNELS[name])))
     torch.testing.assert_close(found.result.double(), exact(x, w, bias, act), rtol=0.005, atol=0.002)
     assert found.launches == 1
@@ -40,7 +40,7 @@ def test_every_step_computes_the_layer_where_no_tile_fits(name, act):
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_tile_loads_its_rows_and_columns_once_for_each_k(name):
     x, w, bias = lesson_08.operands((64, 32, 64), device="cpu")
-    if name == "one output a program":
+    if name == "one output per program":
         x, w, bias = x[:4], w[:4], bias[:4]
     settings = settings_of(KERNELS[name])
     found = measure(lambda: run(KERNELS[name], x, w, bias, **settings)).by_tensor

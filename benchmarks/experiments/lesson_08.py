@@ -230,7 +230,7 @@ WIDE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 8}
 WIDER = WIDE | {"BLOCK_N": 256}
 # Step -> its kernel and settings, in the order of the lesson.
 STEPS = {
-    "one output a program": (output_kernel, {"BLOCK_K": 512, "num_warps": 4}),
+    "one output per program": (output_kernel, {"BLOCK_K": 512, "num_warps": 4}),
     "a tile in registers": (registers_kernel, {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4}),
     "tensor cores": (tiles_kernel, WIDE | {"num_stages": 1}),
     "two stages": (tiles_kernel, WIDE | {"num_stages": 2}),
@@ -334,10 +334,10 @@ def measure_steps() -> dict[str, dict[str, Timing]]:
             name: partial(run, kernel, x, w, bias, **settings)
             for name, (kernel, settings) in STEPS.items()
             # With few rows, only tiles that a small result can fill; the first two would show nothing new.
-            if shape == LARGE or name not in ("one output a program", "a tile in registers")
+            if shape == LARGE or name not in ("one output per program", "a tile in registers")
         }
         if shape == ONE_TOKEN:
-            calls["low tiles"] = partial(run, tiles_kernel, x, w, bias, **FEW_ROWS)
+            calls["short tiles"] = partial(run, tiles_kernel, x, w, bias, **FEW_ROWS)
         calls["cuBLAS and GELU"] = partial(reference, x, w, bias)
         calls["linear_act"] = partial(linear_act, x, w, bias, act="gelu")
         checked(calls, reference(*(each.float() for each in (x, w, bias))))

@@ -63,7 +63,7 @@ layer_bytes.compare(eager.bytes_total / 1e6)
 # %% [markdown]
 # The launch table lists the traffic of each operator. `scale` and `bias` hardly count: they're
 # [broadcast](../docs/glossary.md#broadcast), and we count each of them once. (The programs of a real kernel load them
-# again for every row, mostly from a cache. Lesson 04 counts those loads, too.)
+# again for every row, mostly from a cache. Lesson 04 counts those loads.)
 
 # %%
 eager.launch_table()

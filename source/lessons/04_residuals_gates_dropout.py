@@ -454,7 +454,7 @@ shares = {
 dropout_speed_up.compare(
     dropout_times["eager"].median / dropout_times["fused"].median,
     f"The bytes allow {15 / 6:g}x. The rest comes from PyTorch's kernels, which reach only "
-    f"{shares['eager']:.0%} of copy bandwidth (one of them runs Philox, too). torch.compile also "
+    f"{shares['eager']:.0%} of copy bandwidth (one of them also runs Philox). torch.compile also "
     "gets down to 6 bytes, but it draws with tl.rand and reaches only "
     f"{shares['torch.compile']:.0%}.",
 )

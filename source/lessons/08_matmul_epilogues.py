@@ -11,9 +11,9 @@
 #
 # In this lesson you'll learn to
 #
-# - turn a matmul with one output per program into a persistent tensor core kernel, and explain each step;
+# - turn a matmul with one output per program into a pipelined tensor core kernel, and explain each step;
 # - predict a tile's bytes, registers and shared memory;
-# - explain what stages, swizzles and tile order do for tensor cores, and how an autotuner searches;
+# - explain what stages and swizzles do for tensor cores;
 # - put bias and activation into the matmul, round once, and check the result against double precision;
 # - recognise when an epilogue won't work.
 #
@@ -126,9 +126,9 @@ print("right:", right(y, x, w, bias))
 #
 # with fewer instructions for the last two.
 #
-# We sum in float32. bfloat16 has only three digits, so later products would no longer change the sum. **How many
-# gigabytes do all programs load for 4096 x 4096 elements of y, with K = 4096?** Each program loads one row of x and one
-# of w, at two bytes per element.
+# We sum in float32. bfloat16 has eight significant bits, two to three decimal digits, so in a long sum many products
+# would be rounded away. **How many gigabytes do all programs load for 4096 x 4096 elements of y, with K = 4096?** Each
+# program loads one row of x and one of w, at two bytes per element.
 
 # %% tags=["hide-input"]
 loaded = predict_first("loaded with one output per program, 4096 cubed", unit="GB")
@@ -148,8 +148,8 @@ loaded.compare(per_flop * flops / 1e9)
 #
 # A table compares each step with the one before. The meter counts the bytes. The compiler reports registers per thread,
 # shared memory and the multiply instruction for an A100, an H100 and a B200. The time was recorded on an H200, with the
-# Triton version named in the table. (Its register counts differ from the ones you see here.) `run(kernel, x, w, bias,
-# act, **settings)` allocates y and launches one program per tile (`benchmarks/experiments/lesson_08.py`).
+# Triton version named in the table. (That version's register counts differ from the ones compiled here.) `run(kernel,
+# x, w, bias, act, **settings)` allocates y and launches one program per tile (`benchmarks/experiments/lesson_08.py`).
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_08 import STEPS, arguments, run
@@ -208,7 +208,7 @@ def step(name, kernel, size):
 
 
 # %% tags=["nbval-ignore-output", "answers-loaded", "hide-input"]
-step("one output a program", output_kernel, (6, 1024, 8))
+step("one output per program", output_kernel, (6, 1024, 8))
 
 # %% [markdown]
 # ## A tile in registers
@@ -332,20 +332,20 @@ by_tiles = run(tiles_kernel, *uneven, BLOCK_M=32, BLOCK_N=64, BLOCK_K=32)
 print("right:", right(by_tiles, *uneven))
 
 # %% [markdown]
-# Watch a tile accumulate in two steps of 16 along K. x is a slope, and w subtracts element n + 16 from element n. After
-# the first step, `acc` is the slope itself. After the second, it's the same small difference everywhere. The bias (a
+# Watch a tile accumulate in two steps of 16 along K. x is a ramp, and w subtracts element n + 16 from element n. After
+# the first step, `acc` is the ramp itself. After the second, it's the same small difference everywhere. The bias (a
 # step from 0 to 1) and ReLU come last, just before the only store.
 
 # %% tags=["hide-input"]
 from helpers.figures import watch
 
-slope = (torch.arange(512.0, device=device).reshape(16, 32) / 32).bfloat16()
+ramp = (torch.arange(512.0, device=device).reshape(16, 32) / 32).bfloat16()
 eye = torch.eye(16, device=device).bfloat16()
 differences = torch.cat((eye, -eye), dim=1)  # row n of w: element n minus element n + 16
 step_bias = torch.tensor([0.0] * 8 + [1.0] * 8, device=device).bfloat16()
 in_steps = {"ACT": "relu", "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}
-out_16 = torch.empty(16, 16, dtype=slope.dtype, device=device)
-watch(tiles_kernel[1, 1], slope, differences, step_bias, out_16, 16, 16, 32, **in_steps)
+out_16 = torch.empty(16, 16, dtype=ramp.dtype, device=device)
+watch(tiles_kernel[1, 1], ramp, differences, step_bias, out_16, 16, 16, 32, **in_steps)
 
 # %% [markdown]
 # Now a larger tile: 128 x 128, 8 warps.
@@ -367,15 +367,15 @@ step("tensor cores", tiles_kernel, (256, 128, 256))
 # On an H100, four warps issue one large multiply and carry on (hence *async*). On a B200, even the sums don't occupy
 # registers until the epilogue reads them.
 #
-# The operands' dtype sets the speed. By default, `tl.dot` multiplies float32 tiles as tf32, at half the rate and with
-# ten fraction bits. So don't convert 16-bit tiles to float32 first: float32 holds the product of two such elements
-# exactly.
+# The operands' dtype sets the speed. By default, `tl.dot` multiplies float32 tiles as tf32, at half the rate (by the
+# data sheet) and with ten fraction bits. So don't convert 16-bit tiles to float32 first: float32 holds the product of
+# two such elements exactly.
 # <!-- given 16-bit: the format's definition -->
 #
-# ## A mistake: no mask along K
+# ## Masks along K
 #
-# You can load anything for rows and columns past the edge, because you never store them. Along K, you can't. But
-# suppose a kernel masks w there and forgets x. Those products are x times 0, so does it matter? K is 40, in steps of
+# You can load anything for rows and columns past the edge, because you never store them. Does the same hold along K?
+# Suppose a kernel masks w there and forgets x. Those products are x times 0, so does it matter? K is 40, in steps of
 # 32, and the rows of x are 64 apart, as in a slice of a larger tensor, so other data follows element 39.
 
 
@@ -510,7 +510,7 @@ two.compare(
 # latency. **How many times faster are three stages than one, on an H200?** Start from the figure's proportions.
 
 # %% tags=["hide-input"]
-faster = predict_first("speed-up of three stages over one, H200", unit="times")
+faster = predict_first("speedup of three stages over one, H200", unit="times")
 faster
 
 # %% tags=["hide-input"]
@@ -522,12 +522,12 @@ for stages, time in by_stage.items():
 display(table(("stages", "time", "rate"), rows, h200.label_of("matmul_stages")))
 faster.compare(
     by_stage[1].median / by_stage[3].median,
-    "The third stage still helps. With a fourth, only one block fits on the SM, and you lose "
-    "more than you gain.",
+    "The figure's proportions would give 18 / 8, if nothing else took time. The third stage still "
+    "helps. With a fourth, only one block fits on the SM, and you lose more than you gain.",
 )
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-step("two stages", tiles_kernel, (256, 128, 256))
+display(step("two stages", tiles_kernel, (256, 128, 256)))
 step("three stages", tiles_kernel, (256, 128, 256))
 
 # %% [markdown]
@@ -536,10 +536,12 @@ step("three stages", tiles_kernel, (256, 128, 256))
 # Now you can predict what limits a tile. Here's a model for an H200:
 #
 # - a tile requests `2 (BM + BN)` bytes from L2 for each k, and does `BM BN / (BM + BN)` FLOP per byte. L2 delivers
-#   about 39 bytes per clock to an SM, which sets a **ridge**: left of it, the tensor cores have to wait for L2;
-# - its sums take `BM BN` registers, spread over the threads, and each thread needs about 48 for everything else;
+#   about 39 bytes per clock to an SM (by a copy of 8 MB that we timed), which sets a **ridge**: left of it, the tensor
+#   cores have to wait for L2;
+# - its sums take `BM BN` registers, spread over the threads, and each thread needs about 48 for everything else (fitted
+#   to the compiler's reports in *Going further*);
 # - a stage takes `2 (BM + BN)` bytes of shared memory for each k of its step.
-# <!-- given 39 bytes: helpers/instruments/prediction.py, from a copy of 8 MB on an H200 -->
+# <!-- given 39 bytes, 8 MB: helpers/instruments/prediction.py, from a copy of 8 MB on an H200 -->
 #
 # 1. Go from 128 x 128 to 256 x 256. Which resource rules it out with 8 warps? With 16?
 # 2. What happens with 128 x 256 and 4 warps?
@@ -559,193 +561,20 @@ tiles
 # two blocks fit in shared memory: up to three stages for 128 x 128. While one block waits or runs its epilogue, the
 # other multiplies.</details>
 #
-# ## Autotuning: triton.autotune
+# ## The rest of the way
 #
-# You can also let Triton search ([autotuning](../docs/glossary.md#autotuning)). `triton.autotune` takes a list of
-# configurations and a key:
-
-# %%
-SEARCHED = ((64, 64, 4, 3), (128, 128, 8, 2), (128, 128, 8, 3), (128, 128, 8, 4), (128, 256, 4, 3))
-configs = [
-    triton.Config({"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64}, num_warps=warps, num_stages=stages)
-    for m, n, warps, stages in SEARCHED
-]
-tuned_kernel = triton.autotune(configs=configs, key=["M", "N", "K"])(tiles_kernel)
-
-# %% [markdown]
-# The first time you launch with a new M, N or K (or new dtypes), Triton compiles and times **every** configuration and
-# keeps the fastest for that key. Timing takes a GPU, but compiling doesn't. For an H100:
-
-# %% tags=["hide-input", "nbval-ignore-output"]
-rows = []
-for config in tuned_kernel.configs:
-    made = compiled(tiles_kernel, "H100", **config.all_kwargs())
-    m, n = config.kwargs["BLOCK_M"], config.kwargs["BLOCK_N"]
-    name = f"{m}x{n}, {config.num_warps}, {config.num_stages}"
-    spilled = f"{made.spill_bytes} B" if made.spill_bytes else ""
-    shared = f"{made.shared_memory // 1024} KB"
-    rows.append((name, made.registers, spilled, shared, made.occupancy().blocks))
-table(("tile, warps, stages", "registers", "spilled", "shared memory", "blocks per SM"), rows)
-
-# %% [markdown]
-# You can rule out one of these without timing it, and `prune_configs_by` automates that. **How many times slower is the
-# spilling one than the fastest of the five, on an H200?** Its sums go through local memory at every step. (Just guess.)
-
-# %% tags=["hide-input"]
-spilling = predict_first("the config that spills against the fastest, H200", unit="times")
-spilling
-
-# %% tags=["hide-input"]
-sweep, rows = h200.experiment("matmul_tiles"), []
-searched = [f"{m}x{n}, {warps}, {stages}" for m, n, warps, stages in SEARCHED]
-for name in searched:
-    rows.append((name, f"{1e6 * sweep[name].median:.0f} us"))
-display(table(("tile, warps, stages", "time"), rows, h200.label_of("matmul_tiles")))
-fastest = min(sweep[name].median for name in searched)
-spilling.compare(round(sweep[searched[-1]].median / fastest, 2))
-
-# %% [markdown]
-# Before you use it:
+# Three stages still leave a gap to the library. *Going further* has the code of three more steps:
 #
-# - **It only searches your list.**
-# - **It overfits to the key.** The winner is the fastest at one shape, alone on the GPU. With M in the key, every new
-#   batch size stalls for a search. Without it, the first size you run decides for all.
-# - **Its cache** is a dictionary in the process. `cache_results=True` or `TRITON_CACHE_AUTOTUNING=1` also saves it to
-#   disk, and `TRITON_PRINT_AUTOTUNING=1` prints each winner.
-# - **It runs your kernel many times**, so a kernel that adds to its output needs `reset_to_zero`.
-#
-# Our own kernels read their settings from a table in the source instead, so calls never search, and every run returns
-# the same bits.
-#
-# ## The order of tiles
-#
-# L2 is small compared with DRAM, so a value has to be reused soon after it's loaded. Programs that run together form a
-# [wave](../docs/glossary.md#wave), 264 of them on an H200 with two per SM. Say y has 64 x 64 tiles. If a wave covers 4
-# rows of tiles and all columns, it needs 4 stripes of x and **all** 64 of w. If it covers a 16 by 16 square, it needs
-# 16 of each. So we number the tiles in groups of `GROUP` rows, column by column within a group:
-
-# %% tags=["hide-input"]
-from kernels.tuned.linear_descriptors import grouped_order
-
-print(inspect.getsource(grouped_order.fn))
-
-
-# %% tags=["hide-input"]
-@triton.jit
-def grouped_kernel(
-    x_ptr, w_ptr, bias_ptr, y_ptr, M, N, K, ACT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    tile_m, tile_n = grouped_order(tl.program_id(0), tiles_m, tiles_n, GROUP)
-    row = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    col = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start in range(0, K, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        x = load_tile(x_ptr, row, k, M, K)
-        w = load_tile(w_ptr, col, k, N, K)
-        acc = tl.dot(x, w.T, acc)
-    finish(acc, bias_ptr, y_ptr, row, col, M, N, ACT)
-
-
-# %% tags=["nbval-ignore-output", "hide-input"]
-step("grouped tiles", grouped_kernel, (256, 128, 256))
-
-# %% [markdown]
-# Our layer has only 32 x 32 tiles. A wave covers a quarter of them, so the order hardly matters.
-#
-# ## Descriptors: let TMA load the tiles
-#
-# So far, every load computes 128 x 64 addresses and masks, which takes registers and instructions. Starting with
-# compute capability 9.0, each SM has a copy engine, [TMA](../docs/glossary.md#tma). You describe a tensor once
-# (address, shape, strides: a **descriptor**), and then a single thread requests a tile by its first row and column. It
-# arrives in shared memory, swizzled, with zeros past the edge, so you don't need masks, even along K.
-
-
-# %%
-@triton.jit
-def one_tile(
-    x_desc, w_desc, bias_ptr, y_desc, tile_m, tile_n, N, K,
-    ACT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    row, col = tile_m * BLOCK_M, tile_n * BLOCK_N
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start in range(0, K, BLOCK_K):
-        x = x_desc.load([row, start])
-        w = w_desc.load([col, start])
-        acc = tl.dot(x, w.T, acc)
-    at = col + tl.arange(0, BLOCK_N)
-    s = acc + tl.load(bias_ptr + at, mask=at < N, other=0.0).to(tl.float32)[None, :]
-    y_desc.store([row, col], activate(s, ACT, y_desc.dtype).to(y_desc.dtype))
-
-
-@triton.jit
-def descriptors_kernel(
-    x_desc, w_desc, bias_ptr, y_desc, M, N, K, ACT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    tile_m, tile_n = grouped_order(tl.program_id(0), tiles_m, tiles_n, GROUP)
-    one_tile(x_desc, w_desc, bias_ptr, y_desc, tile_m, tile_n, N, K, ACT, BLOCK_M, BLOCK_N, BLOCK_K)
-
-
-# %% [markdown]
-# `run` creates the descriptors on the host with `TensorDescriptor.from_tensor(x, [BLOCK_M, BLOCK_K])`. Rows must start
-# at multiples of 16 bytes, so in bfloat16, a K of 104 works and 100 is rejected.
-# <!-- given 16 bytes: CUDA driver API, cuTensorMapEncodeTiled -->
-
-# %% tags=["hide-input"]
-aligned = layer(70, 104, 96)
-by_engine = run(descriptors_kernel, *aligned, BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP=2)
-print("right:", right(by_engine, *aligned))
-
-# %% tags=["nbval-ignore-output", "answers-loaded", "hide-input"]
-step("descriptors", descriptors_kernel, (256, 128, 256))
-
-# %% [markdown]
-# Compare the registers on the newer GPUs with the A100's. An A100 has no TMA, so Triton expands the descriptors into
-# pointers and masks. Stick with the pointer kernel there.
-#
-# With registers to spare, you can try a larger tile. It's slower, for a reason we'll get to:
-
-# %% tags=["nbval-ignore-output", "answers-loaded", "hide-input"]
-step("tiles of 128 x 256", descriptors_kernel, (256, 128, 256))
-
-# %% [markdown]
-# ## Persistent: prefetch the next tile during the epilogue
-#
-# Only one of these blocks fits on an SM, so while it runs its epilogue or fills its first stages, the tensor cores have
-# nothing to do. The fix is a [persistent kernel](../docs/glossary.md#persistent-kernel): one program per SM that loops
-# over tiles. `flatten=True` merges the two loops into one, so the next tile's loads start during this tile's epilogue.
-# (This kernel's tensor cores still idle during the epilogue. On an H100, CUTLASS's *ping-pong* kernels avoid that: two
-# groups of warps take turns, each with its own tile. A B200's tensor memory has room for the sums of two tiles.)
-
-
-# %%
-@triton.jit
-def persistent_kernel(
-    x_desc, w_desc, bias_ptr, y_desc, M, N, K, ACT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=True):
-        tile_m, tile_n = grouped_order(tile, tiles_m, tiles_n, GROUP)
-        one_tile(
-            x_desc, w_desc, bias_ptr, y_desc, tile_m, tile_n, N, K, ACT, BLOCK_M, BLOCK_N, BLOCK_K
-        )
-
-
-# %% tags=["hide-input"]
-by_few = run(persistent_kernel, *aligned, BLOCK_M=16, BLOCK_N=16, BLOCK_K=32, GROUP=2)
-print("right:", right(by_few, *aligned))
-
-# %% tags=["nbval-ignore-output", "hide-input"]
-step("persistent", persistent_kernel, (256, 128, 256))
+# - **tile order**: programs that run at the same time compute neighbouring tiles, so they share rows and columns in L2
+#   (our layer is too small for that to matter);
+# - **descriptors**: a copy engine, [TMA](../docs/glossary.md#tma), loads whole tiles, so threads don't compute addresses;
+# - a [persistent kernel](../docs/glossary.md#persistent-kernel), with a larger tile, loads the next tile during the
+#   epilogue.
 
 # %% tags=["hide-input"]
 rows = []
-for name in ("one output a program", "persistent", "linear_act", "cuBLAS and GELU", "cuBLAS alone"):
+SHOWN = ("one output per program", "three stages", "grouped tiles", "descriptors", "persistent")
+for name in (*SHOWN, "linear_act", "cuBLAS and GELU", "cuBLAS alone"):
     rate = f"{flops / times[name].median / 1e12:.0f} TFLOP/s"
     rows.append((name, f"{1e3 * times[name].median:.3f} ms", rate))
 display(table(("", "time", "rate"), rows, h200.label_of("matmul_steps")))
@@ -756,8 +585,9 @@ print(f"one exponential per element of y: {one_each:.0f} us on all special funct
 # (`linear_act` is the course's tuned kernel, `kernels/tuned/linear_descriptors.py`. It works the same way, but stores
 # the tile in two halves to make room for a fourth stage. *cuBLAS alone* includes the bias but not GELU.)
 #
-# The strongest competitor isn't in this recording: cuBLASLt's own epilogue, `torch._addmm_activation(bias, x, w.T,
-# use_gelu=True)`, with GELU in its tanh form. The gains below are relative to a separate GELU.
+# The strongest competitor isn't in this recording (*Going further* has it, on an H100): cuBLASLt's own epilogue,
+# `torch._addmm_activation(bias, x, w.T, use_gelu=True)`, with GELU in its tanh form. The gains below are relative to a
+# separate GELU.
 #
 # ## The epilogue: time and precision
 #
@@ -810,11 +640,11 @@ def rounding_kernel(
 
 
 # %% [markdown]
-# **What percentage of its results aren't the bfloat16 value nearest to the exact one?** On average, the first rounding
-# moves a sum by a quarter of the distance between neighbouring bfloat16 values.
+# **What percentage of its results aren't correctly rounded, that is, aren't the bfloat16 value nearest to the exact
+# one?** On average, the first rounding moves a sum by a quarter of the distance between neighbouring bfloat16 values.
 
 # %% tags=["hide-input"]
-off = predict_first("results not the nearest, rounded before the bias", unit="%")
+off = predict_first("results not correctly rounded, rounding before the bias", unit="%")
 off
 
 # %% tags=["hide-input"]
@@ -827,7 +657,7 @@ for name, early in (("at the end", False), ("before the bias", True)):
     alive = precise > 0
     missed = (y_64 != nearest)[alive].double().mean().item()
     worst = ((y_64.double() - precise).abs() / precise)[alive].max().item()
-    print(f"rounded {name}: {missed:.0%} not the nearest, worst relative error {worst:.2g}")
+    print(f"rounded {name}: {missed:.0%} not correctly rounded, worst relative error {worst:.2g}")
 off.compare(
     round(100 * missed),
     "Rounded once, at the end, the result is as accurate as 16 bits allow. If you round early and "
@@ -843,7 +673,9 @@ off.compare(
 # 8192 x 512 x 8192, where K is 512?** Count the passes over y.
 
 # %% tags=["hide-input"]
-claimed = predict_first("MatMul+Bias+GELU, fused against one launch each, K = 512", unit="times")
+claimed = predict_first(
+    "speedup of fused MatMul+Bias+GELU over one launch per operation, K = 512", unit="times"
+)
 claimed
 
 # %% tags=["hide-input"]
@@ -870,12 +702,13 @@ display(table(trial_columns, list(large_or_gelu), trial_label))
 short_k = trial["bias, gelu"]["8192x512x8192"]
 claimed.compare(
     short_k["a launch each"].median / short_k["ours"].median,
-    "Verdict: each holds at one size, against the weakest baseline. At 4096, you get roughly the "
-    "claimed speedups over one launch per operation. Small layers and short K gain far more, and "
-    "large ones less, because the activation's time grows with the bytes of y, while the "
-    "matmul's also grows with K. And most of the gain from the bias isn't due to your fusion, "
-    "because linear already adds it in the library. We didn't time cuBLASLt's own GELU epilogue, "
-    "which needs no second launch.",
+    "Verdict: fair near one size, about 4096, and only against the weakest baseline. Each claimed "
+    "speedup lies between those of two neighbouring sizes of ours. Small layers and short K gain "
+    "far more, and large ones less, because the activation's time grows with the bytes of y, "
+    "while the matmul's also grows with K. And most of the gain from the bias isn't due to your "
+    "fusion, because linear already adds it in the library. cuBLASLt's own GELU epilogue isn't in "
+    "this recording. In the H100 sweep in Going further, it's level with our kernel at 4096 cubed, "
+    "so against that baseline, your fusion gains nothing.",
 )
 
 # %% [markdown]
@@ -976,21 +809,21 @@ rows = ((name, f"{1e6 * time.median:.1f} us") for name, time in few_rows.items()
 table(("16 rows", "time"), rows, h200.label_of("matmul_steps"))
 
 # %% [markdown]
-# The tricks that made the large matmul fast are useless here, so don't reuse settings tuned at 4096 rows. All that
-# counts is how fast the weights arrive, and short tiles with long steps beat even the library's matmul alone.
-# (`linear_act` here is an earlier version; see *Going further*.)
+# Stages still pay off here, because they hide latency. The steps after them bring nothing or cost time, so don't reuse
+# settings tuned at 4096 rows. All that matters is how fast the weights arrive. Tiles that are short along M, with a
+# large BLOCK_K, beat even the library's bare matmul. (`linear_act` here is an earlier version; see *Going further*.)
 #
 # ## LayerNorm after a matmul
 #
 # LayerNorm needs the mean of a whole **row** of y, but a tile only has 128 or 256 columns. You can still fuse it if
 # each program computes whole rows: a tile with few rows and all columns. An SM has 65,536 registers, so with 1024
 # columns you get 32 rows, using half the register file for sums. **For LayerNorm on 8192 x 1024 results with K = 1024,
-# what's the time of one launch relative to two?** (Below 1 is faster.) How many FLOP per byte does its tile do, and a
-# 128 x 128 one?
+# what's the time of one launch relative to two?** You can't derive it. As a guide, compare the FLOP per byte of its
+# tile with those of a 128 x 128 one.
 # <!-- given 65,536 registers: CUDA C++ Programming Guide, technical specifications per compute capability -->
 
 # %% tags=["hide-input"]
-longer = predict_first("linear and LayerNorm, one launch against two", unit="times")
+longer = predict_first("time of one launch ÷ time of two, linear and LayerNorm", unit="times")
 longer
 
 # %% tags=["hide-input"]
@@ -1027,9 +860,9 @@ predictions()
 # <details><summary>Answer</summary>No. Bytes depend on the tile's rows and columns. Along K, each element is loaded
 # once per tile anyway. BLOCK_K changes shared memory per stage and the number of iterations.</details>
 #
-# 2. An autotuned kernel has `key=["N", "K"]`. The first call has 16 rows, the next 4096. Which configuration does the
-#    second get?
-# <details><summary>Answer</summary>The one that won at 16 rows, because M isn't in the key.</details>
+# 2. K doubles. What happens to the share of time that fusing GELU saves?
+# <details><summary>Answer</summary>It falls to about half. The matmul takes twice as long, while GELU's bytes depend
+# only on M and N.</details>
 #
 # 3. How many FLOP per byte loaded does a tile of 192 x 128 do? Replace the dots with your answer.
 
@@ -1045,6 +878,186 @@ self_test(
 #
 # ## Going further
 #
+# ### Autotuning: triton.autotune
+#
+# You can also let Triton search ([autotuning](../docs/glossary.md#autotuning)). `triton.autotune` takes a list of
+# configurations and a key:
+
+# %%
+SEARCHED = ((64, 64, 4, 3), (128, 128, 8, 2), (128, 128, 8, 3), (128, 128, 8, 4), (128, 256, 4, 3))
+configs = [
+    triton.Config({"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64}, num_warps=warps, num_stages=stages)
+    for m, n, warps, stages in SEARCHED
+]
+tuned_kernel = triton.autotune(configs=configs, key=["M", "N", "K"])(tiles_kernel)
+
+# %% [markdown]
+# The first time you launch with a new M, N or K (or new dtypes), Triton compiles and times **every** configuration and
+# keeps the fastest for that key. Timing takes a GPU, but compiling doesn't. For an H100:
+
+# %% tags=["hide-input", "nbval-ignore-output"]
+rows = []
+for config in tuned_kernel.configs:
+    made = compiled(tiles_kernel, "H100", **config.all_kwargs())
+    m, n = config.kwargs["BLOCK_M"], config.kwargs["BLOCK_N"]
+    name = f"{m}x{n}, {config.num_warps}, {config.num_stages}"
+    spilled = f"{made.spill_bytes} B" if made.spill_bytes else ""
+    shared = f"{made.shared_memory // 1024} KB"
+    rows.append((name, made.registers, spilled, shared, made.occupancy().blocks))
+table(("tile, warps, stages", "registers", "spilled", "shared memory", "blocks per SM"), rows)
+
+# %% [markdown]
+# You can rule out the one that spills without timing it, and `prune_configs_by` automates that. Its sums go through
+# local memory at every step:
+
+# %% tags=["hide-input"]
+sweep, rows = h200.experiment("matmul_tiles"), []
+searched = [f"{m}x{n}, {warps}, {stages}" for m, n, warps, stages in SEARCHED]
+for name in searched:
+    rows.append((name, f"{1e6 * sweep[name].median:.0f} us"))
+table(("tile, warps, stages", "time"), rows, h200.label_of("matmul_tiles"))
+
+# %% [markdown]
+# Before you use it:
+#
+# - **It only searches your list.**
+# - **It overfits to the key.** The winner is the fastest at one shape, alone on the GPU. With M in the key, every new
+#   batch size stalls for a search. Without it, the first size you run decides for all.
+# - **Its cache** is a dictionary in the process. `cache_results=True` or `TRITON_CACHE_AUTOTUNING=1` also saves it to
+#   disk, and `TRITON_PRINT_AUTOTUNING=1` prints each winner.
+# - **It runs your kernel many times**, so a kernel that adds to its output needs `reset_to_zero`.
+#
+# Our own kernels read their settings from a table in the source instead, so calls never search, and every run returns
+# the same bits.
+#
+# ### The order of tiles
+#
+# L2 is small compared with DRAM, so a value has to be reused soon after it's loaded. Programs that run together form a
+# [wave](../docs/glossary.md#wave), 264 of them on an H200 with two per SM. Say y has 64 x 64 tiles. If a wave covers 4
+# rows of tiles and all columns, it needs 4 stripes of x and **all** 64 of w. If it covers a 16 by 16 square, it needs
+# 16 of each. So we number the tiles in groups of `GROUP` rows, column by column within a group:
+
+# %% tags=["hide-input"]
+from kernels.tuned.linear_descriptors import grouped_order
+
+print(inspect.getsource(grouped_order.fn))
+
+
+# %% tags=["hide-input"]
+@triton.jit
+def grouped_kernel(
+    x_ptr, w_ptr, bias_ptr, y_ptr, M, N, K, ACT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    tile_m, tile_n = grouped_order(tl.program_id(0), tiles_m, tiles_n, GROUP)
+    row = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    col = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        x = load_tile(x_ptr, row, k, M, K)
+        w = load_tile(w_ptr, col, k, N, K)
+        acc = tl.dot(x, w.T, acc)
+    finish(acc, bias_ptr, y_ptr, row, col, M, N, ACT)
+
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+step("grouped tiles", grouped_kernel, (256, 128, 256))
+
+# %% [markdown]
+# Our layer has only 32 x 32 tiles. A wave covers a quarter of them, so the order hardly matters.
+#
+# ### Descriptors for TMA
+#
+# So far, every load computes 128 x 64 addresses and masks, which takes registers and instructions. Starting with
+# compute capability 9.0, each SM has a copy engine, [TMA](../docs/glossary.md#tma). You describe a tensor once
+# (address, shape, strides: a **descriptor**), and then a single thread requests the whole tile by its first row and
+# column. It arrives in shared memory, swizzled, with zeros past the edge, so you don't need masks, even along K.
+
+
+# %%
+@triton.jit
+def one_tile(
+    x_desc, w_desc, bias_ptr, y_desc, tile_m, tile_n, N, K,
+    ACT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    row, col = tile_m * BLOCK_M, tile_n * BLOCK_N
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        x = x_desc.load([row, start])
+        w = w_desc.load([col, start])
+        acc = tl.dot(x, w.T, acc)
+    at = col + tl.arange(0, BLOCK_N)
+    s = acc + tl.load(bias_ptr + at, mask=at < N, other=0.0).to(tl.float32)[None, :]
+    y_desc.store([row, col], activate(s, ACT, y_desc.dtype).to(y_desc.dtype))
+
+
+@triton.jit
+def descriptors_kernel(
+    x_desc, w_desc, bias_ptr, y_desc, M, N, K, ACT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    tile_m, tile_n = grouped_order(tl.program_id(0), tiles_m, tiles_n, GROUP)
+    one_tile(x_desc, w_desc, bias_ptr, y_desc, tile_m, tile_n, N, K, ACT, BLOCK_M, BLOCK_N, BLOCK_K)
+
+
+# %% [markdown]
+# `run` creates the descriptors on the host with `TensorDescriptor.from_tensor(x, [BLOCK_M, BLOCK_K])`. Rows must start
+# at multiples of 16 bytes, so in bfloat16, a K of 104 works and 100 is rejected.
+# <!-- given 16 bytes: CUDA driver API, cuTensorMapEncodeTiled -->
+
+# %% tags=["hide-input"]
+aligned = layer(70, 104, 96)
+by_engine = run(descriptors_kernel, *aligned, BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP=2)
+print("right:", right(by_engine, *aligned))
+
+# %% tags=["nbval-ignore-output", "answers-loaded", "hide-input"]
+step("descriptors", descriptors_kernel, (256, 128, 256))
+
+# %% [markdown]
+# On an H100, descriptors save registers; on a B200, they don't. An A100 has no TMA, so Triton expands the descriptors
+# into pointers and masks. Stick with the pointer kernel there.
+#
+# With registers to spare on an H100, you can try a larger tile. It's slower, for a reason we'll get to:
+
+# %% tags=["nbval-ignore-output", "answers-loaded", "hide-input"]
+step("tiles of 128 x 256", descriptors_kernel, (256, 128, 256))
+
+# %% [markdown]
+# ### Persistent: prefetch the next tile during the epilogue
+#
+# Only one of these blocks fits on an SM, so while it runs its epilogue or fills its first stages, the tensor cores have
+# nothing to do. The fix is a [persistent kernel](../docs/glossary.md#persistent-kernel): one program per SM that loops
+# over tiles. `flatten=True` merges the two loops into one, so the next tile's loads start during this tile's epilogue.
+# (This kernel's tensor cores still idle during the epilogue. On an H100, CUTLASS's *ping-pong* kernels avoid that: two
+# groups of warps take turns, each with its own tile (CUTLASS documentation, *Efficient GEMM in CUDA*; we haven't timed
+# them). A B200's tensor memory has room for the sums of two tiles.)
+
+
+# %%
+@triton.jit
+def persistent_kernel(
+    x_desc, w_desc, bias_ptr, y_desc, M, N, K, ACT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=True):
+        tile_m, tile_n = grouped_order(tile, tiles_m, tiles_n, GROUP)
+        one_tile(
+            x_desc, w_desc, bias_ptr, y_desc, tile_m, tile_n, N, K, ACT, BLOCK_M, BLOCK_N, BLOCK_K
+        )
+
+
+# %% tags=["hide-input"]
+by_few = run(persistent_kernel, *aligned, BLOCK_M=16, BLOCK_N=16, BLOCK_K=32, GROUP=2)
+print("right:", right(by_few, *aligned))
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+step("persistent", persistent_kernel, (256, 128, 256))
+
+# %% [markdown]
 # ### The tensor core instructions of three GPUs
 
 # %% tags=["nbval-ignore-output", "hide-input"]
@@ -1200,8 +1213,9 @@ table(
 )
 
 # %% [markdown]
-# The model is rough, but it picks the best group. DRAM traffic drops to a third, yet the time barely improves, because
-# DRAM wasn't the bottleneck. Here's the model at copy bandwidth for the 32 x 32 tiles of our table:
+# The model is rough, but it picks the best group. DRAM traffic drops to a third, but the time falls far less, because
+# DRAM wasn't the main bottleneck. Against the small gain we're after, it's still worth a line of index arithmetic.
+# Here's the model at copy bandwidth for the 32 x 32 tiles of our table:
 
 # %% tags=["hide-input"]
 for group in (1, 16, 32):
@@ -1256,7 +1270,7 @@ print(f"one row reads its weights at {share(point):.0%} of copy bandwidth")
 # %% [markdown]
 # Up to 32 rows, the course's kernel swaps the operands, so that *weights* fill the tile's rows, and x is padded. Most
 # of the time goes into reading weights, plus ramp-up and tail, which you can't hide in such a short kernel. At a few
-# hundred rows, there are fewer good tiles than SMs. Beyond that, arithmetic dominates.
+# hundred rows, there aren't enough good-sized tiles to give every SM one. Beyond that, arithmetic dominates.
 #
 # Rows of 300 or 4097 elements start at addresses that don't allow wide loads or TMA, and the library slows down. The
 # course's kernel first copies them into padded rows, which takes one more launch. (The chart shows one weight shape;

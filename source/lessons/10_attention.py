@@ -12,8 +12,7 @@
 # - derive FlashAttention from online softmax, and choose tests that catch a broken version;
 # - predict which costs grow linearly with N and which quadratically;
 # - skip the tiles that a causal mask hides;
-# - find the unit that limits attention on a given GPU;
-# - explain what FlashAttention 2, 3 and 4 changed, and what a compiler can do instead;
+# - explain what a compiler can do with attention;
 # - explain why decoding one token is a different problem, and split the keys among programs.
 #
 # About 75 minutes. It builds on [06 Softmax](06_softmax.ipynb) and prepares you for exercises
@@ -325,7 +324,7 @@ print("log-sum-exp, same as PyTorch:", torch.allclose(lse, few_s.logsumexp(dim=-
 # <!-- given four bytes: a score in fp32 -->
 
 # %% tags=["hide-input"]
-again = predict_first("time of storing a score over recomputing it, H200", unit="times")
+again = predict_first("time to store scores ÷ time to recompute them, H200", unit="times")
 again
 
 # %% tags=["hide-input"]
@@ -389,9 +388,9 @@ short = random_inputs(heads=2, tokens=64, d=64)
 print("right:", torch.allclose(flash(take_in, *short).float(), exact(*short), atol=1e-3))
 
 # %% [markdown]
-# It's right, but all 64 tokens fit in one tile of keys. Let's also try two and five tiles, with a test that needs no
-# reference: **set every value to 1**. The weights add up to 1, so the result has to be 1. **At how many of these three
-# lengths does that test fail?**
+# All 64 tokens fit in one tile of keys. Let's also try two and five tiles, with a test that needs no reference: **set
+# every value to 1**. The weights add up to 1, so the result has to be 1. **At how many of these three lengths does that
+# test fail?**
 
 # %% tags=["hide-input"]
 noticed = predict_first("lengths at which values of 1 expose the first version, of three", unit="")
@@ -487,7 +486,7 @@ def rescales(peak, total, acc, s, v):
 
 
 # %% tags=["hide-input"]
-print(f"with a slope: {flash(rescales, *slope).float().mean().item():.2f}")
+print(f"when later keys score higher: {flash(rescales, *slope).float().mean().item():.2f}")
 for tokens in (64, 100, 320):
     inputs = random_inputs(1, tokens, 64)
     error = (flash(rescales, *inputs).float() - exact(*inputs)).abs().mean().item()
@@ -515,7 +514,8 @@ watch(flash_kernel[2, 1], q_32, k_32, v_32, torch.empty_like(q_32), 32, 0.25, **
 
 # %% [markdown]
 # This is **FlashAttention** (Dao et al., [arXiv:2205.14135](https://arxiv.org/abs/2205.14135)). It isn't an
-# approximation. It computes the same function, and never rounds its scores to 16 bits.
+# approximation. It computes the same function. It never rounds its scores to 16 bits, only the weights, just before the
+# second matmul.
 #
 # ## What grows linearly with N, and what doesn't
 #
@@ -538,13 +538,13 @@ touched.compare(fused.unique_total / 1e3)
 
 # %% [markdown]
 # That's q, k, v and the output, so memory went from O(N²) to O(N). But look at the last column. **Every program reads
-# all keys and values again**, so requested bytes still grow as N², divided by the queries per program. L2 serves most
-# of these requests, because a head's programs run side by side. With 128 queries per program instead of 64, there'd be
-# about half as many.
+# all keys and values again**, so requested bytes still grow as N² (over the number of queries per program). L2 serves
+# most of these requests, because a head's programs run side by side. With 128 queries per program instead of 64,
+# there'd be about half as many.
 #
-# With its rescaling, FlashAttention does *more* arithmetic than the separate kernels. It's faster because it moves
-# fewer bytes. The matmuls are still N × N. Now move the sliders. (The times come from the roofline, so they're lower
-# bounds.)
+# With its rescaling, FlashAttention does *more* arithmetic than the separate kernels. (Per tile of keys, that's one
+# more exponential per row, and one multiplication per element of `acc`.) It's faster because it moves fewer bytes. The
+# matmuls are still N × N. Now move the sliders. (The times come from the roofline, so they're lower bounds.)
 #
 # 1. At what length does the unfused version no longer fit on an H100? On an RTX 4090?
 # 2. At what length does the fused version's time start to grow quadratically? What limits it before that?
@@ -649,97 +649,9 @@ skipped_share.compare(
 )
 
 # %% [markdown]
-# Time falls by less than the number of tiles. A program still has to start, load its queries and store its output, and
-# because programs now differ in length, the GPU is less busy towards the end. *Going further* lists the times.
-#
-# ## The limiting unit
-#
-# Memory isn't the limit at these lengths. Are the tensor cores? Between the two matmuls, you need an **exponential**
-# for each score, and that runs on the [SFU](../docs/glossary.md#sfu), which is slow: 4.18 TFLOP/s on an H200, against
-# the tensor cores' 989 TFLOP/s. At head dimension $d$, a score takes $4d$ operations on tensor cores and one
-# exponential. **How long do the exponentials take on an H200 at head dim 64, as a percentage of the matmuls' time?**
-# <!-- given 4.18 TFLOP/s, 989 TFLOP/s: helpers/instruments/devices.toml, one result of the SFU counted as one FLOP -->
-
-# %% tags=["hide-input"]
-share_of_products = predict_first("exponentials' time over the matmuls', d = 64, H200", unit="%")
-share_of_products
-
-# %% tags=["hide-input"]
-special = Roofline(DEVICES["H200"], "special functions")
-for d in (64, 128):
-    products, exponentials = 4 * d / roof.peak, 1 / special.peak
-    took = f"matmuls {1e15 * products:.0f} ns, exponentials {1e15 * exponentials:.0f} ns"
-    print(f"head dim {d:3}, a million scores: {took}")
-share_of_products.compare(100 * (1 / special.peak) / (4 * 64 / roof.peak))
-
-# %% [markdown]
-# If tensor cores and SFUs took turns, exponentials would take up much of the time. They're only free if both units work
-# **at the same time**.
-#
-# 1. On an H100, at what head dims do the exponentials take longer than the matmuls?
-# 2. Choose matmuls in fp8, as in FlashAttention-3. Where is the balance now?
-# 3. How about a B200, at 64 and 128? An A100?
-# 4. How short must the sequence be for memory to be the limit?
-
-# %% tags=["hide-input"]
-from helpers.figures import AttentionUnitsExplorer
-
-units = AttentionUnitsExplorer("H100", dtype="fp16", dim=64, tokens=8192)
-units
-
-# %% [markdown]
-# <details><summary>What you should see</summary>1. Below 64. 2. The matmuls are twice as fast, so exponentials are the
-# limit up to head dim 96 and nearly as slow as the matmuls at 128. 3. On a B200, exponentials take nearly twice as long
-# as the matmuls at 64, and about as long at 128. An A100's tensor cores are slower, so at 64 the exponentials only
-# take half as long. 4. At head dim 64 on an H100, memory is the limit at 512 tokens, but at 1,024 it's the
-# matmuls.</details>
-#
-# A roofline is only a model, so let's see what happens without the exponentials. A kernel that uses the score itself
-# instead of its `exp2` computes nonsense, but it runs as if exponentials were free. **How many times faster is full
-# attention without exponentials, at head dim 64 on an H200?** (It's a plain kernel with pointers and no warp
-# specialisation. The two times above give you an upper bound.)
-
-# %% tags=["hide-input"]
-from benchmarks.experiments.lesson_01 import COUNTS
-
-without = predict_first("speedup without exponentials, d = 64, H200", unit="times")
-without
-
-# %% tags=["hide-input"]
-taken_away = h200.experiment("attention_exponentials")
-rows = []
-for d, times in taken_away.items():
-    rows.append((d, *(f"{1e6 * time.median:.0f} us" for time in times.values())))
-display(table(("head dim", *times), rows, h200.label_of("attention_exponentials")))
-without.compare(
-    taken_away[64]["special function units"].median / taken_away[64]["left out"].median,
-    "Most of them were already hidden behind other work, without any planning. An SM's warps "
-    "don't run in lockstep, so while some wait for a matmul, others compute exponentials.",
-)
-
-# %% [markdown]
-# ## FlashAttention 2, 3 and 4
-#
-# The first paper introduced tiling, online softmax and recomputation. Later versions schedule the same arithmetic
-# better.
-#
-# - **FlashAttention-2** (Dao, [arXiv:2307.08691](https://arxiv.org/abs/2307.08691)) runs the query tiles of a head in
-#   parallel, while the first version had one program per head. It divides at the very end, not in every tile, and
-#   splits queries rather than keys among warps, so they don't have to communicate. Our kernel does all three.
-# - **FlashAttention-3** (Shah et al., [arXiv:2407.08608](https://arxiv.org/abs/2407.08608)) is for Hopper, where loads
-#   and matmuls are asynchronous. Some warps only load (TMA), and two other groups of warps take turns, so that one
-#   computes exponentials while the other's matmul runs. Within a group, one tile's exponentials overlap the last tile's
-#   matmul. It also has an fp8 version. The course's tuned kernel for head dims 65 to 256 has the loading warp and the
-#   overlap within a group, but its groups don't take turns. It's written in Gluon, Triton's lower-level language
-#   (`kernels/tuned/hopper_attention.py`).
-# - **FlashAttention-4** ([arXiv:2603.05451](https://arxiv.org/abs/2603.05451)) is for Blackwell, which doubled the
-#   speed of matmuls but not of exponentials. So it computes some of the exponentials with multiply-adds: $2^x$ is
-#   $2^{\lfloor x \rfloor}$, which goes into a float's exponent bits, times $2$ to the remainder, approximated by a
-#   short polynomial. It also rescales less often. The running maximum only has to be close to the true one, so it's
-#   updated only when the true one has grown by more than, say, 8 in base 2. And it uses features that only Blackwell
-#   has: accumulators in tensor memory, and matmuls shared by two SMs.
-#
-# (FlashAttention-3 isn't in our tables. FlashAttention-4 is in *Going further*.)
+# The time falls by a smaller factor than the number of tiles. A program still has to start, load its queries and store
+# its output, and because programs now differ in length, the GPU is less busy towards the end. *Going further* lists the
+# times, and finds the unit that limits the kernel: memory, the tensor cores, or the one that computes exponentials.
 #
 # ## What a compiler can do
 #
@@ -805,9 +717,9 @@ table(
 )
 
 # %% [markdown]
-# **Verdict: too modest here, and not a constant.** The gain grows with the sequence, because the unfused traffic is
-# quadratic and the fused traffic is linear. On shorter sequences or a different GPU, you might find a length where it's
-# 3.33.
+# **Verdict: an understatement here, and not a constant.** The gain grows with the sequence, because the unfused traffic
+# is quadratic and the fused traffic is linear. On shorter sequences or a different GPU, you might find a length where
+# it's 3.33.
 #
 # **Claim: "dropping intermediates takes 20 to 40 % less memory."** Unfused attention saves all probabilities for the
 # backward pass. Fused attention saves q, k, v, the output and the logarithm of each row's sum, and recomputes the
@@ -920,10 +832,10 @@ text = f"{title}. On an H200: {'; '.join(each)}"
 intensity.on(roofline_chart(roof, points, title, text), "x")
 
 # %% [markdown]
-# So a decoding kernel should read k and v just once, at copy bandwidth, for all queries of a group. `flash_kernel` runs
-# one program per head and tile of queries. With one query and eight key heads, that's eight programs for the whole GPU,
-# each looping over 65,536 keys on its own. The fix is the one from lesson 06: **split the row**. Each part computes the
-# maximum, sum and numerator of its own keys, and a second launch combines them:
+# So a decoding kernel should read k and v just once, at copy bandwidth, for all queries of a group. One program per
+# *key* head would do that, but with eight key heads, that's eight programs for the whole GPU, each looping over 65,536
+# keys on its own. The fix is the one from lesson 06: **split the row**. Each part computes the maximum, sum and
+# numerator of its own keys, and a second launch combines them:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_10 import decode, join_kernel, part_kernel
@@ -951,7 +863,7 @@ for parts in (1, 4, 16):
 
 # %% [markdown]
 # This is **Flash-Decoding**, which is how FlashAttention's own library handles a KV cache. **How many times faster are
-# 64 parts than one, with 8 key heads and 65,536 keys, on an H200?** Count the busy SMs.
+# 64 parts than one, with 8 key heads and 65,536 keys, on an H200?** Count the busy SMs for an upper bound.
 
 # %% tags=["hide-input"]
 split_gain = predict_first("speedup of 64 parts, 8 key heads, 65,536 keys, H200", unit="times")
@@ -971,16 +883,18 @@ title = f"{h200.label_of('attention_decode')}\n{what}"
 display(table(("keys", "key heads", "at copy bandwidth", *ways), rows, title))
 split_gain.compare(
     decoding[65536][8][1].median / decoding[65536][8][64].median,
-    "One part for each of 8 heads leaves 124 of the 132 SMs idle.",
+    "One part for each of 8 heads leaves 124 of the 132 SMs idle. Filling them would give 132 / 8 "
+    "= 16.5 times, and copy bandwidth allows slightly less. 16 parts, one program per SM, are even "
+    "faster than 64. More parts only help if there are few key heads.",
 )
 
 # %% [markdown]
-# Read the table row by row. With enough parts, how close does a long cache get to copy bandwidth, and which number of
-# key heads is furthest from it? Both launches take time to ramp up and drain. Bytes matter most: with a quarter of the
-# key heads, the cache is a quarter of the size. (FlexAttention can also decode, but needs a block mask to split the
-# keys sensibly. Our recording didn't pass one, so we left it out.) These are GPU times. From Python, two launches take
-# longer than the shortest times in this table (lesson 02), so servers decode inside [CUDA
-# graphs](../docs/glossary.md#cuda-graph).
+# Read the table row by row. With enough parts, a long cache of 32 key heads gets very close to copy bandwidth, but one
+# of a single head stays far below it: the smaller the cache, the more the ramp-up and the second launch weigh. Bytes
+# matter most: with a quarter of the key heads, the cache is a quarter of the size. (FlexAttention can also decode, but
+# needs a block mask to split the keys sensibly. Our recording didn't pass one, so we left it out.) These are GPU times.
+# From Python, two launches take longer than the shortest times in this table (lesson 02), so servers decode inside
+# [CUDA graphs](../docs/glossary.md#cuda-graph).
 #
 # ## Your predictions vs the measurements
 
@@ -1026,6 +940,86 @@ self_test(
 # kernels are in `kernels/tiled/`.
 #
 # ## Going further
+#
+# ### The limiting unit
+#
+# Memory isn't the limit at these lengths. Are the tensor cores? Between the two matmuls, you need an **exponential**
+# for each score, and that runs on the [SFU](../docs/glossary.md#sfu), which is slow: 4.18 TFLOP/s on an H200, against
+# the tensor cores' 989 TFLOP/s. At head dimension $d$, a score takes $4d$ operations on tensor cores and one
+# exponential. Here's how long each takes at two head dims:
+# <!-- given 4.18 TFLOP/s, 989 TFLOP/s: helpers/instruments/devices.toml, one result of the SFU counted as one FLOP -->
+
+# %% tags=["hide-input"]
+special = Roofline(DEVICES["H200"], "special functions")
+for d in (64, 128):
+    products, exponentials = 4 * d / roof.peak, 1 / special.peak
+    took = f"matmuls {1e15 * products:.0f} ns, exponentials {1e15 * exponentials:.0f} ns"
+    print(f"head dim {d:3}, a million scores: {took}")
+
+# %% [markdown]
+# If tensor cores and SFUs took turns, exponentials would take up much of the time. They're only free if both units work
+# **at the same time**.
+#
+# 1. On an H100, at what head dims do the exponentials take longer than the matmuls?
+# 2. Choose matmuls in fp8, as in FlashAttention-3. Where is the balance now?
+# 3. How about a B200, at 64 and 128? An A100?
+# 4. How short must the sequence be for memory to be the limit?
+
+# %% tags=["hide-input"]
+from helpers.figures import AttentionUnitsExplorer
+
+units = AttentionUnitsExplorer("H100", dtype="fp16", dim=64, tokens=8192)
+units
+
+# %% [markdown]
+# <details><summary>What you should see</summary>1. Below 64. 2. The matmuls are twice as fast, so exponentials are the
+# limit up to head dim 96 and nearly as slow as the matmuls at 128. 3. On a B200, exponentials take nearly twice as long
+# as the matmuls at 64, and about as long at 128. An A100's tensor cores are slower, so at 64 the exponentials only
+# take half as long. 4. At head dim 64 on an H100, memory is the limit at 512 tokens, but at 1,024 it's the
+# matmuls.</details>
+#
+# A roofline is only a model, so let's see what happens without the exponentials. A kernel that uses the score itself
+# instead of its `exp2` computes nonsense, but it runs as if exponentials were free. (It's a plain kernel with pointers
+# and no warp specialisation.)
+
+# %% tags=["hide-input"]
+from benchmarks.experiments.lesson_01 import COUNTS
+
+taken_away = h200.experiment("attention_exponentials")
+rows = []
+for d, times in taken_away.items():
+    rows.append((d, *(f"{1e6 * time.median:.0f} us" for time in times.values())))
+table(("head dim", *times), rows, h200.label_of("attention_exponentials"))
+
+# %% [markdown]
+# Leaving them out gains little. Most were already hidden behind other work, without any planning. An SM's warps don't
+# run in lockstep, so while some wait for a matmul, others compute exponentials. *Polynomial* replaces every exponential
+# by multiply-adds. On an H200 that's slower, most likely because the CUDA cores become the limit. FlashAttention-4,
+# below, does it for only some of them, and on a GPU whose SFUs are further behind.
+#
+# ### FlashAttention 2, 3 and 4
+#
+# The first paper introduced tiling, online softmax and recomputation. Later versions schedule the same arithmetic
+# better.
+#
+# - **FlashAttention-2** (Dao, [arXiv:2307.08691](https://arxiv.org/abs/2307.08691)) runs the query tiles of a head in
+#   parallel, while the first version had one program per head. It divides at the very end, not in every tile, and
+#   splits queries rather than keys among warps, so they don't have to communicate. Our kernel does all three.
+# - **FlashAttention-3** (Shah et al., [arXiv:2407.08608](https://arxiv.org/abs/2407.08608)) is for Hopper, where loads
+#   and matmuls are asynchronous. Some warps only load (TMA), and two other groups of warps take turns, so that one
+#   computes exponentials while the other's matmul runs. Within a group, one tile's exponentials overlap the previous
+#   tile's second matmul. It also has an fp8 version. The course's tuned kernel for head dims 65 to 256 has the loading
+#   warp and the overlap within a group, but its groups don't take turns. It's written in Gluon, Triton's lower-level
+#   language (`kernels/tuned/hopper_attention.py`).
+# - **FlashAttention-4** ([arXiv:2603.05451](https://arxiv.org/abs/2603.05451)) is for Blackwell, which doubled the
+#   speed of matmuls but not of exponentials. So it computes some of the exponentials with multiply-adds: $2^x$ is
+#   $2^{\lfloor x \rfloor}$, which goes into a float's exponent bits, times $2$ to the remainder, approximated by a
+#   short polynomial. It also rescales less often. The running maximum only has to be close to the true one, so it's
+#   updated only when the true one has grown by more than, say, 8 in base 2. And it uses features that only Blackwell
+#   has: accumulators in tensor memory, and matmuls shared by two SMs.
+#
+# (*Other attention kernels*, below, lists the `flash-attn-4` package on an H100. There it runs its Hopper kernel, which
+# follows FlashAttention-3, not the algorithm described here.)
 #
 # ### How the bytes grow
 
@@ -1083,9 +1077,9 @@ for flag in (False, True):
     print(f"{'causal' if flag else 'full':6} {told}")
 
 # %% [markdown]
-# **Verdict: fair against torch.compile, too modest against PyTorch line by line.** In eager PyTorch, a causal mask
-# written with `masked_fill` adds launches on N × N tensors. The compiler fuses mask and softmax but leaves the matmul
-# separate.
+# **Verdict: about right against torch.compile, an understatement against PyTorch line by line.** In eager PyTorch, a
+# causal mask written with `masked_fill` adds launches on N × N tensors. The compiler fuses mask and softmax but leaves
+# the matmul separate.
 #
 # ### The explorer's model vs the meter and measured times
 
@@ -1363,8 +1357,8 @@ table(
 
 # %% [markdown]
 # **Verdict: fair for attention with an explicit causal mask, where the compiler fuses the work on the matrix. For plain
-# attention it's too modest, but the compiler replaced the kernel instead of fusing it.** Without the patterns, plain
-# attention gains little, because the matmuls stay separate and the matrix still goes through memory. (We didn't
+# attention it's an understatement, but the compiler replaced the kernel instead of fusing it.** Without the patterns,
+# plain attention gains little, because the matmuls stay separate and the matrix still goes through memory. (We didn't
 # investigate why the causal version was slower with the patterns at 2048 tokens.)
 #
 # ### Other attention kernels
@@ -1387,9 +1381,9 @@ print(f"a matmul: {rates['bf16_matrix_flops_per_second'] / 1e12:.0f} TFLOP/s")
 # `FlashAttention-2` is PyTorch's build. Version 2 was written for an A100, version 3 for Hopper. `Flex` is
 # FlexAttention's Triton template. Without a mask, torch.compile just calls another kernel, so that's the one we timed.
 #
-# The sweep ran on an H100 with today's kernels, and with FlashAttention-4, which beats ours on most long sequences, by
-# a few percent in the forward pass and by more in the backward pass. The chart shows head dim 128 at each sequence
-# length, with 16384 tokens in all. The table covers every size:
+# The sweep ran on an H100 with today's kernels, and with the `flash-attn-4` package, whose Hopper kernel beats ours on
+# most long sequences, by a few percent in the forward pass and by more in the backward pass. The chart shows head dim
+# 128 at each sequence length, with 16384 tokens in all. The table covers every size:
 
 # %% tags=["hide-input"]
 from helpers.figures import sweep_chart
@@ -1399,11 +1393,12 @@ at_all_sizes = recorded_sweep()
 display(sweep_chart(at_all_sizes, "flash_attention"), at_all_sizes.summary(["flash_attention"]))
 
 # %% [markdown]
-# On short sequences, a program has few tiles of keys, so it spends much of its time on its first loads and last stores.
-# That's why the tuned kernel processes many query tiles one after another, and computes the first scores of the next
-# tile while it stores the output of the last. The backward pass, at head dims 33 to 128 on Hopper, is one kernel with
-# five matmuls, whose programs add to the queries' gradient in memory. At other head dims there are two kernels, one for
-# the queries' gradient and one for the keys' and values'. Both recompute the scores, which makes seven matmuls.
+# On short sequences, a program has few tiles of keys, so it probably spends much of its time on its first loads and
+# last stores. That's why the tuned kernel processes many query tiles one after another, and computes the first scores
+# of the next tile while it stores the output of the last. The backward pass, at head dims 33 to 128 on Hopper, is one
+# kernel with five matmuls, whose programs add to the queries' gradient in memory. At other head dims there are two
+# kernels, one for the queries' gradient and one for the keys' and values'. Both recompute the scores, which makes seven
+# matmuls.
 #
 # **Claim: "FlashAttention: 2 to 4 times faster between 128 and 4K tokens."** This comes from its first README, for an
 # A100: forward and backward pass together, batch 8, 12 heads of dimension 64, against unfused PyTorch, and "more with

@@ -10,8 +10,7 @@
 # - derive the gradients of a norm and of attention, write both as kernels, and check them with gradcheck and float64;
 # - compare what an unfused chain, a fused kernel and autocast lose to rounding in bf16;
 # - sum a weight's gradient over thousands of programs, quickly and reproducibly;
-# - decide what a layer saves for its backward pass and what it recomputes, and see what torch.compile decides;
-# - register a kernel as an operator that torch.compile keeps in its graph;
+# - decide what a layer saves for its backward pass and what it recomputes;
 # - train with a large vocabulary without ever storing all the logits;
 # - train a transformer on fused kernels and show that the training hasn't changed.
 #
@@ -96,8 +95,9 @@ print("right values:", torch.allclose(y, unfused(x, weight), atol=1e-5))
 print("y.requires_grad:", y.requires_grad)
 
 # %% [markdown]
-# The values are right, but no gradient reaches `x` or `weight`, and PyTorch doesn't raise an error. In a model with
-# this norm, only the layers after it would train.
+# The values are right, but no gradient reaches `x` or `weight`, and PyTorch doesn't raise an error. In a plain stack of
+# layers, only those after the norm would train. With residual connections, some gradient gets past it, and the mistake
+# is even harder to notice.
 #
 # ## The gradient of RMSNorm
 #
@@ -111,8 +111,8 @@ print("y.requires_grad:", y.requires_grad)
 # \frac{\partial L}{\partial x_i} = r\, g_i w_i + \sum_j g_j w_j x_j \frac{\partial r}{\partial x_i}
 # = r \Big( g_i w_i - \hat x_i \cdot \frac1n \sum_j g_j w_j \hat x_j \Big)$$
 #
-# We subtract the *projection* of $g w$ onto $\hat x$, because scaling a row doesn't change $\hat x$. **What does that
-# make $\sum_i x_i \,\partial L/\partial x_i$ over a row, if eps is 0?**
+# Scaling a row doesn't change $\hat x$. **What does that make $\sum_i x_i \,\partial L/\partial x_i$ over a row, if eps
+# is 0?**
 
 # %% tags=["hide-input"]
 along_x = predict_first("sum of x times its gradient over a row, RMSNorm, eps 0", unit="")
@@ -125,12 +125,13 @@ normalised = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True)) * weight
 along_x.compare(
     round((exact * of_exact).sum(-1).abs().max().item(), 6),
     "The gradient is orthogonal to the row: scaling a row changes nothing, so the gradient can't "
-    "have a component along it.",
+    "have a component along it. The formula subtracts it: the projection of g w onto x_hat.",
 )
 
 # %% [markdown]
 # Now write it yourself. The kernel gets $g w$ as `gw`, each program has one row of 8 columns, and eps is 0. At the
-# moment, the kernel subtracts $\hat x$ itself. **Make it subtract the projection.**
+# moment, the kernel subtracts $\hat x$ itself. **Make it subtract the projection** of $g w$ onto $\hat x$, as in the
+# formula.
 
 
 # %%
@@ -239,8 +240,9 @@ class Norm(torch.autograd.Function):
 #
 # Let's train with the naive gradient and see. `benchmarks/training.py` has a small two-layer transformer in which you
 # can swap the norm, attention, gate and loss. In its training text, there are always two equally likely next tokens,
-# which depend on the token *before the last*. So no model's mean loss can drop below $\ln 2$. In PyTorch, the naive
-# gradient takes a single call: `detach` stops the gradient through $r$.
+# which depend on the second-to-last token. So no model's mean loss can drop below $\ln 2$. In PyTorch, the naive
+# gradient takes a single call: `detach` stops the gradient through $r$. **What's the mean loss after 150 steps?** You
+# can't work it out. Just guess, between $\ln 2$ and the 3.8 at the start.
 
 # %%
 from benchmarks.training import BRANCHES, FUSED, SMALL, UNFUSED, prepared, train
@@ -289,7 +291,7 @@ print("both learned:", all(sum(each[-20:]) / 20 < 0.5 * each[0] for each in loss
 # [gradcheck](../docs/glossary.md#gradcheck) nudges each input by $10^{-6}$, measures how much the results change, and
 # compares that with your backward pass. In fp32, such a small nudge gets lost in rounding, so you need float64 *all the
 # way through the kernel*. That's why `COMPUTE` is an argument. Test small, awkward shapes: one row, one column, more
-# rows than programs.
+# rows than programs (on a GPU, that would take more than 264).
 
 
 # %%
@@ -304,8 +306,8 @@ for shape in ((1, 5), (6, 3), (5, 1)):
     print(f"full, {shape[0]} x {shape[1]}:", gradcheck(full, *shape))
 
 # %% [markdown]
-# So the formula is right. But gradcheck says nothing about rounding, and a correct formula can still lose accuracy in
-# fp32 or bf16. So we take float64 as the truth and compare our error in each gradient with PyTorch's error in the same
+# So the formula is right. But gradcheck doesn't cover rounding, and a correct formula can still lose accuracy in fp32
+# or bf16. So we take float64 as the truth and compare our error in each gradient with PyTorch's error in the same
 # dtype:
 
 
@@ -327,13 +329,12 @@ for dtype in (torch.float32, torch.bfloat16):
 
 # %% [markdown]
 # **By what factor does fusing cut the traffic of the backward pass, in fp32?** Unfused, PyTorch goes back through the
-# formula one operator at a time, with far more kernels than the four in the animation above. Ours reads `x` and the
-# incoming gradient and writes the outgoing one. The partial sums are just a few rows.
+# formula one operator at a time. You can't know its exact list of kernels, so guess how many tensors the size of x they
+# read and write. Ours reads `x` and the incoming gradient and writes the outgoing one. The partial sums are just a few
+# rows.
 
 # %% tags=["hide-input"]
-backward_bytes = predict_first(
-    "traffic of RMSNorm's backward pass, unfused over fused", unit="times"
-)
+backward_bytes = predict_first("unfused ÷ fused traffic, RMSNorm backward", unit="times")
 backward_bytes
 
 # %% tags=["hide-input", "nbval-ignore-output"]
@@ -391,7 +392,7 @@ def autocast(*tensors):
 # that add up. **By what factor do three roundings raise the error, compared with one?**
 
 # %% tags=["hide-input"]
-three_roundings = predict_first("error of three roundings to bf16 over that of one", unit="times")
+three_roundings = predict_first("error with three roundings ÷ error with one, bf16", unit="times")
 three_roundings
 
 # %% tags=["hide-input"]
@@ -414,14 +415,14 @@ for name, way in ways.items():
 display(table(("", "error", "launches", "B/element"), rows))
 three_roundings.compare(
     round(errors["unfused"] / errors["fused"], 1),
-    "Three equal and independent errors would give the square root of 3. SiLU enlarges the first.",
+    "Three equal and independent errors would give the square root of 3. SiLU amplifies the first.",
 )
 
 # %% [markdown]
-# `torch.autocast` fuses nothing. It chooses each operator's dtype: bf16 for matmuls, fp32 for a list of operators such
-# as losses, and for all others, like these three, the widest dtype of their inputs. With bf16 tensors that changes
-# nothing. But it leaves parameters in fp32, so an fp32 bias makes the rest of the chain fp32, until the next matmul
-# rounds to bf16. That's as accurate as the fused kernel, and you pay for it in bytes.
+# `torch.autocast` fuses nothing. It changes the dtype of two lists of operators: matmuls run in bf16, and some others,
+# such as losses, in fp32. The rest, like these three, it leaves alone, so the widest dtype of their inputs wins, as
+# usual. With bf16 tensors that changes nothing. But it leaves parameters in fp32, so an fp32 bias makes the rest of the
+# chain fp32, until the next matmul rounds to bf16. That's as accurate as the fused kernel, and you pay for it in bytes.
 #
 # ## Atomics or partial sums?
 #
@@ -441,10 +442,11 @@ print(f"{len(set(sums))} different sums, from {min(sums):.8f} to {max(sums):.8f}
 # All of these are correct to fp32 precision. Now take our backward kernel on an H200, with 32,768 rows of 4096, and sum
 # the weight's gradient in three ways: atomics with one program per row, atomics with just enough programs to keep the
 # GPU busy (each looping over many rows), and partial sums from that same number of programs. **Make the same call
-# twenty times on the same inputs. How many different gradients do you get from atomics with one program per row?**
+# twenty times on the same inputs. With atomics and one program per row, in how many of the 4096 columns do the sums
+# differ?**
 
 # %% tags=["hide-input"]
-repeats = predict_first("different gradients in 20 runs, atomics, H200", unit="")
+repeats = predict_first("columns that differ in 20 runs, atomics, H200", unit="")
 repeats
 
 # %% tags=["hide-input"]
@@ -457,7 +459,7 @@ for way, of_runs in repeated.items():
 columns = ("", "different", "columns affected, of 4096", "largest error", "time")
 display(table(columns, rows, h200.label_of("gradient_sums", "gradient_repeats")))
 repeats.compare(
-    repeated["atomics, a program a row"]["different"],
+    repeated["atomics, a program a row"]["columns"],
     "No two runs agree, and every column is affected, while partial sums give the same result "
     "every time. With few programs, atomics take as long as partial sums and their second "
     "launch. With one program per row, too many additions go to the same address.",
@@ -591,9 +593,9 @@ for name, mine, each in zip(("dQ", "dK", "dV"), (dq, dk, dv), truth, strict=True
 # The catch is `dq`. Every block of keys contributes to it, so we sum it with atomics, in whatever order the programs
 # arrive. Alternatively, you can write a second kernel whose programs own blocks of queries and loop over the keys. It
 # has to repeat the matmuls for S and dP, but it returns the same bits every time. The plain kernel behind
-# `kernels.flash_attention` does this. On Hopper, a tuned kernel adds dQ in memory as above, which is faster. Here
-# atomics pay off, because avoiding them takes two more matmuls. `torch.use_deterministic_algorithms(True)` turns that
-# kernel off, and PyTorch's own attention obeys the same switch.
+# `kernels.flash_attention` does this. On Hopper, a tuned kernel adds dQ in memory as above: five matmuls instead of
+# seven. (We don't have a table with both.) `torch.use_deterministic_algorithms(True)` turns that kernel off, and
+# PyTorch's own attention obeys the same switch.
 #
 # ## What should a layer save?
 #
@@ -626,180 +628,7 @@ explorer
 # width, because matmuls grow as the square of the width and everything else grows linearly. 3. By default, fp32 matmuls
 # don't use tensor cores, so they run at a fraction of the rate, while the bytes only double.</details>
 #
-# Checkpointing runs the forward pass again, but only up to the last tensor that the backward pass needs. It skips the
-# block's last matmul, because no gradient depends on that result. Our block has width 32. Its matmuls are those of
-# attention, which are small here, and five linear layers: $w \to 3w$ (Q, K, V), $w \to w$, two of $w \to 3w$ (gate and
-# up), and finally $3w \to w$. **What percentage of the forward pass's FLOPs isn't repeated?** PyTorch counts them as it
-# runs.
-
-# %% tags=["hide-input"]
-skipped = predict_first("forward FLOPs that checkpointing does not repeat", unit="%")
-skipped
-
-# %% tags=["hide-input"]
-from torch.utils.checkpoint import checkpoint
-
-
-def through_blocks(x, run):
-    for block in model.blocks:
-        x = run(block, x)
-    return x
-
-
-model = prepared(UNFUSED, SMALL, device)
-states = torch.randn(SMALL.batch, SMALL.tokens, SMALL.width, device=device, requires_grad=True)
-ways = {
-    "saved": lambda block, x: block(x),
-    "checkpointed": partial(checkpoint, use_reentrant=False),
-}
-flops = {}
-for name, run in ways.items():
-    with FlopCounterMode(display=False) as counter:
-        through_blocks(states, run).sum().backward()
-    flops[name] = counter.get_total_flops()
-    held = peak_memory(through_blocks, states, run).bytes / states.nbytes
-    print(f"{name}: {flops[name] / 1e6:.1f} MFLOP; the forward pass holds {held:.0f}x its input")
-more = flops["checkpointed"] / flops["saved"] - 1
-skipped.compare(
-    100 * (1 - 3 * more),
-    f"Checkpointing adds {100 * more:.1f} % to a step's FLOPs. A whole forward pass, a third of a "
-    "step, would add 33.3 %.",
-)
-
-# %% [markdown]
-# **Claim: "checkpointing costs a third more compute."** The idea is that the forward pass is a third of a step and
-# now runs twice.
-
-# %% tags=["answers-skipped", "hide-input"]
-print(f"{100 * more:.1f} % more FLOPs, checkpointed\n")
-print(
-    "Verdict: nearly, for FLOPs: a third is the upper limit. Matmuls are expensive to repeat, but"
-)
-print(
-    "most of the saved memory is cheap to recompute, so it pays to choose more finely than by "
-    "layer."
-)
-
-# %% [markdown]
-# ## What torch.compile decides
-#
-# `torch.compile` captures the forward and backward passes as *one* graph, then cuts it in two. Every edge it cuts is a
-# tensor it has to save. So it looks for the cheapest cut, a **minimum cut** in a network whose capacities are bytes,
-# and it can recompute cheap operations in the backward half. We can run this **min-cut partitioner** without generating
-# any code. Here it is on an unfused norm and gate:
-
-
-# %% tags=["hide-input"]
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
-from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
-
-
-def cut(function, partition, *inputs):
-    """Return the graphs of the forward and the backward pass."""
-    graphs = []
-    note = lambda graph, _: graphs.append(graph) or make_boxed_func(graph)
-    torch._dynamo.reset()
-    backend = aot_autograd(fw_compiler=note, bw_compiler=note, partition_fn=partition)
-    torch.compile(function, backend=backend, fullgraph=True)(*inputs).sum().backward()
-    return graphs
-
-
-def describe(graphs, like):
-    """Return the names of the saved tensors as large as `like`, and of those recomputed."""
-    forward_graph, backward_graph = (list(graph.graph.nodes) for graph in graphs)
-    given = [
-        node for node in backward_graph if node.op == "placeholder" and "tangents" not in node.name
-    ]
-    large = [node.name for node in given if node.meta["val"].numel() == like.numel()]
-    made = {node.name for node in forward_graph if node.op == "call_function"}
-    return large, [
-        node.name for node in backward_graph if node.op == "call_function" and node.name in made
-    ]
-
-
-# %%
-def norm_and_gate(x, weight, up):
-    return F.silu(unfused(x, weight)) * up
-
-
-up = torch.randn_like(x, requires_grad=True)
-large, again = describe(cut(norm_and_gate, default_partition, x, weight, up), x)
-print(f"autograd's cut: {len(large)} saved, {', '.join(large)}")
-
-# %% [markdown]
-# (`primals` are the function's arguments, in order.) **How many tensors the size of `x` does the minimum cut save?**
-
-# %% tags=["hide-input"]
-kept_by_cut = predict_first(
-    "tensors as large as x that the minimum cut saves, silu(norm(x)) * up", unit=""
-)
-kept_by_cut
-
-# %% tags=["hide-input"]
-large, again = describe(cut(norm_and_gate, min_cut_rematerialization_partition, x, weight, up), x)
-print(f"minimum cut: {len(large)} saved, {', '.join(large)}; recomputed: {', '.join(again)}")
-kept_by_cut.compare(
-    len(large),
-    "It saves x and up, which exist anyway, and recomputes the rest, just as you would. It also "
-    "saves rsqrt, one value per row, because a reduction isn't cheap enough to repeat.",
-)
-
-# %% [markdown]
-# ## Your kernel in torch.compile's graph
-#
-# By default, `torch.compile` traces into any function that launches a kernel. It understands Triton launches on a GPU,
-# but not this course's interpreter, and it can't see inside a CUDA C++ extension at all. With `torch.library` you can
-# register the three things it needs: a name, a function that describes the result without computing it (a **fake**),
-# and the gradient. The course does this for all of its kernels in `kernels/op.py`, with the same pieces you've just
-# written:
-
-# %%
-from kernels.op import like, register
-
-
-def norm_forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return forward(x, weight)
-
-
-def norm_backward(
-    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return backward(dy, x, weight, full)
-
-
-norm = register(
-    "lesson_norm",
-    norm_forward,
-    lambda x, weight: like(x),
-    keep=lambda arguments, y: arguments,
-    backward=norm_backward,
-    backward_fake=lambda dy, x, weight: (like(x), like(weight)),
-)
-
-
-def model_of_mine(x, weight, up):
-    return (F.silu(norm(x, weight)) * up).sum()
-
-
-# %% tags=["hide-input"]
-found = torch._dynamo.explain(model_of_mine)(x, weight, up)
-calls = [node.target for node in found.graphs[0].graph.nodes if node.op == "call_function"]
-print(f"{found.graph_count} graph, {found.graph_break_count} breaks:", end=" ")
-print(", ".join(str(getattr(call, "__name__", call)) for call in calls))
-compiled = torch.compile(model_of_mine, backend="aot_eager", fullgraph=True)
-ours = torch.autograd.grad(compiled(x, weight, up), (x, weight, up))
-expected = torch.autograd.grad(norm_and_gate(x, weight, up).sum(), (x, weight, up))
-right = all(torch.allclose(*pair, atol=1e-3) for pair in zip(ours, expected, strict=True))
-print("right gradients:", right)
-large, again = describe(cut(model_of_mine, min_cut_rematerialization_partition, x, weight, up), x)
-print(f"{len(large)} saved, {', '.join(large)}; recomputed: {', '.join(again)}")
-
-# %% [markdown]
-# We get one graph with your kernel as a node. But the cut now also saves the norm's result, because the partitioner
-# can't look inside your operator and doesn't know that it's cheap to recompute. **Inside a kernel you register, the
-# compiler can't decide anything.** You could fuse the gate into the kernel too. Otherwise the compiler may save more
-# than it should.
+# *Going further* counts what checkpointing costs, and shows which tensors torch.compile decides to save.
 #
 # ## Cross entropy without all the logits
 #
@@ -828,7 +657,7 @@ second_loop = inspect.getsource(loss_kernel.fn).split("overwrites it\n")[1]
 print(inspect.cleandoc("\n" + second_loop))
 
 # %% [markdown]
-# Let's take the size of Llama 3's smaller model, with 8192 tokens of width 4096 and 128,256 words, in bf16 on an H200.
+# Let's use the dimensions of the smaller Llama 3, with 8192 tokens of width 4096 and 128,256 words, in bf16 on an H200.
 # `eager` computes all logits, and the loss in fp32, as most models' code does, so at its peak it holds three fp32
 # tensors with the shape of the logits. With chunks, the largest tensor left is the weight's gradient, in two copies:
 # the sum, and the sum scaled by the loss's own gradient. **By what factor do chunks of 1024 tokens cut the loss's peak
@@ -836,7 +665,7 @@ print(inspect.cleandoc("\n" + second_loop))
 
 # %% tags=["hide-input"]
 large_peak = predict_first(
-    "peak memory of Llama 3's loss, eager over 1024 tokens at a time", unit="times"
+    "peak memory of Llama 3's loss, eager ÷ chunks of 1024 tokens", unit="times"
 )
 large_peak
 
@@ -852,9 +681,10 @@ all_at_once = of_loss["eager"]["peak"]
 large_peak.compare(
     all_at_once / of_loss[1024]["peak"],
     "At 4096 tokens and fewer, the peak no longer falls, because the two copies of the weight's "
-    "gradient remain. Below 512, the matmuls get too thin for the GPU, so choose the largest "
-    "chunk that fits. torch.compile avoids the fp32 logits without any hint, and it's faster "
-    "than any chunk size. It still holds the bf16 logits, so use it if those fit.",
+    "gradient remain. Below 512 the time rises, most likely because so few rows don't fill the "
+    "GPU, so choose the largest chunk that fits. torch.compile avoids the fp32 logits without any "
+    "hint, and it's faster than any chunk size. It still holds the bf16 logits, so use it if "
+    "those fit.",
 )
 
 # %% [markdown]
@@ -914,8 +744,9 @@ print("fused and unfused losses agree to within 1e-5 over 8 steps:", apart < 1e-
 # The difference starts in the last digit of an fp32 value, because the kernels add in a different order, and over many
 # training steps it grows. Neither version has a bug. **So compare losses step by step at the start, when a wrong
 # gradient shows immediately, and compare them as curves later.** No gradient has affected the loss at step 0, but at
-# step 1 the naive loss is already off by over a thousand times more than the fused one. *That's* how a falling loss can
-# reveal a wrong gradient. Here's a minute of `python -m benchmarks.training`, recorded:
+# step 1 the naive loss is already off by over a thousand times more than the fused one. *That's* how a loss can expose
+# a wrong gradient: compared step by step with a trusted run. Here's a minute of `python -m benchmarks.training`,
+# recorded:
 
 # %% tags=["hide-input"]
 from helpers.figures import loss_chart
@@ -926,8 +757,8 @@ loss_chart(minute["unfused"], minute["fused"], math.log(BRANCHES), cpu.label)
 
 # %% [markdown]
 # **Claim: "dropping intermediates takes 20 to 40 % less memory."** It names neither a source nor a model. It held for a
-# gate in lesson 04, and for a loss in lesson 06. Here we test it on the whole transformer, without its weights, which
-# both versions save:
+# gate in lesson 04 and for a loss in lesson 06. For a block with attention, in lesson 10, it held at two lengths out of
+# six. Here we test it on the whole transformer, without its weights, which both versions save:
 
 
 # %% tags=["hide-input"]
@@ -960,12 +791,11 @@ print(
 # %% [markdown]
 # Next, a larger version of the model on an H200: six layers of width 1024 with 16 heads, 8 sequences of 1024 tokens per
 # step, and 32,768 words, in bf16. Unfused, the two largest items are each layer's N x N probabilities and the loss's
-# three tensors of logits. **By what factor does fusing cut the peak memory of a step, not counting the weights?**
+# three tensors of logits. Everything else takes about two gigabytes in either version. **By what factor does fusing cut
+# the peak memory of a step, not counting the weights?**
 
 # %% tags=["hide-input"]
-step_memory = predict_first(
-    "peak memory of a training step, unfused over fused, H200", unit="times"
-)
+step_memory = predict_first("peak memory of a training step, unfused ÷ fused, H200", unit="times")
 step_memory
 
 # %% tags=["hide-input"]
@@ -983,14 +813,13 @@ print("losses that differ in a second fused run:", on_h200["fused"]["again"])
 step_memory.compare(
     on_h200["unfused"]["peak"] / on_h200["fused"]["peak"],
     "The N x N scores and the logits are gone. torch.compile was given unfused attention and "
-    "loss, and it didn't fuse either.",
+    "loss and didn't fuse either, so this isn't a comparison of compilers.",
 )
 
 # %% [markdown]
-# Two caveats about that table. We gave `torch.compile` the unfused attention and loss. With
-# `scaled_dot_product_attention` and a chunked loss it should come closer, but we haven't timed that. And the second
-# fused run repeats every loss only because attention's backward kernel summed dQ in a fixed order when we recorded it.
-# On Hopper, today's kernel only does that under `torch.use_deterministic_algorithms(True)`.
+# With `scaled_dot_product_attention` and a chunked loss, torch.compile should come closer, but we haven't timed that.
+# And the second fused run repeats every loss only because attention's backward kernel summed dQ in a fixed order when
+# we recorded it. On Hopper, today's kernel only does that under `torch.use_deterministic_algorithms(True)`.
 #
 # ## Your predictions vs the measurements
 
@@ -1017,10 +846,9 @@ predictions()
 # <details><summary>Answer</summary>Two runs differ, first in the last digits and later in all of them. And you have to
 # zero the row of sums first, which is another launch. (In bf16, every addition would also round.)</details>
 #
-# 4. `torch.compile` saves less for an unfused `silu(norm(x)) * up` than with your registered norm. Why, and what would
-#    you do about it?
-# <details><summary>Answer</summary>It recomputes operations that it knows to be cheap. It knows nothing about your
-# operator, so it saves the result. Either fuse the gate into the kernel, or leave both to the compiler.</details>
+# 4. Your layer runs out of memory. Which would you recompute first: the norms and the gate, or a matmul's result?
+# <details><summary>Answer</summary>Norms and the gate. They take a few extra reads and little arithmetic, while
+# repeating a matmul takes all of its FLOPs.</details>
 #
 # 5. Fused and unfused losses agree to six digits for a hundred steps, and over the next thousand they drift apart by a
 #    tenth. Is a gradient wrong?
@@ -1042,6 +870,112 @@ self_test(answer, 8192 * 128_256 * 2 / 1e9, "tokens times words, two bytes each"
 
 # %% [markdown]
 # ## Going further
+#
+# ### Checkpointing's FLOPs
+#
+# Checkpointing runs the forward pass again, but only up to the last tensor that the backward pass needs. It skips the
+# block's last matmul, because no gradient depends on that result. Our block has width 32. Its matmuls are those of
+# attention, which are small here, and five linear layers: $w \to 3w$ (Q, K, V), $w \to w$, two of $w \to 3w$ (gate and
+# up), and finally $3w \to w$. PyTorch counts the FLOPs as it runs:
+
+# %% tags=["hide-input"]
+from torch.utils.checkpoint import checkpoint
+
+
+def through_blocks(x, run):
+    for block in model.blocks:
+        x = run(block, x)
+    return x
+
+
+model = prepared(UNFUSED, SMALL, device)
+states = torch.randn(SMALL.batch, SMALL.tokens, SMALL.width, device=device, requires_grad=True)
+ways = {
+    "saved": lambda block, x: block(x),
+    "checkpointed": partial(checkpoint, use_reentrant=False),
+}
+flops = {}
+for name, run in ways.items():
+    with FlopCounterMode(display=False) as counter:
+        through_blocks(states, run).sum().backward()
+    flops[name] = counter.get_total_flops()
+    held = peak_memory(through_blocks, states, run).bytes / states.nbytes
+    print(f"{name}: {flops[name] / 1e6:.1f} MFLOP; the forward pass holds {held:.0f}x its input")
+more = flops["checkpointed"] / flops["saved"] - 1
+print(f"not repeated: {100 * (1 - 3 * more):.0f} % of the forward pass")
+print(
+    f"checkpointing adds {100 * more:.1f} % to a step's FLOPs; a whole forward pass would add a third"
+)
+
+# %% [markdown]
+# **Claim: "checkpointing costs a third more compute."** The idea is that the forward pass is a third of a step and
+# now runs twice.
+
+# %% tags=["hide-input"]
+print(
+    f"{100 * more:.1f} % more FLOPs, checkpointed\n\n"
+    "Verdict: nearly, for FLOPs: a third is the upper limit. Matmuls are expensive to repeat, but\n"
+    "norms and the gate are cheap: in the explorer, 30 % less memory for 1 % more time. So it pays to\n"
+    "choose more finely than by layer."
+)
+
+# %% [markdown]
+# ### What torch.compile decides
+#
+# `torch.compile` captures the forward and backward passes as *one* graph, then cuts it in two. Every edge it cuts is a
+# tensor it has to save. So it looks for the cheapest cut, a **minimum cut** in a network whose capacities are bytes,
+# and it can recompute cheap operations in the backward half. We can run this **min-cut partitioner** without generating
+# any code. Here it is on an unfused norm and gate:
+
+
+# %% tags=["hide-input"]
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+
+
+def cut(function, partition, *inputs):
+    """Return the graphs of the forward and the backward pass."""
+    graphs = []
+    note = lambda graph, _: graphs.append(graph) or make_boxed_func(graph)
+    torch._dynamo.reset()
+    backend = aot_autograd(fw_compiler=note, bw_compiler=note, partition_fn=partition)
+    torch.compile(function, backend=backend, fullgraph=True)(*inputs).sum().backward()
+    return graphs
+
+
+def describe(graphs, like):
+    """Return the names of the saved tensors as large as `like`, and of those recomputed."""
+    forward_graph, backward_graph = (list(graph.graph.nodes) for graph in graphs)
+    given = [
+        node for node in backward_graph if node.op == "placeholder" and "tangents" not in node.name
+    ]
+    large = [node.name for node in given if node.meta["val"].numel() == like.numel()]
+    made = {node.name for node in forward_graph if node.op == "call_function"}
+    return large, [
+        node.name for node in backward_graph if node.op == "call_function" and node.name in made
+    ]
+
+
+# %%
+def norm_and_gate(x, weight, up):
+    return F.silu(unfused(x, weight)) * up
+
+
+up = torch.randn_like(x, requires_grad=True)
+large, again = describe(cut(norm_and_gate, default_partition, x, weight, up), x)
+print(f"autograd's cut: {len(large)} saved, {', '.join(large)}")
+
+# %% [markdown]
+# (`primals` are the function's arguments, in order.) The minimum cut saves fewer:
+
+# %% tags=["hide-input"]
+large, again = describe(cut(norm_and_gate, min_cut_rematerialization_partition, x, weight, up), x)
+print(f"minimum cut: {len(large)} saved, {', '.join(large)}; recomputed: {', '.join(again)}")
+
+# %% [markdown]
+# It saves x and up, which exist anyway, and recomputes the rest, just as you would. It also saves rsqrt, one value per
+# row, because a reduction isn't cheap enough to repeat.
 #
 # ### How much the compiler recomputes
 #
@@ -1069,6 +1003,62 @@ for budget in (1.0, 0.6, 0.3):
     )
 
 # %% [markdown]
+# ### Your kernel in torch.compile's graph
+#
+# By default, `torch.compile` traces into any function that launches a kernel. It understands Triton launches on a GPU,
+# but not this course's interpreter, and it can't see inside a CUDA C++ extension at all. With `torch.library` you can
+# register the three things it needs: a name, a function that describes the result without computing it (a **fake**),
+# and the gradient. The course does this for all of its kernels in `kernels/op.py`, with the same pieces you've just
+# written:
+
+# %%
+from kernels.op import like, register
+
+
+def norm_forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return forward(x, weight)
+
+
+def norm_backward(
+    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return backward(dy, x, weight, full)
+
+
+norm = register(
+    "lesson_norm",
+    norm_forward,
+    lambda x, weight: like(x),
+    keep=lambda arguments, y: arguments,
+    backward=norm_backward,
+    backward_fake=lambda dy, x, weight: (like(x), like(weight)),
+)
+
+
+def model_of_mine(x, weight, up):
+    return (F.silu(norm(x, weight)) * up).sum()
+
+
+# %% tags=["hide-input"]
+found = torch._dynamo.explain(model_of_mine)(x, weight, up)
+calls = [node.target for node in found.graphs[0].graph.nodes if node.op == "call_function"]
+print(f"{found.graph_count} graph, {found.graph_break_count} breaks:", end=" ")
+print(", ".join(str(getattr(call, "__name__", call)) for call in calls))
+compiled = torch.compile(model_of_mine, backend="aot_eager", fullgraph=True)
+ours = torch.autograd.grad(compiled(x, weight, up), (x, weight, up))
+expected = torch.autograd.grad(norm_and_gate(x, weight, up).sum(), (x, weight, up))
+right = all(torch.allclose(*pair, atol=1e-3) for pair in zip(ours, expected, strict=True))
+print("right gradients:", right)
+large, again = describe(cut(model_of_mine, min_cut_rematerialization_partition, x, weight, up), x)
+print(f"{len(large)} saved, {', '.join(large)}; recomputed: {', '.join(again)}")
+
+# %% [markdown]
+# We get one graph with your kernel as a node. But the cut now also saves the norm's result, because the partitioner
+# can't look inside your operator and doesn't know that it's cheap to recompute. **The compiler has no say inside an
+# operator you register this way.** (`torch.library.triton_op` makes the Triton kernels inside visible to it. The course
+# doesn't use it, because the compiler doesn't understand its interpreter.) You could fuse the gate into the kernel too.
+# Otherwise the compiler may save more than it should.
+#
 # ### A fake that is wrong
 #
 # A fake is a promise. The compiler relies on it to allocate and fuse, and never checks the result. The one below

@@ -12,10 +12,10 @@
 # - choose which elements share a scale, based on errors against float64;
 # - dequantise, multiply and quantise in one launch, and decide when it pays off;
 # - predict from the number of tokens whether fewer bits make a layer faster, for one layer and for 256 experts;
-# - explain what FP8 tensor cores do to a long sum, on which GPUs, and how to avoid it;
+# - explain what Hopper's FP8 tensor cores do to a long sum, and how to avoid it;
 # - compare MXFP4 with NVFP4, and find out from compiled code whether a GPU multiplies a format or only stores it.
 #
-# About 55 minutes. It builds on [05](05_normalisation.ipynb) (norms) and [08](08_matmul_epilogues.ipynb) (matmuls), and
+# About 70 minutes. It builds on [05](05_normalisation.ipynb) (norms) and [08](08_matmul_epilogues.ipynb) (matmuls), and
 # prepares you for [exercise 12](../exercises/12_layer_norm_int8.ipynb).
 
 # %% tags=["hide-input"]
@@ -60,7 +60,7 @@ passes_animation("int8")
 # square?**
 
 # %% tags=["hide-input"]
-int8_error = predict_first("error of 4096 normal numbers in int8", unit="%")
+int8_error = predict_first("error of 4096 normally distributed numbers in int8", unit="%")
 int8_error
 
 
@@ -176,7 +176,7 @@ print("random rows, clip 1: within 1 of PyTorch:", off <= 1)
 
 # %% [markdown]
 # It passes, as it nearly always will with random numbers. **Now set `clip` to 0.5, and suppose $y/s$ is 200 somewhere.
-# What does `careless` store instead of 127?**
+# What does `careless` store instead of 127?** (Converting an int32 to int8 keeps its low byte.)
 
 # %% tags=["hide-input"]
 of_200 = predict_first("the int8 that 200.0 turns into", unit="")
@@ -204,15 +204,15 @@ off = furthest(norm_int8(x, weight, careless, 0.5), in_pytorch(x, weight, 0.5))
 print(f"clip 0.5: off by up to {off}")
 of_200.compare(
     converted(HARD, careless)[0],
-    "Converting an integer to int8 keeps its low byte, so the clamp comes too late. Converting a "
-    "float directly is even worse: out of range, the result is undefined, as in C++.",
+    "The clamp comes too late. Converting a float directly is even worse: out of range, the "
+    "result is undefined, as in C++.",
 )
 
 # %% [markdown]
 # So **clamp while the value is still a float.** There's another bug: `careless` rounds 0.5 to 1 and 1.5 to 2, always
-# away from zero, so magnitudes grow on average. PyTorch rounds halves to the nearest *even* number. So does fp32
-# addition, which gives us a trick: around $1.5 \cdot 2^{23}$, an fp32 has no bits left for fractions, so *adding* that
-# constant rounds.
+# away from zero. With bf16 inputs and power-of-two scales, exact halves are common, and magnitudes grow on average.
+# PyTorch rounds halves to the nearest *even* number. So does fp32 addition, which gives us a trick: around $1.5 \cdot
+# 2^{23}$, an fp32 has no bits left for fractions, so *adding* that constant rounds.
 
 
 # %%
@@ -242,7 +242,7 @@ print("\n".join(inspect.getsource(op.reference).rstrip().splitlines()[4:]))
 # **By what factor does the fused kernel cut the traffic, in fp32**, on 16 rows of 4096?
 
 # %% tags=["hide-input"]
-norm_bytes = predict_first("traffic of LayerNorm and int8, unfused over fused, fp32", unit="times")
+norm_bytes = predict_first("unfused ÷ fused traffic, LayerNorm and int8, fp32", unit="times")
 norm_bytes
 
 # %% tags=["hide-input"]
@@ -274,7 +274,7 @@ print("operator it would be far larger. With such a number, always ask what the 
 # ## Which elements share a scale?
 #
 # We used one scale per row. You could also use a single scale for the whole tensor, which takes less memory, or one for
-# every 128 elements of a row, which takes more. And you don't have to use int8, with its 256 evenly spaced values.
+# every 128 elements of a row, which takes more. And you don't have to use int8, with its 255 evenly spaced values.
 # Another one-byte format is **FP8**: `e4m3` has 4 bits of exponent and 3 of mantissa, so its steps grow with the value,
 # as in any float:
 # <!-- given 4 bits, 3 bits: the name e4m3, Micikevicius et al., arXiv:2209.05433 -->
@@ -344,7 +344,7 @@ for name, grid in GRIDS.items():
     for shared, size in SHARED.items():
         found = (*tried(plain_x, size, grid), *tried(outlier_x, size, grid))
         rows.append((f"{name}, scale {shared}", *found))
-display(table(("", "normal", "zeros", "with an outlier column", "zeros"), rows))
+display(table(("", "normally distributed", "zeros", "with an outlier column", "zeros"), rows))
 rounded = to_grid(outlier_x, 1024, *GRIDS["int8"])
 zeroed.compare(
     round(100 * (rounded == 0).double().mean().item()),
@@ -425,9 +425,7 @@ puzzle(block_scales_kernel, 2, q, vector, scales, wanted=wanted, BLOCKS=2, SIZE=
 # and a large layer, by what factor does the one kernel cut the traffic?**
 
 # %% tags=["hide-input"]
-weight_bytes = predict_first(
-    "traffic of dequantise, matmul, quantise over one kernel's, one token", unit="times"
-)
+weight_bytes = predict_first("traffic of three kernels ÷ traffic of one, one token", unit="times")
 weight_bytes
 
 # %% tags=["hide-input"]
@@ -456,12 +454,12 @@ rows, slower = [], ("torch.compile", "eager")
 for tokens, ways in of_experts.items():
     gains = (f"{ways[name].median / ways['fused'].median:.1f}x" for name in slower)
     rows.append((tokens, *(f"{1e6 * time.median:.0f} us" for time in ways.values()), *gains))
-columns = ("tokens per expert", *ways, *(f"over {name}" for name in slower))
+columns = ("tokens per expert", *ways, *(f"speedup over {name}" for name in slower))
 display(table(columns, rows, h200.label_of("quantised_experts")))
 print("\nVerdict: holds for few tokens, and reverses for many.")
-print("Up to 64 tokens per expert, most of the time is spent on the weights' bytes. Beyond that,")
-print("arithmetic matters, and the fused kernel has to unpack each weight again for every tile of")
-print("tokens, while the three kernels unpack it only once.")
+print("Up to 8 tokens per expert, most of the time is spent on the weights' bytes; at 64, about")
+print("half. Beyond that, arithmetic matters, and the fused kernel has to unpack each weight again")
+print("for every tile of tokens, while the three kernels unpack it only once.")
 
 # %% [markdown]
 # So fuse this for decoding, but not for long prompts.
@@ -494,7 +492,7 @@ explorer
 # goes into arithmetic. FP8 tensor cores have twice the rate, while int8 weights are multiplied in bf16.</details>
 #
 # The explorer's times come from the data sheet and are *lower bounds*. For real times, here's `kernels.moe_int8` on an
-# H200, with int8 weights and bf16 tokens. It's a **grouped matmul**: one launch for all experts, although only the
+# H200, with int8 weights and bf16 activations. It's a **grouped matmul**: one launch for all experts, although only the
 # router knows how many tokens each one gets (the code is in Going further).
 
 # %% tags=["hide-input"]
@@ -514,12 +512,13 @@ columns = ("tokens", "experts read", "lower bound", "recorded", others)
 table(columns, rows, f"{h200.label_of('moe_int8')}\nthe GPU's own time, cold L2")
 
 # %% [markdown]
-# From 8 tokens to 64, the time hardly changes, even though the arithmetic grows eightfold. The extra tokens are nearly
-# free, which is why servers wait to fill a batch.
+# Don't expect to reach the bound: we're furthest above it at 512 tokens, and haven't investigated why. From 8 tokens to
+# 64, the time hardly changes, even though the arithmetic grows eightfold. The extra tokens are nearly free, which is
+# why servers wait to fill a batch.
 #
-# What about other formats? Here's one large dense layer, 8192 to 28,672, as in Llama 3 with 70 billion parameters.
-# `int8 weights` is the kernel from above without its last step. `fp8` has one byte per element on both sides and uses
-# NVIDIA's library:
+# What about other formats? Here's one large dense layer, from 8192 to 28,672 columns, as in the 70-billion-parameter
+# Llama 3. `int8 weights` is the kernel from above without its last step. `fp8` has one byte per element on both sides
+# and uses NVIDIA's library:
 
 # %% tags=["hide-input"]
 formats = h200.experiment("quantised_formats")
@@ -533,20 +532,25 @@ even = {"bf16": dict.fromkeys(formats, 1)}
 axes = {"x": "tokens", "y": "speedup over bf16"}
 title = "FP8 gains with any number of tokens, int8 weights only with few"
 print(h200.label_of("quantised_formats"))
+for name, wide in (("bf16", 2), ("int8 weights", 1)):
+    rate = wide * 8192 * 28672 / formats[1][name].median
+    print(f"{name}, one token: reads its weights at {rate / 1e12:.1f} TB/s")
 curves_chart(gains, title, **axes, log=True, limit=even)
 
 # %% [markdown]
-# - **FP8 delivers on the data sheet's promise**: about twice the speed, from one token to 8192. With few tokens, that's
-#   because there are fewer bytes to read. With many, the matmuls are faster.
+# - **FP8 nearly delivers on the data sheet's promise**: close to twice the speed, from one token to 8192, with one
+#   scale per tensor and cuBLAS's fast sums (see below), not counting the time to quantise x. With few tokens, that's
+#   because there are fewer bytes to read. With many, the matmuls are faster. (With a scale per row, it gains less on
+#   few tokens: see *Going further*.)
 # - **Int8 weights only gain with few tokens, and by less than the bytes suggest**, because our kernel has to unpack
-#   them and doesn't keep DRAM as busy as the bf16 one.
+#   them and reads at 2.7 TB/s, where the bf16 one reads at 4.2 TB/s.
 # - **This MXFP4 kernel is slower than bf16 throughout.** The format isn't to blame. `tl.dot_scaled` as compiled for
 #   Hopper is (see below). We haven't timed any weight-only kernels made for Hopper, such as Marlin, Machete or Triton's
 #   own MXFP4 kernels.
 #
 # ## FP8 sums
 #
-# In lesson 08 we could rely on fp16 matmuls to accumulate in fp32. FP8 on Hopper is different. The accumulator is still
+# In lesson 08 we could rely on bf16 matmuls to accumulate in fp32. FP8 on Hopper is different. The accumulator is still
 # in fp32 registers, but the tensor cores' *adder* is narrower: it aligns each group of products to the accumulator's
 # exponent and drops the bits that don't fit (DeepSeek-V3, arXiv:2412.19437, section 3.3). The larger the sum gets, the
 # more of each new product is lost. The fix is to restart from zero every 128 terms, and add up these short sums with
@@ -634,11 +638,12 @@ for name, time in h200.experiment("quantised_fp8_times").items():
 table(("", "time", "rate"), rows, h200.label_of("quantised_fp8_times"))
 
 # %% [markdown]
-# With values of both signs, you lose far less (see Going further). In our kernel, short sums are expensive: they add
+# With values of mixed sign, you lose far less (see *Going further*). In our kernel, short sums are expensive: they add
 # more than half of the original time, because the additions wait for the matmul and the next matmul waits for the
 # additions. cuBLAS uses short sums unless you pass `use_fast_accum=True`, and that costs it only a few percent, so most
 # of the cost can be hidden. **Once you pay for short sums, per-block scales are nearly free.** That's the choice
-# DeepSeek-V3 made.
+# DeepSeek-V3 made. But look at the first line: with short sums, our FP8 kernel is no faster than bf16. To gain
+# anything, you have to hide the additions, as cuBLAS does.
 #
 # ## Four bits: MXFP4 and NVFP4
 #
@@ -679,11 +684,12 @@ def nvfp4(x):
 # Including its share of the scale, an element takes 4.25 bits in MXFP4 and 4.5 in NVFP4. The steps of `e2m1` are 1
 # between 2 and 4, and 2 between 4 and 6. In MXFP4, a block's largest element ends up between 4 and 8, and among 32
 # normally distributed numbers, it's a little over two standard deviations. **How large is the error of a matmul with
-# normally distributed *weights* in MXFP4?**
+# normally distributed *weights* in MXFP4?** A rough estimate will do: take the share of the weights in each step size,
+# and $1/\sqrt{12}$ of a step as the error.
 # <!-- given 4.25 bits: 4 + 8 / 32 -->
 
 # %% tags=["hide-input"]
-mx_error = predict_first("error of a matmul with MXFP4 weights, normal numbers", unit="%")
+mx_error = predict_first("error of a matmul with normally distributed MXFP4 weights", unit="%")
 mx_error
 
 # %% tags=["hide-input"]
@@ -726,8 +732,9 @@ table(("", "weights", "per token"), rows)
 
 # %% [markdown]
 # In Triton, `tl.dot_scaled` takes both sides with their scales, or one of them in 16 bits without a scale. It's a
-# single line on any GPU. But does the GPU multiply the format, or does the compiler unpack it first? Let's compile a
-# tile with 4-bit weights, and with rows in bf16, e4m3 or 4 bits, for two GPUs:
+# single line, whatever the GPU, as long as Triton supports the format there. But does the GPU multiply the format, or
+# does the compiler unpack it first? Let's compile a tile with 4-bit weights and with activations in bf16, e4m3 or 4
+# bits, for two GPUs:
 # <!-- given 16 bits: bf16 and fp16 -->
 
 
@@ -777,11 +784,12 @@ table(("", "H200", "B200"), rows)
 
 # %% [markdown]
 # `HGMMA` is Hopper's matmul in **bf16**. An H200 doesn't have a 4-bit matmul, so the compiler unpacks MXFP4 into bf16
-# first. That saves bytes but no arithmetic, and you pay for the unpacking on top. On a B200, `UTCQMMA` multiplies 8-bit
-# elements with scales and `UTCOMMA` multiplies 4-bit ones, in MXFP4 or NVFP4. Each doubles the rate of the next wider
-# format. But if the rows are bf16, even a B200 has to unpack: `UTCHMMA`. **Just because you can store a format doesn't
-# mean the GPU can multiply it.** With few tokens, storing it may be enough, as long as unpacking keeps up. With many
-# tokens, only multiplying it helps.
+# first. That saves bytes but no arithmetic, and you pay for the unpacking on top. NVFP4 doesn't compile for it at all
+# with this version of Triton. On a B200, `UTCQMMA` multiplies 8-bit elements with scales and `UTCOMMA` multiplies 4-bit
+# ones, in MXFP4 or NVFP4. According to NVIDIA's data sheet, each doubles the rate of the next wider format; the counts
+# fit that. But if the activations are bf16, even a B200 has to unpack: `UTCHMMA`. **Just because you can store a format
+# doesn't mean the GPU can multiply it.** With few tokens, storing it may be enough, as long as unpacking keeps up. With
+# many tokens, only multiplying it helps.
 # <!-- given 8 bits, 4 bits: e4m3 and e2m1 -->
 #
 # ## Your predictions vs the measurements
@@ -891,7 +899,7 @@ columns = ("", "", "time", "lower bound", "speedup over bf16")
 table(columns, rows, h200.label_of("quantised_formats"))
 
 # %% [markdown]
-# ### FP8 sums of both signs
+# ### FP8 sums of mixed sign
 
 # %% tags=["hide-input"]
 rows = []
@@ -900,10 +908,10 @@ for terms, ways in sums.items():
         both = (f"{100 * error[kind]:.4f} %" for kind in ("both signs", "positive"))
         rows.append((f"{terms} terms", name.replace("a scale a", "scale per"), *both))
 title = f"{h200.label_of('quantised_fp8_sums')}\nerror of sums"
-table(("", "", "with both signs", "of positive numbers"), rows, title)
+table(("", "", "of mixed sign", "of positive numbers"), rows, title)
 
 # %% [markdown]
-# If the values have both signs, the accumulator stays small, and rounding to e4m3 loses far more than the adder does.
+# If the signs are mixed, the accumulator stays small, and rounding to e4m3 loses far more than the adder does.
 # For sums of 8192 terms and more, cuBLAS's fast sums lose less than ours.
 #
 # ### LayerNorm and int8 in every recorded shape

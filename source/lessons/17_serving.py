@@ -170,7 +170,7 @@ as_heavy.compare(
 # 2. Go back to 8192 tokens and raise the batch until 8 key heads no longer fit in memory. How close to the mark does
 #    the last batch that fits get?
 # 3. At that batch size, how much does an fp8 cache help? How much do fp8 weights add on top of it?
-# 4. Can you get any of the caches past the ridge? (Try short contexts, too.)
+# 4. Can you get any of the caches past the ridge? (Also try short contexts.)
 
 # %% tags=["hide-input"]
 explorer = DecodeSpeedExplorer(batch=64, context=8192)
