@@ -8,9 +8,9 @@ no kernel would still be ours to show.
 - A live figure moves without a kernel, as source/record_figures.py has recorded it. Without that recording, or with one
   that is stale, no page is built.
 - A puzzle offers lines to try, each with its recorded outcome (source/record_puzzles.py).
-- What answers a question is folded until the reader guesses or asks; what answers several, until the last of them. An
-  explorer moves without a guess, unless its opening line says what was found; so does the film that opens a lesson,
-  unless one of its counters does.
+- A question is the one fold of its answer: what follows it, in its section, is hidden until the reader guesses or asks.
+  A figure that moves and a puzzle need no guess, with the text before them, unless they tell what was found; nor does
+  what comes after them. What answers several questions waits for the last of them.
 - Where a lesson opens with a figure, that stands right under the lesson's question: what is learnt, how to run the
   notebook and its first cell follow. What only applies to a notebook, <span class="lab"> in a lesson, is left out.
 - Formulas become MathML here; a page asks nothing of any other host, and works from a folder as well as from a server.
@@ -53,7 +53,7 @@ sys.path.insert(0, str(ROOT))
 
 import helpers.figures  # noqa: E402, as build.py this runs as a script
 from helpers.learning.course_map import Lesson, lessons_of, parts_of  # noqa: E402
-from helpers.learning.questions import answers_of  # noqa: E402
+from helpers.learning.questions import HEADING, answers_of  # noqa: E402
 from source import record_puzzles  # noqa: E402
 from source.record_figures import drifted, is_live, recorded  # noqa: E402
 
@@ -62,6 +62,7 @@ RECORD_IT = "run `make notebooks`, which records figures that move"
 ASKED = re.compile(r"(?P<question>.*): \[your guess\] ?(?P<unit>.*)")  # as a question is stored where no widget runs
 DOORS = re.compile(r"https://(?:mybinder\.org/v2|colab\.research\.google\.com/github|codespaces\.new)/[^\s)\"<>]+")
 PICTURE = re.compile(r'<img src="data:image/png;base64,([^"]+)"')
+TOKEN = re.compile(r'<span class="(\w+)">([^<]*)</span>')
 UNASKED = "; you made no guess"
 SEALED = re.compile(r"sealed=\(?\s*((?:\"[^\"]+\"\s*)+)\)?")
 GOALS = re.compile(r"^.+\n\n(?=- )", re.MULTILINE)  # the line before a list
@@ -165,10 +166,21 @@ class Exporter(HTMLExporter):
 
     def from_notebook_node(self, nb, resources=None, **more):
         highlight = Highlight2HTML(pygments_lexer=nb.metadata.get("language_info", {}).get("pygments_lexer"))
-        self.register_filter("highlight_code", highlight)
+        self.register_filter("highlight_code", lambda *code, **more: plain_where_plain(highlight(*code, **more)))
         shown = self._init_resources(resources)
         self.register_filter("filter_data_type", WidgetsDataTypeFilter(self._nb_metadata, parent=self, resources=shown))
         return super(HTMLExporter, self).from_notebook_node(nb, shown, **more)
+
+
+@functools.cache
+def _coloured() -> frozenset[str]:
+    """Return Pygments' classes that the site's style gives a colour."""
+    return frozenset(re.findall(r"\.highlight \.(\w+)", (HERE / "site.css").read_text(encoding="utf-8")))
+
+
+def plain_where_plain(code: str) -> str:
+    """Return highlighted code without the elements that have no colour: three of four, half of a lesson's elements."""
+    return TOKEN.sub(lambda token: token[0] if token[1] in _coloured() else token[2], code)
 
 
 class Site:
@@ -266,17 +278,16 @@ class Site:
     def _prepare(self, page: Page, notebook: nbformat.NotebookNode, known: dict) -> dict:
         """Make of each cell what the template shows; gives its live figures, of those that are `known`."""
         lead_with_the_figure(notebook)
-        live, folds, asks, founds = {}, {}, {}, []
+        begin_with_headings(notebook)
+        live, asks = {}, {}
         tried, replaced = self._tried(page) if page.kind == "lesson" else ({}, {})
-        for number, (question, cells) in enumerate(answers_of(notebook).items()):
-            founds.append(found_in(question, cells))
-            asks[question] = {"number": number, "found": founds[-1]}
-            for cell in cells:
-                folds.setdefault(cell.id, []).append(number)
-        opening = True  # before the first section
+        answers = answers_of(notebook)
+        for number, (question, cells) in enumerate(answers.items()):
+            asks[question] = {"number": number, "found": found_in(question, cells)}
+        answered = {cell.id for cells in answers.values() for cell in cells}
+        folds = fold(notebook, list(answers.values()), [each["found"] for each in asks.values()], known)
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
-                opening = opening and not re.search(r"^## ", cell.source, re.MULTILINE)
                 cell.source = self.markup(cell.source, page)
                 continue
             called = record_puzzles.CALL.search(cell.source)
@@ -288,13 +299,15 @@ class Site:
                     | {"picture": each["picture"] and self._picture(each["picture"], page, sized=True)}
                     for each in choices
                 ]
+            if cell.id in answered:  # the form tells what was found
+                cell.outputs = [output for output in cell.outputs if not _only_says(output, asks)]
             for output in cell.get("outputs", []):
                 output.fold = folds.get(cell.id)
                 output.shows = shown_by(output)
                 if asked := tested_by(cell, output):
                     output.tests, cell.metadata["bare"] = asked, True
                 if asked := ASKED.fullmatch(_text(output).strip()):
-                    output.asks = {**asked.groupdict(), **asks[asked["question"]]}
+                    output.asks, cell.metadata["bare"] = {**asked.groupdict(), **asks[asked["question"]]}, True
                 if "text/plain" in output.get("data", {}):  # the form tells what the reader said
                     output.data["text/plain"] = output.data["text/plain"].replace(UNASKED, "")
                 if shown := output.get("data", {}).get("text/html"):
@@ -305,9 +318,6 @@ class Site:
                             raise ValueError(f"{page.source}: the figure of `{call}` is not recorded: {RECORD_IT}")
                         output.live, live[cell.id] = cell.id, known[cell.id]
                         output.room = room_of(known[cell.id])
-                        if output.fold and (opening or "Explorer(" in cell.source) and not _tagged_as_answer(cell):
-                            told = f"{_text(output)} {counted_by(known[cell.id])}"
-                            output.fold = [each for each in output.fold if says(told, founds[each])] or None
         return live
 
     def _tried(self, page: Page) -> tuple[dict[str, list[dict]], dict[str, str]]:
@@ -435,8 +445,20 @@ def lead_with_the_figure(notebook: nbformat.NotebookNode) -> None:
     rest.metadata["how_to_run"] = True
 
 
+def begin_with_headings(notebook: nbformat.NotebookNode) -> None:
+    """Split from a cell what stands before its first heading: it belongs to the section before, and to its question."""
+    cells = []
+    for cell in notebook.cells:
+        found = HEADING.search(cell.source) if cell.cell_type == "markdown" and cells else None
+        if found and (before := cell.source[: found.start()]).strip():
+            cells.append(nbformat.v4.new_markdown_cell(before))
+            cell.source = cell.source[found.start() :]
+        cells.append(cell)
+    notebook.cells = cells
+
+
 def _has_heading(cell: nbformat.NotebookNode) -> bool:
-    return cell.cell_type == "markdown" and re.search(r"^#+ ", cell.source, re.MULTILINE) is not None
+    return cell.cell_type == "markdown" and HEADING.search(cell.source) is not None
 
 
 def to_run(notebook: str) -> str:
@@ -455,6 +477,79 @@ def found_in(question: str, cells: list[nbformat.NotebookNode]) -> str:
     texts = [_text(output) for cell in cells for output in cell.outputs]
     told = next((shown for text in texts if (shown := line.search(text))), None)
     return " ".join((told[1] or told[2]).split()) if told else ""
+
+
+def fold(
+    notebook: nbformat.NotebookNode, answers: list[list[nbformat.NotebookNode]], founds: list[str], known: dict
+) -> dict[str, list[int]]:
+    """Mark what each question hides, by `opens` and `closes` in cells' metadata; return what else waits for questions.
+
+    Args:
+        answers: per question, the cells that answer it.
+        founds: per question, what was found.
+        known: the recorded figures.
+
+    Returns:
+        A cell's id -> the numbers of the questions that its outputs wait for.
+    """
+    cells = notebook.cells
+    waits: dict[str, list[int]] = {}
+    for number, its in enumerate(answers):
+        for cell in its:
+            waits.setdefault(cell.id, []).append(number)
+    free = {cell.id for cell in cells if _moves(cell, [founds[each] for each in waits.get(cell.id, ())], known)}
+    for number, its in enumerate(answers):
+        # Its own stretch: from the question to the next one, a heading, or what may be seen.
+        start = cells.index(its[0])
+        while not _asks(cells[start - 1]):
+            start -= 1
+        stretch = []
+        for cell in cells[start:]:
+            if _asks(cell) or _has_heading(cell) or cell.id in free:
+                break
+            stretch.append(cell)
+        beyond = cells[start + len(stretch) :][:1]
+        while beyond and beyond[0].id in free and stretch and stretch[-1].cell_type == "markdown":
+            stretch.pop()  # it leads to what may be seen
+        if not any(cell.id in waits for cell in stretch):
+            continue
+        stretch[0].metadata["opens"], stretch[-1].metadata["closes"] = number, True
+        for cell in stretch:
+            others = [each for each in waits.pop(cell.id, ()) if each != number]
+            if others:
+                waits[cell.id] = others
+    # What is left behind such a figure or another heading waits where it tells.
+    left = {}
+    for id_, numbers in waits.items():
+        cell = next(cell for cell in cells if cell.id == id_)
+        told = " ".join(map(_text, cell.outputs))
+        if id_ in free:
+            continue
+        if _tagged_as_answer(cell) or len(numbers) == len(answers):
+            left[id_] = numbers
+        elif telling := [each for each in numbers if says(told, founds[each])]:
+            left[id_] = telling
+    return left
+
+
+def _asks(cell: nbformat.NotebookNode) -> bool:
+    return any(ASKED.fullmatch(_text(output).strip()) for output in cell.get("outputs", ()))
+
+
+def _only_says(output: dict, asks: dict[str, dict]) -> bool:
+    """Whether it is no more than the line of an answer: the question, and what was found."""
+    question, _, _ = _text(output).strip().rpartition(": ")
+    return question in asks and "text/html" not in output.get("data", {}) and "\n" not in _text(output).strip()
+
+
+def _moves(cell: nbformat.NotebookNode, founds: list[str], known: dict) -> bool:
+    """Whether it shows a puzzle or a figure that moves, which tells nothing of what was found."""
+    if cell.cell_type != "code" or _tagged_as_answer(cell):
+        return False
+    if not is_live(cell):
+        return record_puzzles.CALL.search(cell.source) is not None
+    told = f"{' '.join(map(_text, cell.outputs))} {counted_by(known.get(cell.id, {}))}"
+    return not any(says(told, found) for found in founds)
 
 
 def aligned(lines: str) -> str:
