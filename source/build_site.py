@@ -257,6 +257,7 @@ class Site:
                 and {page.kind, each.kind} <= {"lesson", "exercise"}
             ],
         }  # fmt: skip
+        divide(notebook)
         # As globals: resources are copied, deeply, for each page.
         shown = {
             "page": page,
@@ -445,6 +446,20 @@ def lead_with_the_figure(notebook: nbformat.NotebookNode) -> None:
     rest.metadata["how_to_run"] = True
 
 
+def divide(notebook: nbformat.NotebookNode) -> None:
+    """Mark where a page's sections begin and end: the browser lays out those that are near."""
+    inside = False
+    for cell in notebook.cells:
+        further = bool(cell.metadata.get("jp-MarkdownHeadingCollapsed"))
+        begins = cell.cell_type == "markdown" and cell.source.startswith("<h2")
+        if further or begins:
+            cell.metadata["ends"], cell.metadata["begins"] = inside, not further
+            inside = not further
+        if further:
+            break
+    notebook.metadata["unclosed"] = inside
+
+
 def begin_with_headings(notebook: nbformat.NotebookNode) -> None:
     """Split from a cell what stands before its first heading: it belongs to the section before, and to its question."""
     cells = []
@@ -596,9 +611,7 @@ def room_of(figure: dict) -> str:
         return ""
     (_, scene), narrow = data["scenes"][0], data["narrow"]
     (width, height), size = scene["size"], None
-    if isinstance(narrow, dict):  # its right part goes below the left
-        size = narrow["width"], 2 * height
-    elif narrow:
+    if isinstance(narrow, list) and narrow:
         size = narrow[0]["size"]
     upright = f" --upright: {size[1] / size[0]:.2f}" if size else ""
     return f"--across: {height / width:.2f};{upright}"

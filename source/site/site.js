@@ -37,9 +37,10 @@
   });
   const here = contents.querySelector("[aria-current=page]");
   if (here) contents.scrollTop = here.offsetTop - contents.clientHeight / 3;
-  // The section that is being read: the last whose heading is above the middle.
+  // The section that is being read: the last that begins above the middle.
   const links = [...contents.querySelectorAll("ul ul a")];
-  const headings = links.map((link) => document.getElementById(link.hash.slice(1)));
+  const begun = (heading) => heading?.closest(".section") ?? heading; // to measure a heading, all of it would be laid out
+  const headings = links.map((link) => begun(document.getElementById(link.hash.slice(1))));
   const mark = () => {
     const above = headings.findLastIndex((each) => each && each.getBoundingClientRect().top < innerHeight / 2);
     links.forEach((link, place) => {
@@ -50,25 +51,21 @@
   const passed = new IntersectionObserver(mark, { rootMargin: "0px 0px -50% 0px" });
   for (const each of headings) if (each) passed.observe(each);
 
-  // What is wider than its place scrolls in it, from the keyboard too: measured one by one, when nothing else runs.
-  const idle = window.requestIdleCallback ?? ((work) => setTimeout(() => work({ timeRemaining: () => 0 }), 50));
-  let unmeasured = [];
-  const some = (deadline) => {
-    do {
-      const node = unmeasured.shift();
-      if (!node) break;
-      if (node.scrollWidth > node.clientWidth + 1) node.tabIndex = 0;
+  // What is wider than its place scrolls in it, from the keyboard too: measured when it is near, and laid out anyway.
+  const measured = new IntersectionObserver((entries) => {
+    const near = entries.filter(({ isIntersecting }) => isIntersecting).map(({ target }) => target);
+    const scrolls = near.map((node) => node.scrollWidth > node.clientWidth + 1);
+    near.forEach((node, place) => {
+      if (scrolls[place]) node.tabIndex = 0;
       else node.removeAttribute("tabindex");
-    } while (deadline.timeRemaining() > 15);
-    if (unmeasured.length) idle(some);
-    else document.body.dataset.measured = "yes";
-  };
+    });
+    document.body.dataset.measured = "yes";
+  }, { rootMargin: "100% 0px" });
   const wide = () => {
-    if (!unmeasured.length) idle(some);
-    // To measure what is hidden, the browser would have to lay it out.
-    unmeasured = [...document.querySelectorAll("main :is(pre, .output, .wide, .formula, .live)")].filter(
-      (node) => !node.closest(".answers[hidden], details:not([open]) > :not(summary)"),
-    );
+    measured.disconnect();
+    const nodes = [...document.querySelectorAll("main :is(pre, .output, .wide, .formula, .live)")];
+    for (const node of nodes) measured.observe(node);
+    if (!nodes.length) document.body.dataset.measured = "yes";
   };
   addEventListener("resize", wide);
   addEventListener("load", wide);
