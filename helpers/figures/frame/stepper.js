@@ -80,7 +80,12 @@ function render({ model, el }) {
 
   // On a narrow page numbers have larger cells, fewer in a line; tiles keep their shape.
   const narrowed = () => {
+    const tensors = grids.filter((grid) => grid.memory && !grid.words);
+    const side = Math.max(3, Math.floor((NARROW - 6 * tensors.length) / tensors.reduce((sum, { columns }) => sum + columns, 0)));
     const placed = grids.map((grid) => {
+      if (tensors.includes(grid)) { // beside each other, where they fit
+        return { ...grid, w: Math.min(grid.w, side), h: Math.min(grid.h, side), name: grid.name.split("  ")[0] };
+      }
       const w = grid.words ? Math.max(grid.w * WORDS, 30) : grid.w;
       const columns = grid.words ? Math.min(grid.columns, 2 ** Math.floor(Math.log2(NARROW / w)) || 1) : grid.columns;
       return { ...grid, w, columns, h: grid.words ? 24 : grid.h, name: grid.name.split("  ")[0] };
