@@ -86,11 +86,10 @@
     const model = new Model(values);
     const box = document.createElement("div");
     box.className = "fusion-controls";
-    for (const [kind, add] of [["sliders", () => figure.sliders.forEach((slider, number) => addSlider(row, model, slider, POSITIONS[number]))],
-                               ["choices", () => addChoices(row, model, figure)]]) {
-      if (!figure[kind].length) continue;
-      var row = make(box, "div", { class: "controls" });
-      add();
+    if (figure.sliders.length || figure.choices.some(({ labels }) => labels.length > 1)) {
+      const row = make(box, "div", { class: "controls" });
+      figure.sliders.forEach((slider, number) => addSlider(row, model, slider, POSITIONS[number]));
+      addChoices(row, model, figure);
     }
     place.replaceChildren(box);
     try {
