@@ -52,6 +52,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import helpers.figures  # noqa: E402, as build.py this runs as a script
+from helpers.figures.thumbnails import thumbnail  # noqa: E402
 from helpers.learning.course_map import Lesson, lessons_of, parts_of  # noqa: E402
 from helpers.learning.questions import HEADING, answers_of  # noqa: E402
 from source import record_puzzles  # noqa: E402
@@ -66,7 +67,6 @@ TOKEN = re.compile(r'<span class="(\w+)">([^<]*)</span>')
 UNASKED = "; you made no guess"
 SEALED = re.compile(r"sealed=\(?\s*((?:\"[^\"]+\"\s*)+)\)?")
 GOALS = re.compile(r"^.+\n\n(?=- )", re.MULTILINE)  # the line before a list
-THUMBNAIL = 272, 144  # pixels, at twice the density
 FITTING = 560  # pixels: no wider, a picture's letters can be read where a phone shows all of it
 
 
@@ -373,7 +373,7 @@ class Site:
 
     @functools.cached_property
     def map(self) -> list[tuple[str, str, list[tuple[Page, Lesson, str, list[tuple[Page, float]]]]]]:
-        """Per part its name, its aim, and its lessons: page, lesson, first picture, exercises with their points."""
+        """Per part its name, its aim, and its lessons: page, lesson, drawing, exercises with their points."""
         of = {self.root / page.source: page for page in self.pages}
         return [
             (
@@ -383,7 +383,7 @@ class Site:
                     (
                         of[lesson.path],
                         lesson,
-                        self.thumbnail(lesson.path),
+                        thumbnail(of[lesson.path].number),
                         [(of[path], sum(done.points.values())) for path, done in lesson.exercises],
                     )
                     for lesson in lessons
@@ -391,21 +391,6 @@ class Site:
             )
             for name, aim, lessons in parts_of(self.lessons)
         ]
-
-    def thumbnail(self, path: Path) -> str:
-        """The first picture of a lesson, scaled down, as an address under the site's root; empty where it has none."""
-        cells = nbformat.read(path, as_version=4).cells
-        outputs = [output for cell in cells if cell.cell_type == "code" for output in cell.outputs]
-        png = next((each.data["image/png"] for each in outputs if "image/png" in each.get("data", {})), None)
-        if png is None:
-            return ""
-        picture = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGBA")
-        picture.thumbnail(tuple(2 * each for each in THUMBNAIL))
-        picture = picture.quantize(256, method=Image.Quantize.FASTOCTREE)  # a third of the bytes, no visible difference
-        name = f"assets/pictures/{path.stem}.png"
-        (self.out / name).parent.mkdir(parents=True, exist_ok=True)
-        picture.save(self.out / name, "PNG", optimize=True)
-        return name
 
     def assets(self) -> None:
         """Style, scripts, and the figures' own, which are those that JupyterLab loads."""
