@@ -136,7 +136,7 @@ IDEAS = {
 
 
 def thumbnail(number: str) -> str:
-    """Return the SVG of the lesson of that number; empty where it has none."""
+    """Return the SVG of the lesson of that number; "" if there is none."""
     if number not in IDEAS:
         return ""
     drawn = IDEAS[number]()

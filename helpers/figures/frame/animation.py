@@ -23,7 +23,7 @@ from helpers.style import STYLE, TEXT, TITLE_SIZE, css, javascript
 _HERE = Path(__file__).parent
 LINE = 17  # pixels between the lines of a title, here and in animation.js
 HEADINGS = 24  # pixels below a film's top, where its panels begin
-ROOM = 10  # pixels: the highest gap between what a narrow page shows
+ROOM = 10  # pixels: the highest gap on a narrow page
 TITLE_LETTER = 8.6  # pixels: an upper estimate of a title's letter
 
 
@@ -126,7 +126,7 @@ class Animation:
 class Stack:
     """A film on a narrow page: objects right of `split` move below the others, `width` pixels wide.
 
-    Room that nothing takes, such as that of a row which only one of them has, is left out.
+    Empty space, such as a row of only one part, is left out.
     """
 
     split: float
@@ -153,7 +153,7 @@ def _heights(scene: Animation, ours: Callable[[float], bool]) -> list[tuple[floa
 
 
 def _tightened(scene: Animation, ours: Callable[[float], bool], top: float) -> tuple[list[tuple[float, float]], float]:
-    """Return (height, shift) steps that leave no gap higher than ROOM from `top` on, and where a part then ends."""
+    """Return (height, shift) steps that close gaps higher than ROOM below `top`, and the end of the part."""
     reached, shift, steps = None, top, []
     for upper, lower in _heights(scene, ours):
         if reached is None or upper - reached > ROOM:

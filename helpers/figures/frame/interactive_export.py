@@ -16,7 +16,7 @@ from helpers.figures.frame.explorer import POSITIONS, Explorer
 from helpers.figures.frame.stepper import Stepper, Watch
 
 MAX = 450_000  # bytes of one figure's frames, packed
-GPUS = ("T4", "RTX 4090", "H100", "A100", "H200", "B200")  # where there's no room for all: those that lessons ask for
+GPUS = ("T4", "RTX 4090", "H100", "A100", "H200", "B200")  # offered where not all fit: lessons name them
 
 
 def export_interactive(figure) -> dict | None:
@@ -24,9 +24,9 @@ def export_interactive(figure) -> dict | None:
 
     Returns:
         `text`: the line under it. `stage`: the name of the widget whose script draws it. `positions`: its sliders'
-        positions. `sliders`, `choices`: a list of {`name`, `labels`, `at`} each; what only a kernel can change is not
-        there, and of GPUs there may be a few. `states`: the stage's `still` and `data` for each combination of the
-        choices, the last of them running fastest; JSON, compressed (zlib), in base64.
+        positions. `sliders`, `choices`: a list of {`name`, `labels`, `at`} each; choices that need a kernel are left
+        out, and a choice of GPUs may have only some. `states`: the stage's `still` and `data` for each combination of
+        the choices, the last of them running fastest; JSON, compressed (zlib), in base64.
     """
     if isinstance(figure, Film):
         return _alone(figure, FilmStage, figure.data())
@@ -76,7 +76,7 @@ def _options(widget) -> list[tuple]:
 
 
 def _few(choice, count: int) -> list[tuple]:
-    """Of a choice of GPUs `count` options, its own among them, in their order."""
+    """Return `count` options of a choice of GPUs, in their order, including the current one; none of other choices."""
     if choice.description != "GPU":
         return []
     wanted = [choice.value, *(name for name in GPUS if name != choice.value)]

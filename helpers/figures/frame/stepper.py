@@ -52,7 +52,7 @@ CODES = {"empty": " ", "value": "v", "masked": "m", "outside": "o", "read": "r",
 @dataclass(eq=False)
 class Grid:
     """Cells in rows, with a name above. `first`: number of its first cell among all; `words`: numbers are written out,
-    not shaded; `origin`: the place in memory of its first cell; `function`: of a called function's blocks, its name."""
+    not shaded; `origin`: the place in memory of its first cell; `function`: the called function that it belongs to."""
 
     name: str
     count: int
