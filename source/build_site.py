@@ -21,6 +21,7 @@ no kernel would still be ours to show.
 """
 
 import argparse
+import ast
 import base64
 import functools
 import hashlib
@@ -64,6 +65,7 @@ ASKED = re.compile(r"(?P<question>.*): \[your guess\] ?(?P<unit>.*)")  # as a qu
 DOORS = re.compile(r"https://(?:mybinder\.org/v2|colab\.research\.google\.com/github|codespaces\.new)/[^\s)\"<>]+")
 PICTURE = re.compile(r'<img src="data:image/png;base64,([^"]+)"')
 TOKEN = re.compile(r'<span class="(\w+)">([^<]*)</span>')
+UNATTEMPTED = re.compile(r"not attempted|Once the check .* has passed, run this cell again")
 UNASKED = "; you made no guess"
 SEALED = re.compile(r"sealed=\(?\s*((?:\"[^\"]+\"\s*)+)\)?")
 GOALS = re.compile(r"^.+\n\n(?=- )", re.MULTILINE)  # the line before a list
@@ -291,6 +293,8 @@ class Site:
             if cell.cell_type == "markdown":
                 cell.source = self.markup(cell.source, page)
                 continue
+            if page.kind == "exercise":
+                to_read(cell)
             called = record_puzzles.CALL.search(cell.source)
             if called and (choices := tried.get(called[1] or called[2])):
                 cell.metadata["replaced"] = aligned(replaced[called[1] or called[2]])
@@ -384,7 +388,7 @@ class Site:
                         of[lesson.path],
                         lesson,
                         thumbnail(of[lesson.path].number),
-                        [(of[path], sum(done.points.values())) for path, done in lesson.exercises],
+                        [(of[path], done.total) for path, done in lesson.exercises],
                     )
                     for lesson in lessons
                 ],
@@ -469,6 +473,14 @@ def to_run(notebook: str) -> str:
         if data.pop("image/png", None):
             data.pop("text/html", None)  # the same picture, with its description
     return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+
+
+def to_read(cell: nbformat.NotebookNode) -> None:
+    """Leave out of an exercise's cell that nothing was attempted, and fold it where it only imports."""
+    cell.outputs = [output for output in cell.outputs if not UNATTEMPTED.match(_text(output))]
+    statements = ast.parse(cell.source).body if "%" not in cell.source else []
+    if statements and all(isinstance(each, ast.Import | ast.ImportFrom) for each in statements):
+        cell.metadata["tags"] = [*cell.metadata.get("tags", ()), "hide-input"]
 
 
 def found_in(question: str, cells: list[nbformat.NotebookNode]) -> str:

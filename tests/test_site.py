@@ -461,6 +461,14 @@ def test_a_link_into_an_answer_and_a_button_open_it(chromium, address):
     assert page.get_by_text("all of it").is_visible()
 
 
+def test_an_exercise_is_there_to_read(sample):
+    page = markup(sample.out, "exercises/03_fused_add_gelu").select_one("main")
+    assert "not attempted" not in page.get_text()
+    imports = next(each for each in page.select(".code") if "import torch" in each.get_text())
+    assert imports.name == "details"
+    assert page.select_one("a.start[download]")["href"] == "03_fused_add_gelu.ipynb"
+
+
 def test_a_question_has_one_fold(sample):
     """What answers it and what is said of it are hidden, with no other link to open; the table of all has its own."""
     for name in ("00_welcome", "03_first_fused_kernel"):
