@@ -37,18 +37,18 @@
   });
   const here = contents.querySelector("[aria-current=page]");
   if (here) contents.scrollTop = here.offsetTop - contents.clientHeight / 3;
-  // The section that is being read: the last that begins above the middle.
+  // The section that is being read: the last that begins in the upper quarter of the window.
   const links = [...contents.querySelectorAll("ul ul a")];
   const begun = (heading) => heading?.closest(".section") ?? heading; // to measure a heading, all of it would be laid out
   const headings = links.map((link) => begun(document.getElementById(link.hash.slice(1))));
   const mark = () => {
-    const above = headings.findLastIndex((each) => each && each.getBoundingClientRect().top < innerHeight / 2);
+    const above = headings.findLastIndex((each) => each && each.getBoundingClientRect().top < innerHeight / 4);
     links.forEach((link, place) => {
       if (place === above) link.setAttribute("aria-current", "location");
       else link.removeAttribute("aria-current");
     });
   };
-  const passed = new IntersectionObserver(mark, { rootMargin: "0px 0px -50% 0px" });
+  const passed = new IntersectionObserver(mark, { rootMargin: "0px 0px -75% 0px" });
   for (const each of headings) if (each) passed.observe(each);
 
   // What is wider than its place scrolls in it, from the keyboard too: measured when it is near, and laid out anyway.
