@@ -14,11 +14,12 @@ from queue import Empty
 from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager
 from zmq import ZMQError
 
-from helpers.learning.course_map import course_map
+from helpers.figures.thumbnails import IDEAS, thumbnail
+from helpers.learning.course_map import DRAWINGS, course_map
 from helpers.learning.questions import answers_of, code_cells, text
 from helpers.learning.saved_guesses import KeptGuess, kept_in
 
-MAP = "COURSE_MAP.md"  # in the course's folder; git ignores it
+MAP = "COURSE_MAP.md"  # in the course's folder; git ignores it, and its drawings
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 ASKED = re.compile(r"(?P<question>.*): \[your guess\] ?(?P<unit>.*)")  # how a question is stored if no widget runs
 PATIENCE = 2  # seconds to wait for a kernel when a page is opened
@@ -27,10 +28,13 @@ OURS = '<div class="fusion-asked">'
 
 
 def write_map(course: Path) -> None:
-    """Redraw the course's map; leave an unchanged one untouched."""
-    page, place = course_map(course), course / MAP
-    if not place.exists() or place.read_text(encoding="utf-8") != page:
-        place.write_text(page, encoding="utf-8")
+    """Redraw the course's map, with a drawing for each lesson; leave an unchanged one untouched."""
+    files = {course / MAP: course_map(course)}
+    files |= {course / DRAWINGS / f"{number}.svg": thumbnail(number) for number in IDEAS}
+    (course / DRAWINGS).mkdir(exist_ok=True)
+    for place, content in files.items():
+        if not place.exists() or place.read_text(encoding="utf-8") != content:
+            place.write_text(content, encoding="utf-8")
 
 
 class CourseContents(AsyncLargeFileManager):

@@ -8,9 +8,9 @@ to show figures that move without a kernel.
 - A live figure moves without a kernel, from the recording made by source/record_figures.py. If that is missing or
   stale, no page is built.
 - A puzzle offers lines to try, each with its recorded outcome (source/record_puzzles.py).
-- Outputs that answer a question are folded until the reader guesses or asks; outputs that answer several, until the
-  last one. An explorer moves without a guess unless its opening line shows the answer; so does a lesson's opening film,
-  unless one of its counters does.
+- Each question folds its answer: what follows it, in its section, stays hidden until the reader guesses or asks. A
+  figure that moves or a puzzle needs no guess, nor does the text before and after it, unless it shows an answer.
+  Whatever answers several questions waits for the last of them.
 - If a lesson opens with a figure, the figure comes right after the lesson's question, before the objectives, how to run
   the notebook, and its first cell. Text that only applies to a notebook, <span class="lab"> in a lesson, is left out.
 - Formulas become MathML at build time; pages request nothing from other hosts, and work from a folder or a server.
@@ -21,6 +21,7 @@ to show figures that move without a kernel.
 """
 
 import argparse
+import ast
 import base64
 import functools
 import hashlib
@@ -52,8 +53,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import helpers.figures  # noqa: E402, as build.py this runs as a script
+from helpers.figures.thumbnails import thumbnail  # noqa: E402
 from helpers.learning.course_map import Lesson, lessons_of, parts_of  # noqa: E402
-from helpers.learning.questions import answers_of  # noqa: E402
+from helpers.learning.questions import HEADING, answers_of  # noqa: E402
 from source import record_puzzles  # noqa: E402
 from source.record_figures import drifted, is_live, recorded  # noqa: E402
 
@@ -62,10 +64,11 @@ RECORD_IT = "run `make notebooks`, which records figures that move"
 ASKED = re.compile(r"(?P<question>.*): \[your guess\] ?(?P<unit>.*)")  # how a question is stored if no widget runs
 DOORS = re.compile(r"https://(?:mybinder\.org/v2|colab\.research\.google\.com/github|codespaces\.new)/[^\s)\"<>]+")
 PICTURE = re.compile(r'<img src="data:image/png;base64,([^"]+)"')
+TOKEN = re.compile(r'<span class="(\w+)">([^<]*)</span>')
+UNATTEMPTED = re.compile(r"not attempted|Once the check .* has passed, run this cell again")
 UNASKED = "; you made no guess"
 SEALED = re.compile(r"sealed=\(?\s*((?:\"[^\"]+\"\s*)+)\)?")
 GOALS = re.compile(r"^.+\n\n(?=- )", re.MULTILINE)  # the line before a list
-THUMBNAIL = 272, 144  # pixels, at twice the density
 FITTING = 560  # pixels: up to this width, a picture's text is legible on a phone
 
 
@@ -165,10 +168,21 @@ class Exporter(HTMLExporter):
 
     def from_notebook_node(self, nb, resources=None, **more):
         highlight = Highlight2HTML(pygments_lexer=nb.metadata.get("language_info", {}).get("pygments_lexer"))
-        self.register_filter("highlight_code", highlight)
+        self.register_filter("highlight_code", lambda *code, **more: plain_where_plain(highlight(*code, **more)))
         shown = self._init_resources(resources)
         self.register_filter("filter_data_type", WidgetsDataTypeFilter(self._nb_metadata, parent=self, resources=shown))
         return super(HTMLExporter, self).from_notebook_node(nb, shown, **more)
+
+
+@functools.cache
+def _coloured() -> frozenset[str]:
+    """Return Pygments' classes that the site's style gives a colour."""
+    return frozenset(re.findall(r"\.highlight \.(\w+)", (HERE / "site.css").read_text(encoding="utf-8")))
+
+
+def plain_where_plain(code: str) -> str:
+    """Return highlighted code without the elements that have no colour: three of four, half of a lesson's elements."""
+    return TOKEN.sub(lambda token: token[0] if token[1] in _coloured() else token[2], code)
 
 
 class Site:
@@ -245,6 +259,7 @@ class Site:
                 and {page.kind, each.kind} <= {"lesson", "exercise"}
             ],
         }  # fmt: skip
+        divide(notebook)
         # As globals, because resources are deep-copied for each page.
         shown = {
             "page": page,
@@ -266,19 +281,20 @@ class Site:
     def _prepare(self, page: Page, notebook: nbformat.NotebookNode, known: dict) -> dict:
         """Turn each cell into what the template shows; return its live figures among the `known` ones."""
         lead_with_the_figure(notebook)
-        live, folds, asks, founds = {}, {}, {}, []
+        begin_with_headings(notebook)
+        live, asks = {}, {}
         tried, replaced = self._tried(page) if page.kind == "lesson" else ({}, {})
-        for number, (question, cells) in enumerate(answers_of(notebook).items()):
-            founds.append(found_in(question, cells))
-            asks[question] = {"number": number, "found": founds[-1]}
-            for cell in cells:
-                folds.setdefault(cell.id, []).append(number)
-        opening = True  # before the first section
+        answers = answers_of(notebook)
+        for number, (question, cells) in enumerate(answers.items()):
+            asks[question] = {"number": number, "found": found_in(question, cells)}
+        answered = {cell.id for cells in answers.values() for cell in cells}
+        folds = fold(notebook, list(answers.values()), [each["found"] for each in asks.values()], known)
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
-                opening = opening and not re.search(r"^## ", cell.source, re.MULTILINE)
                 cell.source = self.markup(cell.source, page)
                 continue
+            if page.kind == "exercise":
+                to_read(cell)
             called = record_puzzles.CALL.search(cell.source)
             if called and (choices := tried.get(called[1] or called[2])):
                 cell.metadata["replaced"] = aligned(replaced[called[1] or called[2]])
@@ -288,14 +304,21 @@ class Site:
                     | {"picture": each["picture"] and self._picture(each["picture"], page, sized=True)}
                     for each in choices
                 ]
+            if cell.id in answered:  # the form tells what was found
+                cell.outputs = [output for output in cell.outputs if not _only_says(output, asks)]
             for output in cell.get("outputs", []):
                 output.fold = folds.get(cell.id)
                 output.shows = shown_by(output)
                 if asked := tested_by(cell, output):
                     output.tests, cell.metadata["bare"] = asked, True
                 if asked := ASKED.fullmatch(_text(output).strip()):
+<<<<<<< HEAD
                     output.asks = {**asked.groupdict(), **asks[asked["question"]]}
                 if "text/plain" in output.get("data", {}):  # the form shows the reader's guess
+=======
+                    output.asks, cell.metadata["bare"] = {**asked.groupdict(), **asks[asked["question"]]}, True
+                if "text/plain" in output.get("data", {}):  # the form tells what the reader said
+>>>>>>> w_pages
                     output.data["text/plain"] = output.data["text/plain"].replace(UNASKED, "")
                 if shown := output.get("data", {}).get("text/html"):
                     output.data["text/html"] = PICTURE.sub(lambda found: self._picture(found[1], page), shown)
@@ -305,9 +328,6 @@ class Site:
                             raise ValueError(f"{page.source}: the figure of `{call}` is not recorded: {RECORD_IT}")
                         output.live, live[cell.id] = cell.id, known[cell.id]
                         output.room = room_of(known[cell.id])
-                        if output.fold and (opening or "Explorer(" in cell.source) and not _tagged_as_answer(cell):
-                            told = f"{_text(output)} {counted_by(known[cell.id])}"
-                            output.fold = [each for each in output.fold if says(told, founds[each])] or None
         return live
 
     def _tried(self, page: Page) -> tuple[dict[str, list[dict]], dict[str, str]]:
@@ -362,7 +382,11 @@ class Site:
 
     @functools.cached_property
     def map(self) -> list[tuple[str, str, list[tuple[Page, Lesson, str, list[tuple[Page, float]]]]]]:
+<<<<<<< HEAD
         """Return each part's name, aim and lessons: page, lesson, first picture, exercises with their points."""
+=======
+        """Per part its name, its aim, and its lessons: page, lesson, drawing, exercises with their points."""
+>>>>>>> w_pages
         of = {self.root / page.source: page for page in self.pages}
         return [
             (
@@ -372,8 +396,8 @@ class Site:
                     (
                         of[lesson.path],
                         lesson,
-                        self.thumbnail(lesson.path),
-                        [(of[path], sum(done.points.values())) for path, done in lesson.exercises],
+                        thumbnail(of[lesson.path].number),
+                        [(of[path], done.total) for path, done in lesson.exercises],
                     )
                     for lesson in lessons
                 ],
@@ -381,6 +405,7 @@ class Site:
             for name, aim, lessons in parts_of(self.lessons)
         ]
 
+<<<<<<< HEAD
     def thumbnail(self, path: Path) -> str:
         """Return the address of a lesson's first picture, scaled down, from the site's root; empty if it has none."""
         cells = nbformat.read(path, as_version=4).cells
@@ -396,6 +421,8 @@ class Site:
         picture.save(self.out / name, "PNG", optimize=True)
         return name
 
+=======
+>>>>>>> w_pages
     def assets(self) -> None:
         """Write styles and scripts, including the figures' own, which JupyterLab loads too."""
         for module in pkgutil.walk_packages(helpers.figures.__path__, "helpers.figures."):
@@ -435,8 +462,34 @@ def lead_with_the_figure(notebook: nbformat.NotebookNode) -> None:
     rest.metadata["how_to_run"] = True
 
 
+def divide(notebook: nbformat.NotebookNode) -> None:
+    """Mark where a page's sections begin and end: the browser lays out those that are near."""
+    inside = False
+    for cell in notebook.cells:
+        further = bool(cell.metadata.get("jp-MarkdownHeadingCollapsed"))
+        begins = cell.cell_type == "markdown" and cell.source.startswith("<h2")
+        if further or begins:
+            cell.metadata["ends"], cell.metadata["begins"] = inside, not further
+            inside = not further
+        if further:
+            break
+    notebook.metadata["unclosed"] = inside
+
+
+def begin_with_headings(notebook: nbformat.NotebookNode) -> None:
+    """Split from a cell what stands before its first heading: it belongs to the section before, and to its question."""
+    cells = []
+    for cell in notebook.cells:
+        found = HEADING.search(cell.source) if cell.cell_type == "markdown" and cells else None
+        if found and (before := cell.source[: found.start()]).strip():
+            cells.append(nbformat.v4.new_markdown_cell(before))
+            cell.source = cell.source[found.start() :]
+        cells.append(cell)
+    notebook.cells = cells
+
+
 def _has_heading(cell: nbformat.NotebookNode) -> bool:
-    return cell.cell_type == "markdown" and re.search(r"^#+ ", cell.source, re.MULTILINE) is not None
+    return cell.cell_type == "markdown" and HEADING.search(cell.source) is not None
 
 
 def to_run(notebook: str) -> str:
@@ -449,12 +502,93 @@ def to_run(notebook: str) -> str:
     return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
 
 
+def to_read(cell: nbformat.NotebookNode) -> None:
+    """Leave out of an exercise's cell that nothing was attempted, and fold it where it only imports."""
+    cell.outputs = [output for output in cell.outputs if not UNATTEMPTED.match(_text(output))]
+    statements = ast.parse(cell.source).body if "%" not in cell.source else []
+    if statements and all(isinstance(each, ast.Import | ast.ImportFrom) for each in statements):
+        cell.metadata["tags"] = [*cell.metadata.get("tags", ()), "hide-input"]
+
+
 def found_in(question: str, cells: list[nbformat.NotebookNode]) -> str:
     """Return the measured number and unit from one of the answering outputs: its own line, or the final table."""
     line = re.compile(rf"^{re.escape(question)}(?:: (.*); you made no guess| +- +(.*))$", re.MULTILINE)
     texts = [_text(output) for cell in cells for output in cell.outputs]
     told = next((shown for text in texts if (shown := line.search(text))), None)
     return " ".join((told[1] or told[2]).split()) if told else ""
+
+
+def fold(
+    notebook: nbformat.NotebookNode, answers: list[list[nbformat.NotebookNode]], founds: list[str], known: dict
+) -> dict[str, list[int]]:
+    """Mark what each question hides, by `opens` and `closes` in cells' metadata; return what else waits for questions.
+
+    Args:
+        answers: per question, the cells that answer it.
+        founds: per question, what was found.
+        known: the recorded figures.
+
+    Returns:
+        A cell's id -> the numbers of the questions that its outputs wait for.
+    """
+    cells = notebook.cells
+    waits: dict[str, list[int]] = {}
+    for number, its in enumerate(answers):
+        for cell in its:
+            waits.setdefault(cell.id, []).append(number)
+    free = {cell.id for cell in cells if _moves(cell, [founds[each] for each in waits.get(cell.id, ())], known)}
+    for number, its in enumerate(answers):
+        # Its own stretch: from the question to the next one, a heading, or what may be seen.
+        start = cells.index(its[0])
+        while not _asks(cells[start - 1]):
+            start -= 1
+        stretch = []
+        for cell in cells[start:]:
+            if _asks(cell) or _has_heading(cell) or cell.id in free:
+                break
+            stretch.append(cell)
+        beyond = cells[start + len(stretch) :][:1]
+        while beyond and beyond[0].id in free and stretch and stretch[-1].cell_type == "markdown":
+            stretch.pop()  # it leads to what may be seen
+        if not any(cell.id in waits for cell in stretch):
+            continue
+        stretch[0].metadata["opens"], stretch[-1].metadata["closes"] = number, True
+        for cell in stretch:
+            others = [each for each in waits.pop(cell.id, ()) if each != number]
+            if others:
+                waits[cell.id] = others
+    # What is left behind such a figure or another heading waits where it tells.
+    left = {}
+    for id_, numbers in waits.items():
+        cell = next(cell for cell in cells if cell.id == id_)
+        told = " ".join(map(_text, cell.outputs))
+        if id_ in free:
+            continue
+        if _tagged_as_answer(cell) or len(numbers) == len(answers):
+            left[id_] = numbers
+        elif telling := [each for each in numbers if says(told, founds[each])]:
+            left[id_] = telling
+    return left
+
+
+def _asks(cell: nbformat.NotebookNode) -> bool:
+    return any(ASKED.fullmatch(_text(output).strip()) for output in cell.get("outputs", ()))
+
+
+def _only_says(output: dict, asks: dict[str, dict]) -> bool:
+    """Whether it is no more than the line of an answer: the question, and what was found."""
+    question, _, _ = _text(output).strip().rpartition(": ")
+    return question in asks and "text/html" not in output.get("data", {}) and "\n" not in _text(output).strip()
+
+
+def _moves(cell: nbformat.NotebookNode, founds: list[str], known: dict) -> bool:
+    """Whether it shows a puzzle or a figure that moves, which tells nothing of what was found."""
+    if cell.cell_type != "code" or _tagged_as_answer(cell):
+        return False
+    if not is_live(cell):
+        return record_puzzles.CALL.search(cell.source) is not None
+    told = f"{' '.join(map(_text, cell.outputs))} {counted_by(known.get(cell.id, {}))}"
+    return not any(says(told, found) for found in founds)
 
 
 def aligned(lines: str) -> str:
@@ -501,9 +635,7 @@ def room_of(figure: dict) -> str:
         return ""
     (_, scene), narrow = data["scenes"][0], data["narrow"]
     (width, height), size = scene["size"], None
-    if isinstance(narrow, dict):  # its right part goes below the left
-        size = narrow["width"], 2 * height
-    elif narrow:
+    if isinstance(narrow, list) and narrow:
         size = narrow[0]["size"]
     upright = f" --upright: {size[1] / size[0]:.2f}" if size else ""
     return f"--across: {height / width:.2f};{upright}"

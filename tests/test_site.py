@@ -103,8 +103,12 @@ def course(tmp_path_factory):
             ("in_detail()", f"{name}, launch by launch"),
         )
     ]
+    said.append(("", ""))
     said.append(('self_test(answer, sealed=("WzMsICJvbmUi" "XQ=="))', "not answered yet: replace the dots"))
     for source, told in (*said, ("predictions()", "all of it")):
+        if not source:
+            cells.append(nbformat.v4.new_markdown_cell("So much for the launches.\n\n### Your predictions\n\nAll."))
+            continue
         shown = nbformat.v4.new_output("execute_result", {"text/plain": told}, execution_count=1)
         cells.append(nbformat.v4.new_code_cell(source, outputs=[shown], execution_count=1))
     collapsed = {"jp-MarkdownHeadingCollapsed": True}
@@ -222,8 +226,19 @@ class Visit:
 
     def open(self, name: str):
         self.page.goto(f"{self.address}{name}.html")
-        self.page.wait_for_selector("body[data-measured]")  # which parts scroll from the keyboard is known
+        self.page.wait_for_selector("body[data-measured]")  # which parts in sight scroll from the keyboard is known
         return self.page
+
+    def see_all(self) -> None:
+        """Scroll to the end: what is near comes alive, and is measured."""
+        self.page.evaluate("""async () => {
+            const frame = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+            for (let y = 0; y < document.documentElement.scrollHeight; y += innerHeight) {
+                scrollTo({ top: y, behavior: "instant" });
+                await frame();
+            }
+            await new Promise((done) => setTimeout(done, 300));
+        }""")
 
     def elsewhere(self) -> list[str]:
         return [url for url in self.requests if not url.startswith((self.address, "data:"))]
@@ -336,7 +351,7 @@ def test_nothing_of_a_solution_is_there(sample):
 def test_formulas_are_mathml(sample):
     page = markup(sample.out, "notebooks/03_first_fused_kernel")
     assert page.select("math mfrac, math msqrt")
-    prose = " ".join(node.get_text() for node in page.select("main > p"))
+    prose = " ".join(node.get_text() for node in page.select("main p"))
     assert "\\mathrm" not in prose
 
 
@@ -378,6 +393,11 @@ def test_figures_move_without_a_kernel(chromium, address):
     explorer.get_by_role("combobox", name="dtype").select_option("fp16")
     explorer.get_by_role("status").filter(has_text="fp16").wait_for()
     assert "4,096" in shown(explorer)[0], "a choice leaves the sliders where they are"
+    gpus = explorer.get_by_role("combobox", name="GPU")  # a few: there is no room for all
+    assert gpus.locator("option").all_inner_texts() == ["T4", "RTX 4090", "H200"]
+    gpus.select_option("T4")
+    explorer.get_by_role("status").filter(has_text="T4").wait_for()
+    assert "to be changed in JupyterLab" not in page.locator("main").inner_text(), "what cannot be chosen is not shown"
     assert visit.errors == []
     assert visit.elsewhere() == []
 
@@ -407,28 +427,109 @@ def test_stale_recordings_make_no_site(monkeypatch, tmp_path, capsys):
 def test_an_answer_waits_for_the_guess(chromium, address):
     page = Visit(chromium, address).open("notebooks/00_small")
     first, second = page.locator(".fusion-guess[data-number]").all()
-    names = ("bytes", "launches")
-    answers = [page.get_by_text(text) for name in names for text in (f"{name}: 20", f"{name}, launch by launch")]
-    assert [each.is_visible() for each in answers] == [False] * 4
+    answers = [page.get_by_text(text) for text in ("bytes, launch by launch", "launches, launch by", "So much for")]
+    assert [each.is_visible() for each in answers] == [False] * 3
     table = page.get_by_text("all of it")
     assert not table.is_visible()
     field = first.get_by_role("textbox")
     field.fill("many")
     field.press("Enter")
     assert "as a number" in first.get_by_role("status").inner_text()
-    assert [each.is_visible() for each in answers] == [False] * 4
+    assert [each.is_visible() for each in answers] == [False] * 3
     field.fill("10 MB")
     field.press("Enter")
     assert first.get_by_role("status").inner_text() == "Found: 20 MB; you said 10, 2 times too few."
-    assert [each.is_visible() for each in answers] == [True, True, False, False]
+    assert [each.is_visible() for each in answers] == [True, False, False]
     page.reload()  # another day
-    assert [each.is_visible() for each in answers] == [True, True, False, False]
+    assert [each.is_visible() for each in answers] == [True, False, False]
     assert not table.is_visible(), "it answers the other question, too"
     second.get_by_role("button", name="Show me").click()
-    assert [each.is_visible() for each in answers] == [True] * 4
+    assert [each.is_visible() for each in answers] == [True] * 3
     assert table.is_visible()
     page.goto(f"{address}index.html")
     assert page.locator("[data-lesson='00_small'] .done").inner_text() == "2 of 2 questions seen"
+
+
+def test_a_link_into_an_answer_and_a_button_open_it(chromium, address):
+    page = Visit(chromium, address).open("notebooks/00_small")
+    answer, _ = page.locator(".answers").all()
+    page.evaluate("id => location.hash = id", answer.locator(".cell").last.get_attribute("id"))
+    page.get_by_text("bytes, launch by launch").wait_for()
+    assert not page.get_by_text("launches, launch by launch").is_visible()
+    page.get_by_role("button", name="Show every answer").click()
+    assert page.get_by_text("launches, launch by launch").is_visible()
+    assert page.get_by_text("all of it").is_visible()
+
+
+def test_an_exercise_is_there_to_read(sample):
+    page = markup(sample.out, "exercises/03_fused_add_gelu").select_one("main")
+    assert "not attempted" not in page.get_text()
+    imports = next(each for each in page.select(".code") if "import torch" in each.get_text())
+    assert imports.name == "details"
+    assert page.select_one("a.start[download]")["href"] == "03_fused_add_gelu.ipynb"
+
+
+def test_a_question_has_one_fold(sample):
+    """What answers it and what is said of it are hidden, with no other link to open; the table of all has its own."""
+    for name in ("00_welcome", "03_first_fused_kernel"):
+        page = markup(sample.out, f"notebooks/{name}")
+        asked = page.select(".fusion-guess[data-number]")
+        folds = page.select(".answers")
+        assert [each["data-answers"] for each in folds] == [form["data-number"] for form in asked]
+        assert all(each["hidden"] == "until-found" for each in folds)
+        assert page.select(".answers h2, .answers .fusion-guess, .answers .answer") == []
+        table = page.select(".answer")[-1]
+        assert table["data-answers"].split() == [form["data-number"] for form in asked]
+        assert len({each.find_parent(class_="cell")["id"] for each in page.select(".answer")}) <= 2
+
+
+def test_what_a_question_hides():
+    """To a heading, the next question, or a figure that moves and tells nothing, with the text that leads to it."""
+    v4, found = nbformat.v4, "size: 20 MB; you made no guess"
+    texts = {
+        "size": "size: [your guess] MB",
+        "size.compare": found,
+        "chart": "a chart of 20 MB",
+        "read": None,
+        "lead": None,
+        "puzzle(kernel, 2)": "Not yet",
+        "behind": "a table",
+        "telling": "20 MB again",
+        "more": "more: [your guess] ",
+        "more.compare": "more: 3; you made no guess",
+        "## Section": None,
+        "again": "20 MB",
+    }
+    cells = [
+        v4.new_markdown_cell(name)
+        if told is None
+        else v4.new_code_cell(name, outputs=[v4.new_output("stream", text=told)])
+        for name, told in texts.items()
+    ]
+    names = list(texts)
+    of = {0: [1, 2, 5, 6, 7, 11], 1: [9, 11]}
+    waits = build_site.fold(
+        v4.new_notebook(cells=cells), [[cells[at] for at in its] for its in of.values()], ["20 MB", "3"], {}
+    )
+    marks = {
+        name: (cell.metadata.get("opens"), cell.metadata.get("closes")) for name, cell in zip(names, cells, strict=True)
+    }
+    assert {name: mark for name, mark in marks.items() if mark != (None, None)} == {
+        "size.compare": (0, None),
+        "chart": (None, True),
+        "more.compare": (1, True),
+    }
+    assert {names[[cell.id for cell in cells].index(each)]: numbers for each, numbers in waits.items()} == {
+        "telling": [0],
+        "again": [0, 1],
+    }
+
+
+def test_code_has_elements_only_where_it_has_colours():
+    """They were three of four elements in the largest lesson."""
+    code = '<span class="k">def</span> <span class="nf">f</span><span class="p">(</span><span class="n">x</span>'
+    plain = '<span class="k">def</span> <span class="nf">f</span>(x'
+    assert build_site.plain_where_plain(code) == plain
 
 
 def test_nothing_denies_a_guess(sample, course):
@@ -629,7 +730,9 @@ def test_each_lesson_shows_its_opening_figure_in_the_first_window(chromium, whol
     ],
 )
 def test_a_page_has_no_serious_violation(chromium, sample, name, theme):
-    page = Visit(chromium, f"{sample.out.as_uri()}/", color_scheme=theme).open(name)
+    visit = Visit(chromium, f"{sample.out.as_uri()}/", color_scheme=theme)
+    page = visit.open(name)
+    visit.see_all()
     assert violations(page) == []
     page.evaluate("document.querySelector('header button[id=theme]').textContent = ''")
     assert [each.split(":")[0] for each in violations(page)] == ["button-name"]
@@ -646,7 +749,9 @@ def test_every_page_at_every_width(chromium, whole, theme):
             for width in (1440, 1024, 390):
                 visit.page.set_viewport_size({"width": width, "height": 900})
                 assert sideways(visit.open(name)) <= 0, f"{name} at {width}"
+            visit.see_all()
             assert violations(visit.page) == [], name
+            assert sideways(visit.page) <= 0, name
             assert visit.errors == [], name
 
 

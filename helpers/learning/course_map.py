@@ -23,6 +23,7 @@ WHAT = (
     "Each lesson is a notebook: it asks for your guess, then measures. Exercises ask you to write the kernel. No GPU "
     "is needed."
 )
+DRAWINGS = "COURSE_MAP_files"  # the folder with a drawing for each lesson, NN.svg, next to the page
 BOXES = 5  # in a lesson's progress bar
 
 
@@ -139,14 +140,15 @@ def _table(lessons: list[Lesson], course: Path, still: bool) -> list[str]:
     if still:
         rows = ["| lesson | minutes | questions | exercises |", "|---|--:|--:|---|"]
     else:
-        rows = ["| lesson | minutes | done | your guesses | exercises |", "|---|--:|---|---|---|"]
+        rows = ["| | lesson | minutes | done | your guesses | exercises |", "|---|---|--:|---|---|---|"]
     for lesson in lessons:
         name = _link(lesson.path, course, f"{_number(lesson.path)} {lesson.title}")
         done = [str(lesson.questions)] if still else [_bar(lesson), _typical(lesson.off)]
         exercises = "; ".join(
             f"{_link(path, course, _number(path))}, {_points(found, still)}" for path, found in lesson.exercises
         )
-        rows.append(f"| {' | '.join([name, str(lesson.minutes), *done, exercises])} |")
+        drawing = [] if still else [f'<img src="{DRAWINGS}/{_number(lesson.path)}.svg" width="68" alt="">']
+        rows.append(f"| {' | '.join([*drawing, name, str(lesson.minutes), *done, exercises])} |")
     return rows
 
 

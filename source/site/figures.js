@@ -64,13 +64,8 @@
       model.set("still", state.still);
       model.set("data", state.data);
     };
-    const fixed = [];
     figure.choices.forEach(({ name, labels, at }, place) => {
-      if (labels.length < 2) {
-        if (labels[0] === "yes") fixed.push(name); // a checkbox
-        else if (labels[0] && labels[0] !== "no") fixed.push(`${name} ${labels[0]}`);
-        return;
-      }
+      if (labels.length < 2) return; // only a kernel can change it
       const select = make(make(row, "label", {}, name), "select", { "aria-label": name });
       labels.forEach((label, number) => make(select, "option", { value: number }, label));
       select.value = at;
@@ -79,7 +74,6 @@
         change();
       });
     });
-    if (fixed.length) make(row, "span", { class: "small" }, `${fixed.join(", ")}: to be changed in JupyterLab`);
   };
 
   const enliven = async (place) => {
@@ -92,15 +86,15 @@
     const model = new Model(values);
     const box = document.createElement("div");
     box.className = "fusion-controls";
-    for (const [kind, add] of [["sliders", () => figure.sliders.forEach((slider, number) => addSlider(row, model, slider, POSITIONS[number]))],
-                               ["choices", () => addChoices(row, model, figure)]]) {
-      if (!figure[kind].length) continue;
-      var row = make(box, "div", { class: "controls" });
-      add();
+    if (figure.sliders.length || figure.choices.some(({ labels }) => labels.length > 1)) {
+      const row = make(box, "div", { class: "controls" });
+      figure.sliders.forEach((slider, number) => addSlider(row, model, slider, POSITIONS[number]));
+      addChoices(row, model, figure);
     }
     place.replaceChildren(box);
     try {
       window.fusionStages[figure.stage]({ model, el: make(box, "div") });
+      place.dispatchEvent(new Event("toggle")); // it may be wider than the still was
     } catch (error) {
       place.replaceChildren(...place.still);
       console.error(error);

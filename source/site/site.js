@@ -37,41 +37,55 @@
   });
   const here = contents.querySelector("[aria-current=page]");
   if (here) contents.scrollTop = here.offsetTop - contents.clientHeight / 3;
-  // The section that is being read: the last whose heading is above the middle.
+  // The section that is being read: the last that begins in the upper quarter of the window.
   const links = [...contents.querySelectorAll("ul ul a")];
-  const headings = links.map((link) => document.getElementById(link.hash.slice(1)));
+  const begun = (heading) => heading?.closest(".section") ?? heading; // to measure a heading, all of it would be laid out
+  const headings = links.map((link) => begun(document.getElementById(link.hash.slice(1))));
   const mark = () => {
-    const above = headings.findLastIndex((each) => each && each.getBoundingClientRect().top < innerHeight / 2);
+    const above = headings.findLastIndex((each) => each && each.getBoundingClientRect().top < innerHeight / 4);
     links.forEach((link, place) => {
       if (place === above) link.setAttribute("aria-current", "location");
       else link.removeAttribute("aria-current");
     });
   };
-  const passed = new IntersectionObserver(mark, { rootMargin: "0px 0px -50% 0px" });
+  const passed = new IntersectionObserver(mark, { rootMargin: "0px 0px -75% 0px" });
   for (const each of headings) if (each) passed.observe(each);
 
-  // What is wider than its place scrolls in it, from the keyboard too: measured one by one, when nothing else runs.
-  const idle = window.requestIdleCallback ?? ((work) => setTimeout(() => work({ timeRemaining: () => 0 }), 50));
-  let unmeasured = [];
-  const some = (deadline) => {
-    do {
-      const node = unmeasured.shift();
-      if (!node) break;
-      if (node.scrollWidth > node.clientWidth + 1) node.tabIndex = 0;
+  // What is wider than its place scrolls in it, from the keyboard too: measured when it is near, and laid out anyway.
+  const measured = new IntersectionObserver((entries) => {
+    const near = entries.filter(({ isIntersecting }) => isIntersecting).map(({ target }) => target);
+    const scrolls = near.map((node) => node.scrollWidth > node.clientWidth + 1);
+    near.forEach((node, place) => {
+      if (scrolls[place]) node.tabIndex = 0;
       else node.removeAttribute("tabindex");
-    } while (deadline.timeRemaining() > 15);
-    if (unmeasured.length) idle(some);
-    else document.body.dataset.measured = "yes";
-  };
+    });
+    document.body.dataset.measured = "yes";
+  }, { rootMargin: "100% 0px" });
   const wide = () => {
-    if (!unmeasured.length) idle(some);
-    unmeasured = [...document.querySelectorAll("main pre, main .output, main .wide, main .formula, main .live")];
+    measured.disconnect();
+    const nodes = [...document.querySelectorAll("main :is(pre, .output, .wide, .formula, .live)")];
+    for (const node of nodes) measured.observe(node);
+    if (!nodes.length) document.body.dataset.measured = "yes";
   };
   addEventListener("resize", wide);
   addEventListener("load", wide);
   document.addEventListener("toggle", wide, true);
 
-  // Guesses: an answer is folded until the reader has guessed, or asks for it.
+  // Guesses: an answer is hidden until the reader has guessed, or asks for it.
+  const reveal = (answer) => {
+    if (answer.matches("details")) answer.open = true;
+    else answer.hidden = false;
+  };
+  // Something to find in it, or a link into it, opens it as well.
+  const revealTarget = () => {
+    const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const hidden = target && target.closest(".answers[hidden]");
+    if (!hidden) return;
+    reveal(hidden);
+    target.scrollIntoView();
+  };
+  addEventListener("hashchange", revealTarget);
+  document.addEventListener("beforematch", wide);
   const page = document.body.dataset.page;
   const guesses = JSON.parse(kept.get(`fusion-guesses-${page}`) ?? "{}");
   const number = (typed, unit) => {
@@ -103,7 +117,7 @@
   };
   for (const form of document.querySelectorAll(".fusion-guess[data-right]")) {
     const { right, told } = form.dataset;
-    const [input, reveal, status] = [form.querySelector("input"), form.querySelector("[type=button]"), form.querySelector("[role=status]")];
+    const [input, asking, status] = [form.querySelector("input"), form.querySelector("[type=button]"), form.querySelector("[role=status]")];
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       const said = number(input.value, "");
@@ -111,18 +125,19 @@
       else if (Math.abs(said - right) <= 0.01 * Math.abs(right)) status.textContent = "Right.";
       else status.textContent = `Not ${input.value.trim()}: ${told}.`;
     });
-    reveal.addEventListener("click", () => (status.textContent = `${right}: ${told}.`));
+    asking.addEventListener("click", () => (status.textContent = `${right}: ${told}.`));
   }
   for (const form of document.querySelectorAll(".fusion-guess[data-number]")) {
     const { number: place, question, unit, found } = form.dataset;
-    const [input, reveal, status] = [form.querySelector("input"), form.querySelector("[type=button]"), form.querySelector("[role=status]")];
+    const [input, asking, status] = [form.querySelector("input"), form.querySelector("[type=button]"), form.querySelector("[role=status]")];
     const show = (said) => {
       status.textContent = found ? beside(said, found, unit) : "";
-      reveal.hidden = true;
+      asking.hidden = true;
       seen.add(place);
       for (const answer of document.querySelectorAll(`[data-answers~="${place}"]`)) {
-        answer.open ||= answer.dataset.answers.split(" ").every((each) => seen.has(each));
+        if (answer.dataset.answers.split(" ").every((each) => seen.has(each))) reveal(answer);
       }
+      wide();
       // The table at a lesson's end.
       for (const row of document.querySelectorAll(".fusion-table tbody tr")) {
         if (said === null || row.cells[0].textContent !== question) continue;
@@ -138,7 +153,7 @@
       if (Number.isFinite(said)) show(said);
       else status.textContent = input.value.trim() ? "Write it as a number, such as 12.5 or 3e6." : "Type a number first, or press “Show me”.";
     });
-    reveal.addEventListener("click", () => {
+    asking.addEventListener("click", () => {
       show(null);
       input.focus({ preventScroll: true });
     });
@@ -147,6 +162,12 @@
       show(guesses[question]);
     }
   }
+  revealTarget();
+  document.getElementById("show-all")?.addEventListener("click", ({ target }) => {
+    for (const answer of document.querySelectorAll(".answers[hidden], .answer")) reveal(answer);
+    target.disabled = true;
+    wide();
+  });
   for (const row of document.querySelectorAll("[data-lesson]")) {
     const seen = Object.keys(JSON.parse(kept.get(`fusion-guesses-${row.dataset.lesson}`) ?? "{}")).length;
     if (seen) row.querySelector(".done").textContent = `${seen} of ${row.dataset.questions} questions seen`;

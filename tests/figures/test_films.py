@@ -355,11 +355,13 @@ def test_stacked_panels_keep_what_they_show(chromium):
     )  # fmt: skip
     film = Film({"whole": whole}, frame=0.5, narrow=Stack(100, 100))
     page = bare_page(chromium, FilmStage, film.data(), (390, 900), "width: 300px")
-    assert page.locator(".fusion-film-chart svg").get_attribute("viewBox") == "0 0 100 176"
+    # Text from 24 on, what travels 6 below it; then, 10 below that, the same on the right, and a box's two lines.
+    assert page.locator(".fusion-film-chart svg").get_attribute("viewBox") == "0 0 100 122"
     notes = page.locator(".fusion-film-chart svg text:not(.title)")
-    assert [(note.get_attribute("x"), note.get_attribute("y")) for note in notes.all()] == [("10", "40"), ("10", "116")]
-    assert page.locator(".fusion-film-chart svg rect").get_attribute("y") == "126"
-    assert page.evaluate(PIXEL, [35, 98]) == [255, 0, 0, 255]  # half way from (10, 50) to (50, 136)
+    assert [(note.get_attribute("x"), note.get_attribute("y")) for note in notes.all()] == [("10", "36"), ("10", "78")]
+    assert page.locator(".fusion-film-chart svg rect").get_attribute("y") == "88"
+    assert page.locator(".fusion-film-chart svg rect").get_attribute("height") == "30"
+    assert page.evaluate(PIXEL, [35, 77]) == [255, 0, 0, 255]  # half way from (10, 46) to (50, 98)
     page.evaluate("document.body.lastChild.style.width = '600px'")  # the page is turned
     page.wait_for_function("document.querySelector('svg').getAttribute('viewBox') == '0 0 200 100'")
 

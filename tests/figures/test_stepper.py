@@ -486,3 +486,39 @@ def test_it_fits_a_narrow_page_and_has_names(page_of):
         "[...document.querySelectorAll('button, input, select')].filter(e => !e.getAttribute('aria-label')).length"
     )
     assert page.evaluate(unnamed) == 0
+
+
+SEEN = """() => [...document.querySelectorAll('g.memory, g.lanes')].filter((grid) => {
+    const view = document.querySelector('.fusion-stepper-view').getBoundingClientRect();
+    const box = grid.getBoundingClientRect();
+    return box.height && box.top >= view.top - 1 && box.bottom <= view.bottom + 1;
+}).map((grid) => grid.querySelector('.name').textContent.split('  ')[0])"""
+
+
+@pytest.mark.parametrize("size", [(1440, 900), (390, 844)], ids=["wide", "narrow"])
+def test_memory_and_what_changes_are_in_sight_together(page_of, size):
+    """With the controls, in one window; only the blocks of the function that runs are there."""
+    shown, *_ = watched(product)
+    page = page_of(shown)
+    page.set_viewport_size({"width": size[0], "height": size[1]})
+    page.evaluate("document.body.lastChild.style.width = '100%'")
+    page.evaluate("scrollTo(0, document.querySelector('.fusion-stepper').getBoundingClientRect().top + scrollY)")
+    if size[0] < 480:
+        page.wait_for_selector(".fusion-narrow")
+    for _ in range(2):
+        page.get_by_role("button", name="To the next read or write").click()
+        page.wait_for_timeout(50)
+        frame = shown.scene.frames[int(at(page).split()[1]) - 1]
+        seen = page.evaluate(SEEN)
+        assert {"x_ptr", "w_ptr", "y_ptr"} <= set(seen)
+        assert {shown.scene.grids[number].name for number in frame.lit} <= set(seen)
+        assert not [name for name in seen if name.startswith("relu: ")]
+    boxes = page.evaluate("""() => ['.fusion-stepper-controls', '.fusion-stepper-view'].map((part) => {
+        const { top, bottom } = document.querySelector(part).getBoundingClientRect();
+        return [top, bottom];
+    })""")
+    assert boxes[1][1] - boxes[0][0] < size[1]
+    sizes = page.evaluate("""() => [...document.querySelectorAll('.fusion-stepper-chart text')]
+        .map((text) => parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a)""")
+    assert min(sizes) >= (12 if size[0] < 480 else 9)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -1,10 +1,14 @@
 """The map says what was done, from what is kept beside the notebooks."""
 
+import re
 import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
+from helpers.course_contents import write_map
+from helpers.figures.thumbnails import IDEAS, thumbnail
 from helpers.learning.course_map import course_map, lessons_of, parts_of
 from helpers.learning.progress import course_of, read, record
 from helpers.learning.questions import answers_of
@@ -22,8 +26,8 @@ def course(tmp_path) -> Path:
 
 
 def row(course: Path, name: str) -> list[str]:
-    [found] = [line for line in course_map(course).splitlines() if line.startswith(f"| [{name}")]
-    return [cell.strip() for cell in found.strip("|").split("|")]
+    [found] = [line for line in course_map(course).splitlines() if f" | [{name}" in line]
+    return [cell.strip() for cell in found.strip("|").split("|")[1:]]  # without its drawing
 
 
 def see(course: Path, lesson: str, guesses: list[float | None], found: float = 100.0) -> None:
@@ -88,8 +92,22 @@ def test_the_map_has_three_parts_and_each_lesson_is_in_one():
     page = course_map(course)
     assert (
         page.index("**Memory.**")
-        < page.index("| [00 Welcome")
+        < page.index(" | [00 Welcome")
         < page.index("**Kernels.**")
         < page.index("**Deciding.**")
     )
     assert "No GPU is needed." in page
+
+
+def test_each_lesson_has_a_drawing_of_its_own(course):
+    """Small, without words, and next to the map."""
+    drawn = {number: thumbnail(number) for number in IDEAS}
+    assert {lesson.path.stem.partition("_")[0] for lesson in lessons_of(ROOT)} <= set(drawn)
+    assert len(set(drawn.values())) == len(drawn)
+    for svg in drawn.values():
+        assert len(svg) < 2500
+        assert not ElementTree.fromstring(svg).findall(".//{http://www.w3.org/2000/svg}text")
+    write_map(course)
+    named = re.findall(r'<img src="([^"]+)"', (course / "COURSE_MAP.md").read_text())
+    assert [(course / each).read_text() for each in named] == [drawn["00"], drawn["01"]]
+    assert thumbnail("99") == ""

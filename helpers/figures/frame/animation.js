@@ -1,30 +1,37 @@
 // Plays a film that was placed beforehand (film.py): boxes travel, appear and grow along one clock.
 const NARROW = 480; // pixels: below this width, a film uses its narrow layout
 const LINE = 17; // pixels between the lines of a title
-const HEADINGS = 24; // pixels below a film's top, where its panels begin
+const LETTER = 12; // pixels of a text above its baseline
 const ALIGNED = { left: "start", center: "middle", right: "end" };
 
-// The scene for a narrow page: objects right of `split` move below the others, `width` pixels wide, under a title in
-// lines.
-function stacked(scene, split, width, title) {
-  const lower = LINE * (title.split("\n").length - 1);
-  const below = scene.size[1] - HEADINGS;
-  const placed = (x, y) => (x < split ? [x, y + lower] : [x - split, y + lower + below]);
+// The scene for a narrow page: objects right of `split` move below the others, and no gap is high.
+function stacked(scene, { split, size, title, upper, lower }) {
+  const shift = (steps, y) => (steps.findLast(([from]) => from <= y + 0.05) ?? steps[0])[1];
+  const placed = (x, y) => (x < split ? [x, y + shift(upper, y)] : [x - split, y + shift(lower, y)]);
   return {
     ...scene,
-    size: [width, scene.size[1] + below + lower],
+    size,
     title,
     movers: scene.movers.map(([x0, y0, x1, y1, ...others]) => [...placed(x0, y0), ...placed(x1, y1), ...others]),
     bars: scene.bars.map(([x, y, ...others]) => [...placed(x, y), ...others]),
-    boxes: scene.boxes.map(([x, y, ...others]) => [...placed(x, y), ...others]),
-    notes: scene.notes.map(([text, x, y, ...others]) => [text, ...placed(x, y), ...others]),
-    counters: scene.counters.map(([name, text, x, y, ...others]) => [name, text, ...placed(x, y), ...others]),
+    boxes: scene.boxes.map(([x, y, w, h]) => {
+      const [left, top] = placed(x, y);
+      return [left, top, w, placed(x, y + h)[1] - top];
+    }),
+    notes: scene.notes.map(([text, x, y, ...others]) => [text, ...lettered(placed, x, y), ...others]),
+    counters: scene.counters.map(([name, text, x, y, ...others]) => [name, text, ...lettered(placed, x, y), ...others]),
   };
+}
+
+// A text's place is its baseline, and it moves with its top.
+function lettered(placed, x, y) {
+  const [left, top] = placed(x, y - LETTER);
+  return [left, top + LETTER];
 }
 
 function render({ model, el }) {
   const { choice, opens = 0, scenes, narrow: given = [] } = model.get("data");
-  const narrow = Array.isArray(given) ? given : scenes.map(([, scene], number) => stacked(scene, given.split, given.width, given.titles[number]));
+  const narrow = given.map((each, number) => (each.split === undefined ? each : stacked(scenes[number][1], each)));
   const make = (parent, tag, attributes = {}, text) => {
     const node = parent.appendChild(document.createElement(tag));
     for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
@@ -113,6 +120,7 @@ function render({ model, el }) {
   const choose = (number) => {
     chosen = number;
     scene = (chart.clientWidth && chart.clientWidth < NARROW && narrow[number]) || scenes[number][1];
+    chart.classList.toggle("fusion-large", scene === narrow[number]);
     const [width, height] = scene.size;
     chart.innerHTML = `<svg viewBox="0 0 ${width} ${height}" overflow="visible" aria-hidden="true">
       ${scene.title.split("\n").map((line, number) => `<text class="title" x="0" y="${14 + LINE * number}">${escaped(line)}</text>`).join("")}
@@ -120,12 +128,22 @@ function render({ model, el }) {
       ${scene.notes.map(([text, x, y, align, bold]) => `<text x="${x}" y="${y}" text-anchor="${ALIGNED[align]}"${bold ? ' font-weight="bold"' : ""}>${escaped(text)}</text>`).join("")}
       ${scene.counters.map(([, , x, y]) => `<text class="counter" x="${x}" y="${y}"></text>`).join("")}
       <g class="fusion-moving"></g></svg><canvas aria-hidden="true"></canvas>`;
+    if (scene === narrow[number]) fitTexts(width);
     canvas = chart.querySelector("canvas");
     context = canvas.getContext("2d");
     moving = chart.querySelector(".fusion-moving");
     texts = [...chart.querySelectorAll(".counter")];
     time = opening ? opens * scene.seconds : Math.min(time, scene.seconds);
     paint();
+  };
+  // A line that larger letters make too long has smaller ones.
+  const fitTexts = (width) => {
+    const texts = [...chart.querySelectorAll("text:not(.title, .counter)")];
+    const boxes = texts.map((text) => text.getBBox());
+    boxes.forEach(({ x, width: long }, place) => {
+      const over = Math.max(-x, x + long - width - 4);
+      if (over > 0) texts[place].style.fontSize = `${(12.5 * (long - over)) / long}px`;
+    });
   };
   const seek = (wanted) => {
     opening = false;

@@ -6,6 +6,7 @@ paint the same list: boxes that travel, boxes that appear or grow, counters that
 
 import math
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from helpers.style import STYLE, TEXT, TITLE_SIZE, css, javascript
 
 _HERE = Path(__file__).parent
 LINE = 17  # pixels between the lines of a title, here and in animation.js
+HEADINGS = 24  # pixels below a film's top, where its panels begin
+ROOM = 10  # pixels: the highest gap on a narrow page
 TITLE_LETTER = 8.6  # pixels: an upper estimate of a title's letter
 
 
@@ -121,10 +124,43 @@ class Animation:
 
 @dataclass(frozen=True)
 class Stack:
-    """A film on a narrow page: objects right of `split` move below the others, `width` pixels wide."""
+    """A film on a narrow page: objects right of `split` move below the others, `width` pixels wide.
+
+    Empty space, such as a row of only one part, is left out.
+    """
 
     split: float
     width: float
+
+    def layout(self, scene: Animation) -> dict:
+        """Return what the browser lays a scene out by: each part's heights and by how much they and all below move."""
+        title = folded(scene.title, self.width)
+        upper, end = _tightened(scene, lambda x: x < self.split, HEADINGS + LINE * title.count("\n"))
+        lower, end = _tightened(scene, lambda x: x >= self.split, end + ROOM)
+        size = self.width, end + 4
+        return {"split": self.split, "size": size, "title": title, "upper": upper, "lower": lower}
+
+
+def _heights(scene: Animation, ours: Callable[[float], bool]) -> list[tuple[float, float]]:
+    """Return (top, bottom) of all that a part of a scene shows; of a box, its two lines."""
+    heights = [(each.y, each.y + each.height) for each in scene.bars if ours(each.x)]
+    for mover in scene.movers:
+        heights += [(y, y + mover.height) for x, y in ((mover.x0, mover.y0), (mover.x1, mover.y1)) if ours(x)]
+    heights += [(each.y - 12, each.y + 4) for each in (*scene.notes, *scene.counters) if ours(each.x)]
+    for x, y, _, height in scene.boxes:
+        heights += [(y, y), (y + height, y + height)] if ours(x) else []
+    return sorted(heights)
+
+
+def _tightened(scene: Animation, ours: Callable[[float], bool], top: float) -> tuple[list[tuple[float, float]], float]:
+    """Return (height, shift) steps that close gaps higher than ROOM below `top`, and the end of the part."""
+    reached, shift, steps = None, top, []
+    for upper, lower in _heights(scene, ours):
+        if reached is None or upper - reached > ROOM:
+            shift = top - upper if reached is None else shift - (upper - reached - ROOM)
+            steps.append((round(upper, 1), round(shift, 1)))
+        reached = lower if reached is None else max(reached, lower)
+    return steps, round((reached or 0) + shift, 1)
 
 
 def folded(title: str, width: float) -> str:
@@ -207,8 +243,7 @@ class Film:
         scenes = [[name, _sent(scene)] for name, scene in self.scenes.items()]
         given = self._narrow
         if isinstance(given, Stack):
-            titles = [folded(scene.title, given.width) for scene in self.scenes.values()]
-            narrow = {**vars(given), "titles": titles}
+            narrow = [given.layout(scene) for scene in self.scenes.values()]
         else:
             narrow = [_sent(scene) for scene in (given or {}).values()]
         return {"choice": self._choice, "opens": self._frame, "scenes": scenes, "narrow": narrow}

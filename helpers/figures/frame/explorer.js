@@ -3,8 +3,9 @@
 // its frames are there, the chart is dimmed and the line says what is going on.
 const NARROW = 480; // pixels: below this width, a page is narrow
 const WIDE = 576; // points: a picture's width
-const GROWN = 1.6; // letters of such a picture on a narrow page
-const LARGEST = 1.05; // pixels of a part's point: no part is larger than it is elsewhere
+const LETTERS = [12, 8]; // pixels of a picture's text on a narrow page: those wanted, and the fewest where it is crowded
+const EXPONENT = 8; // points: smaller text is raised, and stays smaller
+const LARGEST = 1.35; // pixels of a part's point: its text has then as many as it needs
 const PATIENCE = 4000; // ms between two looks at a kernel that is to answer
 const REST = 300; // ms without a move, after which the kernel hears where a slider is
 const SILENT = "The kernel does not answer: the chart is as it was. To bring it back to life, run this cell again.";
@@ -69,6 +70,7 @@ function render({ model, el }) {
   let narrow = false;
   let rows = []; // of the windows through which the parts are seen: x, y, width, height
   let told = []; // texts that are too long for it
+  const letters = []; // of each part, where it has smaller ones
   let reached = null; // by the frames so far, where a picture has no parts: left, top, right, bottom
   const put = (layer, svg) => {
     layer.innerHTML = narrow && rows.length
@@ -78,11 +80,12 @@ function render({ model, el }) {
   // An axis' name along it: its letters would grow into the axis' numbers.
   const isUpright = (text) => text.getAttribute("transform")?.startsWith("rotate(-90");
   // All is read before anything is written, and once more after: the browser lays out twice, however many texts.
-  const grow = (layers, widths, longest) => {
-    const drawings = layers.flatMap((layer) => layer.map((drawing, number) => [drawing, number, widths[number] ?? WIDE]));
-    const found = drawings.flatMap(([drawing, number, width]) =>
+  const grow = (layers, scales, longest) => {
+    const drawings = layers.flatMap((layer) => layer.map((drawing, number) => [drawing, number, scales[number] ?? chart.clientWidth / WIDE]));
+    const grown = (size, scale, wanted) => (size < EXPONENT ? size * Math.max(1, wanted / 9 / scale) : Math.max(size, wanted / scale));
+    const found = drawings.flatMap(([drawing, number, scale]) =>
       [...drawing.querySelectorAll("text:not(.fusion-grown, .fusion-title)")].map((text) => (
-        { text, number, size: parseFloat(getComputedStyle(text).fontSize) * Math.max(1, (GROWN * width) / WIDE) })));
+        { text, number, size: grown((text.points ??= parseFloat(getComputedStyle(text).fontSize)), scale, letters[number] ?? LETTERS[0]) })));
     for (const { text, size } of found) {
       text.style.fontSize = `${size}px`;
       text.classList.add("fusion-grown");
@@ -140,6 +143,45 @@ function render({ model, el }) {
     const box = [left - 1, top - 1, right - left + 2, bottom - top + 2].join(" ");
     for (const each of drawings) each.setAttribute("viewBox", box);
   };
+  // Whether texts of a part cross, or reach beyond it: then its letters are smaller from now on.
+  const isCrowded = (drawings) => {
+    const frame = drawings[0]?.getBoundingClientRect();
+    const texts = drawings.flatMap((each) => [...each.querySelectorAll(".fusion-grown:not(.fusion-long)")])
+      .filter((text) => text.style.visibility !== "hidden" && !isUpright(text) && text.textContent.trim());
+    const boxes = texts.map((text) => text.getBoundingClientRect());
+    const seen = boxes.map((box) => box.width && box.right > frame.left + 1 && box.left < frame.right - 1 &&
+      box.bottom > frame.top + 1 && box.top < frame.bottom - 1);
+    return boxes.some((one, number) => seen[number] && (one.left < frame.left - 1 || one.right > frame.right + 1 ||
+      boxes.slice(number + 1).some((other, after) => seen[number + 1 + after] &&
+        texts[number].textContent !== texts[number + 1 + after].textContent &&
+        Math.min(one.right, other.right) - Math.max(one.left, other.left) > 2 &&
+        Math.min(one.bottom, other.bottom) - Math.max(one.top, other.top) > 3)));
+  };
+  const shrink = (drawings, number) => {
+    if ((letters[number] ?? LETTERS[0]) <= LETTERS[1] || !isCrowded(drawings)) return false;
+    letters[number] = (letters[number] ?? LETTERS[0]) - 1;
+    ungrow(drawings);
+    return true;
+  };
+  const ungrow = (drawings) => {
+    for (const text of drawings.flatMap((each) => [...each.querySelectorAll(".fusion-grown:not(.fusion-long)")])) {
+      text.classList.remove("fusion-grown");
+      text.style.translate = "";
+    }
+  };
+  // What grows may reach further, and then all of it is drawn smaller: once more.
+  const growWhole = (layers, longest) => {
+    const scale = () => chart.clientWidth / (reached ? reached[2] - reached[0] + 2 : WIDE);
+    for (let pass = 0; pass < 12; pass++) {
+      const before = scale();
+      grow(layers, layers.flat().map(() => before), longest);
+      part();
+      frameAll(layers.flat());
+      if (scale() < 0.99 * before && pass < 4) ungrow(layers.flat());
+      else if (!shrink(layers.flat(), 0)) return;
+      else reached = null;
+    }
+  };
   const fit = () => {
     heading.replaceChildren();
     below.replaceChildren();
@@ -151,15 +193,22 @@ function render({ model, el }) {
     const title = moving.querySelector(".fusion-title");
     if (title) write(heading, title.textContent, "b");
     const wide = chart.clientWidth / LARGEST;
-    grow(layers, windows.map(([, , width]) => width), longest);
+    const together = windows.map((each) => rows.find((row) => row.includes(each)).reduce((sum, [, , width]) => sum + width, 0));
+    const growParts = () => grow(layers, together.map((width) => chart.clientWidth / Math.max(width, wide)), longest);
+    if (windows.length) growParts();
+    else growWhole(layers, longest);
     for (const drawings of layers) {
       drawings.forEach((drawing, number) => {
         const found = windows[number];
         if (!found) return;
-        const together = rows.find((row) => row.includes(found)).reduce((sum, [, , width]) => sum + width, 0);
         drawing.setAttribute("viewBox", found.join(" "));
-        drawing.style.width = `${(100 * found[2]) / Math.max(together, wide)}%`;
+        drawing.style.width = `${(100 * found[2]) / Math.max(together[number], wide)}%`;
       });
+    }
+    const ofPart = (number) => layers.map((drawings) => drawings[number]).filter(Boolean);
+    for (let pass = 0; pass < 4 && windows.length; pass++) {
+      if (!windows.map((_, number) => shrink(ofPart(number), number)).includes(true)) break;
+      growParts();
     }
     told = told.filter((line) => line.isConnected);
     const upright = [...new Set(told.filter(isUpright).reverse().map((text) => text.textContent.trim()))];
@@ -167,9 +216,6 @@ function render({ model, el }) {
     for (const line of told.filter((text) => !isUpright(text))) {
       write(Number(line.getAttribute("y")) < 60 ? heading : below, line.textContent.trim(), "div");
     }
-    if (windows.length) return;
-    part();
-    frameAll(layers.flat());
   };
   let text = "";
   let tabled = ""; // its markup

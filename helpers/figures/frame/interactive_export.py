@@ -16,6 +16,7 @@ from helpers.figures.frame.explorer import POSITIONS, Explorer
 from helpers.figures.frame.stepper import Stepper, Watch
 
 MAX = 450_000  # bytes of one figure's frames, packed
+GPUS = ("T4", "RTX 4090", "H100", "A100", "H200", "B200")  # offered where not all fit: lessons name them
 
 
 def export_interactive(figure) -> dict | None:
@@ -23,9 +24,9 @@ def export_interactive(figure) -> dict | None:
 
     Returns:
         `text`: the line under it. `stage`: the name of the widget whose script draws it. `positions`: its sliders'
-        positions. `sliders`, `choices`: a list of {`name`, `labels`, `at`} each; a choice that only a kernel can change
-        has one label. `states`: the stage's `still` and `data` for each combination of the choices, the last of them
-        running fastest; JSON, compressed (zlib), in base64.
+        positions. `sliders`, `choices`: a list of {`name`, `labels`, `at`} each; choices that need a kernel are left
+        out, and a choice of GPUs may have only some. `states`: the stage's `still` and `data` for each combination of
+        the choices, the last of them running fastest; JSON, compressed (zlib), in base64.
     """
     if isinstance(figure, Film):
         return _alone(figure, FilmStage, figure.data())
@@ -33,24 +34,20 @@ def export_interactive(figure) -> dict | None:
         return _alone(figure, Stepper, figure.scene.data())
     if not isinstance(figure, Explorer):
         return None
-    stage, states, changed, choices = figure._stage, [_state(figure)], [], []
+    stage, states, changed = figure._stage, [_state(figure)], []
     for choice in figure._choices:
-        options = _options(choice)
-        found = None
-        if len(states[0]) * len(states) * len(options) < 2 * MAX:
-            found = _states(figure, [*changed, choice])
-        if found is not None:
-            states, changed = found, [*changed, choice]
-            choices.append(_control(choice))
-        else:
-            [shown] = (str(label) for label, value in options if value == choice.value)
-            choices.append({"name": choice.description, "labels": [shown], "at": 0})
+        for options in (_options(choice), _few(choice, 4), _few(choice, 3), _few(choice, 2)):
+            if len(options) < 2 or len(states[0]) * len(states) * len(options) > 2 * MAX:
+                continue
+            if found := _states(figure, [*changed, (choice, options)]):
+                states, changed = found, [*changed, (choice, options)]
+                break
     return {
         "text": figure.text,
         "stage": type(stage).__name__,
         "positions": [getattr(stage, position) for position in POSITIONS],
         "sliders": [_control(each) for each in figure._sliders],
-        "choices": choices,
+        "choices": [_control(choice, options) for choice, options in changed],
         "states": states,
     }
 
@@ -63,8 +60,8 @@ def _alone(figure, stage: type, data: dict) -> dict:
     }  # fmt: skip
 
 
-def _control(widget) -> dict:
-    options = _options(widget)
+def _control(widget, options: list[tuple] | None = None) -> dict:
+    options = options or _options(widget)
     at = next(number for number, (_, value) in enumerate(options) if value == widget.value)
     return {"name": widget.description, "labels": [str(label) for label, _ in options], "at": at}
 
@@ -78,10 +75,23 @@ def _options(widget) -> list[tuple]:
     return [each if isinstance(each, tuple) else (each, each) for each in widget.options]
 
 
-def _states(figure: Explorer, choices: list) -> list[str] | None:
-    """Return the states of every combination; None if they are too large. The choices are restored."""
+def _few(choice, count: int) -> list[tuple]:
+    """Return `count` options of a choice of GPUs, in their order, including the current one; none of other choices."""
+    if choice.description != "GPU":
+        return []
+    wanted = [choice.value, *(name for name in GPUS if name != choice.value)]
+    taken = [name for name in wanted if name in [value for _, value in _options(choice)]][:count]
+    return [each for each in _options(choice) if each[1] in taken]
+
+
+def _states(figure: Explorer, changed: list[tuple]) -> list[str] | None:
+    """Return the states of every combination; None if they are too large. The choices are restored.
+
+    changed: (choice, its options) of each.
+    """
+    choices = [choice for choice, _ in changed]
     before, found = [choice.value for choice in choices], []
-    for values in itertools.product(*([value for _, value in _options(choice)] for choice in choices)):
+    for values in itertools.product(*([value for _, value in options] for _, options in changed)):
         _set(choices, values)
         found.append(_state(figure))
         if sum(map(len, found)) > MAX:

@@ -3,6 +3,10 @@
 const FLIGHT = 420; // ms
 const PAUSE = 900; // ms between steps while playing
 const CODES = { " ": "empty", v: "value", m: "masked", o: "outside", r: "read", w: "written", g: "gap" };
+const NARROW = 340; // pixels of the picture on a narrow page
+const WORDS = 1.35; // how much larger a cell with a number is there
+const LABEL = 14; // above a grid
+const PINNED = 0.6; // of the view: memory that takes more of it scrolls away
 const WAYS = ["reading", "writing", "stray"];
 
 function render({ model, el }) {
@@ -30,6 +34,8 @@ function render({ model, el }) {
   button("Step back", "◀", () => go(at - 1));
   const player = button("Play", "Play ▶", () => (playing ? pause() : play()));
   button("Step", "Step ▶|", () => go(at + 1));
+  const next = () => frames.findIndex((frame, number) => number > at && frame.flights.length);
+  button("To the next read or write", "Memory ▶▶|", () => go(next() < 0 ? frames.length - 1 : next()));
   const slider = make(controls, "input", { type: "range", min: 0, max: frames.length - 1, value: 0, "aria-label": "step" });
   slider.addEventListener("input", () => go(Number(slider.value), true));
   const choice = make(make(controls, "label", {}, `${data.who} `), "select", { "aria-label": data.who });
@@ -48,50 +54,110 @@ function render({ model, el }) {
   const source = make(panes, "div", { class: "fusion-stepper-source", tabindex: 0, "aria-label": "source" });
   const lines = data.source.map((text, number) => {
     const line = make(source, "div", { "data-line": data.numbers[number] });
+    if (number && data.functions[number] !== data.functions[number - 1]) line.classList.add("begins");
     make(line, "span", { "aria-hidden": "true" }, String(data.numbers[number]));
     make(line, "code", {}, text || " ");
     return line;
   });
-  // As high as the window allows: it scrolls to what changes, and from the keyboard.
-  const view = make(panes, "div", { class: "fusion-stepper-view", tabindex: 0, role: "group", "aria-label": "values" });
+  // As high as the window allows: memory stays in sight, and what is on the chip scrolls to what changes, from the
+  // keyboard too.
+  const pane = make(panes, "div", { class: "fusion-stepper-frame" });
+  const view = make(pane, "div", { class: "fusion-stepper-view", tabindex: 0, role: "group", "aria-label": "values" });
   const chart = make(view, "div", { class: "fusion-stepper-chart", role: "img" });
-  const [width, height] = data.size;
+  const canvas = make(pane, "canvas", { "aria-hidden": "true" });
+  const grids = data.grids.map(([name, x, y, columns, count, w, h, words, memory, first, of]) => (
+    { name, x, y, columns, count, w, h, words, memory, first, of }));
   const rounded = (number) => Math.round(number * 10) / 10;
-  const cellSvg = (grid) => {
-    const [, x, y, columns, count, w, h, words] = grid;
-    const inset = words ? 1.5 : 0.3;
-    let text = "";
-    for (let cell = 0; cell < count; cell++) {
-      const left = x + (cell % columns) * w, top = y + 14 + Math.floor(cell / columns) * h;
-      text += `<rect x="${rounded(left + inset)}" y="${rounded(top + inset)}" width="${rounded(w - 2 * inset)}" height="${rounded(h - 2 * inset)}"/>`;
-      if (words) text += `<text x="${left + w / 2}" y="${rounded(top + h / 2 + 3.4)}"></text>`;
-    }
-    return text;
-  };
   const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;");
-  chart.innerHTML = `<svg viewBox="-2 0 ${width + 4} ${height}" aria-hidden="true">
-    <line class="border" x1="0" x2="${width}" y1="${data.chip - 4}" y2="${data.chip - 4}"/>
-    <text class="side" x="${width}" y="10">memory</text><text class="side" x="${width}" y="${data.chip + 8}">on the chip</text>
-    ${data.grids.map((grid) => `<g class="${grid[8] ? "memory" : "lanes"}${grid[7] ? "" : " shaded"}"><text class="name" x="${grid[1]}" y="${grid[2] + 10}">${escaped(grid[0])}</text>${cellSvg(grid)}</g>`).join("")}
-    <g class="fusion-moving"></g></svg><canvas aria-hidden="true"></canvas>`;
-  const moving = chart.querySelector(".fusion-moving");
-  const canvas = chart.querySelector("canvas");
+  // Boxes around sectors, as cells: [grid, first cell, cells, line], so that they can be drawn in any layout.
+  const sectors = frames.map(({ boxes }) => boxes.map(([x, y, w, , line]) => {
+    const grid = grids.find((each) => each.memory && x >= each.x - 0.5 && x < each.x + each.columns * each.w &&
+      y >= each.y && y < each.y + LABEL + Math.ceil(each.count / each.columns) * each.h);
+    const row = Math.round((y - grid.y - LABEL) / grid.h);
+    return [grid, row * grid.columns + Math.round((x - grid.x) / grid.w), Math.round(w / grid.w), line];
+  }));
+  const WIDE = [data.size[0], data.chip, data.size[1]];
+
+  // On a narrow page numbers have larger cells, fewer in a line; tiles keep their shape.
+  const narrowed = () => {
+    const tensors = grids.filter((grid) => grid.memory && !grid.words);
+    const side = Math.max(3, Math.floor((NARROW - 6 * tensors.length) / tensors.reduce((sum, { columns }) => sum + columns, 0)));
+    const placed = grids.map((grid) => {
+      if (tensors.includes(grid)) { // beside each other, where they fit
+        return { ...grid, w: Math.min(grid.w, side), h: Math.min(grid.h, side), name: grid.name.split("  ")[0] };
+      }
+      const w = grid.words ? Math.max(grid.w * WORDS, 30) : grid.w;
+      const columns = grid.words ? Math.min(grid.columns, 2 ** Math.floor(Math.log2(NARROW / w)) || 1) : grid.columns;
+      return { ...grid, w, columns, h: grid.words ? 24 : grid.h, name: grid.name.split("  ")[0] };
+    });
+    const flow = (some, from) => {
+      let x = 0, y = from, lowest = from;
+      for (const grid of some) {
+        const width = Math.max(Math.min(grid.count, grid.columns) * grid.w, 7 * grid.name.length);
+        if (x && x + width > NARROW) [x, y] = [0, lowest];
+        [grid.x, grid.y] = [x, y];
+        x += width + 6;
+        lowest = Math.max(lowest, y + LABEL + Math.ceil(grid.count / grid.columns) * grid.h + 6);
+      }
+      return lowest;
+    };
+    const kinds = [(grid) => grid.count === 1, (grid) => grid.count > 1 && grid.words, (grid) => !grid.words];
+    const shared = (grid) => grid.memory && grid.y >= data.chip;
+    const flowAll = (some, from) => kinds.reduce((y, kind) => flow(some.filter(kind), y), from);
+    const chip = flow(placed.filter((grid) => grid.memory && !shared(grid)), 18) + 14;
+    const own = flowAll(placed.filter((grid) => !grid.memory && !grid.of), flow(placed.filter(shared), chip + 8));
+    const called = [...new Set(data.functions)].filter(Boolean);
+    const ends = called.map((name) => flowAll(placed.filter((grid) => grid.of === name), own));
+    return [placed, [NARROW, chip, Math.max(own, ...ends) + 4]];
+  };
+  const isNarrow = () => chart.clientWidth > 0 && chart.clientWidth < 480;
+  let narrow, places, layout, width, chipAt, height;
+  const drawn = (grid, upper) => {
+    const inset = grid.words ? 1.5 : 0.3;
+    let text = "";
+    for (let cell = 0; cell < grid.count; cell++) {
+      const left = grid.x + (cell % grid.columns) * grid.w;
+      const top = grid.y - upper + LABEL + Math.floor(cell / grid.columns) * grid.h;
+      text += `<rect x="${rounded(left + inset)}" y="${rounded(top + inset)}" width="${rounded(grid.w - 2 * inset)}" height="${rounded(grid.h - 2 * inset)}"/>`;
+      if (grid.words) text += `<text x="${rounded(left + grid.w / 2)}" y="${rounded(top + grid.h / 2 + (narrow ? 4.4 : 3.4))}"></text>`;
+    }
+    return `<g class="${grid.memory ? "memory" : "lanes"}${grid.words ? "" : " shaded"}" data-place="${grids.findIndex(({ first }) => first === grid.first)}">` +
+      `<text class="name" x="${grid.x}" y="${rounded(grid.y - upper + 10)}">${escaped(grid.name)}</text>${text}</g>`;
+  };
+  let groups, rects, words, moving;
+  const lay = () => {
+    narrow = isNarrow();
+    el.classList.toggle("fusion-narrow", narrow);
+    [layout, [width, chipAt, height]] = narrow ? narrowed() : [grids, WIDE];
+    const top = chipAt - 4;
+    const above = layout.filter(({ y }) => y < top), below = layout.filter(({ y }) => y >= top);
+    chart.innerHTML = `<div class="fusion-stepper-memory"><svg viewBox="-2 0 ${width + 4} ${top}" aria-hidden="true">
+      <text class="side" x="${width}" y="10">memory</text>${above.map((grid) => drawn(grid, 0)).join("")}<g class="fusion-moving"></g>
+      <line class="border" x1="0" x2="${width}" y1="${top - 0.5}" y2="${top - 0.5}"/></svg></div>
+      <svg viewBox="-2 0 ${width + 4} ${height - top}" aria-hidden="true">
+      <text class="side" x="${width}" y="12">on the chip</text>${below.map((grid) => drawn(grid, top)).join("")}</svg>`;
+    moving = chart.querySelector(".fusion-moving");
+    groups = [...chart.querySelectorAll("g.memory, g.lanes")].sort((one, other) => one.dataset.place - other.dataset.place);
+    rects = groups.flatMap((group) => [...group.querySelectorAll("rect")]);
+    words = groups.flatMap((group, number) =>
+      grids[number].words ? [...group.querySelectorAll("text:not(.name)")] : new Array(grids[number].count).fill(null));
+    places = layout.flatMap(({ x, y, columns, count, w, h }) =>
+      Array.from({ length: count }, (_, cell) => [x + (cell % columns + 0.5) * w, y + LABEL + (Math.floor(cell / columns) + 0.5) * h, w, h]));
+    shownClass = new Array(rects.length).fill(null);
+    shownText = new Array(rects.length).fill(null);
+  };
+  let shownClass, shownText;
+  lay();
+  const occurs = (code) => frames.some(({ cells }) => cells.some(([, codes]) => codes.includes(code)));
   make(el, "div", { class: "fusion-stepper-key", "aria-hidden": "true" }).innerHTML =
     `<span class="reading">being read</span><span class="read">was read</span><span class="writing">being written</span>` +
-    `<span class="written">was written</span><span class="masked">masked or idle lane</span><span class="outside">out of bounds</span>` +
-    `<span class="sector">32 B sector</span>` +
-    (data.grids.some((grid) => !grid[7] && !grid[8]) ? `<span class="above">above zero</span><span class="below">below zero</span>` : "") +
+    `<span class="written">was written</span>` + (occurs("m") ? `<span class="masked">masked or idle lane</span>` : "") +
+    (occurs("o") ? `<span class="outside">out of bounds</span>` : "") + `<span class="sector">32 B sector</span>` +
+    (grids.some((grid) => !grid.words && !grid.memory) ? `<span class="above">above zero</span><span class="below">below zero</span>` : "") +
     `<span class="keys">keys: ← → step, space play, Home, End, PgUp and PgDn program</span>`;
 
-  // The cells, in the order of their numbers
-  const groups = [...chart.querySelectorAll("g.memory, g.lanes")];
-  const rects = groups.flatMap((group) => [...group.querySelectorAll("rect")]);
-  const words = groups.flatMap((group, number) =>
-    data.grids[number][7] ? [...group.querySelectorAll("text:not(.name)")] : new Array(data.grids[number][4]).fill(null));
-  const places = data.grids.flatMap(([, x, y, columns, count, w, h]) =>
-    Array.from({ length: count }, (_, cell) => [x + (cell % columns + 0.5) * w, y + 14 + (Math.floor(cell / columns) + 0.5) * h, w, h]));
-  const chip = Math.min(...data.grids.filter((grid) => !grid[8]).map((grid) => grid[9]), rects.length);
-  const shownClass = new Array(rects.length).fill(null), shownText = new Array(rects.length).fill(null);
+  const cellCount = grids.reduce((sum, { count }) => sum + count, 0);
+  const chip = Math.min(...grids.filter((grid) => !grid.memory).map((grid) => grid.first), cellCount);
   // It opens on the first step that reads or writes, when there is something to see; Play begins at the start.
   const opens = Math.max(0, frames.findIndex((frame) => frame.flights.length));
   let opening = true;
@@ -105,8 +171,8 @@ function render({ model, el }) {
   };
   const state = (from, until) => {
     if (from < 0) {
-      codes = new Array(rects.length).fill(" ");
-      texts = new Array(rects.length).fill("");
+      codes = new Array(cellCount).fill(" ");
+      texts = new Array(cellCount).fill("");
       data.initial.forEach(apply);
     }
     for (let number = Math.max(0, from + 1); number <= until; number++) {
@@ -131,23 +197,44 @@ function render({ model, el }) {
         else rects[cell].style.setProperty("--shade", Math.abs(Number(shade)) / 9);
       }
     }
-    groups.forEach((group, number) => group.classList.toggle("lit", frame.lit.includes(number)));
-    moving.innerHTML = frame.boxes.map(([x, y, w, h, line]) => `<rect x="${x}" y="${y}" width="${w}" height="${h}" stroke-width="${line}"/>`).join("") || "<g/>";
+    const running = data.functions[frame.line];
+    groups.forEach((group, number) => {
+      group.classList.toggle("lit", frame.lit.includes(number));
+      group.classList.toggle("away", grids[number].of !== "" && grids[number].of !== running);
+    });
+    moving.innerHTML = sectors[at].flatMap(([{ first }, begin, count, line]) => {
+      const { x, y, columns, w, h } = layout[grids.findIndex((grid) => grid.first === first)];
+      const rows = [];
+      for (let cell = begin; cell < begin + count; ) {
+        const here = Math.min(columns - (cell % columns), begin + count - cell);
+        rows.push(`<rect x="${rounded(x + (cell % columns) * w)}" y="${y + LABEL + Math.floor(cell / columns) * h}" width="${rounded(here * w)}" height="${h}" stroke-width="${line}"/>`);
+        cell += here;
+      }
+      return rows;
+    }).join("") || "<g/>";
   };
 
   // Asking the page for a size after it was changed makes it lay everything out at once: it tells by itself.
-  let scale = 1, seen = Infinity; // pixels of the view
-  const sizes = new ResizeObserver(() => {
+  let scale = 1, seen = Infinity, pinned = 0; // pixels of the view, and of memory, where it stays
+  const measured = () => {
+    if (narrow !== isNarrow()) {
+      lay();
+      if (at >= 0) paint(frames[at]);
+    }
     scale = chart.clientWidth / (width + 4);
     seen = view.clientHeight;
-  });
+    const upper = (chipAt - 4) * scale;
+    pinned = upper < PINNED * seen ? upper : 0;
+    view.classList.toggle("pinned", pinned > 0);
+  };
+  const sizes = new ResizeObserver(measured);
   sizes.observe(chart);
   sizes.observe(view);
-  // The heights at which the lit grids begin and end, in pixels of the picture.
+  // The heights at which the lit grids on the chip begin and end, in pixels of the picture.
   const span = (frame) => {
-    const lit = frame.lit.map((number) => data.grids[number]);
-    const ends = lit.map(([, , y, columns, count, , h]) => y + 14 + Math.ceil(count / columns) * h);
-    return [Math.min(...lit.map((grid) => grid[2])) * scale, Math.max(...ends) * scale];
+    const lit = frame.lit.map((number) => layout[number]).filter(({ y }) => !pinned || y >= chipAt - 4);
+    const ends = lit.map(({ y, columns, count, h }) => y + LABEL + Math.ceil(count / columns) * h);
+    return [Math.min(...lit.map((grid) => grid.y)) * scale, Math.max(...ends) * scale];
   };
 
   // Flights and counting, on a canvas over the picture
@@ -158,8 +245,12 @@ function render({ model, el }) {
     const still = calm.matches;
     const context = canvas.getContext("2d");
     const dense = devicePixelRatio || 1;
-    const wanted = [Math.round((width + 4) * scale * dense), Math.round(height * scale * dense)];
-    if (canvas.width !== wanted[0] || canvas.height !== wanted[1]) [canvas.width, canvas.height] = wanted;
+    const wanted = [Math.round(view.clientWidth * dense), Math.round(Math.min(seen, height * scale) * dense)];
+    if (canvas.width !== wanted[0] || canvas.height !== wanted[1]) {
+      [canvas.width, canvas.height] = wanted;
+      canvas.style.width = `${wanted[0] / dense}px`;
+      canvas.style.height = `${wanted[1] / dense}px`;
+    }
     const reading = frame.now[0].length > 0;
     context.setTransform(1, 0, 0, 1, 0, 0);
     const tick = (time) => {
@@ -171,8 +262,13 @@ function render({ model, el }) {
       context.clearRect(0, 0, canvas.width, canvas.height);
       if (part === 1) return;
       context.fillStyle = reading ? STYLE.read : STYLE.written;
+      const scrolled = view.scrollTop / scale;
+      const seenAt = (cell) => {
+        const [x, y, w, h] = places[cell];
+        return [x, pinned && y < chipAt - 4 ? y : y - scrolled, w, h];
+      };
       for (const [origin, target] of frame.flights) {
-        const [x0, y0, w0, h0] = places[origin], [x1, y1, w1, h1] = places[target];
+        const [x0, y0, w0, h0] = seenAt(origin), [x1, y1, w1, h1] = seenAt(target);
         const w = (w0 + (w1 - w0) * eased) * 0.7, h = (h0 + (h1 - h0) * eased) * 0.7;
         const x = x0 + (x1 - x0) * eased - w / 2 + 2, y = y0 + (y1 - y0) * eased - h / 2;
         context.fillRect(x * scale * dense, y * scale * dense, w * scale * dense, h * scale * dense);
@@ -192,11 +288,11 @@ function render({ model, el }) {
     const line = lines[frame.line], top = line.offsetTop, bottom = top + line.offsetHeight;
     const above = top < source.scrollTop, below = bottom > source.scrollTop + source.clientHeight;
     const [upper, lower] = span(frame), from = view.scrollTop;
-    const hidden = frame.lit.length && (upper < from || lower > from + seen);
+    const hidden = upper < Infinity && (upper < from + pinned || lower > from + seen);
     state(to > at ? at : -1, to);
     at = to;
     paint(frame);
-    if (hidden) view.scrollTop = Math.min(upper - 8, Math.max(0, lower - seen + 8));
+    if (hidden) view.scrollTop = Math.min(upper - pinned - 8, Math.max(0, lower - seen + 8));
     if (above || below) source.scrollTop = top - 60;
     lines.forEach((line, number) => {
       line.classList.toggle("lit", number === frame.line);

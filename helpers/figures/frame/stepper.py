@@ -52,7 +52,7 @@ CODES = {"empty": " ", "value": "v", "masked": "m", "outside": "o", "read": "r",
 @dataclass(eq=False)
 class Grid:
     """Cells in rows, with a name above. `first`: number of its first cell among all; `words`: numbers are written out,
-    not shaded; `origin`: the place in memory of its first cell."""
+    not shaded; `origin`: the place in memory of its first cell; `function`: the called function that it belongs to."""
 
     name: str
     count: int
@@ -65,6 +65,7 @@ class Grid:
     x: float = 0
     y: float = 0
     largest: float = 0
+    function: str = ""
 
     def fit(self, values: list[np.ndarray]) -> None:
         """Note the numbers that will appear in the cells."""
@@ -127,6 +128,17 @@ def _flow(grids: list[Grid], y: float) -> float:
     return lowest
 
 
+def _by_kind(grids: list[Grid], y: float) -> float:
+    """Places single numbers, then numbers in lines, then tiles, from `y` downwards; gives where they end."""
+    for kind in (
+        lambda grid: grid.count == 1,
+        lambda grid: grid.count > 1 and grid.words,
+        lambda grid: not grid.words,
+    ):
+        y = _flow([grid for grid in grids if kind(grid)], y)
+    return y
+
+
 def word(value) -> str:
     """A number in five characters or so."""
     if isinstance(value, bool | np.bool_):
@@ -177,10 +189,11 @@ class StepScene:
         self.memories = {name: self._memory(memory) for name, memory in recording.memories.items()}
         self.blocks: dict[tuple, Grid] = {}
         for step in recording.steps:
+            function = recording.called.get(step.line) or ""
             for name, values in step.named.items():
-                self._block(name, values)
+                self._block(name, values, function)
             for move in step.moves:
-                self._block(move.name, move.values)
+                self._block(move.name, move.values, function)
         widths: dict[int, float] = {}  # tensors with equal columns are stacked, cell above cell
         for grid in self.memories.values():
             widths[grid.columns] = max(widths.get(grid.columns, 0), grid.cell[0] if grid.words else 0)
@@ -190,13 +203,12 @@ class StepScene:
         off_chip = [grid for grid in self.memories.values() if grid not in on_chip]
         self.chip = _flow(sorted(off_chip, key=lambda grid: grid.words), 18) + 14  # where it begins
         end = _flow(on_chip, self.chip + 8)
-        for kind in (
-            lambda grid: grid.count == 1,
-            lambda grid: grid.count > 1 and grid.words,
-            lambda grid: not grid.words,
-        ):
-            end = _flow([grid for grid in self.blocks.values() if kind(grid)], end)
-        self.height = end + 4
+        # The blocks of called functions share one place: only those of the function that runs are shown.
+        functions = dict.fromkeys(grid.function for grid in self.blocks.values())
+        own = [grid for grid in self.blocks.values() if not grid.function]
+        end = _by_kind(own, end)
+        called = [[grid for grid in self.blocks.values() if grid.function == name] for name in functions if name]
+        self.height = max((_by_kind(grids, end) for grids in called), default=end) + 4
         self.grids = [*self.memories.values(), *self.blocks.values()]
         first = 0
         for grid in self.grids:
@@ -231,10 +243,13 @@ class StepScene:
         grid.fit([*found, memory.before[:0]])
         return grid
 
-    def _block(self, name: str, values: np.ndarray) -> Grid:
+    def _block(self, name: str, values: np.ndarray, function: str) -> Grid:
         grid = self.blocks.get((name, values.shape))
         if grid is None:
             grid = self.blocks[name, values.shape] = _lanes_grid(name, values.shape)
+            grid.function = function
+        if grid.function != function:
+            grid.function = ""
         grid.fit([np.ma.filled(values, 0)])
         return grid
 
@@ -370,9 +385,13 @@ class StepScene:
             "numbers": [number for number, _ in self.recording.source],
             "programs": [self.name(program) for program in self.programs],
             "grids": [
-                [grid.name, grid.x, grid.y, grid.columns, grid.count, *grid.cell, grid.words, grid.memory, grid.first]
+                [
+                    grid.name, grid.x, grid.y, grid.columns, grid.count, *grid.cell, grid.words, grid.memory,
+                    grid.first, grid.function,
+                ]
                 for grid in self.grids
             ],
+            "functions": [self.recording.called.get(line) or "" for line in range(len(self.recording.source))],
             "initial": self.initial,
             "total": [last.read, last.written],
             "frames": [
@@ -460,7 +479,10 @@ def still(scene: StepScene, until: int) -> Chart:
         axes.text(WIDTH, top + 10, "memory", ha="right", style="italic")
         axes.text(WIDTH, top + scene.chip + 8, "on the chip", ha="right", style="italic")
         boxes, fills, edges = [], [], []
+        running = scene.recording.called.get(frame.line) or ""
         for place, grid in enumerate(scene.grids):
+            if grid.function not in ("", running):
+                continue
             bold = {"weight": "bold"} if place in frame.lit else {}
             axes.text(grid.x, top + grid.y + LABEL - 4, grid.name, size=SMALL_SIZE, **bold)
             for cell in range(grid.count):

@@ -104,6 +104,9 @@ function render({ model, el }) {
     if (is === narrow) return;
     narrow = is;
     el.classList.toggle("fusion-narrow", narrow);
+    // Its table may be wider than the page, and then the keyboard scrolls it.
+    if (narrow) table.tabIndex = 0;
+    else table.removeAttribute("tabindex");
     fit();
   });
   resized.observe(chart);

@@ -42,7 +42,7 @@ SWEPT = {"warps": "threads"}  # limiter -> the resource that a panel sweeps for 
 OWN_LINE, FREEING_LINE = 5, 16  # points above a panel
 TITLE_FROM_TOP = 14  # points
 # The SM above the panels, in points: a bar for each resource, which blocks fill from the left.
-SM_TOP, BAR_HEIGHT, BAR_STEP, BAR_LEFT, BAR_RIGHT = 26, 15, 21, 122, 134
+SM_TOP, BAR_HEIGHT, BAR_STEP, BAR_LEFT, BAR_RIGHT = 26, 15, 21, 136, 134
 SM_HEIGHT = 3 * BAR_STEP + 20
 BLOCKS = (FUSED, SKY_BLUE)  # two colours by turns, so that neighbours differ
 
@@ -260,7 +260,8 @@ class OccupancyExplorer(Explorer):
 
     _parts = (
         ((30, 20, 590, 72),),
-        ((0, 86, 203, 214), (203, 86, 189, 214)),
+        ((0, 86, 203, 214),),
+        ((203, 86, 189, 214),),
         ((392, 86, 184, 214),),
     )
 
