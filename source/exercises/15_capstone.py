@@ -320,7 +320,7 @@ hint
 check_values(
     forward,
     block,
-    norm_cases(3, 1, seed=15, one_rounding=True),
+    norm_cases(3, 1, seed=15, one_rounding=True, gate=1),
     unlike=BLOCK_MISTAKES,
     name="values",
 )
@@ -442,7 +442,9 @@ check_numbers(report, metered, questions, parts=parts, within=1e-6, name="report
 check_values(
     forward,
     block,
-    norm_cases(3, 1, seed=1729, widths=(2, 255, 2049), widest=5000, one_rounding=True),
+    norm_cases(
+        3, 1, seed=1729, widths=(2, 255, 2049), widest=5000, one_rounding=True, gate=1
+    ),
     unlike=BLOCK_MISTAKES,
     name="other-values",
 )

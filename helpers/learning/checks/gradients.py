@@ -44,7 +44,7 @@ def gradient_cases(
 
     The cases are: rows of 64 elements, one case per width in `widths`, and a wide one; `rows` rows, which is more than
     there are programs, and over 1000; more dimensions; each tensor with strides of its own; another eps (elsewhere it's
-    too small to matter); a large mean; an activation far from 0; NaN; 16 bits, where each gradient must be rounded only
+    too small to matter); a large mean; an activation far from 0; large gradients; NaN; 16 bits, where each gradient must be rounded only
     once; and no rows at all. (In float64 the reference is no better than the answer, so check_gradcheck judges that. In
     rows of one element the gradient of x is 0, the difference of two equal products, and a GPU that multiplies and adds
     in one step is off by a rounding.)
@@ -58,7 +58,7 @@ def gradient_cases(
         of_grad=lambda g: g,
         of_x=lambda x: x,
         mean=0.0,
-        scale=1.0,
+        scale: float | torch.Tensor = 1.0,
         size=64.0,
         eps=1e-5,
         **kind,
@@ -105,7 +105,10 @@ def gradient_cases(
             "mean 1000", "the row's mean and deviation: which values they are computed from", 8, 65, size=1.0, mean=1e3
         )
     )
-    found.append(call("gate far from 0", "the activation far from 0, where its gate is 0 or 1", 2, 65, scale=100.0))
+    far = torch.logspace(2, 4, 65, device=draw(1).device)
+    found.append(call("gate far from 0", "the activation far from 0, where its gate is 0 or 1", 2, 65, scale=far))
+    large = "that result's formula where gradients are large: float32 holds numbers up to 3e38"
+    found.append(call("gradients of 1e22", large, 2, 64, of_grad=lambda g: 1e20 * g))
     for place, where in enumerate(("grad_y", "x")):
         nan = "what happens to NaN, and the tensors that rows share: the weights and their gradients alone"
         special = call(f"NaN in one row of {where}", nan, 4, 64)
