@@ -363,7 +363,11 @@ check_counts(
 
 # %%
 def metered(rows, features):
-    x, weight, bias = (torch.zeros(rows, features), torch.zeros(features, features), torch.zeros(features))
+    x, weight, bias = (
+        torch.zeros(rows, features),
+        torch.zeros(features, features),
+        torch.zeros(features),
+    )
     layer = measure(linear, x, weight, bias)
     both = measure(lambda: gelu(linear(x, weight, bias)))
     return both.bytes_total, layer.bytes_total

@@ -442,9 +442,7 @@ check_numbers(report, metered, questions, parts=parts, within=1e-6, name="report
 check_values(
     forward,
     block,
-    norm_cases(
-        3, 1, seed=1729, widths=(2, 255, 2049), widest=5000, one_rounding=True, gate=1
-    ),
+    norm_cases(3, 1, seed=1729, widths=(2, 255, 2049), widest=5000, one_rounding=True, gate=1),
     unlike=BLOCK_MISTAKES,
     name="other-values",
 )

@@ -44,10 +44,10 @@ def gradient_cases(
 
     The cases are: rows of 64 elements, one case per width in `widths`, and a wide one; `rows` rows, which is more than
     there are programs, and over 1000; more dimensions; each tensor with strides of its own; another eps (elsewhere it's
-    too small to matter); a large mean; an activation far from 0; large gradients; NaN; 16 bits, where each gradient must be rounded only
-    once; and no rows at all. (In float64 the reference is no better than the answer, so check_gradcheck judges that. In
-    rows of one element the gradient of x is 0, the difference of two equal products, and a GPU that multiplies and adds
-    in one step is off by a rounding.)
+    too small to matter); a large mean; an activation far from 0; large gradients; NaN; 16 bits, where each gradient
+    must be rounded only once; and no rows at all. (In float64 the reference is no better than the answer, so
+    check_gradcheck judges that. In rows of one element the gradient of x is 0, the difference of two equal products,
+    and a GPU that multiplies and adds in one step is off by a rounding.)
     """
     draw = normal(seed)
 

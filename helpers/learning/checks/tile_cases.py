@@ -249,7 +249,8 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
 
     They are: one tile; scores whose exponentials overflow; other dims; scores that rise or fall along the keys; scores
     far below 0; queries in a tile with very different scores; weights down to e^-60; hidden scores above visible ones;
-    NaN; then each shape in `shapes`; each tensor alone with its axes in the opposite order; heads that are not contiguous; and an empty batch.
+    NaN; then each shape in `shapes`; each tensor alone with its axes in the opposite order; heads that are not
+    contiguous; and an empty batch.
     """
     draw = normal(seed)
     extreme = normal(seed + 1)
