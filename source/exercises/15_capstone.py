@@ -451,7 +451,9 @@ check_values(
 # %% grade_id="other-gradients" points=1
 # Grading checks other widths and values here.
 # BEGIN HIDDEN TESTS
-others = gradient_cases(1729, widths=(7, 255, 2049), rows=51, tensors=2, vectors=1, wide=True)
+others = gradient_cases(
+    1729, widths=(7, 255, 2049), rows=51, tensors=2, vectors=1, wide=True, many=False
+)
 check_values(
     backward, block_backward, others, unlike=BLOCK_BACKWARD_MISTAKES, name="other-gradients"
 )
