@@ -1,9 +1,9 @@
-"""What outputs start as in a check, so that an element that is never written can't pass for a value."""
+"""Find the elements of a check's outputs that no program has written."""
 
 import numpy as np
 
 
 def unwritten(values, dtype: str):
-    """Return where `values`, an array or a tensor from an output of `dtype`, are what it started as: NaN, or the
+    """Return where `values`, an array or a tensor from an output of `dtype`, still hold its initial value: NaN, or the
     largest integer of that type."""
     return values != values if "float" in dtype else values == np.iinfo(dtype).max

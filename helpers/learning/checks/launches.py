@@ -77,8 +77,8 @@ class Launches(contextlib.AbstractContextManager):
 
     def require_compiled(self) -> None:
         """Raise LaunchError unless Triton accepts every form launched since the last call, and the assembler one form
-        of each kernel, plus one in float64 if it was launched in that. What an earlier check has seen is not asked
-        again."""
+        of each kernel, plus one in float64 if it was launched in that. Forms that an earlier check compiled
+        are left out."""
         for (_, *form), (kernel, args, kwargs) in self._forms.items():
             wide = any(dtype == torch.float64 for _, dtype in form[0])
             compiled, accepted = _compiled.setdefault(kernel, set()), _accepted.setdefault(kernel, set())
