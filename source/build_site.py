@@ -312,13 +312,8 @@ class Site:
                 if asked := tested_by(cell, output):
                     output.tests, cell.metadata["bare"] = asked, True
                 if asked := ASKED.fullmatch(_text(output).strip()):
-<<<<<<< HEAD
-                    output.asks = {**asked.groupdict(), **asks[asked["question"]]}
-                if "text/plain" in output.get("data", {}):  # the form shows the reader's guess
-=======
                     output.asks, cell.metadata["bare"] = {**asked.groupdict(), **asks[asked["question"]]}, True
-                if "text/plain" in output.get("data", {}):  # the form tells what the reader said
->>>>>>> w_pages
+                if "text/plain" in output.get("data", {}):  # the form shows the reader's guess
                     output.data["text/plain"] = output.data["text/plain"].replace(UNASKED, "")
                 if shown := output.get("data", {}).get("text/html"):
                     output.data["text/html"] = PICTURE.sub(lambda found: self._picture(found[1], page), shown)
@@ -382,11 +377,7 @@ class Site:
 
     @functools.cached_property
     def map(self) -> list[tuple[str, str, list[tuple[Page, Lesson, str, list[tuple[Page, float]]]]]]:
-<<<<<<< HEAD
-        """Return each part's name, aim and lessons: page, lesson, first picture, exercises with their points."""
-=======
-        """Per part its name, its aim, and its lessons: page, lesson, drawing, exercises with their points."""
->>>>>>> w_pages
+        """Return each part's name, aim and lessons: page, lesson, drawing, exercises with their points."""
         of = {self.root / page.source: page for page in self.pages}
         return [
             (
@@ -405,24 +396,6 @@ class Site:
             for name, aim, lessons in parts_of(self.lessons)
         ]
 
-<<<<<<< HEAD
-    def thumbnail(self, path: Path) -> str:
-        """Return the address of a lesson's first picture, scaled down, from the site's root; empty if it has none."""
-        cells = nbformat.read(path, as_version=4).cells
-        outputs = [output for cell in cells if cell.cell_type == "code" for output in cell.outputs]
-        png = next((each.data["image/png"] for each in outputs if "image/png" in each.get("data", {})), None)
-        if png is None:
-            return ""
-        picture = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGBA")
-        picture.thumbnail(tuple(2 * each for each in THUMBNAIL))
-        picture = picture.quantize(256, method=Image.Quantize.FASTOCTREE)  # a third of the bytes, no visible difference
-        name = f"assets/pictures/{path.stem}.png"
-        (self.out / name).parent.mkdir(parents=True, exist_ok=True)
-        picture.save(self.out / name, "PNG", optimize=True)
-        return name
-
-=======
->>>>>>> w_pages
     def assets(self) -> None:
         """Write styles and scripts, including the figures' own, which JupyterLab loads too."""
         for module in pkgutil.walk_packages(helpers.figures.__path__, "helpers.figures."):

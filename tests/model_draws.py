@@ -20,7 +20,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
@@ -116,21 +116,25 @@ def judged(exercise: str, answer: str, draws: range, complete: bool) -> dict:
 
 
 def lines_in(path: Path | None) -> list[dict]:
-    """The lines of an earlier run, but one that was cut short."""
+    """The lines of an earlier run; the file loses one that was cut short."""
     found = []
-    for line in path.read_text().splitlines() if path and path.exists() else ():
+    text = path.read_text() if path and path.exists() else ""
+    for line in text.splitlines():
         with contextlib.suppress(json.JSONDecodeError):
             found.append(json.loads(line))
+    if not text.endswith("\n") and text:
+        path.write_text("".join(json.dumps(line) + "\n" for line in found))
     return found
 
 
-def all_judged(todo: list[tuple], processes: int) -> Iterator[dict]:
+def all_judged(todo: list[tuple], processes: int, judge: Callable[..., dict] = judged) -> Iterator[dict]:
+    """Each piece's line, as soon as it is done."""
     if processes == 1:
-        yield from (judged(*piece) for piece in todo)
+        yield from (judge(*piece) for piece in todo)
         return
     fresh = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=fresh) as pool:
-        for done in as_completed([pool.submit(judged, *piece) for piece in todo]):
+        for done in as_completed([pool.submit(judge, *piece) for piece in todo]):
             yield done.result()
 
 
@@ -158,8 +162,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON lines; a run that was cut short goes on")
     options = parser.parse_args(arguments)
     lines = lines_in(options.out)
-    if lines and not options.out.read_text().endswith("\n"):  # cut short
-        options.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
     known = {(line["exercise"], line["answer"], line["start"], line["draws"]) for line in lines}
     draws = range(options.start, options.start + options.draws)
     todo = [

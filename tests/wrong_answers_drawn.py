@@ -1,6 +1,6 @@
 # ruff: noqa: E501  (a mistake stands in one line)
 """Wrong answers that are right on every size and value that the checks once had: larger sizes, dimensions,
-seeds, an eps of 0, a second size to meter. See `wrong_answers`."""
+seeds, an eps of 0, a second size to meter, NaN and infinity. See `wrong_answers`."""
 
 WRONG = {
     "01_roofline": {
@@ -27,6 +27,15 @@ WRONG = {
         "a row alone is not broadcast": {
             "return 2, 4 * (2 * (n + columns) + 2 * n)": "return 2, 4 * (2 * (n + columns) + 2 * n) if rows > 1 else 4 * 4 * n - 4",
         },
+        "at most 4096 features": {
+            "activations, parameters = rows * features, features * features + features": "activations, parameters = rows * features, features * min(features, 4096) + features",
+        },
+        "at most 4096 rows": {
+            "activations, parameters = rows * features": "activations, parameters = min(rows, 4096) * features",
+        },
+        "scale of 2000 columns at most": {
+            "return 2, 4 * (2 * (n + columns) + 2 * n)": "return 2, 4 * (2 * (n + min(columns, 2000)) + 2 * n)",
+        },
     },
     "03_fused_add_gelu": {
         "fused at the metered shape alone": {
@@ -46,6 +55,9 @@ WRONG = {
         },
         "bf16 truncated": {
             "tl.store(y_ptr + element, s * tl.sigmoid(2 * u), mask=exists)": "y = s * tl.sigmoid(2 * u)\n    if y_ptr.dtype.element_ty == tl.bfloat16:\n        y = (y.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)\n    tl.store(y_ptr + element, y, mask=exists)",
+        },
+        "-inf is -0": {
+            "s * tl.sigmoid(2 * u), mask": "tl.where(s < -1e31, -0.0, s * tl.sigmoid(2 * u)), mask",
         },
     },
     "04_bias_dropout_residual": {
@@ -136,6 +148,14 @@ WRONG = {
         "k past 8 repeats": {
             "left = tl.where(col == winner, -1.0, left)": "left = tl.where((col == winner) & (place < 12), -1.0, left)",
         },
+        "a row of -inf is 0": {
+            "e = tl.exp(x - tl.max(x, axis=0))\n    p = e / tl.sum(e, axis=0)": "top = tl.max(x, axis=0)\n    e = tl.exp(x - tl.where(top == -float('inf'), 0.0, top))\n    total = tl.sum(e, axis=0)\n    p = e / tl.where(total == 0.0, 1.0, total)",
+        },
+    },
+    "07_register_budget": {
+        "sides in steps of 16": {
+            "side *= 2": "side += 16",
+        },
     },
     "08_linear_act": {
         "saturates": {
@@ -149,6 +169,12 @@ WRONG = {
         },
         "silu of large sums passes": {
             "y = s * tl.sigmoid(s)": "y = tl.where(s > 8.0, s, s * tl.sigmoid(s))",
+        },
+        "K = 0 is 0": {
+            "y = torch.empty((m, n), dtype=x.dtype, device=x.device)": "y = torch.empty((m, n), dtype=x.dtype, device=x.device)\n    if k == 0:\n        return torch.zeros((m, n), dtype=x.dtype, device=x.device)",
+        },
+        "K = 0 is not launched": {
+            "grid = (triton.cdiv(m, block_m),": "grid = (triton.cdiv(m, block_m) if k else 0,",
         },
     },
     "09_conv_bn_relu": {
@@ -200,6 +226,9 @@ WRONG = {
         "q copied at other shapes": {
             "batch, heads, seq, dim = q.shape": "batch, heads, seq, dim = q.shape\n    if seq != 128:\n        q = q.clone()",
         },
+        "weights below 1e-9 dropped": {
+            "            p,\n            mask=(query < seq)[:, None] & (key < seq)[None, :]": "            tl.where(p < 1e-9, 0.0, p),\n            mask=(query < seq)[:, None] & (key < seq)[None, :]",
+        },
     },
     "11_fused_backward": {
         "eps at least 1e-6": {
@@ -225,6 +254,9 @@ WRONG = {
         },
         "eps 0 is 1e-5": {
             "grad_y, x, weight, bias, grad_x, sums, rows, cols, eps,": "grad_y, x, weight, bias, grad_x, sums, rows, cols, eps or 1e-5,",
+        },
+        "gradients past 1e20": {
+            "grad_y = tl.load(grad_y_ptr + at, mask=exists, other=0.0).to(COMPUTE)": "grad_y = tl.load(grad_y_ptr + at, mask=exists, other=0.0).to(COMPUTE)\n        grad_y = tl.where(grad_y > 1e20, 1e20, grad_y)",
         },
     },
     "12_layer_norm_int8": {
@@ -292,6 +324,15 @@ WRONG = {
         "share at most 0.9": {
             "1 / (1 - share + share * least / unfused)": "1 / (1 - min(share, 0.95) + min(share, 0.95) * least / unfused)",
         },
+        "gradients past 1e20": {
+            "grad_y = tl.load(grad_y_ptr + at, mask=exists, other=0.0).to(COMPUTE)": "grad_y = tl.load(grad_y_ptr + at, mask=exists, other=0.0).to(COMPUTE)\n        grad_y = tl.where(grad_y > 1e20, 1e20, grad_y)",
+        },
+        "forward: gate at most 1000": {
+            "h = x * gate * tl.sigmoid(gate)\n    rstd": "gate = tl.where(gate > 1e3, 1e3, gate)\n    h = x * gate * tl.sigmoid(gate)\n    rstd",
+        },
+        "backward: gate at most 1000": {
+            "s = tl.sigmoid(gate)\n": "gate = tl.where(gate > 1e3, 1e3, gate)\n        s = tl.sigmoid(gate)\n",
+        },
     },
     "16_help_the_compiler": {
         "first two places": {
@@ -332,6 +373,12 @@ WRONG = {
         "top at least -1e5": {
             "-1e38)": "-1e5)",
         },
+        "NaN of weight 0 dropped": {
+            "acc = acc * shrink + tl.sum(e[:, None] * v, axis=0)": "acc = acc * shrink + tl.sum(tl.where(e[:, None] > 0.0, e[:, None] * v, 0.0), axis=0)",
+        },
+        "splits of share 0 skipped": {
+            "y = tl.sum(acc * share[:, None], axis=0)": "y = tl.sum(tl.where(share[:, None] > 0.0, acc * share[:, None], 0.0), axis=0)",
+        },
     },
     "18_short_kernels": {
         "launches of four": {
@@ -355,5 +402,28 @@ WRONG = {
         "copied at other shapes": {
             "block = triton.next_power_of_2(cols)": "if cols != 1000:\n        x = x.clone()\n    block = triton.next_power_of_2(cols)",
         },
+        "gate at most 1000": {
+            "normed * (gate * tl.sigmoid(gate))": "normed * (tl.where(gate > 1e3, 1e3, gate) * tl.sigmoid(gate))",
+        },
     },
+}
+
+# (exercise, name) -> what a check must say of that answer, as a regular expression.
+TOLD = {
+    ("06_softmax_topk", "a row of -inf is 0"): "-inf alone, are NaN",
+    ("08_linear_act", "K = 0 is 0"): "K = 0: each sum is 0",
+    ("08_linear_act", "K = 0 is not launched"): "K = 0: each sum is 0",
+    ("10_attention_scores", "weights below 1e-9 dropped"): "small weights: in float32",
+    ("11_fused_backward", "gradients past 1e20"): "gradients are large",
+    ("15_capstone", "gradients past 1e20"): "gradients are large",
+    ("15_capstone", "forward: gate at most 1000"): "silu of a large gate",
+    ("15_capstone", "backward: gate at most 1000"): "activation far from 0",
+    ("18_short_kernels", "gate at most 1000"): "silu of a large gate",
+    ("17_flash_decoding", "NaN of weight 0 dropped"): "even if its weight is 0",
+    ("17_flash_decoding", "splits of share 0 skipped"): "even if its weight is 0",
+    ("02_count_the_bytes", "at most 4096 features"): "yours is too small",
+    ("02_count_the_bytes", "at most 4096 rows"): "yours is too small",
+    ("02_count_the_bytes", "scale of 2000 columns at most"): "yours is too small",
+    ("03_fused_add_gelu", "-inf is -0"): "what happens to NaN and inf",
+    ("07_register_budget", "sides in steps of 16"): "48, not a whole power of two",
 }

@@ -13,9 +13,9 @@ from nbformat import NotebookNode
 from helpers.grading.exercise import Exercise
 from helpers.grading.judge import Judge
 from helpers.grading.sandbox import KERNEL_NAME, kernelspecs
-from helpers.learning.notebook_runner import CellRun, run_cells
+from helpers.learning.notebook_runner import CellRun, problems_in, run_cells
 from helpers.learning.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS
-from helpers.learning.submission import answers_in, in_words, left_out_of, parsed_notebook
+from helpers.learning.submission import answers_in, left_out_of, parsed_notebook
 from helpers.learning.submission_policy.screening import Screened, needing, refusal_behind, run_instead, screened
 
 INVALID, REFUSED = "invalid", "refused"
@@ -185,9 +185,7 @@ def without_verdict(runs: dict[str, CellRun], check: str, exercise: Exercise) ->
     """Return the state and message of a check whose cell didn't finish."""
     if runs[check].problem != CellRun().problem:
         return ERROR, f"it {runs[check].problem}"
-    cells = {cell["id"]: cell for cell in exercise.cells}
-    problems = (f"{in_words(cells[name])} {run.problem}" for name, run in runs.items() if run.problem)
-    broken = next(problems, "an earlier cell stopped")
+    broken = next(iter(problems_in(runs, exercise.cells).values()), "an earlier cell stopped")
     return ERROR, f"not run: {broken}"
 
 

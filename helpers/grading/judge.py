@@ -22,6 +22,7 @@ from helpers.grading.exercise import Exercise
 from helpers.grading.replay.channel import MAX_BYTES, Channel, ChannelError
 from helpers.grading.sandbox import forked
 from helpers.learning.outcome import ERROR, FAIL, PASS
+from helpers.learning.unwritten import unwritten
 
 MIME = "application/vnd.kernel-fusion.calls"
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -201,11 +202,6 @@ def same(shown: dict | list[dict], expected: dict | list[dict]) -> bool:
     close = np.abs(got[finite] - wanted[finite]) <= 16 * EPSILON[expected["dtype"]] * largest + 4 * expected["slack"]
     # An error that is NaN is not close.
     return bool(close.all()) and bool(np.array_equal(got[~finite], wanted[~finite], equal_nan=True))
-
-
-def unwritten(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Return a mask of the elements that still hold an output's initial value."""
-    return np.isnan(values) if dtype in EPSILON else values == np.iinfo(dtype).max
 
 
 def elements(written: dict) -> np.ndarray:

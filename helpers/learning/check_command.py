@@ -8,10 +8,10 @@ import nbformat
 from nbformat import NotebookNode
 
 from helpers.learning import progress
-from helpers.learning.notebook_runner import CellRun, run_cells
+from helpers.learning.notebook_runner import CellRun, problems_in, run_cells
 from helpers.learning.outcome import ERROR, FAIL, MIME, NOT_ATTEMPTED, PASS
 from helpers.learning.progress import of_hidden_checks
-from helpers.learning.submission import Submission, in_words, read_submission, up_to_the_last_check
+from helpers.learning.submission import Submission, read_submission, up_to_the_last_check
 from helpers.learning.submission_policy.screening import refusal_behind, run_instead, screened
 
 CELL_TIMEOUT = 60.0  # seconds; a check takes under five
@@ -68,8 +68,7 @@ def results_of(submission: Submission, cell_timeout: float = CELL_TIMEOUT) -> li
     needed = {cell["id"] for cell in submission.original if "points" not in cell} - submission.answers.keys()
     answers = submission.answers | {answer: run_instead(why) for answer, why in found.refused.items()}
     runs = run_cells(assembled(replace(submission, answers=answers)), needed, cell_timeout)
-    cells = {cell["id"]: cell for cell in submission.original}
-    broken = {name: f"{in_words(cells[name])} {run.problem}" for name, run in runs.items() if run.problem}
+    broken = problems_in(runs, submission.original)
     stopped = next(iter(broken.values()), "")
     unmade = {answer: broken[answer] for answer in submission.answers if answer in broken}
     results = []

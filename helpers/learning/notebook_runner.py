@@ -24,6 +24,8 @@ from nbformat import NotebookNode
 from nbval.kernel import CURRENT_ENV_KERNEL_NAME, RunningKernel
 from nbval.plugin import IPyNbCell, IPyNbFile
 
+from helpers.learning.submission import in_words
+
 MAX_OUTPUT = 10_000_000  # characters a cell may print, including Jupyter's wrapping
 MAX_HELD = 256 << 20  # maximum growth of this process in bytes: a kernel's messages are kept even if unread
 LOOK_AFTER = 0.05  # seconds
@@ -42,6 +44,12 @@ class CellRun:
     same: bool = False
     outputs: list[NotebookNode] = field(default_factory=list)
     problem: str = "was not run"
+
+
+def problems_in(runs: dict[str, CellRun], cells: list[dict]) -> dict[str, str]:
+    """Return name -> what happened, in words, for each cell that didn't run to its end."""
+    named = {cell["id"]: cell for cell in cells}
+    return {name: f"{in_words(named[name])} {run.problem}" for name, run in runs.items() if run.problem}
 
 
 class KernelProblemError(Exception):

@@ -274,7 +274,13 @@ def fp32(rows, columns):
     return torch.rand(rows, columns)
 
 
-shapes = [(1, 1), (2, 3), *draw_questions(2, 3, range(1, 300), range(1, 300))]
+shapes = [
+    (1, 1),
+    (2, 3),
+    *draw_questions(2, 3, range(1, 300), range(1, 300)),
+    *draw_questions(3, 1, range(2, 9), range(9000, 20000)),
+    *draw_questions(4, 1, range(9000, 20000), range(2, 9)),
+]
 parts = ("launches", "bytes")
 
 # %% [markdown]
@@ -357,7 +363,11 @@ check_counts(
 
 # %%
 def metered(rows, features):
-    x, weight, bias = fp32(rows, features), fp32(features, features), fp32(1, features)[0]
+    x, weight, bias = (
+        torch.zeros(rows, features),
+        torch.zeros(features, features),
+        torch.zeros(features),
+    )
     layer = measure(linear, x, weight, bias)
     both = measure(lambda: gelu(linear(x, weight, bias)))
     return both.bytes_total, layer.bytes_total
@@ -367,7 +377,13 @@ def metered(rows, features):
 check_numbers(
     linear_gelu,
     metered,
-    [(1, 1), (2, 3), *draw_questions(4, 3, range(1, 100), range(1, 100))],
+    [
+        (1, 1),
+        (2, 3),
+        *draw_questions(4, 3, range(1, 100), range(1, 100)),
+        *draw_questions(5, 1, range(5000, 9000), range(2, 9)),
+        *draw_questions(6, 1, range(1, 4), range(4200, 5000)),
+    ],
     parts=("bytes unfused", "bytes fused"),
     within=0.0,
     name="worked-example",

@@ -88,8 +88,9 @@ def reference_backward(grad_y, p, seed):
 # import or name and report the line.
 #
 # All tensors have the same dtype: float32, float16 or bfloat16. They can have any strides, and any number of
-# elements, including zero and more than 2^31. `p` is a float with 0 ≤ p < 1, and `seed` is an int. `scale` is meant
-# for 1 / (1 - p), computed once in the launcher. Compute in float32, whatever dtype the inputs have.
+# elements, including zero and more than 2^31. `p` is a float with 0 ≤ p < 1, and `seed` is an int. NaN or infinity in a
+# dropped element may leave 0 or NaN. `scale` is meant for 1 / (1 - p), computed once in the launcher. Compute in
+# float32, whatever dtype the inputs have.
 
 
 # %% grade_id="forward-kernel"

@@ -279,7 +279,7 @@ check_budget(
     tile_settings,
     compiled_tile,
     lambda uses, settings: settings["BLOCK_ROWS"] * settings["BLOCK_COLS"],
-    [10, 60],
+    [10, 20, 60],
     settings=("BLOCK_ROWS", "BLOCK_COLS", "num_warps"),
     devices=GPUS,
     name="other-tiles",

@@ -287,8 +287,8 @@ hint = Hints(
 hint
 
 # %% [markdown]
-# **Are the gradients right?** We compare them with PyTorch in float64, for odd widths, more rows than programs (up to
-# 517), unusual strides, a large mean, NaN, three dtypes and zero rows.
+# **Are the gradients right?** We compare them with PyTorch in float64, for odd widths, more rows than programs (over
+# 1000), unusual strides, a large mean, NaN, three dtypes and zero rows.
 
 # %% grade_id="gradients" points=6
 check_values(backward, reference, gradient_cases(11), unlike=BACKWARD_MISTAKES, name="gradients")
@@ -340,7 +340,7 @@ check_offsets(backward, rows_of, sizes=(16, 32), size=2**22, at_most=PROGRAMS, n
 check_values(
     backward,
     reference,
-    gradient_cases(1729, widths=(7, 255, 2049), rows=51),
+    gradient_cases(1729, widths=(7, 255, 2049), rows=51, many=False),
     unlike=BACKWARD_MISTAKES,
     name="other-gradients",
 )
@@ -350,7 +350,7 @@ check_values(
 # Grading checks other values here.
 # BEGIN HIDDEN TESTS
 large_steps = (
-    torch.randn(11, 3, **double),
+    torch.randn(9, 3, **double),
     torch.randn(3, **double),
     torch.randn(3, **double),
     0.25,

@@ -320,7 +320,7 @@ hint
 check_values(
     forward,
     block,
-    norm_cases(3, 1, seed=15, one_rounding=True),
+    norm_cases(3, 1, seed=15, one_rounding=True, gate=1),
     unlike=BLOCK_MISTAKES,
     name="values",
 )
@@ -442,7 +442,7 @@ check_numbers(report, metered, questions, parts=parts, within=1e-6, name="report
 check_values(
     forward,
     block,
-    norm_cases(3, 1, seed=1729, widths=(2, 255, 2049), widest=5000, one_rounding=True),
+    norm_cases(3, 1, seed=1729, widths=(2, 255, 2049), widest=5000, one_rounding=True, gate=1),
     unlike=BLOCK_MISTAKES,
     name="other-values",
 )
@@ -451,7 +451,9 @@ check_values(
 # %% grade_id="other-gradients" points=1
 # Grading checks other widths and values here.
 # BEGIN HIDDEN TESTS
-others = gradient_cases(1729, widths=(7, 255, 2049), rows=51, tensors=2, vectors=1, wide=True)
+others = gradient_cases(
+    1729, widths=(7, 255, 2049), rows=51, tensors=2, vectors=1, wide=True, many=False
+)
 check_values(
     backward, block_backward, others, unlike=BLOCK_BACKWARD_MISTAKES, name="other-gradients"
 )

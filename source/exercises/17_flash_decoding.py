@@ -15,7 +15,7 @@
 #
 # $$y = \frac{\sum_s e^{m_s - m} a_s}{\sum_s e^{m_s - m} t_s}, \qquad m = \max_s m_s$$
 #
-# For a head without keys, the result is 0.
+# For a head without keys, the result is 0. As in PyTorch, NaN stays NaN, even in a value with a weight of 0.
 #
 # **The picture**, for bounds of 0, 5, 5, 8:
 #

@@ -384,7 +384,11 @@ hint
 
 # %% grade_id="values" points=3
 check_values(
-    gated_norm, reference, norm_cases(3, 1, seed=6), unlike=GATED_NORM_MISTAKES, name="values"
+    gated_norm,
+    reference,
+    norm_cases(3, 1, seed=6, gate=2),
+    unlike=GATED_NORM_MISTAKES,
+    name="values",
 )
 
 # %% [markdown]
@@ -506,7 +510,7 @@ check_numbers(
 check_values(
     gated_norm,
     reference,
-    norm_cases(3, 1, seed=1729, widths=(2, 255, 2049), widest=5001),
+    norm_cases(3, 1, seed=1729, widths=(2, 255, 2049), widest=5001, gate=2),
     unlike=GATED_NORM_MISTAKES,
     name="other-values",
 )

@@ -62,6 +62,26 @@ def test_a_kernel_that_no_compiler_takes_passes_no_check(how, dtype, state):
         assert "factors.sort()" in outcome.message
 
 
+def test_what_one_check_has_seen_compile_is_not_compiled_by_the_next(monkeypatch):
+    @triton.jit
+    def kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) * 2, mask=at < n)
+
+    def answer(x):
+        y = torch.empty_like(x)
+        kernel[(1,)](x, y, x.numel(), BLOCK=triton.next_power_of_2(x.numel()))
+        return y
+
+    asked = []
+    for name in ("compile_for", "lower_for"):
+        real = getattr(launches, name)
+        monkeypatch.setattr(launches, name, lambda *args, real=real, **kind: asked.append(kind) or real(*args, **kind))
+    assert values_of(answer, numbers(60), numbers(30)).state == PASS
+    assert values_of(answer, numbers(50), numbers(9)).state == PASS
+    assert [each["BLOCK"] for each in asked] == [64, 32, 16]
+
+
 def test_a_form_launched_after_others_is_looked_at_too():
     outcome = values_of(doubled("plain"), numbers(100))
     assert outcome.state == PASS

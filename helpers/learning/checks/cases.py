@@ -169,7 +169,7 @@ def elementwise_cases(
     cases.append(Case("small values", small, "the formula where inputs are small"))
     cases.append(Case("mean 10000", tuple(tensors(largest, mean=1e4)), "the formula where inputs are large"))
     special = tensors(largest)
-    for position, value in enumerate((float("nan"), float("inf"), 1e30, -1e30)):
+    for position, value in enumerate((float("nan"), float("inf"), 1e30, -1e30, -float("inf"))):
         special[0][position * 7] = value
     cases.append(Case("NaN, inf and huge values", tuple(special), "what happens to NaN and inf"))
     for dtype in dtypes[1:]:

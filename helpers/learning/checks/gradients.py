@@ -36,6 +36,7 @@ def gradient_cases(
     tensors: int = 1,
     vectors: int = 2,
     wide: bool = False,
+    many: bool = True,
 ) -> list[Case]:
     """Return calls of `backward(grad_y, x, .., weight, .., eps)` of a norm with an activation, simplest first.
 
@@ -43,11 +44,11 @@ def gradient_cases(
     default. If the reference accumulates in float32 (`wide`), there are also fp16 rows whose partial sums pass 65504.
 
     The cases are: rows of 64 elements, one case per width in `widths`, and a wide one; `rows` rows, which is more than
-    there are programs, and over 1000; more dimensions; each tensor with strides of its own; another eps (elsewhere it's
-    too small to matter); a large mean; an activation far from 0; NaN; 16 bits, where each gradient must be rounded only
-    once; and no rows at all. (In float64 the reference is no better than the answer, so check_gradcheck judges that. In
-    rows of one element the gradient of x is 0, the difference of two equal products, and a GPU that multiplies and adds
-    in one step is off by a rounding.)
+    there are programs, and, if `many`, over 1000; more dimensions; each tensor with strides of its own; another eps
+    (elsewhere it's too small to matter); a large mean; an activation far from 0; large gradients; NaN; 16 bits, where
+    each gradient must be rounded only once; and no rows at all. (In float64 the reference is no better than the answer,
+    so check_gradcheck judges that. In rows of one element the gradient of x is 0, the difference of two equal products,
+    and a GPU that multiplies and adds in one step is off by a rounding.)
     """
     draw = normal(seed)
 
@@ -58,7 +59,7 @@ def gradient_cases(
         of_grad=lambda g: g,
         of_x=lambda x: x,
         mean=0.0,
-        scale=1.0,
+        scale: float | torch.Tensor = 1.0,
         size=64.0,
         eps=1e-5,
         **kind,
@@ -80,8 +81,9 @@ def gradient_cases(
         call("", f"{BLOCK}; and {PADDING}" if cols == max(widths) else PADDING, 8, cols) for cols in sorted(widths)
     ]
     found.append(call("more rows than programs", "the loop over rows, and the sums over all of them", rows, 65))
-    many = cases.between(1050, 1500, seed)
-    found.append(call("many more", "the loop over rows, and the sums over all of them", many, 33))
+    if many:
+        more = cases.between(1050, 1200, seed)
+        found.append(call("many more", "the loop over rows, and the sums over all of them", more, 33))
     for label, shape in (
         ("three dimensions", (2, 3, 65)),
         ("four dimensions", (2, 2, 3, 65)),
@@ -105,7 +107,10 @@ def gradient_cases(
             "mean 1000", "the row's mean and deviation: which values they are computed from", 8, 65, size=1.0, mean=1e3
         )
     )
-    found.append(call("gate far from 0", "the activation far from 0, where its gate is 0 or 1", 2, 65, scale=100.0))
+    far = torch.logspace(2, 4, 65, device=draw(1).device)
+    found.append(call("gate far from 0", "the activation far from 0, where its gate is 0 or 1", 2, 65, scale=far))
+    large = "that result's formula where gradients are large: float32 holds numbers up to 3e38"
+    found.append(call("gradients of 1e22", large, 2, 64, of_grad=lambda g: 1e20 * g))
     for place, where in enumerate(("grad_y", "x")):
         nan = "what happens to NaN, and the tensors that rows share: the weights and their gradients alone"
         special = call(f"NaN in one row of {where}", nan, 4, 64)

@@ -25,6 +25,11 @@ DEVICE = "A100"  # compiled for, one GPU of many
 PLAIN = (bool, int, float, str, type(None), torch.dtype, tl.dtype, JITFunction)
 
 
+# kernel -> whether in float64, for each form assembled; and kernel -> the forms that Triton accepted.
+_compiled: weakref.WeakKeyDictionary[JITFunction, set[bool]] = weakref.WeakKeyDictionary()
+_accepted: weakref.WeakKeyDictionary[JITFunction, set[tuple]] = weakref.WeakKeyDictionary()
+
+
 class LaunchError(AnswerError):
     """Raised at a launch that no GPU would accept, whatever it computes."""
 
@@ -38,8 +43,6 @@ class Launches(contextlib.AbstractContextManager):
 
     def __init__(self):
         self._forms: dict[tuple, tuple] = {}
-        self._accepted: set[tuple] = set()
-        self._compiled: set[tuple] = set()
 
     def __enter__(self) -> "Launches":
         self._replaced = contextlib.ExitStack()
@@ -74,16 +77,18 @@ class Launches(contextlib.AbstractContextManager):
 
     def require_compiled(self) -> None:
         """Raise LaunchError unless Triton accepts every form launched since the last call, and the assembler one form
-        of each kernel, plus one in float64 if it was launched in that."""
-        for form, (kernel, args, kwargs) in self._forms.items():
-            wide = any(dtype == torch.float64 for _, dtype in form[1])
+        of each kernel, plus one in float64 if it was launched in that. Forms that an earlier check compiled
+        are left out."""
+        for (_, *form), (kernel, args, kwargs) in self._forms.items():
+            wide = any(dtype == torch.float64 for _, dtype in form[0])
+            compiled, accepted = _compiled.setdefault(kernel, set()), _accepted.setdefault(kernel, set())
             try:
-                if (kernel, wide) not in self._compiled:
+                if wide not in compiled:
                     compile_for(kernel, *args, device=DEVICE, **kwargs)
-                    self._compiled.add((kernel, wide))
-                elif form not in self._accepted:
+                    compiled.add(wide)
+                elif tuple(form) not in accepted:
                     lower_for(kernel, *args, device=DEVICE, **kwargs)
-                self._accepted.add(form)
+                accepted.add(tuple(form))
             except (ValueError, TypeError) as error:
                 raise LaunchError(
                     f"the interpreter runs it, but {error}", f"{kernel.fn.__name__}: a GPU's compiler does not take it"

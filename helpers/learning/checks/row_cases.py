@@ -41,6 +41,7 @@ def norm_cases(
     one_rounding: bool = False,
     short: bool = False,
     strided_vectors: bool = False,
+    gate: int | None = None,
 ) -> list[Case]:
     """Return calls of a norm over the last dimension, `norm(x, .., weight, .., eps)`, simplest first.
 
@@ -59,6 +60,7 @@ def norm_cases(
         one_rounding: whether results of 16 bits must be rounded once.
         strided_vectors: whether to include vectors that are every second element of longer ones.
         short: whether to include many 16-bit rows of 8, where the rounding of squares doesn't average out.
+        gate: the place of a tensor that silu is applied to, for a row where it is large; None for no such tensor.
     """
     draw = normal(seed)
 
@@ -78,6 +80,10 @@ def norm_cases(
     constant.inputs[0][0] = 3.0
     found.append(replace(constant, input_error=torch.float32))  # all that's left of it is the error of its mean
     found.append(call("a wide row", BLOCK, 1, 8192))
+    if gate is not None:
+        gated = call("a gate of 10000", "the activation far from 0: silu of a large gate is the gate, or 0", 2, 64)
+        gated.inputs[gate][:] *= torch.logspace(0, 2, 64, device=gated.inputs[gate].device)
+        found.append(gated)
     special = call("NaN in one row, inf in another", "what rows share (only the weights), and NaN", 4, 64)
     special.inputs[0][0, 7], special.inputs[0][2, 1] = torch.nan, torch.inf
     found.append(special)
@@ -216,9 +222,9 @@ def topk_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int 
     )
     masked.inputs[0][:, 3:] = -torch.inf
     # Compare only p: which of several NaN is the largest is undefined.
-    nan = "NaN: all probabilities in a row with NaN or inf are NaN, and none in other rows"
-    unknown = call("NaN in one row", nan, 2, 3, 64)
-    unknown.inputs[0][0, 3], unknown.inputs[0][1, 5] = torch.nan, torch.inf
+    nan = "NaN: all probabilities in a row with NaN or inf, or of -inf alone, are NaN, and none in other rows"
+    unknown = call("NaN in one row", nan, 2, 4, 64)
+    unknown.inputs[0][0, 3], unknown.inputs[0][1, 5], unknown.inputs[0][2] = torch.nan, torch.inf, -torch.inf
     found += [equal, pairs, masked, replace(unknown, compared=1)]
     found += [call("", PADDING, min(cols, 5), 3, cols) for cols in sorted(widths)]
     negative = call("every element below 0", f"{PADDING}; 0 is larger than any value here", 2, 2, 100, mean=-50.0)

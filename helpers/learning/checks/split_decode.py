@@ -82,11 +82,17 @@ def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129), many: bool = Fa
         found.append(
             call(name, f"{name}: convert to float32 when loaded, keep partial results in it", [0, 33, 70], dtype=dtype)
         )
-    special = call(
-        "NaN in one head's keys", "NaN: a head with NaN in it has a result of NaN, and no other head does", [0, 20, 40]
-    )
+    nan = "NaN: a head with NaN in it has a result of NaN, and no other head does"
+    special = call("NaN in one head's keys", nan, [0, 20, 40])
     special.inputs[1][1, 7, 3] = torch.nan
     found.append(special)
+    # One key in a split's first block, one in a later block, and all keys of a split.
+    unseen = call("NaN in values of weight 0", f"{nan}, even if its weight is 0", [0, 20, 70, 90], heads=3)
+    q, k, v, _ = unseen.inputs
+    q[:, 0] = 16.0
+    for head, keys in enumerate((slice(7, 8), slice(60, 61), slice(70, 90))):
+        k[head, keys, 0], v[head, keys, 3] = -1000.0, torch.nan
+    found.append(unseen)
     if many:
         wide = "the bounds: keep them in int64, as they are stored; 16 bits can't count this many keys"
         found.append(call("", wide, [0, MANY_KEYS - 40, MANY_KEYS], heads=1))

@@ -21,7 +21,7 @@ def linear_cases(
 
     They are: a single tile with each activation, with NaN, with sums of +-200, and with values whose fp16 sum
     overflows; several whole tiles; then each (M, N, K) in `sizes`; each operand alone transposed, both transposed, and
-    slices of wider matrices; and no rows at all.
+    slices of wider matrices; no rows at all; and sums of no products.
     """
     draw = normal(seed)
 
@@ -77,6 +77,7 @@ def linear_cases(
     wide = call("columns of wider matrices", TILED_STRIDES, 20, 24, 60)
     found.append(replace(wide, inputs=(wide.inputs[0][:, :33], wide.inputs[1][:, 20:53], *wide.inputs[2:])))
     found.append(call("no rows", "the empty tensor", 0, 16, 16))
+    found.append(call("no products", "K = 0: each sum is 0, and so a result is the activation of the bias", 3, 5, 0))
     return found
 
 
@@ -236,6 +237,7 @@ SHRINK = (
 )
 TOTAL = "the running sum of the weights: it stays in float32, because float16 drops small terms"
 ACCUMULATOR = "the accumulator: fp16 cannot hold this sum; acc is float32 until it is divided"
+SMALL_WEIGHTS = "small weights: in float32 they have as many digits as large ones, and none of them is 0"
 KEPT_NAN = "what happens to NaN: a query with NaN gets a row of NaN, and no other query does"
 HEADS = "the strides: four for each tensor, and which belong to which"
 OF_PROGRAM = "which program has which batch and head: its number // heads, and % heads"
@@ -246,8 +248,9 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
     True.
 
     They are: one tile; scores whose exponentials overflow; other dims; scores that rise or fall along the keys; scores
-    far below 0; queries in a tile with very different scores; hidden scores above visible ones; NaN; then each shape in
-    `shapes`; each tensor alone with its axes in the opposite order; heads that are not contiguous; and an empty batch.
+    far below 0; queries in a tile with very different scores; weights down to e^-60; hidden scores above visible ones;
+    NaN; then each shape in `shapes`; each tensor alone with its axes in the opposite order; heads that are not
+    contiguous; and an empty batch.
     """
     draw = normal(seed)
     extreme = normal(seed + 1)
@@ -270,6 +273,9 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
     found.append(call("scores far below 0", LOWEST, _far_below_zero(extreme, tile, 2, -150.0)))
     found.append(call("scores of -12000", MASKED_WITH, _far_below_zero(extreme, tile, 2, -12000.0)))
     found.append(call("queries far apart", OWN_MAXIMUM, _far_apart(extreme, tile, 2)))
+    # To e^-60, which is far above the smallest number of float32.
+    down = _planned(extreme, (1, 1, 32, 16), 2, torch.ones(32), torch.linspace(0.0, -60.0, 32))
+    found.append(replace(call("small weights", SMALL_WEIGHTS, down), relative=True))
     found.append(call("hidden scores above visible ones", MASK_FIRST, _steep(extreme, (1, 1, WHOLE, 16), 2)))
     # The last of 16 sees all keys, also in a window: the weight of a hidden key in such a row is not checked.
     special = call("NaN in the last query", KEPT_NAN, _attention_call(extreme, (1, 1, 16, 16), 2))

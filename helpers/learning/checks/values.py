@@ -18,6 +18,7 @@ from helpers.learning.checks.cases import Case
 from helpers.learning.checks.launches import LaunchError, few_programs, fresh_copy, measure_in_any_order
 from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.outcome import AnswerError, as_check, causes
+from helpers.learning.unwritten import unwritten
 from kernels.interpreter import runtime
 
 PATIENCE = 20.0  # seconds for all cases, once one has failed
@@ -203,7 +204,7 @@ def compare(
     single = as_tuple(reference(*of_tensors(in_float32, case.inputs))) if case.one_rounding else exact
     for number, (name, (mine, truth, wanted)) in enumerate(zip(names[: case.compared], results, strict=False)):
         if part:
-            mine = torch.where(unwritten(mine), wanted, mine)
+            mine = torch.where(never_written(mine), wanted, mine)
         if case.one_rounding and wanted.dtype in (torch.float16, torch.bfloat16):
             wrong = rounded_twice(mine, truth, single[number], case)
             wanted = truth.to(wanted.dtype)
@@ -350,7 +351,7 @@ def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, ca
             "the store: every value is right, but rows and columns are exchanged in memory. Element (i, j) of "
             f"{rows} x {columns} belongs at i * {columns} + j"
         )
-    start = unwritten(got)
+    start = never_written(got)
     missing = start & wrong & ~usual.isnan()
     if not torch.equal(missing, wrong) or (whole and not got.is_floating_point()):
         low = case.inputs[0].dtype in (torch.float16, torch.bfloat16) and got.is_floating_point()
@@ -375,13 +376,12 @@ def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, ca
     return f"the store: these elements were never written, or NaN was; and {case.look_at}"
 
 
-def unwritten(x: torch.Tensor) -> torch.Tensor:
-    """Return where a result holds what outputs start as: NaN, or the largest integer there is."""
-    return x.isnan() if x.is_floating_point() else x == torch.iinfo(x.dtype).max
+def never_written(x: torch.Tensor) -> torch.Tensor:
+    return unwritten(x, str(x.dtype).removeprefix("torch."))
 
 
 def all_unwritten(result: object) -> bool:
-    return all(bool(unwritten(x).all()) for x in as_tuple(result) if isinstance(x, torch.Tensor))
+    return all(bool(never_written(x).all()) for x in as_tuple(result) if isinstance(x, torch.Tensor))
 
 
 def stored_in_another_layout(got: torch.Tensor, usual: torch.Tensor) -> bool:
