@@ -384,7 +384,7 @@ class _Sampler:
         self._meter.launch(*self._arguments)
         self._meter.program(index)
 
-    def access(self, kind, addresses, mask, itemsize):
+    def access(self, kind, addresses, mask, itemsize, stored):
         frame = sys._getframe(1)
         while frame.f_code not in kernel_code:
             frame = frame.f_back
@@ -392,7 +392,7 @@ class _Sampler:
             executed = self._pending[2][-1]
             executed[frame.f_lineno] += addresses.size * itemsize
             executed[frame.f_lineno, frame.f_lasti] += 1
-        return self._meter.access(kind, addresses, mask, itemsize)
+        return self._meter.access(kind, addresses, mask, itemsize, stored)
 
     def withdraw(self):
         if self._pending is not None and self._launches and self._launches[-1] is self._pending[0]:

@@ -56,12 +56,12 @@ at them, and the bounds are the worst found there and in a sample of the sweep.
 
 import math
 import re
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch.utils.flop_counter import flop_registry, register_flop_formula
+from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from helpers.instruments.devices import DEVICES, Device
 from helpers.instruments.dry_run import EagerLaunch, TritonLaunch, dry_run
@@ -182,17 +182,32 @@ MOVES = frozenset(
 _OF_A_CPU = re.compile(r"_for_cpu|^_?mkldnn_|^onednn|^_mkl_")
 
 
-@register_flop_formula(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu)
+# PyTorch's formulas, which a user may add to, and ours for operators that have none there. A formula takes the shapes
+# of an operator's arguments.
+FLOP_FORMULAS: ChainMap = ChainMap({}, flop_registry)
+
+
+def flop_formula(packet) -> Callable[[Callable], Callable]:
+    """Enter a formula in FLOP_FORMULAS: PyTorch's own registry belongs to the user's counters."""
+
+    def enter(formula: Callable) -> Callable:
+        FLOP_FORMULAS[packet] = shape_wrapper(formula)
+        return formula
+
+    return enter
+
+
+@flop_formula(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu)
 def _attention_flops(query, key, value, *others, out_shape=None, **named) -> int:
     return 4 * math.prod(query) * key[-2]
 
 
-@register_flop_formula(torch.ops.aten._int_mm)
+@flop_formula(torch.ops.aten._int_mm)
 def _int_product_flops(one, other, *others, out_shape=None, **named) -> int:
     return 2 * one[0] * one[1] * other[1]
 
 
-@register_flop_formula(torch.ops.aten._addmm_activation)
+@flop_formula(torch.ops.aten._addmm_activation)
 def _activated_product_flops(bias, one, other, *others, out_shape=None, **named) -> int:
     return 2 * one[0] * one[1] * other[1]
 
@@ -575,7 +590,7 @@ def _eager(launch: EagerLaunch, missing: float, device: Device) -> LaunchPredict
     tensors = [tensor for tensor in (*launch.inputs, *launch.results) if tensor.numel() > 1]
     elements = max((tensor.numel() for tensor in tensors), default=1)
     results = max((tensor.numel() for tensor in launch.results), default=1)
-    kind = "matrix product" if launch.operator.overloadpacket in flop_registry else _kind(launch, tensors)
+    kind = "matrix product" if launch.operator.overloadpacket in FLOP_FORMULAS else _kind(launch, tensors)
     pace = THROUGHPUTS[kind]
     columns = launch.inputs[0].shape[-1] if launch.inputs and launch.inputs[0].dim() else 1
     first = _first_access(missing, launch)
@@ -658,7 +673,7 @@ def product_flops(operator, given: dict, results: list[torch.Tensor]) -> float:
     outputs = results[0] if len(results) == 1 else results
     if operator is torch.ops.aten.convolution_backward.default:  # it skips gradients that are not required
         outputs = given["input"], given["weight"], None
-    found = flop_registry[operator.overloadpacket](*plain, **named, out_val=outputs)
+    found = FLOP_FORMULAS[operator.overloadpacket](*plain, **named, out_val=outputs)
     found *= 4 if results[0].is_complex() else 1  # four products of real numbers
     return found / 2 if given.get("is_causal") else found
 
