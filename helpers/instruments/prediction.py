@@ -58,7 +58,7 @@ import math
 import re
 from collections import ChainMap, Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.utils.flop_counter import flop_registry, shape_wrapper
@@ -124,6 +124,10 @@ UNSURE = {
     "take up to 2.2x the predicted time",
     "matmul": "a matmul without asynchronous copies: it may take up to 2.7x the predicted time",
 }
+UNKNOWN = (
+    "{} reads {}, whose values are unknown and taken to be 0: as lengths, positions or masks they decide the time, which "
+    "may be far longer: pass a CPU tensor that holds them"
+)
 SERIAL = 0.5  # of the shorter parts of a tile's time, alone on its SM, the longest does not hide
 SUB_PARTITIONS = 4  # of an SM, each issuing one instruction per clock
 
@@ -302,8 +306,10 @@ def prediction_of(rehearsed: list[EagerLaunch | TritonLaunch], device: Device) -
 
 def launch_prediction(launch: EagerLaunch | TritonLaunch, missing: float, device: Device) -> LaunchPrediction:
     """One launch's time where L2 does not have `missing` of its bytes."""
-    of = _triton if isinstance(launch, TritonLaunch) else _eager
-    return of(launch, missing, device)
+    if isinstance(launch, EagerLaunch):
+        return _eager(launch, missing, device)
+    found = _triton(launch, missing, device)
+    return replace(found, unsure=UNKNOWN.format(launch.name, " and ".join(launch.unknown))) if launch.unknown else found
 
 
 def still_in_l2(distance: float, size: int, way: str) -> float:
