@@ -128,6 +128,9 @@ UNKNOWN = (
     "{} reads {}, whose values are unknown and taken to be 0: as lengths, positions or masks they decide the time, which "
     "may be far longer: pass a CPU tensor that holds them"
 )
+EXPONENTIALS = "MUFU.EX2", "MUFU.TANH"
+STORES = "STG", "UTMASTG"
+STAGES = 3  # of a loop's loads, Triton's default
 SERIAL = 0.5  # of the shorter parts of a tile's time, alone on its SM, the longest does not hide
 SUB_PARTITIONS = 4  # of an SM, each issuing one instruction per clock
 
@@ -445,12 +448,17 @@ def _tiled(launch: TritonLaunch, resources: Resources, missing: float, device: D
     special = launch.special / device.special_rate if device.special_rate else 0.0
     busy_sms = min(device.sms, launch.programs)
     waves = math.ceil(on_one_sm / resources.occupancy().blocks)
+    ramp = _first_access(missing, launch) + CYCLES * len(disassemble(resources.cubin)) / device.sm_clock
+    # Only other blocks on the SM hide what precedes and follows a block's loops. A persistent program, which stores in
+    # the loop over its tiles, has nothing there.
+    outside = 0.0 if _loops_have(resources, STORES) else _outside_loops(launch, missing)
+    outside /= min(on_one_sm, resources.occupancy().blocks) * BANDWIDTH_SHARE * device.memory_bandwidth
     terms = {
         "launch": LAUNCH,
-        "ramp": _first_access(missing, launch) + CYCLES * len(disassemble(resources.cubin)) / device.sm_clock,
+        "ramp": ramp,
         "DRAM": missing / (BANDWIDTH_SHARE * device.memory_bandwidth),
         "L2": launch.requested / (L2_BYTES * busy_sms * device.sm_clock),
-        "latency": waves * _one_tile(launch, resources, device, of_an_sm, waves == 1),
+        "latency": waves * _one_tile(launch, resources, device, of_an_sm, waves == 1) + (waves - 1) * ramp + outside,
         "matrix": uneven * launch.flops / (device.sms * of_an_sm),
         # A multiply-add counts as two in the peak, and every operation on a float is one instruction.
         "arithmetic": uneven * (special + launch.operations / (device.peak_flops["fp32"] / 2)),
@@ -458,6 +466,14 @@ def _tiled(launch: TritonLaunch, resources: Resources, missing: float, device: D
     hidden = max(terms["DRAM"], terms["L2"], terms["matrix"]) + BESIDE_PRODUCTS * terms["arithmetic"]
     time = terms["launch"] + terms["ramp"] + max(hidden, terms["latency"])
     return LaunchPrediction(launch.name, time, terms, _sampling(launch), UNSURE["tiles"])
+
+
+def _outside_loops(launch: TritonLaunch, missing: float) -> float:
+    """Return the bytes of DRAM that programs move before and after their loops: what their first turns fetch, as many
+    as there are stages but one, and what they store."""
+    written = sum(operand.written for operand in launch.operands.values())
+    ahead = launch.given.get("num_stages", STAGES) - 1
+    return written + max(0.0, missing - written) * min(1.0, ahead / max(1, launch.rounds))
 
 
 def _flops_of_an_sm(launch: TritonLaunch, resources: Resources, device: Device) -> float:
@@ -481,7 +497,27 @@ def _one_tile(
     instructions *= 1.0 if busiest else min(1.0, average / launch.most_flops)
     operands = launch.requested / launch.programs / (L2_BYTES * device.sm_clock)
     parts = [instructions, products] + [operands] * (not _has(resources, "UTMALDG"))
-    return max(parts) + SERIAL * (sum(parts) - max(parts))
+    # Exponentials of a product in its loop, as in attention: the next product waits for them, and they for this one.
+    # A persistent program's loop has those of its epilogue, too, once per tile.
+    chained = _loops_have(resources, EXPONENTIALS) and not _loops_have(resources, STORES)
+    serial = 1.0 if chained else SERIAL
+    return max(parts) + serial * (sum(parts) - max(parts))
+
+
+def _loops_have(resources: Resources, opcodes: tuple[str, ...]) -> bool:
+    """Return whether a loop with matmuls also has one of these instructions."""
+    return any(each.opcode.startswith(opcodes) for loop in _loops_with_products(resources) for each in loop)
+
+
+def _loops_with_products(resources: Resources) -> list[tuple[Instruction, ...]]:
+    """Return the instructions of each loop that has matmuls; a branch back without a condition waits for a barrier."""
+    instructions = disassemble(resources.cubin)
+    loops = (instructions[start : end + 1] for start, end in _loops(instructions) if _is_conditional(instructions[end]))
+    return [loop for loop in loops if any(TENSOR_CORE.fullmatch(each.opcode.split(".")[0]) for each in loop)]
+
+
+def _is_conditional(branch: Instruction) -> bool:
+    return branch.text.lstrip().startswith("@")
 
 
 def _loop_cycles(resources: Resources, launch: TritonLaunch) -> float:
@@ -489,7 +525,7 @@ def _loop_cycles(resources: Resources, launch: TritonLaunch) -> float:
     instructions = disassemble(resources.cubin)
     loops = _iterations(instructions, resources.num_warps * WARP, launch)
     # An unconditional branch back leaves the code that waits for a barrier, after the rest.
-    loops = {loop: runs for loop, runs in loops.items() if instructions[loop[1]].text.lstrip().startswith("@")}
+    loops = {loop: runs for loop, runs in loops.items() if _is_conditional(instructions[loop[1]])}
     copies = {loop: _lines_of_copies(instructions[loop[0] : loop[1] + 1]) for loop in loops}
     alike = Counter(copies.values())
     cycles = 0.0
