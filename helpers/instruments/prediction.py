@@ -26,8 +26,12 @@ arithmetic (exponentials at the special-function units' rate, the rest at that o
 few tiles fit an SM, one tile after another takes longer than that: the instructions of its loops, its products and,
 unless the copy engine fetches them, its operands wait for one another:
 
-    latency = waves x (the longest of the three + half of the others, of one tile by itself)
+    latency = waves x (the longest of the three + half of the others, of one tile by itself) + (waves - 1) x ramp
+              + the bytes of DRAM moved before and after the loops, where no other block on the SM hides them
     time = launch + ramp + the larger of latency and (the largest of DRAM, L2, matrix + 0.45 x arithmetic)
+
+In attention a product waits for the exponentials of the one before: all of the others count, not half. A persistent
+program stores in its loop, and has nothing before and after it.
 
 For other Triton kernels the instructions are those of the SASS compiled for the device, with loops weighted by how
 many times the dry run executed their loads. PyTorch's kernels use a table of measured throughput.
@@ -47,11 +51,13 @@ separately those to which nothing was fitted.
 `unsure` names what may be off by more than a fifth, with the reason and a bound. At randomly drawn shapes, 38 of 88
 times of our row and elementwise kernels have no such reason: half of these are off by at most 5 %, nine in ten by at
 most 11 %, the worst by 29 %. Those with one are off by 16 % in the median and 42 % at worst, mostly too short: rows
-whose size isn't a multiple of 16 bytes, and fewer programs than SMs. Tiled kernels, always unsure, are off by 20 %
-(tuned) and 25 % (plain) in the median, 62 % at worst. PyTorch's own norms, softmax and top-k have one throughput for
+whose size isn't a multiple of 16 bytes, and fewer programs than SMs. Tiled kernels, always unsure, are off by 16 % in
+the median, tuned or plain, 42 % at the 90th percentile, and 55 % at worst, in a matmul whose loads take 2 bytes per
+thread; those that copy asynchronously by 44 % at worst. PyTorch's own norms, softmax and top-k have one throughput for
 all row lengths, and take 0.5x to 4x the predicted time; its other kernels are 15 % off in the median, 40 % at worst. No
-constant was fitted to these random shapes, but the form of the tiles' latency and the reasons were chosen after looking
-at them, and the bounds are the worst found there and in a sample of the sweep.
+constant was fitted to these random shapes, but the reasons, and the tiles' latency without the last two lines of its
+formula, were chosen after looking at them; those two lines after looking at the sweep's convolutions and attention
+alone. The bounds are the worst found there and in a sample of the sweep.
 """
 
 import math
@@ -121,12 +127,12 @@ UNSURE = {
     "close": "two resources take about equally long, and few programs fit an SM: they may overlap less, and it may "
     "take up to 1.7x the predicted time",
     "tiles": "a tiled kernel: how far its copies, matmuls and other instructions overlap is not certain, and it may "
-    "take up to 2.2x the predicted time",
+    "take up to 1.9x the predicted time",
     "matmul": "a matmul without asynchronous copies: it may take up to 2.7x the predicted time",
 }
 UNKNOWN = (
-    "{} reads {}, whose values are unknown and taken to be 0: as lengths, positions or masks they decide the time, which "
-    "may be far longer: pass a CPU tensor that holds them"
+    "{} reads {}, whose values are unknown and taken to be 0: as lengths, positions or masks they decide the time, "
+    "which may be far longer: pass a CPU tensor that holds them"
 )
 EXPONENTIALS = "MUFU.EX2", "MUFU.TANH"
 STORES = "STG", "UTMASTG"

@@ -57,6 +57,7 @@ CUDNN_ATTENTION_SHARE = {"full": 0.5, "causal": 0.3, "masked": 0.23}  # of the p
 FILL = 0.8e-6  # s of a cudaMemset
 FILLS_OF_GROUPS = 3  # before a grouped convolution by cuDNN
 GATHER_BANDWIDTH = 0.70
+SUMS_BY_ATOMICS = frozenset("scatter_add scatter_add_ index_add index_add_".split())
 SCATTERED = 0.8  # fp32 sums by atomics, a clock and SM
 POOLING_BANDWIDTH, POOLING_BACKWARD_BANDWIDTH = 0.4, 0.19
 STEPS_AT_ONCE = 8  # of an LSTM or GRU, whose inputs one product takes: 128 steps made 16
@@ -360,11 +361,16 @@ def _gather(launch, predicted, device, compiled):
     return [LibraryKernel(predicted.name, _bytes_time(2 * _size(launch.results[0]), device, GATHER_BANDWIDTH))]
 
 
+def atomics_time(count: float, device: Device) -> float:
+    """Return the seconds that so many sums by atomics take, in PyTorch's kernels and in torch.compile's."""
+    return count / (SCATTERED * device.sms * device.sm_clock)
+
+
 def _scatter(launch, predicted, device, compiled):
     source = launch.arguments.get("src", launch.arguments.get("source"))
     if not isinstance(source, torch.Tensor):
         return None
-    atomics = source.numel() / (SCATTERED * device.sms * device.sm_clock)
+    atomics = atomics_time(source.numel(), device)
     return [LibraryKernel(predicted.name, LAUNCHED + max(_memory(predicted), atomics))]
 
 
@@ -400,6 +406,6 @@ _MAKERS = {
     "max_pool2d_with_indices": _pooling,
     "max_pool2d_with_indices_backward": _pooling_backward,
     **dict.fromkeys(("index_select", "embedding"), _gather),
-    **dict.fromkeys("scatter_add scatter_add_ index_add index_add_".split(), _scatter),
+    **dict.fromkeys(SUMS_BY_ATOMICS, _scatter),
     "cudnn_rnn": _recurrent,
 }
