@@ -15,8 +15,9 @@ launch then takes
     arithmetic   instructions of the busiest SM (so an uneven last wave counts) / the share of its pipelines' rates
                  that dependent instructions leave; for matrix products of PyTorch, FLOPs / peak
     dispatch     blocks / those that the GPU starts per clock
+    atomics      elements / those that the GPU adds per clock, at many addresses
 
-    time = launch + ramp + the largest of the last five + the second largest, without dispatch, / (4 x waves of blocks):
+    time = launch + ramp + the largest of the last six + the second largest of DRAM to arithmetic / (4 x waves):
            in a single wave all blocks load, compute and store at about the same time, and hide less of each other.
            Blocks that access 4 bytes per thread or less keep few bytes in flight, and hide no more in many waves
 
@@ -120,6 +121,8 @@ CLOSE, FEW_BLOCKS = 0.8, 4  # the second largest term of the largest; blocks tha
 NARROW = 8  # loads and stores in the code, below which their width says little
 # Why a prediction may be off by more than a fifth. Where none of these holds, nine in ten are 11 % off or less.
 UNSURE = {
+    "atomics": "atomics to many addresses are assumed: to one address they run one after another, and it may take 100x "
+    "the predicted time",
     "narrow": "most loads and stores take 4 bytes per thread or less, as in rows whose size isn't a multiple of 16 "
     "bytes: it may take 0.6x to 3x the predicted time",
     "few": "fewer programs than SMs: the time is one program's chain of dependent instructions; it may take up to 1.6x "
@@ -137,6 +140,8 @@ UNKNOWN = (
 EXPONENTIALS = "MUFU.EX2", "MUFU.TANH"
 STORES = "STG", "UTMASTG"
 STAGES = 3  # of a loop's loads, Triton's default
+ATOMICS = 0.8  # per clock and SM: sums of fp32 at random addresses, by PyTorch's kernels and torch.compile's
+FEW_ATOMICS = 8  # per program: locks and counters
 SERIAL = 0.5  # of the shorter parts of a tile's time, alone on its SM, the longest does not hide
 SUB_PARTITIONS = 4  # of an SM, each issuing one instruction per clock
 
@@ -366,7 +371,7 @@ class L2Cache:
 def _made_of(name: str, terms: dict[str, float], note: str, exposed: float = 0.0, unsure: str = "") -> LaunchPrediction:
     """`exposed`: the share of the second largest of DRAM, L2, latency and arithmetic that the largest does not hide."""
     second, first = _two_largest(terms)
-    rest = max(first + exposed * second, terms.get("dispatch", 0.0))
+    rest = max(first + exposed * second, terms.get("dispatch", 0.0), terms.get("atomics", 0.0))
     return LaunchPrediction(name, terms["launch"] + terms["ramp"] + rest, terms, note, unsure)
 
 
@@ -400,11 +405,14 @@ def _triton(launch: TritonLaunch, missing: float, device: Device) -> LaunchPredi
         "arithmetic": (on_one_sm - 1) * issue,
         "dispatch": launch.programs / (DISPATCHED * device.sm_clock),
     }
+    if launch.atomics > FEW_ATOMICS * launch.programs:
+        terms["atomics"] = launch.atomics / (ATOMICS * device.sms * device.sm_clock)
     # Blocks that access an element at a time keep few bytes in flight: in no wave do they hide all of each other.
     narrow = _is_narrow(resources)
     exposed = EXPOSED if narrow else EXPOSED / max(1.0, on_one_sm / fitting)
     second, first = _two_largest(terms)
     reasons = {
+        "atomics": "atomics" in terms,
         "matmul": launch.flops > 0,
         "narrow": narrow,
         "few": launch.programs < device.sms,

@@ -10,7 +10,8 @@ from torch.nn import functional
 from benchmarks import public_models
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.fusion import analyse
-from helpers.instruments.fusion.library_kernels import SCATTERED, product_time
+from helpers.instruments.fusion.library_kernels import product_time
+from helpers.instruments.prediction import ATOMICS
 
 BF16 = torch.bfloat16
 H100 = DEVICES["H100"]
@@ -123,7 +124,7 @@ def test_sums_by_atomics_cost_as_much_in_a_fused_kernel():
         return torch.zeros_like(x).scatter_add(0, at, torch.relu(x[rows]) * 2)
 
     plan = analyse(messages, x, torch.empty(edges, dtype=torch.int64, device="meta"), at, device="H100")
-    atomics = edges * 64 / (SCATTERED * H100.sms * H100.sm_clock)
+    atomics = edges * 64 / (ATOMICS * H100.sms * H100.sm_clock)
     assert plan.time_fused > atomics
 
 

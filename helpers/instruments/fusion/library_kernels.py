@@ -58,7 +58,6 @@ FILL = 0.8e-6  # s of a cudaMemset
 FILLS_OF_GROUPS = 3  # before a grouped convolution by cuDNN
 GATHER_BANDWIDTH = 0.70
 SUMS_BY_ATOMICS = frozenset("scatter_add scatter_add_ index_add index_add_".split())
-SCATTERED = 0.8  # fp32 sums by atomics, a clock and SM
 POOLING_BANDWIDTH, POOLING_BACKWARD_BANDWIDTH = 0.4, 0.19
 STEPS_AT_ONCE = 8  # of an LSTM or GRU, whose inputs one product takes: 128 steps made 16
 H100_SMS, H100_CLOCK = 132, 1.98e9  # what the times above are of
@@ -363,7 +362,7 @@ def _gather(launch, predicted, device, compiled):
 
 def atomics_time(count: float, device: Device) -> float:
     """Return the seconds that so many sums by atomics take, in PyTorch's kernels and in torch.compile's."""
-    return count / (SCATTERED * device.sms * device.sm_clock)
+    return count / (prediction.ATOMICS * device.sms * device.sm_clock)
 
 
 def _scatter(launch, predicted, device, compiled):
