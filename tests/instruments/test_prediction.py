@@ -511,10 +511,11 @@ def copied_rows(x, at, lengths, use):
 def test_unknown_integers_that_decide_what_is_read_are_named(use, named):
     x, integers = meta(300, 1024), meta(300, dtype=torch.int32)
     reasons = predict(lambda x, at, lengths: copied_rows(x, at, lengths, use), x, integers, integers + 0).unsure
-    assert [reason.split(",")[0] for reason in reasons] == ([f"rows_kernel reads {named}"] if named else [])
+    said = [reason.split(",")[0] for reason in reasons if " reads " in reason]
+    assert said == ([f"rows_kernel reads {named}"] if named else [])
     known = torch.arange(300, dtype=torch.int32) % 8 + 1
     found = predict(lambda x, at, lengths: copied_rows(x, at, lengths, use), x, known, known.clone())
-    assert found.unsure == {}
+    assert not any(" reads " in reason for reason in found.unsure)
     assert [launch.name for launch in found.launches] == ["rows_kernel"]  # not the copies of known integers
 
 
