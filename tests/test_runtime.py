@@ -250,7 +250,8 @@ def test_an_observer_sees_launches_programs_and_accesses():
         def program(self, index):
             self.programs.append(index)
 
-        def access(self, kind, addresses, mask, itemsize):
+        def access(self, kind, addresses, mask, itemsize, stored):
+            assert (stored is None) == (kind == "read")
             self.accesses.append((kind, int(mask.sum()), itemsize))
             return mask & (addresses < addresses.min() + 8) if kind == "write" else None
 

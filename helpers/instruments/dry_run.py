@@ -34,6 +34,10 @@ MAP_NORESERVE = 0x4000  # mmap(2) on Linux; Python 3.11's mmap lacks it
 # Functions that use the special function unit.
 SPECIAL = {np.exp, np.exp2, np.log, np.log2, np.sin, np.cos, np.sqrt, np.divide, np.true_divide}
 SAMPLED = 4  # programs interpreted per launch
+# Integers that may decide how many times a loop runs or where a kernel reads. Those of 8 bits are quantised numbers.
+GUESSED = 2**22  # elements of a tensor of unknown integers whose values are tried; a larger one's are not
+ALIKE = 0.05  # the share of an instance's bytes that may depend on unknown integers, as one label per row does
+DECISIVE = frozenset([torch.bool, torch.int16, torch.int32, torch.int64])
 WORKED_OUT = 2**24  # maximum elements of an integer tensor that may hold positions
 RANDOM = {torch.Tag.nondeterministic_seeded}
 
@@ -72,6 +76,8 @@ class TritonLaunch:
     repeated: bytes that a program reloads; working_set: distinct bytes it moves.
     flops: of `tl.dot`, with operands of dtype `product`; most_flops: of the busiest program.
     operations: float operations, counted per element; special: those on the special function unit.
+    unknown: parameters whose integers it reads without knowing their values, assumed to be 0; other values lead to
+        other accesses.
     """
 
     name: str
@@ -94,6 +100,7 @@ class TritonLaunch:
     product: str = ""
     operations: float = 0
     special: float = 0
+    unknown: tuple[str, ...] = ()
 
     @property
     def programs(self) -> int:
@@ -145,7 +152,8 @@ class DryRun:
             return _hollow(tensor.shape, tensor.stride(), tensor.dtype).requires_grad_(tensor.requires_grad)
         if tensor.is_meta:
             return self.meter.unknown(_hollow(tensor.shape, tensor.stride(), tensor.dtype))
-        return tensor.detach().cpu().clone()
+        with _disable_current_modes():  # our own copy, not a launch of the call's
+            return tensor.detach().cpu().clone()
 
     def run(self, operator, args: tuple, kwargs: dict):
         """Run an ATen operator as a GPU would; a CPU decomposes some before any meter sees them."""
@@ -159,8 +167,9 @@ class DryRun:
 def dry_run_scope(multiprocessors: int) -> Iterator[DryRun]:
     """Record operations on tensors of `without_data` in `launches` instead of computing them."""
     ledger, launches = Ledger(), []
-    sampler = _Sampler(ledger, launches, multiprocessors)
-    with runtime.observed(sampler), _Shapes(ledger, launches) as shapes, _AsOnAGpu(shapes):
+    shapes = _Shapes(ledger, launches)
+    sampler = _Sampler(ledger, launches, multiprocessors, shapes.unknown_storages)
+    with runtime.observed(sampler), shapes, _AsOnAGpu(shapes):
         yield DryRun(ledger, launches, shapes)
     sampler.finish()
 
@@ -223,15 +232,15 @@ class _Shapes(EagerMeter):
         super().__init__(ledger)
         self._launches = launches
         self._moved = {}
-        self._unknown = set()  # storages of integers that were not computed
+        self.unknown_storages = set()  # of integers that were not computed
         self._instead_of = {}  # id of positions made up for unknown ones -> themselves, the unknown
 
     def unknown(self, tensor: torch.Tensor) -> torch.Tensor:
-        self._unknown.add(self._ledger.storage(tensor))
+        self.unknown_storages.add(self._ledger.storage(tensor))
         return tensor
 
     def _is_known(self, tensor: torch.Tensor) -> bool:
-        return _counts(tensor) and self._ledger.storage(tensor) not in self._unknown
+        return _counts(tensor) and self._ledger.storage(tensor) not in self.unknown_storages
 
     def _body(self, func, given):
         return None if func in ONLY_ON_A_GPU else super()._body(func, given)
@@ -353,14 +362,17 @@ def _flat(result) -> list:
 class _Sampler:
     """An observer that runs only a few program instances of each launch, each under its own meter.
 
-    `multiprocessors` is for launchers that ask how many programs the GPU can run at once.
+    `multiprocessors` is for launchers that ask how many programs the GPU can run at once. `unknown`: the storages of
+    integers whose values are unknown; those that a launch writes join them.
     """
 
-    def __init__(self, ledger: Ledger, launches: list, multiprocessors: int):
+    def __init__(self, ledger: Ledger, launches: list, multiprocessors: int, unknown: set):
         self.multiprocessors = multiprocessors
         self._ledger = ledger  # of the whole call: it tells storages apart
         self._launches = launches
+        self._unknown = unknown
         self._pending = None
+        self._guesses = []  # integers to try other values of, and what they were
 
     def launch(self, kernel, grid, on_host, given):
         self.finish()
@@ -370,13 +382,22 @@ class _Sampler:
         if count:
             self._launches.append(launch)
         self._arguments = kernel, grid, on_host, given
-        tensors = [found[2] for name, value in on_host.items() for found in tensors_in(name, value, given[name])]
-        self._storages = {each.untyped_storage()._cdata: self._ledger.storage(each) for each in tensors}
+        tensors = [found for name, value in on_host.items() for found in tensors_in(name, value, given[name])]
+        by_key = {tensor.untyped_storage()._cdata: (name, tensor) for name, _, tensor in tensors}
+        self._storages = {key: self._ledger.storage(tensor) for key, (_, tensor) in by_key.items()}
+        self._decisive = {key: named for key, named in by_key.items() if named[1].dtype in DECISIVE}
         self._pending = launch, [], [], []  # of each instance: meter's ledger, executions by place, arithmetic
+        self._accessed = []  # by each instance: place, first address, active lanes -> bytes
+        self._guesses, unknown = [], any(self._storages[key] in self._unknown for key in self._decisive)
+        if unknown and count and not given.get("launch_cooperative_grid"):
+            chosen = [*chosen, chosen[0]]  # again, with other integers
         return [tuple(int(part) for part in np.unravel_index(place, grid, order="F")) for place in chosen]
 
     def program(self, index):
-        _, ledgers, executed, arithmetic = self._pending
+        launch, ledgers, executed, arithmetic = self._pending
+        if len(ledgers) == launch.sampled and not launch.given.get("launch_cooperative_grid"):
+            self._guess(ledgers[0])
+        self._accessed.append(Counter())
         ledgers.append(Ledger())
         executed.append(Counter())
         arithmetic.append(Counter())
@@ -384,15 +405,40 @@ class _Sampler:
         self._meter.launch(*self._arguments)
         self._meter.program(index)
 
-    def access(self, kind, addresses, mask, itemsize):
+    def access(self, kind, addresses, mask, itemsize, stored):
         frame = sys._getframe(1)
         while frame.f_code not in kernel_code:
             frame = frame.f_back
+        self._accessed[-1][frame.f_code, frame.f_lasti, addresses.item(0), np.count_nonzero(mask)] += (
+            np.count_nonzero(mask) * itemsize
+        )
         if kind == "read":
             executed = self._pending[2][-1]
             executed[frame.f_lineno] += addresses.size * itemsize
             executed[frame.f_lineno, frame.f_lasti] += 1
-        return self._meter.access(kind, addresses, mask, itemsize)
+        return self._meter.access(kind, addresses, mask, itemsize, stored)
+
+    def _guess(self, ledger: Ledger) -> None:
+        """Replace unknown integers that the first instance reads, and does not write, by 1, 2, 3 and so on: lengths,
+        ends of sequences or positions."""
+        for key, (_, tensor) in self._decisive.items():
+            touched = ledger.storages.get(key)
+            if touched is not None and self._storages[key] in self._unknown and not len(touched.written):
+                with _disable_current_modes():
+                    if len(touched.read) and tensor.numel() <= GUESSED:
+                        self._guesses.append((tensor, tensor.clone()))
+                        tensor.copy_(torch.arange(1, tensor.numel() + 1).view(tensor.shape))
+
+    def _without_guess(self, launch: TritonLaunch) -> bool:
+        """Forget the instance that ran with guessed integers; return whether it accessed what it did without."""
+        guessed, base = self._accessed.pop(), self._accessed[0]
+        for parts in self._pending[1:]:
+            parts.pop()
+        with _disable_current_modes():
+            for tensor, before in self._guesses:
+                tensor.copy_(before)
+        other = sum(((guessed - base) + (base - guessed)).values()) / 2
+        return bool(self._guesses) and other <= ALIKE * max(base.total(), guessed.total())
 
     def withdraw(self):
         if self._pending is not None and self._launches and self._launches[-1] is self._pending[0]:
@@ -416,7 +462,9 @@ class _Sampler:
         """Record the launch that has just run."""
         if self._pending is None:
             return
-        (launch, ledgers, executed, arithmetic), self._pending = self._pending, None
+        launch, ledgers, executed, arithmetic = self._pending
+        known = len(ledgers) == launch.sampled + 1 and self._without_guess(launch)
+        self._pending = None
         if not ledgers:
             return
         # The first and last instances represent only themselves; those in between represent all the others.
@@ -439,6 +487,11 @@ class _Sampler:
             read = _over_the_grid([part.read for part in each], weights, launch.programs)
             written = _over_the_grid([part.written for part in each], weights, launch.programs)
             launch.operands[id(storage)] = MovedOperand(read, written, storage.size)
+            if key in self._decisive:
+                if read and storage in self._unknown and not known:
+                    launch.unknown += (self._decisive[key][0],)
+                if written:
+                    self._unknown.add(storage)
         for counts in executed:
             for place, count in counts.items():
                 if isinstance(place, int):

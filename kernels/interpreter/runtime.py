@@ -140,9 +140,9 @@ def observed(observer):
         names to host values, `given` to what the caller passed, including launch options. Returns the programs to run,
         or None for all.
     `program(index)`, called before each program; `index` is three ints.
-    `access(kind, addresses, mask, itemsize)`, called at each load ("read"), store ("write") and atomic ("atomic"), with
-        uint64 byte addresses in host memory and bools, both of the block's shape, and the element size in bytes.
-        Returns the lanes that may go through, or None for all: an access outside any tensor must not reach this
+    `access(kind, addresses, mask, itemsize, stored)`, called at each load ("read"), store ("write") and atomic
+        ("atomic"), with uint64 byte addresses in host memory and bools, both of the block's shape, the element size in
+        bytes, and the values of a store, None for the others. Returns the lanes that may go through, or None for all: an access outside any tensor must not reach this
         process's memory.
 
     These are optional:
@@ -264,7 +264,7 @@ def _garbage(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return made
 
 
-def _allowed(kind: str, addresses: np.ndarray, mask, itemsize: int) -> np.ndarray:
+def _allowed(kind: str, addresses: np.ndarray, mask, itemsize: int, stored=None) -> np.ndarray:
     """Return the lanes of an access that go through: the mask's, without those that the observer blocks.
 
     Raises:
@@ -273,7 +273,7 @@ def _allowed(kind: str, addresses: np.ndarray, mask, itemsize: int) -> np.ndarra
     global _accesses
     _accesses += 1
     mask = mask.data if isinstance(mask, interpreter.TensorHandle) else mask  # descriptors pass a bare array
-    kept = None if _observer is None else _observer.access(kind, addresses, mask, itemsize)
+    kept = None if _observer is None else _observer.access(kind, addresses, mask, itemsize, stored)
     lanes = np.asarray(mask if kept is None else kept, dtype=bool)
     _bounds.check(kind, addresses, lanes, itemsize)
     return lanes
@@ -358,7 +358,7 @@ class Builder(interpreter.InterpreterBuilder):
 
     def create_masked_store(self, ptrs, value, mask, cache_modifier, eviction_policy):
         data = value.data.view(np.uint16) if value.data.dtype == BFLOAT16 else value.data
-        interpreter._interpreter.store(ptrs.data, data, _allowed("write", ptrs.data, mask, data.dtype.itemsize))
+        interpreter._interpreter.store(ptrs.data, data, _allowed("write", ptrs.data, mask, data.dtype.itemsize, data))
 
     def create_atomic_rmw(self, rmwOp, ptr, val, mask, sem, scope):
         if val.data.dtype == BFLOAT16:

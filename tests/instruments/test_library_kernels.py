@@ -11,8 +11,10 @@ from benchmarks import public_models
 from helpers.instruments.devices import DEVICES
 from helpers.instruments.fusion import analyse
 from helpers.instruments.fusion.library_kernels import product_time
+from helpers.instruments.prediction import ATOMICS
 
 BF16 = torch.bfloat16
+H100 = DEVICES["H100"]
 
 
 def meta(*shape, dtype=BF16):
@@ -111,6 +113,19 @@ def test_a_result_in_nhwc_stays_so_for_the_next_operator():
     """A batch of NHWC images through two convolutions, a fill before each: nothing is converted between them."""
     model = nn.Sequential(convolution(), nn.ReLU(), convolution()).to(memory_format=torch.channels_last)
     assert launches(model, meta(8, 64, 28, 28).to(memory_format=torch.channels_last)) == 5
+
+
+def test_sums_by_atomics_cost_as_much_in_a_fused_kernel():
+    """A message per edge, gathered, scaled and added to its node: the atomics bound it, fused or not."""
+    edges = 200_000
+    x, at = torch.empty(1000, 64, device="meta"), torch.empty(edges, 64, dtype=torch.int64, device="meta")
+
+    def messages(x, rows, at):
+        return torch.zeros_like(x).scatter_add(0, at, torch.relu(x[rows]) * 2)
+
+    plan = analyse(messages, x, torch.empty(edges, dtype=torch.int64, device="meta"), at, device="H100")
+    atomics = edges * 64 / (ATOMICS * H100.sms * H100.sm_clock)
+    assert plan.time_fused > atomics
 
 
 def test_what_is_elementwise_on_nhwc_tensors_takes_as_long_as_on_nchw():

@@ -483,3 +483,65 @@ def test_one_block_has_one_sms_share_of_l2_to_load_from():
     whole = predict(lambda x, w: scale(x, w, block=2**14), meta(2**14), meta(2**14))
     assert whole.terms["L2"] == pytest.approx(2 * 2**16 / (prediction.L2_BYTES * H200.sm_clock), rel=0.6)
     assert many < 132 * few
+
+
+# Integers whose values nobody gave
+
+
+@triton.jit
+def rows_kernel(x_ptr, at_ptr, length_ptr, y_ptr, columns, USE: tl.constexpr, BLOCK: tl.constexpr):
+    """Copy a row of x to one of y: the row `at`, as many blocks as `length` says, or all but one number."""
+    row = tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    source = tl.load(at_ptr + row) if USE == "positions" else row
+    end = tl.load(length_ptr + row) * BLOCK if USE == "lengths" else columns
+    for start in range(0, end, BLOCK):
+        tl.store(y_ptr + row * columns + start + lane, tl.load(x_ptr + source * columns + start + lane))
+    if USE == "label":
+        tl.store(y_ptr + row * columns, tl.load(x_ptr + row * columns + tl.load(at_ptr + row)))
+
+
+def copied_rows(x, at, lengths, use):
+    y = torch.empty_like(x)
+    rows_kernel[(len(x),)](x, at, lengths, y, x.shape[1], USE=use, BLOCK=128)
+    return y
+
+
+@pytest.mark.parametrize(("use", "named"), [("positions", "at_ptr"), ("lengths", "length_ptr"), ("label", "")])
+def test_unknown_integers_that_decide_what_is_read_are_named(use, named):
+    x, integers = meta(300, 1024), meta(300, dtype=torch.int32)
+    reasons = predict(lambda x, at, lengths: copied_rows(x, at, lengths, use), x, integers, integers + 0).unsure
+    said = [reason.split(",")[0] for reason in reasons if " reads " in reason]
+    assert said == ([f"rows_kernel reads {named}"] if named else [])
+    known = torch.arange(300, dtype=torch.int32) % 8 + 1
+    found = predict(lambda x, at, lengths: copied_rows(x, at, lengths, use), x, known, known.clone())
+    assert not any(" reads " in reason for reason in found.unsure)
+    assert [launch.name for launch in found.launches] == ["rows_kernel"]  # not the copies of known integers
+
+
+def test_integers_that_a_kernel_wrote_are_unknown_to_the_next():
+    def both(x, at):
+        lengths = torch.zeros(300, dtype=torch.int32)
+        rows_kernel[(2,)](at, at, at, lengths, 128, USE="all", BLOCK=128)
+        return copied_rows(x, at, lengths, "lengths")
+
+    found = predict(both, meta(300, 1024), torch.zeros(1024, dtype=torch.int32))
+    assert found.launches[-1].unsure.startswith("rows_kernel reads length_ptr")
+
+
+@triton.jit
+def counts_kernel(x_ptr, counts_ptr, elements, BINS: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(counts_ptr + tl.load(x_ptr + i, i < elements, 0) % BINS, 1, i < elements)
+
+
+def test_atomics_are_paid_for_and_named():
+    """A histogram in 16 bins: its bytes alone would take 1.4 us."""
+    found = predict(
+        lambda x, counts: counts_kernel[(256,)](x, counts, 2**20, BINS=16, BLOCK=4096),
+        meta(2**20, dtype=torch.int32),
+        torch.zeros(16, dtype=torch.int32),
+        device="H100",
+    )
+    assert found.time > 2**20 / (prediction.ATOMICS * DEVICES["H100"].sms * DEVICES["H100"].sm_clock)
+    assert any("atomics" in reason or "x_ptr" in reason for reason in found.unsure)

@@ -15,6 +15,10 @@ UNTOUCHED = """
 import torch
 torch.cuda.is_available = lambda: True
 import triton
+import warnings
+from torch._decomp import decomposition_table
+import torch._dynamo, torch._inductor  # what PyTorch itself registers when these are first imported
+from torch.utils import _pytree, flop_counter
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import cache, interpreter
 from triton.runtime.autotuner import Autotuner
@@ -32,11 +36,18 @@ def state():
         "tensor": dict(vars(triton.language.tensor)),
         "Function.apply": torch.autograd.Function.apply,
         "library": {name for name in vars(torch.library) if not name.startswith("__")},
+        "operators": {name for name in torch._C._dispatch_get_all_op_names() if name.startswith(("aten:", "prim"))},
+        "aten in CUDA": torch._C._dispatch_dump("aten::add.Tensor") + torch._C._dispatch_dump("aten::rms_norm"),
+        "FLOP formulas": dict(flop_counter.flop_registry),
+        "trees": set(_pytree.SUPPORTED_NODES),
+        "decompositions": dict(decomposition_table),
+        "warnings": list(warnings.filters),
     }
 
 before = state()
 import kernels, kernels.tuned, helpers.instruments, helpers.figures, helpers.learning
-from helpers.instruments import compile_for, measure
+import helpers.instruments.fusion.analyser, helpers.instruments.fusion.gpu_ways
+from helpers.instruments import compile_for, measure, predict
 from helpers.learning import check_values
 kernels.CATALOGUE
 after = state()

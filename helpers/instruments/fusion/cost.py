@@ -14,7 +14,13 @@ from helpers.instruments import prediction
 from helpers.instruments.devices import Device
 from helpers.instruments.fusion.graph_nodes import PRODUCTS, FusionNode
 from helpers.instruments.fusion.legality import COLUMNS, MANY_BLOCKS, ROWS, Legality, NotLegalError, bits, is_split
-from helpers.instruments.fusion.library_kernels import LibraryKernel, as_an_h100, library_kernels
+from helpers.instruments.fusion.library_kernels import (
+    SUMS_BY_ATOMICS,
+    LibraryKernel,
+    as_an_h100,
+    atomics_time,
+    library_kernels,
+)
 from helpers.instruments.fusion.operation_account import TracedStep
 from helpers.instruments.fusion.operator_kinds import launches_of
 from helpers.instruments.occupancy_calculator import MAX_REGISTERS
@@ -153,6 +159,7 @@ class Costs:
             "tensor cores": times["tensor cores"] / matrix,
             "CUDA cores": 2 * times["CUDA cores"],  # the peak assumes multiply-adds
             SPECIAL: times.get(SPECIAL, 0.0),
+            "atomics": atomics_time(sum(node.points for node in group if _adds_by_atomics(node)), self.device),
         }
         if kind in PRODUCTS:
             library = sum(self.eager[node.index].time for node in group if node.kind in PRODUCTS)
@@ -221,6 +228,10 @@ class Costs:
     @staticmethod
     def _external(read, mask: int) -> bool:
         return not read.sources or any(not mask >> source & 1 for source in read.sources)
+
+
+def _adds_by_atomics(node: FusionNode) -> bool:
+    return node.step.node.target.overloadpacket.__name__ in SUMS_BY_ATOMICS
 
 
 def eager_costs(nodes: list[FusionNode], predicted: dict[int, list], device: Device) -> list[GroupCost]:

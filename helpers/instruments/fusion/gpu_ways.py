@@ -30,7 +30,8 @@ from torch.nn.attention import flex_attention as flex
 from torch.optim import swa_utils
 from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
-from torch.utils.flop_counter import register_flop_formula
+
+from helpers.instruments.prediction import flop_formula
 
 aten = torch.ops.aten
 
@@ -242,19 +243,19 @@ def _backward_of_rnn(ctx, grad, *_):
 torch.library.register_autograd("as_on_a_gpu::cudnn_rnn", _backward_of_rnn, setup_context=_keep_rnn, lib=_library)
 
 
-@register_flop_formula(_stand_ins.cudnn_rnn)
+@flop_formula(_stand_ins.cudnn_rnn)
 def _rnn_flops(x, hidden, weights, *others, out_shape=None, **named) -> int:
     """Each weight matrix meets each element of the sequence once."""
     places = x[0] * x[1] if len(x) == 3 else x[0]
     return sum(2 * places * weight[0] * weight[1] for weight in weights if len(weight) == 2)
 
 
-@register_flop_formula(_stand_ins.cudnn_rnn_backward)
+@flop_formula(_stand_ins.cudnn_rnn_backward)
 def _rnn_backward_flops(grad, x, hidden, weights, *others, out_shape=None, **named) -> int:
     return 2 * _rnn_flops(x, hidden, weights)
 
 
-@register_flop_formula(aten._grouped_mm)
+@flop_formula(aten._grouped_mm)
 def _grouped_flops(one, other, *others, out_shape=None, **named) -> int:
     """(rows, k) by (groups, k, n), each row with the matrix of its group; or by (k, n) in groups of k."""
     if len(one) == 3 and len(other) == 3:

@@ -57,7 +57,7 @@ CUDNN_ATTENTION_SHARE = {"full": 0.5, "causal": 0.3, "masked": 0.23}  # of the p
 FILL = 0.8e-6  # s of a cudaMemset
 FILLS_OF_GROUPS = 3  # before a grouped cuDNN convolution
 GATHER_BANDWIDTH = 0.70
-SCATTERED = 0.8  # fp32 atomic adds per clock and SM
+SUMS_BY_ATOMICS = frozenset("scatter_add scatter_add_ index_add index_add_".split())
 POOLING_BANDWIDTH, POOLING_BACKWARD_BANDWIDTH = 0.4, 0.19
 STEPS_AT_ONCE = 8  # of an LSTM or GRU whose inputs share one matmul: 128 steps launched 16
 H100_SMS, H100_CLOCK = 132, 1.98e9  # the GPU of the times above
@@ -360,11 +360,16 @@ def _gather(launch, predicted, device, compiled):
     return [LibraryKernel(predicted.name, _bytes_time(2 * _size(launch.results[0]), device, GATHER_BANDWIDTH))]
 
 
+def atomics_time(count: float, device: Device) -> float:
+    """Return the seconds that so many sums by atomics take, in PyTorch's kernels and in torch.compile's."""
+    return count / (prediction.ATOMICS * device.sms * device.sm_clock)
+
+
 def _scatter(launch, predicted, device, compiled):
     source = launch.arguments.get("src", launch.arguments.get("source"))
     if not isinstance(source, torch.Tensor):
         return None
-    atomics = source.numel() / (SCATTERED * device.sms * device.sm_clock)
+    atomics = atomics_time(source.numel(), device)
     return [LibraryKernel(predicted.name, LAUNCHED + max(_memory(predicted), atomics))]
 
 
@@ -400,6 +405,6 @@ _MAKERS = {
     "max_pool2d_with_indices": _pooling,
     "max_pool2d_with_indices_backward": _pooling_backward,
     **dict.fromkeys(("index_select", "embedding"), _gather),
-    **dict.fromkeys("scatter_add scatter_add_ index_add index_add_".split(), _scatter),
+    **dict.fromkeys(SUMS_BY_ATOMICS, _scatter),
     "cudnn_rnn": _recurrent,
 }

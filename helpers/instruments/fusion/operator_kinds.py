@@ -8,13 +8,12 @@ import re
 from dataclasses import dataclass
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from helpers.instruments.fusion.library_kernels import is_channels_first
 from helpers.instruments.fusion.operation_account import TensorAccess, TracedStep
 from helpers.instruments.fusion.plan import plain_name
 from helpers.instruments.operations import EXP_RESULTS, TANH_RESULTS
-from helpers.instruments.prediction import KINDS, product_flops
+from helpers.instruments.prediction import FLOP_FORMULAS, KINDS, product_flops
 from helpers.instruments.traffic.eager_meter import tensors_of
 from kernels import costs
 
@@ -250,7 +249,7 @@ def arithmetic_of(step: TracedStep, kind: str) -> Arithmetic:
     if not step.launches:
         return Arithmetic(0, 0, 0)
     packet = step.node.target.overloadpacket
-    if packet in flop_registry:
+    if packet in FLOP_FORMULAS:
         product = product_flops(step.node.target, step.given, step.launches[-1].results)
         epilogue = step.writes[0].points if base_name(step) in ("addmm", "baddbmm") else 0
         return Arithmetic(product, epilogue, 0)
@@ -323,7 +322,7 @@ def is_left_out(step: TracedStep) -> bool:
 
 def is_known(name: str) -> bool:
     """Return whether the throughput of PyTorch's kernel for it was measured, or follows from its FLOPs."""
-    return name in MEASURED or getattr(torch.ops.aten, name, None) in flop_registry
+    return name in MEASURED or getattr(torch.ops.aten, name, None) in FLOP_FORMULAS
 
 
 MEASURED = frozenset(name for names in KINDS.values() for name in names.split())

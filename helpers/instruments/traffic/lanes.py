@@ -50,7 +50,9 @@ class LaneRecorder:
         self._program = index
         self._before.program(index)
 
-    def access(self, kind: str, addresses: np.ndarray, mask: np.ndarray, itemsize: int) -> np.ndarray | None:
+    def access(
+        self, kind: str, addresses: np.ndarray, mask: np.ndarray, itemsize: int, stored: np.ndarray | None
+    ) -> np.ndarray | None:
         frame = sys._getframe(1)
         while frame.f_code not in runtime.kernel_code:
             frame = frame.f_back
@@ -68,7 +70,7 @@ class LaneRecorder:
         elements = (addresses.ravel().astype(np.int64) - tensor.data_ptr()) // itemsize
         active = np.array(np.broadcast_to(np.asarray(mask), addresses.shape)).ravel()
         self.accesses.append(Access(kind, place, self._program, name, elements, active))
-        return self._before.access(kind, addresses, mask, itemsize)
+        return self._before.access(kind, addresses, mask, itemsize, stored)
 
     def lock(self, address: int, took: bool) -> None:
         self._before.lock(address, took)

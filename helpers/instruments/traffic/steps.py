@@ -216,11 +216,13 @@ class StepRecorder(LaneRecorder):
 
     # Accesses
 
-    def access(self, kind: str, addresses: np.ndarray, mask: np.ndarray, itemsize: int) -> np.ndarray | None:
+    def access(
+        self, kind: str, addresses: np.ndarray, mask: np.ndarray, itemsize: int, stored: np.ndarray | None
+    ) -> np.ndarray | None:
         moved, ledger = self._before.moved, self._before.ledger
         bytes_before = moved.total
         sectors_before = ledger.sectors_read + ledger.sectors_written
-        allowed = super().access(kind, addresses, mask, itemsize)
+        allowed = super().access(kind, addresses, mask, itemsize, stored)
         access = self.accesses.pop()
         if not self._following or self._open is None:
             return allowed

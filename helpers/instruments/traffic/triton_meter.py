@@ -234,8 +234,13 @@ class TritonMeter:
         self._held = self._held - {address} if address in self._held or not took else self._held | {address}
         self._atomics.append((len(self._pending), address))
 
-    def access(self, kind: str, addresses: np.ndarray, mask: np.ndarray, itemsize: int) -> np.ndarray | None:
+    def access(
+        self, kind: str, addresses: np.ndarray, mask: np.ndarray, itemsize: int, stored: np.ndarray | None
+    ) -> np.ndarray | None:
         """Count one load, store or atomic of one program instance.
+
+        Args:
+            stored: the values of a store, one for each lane; None of loads and atomics.
 
         Returns:
             None, or, where lanes point outside every tensor of the launch, the mask without them.
@@ -258,19 +263,19 @@ class TritonMeter:
         if operand is None or not operand.holds(footprint, origin):
             operand = next((other for other in self._operands if other.holds(footprint, origin)), None)
             if operand is None:
-                return self._lane_by_lane(kind, site, addresses, mask, itemsize)
+                return self._lane_by_lane(kind, site, addresses, mask, itemsize, stored)
             site.operand = operand
-        self._count(kind, site, operand, pattern, origin, itemsize)
+        self._count(kind, site, operand, pattern, origin, itemsize, stored)
         return None
 
-    def _lane_by_lane(self, kind, site, addresses, mask, itemsize):
+    def _lane_by_lane(self, kind, site, addresses, mask, itemsize, stored):
         """An access that no one tensor holds: each lane belongs to the first that does, or to none."""
         left = mask.copy()
         relative, origin = addresses - addresses.item(0), addresses.item(0)
         for operand in self._operands:
             here = left & operand.holds_lanes(addresses, itemsize)
             if here.any():
-                self._count(kind, site, operand, Pattern(relative, here, itemsize), origin, itemsize)
+                self._count(kind, site, operand, Pattern(relative, here, itemsize), origin, itemsize, stored)
                 left &= ~here
         if not left.any():
             return None
@@ -282,7 +287,7 @@ class TritonMeter:
         self._report_outside(kind, site, addresses[astray], owner)
         return mask & ~left
 
-    def _count(self, kind, site, operand, pattern, origin, itemsize):
+    def _count(self, kind, site, operand, pattern, origin, itemsize, stored):
         storage, region, footprint, line = operand.storage, operand.region, pattern.footprint, site.line
         ledger, moved = self.ledger, self.moved
         base = origin - operand.base
@@ -306,7 +311,7 @@ class TritonMeter:
             ledger.sectors_read += sectors
         if kind != "read":
             if kind == "write" and pattern.repeats:
-                self._compare_lanes(site, operand, pattern, base)
+                self._compare_lanes(site, operand, pattern, base, stored)
             storage.written.add(footprint, base)
             region.written += nbytes
             line.written += nbytes
@@ -329,11 +334,8 @@ class TritonMeter:
             if locks.isdisjoint(seen) and earlier.meets(footprint, base):
                 self._report_race(kind, name, site, operand, footprint, base, seen)
 
-    def _compare_lanes(self, site, operand, pattern, base):
+    def _compare_lanes(self, site, operand, pattern, base, values):
         """Report lanes of one store that write different values to one element: which of them stays is not defined."""
-        values = _values_of_the_store()
-        if values is None:
-            return
         chosen = np.ones(values.shape, bool) if pattern.mask is None else pattern.mask
         values, offsets = values[chosen].view(f"u{values.itemsize}"), pattern.relative[chosen].view(np.int64)
         _, first, of_lane = np.unique(offsets, return_index=True, return_inverse=True)
@@ -404,14 +406,6 @@ class TritonMeter:
     def _report(self, kind, site, region, where, elements):
         hazard = Hazard(kind, site.kernel, *site.place, where, self._index, elements)
         self.ledger.hazards.setdefault((kind, *site.place), (hazard, region))
-
-
-def _values_of_the_store() -> np.ndarray | None:
-    """Return the values of the store that is being reported: the interpreter tells observers addresses alone."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != "create_masked_store":
-        frame = frame.f_back
-    return None if frame is None else frame.f_locals["data"]
 
 
 def _distance(operand: Operand, address: int) -> int:

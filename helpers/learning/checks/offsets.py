@@ -275,7 +275,7 @@ class SomeInstances:
         self.left, self.stored = MAX_ACCESSES, Counter()
         self.stores.append(False)
 
-    def access(self, kind, addresses, mask, itemsize) -> np.ndarray:
+    def access(self, kind, addresses, mask, itemsize, stored) -> np.ndarray:
         lanes = int(np.count_nonzero(mask))
         self.left -= lanes > 0
         if self.left < 0:
