@@ -942,10 +942,10 @@ display(table(("fp32", *taken), rows_of, h100.label_of("cuda_l2_norm")))
 for shape, taken in l2_norms.items():
     slower = taken["to learn"].median / taken["to race"].median
     beside = taken["Triton"].median / taken["to race"].median
-    print(f"{shape}: fast version 1x, teaching version {slower:.2f}x, Triton {beside:.2f}x", end="")
     share = 8 * math.prod(map(int, shape.split(" x "))) / h100.copy_bandwidth
     share /= taken["to race"].median
-    print(f"; fast version at {share:.0%} of copy bandwidth")
+    print(f"{shape}: fast version 1x ({share:.0%} of copy bandwidth), teaching", end=" ")
+    print(f"version {slower:.2f}x, Triton {beside:.2f}x")
 
 # %% [markdown]
 # The fast version ties with Triton's: both read each row once and run close to copy bandwidth. The teaching version
