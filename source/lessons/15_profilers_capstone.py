@@ -352,7 +352,7 @@ print(f"  {more:.1f}x the bytes read from DRAM, {slower:.1f}x the time,", end=" 
 print(f"at {busy_memory:.0f}% of peak bandwidth")
 print(
     "\nVerdict: holds for a few, fails for many. All the spills from an SM's blocks must fit in "
-    "its L1.\nThe rest spills over into L2 and DRAM, where it looks like useful traffic."
+    "its L1.\nWhat doesn't fit spills over into L2 and DRAM, where it looks like useful traffic."
 )
 
 # %% [markdown]
