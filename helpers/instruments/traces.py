@@ -115,7 +115,7 @@ class KernelTimeline:
                 if place - first > 1:
                     found.append(Opportunity(first, place - 1, "bytes, bytes"))
                 elif first > 0:
-                    found.append(Opportunity(first - 1, first, "product, then bytes"))
+                    found.append(Opportunity(first - 1, first, "matmul, then bytes"))
                 first = None
         waiting = sum(gap > kernel.duration for gap, kernel in zip(self.gaps, self.kernels, strict=False))
         if self.gaps and 2 * waiting >= len(self.gaps):

@@ -14,7 +14,7 @@
 # - name five reasons to keep two kernels separate;
 # - run the analyser on your own model, and judge how far to trust it.
 #
-# About 65 minutes. It builds on [02](02_bytes_and_launches.ipynb) (bytes, launches), [07](07_occupancy.ipynb)
+# About 75 minutes. It builds on [02](02_bytes_and_launches.ipynb) (bytes, launches), [07](07_occupancy.ipynb)
 # (registers), [08](08_matmul_epilogues.ipynb) (epilogues) and [10](10_attention.ipynb). The exercise is
 # [13](../exercises/13_decide.ipynb).
 
@@ -243,9 +243,8 @@ simulator
 # %% [markdown]
 # ## Search
 #
-# There are 877 ways to group seven operations (the seventh Bell number). Few of them are legal and contain only
-# connected kernels: a pair that can never share a kernel, such as a matmul and a norm, rules out every partition that
-# joins the two.
+# There are 877 ways to group seven operations (the seventh Bell number). Only a few of them are legal and made up of
+# connected groups: if a matmul and a norm can never share a kernel, every partition that puts them together is out.
 
 # %% tags=["hide-input"]
 ways = simulator.simulation.moves
@@ -255,13 +254,14 @@ print(f"{len(ways)} legal; the best takes {best * 1e6:.0f} us")
 # %% [markdown]
 # That makes search feasible. The analyser grows groups by adding neighbours, keeps the legal ones, and combines them
 # with dynamic programming. On graphs of up to fourteen operations, that finds the shortest *predicted* time. On larger
-# ones it keeps the six best partial partitions as it goes.
+# ones it keeps only the six best partial partitions as it goes, so it might miss the best. (Fourteen and six are
+# settings of our search.)
 #
 # Why not simply join the pair that saves the most, and repeat? This graph adds three tensors, sums the product of two
 # of them by rows, and sums each of the three by columns. The partition below is what the greedy search finds, step by
-# step. **Find the partition with the shortest predicted time.** You can join `add`-`add_1` and `mul`-`sum_1`, where a
-# tensor goes from one to the other, and siblings that share an input: `add`-`mul`, either of them with `sum_2` and
-# `sum_3`, and `add_1`-`sum_4`.
+# step. **Find the partition with the shortest predicted time.** You can join two pairs where one feeds the other,
+# `add`-`add_1` and `mul`-`sum_1`, and six that share an input: `add`-`mul`, `add`-`sum_2`, `add`-`sum_3`,
+# `mul`-`sum_2`, `mul`-`sum_3` and `add_1`-`sum_4`.
 
 
 # %%
@@ -324,17 +324,17 @@ for count, resources in compiled.items():
     print(f"{count:2} tensors: compiled {resources.registers} registers, {spilled}")
 
 # %% [markdown]
-# (For the last graph, that's the larger kernel.) The estimate is far too high, and splits that graph for no good
-# reason. A compiler doesn't have to keep the graph's order: it can add each exponential as soon as it has it. **Try
-# `plan.compile` before you believe that registers forbid a fusion.** (If every value is needed twice, as in lesson 07,
-# no order helps.)
+# (For the last graph, that's the larger kernel.) The estimate is far too high, and probably splits that graph for no
+# good reason. A compiler doesn't have to keep the graph's order: it can add each exponential as soon as it has it.
+# **Try `plan.compile` before you believe that registers forbid a fusion.** (If every value is needed twice, as in
+# lesson 07, no order helps.)
 #
 # ## Bytes or launches?
 #
 # All of those tensors were large. Now take a GPT-2 block with 128 tokens, recorded by torch.profiler on an H200, eager
 # and compiled, with separate launches and with a [CUDA graph](../docs/glossary.md#cuda-graph). A graph replays a
-# recorded sequence of launches with a single call, so the CPU no longer runs Python and C++ for every operator. In
-# return, it needs the same shapes and addresses each time, and the CPU can't make any decisions in between.
+# recorded sequence of launches with a single call, so the CPU no longer runs Python and C++ for every operator. The
+# catch: it needs the same shapes and addresses each time, and the CPU can't make any decisions in between.
 
 # %% tags=["hide-input"]
 from benchmarks.fusion_groups import TIMELINE
@@ -356,7 +356,8 @@ print(f"eager, CUDA graph: the first kernel starts {starts:.0f} us after the gra
 
 # %% [markdown]
 # In a graph, the gaps between kernels are a fraction of a microsecond. **What's the speedup from a CUDA graph alone,
-# with nothing fused?** We measure from the first launch to the end of the last kernel, under the profiler.
+# with nothing fused?** We measure from the first launch to the end of the last kernel, under the profiler. For the
+# graph, add up three things: the kernels, their gaps, and the time before the first kernel starts.
 
 # %% tags=["hide-input"]
 by_graph = predict_first("eager, one by one, over eager under a CUDA graph", unit="times")
@@ -413,8 +414,8 @@ for kind, rows, share in (
     ("elementwise", 8192, 0.2),
     ("elementwise", 16, 0.2),
     ("elementwise", 8192, 0.01),
-    ("a product, then elementwise", 8192, 0.5),
-    ("a product, then a norm", 8192, 0.5),
+    ("a matmul, then elementwise", 8192, 0.5),
+    ("a matmul, then a norm", 8192, 0.5),
 ):
     outcome = decide(kind, rows, 4, share, "from Python", "H200").outcome
     print(f"{kind}, {rows} rows, {share:.0%}: {outcome}")
@@ -439,9 +440,9 @@ print(*generated("hard_swish_chain"), sep="\n")
 # %% [markdown]
 # It loads each tensor once, stores once, and keeps everything in between in fp32 registers, just as you would have
 # written it. Now take residual plus LayerNorm on 32768 rows of 4096, which is also one kernel. It needs four passes:
-# `x` and the residual in, the new residual and the norm out. Inductor's kernel loops over the row in blocks, twice:
-# first to add, store the sum and find mean and variance, then to normalise the sum. **How many loads and stores of
-# full-size tensors does it have?**
+# `x` and the residual in, the new residual and the norm out. Inductor's kernel loops over the row in blocks, twice,
+# because it needs mean and variance before it can normalise. **How many loads and stores of full-size tensors does it
+# have?**
 
 # %% tags=["hide-input"]
 passes = predict_first("reads and writes of full size, Inductor's residual + LayerNorm", unit="")
@@ -548,13 +549,13 @@ for name in ("bert_embedding", "rotary"):
     print(f"{found.bytes_fused / taken / 1e12:.1f} TB/s")
 
 # %% [markdown]
-# Where it overestimates the speedup, Inductor's kernels are about three times slower than the analyser thinks a kernel
-# should be. `bert_embedding` and `rotary` err in the other direction: Inductor's kernel is faster than predicted.
-# `rotary` can't have moved that many bytes, because an H200's memory delivers 4.8 TB/s. The analyser counts x twice
-# there, once as it is and once rotated, but a cache serves the second read. For the table lookups of `bert_embedding`,
-# it assumes too little bandwidth. So the prediction isn't a bound. It's what a good kernel should reach. Is that
-# realistic? Here are some hand-written kernels from this course. They're not among the thirty: we fitted the model's
-# constants to their times.
+# Where it overestimates the speedup, Inductor's kernels take about three times as long as the analyser expects of a
+# kernel. `bert_embedding` and `rotary` err in the other direction: Inductor's kernel is faster than predicted. `rotary`
+# can't have moved that many bytes, because an H200's memory delivers 4.8 TB/s. The analyser counts x twice there, once
+# as it is and once rotated, but a cache serves the second read. For the table lookups of `bert_embedding`, it assumes
+# too little bandwidth. So the prediction isn't a bound. It's what a good kernel should reach. Is that realistic? Here
+# are some hand-written kernels from this course. They're not among the thirty: we fitted the model's constants to their
+# times.
 # <!-- given 4.8 TB/s: NVIDIA H200 data sheet, in devices.toml -->
 
 # %% tags=["hide-input"]
@@ -568,11 +569,11 @@ for name in names.split():
 table(("", "predicted", "torch.compile", "ours"), rows)
 
 # %% [markdown]
-# Mostly yes, for a hand-written kernel. But for torch.compile, two of these rows predict the *wrong direction*:
-# `softmax_dropout` and `cross_entropy` are slower compiled than eager. Where the compiler falls short of the
-# prediction, there may be a kernel worth writing. The last line shows a blind spot that the two share: both treat a
-# sort as a fusion barrier, while in lesson 06 we did softmax and top-k in one pass. (Here's [every
-# graph](../docs/fusion_proof.md).)
+# For these six, mostly yes, but that's the weaker test: the model's constants were fitted to such kernels, so it ought
+# to match them. For torch.compile, two of these rows predict the *wrong direction*: `softmax_dropout` and
+# `cross_entropy` are slower compiled than eager. Where the compiler falls short of the prediction, there may be a
+# kernel worth writing. The last line shows a blind spot that the two share: both treat a sort as a fusion barrier,
+# while in lesson 06 we did softmax and top-k in one pass. (Here's [every graph](../docs/fusion_proof.md).)
 #
 # **Claim: "a model's forward pass goes from 120 to 80 ms by fusion."** Here are the speedups of whole blocks in GPU
 # time, compiled vs eager:
@@ -677,10 +678,10 @@ errors = [(each - exact).abs().max().item() for each in (together, alone, fixed)
 print("all right to a thousandth:", max(errors) < 1e-3)
 
 # %% [markdown]
-# All three results are right, but a language model that has to give the same answer in any batch can't use the first
-# two. (He and Thinking Machines Lab, "Defeating nondeterminism in LLM inference", 2025.) For such a model, the split
-# can depend only on the row, which is slower in some batches. Split-K matmuls and attention's split-KV have the same
-# problem.
+# All three results are right. But if a language model has to give the same answer in any batch, it can't choose its
+# split the way the first two did. (He and Thinking Machines Lab, "Defeating nondeterminism in LLM inference", 2025.)
+# For such a model, the split can depend only on the row, which is slower in some batches. Split-K matmuls and
+# attention's split-KV have the same problem.
 #
 # **Different values.** Fusing changes results even if the order stays the same: a value that used to be rounded to bf16
 # between two kernels now stays in fp32. On average that's closer to the truth, but it won't match your earlier runs:
@@ -713,7 +714,7 @@ table(("a decoder layer", *compiled_in["one kernel"]), rows, h100.label_of("comp
 
 # %% [markdown]
 # The table compares lesson 18's layer as one kernel and as five small ones, compiled for an H100 without a cache. The
-# ranges overlap, so one large kernel isn't much more expensive to compile. But it can't compile in parallel, and
+# ranges overlap, so this recording doesn't settle which is cheaper. But one large kernel can't compile in parallel, and
 # changing one line recompiles all of it. Debugging gets harder too: a profile shows one line for the whole layer.
 #
 # ## Megakernels
@@ -751,9 +752,10 @@ print(f"{len(last.kernels)} kernels: busy {last.busy:.0f} us, gaps {gaps:.1f} us
 bubble.compare(
     last.busy / (weights / copy * 1e6),
     "Neither the weights nor the arithmetic explain that, and the gaps don't count here. The "
-    "tensors between kernels are small. Most of it is probably ramp-up and tail: a kernel's "
-    "first bytes arrive late, and its last blocks leave most of the GPU idle. A megakernel can "
-    "win back some of that.",
+    "tensors between kernels are small. A good part of it is probably ramp-up and tail: a "
+    "kernel's first bytes arrive late (lesson 18 measures about a microsecond), and its last "
+    "blocks leave most of the GPU idle. Kernels this small also rarely reach full bandwidth. A "
+    "megakernel can win back some of that.",
 )
 
 # %% [markdown]
@@ -865,9 +867,9 @@ table(("group", "saves", "score", "verdict", "flips"), rows)
 # %% [markdown]
 # Time and score disagree: every one of these kernels saves predicted time, and yet the score would reject most of them.
 # It counts a *share* of bytes, so an epilogue that saves a small share of a large total gets a low score, no matter how
-# many microseconds that is. It also punishes low occupancy, which is fine for a matmul (lesson 08). And two of the
-# verdicts flip if a weight that nobody has measured moves by less than a tenth. **Rank by time, and use the score as a
-# checklist.**
+# many microseconds that is. It also punishes low occupancy, although a matmul runs fine with it (lesson 08). And two of
+# the verdicts flip if one weight moves by less than 0.1, although nobody has measured any of the weights. **Rank by
+# time, and use the score as a checklist.**
 #
 # ### The analyser's groups and Inductor's
 #
@@ -973,8 +975,8 @@ for name, function in (("eager", lambda gate, up: F.silu(gate) * up), ("fused", 
     print(f"{name}: the first NaN is in the result of {debugger.found}")
 
 # %% [markdown]
-# With two operators, it finds SiLU. With one kernel, it can't say which step went wrong, because SiLU's result never
-# leaves the registers. To look inside, step through the kernel with `watch` (lesson 03), or print from it with
+# With two operators, it finds SiLU. With one kernel, it can't name the step that went wrong, because SiLU's result
+# never leaves the registers. To look inside, step through the kernel with `watch` (lesson 03), or print from it with
 # `tl.device_print`.
 #
 # ### Horizontal fusion, timed
@@ -1033,18 +1035,22 @@ for name, parameters in {"adamw_small": "300 small", "adamw_large": "GPT-2's 148
         times = (f"{1e6 * found[clock].median:,.0f} us" for clock in ("gpu", "call"))
         rows.append((parameters, way, *times))
 columns = ("parameters", "one step", "GPU, cold L2", "call, from Python")
-table(columns, rows, h100.label_of("adamw_small", "adamw_large"))
+display(table(columns, rows, h100.label_of("adamw_small", "adamw_large")))
+moved = 28 * sum(math.prod(shape) for shape in horizontal.LARGE)  # reads four numbers, writes three
+step = h100.experiment("adamw_large")["ours"]["gpu"].median
+print(f"GPT-2, ours: 28 bytes per parameter at {moved / step / 1e12:.2f} TB/s,", end=" ")
+print(f"a copy {h100.copy_bandwidth / 1e12:.2f} TB/s")
 
 # %% [markdown]
 # With small tensors, a call from Python takes far longer than its work on the GPU, ours too: before it launches, it
 # compares every tensor in all four lists with the last step's. GPU time only matters there inside a CUDA graph. With
 # large ones, every call has to wait for memory, and one launch that reads each element once is as fast as memory
-# allows. (Ours doesn't advance a step counter here. PyTorch keeps one per tensor and advances all of them, which is
-# part of its time.)
+# allows, as the last line shows. (Ours doesn't advance a step counter here. PyTorch keeps one per tensor and advances
+# all of them, which is part of its time.)
 #
 # ### One large model, layer by layer
 #
-# That claim about a forward pass is usually made about one particular model:
+# Now the claim about a forward pass for one particular model:
 #
 # **Claim: "OPT-13B's forward pass goes from 120 to 80 ms by fusion."** It names no GPU, number of tokens or baseline.
 # The model has 40 identical layers. Here's one of them, with attention operator by operator or as PyTorch's fused call:
@@ -1117,8 +1123,8 @@ for tokens, clocks in layers.items():
 
 # %% [markdown]
 # **Verdict: fair at one number of tokens and against the weakest baseline.** With attention operator by operator and
-# two thousand tokens, `torch.compile` alone comes close to the claimed ratio, and ours beats it. With PyTorch's fused
-# attention, little is left: `torch.compile` gains at most a few percent, and ours helps only with 64 tokens and is
-# slower than eager otherwise. With few tokens, most of the time goes into reading the weights, and fusing can't reduce
-# that. The analyser is close with 64 tokens. With more, it predicts larger gains than any version reached, though it
-# gets the trend right: the more tokens, the larger the gain.
+# two thousand tokens, `torch.compile` alone reaches the claimed ratio, and ours goes well beyond it. With PyTorch's
+# fused attention, little is left: `torch.compile` gains at most a few percent, and ours helps only with 64 tokens and
+# is slower than eager otherwise. With few tokens, most of the time goes into reading the weights, and fusing can't
+# reduce that. The analyser is close with 64 tokens. With more, it predicts larger gains than any version reached,
+# though it gets the trend right: the more tokens, the larger the gain.

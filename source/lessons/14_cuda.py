@@ -3,7 +3,7 @@
 #
 # In Triton you worked on whole blocks: load one, add to it, store it. The compiler decided which thread handles which
 # element, in what order, how threads combine partial sums, and where they wait. In CUDA C++, all of that is up to you.
-# **How much of it do you have to write, what happens if you get it wrong, and was the compiler's answer any worse than
+# **How much of it do you have to write, what happens if you get it wrong, and is the compiler's version any worse than
 # yours?**
 #
 # After this lesson you can
@@ -14,11 +14,12 @@
 # - avoid bank conflicts and local arrays that end up in memory;
 # - compare your code with what Triton generated.
 #
-# About 60 minutes. You don't need a GPU: NVIDIA's compiler runs without one, and we execute the
+# About 70 minutes. You don't need a GPU: NVIDIA's compiler runs without one, and we execute the
 # [PTX](../docs/glossary.md#ptx) it generates on the CPU and count every byte. You should have done [07
 # Occupancy](07_occupancy.ipynb). The exercise is [14](../exercises/14_cuda_softmax.ipynb).
 
 # %% tags=["hide-input"]
+import math
 import re
 
 import torch
@@ -108,10 +109,11 @@ print(", ".join(times))
 
 # %% [markdown]
 # Up to stride 8, the time grows almost in proportion to the number of sectors. Past that, the sector count is flat, but
-# the kernel gets slower still, because L2 fetches sectors in pairs. You'll see that on a hardware counter in lesson 15.
+# from 8 to 16 the time doubles again. Lesson 15 shows why, in a hardware counter. (Stride 32 costs another fifth. We
+# didn't find out why.)
 #
 # Now let's meter a kernel. **If each thread takes two neighbours (thread `i` takes `x[2i]`, then `x[2i + 1]`), how many
-# sectors does one request fetch?** Every byte it fetches does get used eventually.
+# sectors does one request fetch?**
 
 # %% tags=["hide-input"]
 pairs = predict_first("sectors per request, two neighbours per thread", unit="sectors")
@@ -139,8 +141,9 @@ for name in ("neighbours", "apart"):
     print(f"{name:10} {found.bytes_total:,} bytes, {fetched[name]:g} sectors per request")
 pairs.compare(
     fetched["neighbours"],
-    "The bytes are the same, but each sector is requested twice: once for x[2i], again for x[2i "
-    "+ 1]. A cache may serve the second request, but it still takes up a slot.",
+    "Every byte does get used eventually, but each sector is requested twice: once for x[2i], "
+    "again for x[2i + 1]. L1 may serve the second request, but it still has to look up all eight "
+    "sectors again.",
 )
 
 # %% [markdown]
@@ -189,7 +192,11 @@ for type, width in (("float", 1), ("float4", 4)):
     made[type] = sum(line.requests for line in found.by_line.values())
     print(f"{type:6} right: {torch.allclose(y.double(), expected, atol=1e-6)}", end=", ")
     print(f"{found.bytes_total / a.numel():g} B/element, {made[type]} requests")
-requests.compare(made["float4"])
+requests.compare(
+    made["float4"],
+    "A quarter of the requests, but each one now fetches 16 sectors instead of 4. The bytes and "
+    "the sectors are the same: you save instructions, not traffic.",
+)
 
 # %% [markdown]
 # **Claim: "vectorised loads bring another 1.2 to 1.3 times."** It's about a fused add+GELU on a million fp32 numbers,
@@ -210,9 +217,11 @@ heads = ("threads per block", "float", "float4", "speedup", "a million: speedup"
 display(table(heads, rows, title))
 print("\nVerdict: fails as a rule; the gain is smaller at a million, except in the smallest")
 print("blocks, and larger at 100 million.")
-print("There, blocks of 256 come close. A likely reason is bytes in flight per SM (lesson 07's")
-print("Little's law): a thread that loads one element of each input has few, and its block ends")
-print("right after. We didn't check with a counter. It isn't theoretical occupancy:")
+closest = four_ways[large][256]["one number"].median / four_ways[large][256]["float4"].median
+print(f"At 100 million, blocks of 256 come close to the claim, with {closest:.2f}x.")
+print("A likely reason for the gain is bytes in flight per SM (lesson 07's Little's law): a thread")
+print("that loads one element of each input has few, and its block ends right after.")
+print("We didn't check with a counter. It isn't theoretical occupancy:")
 full = {ways["float"].resources_for(threads).occupancy().fraction for threads in four_ways[large]}
 print(f"at all four block sizes it is {', '.join(f'{each:.0%}' for each in full)}.")
 
@@ -325,9 +334,9 @@ row_bytes.compare(
 )
 
 # %% [markdown]
-# Step through it on a row of 64, which takes two warps with five shuffles each, and shared memory to combine the two
-# sums. The first half of the row is all 1s and the second half all 3s, so until the barrier, each warp only knows the
-# sum of its own half.
+# Step through it on a row of 64, which takes two warps with five shuffles for each of the two sums, and shared memory
+# to combine them. The first half of the row is all 1s and the second half all 3s, so until the barrier, each warp only
+# knows the sum of its own half.
 
 # %% tags=["hide-input"]
 few = torch.ones(64, device=device)
@@ -436,8 +445,8 @@ print(f"{int(wrong.sum())} of {len(rows)} rows wrong")
 print(found)
 
 # %% [markdown]
-# Every value is correct, but only because the warps always run in the same order here. On a GPU, you'd get wrong
-# results as soon as one warp falls behind: the second reduction overwrites `of_warps` while the slow warp may still be
+# Every value is correct, but only because the warps always run in the same order here. On a GPU, a result may be wrong
+# as soon as one warp falls far enough behind: the second reduction overwrites `of_warps` while the slow warp is still
 # reading the first reduction's sums. You won't see that in the output until it actually happens. The sanitizer doesn't
 # have to wait: it reports any two threads that touch the same byte with no barrier in between if at least one of them
 # writes. (The line it reports is the call to `of_block`.)
@@ -518,8 +527,9 @@ slower = transposes["tile[32][32]"].median / transposes["tile[32][33]"].median
 conflicts.compare(
     wavefronts[32],
     f"One word of padding per row removes the conflicts. On an H200 they cost {slower:.2f}x, far "
-    "less than 32x: only the column loads conflict, and meanwhile the SM's other block keeps "
-    "loading. (Even the padded version is slower than a copy. We didn't measure why.)",
+    "less than 32x: only the column loads conflict, and the SM's other block can probably keep "
+    "loading meanwhile. (We didn't measure that, nor why even the padded version is slower than "
+    "a copy.)",
 )
 
 # %% [markdown]
@@ -623,8 +633,8 @@ barriers.compare(
 # Both versions follow the same plan. Triton also picked wide loads automatically. We'd have to write those with
 # `float4`, and add a second kernel for rows that aren't a multiple of four. With 1000 columns, though, Triton falls
 # back to narrow loads, because it only checks whether `columns` is divisible by 16. You know that 1000 is a multiple of
-# four, so `float4` would work. In that case, Triton goes as far as moving a row through shared memory to redistribute
-# its elements across threads. Here's what it does for you:
+# four, so `float4` would work. With narrow loads, Triton even moves the row through shared memory to redistribute its
+# elements across threads. Here's what it does for you:
 #
 # | you in CUDA C++ | Triton |
 # |---|---|
@@ -667,8 +677,8 @@ predictions()
 # <details><summary>Answer</summary>The kernel indexes a local array with something the compiler can't resolve at
 # compile time, so the array went to local memory even though there were enough registers.</details>
 #
-# 5. A block of 512 threads reduces a row with the scheme above. How many words of shared memory does it need? Replace
-#    the dots with your answer.
+# 5. A block of 512 threads reduces a row with the scheme above. How many of the 32 words of `of_warps` does it use?
+#    Replace the dots with your answer.
 
 # %%
 answer = ...
@@ -736,8 +746,8 @@ print(f"as_it_is<float4>: {loads} before the first sum")
 print("\n".join(line for line in eights["bounded<8>"].log.splitlines() if " bytes " in line))
 
 # %% [markdown]
-# With fewer than 64 registers, you can't load everything up front, no matter how you write the source. The lines
-# above come from **ptxas**, NVIDIA's assembler, which moves some of the loads below the first sums.
+# With fewer than 64 registers, you can't load everything up front, no matter how you write the source. The last two
+# lines are printed by **ptxas**, NVIDIA's assembler. It's also what moved some of the loads below the first sums.
 # <!-- given 64 registers: 8 times 4 numbers of two inputs, one register each -->
 #
 # **Claim: "spilled registers are 100 times slower."**
@@ -755,9 +765,9 @@ print(f"the slowest is {worst:.2f}x slower than the one without spills")
 
 # %% [markdown]
 # **Verdict: fails for a kernel; the worst of these isn't even three times slower.** (For one access that goes all the
-# way to DRAM it may be true: lesson 07.) But none of the caps made it faster either. Half the occupancy was already
-# enough, because with many `float4` per thread there are plenty of bytes in flight, while each spill adds a store and a
-# load. The version above with one `float4` per thread is as fast as the one with eight.
+# way to DRAM it may be true: lesson 07.) But none of the caps made it faster either. 50 % occupancy was already enough,
+# because eight `float4` per thread keep plenty of bytes in flight. And each spill adds a store and a load. The version
+# above with one `float4` per thread is as fast as the one with eight.
 #
 # **Claim: "fusing add and GELU takes a kernel from 24 registers to 32."** We don't have the kernel it's about, so
 # here's ours, built with this compiler:
@@ -844,10 +854,10 @@ print("within 0.002 of the exact value:", torch.allclose(y.double(), expected, a
 # %% [markdown]
 # The result is only *approximate*. The documented relative error is $2^{-11}$, or about three digits, so it's roughly
 # as precise as fp16 and nowhere near fp32. And that's just the error in `t`: for large negative inputs, `1 + t`
-# cancels, and the tiny GELU value that's left can have a large relative error. (Our executor computes these
-# instructions in double precision and then rounds, so they look better here than on a GPU.)
+# cancels, and the error in `t` can be larger than what's left. (The check above is absolute, so it can't show that. And
+# our executor computes these instructions in double precision and then rounds, so they look better here than on a GPU.)
 #
-# ### L2 norm twice: a teaching version and a fast one
+# ### L2 norm, in a teaching version and a fast one
 #
 # L2 normalisation divides each row by the square root of its sum of squares. Our first version spells out every step.
 # Each thread sums the squares of its own elements, and then we combine those sums in shared memory as a **tree**: half
@@ -874,7 +884,7 @@ __global__ void l2_to_learn(const float* x, float* y, int columns, float eps) {
 
 # %% [markdown]
 # The second version is built for speed. It uses `float4`, keeps the row in registers, does shuffles before going to
-# shared memory, and divides once per row instead of once per element. The block size is a template parameter, so the
+# shared memory, and divides once per thread instead of once per element. The block size is a template parameter, so the
 # compiler knows it.
 
 # %%
@@ -917,7 +927,9 @@ table(columns, rows_of)
 
 # %% [markdown]
 # The first version reads each row twice. (The second read may hit in L1 or L2, in which case the row only comes from
-# DRAM once.) Here's how both compare with PyTorch and the course's Triton kernel on an H100:
+# DRAM once.) It makes fewer shared-memory requests, because in the fast version every warp reads all eight sums. But it
+# waits at nine barriers per row, while the fast version waits at two. Here's how both compare with PyTorch and the
+# course's Triton kernel on an H100:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_14 import RECORD
@@ -930,7 +942,10 @@ display(table(("fp32", *taken), rows_of, h100.label_of("cuda_l2_norm")))
 for shape, taken in l2_norms.items():
     slower = taken["to learn"].median / taken["to race"].median
     beside = taken["Triton"].median / taken["to race"].median
-    print(f"{shape}: fast version 1x, teaching version {slower:.2f}x, Triton {beside:.2f}x")
+    share = 8 * math.prod(map(int, shape.split(" x "))) / h100.copy_bandwidth
+    share /= taken["to race"].median
+    print(f"{shape}: fast version 1x ({share:.0%} of copy bandwidth), teaching", end=" ")
+    print(f"version {slower:.2f}x, Triton {beside:.2f}x")
 
 # %% [markdown]
 # The fast version ties with Triton's: both read each row once and run close to copy bandwidth. The teaching version
@@ -981,9 +996,10 @@ print(f"the same kernel by NVRTC, as cuda_kernel compiles it: {same} registers")
 
 # %% [markdown]
 # `-Xptxas=-v` passes `-v` to ptxas, NVIDIA's assembler. It prints the same lines that `cuda_kernel(...).log` keeps:
-# registers, spills, barriers and shared memory for each kernel and GPU. (The mangled name includes the template
-# argument, and `c++filt` turns it back into C++.) `make` only recompiles if `l2_norm.cu` has changed. `nvcc` doesn't
-# compile anything itself, and with `--dryrun` you can see which programs it calls:
+# registers, spills, barriers and shared memory for each kernel and GPU. (It counts the hardware's numbered barriers,
+# not instructions: all your `__syncthreads()` together use one. The mangled name includes the template argument, and
+# `c++filt` turns it back into C++.) `make` only recompiles if `l2_norm.cu` has changed. `nvcc` doesn't compile anything
+# itself, and with `--dryrun` you can see which programs it calls:
 
 # %% tags=["hide-input"]
 steps = in_toolkit("nvcc -arch=sm_90 --dryrun -c l2_norm.cu -o l2_norm.o", project)

@@ -14,7 +14,7 @@
 # - profile your own script, and find out why a profiler refuses to run;
 # - work out how much each fusion contributes to the speed of a whole model.
 #
-# About 50 minutes. It builds on all the earlier lessons, especially [02](02_bytes_and_launches.ipynb),
+# About 70 minutes. It builds on all the earlier lessons, especially [02](02_bytes_and_launches.ipynb),
 # [07](07_occupancy.ipynb) and [10](10_attention.ipynb). The exercise is [15](../exercises/15_capstone.ipynb).
 
 # %% tags=["hide-input"]
@@ -128,8 +128,9 @@ section = "Section: GPU Speed Of Light Throughput\n"
 print("    " + section + printed.split(section, 1)[1].split("\n\n", 1)[0])
 
 # %% [markdown]
-# **Speed of Light** gives each unit's throughput as a percentage of its own maximum. *Compute (SM)* refers to the
-# busiest pipeline in the SM, and *Memory* summarises the memory system (here, that's DRAM). Whichever is higher is the
+# **Speed of Light** gives each unit's throughput as a percentage of its own maximum. *Compute (SM)* is the busiest part
+# of the SM, either a pipeline or, as here, the issue slots. *Memory* summarises the memory system, and here it's DRAM's
+# number. (L2's own line is even higher, but the tool's advice goes by DRAM, and so do we.) Whichever is higher is the
 # roof that limits the kernel (lesson 01). If memory is above 80 % and compute is far below it, the kernel is
 # memory-bound and close to the limit. If both are below 60 %, neither is the limit, so suspect latency and look at
 # occupancy and stalls.
@@ -179,7 +180,7 @@ pair_table(beside("add_gelu", (2**25,), torch.float32, small=(2**14,), times=2**
 #
 # ## A matmul's page
 #
-# Next up is linear+GELU. Before you read on, try to explain every ratio that isn't one:
+# Next up is linear+GELU. Before you read on, try to explain every ratio that differs from 1:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 bf16 = torch.bfloat16
@@ -192,9 +193,10 @@ pair_table((pair for pair in pairs if pair.ratio != 1), "linear_act")
 # - **Registers** depend on the compiler. We recorded this with Triton 3.6, and a newer version may use a different
 #   number, which also changes the occupancy.
 # - **Written bytes** come up short for the same reason as before.
-# - **Bytes read exceed the minimum** because the two matrices don't both fit in L2, so later
-#   [tiles](../docs/glossary.md#tile) have to read parts of them again. The minimum counts each input once, while the
-#   profiler counts the bytes that DRAM actually delivered.
+# - **Bytes read exceed the minimum** because the matrices and the result, 96 MiB in all, don't fit in an L2 of 60 MiB,
+#   so later [tiles](../docs/glossary.md#tile) have to read parts of them again. The minimum counts each input once,
+#   while the profiler counts the bytes that DRAM actually delivered.
+#   <!-- given 96 MiB, 60 MiB: three matrices of 4096 x 4096 in bf16; the H200's entry in devices.toml -->
 #
 # What about the sectors? This kernel loads its tiles with [TMA](../docs/glossary.md#tma), straight into [shared
 # memory](../docs/glossary.md#shared-memory):
@@ -236,7 +238,8 @@ twice.compare(
     "Verdict: fails. Five passes become three. The fused kernel takes as long as the add alone, "
     "so GELU is free. The profiler is right about each kernel, but it doesn't know that the "
     "second one reads what the first has just written. (In a real program, GELU may find part of "
-    "its input in L2, which Nsight Compute has emptied, so the real gain is somewhat smaller.)",
+    "its input in L2, which Nsight Compute has emptied. With tensors as large as these it finds "
+    "next to nothing. With small ones the gain shrinks, as a table in Going further shows.)",
 )
 
 # %% [markdown]
@@ -260,9 +263,9 @@ for operator, each in zip(("max", "subtract", "exp", "sum", "divide"), launched[
 table(("softmax", "time", "memory", "compute"), rows)
 
 # %% [markdown]
-# The subtraction and the division don't get anywhere near memory bandwidth. They're busy with *compute*, because
-# PyTorch's kernel for broadcast operands has to work out an index for every element. Fusing removes six of the eight
-# passes *and* that arithmetic.
+# The subtraction and the division don't get anywhere near memory bandwidth. They're busy with *compute*, most likely
+# because PyTorch's kernel for broadcast operands works out an index for every element. (We didn't look at its
+# instructions.) Fusing removes six of the eight passes *and* that arithmetic.
 #
 # ## What do warps wait for?
 #
@@ -349,7 +352,7 @@ print(f"  {more:.1f}x the bytes read from DRAM, {slower:.1f}x the time,", end=" 
 print(f"at {busy_memory:.0f}% of peak bandwidth")
 print(
     "\nVerdict: holds for a few, fails for many. All the spills from an SM's blocks must fit in "
-    "its L1.\nThose that don't go to L2 and to DRAM, where they look like work."
+    "its L1.\nWhat doesn't fit spills over into L2 and DRAM, where it looks like useful traffic."
 )
 
 # %% [markdown]
@@ -372,10 +375,12 @@ eager = timelines["eager"]
 span = eager.kernels[-1].launched - eager.kernels[0].launched
 work = sum(kernel.duration for kernel in eager.kernels)
 print(f"eager: {len(eager.kernels)} kernels run for {1e6 * work:.0f} us in total;", end=" ")
-print(f"Python launches them over {1e6 * span:.0f} us")
+print(f"Python launches them over {1e6 * span:.0f} us,")
+after = eager.kernels[-1].end - eager.kernels[-1].launched
+print(f"and the last one ends {1e6 * after:.0f} us after its launch")
 
 # %% [markdown]
-# The longest kernels are the last matmuls, and they're still running after the last launch. **What share of the time is
+# The longest kernels are the last matmuls, so the GPU is still busy after the last launch. **What share of the time is
 # the GPU busy in the eager version, launched from Python?**
 
 # %% tags=["hide-input"]
@@ -406,10 +411,10 @@ from helpers.figures import KernelTimelineExplorer
 KernelTimelineExplorer(timelines, "eager", search="elementwise")
 
 # %% [markdown]
-# Two things stand out. *Fused* has the fewest kernels, yet launched from Python it took as long as *eager* in this
-# recording, because its host wrappers were written in Python, and at this size the GPU had to wait for them. (The
-# profiler also slows the CPU down.) As CUDA graphs, all versions keep the GPU busy nearly all the time, so only the
-# kernels matter. **Fusing alone doesn't close the gaps. A CUDA graph does, because it launches everything at once.**
+# Two things stand out. *Fused* has the fewest kernels, yet when Python launches them it takes as long as *eager* in
+# this recording: its host wrappers are written in Python, and at this size the GPU has to wait for them. (The profiler
+# also slows the CPU down.) As CUDA graphs, all versions keep the GPU busy nearly all the time, so only the kernels
+# matter. **Fusing alone doesn't close the gaps. A CUDA graph does, because it launches everything at once.**
 #
 # ## What to fuse: a rule, and the analyser
 #
@@ -429,7 +434,7 @@ for each in eager.opportunities():
     names += " ..." if len(kernels) > 5 else ""
     took = f"{1e6 * sum(kernel.duration for kernel in kernels):.1f} us"
     rows.append((each.sign, each.kernels, took, names))
-table(("sign (product: a matmul)", "kernels", "total time", ""), rows)
+table(("what the rule sees", "kernels", "total time", ""), rows)
 
 # %% [markdown]
 # The analyser (`fusion analyse`) works from the graph, so you don't need a trace or a GPU. Here's how it groups the
@@ -491,9 +496,10 @@ choose_edges(
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>fuse=[("mm", "silu"), ("silu", "mul"), ("mm_2", "add")]</code>: the gate's two
-# elementwise steps can be the epilogue of either matmul. The norm can't be part of that kernel, because every tile of
-# the matmul would need whole rows. The analyser never puts two matmuls in one kernel, but you can write such a kernel
-# by hand.</details>
+# elementwise steps can be the epilogue of either matmul. The analyser won't put the norm into that kernel, because
+# every column of tiles would have to work out the norms of its rows again. (With a single row that's cheap, and our
+# kernel for one token does it.) It never puts two matmuls in one kernel, but you can write such a kernel by
+# hand.</details>
 #
 # ## The capstone: one call for the block
 #
@@ -543,8 +549,8 @@ puzzle(gated_row_kernel, 3, x_3, gates_3, ups_3, wanted=gated_3, shared=("x_ptr"
 # -->
 #
 # Now let's run a small version of the whole block on the CPU. **By what factor does fusing reduce the launches?** In
-# the traces we counted 26 and 8. On the CPU, each of PyTorch's two RMSNorms runs as six operators instead of one
-# kernel, and the meter counts operators.
+# the traces we counted 26 and 8. The meter counts operators, and on the CPU there's one fill fewer, but each of
+# PyTorch's two RMSNorms runs as six operators instead of one kernel.
 # <!-- given 26 launches, 8 launches: the table of traces above -->
 
 # %% tags=["hide-input"]
@@ -660,7 +666,8 @@ print(f"a read and a write of the scores take {2e3 * one_pass:.1f} ms")
 predicted.compare(
     found["measured"][8192],
     "At 512 tokens the assumption nearly holds. At 8192, the unfused block's kernels are far "
-    "from their limits. At one token, one of our own kernels is (Going further).",
+    "from their limits. At one token, it's one of our own kernels that falls short of its limit "
+    "(see Going further).",
 )
 
 # %% tags=["hide-input"]
@@ -697,9 +704,9 @@ for way in COMPARED:
         print(f"ours is faster than {way} in {ours_first} of {len(sizes)} rows")
 
 # %% [markdown]
-# **Our block beats eager PyTorch with unfused attention** by a wide margin, as you'd hope. But it rarely beats PyTorch
-# with its libraries, and it never beats `torch.compile` (see the last lines). At 8192 tokens its spread overlaps with
-# `torch.compile`'s. Next, errors and memory:
+# **Our block is faster than eager PyTorch with unfused attention in every row**, by a wide margin at 8192 tokens and by
+# almost nothing in a one-token step. But it rarely beats PyTorch with its libraries, and it never beats `torch.compile`
+# (see the last lines). At 8192 tokens its spread overlaps with `torch.compile`'s. Next, errors and memory:
 
 # %% tags=["hide-input"]
 rows = []
@@ -717,7 +724,7 @@ table(columns, rows)
 # memory, because `gated_op` saves the results of both matmuls for the backward pass *and* their gated product, which
 # torch.compile [recomputes](../docs/glossary.md#recompute) (lesson 11). So why isn't it faster?
 #
-# ## Amdahl's share
+# ## Amdahl's law, part by part
 #
 # This table breaks the block into parts, using the kernels that torch.profiler recorded. For each part, it lists the
 # time with libraries, the time with our kernels, and *how many times faster the whole block would be if you swapped
@@ -777,8 +784,10 @@ shares(8192)
 # - **A loss**: attention. At both sizes, the library's kernel is faster than the one we recorded here. It also writes
 #   its output with each token's heads side by side, so it doesn't need an extra copy.
 #
-# The best block would mix them: the library's attention, our gate, and cuBLAS for the rest. A block doesn't get faster
-# just because you wrote all of its kernels.
+# On paper, the best block would mix them: the library's attention, our norms and gate, and cuBLAS for the rest. The
+# parts add up to 5.48 ms instead of 5.76. We didn't time it. A block doesn't get faster just because you wrote all of
+# its kernels.
+# <!-- given 5.48 ms, 5.76 ms: the table above, 5757 us less 19.7 and 260.2 -->
 #
 # ## Your predictions vs the measurements
 
@@ -1030,9 +1039,10 @@ for before, after in itertools.pairwise(timeline):
 table(("between", "gap", "launched after the end", ""), rows)
 
 # %% [markdown]
-# The late launch right after a kernel whose result Python reads is due to `norm.item()`: first the CPU waits for the
-# GPU, and then the GPU waits for the CPU. You can keep the condition on the GPU instead: `grad * (most /
-# norm).clamp(max=1)` clips without a sync.
+# The first late launch in each step is due to `norm.item()`: the CPU waits for the GPU, and then the GPU waits for the
+# CPU. The next two follow from it. The queue is empty, and these kernels take about a microsecond, so each one ends
+# long before the next is launched. Only the long kernel after them lets the CPU catch up. You can keep the condition on
+# the GPU instead: `grad * (most / norm).clamp(max=1)` clips without a sync.
 #
 # And these are the longest gaps in the fused block's trace from the main part:
 
@@ -1059,7 +1069,7 @@ table(("gap between", "gap", "launched after the end", "from launch to start"), 
 # a kernel starts within a microsecond of the previous one, the CPU is keeping ahead, and all you can improve is the
 # kernels.
 #
-# ### Amdahl's share at 512 tokens
+# ### Amdahl's law at 512 tokens
 
 # %% tags=["hide-input"]
 shares(512)
@@ -1133,8 +1143,9 @@ table(columns, rows, h100.label_of("add_gelu_counters"))
 # **Verdict: holds for the DRAM reads, with emptied caches, and fails for the rest.** The L2 hit rate *falls*, or
 # doesn't change, because most hits come from stores and, in the real program, from reading back the sum that was just
 # written, and fusing removes those. Occupancy hardly changes. A million elements can't fill this GPU, no matter what
-# the kernels do. If you leave the caches alone, GELU hardly reads anything from DRAM, even unfused. And no row shows
-# the claimed speedup. Don't aim for a high hit rate: bytes you never request can't hit.
+# the kernels do. If you leave the caches alone, GELU hardly reads anything from DRAM at a million elements, even
+# unfused. At 32 million, it reads everything. And no row shows the claimed speedup. Don't aim for a high hit rate:
+# bytes you never request can't hit.
 #
 # ### Why one token is slow
 #
@@ -1177,13 +1188,13 @@ table(("", "registers", "occupancy"), made)
 # that's only a guess**: a warp of the gated kernel waits for two tiles instead of one, and we didn't record a page for
 # it. Its sectors and stalls would show the reason, and only a GPU can show whether half the rows are actually *faster*.
 #
-# ### Who is ahead, and where
+# ### Where the libraries are faster
 #
-# None of these kernels is fastest everywhere. First, the course's own kernels at every size in the sweep, compared with
-# the best peer at that size (eager PyTorch, `torch.compile` with its default or max-autotune, Liger, QuACK, cuDNN,
-# cuBLASLt, FlashAttention-2 and -4, Flex). Then the points where a peer is furthest ahead, both in GPU time and as a
-# call from Python. (Shapes list, for attention: batch, heads, key heads, queries, keys, head dim; for convolution:
-# images, channels, height, width, filters, taps, stride.)
+# A few of these kernels lead at every size we timed. Most don't. First, the course's own kernels at every size in the
+# sweep, compared with the best peer at that size (eager PyTorch, `torch.compile` with its default or max-autotune,
+# Liger, QuACK, cuDNN, cuBLASLt, FlashAttention-2 and -4, Flex). Then the points where a peer is furthest ahead, both in
+# GPU time and as a call from Python. (Shapes list, for attention: batch, heads, key heads, queries, keys, head dim; for
+# convolution: images, channels, height, width, filters, taps, stride.)
 
 # %% tags=["hide-input"]
 from helpers.instruments import recorded_sweep
@@ -1202,7 +1213,7 @@ print(f"behind as a call at {len(slow)} of the {timed} that were called, {len(sl
 # %% [markdown]
 # The last lines show the share of points, and of calls, where a library is ahead. Each library has its strengths: QuACK
 # on many wide rows, FlashAttention-4 on most long sequences, cuDNN on short ones and in some convolutions, cuBLASLt in
-# linear layers of a few hundred rows, eager PyTorch in some calls, especially for backward passes, and `torch.compile`
-# at some sizes of some kernels. `fusion bench --recorded --sweep` lists every point where we're behind, with the
-# reasons and our attempts to fix it. Add a kernel's name to get all of its times. Before you write a kernel, look up
-# your sizes in a list like this one. After you've written it, make your own.
+# linear layers with odd sizes or a few hundred rows, eager PyTorch in some calls, especially for backward passes, and
+# `torch.compile` at some sizes of some kernels. `fusion bench --recorded --sweep` lists every point where we're behind,
+# with the reasons and our attempts to fix it. Add a kernel's name to get all of its times. Before you write a kernel,
+# look up your sizes in a list like this one. After you've written it, make your own.

@@ -227,11 +227,11 @@ def test_the_flowchart_is_the_analysers_word():
 @pytest.mark.parametrize(
     ("position", "outcome"),
     [
-        (("a product, then a norm", 8192, 4, 0.5, "by a CUDA graph", "H200"), NO[0]),
+        (("a matmul, then a norm", 8192, 4, 0.5, "by a CUDA graph", "H200"), NO[0]),
         (("many values at once", 8192, 32, 0.5, "by a CUDA graph", "H200"), NO[1]),
         (("elementwise", 16, 4, 0.5, "from Python", "H200"), NO[2]),
         (("elementwise", 8192, 4, 0.01, "from Python", "H200"), NO[3]),
-        (("a product, then elementwise", 8192, 8, 0.5, "from Python", "H200"), NO[4]),
+        (("a matmul, then elementwise", 8192, 8, 0.5, "from Python", "H200"), NO[4]),
         (("a norm, then elementwise", 8192, 4, 0.5, "from Python", "H200"), YES),
     ],
 )
@@ -240,7 +240,7 @@ def test_every_end_of_the_flowchart_is_reached(position, outcome):
 
 
 def test_every_frame_of_the_flowchart_is_that_of_its_sliders():
-    explorer = FusionDecisionExplorer(kind="a product, then a norm", rows=1, device="A100")
+    explorer = FusionDecisionExplorer(kind="a matmul, then a norm", rows=1, device="A100")
     frames = explorer._stage.data["frames"]
     assert len(frames) == len(ROWS) * len(OPERATIONS) * len(SHARES)
     for rows, operations, share in ((1, 2, 0.01), (1024, 8, 0.5), (65536, 32, 0.9)):
@@ -326,7 +326,7 @@ def test_nothing_leaves_the_pictures(block):
         FusionScoreExplorer(block),
         FusionGroupsExplorer({"a": beside("siblings")}),
     ]
-    explorers += [FusionDecisionExplorer(kind="a product, then a norm"), TraceExplorer(record()["timeline"])]
+    explorers += [FusionDecisionExplorer(kind="a matmul, then a norm"), TraceExplorer(record()["timeline"])]
     for explorer in explorers:
         figure = explorer.chart().figure
         box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()

@@ -40,7 +40,7 @@ def signs(*kinds, gap=0.0):
 
 
 def test_the_rule():
-    assert signs(*"pbp") == [(0, 1, "product, then bytes")]
+    assert signs(*"pbp") == [(0, 1, "matmul, then bytes")]
     assert signs(*"bbp") == [(0, 1, "bytes, bytes")]
     assert signs(*"pbbbp") == [(1, 3, "bytes, bytes")]
     assert signs(*"ppp") == signs("b") == []

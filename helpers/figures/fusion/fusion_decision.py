@@ -4,7 +4,7 @@ legal      may one kernel do it? (legality.py)
 registers  do its values fit? (cost.py)
 launches   is the GPU the limit? Its predicted time against what launching takes the CPU, recorded on an H200
 worth it   is the whole step faster by WORTH or more? By Amdahl's law, from the share of the step that this is
-who        does torch.compile write it? It writes pointwise kernels and kernels of rows, and leaves products alone
+who        does torch.compile write it? It writes pointwise kernels and kernels of rows, and leaves matmuls alone
 """
 
 import functools
@@ -53,14 +53,14 @@ def _after_norm(new, rows: int, operations: int):
     return chain, (new(rows, COLUMNS), new(COLUMNS), new(COLUMNS))
 
 
-def _after_product(new, rows: int, operations: int):
+def _after_matmul(new, rows: int, operations: int):
     def chain(x, weight):
         return _elementwise(new, rows, operations - 1)[0](functional.linear(x, weight))
 
     return chain, (new(rows, COLUMNS), new(COLUMNS, COLUMNS))
 
 
-def _norm_after_product(new, rows: int, operations: int):
+def _norm_after_matmul(new, rows: int, operations: int):
     def chain(x, weight, gamma, beta):
         y = functional.layer_norm(functional.linear(x, weight), (COLUMNS,), gamma, beta)
         return _elementwise(new, rows, operations - 2)[0](y)
@@ -85,8 +85,8 @@ def _many_values(new, rows: int, operations: int):
 KINDS = {
     "elementwise": _elementwise,
     "a norm, then elementwise": _after_norm,
-    "a product, then elementwise": _after_product,
-    "a product, then a norm": _norm_after_product,
+    "a matmul, then elementwise": _after_matmul,
+    "a matmul, then a norm": _norm_after_matmul,
     "many values at once": _many_values,
 }
 

@@ -30,7 +30,7 @@ def timeline_axes() -> tuple[Figure, Axes]:
 def _said(timeline: KernelTimeline, place: int) -> str:
     kernel = timeline.kernels[place]
     gap = timeline.gaps[place - 1] if place else 0.0
-    kind = "a product" if kernel.product else "bytes"
+    kind = "a matmul" if kernel.product else "bytes"
     return (
         f"kernel {place + 1} of {len(timeline.kernels)}: {kernel.short_name}, {si(kernel.duration, 's')}, {kind}; "
         f"{si(gap, 's')} idle before it"
