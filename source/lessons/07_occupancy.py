@@ -228,8 +228,8 @@ BanksExplorer(width=28)
 #
 # ## Short live ranges
 #
-# Let's fuse a chain of identical steps. Each step applies RMSNorm and then SiLU to a row: `n = y / rms(y)`, `y = n
-# sigmoid(n)`.
+# Let's fuse a chain of identical steps. Each step applies RMSNorm and then SiLU to a row: `n = y / rms(y)`, and then
+# `y = n * sigmoid(n)`.
 
 
 # %%
