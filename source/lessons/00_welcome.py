@@ -182,8 +182,8 @@ bytes_moved.on(chart, "x", at=lambda megabytes: 1e6 * megabytes, row=0)
 
 # %% [markdown]
 # This chart is the whole course in one picture. Each bar shows the bytes that the kernels request. `add` is the sum,
-# `a + b`, named after its operator.<span class="lab"> If you made a guess, it's marked.</span> The arithmetic is the same,
-# and so is the result, up to rounding. All we got rid of is the sum's round trip, and one launch.
+# `a + b`, named after its operator.<span class="lab"> If you made a guess, it's marked.</span> The arithmetic is the
+# same, and so is the result, up to rounding. All we got rid of is the sum's round trip, and one launch.
 #
 # ## Your first line of Triton
 #
