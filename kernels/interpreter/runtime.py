@@ -142,8 +142,8 @@ def observed(observer):
     `program(index)`, called before each program; `index` is three ints.
     `access(kind, addresses, mask, itemsize, stored)`, called at each load ("read"), store ("write") and atomic
         ("atomic"), with uint64 byte addresses in host memory and bools, both of the block's shape, the element size in
-        bytes, and the values of a store, None for the others. Returns the lanes that may go through, or None for all: an
-        access outside any tensor must not reach this process's memory.
+        bytes, and the values of a store, None for the others. Returns the lanes that may go through, or None for all:
+        an access outside any tensor must not reach this process's memory.
 
     These are optional:
 
