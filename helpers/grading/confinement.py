@@ -1,7 +1,7 @@
-"""Confine a process before it runs a submission: drop its namespaces, privileges, system calls and resources.
+"""Confine a process before it runs a submission: limit its namespaces, privileges, system calls and resources.
 
-bubblewrap confines the programs it starts. A process that was forked into a sandbox does the same for itself here. No
-package offers this: bubblewrap's --seccomp and libseccomp's bindings only filter new programs, and restarting Python
+bubblewrap confines the programs it starts. This module lets a forked process confine itself in the same way. No package
+offers this: bubblewrap's --seccomp and libseccomp's bindings only filter new programs, and restarting Python
 and PyTorch would take longer than the grading.
 """
 

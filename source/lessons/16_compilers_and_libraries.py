@@ -807,9 +807,9 @@ few = libraries["linear_gelu"]["128 x 4096 x 4096"]["cuBLASLt epilogue"]
 print("cuBLAS for 128 tokens:", few["kernels"][0])
 
 # %% [markdown]
-# With an inner size of 1024, CUTLASS is ahead of both. There a tile has few steps, so the epilogue is a large part of
-# its time, and in a *pingpong* schedule, which is probably most of the lead, two groups of warps take turns: one
-# multiplies while the other one is in its epilogue. (Its `GELU_taylor` also uses a fast, approximate tanh. We didn't
+# With an inner size of 1024, CUTLASS is ahead of both. There, each tile takes few steps, so the epilogue is a large
+# part of its time. In a *pingpong* schedule, two groups of warps take turns: one multiplies while the other one is in
+# its epilogue. That's probably most of the lead. (Its `GELU_taylor` also uses a fast, approximate tanh. We didn't
 # separate the two.) In the other rows, all three are about level. The wrong tile costs far more: with 128 tokens, the
 # slowest takes over twice as long. We timed four, each with one cluster shape, and never split K. cuBLAS's heuristic
 # chooses among many more. CUTLASS's own profiler would search that space, too. If you want to write any epilogue you
