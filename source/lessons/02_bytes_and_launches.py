@@ -63,7 +63,7 @@ layer_bytes.compare(eager.bytes_total / 1e6)
 # %% [markdown]
 # The launch table lists the traffic of each operator. `scale` and `bias` hardly count: they're
 # [broadcast](../docs/glossary.md#broadcast), and we count each of them once. (The programs of a real kernel load them
-# again for every row, mostly from a cache. Lesson 04 counts those loads.)
+# again for every row, mostly from a cache.)
 
 # %%
 eager.launch_table()
@@ -201,8 +201,9 @@ misplaced.compare(
 )
 
 # %% [markdown]
-# The meter points to the offending line. (Its last column is the number of [sectors](../docs/glossary.md#sector) that
-# each warp request touches. Sectors are the 32-byte units in which caches move data. We'll get to them in lesson 03b.)
+# The meter points to the offending line. (Its last column is the number of [sectors](../docs/glossary.md#sector) per
+# warp request, at one element per lane. Sectors are the 32-byte units in which caches move data. We'll get to them in
+# lesson 03b.)
 # <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
 
 # %%
@@ -397,9 +398,9 @@ for where, name, what in (
 table(("", "time", "5 to 10 us?"), rows, h200.label_of("launches"))
 
 # %% [markdown]
-# **Verdict: it depends on what you call a launch.** The driver's own launch costs less than claimed. Through PyTorch or
-# Triton, you also pay for dispatch, checks, allocation and preparing arguments, and then a call costs about as much as
-# claimed. The GPU's part is far smaller. If you record kernels in a [CUDA graph](../docs/glossary.md#cuda-graph) and
+# **Verdict: it depends on what you call a launch.** The driver's own launch costs less than claimed. Through PyTorch,
+# with dispatch, checks and allocation, a call costs about as much as claimed. Calling a Triton kernel with arguments
+# costs more. The GPU's part is far smaller. If you record kernels in a [CUDA graph](../docs/glossary.md#cuda-graph) and
 # replay them together, that's nearly all you pay. (The first memory access isn't part of the launch. But a small kernel
 # can't do anything until its first elements arrive, so people often include it.)
 #
@@ -459,7 +460,7 @@ table(("", "", "GPU", "per call"), rows, h200.label_of("add_gelu"))
 # The fused kernel takes less GPU time, and yet the call takes *longer*, because here the GPU is waiting for the CPU.
 # Our fused call checks its inputs and allocates its output in Python, so it costs more than the empty Triton kernel
 # above. PyTorch's operators do all of that in C++. (The kernel and its checks are the same for both dtypes, but the
-# call times differ, and two operators take about twice what the model says. Host times depend on the host and on
+# call times differ: two operators take 1.2 or 2 times what the model says. Host times depend on the host and on
 # whatever else it was doing, so don't expect more than the order of magnitude.)
 #
 # ## Other sizes, chains and GPUs

@@ -507,7 +507,7 @@ table(("", "how it was timed", ""), rows, h200.label_of("ways_to_time"))
 #   program may pay for that, but it isn't the kernel's time.
 # - **L2 warm.** If you time a kernel repeatedly on the same small tensors, it finds its inputs in the cache. In a
 #   model, other kernels will have run in between, so you want a [cold L2](../docs/glossary.md#cold-l2).
-# - **The first calls.** A GPU that has been idle is faster for a moment. (Usually that's the clock, which drops when
+# - **The first calls.** After a pause, a matmul runs faster for a moment. (Usually that's the clock, which drops when
 #   the GPU hits its power limit. We recorded the rates here, but not the clock.)
 #
 # So the course reports GPU time with a cold L2, as the median of many runs with their spread. Kernels that we compare
@@ -585,5 +585,5 @@ curves_chart({"measured": took}, title, **axes, log=True, limit=by_sectors)
 # once more: DRAM delivers 64 bytes at a time, which is two sectors, whether you need both or not. The right-hand column
 # counts in that unit, and up to a stride of 16 it stays close to what this memory can deliver. (Beyond that, the time
 # still grows. By then the elements are spread over gigabytes, and other units come into play, such as those that
-# translate addresses. This experiment doesn't show which.) So for strided access, the meter's sectors are a lower bound
-# on DRAM traffic.
+# translate addresses. This experiment doesn't show which.) So if no sector is read twice, DRAM traffic is at least the
+# meter's sectors.

@@ -578,11 +578,10 @@ h200.table("cross_entropy", "bfloat16")
 
 # %% [markdown]
 # On large tensors the speedup is higher than the ratio of the bytes. PyTorch's kernels don't reach copy bandwidth, and
-# they read rows that don't fit in an SM's [shared memory](../docs/glossary.md#shared-memory), such as those of 65,536
-# columns, three times, while the meter assumes one read. In the first row of the table, our kernel doesn't reach copy
-# bandwidth either. With so few rows, there isn't even one program for each of the H200's SMs. Each program loops over
-# its row on its own, with too few loads [in flight](../docs/glossary.md#in-flight) to keep memory busy. **One program
-# per row only works if you have many rows.**
+# they read rows of more than 48 KB, such as those of 65,536 columns, three times, while the meter assumes one read. In
+# the first row of the table, our kernel doesn't reach copy bandwidth either. With so few rows, there isn't even one
+# program for each of the H200's SMs. Each program loops over its row on its own, with too few loads [in
+# flight](../docs/glossary.md#in-flight) to keep memory busy. **One program per row only works if you have many rows.**
 #
 # ## Few rows: several programs per row
 #
@@ -993,8 +992,8 @@ print(f"softmax: rows of 4099 take {odd:.2f}x as long as rows of 4096")
 # ### Memory saved for backward
 #
 # **Claim: dropping intermediates takes 20 to 40 % less memory.** Is it true for cross entropy? Memory has to hold the
-# logits, everything the forward pass [saved for backward](../docs/glossary.md#saved-for-backward), and the gradient.
-# PyTorch's hooks let us see each saved tensor.
+# logits, everything the forward pass [saved for backward](../docs/glossary.md#saved-for-backward), and the gradients.
+# PyTorch's hooks let us see each saved tensor. (Unfused, the logarithms have a gradient of their own.)
 
 # %% tags=["hide-input"]
 from kernels import cross_entropy
@@ -1016,19 +1015,19 @@ def kept(loss, x):
 logits = wide.clone().requires_grad_()
 gradient = logits.nbytes
 unfused_kept, fused_kept = kept(F.cross_entropy, logits), kept(cross_entropy, logits)
-for name, nbytes in (("unfused", unfused_kept), ("fused", fused_kept)):
-    print(f"{name}: {nbytes / logits.nbytes:.2f} times the logits' bytes, plus a gradient")
-less = 1 - (fused_kept + gradient) / (unfused_kept + gradient)
+for name, nbytes, gradients in (("unfused", unfused_kept, 2), ("fused", fused_kept, 1)):
+    print(f"{name}: {nbytes / logits.nbytes:.2f} times the logits' bytes, gradients: {gradients}")
+less = 1 - (fused_kept + gradient) / (unfused_kept + 2 * gradient)
 print(f"{less:.0%} less memory")
 freed = unfused_kept - logits.nbytes
-less = 1 - (fused_kept + gradient) / (freed + gradient)
+less = 1 - (fused_kept + gradient) / (freed + 2 * gradient)
 print(f"{round(100 * less)}% less if the logits are freed after the forward pass")
 
 # %% [markdown]
-# **Verdict: it's within the claimed range, but it depends on who keeps the logits.** The fused kernel saves the logits,
-# which exist anyway, and two numbers per row. Its backward pass recomputes the probabilities. Unfused, PyTorch saves
-# the logarithms, *in addition to* the logits. If nothing else needs the logits, they're freed after the forward pass,
-# and then fusing saves nothing.
+# **Verdict: it's within the claimed range only if the logits are freed.** The fused kernel saves the logits, which
+# exist anyway, and two numbers per row. Its backward pass recomputes the probabilities. Unfused, PyTorch also saves the
+# logarithms, and their gradient exists while the logits' gradient is written. If nothing else needs the logits, they're
+# freed after the forward pass, and fusing saves a third.
 #
 # ### A paper's softmax and top-k
 #

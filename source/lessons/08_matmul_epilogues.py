@@ -6,8 +6,8 @@
 # register.
 #
 # The library can fuse the common cases itself: cuBLASLt has [epilogues](../docs/glossary.md#epilogue) for bias, ReLU
-# and GELU, which PyTorch exposes as one call (`torch._addmm_activation`). For anything else, you have to write the
-# matmul yourself. **How close can you get to the library's speed, and is it worth it?**
+# and GELU, which PyTorch exposes as one call (`torch._addmm_activation`). For anything else, you need a matmul that you
+# can edit. **How close can you get to the library's speed, and is it worth it?**
 #
 # In this lesson you'll learn to
 #
@@ -842,8 +842,8 @@ longer.compare(
 # %% [markdown]
 # So fuse a row reduction if whole rows make a good tile. There are two other ways. On compute capability 9.0 and later,
 # the programs of a [cluster](../docs/glossary.md#cluster) (lesson 06) can exchange row sums through each other's shared
-# memory, in CUDA C++ and CUTLASS but not in Triton. Or the epilogue can write each row's partial sum and sum of
-# squares, and the next kernel normalises as it loads.
+# memory, in CUDA C++ and CUTLASS but not in Triton. Or the epilogue can write each row's partial mean and squared
+# deviations (lesson 05) for the next kernel to normalise with.
 #
 # As in lesson 07, fusing trades bytes for registers. Here it also costs *reuse*, because a matmul needs tiles that are
 # large in both directions.

@@ -594,7 +594,7 @@ for name, mine, each in zip(("dQ", "dK", "dV"), (dq, dk, dv), truth, strict=True
 # arrive. Alternatively, you can write a second kernel whose programs own blocks of queries and loop over the keys. It
 # has to repeat the matmuls for S and dP, but it returns the same bits every time. The plain kernel behind
 # `kernels.flash_attention` does this. On Hopper, a tuned kernel adds dQ in memory as above: five matmuls instead of
-# seven. (We don't have a table with both.) `torch.use_deterministic_algorithms(True)` turns that kernel off, and
+# seven. (Lesson 10's sweep table has both.) `torch.use_deterministic_algorithms(True)` turns that kernel off, and
 # PyTorch's own attention obeys the same switch.
 #
 # ## What should a layer save?
@@ -757,8 +757,8 @@ loss_chart(minute["unfused"], minute["fused"], math.log(BRANCHES), cpu.label)
 
 # %% [markdown]
 # **Claim: "dropping intermediates takes 20 to 40 % less memory."** It names neither a source nor a model. It held for a
-# gate in lesson 04 and for a loss in lesson 06. For a block with attention, in lesson 10, it held at two lengths out of
-# six. Here we test it on the whole transformer, without its weights, which both versions save:
+# gate in lesson 04 and, in part, for a loss in lesson 06. For a block with attention, in lesson 10, it held at two
+# lengths out of six. Here we test it on the whole transformer, without its weights, which both versions save:
 
 
 # %% tags=["hide-input"]
@@ -813,7 +813,7 @@ print("losses that differ in a second fused run:", on_h200["fused"]["again"])
 step_memory.compare(
     on_h200["unfused"]["peak"] / on_h200["fused"]["peak"],
     "The N x N scores and the logits are gone. torch.compile was given unfused attention and "
-    "loss and didn't fuse either, so this isn't a comparison of compilers.",
+    "loss and still stores both matrices, so this isn't a comparison of compilers.",
 )
 
 # %% [markdown]
@@ -1080,7 +1080,7 @@ for name, operation in (("norm", norm), ("careless", careless)):
 #
 # In fp16, gradients that are too small to represent become 0. That's why mixed precision in fp16 multiplies the loss by
 # a scale, and divides the gradients by it before the optimiser's step. If a fused loss rounds its gradient in the
-# forward pass, it has to apply the scale *before* that rounding, as `loss_kernel` does with its argument `scale`.
+# forward pass, it has to apply the scale *before* that rounding, which `linear_loss` doesn't: it passes only 1/N.
 # Afterwards it's too late, as you can see from the gradients of a few of 8192 tokens over 4096 words:
 
 # %%

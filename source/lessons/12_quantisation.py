@@ -228,7 +228,7 @@ off = furthest(norm_int8(x, weight, careful, 0.5), in_pytorch(x, weight, 0.5))
 print("clip 0.5: within 1 of PyTorch:", off <= 1)
 
 # %% [markdown]
-# The third troublemaker is a row with a NaN. `tl.max` and `tl.maximum` drop NaN unless you pass `propagate_nan`, so
+# The third troublemaker is a row with a NaN. `tl.max` drops NaN, and so does `tl.maximum` without `propagate_nan`, so
 # that row can end up with a perfectly ordinary scale. It shouldn't, and exercise 12 asks you to handle it.
 #
 # How much traffic does fusion save? Let's compare `kernels.layer_norm_int8` with the same computation in PyTorch,
@@ -492,7 +492,7 @@ explorer
 # goes into arithmetic. FP8 tensor cores have twice the rate, while int8 weights are multiplied in bf16.</details>
 #
 # The explorer's times come from the data sheet and are *lower bounds*. For real times, here's `kernels.moe_int8` on an
-# H200, with int8 weights and bf16 activations. It's a **grouped matmul**: one launch for all experts, although only the
+# H200, with int8 weights and bf16 activations. Its **grouped matmul** is one launch for all experts, although only the
 # router knows how many tokens each one gets (the code is in Going further).
 
 # %% tags=["hide-input"]
@@ -783,13 +783,13 @@ for name, (kind, dtype, width, scale_dtype, count) in cases.items():
 table(("", "H200", "B200"), rows)
 
 # %% [markdown]
-# `HGMMA` is Hopper's matmul in **bf16**. An H200 doesn't have a 4-bit matmul, so the compiler unpacks MXFP4 into bf16
-# first. That saves bytes but no arithmetic, and you pay for the unpacking on top. NVFP4 doesn't compile for it at all
-# with this version of Triton. On a B200, `UTCQMMA` multiplies 8-bit elements with scales and `UTCOMMA` multiplies 4-bit
-# ones, in MXFP4 or NVFP4. According to NVIDIA's data sheet, each doubles the rate of the next wider format; the counts
-# fit that. But if the activations are bf16, even a B200 has to unpack: `UTCHMMA`. **Just because you can store a format
-# doesn't mean the GPU can multiply it.** With few tokens, storing it may be enough, as long as unpacking keeps up. With
-# many tokens, only multiplying it helps.
+# `HGMMA` is Hopper's 16-bit matmul, here **bf16**. An H200 doesn't have a 4-bit matmul, so the compiler unpacks MXFP4
+# into bf16 first. That saves bytes but no arithmetic, and you pay for the unpacking on top. NVFP4 doesn't compile for
+# it at all with this version of Triton. On a B200, `UTCQMMA` multiplies 8-bit elements with scales and `UTCOMMA`
+# multiplies 4-bit ones, in MXFP4 or NVFP4. According to NVIDIA's data sheet, each doubles the rate of the next wider
+# format; the counts fit that. But if the activations are bf16, even a B200 has to unpack: `UTCHMMA`. **Just because you
+# can store a format doesn't mean the GPU can multiply it.** With few tokens, storing it may be enough, as long as
+# unpacking keeps up. With many tokens, only multiplying it helps.
 # <!-- given 8 bits, 4 bits: e4m3 and e2m1 -->
 #
 # ## Your predictions vs the measurements
@@ -845,9 +845,9 @@ self_test(answer, round(ExpertLayer(32, 4, 1, 1).touched(8), 1), "E (1 - (1 - k/
 #
 # With just one token, its 8 experts fit in one small kernel. But with 8192 tokens you have 64 matmuls, each with a
 # different number of rows, and you don't know those numbers until the router has chosen. Launching them separately
-# would take 64 kernels, plus a round trip to the host to find out their sizes. The grouped matmul
-# (`kernels/tiled/moe_int8.py`) does it all in one launch. Its grid is large enough for the worst case. Each program
-# counts through the experts' tiles until it finds its own, and surplus programs exit immediately:
+# would take 64 kernels, plus a round trip to the host to find out their sizes. The grouped matmul (in
+# `kernels/tiled/moe_int8.py`) is a single launch. Its grid is large enough for the worst case. Each program counts
+# through the experts' tiles until it finds its own, and surplus programs exit immediately:
 
 # %% tags=["hide-input"]
 from kernels.tiled.moe_int8 import moe_int8_kernel

@@ -928,7 +928,7 @@ for name, predicted in (("eager", small.time_unfused), ("compiled", small.time_f
     print(f"{name:8} predicted {predicted * 1e6:.0f} us; {span}")
 saved = small.time_unfused - small.time_fused
 launches = (small.launches_unfused - small.launches_fused) * LAUNCH
-print(f"of {saved * 1e6:.0f} us that it would save, {launches * 1e6:.0f} us are launches")
+print(f"it would save {launches * 1e6:.0f} us of launches, but only {saved * 1e6:.0f} us in all")
 
 # %% [markdown]
 # Kernels this small are little more than ramp-up and tail, and the model doesn't know much about either, so don't trust

@@ -190,8 +190,8 @@ pair_table((pair for pair in pairs if pair.ratio != 1), "linear_act")
 # %% [markdown]
 # There are three reasons, and none of them is that an instrument is wrong:
 #
-# - **Registers** depend on the compiler. We recorded this with Triton 3.6, and a newer version may use a different
-#   number, which also changes the occupancy.
+# - **Registers** depend on the compiler. We recorded this with Triton 3.6. Occupancy stays the same, because shared
+#   memory already limits it to one block.
 # - **Written bytes** come up short for the same reason as before.
 # - **Bytes read exceed the minimum** because the matrices and the result, 96 MiB in all, don't fit in an L2 of 60 MiB,
 #   so later [tiles](../docs/glossary.md#tile) have to read parts of them again. The minimum counts each input once,
@@ -628,9 +628,9 @@ by_plan
 by_plan.compare(plan.time_unfused / plan.time_fused)
 
 # %% [markdown]
-# The analyser assumes that each kernel runs as fast as its bytes or its arithmetic allow. **And what speedup did we
-# measure?** None of our instruments can answer this one, because it depends on how close PyTorch's kernels get to their
-# limits.
+# The analyser assumes a fixed share of each limit, and also counts the scores that the mask hides. **And what speedup
+# did we measure?** None of our instruments can answer this one, because it depends on how close PyTorch's kernels get
+# to their limits.
 
 # %% tags=["hide-input"]
 predicted = predict_first(
@@ -665,8 +665,8 @@ print(f"eager's slowest kernel, softmax: {slowest[1] / 1e3:.1f} ms; at copy band
 print(f"a read and a write of the scores take {2e3 * one_pass:.1f} ms")
 predicted.compare(
     found["measured"][8192],
-    "At 512 tokens the assumption nearly holds. At 8192, the unfused block's kernels are far "
-    "from their limits. At one token, it's one of our own kernels that falls short of its limit "
+    "At 512 tokens the assumption nearly holds. At 8192, eager takes 1.4 times its prediction "
+    "and ours only 0.8 times. At one token, it's one of our own kernels that falls short of its limit "
     "(see Going further).",
 )
 
@@ -785,8 +785,8 @@ shares(8192)
 #   its output with each token's heads side by side, so it doesn't need an extra copy.
 #
 # On paper, the best block would mix them: the library's attention, our norms and gate, and cuBLAS for the rest. The
-# parts add up to 5.48 ms instead of 5.76. We didn't time it. A block doesn't get faster just because you wrote all of
-# its kernels.
+# parts add up to 5.48 ms instead of 5.76. We didn't time it. (By these sums our block would win by 1 %, yet timed it
+# loses by 4 %.)
 # <!-- given 5.48 ms, 5.76 ms: the table above, 5757 us less 19.7 and 260.2 -->
 #
 # ## Your predictions vs the measurements
@@ -1142,10 +1142,10 @@ table(columns, rows, h100.label_of("add_gelu_counters"))
 # %% [markdown]
 # **Verdict: holds for the DRAM reads, with emptied caches, and fails for the rest.** The L2 hit rate *falls*, or
 # doesn't change, because most hits come from stores and, in the real program, from reading back the sum that was just
-# written, and fusing removes those. Occupancy hardly changes. A million elements can't fill this GPU, no matter what
-# the kernels do. If you leave the caches alone, GELU hardly reads anything from DRAM at a million elements, even
-# unfused. At 32 million, it reads everything. And no row shows the claimed speedup. Don't aim for a high hit rate:
-# bytes you never request can't hit.
+# written, and fusing removes those. Occupancy hardly changes. At a million elements it's only a third. We didn't look
+# into why. If you leave the caches alone, GELU hardly reads anything from DRAM at a million elements, even unfused. At
+# 32 million, it reads everything. And no row shows the claimed speedup. Don't aim for a high hit rate: bytes you never
+# request can't hit.
 #
 # ### Why one token is slow
 #

@@ -445,17 +445,17 @@ title = f"{h200.label_of('attention_decode')}\n8 key heads; us on the GPU, cold 
 table(("keys", *ways), rows, title)
 
 # %% [markdown]
-# How many splits do you need? Enough that batch x key heads x splits is about the number of SMs, or more. Here's what
-# happens with several sequences as the number of splits grows. The last column is how long the cache's bytes take at
-# the data sheet's bandwidth:
+# How many splits? Enough that batch x key heads x splits is about the number of SMs, or more. Here's what happens with
+# several sequences as the number of splits grows. The last column is how long the cache's bytes take at the data
+# sheet's bandwidth:
 
 # %% tags=["hide-input"]
 in_us("serving_splits", "sequences x tokens", (8192, 65536, 16 * 8192, 128 * 4096))
 
 # %% [markdown]
-# A single sequence needs many splits. 16 sequences with 8 key heads make 128 programs, nearly one per SM, so splitting
-# costs time and gains nothing. 128 sequences make 1024 programs. There, many splits make things worse. That's why
-# servers pick the number of splits at every step, based on the lengths in the batch.
+# A single sequence needs many. 16 sequences with 8 key heads make 128 programs, nearly one per SM, so splitting costs
+# time and gains nothing. 128 sequences make 1024 programs. There, many splits make things worse. That's why servers
+# pick the number of splits at every step, based on the lengths in the batch.
 #
 # ## Paged keys
 #
