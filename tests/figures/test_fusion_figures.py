@@ -355,3 +355,8 @@ def test_kinds_are_what_their_names_say():
         found = decide(kind, 1024, 4, 0.5, "by a CUDA graph", "H200")
         assert f"({kind})" in found.text
     assert all(device.sms for device in map(DEVICES.__getitem__, FusionDecisionExplorer(kind=kind).device.options))
+
+
+def test_each_gpu_offered_for_a_decision_has_an_answer():
+    for device in FusionDecisionExplorer().device.options:
+        assert decide("a matmul, then a norm", 1024, 4, 0.5, "by a CUDA graph", device).outcome

@@ -32,7 +32,7 @@ FAILURES = [
     ("05_layer_norm", "traffic", "in bfloat16: 2 launches (k, _to_copy), 1 needed", "Only bfloat16 fails"),
     ("05b_residual_rms_norm", "values", "argument 2 was changed", "Where do you store to it"),
     ("05b_residual_rms_norm", "values", "Look at the formula.", "Which of the two results"),
-    ("06_softmax_topk", "values", "Look at ties: of equal", "How do you take it out"),
+    ("06_softmax_topk", "values", "Look at ties: of equal", "How do you remove it"),
     ("06_softmax_topk", "values", "Look at the exponential: subtract", "Get p right first"),
     ("07_register_budget", "tile", "", "A square tile"),
     ("07_register_budget", "rows", "", "elements per thread"),

@@ -284,7 +284,7 @@ class FusionDecisionExplorer(Explorer):
         self.rows = slider("rows of 4096", ROWS, rows, [f"{each:,}" for each in ROWS])
         self.operations = slider("operations", OPERATIONS, operations)
         self.share = slider("of the step", SHARES, share, [f"{each:.0%}" for each in SHARES])
-        gpus = [name for name, each in DEVICES.items() if each.sms]
+        gpus = [name for name, each in DEVICES.items() if each.sms and "bf16" in each.peak_flops]  # they run in bf16
         self.kind = widgets.Dropdown(options=list(KINDS), value=kind, description="what")
         self.launched = widgets.Dropdown(options=list(LAUNCHED), value=launched, description="launched")
         self.device = widgets.Dropdown(options=gpus, value=device, description="GPU")
