@@ -159,7 +159,7 @@ def test_resources(dim):
         (
             lambda q, k: (q, k, False, None, None, torch.float64),
             ValueError,
-            "gives q's dtype or float32, not torch.float64",
+            "returns q's dtype or float32, got torch.float64",
         ),
         (lambda q, k: (q, k, False, torch.ones(8, 8, device="meta") > 0), ValueError, "mask on meta: move one"),
     ],
