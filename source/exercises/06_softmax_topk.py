@@ -148,7 +148,7 @@ def softmax_topk(x, k):
 hint = Hints(
     values={
         "Look at (ties|the k rounds|elements of -inf)|none of them may win": (
-            "p is right, but the rounds aren't. Each round finds the largest remaining probability, "
+            "p is right, but the rounds aren't. Each round finds the largest probability left, "
             "stores it and its index, and removes it. How do you remove it?",
             "Take out the winner by its index, since `left == value` takes out all equal elements.",
             "What do you put in the winner's place? It must be less than everything that can still "

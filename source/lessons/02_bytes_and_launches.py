@@ -460,7 +460,7 @@ table(("", "", "GPU", "per call"), rows, h200.label_of("add_gelu"))
 # The fused kernel takes less GPU time, and yet the call takes *longer*, because here the GPU is waiting for the CPU.
 # Our fused call checks its inputs and allocates its output in Python, so it costs more than the empty Triton kernel
 # above. PyTorch's operators do all of that in C++. (The kernel and its checks are the same for both dtypes, but the
-# call times differ: two operators take 1.2 or 2 times what the model says. Host times depend on the host and on
+# call times differ: in fp32, two operators take about twice what the model says. Host times depend on the host and on
 # whatever else it was doing, so don't expect more than the order of magnitude.)
 #
 # ## Other sizes, chains and GPUs

@@ -578,9 +578,9 @@ h200.table("cross_entropy", "bfloat16")
 
 # %% [markdown]
 # On large tensors the speedup is higher than the ratio of the bytes. PyTorch's kernels don't reach copy bandwidth, and
-# they read rows of more than 48 KB, such as those of 65,536 columns, three times, while the meter assumes one read. In
-# the first row of the table, our kernel doesn't reach copy bandwidth either. With so few rows, there isn't even one
-# program for each of the H200's SMs. Each program loops over its row on its own, with too few loads [in
+# they read wide rows, such as those of 65,536 columns, three times, while the meter assumes one read. In the first row
+# of the table, our kernel doesn't reach copy bandwidth either. With so few rows, there isn't even one program for each
+# of the H200's SMs. Each program loops over its row on its own, with too few loads [in
 # flight](../docs/glossary.md#in-flight) to keep memory busy. **One program per row only works if you have many rows.**
 #
 # ## Few rows: several programs per row

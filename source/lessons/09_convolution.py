@@ -896,8 +896,8 @@ print(f"which is {depth / 9:.0f} channels with 3 x 3 taps")
 print(
     "\nVerdict: fair for one depth, but not for convolutions in general. In each dtype, one of the "
     "four\nsizes comes close to it, though not the same one. A deep convolution gains less because "
-    "arithmetic\ndominates. A shallow one gains more if its matmul runs near full rate, which at 64 "
-    "channels\nit doesn't. A speedup should be quoted with its depth."
+    "arithmetic\ndominates. A shallow one gains more if its matmul runs near full rate, which "
+    "at 64 channels\nit doesn't. A speedup should be quoted with its depth."
 )
 
 # %% [markdown]

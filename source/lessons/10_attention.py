@@ -1382,7 +1382,7 @@ print(f"a matmul: {rates['bf16_matrix_flops_per_second'] / 1e12:.0f} TFLOP/s")
 # FlexAttention's Triton template. Without a mask, torch.compile just calls another kernel, so that's the one we timed.
 #
 # The sweep ran on an H100 with today's kernels, and with the `flash-attn-4` package, whose Hopper kernel beats ours on
-# most long sequences, by up to 18 % in the forward pass and 24 % in the backward pass. The chart shows head dim 128 at
+# most long sequences, most clearly with 64 elements per head and in the backward pass. The chart shows head dim 128 at
 # each sequence length, with 16384 tokens in all. The table covers every size:
 
 # %% tags=["hide-input"]

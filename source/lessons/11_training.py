@@ -904,7 +904,8 @@ for name, run in ways.items():
 more = flops["checkpointed"] / flops["saved"] - 1
 print(f"not repeated: {100 * (1 - 3 * more):.0f} % of the forward pass")
 print(
-    f"checkpointing adds {100 * more:.1f} % to a step's FLOPs; a whole forward pass would add a third"
+    f"checkpointing adds {100 * more:.1f} % to a step's FLOPs; "
+    "a whole forward pass would add a third"
 )
 
 # %% [markdown]
@@ -915,8 +916,8 @@ print(
 print(
     f"{100 * more:.1f} % more FLOPs, checkpointed\n\n"
     "Verdict: nearly, for FLOPs: a third is the upper limit. Matmuls are expensive to repeat, but\n"
-    "norms and the gate are cheap: in the explorer, 30 % less memory for 1 % more time. So it pays to\n"
-    "choose more finely than by layer."
+    "norms and the gate are cheap: in the explorer, 30 % less memory for 1 % more time. So it\n"
+    "pays to choose more finely than by layer."
 )
 
 # %% [markdown]

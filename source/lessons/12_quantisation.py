@@ -783,13 +783,13 @@ for name, (kind, dtype, width, scale_dtype, count) in cases.items():
 table(("", "H200", "B200"), rows)
 
 # %% [markdown]
-# `HGMMA` is Hopper's 16-bit matmul, here **bf16**. An H200 doesn't have a 4-bit matmul, so the compiler unpacks MXFP4
-# into bf16 first. That saves bytes but no arithmetic, and you pay for the unpacking on top. NVFP4 doesn't compile for
-# it at all with this version of Triton. On a B200, `UTCQMMA` multiplies 8-bit elements with scales and `UTCOMMA`
-# multiplies 4-bit ones, in MXFP4 or NVFP4. According to NVIDIA's data sheet, each doubles the rate of the next wider
-# format; the counts fit that. But if the activations are bf16, even a B200 has to unpack: `UTCHMMA`. **Just because you
-# can store a format doesn't mean the GPU can multiply it.** With few tokens, storing it may be enough, as long as
-# unpacking keeps up. With many tokens, only multiplying it helps.
+# `HGMMA` is Hopper's matmul, here in **bf16**. An H200 doesn't have a 4-bit matmul, so the compiler unpacks MXFP4 into
+# bf16 first. That saves bytes but no arithmetic, and you pay for the unpacking on top. NVFP4 doesn't compile for it at
+# all with this version of Triton. On a B200, `UTCQMMA` multiplies 8-bit elements with scales and `UTCOMMA` multiplies
+# 4-bit ones, in MXFP4 or NVFP4. According to NVIDIA's data sheet, each doubles the rate of the next wider format; the
+# counts fit that. But if the activations are bf16, even a B200 has to unpack: `UTCHMMA`. **Just because you can store a
+# format doesn't mean the GPU can multiply it.** With few tokens, storing it may be enough, as long as unpacking keeps
+# up. With many tokens, only multiplying it helps.
 # <!-- given 8 bits, 4 bits: e4m3 and e2m1 -->
 #
 # ## Your predictions vs the measurements

@@ -666,8 +666,8 @@ print(f"a read and a write of the scores take {2e3 * one_pass:.1f} ms")
 predicted.compare(
     found["measured"][8192],
     "At 512 tokens the assumption nearly holds. At 8192, eager takes 1.4 times its prediction "
-    "and ours only 0.8 times. At one token, it's one of our own kernels that falls short of its limit "
-    "(see Going further).",
+    "and ours only 0.8 times. At one token, it's one of our own kernels that falls short of its "
+    "limit (see Going further).",
 )
 
 # %% tags=["hide-input"]
@@ -785,8 +785,8 @@ shares(8192)
 #   its output with each token's heads side by side, so it doesn't need an extra copy.
 #
 # On paper, the best block would mix them: the library's attention, our norms and gate, and cuBLAS for the rest. The
-# parts add up to 5.48 ms instead of 5.76. We didn't time it. (By these sums our block would win by 1 %, yet timed it
-# loses by 4 %.)
+# parts add up to 5.48 ms instead of 5.76. We didn't time it. (By these sums our block would win narrowly, yet timed it
+# loses.)
 # <!-- given 5.48 ms, 5.76 ms: the table above, 5757 us less 19.7 and 260.2 -->
 #
 # ## Your predictions vs the measurements

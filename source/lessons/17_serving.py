@@ -571,7 +571,7 @@ in_us("serving_pages", "sequences x tokens", (8192, 65536, 16 * 8192, 128 * 4096
 
 # %% [markdown]
 # In the first three rows the differences have no clear order. Only at 128 sequences are smaller pages consistently
-# slower, by up to 3%. (With [TMA](../docs/glossary.md#tma), which copies rectangles, you'd need an instruction for
+# slower, by a few percent. (With [TMA](../docs/glossary.md#tma), which copies rectangles, you'd need an instruction for
 # every page.)
 
 # %% [markdown]
@@ -719,8 +719,8 @@ for seed in range(60):
 print("passes:", {count: reads.count(count) for count in sorted(set(reads))}, "in one launch")
 passes.compare(
     round(sum(reads) / len(reads), 1),
-    "One to draw, one to check, and another each time the filter rejects a token, at most a tenth of the time. "
-    "L2 can hold a row, so on a GPU only the first should read from DRAM.",
+    "One to draw, one to check, and another each time the filter rejects a token, at most a "
+    "tenth of the time. L2 can hold a row, so on a GPU only the first should read from DRAM.",
 )
 
 # %% [markdown]
@@ -830,11 +830,10 @@ print(f"tokens per step: {accepted(4):.1f} with 4 rows, {accepted(8):.1f} with 8
 in_us("serving_rows", "rows of q", 5 * (16 * 8192,))
 
 # %% [markdown]
-# Extra rows raise the intensity just like grouped heads do, and cost 4% more time for 4 rows and 8% for 8: 4 query
-# heads times 4 rows fill the tile of 16 rows that was mostly padding before. (PyTorch takes twice as long with two or
-# more rows. Our guess: only with a single row does FlashAttention pack a group's heads into one tile.) In the first
-# table, all three batches gain the same factor. But 64 sequences with 8 rows are already close to the ridge. Beyond it,
-# extra rows aren't free.
+# Extra rows raise the intensity just like grouped heads do, and cost little time: 4 query heads times 4 rows fill the
+# tile of 16 rows that was mostly padding before. (PyTorch takes twice as long with two or more rows. Our guess: only
+# with a single row does FlashAttention pack a group's heads into one tile.) In the first table, all three batches gain
+# the same factor. But 64 sequences with 8 rows are already close to the ridge. Beyond it, extra rows aren't free.
 #
 # ## Your predictions vs the measurements
 

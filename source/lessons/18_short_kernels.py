@@ -365,8 +365,8 @@ for name in SHAPES:
 dependent.compare(
     round(times["8B"]["graph"]["dependent launch"] * 1e6),
     "It got slower, not faster. Each kernel lets the next one start right "
-    "away, and its waiting programs probably hold registers and warps that the running kernel could use. "
-    "With a later signal, the loss is gone.",
+    "away, and its waiting programs probably hold registers and warps that the running kernel "
+    "could use. With a later signal, the loss is gone.",
 )
 
 # %% [markdown]
