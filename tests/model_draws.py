@@ -20,7 +20,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
@@ -104,10 +104,15 @@ def pieces(only: str, draws: range, model: bool) -> Iterator[tuple[str, str, ran
 
 def judged(exercise: str, answer: str, draws: range, complete: bool) -> dict:
     """One piece's line."""
+    return line_of(exercise, answer, draws, lambda: failures(exercise, draws, answer, complete))
+
+
+def line_of(exercise: str, answer: str, draws: range, find: Callable[[], list[str]]) -> dict:
+    """A piece's line: the failures that `find` returns, and the CPU seconds it takes."""
     torch.set_num_threads(1)
     began = sum(os.times()[:4])  # of this process and of the compilers it starts
     try:
-        failed = failures(exercise, draws, answer, complete)
+        failed = find()
     except Exception as error:
         failed = [f"draws {draws.start} to {draws.stop - 1}: {type(error).__name__}: {error}"]
     seconds = round(sum(os.times()[:4]) - began, 2)
@@ -127,7 +132,7 @@ def lines_in(path: Path | None) -> list[dict]:
     return found
 
 
-def all_judged(todo: list[tuple], processes: int, judge: Callable[..., dict] = judged) -> Iterator[dict]:
+def all_judged(todo: list[tuple], processes: int, judge: Callable[..., dict]) -> Iterator[dict]:
     """Each piece's line, as soon as it is done."""
     if processes == 1:
         yield from (judge(*piece) for piece in todo)
@@ -152,30 +157,43 @@ def table(lines: list[dict]) -> str:
     return "\n".join([f"{'exercise':28} {'answer':36} draws failed  s/draw", *rows])
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Run the checks of every exercise on its right answers.")
-    parser.add_argument("--only", default="", metavar="NN", help="one exercise, by its number or name")
-    parser.add_argument("--draws", type=int, default=500)
+def parser_of(description: str, only: str, draws: int) -> argparse.ArgumentParser:
+    """The options of a run over pieces, for `judge_all`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--only", default="", metavar="NN", help=only)
+    parser.add_argument("--draws", type=int, default=draws)
     parser.add_argument("--start", type=int, default=0)
-    parser.add_argument("--model", action="store_true", help="the model answers alone")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON lines; a run that was cut short goes on")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def judge_all(options: argparse.Namespace, pieces: Callable[[range], Iterable[tuple]], judge: Callable) -> int:
+    """Judge the pieces of the draws that `options` asks for, except those in its file, and print a table of all.
+
+    Returns:
+        the exit status: 1 if any of them failed.
+    """
     lines = lines_in(options.out)
     known = {(line["exercise"], line["answer"], line["start"], line["draws"]) for line in lines}
     draws = range(options.start, options.start + options.draws)
-    todo = [
-        piece
-        for piece in pieces(options.only, draws, options.model)
-        if (*piece[:2], piece[2].start, len(piece[2])) not in known
-    ]
-    for line in all_judged(todo, options.processes):
+    todo = [piece for piece in pieces(draws) if (*piece[:2], piece[2].start, len(piece[2])) not in known]
+    for line in all_judged(todo, options.processes, judge):
         lines.append(line)
         if options.out:
             with options.out.open("a") as out:
                 out.write(json.dumps(line) + "\n")
     print(table(lines))
     return 1 if any(line["failed"] for line in lines) else 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = parser_of(
+        "Run the checks of every exercise on its right answers.", "one exercise, by its number or name", 500
+    )
+    parser.add_argument("--model", action="store_true", help="the model answers alone")
+    options = parser.parse_args(arguments)
+    return judge_all(options, lambda draws: pieces(options.only, draws, options.model), judged)
 
 
 if __name__ == "__main__":

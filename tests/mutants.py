@@ -15,7 +15,6 @@ import contextlib
 import copy
 import io
 import json
-import multiprocessing
 import os
 import resource
 import select
@@ -23,13 +22,12 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
 import torch
-from model_draws import lines_in
+from model_draws import all_judged, lines_in
 
 from helpers.grading.exercise import Exercise, exercises_in
 from helpers.grading.replay import server
@@ -506,15 +504,6 @@ def judged(name: str, number: int) -> dict:
     return {"exercise": name, "number": number, "kind": mutant.kind, "change": mutant.change, "rejected_by": check}
 
 
-def all_judged(todo: list[tuple[str, int]], processes: int) -> Iterator[dict]:
-    if processes == 1:
-        yield from (judged(*each) for each in todo)
-        return
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for done in as_completed([pool.submit(judged, *each) for each in todo]):
-            yield done.result()
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Run the checks on model answers with one mistake each.")
     parser.add_argument("--only", default="", metavar="NN", help="exercises by their numbers or names: 09,10")
@@ -529,7 +518,7 @@ def main(arguments: list[str] | None = None) -> int:
         if place in mutants and mutants[place].change == line["change"]:
             lines[place] = line
     todo = [place for place in mutants if place not in lines]
-    for count, line in enumerate(all_judged(todo, options.processes), start=1):
+    for count, line in enumerate(all_judged(todo, options.processes, judged), start=1):
         lines[line["exercise"], line["number"]] = line
         if options.out:
             with options.out.open("a") as out:

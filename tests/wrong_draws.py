@@ -12,11 +12,8 @@ Without the course's environment, these packages suffice: torch, triton, numpy, 
 markdown-it-py, pytest, pytest-xdist, pytest-timeout, hypothesis, ml_dtypes, PyYAML, Pygments, lazy_loader and tqdm.
 """
 
-import argparse
 import contextlib
 import io
-import json
-import os
 import re
 import sys
 import tempfile
@@ -26,7 +23,6 @@ from unittest import mock
 
 import mistakes
 import model_draws
-import torch
 import wrong_answers_drawn
 from wrong_answers import WRONG
 
@@ -59,16 +55,8 @@ def complaints(exercise: str, name: str, seeds: range, folder: Path) -> list[str
 
 def judged(exercise: str, name: str, seeds: range) -> dict:
     """One piece's line."""
-    torch.set_num_threads(1)
-    began = sum(os.times()[:4])  # of this process and of the compilers it starts
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            failed = complaints(exercise, name, seeds, Path(folder))
-        except Exception as error:
-            failed = [f"seeds {seeds.start} to {seeds.stop - 1}: {type(error).__name__}: {error}"]
-    seconds = round(sum(os.times()[:4]) - began, 2)
-    place = {"exercise": exercise, "answer": name, "start": seeds.start, "draws": len(seeds)}
-    return place | {"failed": failed, "seconds": seconds}
+        return model_draws.line_of(exercise, name, seeds, lambda: complaints(exercise, name, seeds, Path(folder)))
 
 
 def pieces(only: str, seeds: range, drawn: bool) -> Iterator[tuple[str, str, range]]:
@@ -89,29 +77,11 @@ def pieces(only: str, seeds: range, drawn: bool) -> Iterator[tuple[str, str, ran
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Run the checks of every exercise on its wrong answers.")
-    parser.add_argument("--only", default="", metavar="NN", help="exercises by their numbers: 06,10")
-    parser.add_argument("--draws", type=int, default=20)
-    parser.add_argument("--start", type=int, default=0)
+    about = "Run the checks of every exercise on its wrong answers."
+    parser = model_draws.parser_of(about, "exercises by their numbers: 06,10", 20)
     parser.add_argument("--drawn", action="store_true", help="the answers of wrong_answers_drawn alone")
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON lines; a run that was cut short goes on")
     options = parser.parse_args(arguments)
-    lines = model_draws.lines_in(options.out)
-    known = {(line["exercise"], line["answer"], line["start"], line["draws"]) for line in lines}
-    seeds = range(options.start, options.start + options.draws)
-    todo = [
-        piece
-        for piece in pieces(options.only, seeds, options.drawn)
-        if (*piece[:2], piece[2].start, len(piece[2])) not in known
-    ]
-    for line in model_draws.all_judged(todo, options.processes, judged):
-        lines.append(line)
-        if options.out:
-            with options.out.open("a") as out:
-                out.write(json.dumps(line) + "\n")
-    print(model_draws.table(lines))
-    return 1 if any(line["failed"] for line in lines) else 0
+    return model_draws.judge_all(options, lambda seeds: pieces(options.only, seeds, options.drawn), judged)
 
 
 if __name__ == "__main__":
