@@ -140,7 +140,7 @@ class DryRun:
     meter: "_Shapes"
 
     def without_data(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of the same shape, strides and dtype; integer values are kept if there are any.
+        """Return a tensor of the same shape, strides and dtype; it keeps the values of up to WORKED_OUT integers.
 
         Raises:
             ValueError: it has no strides, because it is sparse or nested.
@@ -150,7 +150,7 @@ class DryRun:
             raise ValueError(f"a dry run takes dense tensors, got a {kind} one: pad it, or make it dense")
         if tensor.is_floating_point() or tensor.is_complex():
             return _hollow(tensor.shape, tensor.stride(), tensor.dtype).requires_grad_(tensor.requires_grad)
-        if tensor.is_meta:
+        if tensor.is_meta or tensor.numel() > WORKED_OUT:  # a copy of larger ones could fill the memory
             return self.meter.unknown(_hollow(tensor.shape, tensor.stride(), tensor.dtype))
         with _disable_current_modes():  # our own copy, not a launch of the call's
             return tensor.detach().cpu().clone()

@@ -142,7 +142,8 @@ function render({ model, el }) {
     const boxes = texts.map((text) => text.getBBox());
     boxes.forEach(({ x, width: long }, place) => {
       const over = Math.max(-x, x + long - width - 4);
-      if (over > 0) texts[place].style.fontSize = `${(12.5 * (long - over)) / long}px`;
+      const size = parseFloat(getComputedStyle(texts[place]).fontSize);
+      if (over > 0) texts[place].style.fontSize = `${(size * (long - over)) / long}px`;
     });
   };
   const seek = (wanted) => {
