@@ -72,7 +72,7 @@ def _scene(mask: str) -> Animation:
     notes = (
         Note("keys, values", LEFT, TOP - 28), Note("queries", LEFT - 28, TOP + 14, "right"),
         Note("output", right + 4, TOP - 8),
-        Note("on the chip: running maximum, sum, output", SIDE + 8, TOP + 18),
+        Note("on the chip: maximum, sum, output", SIDE + 8, TOP + 18),
         Note("blue: no mask needed; grey: masked", SIDE, TOP + 92), Note("empty: never computed", SIDE, TOP + 110),
         Note("tiles of scores computed", SIDE, TOP + 142),
         Note("scores in memory: 0", SIDE, TOP + 186),
