@@ -17,7 +17,6 @@ LITERALS = {
     ),
     "a font": re.compile(r"sans-serif|(?<!--fusion-)\bmonospace\b|\bfont: *\d"),
 }
-ON_A_PHONE = re.compile(r"\.fusion-(?:large|narrow) ")  # text there has a legible size of its own
 
 
 @pytest.mark.parametrize("what", LITERALS)
@@ -27,7 +26,7 @@ def test_only_the_style_module_sets_it(what):
         for path in FILES
         if path.name != "style.py"
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if LITERALS[what].search(line) and not ON_A_PHONE.search(line)
+        if LITERALS[what].search(line)
     ]
     assert found == []
 
