@@ -332,7 +332,13 @@ def test_no_film_opens_on_an_empty_frame(film):
         assert sum(each.end <= opens for each in scene.bars) >= 0.2 * len(scene.bars)
 
 
-@pytest.mark.parametrize("film", FILMS)
+# Each is drawn in a browser: in `make test` every fourth.
+ON_A_PHONE = [
+    pytest.param(film, marks=[] if place % 4 == 0 else [pytest.mark.long]) for place, film in enumerate(FILMS)
+]
+
+
+@pytest.mark.parametrize("film", ON_A_PHONE)
 def test_on_a_phone_nothing_is_cut_and_text_is_as_large(film, chromium):
     page = bare_page(chromium, FilmStage, film.data(), (390, 1200), "width: 358px")
     drawn = page.evaluate("""() => {
