@@ -150,13 +150,13 @@ with_two.compare(
 
 # %% [markdown]
 # In general, **fusing saves the write and the reads of each [intermediate](../docs/glossary.md#intermediate), and the
-# repeated reads of an input that several operations use.** That's all the traffic it saves. If something outside the
-# kernel also needs an intermediate, you still have to write it, and you save only its reads.
+# repeated reads of an input that several operations use.** If something outside the kernel also needs an intermediate,
+# you still have to write it, and you save only its reads.
 #
 # ## A fused chain with a mistake
 #
-# Here's the chain as one kernel, with a mistake in it. It's written in Triton, which you'll learn in the next lesson.
-# For now, read it like Python: load some elements, work on them, store them.
+# Here's the chain as one kernel, with a mistake in it. It's written in Triton, which you'll learn next. For now, read
+# it like Python: load some elements, work on them, store them.
 
 # %%
 import triton
@@ -356,8 +356,8 @@ curves_chart(
 )
 
 # %% [markdown]
-# With large tensors, time follows traffic. `torch.compile` fused your chain without any help. In lesson 13 we'll look
-# at what it can fuse and what it can't.
+# With large tensors, time follows traffic. On your CPU, `torch.compile` fused the chain by itself. Lesson 13 shows what
+# it can't fuse.
 #
 # ## The launch
 #
@@ -459,10 +459,9 @@ table(("", "", "GPU", "per call"), rows, h200.label_of("add_gelu"))
 
 # %% [markdown]
 # The fused kernel takes less GPU time, and yet the call takes *longer*, because here the GPU is waiting for the CPU.
-# Our fused call checks its inputs and allocates its output in Python, while PyTorch's operators do that in C++. (The
-# kernel and its checks are the same for both dtypes, but the call times differ: in fp32, two operators take about twice
-# what the model says. Host times depend on the host and on whatever else it was doing, so don't expect more than the
-# order of magnitude.)
+# Our fused call checks its inputs and allocates its output in Python, while PyTorch's operators do that in C++. (In
+# fp32, two operators take about twice what the model says. Host times depend on the host and on whatever else it was
+# doing, so don't expect more than the order of magnitude.)
 #
 # ## Other sizes, chains and GPUs
 #
