@@ -401,7 +401,7 @@ table(("", "time", "5 to 10 us?"), rows, h200.label_of("launches"))
 # %% [markdown]
 # **Verdict: it depends on what you call a launch.** The driver's own launch costs less than claimed. Through PyTorch,
 # with dispatch, checks and allocation, a call costs about as much as claimed. So does an empty Triton kernel. (With
-# arguments it costs more, as you'll see below.) The GPU's part is far smaller. If you record kernels in a [CUDA
+# arguments and a result to allocate, it costs more.) The GPU's part is far smaller. If you record kernels in a [CUDA
 # graph](../docs/glossary.md#cuda-graph) and replay them together, that's nearly all you pay. (The first memory access
 # isn't part of the launch. But a small kernel can't do anything until its first elements arrive.)
 #
