@@ -9,7 +9,7 @@
 # - count the bytes and launches of PyTorch code just by reading it;
 # - derive how much fusing a chain saves, and know when the rule doesn't hold;
 # - decide whether a call is limited by memory or by launches, and at what size that changes;
-# - find the bytes that a published example forgot.
+# - find the bytes that a back-of-the-envelope estimate forgot.
 #
 # About 45 minutes. It builds on [01 The roofline](01_roofline.ipynb). The exercise is
 # [02](../exercises/02_count_the_bytes.ipynb).
@@ -39,9 +39,9 @@ passes_animation("chain")
 # ## Count first: three lines of PyTorch
 #
 # `x` is a 1000 × 1000 tensor in fp32; `scale` and `bias` are one row each. **How many MB do its launches move?** Each
-# [operator](../docs/glossary.md#operator) is one launch, which reads each input once and writes its output once. (In
-# this lesson we count each tensor once for each launch. If several programs load the same element, the kernel requests
-# more, and a cache may serve some of that. Both will matter later.)
+# [operator](../docs/glossary.md#operator) is one launch, which reads each input once and writes its output once. (For a
+# PyTorch operator we count each tensor once. For a Triton kernel, further down, the meter counts every load and store.
+# Either way, a cache may serve some.)
 
 
 # %%
@@ -62,15 +62,15 @@ layer_bytes.compare(eager.bytes_total / 1e6)
 
 # %% [markdown]
 # The launch table lists the traffic of each operator. `scale` and `bias` hardly count: they're
-# [broadcast](../docs/glossary.md#broadcast), and we count each of them once. (The programs of a real kernel load them
-# again for every row, mostly from a cache.)
+# [broadcast](../docs/glossary.md#broadcast), and we count each of them once. (A real kernel loads them again for every
+# row, mostly from a cache.)
 
 # %%
 eager.launch_table()
 
 # %% [markdown]
-# That's what the operators have to read and write. **Look at how much L2 holds**: our tensors would fit many times
-# over, so much of that traffic may never get as far as DRAM.
+# **Look at how much L2 holds**: our tensors would fit many times over, so much of that traffic may never get as far as
+# DRAM.
 
 # %% tags=["hide-input"]
 from helpers.figures import gpu_picture
@@ -150,13 +150,13 @@ with_two.compare(
 
 # %% [markdown]
 # In general, **fusing saves the write and the reads of each [intermediate](../docs/glossary.md#intermediate), and the
-# repeated reads of an input that several operations use.** That's all the traffic it saves. If something outside the
-# kernel also needs an intermediate, you still have to write it, and you save only its reads.
+# repeated reads of an input that several operations use.** If something outside the kernel also needs an intermediate,
+# you still have to write it, and you save only its reads.
 #
 # ## A fused chain with a mistake
 #
-# Here's the chain as one kernel, with a mistake in it. It's written in Triton, which you'll learn in the next lesson.
-# For now, read it like Python: load some elements, work on them, store them.
+# Here's the chain as one kernel, with a mistake in it. It's written in Triton, which you'll learn next. For now, read
+# it like Python: load some elements, work on them, store them.
 
 # %%
 import triton
@@ -202,8 +202,8 @@ misplaced.compare(
 
 # %% [markdown]
 # The meter points to the offending line. (Its last column is the number of [sectors](../docs/glossary.md#sector) per
-# warp request, at one element per lane. Sectors are the 32-byte units in which caches move data. We'll get to them in
-# lesson 03b.)
+# warp request, at one element per lane. Sectors are the 32-byte units in which caches move data, so 32 fp32 elements
+# need four. The last warp is only half full. More in lesson 03b.)
 # <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
 
 # %%
@@ -228,7 +228,8 @@ def stores(kernel):
 print(stores(misplaced_kernel))
 
 # %% [markdown]
-# It doesn't. We have to move the store out of the loop ourselves.
+# It doesn't. (L2 may merge most of the repeated stores before they reach DRAM, but they all have to get to L2.) We have
+# to move the store out of the loop ourselves.
 
 
 # %%
@@ -336,8 +337,8 @@ else:
 table(("", "operations", "time"), rows)
 
 # %% [markdown]
-# On a GPU, PyTorch reuses the memory of deleted tensors, so allocation costs next to nothing. On an H200, does the same
-# chain save as much time as it saves traffic?
+# Now for a GPU, where PyTorch reuses the memory of deleted tensors, so allocation costs next to nothing. On an H200,
+# does fusing the same chain save as much time as it saves traffic?
 
 # %% tags=["hide-input"]
 print(h200.label_of("chain_lengths"))
@@ -355,8 +356,8 @@ curves_chart(
 )
 
 # %% [markdown]
-# With large tensors, time follows traffic. `torch.compile` fused your chain without any help. In lesson 13 we'll look
-# at what it can fuse and what it can't.
+# With large tensors, time follows traffic. On your CPU, `torch.compile` fused the chain by itself. Lesson 13 shows what
+# it can't fuse.
 #
 # ## The launch
 #
@@ -378,7 +379,7 @@ table(("relu of", "time"), ((f"{n:,} elements", timing) for n, timing in taken.i
 # overhead](../docs/glossary.md#launch-overhead). It has two parts. The CPU has to hand the kernel over, and the GPU has
 # to start it. **Claim: a kernel launch costs 5 to 10 µs.** We measured both parts on an H200. The *empty launch* goes
 # straight to the driver from C, many times in a row. The *operator* is PyTorch's ReLU, and the *Triton kernel* is an
-# empty one, called from Python. For the GPU's part we timed an empty kernel, and then one that copies a thousand
+# empty one, called from Python. For the GPU's part we timed the empty kernel, and then one that copies a thousand
 # elements, either from L2 or from DRAM.
 
 # %% tags=["hide-input"]
@@ -389,8 +390,8 @@ for where, name, what in (
     ("host", "operator", "CPU: a PyTorch operator"),
     ("host", "triton", "CPU: a Triton kernel, from Python"),
     ("gpu", "empty", "GPU: an empty kernel"),
-    ("gpu", "near", "GPU: first access in L2"),
-    ("gpu", "far", "GPU: first access in DRAM"),
+    ("gpu", "near", "GPU: a small copy, from L2"),
+    ("gpu", "far", "GPU: a small copy, from DRAM"),
 ):
     cost_of = apart[where][name].median
     fared = "holds" if 5e-6 <= cost_of <= 10e-6 else "fails"
@@ -399,10 +400,10 @@ table(("", "time", "5 to 10 us?"), rows, h200.label_of("launches"))
 
 # %% [markdown]
 # **Verdict: it depends on what you call a launch.** The driver's own launch costs less than claimed. Through PyTorch,
-# with dispatch, checks and allocation, a call costs about as much as claimed. Calling a Triton kernel with arguments
-# costs more. The GPU's part is far smaller. If you record kernels in a [CUDA graph](../docs/glossary.md#cuda-graph) and
-# replay them together, that's nearly all you pay. (The first memory access isn't part of the launch. But a small kernel
-# can't do anything until its first elements arrive, so people often include it.)
+# with dispatch, checks and allocation, a call costs about as much as claimed. So does an empty Triton kernel. (With
+# arguments and a result to allocate, it costs more.) The GPU's part is far smaller. If you record kernels in a [CUDA
+# graph](../docs/glossary.md#cuda-graph) and replay them together, that's nearly all you pay. (The first memory access
+# isn't part of the launch. But a small kernel can't do anything until its first elements arrive.)
 #
 # ## CPU-bound or GPU-bound?
 #
@@ -422,16 +423,16 @@ print(f"; copies {h200.copy_bandwidth / 1e9:,.0f} GB/s")
 
 # %% [markdown]
 # Here are four operations on one time axis, run in three ways: launched one by one, as one Triton kernel, and as a CUDA
-# graph, which costs the CPU just one launch. Press **Play**, then choose more elements. At what size does the GPU stop
-# waiting for the CPU?
+# graph. (Replaying a graph costs the CPU just one launch, which the picture leaves out.) Press **Play**, then choose
+# more elements. Launched one by one, at what size does the GPU stop waiting for the CPU between kernels?
 
 # %% tags=["hide-input"]
 launch_timeline(h200)
 
 # %% [markdown]
-# <details><summary>What you should see</summary>Launched one by one, with 4,194,304 elements or more, the GPU still has
-# work left after the CPU has launched everything. At 65,536, the GPU spends most of its time waiting, so that's where
-# fusing or a graph helps most.</details>
+# <details><summary>What you should see</summary>At 4,194,304 elements: each kernel takes longer than the next launch,
+# so they queue up and the gaps close. At 65,536, the GPU spends most of its time waiting, so that's where fusing or a
+# graph helps most.</details>
 #
 # So over many calls, the slower of the two, CPU or GPU, sets the pace:
 #
@@ -458,10 +459,9 @@ table(("", "", "GPU", "per call"), rows, h200.label_of("add_gelu"))
 
 # %% [markdown]
 # The fused kernel takes less GPU time, and yet the call takes *longer*, because here the GPU is waiting for the CPU.
-# Our fused call checks its inputs and allocates its output in Python, so it costs more than the empty Triton kernel
-# above. PyTorch's operators do all of that in C++. (The kernel and its checks are the same for both dtypes, but the
-# call times differ: in fp32, two operators take about twice what the model says. Host times depend on the host and on
-# whatever else it was doing, so don't expect more than the order of magnitude.)
+# Our fused call checks its inputs and allocates its output in Python, while PyTorch's operators do that in C++. (In
+# fp32, two operators take about twice what the model says. Host times depend on the host and on whatever else it was
+# doing, so don't expect more than the order of magnitude.)
 #
 # ## Other sizes, chains and GPUs
 #
@@ -558,8 +558,8 @@ print(f"at best, the matmul takes {1e6 * h200_bf16.time(matmul):.1f} us")
 print(f"writing y and reading it back takes {1e6 * extra:.1f} us")
 
 # %% [markdown]
-# The matmul takes as long as its arithmetic does, and fusing saves little time in comparison. In lesson 08 we'll fuse
-# this very example and measure it.
+# The matmul takes as long as its arithmetic does, so a quarter of the bytes is at most about a tenth of the time. In
+# lesson 08 we'll fuse this very example and measure it.
 #
 # ## Your predictions vs the measurements
 
@@ -580,7 +580,7 @@ predictions()
 #
 # 3. A kernel computes the right result in one launch. How could it still move many times more bytes than it needs to?
 # <details><summary>Answer</summary>By storing or loading the same data over and over, like the store in the loop. The
-# values don't show it, but the meter's line-by-line table does.</details>
+# values don't show it, but the meter's line-by-line table does, even where a cache hides it from DRAM.</details>
 #
 # 4. Your model calls many small kernels, and the profiler shows that the GPU is idle half of the time. What will help,
 #    and what won't?

@@ -51,7 +51,7 @@ passes_animation("backward")
 # ## Autograd cannot see a kernel
 #
 # We'll use RMSNorm, as in lesson 05: divide each row by its root mean square, then multiply each column by a weight,
-# with one program per row. `COMPUTE` is the dtype of the arithmetic. You'll soon see why it's an argument.
+# with one program per row. `COMPUTE` is the dtype of the arithmetic.
 
 
 # %%
@@ -241,8 +241,8 @@ class Norm(torch.autograd.Function):
 # Let's train with the naive gradient and see. `benchmarks/training.py` has a small two-layer transformer in which you
 # can swap the norm, attention, gate and loss. In its training text, there are always two equally likely next tokens,
 # which depend on the second-to-last token. So no model's mean loss can drop below $\ln 2$. In PyTorch, the naive
-# gradient takes a single call: `detach` stops the gradient through $r$. **What's the mean loss after 150 steps?** You
-# can't work it out. Just guess, between $\ln 2$ and the 3.8 at the start.
+# gradient takes a single call: `detach` stops the gradient through $r$. **What's the mean loss after 150 steps?** Just
+# guess, between $\ln 2$ and the 3.8 at the start.
 
 # %%
 from benchmarks.training import BRANCHES, FUSED, SMALL, UNFUSED, prepared, train
@@ -442,8 +442,8 @@ print(f"{len(set(sums))} different sums, from {min(sums):.8f} to {max(sums):.8f}
 # All of these are correct to fp32 precision. Now take our backward kernel on an H200, with 32,768 rows of 4096, and sum
 # the weight's gradient in three ways: atomics with one program per row, atomics with just enough programs to keep the
 # GPU busy (each looping over many rows), and partial sums from that same number of programs. **Make the same call
-# twenty times on the same inputs. With atomics and one program per row, in how many of the 4096 columns do the sums
-# differ?**
+# twenty times on the same fp32 inputs. With atomics and one program per row, in how many of the 4096 columns do the
+# sums differ?**
 
 # %% tags=["hide-input"]
 repeats = predict_first("columns that differ in 20 runs, atomics, H200", unit="")
@@ -456,7 +456,7 @@ for way, of_runs in repeated.items():
     counts = (of_runs["different"], of_runs["columns"])
     shown = (f"{of_runs['error']:.0e}", f"{1e6 * times[way].median:.0f} us")
     rows.append((way.replace("a program a row", "one program per row"), *counts, *shown))
-columns = ("", "different", "columns affected, of 4096", "largest error", "time")
+columns = ("", "different results", "columns affected, of 4096", "largest error", "time in bf16")
 display(table(columns, rows, h200.label_of("gradient_sums", "gradient_repeats")))
 repeats.compare(
     repeated["atomics, a program a row"]["columns"],
@@ -482,8 +482,8 @@ repeats.compare(
 # $$dS_{ik} = \sum_j dP_{ij} P_{ij} (\delta_{jk} - P_{ik}) = P_{ik} \,(dP_{ik} - D_i), \qquad
 # D_i = \sum_j P_{ij}\, dP_{ij}.$$
 #
-# Once again we're subtracting a projection, because adding a constant to a row of scores doesn't change any
-# probability. **Write it** for three queries and four keys. At the moment, the kernel leaves out $D$.
+# Once again we're subtracting what can't matter: adding a constant to a row of scores doesn't change any probability.
+# **Write it** for three queries and four keys. At the moment, the kernel leaves out $D$.
 
 
 # %%
@@ -594,14 +594,14 @@ for name, mine, each in zip(("dQ", "dK", "dV"), (dq, dk, dv), truth, strict=True
 # arrive. Alternatively, you can write a second kernel whose programs own blocks of queries and loop over the keys. It
 # has to repeat the matmuls for S and dP, but it returns the same bits every time. The plain kernel behind
 # `kernels.flash_attention` does this. On Hopper, a tuned kernel adds dQ in memory as above: five matmuls instead of
-# seven. (Lesson 10's sweep table has both.) `torch.use_deterministic_algorithms(True)` turns that kernel off, and
-# PyTorch's own attention obeys the same switch.
+# seven. (Lesson 10's sweep table compares the two.) `torch.use_deterministic_algorithms(True)` turns that kernel off,
+# and PyTorch's own attention obeys the same switch.
 #
 # ## What should a layer save?
 #
 # A whole layer gives you more choices. To compute the weights' gradients, the layer's matmuls need their inputs again,
-# which are the outputs of the norms and the gate. You can recompute those from tensors that are saved anyway, with a
-# few extra reads and a little arithmetic. We'll compare four policies:
+# mostly outputs of the norms and the gate. You can recompute those from tensors that are saved anyway, with a few extra
+# reads and a little arithmetic. We'll compare four policies:
 #
 # - *unfused*: save what PyTorch saves, operator by operator (attention is fused in all four);
 # - *fused*: save what our kernels need, plus the matmuls' inputs;
@@ -633,10 +633,10 @@ explorer
 # ## Cross entropy without all the logits
 #
 # The largest tensor in a language model is often its last one, the logits: one per token *and per word of the
-# vocabulary*. Cross entropy computes just as many logarithms, and its backward pass computes just as many gradients.
-# But the loss is a mean over tokens, so we can process a few tokens at a time. All the other gradients need from the
-# logits is *their* gradient, $(\mathrm{softmax} - \mathrm{onehot})/N$, and we can compute that during the **forward**
-# pass, while the logits exist. We use it in both matmuls, and then the next chunk overwrites the logits. In outline:
+# vocabulary*. Cross entropy computes just as many log-probabilities, and its backward pass just as many gradients. But
+# the loss is a mean over tokens, so we can process a few tokens at a time. All the other gradients need from the logits
+# is *their* gradient, $(\mathrm{softmax} - \mathrm{onehot})/N$, and we can compute that during the **forward** pass,
+# while the logits exist. We use it in both matmuls, and then the next chunk overwrites the logits. In outline:
 #
 # ```python
 # for part in chunks:                             # slices of tokens
@@ -681,10 +681,11 @@ all_at_once = of_loss["eager"]["peak"]
 large_peak.compare(
     all_at_once / of_loss[1024]["peak"],
     "At 4096 tokens and fewer, the peak no longer falls, because the two copies of the weight's "
-    "gradient remain. Below 512 the time rises, most likely because so few rows don't fill the "
-    "GPU, so choose the largest chunk that fits. torch.compile avoids the fp32 logits without any "
-    "hint, and it's faster than any chunk size. It still holds the bf16 logits, so use it if "
-    "those fit.",
+    "gradient remain. Each chunk moves the weight or its gradient four times, about 1 ms. Below "
+    "512 rows the arithmetic takes no longer than that, so the time rises: choose the largest "
+    "chunk that fits. (Each chunk also rounds the sum in bf16 once more.) torch.compile avoids "
+    "the fp32 logits without any hint, and it's faster than any chunk size. It still holds the "
+    "bf16 logits, so use it if those fit.",
 )
 
 # %% [markdown]
@@ -731,10 +732,14 @@ for step_number, pair in enumerate(zip(*runs.values(), strict=True)):
     print(f"step {step_number}: unfused {pair[0]:.3f}, fused {pair[1]:.3f}")
 
 # %% tags=["nbval-ignore-output", "hide-input"]
+twice = lambda x, weight: UNFUSED.norm(x, 2 * weight - weight.detach())  # weight, 2x its gradient
+others = {"naive": losses["naive"], "fused": runs["fused"]}
+others["twice the weight's gradient"] = train(
+    prepared(replace(UNFUSED, norm=twice), SMALL, device), SMALL, 4, device
+)
 for number in (0, 1, 2, 3):
-    right_loss, wrong_loss = (losses[name][number] for name in ("right", "naive"))
-    off = abs(right_loss - wrong_loss), abs(right_loss - runs["fused"][number])
-    print(f"step {number}: naive differs by {off[0]:.0e}, fused by {off[1]:.0e}")
+    off = (f"{name} {abs(losses['right'][number] - of[number]):.0e}" for name, of in others.items())
+    print(f"step {number}, differs by:", ", ".join(off))
 
 # %% tags=["hide-input"]
 apart = max(abs(one - other) for one, other in zip(*runs.values(), strict=True))
@@ -742,11 +747,11 @@ print("fused and unfused losses agree to within 1e-5 over 8 steps:", apart < 1e-
 
 # %% [markdown]
 # The difference starts in the last digit of an fp32 value, because the kernels add in a different order, and over many
-# training steps it grows. Neither version has a bug. **So compare losses step by step at the start, when a wrong
-# gradient shows immediately, and compare them as curves later.** No gradient has affected the loss at step 0, but at
-# step 1 the naive loss is already off by over a thousand times more than the fused one. *That's* how a loss can expose
-# a wrong gradient: compared step by step with a trusted run. Here's a minute of `python -m benchmarks.training`,
-# recorded:
+# training steps it grows. **So compare losses step by step at the start, and as curves later.** No gradient has
+# affected the loss at step 0, but at step 1 the naive loss is already off by over a thousand times more than the fused
+# one. *That's* how a loss can expose a wrong gradient: compared step by step with a trusted run. But it can't expose a
+# wrong *scale*: AdamW divides that out, so twice the gradient (or a forgotten 1/n) passes unnoticed. For that, compare
+# the gradients themselves. Here's a minute of `python -m benchmarks.training`, recorded:
 
 # %% tags=["hide-input"]
 from helpers.figures import loss_chart
@@ -756,9 +761,9 @@ minute = cpu.experiment("training")
 loss_chart(minute["unfused"], minute["fused"], math.log(BRANCHES), cpu.label)
 
 # %% [markdown]
-# **Claim: "dropping intermediates takes 20 to 40 % less memory."** It names neither a source nor a model. It held for a
-# gate in lesson 04 and, in part, for a loss in lesson 06. For a block with attention, in lesson 10, it held at two
-# lengths out of six. Here we test it on the whole transformer, without its weights, which both versions save:
+# **Claim: dropping intermediates takes 20 to 40 % less memory.** So far, it held for a gate (lesson 04), in part for a
+# loss (lesson 06), and for a block with attention at two lengths out of six (lesson 10). Here we test it on the whole
+# transformer, without its weights, which both versions save:
 
 
 # %% tags=["hide-input"]
@@ -784,15 +789,13 @@ print(
     "\nVerdict: holds, for the whole of this small model. "
     f"{100 * (1 - kept['fused'] / kept['unfused']):.1f} % less."
 )
-print(
-    "Most of the rest is the matmuls' inputs, which both save. At other sizes the saving differs."
-)
+print("Both save the inputs of the matmuls, norms and gates. At other sizes the saving differs.")
 
 # %% [markdown]
 # Next, a larger version of the model on an H200: six layers of width 1024 with 16 heads, 8 sequences of 1024 tokens per
 # step, and 32,768 words, in bf16. Unfused, the two largest items are each layer's N x N probabilities and the loss's
-# three tensors of logits. Everything else takes about two gigabytes in either version. **By what factor does fusing cut
-# the peak memory of a step, not counting the weights?**
+# three fp32 tensors of logits. Everything else takes about two gigabytes in either version. **By what factor does
+# fusing cut the peak memory of a step, not counting the weights?**
 
 # %% tags=["hide-input"]
 step_memory = predict_first("peak memory of a training step, unfused ÷ fused, H200", unit="times")
@@ -818,8 +821,8 @@ step_memory.compare(
 
 # %% [markdown]
 # With `scaled_dot_product_attention` and a chunked loss, torch.compile should come closer, but we haven't timed that.
-# And the second fused run repeats every loss only because attention's backward kernel summed dQ in a fixed order when
-# we recorded it. On Hopper, today's kernel only does that under `torch.use_deterministic_algorithms(True)`.
+# The second fused run repeats every loss because the attention kernel of the time summed dQ in a fixed order. On
+# Hopper, today's only does that under `torch.use_deterministic_algorithms(True)`.
 #
 # ## Your predictions vs the measurements
 
@@ -852,8 +855,9 @@ predictions()
 #
 # 5. Fused and unfused losses agree to six digits for a hundred steps, and over the next thousand they drift apart by a
 #    tenth. Is a gradient wrong?
-# <details><summary>Answer</summary>Most likely not. It's rounding, amplified by training. A wrong gradient shows in the
-# very first steps. To be sure, compare the gradients of one step with float64.</details>
+# <details><summary>Answer</summary>Most likely not. It's rounding, amplified by training. A gradient of the wrong
+# direction usually shows in the very first steps. One of the wrong scale may not, with AdamW, so also compare the
+# gradients of one step with float64.</details>
 #
 # 6. A batch has 8192 tokens and the vocabulary has 128,256 words. How many GB do the logits take in bf16? Replace the
 #    dots with your number.
@@ -873,10 +877,11 @@ self_test(answer, 8192 * 128_256 * 2 / 1e9, "tokens times words, two bytes each"
 #
 # ### Checkpointing's FLOPs
 #
-# Checkpointing runs the forward pass again, but only up to the last tensor that the backward pass needs. It skips the
-# block's last matmul, because no gradient depends on that result. Our block has width 32. Its matmuls are those of
-# attention, which are small here, and five linear layers: $w \to 3w$ (Q, K, V), $w \to w$, two of $w \to 3w$ (gate and
-# up), and finally $3w \to w$. PyTorch counts the FLOPs as it runs:
+# Checkpointing runs the forward pass again, but with `use_reentrant=False` only up to the last tensor that the backward
+# pass needs. It skips the block's last matmul, because no gradient depends on that result. (The explorer above repeats
+# it.) Our block has width 32. Its matmuls are those of attention, which are small here, and five linear layers: $w \to
+# 3w$ (Q, K, V), $w \to w$, two of $w \to 3w$ (gate and up), and finally $3w \to w$. PyTorch counts the FLOPs as it
+# runs:
 
 # %% tags=["hide-input"]
 from torch.utils.checkpoint import checkpoint
@@ -900,7 +905,7 @@ for name, run in ways.items():
         through_blocks(states, run).sum().backward()
     flops[name] = counter.get_total_flops()
     held = peak_memory(through_blocks, states, run).bytes / states.nbytes
-    print(f"{name}: {flops[name] / 1e6:.1f} MFLOP; the forward pass holds {held:.0f}x its input")
+    print(f"{name}: {flops[name] / 1e6:.1f} MFLOP; the forward pass peaks at {held:.0f}x its input")
 more = flops["checkpointed"] / flops["saved"] - 1
 print(f"not repeated: {100 * (1 - 3 * more):.0f} % of the forward pass")
 print(
@@ -909,8 +914,8 @@ print(
 )
 
 # %% [markdown]
-# **Claim: "checkpointing costs a third more compute."** The idea is that the forward pass is a third of a step and
-# now runs twice.
+# **Claim: checkpointing costs a third more compute.** The idea is that the forward pass is a third of a step and now
+# runs twice.
 
 # %% tags=["hide-input"]
 print(
@@ -975,8 +980,8 @@ large, again = describe(cut(norm_and_gate, min_cut_rematerialization_partition, 
 print(f"minimum cut: {len(large)} saved, {', '.join(large)}; recomputed: {', '.join(again)}")
 
 # %% [markdown]
-# It saves x and up, which exist anyway, and recomputes the rest, just as you would. It also saves rsqrt, one value per
-# row, because a reduction isn't cheap enough to repeat.
+# It saves x and up, which exist anyway, and recomputes the rest, just as you would. It also saves rsqrt (not listed: it
+# has one value per row), because a reduction isn't cheap enough to repeat.
 #
 # ### How much the compiler recomputes
 #
@@ -1062,9 +1067,9 @@ print(f"{len(large)} saved, {', '.join(large)}; recomputed: {', '.join(again)}")
 #
 # ### A fake that is wrong
 #
-# A fake is a promise. The compiler relies on it to allocate and fuse, and never checks the result. The one below
-# forgets that the kernel returns `x`'s dtype. `opcheck` compares the promise with the result in each of PyTorch's
-# tracing modes, and the course's tests run it on every operator.
+# A fake is a promise, and the compiler relies on it to allocate and fuse. By default, compiled code does compare sizes
+# and strides with the result, but not the dtype. The fake below forgets that the kernel returns `x`'s dtype. `opcheck`
+# compares all of it, in each of PyTorch's tracing modes, and the course's tests run it on every operator.
 
 # %%
 careless = register("careless_norm", norm_forward, lambda x, weight: like(x).float())

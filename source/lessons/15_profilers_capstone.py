@@ -1,10 +1,10 @@
 # %% [markdown]
 # # 15 The profilers, and a whole block
 #
-# For fourteen lessons we've used instruments that don't need a GPU: a meter, a compiler, a calculator. On a GPU, the
-# standard tools are Nsight Compute and torch.profiler. In this lesson you'll read their reports on the course's own
-# kernels, one counter at a time, and then we'll put everything together in a transformer block. **Is the fused block
-# faster than the one PyTorch's libraries give you?**
+# So far we've used instruments that don't need a GPU: a meter, a compiler, a calculator. On a GPU, the standard tools
+# are Nsight Compute and torch.profiler. In this lesson you'll read their reports on the course's own kernels, one
+# counter at a time, and then we'll put everything together in a transformer block. **Is the fused block faster than the
+# one PyTorch's libraries give you?**
 #
 # After this lesson you can
 #
@@ -87,14 +87,14 @@ for command in commands(Path("script.py"), launches=50).values():
 print(textwrap.fill(PERMISSION, 96))
 
 # %% [markdown]
-# We recorded everything below on an H200 with `python -m benchmarks.profiles`, which adds a few counters to the
-# commands above. The files are in `benchmarks/results/h200_profiles`. That machine didn't have `nsys`, but
-# torch.profiler's timeline shows the same rows.
+# We recorded everything below on an H200 with `python -m benchmarks.profiles`, which adds a few counters and
+# `--clock-control none` to the commands above. The files are in `benchmarks/results/h200_profiles`. That machine didn't
+# have `nsys`, but torch.profiler's timeline shows the same rows.
 #
 # Nsight Compute doesn't just watch your program run. It stops at each kernel, saves its memory and replays it several
 # times, collecting a few counters per pass and emptying the caches before each one. So the durations are for a kernel
 # that runs alone, with [cold](../docs/glossary.md#cold-l2) caches, without anything the previous kernel would have left
-# in [L2](../docs/glossary.md#l2). (By default it also locks the clocks. We turned that off.)
+# in [L2](../docs/glossary.md#l2). (By default it also locks the clocks, which that last option turns off.)
 #
 # ## A page of Nsight Compute
 #
@@ -136,9 +136,9 @@ print("    " + section + printed.split(section, 1)[1].split("\n\n", 1)[0])
 # occupancy and stalls.
 # <!-- given 60 %, 80 %: Nsight Compute's own rules for this section, SpeedOfLight.py -->
 #
-# You could have written the *Launch Statistics* and *Occupancy* sections yourself, and in fact you have. `compile_for`
-# and `occupancy` know nothing about this GPU beyond its data sheet, and the meter ran a much smaller kernel in an
-# interpreter. Let's see how close those instruments come to the GPU's counters:
+# In effect, you've already written the *Launch Statistics* and *Occupancy* sections yourself. `compile_for` and
+# `occupancy` know nothing about this GPU beyond its data sheet, and the meter ran a much smaller kernel in an
+# interpreter. How close do they come to the GPU's counters?
 
 
 # %%
@@ -165,10 +165,11 @@ pair_table(beside("add_gelu", (2**25,), torch.float32, small=(2**14,), times=2**
 
 # %% [markdown]
 # [Registers](../docs/glossary.md#register), block size, occupancy, [sectors](../docs/glossary.md#sector) and bytes read
-# all match or come close. **One differs: DRAM receives fewer bytes than the result contains.** Nothing was lost. Stores
-# go to L2, which only writes a line back to DRAM when it needs the space. So when the kernel ends, the last part of `y`
-# is still in L2 and gets written back during some later kernel. The smaller the tensor, the larger that share. So treat
-# a profiler's written bytes as a lower bound, and use the meter's count for the kernel's real cost.
+# all match or come close. **One differs: DRAM receives fewer bytes than the result contains.** Stores go to L2, which
+# only writes a line back to DRAM when it needs the space. So when the kernel ends, the last part of `y` is still in L2
+# and gets written back during some later kernel. The smaller the tensor, the larger that share. So if the caches were
+# emptied first, written bytes are a lower bound. (If not, they include what earlier kernels left behind.) Use the
+# meter's count for the kernel's real cost.
 #
 # Read a counter's long name from left to right. `l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum` counts, in L1, the
 # sectors that go through the load/store units (LSU), to global memory, for loads, summed over all SMs. `lts` stands for
@@ -188,7 +189,7 @@ pairs = beside("linear_act", (4096, 4096, 4096), bf16)
 pair_table((pair for pair in pairs if pair.ratio != 1), "linear_act")
 
 # %% [markdown]
-# There are three reasons, and none of them is that an instrument is wrong:
+# There are three reasons, none of them a wrong instrument:
 #
 # - **Registers** depend on the compiler. We recorded this with Triton 3.6. Occupancy stays the same, because shared
 #   memory already limits it to one block.
@@ -218,7 +219,7 @@ table(("sectors read", "L1: by loads", "L2: all reads"), rows)
 #
 # ## Fused and unfused, according to the profiler
 #
-# **Claim: "a kernel at almost 90 % of the memory's speed needs no more work."** Nsight Compute puts an add of the same
+# **Claim: a kernel at almost 90 % of the memory's speed needs no more work.** Nsight Compute puts an add of the same
 # $2^{25}$ elements at 88 %. Say a GELU comes next. **How many times faster is the fused kernel than the two together,
 # according to Nsight Compute's durations?**
 # <!-- given 88 %: the recorded page, shown below -->
@@ -288,13 +289,13 @@ table(("share of samples", "instruction"), rows)
 
 # %% [markdown]
 # An SM uses scoreboards to track registers with pending writes. In a *long scoreboard* stall, a warp waits for a load
-# from L1 or beyond, and in a *short* one, for shared memory and similar units. *Drain* is waiting for the stores at the
-# end of the kernel, which is probably where the samples on the branch (BRA) come from. Notice that the instruction with
-# the most samples isn't a load. It's the first addition whose operands are still [in
+# from L1 or beyond, and in a *short* one, for shared memory or special functions (here, GELU's). *Drain* is waiting for
+# the stores at the end of the kernel, which is probably where the samples on the branch (BRA) come from. The
+# instruction with the most samples isn't a load. It's the first addition whose operands are still [in
 # flight](../docs/glossary.md#in-flight). **The profiler blames the line that waits, not the line that loads.** This is
 # what a healthy memory-bound kernel looks like: it should be waiting for memory and little else.
 #
-# ## Two questions from earlier lessons
+# ## Strides and spills, counted
 #
 # In lesson 03b we metered strided loads in sectors of 32 bytes. Here's a strided kernel on a GPU, reading the same
 # number of elements placed 32, 64 and 128 bytes apart. **How many bytes does DRAM deliver per four-byte element if the
@@ -333,7 +334,7 @@ title = "At 64 bytes apart and more, DRAM delivers twice what L1 requests"
 far_apart.on(curves_chart(delivered, title, **axes), "y")
 
 # %% [markdown]
-# **Claim: "spilled registers stay in the L1 cache."** Lesson 07 caused [spills](../docs/glossary.md#spill) in two ways:
+# **Claim: spilled registers stay in the L1 cache.** Lesson 07 caused [spills](../docs/glossary.md#spill) in two ways:
 # with a chain of steps that needs a few registers too many, and with add+GELU in far too large a block.
 
 # %% tags=["hide-input"]
@@ -358,11 +359,11 @@ print(
 # %% [markdown]
 # ## The timeline
 #
-# Now for the other tool. We'll look at a transformer block with the dimensions of the smaller Llama 3 model, on 512
-# tokens in bf16: RMSNorm, grouped-query attention, SwiGLU and [residuals](../docs/glossary.md#residual). torch.profiler
-# recorded it in four versions, each launched from Python and as a [CUDA graph](../docs/glossary.md#cuda-graph). "eager"
-# runs attention operator by operator, "libraries" is eager PyTorch with its fused attention, and "fused" is built from
-# this course's kernels.
+# Now for the other tool, on a transformer block with the dimensions of the smaller Llama 3 model, on 512 tokens in
+# bf16: RMSNorm, grouped-query attention, SwiGLU and [residuals](../docs/glossary.md#residual). torch.profiler recorded
+# it in four versions, each launched from Python and as a [CUDA graph](../docs/glossary.md#cuda-graph). "eager" runs
+# attention operator by operator, "libraries" is eager PyTorch with its fused attention, and "fused" is built from this
+# course's kernels.
 
 # %% tags=["hide-input"]
 VERSIONS = ("eager", "libraries", "torch_compile", "fused")
@@ -384,7 +385,7 @@ print(f"and the last one ends {1e6 * after:.0f} us after its launch")
 # the GPU busy in the eager version, launched from Python?**
 
 # %% tags=["hide-input"]
-busy = predict_first("of the time the GPU is busy, eager, 512 tokens", unit="%")
+busy = predict_first("share of the time the GPU is busy, eager, 512 tokens", unit="%")
 busy
 
 # %% tags=["hide-input"]
@@ -411,10 +412,10 @@ from helpers.figures import KernelTimelineExplorer
 KernelTimelineExplorer(timelines, "eager", search="elementwise")
 
 # %% [markdown]
-# Two things stand out. *Fused* has the fewest kernels, yet when Python launches them it takes as long as *eager* in
-# this recording: its host wrappers are written in Python, and at this size the GPU has to wait for them. (The profiler
-# also slows the CPU down.) As CUDA graphs, all versions keep the GPU busy nearly all the time, so only the kernels
-# matter. **Fusing alone doesn't close the gaps. A CUDA graph does, because it launches everything at once.**
+# *Fused* has the fewest kernels, yet when Python launches them it takes as long as *eager* in this recording: its host
+# wrappers are written in Python, and at this size the GPU has to wait for them. (The profiler also slows the CPU down.)
+# As CUDA graphs, all versions keep the GPU busy nearly all the time, so only the kernels matter. **Fusing alone doesn't
+# close the gaps. A CUDA graph does, because it launches everything at once.**
 #
 # ## What to fuse: a rule, and the analyser
 #
@@ -554,7 +555,7 @@ puzzle(gated_row_kernel, 3, x_3, gates_3, ups_3, wanted=gated_3, shared=("x_ptr"
 # <!-- given 26 launches, 8 launches: the table of traces above -->
 
 # %% tags=["hide-input"]
-fewer = predict_first("launches of the block, unfused over fused", unit="times")
+fewer = predict_first("launches of the block, unfused ÷ fused", unit="times")
 fewer
 
 # %% tags=["hide-input"]
@@ -610,12 +611,14 @@ rest = [
 ]
 print(f"all but attention: {rest[0]:.1f} ms unfused, {rest[1]:.1f} ms fused")
 print(f"attention in one kernel: {1e3 * attention.time:.1f} ms")
-passes = attention.time_unfused / one_pass
+moved = attention.work_unfused
+passes = (moved.bytes_read + moved.bytes_written) / score
+print(f"attention unfused: {passes:.0f} passes over a matrix of {score / 1e9:.1f} GB,", end=" ")
 print(
-    f"attention unfused: takes {passes:.0f} passes over a matrix of {score / 1e9:.1f} GB,",
-    end=" ",
+    "32 heads of scores. Some of PyTorch's\nkernels are slower than a copy, so they take", end=" "
 )
-print(f"32 heads of scores, {1e3 * one_pass:.1f} ms each")
+print(f"as long as {attention.time_unfused / one_pass:.0f} at copy bandwidth,", end=" ")
+print(f"{1e3 * one_pass:.1f} ms each")
 
 # %% [markdown]
 # **What speedup does it predict for the fused block's forward pass with 8192 tokens?**
@@ -628,14 +631,12 @@ by_plan
 by_plan.compare(plan.time_unfused / plan.time_fused)
 
 # %% [markdown]
-# The analyser assumes a fixed share of each limit, and also counts the scores that the mask hides. **And what speedup
-# did we measure?** None of our instruments can answer this one, because it depends on how close PyTorch's kernels get
-# to their limits.
+# The analyser assumes that each kind of kernel reaches a fixed share of its limit, and also counts the scores that the
+# mask hides. **And what speedup did we measure?** None of our instruments can answer this one, because it depends on
+# how close PyTorch's kernels get to their limits.
 
 # %% tags=["hide-input"]
-predicted = predict_first(
-    "times faster, 8192 tokens, forward, fused against written out", unit="times"
-)
+predicted = predict_first("times faster as measured, 8192 tokens, forward", unit="times")
 predicted
 
 # %% tags=["hide-input"]
@@ -705,8 +706,8 @@ for way in COMPARED:
 
 # %% [markdown]
 # **Our block is faster than eager PyTorch with unfused attention in every row**, by a wide margin at 8192 tokens and by
-# almost nothing in a one-token step. But it rarely beats PyTorch with its libraries, and it never beats `torch.compile`
-# (see the last lines). At 8192 tokens its spread overlaps with `torch.compile`'s. Next, errors and memory:
+# almost nothing in a one-token step. But it rarely beats PyTorch with its libraries, and it never beats
+# `torch.compile`. At 8192 tokens its spread overlaps with `torch.compile`'s. Next, errors and memory:
 
 # %% tags=["hide-input"]
 rows = []
@@ -716,19 +717,18 @@ for tokens in (1, 512, 8192):
         launches = sum("Mem" not in name for name, _ in forward["kernels"])
         told = (f"{of_step['error']:.1e}", f"{of_step['peak'] / 1e6:.0f} MB")
         rows.append((tokens, way, launches, *told))
-columns = ("tokens", "", "forward kernels", "error", "peak memory of a step")
+columns = ("tokens", "", "forward kernels", "relative error", "peak memory of a step")
 table(columns, rows)
 
 # %% [markdown]
-# Our block has the fewest kernels, and its error falls between the other two. At 8192 tokens it doesn't even save
-# memory, because `gated_op` saves the results of both matmuls for the backward pass *and* their gated product, which
-# torch.compile [recomputes](../docs/glossary.md#recompute) (lesson 11). So why isn't it faster?
+# Our block has the fewest kernels, and its error falls between the other two. At 8192 tokens it doesn't save memory,
+# although for the gate it saves three large tensors for the backward pass where the libraries save four. So the peak
+# most likely comes later, in the backward pass itself. We haven't traced it. And why isn't our block faster?
 #
 # ## Amdahl's law, part by part
 #
-# This table breaks the block into parts, using the kernels that torch.profiler recorded. For each part, it lists the
-# time with libraries, the time with our kernels, and *how many times faster the whole block would be if you swapped
-# only that part*. This is for 8192 tokens, forward:
+# This table breaks the forward pass with 8192 tokens into parts, using the kernels that torch.profiler recorded. The
+# last column is *how many times faster the whole block would be if you swapped only that part* for ours:
 
 # %% tags=["hide-input"]
 PARTS = {  # part -> places of its kernels, with libraries and in ours
@@ -768,7 +768,7 @@ def shares(tokens):
         times = (f"{each:.1f} us" for each in (theirs, ours))
         share, gain = f"{100 * theirs / whole:.1f}%", f"{whole / (whole - theirs + ours):.3f}"
         rows.append((part, *times, share, gain))
-    return table(("part", "libraries", "ours", "of the block", "the block speeds up"), rows, label)
+    return table(("part", "libraries", "ours", "of the block", "the block's speedup"), rows, label)
 
 
 shares(8192)
@@ -779,8 +779,8 @@ shares(8192)
 # (Going further):
 #
 # - **Worth it**: SwiGLU in the epilogue of two matmuls, which gains the most, and the norms at 512 tokens.
-# - **Not worth it**: the residual in a matmul's epilogue. Wherever our matmul is slower than cuBLAS's, as it is at
-#   512 tokens, you lose more time than the addition took.
+# - **Not worth it**: the residual in a matmul's epilogue. At 8192 tokens it's a tie. At 512, our matmul is so much
+#   slower than cuBLAS's that you lose more time than the addition took.
 # - **A loss**: attention. At both sizes, the library's kernel is faster than the one we recorded here. It also writes
 #   its output with each token's heads side by side, so it doesn't need an extra copy.
 #
@@ -841,7 +841,8 @@ self_test(answer, 0.5 * 3, "half of it")
 # ### The whole page, and `--set full`
 #
 # Here's add+GELU's page with the sections above, as `ncu` prints it. Lines marked `INF` and `OPT` are advice from its
-# rules. When a rule estimates a speedup, it assumes that you can remove the problem completely.
+# rules. When a rule estimates a speedup, it assumes that you can remove the problem completely. A *local* speedup
+# concerns only the units that the rule looks at: this kernel as a whole is already close to its limit.
 
 # %% tags=["hide-input"]
 indent = {"initial_indent": 4 * " ", "subsequent_indent": 10 * " "}
@@ -854,8 +855,8 @@ for part in page.rstrip().split("\n\n"):
         print(part, end="\n\n")
 
 # %% [markdown]
-# By default, `ncu` collects the `basic` set: Speed of Light, launch and occupancy. `--set full` collects nearly all
-# sections, and `--list-sets` lists the sets. This list and the page below come from an H100:
+# By default, `ncu` collects the `basic` set: Speed of Light, launch, occupancy and workload distribution. `--set full`
+# collects nearly all sections, and `--list-sets` lists the sets. This list and the page below come from an H100:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_15 import RECORD
@@ -1104,7 +1105,7 @@ table(("", "unfused", "fused", "speedup", "bytes read, unfused / fused", "unfuse
 # | add+GELU | a round trip of a tensor |
 # | LayerNorm+GELU | a round trip too, and a LayerNorm that takes longer than our LayerNorm and GELU combined |
 # | softmax | six passes, and the index arithmetic |
-# | linear+GELU | GELU's pass, though the matmul isn't any faster |
+# | linear+GELU | a round trip too, though the matmul isn't any faster |
 # | attention | three round trips of the scores |
 #
 # ### A table of counters for add+GELU
@@ -1112,8 +1113,8 @@ table(("", "unfused", "fused", "speedup", "bytes read, unfused / fused", "unfuse
 # In lesson 03 we tested a claimed speedup for add+GELU. The claim also comes with a table of counters, for a million
 # fp32 elements:
 #
-# **Claim: "fusing add and GELU raises the L2 hit rate from 65 to 78 % and occupancy from 75 to 85 %, cuts DRAM reads
-# from 12 to 8 MB, and makes it 1.86 times faster."** Here are the same counters from an H100, for the two kernels
+# **Claim: fusing add and GELU raises the L2 hit rate from 65 to 78 % and occupancy from 75 to 85 %, cuts DRAM reads
+# from 12 to 8 MB, and makes it 1.86 times faster.** Here are the same counters from an H100, for the two kernels
 # together and for the fused one, at 1 million elements and at 32 million. We ran both with the caches emptied before
 # each kernel, as `ncu` does by default, and with the caches as the program leaves them (`--cache-control none`):
 # <!-- given 32 times: 2^25 over 2^20 elements -->
@@ -1192,9 +1193,9 @@ table(("", "registers", "occupancy"), made)
 #
 # A few of these kernels lead at every size we timed. Most don't. First, the course's own kernels at every size in the
 # sweep, compared with the best peer at that size (eager PyTorch, `torch.compile` with its default or max-autotune,
-# Liger, QuACK, cuDNN, cuBLASLt, FlashAttention-2 and -4, Flex). Then the points where a peer is furthest ahead, both in
-# GPU time and as a call from Python. (Shapes list, for attention: batch, heads, key heads, queries, keys, head dim; for
-# convolution: images, channels, height, width, filters, taps, stride.)
+# Liger, QuACK, cuDNN, cuBLASLt, FlashAttention-2 and -4, FlashInfer, Flex). Then the points where a peer is furthest
+# ahead, both in GPU time and as a call from Python. (Shapes list, for attention: batch, heads, key heads, queries,
+# keys, head dim; for convolution: images, channels, height, width, filters, taps, stride.)
 
 # %% tags=["hide-input"]
 from helpers.instruments import recorded_sweep
