@@ -45,6 +45,9 @@ from helpers.figures import TileHierarchyExplorer
 TileHierarchyExplorer("an instruction", tile=(128, 128))
 
 # %% [markdown]
+# <details><summary>What you should see</summary>The operands wait in shared memory. The sums stay in registers, 64 per
+# thread.</details>
+#
 # ## How much can fusion save?
 #
 # Take a layer with 4096 x 4096 weights, applied to 4096 rows in bfloat16. Unfused, it takes two launches: the library's
