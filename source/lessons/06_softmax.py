@@ -93,8 +93,9 @@ e = torch.exp(torch.tensor([1.0, 2.0, 100.0]))
 print("fp32, scores 1, 2 and 100:", (e / e.sum()).tolist())
 largest.compare(
     int(scores[fits].max()),
-    "Attention scores and logits can easily be larger. In fp32, scores can go up to 88. Above "
-    "that, you get infinity over infinity, which is NaN.",
+    "Attention scores and logits can easily be larger. In fp32, the limit is 88 for one score. It's "
+    "lower for a row, because the sum overflows first, and then the row is all zeros. Above 88, "
+    "you get infinity over infinity, which is NaN.",
 )
 
 # %% [markdown]
@@ -135,7 +136,8 @@ measure(softmax, first_kernel, x)
 # %% [markdown]
 # One launch, one read, one write, and nothing out of bounds. But is the result right? You can test probabilities
 # without a reference, because **each row must add up to 1.** Take a row of 1000 scores, all of them -5. **What do the
-# first kernel's probabilities add up to?** Think about the other 24 positions of the block.
+# first kernel's probabilities add up to?** Think about the other 24 positions of the block. (`exp(-5)` is about
+# 0.0067.)
 
 # %% tags=["hide-input"]
 padded_sum = predict_first("sum of a row of 1000 scores of -5, first kernel", unit="")
@@ -234,8 +236,8 @@ for name, time in h200.times("softmax", (32768, 8192), "bfloat16").items():
 table(("", "time", "of copy bandwidth"), rows, h200.label_of("softmax"))
 
 # %% [markdown]
-# None of them can move fewer bytes, but they don't take the same time. (The table doesn't show why: one of them may
-# also read a row twice.) **Fusing makes a kernel move fewer bytes. Tuning makes it move them faster.**
+# The minimum number of bytes is the same for all of them, but the times aren't. (Some may also read a row twice. The
+# table doesn't show that.) **Fusing makes a kernel move fewer bytes. Tuning makes it move them faster.**
 #
 # ## Dropout in the same kernel
 #
@@ -259,7 +261,7 @@ def dropout_kernel(x_ptr, y_ptr, seed, rate, columns, BLOCK: tl.constexpr):
 
 
 # %% [markdown]
-# **By what factor does fusing reduce the bytes of the two kernels, in fp32?**
+# **By what factor does fusing softmax and dropout reduce the bytes, in fp32?**
 
 # %% tags=["hide-input"]
 dropout_bytes = predict_first("bytes of softmax and dropout ÷ bytes of one kernel", unit="times")
@@ -365,7 +367,7 @@ stale_sum.compare(
 # *same* factor, so we can correct their **sum** with one multiplication.
 #
 # Your turn. Each program below should store the sum of its row's exponentials, computed in blocks of four. **Fix the
-# marked line.** Which row is already right before you do?
+# marked line.** Which row is right even without the fix?
 
 
 # %%
@@ -500,8 +502,8 @@ explorer
 # row in progress per SM. On the T4, the row has already been evicted, so you pay full price for each read.</details>
 #
 # So use large blocks for wide rows. The paper's **claim: "softmax accelerates by up to 1.3 times"** over safe softmax
-# is the ratio of the bytes, rounded. It assumes that every read comes from DRAM. Does it? The course's `softmax` reads
-# its widest rows twice. On a GPU, in bf16:
+# was measured on a V100, and it's close to the ratio of the bytes. Does the time follow the bytes here too? The
+# course's `softmax` reads its widest rows twice. On a GPU, in bf16:
 
 # %% tags=["hide-input"]
 from kernels.tuned import wide_softmax
@@ -578,9 +580,9 @@ h200.table("cross_entropy", "bfloat16")
 
 # %% [markdown]
 # On large tensors the speedup is higher than the ratio of the bytes. PyTorch's kernels don't reach copy bandwidth, and
-# they read wide rows, such as those of 65,536 columns, three times, while the meter assumes one read. In the first row
-# of the table, our kernel doesn't reach copy bandwidth either. With so few rows, there isn't even one program for each
-# of the H200's SMs. Each program loops over its row on its own, with too few loads [in
+# they read wide rows, such as those of 65,536 columns, three times (in `cunn_SoftMaxForward`), while the meter assumes
+# one read. In the first row of the table, our kernel doesn't reach copy bandwidth either. With so few rows, there isn't
+# even one program for each of the H200's SMs. Each program loops over its row on its own, with too few loads [in
 # flight](../docs/glossary.md#in-flight) to keep memory busy. **One program per row only works if you have many rows.**
 #
 # ## Few rows: several programs per row
@@ -664,8 +666,8 @@ print("all sums the same:", len(set(sums)) == 1)
 # ## Softmax and top-k in one pass
 #
 # A sampler needs the few most likely words in a vocabulary, and a mixture of experts needs the few best experts.
-# Unfused, that's `topk(softmax(x), k)`. But the scores have the same order as their probabilities, so you don't have to
-# compute the other probabilities at all. The kernel finds the maximum, removes it, and repeats that `K` times:
+# Unfused, that's `topk(softmax(x), k)`. But the scores have the same order as their probabilities, so you only have to
+# divide and write the best `K`. The kernel finds the maximum, removes it, and repeats that `K` times:
 
 
 # %%
@@ -906,8 +908,8 @@ h200.table("softmax", "bfloat16")
 
 # %% [markdown]
 # On a GPU, a tuned kernel handles the widest rows (`kernels/tuned/wide_softmax.py`), with two more tricks. Its second
-# loop runs **backwards** from the end of the row, which was read last and is therefore most likely to be in L2. It also
-# keeps the last block of the widest rows in registers, along with whole rows of up to 20,480 columns.
+# loop runs **backwards** from the end of the row, which was read last and is therefore most likely still in a cache. It
+# also keeps the last block of the widest rows in registers, along with whole rows of up to 20,480 columns.
 #
 # ### Can we hold wide rows after all?
 #
@@ -958,7 +960,7 @@ for kernel in (held_kernel, packed_kernel):
 # GPT-2's vocabulary has 50257 words. In bf16 that isn't a multiple of 16 bytes, so seven out of eight rows start at an
 # address where a wide load isn't allowed (lesson 03b). A kernel can fall back to loading single elements, or it can
 # handle the few elements before the next aligned address separately. Either way it moves the same bytes, apart from
-# sectors that straddle two rows. The last line compares 32744 rows of 4099 with 32768 rows of 4096.
+# sectors that straddle two rows.
 # <!-- given 16 bytes: CUDA C++ Programming Guide, device memory accesses -->
 
 # %% tags=["hide-input"]
@@ -966,20 +968,24 @@ from helpers.figures import sweep_chart
 from helpers.instruments import recorded_sweep
 
 at_all_sizes = recorded_sweep()
-of_width = {
-    point["shape"][1]: point.get("gpu") for point in at_all_sizes.of("softmax", "forward", "256 MB")
-}
+of_width = {point["shape"][1]: point for point in at_all_sizes.of("softmax", "forward", "256 MB")}
 for kernel in ("softmax", "cross_entropy"):
     display(sweep_chart(at_all_sizes, kernel))
 display(at_all_sizes.summary(["softmax", "cross_entropy"]))
-odd = of_width[4099]["fused"][0] / of_width[4096]["fused"][0]
-print(f"softmax: rows of 4099 take {odd:.2f}x as long as rows of 4096")
+odd, even = of_width[4099], of_width[4096]
+longer = odd["gpu"]["fused"][0] / even["gpu"]["fused"][0]
+odd_rows, even_rows = ("{} rows of {}".format(*point["shape"]) for point in (odd, even))
+print(f"softmax: {odd_rows} take {longer:.2f}x as long as {even_rows}")
+blocks = {"BLOCK_ROWS": 1, "HEAD": 4096, "TAIL": 4, "COMPUTE": tl.float32, "ALIGN": 1}
+made = compile_for(softmax_kernel, row, row, 32744, 4099, 4099, device="H100", **blocks)
+print("global loads, rows of 4099:", *(name for name in made.instructions if "LDG" in name))
+print(f"the wide kernel takes over at {wide_softmax.MIN_COLUMNS:,} columns")
 
 # %% [markdown]
-# So odd rows can be nearly as fast: threads move whole 16-byte vectors starting at the first aligned address in a row,
-# and a small extra block handles the few elements before and after. The hollow marks show the other odd widths: the
-# narrower the row, the more its two ends cost, and the widest rows pay a little too. QuACK doesn't support odd rows,
-# and the others are mostly slower there.
+# So odd rows can be nearly as fast, even here, where our kernel loads single elements (`LDG.16`). The wide kernel moves
+# whole 16-byte vectors, starting at the first aligned address in a row, and a small extra block handles the few
+# elements before and after. The hollow marks show the other odd widths: most lose a few percent, the narrowest and the
+# widest more. QuACK doesn't support odd rows, and the others are mostly slower there.
 #
 # Our softmax is behind elsewhere: when there are only a few narrow rows, and above about 32,000 columns, where QuACK is
 # ahead. QuACK splits rows that wide across several SMs. We only do that when there aren't many rows, and for the widest
@@ -1062,10 +1068,10 @@ short_unfused, _, short_online = (short[name].median for name in VERSIONS)
 print(f"rows of 1,000: {short_unfused / short_online:.2f}x faster")
 
 # %% [markdown]
-# **Verdict: it's about three times on an H200, otherwise under the paper's conditions, and most of that comes from
-# fusing.** Online softmax contributes the rest. The bytes allow five, but the online kernel doesn't get there. Its one
-# read takes much less time than the whole kernel, so the rest is most likely the work on each score, exponentials and
-# comparisons. A V100 has slower memory, so it may get closer to five. We didn't test that.
+# **Verdict: it's about three times on an H200, with the paper's sizes, and most of that comes from fusing.** Online
+# softmax contributes the rest. The bytes allow five, but the online kernel doesn't get there. Its one read takes much
+# less time than the whole kernel, so the rest is most likely the work on each score, exponentials and comparisons. A
+# V100 has slower memory, so it may get closer to five. We didn't test that.
 #
 # Compared with `F.softmax` followed by `topk`, the numbers get even larger. The course's `softmax_topk` also writes all
 # the probabilities, so it saves only one read out of three passes, and yet:

@@ -36,7 +36,8 @@ device = "cuda" if runtime.has_gpu() else "cpu"
 h200 = recorded("h200")
 
 # %% [markdown]
-# A matmul nests tiles within tiles. Move the *level* slider.
+# A matmul nests tiles within tiles. Move the *level* slider. Where do the operands of one step along K wait, and where
+# do the sums stay until the end?
 
 # %% tags=["hide-input"]
 from helpers.figures import TileHierarchyExplorer
@@ -44,6 +45,9 @@ from helpers.figures import TileHierarchyExplorer
 TileHierarchyExplorer("an instruction", tile=(128, 128))
 
 # %% [markdown]
+# <details><summary>What you should see</summary>The operands wait in shared memory. The sums stay in registers, 64 per
+# thread.</details>
+#
 # ## How much can fusion save?
 #
 # Take a layer with 4096 x 4096 weights, applied to 4096 rows in bfloat16. Unfused, it takes two launches: the library's
@@ -141,8 +145,8 @@ print(f"metered on the small layer: {per_flop:g} bytes per FLOP")
 loaded.compare(per_flop * flops / 1e9)
 
 # %% [markdown]
-# Bytes per FLOP don't depend on size, so we can meter a small layer. Hardly any of these bytes come from DRAM: every
-# row is used thousands of times, so it stays in cache. But caches have limited bandwidth too.
+# Bytes per FLOP don't depend on size, so we can meter a small layer. Every row is used thousands of times, so most of
+# these bytes come from a cache. But caches have limited bandwidth too.
 #
 # ## A table for every step
 #
@@ -374,9 +378,10 @@ step("tensor cores", tiles_kernel, (256, 128, 256))
 #
 # ## Masks along K
 #
-# You can load anything for rows and columns past the edge, because you never store them. Does the same hold along K?
-# Suppose a kernel masks w there and forgets x. Those products are x times 0, so does it matter? K is 40, in steps of
-# 32, and the rows of x are 64 apart, as in a slice of a larger tensor, so other data follows element 39.
+# The values that you load for rows and columns past the edge don't matter, because you never store their results. (You
+# still need the mask, or the load is out of bounds.) Does the same hold along K? Suppose a kernel masks w there and
+# forgets x. Those products are x times 0, so does it matter? K is 40, in steps of 32, and the rows of x are 64 apart,
+# as in a slice of a larger tensor, so other data follows element 39.
 
 
 # %%
@@ -393,8 +398,8 @@ def unmasked_kernel(x_ptr, w_ptr, y_ptr, K, x_stride, TILE: tl.constexpr, BLOCK_
 
 
 # %% [markdown]
-# **How many of the 16 x 16 results are wrong if the memory past the rows of x holds 0, and how many if it holds NaN?**
-# (Uninitialised memory can.) Give the second number.
+# Suppose that the memory past the rows of x first holds 7, and then NaN. (Uninitialised memory can hold anything.)
+# **How many of the 16 x 16 results are wrong with NaN?**
 
 # %% tags=["hide-input"]
 nans = predict_first("wrong results of 256, NaN beyond the end", unit="")
@@ -403,7 +408,7 @@ nans
 # %% tags=["hide-input"]
 x_40, w_40, _ = layer(16, 40, 16)
 sums = torch.empty(16, 16, device=device)
-for beyond in (0.0, float("nan")):
+for beyond in (7.0, float("nan")):
     larger = torch.full((16, 64), beyond, dtype=x_40.dtype, device=device)
     larger[:, :40] = x_40
     unmasked_kernel[(1,)](larger, w_40, sums, 40, 64, TILE=16, BLOCK_K=32)
@@ -413,8 +418,8 @@ for beyond in (0.0, float("nan")):
     )
 nans.compare(
     int(wrong.sum()),
-    "Zero times NaN is NaN, and a single NaN ruins a sum. If that memory happens to hold zeros, "
-    "the bug passes every test.",
+    "Zero times NaN is NaN, and a single NaN ruins a sum. Zero times 7 is 0, so if that memory "
+    "holds finite numbers, whichever they are, the bug passes every test.",
 )
 
 # %% [markdown]
@@ -463,9 +468,9 @@ puzzle(k_mask_kernel, 1, x_5, w_5, wanted=x_5 @ w_5, K=5, x_stride=8, ROWS=4, BL
 # DRAM but can't keep up with the tensor cores, so you have to use each value more than once and avoid [bank
 # conflicts](../docs/glossary.md#bank-conflict). A row of the tile is 64 elements, or 32 words, one per bank, so lanes
 # that read **down a column** all hit the same bank, as in lesson 07. Padding the rows would fix that, but an H100's
-# tensor cores accept only a few layouts, none of them with gaps. The answer is a **swizzle**. The matmul reads 16-byte
-# segments from 8 rows, and in row r, segment p is stored at position `p ^ r` (exclusive or). That puts the same segment
-# of eight rows in eight positions, so one wavefront reads them all. Triton does this for you.
+# tensor cores accept only a few layouts, none of them with padded rows. The answer is a **swizzle**. The matmul reads
+# 16-byte segments from 8 rows, and in row r, segment p is stored at position `p ^ r` (exclusive or). That puts the same
+# segment of eight rows in eight positions, so one wavefront reads them all. Triton does this for you.
 # <!-- given 16 bytes: PTX ISA, ldmatrix and the layouts of wgmma's operands -->
 #
 # ## Stages: load while you multiply
@@ -817,9 +822,9 @@ table(("16 rows", "time"), rows, h200.label_of("matmul_steps"))
 #
 # LayerNorm needs the mean of a whole **row** of y, but a tile only has 128 or 256 columns. You can still fuse it if
 # each program computes whole rows: a tile with few rows and all columns. An SM has 65,536 registers, so with 1024
-# columns you get 32 rows, using half the register file for sums. **For LayerNorm on 8192 x 1024 results with K = 1024,
-# what's the time of one launch relative to two?** You can't derive it. As a guide, compare the FLOP per byte of its
-# tile with those of a 128 x 128 one.
+# columns you get 32 rows, using half the register file for sums. **For 8192 x 1024 results with K = 1024, how long does
+# one launch take, relative to cuBLAS and a LayerNorm kernel?** You can't derive it. As a guide, compare the FLOP per
+# byte of a 32 x 1024 tile with those of a 128 x 128 one.
 # <!-- given 65,536 registers: CUDA C++ Programming Guide, technical specifications per compute capability -->
 
 # %% tags=["hide-input"]
@@ -1152,8 +1157,6 @@ table(
 #
 # ### Tile order, explored, metered and timed
 #
-# For a wave of 264, groups of 16 rows are best. Here you can see why.
-#
 # An 8192 x 8192 result has 64 x 64 tiles of 128 x 128:
 #
 # 1. How many stripes does a wave need if you go row by row? Column by column?
@@ -1169,9 +1172,8 @@ order
 # %% [markdown]
 # <details><summary>What you should see</summary>1. Sixty-nine either way: five stripes of one operand and all of the
 # other. 2. Groups of 16. A wave's 264 tiles then form roughly a 16 x 16 square, and a square has the shortest edge for
-# its area. 3. No, as long as a wave's programs go through K in lockstep and nothing else uses L2. Row by row comes
-# closest.</details>
-#
+# its area. 3. No, as long as a wave's programs go through K in lockstep and nothing else uses L2: every wave is above
+# the ridge.</details>
 #
 # Let's meter a wave of 20 tiles on a small layer with 8 x 8 tiles. It reads these stripes of x and w:
 
@@ -1214,8 +1216,8 @@ table(
 
 # %% [markdown]
 # The model is rough, but it picks the best group. DRAM traffic drops to a third, but the time falls far less, because
-# DRAM wasn't the main bottleneck. Against the small gain we're after, it's still worth a line of index arithmetic.
-# Here's the model at copy bandwidth for the 32 x 32 tiles of our table:
+# DRAM wasn't the main bottleneck. The gain we're after is small too, so the order is still worth a line of index
+# arithmetic. Here's the model at copy bandwidth for the 32 x 32 tiles of our table:
 
 # %% tags=["hide-input"]
 for group in (1, 16, 32):

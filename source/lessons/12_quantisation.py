@@ -228,7 +228,7 @@ off = furthest(norm_int8(x, weight, careful, 0.5), in_pytorch(x, weight, 0.5))
 print("clip 0.5: within 1 of PyTorch:", off <= 1)
 
 # %% [markdown]
-# The third troublemaker is a row with a NaN. `tl.max` drops NaN, and so does `tl.maximum` without `propagate_nan`, so
+# The last troublemaker is a row with a NaN. `tl.max` drops NaN, and so does `tl.maximum` without `propagate_nan`, so
 # that row can end up with a perfectly ordinary scale. It shouldn't, and exercise 12 asks you to handle it.
 #
 # How much traffic does fusion save? Let's compare `kernels.layer_norm_int8` with the same computation in PyTorch,
@@ -254,7 +254,7 @@ print(f"fused:   {fused.launches} launch, {fused.unique_total / wide.numel():.1f
 norm_bytes.compare(unfused.bytes_total / fused.unique_total)
 
 # %% [markdown]
-# No serious code does it that way, though. The claim you'll hear compares with *two* kernels:
+# A fairer baseline is *two* kernels:
 #
 # **Claim: "LayerNorm + quantisation, fused, is 2.5 to 3 times faster than separate kernels."** We timed it in bf16 on
 # an H200 with 32,768 rows. Both two-kernel versions use our int8 kernel:
@@ -266,7 +266,7 @@ for cols, ways in separate.items():
     rows.append((cols, *(f"{1e6 * each:.0f} us, {each / one:.2f}x" for each in taken)))
 heads = ("columns", "PyTorch's LayerNorm, then int8", "our LayerNorm, then int8", "one kernel")
 display(table(heads, rows, h200.label_of("quantised_layer_norm")))
-print("\nVerdict: fair, against PyTorch's norm; counting bytes, it's 7 to 3.")
+print("\nVerdict: fair, against PyTorch's norm. Two kernels move 7 bytes per element, one moves 3.")
 print("Against our norm, the gain is a little less than the bytes suggest. Against one kernel per")
 print("operator it would be far larger. With such a number, always ask what the baseline was.")
 
@@ -456,6 +456,7 @@ for tokens, ways in of_experts.items():
     rows.append((tokens, *(f"{1e6 * time.median:.0f} us" for time in ways.values()), *gains))
 columns = ("tokens per expert", *ways, *(f"speedup over {name}" for name in slower))
 display(table(columns, rows, h200.label_of("quantised_experts")))
+print(f"all weights at copy bandwidth: {1e6 * 64 * 2048 * 768 / h200.copy_bandwidth:.0f} us")
 print("\nVerdict: holds for few tokens, and reverses for many.")
 print("Up to 8 tokens per expert, most of the time is spent on the weights' bytes; at 64, about")
 print("half. Beyond that, arithmetic matters, and the fused kernel has to unpack each weight again")
@@ -488,8 +489,9 @@ explorer
 # %% [markdown]
 # <details><summary>What you should see</summary>1. At 512. FP8 on both sides is still twice as fast, because it also
 # multiplies faster. 2. At 2048: each expert gets an eighth of the tokens, so its weights dominate for longer. 3. 8
-# tokens read 57 of them, out of a possible 64, and 128 tokens read 252, nearly all. 4. At that size, all of the time
-# goes into arithmetic. FP8 tensor cores have twice the rate, while int8 weights are multiplied in bf16.</details>
+# tokens read 57 of them, out of a possible 64, and 128 tokens read 252, nearly all. 4. At that size, arithmetic takes
+# longer than the bytes, so fewer bytes don't help. FP8 tensor cores have twice the rate, while int8 weights are
+# multiplied in bf16.</details>
 #
 # The explorer's times come from the data sheet and are *lower bounds*. For real times, here's `kernels.moe_int8` on an
 # H200, with int8 weights and bf16 activations. Its **grouped matmul** is one launch for all experts, although only the
@@ -544,18 +546,18 @@ curves_chart(gains, title, **axes, log=True, limit=even)
 #   few tokens: see *Going further*.)
 # - **Int8 weights only gain with few tokens, and by less than the bytes suggest**, because our kernel has to unpack
 #   them and reads at 2.7 TB/s, where the bf16 one reads at 4.2 TB/s.
-# - **This MXFP4 kernel is slower than bf16 throughout.** The format isn't to blame. `tl.dot_scaled` as compiled for
-#   Hopper is (see below). We haven't timed any weight-only kernels made for Hopper, such as Marlin, Machete or Triton's
-#   own MXFP4 kernels.
+# - **This MXFP4 kernel is slower than bf16 throughout.** That needn't be the format's fault: Triton unpacks it first
+#   (see below). We haven't timed any weight-only kernels made for Hopper, such as Marlin, Machete or Triton's own MXFP4
+#   kernels.
 #
 # ## FP8 sums
 #
 # In lesson 08 we could rely on bf16 matmuls to accumulate in fp32. FP8 on Hopper is different. The accumulator is still
-# in fp32 registers, but the tensor cores' *adder* is narrower: it aligns each group of products to the accumulator's
-# exponent and drops the bits that don't fit (DeepSeek-V3, arXiv:2412.19437, section 3.3). The larger the sum gets, the
-# more of each new product is lost. The fix is to restart from zero every 128 terms, and add up these short sums with
-# ordinary fp32 additions, outside the tensor cores. Our kernel has three modes: one long sum, short sums in fp32, or
-# per-block scales, which need short sums anyway:
+# in fp32 registers, but the tensor cores' *adder* is narrower: it shifts the products and the accumulator to the
+# largest exponent among them and drops the bits that don't fit (DeepSeek-V3, arXiv:2412.19437, section 3.3). The larger
+# the sum gets, the more of each new product is lost. The fix is to restart from zero every 128 terms, and add up these
+# short sums with ordinary fp32 additions, outside the tensor cores. Our kernel has three modes: one long sum, short
+# sums in fp32, or per-block scales, which need short sums anyway:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_12 import FP8_WAYS, fp8_kernel
@@ -642,7 +644,7 @@ table(("", "time", "rate"), rows, h200.label_of("quantised_fp8_times"))
 # more than half of the original time, because the additions wait for the matmul and the next matmul waits for the
 # additions. cuBLAS uses short sums unless you pass `use_fast_accum=True`, and that costs it only a few percent, so most
 # of the cost can be hidden. **Once you pay for short sums, per-block scales are nearly free.** That's the choice
-# DeepSeek-V3 made. But look at the first line: with short sums, our FP8 kernel is no faster than bf16. To gain
+# DeepSeek-V3 made. But look at the first line: with short sums, our FP8 kernel is hardly faster than bf16. To gain
 # anything, you have to hide the additions, as cuBLAS does.
 #
 # ## Four bits: MXFP4 and NVFP4
@@ -717,9 +719,9 @@ mx_error.compare(
 
 # %% [markdown]
 # These errors come from *rounding* alone, so no kernel that takes these values can do better. (A better choice of
-# scales can.) No kernel can tell you whether your model tolerates such an error: you have to evaluate the model. Most
-# people keep activations in more bits, which is the column *weights alone*. How much would you save? Here are the
-# weights of a model with 70 billion parameters, and the minimum time for a token, which has to read them all:
+# scales can.) No kernel can tell you whether your model tolerates such an error: you have to evaluate the model. If the
+# activations keep more bits, the column *weights alone* applies. How much would you save? Here are the weights of a
+# model with 70 billion parameters, and the minimum time for a token, which has to read them all:
 
 # %% tags=["hide-input"]
 bandwidth = DEVICES["H200"].memory_bandwidth
@@ -785,8 +787,8 @@ table(("", "H200", "B200"), rows)
 # %% [markdown]
 # `HGMMA` is Hopper's matmul, here in **bf16**. An H200 doesn't have a 4-bit matmul, so the compiler unpacks MXFP4 into
 # bf16 first. That saves bytes but no arithmetic, and you pay for the unpacking on top. NVFP4 doesn't compile for it at
-# all with this version of Triton. On a B200, `UTCQMMA` multiplies 8-bit elements with scales and `UTCOMMA` multiplies
-# 4-bit ones, in MXFP4 or NVFP4. According to NVIDIA's data sheet, each doubles the rate of the next wider format; the
+# all with this version of Triton. On a B200, `UTCQMMA` multiplies 8-bit elements, here with scales, and `UTCOMMA`
+# multiplies 4-bit ones, in MXFP4 or NVFP4. According to NVIDIA's data sheet, halving the bits doubles the rate; the
 # counts fit that. But if the activations are bf16, even a B200 has to unpack: `UTCHMMA`. **Just because you can store a
 # format doesn't mean the GPU can multiply it.** With few tokens, storing it may be enough, as long as unpacking keeps
 # up. With many tokens, only multiplying it helps.
