@@ -431,8 +431,8 @@ launch_timeline(h200)
 
 # %% [markdown]
 # <details><summary>What you should see</summary>At 4,194,304 elements: each kernel takes longer than the next launch,
-# so they queue up and the gaps close. At 65,536, the GPU spends most of its time waiting, so that's where fusing or a
-# graph helps most.</details>
+# so they queue up and the gaps close. At 65,536, the GPU mostly waits, so a graph helps most there. Fusing helps most
+# at 16,777,216.</details>
 #
 # So over many calls, the slower of the two, CPU or GPU, sets the pace:
 #

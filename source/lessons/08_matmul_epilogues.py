@@ -815,8 +815,8 @@ table(("16 rows", "time"), rows, h200.label_of("matmul_steps"))
 
 # %% [markdown]
 # Stages still pay off here, because they hide latency. The steps after them bring nothing or cost time, so don't reuse
-# settings tuned at 4096 rows. All that matters is how fast the weights arrive. Tiles that are short along M, with a
-# large BLOCK_K, beat even the library's bare matmul. (`linear_act` here is an earlier version; see *Going further*.)
+# settings tuned at 4096 rows. All that matters is how fast the weights arrive. Tiles short along M and N, with a large
+# BLOCK_K, beat even the library's bare matmul. (`linear_act` here is an earlier version; see *Going further*.)
 #
 # ## LayerNorm after a matmul
 #
