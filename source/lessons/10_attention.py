@@ -717,8 +717,8 @@ table(
 )
 
 # %% [markdown]
-# **Verdict: the claim understates the gain here, and there is no single factor.** From 1,024 tokens on, both versions
-# are quadratic: the unfused traffic is, and so is the fused kernel's arithmetic, which is why its time nearly
+# **Verdict: the claim understates the gain here, and there is no single factor.** At 1,024 tokens and above, both
+# versions are quadratic: the unfused traffic is, and so is the fused kernel's arithmetic, which is why its time nearly
 # quadruples with each doubling. The unfused time grows faster still. (We didn't investigate why. At 512 tokens, all the
 # scores still fit in L2.)
 #
@@ -1172,7 +1172,7 @@ tiles
 #
 # ### How close do we get to the roofs?
 #
-# Of the chip's compute units in this picture, the SFUs are by far the slowest:
+# The SFUs are by far the slowest compute units in this picture:
 
 # %% tags=["hide-input"]
 from helpers.figures import gpu_picture
