@@ -546,7 +546,7 @@ table_cost.compare(100 * 4 / (16 * 2 * 2 * 128 * 2), "That's 4 bytes per 16 KiB 
 # tokens the table and the empty slots are both below 1 %.**
 # <!-- given 256 bytes: 128 elements of fp16, as in the cell above -->
 #
-# What do small pages cost in time? Here's the catalogue's kernel for a batch, `kernels.paged_attention`. The columns are
+# What do small pages cost in time? Here's the catalogue's kernel for a batch, `kernels.paged_attention`. Columns are
 # tokens per page. Under *one page*, each sequence is a single page:
 
 # %% tags=["hide-input"]
