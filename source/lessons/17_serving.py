@@ -688,6 +688,7 @@ passes.compare(
 # A single draw can't show whether a sampler is correct, so *Going further* tests the distribution. These are its times:
 
 # %% tags=["hide-input"]
+torch.manual_seed(0)  # the same logits whenever the cell runs
 for kind, logits in (("flat", flat_logits), ("peaked", peaked_logits)):
     likely = torch.softmax(logits(16, device="cpu").float(), 1).topk(50).values.sum(1).mean()
     print(f"{kind}: the top 50 tokens have {100 * likely:.0f} % of the probability")
