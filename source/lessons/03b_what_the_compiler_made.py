@@ -123,7 +123,7 @@ registers.compare(
 compiled
 
 # %% [markdown]
-# **Verdict: the 32 is right, but the 24 isn't (`add` alone takes 26).** As you'll see, both depend on the block size.
+# **Verdict: the 32 is right, but the 24 isn't (`add` alone takes 26).** As you'll see, it depends on the block size.
 #
 # ## Wide loads
 #
@@ -143,8 +143,10 @@ load_count.compare(
 
 # %% [markdown]
 # This is the machine code, which NVIDIA calls [SASS](../docs/glossary.md#sass). Next to each instruction is the line of
-# the kernel it comes from. Names that start with R are registers. `@!P0` is a **predicate**, which is how the mask
-# works: a thread that's masked off skips the instruction.
+# the kernel it comes from. `@!P0` is a **predicate**, which is how the mask works: a thread that's masked off skips the
+# instruction. (Before the last store it simply exits.) Names that start with R are registers. The second pair of loads
+# overwrites R4 and R8: the kernel finishes four elements before it loads the next four, so it never needs registers for
+# all eight.
 #
 # CUDA programmers write `float4` to get loads of that [width](../docs/glossary.md#load-width). Triton's compiler uses
 # them whenever three conditions hold. Neighbouring elements must belong to the same thread, which the compiler arranges
@@ -152,8 +154,8 @@ load_count.compare(
 # checks the last two at launch, from the pointers and the length you pass. This is called the **divisibility hint**.
 # <!-- given 16 bytes: CUDA C++ Programming Guide, device memory accesses -->
 #
-# Let's take the hint away. You can pass a tensor that starts one element later: PyTorch users write `x[1:]` without a
-# second thought. Or you can pass a length that isn't a multiple of 16. **How many loads does a thread need now?**
+# Let's take the hint away, with a tensor that starts one element later (PyTorch users write `x[1:]` without a second
+# thought) or a length that isn't a multiple of 16. **How many loads does a thread need now?**
 
 # %% tags=["hide-input"]
 narrow_count = predict_first(
@@ -216,9 +218,9 @@ wide_strides.compare(
 )
 
 # %% [markdown]
-# Usually that's what you want, but it has two costs. Triton compiles the kernel again for each class of values, and the
-# first call with a new class has to wait for that. And the code may differ where you wouldn't expect it: a dropout
-# kernel gets a separate version for seed 1, for example. `@triton.jit(do_not_specialize=["seed"])` prevents that.
+# Separate versions are usually what you want, but they have two costs. The first call with a new class of values has to
+# wait for the compiler. And the code may differ where you wouldn't expect it: a dropout kernel gets a separate version
+# for seed 1, for example. `@triton.jit(do_not_specialize=["seed"])` prevents that.
 #
 # If you pass strides, you also have to use them. This kernel copies a column-major matrix (the `.t()` of a row-major
 # one), one row per program. **Fix the marked line.**
@@ -363,9 +365,9 @@ for count, widths in h200.experiment("load_widths").items():
     print(f"{count:12,} elements, eight per thread: narrow loads take {gain:.2f}x the time")
 
 # %% [markdown]
-# No gain at all. But look at what that experiment holds constant: a thread loads its eight elements with two wide loads
-# or with eight narrow ones, so either way it requests *the same bytes*. A CUDA kernel with `float4` usually replaces
-# one with **one** element per thread. So let's measure that as well:
+# No gain at all. But look at what that experiment holds constant: a thread loads its eight elements of an input with
+# two wide loads or with eight narrow ones, so either way it requests *the same bytes*. A CUDA kernel with `float4`
+# usually replaces one with **one** element per thread. So let's measure that as well:
 
 # %% tags=["hide-input", "answers-one_element"]
 kinds = {
@@ -456,7 +458,7 @@ table(columns, rows)
 
 # %% [markdown]
 # With few elements per thread, loads are narrow. With many, a thread needs more registers, so fewer warps fit on the
-# GPU at the same time (lesson 07). Here's the course's own add+GELU, timed on an H200:
+# GPU (lesson 07). Here's the course's own add+GELU, timed on an H200:
 
 # %% tags=["hide-input"]
 sweep = h200.experiment("occupancy_sweep")
@@ -502,11 +504,12 @@ table(("", "how it was timed", ""), rows, h200.label_of("ways_to_time"))
 
 # %% [markdown]
 # - **Without a wait.** A launch returns immediately, so the host's clock only sees the launch, whatever the kernel
-#   does. That's too short for a large tensor and too long for a small one.
+#   does. That's too short for a large tensor, too long for a small one.
 # - **With a wait.** This includes the launch and the wait, which take up most of the time for a small tensor. Your
 #   program may pay for that, but it isn't the kernel's time.
 # - **L2 warm.** If you time a kernel repeatedly on the same small tensors, it finds its inputs in the cache. In a
-#   model, other kernels will have run in between, so you want a [cold L2](../docs/glossary.md#cold-l2).
+#   model, other kernels run in between. (What the last one has just written may still be in L2, so a [cold
+#   L2](../docs/glossary.md#cold-l2) is the cautious choice.)
 # - **The first calls.** After a pause, a matmul runs faster for a moment. (Usually that's the clock, which drops when
 #   the GPU hits its power limit. We recorded the rates here, but not the clock.)
 #

@@ -160,8 +160,8 @@ print("right:", torch.allclose(with_all.result, expected, atol=1e-3))
 print(with_all)
 
 # %% [markdown]
-# It takes one launch, returns the right result and writes nothing else. (`tl.dot` accumulates in fp32. We store fp32,
-# since people who want the probabilities usually want them exact.)
+# It takes one launch, returns the right result and writes only the probabilities. (`tl.dot` accumulates in fp32. We
+# store fp32, since people who want the probabilities usually want them exact.)
 #
 # Now let's add padding: first in the **last** forty positions, then in the **first** forty, as in a batch of prompts
 # that all end at the same position. Either way, sixty queries are real, and the weights of each add up to 1, which
@@ -542,9 +542,9 @@ touched.compare(fused.unique_total / 1e3)
 # most of these requests, because a head's programs run side by side. With 128 queries per program instead of 64,
 # there'd be about half as many.
 #
-# With its rescaling, FlashAttention does *more* arithmetic than the separate kernels. (Per tile of keys, that's one
-# more exponential per row, and one multiplication per element of `acc`.) It's faster because it moves fewer bytes. The
-# matmuls are still N × N. Now move the sliders. (The times come from the roofline, so they're lower bounds.)
+# FlashAttention doesn't save arithmetic. The matmuls are still N × N. Rescaling costs about as much as dividing each
+# probability did: in our tiles, 64 multiplications and an exponential per row instead of 64 divisions. It's faster
+# because it moves fewer bytes. Now move the sliders. (The times come from the roofline, so they're lower bounds.)
 #
 # 1. At what length does the unfused version no longer fit on an H100? On an RTX 4090?
 # 2. At what length does the fused version's time start to grow quadratically? What limits it before that?
@@ -609,11 +609,11 @@ def causal_kernel(q_ptr, k_ptr, v_ptr, o_ptr, tokens, scale,
 
 
 # %% [markdown]
-# (With padding, you'd need the two lines from above again.) **What percentage of the tiles can you skip at 512 tokens,
-# in tiles of 64 x 64?** Draw the 8 x 8 tiles.
+# (With padding, you'd need the two lines from above again.) **What percentage of the tiles can you skip at 384 tokens,
+# in tiles of 64 x 64?** Draw the 6 x 6 tiles.
 
 # %% tags=["hide-input"]
-skipped_share = predict_first("share of the tiles skipped, 512 tokens, tiles of 64 x 64", unit="%")
+skipped_share = predict_first("share of the tiles skipped, 384 tokens, tiles of 64 x 64", unit="%")
 skipped_share
 
 
@@ -626,7 +626,7 @@ def causal_flash(q, k, v, skips, splits, m=64, n=64):
     return o
 
 
-long_inputs = random_inputs(1, 512, 64)
+long_inputs = random_inputs(1, 384, 64)
 theirs_causal = F.scaled_dot_product_attention(
     *(x[None].float() for x in long_inputs), is_causal=True
 )[0]
@@ -644,14 +644,14 @@ display(table(("", "right", "requested"), rows))
 a_tile = 2 * 64 * 64 * 2  # bytes of a tile of k and one of v
 left_out = (walked["every tile"].bytes_total - walked["up to the diagonal"].bytes_total) / a_tile
 skipped_share.compare(
-    100 * left_out / (512 // 64) ** 2,
+    100 * left_out / (384 // 64) ** 2,
     "It's less than half, because tiles on the diagonal are computed in full.",
 )
 
 # %% [markdown]
 # The time falls by a smaller factor than the number of tiles. A program still has to start, load its queries and store
-# its output, and because programs now differ in length, the GPU is less busy towards the end. *Going further* lists the
-# times, and finds the unit that limits the kernel: memory, the tensor cores, or the one that computes exponentials.
+# its output. And programs now differ in length, which can leave SMs idle towards the end. *Going further* lists the
+# times, and asks which unit limits the kernel: memory, the tensor cores, or the one that computes exponentials.
 #
 # ## What a compiler can do
 #
@@ -717,9 +717,10 @@ table(
 )
 
 # %% [markdown]
-# **Verdict: an understatement here, and not a constant.** The gain grows with the sequence, because the unfused traffic
-# is quadratic and the fused traffic is linear. On shorter sequences or a different GPU, you might find a length where
-# it's 3.33.
+# **Verdict: the claim understates the gain here, and there is no single factor.** At 1,024 tokens and above, both
+# versions are quadratic: the unfused traffic is, and so is the fused kernel's arithmetic, which is why its time nearly
+# quadruples with each doubling. The unfused time grows faster still. (We didn't investigate why. At 512 tokens, all the
+# scores still fit in L2.)
 #
 # **Claim: "dropping intermediates takes 20 to 40 % less memory."** Unfused attention saves all probabilities for the
 # backward pass. Fused attention saves q, k, v, the output and the logarithm of each row's sum, and recomputes the
@@ -779,8 +780,8 @@ for tokens in (128, 256, 512, 1024, 2048, 4096):
 table(("tokens", "saved, unfused", "fused", ""), rows)
 
 # %% [markdown]
-# **Verdict: holds at some lengths (256 and 512 tokens for this block), but isn't a rule.** The saving depends on N, so
-# no single number describes it: at 128 tokens it's less, and at 4096 most of the memory is gone.
+# **Verdict: the claim holds at some lengths (256 and 512 tokens for this block), but it isn't a rule.** At 128 tokens
+# the saving is smaller, and at 4096 most of the memory is gone.
 #
 # [Lesson 11](11_training.ipynb) derives the backward pass.
 #
@@ -889,12 +890,12 @@ split_gain.compare(
 )
 
 # %% [markdown]
-# Read the table row by row. With enough parts, a long cache of 32 key heads gets very close to copy bandwidth, but one
-# of a single head stays far below it: the smaller the cache, the more the ramp-up and the second launch weigh. Bytes
-# matter most: with a quarter of the key heads, the cache is a quarter of the size. (FlexAttention can also decode, but
-# needs a block mask to split the keys sensibly. Our recording didn't pass one, so we left it out.) These are GPU times.
-# From Python, two launches take longer than the shortest times in this table (lesson 02), so servers decode inside
-# [CUDA graphs](../docs/glossary.md#cuda-graph).
+# With enough parts, a long cache of 32 key heads gets very close to copy bandwidth, but one of a single head stays far
+# below it: the smaller the cache, the more the ramp-up and the second launch weigh. Bytes matter most: with a quarter
+# of the key heads, the cache is a quarter of the size. (FlexAttention can also decode, but needs a block mask to split
+# the keys sensibly. Our recording didn't pass one, so we left it out.) These are GPU times. From Python, two launches
+# take longer than the shortest times in this table (lesson 02), so servers decode inside [CUDA
+# graphs](../docs/glossary.md#cuda-graph).
 #
 # ## Your predictions vs the measurements
 
@@ -943,7 +944,7 @@ self_test(
 #
 # ### The limiting unit
 #
-# Memory isn't the limit at these lengths. Are the tensor cores? Between the two matmuls, you need an **exponential**
+# On long sequences, memory isn't the limit. Are the tensor cores? Between the two matmuls, you need an **exponential**
 # for each score, and that runs on the [SFU](../docs/glossary.md#sfu), which is slow: 4.18 TFLOP/s on an H200, against
 # the tensor cores' 989 TFLOP/s. At head dimension $d$, a score takes $4d$ operations on tensor cores and one
 # exponential. Here's how long each takes at two head dims:
@@ -1022,6 +1023,8 @@ table(("head dim", *times), rows, h200.label_of("attention_exponentials"))
 # follows FlashAttention-3, not the algorithm described here.)
 #
 # ### How the bytes grow
+#
+# As N grows, the scores take over the unfused traffic. More queries per program make for fewer requests:
 
 # %% tags=["hide-input"]
 rows = []
@@ -1077,7 +1080,7 @@ for flag in (False, True):
     print(f"{'causal' if flag else 'full':6} {told}")
 
 # %% [markdown]
-# **Verdict: about right against torch.compile, an understatement against PyTorch line by line.** In eager PyTorch, a
+# **Verdict: the claim is about right against torch.compile, and understates the gain over eager PyTorch.** There, a
 # causal mask written with `masked_fill` adds launches on N × N tensors. The compiler fuses mask and softmax but leaves
 # the matmul separate.
 #
@@ -1117,10 +1120,11 @@ columns = ("tokens", "unfused, bound", "unfused, time", "fused, bound", "fused, 
 table((*columns, "unfused memory", "fused memory"), rows, h200.label_of("attention_lengths"))
 
 # %% [markdown]
-# (In the first row, most of the unfused memory is cuBLAS's own workspace.) The memory matches the model. The times are
-# above the roofline's bound, and for short sequences far above it, because there isn't enough work to fill the GPU. On
-# long ones, part of the gap is that tensor cores under load don't sustain the rate on the data sheet. The rest is
-# probably time when matmuls and exponentials don't overlap, which no single roof can show.
+# (In the first row, most of the unfused memory is cuBLAS's own workspace.) Unfused memory grows fourfold with each
+# doubling, fused memory twofold. The times are above the roofline's bound, and for short sequences far above it,
+# because there isn't enough work to fill the GPU. On long ones, part of the gap is that tensor cores under load don't
+# sustain the rate on the data sheet. The rest is probably time when matmuls and exponentials don't overlap, which no
+# single roof can show.
 #
 # ### Causal tiles: times and sizes
 #
@@ -1168,7 +1172,7 @@ tiles
 #
 # ### How close do we get to the roofs?
 #
-# The SFUs are by far the slowest units on the chip:
+# The SFUs are by far the slowest compute units in this picture:
 
 # %% tags=["hide-input"]
 from helpers.figures import gpu_picture
@@ -1241,9 +1245,10 @@ table(("", *names), rows)
 # (`MUFU` is the SFU's instruction, which returns one result per thread. `HGMMA` is a matmul on Hopper's tensor cores,
 # on a whole tile per warp group.)
 #
-# ### Warp specialisation in the machine code
+# ### FlashAttention 2 and 3 in our kernels
 #
-# Do 16 heads of one sequence give you enough programs for an H200's SMs?
+# Here's why version 2 runs the query tiles in parallel: with 16 heads of one sequence, one program per head can't fill
+# an H200.
 
 # %% tags=["hide-input"]
 sms = DEVICES["H200"].sms
@@ -1254,8 +1259,8 @@ for tokens in (1024, 8192):
     )
 
 # %% [markdown]
-# You can see warp specialisation if you compare the machine code of the course's plain and tuned kernels. With
-# `USETMAXREG`, the loading warps hand registers to the computing warps. `UTMALDG` is a tile load.
+# And you can see version 3's specialised warps if you compare the machine code of the course's plain and tuned kernels.
+# With `USETMAXREG`, the loading warps hand registers to the computing warps. `UTMALDG` is a tile load.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from kernels.variants import kernel_at
@@ -1356,10 +1361,10 @@ table(
 )
 
 # %% [markdown]
-# **Verdict: fair for attention with an explicit causal mask, where the compiler fuses the work on the matrix. For plain
-# attention it's an understatement, but the compiler replaced the kernel instead of fusing it.** Without the patterns,
-# plain attention gains little, because the matmuls stay separate and the matrix still goes through memory. (We didn't
-# investigate why the causal version was slower with the patterns at 2048 tokens.)
+# **Verdict: the claim is fair for attention with an explicit causal mask, where the compiler fuses the work on the
+# matrix. For plain attention it's an understatement, but there the compiler replaced the kernel instead of fusing it.**
+# Without the patterns, plain attention gains little, because the matmuls stay separate and the matrix still goes
+# through memory. (We didn't investigate why the causal version was slower with the patterns at 2048 tokens.)
 #
 # ### Other attention kernels
 #
@@ -1379,7 +1384,8 @@ print(f"a matmul: {rates['bf16_matrix_flops_per_second'] / 1e12:.0f} TFLOP/s")
 
 # %% [markdown]
 # `FlashAttention-2` is PyTorch's build. Version 2 was written for an A100, version 3 for Hopper. `Flex` is
-# FlexAttention's Triton template. Without a mask, torch.compile just calls another kernel, so that's the one we timed.
+# FlexAttention's Triton template. Without a mask, `torch.compile` recognises the pattern and calls one of the library
+# kernels, so its column shows that kernel's time.
 #
 # The sweep ran on an H100 with today's kernels, and with the `flash-attn-4` package, whose Hopper kernel beats ours on
 # most long sequences, most clearly with 64 elements per head and in the backward pass. The chart shows head dim 128 at
@@ -1421,9 +1427,9 @@ table(
 )
 
 # %% [markdown]
-# **Verdict: fair from 512 tokens upwards, and the gain with a mask is larger, as it says.** On shorter sequences,
-# PyTorch's kernel gains less on this larger GPU. (These are GPU times. At those lengths, a call from Python takes
-# longer than the kernel.)
+# **Verdict: the claim is fair from 512 tokens upwards, and the gain with a mask is larger, as it says.** On shorter
+# sequences, PyTorch's kernel gains less on this larger GPU. (These are GPU times. At those lengths, a call from Python
+# takes longer than the kernel.)
 #
 # ### On your GPU
 

@@ -230,7 +230,7 @@ _ = verdicts(lambda x: torch.relu(x).sort(-1)[0], x)
 # %% [markdown]
 # ## Fuse and unfuse
 #
-# Here's the block again, and this time you're in control. Click an edge, or use Tab, the arrow keys and Enter. Bytes,
+# Here's the block again, and now you're in control. Click an edge, or use Tab, the arrow keys and Enter. Bytes,
 # launches, live values and predicted time update immediately. If a fusion is illegal, you'll see why. **Make it as fast
 # as you can before you press End.** (An operation on its own counts as PyTorch's kernel or yours, whichever is faster.)
 
@@ -280,8 +280,9 @@ choose_edges(
 # mul with sum_1, rules out three smaller savings that are worth more together. Greedy search is cheap, but it doesn't
 # tell you when it's wrong.</details>
 #
-# Not every legal fusion is worth it. You can lose **parallelism**: a row-wise kernel has at most one block per row, and
-# an H200 has 132 SMs. Here we add up six tensors and normalise the sum, with more and more rows:
+# Not every legal fusion is worth it. You can lose **parallelism**: unless a second launch combines parts of rows
+# (lesson 06), a row-wise kernel has at most one block per row, and an H200 has 132 SMs. Here we add up six tensors and
+# normalise the sum, with more and more rows:
 # <!-- given 132 SMs: the H200's entry in devices.toml -->
 
 
@@ -326,8 +327,8 @@ for count, resources in compiled.items():
 # %% [markdown]
 # (For the last graph, that's the larger kernel.) The estimate is far too high, and probably splits that graph for no
 # good reason. A compiler doesn't have to keep the graph's order: it can add each exponential as soon as it has it.
-# **Try `plan.compile` before you believe that registers forbid a fusion.** (If every value is needed twice, as in
-# lesson 07, no order helps.)
+# **Try `plan.compile` before you believe that registers forbid a fusion.** (If every value is needed twice, no order
+# helps: lesson 07.)
 #
 # ## Bytes or launches?
 #
@@ -355,12 +356,12 @@ starts = replayed.total - replayed.span
 print(f"eager, CUDA graph: the first kernel starts {starts:.0f} us after the graph's launch")
 
 # %% [markdown]
-# In a graph, the gaps between kernels are a fraction of a microsecond. **What's the speedup from a CUDA graph alone,
-# with nothing fused?** We measure from the first launch to the end of the last kernel, under the profiler. For the
-# graph, add up three things: the kernels, their gaps, and the time before the first kernel starts.
+# Inside a CUDA graph, the gaps between kernels are a fraction of a microsecond. **What's the speedup from a CUDA graph
+# alone, with nothing fused?** We measure from the first launch to the end of the last kernel, under the profiler. For
+# the graph, add up three things: the kernels, their gaps, and the time before the first kernel starts.
 
 # %% tags=["hide-input"]
-by_graph = predict_first("eager, one by one, over eager under a CUDA graph", unit="times")
+by_graph = predict_first("eager: time without ÷ with a CUDA graph", unit="times")
 by_graph
 
 # %% tags=["hide-input"]
@@ -442,7 +443,7 @@ print(*generated("hard_swish_chain"), sep="\n")
 # written it. Now take residual plus LayerNorm on 32768 rows of 4096, which is also one kernel. It needs four passes:
 # `x` and the residual in, the new residual and the norm out. Inductor's kernel loops over the row in blocks, twice,
 # because it needs mean and variance before it can normalise. **How many loads and stores of full-size tensors does it
-# have?**
+# have?** (Think about what the second loop has to read.)
 
 # %% tags=["hide-input"]
 passes = predict_first("reads and writes of full size, Inductor's residual + LayerNorm", unit="")
@@ -569,11 +570,11 @@ for name in names.split():
 table(("", "predicted", "torch.compile", "ours"), rows)
 
 # %% [markdown]
-# For these six, mostly yes, but that's the weaker test: the model's constants were fitted to such kernels, so it ought
-# to match them. For torch.compile, two of these rows predict the *wrong direction*: `softmax_dropout` and
-# `cross_entropy` are slower compiled than eager. Where the compiler falls short of the prediction, there may be a
-# kernel worth writing. The last line shows a blind spot that the two share: both treat a sort as a fusion barrier,
-# while in lesson 06 we did softmax and top-k in one pass. (Here's [every graph](../docs/fusion_proof.md).)
+# For these six, mostly yes, but that's the weaker test, because the model was fitted to such kernels. For
+# torch.compile, two of these rows predict the *wrong direction*: `softmax_dropout` and `cross_entropy` are slower
+# compiled than eager. Where the compiler falls short of the prediction, there may be a kernel worth writing. The last
+# line shows a blind spot that the two share: both treat a sort as a fusion barrier, while in lesson 06 we did softmax
+# and top-k in one pass. (Here's [every graph](../docs/fusion_proof.md).)
 #
 # **Claim: "a model's forward pass goes from 120 to 80 ms by fusion."** Here are the speedups of whole blocks in GPU
 # time, compiled vs eager:
@@ -586,7 +587,8 @@ rows = ((name, f"{gain:.2f}x", f"{120 / gain:.0f} ms") for name, gain in gains.i
 display(table(("", "faster", "120 ms would become"), rows))
 median = f"median {statistics.median(gains.values()):.2f}, claimed {120 / 80:.2f}"
 print(f"{median}; h200_fusion.json, {provenance}\n")
-print("Verdict: fair in the middle, and meaningless for a single model.")
+print("Verdict: the typical block gains more than claimed, but the claim says little about any")
+print("one model: some of these blocks gain twice as much as others.")
 print("The four transformers (BERT, GPT-2, Llama, ViT) write attention out step by step, which is")
 print("part of their gain. A block that is nearly all matmuls, like mixtral_experts, gains little.")
 
@@ -614,7 +616,7 @@ def with_where(x):
 logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # it explains each break at length
 for function in (with_if, with_where):
     found = torch._dynamo.explain(function)(torch.randn(8))
-    print(f"{function.__name__:10} {found.graph_count} graphs, {found.graph_break_count} breaks")
+    print(f"{function.__name__:10} graphs: {found.graph_count}, breaks: {found.graph_break_count}")
 
 # %% [markdown]
 # The analyser needs code that it can trace, and if it can't, it names the line. **By what factor does one break
@@ -714,8 +716,8 @@ table(("a decoder layer", *compiled_in["one kernel"]), rows, h100.label_of("comp
 
 # %% [markdown]
 # The table compares lesson 18's layer as one kernel and as five small ones, compiled for an H100 without a cache. The
-# ranges overlap, so this recording doesn't settle which is cheaper. But one large kernel can't compile in parallel, and
-# changing one line recompiles all of it. Debugging gets harder too: a profile shows one line for the whole layer.
+# ranges overlap, so this recording doesn't settle which is cheaper. But changing one line recompiles the whole kernel,
+# and debugging gets harder too: a profile shows one line for the whole layer.
 #
 # ## Megakernels
 #
@@ -723,7 +725,7 @@ table(("a decoder layer", *compiled_in["one kernel"]), rows, h100.label_of("comp
 # counters in memory, and fetch the next layer's weights while the current layer is still computing. People have built
 # this for one user and one token ("Look Ma, No Bubbles!", Hazy Research, 2025) and for throughput ("We Bought the Whole
 # GPU", the same group, 2025). How much could it gain? Take the block with 128 tokens, compiled, under its CUDA graph.
-# The table above shows how long its kernels are busy.
+# The table under *Bytes or launches?* shows how long its kernels are busy.
 
 # %% tags=["hide-input"]
 function, inputs = GRAPHS["gpt2_block"].make(
@@ -742,7 +744,7 @@ print(
 # **How many times longer are its kernels busy than it takes to read all the weights once?**
 
 # %% tags=["hide-input"]
-bubble = predict_first("busy time over one read of the weights, compiled, CUDA graph", unit="times")
+bubble = predict_first("busy time ÷ one read of the weights, compiled, CUDA graph", unit="times")
 bubble
 
 # %% tags=["hide-input"]
@@ -794,8 +796,8 @@ predictions()
 #
 # 1. Your colleague wants `y = layer_norm(linear(x))` as one kernel. What do you say?
 # <details><summary>Answer</summary>A matmul tile doesn't hold a whole row. A block only gets whole rows if its tile is
-# as wide as the row. Otherwise blocks have to exchange row sums (in a cluster, through distributed shared memory, which
-# Triton doesn't offer), wait for each other, or recompute tiles. Lesson 08 shows what that costs.</details>
+# as wide as the row. Otherwise blocks have to exchange row sums (in a cluster, which our version of Triton can't do by
+# itself), wait for each other, or recompute tiles. Lesson 08 shows what that costs.</details>
 #
 # 2. Two groups are each legal on their own. Can they still be illegal together?
 # <details><summary>Answer</summary>Yes. If something in the first waits for something in the second and vice versa,
@@ -833,8 +835,8 @@ self_test(answer, 1 / (1 - 0.2 + 0.2 / 3), "Amdahl: one over what is left, 0.8 a
 #
 # ### A weighted score
 #
-# Predicted time ignores the weeks that somebody has to spend maintaining a kernel. Some teams use a weighted score
-# instead. Here's one with five parts from 0 to 1, where 1 favours fusing.
+# Predicted time ignores the weeks that somebody has to spend maintaining a kernel. A weighted score can include them.
+# Here's one with five parts from 0 to 1, where 1 favours fusing.
 #
 # | part | weight | meaning |
 # |---|---|---|
@@ -1019,7 +1021,8 @@ print("a call from Python, 128 rows:", ", ".join(calls))
 # One small matmul doesn't fill the GPU, so one kernel for all eight is the clear winner. Streams overlap them too, but
 # calls take longer, because Python also has to switch streams and record events. *Grouped* is a Triton kernel with a
 # table of tiles, for groups of any size: it wins when the sizes differ. With thousands of rows, each matmul fills the
-# GPU, and there it loses to cuBLAS. For the convolutions, streams win. (*Combo* is Inductor's combo kernel, lesson 16.)
+# GPU. There, *grouped* loses to cuBLAS, and one batched call gains little. For the convolutions, streams win. (*Combo*
+# is Inductor's combo kernel, lesson 16.)
 #
 # ### AdamW over many tensors
 #
@@ -1122,9 +1125,9 @@ for tokens, clocks in layers.items():
     )
 
 # %% [markdown]
-# **Verdict: fair at one number of tokens and against the weakest baseline.** With attention operator by operator and
-# two thousand tokens, `torch.compile` alone reaches the claimed ratio, and ours goes well beyond it. With PyTorch's
-# fused attention, little is left: `torch.compile` gains at most a few percent, and ours helps only with 64 tokens and
-# is slower than eager otherwise. With few tokens, most of the time goes into reading the weights, and fusing can't
-# reduce that. The analyser is close with 64 tokens. With more, it predicts larger gains than any version reached,
+# **Verdict: the claim is fair at one number of tokens and against the weakest baseline.** With attention operator by
+# operator and two thousand tokens, `torch.compile` alone reaches the claimed ratio, and ours goes well beyond it. With
+# PyTorch's fused attention, little is left: `torch.compile` gains at most a few percent, and ours helps only with 64
+# tokens and is slower than eager otherwise. With few tokens, most of the time goes into reading the weights, and fusing
+# can't reduce that. The analyser is close with 64 tokens. With more, it predicts larger gains than any version reached,
 # though it gets the trend right: the more tokens, the larger the gain.

@@ -159,7 +159,7 @@ print(f"{per_token / 1024:.0f} KiB per token in 32 layers")
 equal = alone.weight_bytes / per_token
 as_heavy.compare(
     round(equal),
-    f"64 users reach that with {equal / 64:,.0f} tokens each. So can one with a long document.",
+    f"64 users reach that with {equal / 64:,.0f} tokens each, or one user with a long document.",
 )
 
 # %% [markdown]
@@ -342,8 +342,8 @@ puzzle(empty_splits_kernel, 3, first, count, peaks, sums, wanted=wanted, SPLITS=
 # top = tl.minimum(tl.max(peak), 1e30)
 # -->
 #
-# The merge kernel does both, with one program per row. This one is from our catalogue. It uses `exp2`, which is faster
-# than `exp` and needs a factor of $\log_2 e$. `SCALE` is 1 here, because our scores are already scaled:
+# The merge kernel does both, with one program per row. This one is from our catalogue. It calls `exp2` and merges its
+# factor $\log_2 e$ with the scale (lesson 10). Here, `SCALE` is 1, because our scores are already scaled:
 
 
 # %%
@@ -454,8 +454,8 @@ in_us("serving_splits", "sequences x tokens", (8192, 65536, 16 * 8192, 128 * 409
 
 # %% [markdown]
 # A single sequence needs many. 16 sequences with 8 key heads make 128 programs, nearly one per SM, so splitting costs
-# time and gains nothing. 128 sequences make 1024 programs. There, many splits make things worse. That's why servers
-# pick the number of splits at every step, based on the lengths in the batch.
+# time and gains nothing. 128 sequences make 1024 programs. There, many splits make things worse. So the right number of
+# splits depends on the lengths in the batch, and changes from step to step.
 #
 # ## Paged keys
 #
@@ -540,31 +540,14 @@ table_cost.compare(100 * 4 / (16 * 2 * 2 * 128 * 2), "That's 4 bytes per 16 KiB 
 
 # %% [markdown]
 # The table is negligible. Small pages don't waste [sectors](../docs/glossary.md#sector) either, because even one
-# token's row has 256 bytes, eight full sectors. But with small pages, a tile of 64 keys has up to 64 base addresses
-# instead of one, and you can't request k until the table entry has arrived. Large pages waste memory at the end of each
-# sequence, and prompts with a common prefix can share only pages that match completely. **At 16 tokens the table and
-# the empty slots are both below 1 %.**
+# token's row has 256 bytes, eight full sectors. But with any page size, you can't request k until the table entry has
+# arrived, and with small pages, a tile of 64 keys has up to 64 base addresses instead of one. Large pages waste memory
+# at the end of each sequence, and prompts with a common prefix can share only pages that match completely. **At 16
+# tokens the table and the empty slots are both below 1 %.**
 # <!-- given 256 bytes: 128 elements of fp16, as in the cell above -->
 #
-# ### `kernels.paged_attention`
-#
-# The catalogue's kernel does the same for a batch. Each sequence has its own row in the table, and the kernel picks the
-# number of splits.
-
-# %% tags=["hide-input"]
-order = torch.randperm(128, device=device, dtype=torch.int32)
-paged = torch.empty(2, 128, 16, 2, 128, device=device, dtype=torch.float16)
-paged[:, order.long()] = cache.view(2, 128, 16, 2, 128)
-k_pages, v_pages = paged.transpose(2, 3)  # (pages, key heads, page, dim): a view
-length = torch.tensor([in_use], device=device, dtype=torch.int32)
-ours = measure(kernels.paged_attention, q[None, :, None], k_pages, v_pages, order[None], length)
-alike = decode(q, *paged, 4, in_use, order, by_page)
-close = torch.allclose(ours.result[0, :, 0], alike, atol=1e-3)
-more_bytes = 100 * (ours.bytes_total / (cache.nbytes * in_use / 2048) - 1)
-print(f"same result: {close}; {ours.launches} launches; {more_bytes:.1f} % more than k and v")
-
-# %% [markdown]
-# What do small pages cost in time? The columns are tokens per page. Under *one page*, each sequence is a single page:
+# What do small pages cost in time? Here's the catalogue's kernel for a batch, `kernels.paged_attention`. Columns are
+# tokens per page. Under *one page*, each sequence is a single page:
 
 # %% tags=["hide-input"]
 in_us("serving_pages", "sequences x tokens", (8192, 65536, 16 * 8192, 128 * 4096))
@@ -578,29 +561,12 @@ in_us("serving_pages", "sequences x tokens", (8192, 65536, 16 * 8192, 128 * 4096
 # ## Around attention
 #
 # Before attention can run, each new token's q and k are rotated, and in some models normalised first
-# ([RoPE](../docs/glossary.md#rope)), and k and v are written into their page. `kernels.rope_cache` does all of it in
-# one launch. With fp16 tensors, you can count the launches of the PyTorch version below:
-#
-# - each arithmetic operation, comparison, `&`, `cat` and lookup with an index tensor is one launch;
-# - so is an assignment to indexed elements, and the conversion of the cosines and sines to fp16;
-# - so is `rms_norm`, whose weight is already fp16 and needs no conversion;
-# - count `nonzero` as one, although a GPU needs several;
-# - views such as `chunk`, `[:, 0]` and `[:, None]` don't launch anything.
-#
-# **How many launches is that?** Remember that `rotate` runs twice.
+# ([RoPE](../docs/glossary.md#rope)), and k and v are written into their page. In PyTorch, that's a chain of small
+# operations (*Going further* counts them). `kernels.rope_cache` does all of it in one launch:
 
 # %% tags=["hide-input"]
-import inspect
-
 from kernels.elementwise import rope_cache
 
-print(inspect.getsource(rope_cache.rope_cache_reference))
-
-# %% tags=["hide-input"]
-rope_launches = predict_first("launches of norm, rotation and cache write in PyTorch", unit="")
-rope_launches
-
-# %% tags=["hide-input"]
 inputs = rope_cache.OP.inputs(16, 8, 2, 128, dtype=torch.float16, device=device)
 copies = [x.clone() for x in inputs]
 unfused, fused = (
@@ -615,11 +581,6 @@ norm_alone = measure(torch.nn.functional.rms_norm, inputs[0], (128,), inputs[8])
 on_a_gpu = unfused.launches - 2 * (norm_alone - 1)
 print(f"PyTorch: {on_a_gpu} launches; one kernel: {fused.launches} launch")
 print(f"the kernel moves {fused.unique_total / 1e3:.0f} kB for 16 tokens")
-rope_launches.compare(
-    on_a_gpu,
-    "Each of the two rotations takes 10: 1 for the norm, 2 for the angles, 6 for the rotation and "
-    "1 to join the halves. Finding the slots takes 8 more, and the two writes take 2 each.",
-)
 
 # %% [markdown]
 # Fusion saves bytes too, but with one token per user the kernel moves only kilobytes. **Here it's the launches that
@@ -637,10 +598,10 @@ in_us("serving_rope_cache", "tokens")
 #
 # ### Quantised caches
 #
-# Since most of the bytes are cache, let's store it in one byte per element. We quantise keys and values when we write
-# them, and convert them back in registers when we read them. The table below shows the error of attention over 4096
-# tokens, compared with float64. One channel of the keys is ten times larger than the others, because real models have
-# such outliers (KIVI, arXiv:2402.02750):
+# With many users or long contexts, most of the bytes are cache, so let's store it in one byte per element. We quantise
+# keys and values when we write them, and convert them back in registers when we read them. The table below shows the
+# error of attention over 4096 tokens, compared with float64. One channel of the keys is ten times larger than the
+# others, because real models have such outliers (KIVI, arXiv:2402.02750):
 
 
 # %% tags=["hide-input"]
@@ -724,57 +685,10 @@ passes.compare(
 )
 
 # %% [markdown]
-# Is it correct? Test its *distribution*: draw many times, count the tokens, and compute how likely it is to get counts
-# this far from the expected ones (Pearson's chi-squared test). For a correct sampler, it can be anything from 0 to 1.
-# For a wrong one it's close to 0:
+# A single draw can't show whether a sampler is correct, so *Going further* tests the distribution. These are its times:
 
 # %% tags=["hide-input"]
-from kernels.rowwise.sample import sample_oracle
-
-few = torch.tensor([2.0, 1.0, 1.0, 0.5, -1.0, -3.0])
-p = torch.softmax(few.double(), 0)
-p = torch.where(p.cumsum(0) - p < 0.9, p, 0.0)
-p = p / p.sum()
-
-
-def probability_of(tokens):
-    counts = torch.bincount(tokens, minlength=6)[p > 0].double()
-    expected = p[p > 0] * len(tokens)
-    statistic = ((counts - expected).square() / expected).sum()
-    degrees = torch.tensor((len(counts) - 1) / 2, dtype=torch.float64)
-    return torch.special.gammaincc(degrees, statistic / 2).item()
-
-
-seed, many = torch.tensor(0), few.expand(20000, -1)
-drawn = sample_oracle(many, seed, 1.0, 0, 0.9)
-ours = kernels.sample(many[:200].to(device), seed.to(device), 1.0, 0, 0.9).cpu()
-print(
-    "the kernel's first 200 draws match those of its float64 model:", torch.equal(ours, drawn[:200])
-)
-print(f"20,000 draws of the model: probability {probability_of(drawn):.2f}")
-hotter = torch.multinomial(torch.where(p > 0, (few.double() / 1.1).softmax(0), 0.0), 20000, True,
-                           generator=torch.Generator().manual_seed(0))  # fmt: skip
-print(f"20,000 draws at temperature 1.1: probability {probability_of(hotter):.0e}")
-
-# %% [markdown]
-# The test catches a temperature that is off by a tenth, although every single draw looks fine. Edge cases have exact
-# answers. With top_p = 0 you get the most probable token, or one of those tied with it. A logit of $-\infty$ is never
-# drawn. If only one token is possible, you always get it. And top_p = 1 keeps everything:
-
-# %% tags=["hide-input"]
-edges = {
-    "top_p = 0": ([1.0, 3.0, 2.0, -1.0], 0.0),
-    "top_p = 0, a tie": ([1.0, 3.0, 3.0, -1.0], 0.0),
-    "top_p = 1": ([1.0, 1.0, 1.0, 1.0], 1.0),
-    "two at -inf": ([-torch.inf, 1.0, -torch.inf, 1.0], 1.0),
-    "one left": ([-torch.inf, -torch.inf, 0.5, -torch.inf], 0.9),
-}
-rows = []
-for name, (values, p) in edges.items():
-    given = torch.tensor(values, device=device).expand(100, 4).contiguous()
-    drawn = kernels.sample(given, torch.tensor(0, device=device), 1.0, 0, p)
-    rows.append((name, str(values), str(sorted(set(drawn.tolist())))))
-display(table(("", "logits", "tokens in 100 draws"), rows))
+torch.manual_seed(0)  # the same logits whenever the cell runs
 for kind, logits in (("flat", flat_logits), ("peaked", peaked_logits)):
     likely = torch.softmax(logits(16, device="cpu").float(), 1).topk(50).values.sum(1).mean()
     print(f"{kind}: the top 50 tokens have {100 * likely:.0f} % of the probability")
@@ -858,8 +772,8 @@ predictions()
 # 4. Your sampler draws a uniform random number with a resolution of $2^{-24}$ and takes its logarithm. Why can 128
 # thousand logits expose it?
 # <details><summary>Answer</summary>The winner is the most extreme of 128 thousand random numbers, and at the extremes
-# that resolution is coarse. About once every hundred rows you'd even draw an exact 0 or 1. Its noise is infinite, so
-# the sampler picks a random token.</details>
+# that resolution is coarse. About once every hundred rows, you'd even draw exactly the end of the range whose logarithm
+# is 0. That $e_i$ is 0, so the token wins whatever its logit.</details>
 #
 # 5. A step reads as many bytes of weights as of cache, both in bf16. What speedup can you get at most by switching the
 # cache to fp8? Replace the dots with your answer, to two decimal places.
@@ -891,6 +805,36 @@ for name, locate, given in (("in order", in_order, None), ("paged", by_page, pag
         device="H200", LOCATE=locate, PAGE=16, GROUP=4, D=128, N=64, num_warps=4,
     )  # fmt: skip
     print(f"{name}: {found.registers} registers per thread, {found.spill_bytes} bytes spilled")
+
+# %% [markdown]
+# ### `kernels.paged_attention`
+#
+# The catalogue's kernel reads pages for a whole batch. Each sequence has its own row in the table, and the kernel picks
+# the number of splits.
+
+# %% tags=["hide-input"]
+order = torch.randperm(128, device=device, dtype=torch.int32)
+paged = torch.empty(2, 128, 16, 2, 128, device=device, dtype=torch.float16)
+paged[:, order.long()] = cache.view(2, 128, 16, 2, 128)
+k_pages, v_pages = paged.transpose(2, 3)  # (pages, key heads, page, dim): a view
+length = torch.tensor([in_use], device=device, dtype=torch.int32)
+ours = measure(kernels.paged_attention, q[None, :, None], k_pages, v_pages, order[None], length)
+alike = decode(q, *paged, 4, in_use, order, by_page)
+close = torch.allclose(ours.result[0, :, 0], alike, atol=1e-3)
+more_bytes = 100 * (ours.bytes_total / (cache.nbytes * in_use / 2048) - 1)
+print(f"same result: {close}; {ours.launches} launches; {more_bytes:.1f} % more than k and v")
+
+# %% [markdown]
+# ### The launches of the rotation in PyTorch
+#
+# Each of the two rotations takes 10 launches: 1 for the norm, 2 for the angles, 6 for the rotation and 1 to join the
+# halves. Finding the slots takes 8 more (with `nonzero` as one, although a GPU needs several), and the two writes take
+# 2 each. Views such as `chunk` and `[:, None]` don't launch anything.
+
+# %% tags=["hide-input"]
+import inspect
+
+print(inspect.getsource(rope_cache.rope_cache_reference))
 
 # %% [markdown]
 # ### Residual, norm and quantisation
@@ -974,9 +918,65 @@ table(("rows", "logits", "ours", *peers[1:]), rows, title)
 
 # %% [markdown]
 # In decode, all four are close to each other and to the time of a plain read, unless the cache is short. In sampling,
-# ours takes half as long as FlashInfer's at 64 rows, but at a single row of 128 thousand logits the lead is small,
-# where it only keeps one SM busy.
+# ours takes half as long as FlashInfer's at 64 rows. At a single row of 128 thousand logits, where ours keeps just one
+# SM busy, the lead is small.
+
+# %% [markdown]
+# ### Is the sampler correct?
 #
+# Test its *distribution*: draw many times, count the tokens, and compute how likely it is to get counts this far from
+# the expected ones (Pearson's chi-squared test). For a correct sampler, it can be anything from 0 to 1. For a wrong one
+# it's close to 0:
+
+# %% tags=["hide-input"]
+from kernels.rowwise.sample import sample_oracle
+
+few = torch.tensor([2.0, 1.0, 1.0, 0.5, -1.0, -3.0])
+p = torch.softmax(few.double(), 0)
+p = torch.where(p.cumsum(0) - p < 0.9, p, 0.0)
+p = p / p.sum()
+
+
+def probability_of(tokens):
+    counts = torch.bincount(tokens, minlength=6)[p > 0].double()
+    expected = p[p > 0] * len(tokens)
+    statistic = ((counts - expected).square() / expected).sum()
+    degrees = torch.tensor((len(counts) - 1) / 2, dtype=torch.float64)
+    return torch.special.gammaincc(degrees, statistic / 2).item()
+
+
+seed, many = torch.tensor(0), few.expand(20000, -1)
+drawn = sample_oracle(many, seed, 1.0, 0, 0.9)
+ours = kernels.sample(many[:200].to(device), seed.to(device), 1.0, 0, 0.9).cpu()
+print(
+    "the kernel's first 200 draws match those of its float64 model:", torch.equal(ours, drawn[:200])
+)
+print(f"20,000 draws of the model: probability {probability_of(drawn):.2f}")
+hotter = torch.multinomial(torch.where(p > 0, (few.double() / 1.1).softmax(0), 0.0), 20000, True,
+                           generator=torch.Generator().manual_seed(0))  # fmt: skip
+print(f"20,000 draws at temperature 1.1: probability {probability_of(hotter):.0e}")
+
+# %% [markdown]
+# The test catches a temperature that is off by a tenth, although every single draw looks fine. Edge cases have exact
+# answers. With top_p = 0 you get the most probable token, or one of those tied with it. A logit of $-\infty$ is never
+# drawn. If only one token is possible, you always get it. And top_p = 1 keeps everything:
+
+# %% tags=["hide-input"]
+edges = {
+    "top_p = 0": ([1.0, 3.0, 2.0, -1.0], 0.0),
+    "top_p = 0, a tie": ([1.0, 3.0, 3.0, -1.0], 0.0),
+    "top_p = 1": ([1.0, 1.0, 1.0, 1.0], 1.0),
+    "two at -inf": ([-torch.inf, 1.0, -torch.inf, 1.0], 1.0),
+    "one left": ([-torch.inf, -torch.inf, 0.5, -torch.inf], 0.9),
+}
+rows = []
+for name, (values, p) in edges.items():
+    given = torch.tensor(values, device=device).expand(100, 4).contiguous()
+    drawn = kernels.sample(given, torch.tensor(0, device=device), 1.0, 0, p)
+    rows.append((name, str(values), str(sorted(set(drawn.tolist())))))
+display(table(("", "logits", "tokens in 100 draws"), rows))
+
+# %% [markdown]
 # ### The sampler's kernel
 
 # %% tags=["hide-input"]
