@@ -852,6 +852,8 @@ for parts in (1, 4, 16):
 
 # %%
 from kernels.online_softmax import LOG2_E
+from kernels.rowwise.blocks import row_sum  # of both blocks, in one exchange between warps
+from kernels.rowwise.softmax import row_max
 
 
 @triton.jit
@@ -863,7 +865,7 @@ def softmax_kernel(
     x_row_stride,
     BLOCK_ROWS: tl.constexpr,
     HEAD: tl.constexpr,  # columns that every row has, a power of two
-    TAIL: tl.constexpr,  # a power of two, at least the remaining columns; 0 where there are none
+    TAIL: tl.constexpr,  # a power of two, at least the remaining columns
     COMPUTE: tl.constexpr,  # dtype of the arithmetic
     ALIGN: tl.constexpr,  # divides cols and the row strides: allows 16-byte loads
 ):
@@ -874,23 +876,17 @@ def softmax_kernel(
     y_ptr += row * cols
     col = tl.arange(0, HEAD)[None, :]
     # x waits for the maximum in its own dtype: in fp32 it would take twice as many registers.
+    tail_col = HEAD + tl.arange(0, TAIL)[None, :]
+    in_tail = (row < rows) & (tail_col < cols)
     x = tl.load(x_ptr + col, mask=row < rows, other=0.0)
-    top = tl.max(x, axis=1, keep_dims=True).to(COMPUTE)
-    if TAIL:
-        tail_col = HEAD + tl.arange(0, TAIL)[None, :]
-        in_tail = (row < rows) & (tail_col < cols)
-        # Positions past the end hold -inf, which changes no maximum; its exponential adds nothing.
-        x_tail = tl.load(x_ptr + tail_col, mask=in_tail, other=-float("inf"))
-        top = tl.maximum(top, tl.max(x_tail, axis=1, keep_dims=True).to(COMPUTE))
+    # Positions past the end hold -inf, which changes no maximum; its exponential adds nothing.
+    x_tail = tl.load(x_ptr + tail_col, mask=in_tail, other=-float("inf"))
+    top = row_max(x, x_tail).to(COMPUTE)
     e = tl.exp2((x.to(COMPUTE) - top) * LOG2_E)
-    total = tl.sum(e, axis=1, keep_dims=True)
-    if TAIL:
-        e_tail = tl.exp2((x_tail.to(COMPUTE) - top) * LOG2_E)
-        total += tl.sum(e_tail, axis=1, keep_dims=True)
-    scale = 1.0 / total
+    e_tail = tl.exp2((x_tail.to(COMPUTE) - top) * LOG2_E)
+    scale = 1.0 / row_sum(e, e_tail)
     tl.store(y_ptr + col, (e * scale).to(y_ptr.dtype.element_ty), mask=row < rows)
-    if TAIL:
-        tl.store(y_ptr + tail_col, (e_tail * scale).to(y_ptr.dtype.element_ty), mask=in_tail)
+    tl.store(y_ptr + tail_col, (e_tail * scale).to(y_ptr.dtype.element_ty), mask=in_tail)
 
 
 # %% tags=["hide-input"]
@@ -950,8 +946,9 @@ for kernel in (held_kernel, packed_kernel):
 # %% [markdown]
 # It spills just the same. The compiler sees the same conversion three times, does it once, and keeps the fp32 values.
 # (`kernels/tuned/packed.py` shows how to prevent that.) Clusters aren't an easy way out either: Triton can launch them
-# (`num_ctas`), but it gives their programs no way to exchange results. `kernels/tuned/cluster_softmax.py` adds a
-# barrier by hand. We use it for few rows and for the widest gradients.
+# (`num_ctas`), but it gives their programs no way to exchange results. So `kernels/tuned/split_softmax.py` does
+# without: it splits each of the widest rows over ordinary programs, which publish their maximum and sum in memory and
+# wait there for those of the others.
 #
 # ### Odd widths and other sizes
 #
