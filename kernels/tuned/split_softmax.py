@@ -86,7 +86,7 @@ def softmax_split_kernel(
     mine = tl.arange(0, PARTS) < count
     highest = tl.max(tl.where(mine, tops, -float("inf")), axis=0)
     total = tl.sum(tl.where(mine, totals * tl.exp2(tops - highest), 0.0), axis=0)
-    scale = tl.exp2(base - highest) / total
+    scale = tl.exp2(top - highest) / total
     words = join_halves(low * scale, high * scale, DTYPE)
     tl.store(words_of(y_ptr, row, cols) + at, words, mask=inside, eviction_policy="evict_first")
 
