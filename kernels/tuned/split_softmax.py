@@ -7,9 +7,9 @@ rows keep all SMs busy. A result is published with its row's other numbers in on
 `parts` is before: no fence and no second round trip are needed.
 
 A program waits only for programs of its own row. The hardware starts programs in the order of their numbers, so those
-before it are running, and those after it start as soon as programs of earlier rows, which wait for nobody else, end.
-An SM holds at least one program; rows of more parts than the GPU has SMs are left to wide_softmax.py, and so are rows
-that aren't whole 16-byte vectors.
+before it are already running, and those after it start as programs of earlier rows end. An SM holds at least one
+program; rows of more parts than the GPU has SMs are left to wide_softmax.py, and so are rows that aren't whole 16-byte
+vectors.
 
 Loads have no eviction policy: marked evict_first they take softmax of 883 x 151936 191 us instead of 188, and its
 gradient 282 instead of 272 (H100).
