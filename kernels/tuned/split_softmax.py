@@ -6,10 +6,17 @@ have published theirs, and writes its part of y. So a row wider than an SM's reg
 rows keep all SMs busy. A result is published with its row's other numbers in one 64-bit word that is never 0, as
 `parts` is before: no fence and no second round trip are needed.
 
-A program waits only for programs of its own row. The hardware starts programs in the order of their numbers, so those
-before it are already running, and those after it start as programs of earlier rows end. An SM holds at least one
-program; rows of more parts than the GPU has SMs are left to wide_softmax.py, and so are rows that aren't whole 16-byte
-vectors.
+Waiting cannot hang, whatever the order in which the hardware starts programs. A program draws a ticket when it starts,
+which gives it its row and part; tickets go through the rows in order. So of all rows drawn from, only the last can
+lack programs: those of the others have all started, publish before they wait, and end. The last row's programs, while
+they wait, leave places free: a row has at most a quarter as many parts as the GPU has SMs, and an SM holds at least
+four programs. So the next program can start, and it draws the next missing part. That is still so if sixteen launches
+run side by side. Each launch has tickets of its own, in fresh memory that is zeroed before it, also where a CUDA graph
+replays it. Rows of more parts are left to wide_softmax.py, and so are rows that aren't whole 16-byte vectors.
+
+All threads of a program must leave the loop at once, with the same words. So each thread loads one word, and the sum of
+the missing ones goes through shared memory: were a word loaded by two threads, one could see it published, and the
+other not.
 
 Loads have no eviction policy: marked evict_first they take softmax of 883 x 151936 191 us instead of 188, and its
 gradient 282 instead of 272 (H100).
@@ -28,6 +35,15 @@ from kernels.tuned.segments import VECTOR_BYTES
 from kernels.variants import tuned
 
 MIN_COLUMNS = 32769
+SMS_PER_PART = 4  # least number of SMs for each part of a row
+
+
+@triton.jit
+def draw(parts_ptr, count):
+    """Draw a ticket, and return its row and which of the row's `count` parts it is."""
+    ticket = tl.atomic_add(parts_ptr, 1, sem="relaxed").to(tl.int32)
+    # int64 before a multiplication: row * cols passes 2**31 on large tensors.
+    return (ticket // count).to(tl.int64), ticket % count
 
 
 @triton.jit
@@ -38,20 +54,20 @@ def word_of(number, second):
 
 
 @triton.jit
-def all_published(parts_ptr, count, PARTS: tl.constexpr):
-    """Wait until the row's `count` words are published, and return them: (PARTS,), the rest 1."""
-    words, missing = tl.zeros((PARTS,), tl.int64), 1
+def all_published(parts_ptr, count, THREADS: tl.constexpr):
+    """Wait until the row's `count` words are published, and return them: (THREADS,), the rest 1."""
+    words, missing = tl.zeros((THREADS,), tl.int64), 1
     while missing > 0:
-        words = tl.load(parts_ptr + tl.arange(0, PARTS), mask=tl.arange(0, PARTS) < count, other=1, volatile=True)
+        words = tl.load(parts_ptr + tl.arange(0, THREADS), mask=tl.arange(0, THREADS) < count, other=1, volatile=True)
         missing = tl.sum((words == 0).to(tl.int32))
     return words
 
 
 @triton.jit
-def exchange(parts_ptr, part, count, number, second, PARTS: tl.constexpr):
-    """Publish two numbers that are not both 0, and return those of all of the row's parts: twice (PARTS,), fp32."""
+def exchange(parts_ptr, part, count, number, second, THREADS: tl.constexpr):
+    """Publish two numbers that are not both 0, and return those of all of the row's parts: twice (THREADS,), fp32."""
     tl.atomic_xchg(parts_ptr + part, word_of(number, second), sem="relaxed")
-    words = all_published(parts_ptr, count, PARTS)
+    words = all_published(parts_ptr, count, THREADS)
     return (words >> 32).to(tl.int32).to(tl.float32, bitcast=True), words.to(tl.int32).to(tl.float32, bitcast=True)
 
 
@@ -65,15 +81,15 @@ def words_of(ptr, row, cols):
 def softmax_split_kernel(
     x_ptr,  # (rows, cols), contiguous, 16-bit elements, rows are whole vectors of 16 bytes
     y_ptr,  # the same
-    parts_ptr,  # (rows, PARTS), int64, zeros
+    parts_ptr,  # (1 + rows, PARTS), int64, zeros; the first counts tickets
     cols,
     count,  # parts of a row
-    PARTS: tl.constexpr,  # a power of two, at least count
+    PARTS: tl.constexpr,  # at least count
+    THREADS: tl.constexpr,  # of a program; at least count
     BLOCK: tl.constexpr,  # words of a part
 ):
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
-    # int64 before the multiplication: row * cols passes 2**31 on large tensors.
-    row, part = (tl.program_id(0) // count).to(tl.int64), tl.program_id(0) % count
+    row, part = draw(parts_ptr, count)
     at = part * BLOCK + tl.arange(0, BLOCK)
     inside = at < cols // 8 * 4
     lowest = tl.full((1,), -float("inf"), tl.float32)
@@ -82,8 +98,8 @@ def softmax_split_kernel(
     top = tl.max(tl.maximum(low, high), axis=0) * LOG2_E
     base = tl.where(top == -float("inf"), 0.0, top)  # a part of only -inf would compute -inf - -inf
     low, high = tl.exp2(low * LOG2_E - base), tl.exp2(high * LOG2_E - base)
-    tops, totals = exchange(parts_ptr + row * PARTS, part, count, top, tl.sum(low + high, axis=0), PARTS)
-    mine = tl.arange(0, PARTS) < count
+    tops, totals = exchange(parts_ptr + (row + 1) * PARTS, part, count, top, tl.sum(low + high, axis=0), THREADS)
+    mine = tl.arange(0, THREADS) < count
     highest = tl.max(tl.where(mine, tops, -float("inf")), axis=0)
     total = tl.sum(tl.where(mine, totals * tl.exp2(tops - highest), 0.0), axis=0)
     scale = tl.exp2(top - highest) / total
@@ -96,14 +112,15 @@ def softmax_backward_split_kernel(
     grad_y_ptr,  # (rows, cols), contiguous, 16-bit elements, rows are whole vectors of 16 bytes
     y_ptr,  # the same
     grad_x_ptr,  # the same
-    parts_ptr,  # (rows, PARTS), int64, zeros
+    parts_ptr,  # (1 + rows, PARTS), int64, zeros; the first counts tickets
     cols,
     count,
     PARTS: tl.constexpr,
+    THREADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     DTYPE: tl.constexpr = y_ptr.dtype.element_ty
-    row, part = (tl.program_id(0) // count).to(tl.int64), tl.program_id(0) % count
+    row, part = draw(parts_ptr, count)
     at = part * BLOCK + tl.arange(0, BLOCK)
     inside = at < cols // 8 * 4
     grad_y = tl.load(words_of(grad_y_ptr, row, cols) + at, mask=inside, other=0)
@@ -111,8 +128,8 @@ def softmax_backward_split_kernel(
     low, high = halves(y, 0, DTYPE)
     grad_low, grad_high = halves(grad_y, 0, DTYPE)
     dot = tl.sum(low * grad_low + high * grad_high, axis=0)
-    _, dots = exchange(parts_ptr + row * PARTS, part, count, tl.full((), 1.0, tl.float32), dot, PARTS)
-    dot = tl.sum(tl.where(tl.arange(0, PARTS) < count, dots, 0.0), axis=0)
+    _, dots = exchange(parts_ptr + (row + 1) * PARTS, part, count, tl.full((), 1.0, tl.float32), dot, THREADS)
+    dot = tl.sum(tl.where(tl.arange(0, THREADS) < count, dots, 0.0), axis=0)
     zero = opaque_zero(dot, cols)
     low, high = halves(y, zero, DTYPE)
     grad_low, grad_high = halves(grad_y, zero, DTYPE)
@@ -123,23 +140,23 @@ def softmax_backward_split_kernel(
 def settings(cols: int) -> dict:
     """Return the forward's options: parts of 4096 or 8192 elements, 64 per thread, whose exponentials it keeps."""
     warps = 2 if cols <= 65536 else 4
-    return {"BLOCK": 1024 * warps, "num_warps": warps, "maxnreg": 96}
+    return {"BLOCK": 1024 * warps, "THREADS": 32 * warps, "num_warps": warps, "maxnreg": 96}
 
 
 def backward_settings(cols: int) -> dict:
     """Return the gradient's options: a thread has 32 elements of each tensor, packed."""
-    return {"BLOCK": 4096, "num_warps": 8, "maxnreg": 64}
+    return {"BLOCK": 4096, "THREADS": 256, "num_warps": 8, "maxnreg": 64}
 
 
 def _parts(rows: int, cols: int, block: int, device: torch.device) -> tuple[torch.Tensor, int]:
     count = cdiv(cols, 2 * block)
-    return torch.zeros(rows, next_power_of_2(count), dtype=torch.int64, device=device), count
+    return torch.zeros(1 + rows, next_power_of_2(count), dtype=torch.int64, device=device), count
 
 
 def _fits(cols: int, itemsize: int, sms: int) -> bool:
-    """Return whether rows are wide enough and whole vectors, and all parts of one can run at once."""
+    """Return whether rows are wide enough and whole vectors, and programs that wait leave places free."""
     whole = itemsize == 2 and cols >= MIN_COLUMNS and cols * itemsize % VECTOR_BYTES == 0
-    return whole and cdiv(cols, 2 * settings(cols)["BLOCK"]) <= sms
+    return whole and SMS_PER_PART * cdiv(cols, 2 * settings(cols)["BLOCK"]) <= sms
 
 
 def takes(*tensors: torch.Tensor) -> bool:

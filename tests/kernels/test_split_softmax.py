@@ -6,39 +6,55 @@ import triton
 import triton.language as tl
 from accuracy import assert_as_accurate
 
+from helpers.instruments.occupancy_calculator import REGISTERS
 from helpers.instruments.resources import compile_for
 from kernels import CATALOGUE
 from kernels.interpreter import runtime
+from kernels.interpreter.resident import Programs
 from kernels.rowwise.softmax import softmax_reference
 from kernels.tuned import split_softmax
 
 gpu_only = pytest.mark.skipif(not runtime.has_gpu(), reason="needs a GPU")
-CHOSEN = {"BLOCK": 128, "num_warps": 1}
+CHOSEN = {"BLOCK": 128, "THREADS": 32, "num_warps": 1}
 ROWS = pytest.mark.parametrize(  # that fill one part, two, and a bit of a fifth
     ("cols", "dtype"), [(256, torch.bfloat16), (512, torch.float16), (1032, torch.bfloat16)]
 )
 
 
 @triton.jit
-def published_so_far(parts_ptr, count, PARTS: tl.constexpr):
-    return tl.load(parts_ptr + tl.arange(0, PARTS), mask=tl.arange(0, PARTS) < count, other=1)
+def published_in_turns(parts_ptr, count, THREADS: tl.constexpr):
+    words, missing = tl.zeros((THREADS,), tl.int64), 1
+    while missing > 0:
+        tl.atomic_add(parts_ptr, 0)  # interpreted, other programs run after an atomic
+        words = tl.load(parts_ptr + tl.arange(0, THREADS), mask=tl.arange(0, THREADS) < count, other=1)
+        missing = tl.sum((words == 0).to(tl.int32))
+    return words
+
+
+class FewPlaces(Programs):
+    """Programs that start in a random order, on a GPU with places for those of one row of five parts."""
+
+    def _next(self, able):
+        started = [each for each in able if each.thread is not None]
+        return super()._next(able if len(started) < 5 else started)
 
 
 @pytest.fixture
 def split(monkeypatch):
-    """Launch a kernel on its tensors. Interpreted, programs run one after another and cannot wait, so that it takes a
-    second launch to find all parts published."""
+    """Launch a kernel on its tensors."""
 
     def launch(kernel, *tensors: torch.Tensor) -> torch.Tensor:
         rows, cols = tensors[0].shape
         y = torch.full_like(tensors[0], torch.nan)
         parts, count = split_softmax._parts(rows, cols, CHOSEN["BLOCK"], y.device)
-        for _ in range(1 if runtime.has_gpu() else 2):
-            kernel[(rows * count,)](*tensors, y, parts, cols, count, parts.shape[1], **CHOSEN)
+        with runtime.ordered_by(cols):
+            together = {} if runtime.has_gpu() else {"launch_cooperative_grid": True}
+            kernel[(rows * count,)](*tensors, y, parts, cols, count, parts.shape[1], **CHOSEN, **together)
         return y
 
     if not runtime.has_gpu():
-        monkeypatch.setattr(split_softmax, "all_published", published_so_far)
+        monkeypatch.setattr(split_softmax, "all_published", published_in_turns)
+        monkeypatch.setattr(runtime, "Programs", FewPlaces)
     return launch
 
 
@@ -84,8 +100,8 @@ def test_gradients_of_softmax_of_a_split_row(split, device, cols, dtype):
         (50257, 2, 132, False),
         (32768, 2, 132, False),
         (131072, 4, 132, False),
-        (131072, 2, 16, True),
-        (131072, 2, 15, False),
+        (131072, 2, 64, True),
+        (131072, 2, 63, False),
     ],
 )
 def test_which_rows_are_split(cols, itemsize, sms, split):
@@ -105,6 +121,8 @@ def test_a_part_waits_in_registers(cols):
     ):
         compiled = compile_for(kernel, *tensors, parts, cols, 13, 16, device="H100", **chosen)
         assert compiled.spill_bytes == 0
+        assert chosen["THREADS"] == 32 * chosen["num_warps"]  # no word is loaded twice
+        assert 4 * chosen["THREADS"] * compiled.registers <= REGISTERS  # programs that an SM holds
         assert {"LDG.128", "STG.128"} <= compiled.instructions.keys()
 
 
@@ -118,6 +136,24 @@ def test_the_widest_rows_on_a_gpu_alike_each_time(rows, cols):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         again = [op.fused(*inputs) for _ in range(3)]
-    graph.replay()
-    for each in again:
-        torch.testing.assert_close(each, first, rtol=0, atol=0)
+    for _ in range(2):
+        for each in again:
+            each.fill_(torch.nan)
+        graph.replay()
+        for each in again:
+            torch.testing.assert_close(each, first, rtol=0, atol=0)
+
+
+@gpu_only
+def test_launches_side_by_side_do_not_wait_for_each_other():
+    x = torch.randn(40, 262144, device="cuda", dtype=torch.bfloat16)
+    grad_y, softmax = torch.randn_like(x), split_softmax.forward(x)
+    grad_x = split_softmax.backward(grad_y, softmax)
+    torch.cuda.synchronize()
+    found = []
+    for stream in [torch.cuda.Stream() for _ in range(16)]:
+        with torch.cuda.stream(stream):
+            found += [(split_softmax.forward(x), split_softmax.backward(grad_y, softmax)) for _ in range(4)]
+    torch.cuda.synchronize()
+    for both in found:
+        torch.testing.assert_close(both, (softmax, grad_x), rtol=0, atol=0)
