@@ -5,8 +5,9 @@ keys at a time, 64 for each of two groups of four warps. It loops over the queri
 64 at a time, or 128 up to head dim 64. Scores and their gradients are computed once, with keys as rows and queries as
 columns. The gradients of keys and values stay in registers. The subtracted terms, lse and delta, initialise the
 accumulators. For grad_q, the groups exchange their score gradients through shared memory. Each group then multiplies
-both groups' gradients by half of the keys' columns, or half of the queries' gradients by all columns. grad_q is summed
-over blocks of keys in one of two ways:
+both groups' gradients by half of the keys' columns, or half of the queries' gradients by all columns. It does so a step
+late, when the other group's are long there, so that one group's exponentials run under the other's matmuls. grad_q is
+summed over blocks of keys in one of two ways:
 
     TMA adds to fp32 values in memory, in the order in which programs get there, so the last bits may differ from run to
         run; one kernel zeroes these values before, and one rounds them after
@@ -70,7 +71,10 @@ def count_of(sizes, WHOLE: gl.constexpr):
 @gluon.jit
 def tile_of(i, sizes, CAUSAL: gl.constexpr, WHOLE: gl.constexpr, QUERIES: gl.constexpr):
     """Return batch, key head and split of this program's i-th block of keys, and its first key; the first query of a
-    tile that sees it; the split's first query head and query, and its number of query tiles."""
+    tile that sees it; the split's first query head and query, and its number of query tiles.
+
+    The last query tiles come first: then all programs of a head, which see different first ones, read the same
+    queries at the same time."""
     kv_heads, group, queries, keys, parts, tiles, blocks, side = sizes
     run = blocks if WHOLE else 1
     b, head, block = place(nth_tile(i // run) * run + i % run, kv_heads * parts, tiles, blocks, side)
@@ -82,14 +86,15 @@ def tile_of(i, sizes, CAUSAL: gl.constexpr, WHOLE: gl.constexpr, QUERIES: gl.con
     steps = gl.maximum(gl.cdiv(queries - first, QUERIES), 0)
     begin, end = group * steps * part // parts, group * steps * (part + 1) // parts
     some = gl.maximum(steps, 1)
-    return b, h, part, block * 128, first, h * group + begin // some, first + begin % some * QUERIES, end - begin
+    n = first + (steps - 1 - begin % some) * QUERIES
+    return b, h, part, block * 128, first, h * group + begin // some, n, end - begin
 
 
 @gluon.jit
 def following(qh, n, first, queries, QUERIES: gl.constexpr):
     """The query head and the first query of the next tile."""
-    over = n + QUERIES >= queries
-    return gl.where(over, qh + 1, qh), gl.where(over, first, n + QUERIES)
+    over = n <= first
+    return gl.where(over, qh + 1, qh), gl.where(over, (queries - 1) // QUERIES * QUERIES, n - QUERIES)
 
 
 @gluon.jit
@@ -138,22 +143,42 @@ def keys_seen(until, queries, keys, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def kept(scratch_ptr, tile, start, HALF: gl.constexpr, layout: gl.constexpr):
+def kept(scratch_ptr, qh, n, start, sizes, HALF: gl.constexpr, QUERIES: gl.constexpr):
     """Return where each thread keeps its part of a tile's grad_q, and the contribution of the key blocks before
-    `start`."""
-    row, col = gl.arange(0, 64, layout=gl.SliceLayout(1, layout)), gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
-    inside = row[:, None] * 64 + col[None, :]
-    mine = scratch_ptr + tile.to(gl.int64) * 8192 + (HALF * 4096 + inside)
-    return mine, gl.load(mine, mask=start + 0 * inside > 0, other=0.0)
+    `start`; None and zeros if grad_q is not kept."""
+    _, group, queries, _, _, _, _, _ = sizes
+    mine, before = None, gl.zeros((64, 64), gl.float32, OF_HALF)
+    if scratch_ptr is not None:
+        tile = (gl.program_id(0) * group + qh % group) * gl.cdiv(queries, QUERIES) + n // QUERIES
+        row = gl.arange(0, 64, layout=gl.SliceLayout(1, OF_HALF))
+        inside = row[:, None] * 64 + gl.arange(0, 64, layout=gl.SliceLayout(0, OF_HALF))[None, :]
+        mine = scratch_ptr + tile.to(gl.int64) * 8192 + (HALF * 4096 + inside)
+        before = gl.load(mine, mask=start + 0 * inside > 0, other=0.0)
+    return mine, before
 
 
 @gluon.jit
-def give(desc, grad_q, mine, out, place, last, SCALE: gl.constexpr):
-    """Put a tile's grad_q so far: keep it at `mine`, or store it if this is the `last` block of keys that it sees; add
-    it to memory if it is not kept."""
+def give(
+    desc,
+    grad_q,
+    mine,
+    out,
+    at,
+    start,
+    sizes,
+    QUERIES: gl.constexpr,
+    HALF: gl.constexpr,
+    SCALE: gl.constexpr,
+    CAUSAL: gl.constexpr,
+):
+    """Put the grad_q so far of the tile `at` batch, head and query: keep it at `mine`, or store it if this is the last
+    block of keys that it sees; add it to memory if it is not kept."""
+    b, qh, n = at
+    _, _, queries, keys, _, _, _, _ = sizes
+    place = [b, qh, n, HALF * 64] if QUERIES == 64 else [b, qh, n + HALF * 64, 0]
     if mine is None:
         put(desc, grad_q, out, place, True)
-    elif last:
+    elif start + 128 >= keys_seen(n + QUERIES, queries, keys, CAUSAL):
         half = out._reinterpret(desc.dtype, [1, 1, 64, 64], desc.layout)
         put(desc, grad_q * SCALE, half, place, False)
     else:
@@ -231,7 +256,7 @@ def walk(
     grad_q_desc, grad_k_desc, grad_v_desc = grads
     d_smem, d_full = of_d
     WHOLE: gl.constexpr = scratch_ptr is not None
-    _, group, queries, keys, parts, _, _, _ = sizes
+    _, _, queries, keys, parts, _, _, _ = sizes
     STAGES: gl.constexpr = q_smem.shape[0]
     QUERIES: gl.constexpr = q_smem.shape[3]
     D: gl.constexpr = q_smem.shape[4]
@@ -246,7 +271,9 @@ def walk(
         k, v = k_smem.index(HALF).reshape([64, D]), v_smem.index(HALF).reshape([64, D])
         sum_k, sum_v = gl.zeros((64, D), gl.float32, of_sums), gl.zeros((64, D), gl.float32, of_sums)
         mbarrier.wait(kv_full.index(0), i & 1)
-        for _ in range(steps):
+        # Where the last step's grad_q goes. It must not start as qh and n, or the loop takes it for a constant.
+        was_qh, was_n = 0, 0
+        for step in range(steps):
             stage, phase = at % STAGES, (at // STAGES) & 1
             q, grad = q_smem.index(stage).reshape([QUERIES, D]), g_smem.index(stage).reshape([QUERIES, D])
             mbarrier.wait(q_full.index(stage), phase)
@@ -260,25 +287,30 @@ def walk(
             sum_v = hopper.warpgroup_mma(gl.convert_layout(p.to(q.dtype), of_left), grad, sum_v, is_async=True)
             grad_s = (p * grad_p).to(q.dtype)
             side = at % 2
+            mbarrier.wait(d_full.index(1 - side), ((at - 1) // 2) & 1, pred=step > 0)
             d_smem.index(2 * side + HALF).store(grad_s)
             hopper.fence_async_shared()
-            mine, before = None, gl.zeros((64, 64), gl.float32, OF_HALF)
-            if WHOLE:
-                tile = (gl.program_id(0) * group + qh - h * group) * gl.cdiv(queries, QUERIES) + n // QUERIES
-                mine, before = kept(scratch_ptr, tile, start, HALF, OF_HALF)
-            free(d_full.index(side))
-            mbarrier.wait(d_full.index(side), (at // 2) & 1)
-            grad_q = of_queries(d_smem, side, k_smem, before, HALF, WHOLE)
+            mine, before = kept(scratch_ptr, was_qh, was_n, start, sizes, HALF, QUERIES)
+            grad_q = of_queries(d_smem, 1 - side, k_smem, before, HALF, WHOLE)  # in the first step of no use
             sum_k = hopper.warpgroup_mma(gl.convert_layout(grad_s, of_left), q, sum_k, is_async=True)
             grad_q, sum_v = hopper.warpgroup_mma_wait(1, deps=[grad_q, sum_v])
             free(g_empty.index(stage))
-            at_q = [b, qh, n, HALF * 64] if D == 128 else [b, qh, n + HALF * 64, 0]
-            last = start + 128 >= keys_seen(n + QUERIES, queries, keys, CAUSAL)
-            give(grad_q_desc, grad_q, mine, out.index(HALF), at_q, last, SCALE)
+            mbarrier.arrive(d_full.index(side), count=1)
+            if step > 0:
+                was = b, was_qh, was_n
+                give(grad_q_desc, grad_q, mine, out.index(HALF), was, start, sizes, QUERIES, HALF, SCALE, CAUSAL)
             sum_k = hopper.warpgroup_mma_wait(0, deps=[sum_k])
             free(q_empty.index(stage))
             at += 1
+            was_qh, was_n = qh, n
             qh, n = following(qh, n, first, queries, QUERIES)
+        if steps > 0:
+            side = (at - 1) % 2
+            mbarrier.wait(d_full.index(side), ((at - 1) // 2) & 1)
+            mine, before = kept(scratch_ptr, was_qh, was_n, start, sizes, HALF, QUERIES)
+            grad_q = hopper.warpgroup_mma_wait(0, deps=[of_queries(d_smem, side, k_smem, before, HALF, WHOLE)])
+            was = b, was_qh, was_n
+            give(grad_q_desc, grad_q, mine, out.index(HALF), was, start, sizes, QUERIES, HALF, SCALE, CAUSAL)
         free(kv_empty.index(0))
         put_rows(grad_v_desc, sum_v, out.index(HALF), b, h * parts + part, start + HALF * 64)
         put_rows(grad_k_desc, sum_k * SCALE, out.index(HALF), b, h * parts + part, start + HALF * 64)
