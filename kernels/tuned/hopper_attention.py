@@ -11,14 +11,10 @@ faster than the plain kernel:
     programs are persistent: the next tile's loads and, up to head dim 128, its first scores are in flight while the
         last tile's output is stored
 
-Times in us on an H200 in bf16 (batch x heads x tokens x dim), cuDNN in the same run. "before" is a Triton kernel with
-descriptors that left warp specialisation to the compiler:
+Times in us on an H100 in bf16 (batch x heads x tokens x dim), with two groups and a sum per row, now, and cuDNN's:
 
-                                     before    here    cuDNN
-    4 x 16 x 4096 x 128, causal         573     439      479
-    16 x 16 x 1024 x 128, causal        232     152      165
-    8 x 10 x 4096 x 64, 77 keys          55      42       47
-    64 x 16 x 256 x 64, causal           59      52       48
+    128 x 16 x 128 x 128       102  93   95           32 x 16 x 512 x 128        144  132  138
+    16 x 16 x 1024 x 64        178  166  169          1 x 16 x 16384 x 64       2254  2053  2311 (before: plain)
 
 hopper_attention_backward.py computes the gradients and shares the helpers below.
 
@@ -231,29 +227,19 @@ def steps_of(block, queries, keys, CAUSAL: gl.constexpr, BLOCK_N: gl.constexpr, 
 
 
 @gluon.jit
-def seen_until(row, first, queries, keys, CAUSAL: gl.constexpr):
-    """The last key that each query of `row`, which starts at `first`, sees; how many keys all of them see."""
-    last = gl.full([64], 0, gl.int32, layout=row.type.layout) + (keys - 1)
-    by_all = keys
-    if CAUSAL:
-        last = gl.minimum(row + (keys - queries), last)
-        by_all = gl.minimum(first + 1 + keys - queries, keys)
-    return last, by_all
-
-
-@gluon.jit
-def load(loads, CAUSAL: gl.constexpr, GROUPS: gl.constexpr):
+def load(loads, CAUSAL: gl.constexpr):
     """Run the loading warp: each tile's queries, then its keys and values from last to first, as far ahead as buffers
     allow.
 
     of_q, of_k, of_v: buffers in shared memory, and their "full" and "empty" barriers.
     """
     q_desc, k_desc, v_desc, of_q, of_k, of_v, sizes = loads
+    GROUPS: gl.constexpr = of_q[0].shape[0] // of_q[1].shape[0]
     q_smem, q_full, q_empty = of_q
     k_smem, k_full, k_empty = of_k
     v_smem, v_full, v_empty = of_v
     heads, group, queries, keys, tiles, blocks, side = sizes
-    SLOTS: gl.constexpr = q_smem.shape[0] // GROUPS
+    SLOTS: gl.constexpr = q_full.shape[0]
     STAGES: gl.constexpr = k_smem.shape[0]
     BLOCK_N: gl.constexpr = k_smem.shape[3]
     at = 0
@@ -314,31 +300,21 @@ def first_scores(of_q, of_k, i, at, count, PART: gl.constexpr, GROUPS: gl.conste
     """Start the first scores of the i-th of `count` tiles as soon as it arrives. After the last: of whatever is in the
     buffer."""
     q_smem, q_full, _ = of_q
-    SLOTS: gl.constexpr = q_smem.shape[0] // GROUPS
+    SLOTS: gl.constexpr = q_full.shape[0]
     mbarrier.wait(q_full.index(i % SLOTS), (i // SLOTS) & 1, pred=i < count)
     q = q_smem.index(GROUPS * (i % SLOTS) + PART).reshape([64, q_smem.shape[4]])
     return scores(q, of_k, at, layout, i < count)
 
 
 @gluon.jit
-def store(tile, out, out_desc, at):
-    """Start storing a tile's output once the previous one has left their shared buffer."""
-    tma.store_wait(pendings=0)
-    synchronise()
-    out.reshape([64, out.shape[3]]).store(tile.to(out.dtype))
-    hopper.fence_async_shared()
-    synchronise()
-    tma.async_copy_shared_to_global(out_desc, at, out)
-
-
-@gluon.jit
-def attend(work, PART: gl.constexpr, GROUPS: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr):
+def attend(work, PART: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr):
     """A group of four warps: its 64 queries of each tile."""
     of_q, of_k, of_v, o_smem, out_desc, lse, sizes = work
-    q_smem, _, q_empty = of_q
+    GROUPS: gl.constexpr = o_smem.shape[0]
+    q_smem, q_full, q_empty = of_q
     lse_ptr, lse_row = lse
     heads, _group, queries, keys, tiles, blocks, side = sizes
-    SLOTS: gl.constexpr = q_smem.shape[0] // GROUPS
+    SLOTS: gl.constexpr = q_full.shape[0]
     STAGES: gl.constexpr = of_k[0].shape[0]
     BLOCK_N: gl.constexpr = of_k[0].shape[3]
     D: gl.constexpr = q_smem.shape[4]
@@ -357,7 +333,11 @@ def attend(work, PART: gl.constexpr, GROUPS: gl.constexpr, SCALE: gl.constexpr, 
         steps = steps_of(block, queries, keys, CAUSAL, BLOCK_N, 64 * GROUPS)
         first = (block * GROUPS + PART) * 64
         row = first + gl.arange(0, 64, layout=of_rows)
-        last, by_all = seen_until(row, first, queries, keys, CAUSAL)
+        last = gl.full([64], 0, gl.int32, layout=of_rows) + (keys - 1)  # that each query sees
+        by_all = keys
+        if CAUSAL:
+            last = gl.minimum(row + (keys - queries), last)
+            by_all = gl.minimum(first + 1 + keys - queries, keys)
         masked = gl.maximum(steps - gl.maximum(by_all, 0) // BLOCK_N, 1)
         free(of_k[2].index(at % STAGES))
         peak = gl.full([64], -float("inf"), gl.float32, layout=of_rows)
@@ -376,7 +356,7 @@ def attend(work, PART: gl.constexpr, GROUPS: gl.constexpr, SCALE: gl.constexpr, 
         free(of_v[2].index((at - 1) % STAGES))
         total = gl.convert_layout(gl.sum(total, 1), of_rows)
         over = gl.convert_layout(1.0 / gl.where(total == 0, 1.0, total), gl.SliceLayout(1, of_acc))
-        store(acc * over[:, None], out, out_desc, [b, h, first, 0])
+        put(out_desc, acc * over[:, None], out, [b, h, first, 0], False)
         if OVER_Q:
             tma.store_wait(pendings=0)
             free(q_empty.index(0))
@@ -420,30 +400,22 @@ def flash_attention_hopper_kernel(
     sizes = heads, group, queries, keys, tiles, blocks, side
     work = of_q, of_k, of_v, o_smem, out_desc, (lse_ptr, lse_row), sizes
     loads = q_desc, k_desc, v_desc, of_q, of_k, of_v, sizes
-    # The roles; warps, and registers per thread, of all but the first.
+    # Then: warps, and registers per thread, of all roles but the first.
     if GROUPS == 1:
-        gl.warp_specialize(
-            [(attend, (work, 0, GROUPS, SCALE, CAUSAL)), (load, (loads, CAUSAL, GROUPS))],
-            [1],
-            [24],
-        )
+        gl.warp_specialize([(attend, (work, 0, SCALE, CAUSAL)), (load, (loads, CAUSAL))], [1], [24])
     elif GROUPS == 2:
         gl.warp_specialize(
-            [
-                (attend, (work, 0, GROUPS, SCALE, CAUSAL)),
-                (attend, (work, 1, GROUPS, SCALE, CAUSAL)),
-                (load, (loads, CAUSAL, GROUPS)),
-            ],
+            [(attend, (work, 0, SCALE, CAUSAL)), (attend, (work, 1, SCALE, CAUSAL)), (load, (loads, CAUSAL))],
             [4, 1],
             [240, 24],
         )
     else:
         gl.warp_specialize(
             [
-                (attend, (work, 0, GROUPS, SCALE, CAUSAL)),
-                (attend, (work, 1, GROUPS, SCALE, CAUSAL)),
-                (attend, (work, 2, GROUPS, SCALE, CAUSAL)),
-                (load, (loads, CAUSAL, GROUPS)),
+                (attend, (work, 0, SCALE, CAUSAL)),
+                (attend, (work, 1, SCALE, CAUSAL)),
+                (attend, (work, 2, SCALE, CAUSAL)),
+                (load, (loads, CAUSAL)),
             ],
             [4, 4, 1],
             [160, 160, 24],

@@ -15,14 +15,8 @@ summed over blocks of keys in one of two ways:
         thread keeps its part of the sum in private memory: 17 MB for 256 queries per head, which fit in L2, and more
         for longer ones
 
-Times in us on an H200 in bf16 (batch x heads x tokens x dim), causal / full: seven matmuls in Triton, recorded earlier,
-and cuDNN in the same run:
-
-                                seven             five            cuDNN
-    64 x 16 x 256 x 128       454 / 468        310 / 344        348 / 380
-    16 x 16 x 1024 x 128      703 / 957        517 / 729        548 / 767
-    4 x 16 x 4096 x 128          / 2952       1334 / 2442      1410 / 2414
-    4 x 16 x 4096 x 64        956 / 1665       834 / 1580       930 / 1538
+Times in us on an H100 in bf16 (batch x heads x tokens x dim), without the step's lag and the order of queries, with
+them, and cuDNN's: 4 x 16 x 4096 x 64 1507, 1340, 1539; 2 x 32 (8 of keys) x 4096 x 128, causal 1713, 1537, 1525.
 
 Source: Shah et al., arXiv:2407.08608.
 """
@@ -120,26 +114,12 @@ def less(smem, factor, layout: gl.constexpr):
 
 
 @gluon.jit
-def starts(rows, stage, SCALE: gl.constexpr, layout: gl.constexpr):
-    """Return the initial accumulators of the matmuls for scores and for gradients of probabilities, both before either
-    starts."""
-    lse_smem, delta_smem = rows
-    return less(lse_smem.index(stage), 1 / (SCALE * LOG2_E), layout), less(delta_smem.index(stage), 1.0, layout)
-
-
-@gluon.jit
 def probabilities(s, n, since, by_all, SCALE: gl.constexpr):
     """Return the probabilities from the scores of queries starting at n."""
     of_cols: gl.constexpr = gl.SliceLayout(0, s.type.layout)
     if n < by_all:
         s = gl.where((n + gl.arange(0, s.shape[1], layout=of_cols))[None, :] >= since[:, None], s, -float("inf"))
     return gl.exp2(s * (SCALE * LOG2_E))
-
-
-@gluon.jit
-def keys_seen(until, queries, keys, CAUSAL: gl.constexpr):
-    """Return how many of the keys any query before `until` sees."""
-    return gl.minimum(until + keys - queries, keys) if CAUSAL else keys
 
 
 @gluon.jit
@@ -178,7 +158,7 @@ def give(
     place = [b, qh, n, HALF * 64] if QUERIES == 64 else [b, qh, n + HALF * 64, 0]
     if mine is None:
         put(desc, grad_q, out, place, True)
-    elif start + 128 >= keys_seen(n + QUERIES, queries, keys, CAUSAL):
+    elif start + 128 >= (gl.minimum(n + QUERIES + keys - queries, keys) if CAUSAL else keys):
         half = out._reinterpret(desc.dtype, [1, 1, 64, 64], desc.layout)
         put(desc, grad_q * SCALE, half, place, False)
     else:
@@ -254,6 +234,7 @@ def walk(
     q_smem, q_full, q_empty = of_q
     g_smem, g_full, g_empty = of_g
     grad_q_desc, grad_k_desc, grad_v_desc = grads
+    lse_smem, delta_smem = rows
     d_smem, d_full = of_d
     WHOLE: gl.constexpr = scratch_ptr is not None
     _, _, queries, keys, parts, _, _, _ = sizes
@@ -278,7 +259,9 @@ def walk(
             q, grad = q_smem.index(stage).reshape([QUERIES, D]), g_smem.index(stage).reshape([QUERIES, D])
             mbarrier.wait(q_full.index(stage), phase)
             mbarrier.wait(g_full.index(stage), phase)
-            s, grad_p = starts(rows, stage, SCALE, of_s)
+            # Both first values before either product.
+            s = less(lse_smem.index(stage), 1 / (SCALE * LOG2_E), of_s)
+            grad_p = less(delta_smem.index(stage), 1.0, of_s)
             s, grad_p = across(k, q, s), across(v, grad, grad_p)
             s = hopper.warpgroup_mma_wait(1, deps=[s])
             p = probabilities(s, n, since, by_all, SCALE)
@@ -419,14 +402,8 @@ def takes(grad: Tensor, q: Tensor, k: Tensor, *_) -> bool:
 
 @cache
 def num_splits(programs: int, steps: int, at_once: int, causal: bool) -> int:
-    """Return how many programs share a block of keys.
-
-    Args:
-        programs: blocks of keys, of all key heads.
-        steps: maximum loop length, in query tiles of all its query heads.
-        at_once: programs that run concurrently.
-        causal: whether loop lengths are spread evenly between 0 and `steps`; the longest programs then start first.
-    """
+    """Return how many programs share a block of keys. Without sharing there are `programs`, `at_once` at a time, with
+    loops of at most `steps`: if `causal`, evenly between 0 and that, and the longest start first."""
     if programs >= 2 * at_once:
         return 1
 

@@ -321,6 +321,26 @@ def test_five_products_by_hand_keep_their_sums_in_registers(dim, causal, parts, 
     assert found.shared_memory <= 232448
 
 
+@pytest.mark.parametrize(
+    ("shape", "causal", "groups"),
+    [
+        ((4, 16, 16, 4096, 4096, 64), False, 3),
+        ((4, 16, 16, 4096, 4096, 64), True, 2),
+        ((1, 16, 16, 16384, 16384, 64), True, 3),
+        ((8, 10, 10, 4096, 77, 64), False, 2),  # long, but with one step
+        ((4, 16, 16, 77, 4096, 128), False, 1),  # 64 tiles of 128 queries, or 128 of 64
+        ((4, 16, 16, 512, 4096, 128), False, 2),
+        ((128, 16, 16, 128, 128, 128), True, 1),
+        ((1, 2, 2, 64, 64, 256), False, 2),
+    ],
+)
+def test_groups_of_warps_by_shape(shape, causal, groups, monkeypatch):
+    monkeypatch.setattr(hopper_attention, "multiprocessors", lambda _: 132)
+    batch, heads, kv_heads, queries, keys, dim = shape
+    q, k = (torch.empty(sizes, device="meta") for sizes in ((batch, heads, queries, dim), (batch, kv_heads, keys, dim)))
+    assert hopper_attention.groups_of(q, k, causal) == groups
+
+
 def shares(blocks: int, heads: int, programs: int) -> list[int]:
     """Steps of each program: tiles in groups of heads, the longest first, dealt to programs there and back."""
     side = heads_together(blocks, heads, programs)
@@ -400,6 +420,7 @@ def deterministic():
         (1, 4, 2, 1025, 300, 40),
         (80, 16, 8, 256, 200, 64),  # few keys, many tiles
         (90, 16, 4, 130, 77, 40),
+        (1, 32, 4, 4100, 4100, 64),  # many tiles of long heads: three groups of warps, or two
     ],
     ids=str,
 )
@@ -412,7 +433,7 @@ def test_roles_by_hand(shape, causal, by_hand, poisoned):
     # Without gradients, a token that is written is decode_attention's: only the call that keeps them is by hand.
     forward = 1 if queries == 1 and keys > 1000 else 3
     assert (by_hand.count("forward"), by_hand.count("backward")) == (
-        forward if dim > 64 or batch >= 80 else 0,
+        forward if dim > 64 or batch * queries >= 4100 else 0,
         1 if dim <= 128 else 0,
     )
     if causal and queries > keys:
