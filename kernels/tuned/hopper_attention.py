@@ -220,9 +220,7 @@ def put_rows(desc, value, smem, b, h, row):
 @gluon.jit
 def steps_of(block, queries, keys, CAUSAL: gl.constexpr, BLOCK_N: gl.constexpr, ROWS: gl.constexpr):
     """Steps over the keys that some query of the block sees; at least one, which hides them all where none does."""
-    end = keys
-    if CAUSAL:
-        end = gl.minimum(keys, (block + 1) * ROWS + keys - queries)
+    end = gl.minimum(keys, (block + 1) * ROWS + keys - queries) if CAUSAL else keys
     return gl.maximum(gl.cdiv(end, BLOCK_N), 1)
 
 
@@ -309,10 +307,9 @@ def first_scores(of_q, of_k, i, at, count, PART: gl.constexpr, GROUPS: gl.conste
 @gluon.jit
 def attend(work, PART: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr):
     """A group of four warps: its 64 queries of each tile."""
-    of_q, of_k, of_v, o_smem, out_desc, lse, sizes = work
+    of_q, of_k, of_v, o_smem, out_desc, lse_ptr, lse_row, sizes = work
     GROUPS: gl.constexpr = o_smem.shape[0]
     q_smem, q_full, q_empty = of_q
-    lse_ptr, lse_row = lse
     heads, _group, queries, keys, tiles, blocks, side = sizes
     SLOTS: gl.constexpr = q_full.shape[0]
     STAGES: gl.constexpr = of_k[0].shape[0]
@@ -333,8 +330,8 @@ def attend(work, PART: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr):
         steps = steps_of(block, queries, keys, CAUSAL, BLOCK_N, 64 * GROUPS)
         first = (block * GROUPS + PART) * 64
         row = first + gl.arange(0, 64, layout=of_rows)
-        last = gl.full([64], 0, gl.int32, layout=of_rows) + (keys - 1)  # that each query sees
-        by_all = keys
+        # The last key that each query sees, and how many all of them see.
+        last, by_all = gl.full([64], 0, gl.int32, layout=of_rows) + (keys - 1), keys
         if CAUSAL:
             last = gl.minimum(row + (keys - queries), last)
             by_all = gl.minimum(first + 1 + keys - queries, keys)
@@ -398,28 +395,19 @@ def flash_attention_hopper_kernel(
     hopper.fence_async_shared()
     synchronise()
     sizes = heads, group, queries, keys, tiles, blocks, side
-    work = of_q, of_k, of_v, o_smem, out_desc, (lse_ptr, lse_row), sizes
+    work = of_q, of_k, of_v, o_smem, out_desc, lse_ptr, lse_row, sizes
     loads = q_desc, k_desc, v_desc, of_q, of_k, of_v, sizes
-    # Then: warps, and registers per thread, of all roles but the first.
-    if GROUPS == 1:
-        gl.warp_specialize([(attend, (work, 0, SCALE, CAUSAL)), (load, (loads, CAUSAL))], [1], [24])
-    elif GROUPS == 2:
-        gl.warp_specialize(
-            [(attend, (work, 0, SCALE, CAUSAL)), (attend, (work, 1, SCALE, CAUSAL)), (load, (loads, CAUSAL))],
-            [4, 1],
-            [240, 24],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (attend, (work, 0, SCALE, CAUSAL)),
-                (attend, (work, 1, SCALE, CAUSAL)),
-                (attend, (work, 2, SCALE, CAUSAL)),
-                (load, (loads, CAUSAL)),
-            ],
-            [4, 4, 1],
-            [160, 160, 24],
-        )
+    skip: gl.constexpr = 3 - GROUPS
+    gl.warp_specialize(
+        [
+            (attend, (work, 0 - skip, SCALE, CAUSAL)),
+            (attend, (work, 1 - skip, SCALE, CAUSAL)),
+            (attend, (work, 2 - skip, SCALE, CAUSAL)),
+            (load, (loads, CAUSAL)),
+        ][skip:],
+        [4, 4, 1][skip:],  # warps of all but the first
+        [160, 240 if skip else 160, 24][skip:],  # registers a thread of theirs
+    )
 
 
 def on_hopper(q: Tensor) -> bool:
@@ -435,11 +423,12 @@ def _serves(q: Tensor, k: Tensor) -> bool:
     return (64 < dim <= 256 or (32 < dim <= 64 and many)) and q.numel() * keys > 0
 
 
-def groups_of(q: Tensor, k: Tensor, causal: bool) -> int:
+def groups_of(q: Tensor, k: Tensor, causal: bool, keeps_lse: bool) -> int:
     """Return how many groups of four warps share a tile."""
     (batch, heads, queries, dim), keys = q.shape, k.shape[2]
     if dim <= 64:  # three hide exponentials better, and waste more at either end of the keys
-        return 3 if min(queries, keys) >= (8192 if causal else 4096) else 2
+        spills = keeps_lse and not causal  # with three
+        return 3 if min(queries, keys) >= (8192 if causal else 4096) and not spills else 2
     # One where that gives all multiprocessors work, or where tiles are loaded and stored longer than computed.
     few = cdiv(queries, 64) * batch * heads <= multiprocessors(q)
     return 1 if dim <= 128 and (few or keys <= 128) else 2
@@ -453,7 +442,7 @@ def takes(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) ->
 def operands(q, k, v, out, lse, causal: bool, scale: float | None, side: int = 1) -> tuple[tuple, dict]:
     """Return the kernel's arguments and options, for tensors that descriptors can describe; lse may be None."""
     (batch, heads, queries, dim), (key_heads, keys) = q.shape, k.shape[1:3]
-    groups, wide = groups_of(q, k, causal), 64 if dim <= 64 else 128 if dim <= 128 else 256
+    groups, wide = groups_of(q, k, causal, lse is not None), 64 if dim <= 64 else 128 if dim <= 128 else 256
     blocks = cdiv(queries, 64 * groups)
     passing = 64 if wide == 256 else 128
     stay, pass_by = [1, 1, 64, wide], [1, 1, passing, wide]
@@ -473,7 +462,7 @@ def _compile_arguments(*shape, dtype: torch.dtype):
 
 def launch(q, k, v, out, lse, causal: bool, scale: float | None) -> None:
     """Write out, and lse if it is not None. Launches one program per SM; each loops over tiles."""
-    blocks, of_heads = cdiv(q.shape[2], 64 * groups_of(q, k, causal)), q.shape[0] * q.shape[1]
+    blocks, of_heads = cdiv(q.shape[2], 64 * groups_of(q, k, causal, lse is not None)), q.shape[0] * q.shape[1]
     programs = min(blocks * of_heads, multiprocessors(q))
     side = heads_together(blocks, of_heads, programs) if causal else 1
     arguments, options = operands(q, k, v, out, lse, causal, scale, side)

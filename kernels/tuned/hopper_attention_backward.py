@@ -74,9 +74,7 @@ def tile_of(i, sizes, CAUSAL: gl.constexpr, WHOLE: gl.constexpr, QUERIES: gl.con
     b, head, block = place(nth_tile(i // run) * run + i % run, kv_heads * parts, tiles, blocks, side)
     block = blocks - 1 - block  # the first keys are seen by the most queries
     h, part = head // parts, head % parts
-    first = 0
-    if CAUSAL:
-        first = gl.maximum(block * 128 + queries - keys, 0) // QUERIES * QUERIES
+    first = gl.maximum(block * 128 + queries - keys, 0) // QUERIES * QUERIES if CAUSAL else 0
     steps = gl.maximum(gl.cdiv(queries - first, QUERIES), 0)
     begin, end = group * steps * part // parts, group * steps * (part + 1) // parts
     some = gl.maximum(steps, 1)
@@ -123,37 +121,13 @@ def probabilities(s, n, since, by_all, SCALE: gl.constexpr):
 
 
 @gluon.jit
-def kept(scratch_ptr, qh, n, start, sizes, HALF: gl.constexpr, QUERIES: gl.constexpr):
-    """Return where each thread keeps its part of a tile's grad_q, and the contribution of the key blocks before
-    `start`; None and zeros if grad_q is not kept."""
-    _, group, queries, _, _, _, _, _ = sizes
-    mine, before = None, gl.zeros((64, 64), gl.float32, OF_HALF)
-    if scratch_ptr is not None:
-        tile = (gl.program_id(0) * group + qh % group) * gl.cdiv(queries, QUERIES) + n // QUERIES
-        row = gl.arange(0, 64, layout=gl.SliceLayout(1, OF_HALF))
-        inside = row[:, None] * 64 + gl.arange(0, 64, layout=gl.SliceLayout(0, OF_HALF))[None, :]
-        mine = scratch_ptr + tile.to(gl.int64) * 8192 + (HALF * 4096 + inside)
-        before = gl.load(mine, mask=start + 0 * inside > 0, other=0.0)
-    return mine, before
-
-
-@gluon.jit
 def give(
-    desc,
-    grad_q,
-    mine,
-    out,
-    at,
-    start,
-    sizes,
-    QUERIES: gl.constexpr,
-    HALF: gl.constexpr,
-    SCALE: gl.constexpr,
-    CAUSAL: gl.constexpr,
+    into, grad_q, mine, at, sizes, QUERIES: gl.constexpr, HALF: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr
 ):
     """Put the grad_q so far of the tile `at` batch, head and query: keep it at `mine`, or store it if this is the last
     block of keys that it sees; add it to memory if it is not kept."""
-    b, qh, n = at
+    desc, out = into
+    b, qh, n, start = at
     _, _, queries, keys, _, _, _, _ = sizes
     place = [b, qh, n, HALF * 64] if QUERIES == 64 else [b, qh, n + HALF * 64, 0]
     if mine is None:
@@ -177,11 +151,9 @@ def load(descs, room_of, rows, sizes, CAUSAL: gl.constexpr, WHOLE: gl.constexpr)
     QUERIES: gl.constexpr = q_smem.shape[3]
     queries = sizes[2]
     at = 0
-    turn = 0
     for i in range(count_of(sizes, WHOLE)):
         b, h, _part, start, first, qh, n, steps = tile_of(i, sizes, CAUSAL, WHOLE, QUERIES)
-        mbarrier.wait(kv_empty.index(0), turn ^ 1)
-        turn ^= 1
+        mbarrier.wait(kv_empty.index(0), (i & 1) ^ 1)
         mbarrier.expect(kv_full.index(0), 4 * k_desc.block_type.nbytes)
         for half in gl.static_range(2):
             tma.async_copy_global_to_shared(k_desc, [b, h, start + half * 64, 0], kv_full.index(0), k_smem.index(half))
@@ -211,18 +183,31 @@ def across(rows, cols, start):
 
 
 @gluon.jit
-def of_queries(d_smem, side, k_smem, before, HALF: gl.constexpr, WHOLE: gl.constexpr):
-    """Start `before`, if WHOLE, plus half of the matmul of both groups' score gradients with the keys: half of the
-    columns if there are 128, half of the queries if there are 128."""
+def of_queries(d_smem, side, k_smem, scratch_ptr, at, sizes, HALF: gl.constexpr):
+    """Start half of the matmul of both groups' score gradients with the keys: half of the columns if there are 128,
+    half of the queries if there are 128. If grad_q is kept, add that of the key blocks before.
+
+    Return where each thread keeps its part, or None, and the sum."""
+    QUERIES: gl.constexpr = d_smem.shape[2]
     D: gl.constexpr = k_smem.shape[4]
+    KEPT: gl.constexpr = scratch_ptr is not None
+    mine, grad_q = None, gl.zeros((64, 64), gl.float32, OF_HALF)
+    if KEPT:
+        _, qh, n, start = at
+        _, group, queries, _, _, _, _, _ = sizes
+        tile = (gl.program_id(0) * group + qh % group) * gl.cdiv(queries, QUERIES) + n // QUERIES
+        row = gl.arange(0, 64, layout=gl.SliceLayout(1, OF_HALF))
+        inside = row[:, None] * 64 + gl.arange(0, 64, layout=gl.SliceLayout(0, OF_HALF))[None, :]
+        mine = scratch_ptr + tile.to(gl.int64) * 8192 + (HALF * 4096 + inside)
+        grad_q = gl.load(mine, mask=start + 0 * inside > 0, other=0.0)
     for i in gl.static_range(2):
         d, k = d_smem.index(2 * side + i), k_smem.index(i).reshape([64, D])
         if D == 128:
             k = k.slice(HALF * 64, 64, dim=1)
         else:
             d = d.slice(HALF * 64, 64, dim=1)
-        before = hopper.warpgroup_mma(d.permute((1, 0)), k, before, use_acc=WHOLE or i > 0, is_async=True)
-    return before
+        grad_q = hopper.warpgroup_mma(d.permute((1, 0)), k, grad_q, use_acc=KEPT or i > 0, is_async=True)
+    return mine, grad_q
 
 
 @gluon.jit
@@ -244,6 +229,7 @@ def walk(
     of_s: gl.constexpr = of_product(QUERIES)
     of_sums: gl.constexpr = of_product(D)
     of_left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=of_sums, k_width=2)
+    into = grad_q_desc, out.index(HALF)
     at = 0
     for i in range(count_of(sizes, WHOLE)):
         b, h, part, start, first, qh, n, steps = tile_of(i, sizes, CAUSAL, WHOLE, QUERIES)
@@ -273,15 +259,14 @@ def walk(
             mbarrier.wait(d_full.index(1 - side), ((at - 1) // 2) & 1, pred=step > 0)
             d_smem.index(2 * side + HALF).store(grad_s)
             hopper.fence_async_shared()
-            mine, before = kept(scratch_ptr, was_qh, was_n, start, sizes, HALF, QUERIES)
-            grad_q = of_queries(d_smem, 1 - side, k_smem, before, HALF, WHOLE)  # in the first step of no use
+            was = b, was_qh, was_n, start
+            mine, grad_q = of_queries(d_smem, 1 - side, k_smem, scratch_ptr, was, sizes, HALF)  # of no use in step 0
             sum_k = hopper.warpgroup_mma(gl.convert_layout(grad_s, of_left), q, sum_k, is_async=True)
             grad_q, sum_v = hopper.warpgroup_mma_wait(1, deps=[grad_q, sum_v])
             free(g_empty.index(stage))
             mbarrier.arrive(d_full.index(side), count=1)
             if step > 0:
-                was = b, was_qh, was_n
-                give(grad_q_desc, grad_q, mine, out.index(HALF), was, start, sizes, QUERIES, HALF, SCALE, CAUSAL)
+                give(into, grad_q, mine, was, sizes, QUERIES, HALF, SCALE, CAUSAL)
             sum_k = hopper.warpgroup_mma_wait(0, deps=[sum_k])
             free(q_empty.index(stage))
             at += 1
@@ -290,10 +275,10 @@ def walk(
         if steps > 0:
             side = (at - 1) % 2
             mbarrier.wait(d_full.index(side), ((at - 1) // 2) & 1)
-            mine, before = kept(scratch_ptr, was_qh, was_n, start, sizes, HALF, QUERIES)
-            grad_q = hopper.warpgroup_mma_wait(0, deps=[of_queries(d_smem, side, k_smem, before, HALF, WHOLE)])
-            was = b, was_qh, was_n
-            give(grad_q_desc, grad_q, mine, out.index(HALF), was, start, sizes, QUERIES, HALF, SCALE, CAUSAL)
+            was = b, was_qh, was_n, start
+            mine, grad_q = of_queries(d_smem, side, k_smem, scratch_ptr, was, sizes, HALF)
+            grad_q = hopper.warpgroup_mma_wait(0, deps=[grad_q])
+            give(into, grad_q, mine, was, sizes, QUERIES, HALF, SCALE, CAUSAL)
         free(kv_empty.index(0))
         put_rows(grad_v_desc, sum_v, out.index(HALF), b, h * parts + part, start + HALF * 64)
         put_rows(grad_k_desc, sum_k * SCALE, out.index(HALF), b, h * parts + part, start + HALF * 64)
@@ -393,8 +378,7 @@ def scale_kernel(
 
 
 def takes(grad: Tensor, q: Tensor, k: Tensor, *_) -> bool:
-    """Return whether this kernel takes the call: 16-bit head dims of 33 to 128, if gradients may differ in their last
-    bits."""
+    """Return whether this kernel takes the call: 16-bit head dims of 33 to 128, where the last bits may differ."""
     if not on_hopper(q) or torch.are_deterministic_algorithms_enabled():
         return False
     return 32 < q.shape[3] <= 128 and q.numel() * k.shape[2] > 0
@@ -470,11 +454,10 @@ def _backward(
     batch, heads, queries, dim = q.shape
     grad, q, k, v, out, lse = map(describable, (grad, q, k, v, out, lse))
     delta, wide = value_per_row(q), 64 if dim <= 64 else 128
-    rows = wide  # of a tile
-    tile = [1, 1, rows, wide]
+    tile = [1, 1, wide, wide]
     with torch.cuda.device_of(q):
-        delta_kernel[(cdiv(queries, rows) * batch * heads,)](
-            described(out, tile), described(grad, tile), described(delta, tile[:3]), heads, queries, wide, rows
+        delta_kernel[(cdiv(queries, wide) * batch * heads,)](
+            described(out, tile), described(grad, tile), described(delta, tile[:3]), heads, queries, wide, wide
         )
         grads = launch(grad, q, k, v, lse, delta, causal, dim**-0.5 if scale is None else scale)
     return tuple(x.contiguous() for x in grads)
