@@ -125,12 +125,12 @@ def give(
     into, grad_q, mine, at, sizes, QUERIES: gl.constexpr, HALF: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr
 ):
     """Put the grad_q so far of the tile `at` batch, head and query: keep it at `mine`, or store it if this is the last
-    block of keys that it sees; add it to memory if it is not kept."""
+    block of keys that it sees; add it to memory, in fp32, if it is not kept."""
     desc, out = into
     b, qh, n, start = at
     _, _, queries, keys, _, _, _, _ = sizes
     place = [b, qh, n, HALF * 64] if QUERIES == 64 else [b, qh, n + HALF * 64, 0]
-    if mine is None:
+    if desc.dtype == gl.float32:
         put(desc, grad_q, out, place, True)
     elif start + 128 >= (gl.minimum(n + QUERIES + keys - queries, keys) if CAUSAL else keys):
         half = out._reinterpret(desc.dtype, [1, 1, 64, 64], desc.layout)
@@ -187,11 +187,11 @@ def of_queries(d_smem, side, k_smem, scratch_ptr, at, sizes, HALF: gl.constexpr)
     """Start half of the matmul of both groups' score gradients with the keys: half of the columns if there are 128,
     half of the queries if there are 128. If grad_q is kept, add that of the key blocks before.
 
-    Return where each thread keeps its part, or None, and the sum."""
+    Return where each thread keeps its part, or 0, and the sum."""
     QUERIES: gl.constexpr = d_smem.shape[2]
     D: gl.constexpr = k_smem.shape[4]
     KEPT: gl.constexpr = scratch_ptr is not None
-    mine, grad_q = None, gl.zeros((64, 64), gl.float32, OF_HALF)
+    mine, grad_q = 0, gl.zeros((64, 64), gl.float32, OF_HALF)
     if KEPT:
         _, qh, n, start = at
         _, group, queries, _, _, _, _, _ = sizes
