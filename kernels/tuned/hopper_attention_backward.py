@@ -16,7 +16,8 @@ summed over blocks of keys in one of two ways:
         for longer ones
 
 Times in us on an H100 in bf16 (batch x heads x tokens x dim), without the step's lag and the order of queries, with
-them, and cuDNN's: 4 x 16 x 4096 x 64 1507, 1340, 1539; 2 x 32 (8 of keys) x 4096 x 128, causal 1713, 1537, 1525.
+them, and cuDNN's: 4 x 16 x 4096 x 64 1548, 1334, 1538; 2 x 32 (8 of keys) x 4096 x 128, causal 1661, 1612, 1537; 64 x
+16 x 256 x 128, causal 356, 422, 461.
 
 Source: Shah et al., arXiv:2407.08608.
 """
@@ -446,7 +447,7 @@ def launch(grad, q, k, v, lse, delta, causal: bool, scale: float) -> tuple[Tenso
     "flash_attention",
     "backward",
     takes=takes,
-    gain="1.5x at 2 x 32 heads (8 of keys) x 4096 x 128, 1.07x at 64 x 16 x 256 x 64, causal (H100, bf16)",
+    gain="1.5x at 2 x 32 heads (8 of keys) x 4096 x 128, 0.98x at 64 x 16 x 256 x 64, causal (H100, bf16)",
 )
 def _backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float | None

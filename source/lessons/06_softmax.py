@@ -901,8 +901,8 @@ print("right:", torch.allclose(two_blocks(x), F.softmax(x, -1), rtol=1e-4, atol=
 h200.table("softmax", "bfloat16")
 
 # %% [markdown]
-# On a GPU, a tuned kernel handles the widest rows (`kernels/tuned/wide_softmax.py`), with two more tricks. Its second
-# loop runs **backwards** from the end of the row, which was read last and is therefore most likely to be in L2. It also
+# On a GPU, a tuned kernel handles wide rows (`kernels/tuned/wide_softmax.py`), with two more tricks. Its second loop
+# runs **backwards** from the end of the row, which was read last and is therefore most likely to be in L2. It also
 # keeps the last block of the widest rows in registers, along with whole rows of up to 20,480 columns.
 #
 # ### Can we hold wide rows after all?
@@ -978,10 +978,11 @@ print(f"softmax: rows of 4099 take {odd:.2f}x as long as rows of 4096")
 # narrower the row, the more its two ends cost, and the widest rows pay a little too. QuACK doesn't support odd rows,
 # and the others are mostly slower there.
 #
-# Our softmax is behind elsewhere: when there are only a few narrow rows, and above about 32,000 columns, where QuACK is
-# ahead. QuACK splits rows that wide across several SMs. We only do that when there aren't many rows, and for the widest
-# gradients. Otherwise we read most of such a row twice. Cross entropy reads each row once at any width, and at the
-# widest it's level with QuACK or ahead. At narrower widths, QuACK also keeps the row on chip, and the two are close.
+# Our softmax is behind elsewhere: when there are only a few narrow rows, and, by a little, above about 32,000 columns,
+# where QuACK is ahead. QuACK splits rows that wide across the SMs of a cluster. We split them too, unless they're odd:
+# then one program reads most of its row twice. In the backward pass, that makes us level with QuACK or ahead. Cross
+# entropy reads each row once at any width, and at the widest it's level with QuACK or ahead. At narrower widths, QuACK
+# also keeps the row on chip, and the two are close.
 # (In the backward pass, a few points are slightly above the ceiling, because softmax reads two elements for each one it
 # writes, while a copy reads one.)
 # <!-- given 16 bytes: as above -->

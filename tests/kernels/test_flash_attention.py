@@ -447,7 +447,7 @@ def test_roles_by_hand(shape, causal, by_hand, poisoned):
     # Without gradients, a token that is written is decode_attention's: only the call that keeps them is by hand.
     forward = 1 if queries == 1 and keys > 1000 else 3
     assert (by_hand.count("forward"), by_hand.count("backward")) == (
-        forward if dim > 64 or batch * queries >= 4100 else 0,
+        forward if dim > 64 or batch >= 80 or queries >= 4100 else 0,
         1 if dim <= 128 else 0,
     )
     if causal and queries > keys:
