@@ -106,12 +106,18 @@ SHARED = {
     ),
     "clusters": (
         "QuACK's clusters hold one of the widest rows in the shared memory of several SMs, and load it there "
-        "asynchronously, which Triton 3.6 does not for a cluster. Ours hold it in registers: kept beyond 65536 columns "
+        "asynchronously, which Triton 3.6 does not for a cluster. Ours held it in registers, beyond 65536 columns "
         "where two tensors are read (softmax's gradient at 2048 x 131072 440 us for 507, at 2048 x 262144 931 for "
         "1167; RMSNorm of x + residual 570 for 653, 1188 for 1447) and up to 32 rows (softmax at 16 x 131072 8.7 for "
         "16.2). Of many rows of one tensor the barrier costs more than a second read from the SM's L1 cache (softmax "
         "at 2048 x 131072 360 for 305, RMSNorm 322 for 279); 40 to 128 registers a thread, 4 to 16 programs a row, "
-        "clusters that walk over rows with the next in registers (up to twice the time)"
+        "clusters that walk over rows with the next in registers (up to twice the time). Ordinary programs that share "
+        "a row, publish their sums in memory and poll for the others' took the place of softmax's clusters (kept, in "
+        "trials on an H100: the gradient of 512 x 262144 287 us for 321, of 1046 x 128256 269 for 313; softmax of 512 "
+        "x 262144 198 for 241, of 883 x 151936 187 for 212, of 2048 x 65536 183 for 191), each by a ticket drawn at "
+        "the start in place of its number (kept: level); with loads marked evict_first (2 to 5 % slower), x held in "
+        "place of its exponentials (1 to 2 % slower, 4 % faster at 262144), maxima per lane and one reduction of pairs "
+        "(4 % slower), 2048 to 32768 elements by 2 to 32 warps (up to a tenth slower)"
     ),
     "walks": (
         "programs alone on an SM that walk over rows and read the next one while they write this one again from L1 "
@@ -149,12 +155,15 @@ SWEPT = {
         "the label's logit, which waits for the label (kept: 62.9 us for 66.7 at 134218 x 1000, 62.2 for 64.8 at "
         "65536 x 2048, 81 for 88 at 2097152 x 64), and few rows by warps of 2 KB (kept, both: 1.8 us for 2.6 at 2048 "
         "x 64, 3.2 for 4.2 at 2048 x 768); the logit read after the row (75 for 68 at 134218 x 1000); the next "
-        "columns on their way (kept for few rows: 5.4 for 5.9 at 2048 x 2560, 6.6 for 7.0 at 2048 x 3584; of 8192 and "
-        "10000 columns 7 to 14 % slower, of 13824 not tried, of many rows 73 for 68 at 13422 x 10000), loops unrolled "
-        "(no gain). Narrow rows: [few microseconds]; on an H100 rows of 24577 to 32768 classes by 8 warps (kept: 7 % "
-        "at 28672); 2048 rows with half to twice the rows, columns and warps each (a trial's best gains 5 to 15 % of "
-        "6 us in one run, nothing in the next), as many rows as make 256 MB with the same or one to three blocks in "
-        "flight (at most 1 %)"
+        "columns on their way (kept for few rows: 5.4 for 5.9 at 2048 x 2560, 6.6 for 7.0 at 2048 x 3584; of 8192 and"
+        " 10000 columns 7 to 14 % slower, of 13824 not tried, of many rows 73 for 68 at 13422 x 10000), loops "
+        "unrolled (no gain). Narrow rows: [few microseconds]; on an H100 rows of 24577 to 32768 classes by 8 warps "
+        "(kept: 7 % at 28672); 2048 rows with half to twice the rows, columns and warps each (a trial's best gains 5 "
+        "to 15 % of 6 us in one run, nothing in the next), as many rows as make 256 MB with the same or one to three "
+        "blocks in flight (at most 1 %); on an H100 rows that nearly fill a block of 4096 or 8192 read at once (kept,"
+        " in a trial: 87.9 us for 91.3 at 37449 x 3584, 88.1 for 90.6 at 18725 x 7168), and blocks of 8192 by 16 "
+        "warps from 24577 classes on where little of the last is idle (kept: 89.7 for 90.5 at 4194 x 32000); one or "
+        "two blocks ahead in registers (1 to 10 % slower), evict_first or .cg (within 1 %)"
     ),
     "cross_entropy backward": (
         "as many columns at a time and warps as a trial liked best; 2048 rows with rims by a program each (kept: 3.8 "
@@ -167,31 +176,47 @@ SWEPT = {
         "at 64 x 2048, 110 for 117 at 65536; at 8 x 8192, behind FlashAttention-2, 108 for 110)"
     ),
     "flash_attention backward": (
-        "FlashAttention-4 is ahead at most sizes, by up to a quarter with heads of 64: no trial against it is recorded"
+        "FlashAttention-4 is ahead at most sizes. On an H100: grad_q a step late, so that groups of warps need not "
+        "keep in step (kept: 1340 us for 1507 full and 769 for 864 causal at 4 x 16 x 4096 x 64, 2323 for 2386 full "
+        "with heads of 128; of 256 tokens 430 for 415), queries from last to first (kept: 1332 for 1351 causal with "
+        "heads of 128, 1537 for 1561 of 2 x 32 heads with 8 of keys, 513 for 544 with one; 2628 for 2551 at 16384 x "
+        "64; in the sweep of both together 1612 for 1661 there, but of 256 tokens, causal, 422 for 356), all heads of "
+        "a group at one tile of queries before the next (1987 for 1633 at 2 x 32 heads with 8 of keys, causal, from "
+        "last to first 1657), a program per block of keys (809 for 769, 1359 for 1340 at 4 x 16 x 4096 x 64; with few "
+        "blocks 518 for 541, 490 for 508), the next step's scores started in this one (1751 for 1491: an accumulator "
+        "in flight over a loop's end makes ptxas serialise), lse and delta subtracted after the matmuls, not as their "
+        "first values (1529 for 1507, 2459 for 2386)"
     ),
     "flash_attention": (
         "256 tokens most of all. Tried in all: roles by hand in Gluon for heads of 128 (kept: 837 / 478 us full / "
         "causal at 4 x 16 x 4096, by the compiler 943 / 573), of 256 (kept: 202 / 130 for 282 / 164 at 4 x 8 x 2048), "
-        "of 64 with keys up to 256 (kept: 57 / 51 for 61 / 59 at 64 x 16 x 256, 42 for 55 at 8 x 10 x 4096 x 77; with "
-        "more, 651 / 356 for 577 / 324 at 4 x 16 x 4096); there, its groups in turns (1 % slower), the next tile's "
-        "first scores under the last one's end (kept: 82 for 88 full at 64 x 16 x 256 x 128, 136 for 147 at 32 x 16 x "
-        "512), all tiles of a head by one program that loads its keys once (81 us for 80 causal at 64 x 16 x 256 x "
-        "128), exponentials while the last probabilities' product runs, by a wait that ptxas moves none of them past "
-        "(kept: 78 for 81 causal there, 49 for 51 with heads of 64), a program a multiprocessor for long causal tiles "
-        "too (kept: 253 for 291 at 8 x 16 x 2048, 445 for 480 at 4 x 16 x 4096), the longest tiles first of the heads "
-        "at work at a time (kept: 107 at 32 x 16 x 512; of one head 112, of all 133), masks in inline assembly (kept: "
-        "154 for 163 causal at 16 x 16 x 1024); by the compiler: in TFLOP/s, full / causal: warps that take roles for "
-        "heads of 128 (kept: 579 / 462, without 488 / 417) and of 64 (403 / 287 for 474 / 409), programs in order of "
-        "their length (kept: 483 causal for 463), eight sums a row and v early for heads of 64 (kept: 492 / 439 for "
-        "484 / 431), exponentials by polynomial (481 / 434), persistent programs (591 / 512 at 4096 tokens, 545 for "
-        "564 at 16384), separate loops for whole and masked tiles (481 / 429), a tile's scores before the last one's "
-        "exponentials (376 / 338); [calls]"
+        "of 64 (kept: 57 / 51 for 61 / 59 at 64 x 16 x 256, 42 for 55 at 8 x 10 x 4096 x 77); there, its groups in "
+        "turns (1 % slower), the next tile's first scores under the last one's end (kept: 82 for 88 full at 64 x 16 x "
+        "256 x 128, 136 for 147 at 32 x 16 x 512), all tiles of a head by one program that loads its keys once (81 us "
+        "for 80 causal at 64 x 16 x 256 x 128), exponentials while the last probabilities' product runs, by a wait "
+        "that ptxas moves none of them past (78 for 81 causal there, 49 for 51 with heads of 64; on an H100 141 for "
+        "132 at 32 x 16 x 512, and it spills with three groups: not kept), a program a multiprocessor for long causal "
+        "tiles too (kept: 253 for 291 at 8 x 16 x 2048, 445 for 480 at 4 x 16 x 4096), the longest tiles first of the "
+        "heads at work at a time (kept: 107 at 32 x 16 x 512; of one head 112, of all 133), masks in inline assembly "
+        "(kept: 154 for 163 causal at 16 x 16 x 1024); by the compiler: in TFLOP/s, full / causal: warps that take "
+        "roles for heads of 128 (kept: 579 / 462, without 488 / 417) and of 64 (403 / 287 for 474 / 409), programs in "
+        "order of their length (kept: 483 causal for 463), eight sums a row and v early for heads of 64 (kept: 492 / "
+        "439 for 484 / 431), exponentials by polynomial (481 / 434), persistent programs (591 / 512 at 4096 tokens, "
+        "545 for 564 at 16384), separate loops for whole and masked tiles (481 / 429), a tile's scores before the last "
+        "one's exponentials (376 / 338); on an H100, by hand: three groups of warps for long heads of 64 (kept: 525 "
+        "for 570 full at 4 x 16 x 4096, where two take 573, 1070 for 1172 causal at 1 x 16 x 16384; 325 for 316 causal "
+        "at 4096, 136 for 112 at 1024), one for few or short tiles (kept: 51.7 for 55.7 at 77 x 4096, 93 for 101 at "
+        "128 x 16 x 128, but causal 113 for 103 in the sweep; 160 for 116 at 512 x 4096), eight sums a row that stay "
+        "in their threads (kept: 795 for 803 at 4 x 16 x 4096 x 128, 207 for 213 with heads of 256), sums that shrink "
+        "under the next scores (kept up to heads of 64: 525 for 565; with 128 813 for 801), the next scores in flight "
+        "over the loop's end (1051 for 801), keys by 64 (762 for 587), three or four stages (level); [calls]"
     ),
     "l2_norm": (
         "4 to 32 warps (16 kept at 10000 and 12288 columns: 132 us for 136), one pass or a walk over rows, rows held "
-        "two elements to a register (no gain), rows read again from L1 in chunks of 1024 to 8192 elements (145 us for "
-        "138 at 32768, 128 for 133 at 8192); of 20481 to 32767 columns 16384 held and the rest read again (kept: 189 "
-        "us for 216 at 4681 x 28672, on an H100)"
+        "two elements to a register (no gain), rows read again from L1 in chunks of 1024 to 8192 elements (145 us for"
+        " 138 at 32768, 128 for 133 at 8192); of 20481 to 32767 columns 16384 held and the rest read again (189 us "
+        "for 216 at 4681 x 28672, on an H100), until both blocks were summed in one exchange between warps (kept, in "
+        "a trial: 183 us for 188 there, 29.7 for 30.8 at 2048 x 10000)"
     ),
     "layer_norm": (
         "weight and bias asked for with few rows, of up to 256 columns by more threads (kept: 2.0 us for 2.7 at 2048 "
@@ -199,7 +224,14 @@ SWEPT = {
         "2048 x 1000, 5.6 for 7.1 at 2048 x 1536, 9.5 for 10.7 at 2048 x 2560; not kept: 12.2 for 11.8 at 2048 x "
         "3584, 4.8 for 4.5 at 2048 x 1024, 7.9 for 7.6 at 2048 x 2048); [few microseconds]; [calls]; rows of 12289 "
         "columns and more by half as many threads (kept: 189 us for 285 at 9362 x 14336, 192 for 205 at 4096 x "
-        "32768). 1000 columns, a multiple [by element]"
+        "32768). 1000 columns, a multiple [by element]; on an H100 weight and bias asked for before the reductions up"
+        " to 4096 columns, and one exchange between warps for both blocks (kept, in a trial: 11.3 us for 12.9 at 2048"
+        " x 2560, 13.7 for 14.5 at 2048 x 3584, 14.9 for 16.3 at 2048 x 4096); with wider rows asked for so early "
+        "they take up to 1.5 times as long"
+    ),
+    "layer_norm_act": (
+        "2048 x 64, within the spread: [few microseconds]; weight and bias asked for before the reductions up to 4096 "
+        "columns, as in layer_norm (kept, though on an H100 37449 x 3584 takes 221 us for 201)"
     ),
     "layer_norm backward": (
         "2048 rows: 1 to 4 rows and warps, 64 to 255 registers, three stages or one: at 1000 columns four warps of "
@@ -216,7 +248,9 @@ SWEPT = {
         "x 64, 2.4 for 3.7 at 2048 x 128, 3.3 for 3.9 at 2048 x 256), or of others that leave part of their block "
         "idle (kept: 9.2 for 10.4 at 2048 x 1536, 17.8 for 18.8 at 2048 x 3584); [few microseconds]; 262144 columns: "
         "no trial is recorded; [calls]; 18432 columns by 8 warps (360 us for 432; LayerNorm takes 1.4 times as long "
-        "by them: not kept); 1000 columns, a multiple [by element]"
+        "by them: not kept); 1000 columns, a multiple [by element]; on an H100 18432 columns by 8 warps with both "
+        "asked for first (in a trial 107 us for 132 at 2048 rows, 361 for 435 at 7282; it would need settings of its "
+        "own: not kept)"
     ),
     "residual_layer_norm backward": (
         "1025 columns: one warp, or two of 128 registers (443 us for 582 at 130944 rows, but of 1000 columns 1 to 34 "
@@ -224,7 +258,9 @@ SWEPT = {
     ),
     "residual_rms_norm": (
         "[clusters]; [walks]; narrow rows: [few microseconds], and no trial is recorded; 1056833 rows of 127: no "
-        "trial is recorded; 1000 columns, a multiple [by element]"
+        "trial is recorded; 1000 columns, a multiple [by element]; on an H100 the weight asked for before the "
+        "reduction (in a trial 0.94 to 1.02 of the time at 2048 rows of up to 2048 columns, 1.12 at 32768: not kept),"
+        " one exchange for both blocks (0.92 at 2048 x 12289, 1.13 where TAIL is a quarter of HEAD: not kept)"
     ),
     "residual_rms_norm backward": (
         "as rms_norm's, with which it shares the kernel; rows of 16385 to 32768 columns read again from L1 in one "
@@ -232,12 +268,15 @@ SWEPT = {
         "or 16 warps (402 to 677); 1056833 rows of 127 by 8 warps in one stage (kept: 600 us for 1071); [calls]"
     ),
     "rms_norm": (
-        "[clusters]; 2048 narrow rows: [few microseconds], and no trial is recorded. Held in fp32, 8 warps at 18432 "
-        "columns (146 us for 179), 4 at 12288 (3 % faster, at 10000 12 % slower); the weight asked for after the "
-        "reduction (no gain), a row read twice, the second time from L1 (3 % at 28672 columns, no gain at 32768), a "
-        "row held two elements to a register (132 us for 142 at 12288, 134 for 145 at 28672, 135 for 141 at 32768, on "
-        "an H100 at most 7 %, less than the tenth that a second kernel must gain; at 8192 and 10000 2 to 3 % slower); "
-        "[walks]; [calls]; 1000 columns, a multiple [by element]"
+        "[clusters]; 2048 narrow rows: [few microseconds]; 1 to 16 of them per program by 1 to 4 warps (on an H100 "
+        "within the spread). Held in fp32, 8 warps at 18432 columns (146 us for 179), 4 at 12288 (3 % faster, at "
+        "10000 12 % slower); the weight asked for after the reduction (no gain), a row read twice, the second time "
+        "from L1 (3 % at 28672 columns, no gain at 32768), a row held two elements to a register (132 us for 142 at "
+        "12288, 134 for 145 at 28672, 135 for 141 at 32768, on an H100 at most 7 %, less than the tenth that a second"
+        " kernel must gain; at 8192 and 10000 2 to 3 % slower); [walks]; [calls]; 1000 columns, a multiple [by "
+        "element]; on an H100 the weight asked for before the reduction, and one exchange between warps for both "
+        "blocks (kept, in a trial: 17.3 us for 18.1 at 2048 x 5120, 37.3 for 38.8 at 2048 x 12288, 314 for 334 at "
+        "10922 x 12289)"
     ),
     "rms_norm backward": (
         "rows of 2560 to 12288 columns loaded two turns ahead (kept: 283 us for 372 at 52429 x 2560, 293 for 427 at "
@@ -262,20 +301,24 @@ SWEPT = {
         "(321 for 303 at 2048 x 131072, 644 for 673 at 2048 x 262144, 193 for 168 at 883 x 152064). Few narrow rows "
         "by more threads (kept: 2.2 us for 2.3 at 2048 x 64, 2.4 for 2.5 at 2048 x 256); [few microseconds]; "
         "[clusters]; [calls]; 20481 to 32768 columns by 1024 threads (kept, on an H100: 4 to 7 % faster), wider rows "
-        "by 256 to 1024 threads that hold none to four chunks (no gain), by clusters of 4, 8 or 16 programs of 8 to 32 "
-        "warps (on an H100 1.25 to 2.2 times as long at 50264 to 262144 columns); half the warps of 2048 rows of 512 "
-        "to 10000 columns (0.93 to 1.05), of many rows 2560 to 12288 wide (no gain)"
+        "by 256 to 1024 threads that hold none to four chunks (no gain), by clusters of 4, 8 or 16 programs of 8 to "
+        "32 warps (on an H100 1.25 to 2.2 times as long at 50264 to 262144 columns); half the warps of 2048 rows of "
+        "512 to 10000 columns (0.93 to 1.05), of many rows 2560 to 12288 wide (no gain); on an H100 both blocks of a "
+        "row asked for before the first is reduced, and one exchange between warps for both (kept, in a trial: 12.2 "
+        "us for 13.8 at 2048 x 3584, 30.2 for 32.6 at 2048 x 10000), so that aligned rows of up to 16384 columns no "
+        "longer need the packed kernel"
     ),
     "softmax backward": (
         "rows held two 16-bit elements to a register, loaded without an eviction policy: 10241 to 32768 columns "
         "wholly (kept: 190 us for 207 at 12288, 190 for 196 at 16384, 192 for 206 at 32768; with evict_first 210, "
         "209, 207) or read again (193 to 268 us); of wider ones 49152 (kept: 217 us for 236 with 16384 and 229 with "
-        "32768 at 50304; 214 for 228 with none at 65536); walks over rows (up to a third slower); a ring of chunks in "
-        "shared memory, as the forward (238 for 210 at 2668 x 50304, 220 for 206 at 2048 x 65536, 195 for 189 at 4096 "
-        "x 32768, 447 for 444 at 2048 x 131072). Of 2048 narrow rows 4 a program, or 2, by more threads (kept: in a "
-        "trial 2.1 us for 2.6 at 64 columns, 2.6 for 3.1 at 256, 3.5 for 3.7 at 512; the sweep shows it at 512 "
+        "32768 at 50304; 214 for 228 with none at 65536); walks over rows (up to a third slower); a ring of chunks in"
+        " shared memory, as the forward (238 for 210 at 2668 x 50304, 220 for 206 at 2048 x 65536, 195 for 189 at "
+        "4096 x 32768, 447 for 444 at 2048 x 131072). Of 2048 narrow rows 4 a program, or 2, by more threads (kept: "
+        "in a trial 2.1 us for 2.6 at 64 columns, 2.6 for 3.1 at 256, 3.5 for 3.7 at 512; the sweep shows it at 512 "
         "alone); [few microseconds]; [clusters]; [calls]; on an H100 held packed from 8193 columns on (kept: 268 us "
-        "for 327 at 9709 x 13824, 272 for 300 at 13422 x 10000)"
+        "for 327 at 9709 x 13824, 272 for 300 at 13422 x 10000); both blocks asked for before the first is reduced "
+        "(kept: no trial beside peers is recorded)"
     ),
     "softmax_dropout backward": (
         "warps, rows at a time and columns held by trial (the best kept); fewer registers by order, so that an SM has "

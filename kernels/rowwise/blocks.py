@@ -12,12 +12,23 @@ import math
 from functools import cache
 
 import torch
+import triton
 import triton.language as tl
 
 from kernels.arguments import cdiv, next_power_of_2
 
 MAX_COLUMNS = 32768  # widest row that one program keeps in registers; wider rows are read in chunks
 CHUNK = 8192  # elements of a chunk of such a row
+
+
+@triton.jit
+def row_sum(x0, x1):
+    """Return the sum of each row's HEAD x0 and TAIL x1, (BLOCK_ROWS, 1)."""
+    # If TAIL is not much smaller, threads first add what they hold of both; then warps exchange only one sum.
+    if x0.shape[0] == 1 and x0.shape[1] <= 4 * x1.shape[1]:
+        x1 += tl.sum(tl.reshape(x0, (1, x0.shape[1] // x1.shape[1], x1.shape[1])), axis=1)
+        return tl.sum(x1, axis=1, keep_dims=True)
+    return tl.sum(x0, axis=1, keep_dims=True) + tl.sum(x1, axis=1, keep_dims=True)
 
 
 def compute_dtype(dtype: torch.dtype) -> tl.dtype:

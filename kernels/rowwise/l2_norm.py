@@ -6,8 +6,7 @@ Unfused, PyTorch reads x twice, and writes and rereads the squares in between:
     fused     read x once, keep the row in registers, write y once                         8 B/element in fp32
 
 One program owns whole rows, so the sum never leaves its registers. A row is split into two blocks: a power of two that
-every row fills, and a masked rest. Rows that do not fit in registers, or only badly, are read twice, in chunks (see
-settings).
+every row fills, and a masked rest. Rows of more than 32768 columns are read twice, in chunks.
 
 Source: torch.nn.functional.normalize (p=2).
 """
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from kernels.arguments import as_rows, cdiv, check_alike, check_columns, refuse
 from kernels.op import FusedOp, like, planned, register, work_per_element
-from kernels.rowwise.blocks import CHUNK, MAX_COLUMNS, row_settings
+from kernels.rowwise.blocks import norm_settings, row_sum
 
 
 @triton.jit
@@ -50,7 +49,7 @@ def l2_norm_kernel(
     # Masked elements are 0, which adds nothing to a sum of squares.
     x0 = tl.load(x_ptr + col0, mask=mask0, other=0.0).to(COMPUTE)
     x1 = tl.load(x_ptr + col1, mask=mask1, other=0.0).to(COMPUTE)
-    squares = tl.sum(x0 * x0, axis=1, keep_dims=True) + tl.sum(x1 * x1, axis=1, keep_dims=True)
+    squares = row_sum(x0 * x0, x1 * x1)
     if WIDE:
         for start in range(TAIL, cols - HEAD, TAIL):
             col = start + col1
@@ -68,23 +67,12 @@ def l2_norm_kernel(
             tl.store(y_ptr + col, (x / divisor).to(y_ptr.dtype.element_ty), mask=mask0 & (col < cols))
 
 
-def settings(cols: int, dtype: torch.dtype, *strides: int) -> dict:
-    """Return the kernel's blocks and warps for rows of `cols` columns with these row strides.
-
-    With 20481 to 32767 columns, half a row stays in registers and the rest is reread: up to 13 % faster.
-    """
-    chosen = row_settings(cols, dtype, strides=strides)
-    if 20480 < cols < MAX_COLUMNS:
-        chosen |= {"HEAD": CHUNK, "TAIL": CHUNK}
-    return {"WIDE": cols > chosen["HEAD"] + chosen["TAIL"], **chosen}
-
-
 def _forward(x: Tensor, eps: float) -> Tensor:
     y = like(x)
     if y.numel():
         x = as_rows(x)
         rows, cols = x.shape
-        chosen = settings(cols, x.dtype, x.stride(0))
+        chosen = norm_settings(cols, x.dtype, x.stride(0))
         with torch.cuda.device_of(x):
             l2_norm_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](x, y, rows, cols, x.stride(0), eps, **chosen)
     return y
@@ -122,9 +110,8 @@ def l2_norm_reference(x: Tensor, *, eps: float = 1e-12) -> Tensor:
 
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
-    rows, cols = shape
-    x = torch.empty(shape, dtype=dtype, device="meta")
-    return (x, x, rows, cols, cols, 1e-12), settings(cols, dtype)
+    (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
+    return (x, x, rows, cols, cols, 1e-12), norm_settings(cols, dtype)
 
 
 OP = FusedOp(
@@ -133,7 +120,7 @@ OP = FusedOp(
     reference=l2_norm_reference,
     work=work_per_element(3, tensors=(1, 1)),
     kernel=l2_norm_kernel,
-    settings=settings,
+    settings=norm_settings,
     inputs=lambda *shape, **options: (torch.randn(shape, **options),),
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),

@@ -38,7 +38,7 @@ from kernels.arguments import (
     zeros_unless,
 )
 from kernels.op import FusedOp, like, planned, register, work_per_element
-from kernels.rowwise.blocks import aligned, alignment, compute_dtype, norm_settings, row_blocks
+from kernels.rowwise.blocks import aligned, alignment, compute_dtype, norm_settings, row_blocks, row_sum
 from kernels.rowwise.sums import sums_of_programs
 
 MAX_BACKWARD_COLUMNS = 8192  # widest row in registers next to its gradient, weight and two sums of gradients
@@ -90,12 +90,15 @@ def layer_norm_kernel(
     first = tl.load(x_ptr, mask=mask0, other=0.0).to(COMPUTE)
     x0 = tl.load(x_ptr + col0, mask=mask0, other=0.0).to(COMPUTE) - first
     x1 = tl.load(x_ptr + col1, mask=mask1, other=0.0).to(COMPUTE) - first
+    EARLY: tl.constexpr = HEAD + TAIL <= 4097  # there are registers for weight and bias during the reductions
+    if EARLY:
+        weight0, bias0 = tl.load(weight_ptr + col0), tl.load(bias_ptr + col0)
+        weight1, bias1 = tl.load(weight_ptr + col1, mask=col1 < cols), tl.load(bias_ptr + col1, mask=col1 < cols)
     seen = HEAD + TAIL if WIDE else cols
-    total = tl.sum(x0, axis=1, keep_dims=True) + tl.sum(tl.where(mask1, x1, 0.0), axis=1, keep_dims=True)
-    mean = total / seen
+    mean = row_sum(x0, tl.where(mask1, x1, 0.0)) / seen
     # Masked elements are -first - mean now: each would add its square to the variance.
     centred0, centred1 = x0 - mean, tl.where(mask1, x1 - mean, 0.0)
-    squares = tl.sum(centred0 * centred0, axis=1, keep_dims=True) + tl.sum(centred1 * centred1, axis=1, keep_dims=True)
+    squares = row_sum(centred0 * centred0, centred1 * centred1)
     if WIDE:
         for start in range(TAIL, cols - HEAD, TAIL):
             col = start + col1
@@ -106,10 +109,12 @@ def layer_norm_kernel(
         tl.store(mean_ptr + row, first + mean, mask=mask0)
         tl.store(rstd_ptr + row, rstd, mask=mask0)
 
-    y0 = (x0 - mean) * rstd * tl.load(weight_ptr + col0).to(COMPUTE) + tl.load(bias_ptr + col0).to(COMPUTE)
-    weight1 = tl.load(weight_ptr + col1, mask=col1 < cols).to(COMPUTE)
-    bias1 = tl.load(bias_ptr + col1, mask=col1 < cols).to(COMPUTE)
-    y1 = (x1 - mean) * rstd * weight1 + bias1
+    if EARLY:
+        y0 = (x0 - mean) * rstd * weight0.to(COMPUTE) + bias0.to(COMPUTE)
+    else:
+        y0 = (x0 - mean) * rstd * tl.load(weight_ptr + col0).to(COMPUTE) + tl.load(bias_ptr + col0).to(COMPUTE)
+        weight1, bias1 = tl.load(weight_ptr + col1, mask=col1 < cols), tl.load(bias_ptr + col1, mask=col1 < cols)
+    y1 = (x1 - mean) * rstd * weight1.to(COMPUTE) + bias1.to(COMPUTE)
     if ACT is not None:
         y0, y1 = activate(y0, ACT, y_ptr.dtype.element_ty), activate(y1, ACT, y_ptr.dtype.element_ty)
     tl.store(y_ptr + col0, y0.to(y_ptr.dtype.element_ty), mask=mask0)

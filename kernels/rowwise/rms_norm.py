@@ -37,7 +37,7 @@ from kernels.arguments import (
     shared_memory,
 )
 from kernels.op import FusedOp, like, planned, register, work_per_element
-from kernels.rowwise.blocks import aligned, alignment, compute_dtype, norm_settings, row_blocks
+from kernels.rowwise.blocks import aligned, alignment, compute_dtype, norm_settings, row_blocks, row_sum
 from kernels.rowwise.sums import sums_of_programs
 
 
@@ -71,7 +71,9 @@ def rms_norm_kernel(
     # Masked elements are 0, which adds nothing to a sum of squares.
     x0 = tl.load(x_ptr + col0, mask=mask0, other=0.0).to(COMPUTE)
     x1 = tl.load(x_ptr + col1, mask=mask1, other=0.0).to(COMPUTE)
-    squares = tl.sum(x0 * x0, axis=1, keep_dims=True) + tl.sum(x1 * x1, axis=1, keep_dims=True)
+    weight0 = tl.load(weight_ptr + col0)  # before the reduction, so that it is not waited for afterwards
+    weight1 = tl.load(weight_ptr + col1, mask=col1 < cols)
+    squares = row_sum(x0 * x0, x1 * x1)
     if WIDE:
         for start in range(TAIL, cols - HEAD, TAIL):
             col = start + col1
@@ -81,8 +83,7 @@ def rms_norm_kernel(
     if rstd_ptr is not None:
         tl.store(rstd_ptr + row, rstd, mask=mask0)
 
-    y0 = x0 * rstd * tl.load(weight_ptr + col0).to(COMPUTE)
-    y1 = x1 * rstd * tl.load(weight_ptr + col1, mask=col1 < cols).to(COMPUTE)
+    y0, y1 = x0 * rstd * weight0.to(COMPUTE), x1 * rstd * weight1.to(COMPUTE)
     tl.store(y_ptr + col0, y0.to(y_ptr.dtype.element_ty), mask=mask0)
     tl.store(y_ptr + col1, y1.to(y_ptr.dtype.element_ty), mask=mask1)
     if WIDE:

@@ -6,7 +6,6 @@ kernel, and registers them with kernels.variants.tuned. Plain files do not impor
 
 from kernels.tuned import (  # noqa: F401  (importing a module registers its kernels)
     bias_dropout_residual,
-    cluster_softmax,
     conv_descriptors,
     cross_entropy,
     decode_attention,
@@ -19,6 +18,7 @@ from kernels.tuned import (  # noqa: F401  (importing a module registers its ker
     moe_int8,
     rms_norm_few_rows,
     rms_norm_reread,
+    split_softmax,
     top_k,
     wide_softmax,
     wide_softmax_dropout,

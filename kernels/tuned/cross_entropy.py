@@ -98,15 +98,18 @@ def settings(
 
     Rows of up to 2 KB share a warp, which reads 4 KB at once, or 2 KB if the rows have edges. A wider row is read block
     by block: up to 16 KB by one warp, 2 KB at a time; up to 48 KB by 4 warps, 1 KB each (starting at 8 KB if there are
-    few rows); above that by 8 warps, or by up to 32 if there are too few rows for the SMs. Rows of 1 to 8 KB that would
-    leave an eighth of such blocks idle also share a warp, at most 1 KB of each at a time; if there are few, each has a
-    warp of its own with the next 2 KB in flight. With few rows, a warp takes at most 4. `debug` checks labels, not
-    overflow.
+    few rows); above that by 16 warps, by 8 if blocks of 16 KB would leave more of the last one idle, or by up to 32 if
+    there are too few rows for the SMs. Many aligned rows that nearly fill a block of 8 or 16 KB are read at once, 2 KB
+    per warp. Rows of 1 to 8 KB that would leave an eighth of such blocks idle also share a warp, at most 1 KB of each
+    at a time; if there are few, each has a warp of its own with the next 2 KB in flight. With few rows, a warp takes at
+    most 4. `debug` checks labels, not overflow.
     """
     each, cached, whole = VECTOR_BYTES // dtype.itemsize, 2048 // dtype.itemsize, classes // vector * vector
     few, block = rows < 4096, max(each, next_power_of_2(whole))
     block_rows, warps, stages = 1, 1, 1
-    if (cached if few else cached // 2) < whole <= 4 * cached and 8 * block > 9 * whole:
+    if not few and not unaligned and 2 * cached < whole <= 8 * cached and 7 * block <= 8 * whole:
+        warps = block // cached
+    elif (cached if few else cached // 2) < whole <= 4 * cached and 8 * block > 9 * whole:
         block = cached // 2 if 4 * cached * cdiv(whole, cached // 2) <= 9 * whole else cached // 4
         block_rows, stages = (1, 3) if few else (cached // block, 1)
     elif block <= cached:
@@ -114,7 +117,8 @@ def settings(
     elif sms < rows and few and 4 * cached < whole <= 8 * cached:
         block, warps = 2 * cached, 4
     else:
-        most = 32 if rows <= sms else 1 if classes <= 8 * cached else 4 if classes <= 24 * cached else 8
+        widest = 16 if 16 * cdiv(whole, 8 * cached) * 8 * cached <= 17 * whole else 8
+        most = 32 if rows <= sms else 1 if classes <= 8 * cached else 4 if classes <= 24 * cached else widest
         warps = min(most, 2 * block // cached)
         block = max(cached, cached // 2 * warps)
     block_rows = min(block_rows, largest_power_of_2(rows // ((2 if few else 4) * sms)))
@@ -213,7 +217,7 @@ def _takes(logits: Tensor, *_) -> bool:
     return logits.numel() > 0
 
 
-GAIN = "1.15x at 2671 x 50257, 1.25x at 52429 x 2560, 1.4x at 2048 x 127; level at 8192 x 16384 (H100, bf16)"
+GAIN = "1.16x at 2671 x 50257, 1.27x at 52429 x 2560, 1.5x at 2048 x 127; level at 8192 x 16384 (H100, bf16)"
 
 
 @tuned("cross_entropy", "forward", takes=_takes, gain=GAIN, compile_arguments=_compile_arguments)

@@ -1,9 +1,9 @@
 """Tuned flash_attention forward for 16-bit heads on compute capability 9.0, with hand-written warp specialisation.
 
-It takes head dims of 65 to 256, and of 33 to 64 with at most 256 keys if there are many tiles. Tiles, accumulators and
-online softmax are the plain kernel's, written in Gluon, Triton's lower level, where layouts, copies and barriers are
-explicit. A program has nine warps: one loads queries, keys and values with TMA, and two groups of four own 64 queries
-each. Why it is faster than the plain kernel:
+It takes head dims of 65 to 256, and of 33 to 64 if there are many tiles. Tiles, accumulators and online softmax are the
+plain kernel's, written in Gluon, Triton's lower level, where layouts, copies and barriers are explicit. In a program,
+one warp loads queries, keys and values with TMA, and one to three groups of four warps own 64 queries each. Why it is
+faster than the plain kernel:
 
     a group's score matmul for the next keys runs on the tensor cores together with the matmul of its last probabilities
         and values, so a step waits for exponentials once, not twice
@@ -11,14 +11,10 @@ each. Why it is faster than the plain kernel:
     programs are persistent: the next tile's loads and, up to head dim 128, its first scores are in flight while the
         last tile's output is stored
 
-Times in us on an H200 in bf16 (batch x heads x tokens x dim), cuDNN in the same run. "before" is a Triton kernel with
-descriptors that left warp specialisation to the compiler:
+Times in us on an H100 in bf16 (batch x heads x tokens x dim), with two groups and a sum per row, now, and cuDNN's:
 
-                                     before    here    cuDNN
-    4 x 16 x 4096 x 128, causal         573     439      479
-    16 x 16 x 1024 x 128, causal        232     152      165
-    8 x 10 x 4096 x 64, 77 keys          55      42       47
-    64 x 16 x 256 x 64, causal           59      52       48
+    128 x 16 x 128 x 128       102  93   95           32 x 16 x 512 x 128        144  132  138
+    16 x 16 x 1024 x 64        178  166  169          1 x 16 x 16384 x 64       2254  2053  2311 (before: plain)
 
 hopper_attention_backward.py computes the gradients and shares the helpers below.
 
@@ -44,7 +40,7 @@ from kernels.interpreter import runtime
 from kernels.variants import tuned
 
 # Over its predecessor, with descriptors and warp roles left to the compiler. The plain kernel's time is not recorded.
-GAIN = "1.6x at 2 x 32 heads (8 of keys) x 4096 x 128, causal, 1.9x at 4 x 16 x 1000 x 128 (H100, bf16)"
+GAIN = "1.6x at 2 x 32 heads (8 of keys) x 4096 x 128, causal, 2x at 4 x 16 x 1000 x 128 (H100, bf16)"
 LOG2_E = gl.constexpr(1.4426950408889634)
 synchronise = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # its names in Triton 3.7 and 3.6
 KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
@@ -110,7 +106,7 @@ def of_product(columns):
 
 
 @gluon.jit
-def room(desc, COUNT: gl.constexpr, BARRIERS: gl.constexpr):
+def room(desc, COUNT: gl.constexpr, BARRIERS: gl.constexpr, GROUPS: gl.constexpr = 2):
     """Allocate COUNT tiles of desc in shared memory, with BARRIERS barriers for "full" and as many for "empty"."""
     ROWS: gl.constexpr = desc.block_type.shape[2]
     COLS: gl.constexpr = desc.block_type.shape[3]
@@ -119,7 +115,7 @@ def room(desc, COUNT: gl.constexpr, BARRIERS: gl.constexpr):
     empty = gl.allocate_shared_memory(gl.int64, [BARRIERS, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(BARRIERS):
         mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=2)  # both groups are done
+        mbarrier.init(empty.index(i), count=GROUPS)  # each group is done
     return smem, full, empty
 
 
@@ -164,13 +160,24 @@ def up_to(s, n, last):
 
 @gluon.jit
 def softmax_step(s, peak, total, SCALE: gl.constexpr):
-    """Return, from scores: probabilities, the new running max and sum, and the factor that rescales earlier sums."""
+    """Return, from scores: probabilities, the new running max and sums, and the factor that rescales earlier sums.
+
+    Eight sums per row each stay in one thread, so that only the maximum crosses threads; None before the first step."""
     higher = gl.maximum(peak, gl.max(s, 1) * (SCALE * LOG2_E))
     # A row that has seen no key yet, or scores of -inf alone, would compute -inf - -inf.
     base = gl.where(higher == -float("inf"), 0.0, higher)
     p = gl.exp2(s * (SCALE * LOG2_E) - base[:, None])
     shrink = gl.exp2(peak - base)
-    return p, higher, total * shrink + gl.sum(p, 1), shrink
+    sums = gl.sum(p.reshape([64, p.shape[1] // 8, 8]), 1)
+    if total is not None:
+        sums += shrunk(total, shrink)
+    return p, higher, sums, shrink
+
+
+@gluon.jit
+def shrunk(sums, shrink):
+    """Return sums with each row multiplied by its value of shrink."""
+    return sums * gl.convert_layout(shrink, gl.SliceLayout(1, sums.type.layout))[:, None]
 
 
 @builtin
@@ -211,48 +218,37 @@ def put_rows(desc, value, smem, b, h, row):
 
 
 @gluon.jit
-def steps_of(block, queries, keys, CAUSAL: gl.constexpr, BLOCK_N: gl.constexpr):
+def steps_of(block, queries, keys, CAUSAL: gl.constexpr, BLOCK_N: gl.constexpr, ROWS: gl.constexpr):
     """Steps over the keys that some query of the block sees; at least one, which hides them all where none does."""
-    end = keys
-    if CAUSAL:
-        end = gl.minimum(keys, (block + 1) * 128 + keys - queries)
+    end = gl.minimum(keys, (block + 1) * ROWS + keys - queries) if CAUSAL else keys
     return gl.maximum(gl.cdiv(end, BLOCK_N), 1)
 
 
 @gluon.jit
-def seen_until(row, block, queries, keys, CAUSAL: gl.constexpr):
-    """The last key that each query of `row`, all of this block, sees; how many keys all of the block's see."""
-    last = gl.full([64], 0, gl.int32, layout=row.type.layout) + (keys - 1)
-    by_all = keys
-    if CAUSAL:
-        last = gl.minimum(row + (keys - queries), last)
-        by_all = gl.minimum(block * 128 + 1 + keys - queries, keys)
-    return last, by_all
-
-
-@gluon.jit
-def load(q_desc, k_desc, v_desc, of_q, of_k, of_v, sizes, CAUSAL: gl.constexpr):
+def load(loads, CAUSAL: gl.constexpr):
     """Run the loading warp: each tile's queries, then its keys and values from last to first, as far ahead as buffers
     allow.
 
     of_q, of_k, of_v: buffers in shared memory, and their "full" and "empty" barriers.
     """
+    q_desc, k_desc, v_desc, of_q, of_k, of_v, sizes = loads
+    GROUPS: gl.constexpr = of_q[0].shape[0] // of_q[1].shape[0]
     q_smem, q_full, q_empty = of_q
     k_smem, k_full, k_empty = of_k
     v_smem, v_full, v_empty = of_v
     heads, group, queries, keys, tiles, blocks, side = sizes
-    SLOTS: gl.constexpr = q_smem.shape[0] // 2
+    SLOTS: gl.constexpr = q_full.shape[0]
     STAGES: gl.constexpr = k_smem.shape[0]
     BLOCK_N: gl.constexpr = k_smem.shape[3]
     at = 0
     for i in range(tile_count(tiles)):
         b, h, block = place(nth_tile(i), heads, tiles, blocks, side)
-        steps = steps_of(block, queries, keys, CAUSAL, BLOCK_N)
+        steps = steps_of(block, queries, keys, CAUSAL, BLOCK_N, 64 * GROUPS)
         slot = i % SLOTS
         mbarrier.wait(q_empty.index(slot), ((i // SLOTS) & 1) ^ 1)
-        mbarrier.expect(q_full.index(slot), 2 * q_desc.block_type.nbytes)
-        for half in gl.static_range(2):
-            row, smem = block * 128 + half * 64, q_smem.index(2 * slot + half)
+        mbarrier.expect(q_full.index(slot), GROUPS * q_desc.block_type.nbytes)
+        for part in gl.static_range(GROUPS):
+            row, smem = (block * GROUPS + part) * 64, q_smem.index(GROUPS * slot + part)
             tma.async_copy_global_to_shared(q_desc, [b, h, row, 0], q_full.index(slot), smem)
         for step in range(steps):
             n = (steps - 1 - step) * BLOCK_N
@@ -268,62 +264,54 @@ def load(q_desc, k_desc, v_desc, of_q, of_k, of_v, sizes, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def walk(steps, masked, at, there, q, of_k, of_v, acc, p, peak, total, last, SCALE: gl.constexpr):
-    """All steps but the first. acc lags behind: it lacks the last step's p v, and is shrunk to that step's peak."""
+def walk(steps, masked, at, q, of_k, of_v, acc, p, peak, total, shrink, last, SCALE: gl.constexpr):
+    """All steps but the first. acc lags behind: it lacks the last step's p v, and up to head dim 64, where a step's
+    matmuls are short, it shrinks for it only while the next scores are computed."""
     k_smem, _, k_empty = of_k
     STAGES: gl.constexpr = k_smem.shape[0]
     of_s: gl.constexpr = peak.type.layout.parent
-    of_acc: gl.constexpr = acc.type.layout
     of_p: gl.constexpr = p.type.layout
+    LATE: gl.constexpr = acc.shape[1] <= 64
     for step in range(1, steps):
         s = scores(q, of_k, at, of_s)
+        if LATE:
+            acc = shrunk(acc, shrink)
         acc = values(p, acc, of_v, at - 1)
         s = hopper.warpgroup_mma_wait(1, deps=[s])
-        free(k_empty.index(at % STAGES))
         if step < masked:
             s = up_to(s, (steps - 1 - step) * k_smem.shape[3], last)
         fresh, peak, total, shrink = softmax_step(s, peak, total, SCALE)
         fresh = gl.convert_layout(fresh.to(k_smem.dtype), of_p)
-        # The queries are there already: ptxas moves no exponential past such a wait, all of them past the next one.
-        mbarrier.wait(there[0], there[1])
         acc, _used, p = hopper.warpgroup_mma_wait(0, deps=[acc, p, fresh])
         free(of_v[2].index((at - 1) % STAGES))
-        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, of_acc))[:, None]
+        mbarrier.arrive(k_empty.index(at % STAGES), count=1)
+        if not LATE:
+            acc = shrunk(acc, shrink)
         at += 1
+    if LATE:
+        acc = shrunk(acc, shrink)
     return at, acc, p, peak, total
 
 
 @gluon.jit
-def first_scores(of_q, of_k, i, at, count, HALF: gl.constexpr, layout: gl.constexpr):
+def first_scores(of_q, of_k, i, at, count, PART: gl.constexpr, GROUPS: gl.constexpr, layout: gl.constexpr):
     """Start the first scores of the i-th of `count` tiles as soon as it arrives. After the last: of whatever is in the
     buffer."""
     q_smem, q_full, _ = of_q
-    SLOTS: gl.constexpr = q_smem.shape[0] // 2
+    SLOTS: gl.constexpr = q_full.shape[0]
     mbarrier.wait(q_full.index(i % SLOTS), (i // SLOTS) & 1, pred=i < count)
-    q = q_smem.index(2 * (i % SLOTS) + HALF).reshape([64, q_smem.shape[4]])
+    q = q_smem.index(GROUPS * (i % SLOTS) + PART).reshape([64, q_smem.shape[4]])
     return scores(q, of_k, at, layout, i < count)
 
 
 @gluon.jit
-def store(tile, out, out_desc, at):
-    """Start storing a tile's output once the previous one has left their shared buffer."""
-    tma.store_wait(pendings=0)
-    synchronise()
-    out.reshape([64, out.shape[3]]).store(tile.to(out.dtype))
-    hopper.fence_async_shared()
-    synchronise()
-    tma.async_copy_shared_to_global(out_desc, at, out)
-
-
-@gluon.jit
-def attend(
-    of_q, of_k, of_v, o_smem, out_desc, lse, sizes, HALF: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr
-):
-    """A group of four warps: the first or the second 64 queries of each tile."""
+def attend(work, PART: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr):
+    """A group of four warps: its 64 queries of each tile."""
+    of_q, of_k, of_v, o_smem, out_desc, lse_ptr, lse_row, sizes = work
+    GROUPS: gl.constexpr = o_smem.shape[0]
     q_smem, q_full, q_empty = of_q
-    lse_ptr, lse_row = lse
     heads, _group, queries, keys, tiles, blocks, side = sizes
-    SLOTS: gl.constexpr = q_smem.shape[0] // 2
+    SLOTS: gl.constexpr = q_full.shape[0]
     STAGES: gl.constexpr = of_k[0].shape[0]
     BLOCK_N: gl.constexpr = of_k[0].shape[3]
     D: gl.constexpr = q_smem.shape[4]
@@ -332,40 +320,44 @@ def attend(
     of_acc: gl.constexpr = of_product(D)
     of_p: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=of_acc, k_width=2)
     of_rows: gl.constexpr = gl.SliceLayout(1, of_s)
-    out = o_smem.index(HALF)
+    out = o_smem.index(PART)
     at = 0
     count = tile_count(tiles)
-    s = first_scores(of_q, of_k, 0, 0, count, HALF, of_s)
+    s = first_scores(of_q, of_k, 0, 0, count, PART, GROUPS, of_s)
     s = hopper.warpgroup_mma_wait(0, deps=[s])
     for i in range(count):
         b, h, block = place(nth_tile(i), heads, tiles, blocks, side)
-        steps = steps_of(block, queries, keys, CAUSAL, BLOCK_N)
-        row = block * 128 + HALF * 64 + gl.arange(0, 64, layout=of_rows)
-        last, by_all = seen_until(row, block, queries, keys, CAUSAL)
+        steps = steps_of(block, queries, keys, CAUSAL, BLOCK_N, 64 * GROUPS)
+        first = (block * GROUPS + PART) * 64
+        row = first + gl.arange(0, 64, layout=of_rows)
+        # The last key that each query sees, and how many all of them see.
+        last, by_all = gl.full([64], 0, gl.int32, layout=of_rows) + (keys - 1), keys
+        if CAUSAL:
+            last = gl.minimum(row + (keys - queries), last)
+            by_all = gl.minimum(first + 1 + keys - queries, keys)
         masked = gl.maximum(steps - gl.maximum(by_all, 0) // BLOCK_N, 1)
         free(of_k[2].index(at % STAGES))
         peak = gl.full([64], -float("inf"), gl.float32, layout=of_rows)
-        total = gl.full([64], 0.0, gl.float32, layout=of_rows)
         if steps * BLOCK_N > by_all:
             s = up_to(s, (steps - 1) * BLOCK_N, last)
-        fresh, peak, total, _none = softmax_step(s, peak, total, SCALE)
+        fresh, peak, total, shrink = softmax_step(s, peak, None, SCALE)
         p = gl.convert_layout(fresh.to(q_smem.dtype), of_p)
         acc = gl.zeros((64, D), gl.float32, of_acc)
-        q = q_smem.index(2 * (i % SLOTS) + HALF).reshape([64, D])
-        there = q_full.index(i % SLOTS), (i // SLOTS) & 1
-        at, acc, p, peak, total = walk(steps, masked, at + 1, there, q, of_k, of_v, acc, p, peak, total, last, SCALE)
+        q = q_smem.index(GROUPS * (i % SLOTS) + PART).reshape([64, D])
+        at, acc, p, peak, total = walk(steps, masked, at + 1, q, of_k, of_v, acc, p, peak, total, shrink, last, SCALE)
         acc = values(p, acc, of_v, at - 1)
         if not OVER_Q:  # the next tile's first product, under the end of this one
             free(q_empty.index(i % SLOTS))
-            s = first_scores(of_q, of_k, i + 1, at, count, HALF, of_s)
+            s = first_scores(of_q, of_k, i + 1, at, count, PART, GROUPS, of_s)
         acc, p = hopper.warpgroup_mma_wait(0 if OVER_Q else 1, deps=[acc, p])
         free(of_v[2].index((at - 1) % STAGES))
+        total = gl.convert_layout(gl.sum(total, 1), of_rows)
         over = gl.convert_layout(1.0 / gl.where(total == 0, 1.0, total), gl.SliceLayout(1, of_acc))
-        store(acc * over[:, None], out, out_desc, [b, h, block * 128 + HALF * 64, 0])
+        put(out_desc, acc * over[:, None], out, [b, h, first, 0], False)
         if OVER_Q:
             tma.store_wait(pendings=0)
             free(q_empty.index(0))
-            s = first_scores(of_q, of_k, i + 1, at, count, HALF, of_s)
+            s = first_scores(of_q, of_k, i + 1, at, count, PART, GROUPS, of_s)
         if lse_ptr is not None:
             value = gl.where(total == 0, float("inf"), peak + gl.log2(total))
             gl.store(lse_ptr + (b * heads + h).to(gl.int64) * lse_row + row, value, mask=row < queries)
@@ -385,30 +377,36 @@ def flash_attention_hopper_kernel(
     group,  # query heads per key head
     queries,
     keys,
-    tiles,  # of 128 queries, of all heads
+    tiles,  # of GROUPS x 64 queries, of all heads
     blocks,  # of one head
     side,  # as place takes it
     SCALE: gl.constexpr,  # of the scores
     CAUSAL: gl.constexpr,
     STAGES: gl.constexpr,
+    GROUPS: gl.constexpr,  # of four warps, each with 64 queries of a tile
 ):
-    of_k, of_v = room(k_desc, STAGES, STAGES), room(v_desc, STAGES, STAGES)
+    of_k, of_v = room(k_desc, STAGES, STAGES, GROUPS), room(v_desc, STAGES, STAGES, GROUPS)
     D: gl.constexpr = q_desc.block_type.shape[3]
-    of_q = room(q_desc, 4 if D <= 128 else 2, 2 if D <= 128 else 1)
+    SLOTS: gl.constexpr = 2 if D <= 128 else 1
+    of_q = room(q_desc, SLOTS * GROUPS, SLOTS, GROUPS)
     o_smem = of_q[0]
     if D <= 128:
-        o_smem = gl.allocate_shared_memory(q_desc.dtype, [2, 1, 1, 64, D], q_desc.layout)
+        o_smem = gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 1, 1, 64, D], q_desc.layout)
     hopper.fence_async_shared()
     synchronise()
     sizes = heads, group, queries, keys, tiles, blocks, side
+    work = of_q, of_k, of_v, o_smem, out_desc, lse_ptr, lse_row, sizes
+    loads = q_desc, k_desc, v_desc, of_q, of_k, of_v, sizes
+    skip: gl.constexpr = 3 - GROUPS
     gl.warp_specialize(
         [
-            (attend, (of_q, of_k, of_v, o_smem, out_desc, (lse_ptr, lse_row), sizes, 0, SCALE, CAUSAL)),
-            (attend, (of_q, of_k, of_v, o_smem, out_desc, (lse_ptr, lse_row), sizes, 1, SCALE, CAUSAL)),
-            (load, (q_desc, k_desc, v_desc, of_q, of_k, of_v, sizes, CAUSAL)),
-        ],
-        [4, 1],  # warps of the second and the third
-        [240, 24],  # registers a thread of theirs
+            (attend, (work, 0 - skip, SCALE, CAUSAL)),
+            (attend, (work, 1 - skip, SCALE, CAUSAL)),
+            (attend, (work, 2 - skip, SCALE, CAUSAL)),
+            (load, (loads, CAUSAL)),
+        ][skip:],
+        [4, 4, 1][skip:],  # warps of all but the first
+        [160, 240 if skip else 160, 24][skip:],  # registers a thread of theirs
     )
 
 
@@ -422,7 +420,18 @@ def on_hopper(q: Tensor) -> bool:
 def _serves(q: Tensor, k: Tensor) -> bool:
     (batch, heads, queries, dim), keys = q.shape, k.shape[2]
     many = cdiv(queries, 128) * batch * heads >= 8 * multiprocessors(q)
-    return (64 < dim <= 256 or (32 < dim <= 64 and keys <= 256 and many)) and q.numel() * keys > 0
+    return (64 < dim <= 256 or (32 < dim <= 64 and many)) and q.numel() * keys > 0
+
+
+def groups_of(q: Tensor, k: Tensor, causal: bool, keeps_lse: bool) -> int:
+    """Return how many groups of four warps share a tile."""
+    (batch, heads, queries, dim), keys = q.shape, k.shape[2]
+    if dim <= 64:  # three hide exponentials better, and waste more at either end of the keys
+        spills = keeps_lse and not causal  # with three
+        return 3 if min(queries, keys) >= (8192 if causal else 4096) and not spills else 2
+    # One where that gives all multiprocessors work, or where tiles are loaded and stored longer than computed.
+    few = cdiv(queries, 64) * batch * heads <= multiprocessors(q)
+    return 1 if dim <= 128 and (few or keys <= 128) else 2
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> bool:
@@ -433,14 +442,15 @@ def takes(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) ->
 def operands(q, k, v, out, lse, causal: bool, scale: float | None, side: int = 1) -> tuple[tuple, dict]:
     """Return the kernel's arguments and options, for tensors that descriptors can describe; lse may be None."""
     (batch, heads, queries, dim), (key_heads, keys) = q.shape, k.shape[1:3]
-    blocks, wide = cdiv(queries, 128), 64 if dim <= 64 else 128 if dim <= 128 else 256
+    groups, wide = groups_of(q, k, causal, lse is not None), 64 if dim <= 64 else 128 if dim <= 128 else 256
+    blocks = cdiv(queries, 64 * groups)
     passing = 64 if wide == 256 else 128
     stay, pass_by = [1, 1, 64, wide], [1, 1, passing, wide]
     tensors = swizzled(q, stay), swizzled(k, pass_by), swizzled(v, pass_by), swizzled(out, stay), lse
     row, tiles = 0 if lse is None else lse.stride(1), blocks * batch * heads
     sizes = row, heads, heads // key_heads, queries, keys, tiles, blocks, side
-    options = {"SCALE": dim**-0.5 if scale is None else scale, "CAUSAL": causal, "STAGES": 2, "num_warps": 4}
-    return (*tensors, *sizes), options
+    options = {"SCALE": dim**-0.5 if scale is None else scale, "CAUSAL": causal, "num_warps": 4}
+    return (*tensors, *sizes), options | {"STAGES": max(groups, 2), "GROUPS": groups}
 
 
 def _compile_arguments(*shape, dtype: torch.dtype):
@@ -452,7 +462,7 @@ def _compile_arguments(*shape, dtype: torch.dtype):
 
 def launch(q, k, v, out, lse, causal: bool, scale: float | None) -> None:
     """Write out, and lse if it is not None. Launches one program per SM; each loops over tiles."""
-    blocks, of_heads = cdiv(q.shape[2], 128), q.shape[0] * q.shape[1]
+    blocks, of_heads = cdiv(q.shape[2], 64 * groups_of(q, k, causal, lse is not None)), q.shape[0] * q.shape[1]
     programs = min(blocks * of_heads, multiprocessors(q))
     side = heads_together(blocks, of_heads, programs) if causal else 1
     arguments, options = operands(q, k, v, out, lse, causal, scale, side)

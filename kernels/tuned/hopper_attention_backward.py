@@ -5,8 +5,9 @@ keys at a time, 64 for each of two groups of four warps. It loops over the queri
 64 at a time, or 128 up to head dim 64. Scores and their gradients are computed once, with keys as rows and queries as
 columns. The gradients of keys and values stay in registers. The subtracted terms, lse and delta, initialise the
 accumulators. For grad_q, the groups exchange their score gradients through shared memory. Each group then multiplies
-both groups' gradients by half of the keys' columns, or half of the queries' gradients by all columns. grad_q is summed
-over blocks of keys in one of two ways:
+both groups' gradients by half of the keys' columns, or half of the queries' gradients by all columns. It does so a step
+late, when the other group's are long there, so that one group's exponentials run under the other's matmuls. grad_q is
+summed over blocks of keys in one of two ways:
 
     TMA adds to fp32 values in memory, in the order in which programs get there, so the last bits may differ from run to
         run; one kernel zeroes these values before, and one rounds them after
@@ -14,14 +15,9 @@ over blocks of keys in one of two ways:
         thread keeps its part of the sum in private memory: 17 MB for 256 queries per head, which fit in L2, and more
         for longer ones
 
-Times in us on an H200 in bf16 (batch x heads x tokens x dim), causal / full: seven matmuls in Triton, recorded earlier,
-and cuDNN in the same run:
-
-                                seven             five            cuDNN
-    64 x 16 x 256 x 128       454 / 468        310 / 344        348 / 380
-    16 x 16 x 1024 x 128      703 / 957        517 / 729        548 / 767
-    4 x 16 x 4096 x 128          / 2952       1334 / 2442      1410 / 2414
-    4 x 16 x 4096 x 64        956 / 1665       834 / 1580       930 / 1538
+Times in us on an H100 in bf16 (batch x heads x tokens x dim), without the step's lag and the order of queries, with
+them, and cuDNN's: 4 x 16 x 4096 x 64 1548, 1334, 1538; 2 x 32 (8 of keys) x 4096 x 128, causal 1661, 1612, 1537; 64 x
+16 x 256 x 128, causal 356, 422, 461.
 
 Source: Shah et al., arXiv:2407.08608.
 """
@@ -70,26 +66,28 @@ def count_of(sizes, WHOLE: gl.constexpr):
 @gluon.jit
 def tile_of(i, sizes, CAUSAL: gl.constexpr, WHOLE: gl.constexpr, QUERIES: gl.constexpr):
     """Return batch, key head and split of this program's i-th block of keys, and its first key; the first query of a
-    tile that sees it; the split's first query head and query, and its number of query tiles."""
+    tile that sees it; the split's first query head and query, and its number of query tiles.
+
+    The last query tiles come first: then all programs of a head, which see different first ones, read the same
+    queries at the same time."""
     kv_heads, group, queries, keys, parts, tiles, blocks, side = sizes
     run = blocks if WHOLE else 1
     b, head, block = place(nth_tile(i // run) * run + i % run, kv_heads * parts, tiles, blocks, side)
     block = blocks - 1 - block  # the first keys are seen by the most queries
     h, part = head // parts, head % parts
-    first = 0
-    if CAUSAL:
-        first = gl.maximum(block * 128 + queries - keys, 0) // QUERIES * QUERIES
+    first = gl.maximum(block * 128 + queries - keys, 0) // QUERIES * QUERIES if CAUSAL else 0
     steps = gl.maximum(gl.cdiv(queries - first, QUERIES), 0)
     begin, end = group * steps * part // parts, group * steps * (part + 1) // parts
     some = gl.maximum(steps, 1)
-    return b, h, part, block * 128, first, h * group + begin // some, first + begin % some * QUERIES, end - begin
+    n = first + (steps - 1 - begin % some) * QUERIES
+    return b, h, part, block * 128, first, h * group + begin // some, n, end - begin
 
 
 @gluon.jit
 def following(qh, n, first, queries, QUERIES: gl.constexpr):
     """The query head and the first query of the next tile."""
-    over = n + QUERIES >= queries
-    return gl.where(over, qh + 1, qh), gl.where(over, first, n + QUERIES)
+    over = n <= first
+    return gl.where(over, qh + 1, qh), gl.where(over, (queries - 1) // QUERIES * QUERIES, n - QUERIES)
 
 
 @gluon.jit
@@ -115,14 +113,6 @@ def less(smem, factor, layout: gl.constexpr):
 
 
 @gluon.jit
-def starts(rows, stage, SCALE: gl.constexpr, layout: gl.constexpr):
-    """Return the initial accumulators of the matmuls for scores and for gradients of probabilities, both before either
-    starts."""
-    lse_smem, delta_smem = rows
-    return less(lse_smem.index(stage), 1 / (SCALE * LOG2_E), layout), less(delta_smem.index(stage), 1.0, layout)
-
-
-@gluon.jit
 def probabilities(s, n, since, by_all, SCALE: gl.constexpr):
     """Return the probabilities from the scores of queries starting at n."""
     of_cols: gl.constexpr = gl.SliceLayout(0, s.type.layout)
@@ -132,28 +122,18 @@ def probabilities(s, n, since, by_all, SCALE: gl.constexpr):
 
 
 @gluon.jit
-def keys_seen(until, queries, keys, CAUSAL: gl.constexpr):
-    """Return how many of the keys any query before `until` sees."""
-    return gl.minimum(until + keys - queries, keys) if CAUSAL else keys
-
-
-@gluon.jit
-def kept(scratch_ptr, tile, start, HALF: gl.constexpr, layout: gl.constexpr):
-    """Return where each thread keeps its part of a tile's grad_q, and the contribution of the key blocks before
-    `start`."""
-    row, col = gl.arange(0, 64, layout=gl.SliceLayout(1, layout)), gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
-    inside = row[:, None] * 64 + col[None, :]
-    mine = scratch_ptr + tile.to(gl.int64) * 8192 + (HALF * 4096 + inside)
-    return mine, gl.load(mine, mask=start + 0 * inside > 0, other=0.0)
-
-
-@gluon.jit
-def give(desc, grad_q, mine, out, place, last, SCALE: gl.constexpr):
-    """Put a tile's grad_q so far: keep it at `mine`, or store it if this is the `last` block of keys that it sees; add
-    it to memory if it is not kept."""
-    if mine is None:
+def give(
+    into, grad_q, mine, at, sizes, QUERIES: gl.constexpr, HALF: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr
+):
+    """Put the grad_q so far of the tile `at` batch, head and query: keep it at `mine`, or store it if this is the last
+    block of keys that it sees; add it to memory, in fp32, if it is not kept."""
+    desc, out = into
+    b, qh, n, start = at
+    _, _, queries, keys, _, _, _, _ = sizes
+    place = [b, qh, n, HALF * 64] if QUERIES == 64 else [b, qh, n + HALF * 64, 0]
+    if desc.dtype == gl.float32:
         put(desc, grad_q, out, place, True)
-    elif last:
+    elif start + 128 >= (gl.minimum(n + QUERIES + keys - queries, keys) if CAUSAL else keys):
         half = out._reinterpret(desc.dtype, [1, 1, 64, 64], desc.layout)
         put(desc, grad_q * SCALE, half, place, False)
     else:
@@ -172,11 +152,9 @@ def load(descs, room_of, rows, sizes, CAUSAL: gl.constexpr, WHOLE: gl.constexpr)
     QUERIES: gl.constexpr = q_smem.shape[3]
     queries = sizes[2]
     at = 0
-    turn = 0
     for i in range(count_of(sizes, WHOLE)):
         b, h, _part, start, first, qh, n, steps = tile_of(i, sizes, CAUSAL, WHOLE, QUERIES)
-        mbarrier.wait(kv_empty.index(0), turn ^ 1)
-        turn ^= 1
+        mbarrier.wait(kv_empty.index(0), (i & 1) ^ 1)
         mbarrier.expect(kv_full.index(0), 4 * k_desc.block_type.nbytes)
         for half in gl.static_range(2):
             tma.async_copy_global_to_shared(k_desc, [b, h, start + half * 64, 0], kv_full.index(0), k_smem.index(half))
@@ -206,18 +184,31 @@ def across(rows, cols, start):
 
 
 @gluon.jit
-def of_queries(d_smem, side, k_smem, before, HALF: gl.constexpr, WHOLE: gl.constexpr):
-    """Start `before`, if WHOLE, plus half of the matmul of both groups' score gradients with the keys: half of the
-    columns if there are 128, half of the queries if there are 128."""
+def of_queries(d_smem, side, k_smem, scratch_ptr, at, sizes, HALF: gl.constexpr):
+    """Start half of the matmul of both groups' score gradients with the keys: half of the columns if there are 128,
+    half of the queries if there are 128. If grad_q is kept, add that of the key blocks before.
+
+    Return where each thread keeps its part, or 0, and the sum."""
+    QUERIES: gl.constexpr = d_smem.shape[2]
     D: gl.constexpr = k_smem.shape[4]
+    KEPT: gl.constexpr = scratch_ptr is not None
+    mine, grad_q = 0, gl.zeros((64, 64), gl.float32, OF_HALF)
+    if KEPT:
+        _, qh, n, start = at
+        _, group, queries, _, _, _, _, _ = sizes
+        tile = (gl.program_id(0) * group + qh % group) * gl.cdiv(queries, QUERIES) + n // QUERIES
+        row = gl.arange(0, 64, layout=gl.SliceLayout(1, OF_HALF))
+        inside = row[:, None] * 64 + gl.arange(0, 64, layout=gl.SliceLayout(0, OF_HALF))[None, :]
+        mine = scratch_ptr + tile.to(gl.int64) * 8192 + (HALF * 4096 + inside)
+        grad_q = gl.load(mine, mask=start + 0 * inside > 0, other=0.0)
     for i in gl.static_range(2):
         d, k = d_smem.index(2 * side + i), k_smem.index(i).reshape([64, D])
         if D == 128:
             k = k.slice(HALF * 64, 64, dim=1)
         else:
             d = d.slice(HALF * 64, 64, dim=1)
-        before = hopper.warpgroup_mma(d.permute((1, 0)), k, before, use_acc=WHOLE or i > 0, is_async=True)
-    return before
+        grad_q = hopper.warpgroup_mma(d.permute((1, 0)), k, grad_q, use_acc=KEPT or i > 0, is_async=True)
+    return mine, grad_q
 
 
 @gluon.jit
@@ -229,15 +220,17 @@ def walk(
     q_smem, q_full, q_empty = of_q
     g_smem, g_full, g_empty = of_g
     grad_q_desc, grad_k_desc, grad_v_desc = grads
+    lse_smem, delta_smem = rows
     d_smem, d_full = of_d
     WHOLE: gl.constexpr = scratch_ptr is not None
-    _, group, queries, keys, parts, _, _, _ = sizes
+    _, _, queries, keys, parts, _, _, _ = sizes
     STAGES: gl.constexpr = q_smem.shape[0]
     QUERIES: gl.constexpr = q_smem.shape[3]
     D: gl.constexpr = q_smem.shape[4]
     of_s: gl.constexpr = of_product(QUERIES)
     of_sums: gl.constexpr = of_product(D)
     of_left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=of_sums, k_width=2)
+    into = grad_q_desc, out.index(HALF)
     at = 0
     for i in range(count_of(sizes, WHOLE)):
         b, h, part, start, first, qh, n, steps = tile_of(i, sizes, CAUSAL, WHOLE, QUERIES)
@@ -246,12 +239,16 @@ def walk(
         k, v = k_smem.index(HALF).reshape([64, D]), v_smem.index(HALF).reshape([64, D])
         sum_k, sum_v = gl.zeros((64, D), gl.float32, of_sums), gl.zeros((64, D), gl.float32, of_sums)
         mbarrier.wait(kv_full.index(0), i & 1)
-        for _ in range(steps):
+        # Where the last step's grad_q goes. It must not start as qh and n, or the loop takes it for a constant.
+        was_qh, was_n = 0, 0
+        for step in range(steps):
             stage, phase = at % STAGES, (at // STAGES) & 1
             q, grad = q_smem.index(stage).reshape([QUERIES, D]), g_smem.index(stage).reshape([QUERIES, D])
             mbarrier.wait(q_full.index(stage), phase)
             mbarrier.wait(g_full.index(stage), phase)
-            s, grad_p = starts(rows, stage, SCALE, of_s)
+            # Both first values before either product.
+            s = less(lse_smem.index(stage), 1 / (SCALE * LOG2_E), of_s)
+            grad_p = less(delta_smem.index(stage), 1.0, of_s)
             s, grad_p = across(k, q, s), across(v, grad, grad_p)
             s = hopper.warpgroup_mma_wait(1, deps=[s])
             p = probabilities(s, n, since, by_all, SCALE)
@@ -260,25 +257,29 @@ def walk(
             sum_v = hopper.warpgroup_mma(gl.convert_layout(p.to(q.dtype), of_left), grad, sum_v, is_async=True)
             grad_s = (p * grad_p).to(q.dtype)
             side = at % 2
+            mbarrier.wait(d_full.index(1 - side), ((at - 1) // 2) & 1, pred=step > 0)
             d_smem.index(2 * side + HALF).store(grad_s)
             hopper.fence_async_shared()
-            mine, before = None, gl.zeros((64, 64), gl.float32, OF_HALF)
-            if WHOLE:
-                tile = (gl.program_id(0) * group + qh - h * group) * gl.cdiv(queries, QUERIES) + n // QUERIES
-                mine, before = kept(scratch_ptr, tile, start, HALF, OF_HALF)
-            free(d_full.index(side))
-            mbarrier.wait(d_full.index(side), (at // 2) & 1)
-            grad_q = of_queries(d_smem, side, k_smem, before, HALF, WHOLE)
+            was = b, was_qh, was_n, start
+            mine, grad_q = of_queries(d_smem, 1 - side, k_smem, scratch_ptr, was, sizes, HALF)  # of no use in step 0
             sum_k = hopper.warpgroup_mma(gl.convert_layout(grad_s, of_left), q, sum_k, is_async=True)
             grad_q, sum_v = hopper.warpgroup_mma_wait(1, deps=[grad_q, sum_v])
             free(g_empty.index(stage))
-            at_q = [b, qh, n, HALF * 64] if D == 128 else [b, qh, n + HALF * 64, 0]
-            last = start + 128 >= keys_seen(n + QUERIES, queries, keys, CAUSAL)
-            give(grad_q_desc, grad_q, mine, out.index(HALF), at_q, last, SCALE)
+            mbarrier.arrive(d_full.index(side), count=1)
+            if step > 0:
+                give(into, grad_q, mine, was, sizes, QUERIES, HALF, SCALE, CAUSAL)
             sum_k = hopper.warpgroup_mma_wait(0, deps=[sum_k])
             free(q_empty.index(stage))
             at += 1
+            was_qh, was_n = qh, n
             qh, n = following(qh, n, first, queries, QUERIES)
+        if steps > 0:
+            side = (at - 1) % 2
+            mbarrier.wait(d_full.index(side), ((at - 1) // 2) & 1)
+            was = b, was_qh, was_n, start
+            mine, grad_q = of_queries(d_smem, side, k_smem, scratch_ptr, was, sizes, HALF)
+            grad_q = hopper.warpgroup_mma_wait(0, deps=[grad_q])
+            give(into, grad_q, mine, was, sizes, QUERIES, HALF, SCALE, CAUSAL)
         free(kv_empty.index(0))
         put_rows(grad_v_desc, sum_v, out.index(HALF), b, h * parts + part, start + HALF * 64)
         put_rows(grad_k_desc, sum_k * SCALE, out.index(HALF), b, h * parts + part, start + HALF * 64)
@@ -378,8 +379,7 @@ def scale_kernel(
 
 
 def takes(grad: Tensor, q: Tensor, k: Tensor, *_) -> bool:
-    """Return whether this kernel takes the call: 16-bit head dims of 33 to 128, if gradients may differ in their last
-    bits."""
+    """Return whether this kernel takes the call: 16-bit head dims of 33 to 128, where the last bits may differ."""
     if not on_hopper(q) or torch.are_deterministic_algorithms_enabled():
         return False
     return 32 < q.shape[3] <= 128 and q.numel() * k.shape[2] > 0
@@ -387,14 +387,8 @@ def takes(grad: Tensor, q: Tensor, k: Tensor, *_) -> bool:
 
 @cache
 def num_splits(programs: int, steps: int, at_once: int, causal: bool) -> int:
-    """Return how many programs share a block of keys.
-
-    Args:
-        programs: blocks of keys, of all key heads.
-        steps: maximum loop length, in query tiles of all its query heads.
-        at_once: programs that run concurrently.
-        causal: whether loop lengths are spread evenly between 0 and `steps`; the longest programs then start first.
-    """
+    """Return how many programs share a block of keys. Without sharing there are `programs`, `at_once` at a time, with
+    loops of at most `steps`: if `causal`, evenly between 0 and that, and the longest start first."""
     if programs >= 2 * at_once:
         return 1
 
@@ -453,7 +447,7 @@ def launch(grad, q, k, v, lse, delta, causal: bool, scale: float) -> tuple[Tenso
     "flash_attention",
     "backward",
     takes=takes,
-    gain="1.5x at 2 x 32 heads (8 of keys) x 4096 x 128, 1.07x at 64 x 16 x 256 x 64, causal (H100, bf16)",
+    gain="1.5x at 2 x 32 heads (8 of keys) x 4096 x 128, 0.98x at 64 x 16 x 256 x 64, causal (H100, bf16)",
 )
 def _backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float | None
@@ -461,11 +455,10 @@ def _backward(
     batch, heads, queries, dim = q.shape
     grad, q, k, v, out, lse = map(describable, (grad, q, k, v, out, lse))
     delta, wide = value_per_row(q), 64 if dim <= 64 else 128
-    rows = wide  # of a tile
-    tile = [1, 1, rows, wide]
+    tile = [1, 1, wide, wide]
     with torch.cuda.device_of(q):
-        delta_kernel[(cdiv(queries, rows) * batch * heads,)](
-            described(out, tile), described(grad, tile), described(delta, tile[:3]), heads, queries, wide, rows
+        delta_kernel[(cdiv(queries, wide) * batch * heads,)](
+            described(out, tile), described(grad, tile), described(delta, tile[:3]), heads, queries, wide, wide
         )
         grads = launch(grad, q, k, v, lse, delta, causal, dim**-0.5 if scale is None else scale)
     return tuple(x.contiguous() for x in grads)

@@ -6,8 +6,8 @@ A row is read once for its maximum and sum, and is needed again to write y. Rows
 registers until then, chunk by chunk, with two 16-bit elements packed per register. Beyond 65536 columns the last chunk
 stays, not packed. The rest is reread from its end backwards, and most of it is still in the L1 cache: on an H200 the
 counters show that 16 % of a second read of 65536 columns misses L1. Rows of any alignment are accessed 16 bytes at a
-time, except for their edges (segments.py). Clusters of programs take few rows, and gradients of more than
-65536 columns, instead: cluster_softmax.py.
+time, except for their edges (segments.py). Aligned 16-bit rows of more than 32768 columns are split over several
+programs instead: split_softmax.py.
 
 On an H200 in bf16, 7282 x 18432 takes 136 us, and 151 with nothing cached, or cached in fp32. Caching wider rows whole
 leaves room for one program per SM, which has nothing to overlap its reads and writes with: 2048 x 65536 takes 175 us
@@ -23,7 +23,7 @@ import triton.language as tl
 from kernels.arguments import as_rows, cdiv
 from kernels.online_softmax import LOG2_E, absorb, combine
 from kernels.op import like
-from kernels.rowwise.blocks import compute_dtype
+from kernels.rowwise.blocks import aligned, compute_dtype
 from kernels.tuned.packed import load_words, opaque_zero, unpack
 from kernels.tuned.segments import at_vector, edge, elements_before, in_edge, row_vectors
 from kernels.variants import tuned
@@ -215,10 +215,17 @@ def backward_settings(cols: int, dtype: torch.dtype, vector: int, unaligned: boo
     return {**chunks(cols, vector, unaligned, 1024, 8, 5 if unaligned else 6), "maxnreg": 64}
 
 
+def _takes(x: torch.Tensor) -> bool:
+    """Return whether the kernel takes x: of up to 16384 columns, the plain one is as fast if 16-byte loads fit."""
+    cols = x.shape[-1]
+    plain = cols < MIN_COLUMNS or (cols <= 16384 and x.itemsize == 2 and aligned(cols, x.itemsize))
+    return x.numel() > 0 and not plain
+
+
 def _compile_arguments(*shape: int, dtype: torch.dtype):
     x = torch.empty(shape, dtype=dtype, device="meta")
     vectors, cols = row_vectors(x), shape[-1]
-    if cols < MIN_COLUMNS:
+    if not _takes(x):
         return None
     options = {"COMPUTE": compute_dtype(dtype), **settings(cols, dtype, *vectors)}
     return softmax_wide_kernel, (x, x, cols, cols, *vectors), options
@@ -227,8 +234,8 @@ def _compile_arguments(*shape: int, dtype: torch.dtype):
 @tuned(
     "softmax",
     "forward",
-    takes=lambda x: x.shape[-1] >= MIN_COLUMNS and x.numel() > 0,
-    gain="1.2x at 4194 x 32000, 1.4x at 2048 x 65536, 1.7x at 2670 x 50264; level at 2048 x 16384 (H100, bf16)",
+    takes=_takes,
+    gain="1.05x at 4194 x 32000, 1.1x at 10922 x 12289, 1.7x at 2671 x 50257 (H100, bf16)",
     compile_arguments=_compile_arguments,
 )
 def forward(x: torch.Tensor) -> torch.Tensor:
@@ -247,7 +254,7 @@ def forward(x: torch.Tensor) -> torch.Tensor:
     "softmax",
     "backward",
     takes=lambda grad_y, y: y.shape[-1] >= MIN_BACKWARD_COLUMNS and y.numel() > 0,
-    gain="1.6x at 2048 x 65536, 1.9x at 2671 x 50257 (H100, bf16)",
+    gain="1.9x at 2671 x 50257 (H100, bf16)",
 )
 def backward(grad_y: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return the gradient of softmax's argument."""

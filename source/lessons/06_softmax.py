@@ -854,6 +854,8 @@ for parts in (1, 4, 16):
 
 # %%
 from kernels.online_softmax import LOG2_E
+from kernels.rowwise.blocks import row_sum  # of both blocks, in one exchange between warps
+from kernels.rowwise.softmax import row_max
 
 
 @triton.jit
@@ -865,7 +867,7 @@ def softmax_kernel(
     x_row_stride,
     BLOCK_ROWS: tl.constexpr,
     HEAD: tl.constexpr,  # columns that every row has, a power of two
-    TAIL: tl.constexpr,  # a power of two, at least the remaining columns; 0 where there are none
+    TAIL: tl.constexpr,  # a power of two, at least the remaining columns
     COMPUTE: tl.constexpr,  # dtype of the arithmetic
     ALIGN: tl.constexpr,  # divides cols and the row strides: allows 16-byte loads
 ):
@@ -876,23 +878,17 @@ def softmax_kernel(
     y_ptr += row * cols
     col = tl.arange(0, HEAD)[None, :]
     # x waits for the maximum in its own dtype: in fp32 it would take twice as many registers.
+    tail_col = HEAD + tl.arange(0, TAIL)[None, :]
+    in_tail = (row < rows) & (tail_col < cols)
     x = tl.load(x_ptr + col, mask=row < rows, other=0.0)
-    top = tl.max(x, axis=1, keep_dims=True).to(COMPUTE)
-    if TAIL:
-        tail_col = HEAD + tl.arange(0, TAIL)[None, :]
-        in_tail = (row < rows) & (tail_col < cols)
-        # Positions past the end hold -inf, which changes no maximum; its exponential adds nothing.
-        x_tail = tl.load(x_ptr + tail_col, mask=in_tail, other=-float("inf"))
-        top = tl.maximum(top, tl.max(x_tail, axis=1, keep_dims=True).to(COMPUTE))
+    # Positions past the end hold -inf, which changes no maximum; its exponential adds nothing.
+    x_tail = tl.load(x_ptr + tail_col, mask=in_tail, other=-float("inf"))
+    top = row_max(x, x_tail).to(COMPUTE)
     e = tl.exp2((x.to(COMPUTE) - top) * LOG2_E)
-    total = tl.sum(e, axis=1, keep_dims=True)
-    if TAIL:
-        e_tail = tl.exp2((x_tail.to(COMPUTE) - top) * LOG2_E)
-        total += tl.sum(e_tail, axis=1, keep_dims=True)
-    scale = 1.0 / total
+    e_tail = tl.exp2((x_tail.to(COMPUTE) - top) * LOG2_E)
+    scale = 1.0 / row_sum(e, e_tail)
     tl.store(y_ptr + col, (e * scale).to(y_ptr.dtype.element_ty), mask=row < rows)
-    if TAIL:
-        tl.store(y_ptr + tail_col, (e_tail * scale).to(y_ptr.dtype.element_ty), mask=in_tail)
+    tl.store(y_ptr + tail_col, (e_tail * scale).to(y_ptr.dtype.element_ty), mask=in_tail)
 
 
 # %% tags=["hide-input"]
@@ -907,8 +903,8 @@ print("right:", torch.allclose(two_blocks(x), F.softmax(x, -1), rtol=1e-4, atol=
 h200.table("softmax", "bfloat16")
 
 # %% [markdown]
-# On a GPU, a tuned kernel handles the widest rows (`kernels/tuned/wide_softmax.py`), with two more tricks. Its second
-# loop runs **backwards** from the end of the row, which was read last and is therefore most likely still in a cache. It
+# On a GPU, a tuned kernel handles wide rows (`kernels/tuned/wide_softmax.py`), with two more tricks. Its second loop
+# runs **backwards** from the end of the row, which was read last and is therefore most likely still in a cache. It
 # also keeps the last block of the widest rows in registers, along with whole rows of up to 20,480 columns.
 #
 # ### Can we hold wide rows after all?
@@ -952,8 +948,9 @@ for kernel in (held_kernel, packed_kernel):
 # %% [markdown]
 # It spills just the same. The compiler sees the same conversion three times, does it once, and keeps the fp32 values.
 # (`kernels/tuned/packed.py` shows how to prevent that.) Clusters aren't an easy way out either: Triton can launch them
-# (`num_ctas`), but it gives their programs no way to exchange results. `kernels/tuned/cluster_softmax.py` adds a
-# barrier by hand. We use it for few rows and for the widest gradients.
+# (`num_ctas`), but it gives their programs no way to exchange results. So `kernels/tuned/split_softmax.py` does
+# without: it splits each of the widest rows over ordinary programs, which publish their maximum and sum in memory and
+# wait there for those of the others.
 #
 # ### Odd widths and other sizes
 #
@@ -987,10 +984,11 @@ print(f"the wide kernel takes over at {wide_softmax.MIN_COLUMNS:,} columns")
 # elements before and after. The hollow marks show the other odd widths: most lose a few percent, the narrowest and the
 # widest more. QuACK doesn't support odd rows, and the others are mostly slower there.
 #
-# Our softmax is behind elsewhere: when there are only a few narrow rows, and above about 32,000 columns, where QuACK is
-# ahead. QuACK splits rows that wide across several SMs. We only do that when there aren't many rows, and for the widest
-# gradients. Otherwise we read most of such a row twice. Cross entropy reads each row once at any width, and at the
-# widest it's level with QuACK or ahead. At narrower widths, QuACK also keeps the row on chip, and the two are close.
+# Our softmax is behind elsewhere: when there are only a few narrow rows, and, by a little, above about 32,000 columns,
+# where QuACK is ahead. QuACK splits rows that wide across the SMs of a cluster. We split them too, unless they're odd:
+# then one program reads most of its row twice. In the backward pass, that makes us level with QuACK or ahead. Cross
+# entropy reads each row once at any width, and at the widest it's level with QuACK or ahead. At narrower widths, QuACK
+# also keeps the row on chip, and the two are close.
 # (In the backward pass, a few points are slightly above the ceiling, because softmax reads two elements for each one it
 # writes, while a copy reads one.)
 # <!-- given 16 bytes: as above -->

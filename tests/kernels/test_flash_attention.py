@@ -280,12 +280,25 @@ def test_the_forward_does_not_spill_and_its_instructions_are_those_of_the_docstr
 
 
 @pytest.mark.parametrize(
-    ("dim", "causal"),
-    [(128, True), *(pytest.param(*each, marks=pytest.mark.long) for each in ((64, False), (128, False), (256, True)))],
+    ("dim", "causal", "tokens", "keeps_lse"),
+    [
+        (128, True, 4096, True),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (
+                (64, False, 4096, True),
+                (64, False, 4096, False),
+                (64, True, 8192, True),
+                (128, False, 4096, True),
+                (128, True, 128, True),
+                (256, True, 4096, True),
+            )
+        ),
+    ],
 )
-def test_the_kernel_with_roles_by_hand_spills_nothing_and_gives_registers_away(dim, causal):
-    x, lse = (torch.empty(shape, device="meta") for shape in ((4, 16, 4096, dim), (4, 16, 4096)))
-    arguments, options = hopper_attention.operands(*[x.bfloat16()] * 4, lse, causal, None)
+def test_the_kernel_with_roles_by_hand_spills_nothing_and_gives_registers_away(dim, causal, tokens, keeps_lse):
+    x, lse = (torch.empty(shape, device="meta") for shape in ((4, 16, tokens, dim), (4, 16, tokens)))
+    arguments, options = hopper_attention.operands(*[x.bfloat16()] * 4, lse if keeps_lse else None, causal, None)
     found = compile_for(hopper_attention.flash_attention_hopper_kernel, *arguments, device="H200", **options)
     counts = found.instructions
     assert found.spill_bytes == 0
@@ -319,6 +332,27 @@ def test_five_products_by_hand_keep_their_sums_in_registers(dim, causal, parts, 
     assert all(counts[name] > 0 for name in ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG"))
     assert (counts["UTMAREDG"] > 0) == (not whole)
     assert found.shared_memory <= 232448
+
+
+@pytest.mark.parametrize(
+    ("shape", "causal", "keeps_lse", "groups"),
+    [
+        ((4, 16, 16, 4096, 4096, 64), False, False, 3),
+        ((4, 16, 16, 4096, 4096, 64), False, True, 2),  # three would spill
+        ((4, 16, 16, 4096, 4096, 64), True, False, 2),
+        ((1, 16, 16, 16384, 16384, 64), True, True, 3),
+        ((8, 10, 10, 4096, 77, 64), False, False, 2),  # long, but with one step
+        ((4, 16, 16, 77, 4096, 128), False, False, 1),  # 64 tiles of 128 queries, or 128 of 64
+        ((4, 16, 16, 512, 4096, 128), False, False, 2),
+        ((128, 16, 16, 128, 128, 128), True, True, 1),
+        ((1, 2, 2, 64, 64, 256), False, False, 2),
+    ],
+)
+def test_groups_of_warps_by_shape(shape, causal, keeps_lse, groups, monkeypatch):
+    monkeypatch.setattr(hopper_attention, "multiprocessors", lambda _: 132)
+    batch, heads, kv_heads, queries, keys, dim = shape
+    q, k = (torch.empty(sizes, device="meta") for sizes in ((batch, heads, queries, dim), (batch, kv_heads, keys, dim)))
+    assert hopper_attention.groups_of(q, k, causal, keeps_lse) == groups
 
 
 def shares(blocks: int, heads: int, programs: int) -> list[int]:
@@ -400,6 +434,7 @@ def deterministic():
         (1, 4, 2, 1025, 300, 40),
         (80, 16, 8, 256, 200, 64),  # few keys, many tiles
         (90, 16, 4, 130, 77, 40),
+        (1, 32, 4, 4100, 4100, 64),  # many tiles of long heads: three groups of warps, or two
     ],
     ids=str,
 )
@@ -412,11 +447,40 @@ def test_roles_by_hand(shape, causal, by_hand, poisoned):
     # Without gradients, a token that is written is decode_attention's: only the call that keeps them is by hand.
     forward = 1 if queries == 1 and keys > 1000 else 3
     assert (by_hand.count("forward"), by_hand.count("backward")) == (
-        forward if dim > 64 or batch >= 80 else 0,
+        forward if dim > 64 or batch >= 80 or queries >= 4100 else 0,
         1 if dim <= 128 else 0,
     )
     if causal and queries > keys:
         assert not ours[:, :, : queries - keys].any()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("groups", "dim"), [(1, 128), (2, 64), (2, 128), (2, 256), (3, 40), (3, 64)])
+@pytest.mark.parametrize(
+    ("shape", "parts"),
+    [  # batch, heads, key heads, queries, keys; programs that share a block of keys
+        ((2, 6, 2, 2, 3), 5),  # some with no step
+        ((2, 6, 2, 70, 150), 1),  # one step a head, and one tile with two or three groups
+        ((2, 6, 2, 391, 120), 1),  # one block of keys; causal: tiles of queries that see no key
+        ((3, 6, 2, 263, 391), 1),
+        ((3, 6, 2, 263, 391), 5),
+    ],
+    ids=str,
+)
+def test_any_number_of_groups_of_warps_by_hand(shape, parts, groups, dim, causal, by_hand, poisoned, monkeypatch):
+    """Small shapes would mostly get one number of groups, and no programs that share a block."""
+    monkeypatch.setattr(hopper_attention, "_serves", lambda *_: True)
+    monkeypatch.setattr(hopper_attention, "groups_of", lambda *_: groups)
+    monkeypatch.setattr(hopper_attention_backward, "num_splits", lambda *_: parts)
+    tensors = operands(*shape, dim, "cuda")
+    check(tensors, causal)
+    queries, keys = shape[3:]
+    for _ in range(20):
+        ours = flash_attention(*tensors, causal)
+        assert not causal or not ours[:, :, : max(queries - keys, 0)].any()
+        assert torch.equal(ours, flash_attention(*tensors, causal))
+    assert by_hand.count("forward") == 41
+    assert by_hand.count("backward") == (1 if dim <= 128 else 0)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -440,8 +504,11 @@ def test_roles_by_hand_give_the_plain_kernels_log_sum_exp(causal, by_hand):
     torch.testing.assert_close(lse, plain[1], rtol=0, atol=1e-4)
 
 
-def test_roles_by_hand_keep_infinities_in_their_rows(by_hand):
-    q, k, v = operands(1, 2, 2, 300, 400, 128, "cuda")
+@pytest.mark.parametrize(("groups", "dim"), [(1, 128), (2, 128), (3, 64)])
+def test_roles_by_hand_keep_infinities_in_their_rows(groups, dim, by_hand, monkeypatch):
+    monkeypatch.setattr(hopper_attention, "_serves", lambda *_: True)
+    monkeypatch.setattr(hopper_attention, "groups_of", lambda *_: groups)
+    q, k, v = operands(1, 2, 2, 300, 400, dim, "cuda")
     clean = flash_attention(q, k, v, True)
     q[0, 0, 3, 5] = torch.nan
     q[0, 1, 200, 0] = torch.inf
@@ -515,8 +582,23 @@ def test_large_and_the_same_bits_each_time_where_that_is_asked_for(dim, causal, 
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_gradients_of_keys_and_values_by_hand_are_the_same_bits_each_time(causal, by_hand):
-    tensors = operands(2, 8, 2, 1000, 1500, 128, "cuda")
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("keys", [120, 200])
+def test_all_gradients_by_hand_are_the_same_bits_where_one_program_takes_all_keys(keys, dim, causal, by_hand):
+    """Also grad_q, which two groups of warps make of each other's numbers, a step late, tile by tile in one order."""
+    tensors = operands(20, 16, 8, min(keys, 190), keys, dim, "cuda")
+    weight = torch.randn_like(tensors[0])
+    first = with_gradients(flash_attention, tensors, weight, causal)
+    for _ in range(20):
+        again = with_gradients(flash_attention, tensors, weight, causal)
+        assert all(torch.equal(x, y) for x, y in zip(again, first, strict=True))
+    assert by_hand.count("backward") == 21
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_gradients_of_keys_and_values_by_hand_are_the_same_bits_each_time(dim, causal, by_hand):
+    tensors = operands(2, 8, 2, 1000, 1500, dim, "cuda")
     weight = torch.randn_like(tensors[0])
     first, again = (with_gradients(flash_attention, tensors, weight, causal) for _ in range(2))
     assert by_hand.count("backward") == 2

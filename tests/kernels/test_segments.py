@@ -8,7 +8,6 @@ from hypothesis import given, settings, strategies
 
 from helpers.instruments.resources import compile_for
 from kernels.interpreter import runtime
-from kernels.tuned.cluster_softmax import blocks_of
 from kernels.tuned.segments import at_vector, edge, elements_before, in_edge, row_vectors
 
 BF16 = torch.bfloat16
@@ -59,14 +58,6 @@ def test_rows_that_begin_apart_are_taken_by_single_elements():
     assert row_vectors(x, torch.empty(4, 104, dtype=BF16)[:, :100]) == (1, False)
     assert row_vectors(torch.empty(401, dtype=BF16)[1:].view(4, 100)) == (1, False)
     assert row_vectors(torch.empty(4, 7, dtype=BF16)) == (1, False)
-
-
-@given(words=strategies.integers(1, 150_000))
-def test_blocks_hold_the_part_and_little_more(words):
-    head, tail = blocks_of(words)
-    assert words <= head + tail
-    assert words > 512 or tail == 0
-    assert (head + tail) * 0.66 < words or words <= 512
 
 
 @pytest.mark.parametrize("cols", [1000, 1025, 4099, 5000, 10001])
