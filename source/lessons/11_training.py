@@ -684,15 +684,14 @@ large_peak.compare(
     "gradient remain. Each chunk moves the weight or its gradient four times, about 1 ms. Below "
     "512 rows the arithmetic takes no longer than that, so the time rises: choose the largest "
     "chunk that fits. (Each chunk also rounds the sum in bf16 once more.) torch.compile avoids "
-    "the fp32 logits without any hint, and it's faster than any chunk size. It still holds the "
-    "bf16 logits, so use it if those fit.",
+    "the fp32 logits without any hint, and it's faster than any chunk size. Use it if the bf16 "
+    "logits and their gradient both fit.",
 )
 
 # %% [markdown]
-# You don't have to write this yourself. PyTorch 2.13 has `torch.nn.functional.linear_cross_entropy`, Liger has a fused
-# linear cross entropy, and *Cut Cross-Entropy* (arXiv:2411.09009) goes even further and keeps all logits out of DRAM.
-# We haven't timed any of the three. Here's how much memory ours and PyTorch's need for 64 tokens and 4096 words in
-# fp32:
+# You don't have to write this yourself. PyTorch 2.13 has `linear_cross_entropy` (chunked only if you pass `options`),
+# Liger has a fused linear cross entropy, and *Cut Cross-Entropy* (arXiv:2411.09009) keeps all logits out of DRAM. We
+# haven't timed any of the three. Here's how much memory ours and PyTorch's need for 64 tokens and 4096 words in fp32:
 
 # %%
 hidden, head = (torch.randn(size, 32, device=device, requires_grad=True) for size in (64, 4096))
@@ -750,8 +749,8 @@ print("fused and unfused losses agree to within 1e-5 over 8 steps:", apart < 1e-
 # training steps it grows. **So compare losses step by step at the start, and as curves later.** No gradient has
 # affected the loss at step 0, but at step 1 the naive loss is already off by over a thousand times more than the fused
 # one. *That's* how a loss can expose a wrong gradient: compared step by step with a trusted run. But it can't expose a
-# wrong *scale*: AdamW divides that out, so twice the gradient (or a forgotten 1/n) passes unnoticed. For that, compare
-# the gradients themselves. Here's a minute of `python -m benchmarks.training`, recorded:
+# weight gradient's wrong *scale*: AdamW divides that out, so twice the gradient passes unnoticed. For that, compare the
+# gradients themselves. Here's a minute of `python -m benchmarks.training`, recorded:
 
 # %% tags=["hide-input"]
 from helpers.figures import loss_chart
