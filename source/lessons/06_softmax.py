@@ -503,28 +503,29 @@ explorer
 #
 # So use large blocks for wide rows. The paper's **claim: "softmax accelerates by up to 1.3 times"** over safe softmax
 # was measured on a V100, and it's close to the ratio of the bytes. Does the time follow the bytes here too? The
-# course's `softmax` reads its widest rows twice. On a GPU, in bf16:
+# course's `softmax` holds a row where it can, and otherwise one program reads it twice. On a GPU, in bf16:
 
 # %% tags=["hide-input"]
+from helpers.instruments import recorded_sweep
 from kernels.tuned import wide_softmax
 
-rows = []
-for row in h200.rows:
-    if (row["kernel"], row["provider"]) == ("softmax", "fused") and row["shape"][0] > 128:
-        columns = row["shape"][1]
-        share = row["least_seconds"] / row["gpu"]["median"]
-        chosen = wide_softmax.settings(columns, torch.bfloat16, vector=8, unaligned=False)
-        how = "read twice" if columns >= wide_softmax.MIN_COLUMNS and chosen["REREADS"] else "held"
-        if how != "held" and chosen["NUM_CACHED"]:
-            how += ", except the last block"
-        rows.append((f"{columns:,}", how, f"{share:.0%}"))
-table(("columns", "a row is", "of copy bandwidth"), rows, h200.label_of("softmax"))
+at_all_sizes = recorded_sweep()
+of_width = {point["shape"][1]: point for point in at_all_sizes.of("softmax", "forward", "256 MB")}
+timed, rows = [of_width[columns] for columns in (4096, 4099, 32768, 50257, 100003)], []
+for point in timed:
+    columns = point["shape"][1]
+    chosen = wide_softmax.settings(columns, torch.bfloat16, vector=8, unaligned=columns % 8 != 0)
+    how = "read twice" if columns >= wide_softmax.MIN_COLUMNS and chosen["REREADS"] else "held"
+    if how != "held" and chosen["NUM_CACHED"]:
+        how += ", except the last block"
+    rows.append((f"{columns:,}", how, f"{point['least'] / point['gpu']['fused'][0]:.0%}"))
+table(("columns", "a row is", "of copy bandwidth"), rows, at_all_sizes.label(timed))
 
 # %% [markdown]
-# (The share counts one read and one write. The second column describes the kernel as it is now.) **Verdict: it's right
+# (The share counts one read and one write. Odd rows lose some of it because they aren't aligned.) **Verdict: it's right
 # about the bytes, but the time only follows if every read comes from DRAM.** On this GPU, the second read is nearly
-# free up to 65,536 columns and starts to cost time at twice that width. (L2 isn't the only cache that helps: in bf16,
-# one row of 65,536 even fits in the SM's own cache, L1. We didn't time the paper's two kernels.)
+# free at 32,768 columns and costs time at 100,003. (L2 isn't the only cache that helps: in bf16, one row of 65,536
+# even fits in the SM's own cache, L1. We didn't time the paper's two kernels.)
 #
 # ## Cross entropy in one read, at any width
 #
@@ -589,7 +590,7 @@ h200.table("cross_entropy", "bfloat16")
 #
 # To fix that, we let several programs share a row. Each of them finds the maximum and sum of its part, and we combine
 # these pairs just as we combine a block with those before it: rescale, then add. But which program should do the
-# combining? Programs can start in any order, so none of them can safely wait for another that may not have started yet.
+# combining? Programs can start in any order, so none of them can simply wait for another, which may not have started yet.
 # So we use a second launch, which combines the pairs in a fixed order. (You can also do it in one launch: each program
 # increments a counter in memory, and the last to arrive combines.) Here's the code we timed:
 
@@ -950,7 +951,7 @@ for kernel in (held_kernel, packed_kernel):
 # (`kernels/tuned/packed.py` shows how to prevent that.) Clusters aren't an easy way out either: Triton can launch them
 # (`num_ctas`), but it gives their programs no way to exchange results. So `kernels/tuned/split_softmax.py` does
 # without: it splits each of the widest rows over ordinary programs, which publish their maximum and sum in memory and
-# wait there for those of the others.
+# wait there for those of the others. Each program draws its part as it starts, so it never waits for one that can't.
 #
 # ### Odd widths and other sizes
 #
@@ -962,10 +963,7 @@ for kernel in (held_kernel, packed_kernel):
 
 # %% tags=["hide-input"]
 from helpers.figures import sweep_chart
-from helpers.instruments import recorded_sweep
 
-at_all_sizes = recorded_sweep()
-of_width = {point["shape"][1]: point for point in at_all_sizes.of("softmax", "forward", "256 MB")}
 for kernel in ("softmax", "cross_entropy"):
     display(sweep_chart(at_all_sizes, kernel))
 display(at_all_sizes.summary(["softmax", "cross_entropy"]))
