@@ -191,7 +191,7 @@ function render({ model, el }) {
       boxes.slice(number + 1).some((other, after) => seen[number + 1 + after] &&
         texts[number].textContent !== texts[number + 1 + after].textContent &&
         Math.min(one.right, other.right) - Math.max(one.left, other.left) > 2 &&
-        Math.min(one.bottom, other.bottom) - Math.max(one.top, other.top) > 3)));
+        Math.min(one.bottom, other.bottom) - Math.max(one.top, other.top) > 1)));
   };
   const ungrow = (drawings) => {
     for (const text of drawings.flatMap((each) => [...each.querySelectorAll(".fusion-grown:not(.fusion-long)")])) {
@@ -232,17 +232,21 @@ function render({ model, el }) {
   };
   // Each part's window shows its own marks alone, so that it may become wider than it was.
   const keepOwn = (layers, windows) => {
-    for (const drawings of layers) {
-      windows.forEach(([left, top, width, height], number) => {
-        const nodes = [...(drawings[number]?.querySelectorAll("text, path, rect, circle, use, polygon, line") ?? [])].filter((node) => !node.closest("defs"));
-        const boxes = nodes.map((node) => node.getBBox());
-        nodes.forEach((node, place) => {
-          const { x, y, width: wide, height: high } = boxes[place];
-          const across = x + wide / 2 - left, down = y + high / 2 - top;
-          if (across < -1 || across > width + 1 || down < -1 || down > height + 1) node.style.visibility = "hidden";
-        });
+    const nodesOf = (drawing) => [...drawing.querySelectorAll("text, path, rect, circle, use, line")].filter((node) => !node.closest("defs"));
+    const found = layers.flatMap((drawings) => windows.flatMap((own, number) => {
+      const drawing = drawings[number];
+      if (!drawing || drawing.isKept) return [];
+      drawing.isKept = true;
+      const box = drawing.getBoundingClientRect(), view = drawing.viewBox.baseVal;
+      const across = view.width / box.width, down = view.height / box.height;
+      return nodesOf(drawing).map((node) => {
+        const { left, right, top, bottom } = node.getBoundingClientRect();
+        const [x0, x1] = [left, right].map((x) => view.x + (x - box.left) * across);
+        const [y0, y1] = [top, bottom].map((y) => view.y + (y - box.top) * down);
+        return { node, other: x1 < own[0] + 1 || x0 > own[0] + own[2] - 1 || y1 < own[1] + 1 || y0 > own[1] + own[3] - 1 };
       });
-    }
+    }));
+    for (const { node, other } of found) if (other) node.style.visibility = "hidden";
   };
   // Whether letters reach beyond a row: then its windows are wider from now on, or a sentence folds.
   const widen = (drawings, row, limit) => {
