@@ -191,7 +191,7 @@ function render({ model, el }) {
       boxes.slice(number + 1).some((other, after) => seen[number + 1 + after] &&
         texts[number].textContent !== texts[number + 1 + after].textContent &&
         Math.min(one.right, other.right) - Math.max(one.left, other.left) > 2 &&
-        Math.min(one.bottom, other.bottom) - Math.max(one.top, other.top) > 1)));
+        Math.min(one.bottom, other.bottom) - Math.max(one.top, other.top) > 1.5)));
   };
   const ungrow = (drawings) => {
     for (const text of drawings.flatMap((each) => [...each.querySelectorAll(".fusion-grown:not(.fusion-long)")])) {

@@ -224,7 +224,7 @@ def _last() -> tuple[float, float, float, float]:
 def _narrow_rows() -> tuple[tuple[tuple[float, float, float, float], ...], ...]:
     """Return what a narrow page shows in each of its rows: a question, its "no" beside the box, and the way on."""
     rows = []
-    for (x, y, width, height), (right, *_, high) in _places():
+    for (x, y, width, height), (*_, high) in _places():
         rows += [
             ((x - 3, y - 1.5, width + 6, height + 3),),
             ((x + width + 4, y - 1, SIZE[0] - x - width - 4, high + 2),),
