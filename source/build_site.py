@@ -322,9 +322,7 @@ class Site:
                     output.asks, cell.metadata["bare"] = {**asked.groupdict(), **asks[asked["question"]]}, True
                 if "text/plain" in output.get("data", {}):  # the form shows the reader's guess
                     output.data["text/plain"] = output.data["text/plain"].replace(UNASKED, "")
-                if drawn := output.get("data", {}).get(
-                    "image/svg+xml"
-                ):  # drawn in the page: its text has its colour
+                if drawn := output.get("data", {}).get("image/svg+xml"):  # drawn in the page: its text has its colour
                     output.data["image/svg+xml"] = drawn.replace(f'fill="{TEXT}"', 'fill="currentColor"')
                 if shown := output.get("data", {}).get("text/html"):
                     output.data["text/html"] = PICTURE.sub(lambda found: self._picture(found[1], page), shown)
