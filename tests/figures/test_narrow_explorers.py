@@ -5,8 +5,11 @@ import json
 
 import pytest
 from drawn import WIDE_FONT
+from test_fusion_figures import beside, record
 
 from helpers import figures
+from helpers.figures.fusion.fusion_groups import FusionGroupsExplorer
+from helpers.figures.launches.launch_trace import TraceExplorer
 from helpers.figures.rowwise.variance_error import VarianceExplorer
 from helpers.figures.rowwise.wide_rows import WideRowsExplorer
 from helpers.figures.training.checkpointing import CheckpointingExplorer
@@ -21,6 +24,7 @@ EXPLORERS = {
     "decision": figures.FusionDecisionExplorer,
     "decoding": figures.DecodeSpeedExplorer,
     "expert weights": figures.ExpertWeightsExplorer,
+    "groups": lambda: FusionGroupsExplorer({"gpt2_block": beside("gpt2_block")}),
     "hierarchy": lambda: figures.TileHierarchyExplorer("an instruction"),
     "launches": figures.LaunchExplorer,
     "occupancy": figures.OccupancyExplorer,
@@ -31,6 +35,7 @@ EXPLORERS = {
     "threads": figures.ThreadsExplorer,
     "tile choice": figures.TileChoiceExplorer,
     "tile order": figures.TileOrderExplorer,
+    "trace": lambda: TraceExplorer(record()["timeline"]),
     "traffic": figures.TrafficExplorer,
     "variance": VarianceExplorer,
     "warp": figures.WarpExplorer,

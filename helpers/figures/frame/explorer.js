@@ -97,7 +97,11 @@ function render({ model, el }) {
       text.style.fontSize = `${size}px`;
       text.classList.add("fusion-grown");
     }
-    const long = found.filter(({ text }) => isUpright(text) || text.getBBox().width >= longest);
+    const isLong = (text) => {
+      const { x, width } = text.getBBox();
+      return width >= longest && (rows.length > 0 || x < 0 || x + width > WIDE);
+    };
+    const long = found.filter(({ text }) => isUpright(text) || isLong(text));
     for (const { text } of long) text.classList.add("fusion-long");
     for (const { text, number } of long) if (number === 0) told.push(text);
     for (const drawing of new Set(found.map(({ text }) => text.ownerSVGElement))) if (still.contains(drawing)) lower(drawing);
