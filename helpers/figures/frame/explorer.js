@@ -236,7 +236,7 @@ function render({ model, el }) {
   };
   // Each part's window shows its own marks alone, so that it may become wider than it was.
   const keepOwn = (layers, windows) => {
-    const nodesOf = (drawing) => [...drawing.querySelectorAll("text, path, rect, circle, use, line")].filter((node) => !node.closest("defs"));
+    const nodesOf = (drawing) => [...drawing.querySelectorAll("text:not(.fusion-title), path, rect, circle, use, line")].filter((node) => !node.closest("defs"));
     const found = layers.flatMap((drawings) => windows.flatMap((own, number) => {
       const drawing = drawings[number];
       if (!drawing || drawing.isKept) return [];
@@ -250,7 +250,7 @@ function render({ model, el }) {
         return { node, other: x1 < own[0] + 1 || x0 > own[0] + own[2] - 1 || y1 < own[1] + 1 || y0 > own[1] + own[3] - 1 };
       });
     }));
-    for (const { node, other } of found) if (other) node.style.visibility = "hidden";
+    for (const { node, other } of found) if (other) node.remove();
   };
   // Whether letters reach beyond a row: then its windows are wider from now on, or a sentence folds.
   const widen = (drawings, row, limit) => {

@@ -98,7 +98,7 @@ def _axes(traces: Mapping[str, Trace]) -> tuple[Figure, Axes, float]:
         for tick in range(0, int(end) + 1, 100):
             axes.plot((LEFT + tick * scale,) * 2, (bottom, bottom + 3), color=LIMIT, lw=0.8)
             axes.text(LEFT + tick * scale, bottom + 11, f"{tick}", ha="center", va="center_baseline")
-        axes.text(LEFT - 8, bottom + 11, "µs", ha="right", va="center_baseline")
+        axes.text(LEFT - 24, bottom + 11, "µs", ha="right", va="center_baseline")
     return figure, axes, scale
 
 
