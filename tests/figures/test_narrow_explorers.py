@@ -5,10 +5,11 @@ import json
 
 import pytest
 from drawn import WIDE_FONT
-from test_fusion_figures import beside, record
+from test_fusion_figures import GATED, beside, record
 
 from helpers import figures
 from helpers.figures.fusion.fusion_groups import FusionGroupsExplorer
+from helpers.figures.fusion.simulator import fusion_simulator
 from helpers.figures.launches.launch_trace import TraceExplorer
 from helpers.figures.rowwise.variance_error import VarianceExplorer
 from helpers.figures.rowwise.wide_rows import WideRowsExplorer
@@ -111,6 +112,22 @@ def test_a_narrow_page_shows_all_of_it(chromium, name):
         assert page.locator(".fusion-heading").inner_text()
         assert page.evaluate(MARKS) >= 1
         assert crossing(found) == []
+    finally:
+        page.close()
+
+
+@pytest.mark.long
+def test_a_graph_has_a_layout_for_a_phone(chromium):
+    page = shown(chromium, fusion_simulator(GATED[0], *GATED[1]))
+    try:
+        found = page.evaluate(SEEN.replace(".fusion-chart text", "svg text"))
+        assert len(found) > 10
+        assert [each for each in found if each["size"] < 0.98 * LETTERS] == []
+        assert [each for each in found if each["out"] > 2] == []
+        assert crossing(found) == []
+        room = page.locator(".fusion-box").evaluate_all("""boxes => boxes.map(({ children: [frame, label] }) =>
+            frame.getBoundingClientRect().right - label.getBoundingClientRect().right)""")
+        assert min(room) > 0
     finally:
         page.close()
 
