@@ -32,7 +32,7 @@ function render({ model, el }) {
     const { y, height: deep } = totals.getBBox();
     const box = `${split} ${y - 2} ${whole - split} ${deep + 4}`;
     const letters = chart.querySelector("svg").getAttribute("font-size");
-    below.innerHTML = `<svg viewBox="${box}" fill="currentColor" font-size="${letters}" width="75%"><use href="#${name}"/></svg>`;
+    below.innerHTML = `<svg viewBox="${box}" fill="currentColor" font-size="${letters}" width="85%"><use href="#${name}"/></svg>`;
   };
 
   const go = (number) => {
