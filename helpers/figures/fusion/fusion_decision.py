@@ -222,7 +222,7 @@ def _last() -> tuple[float, float, float, float]:
 
 
 def _narrow_rows() -> tuple[tuple[tuple[float, float, float, float], ...], ...]:
-    """Return what a narrow page shows in each of its rows: a question, its "no" beside the box, and the way on."""
+    """Return a narrow page's rows: each question, where its "no" leads, and its "yes"."""
     rows = []
     for (x, y, width, height), (*_, high) in _places():
         rows += [

@@ -103,7 +103,7 @@ def _axes(count: int) -> tuple[Figure, Axes]:
 def _cells(rows: list[GroupRow]):
     """(x, y, width, height, colour, label) of each box: grey where both sides have the kernel.
 
-    Operations that stand below each other and have one kernel share a box.
+    Neighbours in one kernel share a box.
     """
     ours, theirs = ({kernel for row in rows for kernel in getattr(row, side)} for side in ("ours", "theirs"))
     for left, side in ((OURS, "ours"), (THEIRS, "theirs")):

@@ -21,8 +21,8 @@ function render({ model, el }) {
   let narrow = false;
   let size = null; // of the picture: width, height
   const fit = () => {
-    const { split, width: whole, narrow: own } = model.get("data");
     const [width, height] = size;
+    const { split, width: whole = width, narrow: own } = model.get("data");
     heading.replaceChildren();
     below.replaceChildren();
     const seen = narrow ? [0, TOP, own ? width : split, height - TOP] : [0, 0, width, height];
@@ -101,16 +101,19 @@ function render({ model, el }) {
   };
   model.on("change:first", () => show());
   model.on("change:data", redraw);
-  redraw();
-  const resized = new ResizeObserver(() => {
-    const is = chart.clientWidth > 0 && chart.clientWidth < NARROW;
-    if (is === narrow) return;
-    narrow = is;
+  const isNarrow = () => {
+    narrow = chart.clientWidth > 0 && chart.clientWidth < NARROW;
     el.classList.toggle("fusion-narrow", narrow);
     // Its table may be wider than the page, and then the keyboard scrolls it.
     if (narrow) table.tabIndex = 0;
     else table.removeAttribute("tabindex");
-    redraw();
+  };
+  isNarrow();
+  redraw();
+  const resized = new ResizeObserver(() => {
+    const before = narrow;
+    isNarrow();
+    if (narrow !== before) redraw();
   });
   resized.observe(chart);
   return () => resized.disconnect();
