@@ -56,6 +56,7 @@ import helpers.figures  # noqa: E402, as build.py this runs as a script
 from helpers.figures.thumbnails import thumbnail  # noqa: E402
 from helpers.learning.course_map import Lesson, lessons_of, parts_of  # noqa: E402
 from helpers.learning.questions import HEADING, answers_of  # noqa: E402
+from helpers.style import TEXT  # noqa: E402
 from source import record_puzzles  # noqa: E402
 from source.record_figures import drifted, is_live, recorded  # noqa: E402
 
@@ -169,6 +170,7 @@ class Exporter(HTMLExporter):
     def from_notebook_node(self, nb, resources=None, **more):
         highlight = Highlight2HTML(pygments_lexer=nb.metadata.get("language_info", {}).get("pygments_lexer"))
         self.register_filter("highlight_code", lambda *code, **more: plain_where_plain(highlight(*code, **more)))
+        self.register_filter("is_prose", is_prose)
         shown = self._init_resources(resources)
         self.register_filter("filter_data_type", WidgetsDataTypeFilter(self._nb_metadata, parent=self, resources=shown))
         return super(HTMLExporter, self).from_notebook_node(nb, shown, **more)
@@ -183,6 +185,11 @@ def _coloured() -> frozenset[str]:
 def plain_where_plain(code: str) -> str:
     """Return highlighted code without the elements that have no colour: three of four, half of a lesson's elements."""
     return TOKEN.sub(lambda token: token[0] if token[1] in _coloured() else token[2], code)
+
+
+def is_prose(printed: str) -> bool:
+    """Whether lines of what a cell printed may be broken: nothing in them stands in columns, and none is code."""
+    return not re.search(r"\S {2,}\S|\t|^( {4}|@|def |class )", printed, flags=re.M)
 
 
 class Site:
@@ -315,6 +322,8 @@ class Site:
                     output.asks, cell.metadata["bare"] = {**asked.groupdict(), **asks[asked["question"]]}, True
                 if "text/plain" in output.get("data", {}):  # the form shows the reader's guess
                     output.data["text/plain"] = output.data["text/plain"].replace(UNASKED, "")
+                if drawn := output.get("data", {}).get("image/svg+xml"):  # drawn in the page: its text has its colour
+                    output.data["image/svg+xml"] = drawn.replace(f'fill="{TEXT}"', 'fill="currentColor"')
                 if shown := output.get("data", {}).get("text/html"):
                     output.data["text/html"] = PICTURE.sub(lambda found: self._picture(found[1], page), shown)
                     if is_live(cell):

@@ -44,7 +44,8 @@ def shown_by(cell: dict) -> str:
 def in_one_line(text: str) -> str:
     """Return prose without line breaks, comments and requests to guess."""
     text = re.sub(r"<!--.*?-->|\*\*[^*]*\?\*\*", "", text, flags=re.DOTALL)
-    return " ".join(text.split()).strip(" *,")
+    line = " ".join(text.split()).strip(" *,")
+    return f"{line}**" if line.count("**") % 2 else line
 
 
 def recorded_in(text: str, shown: str) -> set[str]:

@@ -4,6 +4,7 @@ marked as given, with its source. docs/writing.md tells authors how."""
 import re
 from pathlib import Path
 
+import jupytext
 import nbformat
 import pytest
 
@@ -102,3 +103,23 @@ def test_what_a_cell_shows_is_accounted_for_unless_it_differs_between_machines()
     assert unaccounted(prose, shown_by(notebook)) == []
     notebook.cells[0].metadata["tags"] = ["nbval-ignore-output"]
     assert unaccounted(prose, shown_by(notebook)) == ["12000 B", "3.1 ms"]
+
+
+INLINE = re.compile(r"\$[^$]+\$|`[^`]+`")
+
+
+def split_by_lists(text: str) -> list[str]:
+    """Code and formulas with a line that begins as a list's item: Markdown makes one of it."""
+    blocks = re.split(r"\n\s*\n", re.sub(r"```.*?```|<!--.*?-->|\$\$.*?\$\$", "", text, flags=re.DOTALL))
+    return [each for block in blocks for each in INLINE.findall(block) if re.search(r"\n\s*([-+*]|\d+[.)]) ", each)]
+
+
+def test_no_code_or_formula_is_split_into_a_list():
+    sources = [path for folder in ("lessons", "exercises") for path in (ROOT / "source" / folder).glob("*.py")]
+    cells = [(path.name, cell) for path in sources for cell in jupytext.read(path, fmt="py:percent").cells]
+    texts = [(name, cell.source) for name, cell in cells if cell.cell_type == "markdown"]
+    assert len(texts) > 500
+    found = {name: split for name, text in texts if (split := split_by_lists(text))}
+    assert found == {}
+    assert split_by_lists("unless it is empty: $-\\infty\n- (-\\infty)$ is NaN, and `a\n+ b` too") != []
+    assert split_by_lists("of $a$:\n\n- $b$ and `c`\n- $d$") == []

@@ -380,7 +380,7 @@ def test_figures_move_without_a_kernel(chromium, address):
     assert stepper.get_by_role("status").inner_text().startswith("Step 2 of ")
 
     before = shown(film)
-    film.get_by_role("slider").press("End")
+    film.get_by_role("slider").press("Home")  # it rests on its end
     assert all(one != other for one, other in zip(before, shown(film), strict=True))
 
     slider = explorer.get_by_role("slider", name="rows")
@@ -649,6 +649,25 @@ def test_a_puzzle_offers_lines_to_the_keyboard(chromium, tried):
     assert sideways(page) <= 0
     assert visit.errors == []
     assert violations(page) == []
+
+
+def test_lines_break_where_nothing_stands_in_columns():
+    assert build_site.is_prose("2 launches: 12 MB read + 8 MB written = 20 MB\n  (by the meter)")
+    assert not build_site.is_prose("eager   2 launches\nfused   1 launch")
+    assert not build_site.is_prose("def layer(x):\n    return x")
+
+
+def test_a_phone_shows_all_that_a_cell_prints(chromium, sample):
+    page = Visit(chromium, f"{sample.out.as_uri()}/", viewport={"width": 390, "height": 844}).open(
+        "notebooks/00_welcome"
+    )
+    page.evaluate("document.querySelectorAll('.answer').forEach((each) => (each.open = true))")
+    printed = page.locator(".output pre.prose").evaluate_all(
+        """all => all.map(
+            (each) => [each.textContent, each.scrollWidth - each.clientWidth, each.getBoundingClientRect().right])"""
+    )
+    assert len(printed) > 5
+    assert [text for text, more, right in printed if more > 0 or right > 390] == []
 
 
 def test_lines_of_a_puzzle_stand_below_each_other():

@@ -390,8 +390,8 @@ table(("window", "stride", "reads of 196 pixels, by the model", "metered"), rows
 # On an H200, take 64 images of 56 x 56 pixels and 128 channels in bf16, 256 filters of 3 x 3, and tiles of 128 pixels
 # by 64 filters. A program requests each pixel nine times, and four programs request the same pixels. The grid runs
 # through all tiles of pixels before it moves to the next tile of filters. Such a pass reads x (51 MB) and writes 26 MB,
-# and [L2](../docs/glossary.md#l2) holds 60 MB. **How many times is x read from DRAM?**
-# <!-- given 26 MB, 60 MB: 64 x 56 x 56 x 64 x 2 bytes; helpers/instruments/devices.toml -->
+# and [L2](../docs/glossary.md#l2) holds 63 MB. **How many times is x read from DRAM?**
+# <!-- given 26 MB, 63 MB: 64 x 56 x 56 x 64 x 2 bytes; 60 MiB, helpers/instruments/devices.toml -->
 
 # %% tags=["hide-input"]
 delivered = predict_first("times x is read from DRAM (requested 9 x 4 times)", unit="times")

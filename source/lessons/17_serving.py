@@ -304,9 +304,9 @@ puzzle(weights_kernel, 3, peaks, totals, outs, wanted=wanted, SPLITS=4)
 # -->
 #
 # Splits can be empty when the sequences in a batch differ in length. An empty split has a maximum of $-\infty$ and a
-# sum of 0. The merge ignores it, because $e^{-\infty - m} = 0$, unless *every* split is empty: $-\infty
-# - (-\infty)$ is NaN. Attention over no keys should return 0, as it does in PyTorch. The three sequences below have 3,
-# 1 and 0 splits, and the code computes a sum of NaN for the last one. **Change the marked line to make it 0.**
+# sum of 0. The merge ignores it, because $e^{-\infty - m} = 0$, unless *every* split is empty:
+# $-\infty - (-\infty)$ is NaN. Attention over no keys should return 0, as it does in PyTorch. The three sequences below
+# have 3, 1 and 0 splits, and the code computes a sum of NaN for the last one. **Change the marked line to make it 0.**
 
 
 # %%

@@ -1,5 +1,7 @@
 """The picture's sizes and times are those of data sheets, and its bars are to scale."""
 
+import re
+
 import pytest
 from drawn import assert_texts_lie_apart
 from matplotlib.patches import FancyBboxPatch, Rectangle
@@ -53,8 +55,8 @@ def test_one_part_is_lit(part):
     ("lit", "finding"),
     [
         # 132 SMs x 65,536 registers x 4 B = 34.6e6 B, over 4814 GB/s
-        ("registers", "The registers of 132 SMs hold 33 MB, which memory fills in 7.19 µs"),
-        ("L2", "L2 holds 60 MB, which memory fills in 13.1 µs"),  # 60 MiB over 4814 GB/s
+        ("registers", "The registers of 132 SMs hold 33 MiB (34.6 MB), which memory fills in 7.19 µs"),
+        ("L2", "L2 holds 60 MiB (62.9 MB), which memory fills in 13.1 µs"),  # over 4814 GB/s
         (None, "While a number arrives from memory, the CUDA cores could do 13.9 multiply-adds on it"),
         ("tensor cores", "While a number arrives from memory, the tensor cores could do 206 multiply-adds on it"),
         ("shared memory", "While a megabyte arrives from memory, shared memory delivers 6.95 of them"),
@@ -62,6 +64,13 @@ def test_one_part_is_lit(part):
 )
 def test_findings_by_hand(lit, finding):
     assert gpu_picture("H200", lit).text.startswith(f"{finding}.")
+
+
+def test_sizes_are_of_powers_of_two_and_say_so():
+    """Data sheets: 65,536 registers of 4 B and 256 KiB per SM, 60 MiB of L2. A megabyte in the bars is 1e6 B."""
+    shown = {text.get_text() for text in gpu_picture("H200").figure.axes[0].texts}
+    sizes = {size for text in shown for size in re.findall(r"[\d.]+ [KMG]i?B\b(?!/)", text)}
+    assert sizes == {"256 KiB", "60 MiB", "141 GiB"}
 
 
 def test_what_it_refuses():

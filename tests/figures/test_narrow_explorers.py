@@ -5,8 +5,12 @@ import json
 
 import pytest
 from drawn import WIDE_FONT
+from test_fusion_figures import GATED, beside, record
 
 from helpers import figures
+from helpers.figures.fusion.fusion_groups import FusionGroupsExplorer
+from helpers.figures.fusion.simulator import fusion_simulator
+from helpers.figures.launches.launch_trace import TraceExplorer
 from helpers.figures.rowwise.variance_error import VarianceExplorer
 from helpers.figures.rowwise.wide_rows import WideRowsExplorer
 from helpers.figures.training.checkpointing import CheckpointingExplorer
@@ -21,6 +25,7 @@ EXPLORERS = {
     "decision": figures.FusionDecisionExplorer,
     "decoding": figures.DecodeSpeedExplorer,
     "expert weights": figures.ExpertWeightsExplorer,
+    "groups": lambda: FusionGroupsExplorer({"gpt2_block": beside("gpt2_block")}),
     "hierarchy": lambda: figures.TileHierarchyExplorer("an instruction"),
     "launches": figures.LaunchExplorer,
     "occupancy": figures.OccupancyExplorer,
@@ -31,19 +36,14 @@ EXPLORERS = {
     "threads": figures.ThreadsExplorer,
     "tile choice": figures.TileChoiceExplorer,
     "tile order": figures.TileOrderExplorer,
+    "trace": lambda: TraceExplorer(record()["timeline"]),
     "traffic": figures.TrafficExplorer,
     "variance": VarianceExplorer,
     "warp": figures.WarpExplorer,
     "wide rows": WideRowsExplorer,
     "windows": figures.WindowsExplorer,
 }
-LETTERS = {  # pixels, of pictures that are too crowded for 12
-    **dict.fromkeys(("checkpointing", "recomputation", "threads", "tile choice"), 9),
-    **dict.fromkeys(("decision", "roofline"), 8.8),
-    **dict.fromkeys(("occupancy", "tile order", "variance"), 9.8),
-    **dict.fromkeys(("hierarchy", "windows"), 11),
-    "wide rows": 11.8,
-}
+LETTERS = 12  # pixels, to 2 %, of all but raised ones
 SEEN = """() => [...document.querySelectorAll('.fusion-chart text')].map((text) => {
     const at = text.getBoundingClientRect(), svg = text.closest('svg').getBoundingClientRect();
     const { a, b } = text.getScreenCTM();
@@ -56,6 +56,13 @@ SEEN = """() => [...document.querySelectorAll('.fusion-chart text')].map((text) 
                   at.right > svg.left + 1 && at.left < svg.right - 1 &&
                   at.bottom > svg.top + 1 && at.top < svg.bottom - 1};
 }).filter((each) => each.seen)"""
+
+
+MARKS = """() => [...document.querySelectorAll('.fusion-moving :is(rect, path, circle, polygon)')].filter((mark) => {
+    const at = mark.getBoundingClientRect(), svg = mark.closest('svg').getBoundingClientRect();
+    return at.width + at.height > 0 && getComputedStyle(mark).visibility === 'visible' &&
+           at.right > svg.left && at.left < svg.right && at.bottom > svg.top && at.top < svg.bottom;
+}).length"""
 
 
 def shown(chromium, explorer):
@@ -101,9 +108,26 @@ def test_a_narrow_page_shows_all_of_it(chromium, name):
         found = page.evaluate(SEEN)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         assert [each for each in found if not each["upright"] and each["out"] > 2] == []
-        assert [each for each in found if each["size"] < LETTERS.get(name, 12) - 0.1 and not each["raised"]] == []
+        assert [each for each in found if each["size"] < 0.98 * LETTERS and not each["raised"]] == []
         assert page.locator(".fusion-heading").inner_text()
+        assert page.evaluate(MARKS) >= 1
         assert crossing(found) == []
+    finally:
+        page.close()
+
+
+@pytest.mark.long
+def test_a_graph_has_a_layout_for_a_phone(chromium):
+    page = shown(chromium, fusion_simulator(GATED[0], *GATED[1]))
+    try:
+        found = page.evaluate(SEEN.replace(".fusion-chart text", "svg text"))
+        assert len(found) > 10
+        assert [each for each in found if each["size"] < 0.98 * LETTERS] == []
+        assert [each for each in found if each["out"] > 2] == []
+        assert crossing(found) == []
+        room = page.locator(".fusion-box").evaluate_all("""boxes => boxes.map(({ children: [frame, label] }) =>
+            frame.getBoundingClientRect().right - label.getBoundingClientRect().right)""")
+        assert min(room) > 0
     finally:
         page.close()
 

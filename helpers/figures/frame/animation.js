@@ -122,6 +122,7 @@ function render({ model, el }) {
     scene = (chart.clientWidth && chart.clientWidth < NARROW && narrow[number]) || scenes[number][1];
     chart.classList.toggle("fusion-large", scene === narrow[number]);
     const [width, height] = scene.size;
+    chart.style.setProperty("--grown", Math.max(1, width / chart.clientWidth)); // letters of a film drawn smaller
     chart.innerHTML = `<svg viewBox="0 0 ${width} ${height}" overflow="visible" aria-hidden="true">
       ${scene.title.split("\n").map((line, number) => `<text class="title" x="0" y="${14 + LINE * number}">${escaped(line)}</text>`).join("")}
       ${scene.boxes.map(([x, y, w, h]) => `<rect x="${x}" y="${y}" width="${w}" height="${h}"/>`).join("")}

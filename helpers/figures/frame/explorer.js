@@ -4,6 +4,11 @@
 const NARROW = 480; // pixels: below this width, a page is narrow
 const WIDE = 576; // points: a picture's width
 const LETTERS = [12, 8]; // pixels of a picture's text on a narrow page: those wanted, and the fewest where it is crowded
+const TALLEST = 2.2; // times its height: a crowded picture on a narrow page
+const WIDEST = 1.8; // times its width: a part's window there
+const SENTENCE = 0.55; // of the page's width: a longer text that reaches beyond a part is written beside it
+const SETTLING = 9; // passes for a picture to settle, which is drawn smaller as its letters reach further
+const PASSES = 120;
 const EXPONENT = 8; // points: smaller text is raised, and stays smaller
 const LARGEST = 1.35; // pixels of a part's point: its text has then as many as it needs
 const PATIENCE = 4000; // ms between two looks at a kernel that is to answer
@@ -69,8 +74,10 @@ function render({ model, el }) {
   // text of the page's own.
   let narrow = false;
   let rows = []; // of the windows through which the parts are seen: x, y, width, height
+  let own = []; // the same before letters grew
   let told = []; // texts that are too long for it
   const letters = []; // of each part, where it has smaller ones
+  const stretches = []; // of each row's height, where its letters need it
   let reached = null; // by the frames so far, where a picture has no parts: left, top, right, bottom
   const put = (layer, svg) => {
     layer.innerHTML = narrow && rows.length
@@ -90,7 +97,11 @@ function render({ model, el }) {
       text.style.fontSize = `${size}px`;
       text.classList.add("fusion-grown");
     }
-    const long = found.filter(({ text }) => isUpright(text) || text.getBBox().width >= longest);
+    const isLong = (text) => {
+      const { x, width } = text.getBBox();
+      return width >= longest && (rows.length > 0 || x < 0 || x + width > WIDE);
+    };
+    const long = found.filter(({ text }) => isUpright(text) || isLong(text));
     for (const { text } of long) text.classList.add("fusion-long");
     for (const { text, number } of long) if (number === 0) told.push(text);
     for (const drawing of new Set(found.map(({ text }) => text.ownerSVGElement))) if (still.contains(drawing)) lower(drawing);
@@ -109,6 +120,32 @@ function render({ model, el }) {
       if (shift && shift < own.height) text.style.translate = `0 ${shift / scale}px`;
     });
   };
+  // A crowded picture is drawn higher, its letters and round marks as they were.
+  const heighten = (drawings, stretch) => {
+    if (stretch === 1 && !drawings[0]?.hasAttribute("preserveAspectRatio")) return;
+    for (const drawing of drawings) {
+      drawing.setAttribute("preserveAspectRatio", "none");
+      for (const each of drawing.querySelectorAll("text, circle, [data-mark]")) {
+        each.drawn ??= each.getAttribute("transform") ?? "";
+        const y = Number(each.dataset.mark ?? each.getAttribute("cy") ?? each.getAttribute("y") ?? 0);
+        const back = `translate(0 ${y}) scale(1 ${1 / stretch}) translate(0 ${-y})`;
+        each.setAttribute("transform", each.dataset.mark ? `${back} ${each.drawn}` : `${each.drawn} ${back}`);
+      }
+    }
+  };
+  // Of an axis' numbers that cross, every second one goes.
+  const thin = (drawings) => {
+    for (const axis of ["xtick_", "ytick_"]) {
+      const texts = drawings.flatMap((each) => [...each.querySelectorAll(`[id^=${axis}] text`)]).filter((text) => text.textContent.trim());
+      for (const rest of [2, 2]) {
+        const seen = texts.filter((text) => text.style.visibility !== "hidden");
+        const boxes = seen.map((text) => text.getBoundingClientRect());
+        const crosses = boxes.some((one, number) => number && one.width && boxes[number - 1].right > one.left - 2 &&
+          boxes[number - 1].left < one.right && boxes[number - 1].bottom > one.top && boxes[number - 1].top < one.bottom);
+        if (crosses) seen.forEach((text, number) => (text.style.visibility = number % rest ? "hidden" : ""));
+      }
+    }
+  };
   // Labels that were placed for smaller letters: each goes below those before it; what is still gives way to them.
   const part = () => {
     const boxOf = (text) => text.getBoundingClientRect();
@@ -116,7 +153,7 @@ function render({ model, el }) {
       one.left < other.right && other.left < one.right && one.top < other.bottom - 1 && other.top < one.bottom - 1;
     const placed = [];
     for (const text of moving.querySelectorAll(".fusion-labels text")) {
-      const scale = text.getScreenCTM()?.d || 1;
+      const scale = text.parentNode.getScreenCTM()?.d || 1;
       let shift = 0;
       for (let tries = 0; tries < 8; tries++) {
         const own = boxOf(text);
@@ -132,6 +169,10 @@ function render({ model, el }) {
     const hidden = names.map((name) => placed.some((each) => crosses(boxOf(name), each)));
     names.forEach((name, number) => (name.style.visibility = hidden[number] ? "hidden" : ""));
   };
+  const frame = (drawing, [left, top, width, height], stretch) => {
+    drawing.setAttribute("viewBox", [left, top, width, height].join(" "));
+    drawing.style.aspectRatio = `${width} / ${stretch * height}`;
+  };
   const frameAll = (drawings) => {
     for (const { x, y, width, height } of drawings.map((each) => each.getBBox())) {
       if (!width) continue;
@@ -140,8 +181,7 @@ function render({ model, el }) {
     }
     if (!reached) return;
     const [left, top, right, bottom] = reached;
-    const box = [left - 1, top - 1, right - left + 2, bottom - top + 2].join(" ");
-    for (const each of drawings) each.setAttribute("viewBox", box);
+    for (const each of drawings) frame(each, [left - 1, top - 1, right - left + 2, bottom - top + 2], stretches[0] ?? 1);
   };
   // Whether texts of a part cross, or reach beyond it: then its letters are smaller from now on.
   const isCrowded = (drawings) => {
@@ -155,13 +195,7 @@ function render({ model, el }) {
       boxes.slice(number + 1).some((other, after) => seen[number + 1 + after] &&
         texts[number].textContent !== texts[number + 1 + after].textContent &&
         Math.min(one.right, other.right) - Math.max(one.left, other.left) > 2 &&
-        Math.min(one.bottom, other.bottom) - Math.max(one.top, other.top) > 3)));
-  };
-  const shrink = (drawings, number) => {
-    if ((letters[number] ?? LETTERS[0]) <= LETTERS[1] || !isCrowded(drawings)) return false;
-    letters[number] = (letters[number] ?? LETTERS[0]) - 1;
-    ungrow(drawings);
-    return true;
+        Math.min(one.bottom, other.bottom) - Math.max(one.top, other.top) > 1.5)));
   };
   const ungrow = (drawings) => {
     for (const text of drawings.flatMap((each) => [...each.querySelectorAll(".fusion-grown:not(.fusion-long)")])) {
@@ -169,17 +203,101 @@ function render({ model, el }) {
       text.style.translate = "";
     }
   };
+  // A crowded row becomes higher; where that is not enough, its letters become smaller. Returns whether there is a change.
+  const ease = (drawings, row, parts) => {
+    if (!isCrowded(drawings)) return false;
+    const stretch = stretches[row] ?? 1;
+    const size = letters[parts[0]] ?? LETTERS[0];
+    if (stretch >= TALLEST && size <= LETTERS[1]) return false;
+    stretches[row] = stretch < TALLEST ? 1.25 * stretch : 1;
+    if (stretch >= TALLEST) for (const part of parts) letters[part] = size - 1;
+    return true;
+  };
   // What grows may reach further, and then all of it is drawn smaller: once more.
   const growWhole = (layers, longest) => {
     const scale = () => chart.clientWidth / (reached ? reached[2] - reached[0] + 2 : WIDE);
-    for (let pass = 0; pass < 12; pass++) {
+    const drawings = layers.flat();
+    for (let pass = 0, settling = SETTLING; pass < PASSES; pass++) {
       const before = scale();
-      grow(layers, layers.flat().map(() => before), longest);
+      heighten(drawings, stretches[0] ?? 1);
+      grow(layers, drawings.map(() => before), longest);
       part();
-      frameAll(layers.flat());
-      if (scale() < 0.99 * before && pass < 4) ungrow(layers.flat());
-      else if (!shrink(layers.flat(), 0)) return;
-      else reached = null;
+      frameAll(drawings);
+      thin(layers[0]);
+      if (scale() < 0.996 * before && settling--) {
+        ungrow(drawings);
+        continue;
+      }
+      if (!ease(drawings, 0, [0])) return;
+      settling = SETTLING;
+      reached = null;
+      ungrow(drawings);
+    }
+  };
+  // Each part's window shows its own marks alone, so that it may become wider than it was.
+  const keepOwn = (layers, windows) => {
+    const nodesOf = (drawing) => [...drawing.querySelectorAll("text:not(.fusion-title), path, rect, circle, use, line")].filter((node) => !node.closest("defs"));
+    const found = layers.flatMap((drawings) => windows.flatMap((own, number) => {
+      const drawing = drawings[number];
+      if (!drawing || drawing.isKept) return [];
+      drawing.isKept = true;
+      const box = drawing.getBoundingClientRect(), view = drawing.viewBox.baseVal;
+      const across = view.width / box.width, down = view.height / box.height;
+      return nodesOf(drawing).map((node) => {
+        const { left, right, top, bottom } = node.getBoundingClientRect();
+        const [x0, x1] = [left, right].map((x) => view.x + (x - box.left) * across);
+        const [y0, y1] = [top, bottom].map((y) => view.y + (y - box.top) * down);
+        return { node, other: x1 < own[0] + 1 || x0 > own[0] + own[2] - 1 || y1 < own[1] + 1 || y0 > own[1] + own[3] - 1 };
+      });
+    }));
+    for (const { node, other } of found) if (other) node.remove();
+  };
+  // Whether letters reach beyond a row: then its windows are wider from now on, or a sentence folds.
+  const widen = (drawings, row, limit) => {
+    const frames = drawings.map((each) => each.getBoundingClientRect());
+    const left = Math.min(...frames.map((each) => each.left)), right = Math.max(...frames.map((each) => each.right));
+    const texts = drawings.flatMap((each) => [...each.querySelectorAll(".fusion-grown:not(.fusion-long)")])
+      .filter((text) => text.style.visibility !== "hidden" && !isUpright(text) && text.textContent.trim());
+    const boxes = texts.map((text) => text.getBoundingClientRect());
+    const out = texts.map((_, number) => boxes[number].left < left - 1 || boxes[number].right > right + 1);
+    const long = texts.filter((_, number) => out[number] && boxes[number].width > SENTENCE * chart.clientWidth);
+    for (const text of long) text.classList.add("fusion-long");
+    told.push(...long);
+    if (long.length) return true;
+    const wide = row.reduce((sum, [, , width]) => sum + width, 0);
+    if (!out.includes(true) || wide > WIDEST * limit) return false;
+    const scale = (right - left) / wide;
+    const before = Math.max(0, left - Math.min(...boxes.map((each) => each.left))) / scale;
+    const after = Math.max(0, Math.max(...boxes.map((each) => each.right)) - right) / scale;
+    row[0][0] -= before;
+    row[0][2] += before;
+    row.at(-1)[2] += after;
+    return true;
+  };
+  const growParts = (layers) => {
+    const windows = rows.flat();
+    const first = own.flat();
+    const longest = 0.97 * Math.max(...first.map(([, , width]) => width));
+    const numbers = rows.map((row) => row.map((each) => windows.indexOf(each)));
+    const ofRow = (row) => layers.flatMap((drawings) => numbers[row].map((number) => drawings[number])).filter(Boolean);
+    const least = chart.clientWidth / LARGEST;
+    keepOwn(layers, first);
+    for (let pass = 0; pass < PASSES; pass++) {
+      const wide = rows.map((row) => Math.max(least, row.reduce((sum, [, , width]) => sum + width, 0)));
+      const wides = windows.map((_, number) => wide[numbers.findIndex((row) => row.includes(number))]);
+      rows.forEach((_, row) => heighten(ofRow(row), stretches[row] ?? 1));
+      grow(layers, wides.map((each) => chart.clientWidth / each), longest);
+      rows.forEach((row, place) => row.forEach((found, number) => {
+        for (const drawing of layers.map((drawings) => drawings[numbers[place][number]]).filter(Boolean)) {
+          frame(drawing, found, stretches[place] ?? 1);
+          drawing.style.width = `${(100 * found[2]) / wide[place]}%`;
+        }
+      }));
+      thin(layers[0]);
+      const limits = own.map((row) => row.reduce((sum, [, , width]) => sum + width, 0));
+      const changed = rows.map((row, place) => widen(ofRow(place), row, limits[place]) || ease(ofRow(place), place, numbers[place]));
+      if (!changed.includes(true)) return;
+      rows.forEach((_, row) => changed[row] && ungrow(ofRow(row)));
     }
   };
   const fit = () => {
@@ -187,29 +305,11 @@ function render({ model, el }) {
     below.replaceChildren();
     if (!narrow) return;
     const layers = [still, moving, said].map((layer) => [...layer.querySelectorAll("svg")]);
-    const windows = rows.flat();
-    const longest = windows.length ? 0.97 * Math.max(...windows.map(([, , width]) => width)) : 0.7 * WIDE;
     const write = (place, line, tag) => (place.appendChild(document.createElement(tag)).textContent = line);
     const title = moving.querySelector(".fusion-title");
     if (title) write(heading, title.textContent, "b");
-    const wide = chart.clientWidth / LARGEST;
-    const together = windows.map((each) => rows.find((row) => row.includes(each)).reduce((sum, [, , width]) => sum + width, 0));
-    const growParts = () => grow(layers, together.map((width) => chart.clientWidth / Math.max(width, wide)), longest);
-    if (windows.length) growParts();
-    else growWhole(layers, longest);
-    for (const drawings of layers) {
-      drawings.forEach((drawing, number) => {
-        const found = windows[number];
-        if (!found) return;
-        drawing.setAttribute("viewBox", found.join(" "));
-        drawing.style.width = `${(100 * found[2]) / Math.max(together[number], wide)}%`;
-      });
-    }
-    const ofPart = (number) => layers.map((drawings) => drawings[number]).filter(Boolean);
-    for (let pass = 0; pass < 4 && windows.length; pass++) {
-      if (!windows.map((_, number) => shrink(ofPart(number), number)).includes(true)) break;
-      growParts();
-    }
+    if (rows.length) growParts(layers);
+    else growWhole(layers, 0.7 * WIDE);
     told = told.filter((line) => line.isConnected);
     const upright = [...new Set(told.filter(isUpright).reverse().map((text) => text.textContent.trim()))];
     if (upright.length) write(heading, `↑ ${upright.join(", ")}`, "div");
@@ -265,6 +365,7 @@ function render({ model, el }) {
     still.innerHTML = model.get("still");
     const parts = still.querySelector("svg")?.dataset.parts ?? "";
     rows = parts.split(";").filter(Boolean).map((row) => row.split(",").map((each) => each.split(" ").map(Number)));
+    own = structuredClone(rows);
     if (narrow) put(still, model.get("still"));
     tell();
   };

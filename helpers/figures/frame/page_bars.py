@@ -129,4 +129,5 @@ def svg(opening: str, shown: Scene) -> str:
 
 
 def _paint(label: Label) -> str:
-    return "" if label.colour == TEXT else f' fill="{label.colour}"'  # the page's own colour otherwise
+    # The page's own colour otherwise: a bar's. A narrow page has no room for letters in bars.
+    return "" if label.colour == TEXT else f' fill="{label.colour}" class="fusion-fine"'

@@ -10,6 +10,9 @@ from helpers.style import FUSED, LIMIT, UNFUSED, WRONG
 
 ASKED, ANSWERED = 1.0, 2.0  # of the clock: when an edge is fused or refused, and when the next one is asked
 FAINT = 0.3  # opacity of an operation
+LEGEND = {UNFUSED: "through memory", FUSED: "in one kernel", LIMIT: "asked", WRONG: "refused"}
+SWATCH = 10  # pixels
+LETTER = 7.2  # pixels: an upper estimate
 TITLE = "Fusing an edge takes its tensor out of memory"
 
 
@@ -158,11 +161,17 @@ def _scene(plan: FusionPlan, layout: _Layout) -> Animation:
         movers.append(_shown((x + 2, y + 2, (room - 4) * value / moved[0], 14), begin, end, UNFUSED))
     notes.append(Note("0", x, y + 32))
     notes.append(Note(f"{si(moved[0], 'B')}, unfused", x + room, y + 32, "right"))
-    legend = "orange: through memory, blue: in one kernel, grey: asked, red: refused"
-    lines = folded(legend, layout.width).split("\n")
-    notes += [Note(line, x, y + 52 + 15 * number) for number, line in enumerate(lines)]
+    right, line = x, 0
+    for colour, meaning in LEGEND.items():
+        width = SWATCH + 6 + LETTER * len(meaning) + 14
+        if right + width - 14 > layout.width:
+            right, line = x, line + 1
+        low = y + 52 + 18 * line
+        bars.append(Bar(right, low - SWATCH + 1, SWATCH, SWATCH, -1.0, -1.0, colour))
+        notes.append(Note(meaning, right + SWATCH + 6, low))
+        right += width
     return Animation(
-        (layout.width, y + 44 + 15 * len(lines)), seconds, 14.0, "steps", 0.5, layout.title, tuple(movers),
+        (layout.width, y + 62 + 18 * line), seconds, 14.0, "steps", 0.5, layout.title, tuple(movers),
         tuple(bars), tuple(notes), (), tuple(boxes), tuple(told), counts=True,
     )  # fmt: skip
 

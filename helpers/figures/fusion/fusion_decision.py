@@ -201,9 +201,9 @@ def _host() -> float:
     return launch_costs(recorded("h200")).operator
 
 
-SIZE = (576, 318)  # points
+SIZE = (576, 333)  # points
 QUESTION = (12, 44, 320, 34)  # left, top, width and height of the first
-PITCH = 47
+PITCH = 50
 OUTCOME_LEFT, OUTCOME_WIDTH = 370, 196
 
 
@@ -219,6 +219,19 @@ def _places() -> list[tuple[tuple[float, float, float, float], tuple[float, floa
 def _last() -> tuple[float, float, float, float]:
     left, top, width, height = QUESTION
     return left, top + len(QUESTIONS) * PITCH, width, height - 6
+
+
+def _narrow_rows() -> tuple[tuple[tuple[float, float, float, float], ...], ...]:
+    """Return a narrow page's rows: each question, where its "no" leads, and its "yes"."""
+    rows = []
+    for (x, y, width, height), (*_, high) in _places():
+        rows += [
+            ((x - 3, y - 1.5, width + 6, height + 3),),
+            ((x + width + 4, y - 1, SIZE[0] - x - width - 4, high + 2),),
+            ((x - 3, y + height + 1.5, width + 6, PITCH - height - 3),),
+        ]
+    x, y, width, height = _last()
+    return (*rows, ((x - 3, y - 3, width + 6, height + 6),))
 
 
 def _flowchart() -> tuple[Figure, Axes]:
@@ -289,6 +302,7 @@ class FusionDecisionExplorer(Explorer):
         self.launched = widgets.Dropdown(options=list(LAUNCHED), value=launched, description="launched")
         self.device = widgets.Dropdown(options=gpus, value=device, description="GPU")
         choices = [[self.kind, self.launched, self.device]]
+        self._parts = _narrow_rows()
         super().__init__(FramePlayer(), [self.rows, self.operations, self.share], choices)
 
     def _decision(self, rows: int, operations: int, share: float) -> Decision:

@@ -4,6 +4,7 @@ Both are given: the plan, and for each operation the recorded kernels that compu
 work out is in both.
 """
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -71,10 +72,10 @@ def told(name: str, graph: TwoPartitions) -> tuple[str, str]:
     rows = rows_of(graph)
     counts = [len({kernel for row in rows for kernel in getattr(row, side)}) for side in ("ours", "theirs")]
     same = graph.edges - len(graph.differing)
-    title = f"{name}: {counts[0]} kernels from the analyser, {counts[1]} from torch.compile"
+    title = f"{name}: {same} of {graph.edges} edges alike; {counts[0]} kernels and {counts[1]}"
     where = "; ".join(f"{one} to {other}" for one, other in graph.differing) or "none"
     kernels = ", ".join(f"{row.name} {_numbers(row.ours)}/{_numbers(row.theirs)}" for row in rows)
-    return title, f"{title}; of {graph.edges} edges they agree on {same}. Differing: {where}. Kernels: {kernels}."
+    return title, f"{title}. Differing edges: {where}. Kernels: {kernels}."
 
 
 def _numbers(kernels: tuple[int, ...]) -> str:
@@ -82,7 +83,7 @@ def _numbers(kernels: tuple[int, ...]) -> str:
 
 
 WIDTH = 576
-TOP, PITCH = 62, 17
+TOP, PITCH = 76, 17
 NAME, OURS, THEIRS, BOX = 190, 206, 372, 150  # where names end, where the boxes begin, their width
 
 
@@ -93,21 +94,27 @@ def _axes(count: int) -> tuple[Figure, Axes]:
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set(xlim=(0, WIDTH), ylim=(height, 0))
         axes.axis("off")
-        for x, head in ((OURS, "the analyser's kernels"), (THEIRS, "torch.compile's, recorded")):
-            axes.text(x, TOP - 16, head, va="center_baseline")
-        axes.text(12, TOP - 16, "grey: the same kernel in both", va="center_baseline")
+        for x, head in ((OURS, "the analyser"), (THEIRS, "torch.compile")):
+            axes.text(x, TOP - 14, head, va="center_baseline")
+        axes.text(12, TOP - 36, "a box is a kernel; grey: the same in both", va="center_baseline")
     return figure, axes
 
 
 def _cells(rows: list[GroupRow]):
-    """(x, y, width, colour, label) of each box: grey where both sides have the kernel."""
+    """(x, y, width, height, colour, label) of each box: grey where both sides have the kernel.
+
+    Neighbours in one kernel share a box.
+    """
     ours, theirs = ({kernel for row in rows for kernel in getattr(row, side)} for side in ("ours", "theirs"))
-    for number, row in enumerate(rows):
-        for left, kernels in ((OURS, row.ours), (THEIRS, row.theirs)):
+    for left, side in ((OURS, "ours"), (THEIRS, "theirs")):
+        number = 0
+        for kernels, same in itertools.groupby(rows, lambda row, side=side: getattr(row, side)):
+            count = len(list(same))
             for place, kernel in enumerate(kernels):
                 width = BOX / len(kernels)
                 colour = LIMIT if kernel in ours & theirs else UNFUSED
-                yield left + place * width, TOP + number * PITCH, width, colour, str(kernel)
+                yield left + place * width, TOP + number * PITCH, width, PITCH * count, colour, str(kernel)
+            number += count
 
 
 class FusionGroupsExplorer(Explorer):
@@ -145,10 +152,10 @@ class FusionGroupsExplorer(Explorer):
                 style = {"color": WRONG, "weight": "bold"} if row.differs else {}
                 y = TOP + (number + 0.5) * PITCH
                 axes.text(NAME, y, _marked(row), ha="right", va="center_baseline", **style)
-            for x, y, width, colour, label in _cells(rows):
+            for x, y, width, height, colour, label in _cells(rows):
                 for style in ({"fc": colour, "alpha": 0.16, "ec": "none"}, {"fc": "none", "ec": colour}):
-                    axes.add_patch(Rectangle((x, y + 1), width - 2, PITCH - 2, **style))
-                axes.text(x + 6, y + PITCH / 2, label, va="center_baseline")
+                    axes.add_patch(Rectangle((x, y + 1), width - 2, height - 2, **style))
+                axes.text(x + 6, y + height / 2, label, va="center_baseline")
         return Chart(figure, self.text)
 
     def _still_and_data(self) -> tuple[str, dict]:
@@ -172,9 +179,9 @@ def _frame(opening: str, title: str, rows: list[GroupRow]) -> str:
         style = f' fill="{WRONG}" font-weight="bold"' if row.differs else ""
         y = TOP + (number + 0.5) * PITCH + 3
         parts.append(f'<text x="{NAME}" y="{y:.1f}" text-anchor="end"{style}>{_marked(row)}</text>')
-    for x, y, width, colour, label in _cells(rows):
+    for x, y, width, height, colour, label in _cells(rows):
         parts.append(
-            f'<rect x="{x:.1f}" y="{y + 1:.1f}" width="{width - 2:.1f}" height="{PITCH - 2}" fill="{colour}" '
-            f'fill-opacity=".16" stroke="{colour}"/><text x="{x + 6:.1f}" y="{y + PITCH / 2 + 3:.1f}">{label}</text>'
+            f'<rect x="{x:.1f}" y="{y + 1:.1f}" width="{width - 2:.1f}" height="{height - 2}" fill="{colour}" '
+            f'fill-opacity=".16" stroke="{colour}"/><text x="{x + 6:.1f}" y="{y + height / 2 + 3:.1f}">{label}</text>'
         )
     return opening + "".join(parts) + "</svg>"

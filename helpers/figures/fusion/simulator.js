@@ -1,7 +1,8 @@
 // A graph whose edges are switches. Every partition that they lead to, with its costs and its refusals, was worked out
 // beforehand: a click looks up the next, and only colours, labels and totals change. On a narrow page the totals stand
-// below the graph.
+// below the graph, which has a layout of its own where that has room for its columns.
 const NARROW = 480, TOP = 24; // pixels of a narrow page; points of the title, which it folds
+const LABEL = 15; // letters of a box there
 function render({ model, el }) {
   const add = (parent, tag, attributes = {}) => {
     const node = parent.appendChild(document.createElement(tag));
@@ -20,17 +21,18 @@ function render({ model, el }) {
   let narrow = false;
   let size = null; // of the picture: width, height
   const fit = () => {
-    const split = model.get("data").split;
     const [width, height] = size;
+    const { split, width: whole = width, narrow: own } = model.get("data");
     heading.replaceChildren();
     below.replaceChildren();
-    const seen = narrow ? [0, TOP, split, height - TOP] : [0, 0, width, height];
+    const seen = narrow ? [0, TOP, own ? width : split, height - TOP] : [0, 0, width, height];
     chart.querySelector("svg").setAttribute("viewBox", seen.join(" "));
     if (!narrow) return;
     add(heading, "b").textContent = totals.querySelector(".fusion-title").textContent;
     const { y, height: deep } = totals.getBBox();
-    const box = `${split} ${y - 2} ${width - split} ${deep + 4}`;
-    below.innerHTML = `<svg viewBox="${box}" fill="currentColor" width="60%"><use href="#${name}"/></svg>`;
+    const box = `${split} ${y - 2} ${whole - split} ${deep + 4}`;
+    const letters = chart.querySelector("svg").getAttribute("font-size");
+    below.innerHTML = `<svg viewBox="${box}" fill="currentColor" font-size="${letters}" width="85%"><use href="#${name}"/></svg>`;
   };
 
   const go = (number) => {
@@ -74,12 +76,13 @@ function render({ model, el }) {
       const [frame, label] = box.children;
       frame.setAttribute("fill", now.colours[index]);
       frame.setAttribute("stroke", now.colours[index]);
-      label.textContent = now.labels[index];
+      const name = now.labels[index];
+      label.textContent = narrow && name.length > LABEL ? `${name.slice(0, LABEL - 1)}…` : name;
     });
     edges.forEach((edge, index) => {
       edge.setAttribute("aria-checked", now.joined[index]);
       edge.classList.remove("fusion-refused");
-      edge.children[2].textContent = now.said[index];
+      edge.children[2].textContent = narrow && now.joined[index] ? "fused" : now.said[index];
     });
     totals.innerHTML = now.bars;
     fit();
@@ -88,7 +91,7 @@ function render({ model, el }) {
   };
   const redraw = () => {
     const data = model.get("data");
-    chart.innerHTML = `${data.graph}<g class="fusion-moving" id="${name}"></g></svg>`;
+    chart.innerHTML = `${(narrow && data.narrow) || data.graph}<g class="fusion-moving" id="${name}"></g></svg>`;
     const { width, height } = chart.querySelector("svg").viewBox.baseVal;
     size = [width, height];
     boxes = [...chart.querySelectorAll(".fusion-box")];
@@ -98,16 +101,19 @@ function render({ model, el }) {
   };
   model.on("change:first", () => show());
   model.on("change:data", redraw);
-  redraw();
-  const resized = new ResizeObserver(() => {
-    const is = chart.clientWidth > 0 && chart.clientWidth < NARROW;
-    if (is === narrow) return;
-    narrow = is;
+  const isNarrow = () => {
+    narrow = chart.clientWidth > 0 && chart.clientWidth < NARROW;
     el.classList.toggle("fusion-narrow", narrow);
     // Its table may be wider than the page, and then the keyboard scrolls it.
     if (narrow) table.tabIndex = 0;
     else table.removeAttribute("tabindex");
-    fit();
+  };
+  isNarrow();
+  redraw();
+  const resized = new ResizeObserver(() => {
+    const before = narrow;
+    isNarrow();
+    if (narrow !== before) redraw();
   });
   resized.observe(chart);
   return () => resized.disconnect();

@@ -24,7 +24,7 @@ from helpers.instruments.fusion.cost import Costs
 from helpers.instruments.fusion.drawing import layers
 from helpers.instruments.fusion.legality import NotLegalError, bits
 from helpers.instruments.fusion.search import partition
-from helpers.style import FUSED, LIMIT, PALETTE, SMALL_SIZE, STYLE, TEXT, TITLE_SIZE, UNFUSED
+from helpers.style import FUSED, LIMIT, PALETTE, SMALL_SIZE, STYLE, TEXT, TEXT_SIZE, TITLE_SIZE, UNFUSED
 
 MAX_NODES, MAX_PARTITIONS = 12, 3000
 BIG = 16  # tensors that two operations read count above this fraction of the largest: no biases
@@ -212,10 +212,26 @@ def _table(simulation: Simulation, groups: Partition) -> str:
 
 WIDTH = 576  # points of the whole picture
 TOP, BELOW = 40, 12
-BOX_WIDTH, BOX_HEIGHT, PITCH_X, PITCH_Y = 104, 22, 164, 46
-PILL_WIDTH, PILL_HEIGHT = 54, 15
+BOX_HEIGHT, PITCH_Y, PILL_HEIGHT = 22, 46, 15
 BARS_LEFT, BARS_WIDTH, BAR = 408, 150, 16
 BARS = {"bytes": ("bytes", "B"), "launches": ("launches", ""), "time": ("predicted time", "s")}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Widths of a graph's parts, in points: all of it, a box, an edge's pill, and from one column to the next."""
+
+    graph: float
+    box: float
+    pill: float
+    pitch: float
+    beside: float  # between a pill that goes round the boxes and these
+    margin: float
+    letters: float
+
+
+WIDE = Sizes(BARS_LEFT - 29, 104, 54, 164, 24, 12, SMALL_SIZE)
+NARROW = Sizes(264, 91, 44, 120, 10, 2, TEXT_SIZE)  # on a phone, a point is 1.33 pixels
 
 
 @dataclass(frozen=True)
@@ -228,29 +244,33 @@ class Places:
     height: float
 
 
-def _places(simulation: Simulation) -> Places:
+def _places(simulation: Simulation, sizes: Sizes = WIDE) -> Places | None:
+    """Return the layout; None if so few points have no room for its columns."""
     names, handles = simulation.names, simulation.handles
     at = layers(names, [(names[each.first], names[each.second]) for each in handles if not each.shared])
     columns, rows = [at[name][0] for name in names], [at[name][1] for name in names]
     round_about = [_is_hidden(each.first, each.second, columns, rows) for each in handles]
-    left = PILL_WIDTH + 24 if any(round_about) else 12
-    pitch = min(PITCH_X, (BARS_LEFT - 30 - left - BOX_WIDTH) / max(1, *columns))
+    left = sizes.pill + sizes.beside if any(round_about) else sizes.margin
+    pitch = min(sizes.pitch, (sizes.graph - 1 - left - sizes.box) / max(1, *columns))
+    if sizes is NARROW and pitch < sizes.box + 4:
+        return None
     boxes = [(left + column * pitch, TOP + row * PITCH_Y) for column, row in zip(columns, rows, strict=True)]
     curves = []
     for each, around in zip(handles, round_about, strict=True):
         (x1, y1), (x2, y2) = boxes[each.first], boxes[each.second]
         middle = BOX_HEIGHT / 2
         if around:
-            out = left - 4 / 3 * (left - PILL_WIDTH / 2 - 6)  # a curve goes three quarters of the way to these
+            # A curve goes three quarters of the way to these.
+            out = left - 4 / 3 * (left - (sizes.pill + sizes.margin) / 2)
             curve = (x1, y1 + middle), (out, y1 + middle), (out, y2 + middle), (x2, y2 + middle)
-        elif y1 == y2 and not pitch >= abs(x2 - x1) > BOX_WIDTH + PILL_WIDTH:
+        elif y1 == y2 and not pitch >= abs(x2 - x1) > sizes.box + sizes.pill:
             depth = 30 * abs(x2 - x1) / pitch  # below the boxes, where there is room
-            start, end = (x1 + BOX_WIDTH / 2, y1 + BOX_HEIGHT), (x2 + BOX_WIDTH / 2, y2 + BOX_HEIGHT)
+            start, end = (x1 + sizes.box / 2, y1 + BOX_HEIGHT), (x2 + sizes.box / 2, y2 + BOX_HEIGHT)
             curve = start, (start[0], start[1] + depth), (end[0], end[1] + depth), end
         elif y1 == y2:
-            curve = (x1 + BOX_WIDTH, y1 + middle), (x1 + BOX_WIDTH, y1 + middle), (x2, y2 + middle), (x2, y2 + middle)
+            curve = (x1 + sizes.box, y1 + middle), (x1 + sizes.box, y1 + middle), (x2, y2 + middle), (x2, y2 + middle)
         else:
-            start, end = (x1 + BOX_WIDTH / 2, y1 + BOX_HEIGHT), (x2 + BOX_WIDTH / 2, y2)
+            start, end = (x1 + sizes.box / 2, y1 + BOX_HEIGHT), (x2 + sizes.box / 2, y2)
             half = (y1 + BOX_HEIGHT + y2) / 2
             curve = start, (start[0], half), (end[0], half), end
         curves.append(curve)
@@ -330,7 +350,7 @@ def _bars_svg(simulation: Simulation, groups: Partition) -> str:
     return "".join(parts)
 
 
-def _graph_svg(simulation: Simulation, places: Places) -> str:
+def _graph_svg(simulation: Simulation, places: Places, sizes: Sizes = WIDE) -> str:
     """The graph, its handles switches: simulator.js sets what is fused."""
     parts = []
     for number, (curve, (x, y)) in enumerate(zip(places.curves, places.pills, strict=True)):
@@ -343,16 +363,21 @@ def _graph_svg(simulation: Simulation, places: Places) -> str:
         parts.append(
             f'<g class="fusion-edge" role="switch" tabindex="0" aria-checked="false" aria-label="{name}">'
             f'<path d="{path}" fill="none" stroke="{LIMIT}" stroke-width="1.5"{dashes}/>'
-            f'<rect x="{x - PILL_WIDTH / 2:.1f}" y="{y - PILL_HEIGHT / 2:.1f}" width="{PILL_WIDTH}" '
+            f'<rect x="{x - sizes.pill / 2:.1f}" y="{y - PILL_HEIGHT / 2:.1f}" width="{sizes.pill}" '
             f'height="{PILL_HEIGHT}" rx="7" stroke="{LIMIT}"/>'
-            f'<text x="{x:.1f}" y="{y + 3:.1f}" text-anchor="middle" font-size="{SMALL_SIZE}"></text></g>'
+            f'<text x="{x:.1f}" y="{y + 3:.1f}" text-anchor="middle" font-size="{sizes.letters}"></text></g>'
         )
     for x, y in places.boxes:
         parts.append(
-            f'<g class="fusion-box"><rect x="{x:.1f}" y="{y:.1f}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="4" '
+            f'<g class="fusion-box"><rect x="{x:.1f}" y="{y:.1f}" width="{sizes.box}" height="{BOX_HEIGHT}" rx="4" '
             f'fill-opacity=".16" stroke-width="1.5"/><text x="{x + 6:.1f}" y="{y + 14.5:.1f}"></text></g>'
         )
     return "".join(parts)
+
+
+def _narrow_svg(simulation: Simulation, places: Places) -> str:
+    opening = f'<svg viewBox="0 0 {NARROW.graph} {places.height:g}" width="100%" fill="currentColor"'
+    return f'{opening} font-size="{TEXT_SIZE}">{_graph_svg(simulation, places, NARROW)}'
 
 
 class SimulatorStage(Stage):
@@ -420,7 +445,10 @@ class FusionSimulator(Explorer):
     def _still_and_data(self) -> tuple[str, dict]:
         simulation, places = self.simulation, _places(self.simulation)
         figure = _figure(places)
+        narrow = _places(simulation, NARROW)
         return "", {
+            "narrow": _narrow_svg(simulation, narrow) if narrow else "",
+            "width": WIDTH,
             "graph": svg_opening(figure).replace(' aria-hidden="true"', "") + _graph_svg(simulation, places),
             "best": self._numbers[simulation.best],
             "apart": self._numbers[simulation.apart],
@@ -459,7 +487,7 @@ class FusionSimulator(Explorer):
                 style["linestyle"] = (0, (3, 2)) if handle.shared else "-"
                 points = [_at(curve, step / 60) for step in range(61)]
                 if not fused:  # a gap for the label: nothing hides a line on a transparent page
-                    free = [abs(a - x) > PILL_WIDTH / 2 or abs(b - y) > PILL_HEIGHT / 2 for a, b in points]
+                    free = [abs(a - x) > WIDE.pill / 2 or abs(b - y) > PILL_HEIGHT / 2 for a, b in points]
                     points = [point if far else (math.nan,) * 2 for point, far in zip(points, free, strict=True)]
                 axes.plot(*zip(*points, strict=True), **style)
                 if not fused:
@@ -467,7 +495,7 @@ class FusionSimulator(Explorer):
             boxes = zip(places.boxes, _colours(simulation, groups), _labels(simulation, groups), strict=True)
             for (x, y), colour, label in boxes:
                 for style in ({"fc": colour, "alpha": 0.16, "ec": "none"}, {"fc": "none", "ec": colour, "lw": 1.5}):
-                    axes.add_patch(Rectangle((x, y), BOX_WIDTH, BOX_HEIGHT, **style))
+                    axes.add_patch(Rectangle((x, y), WIDE.box, BOX_HEIGHT, **style))
                 axes.text(x + 6, y + BOX_HEIGHT / 2, label, **baseline)
             for y, width, eager, best, label in _bars(simulation, groups):
                 axes.text(BARS_LEFT, y - 9, label, **baseline)

@@ -84,7 +84,7 @@ def _axes(traces: Mapping[str, Trace]) -> tuple[Figure, Axes, float]:
         axes.axis("off")
         for number, (name, trace) in enumerate(traces.items()):
             y, middle = TOP + number * PITCH, {"va": "center_baseline"}
-            axes.text(LEFT, y - 8, _head(name, trace), **middle)
+            axes.text(12, y - 8, _head(name, trace), **middle)
             rows = (
                 ("CPU launches", trace.launches, LIMIT),
                 ("GPU runs", [(kernel.start, kernel.duration) for kernel in trace.kernels], _colour(name)),
@@ -98,7 +98,7 @@ def _axes(traces: Mapping[str, Trace]) -> tuple[Figure, Axes, float]:
         for tick in range(0, int(end) + 1, 100):
             axes.plot((LEFT + tick * scale,) * 2, (bottom, bottom + 3), color=LIMIT, lw=0.8)
             axes.text(LEFT + tick * scale, bottom + 11, f"{tick}", ha="center", va="center_baseline")
-        axes.text(12, bottom + 11, "microseconds", va="center_baseline")
+        axes.text(LEFT - 24, bottom + 11, "µs", ha="right", va="center_baseline")
     return figure, axes, scale
 
 

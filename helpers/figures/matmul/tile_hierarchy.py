@@ -85,7 +85,7 @@ class TileHierarchy:
             f"{self.programs:,} tiles",
             f"{self.rows} x {self.columns}, {4 * self.groups} warps",
             f"{STEP} along K, {si(self.stage, 'B')}",
-            f"{GROUP_ROWS} x {self.columns}, 4 warps",
+            f"{GROUP_ROWS} x {self.columns}",
             f"{GROUP_ROWS} x {self.columns} x {DEPTH}",
         )
 
@@ -159,8 +159,8 @@ class TileHierarchyExplorer(SceneExplorer):
     """
 
     _parts = (
-        ((0, 28, 344, 190),),
-        ((344, 28, 232, 190),),
+        ((0, 28, 231, 190),),
+        ((231, 28, 345, 190),),
     )
     _axes = staticmethod(hierarchy_axes)
 

@@ -84,10 +84,10 @@ def boxes_of(device: Device) -> tuple[Part, ...]:
         Part("CUDA cores", left, top, 88, 34, ("CUDA cores",)),
         Part("tensor cores", left + 96, top, 88, 34, ("tensor cores",)),
         Part("special function units", left + 192, top, 96, 34, ("special", "function units")),
-        Part("registers", left, top + 42, 136, 36, ("registers", f"{REGISTER_FILE // 1024} KB")),
-        Part("shared memory", left + 144, top + 42, 144, 36, ("shared memory and L1", f"{shared // 1024} KB")),
-        Part("L2", 348, TOP, 76, SM_HEIGHT, ("L2", f"{device.l2_cache / 2**20:g} MB", "for all SMs")),
-        Part("memory", 464, TOP, 100, SM_HEIGHT, ("memory", f"{device.memory / 2**30:g} GB", "next to the chip")),
+        Part("registers", left, top + 42, 136, 36, ("registers", f"{REGISTER_FILE // 1024} KiB")),
+        Part("shared memory", left + 144, top + 42, 144, 36, ("shared memory and L1", f"{shared // 1024} KiB")),
+        Part("L2", 348, TOP, 76, SM_HEIGHT, ("L2", f"{device.l2_cache / 2**20:g} MiB", "for all SMs")),
+        Part("memory", 464, TOP, 100, SM_HEIGHT, ("memory", f"{device.memory / 2**30:g} GiB", "next to the chip")),
     )
 
 
@@ -97,7 +97,8 @@ def finding(device: Device, lit: str | None) -> str:
     if lit in ("L2", "registers", "SM"):
         size = device.l2_cache if lit == "L2" else REGISTER_FILE * device.sms
         what = "L2 holds" if lit == "L2" else f"The registers of {device.sms} SMs hold"
-        return f"{what} {size / 2**20:.3g} MB, which memory fills in {si(size / device.memory_bandwidth, 's')}"
+        held = f"{size / 2**20:.3g} MiB ({si(size, 'B')})"  # times are of powers of ten, as bandwidths are
+        return f"{what} {held}, which memory fills in {si(size / device.memory_bandwidth, 's')}"
     if lit == "shared memory":
         times = plain(took["memory"] / took["shared memory"])
         return f"While a megabyte arrives from memory, shared memory delivers {times} of them"

@@ -127,11 +127,11 @@ def traffic_animation(run: Recorded, numbers: int = 100_000_000, count: str = "G
             "Both read a and b. The first of two kernels adds and writes the sum to memory; the fused one keeps it.",
         ),
         (half_way, "The second kernel reads the same sum back, to apply GELU: a wasted round trip."),
-        (ways["unfused"], "Both give the same result."),
+        (ways["unfused"], "Both give the same result. Only the unfused version moved the sum, out and back."),
     )
     scene = Animation(
         (WIDTH, CHIP + 104), longest, 14.0, "µs", 1e6,
         "The same result, but fused, the sum never leaves the chip",
         tuple(movers), tuple(bars), tuple(notes), tuple(counters), tuple(boxes), told,
     )  # fmt: skip
-    return Film({"add + GELU": scene}, frame=0.68, narrow=Stack(half + BESIDE, half + 4))
+    return Film({"add + GELU": scene}, narrow=Stack(half + BESIDE, half + 4))

@@ -101,10 +101,10 @@ const smSvg = (sm, block, blocks, limiting) => {
       ? `<rect x="${(start + wide * blocks + 2).toFixed(1)}" y="${y + 2}" width="${left.toFixed(1)}" height="${height - 4}"` +
         ` fill="none" stroke="${sm.wrong}" stroke-dasharray="4 2"/>` : "";
     const weight = limiting.includes(resource) ? "bold" : "normal";
-    const text = (x, said) => `<text x="${x}" y="${y + height / 2 + 3}" font-weight="${weight}">${said}</text>`;
+    const text = (x, said, anchor) => `<text x="${x}" y="${y + height / 2 + 3}" text-anchor="${anchor}" font-weight="${weight}">${said}</text>`;
     return (
-      text(sm.panels.threads.left, name) +
-      text((start + width + 6).toFixed(1), `${written(one * blocks)} of ${written(total)}${unit}`) +
+      text((start - 6).toFixed(1), name, "end") +
+      text((start + width + 6).toFixed(1), `${written(one * blocks)} of ${written(total)}${unit}`, "start") +
       `<g data-bar="${resource}">${filled}</g>${box(start, width, `fill="none" stroke="${sm.grey}"`)}${rest}`
     );
   }).join("");

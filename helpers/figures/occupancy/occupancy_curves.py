@@ -161,8 +161,9 @@ def _draw_sm(figure: Figure, bars: list[SmBar], limiting: list[str], left: float
     for number, bar in enumerate(bars):
         top, step = SM_TOP + BAR_STEP * number, width * bar.block / bar.total
         weight = "bold" if bar.resource in limiting else "normal"
-        for text, x in ((bar.name, left), (bar.used, start + width + 6)):
-            figure.text(x / page_width, 1 - (top + BAR_HEIGHT / 2) / page_height, text, va="center", weight=weight)
+        for text, x, side in ((bar.name, start - 6, "right"), (bar.used, start + width + 6, "left")):
+            y = 1 - (top + BAR_HEIGHT / 2) / page_height
+            figure.text(x / page_width, y, text, ha=side, va="center", weight=weight)
         for block in range(bar.blocks):
             box(
                 start + step * block, top, step, BAR_HEIGHT, facecolor=BLOCKS[block % 2], edgecolor=LIMIT, linewidth=0.5
