@@ -393,6 +393,9 @@ WRONG = {
         "graphs of eight launches": {
             "        recording = True\n": "        recording = len(graphs[-1]) < 8\n",
         },
+        "graphs of sixteen launches": {
+            "        recording = True\n": "        recording = len(graphs[-1]) < 16\n",
+        },
         "two graphs at most": {
             "            graphs.append([])\n": "            graphs.append([]) if len(graphs) < 2 else None\n",
         },
