@@ -65,10 +65,12 @@ def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129), many: bool = Fa
         call("empty splits at both ends", empty, [0, 0, 0, 40, 40]),
         call("scores far below zero", f"{top}; nothing past a split's end may count", [0, 7, 40, 61], score=-12000.0),
         call("scores far above zero", top, [0, 7, 40, 61], score=12000.0),
-        call("scores of -300000", f"{top}; -inf alone is below any score", [0, 7, 40], score=-300000.0),
         call("no key at all", "no key: the result is 0, as in PyTorch, and the sum you'd divide by is 0", [0, 0, 0]),
         call("one key", "one key: its weight is 1", [0, 1]),
     ]
+    lowest = call("scores of -3e37", f"{top}; -inf alone is below any score", [0, 7, 40], score=-3e37)
+    lowest.inputs[1][..., 1:] = 0.0
+    found.append(replace(lowest, conditioning=4.0))  # all scores are equal, so their size loses no digits
     found += [call(f"dim {dim}", "the sizes: dim is 16, 32, 64 or 128", [0, 9, 40], dim=dim) for dim in (32, 64, 128)]
     found.append(
         call("17 splits", "the merge's block: splits needn't be a power of two", [*range(0, 180, 10)], heads=3)
@@ -97,8 +99,8 @@ def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129), many: bool = Fa
             call(name, f"{name}: convert to float32 when loaded, keep partial results in it", [0, 33, 70], dtype=dtype)
         )
     nan = "NaN: a head with NaN in it has a result of NaN, and no other head does"
-    special = call("NaN in one head's keys", nan, [0, 20, 40])
-    special.inputs[1][1, 7, 3] = torch.nan
+    special = call("NaN in one head's keys, inf in another's values", f"{nan}; inf is a value, too", [0, 20, 40])
+    special.inputs[1][1, 7, 3], special.inputs[2][0, 30, 5] = torch.nan, torch.inf
     found.append(special)
     # One key in a split's first block, one in a later block, and all keys of a split.
     unseen = call("NaN in values of weight 0", f"{nan}, even if its weight is 0", [0, 20, 70, 90], heads=3)

@@ -358,8 +358,9 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
 
     They are: one or two tiles, full and causal; scores whose exponentials overflow; another dim; scores that rise or
     fall along the keys; large scores; scores far below 0; queries in a tile with very different scores; hidden scores
-    above visible ones; several heads; values whose sum passes 65504; many small weights among a few large ones; a result
-    of small weights; small and large values; scores that grow slowly; NaN; then each shape in `shapes`, both full and causal; each tensor alone with its axes in the
+    above visible ones; several heads; values whose sum passes 65504; many small weights among a few large ones; a
+    result of small weights; small and large values; scores that grow slowly; NaN; then each shape in `shapes`, both
+    full and causal; each tensor alone with its axes in the
     opposite order; heads that are not contiguous; and an empty batch.
     """
     draw = normal(seed)
