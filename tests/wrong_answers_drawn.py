@@ -248,9 +248,6 @@ WRONG = {
         "expanded grad_y as it lies": {
             "grad_y, x = grad_y.contiguous(), x.contiguous()": "grad_y, x = (grad_y if 0 in grad_y.stride() else grad_y.contiguous()), x.contiguous()",
         },
-        "small gradients flushed": {
-            "        centred = tl.where": "        grad_y = tl.where(tl.abs(grad_y) < 1e-10, 0.0, grad_y)\n        centred = tl.where",
-        },
         "eps at least 1e-6": {
             "tl.rsqrt(tl.sum(centred * centred, axis=0) / cols + eps)": "tl.rsqrt(tl.sum(centred * centred, axis=0) / cols + tl.maximum(eps, 1e-6))",
         },
@@ -314,9 +311,6 @@ WRONG = {
     "14_cuda_softmax": {
         "narrow but at the checked widths": {
             "width = 4 if columns % 4 == 0 else 1": "width = 4 if columns in (1024, 4096, 8192) else 1",
-        },
-        "narrow from 2000 to 4000": {
-            "width = 4 if columns % 4 == 0 else 1": "width = 4 if columns % 4 == 0 and not 2000 < columns < 4000 else 1",
         },
         "NaN dropped": {
             "sum += v[k].of[w] = __expf(v[k].of[w] - peak)": "{ float e = __expf(v[k].of[w] - peak); if (e != e) e = 0; sum += v[k].of[w] = e; }",
@@ -383,7 +377,7 @@ WRONG = {
             'nodes[up]["shape"] == shape': 'nodes[up]["shape"][-1:] == shape[-1:] and len(nodes[up]["shape"]) == len(shape)',
         },
         "result read twice at most": {
-            "if source == x and fits(nodes, x, up, weight):": "if source == x and fits(nodes, x, up, weight) and len(node['users']) < 3:",
+            "if source == x and up": "if len(node['users']) < 3 and source == x and up",
         },
         "eps at most 0.01": {
             "isinstance(eps, float):": "isinstance(eps, float) and eps < 0.01:",

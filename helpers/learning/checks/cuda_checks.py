@@ -125,7 +125,7 @@ def check_cuda_code(
         name: the check's name.
     """
     widths = list(columns)
-    for width in [*widths, 4 * WARP * cases.between(9, 63, sum(widths))]:  # the last one no answer can know
+    for width in [*widths, 4 * WARP * (2 * cases.between(5, 31, sum(widths)) + 1)]:  # the last one no answer can know
         chosen, kernel = compiled(answer, width, device)
         need = kernel.resources_for(chosen["threads"])
         if need.spill_bytes or need.stack:
