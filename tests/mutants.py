@@ -211,6 +211,8 @@ EQUIVALENT = {
         "sums and products have two arguments in these graphs"
     ),
     **{f"17_flash_decoding: {before} -> {before.replace(*change)}": why for (before, *change), why in DECODE.items()},
+    "17_flash_decoding: q, k, v = (q.contiguous(), k.contiguous(), v.contiguous()) -> "
+    "q, k, v = (q.detach(), k.contiguous(), v.contiguous())": "k and v may be views, q not",
     **{
         f"15_capstone: {line} -> {line.replace('min(32', 'min(33')}": (
             f"a launch with 33 warps fails, but only a row of more than {widest} numbers asks for them, and no check "

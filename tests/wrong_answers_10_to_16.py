@@ -504,7 +504,7 @@ WRONG = {
         },
         "last alone": {"return found\ndef": "return found[-1:]\ndef"},
         "result is silu": {'"result": node["name"]': '"result": silu["name"]'},
-        "root of another": {"if source == x and fits": "if fits"},
+        "root of another": {"if source == x and up": "if up"},
         "cube": {'square["args"][1] == 2': 'square["args"][1] in (2, 3)'},
         "power of 2 alone": {'square["args"][1] == 2': 'square["args"][1] >= 2'},
     },

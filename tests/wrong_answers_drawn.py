@@ -230,7 +230,24 @@ WRONG = {
             "            p,\n            mask=(query < seq)[:, None] & (key < seq)[None, :]": "            tl.where(p < 1e-9, 0.0, p),\n            mask=(query < seq)[:, None] & (key < seq)[None, :]",
         },
     },
+    "10b_flash_attention": {
+        "weights below 1e-3 dropped": {
+            "shrink = tl.exp(top - grown)": "e = tl.where(e < 1e-3, 0.0, e)\n        shrink = tl.exp(top - grown)",
+        },
+        "weights below 3e-4 dropped": {
+            "shrink = tl.exp(top - grown)": "e = tl.where(e < 3e-4, 0.0, e)\n        shrink = tl.exp(top - grown)",
+        },
+        "values at most 2000": {
+            "        acc = tl.dot": "        v = tl.where(v > 2000.0, 2000.0, v)\n        acc = tl.dot",
+        },
+        "values below 1e-3 dropped": {
+            "        acc = tl.dot": "        v = tl.where(tl.abs(v) < 1e-3, 0.0, v)\n        acc = tl.dot",
+        },
+    },
     "11_fused_backward": {
+        "expanded grad_y as it lies": {
+            "grad_y, x = grad_y.contiguous(), x.contiguous()": "grad_y, x = (grad_y if 0 in grad_y.stride() else grad_y.contiguous()), x.contiguous()",
+        },
         "eps at least 1e-6": {
             "tl.rsqrt(tl.sum(centred * centred, axis=0) / cols + eps)": "tl.rsqrt(tl.sum(centred * centred, axis=0) / cols + tl.maximum(eps, 1e-6))",
         },
@@ -292,6 +309,9 @@ WRONG = {
         },
     },
     "14_cuda_softmax": {
+        "narrow but at the checked widths": {
+            "width = 4 if columns % 4 == 0 else 1": "width = 4 if columns in (1024, 4096, 8192) else 1",
+        },
         "NaN dropped": {
             "sum += v[k].of[w] = __expf(v[k].of[w] - peak)": "{ float e = __expf(v[k].of[w] - peak); if (e != e) e = 0; sum += v[k].of[w] = e; }",
         },
@@ -335,6 +355,33 @@ WRONG = {
         },
     },
     "16_help_the_compiler": {
+        "NaN in up dropped": {
+            "    y = x * tl.rsqrt": "    up = tl.where(up == up, up, 0.0)\n    y = x * tl.rsqrt",
+        },
+        "up at most 1e4": {
+            "    y = x * tl.rsqrt": "    up = tl.where(up > 1e4, 1e4, up)\n    y = x * tl.rsqrt",
+        },
+        "y at most 1000": {
+            "tl.store(y_ptr + start + col, y": "y = tl.where(y > 1e3, 1e3, y)\n    tl.store(y_ptr + start + col, y",
+        },
+        "weight must be an input": {
+            '    shape = nodes[x]["shape"]': '    if nodes[weight]["op"] != "input":\n        return False\n    shape = nodes[x]["shape"]',
+        },
+        "up must be an input or tanh": {
+            '    shape = nodes[x]["shape"]': '    if nodes[up]["op"] not in ("input", "tanh"):\n        return False\n    shape = nodes[x]["shape"]',
+        },
+        "power must be an int": {
+            'square["args"][1] == 2': 'square["args"][1] == 2 and isinstance(square["args"][1], int)',
+        },
+        "up of the same last size": {
+            'nodes[up]["shape"] == shape': 'nodes[up]["shape"][-1:] == shape[-1:] and len(nodes[up]["shape"]) == len(shape)',
+        },
+        "result read twice at most": {
+            "if source == x and up": "if len(node['users']) < 3 and source == x and up",
+        },
+        "eps at most 0.01": {
+            "isinstance(eps, float):": "isinstance(eps, float) and eps < 0.01:",
+        },
         "first two places": {
             "    return found\n": "    return found[:2]\n",
         },
@@ -358,6 +405,30 @@ WRONG = {
         },
     },
     "17_flash_decoding": {
+        "last stride taken for 1": {
+            "q, k, v = q.contiguous(), k.contiguous(), v.contiguous()": "q, k, v = q.contiguous(), (k if k.stride(-1) != 1 else k.contiguous()), (v if v.stride(-1) != 1 else v.contiguous())",
+        },
+        "expanded heads as they lie": {
+            "q, k, v = q.contiguous(), k.contiguous(), v.contiguous()": "q, k, v = q.contiguous(), (k if 0 in k.stride() else k.contiguous()), (v if 0 in v.stride() else v.contiguous())",
+        },
+        "v copied only with k": {
+            "q, k, v = q.contiguous(), k.contiguous(), v.contiguous()": "v = v if k.is_contiguous() else v.contiguous()\n    q, k = q.contiguous(), k.contiguous()",
+        },
+        "k copied only with v": {
+            "q, k, v = q.contiguous(), k.contiguous(), v.contiguous()": "k = k if v.is_contiguous() else k.contiguous()\n    q, v = q.contiguous(), v.contiguous()",
+        },
+        "values at most 1000": {
+            "acc = acc * shrink": "v = tl.where(v > 1e3, 1e3, v)\n        acc = acc * shrink",
+        },
+        "top at least -1e6": {
+            "-1e38)": "-1e6)",
+        },
+        "inf in v dropped": {
+            "acc = acc * shrink": "v = tl.where(v == float('inf'), 0.0, v)\n        acc = acc * shrink",
+        },
+        "small results flushed": {
+            "    tl.store(y_ptr": "    y = tl.where(tl.abs(y) < 1e-10, 0.0, y)\n    tl.store(y_ptr",
+        },
         "heads modulo 256": {
             "y_ptr + head * DIM + d, y": "y_ptr + head * DIM + d, tl.where(head < 256, y, 0.0)",
         },
@@ -381,6 +452,46 @@ WRONG = {
         },
     },
     "18_short_kernels": {
+        "an empty graph after a last wait": {
+            "graphs, copied, inside, nbytes, recording = [], [], set(), 0, False": "graphs, copied, inside, nbytes, recording = [[]], [], set(), 0, True",
+            "            recording = False\n": "            if graphs[-1]:\n                graphs.append([])\n",
+        },
+        "a number copied for each launch": {
+            "if not stays and tensor not in copied:": "if not stays and (tensor not in copied or tensors.get(tensor) == 'number'):",
+        },
+        "one new element is a number": {
+            '4 if tensors.get(tensor) == "number" else 8 * length': '4 if tensors.get(tensor) == "number" or length == 1 and tensors.get(tensor) == "new" else 8 * length',
+        },
+        "no graph of one launch": {
+            "    count = len(launches) + len(copied)": "    graphs = [each for each in graphs if len(each) > 1]\n    count = len(launches) + len(copied)",
+        },
+        "fixed copied where a wait reads it": {
+            'tensors.get(tensor) == "fixed"': 'tensors.get(tensor) == "fixed" and not any(tensor in one["reads"] for one in launches if one["waits"])',
+        },
+        "NaN in the gate dropped": {
+            "    s = x + residual\n": "    gate = tl.where(gate == gate, gate, 0.0)\n    s = x + residual\n",
+        },
+        "NaN in the residual dropped": {
+            "    s = x + residual\n": "    residual = tl.where(residual == residual, residual, 0.0)\n    s = x + residual\n",
+        },
+        "expanded as it lies": {
+            "gate.contiguous()": "(gate if 0 in gate.stride() else gate.contiguous())",
+        },
+        "one norm per launch": {
+            "if same and epilogue": "if not ('norm' in kinds and new['kind'] == 'norm') and same and epilogue",
+        },
+        "joins the last four launches alone": {
+            "for number in range(first, len(launches)):": "for number in range(max(first, len(launches) - 4), len(launches)):",
+        },
+        "no graph of one launch in time": {
+            "    if graph:": "    if graph and launches > 1:",
+        },
+        "an exact budget": {
+            "math.floor(left / gap)": "math.ceil(left / gap) - 1",
+        },
+        "rounded up within a thousandth": {
+            "math.floor(left / gap)": "math.floor(left / gap + 1e-3)",
+        },
         "launches of four": {
             "if same and epilogue": "if len(launches[number]) < 4 and same and epilogue",
         },
@@ -392,6 +503,9 @@ WRONG = {
         },
         "graphs of eight launches": {
             "        recording = True\n": "        recording = len(graphs[-1]) < 8\n",
+        },
+        "graphs of sixteen launches": {
+            "        recording = True\n": "        recording = len(graphs[-1]) < 16\n",
         },
         "two graphs at most": {
             "            graphs.append([])\n": "            graphs.append([]) if len(graphs) < 2 else None\n",

@@ -252,6 +252,8 @@ check_numbers(
     [
         (1, 4, 4, True),
         (1, 4, 4, False),
+        (3, 1, 2, True),  # one column
+        (3, 1, 2, False),
         *draw_questions(2, 4, range(1, 500), range(1, 50), (2, 4), (True, False)),
     ],
     parts=("FLOP", "bytes"),

@@ -168,7 +168,8 @@ def find_places(graph):
             for scaled, weight in split(inner(silu["args"][0], "mul"), "mul"):
                 for rsqrt, x in split(scaled, "rsqrt"):
                     source, eps = root_of(rsqrt)
-                    if source == x and fits(nodes, x, up, weight):
+                    # SiLU's result times itself has up inside the part that the kernel replaces.
+                    if source == x and up != silu["name"] and fits(nodes, x, up, weight):
                         place = {"x": x, "up": up, "weight": weight, "eps": eps}
                         found.append(place | {"result": node["name"]})
     return found
@@ -177,10 +178,6 @@ def find_places(graph):
 def fits(nodes, x, up, weight):
     """Return whether the kernel takes these three."""
     if any(not isinstance(name, str) or name not in nodes for name in (x, up, weight)):
-        return False
-    # SiLU's result times itself: one of the kernel's arguments would be inside the part that it
-    # replaces.
-    if nodes[up]["op"] == "silu" and len(nodes[up]["users"]) == 1:
         return False
     dtypes = {nodes[name]["dtype"] for name in (x, up, weight)}
     one = len(dtypes) == 1 and dtypes <= {"float32", "float16", "bfloat16"}

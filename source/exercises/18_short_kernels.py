@@ -479,9 +479,12 @@ times = [
     (3, 3e4, 5.0, 1.0, 3e6, False),
     (3, 3e8, 5.0, 1.0, 3e6, False),
     (3, 3e8, 5.0, 1.0, 3e6, True),
+    (1, 3e4, 5.0, 1.0, 3e6, True),
     *times,
 ]
 budgets = [(20.25, 3e6, 5.0, 1.0, 3e6), (20.0, 3e8, 5.0, 1.0, 3e6), (9000.5, 3e6, 5.0, 1.0, 3e6)]
+# Exactly nine launches, and almost.
+budgets += [(15.0, 3e6, 5.0, 1.0, 3e6), (14.9999, 3e6, 5.0, 1.0, 3e6)]
 budgets += draw_questions(3, 6, (30.3, 40.6, 9.1), (3e6, 6e6), (5.0, 8.0), (0.75, 1.25), (3e6, 4e6))
 
 # %% grade_id="time" points=1

@@ -53,21 +53,29 @@ def a_layer(width: int, hidden: int, norm: bool, gated: bool, first_gate: bool, 
 
 
 def projections(width: int, hidden: int) -> dict:
-    """Return a norm, three products of its result, and the operation that follows each product.
+    """Return two norms, six products of their result, and the operation that follows each product.
 
     Each of these operations belongs neither in the last launch nor in the last launch of its length; and one product
     has the length of the norm's result.
     """
-    normed = operation("normed", "norm", width, x=width, norm_weight=width)
+    first = operation("first", "norm", width, x=width, first_weight=width)
+    normed = operation("normed", "norm", width, first=width, norm_weight=width)
     products = [
         operation(name, "product", length, normed=width, **{f"{name}_weight": length * width})
-        for name, length in (("q", hidden), ("k", hidden), ("v", width))
+        for name, length in (
+            ("q", hidden),
+            ("k", hidden),
+            ("v", width),
+            ("gate", hidden + 1),
+            ("up", hidden + 2),
+            ("route", hidden + 3),
+        )
     ]
     added = [
         operation(f"{each['name']}_added", "elementwise", each["length"], **{each["name"]: each["length"]})
         for each in products
     ]
-    return {"operations": [normed, *products, *added], "results": [each["name"] for each in added]}
+    return {"operations": [first, normed, *products, *added], "results": [each["name"] for each in added]}
 
 
 def a_chain(width: int, hidden: int, steps: int) -> dict:

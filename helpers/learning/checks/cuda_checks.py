@@ -120,11 +120,12 @@ def check_cuda_code(
     """Compile the kernel: everything should be in registers, with 16 bytes per load and store if the rows allow it.
 
     Args:
-        answer, columns, reference: as in check_cuda_memory_safety.
+        answer, columns, reference: as in check_cuda_memory_safety; a width that is drawn at random follows.
         device: a name in helpers.instruments.devices.DEVICES.
         name: the check's name.
     """
-    for width in columns:
+    widths = list(columns)
+    for width in [*widths, 4 * WARP * (2 * cases.between(5, 31, sum(widths)) + 1)]:  # the last one no answer can know
         chosen, kernel = compiled(answer, width, device)
         need = kernel.resources_for(chosen["threads"])
         if need.spill_bytes or need.stack:

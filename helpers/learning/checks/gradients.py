@@ -92,6 +92,7 @@ def gradient_cases(
         found.append(call(label, "the number of rows: every dimension but the last", *shape))
     found.append(call("every second column of grad_y", STRIDES, 4, 130, of_grad=lambda g: g[:, ::2]))
     found.append(call("grad_y transposed", STRIDES, 65, 65, of_grad=lambda g: g.T))
+    found.append(call("grad_y of one value, expanded", STRIDES, 4, 65, of_grad=lambda g: g[:1, :1].expand(4, 65)))
     found.append(call("x transposed", STRIDES, 65, 65, of_x=lambda x: x.T))
     for place in range(2, tensors + 1):
         turned = call(f"the {PLACES[place]} transposed", STRIDES, 65, 65)

@@ -102,6 +102,25 @@ def a_step(width: int, hidden: int, first: bool, middle: bool, tempered: bool, k
     return {"launches": found, "tensors": tensors}
 
 
+def a_broken_up_step(width: int) -> dict:
+    """Return a step with two launches in a row that wait, one launch between waiting ones, and a last one that waits.
+
+    Two launches read the same number, one reads a new tensor of one element, and a fixed tensor is read inside and
+    outside of the graphs.
+    """
+    tensors = {"x": "new", "shift": "fixed", "temperature": "number", "flag": "new", "factor": "new"}
+    kept = {"flag": 1, "shift": width}
+    found = [
+        launch("cooled", torch.div, {"x": width, "temperature": 1}, {"first": width}),
+        launch("cooled_too", torch.div, {"shift": width, "temperature": 1}, {"second": width}),
+        launch("chosen", chosen, {"flag": 1, "first": width, "second": width}, {"third": width}, True),
+        launch("chosen_again", chosen, kept | {"third": width}, {"fourth": width}, True),
+        launch("scaled", torch.mul, {"fourth": width, "factor": 1}, {"fifth": width}),
+        launch("chosen_last", chosen, kept | {"fifth": width}, {"sixth": width}, True),
+    ]
+    return {"launches": found, "tensors": tensors}
+
+
 def a_long_step(width: int, parts: int, length: int) -> dict:
     """Return a step of `parts` parts of `length` launches; the CPU reads a value before each part but the first."""
     found, last = [], "x"
@@ -118,12 +137,14 @@ def a_long_step(width: int, parts: int, length: int) -> dict:
 
 
 def steps_asked(seed: int, count: int) -> list[dict]:
-    """Return the plainest step, one with each part, one with all of them, some drawn at random, and a long one."""
+    """Return the plainest step, one with each part, one with all of them, some drawn at random, one whose launches
+    often wait, and a long one."""
     draw = random.Random(seed + (cases.draw << 16))
     parts = [tuple(place == part for place in range(4)) for part in (None, 0, 1, 2, 3)]
     parts += [(True,) * 4] + [tuple(draw.random() < 0.5 for _ in range(4)) for _ in range(count)]
     found = [a_step(draw.choice((8, 24, 40)), draw.choice((16, 48, 72)), *each) for each in parts]
-    return [*found, a_long_step(draw.choice((8, 24, 40)), draw.randint(4, 5), draw.randint(9, 12))]
+    found.append(a_broken_up_step(draw.choice((8, 24, 40))))
+    return [*found, a_long_step(draw.choice((8, 24, 40)), draw.randint(4, 5), draw.randint(17, 20))]
 
 
 def shown(step: dict) -> tuple[list[dict], dict[str, str]]:

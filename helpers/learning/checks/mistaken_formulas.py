@@ -459,7 +459,7 @@ def _split_decode(q, k, v, bounds, merge=_merged, scale=lambda dim: dim**-0.5, *
     """Merge splits: `merge` turns each split's exp(its maximum - the largest), sum and values into a numerator and a
     denominator."""
     peak, total, acc = _splits(q, k, v, bounds, scale, **loop)
-    share = torch.exp(peak - peak.amax(1, keepdim=True).clamp(min=-1e30))
+    share = torch.exp(peak - peak.amax(1, keepdim=True).clamp(min=-3e38))
     above, below = merge(share, total, acc)
     return (above / torch.where(below == 0, 1.0, below)).to(q.dtype)
 

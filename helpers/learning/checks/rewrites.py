@@ -93,17 +93,26 @@ def up_is_x(x, weight, up):
     return gated(x, weight, x) + up
 
 
+def up_is_a_silu(x, weight, up):
+    return gated(x, weight, silu(up))
+
+
+def all_computed(x, weight, up):
+    """Compute all of the kernel's arguments."""
+    return gated(torch.exp(x), torch.cos(weight), torch.sin(up))
+
+
 def one_x(x, weight, up):
-    return gated(x, weight, up), gated(x, weight, torch.tanh(up), 1e-3)
+    return gated(x, weight, up), gated(x, weight, torch.tanh(up), 0.5)
 
 
 def tiny_eps(x, weight, up):
-    return gated(x, weight, up, 1e-12)
+    return silu(normed(x, weight, 1e-12, power=2.0)) * up
 
 
 def residual(x, weight, up):
     y = gated(x, weight, up)
-    return x + y, y * 2
+    return x + y, y * 2, torch.tanh(y)
 
 
 def keeps_norm(x, weight, up):
@@ -168,8 +177,8 @@ def rewrite_cases(seed: int, *, places: bool, rows: int = 6, cols: int = 40) -> 
     """
     draw = torch.Generator().manual_seed(seed + (cases.draw << 16))
 
-    def inputs(dtype=torch.float32, *, weight=None, up=None, shape=(rows, cols), flat=False, weights=None):
-        sizes = shape, weights or shape[-1:], (shape[-1:] if flat else shape)
+    def inputs(dtype=torch.float32, *, weight=None, up=None, shape=(rows, cols), flat=False, weights=None, ups=None):
+        sizes = shape, weights or shape[-1:], ups or (shape[-1:] if flat else shape)
         dtypes = dtype, weight or dtype, up or dtype
         return tuple(
             torch.randn(size, generator=draw, dtype=torch.float32).to(each)
@@ -187,8 +196,10 @@ def rewrite_cases(seed: int, *, places: bool, rows: int = 6, cols: int = 40) -> 
             RewriteCase("three dimensions", gated, inputs(half, shape=(2, rows, cols)), 1),
             RewriteCase("sizes are symbols", residual, inputs(), 1, dynamic=True),
             RewriteCase("up is x too", up_is_x, inputs(), 1),
+            RewriteCase("up is another silu", up_is_a_silu, inputs(), 1),
+            RewriteCase("x, up and weight are computed", all_computed, inputs(), 1),
             RewriteCase("two places with one x", one_x, inputs(), 2),
-            RewriteCase("eps 1e-12", tiny_eps, inputs(), 1),
+            RewriteCase("eps 1e-12, and a power of 2.0", tiny_eps, inputs(), 1),
             RewriteCase("four dimensions", gated, inputs(shape=(2, 2, rows, cols)), 1),
             RewriteCase("several places", in_a_row, inputs(), cases.between(3, 5, 16)),
         ]
@@ -207,6 +218,7 @@ def rewrite_cases(seed: int, *, places: bool, rows: int = 6, cols: int = 40) -> 
         RewriteCase("a third power", cubed, inputs(), 0),
         RewriteCase("another activation", with_gelu, inputs(), 0),
         RewriteCase("up is one row", gated, inputs(flat=True), 0),
+        RewriteCase("up is a matrix of one row", gated, inputs(ups=(1, cols)), 0),
         RewriteCase("a weight for each element", gated, inputs(weights=(rows, cols)), 0),
         RewriteCase("one weight for all elements", gated, inputs(weights=(1,)), 0),
         RewriteCase("up is a number", up_is_a_number, inputs(), 0),

@@ -46,9 +46,9 @@ def norm_cases(
     """Return calls of a norm over the last dimension, `norm(x, .., weight, .., eps)`, simplest first.
 
     They are: rows of 64 elements; other eps, a constant row; a wide row with a power-of-two width; NaN and inf; then
-    padding, for each width in `widths`; more dimensions; strided, transposed and offset tensors; sums that 16 bits
-    can't hold; `widest` elements; many rows; small weights, where every result must be as accurate as the largest; and
-    no rows at all. Unless a case is about eps, its values are too large for eps to matter.
+    padding, for each width in `widths`; more dimensions; strided, expanded, transposed and offset tensors; sums that 16
+    bits can't hold; `widest` elements; many rows; small weights, where every result must be as accurate as the largest;
+    and no rows at all. Unless a case is about eps, its values are too large for eps to matter.
 
     Args:
         tensors: how many of (..., cols) come first.
@@ -84,8 +84,10 @@ def norm_cases(
         gated = call("a gate of 10000", "the activation far from 0: silu of a large gate is the gate, or 0", 2, 64)
         gated.inputs[gate][:] *= torch.logspace(0, 2, 64, device=gated.inputs[gate].device)
         found.append(gated)
-    special = call("NaN in one row, inf in another", "what rows share (only the weights), and NaN", 4, 64)
+    special = call("NaN in one row, inf in another", "what rows share (only the weights), and NaN", 3 + tensors, 64)
     special.inputs[0][0, 7], special.inputs[0][2, 1] = torch.nan, torch.inf
+    for place in range(1, tensors):  # in a row of its own
+        special.inputs[place][3 + place - 1, 5] = torch.nan
     found.append(special)
     found += [call("", PADDING if cols > 1 else "a row of one element", 3, cols) for cols in sorted(widths)]
     count = "the number of rows: every dimension but the last"
@@ -93,6 +95,7 @@ def norm_cases(
     found.append(call("four dimensions", count, 2, 2, 3, 65))
     found.append(call("one dimension", f"{count}; a vector is one row", 65))
     found.append(call("rows of a wider matrix", STRIDES, 3, 80, view=lambda x: x[:, :65]))
+    found.append(call("one row, expanded to three", STRIDES, 1, 65, view=lambda x: x.expand(3, 65)))
     alone = call("", "", 3, 65).inputs
     found += [
         replace(case, inputs=(*case.inputs, *alone[tensors:]), conditioning=shift_conditioning(sum(alone[:tensors])))
@@ -139,9 +142,12 @@ def norm_cases(
 
 
 def activation_cases(tensors: int, seed: int) -> list[Case]:
-    """Return calls of `norm(x, .., weight, eps)` with an activation of the norm, and weights of about 100."""
+    """Return calls of `norm(x, .., weight, eps)` with an activation of the norm; weights and what multiplies the
+    activation grow along the row, from about 100 to 10^5."""
     draw = normal(seed)
-    inputs = (*(64 * draw(4, 64) for _ in range(tensors)), 100 * draw(64), 1e-5)
+    x, *others = (64 * draw(4, 64) for _ in range(tensors))
+    grow = torch.logspace(0, 3, 64, device=x.device)
+    inputs = (x, *(grow * each for each in others), 100 * grow * draw(64), 1e-5)
     return [Case("an activation far from 0", inputs, "the activation far from 0: e^y overflows float32 for y above 88")]
 
 

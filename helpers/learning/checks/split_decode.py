@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from helpers.instruments.traffic import measure
-from helpers.learning.checks.cases import Case, between, described
+from helpers.learning.checks.cases import Case, between, described, transposed
 from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.checks.row_cases import LOW_PRECISION, normal
 from helpers.learning.checks.tile_cases import score_conditioning
@@ -65,26 +65,42 @@ def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129), many: bool = Fa
         call("empty splits at both ends", empty, [0, 0, 0, 40, 40]),
         call("scores far below zero", f"{top}; nothing past a split's end may count", [0, 7, 40, 61], score=-12000.0),
         call("scores far above zero", top, [0, 7, 40, 61], score=12000.0),
-        call("scores of -300000", f"{top}; -inf alone is below any score", [0, 7, 40], score=-300000.0),
         call("no key at all", "no key: the result is 0, as in PyTorch, and the sum you'd divide by is 0", [0, 0, 0]),
         call("one key", "one key: its weight is 1", [0, 1]),
     ]
+    lowest = call("scores of -3e37", f"{top}; -inf alone is below any score", [0, 7, 40], score=-3e37)
+    lowest.inputs[1][..., 1:] = 0.0
+    found.append(replace(lowest, conditioning=4.0))  # all scores are equal, so their size loses no digits
     found += [call(f"dim {dim}", "the sizes: dim is 16, 32, 64 or 128", [0, 9, 40], dim=dim) for dim in (32, 64, 128)]
     found.append(
         call("17 splits", "the merge's block: splits needn't be a power of two", [*range(0, 180, 10)], heads=3)
     )
-    viewed = call("k and v as a cache has them, tokens first", "strides of k and v, or a copy", [0, 30, 50], heads=3)
+    viewed = call("", "strides of k and v, or a copy", [0, 30, 50], heads=3)
     q, k, v, bounds = viewed.inputs
-    k, v = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (k, v))
-    found.append(replace(viewed, inputs=(q, k, v, bounds)))
+
+    def tokens_first(x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(0, 1).contiguous().transpose(0, 1)
+
+    for label, views in (
+        ("k and v as a cache has them, tokens first", (tokens_first(k), tokens_first(v))),
+        ("k transposed", (transposed(k), v)),
+        ("v tokens first", (k, tokens_first(v))),
+        ("v transposed", (k, transposed(v))),
+    ):
+        found.append(replace(viewed, label=label, inputs=(q, *views, bounds)))
+    shared = (x[:1].expand(x.shape) for x in (k, v))
+    found.append(replace(viewed, label="k and v of one head, expanded", inputs=(q, *shared, bounds)))
+    sizes = call("values from 1e-30 to 1e30", "the values: results are as large or small as they are", [0, 30, 50])
+    sizes.inputs[2][:] = sizes.inputs[2].abs() * torch.logspace(-30, 30, 16, device=q.device)  # no two terms cancel
+    found.append(replace(sizes, relative=True))
     for dtype in (torch.float16, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
         found.append(
             call(name, f"{name}: convert to float32 when loaded, keep partial results in it", [0, 33, 70], dtype=dtype)
         )
     nan = "NaN: a head with NaN in it has a result of NaN, and no other head does"
-    special = call("NaN in one head's keys", nan, [0, 20, 40])
-    special.inputs[1][1, 7, 3] = torch.nan
+    special = call("NaN in one head's keys, inf in another's values", f"{nan}; inf is a value, too", [0, 20, 40])
+    special.inputs[1][1, 7, 3], special.inputs[2][0, 30, 5] = torch.nan, torch.inf
     found.append(special)
     # One key in a split's first block, one in a later block, and all keys of a split.
     unseen = call("NaN in values of weight 0", f"{nan}, even if its weight is 0", [0, 20, 70, 90], heads=3)
@@ -95,7 +111,10 @@ def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129), many: bool = Fa
     found.append(unseen)
     if many:
         wide = "the bounds: keep them in int64, as they are stored; 16 bits can't count this many keys"
-        found.append(call("", wide, [0, MANY_KEYS - 40, MANY_KEYS], heads=1))
+        # Each key but the first has a small weight, and together they have most of it.
+        small = torch.full((MANY_KEYS,), -10.0)
+        small[0] = 0.0
+        found.append(call("", wide, [0, MANY_KEYS - 40, MANY_KEYS], heads=1, score=small))
         found.append(
             call(
                 "very many splits",

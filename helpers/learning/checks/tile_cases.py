@@ -158,6 +158,7 @@ def _steep(draw, shape: tuple[int, int, int, int], tensors: int, step: float = 4
 
 MANY_KEYS = 1536
 SLOW_KEYS = 768
+SMALL_KEYS = 448
 ROUNDED_WEIGHTS = 32.0  # float32 roundings of a sum over so many keys, in any order
 
 
@@ -172,6 +173,15 @@ def _many_small_weights(draw) -> tuple:
         # 16 weights of 1 have a last place of 2^-6 in float16; 0.45 of it, spread over a tile.
         k[:, head, 16:, 0] = 4.0 * torch.log(torch.tensor(0.45 * 2**-6 / tile))
     v += 1.0
+    return q.half(), k.half(), v.half()
+
+
+def _many_with_most_of_the_weight(draw) -> tuple:
+    """Return keys that each have a weight of e^-8.2, or 2.7e-4, of the first one's, and together a tenth of the row's.
+    The first has the value 0 and the others have 16, so all of the result is theirs."""
+    q, k, v = (torch.zeros_like(draw(1, 1, SMALL_KEYS, 16)) for _ in range(3))
+    q[..., 0], k[:, :, 1:, 0] = 4.0, -8.2
+    v[:, :, 1:] = 16.0
     return q.half(), k.half(), v.half()
 
 
@@ -348,8 +358,9 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
 
     They are: one or two tiles, full and causal; scores whose exponentials overflow; another dim; scores that rise or
     fall along the keys; large scores; scores far below 0; queries in a tile with very different scores; hidden scores
-    above visible ones; several heads; values whose sum passes 65504; many small weights among a few large ones; scores
-    that grow slowly; NaN; then each shape in `shapes`, both full and causal; each tensor alone with its axes in the
+    above visible ones; several heads; values whose sum passes 65504; many small weights among a few large ones; a
+    result of small weights; small and large values; scores that grow slowly; NaN; then each shape in `shapes`, both
+    full and causal; each tensor alone with its axes in the
     opposite order; heads that are not contiguous; and an empty batch.
     """
     draw = normal(seed)
@@ -381,6 +392,12 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
     q, k, v = _attention_call(extreme, two, 3)
     found.append(call("values about 1000", ACCUMULATOR, (q / 4, k, 1000 + 64 * v)))
     found.append(call("many small weights", TOTAL, _many_small_weights(extreme)))
+    small = "small weights: they count as they are, because there may be many"
+    found.append(call("a result of many small weights", small, _many_with_most_of_the_weight(extreme)))
+    q, k, v = _first_key_leads(draw, (1, 1, 64, 16), 3)
+    v = v.abs() * torch.logspace(-3, 4, 16, device=v.device).half()  # no two terms cancel
+    sizes = "the values: results are as large or small as they are"
+    found.append(replace(call("values from 1e-3 to 1e4", sizes, (q, k, v)), relative=True))
     slow = call("scores that grow slowly", SHRINK, _slowly_growing(extreme))
     found.append(replace(slow, one_rounding=True, conditioning=ROUNDED_WEIGHTS))
     special = call("NaN in the last query", KEPT_NAN, _attention_call(extreme, tile, 3))
