@@ -44,11 +44,17 @@ RANDOM = {torch.Tag.nondeterministic_seeded}
 
 @dataclass
 class MovedOperand:
-    """One launch's traffic to one storage, in distinct bytes."""
+    """One launch's traffic to one storage, in distinct bytes.
+
+    loaded: bytes read by all programs of a Triton kernel, each as often as it is loaded; repeated: those of `loaded`
+        that a program had loaded before.
+    """
 
     read: int = 0
     written: int = 0
     size: int = 0  # bytes of the storage
+    loaded: float = 0
+    repeated: float = 0
 
 
 @dataclass
@@ -366,6 +372,8 @@ class _Sampler:
     integers whose values are unknown; those that a launch writes join them.
     """
 
+    resident = sys.maxsize  # programs of a cooperative launch: how many fit depends on the compiled kernel
+
     def __init__(self, ledger: Ledger, launches: list, multiprocessors: int, unknown: set):
         self.multiprocessors = multiprocessors
         self._ledger = ledger  # of the whole call: it tells storages apart
@@ -480,13 +488,18 @@ class _Sampler:
             launch.sectors_read += weight * ledger.sectors_read
             launch.sectors_written += weight * ledger.sectors_written
             launch.atomics += weight * ledger.atomics
-            distinct = sum(len(storage.read) for storage in ledger.storages.values())
-            launch.repeated += weight * (moved.read - distinct)
         for key, storage in self._storages.items():
             each = [ledger.storages[key] for ledger in ledgers if key in ledger.storages]
             read = _over_the_grid([part.read for part in each], weights, launch.programs)
             written = _over_the_grid([part.written for part in each], weights, launch.programs)
-            launch.operands[id(storage)] = MovedOperand(read, written, storage.size)
+            loaded = repeated = 0.0
+            for weight, ledger in zip(weights, ledgers, strict=True):
+                if key in ledger.storages:
+                    part = ledger.storages[key]
+                    its = sum(region.read for region in part.regions)
+                    loaded, repeated = loaded + weight * its, repeated + weight * (its - len(part.read))
+            launch.operands[id(storage)] = MovedOperand(read, written, storage.size, loaded, repeated)
+            launch.repeated += repeated
             if key in self._decisive:
                 if read and storage in self._unknown and not known:
                     launch.unknown += (self._decisive[key][0],)

@@ -121,6 +121,7 @@ CLOSE, FEW_BLOCKS = 0.8, 4  # the second largest term of the largest; blocks tha
 NARROW = 8  # loads and stores in the code, below which their width says little
 # Why a prediction may be off by more than a fifth. Where none of these holds, nine in ten are 11 % off or less.
 UNSURE = {
+    "waits": "programs wait for each other at counters, which has no price: it may take up to 2.5x the predicted time",
     "atomics": "atomics to many addresses are assumed: to one address they run one after another, and it may take 100x "
     "the predicted time",
     "narrow": "most loads and stores take 4 bytes per thread or less, as in rows whose size isn't a multiple of 16 "
@@ -384,12 +385,17 @@ def _triton(launch: TritonLaunch, missing: float, device: Device) -> LaunchPredi
     if launch.flops and _fetches_ahead(resources):
         return _tiled(launch, resources, missing, device)
     fitting = resources.occupancy().blocks
+    if launch.given.get("launch_cooperative_grid") and launch.programs > fitting * device.sms:
+        raise ValueError(
+            f"{launch.name}: a cooperative launch of {launch.programs} programs, of which {device.name} holds "
+            f"{fitting * device.sms} at once: launch at most that many, each with more work"
+        )
     on_one_sm = math.ceil(launch.programs / device.sms)
     resident = min(on_one_sm, fitting)
     busy, once, again = (cycles / device.sm_clock for cycles in _cycles(resources, launch))
     issue = STALLS * busy * resources.num_warps / SUB_PARTITIONS  # of one block
     wait = _first_access(missing, launch) + COLD_CODE + max(once, issue - again)
-    missing += launch.repeated * (1 - _kept(launch, resources, resident, device))
+    missing += _missing_again(launch, _kept(launch, resources, resident, device), device)
     spilled = resources.spill_bytes * WARP * resources.num_warps * launch.programs
     busy_sms = min(device.sms, launch.programs)
     from_l2 = (launch.requested + spilled) / (L2_BYTES * busy_sms * device.sm_clock)
@@ -412,6 +418,7 @@ def _triton(launch: TritonLaunch, missing: float, device: Device) -> LaunchPredi
     exposed = EXPOSED if narrow else EXPOSED / max(1.0, on_one_sm / fitting)
     second, first = _two_largest(terms)
     reasons = {
+        "waits": bool(launch.given.get("launch_cooperative_grid")),
         "atomics": "atomics" in terms,
         "matmul": launch.flops > 0,
         "narrow": narrow,
@@ -441,6 +448,21 @@ def _kept(launch: TritonLaunch, resources: Resources, resident: int, device: Dev
     else:
         in_l2 = still_in_l2(launch.working_set * resident * device.sms, device.l2_cache, "read")
     return max(in_l2, _falling(own, l1, BEYOND_L1 * l1))
+
+
+def _missing_again(launch: TritonLaunch, kept: float, device: Device) -> float:
+    """Return the bytes that programs load again and no cache has.
+
+    `kept`: the share that is still there after all resident programs moved theirs. What many programs load, such as
+    the vector of a persistent kernel's products, is touched before so much has moved.
+    """
+    moved = sum(operand.read + operand.written for operand in launch.operands.values())
+    found = 0.0
+    for operand in launch.operands.values():
+        if operand.repeated:
+            shared = still_in_l2(moved * operand.read / operand.loaded, device.l2_cache, "read")
+            found += operand.repeated * (1 - max(kept, shared))
+    return found
 
 
 def _falling(value: float, least: float, most: float) -> float:

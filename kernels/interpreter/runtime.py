@@ -799,6 +799,8 @@ def _called_from_kernel(self: JITFunction, *args, **kwargs):
     if self is counters.wait:
         given = inspect.signature(self.fn).bind(*args, **kwargs).arguments
         _wait_for_others(given["counter_ptr"], given["value"])
+        if not _programs.waiting:
+            return None
     return _python_function(self)(*args, **kwargs)
 
 
@@ -854,7 +856,7 @@ def _interpreted_run(self: JITFunction, *args, grid, warmup, **kwargs):
     names, values = list(bound.arguments), list(bound.arguments.values())
     grid = _checked_grid(self, grid, bound.arguments)
     cooperative = bool(kwargs.get("launch_cooperative_grid", False))
-    resident = getattr(_observer, "multiprocessors", None) or RESIDENT
+    resident = getattr(_observer, "resident", None) or getattr(_observer, "multiprocessors", None) or RESIDENT
     if cooperative and math.prod(grid) > resident:
         raise ValueError(
             f"{name}: a cooperative launch of {math.prod(grid)} programs; only {resident} are certain to be resident, "
@@ -872,7 +874,7 @@ def _interpreted_run(self: JITFunction, *args, grid, warmup, **kwargs):
             options = {key: value for key, value in kwargs.items() if key not in given}
             instances = _observer.launch(self, grid, arguments, {**bound.arguments, **options})
         debug = bool(kwargs.get("debug", self.debug))
-        _interpret(self, grid, None if cooperative else instances, arguments, warps, debug, cooperative)
+        _interpret(self, grid, instances, arguments, warps, debug, cooperative)
         copies._restore_args_dev(values, on_host, {}, {})
 
 
@@ -919,7 +921,7 @@ def _interpret(
             run = functools.partial(_run_program, function, arguments)
             indices = _in_order(grid) if instances is None else instances
             if cooperative:
-                _programs = Programs(run, _resume, _seed)
+                _programs = Programs(run, _resume, _seed, waiting=instances is None)
                 _programs.run(indices)
             else:
                 for index in indices:

@@ -28,6 +28,7 @@ from helpers.instruments.dry_run import EagerLaunch, TritonLaunch, dry_run
 from helpers.instruments.prediction import predict
 from helpers.instruments.recordings import recorded
 from helpers.instruments.sass import Instruction
+from helpers.instruments.sweep_records import recorded_sweep
 from helpers.instruments.traffic import measure
 from kernels import CATALOGUE, variant
 
@@ -119,6 +120,36 @@ def test_errors_at_shapes_drawn_by_lot_are_no_worse_than_the_module_says():
     printed = table(without_tiles())
     assert f"held out: {3 * len(held_out.shapes())} times, error: median " in printed
     assert f"fitted: {len(rows())} times" in printed
+
+
+DECODER = "decoder_layer"
+
+
+@pytest.mark.parametrize("size", [0, 2, 5])
+def test_a_persistent_kernel_is_predicted_at_real_sizes(size):
+    """Its programs wait for each other: two per SM, of which a few are metered."""
+    points = [point for point in recorded_sweep().points if point["kernel"] == DECODER and "failed" not in point]
+    point = points[size]
+    inputs = CATALOGUE[DECODER].inputs(*point["shape"], dtype=torch.bfloat16, device="meta")
+    found = predict(CATALOGUE[DECODER].fused, *inputs, device="H100")
+    (waits,) = [reason for reason in found.unsure if "wait for each other" in reason]
+    bound = float(re.search(r"up to ([\d.]+)x", waits)[1])
+    assert 1 <= point["ours"]["gpu"]["fused"][0] * 1e-6 / found.time <= bound
+    # Each weight moves once; the vectors that all programs load again come from L2.
+    least = CATALOGUE[DECODER].work(tuple(point["shape"]), torch.bfloat16).bytes_read
+    moved = found.launches[-1].terms["DRAM"] * prediction.BANDWIDTH_SHARE * DEVICES["H100"].memory_bandwidth
+    assert moved == pytest.approx(least, rel=0.05)
+
+
+def test_programs_that_cannot_run_together_are_refused():
+    x = meta(2**20)
+
+    def launch(x):
+        y = torch.empty_like(x)
+        scale_kernel[(2**15,)](x, x, y, x.numel(), BLOCK=32, LANES=32, launch_cooperative_grid=True)
+
+    with pytest.raises(ValueError, match="a cooperative launch of 32768 programs, of which H200 holds [0-9]+ at once"):
+        predict(launch, x)
 
 
 @pytest.mark.parametrize(("kind", "shapes"), [("", held_out.shapes), ("_tiled", held_out.tiled_shapes)])
