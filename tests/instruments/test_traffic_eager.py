@@ -106,6 +106,14 @@ EAGER = {
     "assignment at an index": (lambda x: x.__setitem__(torch.tensor([2, 5]), 0.0), (1, 16, 8)),
     "scatter_": (lambda x: x.scatter_(0, torch.tensor([1, 8]), 5.0), (1, 16, 8)),
     "scatter_add_": (lambda x: x.scatter_add_(0, torch.tensor([1, 8]), torch.tensor([1.0, 2])), (1, 8 + 16 + 8, 8)),
+    "scatter_add_ of rows": (
+        lambda x: torch.zeros(41, 25).scatter_add_(0, torch.tensor([[3], [40], [3]]).expand(3, 25), x[:75].view(3, 25)),
+        (2, 24 + 300 + 200, 4 * N + 200),
+    ),
+    "gather of columns": (
+        lambda x: x.view(41, 25).gather(-1, torch.tensor([[4, 0]]).expand(41, 2)),
+        (1, 2 * 4 * 41 + 16, 2 * 4 * 41),
+    ),
     "index_add_": (lambda x: x.index_add_(0, torch.tensor([1, 1]), torch.tensor([1.0, 2])), (1, 4 + 16 + 8, 4)),
     # log_softmax reads and writes 5x205; the loss reads one log-probability a row, not the rest, and writes 2 numbers
     "cross_entropy": (

@@ -285,6 +285,13 @@ def _slices(name: str, given) -> tuple[int, torch.Tensor | None]:
     """Return (dimension, positions) if an operator takes whole slices along one dimension; no positions: it doesn't."""
     if name in ("index_select", "index_add_", "index_copy_", "index_fill_"):
         return given["dim"], given["index"]
+    if name in ("gather", "scatter_", "scatter_add_"):
+        index, shape = given["index"], given["self"].shape
+        dim = given["dim"] % max(1, index.dim())
+        others = [each for each in range(index.dim()) if each != dim]
+        # A position per slice, expanded to its elements, as graph networks add messages up.
+        if index.dim() > 1 and all(index.stride(each) == 0 and index.shape[each] == shape[each] for each in others):
+            return dim, index[tuple(slice(None) if each == dim else 0 for each in range(index.dim()))]
     if name in ("index", "_index_put_impl_"):
         given = [(dim, index) for dim, index in enumerate(given["indices"]) if index is not None]
         if len(given) == 1 and given[0][1].dtype in (torch.int32, torch.int64):
