@@ -23,7 +23,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 from triton.runtime.jit import JITFunction
 
-from helpers.instruments.traffic.eager_meter import READS_AT, READS_WITHOUT_RESULT, WRITES_AT, EagerMeter
+from helpers.instruments.traffic.eager_meter import (
+    READS_AT,
+    READS_ROWS,
+    READS_WITHOUT_RESULT,
+    WRITES_AT,
+    EagerMeter,
+)
 from helpers.instruments.traffic.footprint import SECTOR, ByteSet
 from helpers.instruments.traffic.ledger import Ledger, footprint_of
 from helpers.instruments.traffic.triton_meter import TritonMeter, tensors_in
@@ -208,6 +214,7 @@ FAKE_QUANTISED = re.compile(r"_?fake_quantize_per_(tensor|channel)_affine_cachem
 
 # The argument that holds the positions an operator reads or writes.
 INDICES = {"index": "indices", "_index_put_impl_": "indices", "nll_loss_forward": "target"}
+INDICES |= dict.fromkeys(READS_ROWS, "indices")
 
 
 class _AsOnAGpu(TorchFunctionMode):
@@ -253,13 +260,13 @@ class _Shapes(EagerMeter):
 
     def _run(self, func, args, kwargs, given, body, place):
         name = func.overloadpacket.__name__
-        if name in READS_AT or name in WRITES_AT:
+        if name in READS_AT or name in WRITES_AT or name in READS_ROWS:
             given = self._spread(INDICES.get(name, "index"), given)
         return super()._run(func, args, kwargs, given, body, place)
 
     def _spread(self, argument: str, given: dict) -> dict:
         """Replace unknown positions with positions spread as widely as possible."""
-        of = given["self"]
+        of = given["self"] if "self" in given else given["weight"]
 
         def spread(positions, dim):
             if not _counts(positions) or self._is_known(positions) or not positions.dim():
