@@ -202,7 +202,7 @@ def _is_channels_last(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
 
 
-def _counts(tensor: torch.Tensor) -> bool:
+def holds_integers(tensor: torch.Tensor) -> bool:
     """Return whether it holds integers or booleans, which may be addresses or masks."""
     return not (tensor.is_floating_point() or tensor.is_complex())
 
@@ -253,7 +253,7 @@ class _Shapes(EagerMeter):
         return tensor
 
     def _is_known(self, tensor: torch.Tensor) -> bool:
-        return _counts(tensor) and self._ledger.storage(tensor) not in self.unknown_storages
+        return holds_integers(tensor) and self._ledger.storage(tensor) not in self.unknown_storages
 
     def _body(self, func, given):
         return None if func in ONLY_ON_A_GPU else super()._body(func, given)
@@ -269,7 +269,7 @@ class _Shapes(EagerMeter):
         of = given["self"] if "self" in given else given["weight"]
 
         def spread(positions, dim):
-            if not _counts(positions) or self._is_known(positions) or not positions.dim():
+            if not holds_integers(positions) or self._is_known(positions) or not positions.dim():
                 return positions
             along = dim if "dim" in given else 0
             shape = [-1 if place == along % positions.dim() else 1 for place in range(positions.dim())]
@@ -294,12 +294,12 @@ class _Shapes(EagerMeter):
         if all(self._is_known(each) for each in tensors) and not RANDOM & set(func.tags):
             result = self._shapes_of(func, args, kwargs)
             made = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
-            if all(_counts(each) and each.numel() <= WORKED_OUT for each in made):
+            if all(holds_integers(each) and each.numel() <= WORKED_OUT for each in made):
                 return func(*args, **kwargs)
         if result is None:
             result = self._shapes_of(func, args, kwargs)
         for each in tree_leaves(result):
-            if isinstance(each, torch.Tensor) and _counts(each):
+            if isinstance(each, torch.Tensor) and holds_integers(each):
                 self.unknown(each)
         return result
 

@@ -71,7 +71,7 @@ import torch
 from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from helpers.instruments.devices import DEVICES, Device
-from helpers.instruments.dry_run import EagerLaunch, TritonLaunch, dry_run
+from helpers.instruments.dry_run import EagerLaunch, TritonLaunch, dry_run, holds_integers
 from helpers.instruments.occupancy_calculator import WARP, limits
 from helpers.instruments.resources import Resources, compile_for
 from helpers.instruments.sass import TENSOR_CORE, Instruction, disassemble
@@ -198,6 +198,8 @@ MOVES = frozenset(
     "_adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d as_strided_copy diagonal_copy new_zeros eye "
     "embedding_dense_backward slice_backward select_backward masked_fill_ _local_scalar_dense equal".split()
 )
+# Elementwise, with far more arithmetic per element than its memory traffic hides.
+_SERIES = re.compile(r"(special_|lgamma|mvlgamma|digamma|polygamma|i?gammainc|igamma|erfinv|zeta|i0)")
 _OF_A_CPU = re.compile(r"_for_cpu|^_?mkldnn_|^onednn|^_mkl_")
 
 
@@ -703,6 +705,13 @@ def _unsure_of(launch: EagerLaunch, kind: str) -> str:
         if name.startswith("_scaled_dot_product"):
             return "attention: counted as FlashAttention's kernel; dtype, mask and heads decide which one a GPU runs"
         return f"{name}: PyTorch implements it for CPUs only; the GPU's kernels are unknown and may take far longer"
+    if kind == "matrix product":
+        if launch.arguments.get("groups", 1) > 1:
+            return f"{name} in groups: its kernels are unknown; counted at the rate of a large matmul, so a lower bound"
+        if holds_integers(launch.inputs[0]) and name not in ("_int_mm", "_scaled_mm"):
+            return f"{name}: PyTorch has no matmul of {launch.inputs[0].dtype} on a GPU, where the call fails"
+    if _SERIES.match(name):
+        return f"{name}: it sums up a series or iterates; only its bytes are counted, so a lower bound"
     if kind in ("layer norm", "RMS norm", "softmax", "top-k"):
         return f"PyTorch's {kind}: one throughput for all row lengths; it may take 0.5x to 4x the predicted time"
     known = kind != "elementwise" or torch.Tag.pointwise in launch.operator.tags or name in MOVES | _COPIES
@@ -780,4 +789,20 @@ def _peak(launch: EagerLaunch, device: Device) -> float:
         return double_rate(device)
     if dtype.itemsize == 1:
         return device.peak_flops.get("fp8") or device.peak_flops["fp16"]
-    return device.peak_flops[{torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype, "fp32")]
+    name = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype, "fp32")
+    if dtype == torch.float32 and "tf32" in device.peak_flops and takes_tf32(_is_convolution(launch)):
+        name = "tf32"
+    return device.peak_flops[name]
+
+
+def takes_tf32(convolution: bool) -> bool:
+    """Return whether PyTorch is set to run fp32 convolutions, or other products, in TF32: by default convolutions."""
+    backend = torch.backends.cudnn if convolution else torch.backends.cuda.matmul
+    try:
+        return backend.allow_tf32
+    except RuntimeError:  # it was set by the newer `fp32_precision`, which it cannot express
+        return (backend.conv if convolution else backend).fp32_precision == "tf32"
+
+
+def _is_convolution(launch: EagerLaunch) -> bool:
+    return launch.operator.overloadpacket.__name__ in ("convolution", "convolution_backward")

@@ -576,3 +576,41 @@ def test_atomics_are_paid_for_and_named():
     )
     assert found.time > 2**20 / (prediction.ATOMICS * DEVICES["H100"].sms * DEVICES["H100"].sm_clock)
     assert any("atomics" in reason or "x_ptr" in reason for reason in found.unsure)
+
+
+@pytest.fixture
+def tf32():
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def test_fp32_products_are_as_fast_as_pytorch_is_set_to_run_them(tf32):
+    """By default convolutions take TF32 and matmuls don't."""
+    x, image, filters = meta(4096, 4096), meta(32, 256, 56, 56), meta(256, 256, 3, 3)
+
+    def times():
+        return predict(torch.mm, x, x, device="H100").time, predict(torch.conv2d, image, filters, device="H100").time
+
+    by_default = times()
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = False
+    other_way = times()
+    peaks = DEVICES["H100"].peak_flops
+    ratio = peaks["tf32"] / peaks["fp32"]
+    assert by_default[0] / other_way[0] == pytest.approx(ratio, rel=0.1)
+    assert other_way[1] / by_default[1] == pytest.approx(ratio, rel=0.1)
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda x: torch.lgamma(x), "sums up a series or iterates"),
+        (lambda x: torch.special.gammainc(x, x), "sums up a series or iterates"),
+        (lambda x: x.int() @ x.int(), "PyTorch has no matmul of torch.int32 on a GPU"),
+        (lambda x: torch.conv2d(x.view(4, 64, 64, 64), x[:9, :64].reshape(64, 1, 3, 3), groups=64), "in groups"),
+    ],
+)
+def test_what_bytes_and_a_large_matmuls_rate_do_not_tell_is_named(call, reason):
+    assert any(reason in each for each in predict(call, meta(1024, 1024), device="H100").unsure)

@@ -105,7 +105,8 @@ def product_time(
     flops = 2.0 * batch * rows * columns * inner * (4 if dtype.is_complex else 1)
     if dtype in prediction.DOUBLES:
         return PRODUCT_START + flops / (prediction.MATRIX_SHARE * prediction.double_rate(device))
-    if dtype in (torch.float32, torch.complex64):
+    tensor_cores = dtype == torch.float32 and "tf32" in device.peak_flops and prediction.takes_tf32(convolution=False)
+    if dtype in (torch.float32, torch.complex64) and not tensor_cores:
         return PRODUCT_START + flops / (CORES_SHARE * device.peak_flops["fp32"])
     peak = _tensor_peak(dtype, device)
     if aligned != "yes":
@@ -129,7 +130,9 @@ def _tiles_time(batch: int, rows: int, columns: int, inner: int, peak: float, de
 
 
 def _tensor_peak(dtype: torch.dtype, device: Device) -> float:
-    """Return FLOP/s; for fp32 the TF32 rate if the tensor cores support it."""
+    """Return FLOP/s; for fp32 the TF32 rate if the tensor cores support it, for 8 bits that of fp8."""
+    if dtype.itemsize == 1 and "fp8" in device.peak_flops:
+        return device.peak_flops["fp8"]
     name = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype, "tf32")
     return device.peak_flops[name if name in device.peak_flops else "fp32"]
 
@@ -235,8 +238,9 @@ def _convolved(x, weight, result, groups, predicted, device, compiled) -> list[L
         share = prediction.BANDWIDTH_SHARE * DEPTHWISE_NHWC_BANDWIDTH
         return [LibraryKernel(name, _bytes_time(_size(x) + _size(result), device, share))]
     flops = 2.0 * result.numel() * channels * taps
-    # cuDNN's fp32 convolutions use TF32 by default (torch.backends.cudnn.allow_tf32).
-    peak = _tensor_peak(x.dtype, device)
+    # cuDNN's fp32 convolutions use TF32 by default.
+    on_cores = x.dtype == torch.float32 and not prediction.takes_tf32(convolution=True)
+    peak = CORES_SHARE * device.peak_flops["fp32"] if on_cores else _tensor_peak(x.dtype, device)
     area = math.prod(result.shape[2:])
     if first and taps == 1 and area == math.prod(x.shape[2:]) and x.dtype.itemsize == 2 and area % 2 == 0:
         # A matmul per image, whose rows are the pixels of a channel. No such kernel takes rows of odd length.
