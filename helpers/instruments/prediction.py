@@ -19,7 +19,10 @@ launch then takes
 
     time = launch + ramp + the largest of the last six + the second largest of DRAM to arithmetic / (4 x waves):
            in a single wave all blocks load, compute and store at about the same time, and hide less of each other.
-           Blocks that access 4 bytes per thread or less keep few bytes in flight, and hide no more in many waves
+           Blocks that access 4 bytes per thread or less keep few bytes in flight, and hide less still: 3 / (4 x waves)
+           of it counts, and at least a tenth
+
+DRAM is faster at reading alone, and at writing alone, than at a copy, for which its bus must turn around.
 
 A Triton kernel with `tl.dot` that was compiled to asynchronous loads fetches ahead, so that the two smaller of DRAM, L2
 and `matrix` are hidden: the FLOPs of the products that the busiest SM does / what a product reaches. Its other
@@ -94,8 +97,12 @@ ROUND = 0.45e-6  # s: a load in a loop that is not the first
 COLD_CODE = 0.1e-6  # s until a block's first instructions arrive from beyond a cold L2
 DISPATCH = 0.04e-6  # s from one block to the next that an SM starts
 DISPATCHED = 0.835  # blocks that the GPU starts per clock: 1,048,576 of one warp took 635 us on an H100
-STALLS = 1.4  # times the cycles of the busiest pipeline that a block's instructions take: they wait for each other
+STALLS = 1.2  # times the cycles of the busiest pipeline that a block's instructions take: they wait for each other
 EXPOSED = 0.25  # of the second largest term, in a single wave of blocks
+EXPOSED_NARROW = 0.75, 0.1  # of it, where threads access 4 bytes or less: in a single wave, and in many
+# Bandwidth relative to a copy's, which pauses to turn the DRAM's bus around: all reads, and all writes. Source: the
+# ceilings in benchmarks/results of an H100 and an H200, which agree within 1 %.
+ONE_WAY = {"read": 1.028, "written": 1.09}
 # The same two where the first read asks to be kept (evict_last) and stores ask not to be (evict_first), for all bytes
 # that are read again.
 HINTED = 0.7, 1.1
@@ -407,7 +414,7 @@ def _triton(launch: TritonLaunch, missing: float, device: Device) -> LaunchPredi
     terms = {
         "launch": LAUNCH,
         "ramp": wait + DISPATCH * resident,
-        "DRAM": missing / (BANDWIDTH_SHARE * device.memory_bandwidth),
+        "DRAM": missing / (_relative_bandwidth(launch, missing) * BANDWIDTH_SHARE * device.memory_bandwidth),
         "L2": from_l2,
         "latency": (waves - 1) * wait + waves * (again + products) + from_l2 / resident,
         "arithmetic": (on_one_sm - 1) * issue,
@@ -415,9 +422,12 @@ def _triton(launch: TritonLaunch, missing: float, device: Device) -> LaunchPredi
     }
     if launch.atomics > FEW_ATOMICS * launch.programs:
         terms["atomics"] = launch.atomics / (ATOMICS * device.sms * device.sm_clock)
-    # Blocks that access an element at a time keep few bytes in flight: in no wave do they hide all of each other.
     narrow = _is_narrow(resources)
-    exposed = EXPOSED if narrow else EXPOSED / max(1.0, on_one_sm / fitting)
+    exposed = EXPOSED / max(1.0, on_one_sm / fitting)
+    if narrow:
+        # Threads that access an element at a time keep few bytes in flight: in step in a single wave, they hide little.
+        one_wave, many = EXPOSED_NARROW
+        exposed = max(one_wave / max(1.0, on_one_sm / fitting), many)
     second, first = _two_largest(terms)
     reasons = {
         "waits": bool(launch.given.get("launch_cooperative_grid")),
@@ -429,6 +439,15 @@ def _triton(launch: TritonLaunch, missing: float, device: Device) -> LaunchPredi
     }
     unsure = next((UNSURE[reason] for reason, holds in reasons.items() if holds), "")
     return _made_of(launch.name, terms, _sampling(launch), exposed, unsure)
+
+
+def _relative_bandwidth(launch: TritonLaunch, missing: float) -> float:
+    """Return the bandwidth that a mix of reads and writes reaches, relative to a copy's."""
+    if not missing:
+        return 1.0
+    written = min(1.0, sum(operand.written for operand in launch.operands.values()) / missing)
+    way, share = ("read", 1 - 2 * written) if written <= 0.5 else ("written", 2 * written - 1)
+    return 1 + share * (ONE_WAY[way] - 1)
 
 
 def _is_narrow(resources: Resources) -> bool:
@@ -705,19 +724,26 @@ def _unsure_of(launch: EagerLaunch, kind: str) -> str:
         if name.startswith("_scaled_dot_product"):
             return "attention: counted as FlashAttention's kernel; dtype, mask and heads decide which one a GPU runs"
         return f"{name}: PyTorch implements it for CPUs only; the GPU's kernels are unknown and may take far longer"
-    if kind == "matrix product":
-        if launch.arguments.get("groups", 1) > 1:
-            return f"{name} in groups: its kernels are unknown; counted at the rate of a large matmul, so a lower bound"
-        if holds_integers(launch.inputs[0]) and name not in ("_int_mm", "_scaled_mm"):
-            return f"{name}: PyTorch has no matmul of {launch.inputs[0].dtype} on a GPU, where the call fails"
-    if _SERIES.match(name):
-        return f"{name}: it sums up a series or iterates; only its bytes are counted, so a lower bound"
+    if kind == "matrix product" and launch.arguments.get("groups", 1) > 1:
+        return f"{name} in groups: its kernels are unknown; counted at the rate of a large matmul, so a lower bound"
+    if reason := unknown_arithmetic(name, launch.inputs):
+        return reason
     if kind in ("layer norm", "RMS norm", "softmax", "top-k"):
         return f"PyTorch's {kind}: one throughput for all row lengths; it may take 0.5x to 4x the predicted time"
     known = kind != "elementwise" or torch.Tag.pointwise in launch.operator.tags or name in MOVES | _COPIES
     if known and not (name.startswith("index_put") or name == "_index_put_impl_"):
         return ""
     return f"{name}: its kernels are unknown; counted as one kernel that moves each tensor once, so a lower bound"
+
+
+def unknown_arithmetic(name: str, inputs: list[torch.Tensor]) -> str:
+    """Return why an operator's arithmetic takes longer than its bytes or FLOPs tell; empty if it doesn't."""
+    if _SERIES.match(name):
+        return f"{name}: it sums up a series or iterates; only its bytes are counted, so a lower bound"
+    integers = bool(inputs) and holds_integers(inputs[0])
+    if integers and name != "_int_mm" and getattr(torch.ops.aten, name, None) in FLOP_FORMULAS:
+        return f"{name}: PyTorch has no matmul of {inputs[0].dtype} on a GPU, where the call fails"
+    return ""
 
 
 def _kind(launch: EagerLaunch, tensors: list[torch.Tensor]) -> str:

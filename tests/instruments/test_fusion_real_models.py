@@ -883,3 +883,33 @@ def test_products_in_eight_bit_integers_are_counted():
     plan = analyse(lambda x: torch._int_mm(x, x), x, device="H100")
     assert [each.work.flops for each in plan.operations] == [2 * 4096**3]
     assert 2 * 4096**3 / 1979e12 < plan.time_unfused < 2 * 2 * 4096**3 / 1979e12
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda x: x.int() @ x.int(), "PyTorch has no matmul of torch.int32 on a GPU"),
+        (lambda x: torch.lgamma(x) + 1, "sums up a series or iterates"),
+        (lambda x: x.cumsum(-1) * 2, "scans and its atomics take longer"),
+        (lambda x: x.scatter_reduce(0, x.long(), x, "amax"), "scans and its atomics take longer"),
+        (lambda x: x.sort(-1)[0] * 2, "one throughput for all row lengths"),
+    ],
+)
+def test_operators_of_unknown_pace_are_named(call, reason):
+    plan = analyse(call, torch.zeros(64, 64), device="H100")
+    assert any(reason in each for each in plan.unsure)
+    assert plan.unsure_share > 0
+
+
+def test_the_analyser_takes_tf32_and_8_bits_as_pytorch_is_set(monkeypatch):
+    def product(x):
+        return x @ x
+
+    big = torch.empty(4096, 4096, device="meta")
+    precise = analyse(product, big, device="H100").time_unfused
+    monkeypatch.setattr("helpers.instruments.prediction.takes_tf32", lambda convolution: True)
+    assert 4 < precise / analyse(product, big, device="H100").time_unfused < 13
+    small = big.to(torch.int8)
+    halves = analyse(product, big.bfloat16(), device="H100").time_unfused
+    bytes_each = analyse(torch._int_mm, small, small, device="H100").time_unfused
+    assert halves / bytes_each == pytest.approx(2, rel=0.1)
