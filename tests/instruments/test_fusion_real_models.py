@@ -8,6 +8,7 @@ import io
 import math
 import re
 import sys
+import time
 import types
 
 import pytest
@@ -913,3 +914,49 @@ def test_the_analyser_takes_tf32_and_8_bits_as_pytorch_is_set(monkeypatch):
     halves = analyse(product, big.bfloat16(), device="H100").time_unfused
     bytes_each = analyse(torch._int_mm, small, small, device="H100").time_unfused
     assert halves / bytes_each == pytest.approx(2, rel=0.1)
+
+
+def seconds_to_analyse(call, *inputs) -> tuple[int, float]:
+    """Return the operators, and the seconds of CPU time that analysing them takes."""
+    began = time.process_time()
+    with torch.no_grad():
+        operators = len(analyse(call, *inputs, device="H100").operations)
+    return operators, time.process_time() - began
+
+
+def test_a_thousand_operations_are_analysed_in_15_seconds_of_one_core():
+    def chain(x):
+        for _ in range(250):
+            x = torch.relu(x * 1.01 + 0.1) - 0.5
+        return x
+
+    operators, seconds = seconds_to_analyse(chain, meta(1024, 1024))
+    assert operators == 1000
+    assert seconds < 15
+
+
+class LlamaLayer(nn.Module):
+    """A layer of Llama-7B without its rotation."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.RMSNorm(4096) for _ in range(2))
+        self.qkv, self.out = nn.Linear(4096, 3 * 4096, bias=False), nn.Linear(4096, 4096, bias=False)
+        self.gate, self.up = (nn.Linear(4096, 11008, bias=False) for _ in range(2))
+        self.down = nn.Linear(11008, 4096, bias=False)
+
+    def forward(self, x):
+        heads = self.qkv(self.norms[0](x)).unflatten(-1, (3, 32, 128)).permute(2, 0, 3, 1, 4)
+        seen = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        h = self.norms[1](x)
+        return x + self.down(functional.silu(self.gate(h)) * self.up(h))
+
+
+@pytest.mark.long
+def test_llama_7b_is_analysed_in_20_seconds_of_one_core():
+    with torch.device("meta"):
+        model = nn.Sequential(*[LlamaLayer() for _ in range(32)]).to(torch.bfloat16)
+    operators, seconds = seconds_to_analyse(model, meta(1, 2048, 4096))
+    assert operators > 32 * 12
+    assert seconds < 20
