@@ -46,8 +46,8 @@ that were only read, which both halves of the L2 keep); between, linearly.
 
 The constants were measured on an H200 by `python benchmarks/validate.py constants`. Those without a kernel of their
 own were fitted to times of the catalogue's kernels: CYCLES, EXTRA_CYCLES and ROUND at the sizes of that script, on an
-H200; COLD_CODE, DISPATCH, STALLS, EXPOSED, HINTED and BEYOND_L1 to half of the points of an H100's sweep; the 0.45 to
-flash attention's; SERIAL to 14 linear layers of the sweep by the plain kernel.
+H200; COLD_CODE, DISPATCH, STALLS, EXPOSED, EXPOSED_NARROW, HINTED and BEYOND_L1 to half of the points of an H100's
+sweep; the 0.45 to flash attention's; SERIAL to 14 linear layers of the sweep by the plain kernel.
 Other devices are taken to reach the same share of their bandwidth and the same rate per SM and clock.
 `python benchmarks/predictions.py` prints how far the predictions are from the recorded times, and lists
 separately those to which nothing was fitted.
