@@ -57,6 +57,7 @@ CUDNN_ATTENTION_SHARE = {"full": 0.5, "causal": 0.3, "masked": 0.23}  # of the p
 FILL = 0.8e-6  # s of a cudaMemset
 FILLS_OF_GROUPS = 3  # before a grouped cuDNN convolution
 GATHER_BANDWIDTH = 0.70
+BAG_BANDWIDTH = 0.325  # an embedding bag of 4 rows of 512 bytes, in DLRM
 SUMS_BY_ATOMICS = frozenset("scatter_add scatter_add_ index_add index_add_".split())
 POOLING_BANDWIDTH, POOLING_BACKWARD_BANDWIDTH = 0.4, 0.19
 STEPS_AT_ONCE = 8  # of an LSTM or GRU whose inputs share one matmul: 128 steps launched 16
@@ -364,6 +365,11 @@ def _gather(launch, predicted, device, compiled):
     return [LibraryKernel(predicted.name, _bytes_time(2 * _size(launch.results[0]), device, GATHER_BANDWIDTH))]
 
 
+def _bag(launch, predicted, device, compiled):
+    rows = launch.arguments["indices"].numel() * launch.arguments["weight"][:1].nbytes
+    return [LibraryKernel(predicted.name, _bytes_time(rows + _size(launch.results[0]), device, BAG_BANDWIDTH))]
+
+
 def atomics_time(count: float, device: Device) -> float:
     """Return the seconds that so many sums by atomics take, in PyTorch's kernels and in torch.compile's."""
     return count / (prediction.ATOMICS * device.sms * device.sm_clock)
@@ -409,6 +415,7 @@ _MAKERS = {
     "max_pool2d_with_indices": _pooling,
     "max_pool2d_with_indices_backward": _pooling_backward,
     **dict.fromkeys(("index_select", "embedding"), _gather),
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _bag),
     **dict.fromkeys(SUMS_BY_ATOMICS, _scatter),
     "cudnn_rnn": _recurrent,
 }
