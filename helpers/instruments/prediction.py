@@ -55,13 +55,13 @@ separately those to which nothing was fitted.
 `unsure` names what may be off by more than a fifth, with the reason and a bound. At randomly drawn shapes, 39 of 88
 times of our row and elementwise kernels have no such reason: half of these are off by at most 5 %, nine in ten by at
 most 11 %, the worst by 18 %. Those with one are off by 15 % in the median, 32 % at the 90th percentile and 36 % at
-worst, mostly too short: rows whose size isn't a multiple of 16 bytes, and fewer programs than SMs. Tiled kernels, always unsure, are off by 16 % in
-the median, tuned or plain, 42 % at the 90th percentile, and 55 % at worst, in a matmul whose loads take 2 bytes per
-thread; those that copy asynchronously by 44 % at worst. PyTorch's own norms, softmax and top-k have one throughput for
-all row lengths, and take 0.5x to 4x the predicted time; its other kernels are 15 % off in the median, 40 % at worst. No
-constant was fitted to these random shapes, but the reasons, and the tiles' latency without the last two lines of its
-formula, were chosen after looking at them; those two lines after looking at the sweep's convolutions and attention
-alone. The bounds are the worst found there and in a sample of the sweep.
+worst, mostly too short: rows whose size isn't a multiple of 16 bytes, and fewer programs than SMs. Tiled kernels,
+always unsure, are off by 16 % in the median, tuned or plain, 43 % at the 90th percentile, and 56 % at worst, in a
+matmul whose loads take 2 bytes per thread; those that copy asynchronously by 44 % at worst. PyTorch's own norms,
+softmax and top-k have one throughput for all row lengths, and take 0.5x to 4x the predicted time; its other kernels are
+15 % off in the median, 40 % at worst. No constant was fitted to these random shapes, but the reasons, and the tiles'
+latency without the last two lines of its formula, were chosen after looking at them; those two lines after looking at
+the sweep's convolutions and attention alone. The bounds are the worst found there and in a sample of the sweep.
 """
 
 import math
