@@ -136,7 +136,7 @@ UNSURE = {
     "few": "fewer programs than SMs: the time is one program's chain of dependent instructions; it may take up to 1.6x "
     "the predicted time",
     "close": "two resources take about equally long, and few programs fit an SM: they may overlap less, and it may "
-    "take up to 1.7x the predicted time",
+    "take up to 1.9x the predicted time",
     "tiles": "a tiled kernel: how far its copies, matmuls and other instructions overlap is not certain, and it may "
     "take up to 1.9x the predicted time",
     "matmul": "a matmul without asynchronous copies: it may take up to 2.7x the predicted time",
