@@ -22,7 +22,7 @@ launch then takes
            Blocks that access 4 bytes per thread or less keep few bytes in flight, and hide less still: 3 / (4 x waves)
            of it counts, and at least a tenth
 
-DRAM is faster at reading alone, and at writing alone, than at a copy, for which its bus must turn around.
+DRAM is faster at reading alone, and at writing alone, than at a copy, because turning its bus around takes time.
 
 A Triton kernel with `tl.dot` that was compiled to asynchronous loads fetches ahead, so that the two smaller of DRAM, L2
 and `matrix` are hidden: the FLOPs of the products that the busiest SM does / what a product reaches. Its other
@@ -396,7 +396,7 @@ def _triton(launch: TritonLaunch, missing: float, device: Device) -> LaunchPredi
     fitting = resources.occupancy().blocks
     if launch.given.get("launch_cooperative_grid") and launch.programs > fitting * device.sms:
         raise ValueError(
-            f"{launch.name}: a cooperative launch of {launch.programs} programs, of which {device.name} holds "
+            f"{launch.name}: a cooperative launch of {launch.programs} programs; {device.name} holds "
             f"{fitting * device.sms} at once: launch at most that many, each with more work"
         )
     on_one_sm = math.ceil(launch.programs / device.sms)
@@ -474,8 +474,8 @@ def _kept(launch: TritonLaunch, resources: Resources, resident: int, device: Dev
 def _missing_again(launch: TritonLaunch, kept: float, device: Device) -> float:
     """Return the bytes that programs load again and no cache has.
 
-    `kept`: the share that is still there after all resident programs moved theirs. What many programs load, such as
-    the vector of a persistent kernel's products, is touched before so much has moved.
+    `kept`: the share that is still there after all resident programs moved theirs. Data that many programs load,
+    such as the vector of a persistent kernel's products, is used again earlier.
     """
     moved = sum(operand.read + operand.written for operand in launch.operands.values())
     found = 0.0

@@ -35,7 +35,7 @@ class Programs:
         run: runs one program, given its index.
         resumed: called with a program's index when it resumes after others have run.
         seed: determines the random order of programs; None: in order, each until it waits.
-        waiting: False where only a sample of the programs runs, which nobody signals: they don't wait.
+        waiting: False if only a sample of the programs runs: nothing signals them, so they don't wait.
     """
 
     def __init__(self, run: Callable, resumed: Callable, seed: int | None = None, waiting: bool = True):

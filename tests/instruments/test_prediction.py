@@ -153,7 +153,7 @@ def test_programs_that_cannot_run_together_are_refused():
         y = torch.empty_like(x)
         scale_kernel[(2**15,)](x, x, y, x.numel(), BLOCK=32, LANES=32, launch_cooperative_grid=True)
 
-    with pytest.raises(ValueError, match=r"a cooperative launch of 32768 programs, of which H200 holds [0-9]+ at once"):
+    with pytest.raises(ValueError, match=r"a cooperative launch of 32768 programs; H200 holds [0-9]+ at once"):
         predict(launch, x)
 
 
