@@ -42,7 +42,7 @@ NOTES = (
     "  that eager skips. We added its price, and a named uncertainty, after measuring these six: with a causal mask,",
     "  attention runs in cuDNN's kernel; with a padding mask that masks nothing, as matmuls and an fp32 softmax.",
     "- GraphSAGE, compiled: its fused kernels add 384 million numbers by atomics, which bound them and had no price in",
-    "  fused kernels. We added the price, and predicted it anew, after measuring it.",
+    "  fused kernels. We added the price after measuring it, and predicted it again.",
     "- RegNetY: torch.compile's grouped convolutions are slow.",
     "- The prediction misses the fills before some of cuBLAS's matmuls (ViT, MLP-Mixer and Swin-T 12 to 14, ConvNeXt",
     "  about 19, GPT-2 6). They depend on the kernel that cuBLAS chooses, which the analyser doesn't know. Its report",
