@@ -23,7 +23,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 from triton.runtime.jit import JITFunction
 
-from helpers.instruments.traffic.eager_meter import READS_AT, READS_WITHOUT_RESULT, WRITES_AT, EagerMeter
+from helpers.instruments.traffic.eager_meter import (
+    READS_AT,
+    READS_ROWS,
+    READS_WITHOUT_RESULT,
+    WRITES_AT,
+    EagerMeter,
+)
 from helpers.instruments.traffic.footprint import SECTOR, ByteSet
 from helpers.instruments.traffic.ledger import Ledger, footprint_of
 from helpers.instruments.traffic.triton_meter import TritonMeter, tensors_in
@@ -44,11 +50,17 @@ RANDOM = {torch.Tag.nondeterministic_seeded}
 
 @dataclass
 class MovedOperand:
-    """One launch's traffic to one storage, in distinct bytes."""
+    """One launch's traffic to one storage, in distinct bytes.
+
+    loaded: bytes read by all programs of a Triton kernel, each as often as it is loaded; repeated: those of `loaded`
+        that a program had loaded before.
+    """
 
     read: int = 0
     written: int = 0
     size: int = 0  # bytes of the storage
+    loaded: float = 0
+    repeated: float = 0
 
 
 @dataclass
@@ -190,7 +202,7 @@ def _is_channels_last(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
 
 
-def _counts(tensor: torch.Tensor) -> bool:
+def holds_integers(tensor: torch.Tensor) -> bool:
     """Return whether it holds integers or booleans, which may be addresses or masks."""
     return not (tensor.is_floating_point() or tensor.is_complex())
 
@@ -202,6 +214,7 @@ FAKE_QUANTISED = re.compile(r"_?fake_quantize_per_(tensor|channel)_affine_cachem
 
 # The argument that holds the positions an operator reads or writes.
 INDICES = {"index": "indices", "_index_put_impl_": "indices", "nll_loss_forward": "target"}
+INDICES |= dict.fromkeys(READS_ROWS, "indices")
 
 
 class _AsOnAGpu(TorchFunctionMode):
@@ -240,23 +253,23 @@ class _Shapes(EagerMeter):
         return tensor
 
     def _is_known(self, tensor: torch.Tensor) -> bool:
-        return _counts(tensor) and self._ledger.storage(tensor) not in self.unknown_storages
+        return holds_integers(tensor) and self._ledger.storage(tensor) not in self.unknown_storages
 
     def _body(self, func, given):
         return None if func in ONLY_ON_A_GPU else super()._body(func, given)
 
     def _run(self, func, args, kwargs, given, body, place):
         name = func.overloadpacket.__name__
-        if name in READS_AT or name in WRITES_AT:
+        if name in READS_AT or name in WRITES_AT or name in READS_ROWS:
             given = self._spread(INDICES.get(name, "index"), given)
         return super()._run(func, args, kwargs, given, body, place)
 
     def _spread(self, argument: str, given: dict) -> dict:
         """Replace unknown positions with positions spread as widely as possible."""
-        of = given["self"]
+        of = given["self"] if "self" in given else given["weight"]
 
         def spread(positions, dim):
-            if not _counts(positions) or self._is_known(positions) or not positions.dim():
+            if not holds_integers(positions) or self._is_known(positions) or not positions.dim():
                 return positions
             along = dim if "dim" in given else 0
             shape = [-1 if place == along % positions.dim() else 1 for place in range(positions.dim())]
@@ -281,12 +294,12 @@ class _Shapes(EagerMeter):
         if all(self._is_known(each) for each in tensors) and not RANDOM & set(func.tags):
             result = self._shapes_of(func, args, kwargs)
             made = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
-            if all(_counts(each) and each.numel() <= WORKED_OUT for each in made):
+            if all(holds_integers(each) and each.numel() <= WORKED_OUT for each in made):
                 return func(*args, **kwargs)
         if result is None:
             result = self._shapes_of(func, args, kwargs)
         for each in tree_leaves(result):
-            if isinstance(each, torch.Tensor) and _counts(each):
+            if isinstance(each, torch.Tensor) and holds_integers(each):
                 self.unknown(each)
         return result
 
@@ -365,6 +378,8 @@ class _Sampler:
     `multiprocessors` is for launchers that ask how many programs the GPU can run at once. `unknown`: the storages of
     integers whose values are unknown; those that a launch writes join them.
     """
+
+    resident = sys.maxsize  # programs of a cooperative launch: how many fit depends on the compiled kernel
 
     def __init__(self, ledger: Ledger, launches: list, multiprocessors: int, unknown: set):
         self.multiprocessors = multiprocessors
@@ -480,13 +495,18 @@ class _Sampler:
             launch.sectors_read += weight * ledger.sectors_read
             launch.sectors_written += weight * ledger.sectors_written
             launch.atomics += weight * ledger.atomics
-            distinct = sum(len(storage.read) for storage in ledger.storages.values())
-            launch.repeated += weight * (moved.read - distinct)
         for key, storage in self._storages.items():
             each = [ledger.storages[key] for ledger in ledgers if key in ledger.storages]
             read = _over_the_grid([part.read for part in each], weights, launch.programs)
             written = _over_the_grid([part.written for part in each], weights, launch.programs)
-            launch.operands[id(storage)] = MovedOperand(read, written, storage.size)
+            loaded = repeated = 0.0
+            for weight, ledger in zip(weights, ledgers, strict=True):
+                if key in ledger.storages:
+                    part = ledger.storages[key]
+                    its = sum(region.read for region in part.regions)
+                    loaded, repeated = loaded + weight * its, repeated + weight * (its - len(part.read))
+            launch.operands[id(storage)] = MovedOperand(read, written, storage.size, loaded, repeated)
+            launch.repeated += repeated
             if key in self._decisive:
                 if read and storage in self._unknown and not known:
                     launch.unknown += (self._decisive[key][0],)

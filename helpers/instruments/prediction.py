@@ -19,7 +19,10 @@ launch then takes
 
     time = launch + ramp + the largest of the last six + the second largest of DRAM to arithmetic / (4 x waves):
            in a single wave all blocks load, compute and store at about the same time, and hide less of each other.
-           Blocks that access 4 bytes per thread or less keep few bytes in flight, and hide no more in many waves
+           Blocks that access 4 bytes per thread or less keep few bytes in flight, and hide less still: 3 / (4 x waves)
+           of it counts, and at least a tenth
+
+DRAM is faster at reading alone, and at writing alone, than at a copy, because turning its bus around takes time.
 
 A Triton kernel with `tl.dot` that was compiled to asynchronous loads fetches ahead, so that the two smaller of DRAM, L2
 and `matrix` are hidden: the FLOPs of the products that the busiest SM does / what a product reaches. Its other
@@ -43,22 +46,22 @@ that were only read, which both halves of the L2 keep); between, linearly.
 
 The constants were measured on an H200 by `python benchmarks/validate.py constants`. Those without a kernel of their
 own were fitted to times of the catalogue's kernels: CYCLES, EXTRA_CYCLES and ROUND at the sizes of that script, on an
-H200; COLD_CODE, DISPATCH, STALLS, EXPOSED, HINTED and BEYOND_L1 to half of the points of an H100's sweep; the 0.45 to
-flash attention's; SERIAL to 14 linear layers of the sweep by the plain kernel.
+H200; COLD_CODE, DISPATCH, STALLS, EXPOSED, EXPOSED_NARROW, HINTED and BEYOND_L1 to half of the points of an H100's
+sweep; the 0.45 to flash attention's; SERIAL to 14 linear layers of the sweep by the plain kernel.
 Other devices are taken to reach the same share of their bandwidth and the same rate per SM and clock.
 `python benchmarks/predictions.py` prints how far the predictions are from the recorded times, and lists
 separately those to which nothing was fitted.
 
-`unsure` names what may be off by more than a fifth, with the reason and a bound. At randomly drawn shapes, 38 of 88
+`unsure` names what may be off by more than a fifth, with the reason and a bound. At randomly drawn shapes, 39 of 88
 times of our row and elementwise kernels have no such reason: half of these are off by at most 5 %, nine in ten by at
-most 11 %, the worst by 29 %. Those with one are off by 16 % in the median and 42 % at worst, mostly too short: rows
-whose size isn't a multiple of 16 bytes, and fewer programs than SMs. Tiled kernels, always unsure, are off by 16 % in
-the median, tuned or plain, 42 % at the 90th percentile, and 55 % at worst, in a matmul whose loads take 2 bytes per
-thread; those that copy asynchronously by 44 % at worst. PyTorch's own norms, softmax and top-k have one throughput for
-all row lengths, and take 0.5x to 4x the predicted time; its other kernels are 15 % off in the median, 40 % at worst. No
-constant was fitted to these random shapes, but the reasons, and the tiles' latency without the last two lines of its
-formula, were chosen after looking at them; those two lines after looking at the sweep's convolutions and attention
-alone. The bounds are the worst found there and in a sample of the sweep.
+most 11 %, the worst by 18 %. Those with one are off by 15 % in the median, 32 % at the 90th percentile and 36 % at
+worst, mostly too short: rows whose size isn't a multiple of 16 bytes, and fewer programs than SMs. Tiled kernels,
+always unsure, are off by 16 % in the median, tuned or plain, 43 % at the 90th percentile, and 56 % at worst, in a
+matmul whose loads take 2 bytes per thread; those that copy asynchronously by 44 % at worst. PyTorch's own norms,
+softmax and top-k have one throughput for all row lengths, and take 0.5x to 4x the predicted time; its other kernels are
+15 % off in the median, 40 % at worst. No constant was fitted to these random shapes, but the reasons, and the tiles'
+latency without the last two lines of its formula, were chosen after looking at them; those two lines after looking at
+the sweep's convolutions and attention alone. The bounds are the worst found there and in a sample of the sweep.
 """
 
 import math
@@ -71,7 +74,7 @@ import torch
 from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from helpers.instruments.devices import DEVICES, Device
-from helpers.instruments.dry_run import EagerLaunch, TritonLaunch, dry_run
+from helpers.instruments.dry_run import EagerLaunch, TritonLaunch, dry_run, holds_integers
 from helpers.instruments.occupancy_calculator import WARP, limits
 from helpers.instruments.resources import Resources, compile_for
 from helpers.instruments.sass import TENSOR_CORE, Instruction, disassemble
@@ -94,8 +97,12 @@ ROUND = 0.45e-6  # s: a load in a loop that is not the first
 COLD_CODE = 0.1e-6  # s until a block's first instructions arrive from beyond a cold L2
 DISPATCH = 0.04e-6  # s from one block to the next that an SM starts
 DISPATCHED = 0.835  # blocks that the GPU starts per clock: 1,048,576 of one warp took 635 us on an H100
-STALLS = 1.4  # times the cycles of the busiest pipeline that a block's instructions take: they wait for each other
+STALLS = 1.2  # times the cycles of the busiest pipeline that a block's instructions take: they wait for each other
 EXPOSED = 0.25  # of the second largest term, in a single wave of blocks
+EXPOSED_NARROW = 0.75, 0.1  # of it, where threads access 4 bytes or less: in a single wave, and in many
+# Bandwidth relative to a copy's, which pauses to turn the DRAM's bus around: all reads, and all writes. Source: the
+# ceilings in benchmarks/results of an H100 and an H200, which agree within 1 %.
+ONE_WAY = {"read": 1.028, "written": 1.09}
 # The same two where the first read asks to be kept (evict_last) and stores ask not to be (evict_first), for all bytes
 # that are read again.
 HINTED = 0.7, 1.1
@@ -121,6 +128,7 @@ CLOSE, FEW_BLOCKS = 0.8, 4  # the second largest term of the largest; blocks tha
 NARROW = 8  # loads and stores in the code, below which their width says little
 # Why a prediction may be off by more than a fifth. Where none of these holds, nine in ten are 11 % off or less.
 UNSURE = {
+    "waits": "programs wait for each other at counters, which has no price: it may take up to 2.5x the predicted time",
     "atomics": "atomics to many addresses are assumed: to one address they run one after another, and it may take 100x "
     "the predicted time",
     "narrow": "most loads and stores take 4 bytes per thread or less, as in rows whose size isn't a multiple of 16 "
@@ -128,7 +136,7 @@ UNSURE = {
     "few": "fewer programs than SMs: the time is one program's chain of dependent instructions; it may take up to 1.6x "
     "the predicted time",
     "close": "two resources take about equally long, and few programs fit an SM: they may overlap less, and it may "
-    "take up to 1.7x the predicted time",
+    "take up to 1.9x the predicted time",
     "tiles": "a tiled kernel: how far its copies, matmuls and other instructions overlap is not certain, and it may "
     "take up to 1.9x the predicted time",
     "matmul": "a matmul without asynchronous copies: it may take up to 2.7x the predicted time",
@@ -197,6 +205,8 @@ MOVES = frozenset(
     "_adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d as_strided_copy diagonal_copy new_zeros eye "
     "embedding_dense_backward slice_backward select_backward masked_fill_ _local_scalar_dense equal".split()
 )
+# Elementwise, with far more arithmetic per element than its memory traffic hides.
+_SERIES = re.compile(r"(special_|lgamma|mvlgamma|digamma|polygamma|i?gammainc|igamma|erfinv|zeta|i0)")
 _OF_A_CPU = re.compile(r"_for_cpu|^_?mkldnn_|^onednn|^_mkl_")
 
 
@@ -384,12 +394,17 @@ def _triton(launch: TritonLaunch, missing: float, device: Device) -> LaunchPredi
     if launch.flops and _fetches_ahead(resources):
         return _tiled(launch, resources, missing, device)
     fitting = resources.occupancy().blocks
+    if launch.given.get("launch_cooperative_grid") and launch.programs > fitting * device.sms:
+        raise ValueError(
+            f"{launch.name}: a cooperative launch of {launch.programs} programs; {device.name} holds "
+            f"{fitting * device.sms} at once: launch at most that many, each with more work"
+        )
     on_one_sm = math.ceil(launch.programs / device.sms)
     resident = min(on_one_sm, fitting)
     busy, once, again = (cycles / device.sm_clock for cycles in _cycles(resources, launch))
     issue = STALLS * busy * resources.num_warps / SUB_PARTITIONS  # of one block
     wait = _first_access(missing, launch) + COLD_CODE + max(once, issue - again)
-    missing += launch.repeated * (1 - _kept(launch, resources, resident, device))
+    missing += _missing_again(launch, _kept(launch, resources, resident, device), device)
     spilled = resources.spill_bytes * WARP * resources.num_warps * launch.programs
     busy_sms = min(device.sms, launch.programs)
     from_l2 = (launch.requested + spilled) / (L2_BYTES * busy_sms * device.sm_clock)
@@ -399,7 +414,7 @@ def _triton(launch: TritonLaunch, missing: float, device: Device) -> LaunchPredi
     terms = {
         "launch": LAUNCH,
         "ramp": wait + DISPATCH * resident,
-        "DRAM": missing / (BANDWIDTH_SHARE * device.memory_bandwidth),
+        "DRAM": missing / (_relative_bandwidth(launch, missing) * BANDWIDTH_SHARE * device.memory_bandwidth),
         "L2": from_l2,
         "latency": (waves - 1) * wait + waves * (again + products) + from_l2 / resident,
         "arithmetic": (on_one_sm - 1) * issue,
@@ -407,11 +422,15 @@ def _triton(launch: TritonLaunch, missing: float, device: Device) -> LaunchPredi
     }
     if launch.atomics > FEW_ATOMICS * launch.programs:
         terms["atomics"] = launch.atomics / (ATOMICS * device.sms * device.sm_clock)
-    # Blocks that access an element at a time keep few bytes in flight: in no wave do they hide all of each other.
     narrow = _is_narrow(resources)
-    exposed = EXPOSED if narrow else EXPOSED / max(1.0, on_one_sm / fitting)
+    exposed = EXPOSED / max(1.0, on_one_sm / fitting)
+    if narrow:
+        # Threads that access an element at a time keep few bytes in flight: in step in a single wave, they hide little.
+        one_wave, many = EXPOSED_NARROW
+        exposed = max(one_wave / max(1.0, on_one_sm / fitting), many)
     second, first = _two_largest(terms)
     reasons = {
+        "waits": bool(launch.given.get("launch_cooperative_grid")),
         "atomics": "atomics" in terms,
         "matmul": launch.flops > 0,
         "narrow": narrow,
@@ -420,6 +439,15 @@ def _triton(launch: TritonLaunch, missing: float, device: Device) -> LaunchPredi
     }
     unsure = next((UNSURE[reason] for reason, holds in reasons.items() if holds), "")
     return _made_of(launch.name, terms, _sampling(launch), exposed, unsure)
+
+
+def _relative_bandwidth(launch: TritonLaunch, missing: float) -> float:
+    """Return the bandwidth that a mix of reads and writes reaches, relative to a copy's."""
+    if not missing:
+        return 1.0
+    written = min(1.0, sum(operand.written for operand in launch.operands.values()) / missing)
+    way, share = ("read", 1 - 2 * written) if written <= 0.5 else ("written", 2 * written - 1)
+    return 1 + share * (ONE_WAY[way] - 1)
 
 
 def _is_narrow(resources: Resources) -> bool:
@@ -441,6 +469,21 @@ def _kept(launch: TritonLaunch, resources: Resources, resident: int, device: Dev
     else:
         in_l2 = still_in_l2(launch.working_set * resident * device.sms, device.l2_cache, "read")
     return max(in_l2, _falling(own, l1, BEYOND_L1 * l1))
+
+
+def _missing_again(launch: TritonLaunch, kept: float, device: Device) -> float:
+    """Return the bytes that programs load again and no cache has.
+
+    `kept`: the share that is still there after all resident programs moved theirs. Data that many programs load,
+    such as the vector of a persistent kernel's products, is used again earlier.
+    """
+    moved = sum(operand.read + operand.written for operand in launch.operands.values())
+    found = 0.0
+    for operand in launch.operands.values():
+        if operand.repeated:
+            shared = still_in_l2(moved * operand.read / operand.loaded, device.l2_cache, "read")
+            found += operand.repeated * (1 - max(kept, shared))
+    return found
 
 
 def _falling(value: float, least: float, most: float) -> float:
@@ -681,12 +724,26 @@ def _unsure_of(launch: EagerLaunch, kind: str) -> str:
         if name.startswith("_scaled_dot_product"):
             return "attention: counted as FlashAttention's kernel; dtype, mask and heads decide which one a GPU runs"
         return f"{name}: PyTorch implements it for CPUs only; the GPU's kernels are unknown and may take far longer"
+    if kind == "matrix product" and launch.arguments.get("groups", 1) > 1:
+        return f"{name} in groups: its kernels are unknown; counted at the rate of a large matmul, so a lower bound"
+    if reason := unknown_arithmetic(name, launch.inputs):
+        return reason
     if kind in ("layer norm", "RMS norm", "softmax", "top-k"):
         return f"PyTorch's {kind}: one throughput for all row lengths; it may take 0.5x to 4x the predicted time"
     known = kind != "elementwise" or torch.Tag.pointwise in launch.operator.tags or name in MOVES | _COPIES
     if known and not (name.startswith("index_put") or name == "_index_put_impl_"):
         return ""
     return f"{name}: its kernels are unknown; counted as one kernel that moves each tensor once, so a lower bound"
+
+
+def unknown_arithmetic(name: str, inputs: list[torch.Tensor]) -> str:
+    """Return why an operator's arithmetic takes longer than its bytes or FLOPs tell; empty if it doesn't."""
+    if _SERIES.match(name):
+        return f"{name}: it sums up a series or iterates; only its bytes are counted, so a lower bound"
+    integers = bool(inputs) and holds_integers(inputs[0])
+    if integers and name != "_int_mm" and getattr(torch.ops.aten, name, None) in FLOP_FORMULAS:
+        return f"{name}: PyTorch has no matmul of {inputs[0].dtype} on a GPU, where the call fails"
+    return ""
 
 
 def _kind(launch: EagerLaunch, tensors: list[torch.Tensor]) -> str:
@@ -758,4 +815,20 @@ def _peak(launch: EagerLaunch, device: Device) -> float:
         return double_rate(device)
     if dtype.itemsize == 1:
         return device.peak_flops.get("fp8") or device.peak_flops["fp16"]
-    return device.peak_flops[{torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype, "fp32")]
+    name = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype, "fp32")
+    if dtype == torch.float32 and "tf32" in device.peak_flops and takes_tf32(_is_convolution(launch)):
+        name = "tf32"
+    return device.peak_flops[name]
+
+
+def takes_tf32(convolution: bool) -> bool:
+    """Return whether PyTorch is set to run fp32 convolutions, or other products, in TF32: by default convolutions."""
+    backend = torch.backends.cudnn if convolution else torch.backends.cuda.matmul
+    try:
+        return backend.allow_tf32
+    except RuntimeError:  # it was set by the newer `fp32_precision`, which it cannot express
+        return (backend.conv if convolution else backend).fp32_precision == "tf32"
+
+
+def _is_convolution(launch: EagerLaunch) -> bool:
+    return launch.operator.overloadpacket.__name__ in ("convolution", "convolution_backward")

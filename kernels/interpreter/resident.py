@@ -35,10 +35,11 @@ class Programs:
         run: runs one program, given its index.
         resumed: called with a program's index when it resumes after others have run.
         seed: determines the random order of programs; None: in order, each until it waits.
+        waiting: False if only a sample of the programs runs: nothing signals them, so they don't wait.
     """
 
-    def __init__(self, run: Callable, resumed: Callable, seed: int | None = None):
-        self._run, self._resumed = run, resumed
+    def __init__(self, run: Callable, resumed: Callable, seed: int | None = None, waiting: bool = True):
+        self._run, self._resumed, self.waiting = run, resumed, waiting
         self._random = None if seed is None else random.Random(seed)
         self._back = threading.Semaphore(0)
         self._running: _Program | None = None
@@ -71,7 +72,7 @@ class Programs:
 
     def pause(self, can_run: Callable[[], bool] | None = None, waits_for: Callable[[], str] | None = None) -> None:
         """Let other programs run, until `can_run()` if given. The running program calls this."""
-        if self._random is None and (can_run is None or can_run()):
+        if not self.waiting or (self._random is None and (can_run is None or can_run())):
             return
         me = self._running
         me.can_run, me.waits_for = can_run, waits_for

@@ -296,8 +296,8 @@ def _synchronise(pointer, sem) -> None:
     _programs.pause()
 
 
-def _wait_for_others(pointer: tl.tensor, value) -> None:
-    """Let other programs run until the counter at `pointer` has reached `value`.
+def _wait_for_others(counter_ptr: tl.tensor, value) -> None:
+    """Let other programs run until the counter at `counter_ptr` has reached `value`.
 
     Raises:
         RuntimeError: the launch is not cooperative.
@@ -308,11 +308,11 @@ def _wait_for_others(pointer: tl.tensor, value) -> None:
             "wait needs programs that are resident together: launch with launch_cooperative_grid=True, and at most one "
             "program per multiprocessor"
         )
-    if pointer.dtype != tl.pointer_type(tl.int32):
-        raise TypeError(f"wait takes a pointer to one int32, got {pointer.type}: make counters torch.int32")
+    if counter_ptr.dtype != tl.pointer_type(tl.int32):
+        raise TypeError(f"wait takes a pointer to one int32, got {counter_ptr.type}: make counters torch.int32")
     value = int(value)
-    _bounds.check("atomic", pointer.handle.data, np.ones(pointer.handle.data.shape, bool), 4)
-    address = int(pointer.handle.data.reshape(()))
+    _bounds.check("atomic", counter_ptr.handle.data, np.ones(counter_ptr.handle.data.shape, bool), 4)
+    address = int(counter_ptr.handle.data.reshape(()))
     counter = ctypes.c_int32.from_address(address)
     _programs.pause(
         lambda: counter.value >= value,
@@ -797,8 +797,9 @@ def _python_function(kernel: JITFunction):
 
 def _called_from_kernel(self: JITFunction, *args, **kwargs):
     if self is counters.wait:
-        given = inspect.signature(self.fn).bind(*args, **kwargs).arguments
-        _wait_for_others(given["counter_ptr"], given["value"])
+        _wait_for_others(*args, **kwargs)
+        if not _programs.waiting:
+            return None
     return _python_function(self)(*args, **kwargs)
 
 
@@ -854,7 +855,7 @@ def _interpreted_run(self: JITFunction, *args, grid, warmup, **kwargs):
     names, values = list(bound.arguments), list(bound.arguments.values())
     grid = _checked_grid(self, grid, bound.arguments)
     cooperative = bool(kwargs.get("launch_cooperative_grid", False))
-    resident = getattr(_observer, "multiprocessors", None) or RESIDENT
+    resident = getattr(_observer, "resident", None) or getattr(_observer, "multiprocessors", None) or RESIDENT
     if cooperative and math.prod(grid) > resident:
         raise ValueError(
             f"{name}: a cooperative launch of {math.prod(grid)} programs; only {resident} are certain to be resident, "
@@ -872,7 +873,7 @@ def _interpreted_run(self: JITFunction, *args, grid, warmup, **kwargs):
             options = {key: value for key, value in kwargs.items() if key not in given}
             instances = _observer.launch(self, grid, arguments, {**bound.arguments, **options})
         debug = bool(kwargs.get("debug", self.debug))
-        _interpret(self, grid, None if cooperative else instances, arguments, warps, debug, cooperative)
+        _interpret(self, grid, instances, arguments, warps, debug, cooperative)
         copies._restore_args_dev(values, on_host, {}, {})
 
 
@@ -919,7 +920,7 @@ def _interpret(
             run = functools.partial(_run_program, function, arguments)
             indices = _in_order(grid) if instances is None else instances
             if cooperative:
-                _programs = Programs(run, _resume, _seed)
+                _programs = Programs(run, _resume, _seed, waiting=instances is None)
                 _programs.run(indices)
             else:
                 for index in indices:

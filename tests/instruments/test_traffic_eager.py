@@ -106,7 +106,37 @@ EAGER = {
     "assignment at an index": (lambda x: x.__setitem__(torch.tensor([2, 5]), 0.0), (1, 16, 8)),
     "scatter_": (lambda x: x.scatter_(0, torch.tensor([1, 8]), 5.0), (1, 16, 8)),
     "scatter_add_": (lambda x: x.scatter_add_(0, torch.tensor([1, 8]), torch.tensor([1.0, 2])), (1, 8 + 16 + 8, 8)),
+    "scatter_add_ of rows": (
+        lambda x: torch.zeros(41, 25).scatter_add_(0, torch.tensor([[3], [40], [3]]).expand(3, 25), x[:75].view(3, 25)),
+        (2, 24 + 300 + 200, 4 * N + 200),
+    ),
+    "gather of columns": (
+        lambda x: x.view(41, 25).gather(-1, torch.tensor([[4, 0]]).expand(41, 2)),
+        (1, 2 * 4 * 41 + 16, 2 * 4 * 41),
+    ),
     "index_add_": (lambda x: x.index_add_(0, torch.tensor([1, 1]), torch.tensor([1.0, 2])), (1, 4 + 16 + 8, 4)),
+    "scatter_reduce_": (
+        lambda x: x.scatter_reduce_(0, torch.tensor([3, 3, 9]), torch.tensor([1.0, 2, 3]), "amax"),
+        (1, 8 + 24 + 12, 8),
+    ),
+    "index_reduce_": (
+        lambda x: x.view(41, 25).index_reduce_(0, torch.tensor([7, 7]), x[:50].view(2, 25) + 1, "amax"),
+        (2, 200 + 100 + 16 + 200, 200 + 100),
+    ),
+    "put_": (lambda x: x.put_(torch.tensor([3, 9]), torch.tensor([1.0, 2])), (1, 16 + 8, 8)),
+    "embedding_bag": (
+        lambda x: functional.embedding_bag(torch.tensor([1, 1, 2]), x.view(41, 25), torch.tensor([0])),
+        (1, 200 + 24 + 8, 100 + 24 + 2 * 8),  # it writes each index's bag, and each bag's size and maximum, too
+    ),
+    # A copy of x, then the rows.
+    "index_copy": (
+        lambda x: x.view(41, 25).index_copy(0, torch.tensor([1]), torch.ones(1, 25)),
+        (3, 4 * N + 8 + 100, 100 + 4 * N + 100),
+    ),
+    "scatter_add": (
+        lambda x: x.scatter_add(0, torch.tensor([1, 8]), torch.tensor([1.0, 2])),
+        (2, 4 * N + 8 + 16 + 8, 4 * N + 8),
+    ),
     # log_softmax reads and writes 5x205; the loss reads one log-probability a row, not the rest, and writes 2 numbers
     "cross_entropy": (
         lambda x: functional.cross_entropy(x.view(5, 205), torch.tensor([0, 1, 2, 3, -100])),

@@ -57,6 +57,7 @@ CUDNN_ATTENTION_SHARE = {"full": 0.5, "causal": 0.3, "masked": 0.23}  # of the p
 FILL = 0.8e-6  # s of a cudaMemset
 FILLS_OF_GROUPS = 3  # before a grouped cuDNN convolution
 GATHER_BANDWIDTH = 0.70
+BAG_BANDWIDTH = 0.325  # an embedding bag of 4 rows of 512 bytes, in DLRM
 SUMS_BY_ATOMICS = frozenset("scatter_add scatter_add_ index_add index_add_".split())
 POOLING_BANDWIDTH, POOLING_BACKWARD_BANDWIDTH = 0.4, 0.19
 STEPS_AT_ONCE = 8  # of an LSTM or GRU whose inputs share one matmul: 128 steps launched 16
@@ -105,7 +106,8 @@ def product_time(
     flops = 2.0 * batch * rows * columns * inner * (4 if dtype.is_complex else 1)
     if dtype in prediction.DOUBLES:
         return PRODUCT_START + flops / (prediction.MATRIX_SHARE * prediction.double_rate(device))
-    if dtype in (torch.float32, torch.complex64):
+    tensor_cores = dtype == torch.float32 and "tf32" in device.peak_flops and prediction.takes_tf32(convolution=False)
+    if dtype in (torch.float32, torch.complex64) and not tensor_cores:
         return PRODUCT_START + flops / (CORES_SHARE * device.peak_flops["fp32"])
     peak = _tensor_peak(dtype, device)
     if aligned != "yes":
@@ -129,7 +131,9 @@ def _tiles_time(batch: int, rows: int, columns: int, inner: int, peak: float, de
 
 
 def _tensor_peak(dtype: torch.dtype, device: Device) -> float:
-    """Return FLOP/s; for fp32 the TF32 rate if the tensor cores support it."""
+    """Return FLOP/s; for fp32 the TF32 rate if the tensor cores support it, for 8 bits that of fp8."""
+    if dtype.itemsize == 1 and "fp8" in device.peak_flops:
+        return device.peak_flops["fp8"]
     name = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype, "tf32")
     return device.peak_flops[name if name in device.peak_flops else "fp32"]
 
@@ -235,8 +239,9 @@ def _convolved(x, weight, result, groups, predicted, device, compiled) -> list[L
         share = prediction.BANDWIDTH_SHARE * DEPTHWISE_NHWC_BANDWIDTH
         return [LibraryKernel(name, _bytes_time(_size(x) + _size(result), device, share))]
     flops = 2.0 * result.numel() * channels * taps
-    # cuDNN's fp32 convolutions use TF32 by default (torch.backends.cudnn.allow_tf32).
-    peak = _tensor_peak(x.dtype, device)
+    # cuDNN's fp32 convolutions use TF32 by default.
+    on_cores = x.dtype == torch.float32 and not prediction.takes_tf32(convolution=True)
+    peak = CORES_SHARE * device.peak_flops["fp32"] if on_cores else _tensor_peak(x.dtype, device)
     area = math.prod(result.shape[2:])
     if first and taps == 1 and area == math.prod(x.shape[2:]) and x.dtype.itemsize == 2 and area % 2 == 0:
         # A matmul per image, whose rows are the pixels of a channel. No such kernel takes rows of odd length.
@@ -360,6 +365,11 @@ def _gather(launch, predicted, device, compiled):
     return [LibraryKernel(predicted.name, _bytes_time(2 * _size(launch.results[0]), device, GATHER_BANDWIDTH))]
 
 
+def _bag(launch, predicted, device, compiled):
+    rows = launch.arguments["indices"].numel() * launch.arguments["weight"][:1].nbytes
+    return [LibraryKernel(predicted.name, _bytes_time(rows + _size(launch.results[0]), device, BAG_BANDWIDTH))]
+
+
 def atomics_time(count: float, device: Device) -> float:
     """Return the seconds that so many sums by atomics take, in PyTorch's kernels and in torch.compile's."""
     return count / (prediction.ATOMICS * device.sms * device.sm_clock)
@@ -405,6 +415,7 @@ _MAKERS = {
     "max_pool2d_with_indices": _pooling,
     "max_pool2d_with_indices_backward": _pooling_backward,
     **dict.fromkeys(("index_select", "embedding"), _gather),
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _bag),
     **dict.fromkeys(SUMS_BY_ATOMICS, _scatter),
     "cudnn_rnn": _recurrent,
 }

@@ -13,7 +13,7 @@ from helpers.instruments.fusion.library_kernels import is_channels_first
 from helpers.instruments.fusion.operation_account import TensorAccess, TracedStep
 from helpers.instruments.fusion.plan import plain_name
 from helpers.instruments.operations import EXP_RESULTS, TANH_RESULTS
-from helpers.instruments.prediction import FLOP_FORMULAS, KINDS, product_flops
+from helpers.instruments.prediction import FLOP_FORMULAS, KINDS, product_flops, unknown_arithmetic
 from helpers.instruments.traffic.eager_meter import tensors_of
 from kernels import costs
 
@@ -302,6 +302,13 @@ def unsure_of(step: TracedStep) -> str:
         return f"aten.{name}: its kernels are unknown; counted as one kernel that moves each tensor once"
     if name in SORTED and step.given.get("accumulate", True):
         return f"aten.{name}: PyTorch may sort the positions to add duplicates; the sort is not counted"
+    inputs = [each for each in (node.meta.get("val") for node in step.node.all_input_nodes) if _is_tensor(each)]
+    if reason := unknown_arithmetic(name, inputs):
+        return f"aten.{reason}"
+    if name in ORDERS:
+        return f"aten.{name}: one throughput for all row lengths; it may take 0.5x to 4x the predicted time"
+    if name.rstrip("_") in UNMEASURED:
+        return f"aten.{name}: counted as one kernel that moves each tensor once; scans and its atomics take longer"
     if name in CONVOLUTIONS:
         given = [node.meta.get("val") for node in step.node.all_input_nodes]
         if is_channels_first(max(given, key=torch.Tensor.numel)):
@@ -312,7 +319,13 @@ def unsure_of(step: TracedStep) -> str:
     return ""
 
 
+ORDERS = frozenset(["sort", "topk"])
+UNMEASURED = frozenset("cumsum cumprod logcumsumexp scatter_reduce index_reduce".split())
 SORTED = frozenset("index_put index_put_ _index_put_impl_ embedding_dense_backward".split())
+
+
+def _is_tensor(value) -> bool:
+    return isinstance(value, torch.Tensor)
 
 
 def is_left_out(step: TracedStep) -> bool:

@@ -56,8 +56,15 @@ WRITES_AT = {
     "index_fill_": lambda ids, given: ids.index_select(given["dim"], given["index"]),
     "scatter_": lambda ids, given: ids.gather(given["dim"], given["index"]),
     "scatter_add_": lambda ids, given: ids.gather(given["dim"], given["index"]),
+    "scatter_reduce_": lambda ids, given: ids.gather(given["dim"], given["index"]),
+    "index_reduce_": lambda ids, given: ids.index_select(given["dim"], given["index"]),
+    "put_": lambda ids, given: ids.take(given["index"]),
 }
-ACCUMULATES = frozenset(["index_add_", "scatter_add_"])
+ACCUMULATES = frozenset("index_add_ scatter_add_ scatter_reduce_ index_reduce_".split())
+# Those whose functional form copies `self` first, with a kernel of its own. Source: TensorAdvancedIndexing.cpp.
+COPIES_FIRST = frozenset("scatter scatter_add scatter_reduce index_add index_copy index_reduce".split())
+# Read rows of a table that isn't called `self`.
+READS_ROWS = frozenset(["_embedding_bag", "_embedding_bag_forward_only"])
 
 _KEYS = torch._C.DispatchKey
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -99,6 +106,10 @@ class EagerMeter(TorchDispatchMode):
 
     def _run(self, func, args, kwargs, given, body, place):
         name = func.overloadpacket.__name__
+        if name in COPIES_FIRST and not any(argument.is_out for argument in func._schema.arguments):
+            in_place = getattr(getattr(torch.ops.aten, f"{name}_"), func._overloadname)
+            with self:
+                return in_place(args[0].clone(), *args[1:], **kwargs)
         if body is not None:
             before = self._seen, len(self._ledger.launches)
             with self:
@@ -241,7 +252,8 @@ def read_and_changed(func, given, whole: bool = False) -> tuple[list, list]:
         mutable |= argument.name in ("running_mean", "running_var") and bool(given.get("training"))
         # Fused optimizers change gradients only to scale them back.
         mutable &= not (name.startswith("_fused_") and argument.name == "grads" and given.get("grad_scale") is None)
-        indexed = select is not None and argument.name == "self"
+        rows = name in READS_ROWS and argument.name == "weight"
+        indexed = rows or (select is not None and argument.name == "self")
         accumulates = name in ACCUMULATES or given.get("accumulate", False)
         unread = name.rstrip("_") in SCALES_SELF and argument.name == "self" and given["beta"] == 0
         blind = name in OVERWRITES or (indexed and not accumulates)
@@ -249,7 +261,7 @@ def read_and_changed(func, given, whole: bool = False) -> tuple[list, list]:
             touched = (
                 tensor,
                 argument.name,
-                _indexed(name, select, given) if indexed and not whole else footprint_of(tensor),
+                _indexed(tensor, name, select, given) if indexed and not whole else footprint_of(tensor),
             )
             if mutable:
                 changed.append(touched)
@@ -258,9 +270,8 @@ def read_and_changed(func, given, whole: bool = False) -> tuple[list, list]:
     return read, changed
 
 
-def _indexed(name: str, select, given) -> Footprint | None:
-    """Return the elements of `self` that an index selects, each byte once, no matter how many times it is indexed."""
-    tensor = given["self"]
+def _indexed(tensor: torch.Tensor, name: str, select, given) -> Footprint | None:
+    """Return the elements of a tensor that an index selects, each byte once, no matter how many times it is indexed."""
     if not tensor.numel():
         return None
     dim, positions = _slices(name, given)
@@ -271,6 +282,9 @@ def _indexed(name: str, select, given) -> Footprint | None:
         if not one.dims:  # whole slices, each one run of bytes
             starts = positions.flatten().cpu().numpy() % tensor.shape[dim] * tensor.stride(dim) * tensor.element_size()
             return from_starts(starts + one.low, one.run)
+    if name in READS_ROWS:
+        select = READS_AT["index_select"]
+        given = {"dim": 0, "index": given["indices"].flatten()}
     # An element's offset is a sum over dimensions: select in each one separately, expanded, which costs no memory.
     elements = 0
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
@@ -283,8 +297,17 @@ def _indexed(name: str, select, given) -> Footprint | None:
 
 def _slices(name: str, given) -> tuple[int, torch.Tensor | None]:
     """Return (dimension, positions) if an operator takes whole slices along one dimension; no positions: it doesn't."""
-    if name in ("index_select", "index_add_", "index_copy_", "index_fill_"):
+    if name in ("index_select", "index_add_", "index_copy_", "index_fill_", "index_reduce_"):
         return given["dim"], given["index"]
+    if name in READS_ROWS:
+        return 0, given["indices"]
+    if name in ("gather", "scatter_", "scatter_add_", "scatter_reduce_"):
+        index, shape = given["index"], given["self"].shape
+        dim = given["dim"] % max(1, index.dim())
+        others = [each for each in range(index.dim()) if each != dim]
+        # A position per slice, expanded to its elements, as graph networks add messages up.
+        if index.dim() > 1 and all(index.stride(each) == 0 and index.shape[each] == shape[each] for each in others):
+            return dim, index[tuple(slice(None) if each == dim else 0 for each in range(index.dim()))]
     if name in ("index", "_index_put_impl_"):
         given = [(dim, index) for dim, index in enumerate(given["indices"]) if index is not None]
         if len(given) == 1 and given[0][1].dtype in (torch.int32, torch.int64):
