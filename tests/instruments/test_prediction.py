@@ -212,7 +212,7 @@ def test_what_is_far_off_at_shapes_drawn_by_lot_is_named_as_unsure(kind):
 
 
 def test_what_is_far_off_in_a_sample_of_the_sweep_is_named_as_unsure():
-    sure, unsure = sure_and_unsure(sweep_rows(fitted=False, every=16))
+    sure, unsure = sure_and_unsure(sweep_rows(fitted=False, every=48))
     assert beyond(unsure) == []
     assert max(abs(row.error) for row in sure) <= 0.35
 
