@@ -31,7 +31,6 @@ TILED = [name for name, op in CATALOGUE.items() if op.group == "tiled" and name 
 FAR = 0.30  # of the measured time: an error above it must be explained
 
 # (kernel, version, bytes of the first argument) -> why the model is so far off.
-_CHUNKS = "a row of 16384 is asked for in eight chunks, of which the model has each wait for its own; they overlap"
 _TOP_K = "PyTorch's top-k took from 16 to 55 us at the widths of the constants, 60 here: one constant stands for all"
 _TURNS = "few rows of 65536: programs loop, and the model has each turn wait for its loads, which begin a turn earlier"
 _SMALL = "nine launches of PyTorch's, each a microsecond or so over its constant"
@@ -42,9 +41,6 @@ EXPLAINED = {
     ("cross_entropy", "fused", 2**19): _TURNS,
     ("layer_norm", "fused", 2**19): _SCATTER,
     ("layer_norm_int8", "eager", 2**16): _SMALL,
-    ("softmax", "fused", 2**16): _CHUNKS,
-    ("softmax", "fused", 2**19): _CHUNKS,
-    ("softmax", "fused", 2**22): _CHUNKS,
     ("softmax_dropout", "fused", 2**16): _PHILOX,
     ("softmax_topk", "eager", 2**16): _TOP_K,
     ("softmax_topk", "eager", 2**19): _TOP_K,
