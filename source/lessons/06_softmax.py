@@ -503,7 +503,7 @@ explorer
 #
 # So use large blocks for wide rows. The paper's **claim: "softmax accelerates by up to 1.3 times"** over safe softmax
 # was measured on a V100, and it's close to the ratio of the bytes. Does the time follow the bytes here too? The
-# course's `softmax` holds a row where it can, and otherwise one program reads it twice. On a GPU, in bf16:
+# course's `softmax` holds a row if it can. One program reads each wider row below twice. On a GPU, in bf16:
 
 # %% tags=["hide-input"]
 from helpers.instruments import recorded_sweep
@@ -979,8 +979,8 @@ print(f"the wide kernel takes over at {wide_softmax.MIN_COLUMNS:,} columns")
 # %% [markdown]
 # So odd rows can be nearly as fast, even here, where our kernel loads single elements (`LDG.16`). The wide kernel moves
 # whole 16-byte vectors, starting at the first aligned address in a row, and a small extra block handles the few
-# elements before and after. The hollow marks show the other odd widths: most lose a few percent, the narrowest and the
-# widest more. QuACK doesn't support odd rows, and the others are mostly slower there.
+# elements before and after. The hollow marks show the other odd widths: most lose a few percent, some far more. QuACK
+# doesn't support odd rows, and the others are mostly slower there.
 #
 # Our softmax is behind elsewhere: when there are only a few narrow rows, and, by a little, above about 32,000 columns,
 # where QuACK is ahead. QuACK splits rows that wide across the SMs of a cluster. We split them too, unless they're odd:

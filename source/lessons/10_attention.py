@@ -1009,7 +1009,7 @@ table(("head dim", *times), rows, h200.label_of("attention_exponentials"))
 # - **FlashAttention-3** (Shah et al., [arXiv:2407.08608](https://arxiv.org/abs/2407.08608)) is for Hopper, where loads
 #   and matmuls are asynchronous. Some warps only load (TMA), and two other groups of warps take turns, so that one
 #   computes exponentials while the other's matmul runs. Within a group, one tile's exponentials overlap the previous
-#   tile's second matmul. It also has an fp8 version. The course's tuned kernel for head dims 65 to 256 has the loading
+#   tile's second matmul. It also has an fp8 version. The course's tuned kernel for head dims 33 to 256 has the loading
 #   warp and the overlap within a group, but its groups don't take turns. It's written in Gluon, Triton's lower-level
 #   language (`kernels/tuned/hopper_attention.py`).
 # - **FlashAttention-4** ([arXiv:2603.05451](https://arxiv.org/abs/2603.05451)) is for Blackwell, which doubled the
@@ -1122,9 +1122,9 @@ table((*columns, "unfused memory", "fused memory"), rows, h200.label_of("attenti
 # %% [markdown]
 # (In the first row, most of the unfused memory is cuBLAS's own workspace.) Unfused memory grows fourfold with each
 # doubling, fused memory twofold. The times are above the roofline's bound, and for short sequences far above it,
-# because there isn't enough work to fill the GPU. On long ones, part of the gap is that tensor cores under load don't
-# sustain the rate on the data sheet. The rest is probably time when matmuls and exponentials don't overlap, which no
-# single roof can show.
+# because there isn't enough work to fill the GPU. On long ones, part of the fused gap is that busy tensor cores don't
+# sustain the data sheet's rate. The rest is probably time when matmuls and exponentials don't overlap, which no single
+# roof can show.
 #
 # ### Causal tiles: times and sizes
 #
@@ -1202,16 +1202,16 @@ columns = ("head dim", "matmuls", "exponentials", "one after the other", "fused"
 table(columns, rows, h200.label_of("flash_attention", "roofs"))
 
 # %% [markdown]
-# `fused` is the course's tuned kernel, not the plain one whose exponentials we removed above, so the two tables differ.
-# It takes less time than matmuls and exponentials one after the other, and that includes all of its other arithmetic.
-# With full overlap, it would take as long as the slower of the two. At head dim 128, our kernel and cuDNN's take about
-# a fifth longer than that. At 64, neither gets close.
+# `fused` isn't the plain kernel whose exponentials we removed above, so the two tables differ. It takes less time than
+# matmuls and exponentials one after the other, and that includes all of its other arithmetic. With full overlap, it
+# would take as long as the slower of the two. At head dim 128, our kernel and cuDNN's take about a fifth longer than
+# that. At 64, neither gets close.
 #
 # ### Exponentials in base 2
 #
 # GPUs don't have an `exp` instruction, only powers of two, so `tl.exp(x)` is `exp2` of `x` times $\log_2 e$. We already
 # multiply the score by the scale. If we put $\log_2 e$ into the scale and call `exp2` directly, we save the
-# multiplication inside every exponential. All of the course's kernels do this.
+# multiplication inside every exponential. Our `flash_attention` does this.
 
 
 # %%
@@ -1387,9 +1387,9 @@ print(f"a matmul: {rates['bf16_matrix_flops_per_second'] / 1e12:.0f} TFLOP/s")
 # FlexAttention's Triton template. Without a mask, `torch.compile` recognises the pattern and calls one of the library
 # kernels, so its column shows that kernel's time.
 #
-# The sweep ran on an H100 with today's kernels, and with the `flash-attn-4` package, whose Hopper kernel beats ours on
-# most long sequences, most clearly with 64 elements per head and in the backward pass. The chart shows head dim 128 at
-# each sequence length, with 16384 tokens in all. The table covers every size:
+# The sweep ran on an H100, later than the runs above, and with the `flash-attn-4` package, whose Hopper kernel beats
+# ours on most long sequences, forward and backward. The chart shows head dim 128 at each sequence length, with the same
+# batch x heads x tokens. The table covers every size:
 
 # %% tags=["hide-input"]
 from helpers.figures import sweep_chart
