@@ -142,8 +142,8 @@ def norm_cases(
 
 
 def activation_cases(tensors: int, seed: int) -> list[Case]:
-    """Return calls of `norm(x, .., weight, eps)` with an activation of the norm; weights and what multiplies the
-    activation grow along the row, from about 100 to 10^5."""
+    """Return calls of `norm(x, .., weight, eps)` with an activation of the norm; the weights and the tensors that
+    multiply the activation grow along the row, from about 100 to 10^5."""
     draw = normal(seed)
     x, *others = (64 * draw(4, 64) for _ in range(tensors))
     grow = torch.logspace(0, 3, 64, device=x.device)
