@@ -145,8 +145,7 @@ load_count.compare(
 # This is the machine code, which NVIDIA calls [SASS](../docs/glossary.md#sass). Next to each instruction is the line of
 # the kernel it comes from. `@!P0` is a **predicate**, which is how the mask works: a thread that's masked off skips the
 # instruction. (Before the last store it simply exits.) Names that start with R are registers. The second pair of loads
-# overwrites R4 and R8: the kernel finishes four elements before it loads the next four, so it never needs registers for
-# all eight.
+# overwrites R4 and R8: by then it has added the first four pairs, so it never holds all sixteen inputs at once.
 #
 # CUDA programmers write `float4` to get loads of that [width](../docs/glossary.md#load-width). Triton's compiler uses
 # them whenever three conditions hold. Neighbouring elements must belong to the same thread, which the compiler arranges

@@ -972,7 +972,7 @@ large, again = describe(cut(norm_and_gate, default_partition, x, weight, up), x)
 print(f"autograd's cut: {len(large)} saved, {', '.join(large)}")
 
 # %% [markdown]
-# (`primals` are the function's arguments, in order.) The minimum cut saves fewer:
+# (`primals` are the arguments, in order of use.) The minimum cut saves fewer:
 
 # %% tags=["hide-input"]
 large, again = describe(cut(norm_and_gate, min_cut_rematerialization_partition, x, weight, up), x)

@@ -87,7 +87,7 @@ for command in commands(Path("script.py"), launches=50).values():
 print(textwrap.fill(PERMISSION, 96))
 
 # %% [markdown]
-# We recorded everything below on an H200 with `python -m benchmarks.profiles`, which adds a few counters and
+# We recorded the main part on an H200 with `python -m benchmarks.profiles`, which adds a few counters and
 # `--clock-control none` to the commands above. The files are in `benchmarks/results/h200_profiles`. That machine didn't
 # have `nsys`, but torch.profiler's timeline shows the same rows.
 #

@@ -917,7 +917,7 @@ title = f"sample without a filter, {at_all_sizes.label(timed)}, us on the GPU, c
 table(("rows", "logits", "ours", *peers[1:]), rows, title)
 
 # %% [markdown]
-# In decode, all four are close to each other and to the time of a plain read, unless the cache is short. In sampling,
+# In decode, all four take up to a third longer than a plain read, and far longer if the cache is short. In sampling,
 # ours takes half as long as FlashInfer's at 64 rows. At a single row of 128 thousand logits, where ours keeps just one
 # SM busy, the lead is small.
 
