@@ -174,8 +174,7 @@ puzzle(padding_kernel, 3, below_zero, wanted=torch.softmax(below_zero, -1), colu
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>x = tl.load(x_ptr + offset, mask=inside, other=-float("inf"))</code>: minus
-# infinity can't raise the maximum, and its exponential is 0. A large negative number isn't enough for the third
-# row.</details>
+# infinity can't raise the maximum, and its exponential is 0. -1e4 isn't low enough for the third row.</details>
 #
 # <!-- choices
 # x = tl.load(x_ptr + offset, mask=inside, other=0.0)
@@ -503,7 +502,7 @@ explorer
 #
 # So use large blocks for wide rows. The paper's **claim: "softmax accelerates by up to 1.3 times"** over safe softmax
 # was measured on a V100, and it's close to the ratio of the bytes. Does the time follow the bytes here too? The
-# course's `softmax` holds a row if it can. One program reads each wider row below twice. On a GPU, in bf16:
+# course's `softmax` holds narrow rows. One program reads each wider row below twice. On a GPU, in bf16:
 
 # %% tags=["hide-input"]
 from helpers.instruments import recorded_sweep
@@ -948,8 +947,8 @@ for kernel in (held_kernel, packed_kernel):
 
 # %% [markdown]
 # It spills just the same. The compiler sees the same conversion three times, does it once, and keeps the fp32 values.
-# (`kernels/tuned/packed.py` shows how to prevent that.) Clusters aren't an easy way out either: Triton can launch them
-# (`num_ctas`), but it gives their programs no way to exchange results. So `kernels/tuned/split_softmax.py` does
+# (`kernels/tuned/packed.py` shows how to prevent that.) Clusters aren't an easy way out either: our Triton version
+# launches them (`num_ctas`), but can't compile a row's maximum across one. So `kernels/tuned/split_softmax.py` does
 # without: it splits each of the widest rows over ordinary programs, which publish their maximum and sum in memory and
 # wait there for those of the others. Each program draws its part as it starts, so it never waits for one that can't.
 #
