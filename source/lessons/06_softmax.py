@@ -583,7 +583,8 @@ h200.table("cross_entropy", "bfloat16")
 # they read wide rows, such as those of 65,536 columns, three times (in `cunn_SoftMaxForward`), while the meter assumes
 # one read. In the first row of the table, our kernel doesn't reach copy bandwidth either. With so few rows, there isn't
 # even one program for each of the H200's SMs. Each program loops over its row on its own, with too few loads [in
-# flight](../docs/glossary.md#in-flight) to keep memory busy. **One program per row only works if you have many rows.**
+# flight](../docs/glossary.md#in-flight) to keep memory busy. **With few rows, give each of them more warps, or more
+# programs.**
 #
 # ## Few rows: several programs per row
 #
@@ -973,21 +974,20 @@ print(f"softmax: {odd_rows} take {longer:.2f}x as long as {even_rows}")
 blocks = {"BLOCK_ROWS": 1, "HEAD": 4096, "TAIL": 4, "COMPUTE": tl.float32, "ALIGN": 1}
 made = compile_for(softmax_kernel, row, row, 32744, 4099, 4099, device="H100", **blocks)
 print("global loads, rows of 4099:", *(name for name in made.instructions if "LDG" in name))
-print(f"the wide kernel takes over at {wide_softmax.MIN_COLUMNS:,} columns")
+print(f"the wide kernel takes odd rows from {wide_softmax.MIN_COLUMNS:,} columns")
 
 # %% [markdown]
 # So odd rows can be nearly as fast, even here, where our kernel loads single elements (`LDG.16`). The wide kernel moves
 # whole 16-byte vectors, starting at the first aligned address in a row, and a small extra block handles the few
 # elements before and after. The hollow marks show the other odd widths: most lose a few percent, some far more. QuACK
-# doesn't support odd rows, and the others are mostly slower there.
+# rejects odd bf16 rows, and the others are mostly slower there.
 #
 # Our softmax is behind elsewhere: when there are only a few narrow rows, and, by a little, above about 32,000 columns,
 # where QuACK is ahead. QuACK splits rows that wide across the SMs of a cluster. We split them too, unless they're odd:
 # then one program reads most of its row twice. In the backward pass, that makes us level with QuACK or ahead. Cross
-# entropy reads each row once at any width, and at the widest it's level with QuACK or ahead. At narrower widths, QuACK
-# also keeps the row on chip, and the two are close.
-# (In the backward pass, a few points are slightly above the ceiling, because softmax reads two elements for each one it
-# writes, while a copy reads one.)
+# entropy reads each row once at any width, and at the widest it's level with QuACK or ahead. At narrower widths, the
+# two are close. (In the backward pass, a few points are slightly above the ceiling, because softmax reads two elements
+# for each one it writes, while a copy reads one.)
 # <!-- given 16 bytes: as above -->
 #
 # ### Memory saved for backward

@@ -99,7 +99,8 @@ def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129), many: bool = Fa
             call(name, f"{name}: convert to float32 when loaded, keep partial results in it", [0, 33, 70], dtype=dtype)
         )
     nan = "NaN: a head with NaN in it has a result of NaN, and no other head does"
-    special = call("NaN in one head's keys, inf in another's values", f"{nan}; inf is a value like any other", [0, 20, 40])
+    infinite = f"{nan}; inf is a value like any other"
+    special = call("NaN in one head's keys, inf in another's values", infinite, [0, 20, 40])
     special.inputs[1][1, 7, 3], special.inputs[2][0, 30, 5] = torch.nan, torch.inf
     found.append(special)
     # One key in a split's first block, one in a later block, and all keys of a split.
