@@ -830,6 +830,7 @@ print(f"same result: {close}; {ours.launches} launches; {more_bytes:.1f} % more 
 # Each of the two rotations takes 10 launches: 1 for the norm, 2 for the angles, 6 for the rotation and 1 to join the
 # halves. Finding the slots takes 8 more (with `nonzero` as one, although a GPU needs several), and the two writes take
 # 2 each. Views such as `chunk` and `[:, None]` don't launch anything.
+# <!-- given 10 launches: 1 + 2 + 6 + 1, as counted here -->
 
 # %% tags=["hide-input"]
 import inspect

@@ -42,4 +42,10 @@ def expected_as_json(answer: Callable, inputs: tuple, result: object) -> dict | 
 
 def _moved(x: torch.Tensor) -> torch.Tensor:
     """Return a copy with x's memory layout and each element an ulp higher or lower."""
-    return fresh_copy(x).copy_(moved_by_one_ulp(x, x.dtype)) if x.is_floating_point() else x
+    if not x.is_floating_point():
+        return x
+    moved = fresh_copy(x)
+    # Along an expanded dimension all elements are one number in memory, which moves once.
+    once = moved[tuple(slice(None, None if stride else 1) for stride in x.stride())]
+    once.copy_(moved_by_one_ulp(once, x.dtype))
+    return moved
