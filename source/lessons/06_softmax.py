@@ -94,8 +94,8 @@ print("fp32, scores 1, 2 and 100:", (e / e.sum()).tolist())
 largest.compare(
     int(scores[fits].max()),
     "Attention scores and logits can easily be larger. In fp32, the limit is 88 for one score. "
-    "It's lower for a row, because the sum overflows first, and then the row is all zeros. Above 88, "
-    "you get infinity over infinity, which is NaN.",
+    "It's lower for a row, because the sum overflows first, and then the row is all zeros. "
+    "Above 88, you get infinity over infinity, which is NaN.",
 )
 
 # %% [markdown]
