@@ -63,6 +63,31 @@ def test_a_move_is_one_message_to_the_kernel(page_of):
         assert page.evaluate("sent") == 5
 
 
+LATE = """import time
+from ipywidgets import SelectionSlider
+
+_handle = SelectionSlider._handle_msg
+SelectionSlider._handle_msg = lambda slider, message: (time.sleep(0.2), _handle(slider, message))[1]
+"""
+
+
+@pytest.mark.alone
+def test_the_kernels_answer_takes_no_move_back(page_of):
+    """It repeats where the slider was when it rested; by then, the reader's next keys may have moved it on."""
+    explorer = explorer_latency.EXPLORERS["occupancy"]
+    with page_of(LATE + explorer.cell) as page:
+        handle, line = page.locator(explorer.handle).first, page.locator(".fusion-explorer [role=status]")
+        handle.press("ArrowRight")
+        page.wait_for_timeout(400)  # it rested, and the kernel takes until 500 to answer
+        for _ in explorer.values[2:6]:
+            handle.press("ArrowRight")
+        page.wait_for_timeout(200)
+        handle.press("ArrowRight")
+        assert explorer.shown(explorer.values[6]) in line.text_content()
+        page.wait_for_timeout(1000)
+        assert explorer.shown(explorer.values[6]) in line.text_content()
+
+
 def test_a_slow_explorer_would_be_found():
     assert explorer_latency.within_limits([explorer_latency.Latency([20.0] * 40, 100)])
     slow = [[31.0] * 40, [20.0] * 37 + [60.0] * 3, [20.0] * 40]

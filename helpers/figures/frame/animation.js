@@ -1,5 +1,4 @@
 // Plays a film that was placed beforehand (film.py): boxes travel, appear and grow along one clock.
-const NARROW = 480; // pixels: below this width, a film uses its narrow layout
 const LINE = 17; // pixels between the lines of a title
 const LETTER = 12; // pixels of a text above its baseline
 const ALIGNED = { left: "start", center: "middle", right: "end" };

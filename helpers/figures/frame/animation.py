@@ -206,7 +206,7 @@ def _corners(x: float, y: float, width: float, height: float):
 class FilmStage(anywidget.AnyWidget):
     """The film in the browser, with its controls."""
 
-    _esm = javascript(_HERE / "animation.js")
+    _esm = javascript(_HERE / "narrow.js", _HERE / "animation.js")
     _css = css(_HERE / "animation.css")
     data = Dict().tag(sync=True)
 

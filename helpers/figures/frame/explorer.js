@@ -1,7 +1,6 @@
 // Shows the frame of the sliders' position. All it needs was sent beforehand, so a move needs no answer from the kernel
 // and reaches the screen with the browser's next paint, however busy the kernel is. A choice does need the kernel: until
 // its frames are there, the chart is dimmed and the line says what is going on.
-const NARROW = 480; // pixels: below this width, a page is narrow
 const WIDE = 576; // points: a picture's width
 const LETTERS = [12, 8]; // pixels of a picture's text on a narrow page: those wanted, and the fewest where it is crowded
 const TALLEST = 2.2; // times its height: a crowded picture on a narrow page
@@ -38,6 +37,9 @@ async function tellAtRest(manager, id) {
     clearTimeout(due?.timer);
     due = { callbacks, timer: setTimeout(slider.tellNow, REST) };
   };
+  // The kernel repeats what it was told. If the slider has moved on, that would take it back.
+  const set = slider.set_state.bind(slider);
+  slider.set_state = ({ index, ...state }) => set(due || index === undefined ? state : { index, ...state });
   return slider.tellNow;
 }
 
@@ -389,21 +391,10 @@ function render({ model, el }) {
   model.on("change:data", redraw);
   model.on("change:said", tell);
   model.on("change:doing", () => work(model.get("doing")));
-  const isNarrow = () => {
-    narrow = chart.clientWidth > 0 && chart.clientWidth < NARROW;
-    el.classList.toggle("fusion-narrow", narrow);
-    // Its table may be wider than the page, and then the keyboard scrolls it.
-    if (narrow) table.tabIndex = 0;
-    else table.removeAttribute("tabindex");
-  };
-  isNarrow();
-  redraw();
-  const resized = new ResizeObserver(() => {
-    const before = narrow;
-    isNarrow();
-    if (narrow !== before) redraw();
+  const stop = followWidth({ el, chart, table }, (now) => {
+    narrow = now;
+    redraw();
   });
-  resized.observe(chart);
   // Caught on its way down: what the choice does may be done before the event is back up.
   const choose = ({ target }) => {
     const chosen = target.matches("select, input[type=checkbox]") && target.closest(".fusion-controls");
@@ -432,7 +423,7 @@ function render({ model, el }) {
   setTimeout(() => whenThere(50));
   return () => {
     clearTimeout(waits);
-    resized.disconnect();
+    stop();
     document.removeEventListener("change", choose, true);
   };
 }

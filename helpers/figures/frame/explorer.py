@@ -22,12 +22,13 @@ from helpers.figures.frame.guess_mark import GuessMark, guess_mark_svg, sentence
 from helpers.style import MARKER_SIZE, MARKERS, STYLE, TEXT, TEXT_SIZE, TITLE_SIZE, css, javascript
 
 _HERE = Path(__file__).parent
+WIDTH_SCRIPT = _HERE / "narrow.js"  # `followWidth`, for the browser's scripts
 POSITIONS = ("first", "second", "third")  # of the sliders, as the browser's scripts know them
 
 
 def script(file: Path) -> str:
     """Return the browser's side of an explorer: its own `frameOf`, and the code that shows the frames."""
-    return javascript(file, _HERE / "explorer.js")
+    return javascript(file, WIDTH_SCRIPT, _HERE / "explorer.js")
 
 
 class Stage(anywidget.AnyWidget):

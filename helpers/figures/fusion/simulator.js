@@ -1,7 +1,7 @@
 // A graph whose edges are switches. Every partition that they lead to, with its costs and its refusals, was worked out
 // beforehand: a click looks up the next, and only colours, labels and totals change. On a narrow page the totals stand
 // below the graph, which has a layout of its own where that has room for its columns.
-const NARROW = 480, TOP = 24; // pixels of a narrow page; points of the title, which it folds
+const TOP = 24; // points of the title, which a narrow page folds
 const LABEL = 15; // letters of a box there
 function render({ model, el }) {
   const add = (parent, tag, attributes = {}) => {
@@ -101,21 +101,9 @@ function render({ model, el }) {
   };
   model.on("change:first", () => show());
   model.on("change:data", redraw);
-  const isNarrow = () => {
-    narrow = chart.clientWidth > 0 && chart.clientWidth < NARROW;
-    el.classList.toggle("fusion-narrow", narrow);
-    // Its table may be wider than the page, and then the keyboard scrolls it.
-    if (narrow) table.tabIndex = 0;
-    else table.removeAttribute("tabindex");
-  };
-  isNarrow();
-  redraw();
-  const resized = new ResizeObserver(() => {
-    const before = narrow;
-    isNarrow();
-    if (narrow !== before) redraw();
+  return followWidth({ el, chart, table }, (now) => {
+    narrow = now;
+    redraw();
   });
-  resized.observe(chart);
-  return () => resized.disconnect();
 }
 export default { render };

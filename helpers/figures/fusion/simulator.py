@@ -17,14 +17,25 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from helpers.figures.frame.chart import Chart, si
-from helpers.figures.frame.explorer import Explorer, Stage, svg_opening, svg_title
+from helpers.figures.frame.explorer import WIDTH_SCRIPT, Explorer, Stage, svg_opening, svg_title
 from helpers.instruments.devices import Device
 from helpers.instruments.fusion.analyser import costs_of
 from helpers.instruments.fusion.cost import Costs
 from helpers.instruments.fusion.drawing import layers
 from helpers.instruments.fusion.legality import NotLegalError, bits
 from helpers.instruments.fusion.search import partition
-from helpers.style import FUSED, LIMIT, PALETTE, SMALL_SIZE, STYLE, TEXT, TEXT_SIZE, TITLE_SIZE, UNFUSED
+from helpers.style import (
+    FUSED,
+    LIMIT,
+    PALETTE,
+    SMALL_SIZE,
+    STYLE,
+    TEXT,
+    TEXT_SIZE,
+    TITLE_SIZE,
+    UNFUSED,
+    javascript,
+)
 
 MAX_NODES, MAX_PARTITIONS = 12, 3000
 BIG = 16  # tensors that two operations read count above this fraction of the largest: no biases
@@ -383,7 +394,7 @@ def _narrow_svg(simulation: Simulation, places: Places) -> str:
 class SimulatorStage(Stage):
     """The graph in the browser. `first`: the number of the partition that is shown."""
 
-    _esm = Path(__file__).with_name("simulator.js").read_text(encoding="utf-8")
+    _esm = javascript(WIDTH_SCRIPT, Path(__file__).with_name("simulator.js"))
 
 
 class FusionSimulator(Explorer):
