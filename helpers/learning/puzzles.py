@@ -17,7 +17,7 @@ from helpers.learning.display_text import Unquoted
 
 MAX_PROGRAMS = 16  # limits of a picture
 HAZARDS = {
-    "race": "two programs store to one element, and on a GPU either may be the last",
+    "race": "one element is stored to twice, and on a GPU either store may be the last",
     "out-of-bounds read": "lanes load outside their tensor",
     "out-of-bounds store": "lanes store outside their tensor",
     "unsynchronised read": "a program loads what another stored, and on a GPU that one may not have run yet",
@@ -178,7 +178,7 @@ def verdict(
             )
     if moved > least:
         enough = f"{least / out.numel():.4g} are enough"
-        return f"Not yet: right values, but {per_element}, and {enough}", "Red lanes move unnecessary bytes."
+        return f"Not yet: right values, but {per_element}, and {enough}", "The orange-red lanes move unnecessary bytes."
     return f"Solved: right values, every lane on its own element, {per_element}", ""
 
 

@@ -54,7 +54,6 @@ def softmax_kernel(
     x_ptr += row * x_row_stride
     y_ptr += row * cols
     col = tl.arange(0, HEAD)[None, :]
-    # x waits for the maximum in its own dtype: in fp32 it would take twice as many registers.
     tail_col = HEAD + tl.arange(0, TAIL)[None, :]
     in_tail = (row < rows) & (tail_col < cols)
     x = tl.load(x_ptr + col, mask=row < rows, other=0.0)

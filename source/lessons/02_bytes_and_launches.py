@@ -201,9 +201,10 @@ misplaced.compare(
 )
 
 # %% [markdown]
-# The meter points to the offending line. (Its last column is the number of [sectors](../docs/glossary.md#sector) per
-# warp request, at one element per lane. Sectors are the 32-byte units in which caches move data, so 32 fp32 elements
-# need four. The last warp is only half full. More in lesson 03b.)
+# The meter points to the offending line. (A GPU runs threads in groups of 32, called [warps](../docs/glossary.md#warp).
+# The last column says how many [sectors](../docs/glossary.md#sector) a warp's request touches, on average. Sectors are
+# the 32-byte units in which caches move data, so 32 fp32 elements need four. Here the last warp is only half full. More
+# in lesson 03b.)
 # <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
 
 # %%
@@ -423,8 +424,9 @@ print(f"; copies {h200.copy_bandwidth / 1e9:,.0f} GB/s")
 
 # %% [markdown]
 # Here are four operations on one time axis, run in three ways: launched one by one, as one Triton kernel, and as a CUDA
-# graph. (Replaying a graph costs the CPU just one launch, which the picture leaves out.) Press **Play**, then choose
-# more elements. Launched one by one, at what size does the GPU stop waiting for the CPU between kernels?
+# graph. (The GPU's times were measured at each size. Replaying a graph costs the CPU just one launch, which the picture
+# leaves out.) Press **Play**, then choose more elements. Launched one by one, at what size does the GPU stop waiting
+# for the CPU between kernels?
 
 # %% tags=["hide-input"]
 launch_timeline(h200)

@@ -322,8 +322,8 @@ speed_up.compare(
 # DRAM and the SMs that keeps recently used data. (The recorded kernel is the course's own, with the tanh form of GELU
 # that you'll write in the exercise. Both forms of GELU hide behind the memory traffic.)
 #
-# Those are GPU times. The columns on the right show what a whole call costs, including Python and the launch. At the
-# smallest size, calling the fused kernel actually takes longer, for the reason you saw in lesson 02. But the GPU is
+# On the left are GPU times. The columns on the right show what a whole call costs, including Python and the launch. At
+# the smallest size, calling the fused kernel actually takes longer, for the reason you saw in lesson 02. But the GPU is
 # busy for less time, so you gain once other work keeps it busy.
 #
 # If you have a GPU, time your own kernel:
@@ -551,9 +551,9 @@ first.compare(
 #
 # You get to choose two numbers: `BLOCK`, and `num_warps`, which is a launch option: `kernel[grid](..., BLOCK=1024,
 # num_warps=4)`. A [warp](../docs/glossary.md#warp) is 32 threads. By default, 4 warps share a block, so in a block of
-# 1024, each thread has eight elements. Here the grid has to grow with the tensor, because each program takes one block.
-# Over a wide range, the choice hardly matters: memory is the limit, and most choices keep it busy. A block of 1024 on 4
-# warps is a good default. In lesson 03b we'll find out where that range ends, and why.
+# 1024, each thread has eight elements.  Over a wide range, the choice hardly matters: memory is the limit, and most
+# choices keep it busy. A block of 1024 on 4 warps is a good default. In lesson 03b we'll find out where that range
+# ends, and why.
 #
 # ## Your predictions vs the measurements
 

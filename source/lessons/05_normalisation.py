@@ -417,10 +417,10 @@ unfused_bytes.on(
 
 # %% [markdown]
 # **Verdict: it's literally true, but against a baseline that you don't have to use.** PyTorch's own `F.layer_norm` is
-# already a fused kernel, and against that, the bytes allow far less. (A larger gain means that the baseline was slower
-# than a copy, or moved more than the meter assumes.) **A speedup means nothing without its baseline.** Here are the
-# times on a GPU. `eager` is `F.layer_norm` followed by an activation, and `fused` is the course's `layer_norm_act`: our
-# kernel plus a weight, a bias and the activation.
+# already a fused kernel, and against that, the bytes allow far less. **A speedup means nothing without its baseline.**
+# Here are the times on a GPU. (Where the gain exceeds what the bytes allow, the baseline was slower than a copy, or
+# moved more than the meter assumes.) `eager` is `F.layer_norm` followed by an activation, and `fused` is the course's
+# `layer_norm_act`: our kernel plus a weight, a bias and the activation.
 
 # %% tags=["hide-input"]
 h200.table("layer_norm_act", "bfloat16")
@@ -478,7 +478,7 @@ h200.table("residual_layer_norm", "bfloat16")
 #
 # ## Rows too wide for one block
 #
-# So far we've kept the whole row in registers, **highlighted below**. Each SM divides its own among the thread blocks
+# So far we've kept the whole row in registers, **highlighted below**. Each SM divides its registers among the programs
 # it's running.
 
 # %% tags=["hide-input"]
@@ -792,8 +792,9 @@ display(
 #
 # - RMSNorm on many rows. At 127 columns, `torch.compile`'s backward pass leads, and at 12,289 its forward pass. At 768
 #   columns, QuACK's backward pass leads.
-# - 2048 rows: a kernel that runs for a few microseconds is mostly ramp-up and tail. We're furthest behind at 4,096
-#   columns, where Liger leads in both norms' forward passes. `fusion bench --recorded --sweep` lists every point.
+# - 2048 rows: a kernel that runs for a few microseconds is mostly ramp-up and tail. In the forward pass we're furthest
+#   behind at 64 columns in LayerNorm, and at 1,024 in RMSNorm, where `torch.compile` leads. `fusion bench --recorded
+#   --sweep` lists every point.
 #
 # Rows of 1000 columns could easily be on this list: 1000 is a multiple of 8 but not of 16, the only divisor that Triton
 # checks for, so it would load them element by element. So we pass our kernels the divisor of a row's length (`ALIGN`

@@ -79,7 +79,8 @@ unfused_bytes.compare(unfused.bytes_total / x.numel())
 # %% [markdown]
 # ## Why subtract the maximum?
 #
-# Mathematically, `exp(x) / sum(exp(x))` is the same, and you'd save a read of the row. But the largest fp16 number is
+# Mathematically, `exp(x) / sum(exp(x))` is the same, and you'd save the pass for the maximum. But the largest fp16
+# number is
 # 65504. **What's the largest whole-number score whose exponential still fits?**
 
 # %% tags=["hide-input"]
@@ -111,8 +112,8 @@ largest.compare(
 # ## One row, one program
 #
 # We start as in lesson 05. The block is the row's length rounded up to a power of two, and the
-# [padding](../docs/glossary.md#padding) loads 0. We cast to fp32 right after the load, so that a bf16 row isn't summed
-# in bf16.
+# [padding](../docs/glossary.md#padding) loads 0. We cast to fp32 right after the load, so that all the arithmetic is in
+# fp32.
 
 
 # %%
@@ -260,7 +261,7 @@ def dropout_kernel(x_ptr, y_ptr, seed, rate, columns, BLOCK: tl.constexpr):
 
 
 # %% [markdown]
-# **By what factor does fusing softmax and dropout reduce the bytes, in fp32?**
+# **By what factor does fusing softmax and dropout reduce the bytes, in fp32, compared with PyTorch's two operators?**
 
 # %% tags=["hide-input"]
 dropout_bytes = predict_first("bytes of softmax and dropout ÷ bytes of one kernel", unit="times")
@@ -502,7 +503,7 @@ explorer
 #
 # So use large blocks for wide rows. The paper's **claim: "softmax accelerates by up to 1.3 times"** over safe softmax
 # was measured on a V100, and it's close to the ratio of the bytes. Does the time follow the bytes here too? The
-# course's `softmax` holds narrow rows. One program reads each wider row below twice. On a GPU, in bf16:
+# course's `softmax` holds a narrow row. A wider one, in this table, is read twice by one program. On a GPU, in bf16:
 
 # %% tags=["hide-input"]
 from helpers.instruments import recorded_sweep
@@ -582,17 +583,16 @@ h200.table("cross_entropy", "bfloat16")
 # On large tensors the speedup is higher than the ratio of the bytes. PyTorch's kernels don't reach copy bandwidth, and
 # they read wide rows, such as those of 65,536 columns, three times (in `cunn_SoftMaxForward`), while the meter assumes
 # one read. In the first row of the table, our kernel doesn't reach copy bandwidth either. With so few rows, there isn't
-# even one program for each of the H200's SMs. Each program loops over its row on its own, with too few loads [in
-# flight](../docs/glossary.md#in-flight) to keep memory busy. **With few rows, give each of them more warps, or more
-# programs.**
+# even one program for each of the H200's SMs, so each has to keep many loads [in
+# flight](../docs/glossary.md#in-flight). **With few rows, give each of them more warps, or more programs.**
 #
 # ## Few rows: several programs per row
 #
-# To fix that, we let several programs share a row. Each of them finds the maximum and sum of its part, and we combine
-# these pairs just as we combine a block with those before it: rescale, then add. But which program should do the
-# combining? Programs can start in any order, so none of them can simply wait for another, which may not have started yet.
-# So we use a second launch, which combines the pairs in a fixed order. (You can also do it in one launch: each program
-# increments a counter in memory, and the last to arrive combines.) Here's the code we timed:
+# Let's try more programs, so that several share a row. Each of them finds the maximum and sum of its part, and we
+# combine these pairs just as we combine a block with those before it: rescale, then add. But which program should do
+# the combining? Programs can start in any order, so none of them can simply wait for another, which may not have
+# started yet. So we use a second launch, which combines the pairs in a fixed order. (You can also do it in one launch:
+# each program increments a counter in memory, and the last to arrive combines.) Here's the code we timed:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_06 import join_kernel, part_kernel, split_loss
@@ -878,7 +878,6 @@ def softmax_kernel(
     x_ptr += row * x_row_stride
     y_ptr += row * cols
     col = tl.arange(0, HEAD)[None, :]
-    # x waits for the maximum in its own dtype: in fp32 it would take twice as many registers.
     tail_col = HEAD + tl.arange(0, TAIL)[None, :]
     in_tail = (row < rows) & (tail_col < cols)
     x = tl.load(x_ptr + col, mask=row < rows, other=0.0)
@@ -982,12 +981,12 @@ print(f"the wide kernel takes odd rows from {wide_softmax.MIN_COLUMNS:,} columns
 # elements before and after. The hollow marks show the other odd widths: most lose a few percent, some far more. QuACK
 # rejects odd bf16 rows, and the others are mostly slower there.
 #
-# Our softmax is behind elsewhere: when there are only a few narrow rows, and, by a little, above about 32,000 columns,
-# where QuACK is ahead. QuACK splits rows that wide across the SMs of a cluster. We split them too, unless they're odd:
-# then one program reads most of its row twice. In the backward pass, that makes us level with QuACK or ahead. Cross
-# entropy reads each row once at any width, and at the widest it's level with QuACK or ahead. At narrower widths, the
-# two are close. (In the backward pass, a few points are slightly above the ceiling, because softmax reads two elements
-# for each one it writes, while a copy reads one.)
+# Our softmax is behind elsewhere: when there are only a few narrow rows, and, by a little, on very wide ones, where
+# QuACK is ahead. QuACK splits rows that wide across the SMs of a cluster. Above 32,768 columns we split them too,
+# unless they're odd: then one program reads most of its row twice. In the backward pass, that makes us level with QuACK
+# or ahead. Cross entropy reads each row once at any width, and at the widest it's level with QuACK or ahead. At
+# narrower widths, the two are close. (In the backward pass, a few points are slightly above the ceiling, because
+# softmax reads two elements for each one it writes, while a copy reads one.)
 # <!-- given 16 bytes: as above -->
 #
 # ### Memory saved for backward

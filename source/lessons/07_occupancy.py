@@ -11,7 +11,7 @@
 #
 # - find out which resource keeps another block from fitting on an SM, and how to make room for it;
 # - compile a kernel for a GPU you don't have, and read its registers, spills and machine code;
-# - predict how many operations fit into a growing fusion, and find where it stops paying off;
+# - predict how many steps fit into a growing fusion, and find where it stops paying off;
 # - predict how many wavefronts a shared memory read takes;
 # - choose `num_warps` and `maxnreg` with their costs in mind, and count waves and their tail.
 #
@@ -431,11 +431,11 @@ growth.compare(
 # more than the 255 we saw above. If a value doesn't fit, it **[spills](../docs/glossary.md#spill)**: it's stored to
 # *local memory* and loaded back later. Local memory is ordinary GPU memory behind the SM's own cache, **L1**, and each
 # thread has a private area there, its **stack**. One step needs 37 registers, and each additional one keeps two rows.
-# **On an H100, what's the smallest number of fused operations that spills?**
+# **On an H100, what's the smallest number of fused steps that spills?**
 # <!-- given 37 registers: the compiler's count for one step, in the explorer below -->
 
 # %% tags=["hide-input"]
-first_spill = predict_first("the first number of operations to spill", unit="operations")
+first_spill = predict_first("the first number of steps to spill", unit="steps")
 first_spill
 
 # %% [markdown]
@@ -450,15 +450,15 @@ first_spill
 from helpers.figures import RegistersExplorer
 
 sizes = (1, 2, 4, 6, 8, 10, 12, 14, 15, 16, 20, 24)
-lab = RegistersExplorer(compiled, sizes, device="H100", operations=16)
+lab = RegistersExplorer(compiled, sizes, device="H100", steps=16)
 first_spill.on(lab, "x", panel=1)
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. The number of warps, which drops as soon as you add a second
-# operation. 2. At ten, of the sizes here. Two blocks fit, and two still fit even if every thread uses the maximum
-# number of registers. 3. The first spill hardly moves, because all of them have the same limit per thread. The number
-# of blocks doesn't change either (except at one or two operations, where all of a T4's warp slots are taken), but the
-# occupancy does, because some GPUs have more warp slots per SM.</details>
+# <details><summary>What you should see</summary>1. The number of warps, which drops as soon as you add a second. 2. At
+# ten, of the sizes here. Two blocks fit, and two still fit even if every thread uses the maximum number of registers.
+# 3. The first spill hardly moves, because all of them have the same limit per thread. The number of blocks doesn't
+# change either (except at one or two steps, where all of a T4's warp slots are taken), but the occupancy does, because
+# some GPUs have more warp slots per SM.</details>
 
 # %% tags=["hide-input"]
 rows = []
@@ -507,7 +507,7 @@ table(columns, rows)
 
 # %% tags=["hide-input"]
 stops = predict_first(
-    "the first number of operations where two pieces win, H200", unit="operations"
+    "the first number of steps where two pieces win, H200", unit="steps"
 )
 stops
 
@@ -547,10 +547,10 @@ stops.on(chart, "x")
 # %% [markdown]
 # Blocks or spills: how good is the evidence for each?
 #
-# **Blocks.** The kernel isn't waiting for memory: as the first line below shows, moving its bytes at copy bandwidth
-# would take only a small part of its time. Each step sums a row twice, and each time all the warps in the block wait
-# for the slowest one. Meanwhile, only *another block* can use the SM. The more blocks there are, the better they fill
-# these gaps. That's consistent with the times, but we have no experiment that isolates it.
+# **Blocks.** The kernel isn't waiting for memory: as the first line of the next output shows, moving its bytes at copy
+# bandwidth would take only a small part of its time. Each step sums a row twice, and each time all the warps in the
+# block wait for the slowest one. Meanwhile, only *another block* can use the SM. The more blocks there are, the better
+# they fill these gaps. That's consistent with the times, but we have no experiment that isolates it.
 #
 # **Spills.** A spilled value goes to L1 first. Do the stacks of all the threads on the SM fit there, and does the
 # profiler agree?
@@ -842,10 +842,10 @@ worst = sweep["16384x2"].median / min(time.median for time in sweep.values())
 print(f"{add.stack} B of stack; {worst:.1f} times slower than the best block size")
 
 # %% [markdown]
-# **Verdict: it fails for a whole kernel.** A single access that goes all the way to DRAM is far slower than a
-# register. But a kernel that spills isn't, because other warps run in the meantime, and caches catch some of the
-# spills. With one of the caps above, the kernel spilled and still got faster. In the add+GELU case, the assembler gave
-# up and kept nearly everything on the stack.
+# **Verdict: it fails for a whole kernel.** A single access that goes all the way to DRAM is far slower than a register.
+# But a kernel that spills isn't, because other warps run in the meantime, and caches catch some of the spills. With
+# some of the caps above, the kernel spilled and still got faster. In the add+GELU case, the assembler gave up and kept
+# nearly everything on the stack.
 #
 # ### On your GPU
 #

@@ -120,7 +120,8 @@ output_kernel[6, 8](x, w, bias, y, 6, 8, 700, ACT="gelu", BLOCK_K=512)  # a grid
 print("right:", right(y, x, w, bias))
 
 # %% [markdown]
-# `activate(s, ACT, dtype)` is a chain of `if ACT == ...` that's resolved at compile time. It computes
+# `activate(s, ACT)` is a chain of `if ACT == ...` that's resolved at compile time. (If you also pass the result's
+# dtype, it may choose a cheaper formula.) It computes
 #
 # ```python
 # if ACT == "relu":   s = tl.where(s < 0, 0.0, s)  # tl.maximum would turn NaN into 0
@@ -372,8 +373,8 @@ step("tensor cores", tiles_kernel, (256, 128, 256))
 # registers until the epilogue reads them.
 #
 # The operands' dtype sets the speed. By default, `tl.dot` multiplies float32 tiles as tf32, at half the rate (by the
-# data sheet) and with ten fraction bits. So don't convert 16-bit tiles to float32 first: float32 holds the product of
-# two such elements exactly.
+# data sheet) and with ten fraction bits. So don't convert 16-bit tiles to float32 first. It's slower, and gains
+# nothing: their products are exact in the float32 sum anyway.
 # <!-- given 16-bit: the format's definition -->
 #
 # ## Masks along K
@@ -645,11 +646,14 @@ def rounding_kernel(
 
 
 # %% [markdown]
-# **What percentage of its results aren't correctly rounded, that is, aren't the bfloat16 value nearest to the exact
-# one?** On average, the first rounding moves a sum by a quarter of the distance between neighbouring bfloat16 values.
+# **What percentage of its positive results aren't correctly rounded, that is, aren't the bfloat16 value nearest to the
+# exact one?** On average, the first rounding moves a sum by a quarter of the distance between neighbouring bfloat16
+# values.
 
 # %% tags=["hide-input"]
-off = predict_first("results not correctly rounded, rounding before the bias", unit="%")
+off = predict_first(
+    "positive results not correctly rounded, if rounded before the bias", unit="%"
+)
 off
 
 # %% tags=["hide-input"]

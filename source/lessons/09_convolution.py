@@ -690,7 +690,7 @@ display(table(columns, ((n, f"{p} %") for n, p in not_the_nearest.items())))
 not_nearest.compare(
     not_the_nearest["three kernels"],
     "The epilogue only rounds the result (the fp32 sum also rounds, but it hardly ever shows). "
-    "Three kernels also round the sum and batch norm's result. Folded weights are rounded ahead of "
+    "Three kernels also round the sum before batch norm. Folded weights are rounded ahead of "
     "time, so every product in the sum is slightly off.",
 )
 
@@ -853,8 +853,8 @@ speed_up.on(chart, "y")
 # weights are folded that's all we need. PyTorch exposes it as `torch.cudnn_convolution_relu`.
 #
 # So is **algebra alone** enough? Fold the weights, give `conv2d` its bias and call ReLU. That takes no new kernel, and
-# batch norm's read and write are gone. **What's the speedup over three kernels at the same size, on an H200?** One
-# thing you should know: on a GPU, PyTorch calls cuDNN without the bias and adds it afterwards, in a separate kernel
+# batch norm's read and write should be gone. **What's the speedup over three kernels at the same size, on an H200?**
+# One thing you should know: on a GPU, PyTorch calls cuDNN without the bias and adds it afterwards, in a separate kernel
 # (`ATen/native/Convolution.cpp`).
 
 # %% tags=["hide-input"]

@@ -609,8 +609,8 @@ def causal_kernel(q_ptr, k_ptr, v_ptr, o_ptr, tokens, scale,
 
 
 # %% [markdown]
-# (With padding, you'd need the two lines from above again.) **What percentage of the tiles can you skip at 384 tokens,
-# in tiles of 64 x 64?** Draw the 6 x 6 tiles.
+# (With padding, you'd need the two lines for queries with no visible key again.) **What percentage of the tiles can you
+# skip at 384 tokens, in tiles of 64 x 64?** Draw the 6 x 6 tiles.
 
 # %% tags=["hide-input"]
 skipped_share = predict_first("share of the tiles skipped, 384 tokens, tiles of 64 x 64", unit="%")
@@ -810,7 +810,7 @@ intensity.compare(one_token(65536, 32, 32).intensity)
 # %% [markdown]
 # When you process a whole sequence, each key you fetch serves thousands of queries. Here it serves just one, unless
 # heads share it. With **grouped heads** (grouped-query attention), several query heads use the same head of keys and
-# values, say 32 query heads with 8 or 1, and the cache shrinks by the same factor:
+# values, say 32 query heads with 8 or 1, and the cache shrinks by the size of a group:
 
 # %% tags=["hide-input"]
 from helpers.figures import Point, roofline_chart

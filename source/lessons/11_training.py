@@ -267,7 +267,7 @@ display(table(("loss", "first", "mean of the last 20"), rows))
 naive_loss.compare(
     round(sum(losses["naive"][-20:]) / 20, 2),
     f"No model can go below {math.log(BRANCHES):.2f}. Both learn. Gradients that point roughly the "
-    "right way do train a model, though perhaps to a worse result, here or next time.",
+    "right way do train a model, though perhaps to a worse result.",
 )
 
 # %% tags=["hide-input", "nbval-ignore-output"]
@@ -521,7 +521,7 @@ puzzle(scores_gradient_kernel, 3, p, dp, wanted=right.float(), KEYS=4)
 # pass saves one value per query, $\mathrm{lse}_i = \log \sum_j e^{S_{ij}}$, and the backward pass recomputes each tile
 # as $P = e^{S - \mathrm{lse}}$, with no running max and no rescaling. Second, **D needs a whole row** of $P$ and $dP$,
 # but a tile only has part of one. Fortunately, $D_i = \sum_j P_{ij} \sum_c dO_{ic} V_{jc} = \sum_c dO_{ic}\, O_{ic}$,
-# which is the row sum of $dO \circ O$, and you can compute that before the loop starts.
+# which is the row sum of $dO$ times $O$, element by element, and you can compute that before the loop starts.
 #
 # **The forward pass does two matmuls per tile. How many does the backward pass do?**
 
@@ -682,7 +682,7 @@ large_peak.compare(
     all_at_once / of_loss[1024]["peak"],
     "At 4096 tokens and fewer, the peak no longer falls, because the two copies of the weight's "
     "gradient remain. Each chunk moves the weight or its gradient four times, about 1 ms. Below "
-    "512 rows the arithmetic takes no longer than that, so the time rises: choose the largest "
+    "512 tokens the arithmetic takes no longer than that, so the time rises: choose the largest "
     "chunk that fits. (Each chunk also rounds the sum in bf16 once more.) torch.compile avoids "
     "the fp32 logits without any hint, and it's faster than any chunk size. Use it if the bf16 "
     "logits and their gradient both fit.",

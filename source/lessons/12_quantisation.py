@@ -229,7 +229,7 @@ print("clip 0.5: within 1 of PyTorch:", off <= 1)
 
 # %% [markdown]
 # The last troublemaker is a row with a NaN. `tl.max` drops NaN, and so does `tl.maximum` without `propagate_nan`, so
-# that row can end up with a perfectly ordinary scale. It shouldn't, and exercise 12 asks you to handle it.
+# that row can end up with a perfectly ordinary scale. Its scale should be NaN, and exercise 12 asks you to handle it.
 #
 # How much traffic does fusion save? Let's compare `kernels.layer_norm_int8` with the same computation in PyTorch,
 # operator by operator:
@@ -239,7 +239,8 @@ op = kernels.CATALOGUE["layer_norm_int8"]
 print("\n".join(inspect.getsource(op.reference).rstrip().splitlines()[4:]))
 
 # %% [markdown]
-# **By what factor does the fused kernel cut the traffic, in fp32**, on 16 rows of 4096?
+# **By what factor does the fused kernel cut the traffic, in fp32**, on 16 rows of 4096? (Count weight and bias
+# once.)
 
 # %% tags=["hide-input"]
 norm_bytes = predict_first("unfused ÷ fused traffic, LayerNorm and int8, fp32", unit="times")
@@ -613,8 +614,9 @@ for way in (long, short):
 
 # %% [markdown]
 # On a B200 the option makes no difference. (We haven't measured how accurate its sums are.) Its per-block scales
-# compile to `FFMA2` (two multiply-adds in one instruction), and the code covers two passes of the loop. For Hopper,
-# here's the relative error of a sum of positive products, compared with float64 on the same e4m3 values:
+# compile to `FFMA2` (two multiply-adds in one instruction), and the counts cover two passes of the loop, which the
+# compiler unrolled once. For Hopper, here's the relative error of a sum of positive products, compared with float64 on
+# the same e4m3 values:
 
 # %% tags=["hide-input"]
 sums = h200.experiment("quantised_fp8_sums")

@@ -27,7 +27,7 @@ def test_each_frame_says_what_the_compiler_said(explorer):
     frames = explorer._stage.data["frames"]
     assert len(frames) == len(SIZES)
     for index, (steps, frame) in enumerate(zip(SIZES, frames, strict=True)):
-        explorer.operations.index = index
+        explorer.steps.index = index
         found = compiled(steps, "H100")
         assert frame["text"] == explorer.text == explorer.chart().text
         assert f">{found.registers} registers per thread<" in frame["svg"]
@@ -53,7 +53,7 @@ def test_another_gpu_is_compiled_for(explorer):
     other = RegistersExplorer(lambda steps, gpu: asked.append(gpu) or compiled(steps, gpu), (1,), "A100")
     other.device.value = "T4"
     assert asked == ["A100", "T4"]
-    assert other.text.startswith("T4: 1 fused operation fits in ")
+    assert other.text.startswith("T4: 1 fused step fits in ")
     assert f"{compiled(1, 'T4').occupancy()!r}" in other.text
 
 
@@ -65,9 +65,9 @@ def test_each_kernel_is_announced_before_it_is_compiled(explorer):
     other.device.value = "T4"
     assert told == [
         ("computing ...", 0),
-        ("compiling 1 of 3: operations = 1, T4", 0),
-        ("compiling 2 of 3: operations = 4, T4", 1),
-        ("compiling 3 of 3: operations = 16, T4", 2),
+        ("compiling 1 of 3: steps = 1, T4", 0),
+        ("compiling 2 of 3: steps = 4, T4", 1),
+        ("compiling 3 of 3: steps = 16, T4", 2),
         ("", 3),
     ]
 
@@ -79,11 +79,11 @@ def test_shown_without_a_kernel_it_is_a_picture_and_a_line(explorer):
 
 
 @pytest.mark.parametrize(
-    ("device", "operations", "message"), [("V100", 1, "not a GPU to compile for"), ("H100", 2, "has no 2")]
+    ("device", "steps", "message"), [("V100", 1, "not a GPU to compile for"), ("H100", 2, "has no 2")]
 )
-def test_what_cannot_be_shown_is_refused_in_one_line(device, operations, message):
+def test_what_cannot_be_shown_is_refused_in_one_line(device, steps, message):
     with pytest.raises(ValueError, match=message) as refused:
-        RegistersExplorer(compiled, SIZES, device, operations)
+        RegistersExplorer(compiled, SIZES, device, steps)
     assert "\n" not in str(refused.value)
 
 

@@ -168,7 +168,7 @@ x = torch.arange(1.0, 11.0)
         ({"elements": 11, "step": 4}, "Not yet: lanes load outside their tensor"),
         ({"elements": 9, "step": 4}, "Not yet: 1 of 10 elements is never stored"),
         ({"elements": 8, "step": 4}, "Not yet: 2 of 10 elements are never stored"),
-        ({"elements": 10, "step": 3}, "Not yet: two programs store to one element"),
+        ({"elements": 10, "step": 3}, "Not yet: one element is stored to twice"),
     ],
 )
 def test_the_verdict_names_what_is_wrong_first(chosen, beginning):

@@ -26,14 +26,14 @@ LABEL_ABOVE = 5  # points above a panel
 
 @dataclass(frozen=True)
 class Growth:
-    """One kernel compiled at several sizes for one device: `compiled[i]` is what `sizes[i]` operations need."""
+    """One kernel compiled at several sizes for one device: `compiled[i]` is what `sizes[i]` steps need."""
 
     sizes: tuple[int, ...]
     compiled: tuple[Resources, ...]
 
     @property
     def first_spill(self) -> int | None:
-        """The smallest number of operations that spills a register; None if none does."""
+        """The smallest number of steps that spills a register; None if none does."""
         spilling = (size for size, each in zip(self.sizes, self.compiled, strict=True) if each.spill_bytes)
         return next(spilling, None)
 
@@ -46,8 +46,8 @@ class Growth:
         each = self.compiled[self.sizes.index(size)]
         share = f"{each.occupancy().fraction:.0%} occupancy"
         if each.spill_bytes:
-            return f"{size} fused operations spill {each.spill_bytes} bytes per thread, at {share}"
-        fit = "operation fits" if size == 1 else "operations fit"
+            return f"{size} fused steps spill {each.spill_bytes} bytes per thread, at {share}"
+        fit = "step fits" if size == 1 else "steps fit"
         return f"{size} fused {fit} in {each.registers} registers per thread, at {share}"
 
     def text(self, size: int) -> str:
@@ -76,7 +76,7 @@ def registers_axes(growth: Growth) -> tuple[Figure, dict[str, Axes]]:
             values = growth.values(panel)
             top = tops.get(panel, max(64, *values))
             axes.set(xlim=(0, growth.sizes[-1] * 1.04), ylim=(0, top * 1.1))
-            axes.set_xlabel("fused operations")
+            axes.set_xlabel("fused steps")
             axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
             axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
             if panel in tops:
@@ -88,7 +88,7 @@ def registers_axes(growth: Growth) -> tuple[Figure, dict[str, Axes]]:
 
 
 def registers_chart(growth: Growth, size: int) -> Chart:
-    """The three panels with the marks at `size` operations, one of growth's sizes."""
+    """The three panels with the marks at `size` steps, one of growth's sizes."""
     figure, panels = registers_axes(growth)
     with rc_context(STYLE):
         left, height = panels["registers per thread"].bbox.x0 / figure.bbox.width, figure.bbox.height
@@ -104,19 +104,19 @@ def registers_chart(growth: Growth, size: int) -> Chart:
 
 
 class RegistersExplorer(Explorer):
-    """Registers, spills and occupancy over the operations fused, with a slider for these and a choice of GPU.
+    """Registers, spills and occupancy over the steps fused, with a slider for these and a choice of GPU.
 
-    Its controls are widgets: `operations` and `device` (a name); `text` describes the view. Without a kernel it
+    Its controls are widgets: `steps` and `device` (a name); `text` describes the view. Without a kernel it
     displays as a still image with that text.
 
     Args:
-        compiled: (operations, name of a GPU) -> `compile_for`'s result.
-        sizes: the numbers of operations on the slider, ascending.
+        compiled: (steps, name of a GPU) -> `compile_for`'s result.
+        sizes: the numbers of steps on the slider, ascending.
         device: a name in DEVICES that Triton compiles for.
-        operations: the slider's position; the first of `sizes` if None.
+        steps: the slider's position; the first of `sizes` if None.
 
     Raises:
-        ValueError: another device, or a number of operations that is not on the slider.
+        ValueError: another device, or a number of steps that is not on the slider.
     """
 
     _parts = (
@@ -130,21 +130,21 @@ class RegistersExplorer(Explorer):
         compiled: Callable[[int, str], Resources],
         sizes: Iterable[int],
         device: str = "H100",
-        operations: int | None = None,
+        steps: int | None = None,
     ):
         gpus = [name for name, each in DEVICES.items() if (each.compute_capability or OLDEST) >= OLDEST]
         if device not in gpus:
             raise ValueError(f"{device!r} is not a GPU to compile for: choose from {', '.join(gpus)}")
         self._compiled, self._sizes, self._growth_on = compiled, tuple(sizes), functools.cache(self._compile)
-        self.operations = slider("operations", self._sizes, self._sizes[0] if operations is None else operations)
+        self.steps = slider("steps", self._sizes, self._sizes[0] if steps is None else steps)
         self.device = widgets.Dropdown(options=gpus, value=device, description="GPU")
-        super().__init__(FramePlayer(), [self.operations], [[self.device]])
+        super().__init__(FramePlayer(), [self.steps], [[self.device]])
 
     def _compile(self, gpu: str) -> Growth:
         """Compile all sizes, and show the browser which one is being compiled."""
         found = []
         for number, size in enumerate(self._sizes, 1):
-            self._stage.doing = f"compiling {number} of {len(self._sizes)}: operations = {size}, {gpu}"
+            self._stage.doing = f"compiling {number} of {len(self._sizes)}: steps = {size}, {gpu}"
             found.append(self._compiled(size, gpu))
         return Growth(self._sizes, tuple(found))
 
@@ -154,10 +154,10 @@ class RegistersExplorer(Explorer):
 
     @property
     def text(self) -> str:
-        return self._growth.text(self.operations.value)
+        return self._growth.text(self.steps.value)
 
     def chart(self) -> Chart:
-        return registers_chart(self._growth, self.operations.value)
+        return registers_chart(self._growth, self.steps.value)
 
     def _still_and_data(self) -> tuple[str, dict]:
         growth = self._growth
