@@ -506,9 +506,7 @@ table(columns, rows)
 # You'll have to guess whether blocks or spills matter more.
 
 # %% tags=["hide-input"]
-stops = predict_first(
-    "the first number of steps where two pieces win, H200", unit="steps"
-)
+stops = predict_first("the first number of steps where two pieces win, H200", unit="steps")
 stops
 
 # %% tags=["hide-input"]

@@ -651,9 +651,7 @@ def rounding_kernel(
 # values.
 
 # %% tags=["hide-input"]
-off = predict_first(
-    "positive results not correctly rounded, if rounded before the bias", unit="%"
-)
+off = predict_first("positive results not correctly rounded, rounded too early", unit="%")
 off
 
 # %% tags=["hide-input"]
