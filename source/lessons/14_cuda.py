@@ -527,7 +527,7 @@ slower = transposes["tile[32][32]"].median / transposes["tile[32][33]"].median
 conflicts.compare(
     wavefronts[32],
     f"One word of padding per row removes the conflicts. On an H200 they cost {slower:.2f}x, far "
-    "less than 32x: only the column loads conflict, and the SM's other block can probably keep "
+    "less than 32x: only the column loads conflict, and another block on the SM can probably keep "
     "loading meanwhile. (We didn't measure that, nor why even the padded version is slower than "
     "a copy.)",
 )

@@ -191,7 +191,7 @@ graph_puzzle(
 # **AOTAutograd** traces the graph again, down to [ATen](../docs/glossary.md#aten) operators and through the backward
 # pass, into one [joint graph](../docs/glossary.md#joint-graph). A partitioner splits it into forward and backward and
 # decides which tensors the forward pass saves. It's lesson 11's min cut: save as few bytes as possible, and recompute
-# the rest if that's cheap, as everything elementwise is. Eager PyTorch saves whatever each operator's gradient formula needs:
+# the rest if that's cheap. Eager PyTorch saves whatever each operator's gradient formula needs:
 
 # %% tags=["hide-input"]
 trained = [each.clone().requires_grad_() for each in (x, weight, up)]
@@ -422,8 +422,8 @@ for shape in ((16, 32, 64), (1, 16, 32, 64)):
     print(f"{len(shape)} dimensions: {', '.join(found)}")
 
 # %% [markdown]
-# It takes the exact form. There's a pattern for three dimensions, but it's written with `torch.bmm` and has no scale,
-# so it doesn't match here, and the score matrix is written to memory and read back.
+# A pattern only matches its exact form. There's a pattern for three dimensions, but it's written with `torch.bmm` and
+# has no scale, so it doesn't match here, and the score matrix is written to memory and read back.
 #
 # ## Helping the compiler: `triton_op`
 #

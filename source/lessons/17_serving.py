@@ -395,9 +395,9 @@ def decode(q, k, v, splits, keys=None, pages=None, locate=in_order):
 
 
 # %% [markdown]
-# What does splitting cost? One launch writes the partial results and the next one reads them back. **Take 2048 keys, 4
-# query heads per key head and 128 elements in fp16. With 16 splits, how many bytes move in addition to the cache, as a
-# percentage of it?**
+# What does splitting cost? One launch writes the partial results and the next one reads them back. Each split also
+# reads q again. **Take 2048 keys, 4 query heads per key head and 128 elements in fp16. With 16 splits, how many bytes
+# move in addition to the cache, as a percentage of it?**
 
 # %% tags=["hide-input"]
 split_cost = predict_first("bytes that 16 splits of 128 keys add", unit="% of the cache")
@@ -737,8 +737,8 @@ display(table(columns, rows))
 print(f"tokens per step: {accepted(4):.1f} with 4 rows, {accepted(8):.1f} with 8")
 
 # %% [markdown]
-# Here are recorded times of attention over 16 caches of 8192 tokens. Every row of q sees all keys, without a mask
-# among the new tokens.
+# Here are recorded times of attention over 16 caches of 8192 tokens. Every row of q sees all keys, without a mask among
+# the new tokens. PyTorch's is `scaled_dot_product_attention`.
 
 # %% tags=["hide-input"]
 in_us("serving_rows", "rows of q", 5 * (16 * 8192,))

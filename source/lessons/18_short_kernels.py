@@ -53,8 +53,8 @@ launch_timeline(recorded("h200"))
 # We'll look at two layers in bf16, both for one token of one sequence and without rotary embeddings. *small* has the
 # dimensions of a Qwen3 0.6B layer, except that its heads have 64 elements instead of 128. *8B* has those of a Llama 3
 # 8B layer. The cache holds 512 tokens (small) or 1024 (8B). Each timed call runs a stack of eight layers with different
-# weights, because a single layer's weights might stay in L2. All times below are per layer, and they were recorded on
-# an H100.
+# weights, because a single layer's weights might stay in L2. A layer's times below are per layer, not per stack, and
+# all were recorded on an H100.
 # <!-- given 0.6 B: the model's name -->
 #
 # Nearly all the bytes are weights, and each weight is read once. At the data sheet's bandwidth, that takes:
@@ -69,7 +69,8 @@ for name, floor in floors.items():
 
 # %% [markdown]
 # **Now run the small layer in eager PyTorch, which launches 14 kernels. How much of its time do these bytes account
-# for?** Lesson 02's launch time gives you a first estimate. (This machine's CPU is slower, so expect less.)
+# for?** Lesson 02's launch time gives you a first estimate. (This machine's CPU is slower: a call takes about three
+# times as long.)
 
 # %% tags=["hide-input"]
 explained = predict_first("share of the eager time that the small layer's bytes explain", unit="%")
@@ -131,7 +132,7 @@ display(
 empty_call.compare(
     round(empty["132 programs"]["call"].median / EMPTY * 1e6, 1),
     "PyTorch's own operators are launched from C++ and take less. In a graph, you're left with the "
-    "gap, which is about a microsecond.",
+    "gap, which is about a microsecond, if you count the empty kernel itself.",
 )
 
 # %% [markdown]
@@ -191,8 +192,8 @@ eager_launches = len(dry_run(decoder_layer_reference, *inputs, multiprocessors=1
 print(f"eager: {eager_launches} launches per layer")
 
 # %% [markdown]
-# **How much faster is the small eager layer as a graph?** Use the model for both times. The last row of the table of
-# empty kernels gives the call and the gap of a PyTorch operator.
+# **How much faster is the small eager layer as a graph?** Use the model for both times; the answer is measured. The
+# last row of the table of empty kernels gives the call and the gap of a PyTorch operator.
 
 # %% tags=["hide-input"]
 as_graph = predict_first("small layer, eager: time called over time as a graph", unit="times")
