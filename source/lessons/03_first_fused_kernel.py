@@ -347,7 +347,7 @@ else:
 #
 # Half-precision inputs move half as many bytes. But unless you cast them, the arithmetic also happens in half
 # precision, and fp16 only goes up to 65504. This kernel should square each element and divide by 100. All the results
-# fit in fp16. **Fix the marked line.**
+# fit in fp16. (`x.to(tl.float32)` casts.) **Fix the marked line.**
 
 
 # %%

@@ -355,8 +355,8 @@ one_element.compare(
 )
 
 # %% [markdown]
-# **Claim: wide loads make add+GELU another 1.2 to 1.3 times faster.** To test this, a colleague takes the divisibility
-# hint away and leaves the block and the warps as they are. On an H200:
+# **Claim: wide loads make add+GELU 1.2 to 1.3 times faster.** To test this, a colleague takes the divisibility hint
+# away and leaves the block and the warps as they are. On an H200:
 
 # %% tags=["hide-input", "answers-one_element"]
 print(h200.label_of("load_widths"))
@@ -588,5 +588,5 @@ curves_chart({"measured": took}, title, **axes, log=True, limit=by_sectors)
 # once more: DRAM delivers 64 bytes at a time, which is two sectors, whether you need both or not. The right-hand column
 # counts in that unit, and up to a stride of 16 it stays close to what this memory can deliver. (Beyond that, the time
 # still grows. By then the elements are spread over gigabytes, and other units come into play, such as those that
-# translate addresses. This experiment doesn't show which.) So if no sector is read twice, DRAM traffic is at least the
-# meter's sectors.
+# translate addresses. This experiment doesn't show which.) So from a cold L2, if no sector is read twice, DRAM traffic
+# is at least the meter's sectors.

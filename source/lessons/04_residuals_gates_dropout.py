@@ -346,8 +346,8 @@ print("the same mask, 64 x 1000:", bool(np.equal(*masks(64, 1000, 0.1, by_elemen
 print("gradients right, 3 x 5:", gradients_right(3, 5, by_element))
 
 # %% [markdown]
-# Step through it on two rows of six. When you get to `kept`, notice that the kernel hasn't read anything to get there:
-# it computes each random number on the spot from the element's index.
+# Step through it on two rows of six. When you get to `kept`, notice that this line reads nothing: it computes each
+# random number on the spot from the element's index.
 
 # %% tags=["hide-input"]
 slope = torch.arange(12.0, device=device).view(2, 6)
@@ -636,10 +636,11 @@ explorer = RecomputationExplorer("bias+dropout+residual", "bf16", "H200", 16384,
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. A sixth in bf16, and an eleventh in fp32: the mask still takes one
-# byte per element, while everything else has doubled. 2. They fit on an A100 either way. On an L4 they fit only if you
-# recompute, and then there's hardly room for anything else. 3. It moves the same number of bytes and keeps twice as
-# many for the backward pass, so it isn't worth it.</details>
+# <details><summary>What you should see</summary>1. A sixth in bf16, and an eleventh in fp32, without the sum for the
+# bias's gradient, which both need: the mask still takes one byte per element, while everything else has doubled. 2.
+# They fit on an A100 either way. On an L4 they fit only if you recompute, and then there's hardly room for anything
+# else. 3. It moves the same number of bytes and keeps twice as many for the backward pass, so it isn't worth
+# it.</details>
 #
 # ## Gates, timed
 #

@@ -487,8 +487,8 @@ from helpers.figures import gpu_picture
 gpu_picture("H100", lit="registers")
 
 # %% [markdown]
-# **How many fp32 elements can a thread block of 16 warps hold, if each thread has 128 registers and uses them for
-# nothing else?**
+# **How many fp32 elements can a program of 16 warps hold, if each thread has 128 registers and uses them for nothing
+# else?**
 # <!-- given 128 registers: the question's own -->
 
 # %% tags=["hide-input"]
