@@ -202,9 +202,9 @@ misplaced.compare(
 
 # %% [markdown]
 # The meter points to the offending line. (A GPU runs threads in groups of 32, called [warps](../docs/glossary.md#warp).
-# The last column says how many [sectors](../docs/glossary.md#sector) a warp's request touches, on average. Sectors are
-# the 32-byte units in which caches move data, so 32 fp32 elements need four. Here the last warp is only half full. More
-# in lesson 03b.)
+# The last column counts the [sectors](../docs/glossary.md#sector) that a warp's request touches, on average. Sectors
+# are the 32-byte units in which caches move data, so 32 fp32 elements need four. Here the last warp is only half full.
+# More in lesson 03b.)
 # <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
 
 # %%

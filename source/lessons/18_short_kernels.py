@@ -69,8 +69,7 @@ for name, floor in floors.items():
 
 # %% [markdown]
 # **Now run the small layer in eager PyTorch, which launches 14 kernels. How much of its time do these bytes account
-# for?** Lesson 02's launch time gives you a first estimate. (This machine's CPU is slower: a call takes about three
-# times as long.)
+# for?** Lesson 02's launch time gives you a first estimate. (This machine's CPU is about a third as fast.)
 
 # %% tags=["hide-input"]
 explained = predict_first("share of the eager time that the small layer's bytes explain", unit="%")
