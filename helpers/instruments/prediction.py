@@ -91,17 +91,17 @@ HITS_TO = {"written": 1.25, "read": 0.75}  # with a longer one, none does
 
 # Latency of one warp's instructions, in cycles: on average, and the extra cycles of a reduction step across lanes or
 # warps.
-CYCLES = 2.4
-EXTRA_CYCLES = {"SHFL": 4, "REDUX": 4, "BAR": 25, "LDS": 24}
-ROUND = 0.25e-6  # s: a load in a loop that is not the first
+CYCLES = 2.5
+EXTRA_CYCLES = {"SHFL": 3, "REDUX": 3, "BAR": 30, "LDS": 20}
+ROUND = 0.25e-6  # s until a load in a loop arrives, after the first: beside other blocks' loads and its own turn's
 COLD_CODE = 0.35e-6  # s until a block's first instructions arrive from beyond a cold L2
-DISPATCH = 0.05e-6  # s from one block to the next that an SM starts
+DISPATCH = 0.045e-6  # s from one block to the next that an SM starts
 DISPATCHED = 0.835  # blocks that the GPU starts per clock: 1,048,576 of one warp took 635 us on an H100
 PIPES = 3  # exponent that adds up a warp's cycles on its pipelines: instructions for one seldom leave another idle
-ALIGNED = 0.75  # of what a first wave needs of the less busy parts of an SM isn't hidden: its blocks are in step
-BUNCHED = 0.5  # of a block that is being served, a block that arrives waits for, beyond the average of random arrivals
-OVERLAP = 8  # exponent that adds up the times of DRAM and of an SM: if both are equal, 9 % longer than either
-NARROW_L2 = 1.65  # times as long at L2 where threads access 4 bytes or less
+ALIGNED = 0.6  # of what a first wave needs of the less busy parts of an SM isn't hidden: its blocks are in step
+BUNCHED = 0.33  # of a block that is being served, a block that arrives waits for, beyond the average of random arrivals
+OVERLAP = 9  # exponent that adds up the times of DRAM and of an SM: if both are equal, 8 % longer than either
+NARROW_L2 = 1.7  # times as long at L2 where threads access 4 bytes or less
 TILE_CYCLES = 2.6  # CYCLES and EXTRA_CYCLES in the loops of kernels that fetch ahead, where other warps hide more
 TILE_EXTRA_CYCLES = {"SHFL": 14, "BAR": 5, "LDS": 16}
 # Bandwidth relative to a copy's, which pauses to turn the DRAM's bus around: all reads, and all writes. Source: the
@@ -669,7 +669,7 @@ def _cycles(resources: Resources, launch: TritonLaunch) -> tuple[float, float]:
             pipeline, cycles = _PIPELINE[opcode]
             busy[pipeline] += times * (UPPER_HALF if instruction.opcode.startswith("IMAD.HI") else cycles)
     if not _fetches_ahead(resources):
-        again = max(again, (launch.rounds - 1) * ROUND * resources.device.sm_clock)
+        again += (launch.rounds - 1) * ROUND * resources.device.sm_clock
     return sum(cycles**PIPES for cycles in busy.values()) ** (1 / PIPES), once + again
 
 
