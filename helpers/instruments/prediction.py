@@ -94,6 +94,7 @@ HITS_TO = {"written": 1.25, "read": 0.75}  # with a longer one, none does
 CYCLES = 2.5
 EXTRA_CYCLES = {"SHFL": 3, "REDUX": 3, "BAR": 30, "LDS": 20}
 ROUND = 0.25e-6  # s until a load in a loop arrives, after the first: beside other blocks' loads and its own turn's
+REDUCTION_ROUND = 0.45e-6  # s: the same in PyTorch's reduction
 COLD_CODE = 0.35e-6  # s until a block's first instructions arrive from beyond a cold L2
 DISPATCH = 0.045e-6  # s from one block to the next that an SM starts
 DISPATCHED = 0.835  # blocks that the GPU starts per clock: 1,048,576 of one warp took 635 us on an H100
@@ -141,7 +142,7 @@ UNSURE = {
     "few": "fewer programs than SMs: the time is one program's chain of dependent instructions; it may take up to 1.6x "
     "the predicted time",
     "close": "two resources take about equally long, and few programs fit an SM: they may overlap less, and it may "
-    "take up to 1.9x the predicted time",
+    "take up to 1.7x the predicted time",
     "tiles": "a tiled kernel: how far its copies, matmuls and other instructions overlap is not certain, and it may "
     "take up to 1.9x the predicted time",
     "matmul": "a matmul without asynchronous copies: it may take up to 2.7x the predicted time",
@@ -736,7 +737,7 @@ def _eager(launch: EagerLaunch, missing: float, device: Device) -> LaunchPredict
     ramp, latency = first + pace.latency, pace.by_column * columns
     if kind == "reduction":
         # A round waits for DRAM or for L2, as the first access does.
-        latency = ROUND * first / FIRST_ACCESS * _reduction_rounds(results, elements // max(1, results))
+        latency = REDUCTION_ROUND * first / FIRST_ACCESS * _reduction_rounds(results, elements // max(1, results))
     terms = {
         "launch": LAUNCH,
         "ramp": ramp,
