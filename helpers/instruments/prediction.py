@@ -6,21 +6,25 @@
 launch then takes
 
     launch       from the end of the launch before to the first instruction
-    ramp         until an SM has its first blocks, the first bytes arrive, and the instructions of one block once
-                 through: nothing hides these
+    ramp         until an SM has its first blocks and their code, and the first bytes arrive: nothing hides these
     DRAM         bytes that L2 does not have / achievable bandwidth
-    L2           bytes that the SMs ask for, spills among them / L2's bandwidth, of the SMs that have a block
-    latency      what one block after another must wait: further rounds of its loops, further waves of blocks, and the
-                 transfer of its own bytes, which other blocks on the SM hide, but not the block itself
-    arithmetic   instructions of the busiest SM (so an uneven last wave counts) / the share of its pipelines' rates
-                 that dependent instructions leave; for matrix products of PyTorch, FLOPs / peak
+    L2           bytes that the SMs ask for, spills among them / L2's bandwidth, of the SMs that have a block; longer
+                 where threads access 4 bytes or less
+    arithmetic   the busiest SM's instructions / its pipelines' rates; for matrix products of PyTorch, FLOPs / peak
+    latency      waves of blocks x the time of a block that has the SM to itself: its first bytes, its instructions,
+                 which wait for one another, a load in each turn of its loops, and its bytes from L2
     dispatch     blocks / those that the GPU starts per clock
     atomics      elements / those that the GPU adds per clock, at many addresses
 
-    time = launch + ramp + the largest of the last six + the second largest of DRAM to arithmetic / (4 x waves):
-           in a single wave all blocks load, compute and store at about the same time, and hide less of each other.
-           Blocks that access 4 bytes per thread or less keep few bytes in flight, and hide less still: 3 / (4 x waves)
-           of it counts, and at least a tenth
+For a Triton kernel, the blocks that fit an SM are the customers of a closed network of queues: each needs L2 and the
+pipelines, which serve one block at a time, and otherwise waits for its own instructions and first bytes. Mean value
+analysis gives the rate at which such blocks end: with many on an SM, that of the busier of the two; with one or two,
+what one leaves idle is lost. A first wave's blocks are in step and hide less of each other. DRAM, which all SMs share,
+works beside them:
+
+    time = launch + ramp + the largest of (DRAM^9 + blocks^9)^(1/9), dispatch, atomics
+
+For PyTorch's kernels, time = launch + ramp + the largest of the others.
 
 DRAM is faster at reading alone, and at writing alone, than at a copy, because turning its bus around takes time.
 
@@ -45,23 +49,26 @@ reuse distance (bytes moved since) is below a quarter of L2 all hit, and none be
 that were only read, which both halves of the L2 keep); between, linearly.
 
 The constants were measured on an H200 by `python benchmarks/validate.py constants`. Those without a kernel of their
-own were fitted to times of the catalogue's kernels: CYCLES, EXTRA_CYCLES and ROUND at the sizes of that script, on an
-H200; COLD_CODE, DISPATCH, STALLS, EXPOSED, EXPOSED_NARROW, HINTED and BEYOND_L1 to half of the points of an H100's
-sweep; the 0.45 to flash attention's; SERIAL to 14 linear layers of the sweep by the plain kernel.
+own were fitted to times of the catalogue's kernels: CYCLES, EXTRA_CYCLES, ROUND, COLD_CODE, DISPATCH, PIPES, ALIGNED,
+BUNCHED, OVERLAP, NARROW_L2, HINTED and BEYOND_L1 to half of the points of an H100's sweep, and with less weight to the
+H200's times of benchmarks/validate.py; TILE_CYCLES and TILE_EXTRA_CYCLES to the latter; the 0.45 to flash attention's;
+SERIAL to 14 linear layers of the sweep by the plain kernel.
 Other devices are taken to reach the same share of their bandwidth and the same rate per SM and clock.
 `python benchmarks/predictions.py` prints how far the predictions are from the recorded times, and lists
 separately those to which nothing was fitted.
 
-`unsure` names what may be off by more than a fifth, with the reason and a bound. At randomly drawn shapes, 39 of 88
-times of our row and elementwise kernels have no such reason: half of these are off by at most 5 %, nine in ten by at
-most 11 %, the worst by 18 %. Those with one are off by 15 % in the median, 32 % at the 90th percentile and 36 % at
-worst, mostly too short: rows whose size isn't a multiple of 16 bytes, and fewer programs than SMs. Tiled kernels,
-always unsure, are off by 16 % in the median, tuned or plain, 43 % at the 90th percentile, and 56 % at worst, in a
-matmul whose loads take 2 bytes per thread; those that copy asynchronously by 44 % at worst. PyTorch's own norms,
-softmax and top-k have one throughput for all row lengths, and take 0.5x to 4x the predicted time; its other kernels are
-15 % off in the median, 40 % at worst. No constant was fitted to these random shapes, but the reasons, and the tiles'
-latency without the last two lines of its formula, were chosen after looking at them; those two lines after looking at
-the sweep's convolutions and attention alone. The bounds are the worst found there and in a sample of the sweep.
+`unsure` names what may be off by more than a fifth, with the reason and a bound. At randomly drawn shapes, predictions
+for the kernels that were timed, those of 2026-11-26, are off by 7 % in the median, 20 % at the 90th percentile and 28 %
+at worst (88 times of row and elementwise kernels). 57 of the 88 still have the same machine code: 8, 21 and 28 %. Of
+those, the 25 without a reason to be unsure are off by 3, 11 and 18 %, the 32 with one by 12, 26 and 28 %: rows whose
+size isn't a multiple of 16 bytes, and fewer programs than SMs. Tiled kernels, always unsure, are off by 16 % in the
+median, 36 % at the 90th percentile, and 51 % at worst, in a convolution whose loads take 2 bytes per thread; those that
+copy asynchronously by 44 % at worst. PyTorch's own norms, softmax and top-k have one throughput for all row lengths,
+and take 0.5x to 4x the predicted time; its other kernels are 15 % off in the median, 40 % at worst. No constant was
+fitted to these random shapes, and the network of queues was chosen by the fitted half of the sweep alone. The reasons,
+and the tiles' latency without the last two lines of its formula, were chosen after looking at them; those two lines
+after looking at the sweep's convolutions and attention alone. The bounds are the worst found there and in a sample of
+the sweep.
 """
 
 import math
