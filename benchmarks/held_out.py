@@ -8,9 +8,14 @@ third of them multiples of 64 and most others odd sizes, in every dtype that the
 
 `tiled_shapes()` draws them for tiled kernels, in bfloat16: any number of rows, tokens and pixels; columns and channels
 in multiples of 8, mostly of no larger power of two.
+
+Each time records a hash of its kernels' machine code, as the Triton in "code_by" compiles it, so that the prediction
+for a kernel that has changed since isn't compared with it. For the times of 2026-11-26 the hashes were computed later,
+from the commit that recorded them.
 """
 
 import gc
+import hashlib
 import json
 import math
 import random
@@ -19,12 +24,18 @@ from dataclasses import asdict
 from functools import partial
 
 import torch
+import triton
 
 from benchmarks.calls import plain
 from benchmarks.provenance import provenance, results_file
 from benchmarks.validation import COVERED, RESULTS
+from helpers.instruments.devices import DEVICES, Device
+from helpers.instruments.dry_run import EagerLaunch, TritonLaunch
+from helpers.instruments.prediction import dry_run_for
+from helpers.instruments.resources import compile_for
+from helpers.instruments.sass import disassemble
 from helpers.instruments.timing import benchmark_together
-from kernels import CATALOGUE
+from kernels import CATALOGUE, variant
 from kernels.interpreter import runtime
 
 SEED = 30
@@ -33,6 +44,7 @@ COLUMNS = 2**7, 2**16  # of a row
 SHAPES_EACH = {1: 2, 2: 3}  # by the number of dimensions
 TILED_SEED = 32
 TILED_EACH = 4
+COMPILER = f"Triton {triton.__version__}"  # another one makes other machine code of the same kernel
 
 
 def _between(random_numbers: random.Random, least: float, most: float) -> int:
@@ -82,8 +94,27 @@ def tiled_shapes() -> list[tuple[str, tuple[int, ...], torch.dtype]]:
 
 
 def record(kind: str = "") -> dict:
-    """Return the H100's record: "gpu", "date", "versions", "times"; of tiled kernels if `kind` is "_tiled"."""
+    """Return the H100's record: "gpu", "date", "versions", "code_by", "times"; or that of tiled kernels."""
     return json.loads((RESULTS / f"h100_80gb_hbm3_held_out{kind}.json").read_text())
+
+
+def machine_code(launches: list[EagerLaunch | TritonLaunch], device: Device) -> str:
+    """Return a hash of the grids and machine code of a call's Triton launches; empty if there is none."""
+    found = hashlib.sha256()
+    ours = [launch for launch in launches if isinstance(launch, TritonLaunch)]
+    for launch in ours:
+        code = disassemble(compile_for(launch.kernel, device=device, **launch.given).cubin)
+        found.update("\n".join([str(launch.grid), *(each.text for each in code)]).encode())
+    return found.hexdigest()[:16] if ours else ""
+
+
+def rehearsed(entry: dict, device: Device) -> list[EagerLaunch | TritonLaunch]:
+    """Return the launches of a recorded call on `device`, by the kernels of today."""
+    op = CATALOGUE[entry["kernel"]]
+    function = op.reference if entry["version"] == "eager" else op.fused
+    inputs = op.inputs(*entry["shape"], dtype=getattr(torch, entry["dtype"]), device="meta")
+    with torch.no_grad(), variant("tuned" if entry["version"] == "fused" else "plain"):
+        return dry_run_for(device, function, *inputs)
 
 
 def measure(drawn: list[tuple[str, tuple[int, ...], torch.dtype]]) -> list[dict]:
@@ -110,7 +141,10 @@ def main() -> int:
         raise RuntimeError("held-out times need an NVIDIA GPU: the recorded ones are in benchmarks/results")
     tiled = sys.argv[1:] == ["tiled"]
     times = measure(tiled_shapes() if tiled else shapes())
-    content = {**provenance(), "times": times}
+    device = DEVICES[torch.cuda.get_device_name().removeprefix("NVIDIA ").split()[0]] if times else None
+    for entry in times:
+        entry["code"] = machine_code(rehearsed(entry, device), device)
+    content = {**provenance(), "code_by": COMPILER, "times": times}
     path = results_file().with_stem(f"{results_file().stem}_held_out{'_tiled' if tiled else ''}")
     path.write_text(json.dumps(content, indent=1) + "\n")
     print(f"{len(content['times'])} times recorded in {path.name}")

@@ -15,17 +15,18 @@ import hashlib
 import math
 import statistics
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from benchmarks import held_out
 from benchmarks.sweep.points import DTYPES
 from benchmarks.validation import COVERED, recorded_validation
-from helpers.instruments.prediction import Prediction, predict
+from helpers.instruments.devices import DEVICES
+from helpers.instruments.prediction import Prediction, prediction_of
 from helpers.instruments.recordings import recorded
 from helpers.instruments.sweep_records import recorded_sweep
-from kernels import CATALOGUE, variant
+from kernels import CATALOGUE
 
 TILED = [name for name, op in CATALOGUE.items() if op.group == "tiled" and name != "moe_int8"]
 FAR = 0.30  # of the measured time: an error above it must be explained
@@ -36,11 +37,16 @@ _TURNS = "few rows of 65536: programs loop, and the model has each turn wait for
 _SMALL = "nine launches of PyTorch's, each a microsecond or so over its constant"
 _SCATTER = "64 rows took 2.3 us and 8 rows 2.6: the clock's own scatter"
 _PHILOX = "eight programs: the model has every instruction wait for the one before, Philox's do so in part"
+_SHORT = "few small blocks: this H200 started them up to 0.5 us earlier than the H100 of the sweep, COLD_CODE's source"
+_EARLIER = "the time is that of an earlier kernel, which reduced a row's first block before it loaded the second"
 EXPLAINED = {
+    ("add_gelu", "fused", 2**16): _SHORT,
     ("cross_entropy", "fused", 2**16): _TURNS,
     ("cross_entropy", "fused", 2**19): _TURNS,
     ("layer_norm", "fused", 2**19): _SCATTER,
+    ("layer_norm_act", "fused", 2**16): _SHORT,
     ("layer_norm_int8", "eager", 2**16): _SMALL,
+    ("softmax", "fused", 2**22): _EARLIER,
     ("softmax_dropout", "fused", 2**16): _PHILOX,
     ("softmax_topk", "eager", 2**16): _TOP_K,
     ("softmax_topk", "eager", 2**19): _TOP_K,
@@ -57,6 +63,7 @@ class Row:
     shape: tuple[int, ...]
     measured: float
     prediction: Prediction
+    current: bool = True  # whether today's kernel is the one that was timed
 
     @property
     def error(self) -> float:
@@ -87,7 +94,17 @@ def tiled_rows(most_flops: float = math.inf) -> tuple[Row, ...]:
 def held_out_rows(kind: str = "") -> tuple[Row, ...]:
     """Return every time recorded by benchmarks/held_out.py; of tiled kernels if `kind` is "_tiled"."""
     record = held_out.record(kind)
-    return tuple(_row(entry, _device(record["gpu"])) for entry in record["times"])
+    known = record["code_by"] == held_out.COMPILER
+    rows = (_row(entry, _device(record["gpu"])) for entry in record["times"])
+    return tuple(row if known else replace(row, current=False) for row in rows)
+
+
+def as_timed(rows: tuple[Row, ...]) -> list[Row]:
+    """Return the rows of our kernels whose machine code today is that which was timed.
+
+    Empty if another Triton is installed than the one that the record's hashes are from.
+    """
+    return [row for row in rows if row.version != "eager" and row.current]
 
 
 def sweep_entries(fitted: bool) -> list[dict]:
@@ -120,15 +137,13 @@ def _device(gpu: str) -> str:
     return gpu.removeprefix("NVIDIA ").split()[0]
 
 
-def _row(entry: dict, device: str) -> Row:
-    op = CATALOGUE[entry["kernel"]]
-    function = op.reference if entry["version"] == "eager" else op.fused
-    inputs = op.inputs(*entry["shape"], dtype=getattr(torch, entry["dtype"]), device="meta")
-    with torch.no_grad(), variant("tuned" if entry["version"] == "fused" else "plain"):
-        prediction = predict(function, *inputs, device=device)
+def _row(entry: dict, name: str) -> Row:
+    device = DEVICES[name]
+    launches = held_out.rehearsed(entry, device)
+    current = "code" not in entry or entry["code"] == held_out.machine_code(launches, device)
     shape, measured = tuple(entry["shape"]), entry["gpu"]["median"]
-    nbytes = math.prod(shape) * getattr(torch, entry["dtype"]).itemsize
-    return Row(entry["kernel"], entry["version"], entry.get("bytes", nbytes), shape, measured, prediction)
+    nbytes = entry.get("bytes", math.prod(shape) * getattr(torch, entry["dtype"]).itemsize)
+    return Row(entry["kernel"], entry["version"], nbytes, shape, measured, prediction_of(launches, device), current)
 
 
 def grouped() -> dict[str, tuple[Row, ...]]:

@@ -85,13 +85,16 @@ class InductorCode:
         return getattr(module, name)
 
 
-def inductor_code(function: Callable, *inputs: torch.Tensor, device: str | Device = "H100", **options) -> InductorCode:
+def inductor_code(
+    function: Callable, *inputs: torch.Tensor, device: str | Device = "H100", source: bool = True, **options
+) -> InductorCode:
     """Compile a function with Inductor for a GPU that this machine may lack, down to Triton source.
 
     Args:
         function: a function of tensors; only its forward pass is compiled.
         inputs: tensors; shape, strides and dtype matter, data and device don't.
         device: a name in DEVICES with a compute capability of 7.0 or more, or a Device.
+        source: False to stop once kernels are fused, in half the time: `kernels` and `wrapper` are then empty.
         options: of torch._inductor.config, by name: `combo_kernels=True`.
 
     Raises:
@@ -141,7 +144,12 @@ def inductor_code(function: Callable, *inputs: torch.Tensor, device: str | Devic
         entered.enter_context(V.set_graph_handler(lowering))
         entered.enter_context(V.set_debug_handler(DebugContext()))
         lowering.run(*tensors)
-        wrapper = lowering.codegen()[0].value
+        if source:
+            wrapper = lowering.codegen()[0].value
+        else:
+            lowering.init_wrapper_code()
+            lowering._update_scheduler()
+            wrapper = ""
     return InductorCode(
         graph, lowered, seen["before"], seen["after"], seen["bytes"], dict(KERNEL.findall(wrapper)), wrapper, device
     )

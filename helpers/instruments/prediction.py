@@ -6,21 +6,25 @@
 launch then takes
 
     launch       from the end of the launch before to the first instruction
-    ramp         until an SM has its first blocks, the first bytes arrive, and the instructions of one block once
-                 through: nothing hides these
+    ramp         until an SM has its first blocks and their code, and the first bytes arrive: nothing hides these
     DRAM         bytes that L2 does not have / achievable bandwidth
-    L2           bytes that the SMs ask for, spills among them / L2's bandwidth, of the SMs that have a block
-    latency      what one block after another must wait: further rounds of its loops, further waves of blocks, and the
-                 transfer of its own bytes, which other blocks on the SM hide, but not the block itself
-    arithmetic   instructions of the busiest SM (so an uneven last wave counts) / the share of its pipelines' rates
-                 that dependent instructions leave; for matrix products of PyTorch, FLOPs / peak
+    L2           bytes that the SMs ask for, spills among them / L2's bandwidth, of the SMs that have a block; longer
+                 where threads access 4 bytes or less
+    arithmetic   the busiest SM's instructions / its pipelines' rates; for matrix products of PyTorch, FLOPs / peak
+    latency      waves of blocks x the time of a block that has the SM to itself: its first bytes, its instructions,
+                 which wait for one another, a load in each turn of its loops, and its bytes from L2
     dispatch     blocks / those that the GPU starts per clock
     atomics      elements / those that the GPU adds per clock, at many addresses
 
-    time = launch + ramp + the largest of the last six + the second largest of DRAM to arithmetic / (4 x waves):
-           in a single wave all blocks load, compute and store at about the same time, and hide less of each other.
-           Blocks that access 4 bytes per thread or less keep few bytes in flight, and hide less still: 3 / (4 x waves)
-           of it counts, and at least a tenth
+For a Triton kernel, the blocks that fit an SM are the customers of a closed network of queues: each needs L2 and the
+pipelines, which serve one block at a time, and otherwise waits for its own instructions and first bytes. Mean value
+analysis gives the rate at which such blocks end: with many on an SM, that of the busier of the two; with one or two,
+what one leaves idle is lost. A first wave's blocks are in step and hide less of each other. DRAM, which all SMs share,
+works beside them:
+
+    time = launch + ramp + the largest of (DRAM^9 + blocks^9)^(1/9), dispatch, atomics
+
+For PyTorch's kernels, time = launch + ramp + the largest of the others.
 
 DRAM is faster at reading alone, and at writing alone, than at a copy, because turning its bus around takes time.
 
@@ -45,23 +49,26 @@ reuse distance (bytes moved since) is below a quarter of L2 all hit, and none be
 that were only read, which both halves of the L2 keep); between, linearly.
 
 The constants were measured on an H200 by `python benchmarks/validate.py constants`. Those without a kernel of their
-own were fitted to times of the catalogue's kernels: CYCLES, EXTRA_CYCLES and ROUND at the sizes of that script, on an
-H200; COLD_CODE, DISPATCH, STALLS, EXPOSED, EXPOSED_NARROW, HINTED and BEYOND_L1 to half of the points of an H100's
-sweep; the 0.45 to flash attention's; SERIAL to 14 linear layers of the sweep by the plain kernel.
+own were fitted to times of the catalogue's kernels: CYCLES, EXTRA_CYCLES, ROUND, COLD_CODE, DISPATCH, PIPES, ALIGNED,
+BUNCHED, OVERLAP, NARROW_L2, HINTED and BEYOND_L1 to half of the points of an H100's sweep, and with less weight to the
+H200's times of benchmarks/validate.py; TILE_CYCLES and TILE_EXTRA_CYCLES to the latter; the 0.45 to flash attention's;
+SERIAL to 14 linear layers of the sweep by the plain kernel.
 Other devices are taken to reach the same share of their bandwidth and the same rate per SM and clock.
 `python benchmarks/predictions.py` prints how far the predictions are from the recorded times, and lists
 separately those to which nothing was fitted.
 
-`unsure` names what may be off by more than a fifth, with the reason and a bound. At randomly drawn shapes, 39 of 88
-times of our row and elementwise kernels have no such reason: half of these are off by at most 5 %, nine in ten by at
-most 11 %, the worst by 18 %. Those with one are off by 15 % in the median, 32 % at the 90th percentile and 36 % at
-worst, mostly too short: rows whose size isn't a multiple of 16 bytes, and fewer programs than SMs. Tiled kernels,
-always unsure, are off by 16 % in the median, tuned or plain, 43 % at the 90th percentile, and 56 % at worst, in a
-matmul whose loads take 2 bytes per thread; those that copy asynchronously by 44 % at worst. PyTorch's own norms,
-softmax and top-k have one throughput for all row lengths, and take 0.5x to 4x the predicted time; its other kernels are
-15 % off in the median, 40 % at worst. No constant was fitted to these random shapes, but the reasons, and the tiles'
-latency without the last two lines of its formula, were chosen after looking at them; those two lines after looking at
-the sweep's convolutions and attention alone. The bounds are the worst found there and in a sample of the sweep.
+`unsure` names what may be off by more than a fifth, with the reason and a bound. At randomly drawn shapes, predictions
+for the kernels that were timed, those of 2026-11-26, are off by 7 % in the median, 20 % at the 90th percentile and 28 %
+at worst (88 times of row and elementwise kernels). 57 of the 88 still have the same machine code: 8, 21 and 28 %. Of
+those, the 25 without a reason to be unsure are off by 3, 11 and 18 %, the 32 with one by 12, 26 and 28 %: rows whose
+size isn't a multiple of 16 bytes, and fewer programs than SMs. Tiled kernels, always unsure, are off by 16 % in the
+median, 36 % at the 90th percentile, and 51 % at worst, in a convolution whose loads take 2 bytes per thread; those that
+copy asynchronously by 44 % at worst. PyTorch's own norms, softmax and top-k have one throughput for all row lengths,
+and take 0.5x to 4x the predicted time; its other kernels are 15 % off in the median, 40 % at worst. No constant was
+fitted to these random shapes, and the network of queues was chosen by the fitted half of the sweep alone. The reasons,
+and the tiles' latency without the last two lines of its formula, were chosen after looking at them; those two lines
+after looking at the sweep's convolutions and attention alone. The bounds are the worst found there and in a sample of
+the sweep.
 """
 
 import math
@@ -91,15 +98,20 @@ HITS_TO = {"written": 1.25, "read": 0.75}  # with a longer one, none does
 
 # Latency of one warp's instructions, in cycles: on average, and the extra cycles of a reduction step across lanes or
 # warps.
-CYCLES = 2.6
-EXTRA_CYCLES = {"SHFL": 14, "BAR": 5, "LDS": 16}
-ROUND = 0.45e-6  # s: a load in a loop that is not the first
-COLD_CODE = 0.1e-6  # s until a block's first instructions arrive from beyond a cold L2
-DISPATCH = 0.04e-6  # s from one block to the next that an SM starts
+CYCLES = 2.5
+EXTRA_CYCLES = {"SHFL": 3, "REDUX": 3, "BAR": 30, "LDS": 20}
+ROUND = 0.25e-6  # s until a load in a loop arrives, after the first: beside other blocks' loads and its own turn's
+REDUCTION_ROUND = 0.45e-6  # s: the same in PyTorch's reduction
+COLD_CODE = 0.35e-6  # s until a block's first instructions arrive from beyond a cold L2
+DISPATCH = 0.045e-6  # s from one block to the next that an SM starts
 DISPATCHED = 0.835  # blocks that the GPU starts per clock: 1,048,576 of one warp took 635 us on an H100
-STALLS = 1.2  # times the cycles of the busiest pipeline that a block's instructions take: they wait for each other
-EXPOSED = 0.25  # of the second largest term, in a single wave of blocks
-EXPOSED_NARROW = 0.75, 0.1  # of it, where threads access 4 bytes or less: in a single wave, and in many
+PIPES = 3  # exponent that adds up a warp's cycles on its pipelines: instructions for one seldom leave another idle
+ALIGNED = 0.6  # of what a first wave needs of the less busy parts of an SM isn't hidden: its blocks are in step
+BUNCHED = 0.33  # of a block that is being served, a block that arrives waits for, beyond the average of random arrivals
+OVERLAP = 9  # exponent that adds up the times of DRAM and of an SM: if both are equal, 8 % longer than either
+NARROW_L2 = 1.7  # times as long at L2 where threads access 4 bytes or less
+TILE_CYCLES = 2.6  # CYCLES and EXTRA_CYCLES in the loops of kernels that fetch ahead, where other warps hide more
+TILE_EXTRA_CYCLES = {"SHFL": 14, "BAR": 5, "LDS": 16}
 # Bandwidth relative to a copy's, which pauses to turn the DRAM's bus around: all reads, and all writes. Source: the
 # ceilings in benchmarks/results of an H100 and an H200, which agree within 1 %.
 ONE_WAY = {"read": 1.028, "written": 1.09}
@@ -118,8 +130,9 @@ PIPELINES = {
     ),
     "integer multiply": (2, "IMAD"),
     "special functions": (8, "MUFU F2F F2I I2F FRND"),
-    "load and store": (4, "LDG STG LDS STS SHFL LDL STL LDGSTS LDSM STSM ATOMG ATOMS RED"),
+    "load and store": (4, "LDG STG LDS STS SHFL REDUX LDL STL LDGSTS LDSM STSM ATOMG ATOMS RED"),
 }
+UPPER_HALF = 4  # cycles of IMAD.HI, the upper half of a product: twice those of the lower, as in Philox
 _PIPELINE = {opcode: (name, cycles) for name, (cycles, opcodes) in PIPELINES.items() for opcode in opcodes.split()}
 PRODUCTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "tf32"}  # operands' dtype -> that of the peak
 DOUBLES = (torch.float64, torch.complex128)
@@ -136,7 +149,7 @@ UNSURE = {
     "few": "fewer programs than SMs: the time is one program's chain of dependent instructions; it may take up to 1.6x "
     "the predicted time",
     "close": "two resources take about equally long, and few programs fit an SM: they may overlap less, and it may "
-    "take up to 1.9x the predicted time",
+    "take up to 1.7x the predicted time",
     "tiles": "a tiled kernel: how far its copies, matmuls and other instructions overlap is not certain, and it may "
     "take up to 1.9x the predicted time",
     "matmul": "a matmul without asynchronous copies: it may take up to 2.7x the predicted time",
@@ -378,11 +391,10 @@ class L2Cache:
         return min(1.0, touched / nbytes) * sum(still_in_l2(distance, self._size, way) for distance in distances) / 32
 
 
-def _made_of(name: str, terms: dict[str, float], note: str, exposed: float = 0.0, unsure: str = "") -> LaunchPrediction:
-    """`exposed`: the share of the second largest of DRAM, L2, latency and arithmetic that the largest does not hide."""
-    second, first = _two_largest(terms)
-    rest = max(first + exposed * second, terms.get("dispatch", 0.0), terms.get("atomics", 0.0))
-    return LaunchPrediction(name, terms["launch"] + terms["ramp"] + rest, terms, note, unsure)
+def _made_of(name: str, terms: dict[str, float], note: str, unsure: str = "") -> LaunchPrediction:
+    """Return the prediction where the largest of DRAM, L2, latency and arithmetic hides the others."""
+    _, first = _two_largest(terms)
+    return LaunchPrediction(name, terms["launch"] + terms["ramp"] + first, terms, note, unsure)
 
 
 def _two_largest(terms: dict[str, float]) -> list[float]:
@@ -401,33 +413,32 @@ def _triton(launch: TritonLaunch, missing: float, device: Device) -> LaunchPredi
         )
     on_one_sm = math.ceil(launch.programs / device.sms)
     resident = min(on_one_sm, fitting)
-    busy, once, again = (cycles / device.sm_clock for cycles in _cycles(resources, launch))
-    issue = STALLS * busy * resources.num_warps / SUB_PARTITIONS  # of one block
-    wait = _first_access(missing, launch) + COLD_CODE + max(once, issue - again)
+    busy, chain = (cycles / device.sm_clock for cycles in _cycles(resources, launch))
+    issue = busy * resources.num_warps / SUB_PARTITIONS  # of one block
+    wait = _first_access(missing, launch)
     missing += _missing_again(launch, _kept(launch, resources, resident, device), device)
     spilled = resources.spill_bytes * WARP * resources.num_warps * launch.programs
     busy_sms = min(device.sms, launch.programs)
-    from_l2 = (launch.requested + spilled) / (L2_BYTES * busy_sms * device.sm_clock)
-    waves = math.ceil(on_one_sm / fitting)
+    narrow = _is_narrow(resources)
+    from_l2 = (launch.requested + spilled) / (L2_BYTES * busy_sms * device.sm_clock) * (NARROW_L2 if narrow else 1)
     # Without asynchronous copies, a program's matmuls wait for its loads.
     products = launch.flops / launch.programs / _flops_of_an_sm(launch, resources, device) if launch.flops else 0.0
+    needs = from_l2 / on_one_sm, issue, products
+    alone = wait + max(issue, chain) - issue  # what a block waits for that no other block delays
     terms = {
         "launch": LAUNCH,
-        "ramp": wait + DISPATCH * resident,
+        "ramp": COLD_CODE + DISPATCH * resident + wait,
         "DRAM": missing / (_relative_bandwidth(launch, missing) * BANDWIDTH_SHARE * device.memory_bandwidth),
         "L2": from_l2,
-        "latency": (waves - 1) * wait + waves * (again + products) + from_l2 / resident,
-        "arithmetic": (on_one_sm - 1) * issue,
+        "latency": math.ceil(on_one_sm / fitting) * (alone + sum(needs)) - wait,
+        "arithmetic": on_one_sm * (issue + products),
         "dispatch": launch.programs / (DISPATCHED * device.sm_clock),
     }
     if launch.atomics > FEW_ATOMICS * launch.programs:
         terms["atomics"] = launch.atomics / (ATOMICS * device.sms * device.sm_clock)
-    narrow = _is_narrow(resources)
-    exposed = EXPOSED / max(1.0, on_one_sm / fitting)
-    if narrow:
-        # Threads that access an element at a time keep few bytes in flight: in step in a single wave, they hide little.
-        one_wave, many = EXPOSED_NARROW
-        exposed = max(one_wave / max(1.0, on_one_sm / fitting), many)
+    of_an_sm = _time_of_blocks(on_one_sm, resident, needs, alone) - wait
+    shared = (terms["DRAM"] ** OVERLAP + of_an_sm**OVERLAP) ** (1 / OVERLAP)
+    time = LAUNCH + terms["ramp"] + max(shared, terms["dispatch"], terms.get("atomics", 0.0))
     second, first = _two_largest(terms)
     reasons = {
         "waits": bool(launch.given.get("launch_cooperative_grid")),
@@ -438,7 +449,38 @@ def _triton(launch: TritonLaunch, missing: float, device: Device) -> LaunchPredi
         "close": second > CLOSE * first and fitting <= FEW_BLOCKS,
     }
     unsure = next((UNSURE[reason] for reason, holds in reasons.items() if holds), "")
-    return _made_of(launch.name, terms, _sampling(launch), exposed, unsure)
+    return LaunchPrediction(launch.name, time, terms, _sampling(launch), unsure)
+
+
+def _time_of_blocks(blocks: int, resident: int, needs: tuple[float, ...], alone: float) -> float:
+    """Return the seconds that an SM takes for its blocks, `resident` of them at a time.
+
+    `needs`: the time that one block needs of each part of the SM, which serves one at a time; `alone`: the time that
+    it waits for nothing that others use. The first wave's blocks are in step: they need the same part at the same time.
+    Later each starts where another ends, and the rate at which they end is that of a closed queueing network.
+    """
+    one = alone + sum(needs)
+    found = one + (resident - 1) * (max(needs) + ALIGNED * (sum(needs) - max(needs)))
+    if blocks > resident:
+        in_waves = (math.ceil(blocks / resident) - 1) * one
+        found += max((blocks - resident) / _rate_of_blocks(resident, needs, alone), in_waves)
+    return found
+
+
+def _rate_of_blocks(resident: int, needs: tuple[float, ...], alone: float) -> float:
+    """Return how many blocks per second end: mean value analysis of a closed network of queues.
+
+    A block that arrives at a part of the SM waits for those that it finds there, as many as there would be without it
+    (Reiser and Lavenberg, Mean-Value Analysis of Closed Multichain Queuing Networks, 1980), and, since blocks arrive in
+    bunches, for BUNCHED of another one if the part is busy.
+    """
+    found, queues, shares = 0.0, [0.0] * len(needs), [0.0] * len(needs)
+    for blocks in range(1, resident + 1):
+        stays = [need * (1 + queue + BUNCHED * share) for need, queue, share in zip(needs, queues, shares, strict=True)]
+        found = min(blocks / (alone + sum(stays)), 1 / max(needs))
+        queues = [found * stay for stay in stays]
+        shares = [found * need for need in needs]
+    return found
 
 
 def _relative_bandwidth(launch: TritonLaunch, missing: float) -> float:
@@ -505,7 +547,7 @@ def _tiled(launch: TritonLaunch, resources: Resources, missing: float, device: D
     special = launch.special / device.special_rate if device.special_rate else 0.0
     busy_sms = min(device.sms, launch.programs)
     waves = math.ceil(on_one_sm / resources.occupancy().blocks)
-    ramp = _first_access(missing, launch) + CYCLES * len(disassemble(resources.cubin)) / device.sm_clock
+    ramp = _first_access(missing, launch) + TILE_CYCLES * len(disassemble(resources.cubin)) / device.sm_clock
     # Only other blocks on the SM hide what precedes and follows a block's loops. A persistent program, which stores in
     # the loop over its tiles, has nothing there.
     outside = 0.0 if _loops_have(resources, STORES) else _outside_loops(launch, missing)
@@ -593,7 +635,7 @@ def _loop_cycles(resources: Resources, launch: TritonLaunch) -> float:
             for loop, runs in loops.items()
             if loop[0] <= place <= loop[1]
         ]
-        cycles += max(turns, default=0) * (CYCLES + EXTRA_CYCLES.get(instruction.opcode.split(".")[0], 0))
+        cycles += max(turns, default=0) * (TILE_CYCLES + TILE_EXTRA_CYCLES.get(instruction.opcode.split(".")[0], 0))
     return cycles
 
 
@@ -619,24 +661,24 @@ def _first_access(missing: float, launch: EagerLaunch | TritonLaunch) -> float:
     return FIRST_ACCESS if reads and missing > written else FIRST_ACCESS_L2
 
 
-def _cycles(resources: Resources, launch: TritonLaunch) -> tuple[float, float, float]:
-    """Return cycles of one warp: on its busiest pipeline; alone, through the code once; and added by loops."""
+def _cycles(resources: Resources, launch: TritonLaunch) -> tuple[float, float]:
+    """Return cycles of one warp: on its pipelines; and alone, from its first instruction to its last."""
     instructions = disassemble(resources.cubin)
     loops = _iterations(instructions, resources.num_warps * WARP, launch)
     busy, once, again = Counter(), 0.0, 0.0
     for place, instruction in enumerate(instructions):
         times = max((count for (start, end), count in loops.items() if start <= place <= end), default=1)
         opcode = instruction.opcode.split(".")[0]
-        latency = CYCLES + EXTRA_CYCLES.get(opcode, 0)
-        once += min(times, 1) * latency
-        again += max(times - 1, 0) * latency
+        extra = EXTRA_CYCLES.get(opcode, 0) if opcode != "BAR" or resources.num_warps > 1 else 0
+        once += min(times, 1) * (CYCLES + extra)
+        again += max(times - 1, 0) * (CYCLES + extra)
         busy["issue"] += times
         if opcode in _PIPELINE:
             pipeline, cycles = _PIPELINE[opcode]
-            busy[pipeline] += times * cycles
+            busy[pipeline] += times * (UPPER_HALF if instruction.opcode.startswith("IMAD.HI") else cycles)
     if not _fetches_ahead(resources):
-        again = max(again, (launch.rounds - 1) * ROUND * resources.device.sm_clock)
-    return max(busy.values()), once, again
+        again += (launch.rounds - 1) * ROUND * resources.device.sm_clock
+    return sum(cycles**PIPES for cycles in busy.values()) ** (1 / PIPES), once + again
 
 
 def _iterations(instructions: tuple[Instruction, ...], threads: int, launch: TritonLaunch) -> dict:
@@ -702,7 +744,7 @@ def _eager(launch: EagerLaunch, missing: float, device: Device) -> LaunchPredict
     ramp, latency = first + pace.latency, pace.by_column * columns
     if kind == "reduction":
         # A round waits for DRAM or for L2, as the first access does.
-        latency = ROUND * first / FIRST_ACCESS * _reduction_rounds(results, elements // max(1, results))
+        latency = REDUCTION_ROUND * first / FIRST_ACCESS * _reduction_rounds(results, elements // max(1, results))
     terms = {
         "launch": LAUNCH,
         "ramp": ramp,

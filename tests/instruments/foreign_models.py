@@ -57,6 +57,7 @@ def unet():
     diffusers = importlib.import_module("diffusers")
     model = diffusers.UNet2DConditionModel(
         sample_size=32,
+        layers_per_block=1,
         block_out_channels=(64, 128),
         down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
         up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),

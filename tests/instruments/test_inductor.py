@@ -112,3 +112,11 @@ def test_convolutions_are_laid_out_as_for_inference():
     x, weight = torch.empty(2, 128, 16, 16), torch.empty(64, 128, 3, 3)
     code = inductor_code(lambda x, w: torch.conv2d(x, w, padding=1), x, weight)
     assert len(code.kernels) == 3  # copies of both operands, and of the result to NCHW, as eager returns it
+
+
+def test_groups_and_bytes_are_the_same_without_source():
+    inputs = meta(64, 4096), meta(4096)
+    whole, fused = inductor_code(norm, *inputs), inductor_code(norm, *inputs, source=False)
+    assert (fused.groups, fused.traffic) == (whole.groups, whole.traffic)
+    assert fused.traffic != ()
+    assert (fused.kernels, fused.calls) == ({}, [])

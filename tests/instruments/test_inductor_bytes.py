@@ -46,17 +46,18 @@ def test_a_blocks_bytes_are_inductors_own():
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(500)
 def test_public_models_bytes_are_inductors_within_a_twentieth_or_explained():
     packages = folder_with("foreign")
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "benchmarks.inductor_bytes"],
         cwd=ROOT,
         env=os.environ
-        | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, packages))), "TRANSFORMERS_VERBOSITY": "critical"},
+        | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, packages))), "TRANSFORMERS_VERBOSITY": "critical"}
+        | {"OMP_NUM_THREADS": "1"},  # fake tensors give more threads nothing to do, and on a busy machine they wait
         capture_output=True,
         text=True,
-        timeout=800,
+        timeout=400,
     )
     rows = {each["name"]: each for each in map(json.loads, run.stdout.splitlines())}
     assert set(rows) == set(MODELS), run.stderr[-2000:]

@@ -13,6 +13,7 @@ from benchmarks.predictions import (
     EXPLAINED,
     FAR,
     _row,
+    as_timed,
     held_out_rows,
     rows,
     summary,
@@ -109,11 +110,17 @@ def test_a_sample_of_that_half_is_predicted_within_a_fifth():
 
 @pytest.mark.long
 def test_errors_at_shapes_drawn_by_lot_are_no_worse_than_the_module_says():
-    ours = [row.error for row in held_out_rows() if row.version != "eager"]
-    median, most = summary(ours)
+    median, most = summary([row.error for row in held_out_rows() if row.version != "eager"])
     assert median <= 0.10
-    assert most <= 0.28
-    assert max(map(abs, ours)) <= 0.36
+    assert most <= 0.27
+    same = [row.error for row in as_timed(held_out_rows())]
+    if not same:
+        pytest.skip("the machine code that was timed is known for another Triton")
+    assert len(same) >= 50, "many kernels have changed since: time them again, by benchmarks/held_out.py"
+    median, most = summary(same)
+    assert median <= 0.10
+    assert most <= 0.22
+    assert max(map(abs, same)) <= 0.30
     median, most = summary([row.error for row in held_out_rows() if row.version == "eager"])
     assert median <= 0.25
     assert most <= 0.55

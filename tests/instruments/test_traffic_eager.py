@@ -123,6 +123,10 @@ EAGER = {
         lambda x: x.view(41, 25).index_reduce_(0, torch.tensor([7, 7]), x[:50].view(2, 25) + 1, "amax"),
         (2, 200 + 100 + 16 + 200, 200 + 100),
     ),
+    "masked_scatter_": (  # as many of the source as the mask has; the kernel rewrites all of x[:4]
+        lambda x: x[:4].masked_scatter_(torch.tensor([True, False, True, False]), torch.tensor([1.0, 2, 3, 4])),
+        (1, 16 + 4 + 8, 16),
+    ),
     "put_": (lambda x: x.put_(torch.tensor([3, 9]), torch.tensor([1.0, 2])), (1, 16 + 8, 8)),
     "embedding_bag": (
         lambda x: functional.embedding_bag(torch.tensor([1, 1, 2]), x.view(41, 25), torch.tensor([0])),

@@ -263,6 +263,8 @@ def read_and_changed(func, given, whole: bool = False) -> tuple[list, list]:
                 argument.name,
                 _indexed(tensor, name, select, given) if indexed and not whole else footprint_of(tensor),
             )
+            if name == "masked_scatter_" and argument.name == "source" and not whole:
+                touched = tensor, argument.name, _first(tensor, int(given["mask"].expand_as(given["self"]).sum()))
             if mutable:
                 changed.append(touched)
             if not (unread or (mutable and blind)):
@@ -293,6 +295,11 @@ def _indexed(tensor: torch.Tensor, name: str, select, given) -> Footprint | None
     elements = elements.flatten().cpu().numpy()
     itemsize = tensor.element_size()
     return from_starts((elements + tensor.storage_offset()) * itemsize, itemsize) if elements.size else None
+
+
+def _first(tensor: torch.Tensor, count: int) -> Footprint | None:
+    """Return the first elements of a tensor, as masked_scatter_ takes them."""
+    return _indexed(tensor, "masked_scatter_", lambda ids, given: ids.flatten()[:count], {})
 
 
 def _slices(name: str, given) -> tuple[int, torch.Tensor | None]:
