@@ -89,16 +89,6 @@ def row_settings(cols: int, dtype: torch.dtype, tensors: int = 1, strides: tuple
     }
 
 
-def more_warps(cols: int, dtype: torch.dtype) -> dict:
-    """Return num_warps for a kernel that reads one tensor in rows of 1025 to 8192 aligned columns, otherwise nothing.
-
-    Twice the warps of row_settings take 0.88 to 0.98 of the time of 2048 rows, and no longer with many (H100, bf16).
-    """
-    if 1024 < cols <= 8192 and aligned(cols, dtype.itemsize):
-        return {"num_warps": 2 * row_settings(cols, dtype)["num_warps"]}
-    return {}
-
-
 def norm_settings(cols: int, dtype: torch.dtype, *strides: int) -> dict:
     """Return row_settings, and WIDE: whether the row is read again in chunks, as more than registers hold."""
     return {"WIDE": cols > MAX_COLUMNS, **row_settings(cols, dtype, strides=strides)}

@@ -37,7 +37,7 @@ from kernels.arguments import (
     shared_memory,
 )
 from kernels.op import FusedOp, like, planned, register, work_per_element
-from kernels.rowwise.blocks import aligned, alignment, compute_dtype, more_warps, norm_settings, row_blocks, row_sum
+from kernels.rowwise.blocks import aligned, alignment, compute_dtype, norm_settings, row_blocks, row_sum
 from kernels.rowwise.sums import sums_of_programs
 
 
@@ -94,26 +94,12 @@ def rms_norm_kernel(
             tl.store(y_ptr + col, y.to(y_ptr.dtype.element_ty), mask=mask0 & (col < cols))
 
 
-def settings(cols: int, dtype: torch.dtype, *strides: int) -> dict:
-    """Return the kernel's blocks and warps for rows of `cols` columns with these row strides.
-
-    513 to 768 columns leave registers for a second row. Rows that aren't aligned are fastest with half the warps beyond
-    8192 columns: 236 us for 319 at 10922 x 12289 (H100, bf16).
-    """
-    chosen = norm_settings(cols, dtype, *strides) | more_warps(cols, dtype)
-    if 512 < cols <= 768:
-        chosen["BLOCK_ROWS"] = 2
-    elif 8192 < cols <= 16384 and not aligned(cols, dtype.itemsize):
-        chosen["num_warps"] //= 2
-    return chosen
-
-
 def _launch(x: Tensor, weight: Tensor, rstd: Tensor | None, eps: float) -> Tensor:
     y = like(x)
     if y.numel():
         x = as_rows(x)
         rows, cols = x.shape
-        chosen = settings(cols, x.dtype, x.stride(0))
+        chosen = norm_settings(cols, x.dtype, x.stride(0))
         tensors = x, weight.contiguous(), y, rstd
         with torch.cuda.device_of(x):
             rms_norm_kernel[(cdiv(rows, chosen["BLOCK_ROWS"]),)](*tensors, rows, cols, x.stride(0), eps, **chosen)
@@ -359,7 +345,7 @@ def rms_norm_reference(x: Tensor, weight: Tensor | None = None, eps: float = 1e-
 
 def _compile_arguments(*shape: int, dtype: torch.dtype) -> tuple[tuple, dict]:
     (rows, cols), x = shape, torch.empty(shape, dtype=dtype, device="meta")
-    return (x, x[0], x, None, rows, cols, cols, 1e-6), settings(cols, dtype)
+    return (x, x[0], x, None, rows, cols, cols, 1e-6), norm_settings(cols, dtype)
 
 
 OP = FusedOp(
@@ -368,7 +354,7 @@ OP = FusedOp(
     reference=rms_norm_reference,
     work=work_per_element(4, tensors=(1, 1), vectors=(1, 0)),
     kernel=rms_norm_kernel,
-    settings=settings,
+    settings=norm_settings,
     inputs=lambda *shape, **options: (torch.randn(shape, **options), torch.randn(shape[-1:], **options)),
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 1), (5, 127), (1, 40000), (2, 1025), (2, 3, 65)),

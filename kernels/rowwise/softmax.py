@@ -23,7 +23,7 @@ from kernels import costs
 from kernels.arguments import as_rows, check_alike, check_columns, refuse
 from kernels.online_softmax import LOG2_E, absorb
 from kernels.op import FusedOp, like, planned, register, work_per_element
-from kernels.rowwise.blocks import CHUNK, MAX_COLUMNS, compute_dtype, more_warps, row_settings, row_sum
+from kernels.rowwise.blocks import CHUNK, MAX_COLUMNS, compute_dtype, row_settings, row_sum
 
 
 @triton.jit
@@ -93,7 +93,7 @@ def softmax_online_kernel(
 
 def settings(rows: int, cols: int, dtype: torch.dtype, *strides: int) -> dict:
     """Return row_settings; where rows are few, half as many share a program: 0.76 to 0.89 of the time (H100, bf16)."""
-    chosen = row_settings(cols, dtype, strides=strides) | more_warps(cols, dtype)
+    chosen = row_settings(cols, dtype, strides=strides)
     return {**chosen, "BLOCK_ROWS": triton.cdiv(chosen["BLOCK_ROWS"], 2 if rows < 4096 else 1)}
 
 

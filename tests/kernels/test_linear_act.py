@@ -345,8 +345,8 @@ def compiled(act="gelu_tanh", residual=False, keep_sum=False, dtype=torch.bfloat
 
 
 def test_the_copy_engine_and_the_tensor_cores_do_the_work():
-    """What the docstring says of the benchmark's kernel: whole tiles in, no address of an operand computed; a result alone
-    leaves by addresses, two by the copy engine."""
+    """What the docstring says of the benchmark's kernel: whole tiles in, no address of an operand computed;
+    a result alone leaves by addresses, two by the copy engine."""
     kernel, arguments, options = linear_descriptors.compile_arguments(*OP.gpu_shapes[0], dtype=torch.bfloat16)
     resources = compile_for(kernel, *arguments, **options)
     assert options["num_stages"] == 4
