@@ -60,12 +60,14 @@ TILES = (
     (128, 256, 64, 8, 4, 1, 0.70, 2.0),
     (128, 64, 64, 4, 4, 2, 0.41, 1.0),
     (256, 64, 64, 4, 4, 1, 0.365, 1.5),
+    (64, 128, 128, 4, 4, 1, 0.245, 1.0),
     (128, 64, 128, 4, 4, 1, 0.25, 1.0),
     (32, 64, 128, 4, 6, 1, 0.14, 0.5),
     (16, 64, 256, 4, 4, 1, 0.09, 0.5),
 )
-# Microseconds per step and row that TMA takes if rows are shorter than a cache line or start within half a line.
-ODD_ROW = 0.0027
+# Microseconds per step and row that TMA takes if rows are shorter than a cache line or start within half a line, and
+# the share of them for a step of 32 channels or fewer.
+ODD_ROW, ODD_HALF_ROW = 0.0027, 0.65
 
 
 def count_tiles(box: tuple[int, int, int], images: int, height: int, width: int) -> int:
@@ -203,7 +205,8 @@ def fastest(
         box = box_of_pixels(pixels, images, height, width)
         tiles = count_tiles(box, images, height, width) * cdiv(out_channels, out)
         if channels % 32 or channels < 64:
-            step = max(step, (pixels + out) * at_once * ODD_ROW)
+            odd = ODD_ROW * (ODD_HALF_ROW if block_in(tile) <= 32 else 1)
+            step = max(step, (pixels + out) * at_once * odd)
         steps = taps * cdiv(channels, block_in(tile)) * max(1, block_in(tile) // 64)
         return cdiv(tiles, multiprocessors * at_once) * (steps * step + around)
 

@@ -431,7 +431,7 @@ def groups_of(q: Tensor, k: Tensor, causal: bool, keeps_lse: bool) -> int:
         return 3 if min(queries, keys) >= (8192 if causal else 4096) and not spills else 2
     # One where that gives all multiprocessors work, or where tiles are loaded and stored longer than computed.
     few = cdiv(queries, 64) * batch * heads <= multiprocessors(q)
-    return 1 if dim <= 128 and (few or keys <= 128) else 2
+    return 1 if dim <= 128 and (few or (keys <= 128 and not causal)) else 2
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> bool:

@@ -137,18 +137,19 @@ def settings(
     last wave with few tiles takes as long as a full one, so the choice from TILES is the one whose waves add up to the
     shortest time. A step along K is 128 bytes of a row, the span of TMA's swizzle; tiles of 64 rows, which are
     memory-bound, take two. There are as many load stages as fit next to the part of the tile being stored, up to four,
-    or six for tiles of 64 rows. A tile is stored in halves, or in quarters for 4-byte elements and if a second
-    tensor needs so many registers that halves would spill. Result rows that are not a multiple of 16 bytes are stored
-    through addresses, which take registers: twice as many parts, and only one result for large tiles. A group is 16
-    rows of tiles, so that 132 tiles of 128 x 256 cover roughly a square.
+    or six for tiles of up to 128 x 128. A tile is stored through addresses, in quarters, or in eighths for 4-byte
+    elements: up to 4 % faster than through descriptors (H100). Where a second tensor needs registers too, descriptors
+    take its tiles and the result's, in quarters. If rows of the result are not a multiple of 16 bytes, only addresses
+    can: twice as many parts, and no large tiles for two tensors. A group is 16 rows of tiles, or 8 of 256 rows, so that
+    132 tiles cover roughly a square.
     """
 
     def time(tile: tuple) -> float:
         block_m, block_n, _, of_a_round = tile
         return cdiv(cdiv(m, block_m) * cdiv(n, block_n), multiprocessors) * of_a_round
 
-    described = n * dtype.itemsize % ALIGNMENT == 0
     several = residual or keep_sum
+    described = several and n * dtype.itemsize % ALIGNMENT == 0
     block_m, block_n, warps, _ = min(TILES if described or not several else TILES[2:], key=time)
     small = block_m == 64
     block_k = (256 if small else 128) // dtype.itemsize
@@ -160,11 +161,11 @@ def settings(
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
         "BLOCK_K": block_k,
-        "GROUP": 16,
+        "GROUP": 8 if block_m == 256 else 16,
         "PARTS": parts,
         "DESCRIBED": described,
         "num_warps": warps,
-        "num_stages": min(6 if small else 4, (LARGE_TILES - 1024 - passing) // stage),
+        "num_stages": min(6 if block_m * block_n <= 2**14 else 4, (LARGE_TILES - 1024 - passing) // stage),
     }
 
 

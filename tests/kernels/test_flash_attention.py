@@ -344,7 +344,8 @@ def test_five_products_by_hand_keep_their_sums_in_registers(dim, causal, parts, 
         ((8, 10, 10, 4096, 77, 64), False, False, 2),  # long, but with one step
         ((4, 16, 16, 77, 4096, 128), False, False, 1),  # 64 tiles of 128 queries, or 128 of 64
         ((4, 16, 16, 512, 4096, 128), False, False, 2),
-        ((128, 16, 16, 128, 128, 128), True, True, 1),
+        ((128, 16, 16, 128, 128, 128), False, True, 1),
+        ((128, 16, 16, 128, 128, 128), True, True, 2),
         ((1, 2, 2, 64, 64, 256), False, False, 2),
     ],
 )

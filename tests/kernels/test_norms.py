@@ -255,13 +255,14 @@ def of_backward(cols: int, gpu: str = "H100", grad_sum=None) -> tuple:
     """Programs, arguments and options of the plain backward pass of many rows."""
     dtype, rstd = torch.bfloat16, torch.float32
     room = {"A100": 163 * 2**10, "H100": 227 * 2**10}[gpu]
-    (programs, _), options = module.backward_settings(32768, cols, dtype.itemsize, 132, room)
+    residual = grad_sum is not None
+    (programs, _), options = module.backward_settings(32768, cols, dtype.itemsize, 132, room, residual)
     options |= {"COMPUTE": compute_dtype(dtype), "ALIGN": alignment(cols)}
     return programs, (dtype, dtype, dtype, rstd, None, grad_sum, dtype, rstd, 32768, cols, cols, cols), options
 
 
 @pytest.mark.parametrize("gpu", [long("A100"), "H100"])
-@pytest.mark.parametrize("cols", [128, 1024, long(1025), long(4096), long(5120), 8192])
+@pytest.mark.parametrize("cols", [127, 128, 256, 768, 1024, long(1025), long(4096), long(5120), 8192])
 def test_backward_does_not_spill(cols, gpu):
     for grad_sum in (None, torch.bfloat16):
         _, arguments, options = of_backward(cols, gpu, grad_sum)
