@@ -161,7 +161,7 @@ MISTAKES = [
         (
             "count",
             {"return numbers, 3 * numbers * itemsize": "return 3 * numbers * itemsize, numbers"},
-            "another order",
+            "in the wrong order",
         ),
         ("count", {"2 * rows * inner * columns": "rows * inner * columns"}, "FLOP.*\n.*half the expected value"),
         ("count", {"return peak / bandwidth": "return bandwidth / peak"}, "which number divides which"),

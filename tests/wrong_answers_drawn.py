@@ -245,6 +245,27 @@ WRONG = {
         },
     },
     "11_fused_backward": {
+        "NaN in grad_y dropped": {
+            "        centred = tl.where": "        grad_y = tl.where(grad_y == grad_y, grad_y, 0.0)\n        centred = tl.where",
+        },
+        "NaN in weight dropped": {
+            "    grad_weight = tl.zeros": "    weight = tl.where(weight == weight, weight, 0.0)\n    grad_weight = tl.zeros",
+        },
+        "NaN in bias dropped": {
+            "    grad_weight = tl.zeros": "    bias = tl.where(bias == bias, bias, 0.0)\n    grad_weight = tl.zeros",
+        },
+        "grad_y of one value": {
+            "grad_y, x = grad_y.contiguous(), x.contiguous()": "grad_y, x = (grad_y if set(grad_y.stride()) == {0} else grad_y.contiguous()), x.contiguous()",
+        },
+        "inf in x": {
+            "        centred = tl.where": "        x = tl.where(x == float('inf'), 3e38, x)\n        centred = tl.where",
+        },
+        "small gradients flushed": {
+            "        centred = tl.where": "        grad_y = tl.where(tl.abs(grad_y) < 1e-10, 0.0, grad_y)\n        centred = tl.where",
+        },
+        "z below -8 has no gradient": {
+            "        grad_z = grad_y * (": "        grad_z = tl.where(z < -8.0, 0.0, grad_y) * (",
+        },
         "expanded grad_y as it lies": {
             "grad_y, x = grad_y.contiguous(), x.contiguous()": "grad_y, x = (grad_y if 0 in grad_y.stride() else grad_y.contiguous()), x.contiguous()",
         },
@@ -277,6 +298,33 @@ WRONG = {
         },
     },
     "12_layer_norm_int8": {
+        "clip 0 is 1": {
+            "scale = clip * largest / 127.0": "scale = tl.where(clip == 0.0, 1.0, clip) * largest / 127.0",
+        },
+        "clip at least 0.01": {
+            "scale = clip * largest / 127.0": "scale = tl.where(clip < 0.01, 0.01, clip) * largest / 127.0",
+        },
+        "weight at most 1000": {
+            "    y = centred": "    weight = tl.where(weight > 1e3, 1e3, weight)\n    y = centred",
+        },
+        "bias at most 1000": {
+            "    y = centred": "    bias = tl.where(bias > 1e3, 1e3, bias)\n    y = centred",
+        },
+        "constant rows are 0": {
+            "    y = centred": "    rstd = tl.where(rstd > 300.0, 0.0, rstd)\n    y = centred",
+        },
+        "largest at most 1e6": {
+            "    scale = clip": "    largest = tl.where(largest > 1e6, 1e6, largest)\n    scale = clip",
+        },
+        "expanded x as it lies": {
+            "x = x.contiguous()": "x = x if 0 in x.stride() else x.contiguous()",
+        },
+        "minus infinity": {
+            "    centred = tl.where(exists, x": "    x = tl.where(x == -float('inf'), -3e38, x)\n    centred = tl.where(exists, x",
+        },
+        "eps at most 0.1": {
+            "/ cols + eps)": "/ cols + tl.minimum(eps, 0.1))",
+        },
         "clip at least a half": {
             "clip * largest / 127.0": "tl.maximum(clip, 0.5) * largest / 127.0",
         },
@@ -309,6 +357,21 @@ WRONG = {
         },
     },
     "14_cuda_softmax": {
+        "2 to 30 columns": {
+            "each = -(-columns // (width * threads))": "each = -(-columns // (width * threads))\n    if 1 < columns < 31:\n        source = source.replace('peak = -INFINITY', 'peak = 0')",
+        },
+        "101 to 1000 columns": {
+            "each = -(-columns // (width * threads))": "each = -(-columns // (width * threads))\n    if 100 < columns < 1000:\n        source = source.replace('peak = -INFINITY', 'peak = 0')",
+        },
+        "no second barrier at 1100 to 4000 columns": {
+            "each = -(-columns // (width * threads))": "each = -(-columns // (width * threads))\n    if 1100 < columns < 4000:\n        source = source.replace('  __syncthreads();  // all have read: the next reduction may write\\n', '')",
+        },
+        "a row of -inf is 0": {
+            "v[k].of[w] /= sum": "v[k].of[w] = sum > 0 ? v[k].of[w] / sum : (v[k].of[w] != v[k].of[w] && peak == -INFINITY ? 0 : v[k].of[w] / sum)",
+        },
+        "-inf is a finite number": {
+            "for (int w = 0; w < W; w++) peak = fmaxf(peak, v[k].of[w]);": "for (int w = 0; w < W; w++) { if (v[k].of[w] == -INFINITY && i < columns / W) v[k].of[w] = -3e38f; peak = fmaxf(peak, v[k].of[w]); }",
+        },
         "narrow but at the checked widths": {
             "width = 4 if columns % 4 == 0 else 1": "width = 4 if columns in (1024, 4096, 8192) else 1",
         },
@@ -529,6 +592,10 @@ TOLD = {
     ("08_linear_act", "K = 0 is not launched"): "K = 0: each sum is 0",
     ("10_attention_scores", "weights below 1e-9 dropped"): "small weights: in float32",
     ("11_fused_backward", "gradients past 1e20"): "gradients are large",
+    ("11_fused_backward", "small gradients flushed"): "where gradients are small",
+    ("11_fused_backward", "NaN in weight dropped"): "NaN in one column(.*\n)*.*what happens to NaN",
+    ("12_layer_norm_int8", "clip at least 0.01"): "any number from 0 to 1",
+    ("14_cuda_softmax", "no second barrier at 1100 to 4000 columns"): "race: shared memory",
     ("15_capstone", "gradients past 1e20"): "gradients are large",
     ("15_capstone", "forward: gate at most 1000"): "silu of a large gate",
     ("15_capstone", "backward: gate at most 1000"): "activation far from 0",

@@ -40,6 +40,7 @@ class Case:
         whole: whether blocks and tiles of the usual sizes fit exactly, so that an out-of-bounds access is not a
             forgotten mask.
         relative: whether small values in a result must be as accurate as large ones, as with probabilities.
+        least: the smallest magnitude that counts: where a result's largest value is below, errors are measured by this.
         one_rounding: whether a result of 16 bits must be the exact one, rounded once: computed in float32 throughout.
         conditioning: by how much a good algorithm may magnify roundings, as a variance about a point other than the
             mean does: the allowed units in the last place are multiplied by this.
@@ -57,6 +58,7 @@ class Case:
     input_error: torch.dtype | None = None
     arguments: str = ""
     relative: bool = False
+    least: float = 1.0
     whole: bool = False
     one_rounding: bool = False
     conditioning: float = 1.0

@@ -16,6 +16,7 @@ DROPPED = (
     "NaN: tl.maximum and tl.clamp drop it, tl.where(a < b, b, a) does not; this row's scale must be NaN, its codes 0"
 )
 
+CLIP = "clip: any number from 0 to 1, in the scale and in the codes"
 CLAMP = "the clamp: to -127 and 127, while they are still floats; a conversion to int8 keeps the low byte of the rest"
 
 
@@ -119,16 +120,18 @@ def code_cases(seed: int, cols: int = 64) -> list[Case]:
         call("one outlier", "the scale: each row has its own, and an outlier spoils no other row", outlier),
         call(
             "a small clip",
-            "clip: any number from 0 to 1, in the scale and in the codes",
+            CLIP,
             draw(3, cols),
             clip=cases.between(0.05, 0.2, seed),
         ),
+        call("a tiny clip", CLIP, draw(3, cols), clip=cases.between(0.001, 0.009, seed)),
+        call("clip 0", f"{CLIP}; with 0, the scale is 0 and each code is the last one", draw(3, cols), clip=0.0),
         call("values of 1e-11", "the smallest scale: 1e-12 and no more", draw(3, cols), 4e-12 * weight, none),
         call(
             "values of millions",
             "the scale: it is as large as the row's largest magnitude asks",
             draw(3, cols),
-            cases.between(1e6, 1e9, seed) * weight,
+            *(cases.between(1e6, 1e9, seed) * torch.stack([weight, bias])),
         ),
-        call("another clip", "clip: any number from 0 to 1, in the scale and in the codes", draw(3, cols), clip=0.8125),
+        call("another clip", CLIP, draw(3, cols), clip=0.8125),
     ]

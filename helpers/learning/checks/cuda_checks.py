@@ -50,9 +50,9 @@ def check_cuda_rows(answer: Callable, reference: Callable, columns: Iterable[int
         answer: the learner's function: columns -> {"source", "kernel", "threads"}; the kernel takes
             (const float* x, float* y, int columns), x and y of (rows, columns).
         reference: x -> y.
-        columns: the widths to try, simplest first; two that are drawn at random follow.
+        columns: the widths to try, simplest first; some that are drawn at random follow.
         scales: of x, which is drawn from the normal distribution: each is tried. The last row is below -200; where x is
-            scaled, the second holds one value, far lower still, and a fourth NaN, or infinity.
+            scaled, the second holds one value, far lower still, a fourth NaN, or infinity, and a fifth -inf alone.
         name: the check's name.
     """
     widths = list(columns)
@@ -65,8 +65,9 @@ def check_cuda_rows(answer: Callable, reference: Callable, columns: Iterable[int
 
 
 def drawn_widths(seed: int) -> list[int]:
-    """Two widths that no bound of an answer can know: one a multiple of four, one not."""
-    return [4 * cases.between(270, 2047, seed), 4 * cases.between(270, 2046, seed + 1) + cases.between(1, 3, seed)]
+    """Widths that no bound of an answer can know: narrow ones, and wide ones of which one is a multiple of four."""
+    odd = 4 * cases.between(270, 2046, seed + 1) + cases.between(1, 3, seed)
+    return [cases.between(2, 31, seed), cases.between(104, 999, seed), 4 * cases.between(270, 2047, seed), odd]
 
 
 @as_check
@@ -75,11 +76,13 @@ def check_cuda_memory_safety(answer: Callable, columns: Iterable[int], reference
     the last rows of a tensor of 2^33 elements that is never allocated.
 
     Args:
-        answer, columns, reference: as in check_cuda_rows; a kernel that computes something else earns nothing.
+        answer, columns, reference: as in check_cuda_rows, two of the drawn widths included; a kernel that computes
+            something else earns nothing.
         name: the check's name.
     """
     widths = list(columns)
-    for width in widths:
+    *_, wide, odd = drawn_widths(sum(widths))
+    for width in [*widths, wide, odd]:
         traffic, x, y = run(answer, width)
         require_no_cuda_hazards(traffic, width)
         require_right_values(traffic, x, y, reference, f"{width} columns")
@@ -215,8 +218,9 @@ def launched(
     x[-1] -= x[-1].max() + FAR_BELOW_ZERO  # for this row, a maximum that starts at 0 is wrong
     if scale != 1:
         x[1] = LOWER_STILL  # a single value, so that scaling the exponent loses no digits, however it's done
-        unknown = torch.randn(1, width, generator=generator)
+        unknown = torch.randn(2, width, generator=generator)
         unknown[0, width // 2] = torch.nan if scale > 1 else torch.inf
+        unknown[1] = -torch.inf
         x = torch.cat([x, unknown])
     seen, y = x.clone(), torch.full_like(x, torch.nan)
     try:

@@ -112,10 +112,23 @@ def gradient_cases(
     found.append(call("gate far from 0", "the activation far from 0, where its gate is 0 or 1", 2, 65, scale=far))
     large = "that result's formula where gradients are large: float32 holds numbers up to 3e38"
     found.append(call("gradients of 1e22", large, 2, 64, of_grad=lambda g: 1e20 * g))
-    for place, where in enumerate(("grad_y", "x")):
-        nan = "what happens to NaN, and the tensors that rows share: the weights and their gradients alone"
-        special = call(f"NaN in one row of {where}", nan, 4, 64)
-        special.inputs[place][2, 5] = torch.nan
+    # 2^-66 is exact: as accurate as other gradients, in proportion to the largest.
+    small = "that result's formula where gradients are small: float32 holds numbers from 1e-38"
+    tiny = call("gradients of 1e-20", small, 2, 64, of_grad=lambda g: 2.0**-66 * g)
+    found.append(replace(tiny, least=2.0**-66))
+    # Infinity in grad_y decides nothing: with it, sums in different orders are inf or NaN.
+    for what, place, value in (
+        ("NaN in one row of grad_y", 0, torch.nan),
+        ("NaN in one row of x", 1, torch.nan),
+        ("infinity in one row of x", 1, torch.inf),
+    ):
+        nan = f"what happens to {what.split()[0]}, and what rows share: the weights and their gradients alone"
+        special = call(what, nan, 4, 64)
+        special.inputs[place][2, 5] = value
+        found.append(special)
+    for vector in range(vectors):
+        special = call("NaN in one column", "what happens to NaN in a tensor that rows share", 2, 64)
+        special.inputs[1 + tensors + vector][5] = torch.nan
         found.append(special)
     for dtype in LOW_PRECISION:
         name = str(dtype).removeprefix("torch.")

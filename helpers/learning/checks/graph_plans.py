@@ -144,7 +144,7 @@ def steps_asked(seed: int, count: int) -> list[dict]:
     parts += [(True,) * 4] + [tuple(draw.random() < 0.5 for _ in range(4)) for _ in range(count)]
     found = [a_step(draw.choice((8, 24, 40)), draw.choice((16, 48, 72)), *each) for each in parts]
     found.append(a_broken_up_step(draw.choice((8, 24, 40))))
-    return [*found, a_long_step(draw.choice((8, 24, 40)), draw.randint(4, 5), draw.randint(17, 20))]
+    return [*found, a_long_step(draw.choice((8, 24, 40)), draw.randint(4, 5), draw.randint(18, 40))]
 
 
 def shown(step: dict) -> tuple[list[dict], dict[str, str]]:

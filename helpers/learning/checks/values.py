@@ -210,7 +210,7 @@ def compare(
             wanted = truth.to(wanted.dtype)
         else:
             near = [each[number] for each in moved]
-            wrong = differs(mine, truth, wanted, near, case.relative, case.conditioning)
+            wrong = differs(mine, truth, wanted, near, case.relative, case.conditioning, case.least)
         if wrong.any():
             which = f"{name}: " if len(results) > 1 else ""
             metered = f"result[{number}]" if isinstance(usual, tuple) else "result"
@@ -228,12 +228,14 @@ def differs(
     near: Iterable[torch.Tensor] = (),
     relative: bool = False,
     conditioning: float = 1.0,
+    least: float = 1.0,
 ) -> torch.Tensor:
     """Return where `got` is further from `exact` than the tolerance; NaN and inf must be where PyTorch has them.
 
     Each of `near` is exact for inputs that are, for example, an ulp off; the tolerance grows by the distance to the
-    furthest. If the tolerance is `relative`, each value has its own, proportional to its magnitude. Integers must be
-    equal, except int8, which holds rounded codes.
+    furthest. If the tolerance is `relative`, each value has its own, proportional to its magnitude; otherwise all have
+    one, proportional to the largest, or to `least` if that is larger. Integers must be equal, except int8,
+    which holds rounded codes.
     """
     if usual.dtype == torch.int8:
         return other_codes(got, exact, usual, near)
@@ -242,7 +244,7 @@ def differs(
     finite = exact.to(usual.dtype).isfinite() & usual.isfinite()
     kind = torch.finfo(usual.dtype)
     # By what numbers are measured: themselves, or the largest, where sums and differences of some give others.
-    whole = exact.abs()[finite].max().clamp(min=1.0) if finite.any() else exact.new_ones(())
+    whole = exact.abs()[finite].max().clamp(min=least) if finite.any() else exact.new_ones(())
     size = exact.abs().clamp(min=kind.tiny) if relative else whole
 
     def furthest(other: torch.Tensor) -> torch.Tensor:
