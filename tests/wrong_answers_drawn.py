@@ -298,6 +298,9 @@ WRONG = {
         },
     },
     "12_layer_norm_int8": {
+        "y is 0 past the row's end, even if the row is NaN": {
+            "    y = centred * rstd * weight + bias": "    y = tl.where(exists, centred * rstd * weight + bias, 0.0)",
+        },
         "clip 0 is 1": {
             "scale = clip * largest / 127.0": "scale = tl.where(clip == 0.0, 1.0, clip) * largest / 127.0",
         },
@@ -594,6 +597,7 @@ TOLD = {
     ("11_fused_backward", "gradients past 1e20"): "gradients are large",
     ("11_fused_backward", "small gradients flushed"): "where gradients are small",
     ("11_fused_backward", "NaN in weight dropped"): "NaN in one column(.*\n)*.*what happens to NaN",
+    ("12_layer_norm_int8", "y is 0 past the row's end, even if the row is NaN"): "this row's scale must be NaN",
     ("12_layer_norm_int8", "clip at least 0.01"): "any number from 0 to 1",
     ("14_cuda_softmax", "no second barrier at 1100 to 4000 columns"): "race: shared memory",
     ("15_capstone", "gradients past 1e20"): "gradients are large",

@@ -84,7 +84,7 @@ def norm_cases(
         gated = call("a gate of 10000", "the activation far from 0: silu of a large gate is the gate, or 0", 2, 64)
         gated.inputs[gate][:] *= torch.logspace(0, 2, 64, device=gated.inputs[gate].device)
         found.append(gated)
-    special = call("NaN in one row, inf in others", "what rows share (only the weights), and NaN", 4 + tensors, 64)
+    special = call("NaN in one row, inf in others", "what rows share (only the weights), and NaN", 4 + tensors, 60)
     special.inputs[0][0, 7], special.inputs[0][2, 1] = torch.nan, torch.inf
     special.inputs[0][-1, 3] = -torch.inf
     for place in range(1, tensors):  # in a row of its own
