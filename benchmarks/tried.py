@@ -146,7 +146,14 @@ SWEPT = {
         "over two or three programs (24 to 36 us for 18 to 20), two programs of 256 x 64 an SM (up to twice as slow), "
         "two of 128 x 128 (a quarter to a third slower), scale and shift asked for before the sum (0 to 5 % slower); "
         "1x1 by linear_act's kernel (10.8 us for 10.6 at 1024 to 256, 14.5 for 14.4 at 256 to 1024), and its way of "
-        "tiles (a trial: 9.7 to 10 us for 10.7 at 2048 to 512). 512 to 512 with a stride takes 21 us for 19 in the "
+        "tiles (a trial: 9.7 to 10 us for 10.7 at 2048 to 512). On an H100 a tile of 64 pixels by 128 "
+        "outputs (kept: 3x3, 512 at 7 x 7 18.9 us for 22.0), steps of 32 channels where rows are odd (kept: in a "
+        "trial 58 "
+        "us for 62 at 72 channels, in the sweep 60.7 for 61.0 there, and 25.3 for 20.9 at 3 channels, 3x3), tiles of "
+        "128 x "
+        "128 with six stages (in trials 15.8 for 16.4 at 256 to 1024, 193 for 178 at 128 to 256). 512 to 512 with a "
+        "stride "
+        "takes 21 us for 19 in the "
         "record before: no cause is known. Rows that begin between halves of cache lines take the copy engine twice as "
         "long; [calls]"
     ),
@@ -238,8 +245,16 @@ SWEPT = {
         "128 registers take 0.9 of the time here and 1.26 of it at 134218 rows; [few microseconds]; [calls]"
     ),
     "linear_act": (
-        "cuBLASLt's own epilogue is ahead at 256 to 512 rows and at sizes that are not multiples of a tile: no trial "
-        "against it is recorded; [calls]"
+        "on an H100, beside cuBLASLt's epilogue: six stages for tiles of 128 x 128 (kept: 27.1 us for 30.6 at 512 x "
+        "4096 x "
+        "4096), groups of 8 rows of tiles of 256 rows (kept: 146 for 158 at 3000 x 4096 x 4104), results stored "
+        "through "
+        "addresses (kept: in trials 10.4 for 10.9 at 512 x 768 x 3072, in the sweep 10.5 for 10.5); eleven other "
+        "tiles, "
+        "steps of 32 and 128 along K and groups of 4 to 64 (level or slower: at 2047 x 2056 x 8200, where rows start "
+        "16 bytes after a cache line, 150 at best for 115), K split over two or four programs that add their sums in "
+        "memory, with a launch that clears counters (43 for 31 at 512 rows, 27 for 21 at 256, 20 for 14 at 1000^3); "
+        "[calls]"
     ),
     "layer_norm_act backward": "behind as a call alone: [calls]",
     "layer_norm_int8": "1000 columns, a multiple [by element]; one to four warps and rows (4 to 140 % slower)",
@@ -249,8 +264,10 @@ SWEPT = {
         "idle (kept: 9.2 for 10.4 at 2048 x 1536, 17.8 for 18.8 at 2048 x 3584); [few microseconds]; 262144 columns: "
         "no trial is recorded; [calls]; 18432 columns by 8 warps (360 us for 432; LayerNorm takes 1.4 times as long "
         "by them: not kept); 1000 columns, a multiple [by element]; on an H100 18432 columns by 8 warps with both "
-        "asked for first (in a trial 107 us for 132 at 2048 rows, 361 for 435 at 7282; it would need settings of its "
-        "own: not kept)"
+        "asked for first (in a trial 107 us for 132 at 2048 rows, 361 for 435 at 7282; kept, "
+        "in the sweep 107 for 131 and 362 for 434, without asking first); on an H100 weight and bias asked for before "
+        "the "
+        "reductions up to 1024 columns (kept: 3.0 for 3.4 at 2048 x 64, but 436 for 399 at 1056833 x 127)"
     ),
     "residual_layer_norm backward": (
         "1025 columns: one warp, or two of 128 registers (443 us for 582 at 130944 rows, but of 1000 columns 1 to 34 "
@@ -260,12 +277,16 @@ SWEPT = {
         "[clusters]; [walks]; narrow rows: [few microseconds], and no trial is recorded; 1056833 rows of 127: no "
         "trial is recorded; 1000 columns, a multiple [by element]; on an H100 the weight asked for before the "
         "reduction (in a trial 0.94 to 1.02 of the time at 2048 rows of up to 2048 columns, 1.12 at 32768: not kept),"
-        " one exchange for both blocks (0.92 at 2048 x 12289, 1.13 where TAIL is a quarter of HEAD: not kept)"
+        " one exchange for both blocks (0.92 at 2048 x 12289, 1.13 where TAIL is a quarter of HEAD: not kept); half "
+        "the warps for 2048 columns "
+        "(kept: 12.7 us for 14.5 at 2048 x 2048), half the rows per program for 127 (kept: 380 for 398)"
     ),
     "residual_rms_norm backward": (
         "as rms_norm's, with which it shares the kernel; rows of 16385 to 32768 columns read again from L1 in one "
         "pass over both (kept: 329 us for 405 at 4096 x 32768), with the next row read meanwhile (549 to 605), by 8 "
-        "or 16 warps (402 to 677); 1056833 rows of 127 by 8 warps in one stage (kept: 600 us for 1071); [calls]"
+        "or 16 warps (402 to 677); 1056833 rows of 127 by 8 warps in one stage (600 us for 1071), on an H100 by 24 "
+        "programs an SM of 2 rows and 2 warps "
+        "(kept: 465 for 601); 524288 rows of 256 by 8 warps (kept: 371 for 396); [calls]"
     ),
     "rms_norm": (
         "[clusters]; 2048 narrow rows: [few microseconds]; 1 to 16 of them per program by 1 to 4 warps (on an H100 "
@@ -276,7 +297,11 @@ SWEPT = {
         " kernel must gain; at 8192 and 10000 2 to 3 % slower); [walks]; [calls]; 1000 columns, a multiple [by "
         "element]; on an H100 the weight asked for before the reduction, and one exchange between warps for both "
         "blocks (kept, in a trial: 17.3 us for 18.1 at 2048 x 5120, 37.3 for 38.8 at 2048 x 12288, 314 for 334 at "
-        "10922 x 12289)"
+        "10922 x 12289); twice the warps for 1025 to 8192 columns (in a trial 13.0 for 14.6 at 2048 x 4096, in the "
+        "sweep "
+        "14.3 for 14.8 there and 293 for 180 at 52429 x 2560: not kept), half of them for 12289 (in a trial 236 for "
+        "319 at "
+        "10922 rows, in the sweep 309 for 318: not kept)"
     ),
     "rms_norm backward": (
         "rows of 2560 to 12288 columns loaded two turns ahead (kept: 283 us for 372 at 52429 x 2560, 293 for 427 at "
@@ -287,7 +312,10 @@ SWEPT = {
         "without loads in advance and with at most 128 registers (kept: 361 us for 617 at 260617 x 515, 346 for 507 at "
         "65568 x 2047, 614 for 776 at 10922 x 12289; with a residual 518 for 870, 495 for 630, 734 for 844), twice as "
         "many programs or other warps so (within 5 %, or slower); 127 columns so (no gain), 768 (299 us for 328: not "
-        "kept)"
+        "kept); on an H100, more than 4096 rows: 127 columns by 16 programs an SM of 4 rows and 2 warps (kept: 363 for "
+        "457; 2048 rows so 9.8 for 7.6), 2 rows of 768 (kept: 285 for 328), 4 of 512 (kept: 301 for 307), 8 warps for "
+        "256 "
+        "(kept: 293 for 309)"
     ),
     "softmax": (
         "rows held two 16-bit elements to a register: up to 20480 columns (kept), loaded without an eviction policy "

@@ -20,15 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.arguments import (
-    as_rows,
-    cdiv,
-    check_alike,
-    check_columns,
-    in_widest,
-    multiprocessors,
-    next_power_of_2,
-)
+from kernels.arguments import as_rows, cdiv, check_alike, check_columns, in_widest, multiprocessors, next_power_of_2
 from kernels.op import FusedOp, Work, like, planned, register
 from kernels.philox import check_dropout, dropout_mask, kept, kept_at, new_seed, scale_of_kept
 from kernels.rowwise.sums import sums_of_programs

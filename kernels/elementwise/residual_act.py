@@ -110,12 +110,7 @@ def settings(dtype: torch.dtype, act: str = "relu") -> dict:
     A thread's eight elements then make one byte of ReLU's bits. On an H200 with 10^8 elements in bf16, as % of copy
     bandwidth: forward 99; backward from ReLU's bits 97, otherwise 99. Writing the bits takes 2.7 % longer.
     """
-    return {
-        "BLOCK": 1024,
-        "ACT": act,
-        "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32,
-        "num_warps": 4,
-    }
+    return {"BLOCK": 1024, "ACT": act, "COMPUTE": tl.float64 if dtype == torch.float64 else tl.float32, "num_warps": 4}
 
 
 def _forward(x: torch.Tensor, residual: torch.Tensor, act: str) -> torch.Tensor:

@@ -29,10 +29,7 @@ _MEANINGS = (
     (r"'torch.dtype' object has no attribute", "a kernel's dtypes are Triton's: write x.to(tl.float32)"),
     (r"'dtype' object is not callable", "a dtype is not a function: write x.to(tl.float32)"),
     (r"'int' object is not iterable", "a block cannot be indexed or looped over: load elements, or use tl.sum, tl.max"),
-    (
-        r"unsupported tensor index",
-        "index a block with : and None only, x[:, None]; to use a part, load that part",
-    ),
+    (r"unsupported tensor index", "index a block with : and None only, x[:, None]; to use a part, load that part"),
     (
         r"Shape element \d+ must have type|arange's arguments must be of type tl.constexpr",
         "a block's size is known when the kernel is compiled: take it from a parameter declared tl.constexpr",

@@ -315,8 +315,7 @@ def _wait_for_others(counter_ptr: tl.tensor, value) -> None:
     address = int(counter_ptr.handle.data.reshape(()))
     counter = ctypes.c_int32.from_address(address)
     _programs.pause(
-        lambda: counter.value >= value,
-        lambda: f"for {_bounds.place(address)} to reach {value} (it is {counter.value})",
+        lambda: counter.value >= value, lambda: f"for {_bounds.place(address)} to reach {value} (it is {counter.value})"
     )
 
 

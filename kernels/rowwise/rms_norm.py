@@ -232,7 +232,7 @@ def backward_settings(
     prefetched if `shared_memory` has room for x, grad_y, grad_sum and weight, of `itemsize` bytes per element. Rows
     that aren't aligned are loaded element by element, with settings found by trial: for 513 to 4095 columns, or rows in
     chunks, no prefetching and at most 128 registers take 0.6 to 0.85 of the time (H100, bf16). More than 4096 rows fill
-    a turn better, and if they are narrow and not aligned, many small programs take 0.78 to 0.84 of the time. With
+    a turn better, and if they are narrow and not aligned, many small programs take 0.77 to 0.79 of the time. With
     `residual`, grad_sum is read too.
     """
     head, tail = row_blocks(cols) if fits_registers(cols, itemsize) else (1024, 1024)

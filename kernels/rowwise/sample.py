@@ -151,11 +151,7 @@ sample_op = register("sample", _forward, _result)
 
 @planned
 def sample(
-    logits: torch.Tensor,
-    seed: torch.Tensor | None = None,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
+    logits: torch.Tensor, seed: torch.Tensor | None = None, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
 ) -> torch.Tensor:
     """Draw one token per row from softmax(logits / temperature), filtered by top_k and top_p. Not differentiable.
 
@@ -197,11 +193,7 @@ def sample(
 
 
 def sample_reference(
-    logits: torch.Tensor,
-    seed: torch.Tensor | None = None,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
+    logits: torch.Tensor, seed: torch.Tensor | None = None, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
 ) -> torch.Tensor:
     """Compute the same in PyTorch, unfused. Its own generator draws, and a sort decides which of equal logits stay."""
     if temperature == 0:

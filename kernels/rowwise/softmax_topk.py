@@ -216,13 +216,6 @@ OP = FusedOp(
     inputs=_inputs,
     compile_arguments=_compile_arguments,
     interpreter_shapes=((1, 8), (5, 127), (1, 9000), (2, 1025), (2, 2, 4096)),
-    gpu_shapes=(
-        (128, 8192),
-        (32768, 1024),
-        (32768, 4096),
-        (16384, 16384),
-        (8192, 65536),
-        (4096, 131072),
-    ),
+    gpu_shapes=((128, 8192), (32768, 1024), (32768, 4096), (16384, 16384), (8192, 65536), (4096, 131072)),
     oracle=softmax_topk_oracle,
 )

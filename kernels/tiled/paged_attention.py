@@ -243,13 +243,7 @@ def attend_in_splits(
 
 
 def _forward(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_table: Tensor,
-    lengths: Tensor,
-    causal: bool,
-    scale: float | None,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, lengths: Tensor, causal: bool, scale: float | None
 ) -> Tensor:
     if block_table.is_cpu:  # on a GPU this would synchronise: the kernel returns NaN instead
         _check_values(k_cache, block_table, lengths)

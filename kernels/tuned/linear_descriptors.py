@@ -42,13 +42,7 @@ from kernels.variants import tuned
 FEW_ROWS = 32  # linear_few_rows.py takes calls of up to this many
 
 # Rows and columns of a tile, warps, microseconds per round of one tile per SM at K = 4096 (H200, bf16).
-TILES = (
-    (128, 256, 8, 45.4),
-    (256, 128, 8, 47.0),
-    (128, 128, 8, 26.7),
-    (64, 128, 4, 20.3),
-    (64, 64, 4, 12.2),
-)
+TILES = ((128, 256, 8, 45.4), (256, 128, 8, 47.0), (128, 128, 8, 26.7), (64, 128, 4, 20.3), (64, 64, 4, 12.2))
 
 
 @triton.jit
@@ -138,7 +132,7 @@ def settings(
     shortest time. A step along K is 128 bytes of a row, the span of TMA's swizzle; tiles of 64 rows, which are
     memory-bound, take two. There are as many load stages as fit next to the part of the tile being stored, up to four,
     or six for tiles of up to 128 x 128. A tile is stored through addresses, in quarters, or in eighths for 4-byte
-    elements: up to 4 % faster than through descriptors (H100). Where a second tensor needs registers too, descriptors
+    elements: 0 to 4 % faster than through descriptors (H100). Where a second tensor needs registers too, descriptors
     take its tiles and the result's, in quarters. If rows of the result are not a multiple of 16 bytes, only addresses
     can: twice as many parts, and no large tiles for two tensors. A group is 16 rows of tiles, or 8 of 256 rows, so that
     132 tiles cover roughly a square.

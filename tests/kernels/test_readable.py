@@ -12,7 +12,7 @@ ROOT = Path(kernels.__file__).parent
 MAX_IMPORTS = 5  # modules of the project that a plain file imports
 MAX_HELPERS = 3  # functions of the project that its forward kernel calls
 WHOLE_LAYER = {"decoder_layer": 7}  # five kernels' worth of steps, and what orders them
-MAX_LINES = {"plain": 9892, "in all": 16_441}  # of kernels/: all but tuned/ and interpreter/, and with them
+MAX_LINES = {"plain": 9886, "in all": 16_381}  # of kernels/: all but tuned/ and interpreter/, and with them
 
 
 def tree_of(name: str) -> ast.Module:
