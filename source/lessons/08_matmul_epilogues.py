@@ -589,7 +589,7 @@ print(f"one exponential per element of y: {one_each:.0f} us on all special funct
 
 # %% [markdown]
 # (`linear_act` is the course's tuned kernel, `kernels/tuned/linear_descriptors.py`. It works the same way, but stores
-# the tile in two halves to make room for a fourth stage. *cuBLAS alone* includes the bias but not GELU.)
+# the tile in parts, to make room for a fourth stage. *cuBLAS alone* includes the bias but not GELU.)
 #
 # The strongest competitor isn't in this recording (*Going further* has it, on an H100): cuBLASLt's own epilogue,
 # `torch._addmm_activation(bias, x, w.T, use_gelu=True)`, with GELU in its tanh form. The gains below are relative to a
