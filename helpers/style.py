@@ -27,6 +27,7 @@ UNFUSED, FUSED, WRONG = ORANGE, BLUE, VERMILION
 READ, WRITTEN = GREEN, PURPLE
 POSITIVE, NEGATIVE = SKY_BLUE, YELLOW
 MARKERS = {"unfused": ("o", UNFUSED), "fused": ("s", FUSED), "single": ("D", LIMIT)}
+JOINED = tuple(colour for colour in PALETTE if colour != UNFUSED)  # operations in one kernel, kernel by kernel
 INK = {UNFUSED: "black", FUSED: "white", LIMIT: "white"}  # text on a bar of that colour
 
 FONT = "sans-serif"

@@ -11,6 +11,7 @@ stores only a figure's picture.
     python source/record_figures.py --check    record nothing; fail, with one line per lesson with stale figures
 """
 
+import atexit
 import contextlib
 import io
 import json
@@ -52,6 +53,9 @@ def record(lesson: Path) -> dict[str, dict]:
     last = max(number for number, cell in enumerate(cells) if is_live(cell))
     os.chdir(lesson.parent)
     shell, found = InteractiveShell.instance(), {}
+    # At exit, IPython would empty the lesson's globals before its functions are freed. torch.compile removes what it
+    # added to these globals when they are freed, and would print a KeyError.
+    atexit.unregister(shell.atexit_operations)
     for cell in cells[: last + 1]:
         with contextlib.redirect_stdout(io.StringIO()):
             ran = shell.run_cell(cell["source"])

@@ -8,6 +8,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -273,6 +275,24 @@ def test_every_public_name_is_traced_to_the_module_that_defines_it(package):
         traced = {file for file in project.leads_to(package, name) if not file.startswith("kernels/tuned/")}
         assert len(traced) == 1, name
         assert module_of(inspect.unwrap(value)) in project.made_from(*traced), name
+
+
+def test_recording_ends_without_a_word_from_what_a_lesson_leaves(tmp_path):
+    """As torch.compile does, a cell asks to remove one of its globals when a function is freed."""
+    source = """
+import sys, weakref
+def compiled(): ...
+added = 1
+sys.kept = weakref.ref(compiled, lambda _, scope=globals(): scope.__delitem__("added"))
+Explorer = lambda: None
+Explorer()"""
+    cell = {"id": "one", "cell_type": "code", "source": [source], "outputs": [{"data": {"image/png": ""}}]}
+    lesson = tmp_path / "00_one.ipynb"
+    lesson.write_text(json.dumps({"cells": [cell]}))
+    script = "import sys; from pathlib import Path; from source.record_figures import record; record(Path(sys.argv[1]))"
+    command = [sys.executable, "-c", script, lesson]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stderr == ""
 
 
 def test_recorded_figures_are_stale_with_what_they_show(course):

@@ -51,20 +51,24 @@
   const passed = new IntersectionObserver(mark, { rootMargin: "0px 0px -75% 0px" });
   for (const each of headings) if (each) passed.observe(each);
 
-  // What is wider than its place scrolls in it, from the keyboard too: measured when it is near, and laid out anyway.
+  // What is wider than its place scrolls in it, from the keyboard too. It is measured when it is near, and laid out
+  // anyway; until then it can have the focus, as it may be wide.
   const measured = new IntersectionObserver((entries) => {
     const near = entries.filter(({ isIntersecting }) => isIntersecting).map(({ target }) => target);
     const scrolls = near.map((node) => node.scrollWidth > node.clientWidth + 1);
     near.forEach((node, place) => {
       if (scrolls[place]) node.tabIndex = 0;
-      else node.removeAttribute("tabindex");
+      else if (node !== document.activeElement) node.removeAttribute("tabindex");
     });
     document.body.dataset.measured = "yes";
   }, { rootMargin: "100% 0px" });
   const wide = () => {
     measured.disconnect();
     const nodes = [...document.querySelectorAll("main :is(pre, .output, .wide, .formula, .live)")];
-    for (const node of nodes) measured.observe(node);
+    for (const node of nodes) {
+      node.tabIndex = 0;
+      measured.observe(node);
+    }
     if (!nodes.length) document.body.dataset.measured = "yes";
   };
   addEventListener("resize", wide);

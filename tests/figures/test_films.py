@@ -344,12 +344,15 @@ def test_on_a_phone_nothing_is_cut_and_text_is_as_large(film, chromium):
     drawn = page.evaluate("""() => {
         const chart = document.querySelector('.fusion-film-chart svg'), box = chart.getBoundingClientRect();
         const texts = [...chart.querySelectorAll('text')].filter((text) => text.textContent);
-        return {scale: box.width / chart.viewBox.baseVal.width, cut: texts.map((text) => [text, text.getBBox()])
-            .filter(([, at]) => at.x < -2 || at.x + at.width > chart.viewBox.baseVal.width + 8)
+        const scale = box.width / chart.viewBox.baseVal.width;
+        const smallest = Math.min(...texts.map((text) => parseFloat(getComputedStyle(text).fontSize) * scale));
+        return {scale, smallest, cut: texts.map((text) => [text, text.getBBox()])
+            .filter(([, at]) => at.x < -2 || at.x + at.width > chart.viewBox.baseVal.width + 1)
             .map(([text]) => text.textContent)};
     }""")
     page.close()
     assert drawn["scale"] > 0.8
+    assert drawn["smallest"] >= 11.99
     assert drawn["cut"] == []
 
 

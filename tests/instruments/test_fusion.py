@@ -15,14 +15,17 @@ from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch.nn import functional
 
 from helpers.cli import main
+from helpers.figures.fusion.simulator import Simulation, _colours
 from helpers.instruments.fusion import analyse, capture, search
 from helpers.instruments.fusion.analyser import costs_of
+from helpers.instruments.fusion.drawing import kernel_colours
 from helpers.instruments.fusion.existing_kernels import KERNELS
 from helpers.instruments.fusion.legality import NotLegalError, bits
 from helpers.instruments.fusion.plan import WEIGHTS
 from helpers.instruments.fusion.plan_report import flips
 from helpers.instruments.fusion.search import beam, candidates, exact, joined, partition
 from helpers.instruments.traffic import measure
+from helpers.style import FUSED, LIMIT, UNFUSED
 from kernels import CATALOGUE
 
 
@@ -600,6 +603,22 @@ def test_the_page_and_the_picture_are_whole(tmp_path):
     assert len(ElementTree.fromstring(deep.draw().svg).findall(".//{http://www.w3.org/2000/svg}rect")) == len(
         deep.groups
     )
+
+
+def test_a_plan_is_drawn_in_the_colours_of_the_simulator():
+    costs = costs_of(swiglu, meta(R, C), meta(C, C), meta(C, C))
+    simulation = Simulation(costs)
+    shown = dict(zip(simulation.names, _colours(simulation, simulation.best), strict=True))
+    picture = ElementTree.fromstring(analyse(swiglu, meta(R, C), meta(C, C), meta(C, C)).draw().svg)
+    space = "{http://www.w3.org/2000/svg}"
+    drawn = {
+        group.find(f"{space}title").text.partition(":")[0]: group.find(f"{space}rect").get("stroke")
+        for group in picture.iter(f"{space}g")
+    }
+    assert drawn == shown
+    assert LIMIT in drawn.values()
+    assert FUSED in drawn.values()
+    assert kernel_colours([2] * 20).count(UNFUSED) == 0  # the colour of what is not fused
 
 
 MODEL = """

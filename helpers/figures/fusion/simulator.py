@@ -21,13 +21,12 @@ from helpers.figures.frame.explorer import WIDTH_SCRIPT, Explorer, Stage, svg_op
 from helpers.instruments.devices import Device
 from helpers.instruments.fusion.analyser import costs_of
 from helpers.instruments.fusion.cost import Costs
-from helpers.instruments.fusion.drawing import layers
+from helpers.instruments.fusion.drawing import kernel_colours, layers
 from helpers.instruments.fusion.legality import NotLegalError, bits
 from helpers.instruments.fusion.search import partition
 from helpers.style import (
     FUSED,
     LIMIT,
-    PALETTE,
     SMALL_SIZE,
     STYLE,
     TEXT,
@@ -310,10 +309,9 @@ def _at(curve: tuple, t: float) -> tuple[float, float]:
 def _colours(simulation: Simulation, groups: Partition) -> list[str]:
     """Return each box's colour: its kernel's, grey if it is alone."""
     found = [LIMIT] * len(simulation.nodes)
-    joined = [mask for mask in groups if mask.bit_count() > 1]
-    for number, mask in enumerate(joined):
+    for mask, colour in zip(groups, kernel_colours([mask.bit_count() for mask in groups]), strict=True):
         for place in bits(mask):
-            found[place] = PALETTE[number % len(PALETTE)]
+            found[place] = colour
     return found
 
 

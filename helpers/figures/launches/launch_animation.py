@@ -63,14 +63,14 @@ def _scene(run: Recorded, numbers: int, left: float = LEFT, right: float = RIGHT
         bars += [_bar(start, end, top, LIMIT, left, scale) for start, end in launched if end > start]
         busy = sum(end - start for start, end in ran)
         counters.append(
-            Counter(name, "{} µs", left + (right - left) * 0.4, top - 4, 1e6 * ends[name], 0.0, ends[name], 1)
+            Counter(name, "{} µs", left + (right - left) * 0.3, top - 4, 1e6 * ends[name], 0.0, ends[name], 1)
         )
         notes.append(Note(f"GPU busy {plain(100 * busy / ends[name])} %", right, top - 4, "right"))
     bottom = first + 3 * WAY
     notes += [
         Note("0", left, bottom, "center"),
         Note(si(seconds, "s"), right, bottom, "right"),
-        Note("grey in the GPU's lane: idle, waiting for work", left, bottom + 18),
+        Note("grey, GPU: waiting for work", left, bottom + 18),
     ]
     told = (
         (0.0, "The CPU launches kernels; the GPU runs them."),

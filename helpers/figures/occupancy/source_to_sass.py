@@ -1,13 +1,15 @@
 """Animate a kernel's compilation: each line of Triton becomes machine instructions, and their values fill registers."""
 
 import re
+import textwrap
 
 from helpers.figures.frame.animation import Animation, Bar, Film, MovingBox, Note, Stack
 from helpers.instruments.resources import Resources
 from helpers.instruments.sass import Instruction
 from helpers.style import LIMIT, PALETTE
 
-SPLIT, WIDTH = 360, 670  # pixels: where the machine code begins, and the end of it
+SPLIT, WIDTH = 336, 646  # pixels: where the machine code begins, and the end of it
+LETTERS = 50  # of a line of Triton, before it is folded
 TOP, LINE, ROW = 58, 24, 15  # the first row's top; heights of a line of Triton and of an instruction
 MARK = (10, 10)  # of a line's colour
 REGISTER = (28, 22)
@@ -60,7 +62,8 @@ def compiler_animation(compiled: Resources) -> Film:
     notes.append(Note(f"{compiled.device.name}'s machine code: what a thread does", SPLIT, 40, bold=True))
     for line, y in place.items():
         bars.append(Bar(0, y, *MARK, 0.0, 0.0, colours[line]))
-        notes.append(Note(sources[line], 16, y + 9))
+        parts = textwrap.wrap(sources[line], LETTERS, subsequent_indent="  ")
+        notes += [Note(part, 16, y + 9 + 12 * number) for number, part in enumerate(parts)]
     for number, each in enumerate(instructions):
         y, colour = TOP + ROW * number, colours.get(each.line, LIMIT)
         notes.append(Note(each.text, SPLIT + 16, y + 9))

@@ -1,16 +1,16 @@
 """A picture of a plan's graph: operations in one kernel share a colour, edges show the bytes they move.
 
-Text is in the one grey that is legible on white and dark pages; each kernel also has a number, for readers who cannot
-tell colours apart.
+Colours are those of lesson 13's simulator: an operation alone in its kernel is grey, a fused edge blue. Each kernel
+also has a number, for readers who cannot tell colours apart.
 """
 
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from helpers.instruments.fusion.plan import FusionPlan
 from helpers.instruments.traffic.result import size
-from helpers.style import FONT, LIMIT, PAGE_LABEL, PAGE_TITLE, PALETTE, TEXT
+from helpers.style import FONT, FUSED, JOINED, LIMIT, PAGE_LABEL, PAGE_TITLE, TEXT
 
 WIDTH, HEIGHT, GAP_X, GAP_Y = 132, 28, 24, 32  # box size and gaps, in pixels
 MAX = 150  # maximum operations drawn; a larger graph is drawn kernel by kernel
@@ -52,7 +52,8 @@ def drawing(plan: FusionPlan) -> FusionDrawing:
         f"{size(plan.bytes_fused)}"
     )
     parts = [_edge(places[one], places[other], nbytes, (one, other) in fused) for (one, other), nbytes in edges.items()]
-    parts += [_box(places[name], name, number, plan) for name, number in boxes.items()]
+    colours = kernel_colours([len(group.operations) for group in plan.groups])
+    parts += [_box(places[name], name, number, plan, colours[number]) for name, number in boxes.items()]
     width, height = max(extent[0], 8 * len(finding)) + 24, extent[1] + 40
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width}" height="{height}" '
@@ -66,6 +67,15 @@ def drawing(plan: FusionPlan) -> FusionDrawing:
     for number, group in enumerate(plan.groups, 1):
         lines.append(f"{number:3} {group.kind:11} {size(group.work.bytes):>9}  {' '.join(group.operations)}")
     return FusionDrawing(svg, "\n".join(lines))
+
+
+def kernel_colours(counts: Sequence[int]) -> list[str]:
+    """Return each kernel's colour from its number of operations: grey if it has one."""
+    found, joined = [], 0
+    for count in counts:
+        found.append(JOINED[joined % len(JOINED)] if count > 1 else LIMIT)
+        joined += count > 1
+    return found
 
 
 def _places(boxes: dict[str, int], edges: dict[tuple[str, str], int]) -> tuple[dict[str, tuple], tuple[int, int]]:
@@ -112,7 +122,7 @@ def layers(boxes: Iterable[str], edges: Iterable[tuple[str, str]]) -> dict[str, 
 
 def _edge(start, end, nbytes: int, fused: bool) -> str:
     x1, y1, x2, y2 = start[0] + WIDTH / 2, start[1] + HEIGHT, end[0] + WIDTH / 2, end[1]
-    style = f'stroke="{LIMIT}" stroke-width="3"' if fused else f'stroke="{LIMIT}" stroke-dasharray="4 3"'
+    style = f'stroke="{FUSED}" stroke-width="3"' if fused else f'stroke="{LIMIT}" stroke-dasharray="4 3"'
     middle = (y1 + y2) / 2
     curve = f"M{x1:.0f} {y1:.0f}C{x1:.0f} {middle:.0f} {x2:.0f} {middle:.0f} {x2:.0f} {y2:.0f}"
     path = f'<path d="{curve}" fill="none" {style}/>'
@@ -121,14 +131,13 @@ def _edge(start, end, nbytes: int, fused: bool) -> str:
     return path + (f'<text {where} fill="{TEXT}" font-size="{PAGE_LABEL}">{said}</text>' if said else "")
 
 
-def _box(place, name: str, number: int, plan: FusionPlan) -> str:
+def _box(place, name: str, number: int, plan: FusionPlan, colour: str) -> str:
     x, y = place
     group = plan.groups[number]
-    colour = PALETTE[number % len(PALETTE)] if group.kind != "eager" else LIMIT
     said = html.escape(name if len(name) <= 18 else name[:17] + "…")
     more = html.escape(f"{name}: kernel {number + 1}, {group.kind}, {group.launches} launch")
     return (
         f'<g><title>{more}</title><rect x="{x:.0f}" y="{y:.0f}" width="{WIDTH}" height="{HEIGHT}" rx="5" '
-        f'fill="{colour}" fill-opacity=".12" stroke="{colour}" stroke-width="1.5"/>'
+        f'fill="{colour}" fill-opacity=".16" stroke="{colour}" stroke-width="1.5"/>'
         f'<text x="{x + 6:.0f}" y="{y + 18:.0f}" fill="{TEXT}">{number + 1} {said}</text></g>'
     )
