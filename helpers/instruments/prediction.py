@@ -18,9 +18,9 @@ launch then takes
 
 For a Triton kernel, the blocks that fit an SM are the customers of a closed network of queues: each needs L2 and the
 pipelines, which serve one block at a time, and otherwise waits for its own instructions and first bytes. Mean value
-analysis gives the rate at which such blocks end: with many on an SM, that of the busier of the two; with one or two,
-what one leaves idle is lost. A first wave's blocks are in step and hide less of each other. DRAM, which all SMs share,
-works beside them:
+analysis gives the rate of such blocks: with many on an SM, that of the busier of the two; with one or two, both are
+idle part of the time. A first wave's blocks are in step and hide less of each other. DRAM, which all SMs share, works
+at the same time:
 
     time = launch + ramp + the largest of (DRAM^9 + blocks^9)^(1/9), dispatch, atomics
 
@@ -55,7 +55,7 @@ H200's times of benchmarks/validate.py; TILE_CYCLES and TILE_EXTRA_CYCLES to the
 SERIAL to 14 linear layers of the sweep by the plain kernel.
 Other devices are taken to reach the same share of their bandwidth and the same rate per SM and clock.
 `python benchmarks/predictions.py` prints how far the predictions are from the recorded times, and lists
-separately those to which nothing was fitted.
+separately those that nothing was fitted to.
 
 `unsure` names what may be off by more than a fifth, with the reason and a bound. At randomly drawn shapes, predictions
 for the kernels that were timed, those of 2026-11-26, are off by 7 % in the median, 20 % at the 90th percentile and 28 %
@@ -100,16 +100,16 @@ HITS_TO = {"written": 1.25, "read": 0.75}  # with a longer one, none does
 # warps.
 CYCLES = 2.5
 EXTRA_CYCLES = {"SHFL": 3, "REDUX": 3, "BAR": 30, "LDS": 20}
-ROUND = 0.25e-6  # s until a load in a loop arrives, after the first: beside other blocks' loads and its own turn's
+ROUND = 0.25e-6  # s until a load in a loop arrives, after the first
 REDUCTION_ROUND = 0.45e-6  # s: the same in PyTorch's reduction
 COLD_CODE = 0.35e-6  # s until a block's first instructions arrive from beyond a cold L2
 DISPATCH = 0.045e-6  # s from one block to the next that an SM starts
 DISPATCHED = 0.835  # blocks that the GPU starts per clock: 1,048,576 of one warp took 635 us on an H100
 PIPES = 3  # exponent that adds up a warp's cycles on its pipelines: instructions for one seldom leave another idle
-ALIGNED = 0.6  # of what a first wave needs of the less busy parts of an SM isn't hidden: its blocks are in step
+ALIGNED = 0.6  # of a first wave's need for the less busy parts of an SM isn't hidden: its blocks are in step
 BUNCHED = 0.33  # of a block that is being served, a block that arrives waits for, beyond the average of random arrivals
 OVERLAP = 9  # exponent that adds up the times of DRAM and of an SM: if both are equal, 8 % longer than either
-NARROW_L2 = 1.7  # times as long at L2 where threads access 4 bytes or less
+NARROW_L2 = 1.7  # longer at L2, by this factor, where threads access 4 bytes or less
 TILE_CYCLES = 2.6  # CYCLES and EXTRA_CYCLES in the loops of kernels that fetch ahead, where other warps hide more
 TILE_EXTRA_CYCLES = {"SHFL": 14, "BAR": 5, "LDS": 16}
 # Bandwidth relative to a copy's, which pauses to turn the DRAM's bus around: all reads, and all writes. Source: the
@@ -457,7 +457,7 @@ def _time_of_blocks(blocks: int, resident: int, needs: tuple[float, ...], alone:
 
     `needs`: the time that one block needs of each part of the SM, which serves one at a time; `alone`: the time that
     it waits for nothing that others use. The first wave's blocks are in step: they need the same part at the same time.
-    Later each starts where another ends, and the rate at which they end is that of a closed queueing network.
+    Later each starts where another ends, at the rate of a closed queueing network.
     """
     one = alone + sum(needs)
     found = one + (resident - 1) * (max(needs) + ALIGNED * (sum(needs) - max(needs)))

@@ -274,6 +274,13 @@ def test_a_convolution_in_the_wrong_layout_is_unsure_and_one_in_channels_last_is
     assert not analyse(*last).unsure
 
 
+@pytest.mark.parametrize(("groups", "named"), [(1, False), (8, True), (64, False)])
+def test_a_convolution_in_groups_is_unsure_and_a_depthwise_one_is_not(groups, named):
+    conv = nn.Conv2d(64, 64, 3, groups=groups, device="meta", dtype=torch.bfloat16)
+    last = (each.to(memory_format=torch.channels_last) for each in (conv, meta(2, 64, 32, 32)))
+    assert any("in groups" in reason for reason in analyse(*last, device="H100").unsure) == named
+
+
 # The model stays as it was
 
 
