@@ -65,9 +65,14 @@ def check_cuda_rows(answer: Callable, reference: Callable, columns: Iterable[int
 
 
 def drawn_widths(seed: int) -> list[int]:
-    """Widths that no bound of an answer can know: narrow ones, and wide ones of which one is a multiple of four."""
-    odd = 4 * cases.between(270, 2046, seed + 1) + cases.between(1, 3, seed)
-    return [cases.between(2, 31, seed), cases.between(104, 999, seed), 4 * cases.between(270, 2047, seed), odd]
+    """Widths that no bound of an answer can know: narrow ones, and wide ones that leave 0, 1 or 3, and 2 modulo 4."""
+
+    def four(low: int, high: int, place: int) -> int:
+        return 4 * cases.between(low, high, seed + place)
+
+    narrow = [cases.between(2, 31, seed), cases.between(104, 999, seed)]
+    odd = four(270, 2046, 2) + cases.between(0, 1, seed) * 2 + 1
+    return [*narrow, four(270, 524, 0), four(1030, 2047, 1), odd, four(270, 2046, 3) + 2, four(525, 1020, 4)]
 
 
 @as_check
@@ -81,8 +86,7 @@ def check_cuda_memory_safety(answer: Callable, columns: Iterable[int], reference
         name: the check's name.
     """
     widths = list(columns)
-    *_, wide, odd = drawn_widths(sum(widths))
-    for width in [*widths, wide, odd]:
+    for width in [*widths, *drawn_widths(sum(widths))[-2:]]:
         traffic, x, y = run(answer, width)
         require_no_cuda_hazards(traffic, width)
         require_right_values(traffic, x, y, reference, f"{width} columns")
