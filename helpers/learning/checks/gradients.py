@@ -122,7 +122,7 @@ def gradient_cases(
         ("NaN in one row of x", 1, torch.nan),
         ("infinity in one row of x", 1, torch.inf),
     ):
-        nan = f"what happens to {what.split()[0]}, and the tensors that rows share, which are the weights and their gradients"
+        nan = f"what happens to {what.split()[0]}, and the tensors that rows share: weights and their gradients"
         special = call(what, nan, 4, 64)
         special.inputs[place][2, 5] = value
         found.append(special)
