@@ -14,7 +14,7 @@
 #
 # If elements are equal, the one with the **lower index** comes first. (Some elements are so far below the maximum that
 # their probabilities round to the same number. Those may come in either order.) As in PyTorch, all probabilities of a
-# row are NaN if it has a NaN or an infinity, or nothing except -infinity. Its values are then NaN, with any indices.
+# row are NaN if it has a NaN or +infinity, or nothing except -infinity. The indices of such a row aren't checked.
 #
 # **The picture**, for one row and k = 2:
 #

@@ -347,7 +347,7 @@ else:
 #
 # Half-precision inputs move half as many bytes. But unless you cast them, the arithmetic also happens in half
 # precision, and fp16 only goes up to 65504. This kernel should square each element and divide by 100. All the results
-# fit in fp16. (`x.to(tl.float32)` casts.) **Fix the marked line.**
+# fit in fp16. (`x.to(dtype)` casts.) **Fix the marked line.**
 
 
 # %%
@@ -551,7 +551,7 @@ first.compare(
 #
 # You get to choose two numbers: `BLOCK`, and `num_warps`, which is a launch option: `kernel[grid](..., BLOCK=1024,
 # num_warps=4)`. A [warp](../docs/glossary.md#warp) is 32 threads. By default, 4 warps share a block, so in a block of
-# 1024, each thread has eight elements.  Over a wide range, the choice hardly matters: memory is the limit, and most
+# 1024, each thread has eight elements. Over a wide range, the choice hardly matters: memory is the limit, and most
 # choices keep it busy. A block of 1024 on 4 warps is a good default. In lesson 03b we'll find out where that range
 # ends, and why.
 #

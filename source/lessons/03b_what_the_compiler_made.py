@@ -257,8 +257,9 @@ puzzle(transposed_kernel, 3, by_columns, wanted=by_columns.clone(), COLUMNS=4, *
 # ## Sectors: bytes requested vs bytes fetched
 #
 # Caches move whole [sectors](../docs/glossary.md#sector) of 32 bytes, no matter how much of a sector you request.
-# Here's what the 32 threads of a warp fetch with a single instruction. (From here on, a
-# [lane](../docs/glossary.md#lane) is one of these threads, not one position of a block.)
+# Here's what the 32 threads of a warp fetch with a single instruction. (In this lesson's text, a
+# [lane](../docs/glossary.md#lane) is one of these threads. Pictures and messages still use the word for a position in a
+# block.)
 # <!-- given 32 bytes: NVIDIA Nsight Compute documentation, memory tables -->
 
 # %% tags=["hide-input"]
@@ -330,8 +331,8 @@ explorer
 # neighbours fill half of a sector that a single element leaves nearly empty. At offset 5 the four elements of a lane
 # straddle two sectors, and only a quarter is used.</details>
 #
-# The meter counts these sectors, those that the caches move. Between DRAM and L2, an H200 fetches two sectors at a
-# time, needed or not. The measurement is in *Going further*.
+# These are the sectors that the meter counts: the ones that caches move. Between DRAM and L2, an H200 fetches two
+# sectors at a time, needed or not. The measurement is in *Going further*.
 #
 # ## One element per thread, or four
 #

@@ -636,10 +636,10 @@ explorer = RecomputationExplorer("bias+dropout+residual", "bf16", "H200", 16384,
 explorer
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. A sixth in bf16, and an eleventh in fp32, without the sum for the
-# bias's gradient, which both need: the mask still takes one byte per element, while everything else has doubled. 2.
-# They fit on an A100 either way. On an L4 they fit only if you recompute, and then there's hardly room for anything
-# else. 3. It moves the same number of bytes and keeps twice as many for the backward pass, so it isn't worth
+# <details><summary>What you should see</summary>1. A sixth in bf16, but only an eleventh in fp32: the mask still takes
+# one byte per element, while everything else has doubled. (The sum for the bias's gradient isn't counted. Both versions
+# need it.) 2. They fit on an A100 either way. On an L4 they fit only if you recompute, and then there's hardly room for
+# anything else. 3. It moves the same number of bytes and keeps twice as many for the backward pass, so it isn't worth
 # it.</details>
 #
 # ## Gates, timed

@@ -790,8 +790,8 @@ display(
 # On large tensors, RMSNorm's forward pass runs close to copy bandwidth at nearly every width, powers of two or not. Odd
 # widths slow it down, but mostly less than they slow down the others. Where are we behind?
 #
-# - RMSNorm on many rows. At 127 columns, `torch.compile`'s backward pass leads, and at 12,289 its forward pass. At 768
-#   columns, QuACK's backward pass leads.
+# - RMSNorm on many rows. At 12,289 columns, `torch.compile`'s forward pass leads, and at 4,099 its backward pass in
+#   fp32.
 # - 2048 rows: a kernel that runs for a few microseconds is mostly ramp-up and tail. In the forward pass we're furthest
 #   behind at 64 columns in LayerNorm, and at 1,024 in RMSNorm, where `torch.compile` leads. `fusion bench --recorded
 #   --sweep` lists every point.

@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 06 Softmax: normalising before the maximum is known
 #
-# Softmax turns a row of scores into probabilities: `exp(x)` divided by the sum of all `exp(x)`. Every implementation
-# first subtracts the row's maximum, because otherwise the exponentials can overflow. So you need the maximum before you
-# can compute the first exponential. If a row is too long to keep on chip, you'd have to read it once for the maximum
-# and again for the sum. **Yet one read is enough for both. How can you use exponentials that you computed with the
-# wrong maximum?**
+# Softmax turns a row of scores into probabilities: `exp(x)` divided by the sum of all `exp(x)`. Nearly every
+# implementation first subtracts the row's maximum, because otherwise the exponentials can overflow. So you need the
+# maximum before you can compute the first exponential. If a row is too long to keep on chip, you'd have to read it once
+# for the maximum and again for the sum. **Yet one read is enough for both. How can you use exponentials that you
+# computed with the wrong maximum?**
 #
 # In this lesson you'll learn to
 #
@@ -80,8 +80,7 @@ unfused_bytes.compare(unfused.bytes_total / x.numel())
 # ## Why subtract the maximum?
 #
 # Mathematically, `exp(x) / sum(exp(x))` is the same, and you'd save the pass for the maximum. But the largest fp16
-# number is
-# 65504. **What's the largest whole-number score whose exponential still fits?**
+# number is 65504. **What's the largest whole-number score whose exponential still fits?**
 
 # %% tags=["hide-input"]
 largest = predict_first("largest whole score whose exponential fits in fp16", unit="")
@@ -503,7 +502,7 @@ explorer
 #
 # So use large blocks for wide rows. The paper's **claim: "softmax accelerates by up to 1.3 times"** over safe softmax
 # was measured on a V100, and it's close to the ratio of the bytes. Does the time follow the bytes here too? The
-# course's `softmax` holds a narrow row. A wider one, in this table, is read twice by one program. On a GPU, in bf16:
+# course's `softmax` holds a narrow row. In the table below, one program reads each wider row twice. On a GPU, in bf16:
 
 # %% tags=["hide-input"]
 from helpers.instruments import recorded_sweep
@@ -529,8 +528,8 @@ table(("columns", "a row is", "of copy bandwidth"), rows, at_all_sizes.label(tim
 #
 # ## Cross entropy in one read, at any width
 #
-# Softmax reads a wide row twice because it has to write a whole row. A loss writes just one number. Given a row of
-# scores (here they're called logits), cross entropy needs the logarithm of a single probability, the label's:
+# One program's softmax reads a wide row twice because it has to write a whole row. A loss writes just one number. Given
+# a row of scores (here they're called logits), cross entropy needs the logarithm of a single probability, the label's:
 #
 # $$-\log \frac{e^{x_\text{label} - M}}{\sum_j e^{x_j - M}} = M + \log \sum_j e^{x_j - M} - x_\text{label}$$
 #
@@ -583,8 +582,9 @@ h200.table("cross_entropy", "bfloat16")
 # On large tensors the speedup is higher than the ratio of the bytes. PyTorch's kernels don't reach copy bandwidth, and
 # they read wide rows, such as those of 65,536 columns, three times (in `cunn_SoftMaxForward`), while the meter assumes
 # one read. In the first row of the table, our kernel doesn't reach copy bandwidth either. With so few rows, there isn't
-# even one program for each of the H200's SMs, so each has to keep many loads [in
-# flight](../docs/glossary.md#in-flight). **With few rows, give each of them more warps, or more programs.**
+# even one program for each of the H200's SMs, so each program would have to keep many loads [in
+# flight](../docs/glossary.md#in-flight), and it doesn't keep enough. **With few rows, give each of them more warps, or
+# more programs.**
 #
 # ## Few rows: several programs per row
 #
@@ -726,7 +726,7 @@ predictions()
 # <details><summary>Answer</summary>Rows with their maximum in the first block. The running max never changes after
 # that, so every factor would be 1 anyway.</details>
 #
-# 3. Why can cross entropy read its logits once at any width, when softmax has to read a wide row twice?
+# 3. Why can cross entropy read its logits once at any width, when softmax in one program has to read a wide row twice?
 # <details><summary>Answer</summary>Softmax has to write a value for every column, and it can't until it knows the sum.
 # The loss is a single number, computed from the maximum, the sum and the label's logit.</details>
 #
@@ -795,8 +795,8 @@ h200.table("softmax_dropout", "bfloat16")
 # You can combine the parts of a row without a second launch. Each program adds 1 to the row's counter, and the atomic
 # operation returns the previous value. The program that gets the last value knows that all the others have stored their
 # parts, so it doesn't have to wait. Whichever program that is, it combines the parts in the same fixed order and resets
-# the counter for the next call. (`tl.debug_barrier` makes the program's own threads wait until the stores above it are
-# done, and the atomic, with Triton's default ordering, makes them visible to the other programs.)
+# the counter for the next call. (`tl.debug_barrier` makes the program's own threads wait until all their stores above
+# it are done, and the atomic, with Triton's default ordering, makes them visible to the other programs.)
 
 
 # %%
@@ -981,12 +981,12 @@ print(f"the wide kernel takes odd rows from {wide_softmax.MIN_COLUMNS:,} columns
 # elements before and after. The hollow marks show the other odd widths: most lose a few percent, some far more. QuACK
 # rejects odd bf16 rows, and the others are mostly slower there.
 #
-# Our softmax is behind elsewhere: when there are only a few narrow rows, and, by a little, on very wide ones, where
-# QuACK is ahead. QuACK splits rows that wide across the SMs of a cluster. Above 32,768 columns we split them too,
-# unless they're odd: then one program reads most of its row twice. In the backward pass, that makes us level with QuACK
-# or ahead. Cross entropy reads each row once at any width, and at the widest it's level with QuACK or ahead. At
-# narrower widths, the two are close. (In the backward pass, a few points are slightly above the ceiling, because
-# softmax reads two elements for each one it writes, while a copy reads one.)
+# Our softmax is behind elsewhere: with few rows, at some narrow widths and, by a little, at several wider ones, and
+# above 32,768 columns, where QuACK is ahead. QuACK splits rows that wide across the SMs of a cluster. We split them
+# too, unless they're odd: then one program reads all or most of its row twice. In the backward pass, splitting makes us
+# level with QuACK or ahead. Cross entropy reads each row once at any width, and at the widest it's level with QuACK or
+# ahead. At narrower widths, the two are close. (In the backward pass, a few points are slightly above the ceiling,
+# because softmax reads two elements for each one it writes, while a copy reads one.)
 # <!-- given 16 bytes: as above -->
 #
 # ### Memory saved for backward

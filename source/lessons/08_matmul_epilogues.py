@@ -373,8 +373,8 @@ step("tensor cores", tiles_kernel, (256, 128, 256))
 # registers until the epilogue reads them.
 #
 # The operands' dtype sets the speed. By default, `tl.dot` multiplies float32 tiles as tf32, at half the rate (by the
-# data sheet) and with ten fraction bits. So don't convert 16-bit tiles to float32 first. It's slower, and gains
-# nothing: their products are exact in the float32 sum anyway.
+# data sheet) and with ten fraction bits. So don't convert 16-bit tiles to float32 first. It's slower and gains nothing:
+# their products are exact either way, and only the sum rounds.
 # <!-- given 16-bit: the format's definition -->
 #
 # ## Masks along K
@@ -646,9 +646,9 @@ def rounding_kernel(
 
 
 # %% [markdown]
-# **What percentage of its positive results aren't correctly rounded, that is, aren't the bfloat16 value nearest to the
-# exact one?** On average, the first rounding moves a sum by a quarter of the distance between neighbouring bfloat16
-# values.
+# **What percentage of that mistake's positive results aren't correctly rounded, that is, aren't the bfloat16 value
+# nearest to the exact one?** On average, the first rounding moves a sum by a quarter of the distance between
+# neighbouring bfloat16 values.
 
 # %% tags=["hide-input"]
 off = predict_first("positive results not correctly rounded, rounded too early", unit="%")
@@ -820,9 +820,9 @@ table(("16 rows", "time"), rows, h200.label_of("matmul_steps"))
 # settings tuned at 4096 rows. All that matters is how fast the weights arrive. Tiles short along M and N, with a large
 # BLOCK_K, beat even the library's bare matmul. (`linear_act` here is an earlier version; see *Going further*.)
 #
-# What if an epilogue needs a whole row, as LayerNorm does? A tile only has part of it. *Going further* times two ways
-# out. As in lesson 07, fusing trades bytes for registers. Here it also costs *reuse*, because a matmul needs tiles that
-# are large in both directions.
+# What if an epilogue needs a whole row, as LayerNorm does? A tile only has part of it. You can make the tile as wide as
+# the row, but then it has only a few rows (*Going further* times that). As in lesson 07, fusing trades bytes for
+# registers. Here it also costs *reuse*, because a matmul needs tiles that are large in both directions.
 #
 # ## Your predictions vs the measurements
 
@@ -858,8 +858,8 @@ self_test(
 #
 # LayerNorm needs the mean of a whole **row** of y, but a tile only has 128 or 256 columns. You can still fuse it if
 # each program computes whole rows: a tile with few rows and all columns. An SM has 65,536 registers, so with 1024
-# columns you get 32 rows, using half the register file for sums. Here are 8192 rows with K = 1024 in one launch, and
-# with cuBLAS and a LayerNorm kernel:
+# columns you get 32 rows, using half the register file for sums. Here are 8192 rows with K = 1024: in one launch, in
+# two of ours, with cuBLAS and our LayerNorm, and for cuBLAS alone:
 # <!-- given 65,536 registers: CUDA C++ Programming Guide, technical specifications per compute capability -->
 
 # %% tags=["hide-input"]
@@ -1366,6 +1366,8 @@ print(f"131 tiles with two owners: {2 * 131 * 128 * 256 * 4 / 1e6:.0f} MB writte
 # split-K, it conflicts with the epilogue, which needs a sum with **one owner**.
 #
 # ### Whole rows, compiled
+#
+# Here's the kernel of *LayerNorm after a matmul*:
 
 # %% tags=["hide-input"]
 from benchmarks.experiments.lesson_08 import WHOLE_ROWS, linear_layer_norm, whole_rows_kernel

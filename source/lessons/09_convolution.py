@@ -1044,10 +1044,10 @@ late = at_all_sizes.behind(["conv_bn_act"])
 print("Furthest behind:", *[line for line in late if not line.startswith("a call")][:6], sep="\n")
 
 # %% [markdown]
-# Large gaps show up only at particular shapes. cuDNN leads on some 14 x 14 and 7 x 7 images, where there are few tiles,
-# and by a little on some larger ones. If the size of a pixel isn't a multiple of 16 bytes (with 100 or 130 channels,
-# say, or the 3 of a first layer), cuDNN falls behind (the hollow marks in the chart), while ours makes a padded copy
-# first (see below).
+# Large gaps show up only at particular shapes. cuDNN leads on some 14 x 14 images, where there are few tiles, and by
+# about as much on some larger ones. If the size of a pixel isn't a multiple of 16 bytes (with 100 or 130 channels, say,
+# or the 3 of a first layer), cuDNN falls behind (the hollow marks in the chart), while ours makes a padded copy first
+# (see below).
 # <!-- given 16 bytes: CUDA C++ Programming Guide, tensor maps: strides -->
 #
 # ### A tap is a shifted box

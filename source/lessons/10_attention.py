@@ -810,7 +810,7 @@ intensity.compare(one_token(65536, 32, 32).intensity)
 # %% [markdown]
 # When you process a whole sequence, each key you fetch serves thousands of queries. Here it serves just one, unless
 # heads share it. With **grouped heads** (grouped-query attention), several query heads use the same head of keys and
-# values, say 32 query heads with 8 or 1, and the cache shrinks by the size of a group:
+# values, say 32 query heads with 8 or 1, and the cache shrinks by a factor of the group's size:
 
 # %% tags=["hide-input"]
 from helpers.figures import Point, roofline_chart

@@ -614,8 +614,8 @@ for way in (long, short):
 
 # %% [markdown]
 # On a B200 the option makes no difference. (We haven't measured how accurate its sums are.) Its per-block scales
-# compile to `FFMA2` (two multiply-adds in one instruction), and the counts cover two passes of the loop, which the
-# compiler unrolled once. For Hopper, here's the relative error of a sum of positive products, compared with float64 on
+# compile to `FFMA2` (two multiply-adds in one instruction), and the counts cover two passes: the loop's, and one that
+# the compiler split off. For Hopper, here's the relative error of a sum of positive products, compared with float64 on
 # the same e4m3 values:
 
 # %% tags=["hide-input"]

@@ -260,9 +260,9 @@ print(f"{len(ways)} legal; the best takes {best * 1e6:.0f} us")
 #
 # Why not simply join the pair that saves the most, and repeat? This graph adds three tensors, sums the product of two
 # of them by rows, and sums each of the three by columns. The partition below is what the greedy search finds, step by
-# step. **Find the partition with the shortest predicted time**, which decides where the bytes are equal. You can join
-# two pairs where one feeds the other, `add`-`add_1` and `mul`-`sum_1`, and six that share an input: `add`-`mul`,
-# `add`-`sum_2`, `add`-`sum_3`, `mul`-`sum_2`, `mul`-`sum_3` and `add_1`-`sum_4`.
+# step. **Find the partition with the shortest predicted time.** (Of two that move the same bytes, only the faster one
+# counts.) You can join two pairs where one feeds the other, `add`-`add_1` and `mul`-`sum_1`, and six that share an
+# input: `add`-`mul`, `add`-`sum_2`, `add`-`sum_3`, `mul`-`sum_2`, `mul`-`sum_3` and `add_1`-`sum_4`.
 
 
 # %%
@@ -799,7 +799,7 @@ predictions()
 # 1. Your colleague wants `y = layer_norm(linear(x))` as one kernel. What do you say?
 # <details><summary>Answer</summary>A matmul tile doesn't hold a whole row. A block only gets whole rows if its tile is
 # as wide as the row. Otherwise blocks have to exchange row sums (in a cluster, which our version of Triton can't do by
-# itself), wait for each other, or recompute tiles. Lesson 08 shows what that costs.</details>
+# itself), wait for each other, or recompute tiles. *Going further* in lesson 08 times wide tiles.</details>
 #
 # 2. Two groups are each legal on their own. Can they still be illegal together?
 # <details><summary>Answer</summary>Yes. If something in the first waits for something in the second and vice versa,

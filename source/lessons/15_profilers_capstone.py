@@ -94,7 +94,7 @@ print(textwrap.fill(PERMISSION, 96))
 # Nsight Compute doesn't just watch your program run. It stops at each kernel, saves its memory and replays it several
 # times, collecting a few counters per pass and emptying the caches before each one. So the durations are for a kernel
 # that runs alone, with [cold](../docs/glossary.md#cold-l2) caches, without anything the previous kernel would have left
-# in [L2](../docs/glossary.md#l2). (By default it also locks the clocks, unless you add `--clock-control none`.)
+# in [L2](../docs/glossary.md#l2). (It also locks the clocks, unless you add `--clock-control none`.)
 #
 # ## A page of Nsight Compute
 #
@@ -497,10 +497,10 @@ choose_edges(
 
 # %% [markdown]
 # <details><summary>Answer</summary><code>fuse=[("mm", "silu"), ("silu", "mul"), ("mm_2", "add")]</code>: the gate's two
-# elementwise steps can be the epilogue of either matmul, or one of each. The analyser won't put the norm into that
-# kernel, because every column of tiles would have to work out the norms of its rows again. (With a single row that's
-# cheap, and our kernel for one token does it.) It fuses two matmuls only in attention, but you can write such a kernel
-# by hand.</details>
+# elementwise steps can be the epilogue of either matmul, or each matmul can take one. The analyser won't put the norm
+# into that kernel, because every column of tiles would have to work out the norms of its rows again. (With a single row
+# that's cheap, and our kernel for one token does it.) It fuses two matmuls only in attention, but you can write such a
+# kernel by hand.</details>
 #
 # ## The capstone: one call for the block
 #

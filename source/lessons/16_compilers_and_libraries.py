@@ -779,7 +779,8 @@ print("as PyTorch:", torch.allclose(visit(tree, a @ b.t()), gelu(F.linear(a, b, 
 # %% [markdown]
 # A tree sees one fragment at a time. A reduction node can add up a row's squares, but the sum is complete only when all
 # tiles of the row are done. So no node can *use* it: dividing by a row's norm needs another kernel, or one in which a
-# program holds whole rows (lesson 08). In C++ the tree is a type. This is from the file that nvcc compiles for an H100:
+# program holds whole rows (lesson 08, *Going further*). In C++ the tree is a type. This is from the file that nvcc
+# compiles for an H100:
 
 # %% tags=["hide-input"]
 from benchmarks.libraries import CUTLASS_SOURCE, CUTLASS_TILES

@@ -53,8 +53,8 @@ launch_timeline(recorded("h200"))
 # We'll look at two layers in bf16, both for one token of one sequence and without rotary embeddings. *small* has the
 # dimensions of a Qwen3 0.6B layer, except that its heads have 64 elements instead of 128. *8B* has those of a Llama 3
 # 8B layer. The cache holds 512 tokens (small) or 1024 (8B). Each timed call runs a stack of eight layers with different
-# weights, because a single layer's weights might stay in L2. A layer's times below are per layer, not per stack, and
-# all were recorded on an H100.
+# weights, because a single layer's weights might stay in L2. Below, a layer's time is an eighth of its stack's. All
+# these times were recorded on an H100.
 # <!-- given 0.6 B: the model's name -->
 #
 # Nearly all the bytes are weights, and each weight is read once. At the data sheet's bandwidth, that takes:
@@ -69,7 +69,8 @@ for name, floor in floors.items():
 
 # %% [markdown]
 # **Now run the small layer in eager PyTorch, which launches 14 kernels. How much of its time do these bytes account
-# for?** Lesson 02's launch time gives you a first estimate. (This machine's CPU is about a third as fast.)
+# for?** Lesson 02's launch time gives you a first estimate. (On this machine, launching this layer's kernels takes the
+# CPU about three times that.)
 
 # %% tags=["hide-input"]
 explained = predict_first("share of the eager time that the small layer's bytes explain", unit="%")
