@@ -454,11 +454,11 @@ lab = RegistersExplorer(compiled, sizes, device="H100", steps=16)
 first_spill.on(lab, "x", panel=1)
 
 # %% [markdown]
-# <details><summary>What you should see</summary>1. The number of warps, which drops as soon as you add a second step. 2. At
-# ten, of the sizes here. Two blocks fit, and two still fit even if every thread uses the maximum number of registers.
-# 3. The first spill hardly moves, because all of them have the same limit per thread. The number of blocks doesn't
-# change either (except at one or two steps, where all of a T4's warp slots are taken), but the occupancy does, because
-# some GPUs have more warp slots per SM.</details>
+# <details><summary>What you should see</summary>1. The number of warps, which drops as soon as you add a second step.
+# 2. At ten, of the sizes here. Two blocks fit, and two still fit even if every thread uses the maximum number of
+# registers. 3. The first spill hardly moves, because all of them have the same limit per thread. The number of blocks
+# doesn't change either (except at one or two steps, where all of a T4's warp slots are taken), but the occupancy does,
+# because some GPUs have more warp slots per SM.</details>
 
 # %% tags=["hide-input"]
 rows = []
