@@ -89,8 +89,8 @@ def norm_cases(
     special.inputs[0][-1, 3] = -torch.inf
     for place in range(1, tensors):  # in a row of its own
         special.inputs[place][3 + place - 1, 5] = torch.nan
-    found.append(special)
     found += [call("", PADDING if cols > 1 else "a row of one element", 3, cols) for cols in sorted(widths)]
+    found.append(special)  # after those: it doesn't fill its block either
     count = "the number of rows: every dimension but the last"
     found.append(call("three dimensions", count, 2, 3, 65))
     found.append(call("four dimensions", count, 2, 2, 3, 65))
