@@ -712,6 +712,34 @@ def test_pages_fit_a_phone(chromium, sample):
     assert sideways(visit.page) > 0
 
 
+def test_a_link_lands_on_its_heading(chromium, sample):
+    """Parts that weren't seen yet have an estimated height: a smooth scroll would aim at where they were."""
+    visit = Visit(chromium, f"{sample.out.as_uri()}/", viewport={"width": 1440, "height": 900})
+    page = visit.open("notebooks/03_first_fused_kernel")
+    for link in ("test-yourself", "a-data-race"):
+        page.evaluate("link => { location.hash = link }", link)
+        page.wait_for_timeout(700)
+        assert 0 <= page.locator(f"[id='{link}']").bounding_box()["y"] < 120, link
+
+
+def test_a_phone_reaches_all_contents_and_results(chromium, sample):
+    page = Visit(chromium, f"{sample.out.as_uri()}/", viewport={"width": 390, "height": 844}).open(
+        "notebooks/03_first_fused_kernel"
+    )
+    page.locator("#menu").click()
+    contents = page.locator("#contents")
+    box = contents.bounding_box()
+    assert box["y"] + box["height"] <= 844
+    last = contents.locator("a").last
+    last.scroll_into_view_if_needed()
+    assert last.bounding_box()["y"] < 844
+    page.keyboard.press("Escape")
+    page.locator("#search input").fill("warp")
+    box = page.locator("#found a").first.bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390
+
+
 def test_what_scrolls_can_have_the_focus_before_it_was_seen(chromium, sample):
     """Far down a page nothing is measured yet, and a checker or a reader may go there first."""
     only = {"runOnly": ["scrollable-region-focusable"], "resultTypes": ["violations"]}
