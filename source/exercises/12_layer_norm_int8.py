@@ -168,7 +168,7 @@ hint = Hints(
         ),
         "Look at NaN": (
             "In the row with NaN, all of y is NaN, so tl.max returns NaN, unless you set y to 0 "
-            "past the row's end: then it returns that 0. Which operation after it returns a number?",
+            "past the row's end: then it returns that 0. Which later operation returns a number?",
             "tl.maximum(NaN, 1e-12) is 1e-12, and tl.clamp of NaN is -127. A comparison and "
             "tl.where keep the NaN.",
         ),

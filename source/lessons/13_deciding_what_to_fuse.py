@@ -799,7 +799,7 @@ predictions()
 # 1. Your colleague wants `y = layer_norm(linear(x))` as one kernel. What do you say?
 # <details><summary>Answer</summary>A matmul tile doesn't hold a whole row. A block only gets whole rows if its tile is
 # as wide as the row. Otherwise blocks have to exchange row sums (in a cluster, which our version of Triton can't do by
-# itself), wait for each other, or recompute tiles. *Going further* in lesson 08 times wide tiles.</details>
+# itself), wait for each other, or recompute tiles. Lesson 08 measures it, under *Going further*.</details>
 #
 # 2. Two groups are each legal on their own. Can they still be illegal together?
 # <details><summary>Answer</summary>Yes. If something in the first waits for something in the second and vice versa,
