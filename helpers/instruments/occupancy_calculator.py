@@ -18,6 +18,7 @@ MAX_REGISTERS = 255  # per thread
 REGISTERS = 65536  # per SM, and per block
 REGISTER_UNIT = 256  # registers are allocated to a warp in this many
 SUB_PARTITIONS = 4  # of an SM: each has a quarter of the registers and gets warps in turn
+TENSOR_MEMORY_UNIT = 32  # columns
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,15 @@ class Limits:
     reserved_shared_memory: int  # per block, reserved by the driver
     carveouts: tuple[int, ...]  # possible sizes of shared memory, out of the SM's L1
     barriers: int | None  # named barriers; None if they never limit
+    tensor_memory: int | None  # columns; None if the SM has none
 
 
-def _limits(warps, blocks, store_kb, shared_kb, per_block_kb, unit, reserved, carveouts_kb, barriers=None) -> Limits:
+def _limits(
+    warps, blocks, store_kb, shared_kb, per_block_kb, unit, reserved, carveouts_kb, barriers=None, tensor_memory=None
+) -> Limits:
     carveouts = tuple(kb * 1024 for kb in carveouts_kb)
-    return Limits(
-        warps, blocks, store_kb * 1024, shared_kb * 1024, per_block_kb * 1024, unit, reserved, carveouts, barriers
-    )
+    memory = (store_kb * 1024, shared_kb * 1024, per_block_kb * 1024)
+    return Limits(warps, blocks, *memory, unit, reserved, carveouts, barriers, tensor_memory)
 
 
 _SMALL = (0, 8, 16, 32, 64, 100)
@@ -47,7 +50,7 @@ _AMPERE = (*_SMALL, 132, 164)
 _HOPPER = (*_AMPERE, 196, 228)
 
 # Source: CUDA C++ Programming Guide, technical specifications per compute capability; units, carve-outs and barriers
-# from cuda_occupancy.h.
+# from cuda_occupancy.h; tensor memory from the PTX ISA, "Tensor Memory".
 LIMITS = {
     (7, 0): _limits(64, 32, 128, 96, 96, 256, 0, (0, 8, 16, 32, 64, 96)),
     (7, 5): _limits(32, 16, 96, 64, 64, 256, 0, (32, 64)),
@@ -55,8 +58,8 @@ LIMITS = {
     (8, 6): _limits(48, 16, 128, 100, 99, 128, 1024, _SMALL),
     (8, 9): _limits(48, 24, 128, 100, 99, 128, 1024, _SMALL),
     (9, 0): _limits(64, 32, 256, 228, 227, 128, 1024, _HOPPER, barriers=64),
-    (10, 0): _limits(64, 32, 256, 228, 227, 128, 1024, _HOPPER, barriers=64),
-    (10, 3): _limits(64, 32, 256, 228, 227, 128, 1024, _HOPPER, barriers=64),
+    (10, 0): _limits(64, 32, 256, 228, 227, 128, 1024, _HOPPER, barriers=64, tensor_memory=512),
+    (10, 3): _limits(64, 32, 256, 228, 227, 128, 1024, _HOPPER, barriers=64, tensor_memory=512),
     (12, 0): _limits(48, 24, 128, 100, 99, 128, 1024, _SMALL, barriers=24),
 }
 
@@ -67,7 +70,7 @@ def limits(compute_capability: tuple[int, int]) -> Limits:
     Raises:
         ValueError: it is not in the table.
     """
-    if compute_capability not in LIMITS:
+    if not isinstance(compute_capability, tuple) or compute_capability not in LIMITS:
         known = ", ".join(f"{major}.{minor}" for major, minor in LIMITS)
         raise ValueError(f"no occupancy limits for compute capability {compute_capability}: known are {known}")
     return LIMITS[compute_capability]
@@ -108,8 +111,13 @@ class Waves:
 
     def __repr__(self):
         waves = f"{self.count} wave{'s' * (self.count != 1)} of {self.blocks_per_wave} blocks"
+        if not self.count:
+            return f"{waves}: the grid is empty"
         tail = f", {self.tail} in the last" if self.tail else ""
-        return f"{waves}{tail}: {self.efficiency:.0%} of the slots used"
+        used = f"{self.efficiency:.0%}"
+        if used == "0%" or (used == "100%" and self.tail):  # rounding must not claim what isn't so
+            used = "under 1%" if used == "0%" else "over 99%"
+        return f"{waves}{tail}: {used} of the slots used"
 
 
 @dataclass(frozen=True)
@@ -123,7 +131,7 @@ class _Block:
     dynamic_shared_memory: int  # bytes
     barriers: int
     carveout: int | None  # percent
-
+    tensor_memory: int = 0  # columns
     @property
     def warps(self) -> int:
         return -(-self.threads // WARP)
@@ -159,12 +167,15 @@ class _Block:
             return math.inf
         return self.limits.barriers // self.barriers
 
+    def by_tensor_memory(self) -> float:
+        return self.limits.tensor_memory // self.tensor_memory if self.tensor_memory else math.inf
     def blocks_allowed(self) -> dict[str, float]:
         return {
             "warps": self.by_warps(),
             "registers": self.by_registers(),
             "shared memory": self.by_shared_memory(),
             "barriers": self.by_barriers(),
+            "tensor memory": self.by_tensor_memory(),
             "blocks": self.limits.blocks,
         }
 
@@ -187,7 +198,7 @@ class Occupancy:
         warps: active warps per SM.
         fraction: warps / the SM's warps, 0 to 1.
         limiters: every resource that allows no more than `blocks`: "warps", "registers", "shared memory", "barriers",
-            "blocks".
+            "tensor memory", "blocks".
     """
 
     compute_capability: tuple[int, int]
@@ -217,8 +228,9 @@ class Occupancy:
     def one_more_block(self) -> dict[str, int]:
         """The smallest reductions that, together, let one more block fit.
 
-        "threads" per block, "registers" per thread, "shared memory" bytes per block, "barriers" per block. Empty if the
-        SM's maximum number of blocks is reached, or the carve-out is too small for any other block.
+        "threads" per block, "registers" per thread, "shared memory" bytes per block, "barriers" per block, columns of
+        "tensor memory" per block. Empty if the SM's maximum number of blocks is reached, or the carve-out is too small
+        for any other block.
         """
         block, wanted, less = self._block, self.blocks + 1, {}
         if wanted > block.limits.blocks:
@@ -233,6 +245,9 @@ class Occupancy:
             less["registers"] = block.registers - fitting.registers
         if block.by_barriers() < wanted:
             less["barriers"] = block.barriers - block.limits.barriers // wanted
+        if block.by_tensor_memory() < wanted:
+            share = 2 ** int(math.log2(block.limits.tensor_memory // wanted))  # allocated in powers of two from 32
+            less["tensor memory"] = block.tensor_memory - (share if share >= TENSOR_MEMORY_UNIT else 0)
         if block.by_shared_memory() < wanted:
             size = self._shared_memory_to_free(wanted)
             if size is None:
@@ -287,8 +302,20 @@ class Occupancy:
         return Sweep(resource, tuple(values), tuple(self.warps_at(resource, value) for value in values), at)
 
     def warps_at(self, resource: str, value: int) -> int:
-        """Return active warps per SM with one `sweep` resource set to `value`, everything else unchanged."""
+        """Return active warps per SM with one `sweep` resource set to `value`, everything else unchanged.
+
+        Raises:
+            ValueError: another resource, or a value that no block can have.
+        """
         block = self._block
+        most = {
+            "threads": MAX_THREADS,
+            "registers": MAX_REGISTERS,
+            "shared memory": block.limits.shared_memory_per_block,
+        }
+        if resource not in most:
+            raise ValueError(f"a sweep is over threads, registers or shared memory, not {resource!r}")
+        _check(resource, value, int(resource == "threads"), most[resource])
         if resource == "shared memory":
             used = block.shared_memory + block.dynamic_shared_memory
             changed = block.with_less_shared_memory(used - value)
@@ -300,10 +327,10 @@ class Occupancy:
         """Return how `grid` blocks run on `sms` SMs, if every block takes the same time.
 
         Raises:
-            ValueError: a negative grid, no SM, or a kernel whose block does not fit.
+            ValueError: a negative grid, no SM, not whole numbers, or a kernel whose block does not fit.
         """
-        if grid < 0 or sms < 1:
-            raise ValueError(f"waves takes at least 0 blocks and at least 1 SM, got {grid} and {sms}")
+        _check("blocks of the grid", grid, 0, math.inf)
+        _check("SMs", sms, 1, math.inf)
         if not self.blocks:
             raise ValueError(f"no block fits on an SM, so none runs: {self.advice}")
         per_wave = self.blocks * sms
@@ -313,11 +340,24 @@ class Occupancy:
         of = self._block.limits.warps
         return (
             f"{self.blocks} block{'s' * (self.blocks != 1)}, {self.warps} of {of} warps ({self.fraction:.0%}), "
-            f"limited by {' and '.join(self.limiters)}: {self.advice}"
+            f"limited by {' and '.join(self.limiters)}: {self.advice}{self._unknown}"
         )
+
+    @property
+    def _unknown(self) -> str:
+        """Say how many registers the answer holds for, if they were not given."""
+        if self._block.registers:
+            return ""
+        fits = (count for count in range(MAX_REGISTERS, 0, -1) if self._with_registers(count) >= self.blocks)
+        return f"; registers were not given: this holds up to {next(fits)} per thread"
+
+    def _with_registers(self, count: int) -> float:
+        return dataclasses.replace(self._block, registers=count).by_registers()
 
 
 def _fewer(resource: str, count: int) -> str:
+    if resource == "tensor memory":
+        return f"{count} fewer columns of tensor memory"
     if resource != "shared memory":
         holder = "thread" if resource == "registers" else "block"
         return f"{count} fewer {resource if count > 1 else resource[:-1]} per {holder}"
@@ -333,20 +373,23 @@ def occupancy(
     dynamic_shared_memory: int = 0,
     carveout: int | None = None,
     barriers: int = 0,
+    tensor_memory: int = 0,
 ) -> Occupancy:
     """Compute how many blocks of a kernel are active on one SM at a time.
 
     Args:
         compute_capability: such as (9, 0); the table LIMITS has those of the device list.
         threads: per block, 1 to 1024.
-        registers: per thread, 0 to 255; 0 means unknown, and sets no limit.
+        registers: per thread, 0 to 255; 0 means unknown, and sets no limit: the result's text says so.
         shared_memory: static, bytes per block, without the driver's share.
         dynamic_shared_memory: bytes per block.
         carveout: percent of the maximum shared memory that the SM should set aside; None leaves it to the driver.
         barriers: named barriers per block (from `ptxas -v`), at most 16; they can be the limit on 9.0 and later.
+        tensor_memory: columns per block, on 10.0 and 10.3. CUDA starts more blocks than have room, but those wait for
+            it: they are not counted.
 
     Raises:
-        ValueError: a value outside these ranges, or more shared memory than a block can have.
+        ValueError: a value outside these ranges, or more shared or tensor memory than a block can have.
     """
     of_sm = limits(compute_capability)
     _check("threads per block", threads, 1, MAX_THREADS)
@@ -355,9 +398,8 @@ def occupancy(
     if carveout is not None:
         _check("percent of shared memory as carve-out", carveout, 0, 100)
     for name, size in (("static", shared_memory), ("dynamic", dynamic_shared_memory)):
-        _check(f"bytes of {name} shared memory", max(size, 0), 0, math.inf)
-        if size < 0:
-            raise ValueError(f"{name} shared memory must be at least 0 bytes, got {size}")
+        _check(f"bytes of {name} shared memory", size, 0, math.inf)
+    _check("columns of tensor memory", tensor_memory, 0, of_sm.tensor_memory or 0)
     used, most = shared_memory + dynamic_shared_memory, of_sm.shared_memory_per_block
     if used > most:
         major, minor = compute_capability
@@ -365,7 +407,7 @@ def occupancy(
             f"{used} B of shared memory is {used - most} B more than a block can have on compute capability "
             f"{major}.{minor}: at most {most} B"
         )
-    block = _Block(of_sm, threads, registers, shared_memory, dynamic_shared_memory, barriers, carveout)
+    block = _Block(of_sm, threads, registers, shared_memory, dynamic_shared_memory, barriers, carveout, tensor_memory)
     allowed = block.blocks_allowed()
     blocks = int(min(allowed.values()))
     return Occupancy(
@@ -382,4 +424,5 @@ def _check(name: str, value: int, least: int, most: float) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ValueError(f"{name}: a whole number, not {value!r}")
     if not least <= value <= most:
-        raise ValueError(f"{name}: {least} to {most}, not {value}")
+        range_ = f"at least {least}" if most == math.inf else f"{least} to {most}"
+        raise ValueError(f"{name}: {range_}, not {value}")

@@ -294,7 +294,10 @@ def test_repr():
             {"threads": 32, "dynamic_shared_memory": 232449},
             "232449 B of shared memory is 1 B more than a block can have on compute capability 9.0: at most 232448 B",
         ),
-        ({"threads": 32, "shared_memory": -1}, "static shared memory must be at least 0 bytes, got -1"),
+        ({"threads": 32, "shared_memory": -1}, "bytes of static shared memory: at least 0, not -1"),
+        ({"threads": 32, "shared_memory": "48 KB"}, "bytes of static shared memory: a whole number, not '48 KB'"),
+        ({"threads": 32, "dynamic_shared_memory": None}, "bytes of dynamic shared memory: a whole number, not None"),
+        ({"threads": 32, "tensor_memory": 128}, "columns of tensor memory: 0 to 0, not 128"),
         ({"threads": 32, "carveout": 101}, "percent of shared memory as carve-out: 0 to 100, not 101"),
         ({"threads": 32, "barriers": 17}, "barriers per block: 0 to 16, not 17"),
     ],
@@ -311,8 +314,49 @@ def test_other_errors_are_one_line():
         occupancy((9, 0), threads=32).sweep("warps")
     with pytest.raises(ValueError, match="no block fits on an SM, so none runs: to fit one more block, use 191 fewer"):
         occupancy((9, 0), threads=1024, registers=255).waves(10, 132)
-    with pytest.raises(ValueError, match="at least 0 blocks and at least 1 SM, got -1 and 132"):
-        occupancy((9, 0), threads=32).waves(-1, 132)
+    now = occupancy((9, 0), threads=32)
+    with pytest.raises(ValueError, match="blocks of the grid: at least 0, not -1"):
+        now.waves(-1, 132)
+    for grid, sms in ((10.5, 132), (float("nan"), 132), (True, 132), (10, None)):
+        with pytest.raises(ValueError, match="(blocks of the grid|SMs): a whole number, not"):
+            now.waves(grid, sms)
+    for resource, value, message in (
+        ("warps", 3, "over threads, registers or shared memory, not 'warps'"),
+        ("registers", 256, "registers: 0 to 255, not 256"),
+        ("threads", 0, "threads: 1 to 1024, not 0"),
+        ("shared memory", 300 * 1024, "shared memory: 0 to 232448, not 307200"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            now.warps_at(resource, value)
+    with pytest.raises(ValueError, match=r"compute capability \[9, 0\]: known are"):
+        occupancy([9, 0], threads=32)
+
+
+def test_waves_never_round_to_what_is_not_so():
+    now = occupancy((9, 0), threads=256, registers=32)
+    assert repr(now.waves(1, 132)) == "1 wave of 1056 blocks, 1 in the last: under 1% of the slots used"
+    assert repr(now.waves(10**9 * 1056 - 1, 132)).endswith("1055 in the last: over 99% of the slots used")
+    assert repr(now.waves(1056, 132)) == "1 wave of 1056 blocks: 100% of the slots used"
+    assert repr(now.waves(0, 132)) == "0 waves of 1056 blocks: the grid is empty"
+
+
+def test_registers_that_were_not_given_are_named():
+    now = occupancy((9, 0), threads=256)
+    assert repr(now).endswith("; registers were not given: this holds up to 32 per thread")
+    assert occupancy((9, 0), threads=256, registers=32).blocks == now.blocks
+    assert occupancy((9, 0), threads=256, registers=33).blocks < now.blocks
+
+
+def test_tensor_memory_limits_the_blocks_that_work():
+    """512 columns per SM, handed out in powers of two from 32: PTX ISA, tcgen05.alloc."""
+    now = occupancy((10, 0), threads=128, registers=40, tensor_memory=256)
+    assert (now.blocks, now.limiters) == (2, ("tensor memory",))
+    assert now.advice == "to fit one more block, use 128 fewer columns of tensor memory"
+    assert occupancy((10, 0), threads=128, registers=40, tensor_memory=128).blocks == 4
+    many = occupancy((10, 0), threads=64, registers=32, tensor_memory=32)
+    assert (many.blocks, many.one_more_block) == (16, {"tensor memory": 32})
+    with pytest.raises(ValueError, match="columns of tensor memory: 0 to 512, not 513"):
+        occupancy((10, 0), threads=128, tensor_memory=513)
 
 
 @pytest.mark.parametrize("compute_capability", CHIPS)
