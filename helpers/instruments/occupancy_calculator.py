@@ -132,6 +132,7 @@ class _Block:
     barriers: int
     carveout: int | None  # percent
     tensor_memory: int = 0  # columns
+
     @property
     def warps(self) -> int:
         return -(-self.threads // WARP)
@@ -169,6 +170,7 @@ class _Block:
 
     def by_tensor_memory(self) -> float:
         return self.limits.tensor_memory // self.tensor_memory if self.tensor_memory else math.inf
+
     def blocks_allowed(self) -> dict[str, float]:
         return {
             "warps": self.by_warps(),

@@ -42,6 +42,7 @@ from kernels.interpreter import configurations, runtime
 
 OLDEST = (7, 5)  # lowest compute capability that Triton and its assembler target
 TENSOR_MEMORY = 512  # columns per SM of compute capability 10.0
+MAX_CLUSTER = 16  # blocks, on GPUs that allow more than the portable 8
 LOG_FILE = "ptxas.log"  # kept in Triton's cache next to its cubin
 
 # This Triton's key in its own cache, used without a GPU: Triton itself reads its library's 460 MB in every
@@ -68,6 +69,8 @@ class Resources:
         static_shared_memory, dynamic_shared_memory: bytes per block, without the driver's share.
         barriers: named barriers per block.
         num_warps: per block, including those that warp specialisation adds.
+        num_ctas: blocks per program of the grid, which form a cluster.
+        tensor_memory: columns per block.
         ptx: the code that Triton hands to NVIDIA's assembler.
         cubin: the assembled code.
         file: the source of the kernel's own lines.
@@ -90,6 +93,8 @@ class Resources:
     file: str = field(default="", compare=False)
     configuration: str = ""
     configurations: tuple[str, ...] = ()
+    num_ctas: int = 1
+    tensor_memory: int = 0
 
     @property
     def spill_bytes(self) -> int:
@@ -136,7 +141,10 @@ class Resources:
         return SassView(found, file, spills=self.spill_bytes > 0)
 
     def occupancy(self, carveout: int | None = None) -> Occupancy:
-        """Compute how many blocks of the kernel fit on an SM of the device; `carveout` as in `occupancy`."""
+        """Compute how many blocks of the kernel fit on an SM of the device; `carveout` as in `occupancy`.
+
+        With clusters, this is an upper bound: all blocks of one start at the same time, on SMs near each other.
+        """
         return occupancy(
             self.device.compute_capability,
             threads=self.num_warps * WARP,
@@ -145,6 +153,17 @@ class Resources:
             dynamic_shared_memory=self.dynamic_shared_memory,
             barriers=self.barriers,
             carveout=carveout,
+            tensor_memory=self.tensor_memory,
+        )
+
+    @property
+    def clusters(self) -> str:
+        """What clusters leave unsure, in words; empty without clusters."""
+        if self.num_ctas == 1:
+            return ""
+        return (
+            f"{self.num_ctas} blocks per program start together, on SMs near each other: fewer blocks than the "
+            "occupancy's may fit"
         )
 
     def __repr__(self):
@@ -157,7 +176,9 @@ class Resources:
                 f"  spills         {spills}",
                 f"  stack          {self.stack} B per thread",
                 f"  shared memory  {self.shared_memory} B per block",
+                *([f"  tensor memory  {self.tensor_memory} columns per block"] if self.tensor_memory else []),
                 f"  occupancy      {self.occupancy()}",
+                *([f"  clusters       {self.clusters}"] if self.num_ctas > 1 else []),
                 *([f"  configuration  {self.configuration}"] if self.configuration else []),
             ]
         )
@@ -203,15 +224,21 @@ def compile_for(
             f"compile_for takes a @triton.jit kernel, got {_called(kernel)}: write it in a file or a notebook cell "
             "under @triton.jit"
         )
-    if num_warps not in (None, 1, 2, 4, 8, 16, 32):
-        raise ValueError(f"num_warps is a power of two from 1 to 32, got {num_warps}")
-    if maxnreg is not None and not 1 <= maxnreg <= MAX_REGISTERS:
-        raise ValueError(f"maxnreg is 1 to {MAX_REGISTERS} registers per thread, got {maxnreg}")
+    if num_warps is not None and not (_whole(num_warps) and num_warps in (1, 2, 4, 8, 16, 32)):
+        raise ValueError(f"num_warps is a power of two from 1 to 32, got {num_warps!r}")
+    if num_stages is not None and not (_whole(num_stages) and num_stages >= 0):
+        raise ValueError(f"num_stages is a whole number from 0, got {num_stages!r}")
+    if maxnreg is not None and not (_whole(maxnreg) and 1 <= maxnreg <= MAX_REGISTERS):
+        raise ValueError(f"maxnreg is 1 to {MAX_REGISTERS} registers per thread, got {maxnreg!r}")
     options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg}
     options = {name: value for name, value in options.items() if value is not None} | constexprs
     if isinstance(kernel, JITFunction):
         return _compiled(kernel, device, target, args, options)
     return _first_that_fits(kernel, device, target, args, options)
+
+
+def _whole(value) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def undecorated(kernel):
@@ -313,12 +340,19 @@ def _compiled(kernel: JITFunction, device: Device, target: GPUTarget, args: tupl
         dynamic_shared_memory=compiled.metadata.shared,
         barriers=logged(r"used (\d+) barriers"),
         num_warps=compiled.metadata.num_warps,
+        num_ctas=compiled.metadata.num_ctas,
+        tensor_memory=_columns(compiled.asm["ptx"]),
         ptx=compiled.asm["ptx"],
         cubin=compiled.asm["cubin"],
         file=kernel.fn.__code__.co_filename,
     )
     _check_fits(resources, compiled)
     return resources
+
+
+def _columns(ptx: str) -> int:
+    """Return the columns of tensor memory that the code allocates."""
+    return sum(map(int, re.findall(r"tcgen05\.alloc[^;]*,\s*(\d+);", ptx)))
 
 
 def lower_for(kernel: JITFunction, /, *args, device: str | Device = "H100", **options) -> None:
@@ -391,8 +425,12 @@ def _as_launched(kernel: JITFunction, target: GPUTarget, args: tuple, options: d
     try:
         bound, specialization, rest = bind(*map(MockTensor.wrap_dtype, args), **options)
         parsed, signature, constants, attributes = kernel._pack_args(backend, options, bound, specialization, rest)
+    except OverflowError:
+        raise TypeError(f"{name}: an integer does not fit in 64 bits: Triton takes -2**63 to 2**64 - 1") from None
     except (TypeError, KeyError) as error:
-        raise TypeError(f"{name}: {error.args[0]}") from None
+        said = str(error.args[0])
+        unknown_dtype = isinstance(error, KeyError) and " " not in said
+        raise TypeError(f"{name}: {f'Triton has no pointer to {said}' * unknown_dtype or said}") from None
     language = GluonASTSource if kernel.is_gluon() else ASTSource
     return language(kernel, signature, constants, attributes), parsed
 
@@ -506,6 +544,8 @@ def _check_globals(kernel: JITFunction) -> None:
 
 def _check_fits(resources: Resources, compiled: CompiledKernel) -> None:
     device = resources.device
+    if resources.num_ctas > MAX_CLUSTER:
+        raise ValueError(f"num_ctas is at most {MAX_CLUSTER}, got {resources.num_ctas}: no GPU starts a larger cluster")
     used, most = resources.shared_memory, limits(device.compute_capability).shared_memory_per_block
     if used > most:
         raise ValueError(
@@ -553,10 +593,14 @@ def inspect_kernel(where: str, arguments: Sequence[str] = (), device: str = "H10
         raise ValueError(f"a kernel is named as module:kernel, such as kernels.elementwise.add_gelu:..., got {where!r}")
     if "" not in sys.path:
         sys.path.insert(0, "")
+    if module_name.startswith("."):
+        raise ValueError(f"a module is named from the top, without a dot in front: got {module_name!r}")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ValueError(f"cannot import {module_name}: {error}") from None
+    except (Exception, SystemExit) as error:  # whatever its own code raises
+        raise ValueError(f"cannot import {module_name}: {type(error).__name__}: {error}") from None
     kernel = getattr(module, name, None)
     if not isinstance(undecorated(kernel), JITFunction):
         found = [key for key, value in vars(module).items() if isinstance(undecorated(value), JITFunction)]
@@ -565,7 +609,12 @@ def inspect_kernel(where: str, arguments: Sequence[str] = (), device: str = "H10
     if not arguments and getattr(op, "kernel", None) is kernel:
         positional, options = op.compile_arguments(*op.gpu_shapes[0], dtype=op.dtypes[0])
         return compile_for(kernel, *positional, device=device, **options)
-    named = dict(word.split("=", 1) for word in arguments if "=" in word)
+    pairs = [word.split("=", 1) for word in arguments if "=" in word]
+    named = dict(pairs)
+    if twice := [each for each, times in Counter(key for key, _ in pairs).items() if times > 1]:
+        raise ValueError(f"{twice[0]} is given twice: write each name once")
+    if "device" in named:
+        raise ValueError(f"a device is named by --device {named['device']}, not device={named['device']}")
     positional = [_value(word) for word in arguments if "=" not in word]
     return compile_for(kernel, *positional, device=device, **{key: _value(word) for key, word in named.items()})
 

@@ -318,7 +318,7 @@ def test_other_errors_are_one_line():
     with pytest.raises(ValueError, match="blocks of the grid: at least 0, not -1"):
         now.waves(-1, 132)
     for grid, sms in ((10.5, 132), (float("nan"), 132), (True, 132), (10, None)):
-        with pytest.raises(ValueError, match="(blocks of the grid|SMs): a whole number, not"):
+        with pytest.raises(ValueError, match=r"(blocks of the grid|SMs): a whole number, not"):
             now.waves(grid, sms)
     for resource, value, message in (
         ("warps", 3, "over threads, registers or shared memory, not 'warps'"),

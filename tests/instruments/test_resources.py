@@ -18,6 +18,9 @@ from hypothesis import strategies as st
 from nbclient import NotebookClient
 from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.experimental import gluon
+from triton.experimental.gluon import language as ttgl
+from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout, allocate_tensor_memory
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -717,6 +720,8 @@ def test_inspect_any_kernel(tmp_path, monkeypatch):
         "    i = tl.arange(0, BLOCK)\n"
         "    tl.store(x_ptr + i, value, i < n)\n"
     )
+    (tmp_path / "half_written.py").write_text("def f(:\n")
+    (tmp_path / "quits.py").write_text("import sys; sys.exit(3)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
     found = inspect_kernel("kernel_here:fill", ["*fp32", "2.5", "4096", "BLOCK=512", "num_warps=2"], "L4")
@@ -725,6 +730,11 @@ def test_inspect_any_kernel(tmp_path, monkeypatch):
         ("kernel_here", [], "named as module:kernel"),
         ("kernel_here:full", [], "kernel_here has no @triton.jit kernel full: choose from fill"),
         ("yours:fill", [], "cannot import yours: No module named 'yours'"),
+        (".kernel_here:fill", [], "named from the top, without a dot in front"),
+        ("half_written:fill", [], "cannot import half_written: SyntaxError: "),
+        ("quits:fill", [], "cannot import quits: SystemExit: 3"),
+        ("kernel_here:fill", ["BLOCK=1", "BLOCK=2"], "BLOCK is given twice"),
+        ("kernel_here:fill", ["device=A100"], "by --device A100, not device=A100"),
         (
             "kernel_here:fill",
             ["*fp31"],
@@ -736,3 +746,55 @@ def test_inspect_any_kernel(tmp_path, monkeypatch):
     with pytest.raises(TypeError, match="fill needs a value for x_ptr, value, n, BLOCK"):
         inspect_kernel("kernel_here:fill")
     del sys.modules["kernel_here"]
+
+
+@gluon.jit
+def holds_tensor_memory(out_ptr, COLUMNS: ttgl.constexpr):
+    tile = allocate_tensor_memory(ttgl.float32, [128, COLUMNS], TensorMemoryLayout((128, COLUMNS), col_stride=1))
+    part = tile.slice(0, 32)
+    layout: ttgl.constexpr = ttgl.BlockedLayout([1, 32], [32, 1], [4, 1], [0, 1])
+    row = ttgl.arange(0, 128, layout=ttgl.SliceLayout(1, layout))
+    column = ttgl.arange(0, 32, layout=ttgl.SliceLayout(0, layout))
+    ttgl.store(out_ptr + row[:, None] * 32 + column[None, :], part.load(layout))
+
+
+def test_tensor_memory_is_shown_and_limits_occupancy():
+    """An SM of a B200 has 512 columns: registers alone would allow 12 blocks."""
+    found = compile_for(holds_tensor_memory, torch.float32, device="B200", COLUMNS=256)
+    assert found.tensor_memory == 256
+    assert (found.occupancy().blocks, found.occupancy().limiters) == (2, ("tensor memory",))
+    assert "\n  tensor memory  256 columns per block\n" in repr(found)
+    kernel, args, options = EXAMPLES["calls another"]
+    assert compile_for(kernel, *args, **options).tensor_memory == 0
+
+
+def test_clusters_are_named():
+    kernel, args, options = EXAMPLES["calls another"]
+    found = compile_for(kernel, *args, num_ctas=2, **options)
+    assert found.num_ctas == 2
+    assert repr(found).splitlines()[-1].startswith("  clusters       2 blocks per program start together")
+    with pytest.raises(ValueError, match="num_ctas is at most 16, got 32"):
+        compile_for(kernel, *args, num_ctas=32, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_warps": True}, "num_warps is a power of two from 1 to 32, got True"),
+        ({"num_warps": 4.0}, "num_warps is a power of two from 1 to 32, got 4.0"),
+        ({"num_stages": -1}, "num_stages is a whole number from 0, got -1"),
+        ({"num_stages": 2.5}, "num_stages is a whole number from 0, got 2.5"),
+        ({"maxnreg": True}, "maxnreg is 1 to 255 registers per thread, got True"),
+        ({"maxnreg": "32"}, "maxnreg is 1 to 255 registers per thread, got '32'"),
+    ],
+)
+def test_options_of_the_wrong_kind_are_one_line(options, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        compile_for(add_silu, *F32, 1024, BLOCK=128, **options)
+
+
+def test_arguments_that_no_kernel_can_take_are_one_line():
+    with pytest.raises(TypeError, match=r"^add_silu: Triton has no pointer to complex64$"):
+        compile_for(add_silu, torch.complex64, *F32[:2], 1024, BLOCK=128)
+    with pytest.raises(TypeError, match="an integer does not fit in 64 bits"):
+        compile_for(add_silu, *F32, 2**64, BLOCK=128)
