@@ -5,7 +5,7 @@ that shares the storage is freed. Memory that an operator allocates and frees in
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -32,12 +32,17 @@ class Peak:
 
 
 def peak_memory(fn: Callable, *args) -> Peak:
-    """Run `fn(*args)`, on any device, and record the memory of the tensors that it creates.
+    """Run `fn(*args)`, on any device, and record the memory of the tensors that it creates or enlarges.
 
     Args:
         fn: any callable.
         args: its arguments; their memory does not count.
+
+    Raises:
+        TypeError: fn is not callable, or a tensor in a layout whose memory cannot be seen.
     """
+    if not callable(fn):
+        raise TypeError(f"peak_memory takes a function and its arguments, got {type(fn).__name__}")
     watch, run = _Watch(), JITFunction.run
     watch.were_there(args)
 
@@ -60,39 +65,61 @@ class _Watch(TorchDispatchMode):
         self.largest = "none"
         self.launching = False  # a kernel: the interpreter's own copies do not count
         self._alive: dict[int, weakref.ref] = {}
+        self._sizes: dict[int, int] = {}  # bytes of each storage when it was last seen
+        self._counted: dict[int, int] = {}  # those of them that the call allocated
 
     def were_there(self, arguments) -> None:
         """Treat operator arguments that no other operator produced as allocated before the call."""
-        for each in tree_leaves(arguments):
-            if isinstance(each, torch.Tensor):
-                self._meet(each, 0)
+        for tensor in _strided(arguments):
+            self._meet(tensor, new=False)
 
-    def _meet(self, tensor: torch.Tensor, nbytes: int) -> bool:
-        """Return whether the tensor's storage is new; if so, count `nbytes`."""
+    def _meet(self, tensor: torch.Tensor, new: bool) -> int:
+        """Count a storage's bytes if it is `new` and not known yet, or those that it has grown by; return them."""
         storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._alive:
-            return False
+        key, nbytes = storage._cdata, storage.nbytes()
+        if key not in self._alive:
 
-        def gone(_):
-            del self._alive[key]  # another tensor may get this address
-            self.now -= nbytes
+            def gone(_):
+                del self._alive[key], self._sizes[key]  # another tensor may get this address
+                self.now -= self._counted.pop(key)
 
-        self._alive[key] = weakref.ref(storage, gone)
-        self.now += nbytes
+            self._alive[key] = weakref.ref(storage, gone)
+            self._sizes[key], self._counted[key] = 0 if new else nbytes, 0
+        more = nbytes - self._sizes[key]
+        self._sizes[key] = nbytes
+        self._counted[key] += more
+        self.now += more
         self.most = max(self.most, self.now)
-        return True
+        return more
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if self.launching:
             return func(*args, **kwargs)
-        self.were_there((args, kwargs))
+        # torch.tensor() allocates before its first operator; torch.from_numpy() uses memory that was there.
+        if func is not torch.ops.aten.lift_fresh.default or not args[0].untyped_storage().resizable():
+            self.were_there((args, kwargs))
         result = func(*args, **kwargs)
-        for each in tree_leaves(result):
-            if isinstance(each, torch.Tensor):
-                nbytes = each.untyped_storage().nbytes()
-                if self._meet(each, nbytes) and nbytes > self.largest_bytes:
-                    self.largest_bytes = nbytes
-                    self.largest = f"{str(each.dtype).removeprefix('torch.')} of {tuple(each.shape)}"
+        for tensor in _strided((result, args, kwargs)):  # an operator may enlarge its arguments
+            nbytes = tensor.untyped_storage().nbytes() if self._meet(tensor, new=True) else 0
+            if nbytes > self.largest_bytes:
+                self.largest_bytes = nbytes
+                self.largest = f"{str(tensor.dtype).removeprefix('torch.')} of {tuple(tensor.shape)}"
         return result
+
+
+def _strided(values) -> Iterator[torch.Tensor]:
+    """Yield the tensors that hold the memory: a sparse tensor's are its indices and values."""
+    for each in tree_leaves(values):
+        if not isinstance(each, torch.Tensor):
+            continue
+        if each.layout == torch.strided:
+            yield each
+        elif each.layout == torch.sparse_coo:
+            yield from (each._indices(), each._values())
+        elif each.layout in (torch.sparse_csr, torch.sparse_bsr):
+            yield from (each.crow_indices(), each.col_indices(), each.values())
+        elif each.layout in (torch.sparse_csc, torch.sparse_bsc):
+            yield from (each.ccol_indices(), each.row_indices(), each.values())
+        else:
+            raise TypeError(f"peak_memory cannot see the memory of a tensor in layout {each.layout}")

@@ -35,6 +35,7 @@ class SavedTensors:
 def saved_for_backward(fn: Callable, *args) -> SavedTensors:
     """Run `fn(*args)` and record what autograd saves, each storage once and in full.
 
+    A tensor that a custom autograd.Function keeps as an attribute of its `ctx`, not by save_for_backward, is not seen.
     Args:
         fn: any callable with a readable signature.
         args: its arguments; unless one is a tensor that requires a gradient, nothing is saved.

@@ -1,5 +1,6 @@
 """Peak memory against what PyTorch's own profiler saw the allocator give and take back."""
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -81,3 +82,32 @@ def test_the_interpreters_copies_do_not_count():
 def test_it_says_what_it_found():
     found = peak_memory(lambda x: (x + 1).half(), torch.randn(10, 100))
     assert repr(found) == "at most 6 kB at once; the largest tensor: float32 of (10, 100), 4 kB"
+
+
+def test_tensors_from_numbers_and_tensors_that_grow_count():
+    x = torch.ones(1000)
+    for fn, nbytes in (
+        (lambda: torch.tensor([1.0] * 1000), 4000),
+        (lambda: torch.from_numpy(np.ones(1000)), 0),  # NumPy's memory
+        (lambda: torch.empty(0).resize_(1000), 4000),
+        (lambda: torch.add(x, x, out=torch.empty(0)), 4000),
+        (lambda: x.clone().resize_(2000), 8000),
+        (lambda: torch.ones(1000).resize_(10), 4000),
+    ):
+        assert peak_memory(fn).bytes == nbytes
+    found = peak_memory(lambda given: given.resize_(3000), torch.ones(1000))
+    assert (found.bytes, found.largest_bytes) == (8000, 12000)  # what was there does not count
+
+
+def test_a_sparse_tensors_memory_is_its_indices_and_values():
+    dense = torch.eye(100)
+    found = peak_memory(lambda x: x.to_sparse(), dense)
+    assert found.bytes >= 100 * (2 * 8 + 4)
+    assert peak_memory(lambda x: x.to_sparse_csr(), dense).bytes >= 100 * (8 + 4) + 101 * 8
+    with pytest.raises(TypeError, match=r"cannot see the memory of a tensor in layout torch\._mkldnn"):
+        peak_memory(lambda x: x.to_mkldnn(), dense)
+
+
+def test_something_to_call_is_needed():
+    with pytest.raises(TypeError, match="peak_memory takes a function and its arguments, got Tensor"):
+        peak_memory(torch.ones(3))
