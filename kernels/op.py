@@ -22,6 +22,7 @@ backward pass needs more than the forward's arguments and result, `training` is 
 """
 
 import inspect
+import numbers
 import typing
 import warnings
 from collections.abc import Callable
@@ -312,8 +313,8 @@ class Work:
 
     def __post_init__(self):
         for name, value in vars(self).items():
-            if not value >= 0:
-                raise ValueError(f"Work takes {name} of at least 0, got {value}")
+            if not isinstance(value, numbers.Real) or not 0 <= value < float("inf"):
+                raise ValueError(f"Work takes {name} of at least 0, and finite, got {value!r}")
 
     @property
     def bytes(self) -> float:
@@ -322,7 +323,7 @@ class Work:
 
     @property
     def intensity(self) -> float:
-        """Return the arithmetic intensity in FLOP/byte; infinite if no bytes move."""
+        """Return the arithmetic intensity in FLOP/byte; infinite if no bytes move, even without FLOPs."""
         return self.flops / self.bytes if self.bytes else float("inf")
 
     def __add__(self, other: "Work") -> "Work":

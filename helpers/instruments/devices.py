@@ -7,8 +7,10 @@ this_device().memory_bandwidth          # bytes/s
 
 import difflib
 import functools
+import math
 import os
 import platform
+import re
 import time
 import tomllib
 from dataclasses import dataclass, field, replace
@@ -17,6 +19,7 @@ from pathlib import Path
 import torch
 
 CATALOGUE_FILE = Path(__file__).with_name("devices.toml")
+SAME_CLOCK = 0.03  # boost clocks of one model differ by less
 
 # Dense fused multiply-adds per clock and SM, accumulated in fp32: fp32 on CUDA cores, the rest on tensor cores.
 # Source: the throughput table of the CUDA C++ Programming Guide and NVIDIA's architecture whitepapers.
@@ -40,7 +43,12 @@ SPECIAL_PER_CLOCK = dict.fromkeys(FMA_PER_CLOCK, 16) | {(10, 3): 32}
 # Source: the guide, "64-bit floating-point add, multiply, multiply-add", and the whitepapers' FP64 tensor core peaks.
 DOUBLE_PER_CLOCK = {(7, 0): 32, (7, 5): 2, (8, 0): 64, (8, 6): 2, (8, 9): 2, (9, 0): 128, (10, 0): 64, (10, 3): 2}
 DOUBLE_PER_CLOCK |= {(12, 0): 2}
-SHARED_PER_CLOCK = 32 * 4  # bytes per clock and SM: 32 banks of 32 bits, as the guide lists for each generation above
+# Bytes per clock and SM: 32 banks of 32 bits. Turing serves half of them per clock: NVIDIA's GA102 whitepaper gives 128
+# "versus 64 bytes/clock in Turing".
+SHARED_PER_CLOCK = dict.fromkeys(FMA_PER_CLOCK, 32 * 4) | {(7, 5): 64}
+# Turing chips without tensor cores (TU116, TU117) have the same compute capability, 7.5, as those with.
+NO_TENSOR_CORES = re.compile(r"\b(GTX 16\d\d|MX[45]50|T[456]\d0|T[12][02]00)\b")
+MISTAKEN = 1.5  # a peak or bandwidth so many times what units and clocks make is not a dense one, or in other units
 
 
 class PeakFlops(dict):
@@ -68,7 +76,7 @@ class Device:
     compute_capability: tuple[int, int] | None
     sms: int | None
     peak_flops: PeakFlops = field(hash=False)  # FLOP/s, dense, by dtype
-    memory_bandwidth: float  # bytes/s
+    memory_bandwidth: float | None  # bytes/s
     memory: int  # bytes
     l2_cache: int | None  # bytes
     sm_clock: float | None
@@ -81,20 +89,28 @@ class Device:
     @property
     def special_rate(self) -> float | None:
         """Results/s of the special function units: SMs x results per clock and SM x clock; None if unknown."""
-        rate = SPECIAL_PER_CLOCK.get(self.compute_capability)
-        return rate and self.sms * rate * self.sm_clock
+        return self._per_clock(SPECIAL_PER_CLOCK)
 
     @property
     def double_rate(self) -> float | None:
         """FLOP/s of a matmul in fp64; None if unknown."""
-        rate = DOUBLE_PER_CLOCK.get(self.compute_capability)
-        return rate and 2 * self.sms * rate * self.sm_clock
+        rate = self._per_clock(DOUBLE_PER_CLOCK)
+        return rate and 2 * rate
 
     @property
     def shared_bandwidth(self) -> float | None:
         """Bytes/s between shared memory and registers, over all SMs; None if unknown."""
-        known = self.compute_capability in SPECIAL_PER_CLOCK
-        return self.sms * SHARED_PER_CLOCK * self.sm_clock if known else None
+        return self._per_clock(SHARED_PER_CLOCK)
+
+    def _per_clock(self, rates: dict[tuple[int, int], int]) -> float | None:
+        rate = rates.get(self.compute_capability)
+        return self.sms * rate * self.sm_clock if rate and self.sm_clock else None
+
+    @property
+    def rates(self) -> dict[str, int]:
+        """Dense multiply-adds per clock and SM by dtype; empty if they are unknown."""
+        found = FMA_PER_CLOCK.get(self.compute_capability, {})
+        return {"fp32": found["fp32"]} if found and NO_TENSOR_CORES.search(self.driver_name) else found
 
     def peak_from_clock(self, dtype: str) -> float:
         """Return the FLOP/s of the arithmetic units: SMs x FMA per clock and SM x 2 x clock.
@@ -102,9 +118,9 @@ class Device:
         GeForce tensor cores run at half rate when they accumulate in fp32, except on fp4.
 
         Raises:
-            ValueError: a CPU, or a compute capability or dtype whose rate is unknown.
+            ValueError: a CPU, or a compute capability, clock or dtype whose rate is unknown.
         """
-        rates = FMA_PER_CLOCK.get(self.compute_capability, {})
+        rates = self.rates if self.sm_clock else {}
         if dtype not in rates:
             raise ValueError(f"{self.name} has no known {dtype} rate per clock: known are {', '.join(rates) or 'none'}")
         halved = dtype not in ("fp32", "fp4") and "GeForce" in self.driver_name
@@ -151,7 +167,7 @@ _L2 = ("l2_bandwidth_gb_s", "l2_bandwidth_source")  # both or neither
 
 
 def _positive(value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _device_from(name: str, entry, file: str) -> Device:
@@ -168,6 +184,8 @@ def _device_from(name: str, entry, file: str) -> Device:
     for key, value in numbers.items():
         if not _positive(value):
             raise ValueError(f"{file}: {name}: {key} is {value!r}: it must be a number above 0")
+    if not isinstance(entry["sms"], int):
+        raise ValueError(f"{file}: {name}: sms is {entry['sms']!r}: it must be a whole number")
     for key in (*_STRINGS, _L2[1]):
         if key in entry and not isinstance(entry[key], str):
             raise ValueError(f"{file}: {name}: {key} is {entry[key]!r}: it must be a string")
@@ -180,7 +198,7 @@ def _device_from(name: str, entry, file: str) -> Device:
         raise ValueError(
             f'{file}: {name}: compute_capability is {entry["compute_capability"]!r}: write it as "8.6"'
         ) from None
-    return Device(
+    device = Device(
         name=name,
         model=entry["model"],
         driver_name=entry["driver_name"],
@@ -197,27 +215,41 @@ def _device_from(name: str, entry, file: str) -> Device:
         source=entry["source"] + (f"; L2 bandwidth: {entry[_L2[1]]}" if _L2[1] in entry else ""),
         l2_bandwidth=entry[_L2[0]] * 1e9 if _L2[0] in entry else None,
     )
+    for dtype in peaks.keys() & device.rates:
+        times = device.peak_flops[dtype] / device.peak_from_clock(dtype)
+        if times > MISTAKEN:
+            raise ValueError(
+                f"{file}: {name}: peak_tflops of {dtype} is {times:.2g} times what its SMs and clock can do: pass the "
+                "dense peak, without sparsity, with fp32 accumulation"
+            )
+    times = device.memory_bandwidth / device.bandwidth_from_clock
+    if not 1 / MISTAKEN < times < MISTAKEN:
+        raise ValueError(
+            f"{file}: {name}: bandwidth_gb_s is {times:.2g} times what memory_bus_bits and memory_clock_mhz make, at "
+            "two transfers per clock: check all three"
+        )
+    return device
 
 
 DEVICES = Devices()
 DEVICES.load(CATALOGUE_FILE)
 
 
-@functools.cache
 def this_device() -> Device:
-    """Return this machine's GPU as the driver describes it, or else its CPU as measured (in about a second).
+    """Return this machine's current GPU as the driver describes it, or else its CPU as measured (in about a second).
 
-    A GPU's peaks come from the device list if the driver's name and SM count are in it (vendors rate some tensor cores
-    below the boost clock that the driver reports); if not, they are computed from SMs and clock. A CPU's bandwidth is
-    that of a copy, reads and writes counted; its fp32 peak is the rate of a matmul. Kept for the life of the process.
+    A GPU's peaks come from the device list if the driver's name, SM count and clock are in it (vendors rate some tensor
+    cores below the boost clock that the driver reports); if not, they are computed from SMs and clock. A CPU's
+    bandwidth is that of a copy, reads and writes counted; its fp32 peak is the rate of a matmul. Each is kept for the
+    life of the process.
     """
-    return _this_gpu() if torch.cuda.is_available() else _this_cpu()
+    return _gpu(torch.cuda.current_device()) if torch.cuda.is_available() else _this_cpu()
 
 
-def _this_gpu() -> Device:
+@functools.cache
+def _gpu(index: int) -> Device:
     from triton.runtime import driver
 
-    index = torch.cuda.current_device()
     properties = torch.cuda.get_device_properties(index)
     clocks = driver.active.utils.get_device_properties(index)  # kHz and bits
     return gpu_from_driver(
@@ -243,9 +275,14 @@ def gpu_from_driver(
     memory_bus_width: int,
     memory_clock: float,
 ) -> Device:
-    """Return the Device for a GPU as the driver describes it: bytes, Hz and bits."""
-    known = next((d for d in DEVICES.values() if (d.driver_name, d.sms) == (name, sms)), None)
+    """Return the Device for a GPU as the driver describes it: bytes, Hz and bits; a clock or width of 0 is unknown.
+
+    A GPU of the list that runs at another clock, as under a limit on its power, has other peaks than the list's.
+    """
+    alike = (d for d in DEVICES.values() if (d.driver_name, d.sms) == (name, sms))
+    known = next((d for d in alike if not sm_clock or abs(sm_clock / d.sm_clock - 1) < SAME_CLOCK), None)
     peak_source = known.source if known else "SMs x FMA per clock x boost clock"
+    bandwidth = memory_bus_width / 8 * memory_clock * 2 or (known.memory_bandwidth if known else None)
     device = Device(
         name=known.name if known else name,
         model=known.model if known else name,
@@ -253,22 +290,23 @@ def gpu_from_driver(
         compute_capability=compute_capability,
         sms=sms,
         peak_flops=known.peak_flops if known else PeakFlops(name, {}),
-        memory_bandwidth=memory_bus_width / 8 * memory_clock * 2,
+        memory_bandwidth=bandwidth,
         memory=memory,
         l2_cache=l2_cache,
-        sm_clock=sm_clock,
-        tensor_clock=known.tensor_clock if known else sm_clock,
-        memory_bus_width=memory_bus_width,
-        memory_clock=memory_clock,
+        sm_clock=sm_clock or (known.sm_clock if known else None),
+        tensor_clock=known.tensor_clock if known else sm_clock or None,
+        memory_bus_width=memory_bus_width or None,
+        memory_clock=memory_clock or None,
         source=f"this machine's driver; peaks: {peak_source}",
         l2_bandwidth=known.l2_bandwidth if known else None,
     )
     if known:
         return device
-    peaks = {dtype: device.peak_from_clock(dtype) for dtype in FMA_PER_CLOCK.get(compute_capability, {})}
+    peaks = {dtype: device.peak_from_clock(dtype) for dtype in device.rates if device.sm_clock}
     return replace(device, peak_flops=PeakFlops(name, peaks))
 
 
+@functools.cache
 def _this_cpu() -> Device:
     name = _cpu_name()
     return Device(

@@ -13,9 +13,11 @@ architectures", CACM 52 (2009); for several levels, Yang, Kurth and Williams, "H
 Concurrency and Computation 32 (2020).
 """
 
+import math
+import numbers
 from dataclasses import dataclass, field, replace
 
-from helpers.instruments.devices import Device, PeakFlops
+from helpers.instruments.devices import DEVICES, SAME_CLOCK, Device, PeakFlops
 from helpers.instruments.recordings import RESULTS, recorded
 from kernels.op import Work
 
@@ -37,7 +39,7 @@ class Roofline:
             level.
 
     Raises:
-        TypeError: device is not a Device.
+        TypeError: device is not a Device, or dtype not a string.
         ValueError: the device has no peak for that dtype, or no known bandwidth at that level.
     """
 
@@ -49,8 +51,16 @@ class Roofline:
     def __post_init__(self):
         if not isinstance(self.device, Device):
             raise TypeError(f"Roofline takes a Device, got {self.device!r}: write DEVICES[name] or this_device()")
+        if not isinstance(self.dtype, str):
+            names = ", ".join(self.device.peak_flops)
+            raise TypeError(f"Roofline takes the name of a dtype, got {self.dtype!r}: write one of {names}")
         if self.level not in LEVELS:
             raise ValueError(f"unknown memory level {self.level!r}: choose from {', '.join(LEVELS)}")
+        if self.device.memory_bandwidth is None:
+            raise ValueError(
+                f"no memory bandwidth of {self.device.name} is known, as its driver reports no memory clock: add the "
+                "GPU with DEVICES.load(path)"
+            )
         if self.level == "L2" and self.device.l2_bandwidth is None:
             raise ValueError(
                 f"no L2 bandwidth of {self.device.name} is known: measure it and add l2_bandwidth_gb_s and "
@@ -80,15 +90,21 @@ class Roofline:
         """Return the maximum FLOP/s at an arithmetic intensity in FLOP/byte.
 
         Raises:
-            ValueError: the intensity is negative or NaN.
+            ValueError: the intensity is negative, NaN or not a number.
         """
-        if not intensity >= 0:
-            raise ValueError(f"arithmetic intensity is {intensity}: FLOP/byte must be at least 0")
+        if not isinstance(intensity, numbers.Real) or not intensity >= 0:
+            raise ValueError(f"arithmetic intensity is {intensity!r}: FLOP/byte must be at least 0")
         return min(self.peak, self.bandwidth * intensity)
 
     def bound(self, work: Work) -> str:
         """Return the limit on the work: "memory" ("L2", "shared memory") left of the ridge, "compute" at or right of
-        it."""
+        it.
+
+        Raises:
+            ValueError: no FLOPs and no bytes, which nothing limits.
+        """
+        if not work.flops and not work.bytes:
+            raise ValueError("no FLOPs and no bytes: nothing limits such work")
         return LEVELS[self.level] if work.intensity < self.ridge else "compute"
 
     def time(self, work: Work) -> float:
@@ -110,10 +126,19 @@ def levels(device: Device, dtype: str) -> dict[str, Roofline]:
 def measured_device(device: Device) -> Device | None:
     """Return the device with measured rates: a copy's bandwidth and a large bf16 matmul's FLOP/s, no other peaks.
 
-    None if no run on it is recorded.
+    None if no run on it is recorded. A device of your own under a recorded name, with other units or another clock, is
+    another one.
     """
-    if not (RESULTS / f"{device.name.lower()}.json").is_file():
+    known = DEVICES.get(device.name)
+    same = (
+        known
+        and (device.driver_name, device.sms) == (known.driver_name, known.sms)
+        and math.isclose(device.sm_clock, known.sm_clock, rel_tol=SAME_CLOCK)
+    )
+    if not same or not (RESULTS / f"{device.name.lower()}.json").is_file():
         return None
     run = recorded(device.name)
+    if run.gpu != device.driver_name:  # the file's name is not enough
+        return None
     peaks = PeakFlops(f"{device.name}, measured", {"bf16": run.matrix_rate})
     return replace(device, peak_flops=peaks, memory_bandwidth=run.copy_bandwidth, source=f"measured: {run.label}")

@@ -5,7 +5,9 @@ import time
 import pytest
 import torch
 
+from helpers.instruments import devices as module
 from helpers.instruments.devices import DEVICES, FMA_PER_CLOCK, Devices, PeakFlops, gpu_from_driver, this_device
+from helpers.instruments.roofline import Roofline, measured_device
 
 # Vendors round: 0.75 % covers all but these.
 PEAK_TOLERANCE = {("L40S", "fp16"): 0.0125, ("L40S", "bf16"): 0.0125, ("L4", "tf32"): 0.01, ("B200", "tf32"): 0.025}
@@ -50,10 +52,10 @@ def test_bandwidth_follows_from_bus_and_clock(device):
     )
 
 
-def test_the_self_test_finds_a_sparse_peak_and_a_wrong_bandwidth(tmp_path):
+def test_the_self_test_finds_a_high_peak_and_a_wrong_bandwidth(tmp_path):
     devices = Devices()
     file = tmp_path / "gpus.toml"
-    file.write_text(ENTRY.replace("fp16 = 154.8", "fp16 = 309.7").replace("= 768", "= 1008"))
+    file.write_text(ENTRY.replace("fp16 = 154.8", "fp16 = 194.8").replace("= 768", "= 1008"))
     devices.load(file)
     assert peaks_that_fail(devices["RTX A6000"]) == ["fp16"]
     assert abs(devices["RTX A6000"].bandwidth_from_clock / devices["RTX A6000"].memory_bandwidth - 1) > 0.2
@@ -114,6 +116,11 @@ def test_a_measured_l2_bandwidth_comes_with_its_source(tmp_path):
         (ENTRY + "cores = 3", "unknown keys cores"),
         (ENTRY.replace("sms = 84", "sms = -84"), "sms is -84"),
         (ENTRY.replace("sms = 84", 'sms = "84"'), "sms is '84'"),
+        (ENTRY.replace("sms = 84", "sms = 84.5"), "sms is 84.5: it must be a whole number"),
+        (ENTRY.replace("memory_gib = 48", "memory_gib = inf"), "memory_gib is inf: it must be a number above 0"),
+        (ENTRY.replace("fp16 = 154.8", "fp16 = 309.7"), "peak_tflops of fp16 is 2 times what its SMs and clock can do"),
+        (ENTRY.replace("memory_clock_mhz = 8001", "memory_clock_mhz = 16002"), "bandwidth_gb_s is 0.5 times what"),
+        (ENTRY.replace("bandwidth_gb_s = 768", "bandwidth_gb_s = 6144"), "bandwidth_gb_s is 8 times what"),
         (ENTRY.replace('"8.6"', '"86"'), "compute_capability is '86'"),
         (ENTRY.replace('"8.6"', "8.6"), "compute_capability is 8.6: it must be a string"),
         (ENTRY.replace("fp32 = 38.7, ", "fp32 = 0, "), "peak_tflops is"),
@@ -157,6 +164,54 @@ def test_a_slice_of_a_known_gpu_is_not_that_gpu():
     assert device.peak_flops["fp32"] == pytest.approx(16 * 128 * 2 * 1.98e9)
 
 
+def test_the_same_gpu_at_another_clock_has_other_peaks():
+    slow = gpu_from_driver(**H200_AS_THE_DRIVER_TELLS | {"sm_clock": 1.2e9})
+    assert slow.peak_flops["bf16"] == pytest.approx(132 * 2048 * 2 * 1.2e9)
+    assert measured_device(slow) is None  # the record is of a GPU at full clock
+    same = gpu_from_driver(**H200_AS_THE_DRIVER_TELLS | {"sm_clock": 1.965e9})
+    assert (same.name, same.peak_flops["bf16"]) == ("H200", 989.4e12)
+    assert measured_device(same) is not None
+
+
+def test_a_turing_without_tensor_cores_has_no_peak_for_them():
+    """GTX 1660 Ti: TU116, "lacking RT cores and tensor cores"; a T4 is of the same compute capability."""
+    facts = H200_AS_THE_DRIVER_TELLS | {"compute_capability": (7, 5), "sms": 24, "sm_clock": 1.77e9}
+    for name in ("NVIDIA GeForce GTX 1660 Ti", "NVIDIA GeForce GTX 1650", "NVIDIA T600 Laptop GPU", "Quadro T1000"):
+        assert list(gpu_from_driver(**facts | {"name": name}).peak_flops) == ["fp32"]
+    for name in ("NVIDIA GeForce RTX 2060", "Tesla T4", "Quadro RTX 4000"):
+        assert "fp16" in gpu_from_driver(**facts | {"name": name}).peak_flops
+
+
+def test_clocks_that_the_driver_does_not_report_are_unknown():
+    facts = H200_AS_THE_DRIVER_TELLS | {"name": "NVIDIA GB10", "compute_capability": (12, 0), "sms": 48}
+    no_memory_clock = gpu_from_driver(**facts | {"memory_clock": 0})
+    assert (no_memory_clock.memory_bandwidth, no_memory_clock.memory_clock) == (None, None)
+    with pytest.raises(
+        ValueError, match="no memory bandwidth of NVIDIA GB10 is known, as its driver reports no memory"
+    ):
+        Roofline(no_memory_clock, "fp32")
+    no_clock = gpu_from_driver(**facts | {"sm_clock": 0})
+    assert (dict(no_clock.peak_flops), no_clock.special_rate, no_clock.shared_bandwidth) == ({}, None, None)
+    with pytest.raises(ValueError, match="has no fp16 peak: add them from a TOML file"):
+        Roofline(no_clock, "fp16")
+    known = gpu_from_driver(**H200_AS_THE_DRIVER_TELLS | {"memory_clock": 0, "sm_clock": 0})
+    assert (known.memory_bandwidth, known.sm_clock) == (4814e9, 1.98e9)
+
+
+def test_shared_memory_of_turing_serves_half_as_much_per_clock():
+    """NVIDIA's GA102 whitepaper: 128 bytes per clock and SM "versus 64 bytes/clock in Turing"."""
+    assert DEVICES["T4"].shared_bandwidth == pytest.approx(40 * 64 * 1.59e9)
+    assert DEVICES["A10"].shared_bandwidth == pytest.approx(72 * 128 * 1.695e9)
+
+
+def test_each_gpu_of_a_machine_is_asked_by_itself(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(module, "_gpu", lambda index: ("first", "second")[index])
+    for index, name in enumerate(("first", "second")):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda index=index: index)
+        assert this_device() == name
+
+
 def test_a_geforce_halves_its_tensor_cores_and_an_unknown_generation_has_no_peaks():
     facts = H200_AS_THE_DRIVER_TELLS | {"name": "NVIDIA GeForce RTX 4070", "compute_capability": (8, 9), "sms": 46}
     geforce = gpu_from_driver(**facts)
@@ -173,7 +228,7 @@ def test_rates_cover_the_catalogue():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_this_cpu_is_measured_once_and_pretends_nothing():
-    this_device.cache_clear()
+    module._this_cpu.cache_clear()
     start = time.process_time()
     cpu = this_device()
     assert time.process_time() - start < 20  # of one core; about 0.7 s on two free ones

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -115,6 +116,27 @@ def test_bad_input_is_refused_in_one_line():
         Roofline("A100", "fp16")
     with pytest.raises(ValueError, match="V100 has no bf16 peak"):
         Roofline(DEVICES["V100"], "bf16")
-    for intensity in (-1, math.nan):
+    for intensity in (-1, math.nan, "3", 3j):
         with pytest.raises(ValueError, match="at least 0"):
             A100.attainable(intensity)
+    with pytest.raises(TypeError, match=r"takes the name of a dtype, got torch.float16: write one of fp32, tf32, fp16"):
+        Roofline(DEVICES["A100"], torch.float16)
+
+
+@pytest.mark.parametrize("value", [-1, math.nan, math.inf, "3", None, 3j, torch.ones(3)])
+def test_work_is_finite_numbers(value):
+    for which in ("flops", "bytes_read", "bytes_written"):
+        with pytest.raises(ValueError, match=f"Work takes {which} of at least 0, and finite, got"):
+            Work(**{"flops": 1, "bytes_read": 1, "bytes_written": 1, which: value})
+
+
+def test_nothing_limits_no_work():
+    assert A100.time(Work(0, 0, 0)) == 0
+    with pytest.raises(ValueError, match="no FLOPs and no bytes: nothing limits such work"):
+        A100.bound(Work(0, 0, 0))
+
+
+def test_a_record_belongs_to_the_gpu_it_was_made_on():
+    h200 = DEVICES["H200"]
+    for changed in ({"sms": 16}, {"sm_clock": 1.2e9}, {"driver_name": "NVIDIA H200 NVL"}, {"name": "../results/h200"}):
+        assert measured_device(dataclasses.replace(h200, **changed)) is None
