@@ -65,6 +65,7 @@ STYLE = {
     "grid.linewidth": 0.5,
     "xtick.minor.size": 0,
     "ytick.minor.size": 0,
+    "text.parse_math": False,  # a dollar in a title is a dollar
     "svg.fonttype": "none",
     "svg.hashsalt": "kernel-fusion-course",  # the same drawing gives the same bytes
     "grid.color": LIMIT,

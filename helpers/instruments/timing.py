@@ -12,7 +12,7 @@ of calls.
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,12 +21,14 @@ import torch
 from torch.utils._pytree import tree_leaves
 from tqdm.auto import tqdm
 
+from helpers.instruments.devices import last_level_cache
+
 GRAPH_BELOW = 100e-6  # seconds
 CALLS_PER_GRAPH = 10
 CALLS_PER_ROW = 100
 CYCLES_PER_SECOND = 2e9  # of current GPUs, about
 QUEUEING_SECONDS = 1e-4, 5e-3  # GPU wait while work is queued: minimum, and initial maximum
-CPU_CACHE = 64 * 2**20  # bytes: more than the last-level cache of common laptops
+CPU_CACHE = 64 * 2**20  # bytes: more than the last-level cache of common laptops; or twice this machine's
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,15 @@ class Timing:
     runs: int
 
     def __repr__(self):
+        if self.median <= 0:  # a difference between two times, each with its noise
+            least = max(abs(self.low), abs(self.high))
+            return f"too short to time: within the timer's noise of {_readable(least)} ({self.runs} runs)"
         return f"{_readable(self.median)} ({_readable(self.low)} to {_readable(self.high)}, {self.runs} runs)"
 
 
 def _readable(seconds: float) -> str:
     for unit, scale in (("s", 1), ("ms", 1e-3), ("us", 1e-6)):
-        if abs(seconds) >= scale:
+        if abs(seconds) >= 0.9995 * scale:  # three digits of it are rounded up to 1
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds * 1e9:.3g} ns"
 
@@ -71,13 +76,15 @@ def benchmark_together(
         name -> Timing, in seconds. A progress bar appears after two seconds.
 
     Raises:
-        TypeError: a function is not callable.
-        ValueError: fewer than 3 runs.
+        TypeError: a function is not callable, or no dict of them.
+        ValueError: fewer than 3 runs, or not a whole number of them.
     """
+    if not isinstance(functions, Mapping):
+        raise TypeError(f"benchmark_together takes name -> function, got {type(functions).__name__}")
     for function in functions.values():
         _check_callable(function)
-    if runs < 3:
-        raise ValueError(f"benchmark takes at least 3 runs, got {runs}: a median of fewer means nothing")
+    if not isinstance(runs, int) or runs < 3:
+        raise ValueError(f"benchmark takes a whole number of at least 3 runs, got {runs!r}: fewer have no median")
 
     on_gpu = torch.cuda.is_available()
     if launches:
@@ -134,7 +141,7 @@ def _row(function: Callable) -> Callable[[], float]:
 
 
 def _cpu_sampler(function: Callable, cold: bool) -> Callable[[], float]:
-    cache = torch.empty(CPU_CACHE if cold else 0, dtype=torch.uint8)
+    cache = torch.empty(max(CPU_CACHE, 2 * last_level_cache()) if cold else 0, dtype=torch.uint8)
     function()
 
     def sample() -> float:

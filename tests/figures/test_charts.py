@@ -20,7 +20,14 @@ from helpers.figures.frame.chart import label_width, page_position, plain, si
 from helpers.figures.memory.tensor_traffic import traffic_chart
 from helpers.figures.occupancy.occupancy_curves import occupancy_chart
 from helpers.figures.occupancy.waves import waves_chart
-from helpers.figures.performance.roofline_chart import LABEL_HEIGHT, Point, place_labels, roofline_axes, roofline_chart
+from helpers.figures.performance.roofline_chart import (
+    LABEL_HEIGHT,
+    Point,
+    place_labels,
+    roofline_axes,
+    roofline_chart,
+    roofline_scene,
+)
 from helpers.figures.performance.timing_chart import timing_chart
 from helpers.figures.training.dropout_mask import Draw, mask_chart
 from helpers.instruments.devices import DEVICES
@@ -294,3 +301,36 @@ def test_si(value, expected):
 )
 def test_plain(value, expected):
     assert plain(value) == expected
+
+
+def test_every_point_is_inside_the_axes():
+    """A kernel that waits for its launch does far fewer FLOP/s than any roof, and some do no arithmetic to speak of."""
+    points = [Point("launch-bound", 0.25, 2e8), Point("a sum of bits", 1e-4, 1e9), Point("primes", 1e7, 1e17)]
+    axes = roofline_chart(roof(), points, "title", "text").figure.axes[0]
+    for point in points:
+        assert axes.get_xlim()[0] < point.intensity < axes.get_xlim()[1]
+        assert axes.get_ylim()[0] < point.performance < axes.get_ylim()[1]
+    usual = roofline_chart(roof(), POINTS, "title", "text").figure.axes[0]
+    assert usual.get_xlim() == (0.015, 2e5)
+
+
+def test_a_roofline_chart_is_of_one_device():
+    with pytest.raises(ValueError, match="shows one device, got A100 and H100"):
+        roofline_chart([roof(), roof("H100")], POINTS, "title", "text")
+    with pytest.raises(ValueError, match="shows one device, got no roofline"):
+        roofline_chart([], POINTS, "title", "text")
+    with pytest.raises(ValueError, match="x is at 1 FLOP/byte"):
+        Point("x", "1", 1)
+    with pytest.raises(ValueError, match="fp4 elements have no whole bytes: choose from fp32"):
+        roofline_scene(DEVICES["B200"], "fp4", 16, 16, ["ReLU"])
+
+
+def test_any_text_is_drawn_as_it_is():
+    chart = roofline_chart(roof(), [Point("$x^2$ \\foo", 1, 1e12)], "from $5 to $\\foo$ & <b>", "größe 中文")
+    chart._repr_mimebundle_()
+    assert "from $5 to $\\foo$ & <b>" in [text.get_text() for text in texts_of(chart)]
+    assert label_width("中文") == label_width("four")
+
+
+def test_numbers_that_are_none_are_shown_as_such():
+    assert (plain(float("nan")), plain(float("inf")), si(float("inf"), "B/s")) == ("nan", "inf", "inf B/s")

@@ -52,6 +52,10 @@ def test_what_no_axis_holds_is_refused():
         curves_chart({"a": {1: float("nan")}}, "title", "x", "y")
 
 
+def test_an_axis_may_go_without_a_name():
+    assert curves_chart({"a": {1: 2}}, "title", "x", "").text == "title.  over x: a: 2 at 1."
+
+
 def test_names_stand_at_their_lines():
     """Three lines end close together: their names are a line apart, in the lines' order, around the middle one."""
     placed = _apart({"far": 100.0, "b": 22.0, "a": 20.0, "c": 21.0})

@@ -76,3 +76,5 @@ def test_bad_input_is_refused_in_one_line():
         timing_chart({}, "here")
     with pytest.raises(ValueError, match="x took 0 s: too fast to time"):
         timing_chart({"x": Timing(0, 0, 0, 3)}, "here")
+    with pytest.raises(ValueError, match="x took nan s: too fast to time"):
+        timing_chart({"x": Timing(float("nan"), 0, 0, 3)}, "here")

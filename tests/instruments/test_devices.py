@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from helpers.instruments import devices as module
-from helpers.instruments.devices import DEVICES, FMA_PER_CLOCK, Devices, PeakFlops, gpu_from_driver, this_device
+from helpers.instruments.devices import (
+    DEVICES,
+    FMA_PER_CLOCK,
+    Devices,
+    PeakFlops,
+    gpu_from_driver,
+    last_level_cache,
+    this_device,
+)
 from helpers.instruments.roofline import Roofline, measured_device
 
 # Vendors round: 0.75 % covers all but these.
@@ -258,3 +266,15 @@ def test_fp64_is_half_of_fp32_or_a_64th_and_tensor_cores_double_it():
     """NVIDIA's data sheets: V100 7.8, A100 19.5 and H100 67 TFLOP/s (tensor cores), L4 0.47."""
     expected = {"V100": 7.8e12, "A100": 19.5e12, "H100": 67e12, "L4": 0.47e12}
     assert {name: DEVICES[name].double_rate for name in expected} == pytest.approx(expected, rel=0.02)
+
+
+def test_the_last_level_caches_of_all_cpus_count_once(tmp_path):
+    for cpu, shared in ((0, "0-1"), (1, "0-1"), (2, "2-3"), (3, "2-3")):
+        for index, level, size in ((0, 1, 32), (3, 3, 32768)):
+            folder = tmp_path / f"cpu{cpu}/cache/index{index}"
+            folder.mkdir(parents=True)
+            for name, text in (("level", level), ("size", f"{size}K"), ("shared_cpu_list", shared)):
+                (folder / name).write_text(f"{text}\n")
+    (tmp_path / "cpu0/cache/index9").mkdir()  # one that says nothing
+    assert last_level_cache(tmp_path) == 64 * 2**20
+    assert last_level_cache(tmp_path / "none") == 0

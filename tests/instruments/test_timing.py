@@ -45,6 +45,9 @@ def test_nothing_is_collected_while_it_measures():
         (Timing(1.5, 1.0, 2.0, 7), "1.5 s (1 s to 2 s, 7 runs)"),
         (Timing(2.8e-4, 1e-4, 3e-3, 50), "280 us (100 us to 3 ms, 50 runs)"),
         (Timing(5e-9, 0.0, 1e-6, 3), "5 ns (0 ns to 1 us, 3 runs)"),
+        (Timing(999.96e-6, 999.4e-6, 1e-3, 3), "1 ms (999 us to 1 ms, 3 runs)"),
+        (Timing(-2e-8, -1e-7, 3e-8, 50), "too short to time: within the timer's noise of 100 ns (50 runs)"),
+        (Timing(0.0, 0.0, 0.0, 50), "too short to time: within the timer's noise of 0 ns (50 runs)"),
     ],
 )
 def test_text(timing, text):
@@ -56,6 +59,21 @@ def test_bad_input():
         benchmark(torch.ones(3))
     with pytest.raises(ValueError, match="at least 3 runs, got 2"):
         benchmark(time.sleep, 0, runs=2)
+    for runs in (3.5, float("nan"), "5", True):
+        with pytest.raises(ValueError, match="whole number of at least 3 runs, got"):
+            benchmark(time.sleep, 0, runs=runs)
+    with pytest.raises(TypeError, match="takes name -> function, got list"):
+        benchmark_together([time.sleep])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has a cache of its own")
+def test_caches_are_cold_on_a_machine_with_large_ones(monkeypatch):
+    sizes = []
+    empty = torch.empty
+    monkeypatch.setattr(timing_module, "last_level_cache", lambda: 80 * 2**20)
+    monkeypatch.setattr(torch, "empty", lambda size, **options: sizes.append(size) or empty(size, **options))
+    benchmark(time.sleep, 0, runs=3)
+    assert sizes == [160 * 2**20]
 
 
 def test_bytes_left_behind():

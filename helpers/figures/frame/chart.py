@@ -5,6 +5,7 @@ import contextlib
 import html
 import io
 import math
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -78,7 +79,8 @@ def with_still(view: dict, chart: Chart) -> tuple[dict, dict]:
 def si(value: float, unit: str = "") -> str:
     """Three digits and a prefix: si(3.35e12, "B/s") == "3.35 TB/s"."""
     prefixes = ((15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k"), (0, ""), (-3, "m"), (-6, "µ"), (-9, "n"))
-    power, prefix = next((p for p in prefixes if abs(value) >= 0.9995 * 10.0 ** p[0]), (0, ""))
+    known = (p for p in prefixes if math.isfinite(value) and abs(value) >= 0.9995 * 10.0 ** p[0])
+    power, prefix = next(known, (0, ""))
     return f"{plain(value / 10.0**power)} {prefix}{unit}".rstrip()
 
 
@@ -86,6 +88,8 @@ def plain(value: float) -> str:
     """Three digits, no exponent: plain(1.5) == "1.5", plain(152.9) == "153", plain(12345) == "12,300"."""
     if value == 0:
         return "0"
+    if not math.isfinite(value):
+        return str(float(value))
     digits = 2 - math.floor(math.log10(abs(value)))
     rounded = f"{round(value, digits):,.{max(0, digits)}f}"
     return rounded.rstrip("0").rstrip(".") if "." in rounded else rounded
@@ -123,5 +127,5 @@ def page_position(axes: Axes) -> Callable[[float, float], tuple[float, float]]:
 
 
 def label_width(label: str) -> float:
-    """An upper estimate of a label's width, in points."""
-    return 5.4 * len(label)
+    """An upper estimate of a label's width, in points; Chinese characters and the like are twice as wide as Latin."""
+    return 5.4 * sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in label)

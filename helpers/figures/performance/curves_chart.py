@@ -88,7 +88,7 @@ def curves_chart(
                 figure.add_artist(Line2D(ends, [at, at], linestyle="--", color=LIMIT, linewidth=1.2))
             figure.text(key + 8 / WIDTH, at, name, va="center_baseline")
     told = (f"{name}: {', '.join(f'{plain(v)} at {k:,g}' for k, v in found.items())}" for name, found in curves.items())
-    return Chart(figure, f"{title}. {y[0].upper()}{y[1:]} over {x}: {'; '.join(told)}.")
+    return Chart(figure, f"{title}. {y[:1].upper()}{y[1:]} over {x}: {'; '.join(told)}.")
 
 
 def _apart(heights: dict[str, float]) -> dict[str, float]:

@@ -7,6 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from numbers import Real
 
 import ipywidgets as widgets
 from matplotlib import rc_context
@@ -38,7 +39,7 @@ class Point:
     def __post_init__(self):
         if self.kind not in MARKERS:
             raise ValueError(f"{self.label} is of kind {self.kind!r}: choose from {', '.join(MARKERS)}")
-        if not (0 < self.intensity < math.inf and 0 < self.performance < math.inf):
+        if not all(isinstance(each, Real) and 0 < each < math.inf for each in (self.intensity, self.performance)):
             raise ValueError(
                 f"{self.label} is at {self.intensity} FLOP/byte and {self.performance} FLOP/s: "
                 "logarithmic axes take finite numbers above 0"
@@ -75,26 +76,39 @@ def _units(roof: Roofline) -> str:
 
 
 def roofline_axes(
-    rooflines: Iterable[Roofline], measured: Roofline | None = None, key: bool = True, flat: bool = True
+    rooflines: Iterable[Roofline],
+    measured: Roofline | None = None,
+    key: bool = True,
+    flat: bool = True,
+    points: Iterable[Point] = (),
 ) -> tuple[Figure, Axes, list[PlacedLabel]]:
     """Draw the static parts of a roofline chart: axes, a slope for each level of memory, a flat roof for each peak.
 
     All rooflines are of one device. The ridge of the highest peak over the lowest slope is marked. `measured`, the
     device's sustained roof, is dashed. With `key` the corner distinguishes unfused from fused marks, which are best
-    cases; without, marks are measurements. Without `flat` there are only slopes. Also return the labels, for others to
-    avoid.
+    cases; without, marks are measurements. Without `flat` there are only slopes. The axes reach beyond all `points`.
+    Also return the labels, for others to avoid.
+
+    Raises:
+        ValueError: no roofline, or those of several devices.
     """
     rooflines = sorted(rooflines, key=lambda roof: (roof.bandwidth, -roof.peak))
+    if len(devices := sorted({roof.device.name for roof in rooflines})) != 1:
+        raise ValueError(f"a roofline chart shows one device, got {' and '.join(devices) or 'no roofline'}")
     by_peak = {roof.peak: roof for roof in reversed(rooflines)}  # equal peaks share one line
     roofs = [by_peak[peak] for peak in sorted(by_peak, reverse=True)]
     by_level = {roof.level: roof for roof in reversed(rooflines)}  # each level's highest roof
     slopes = sorted(by_level.values(), key=lambda roof: roof.bandwidth)
     top, fastest = slopes[0], slopes[-1].bandwidth
     left, right = 0.015, 2e5
+    low, high = top.bandwidth * left / 3, top.peak * 30
+    for point in points:
+        left, right = min(left, point.intensity / 3), max(right, point.intensity * 3)
+        low, high = min(low, point.performance / 3), max(high, point.performance * 3)
     with rc_context(STYLE):
         figure = Figure()
         axes = figure.add_axes((0.085, 0.1, 0.895, 0.83))
-        axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(top.bandwidth * left / 3, top.peak * 30))
+        axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(low, high))
         axes.set_xlabel("arithmetic intensity (FLOP/byte)")
         axes.set_ylabel("performance at best (FLOP/s)" if key else "performance (FLOP/s)")
         axes.xaxis.set_major_locator(LogLocator(numticks=20))
@@ -212,10 +226,13 @@ def roofline_chart(
         text: the description for screen readers.
         measured: the device's sustained roof, dashed.
         flat: whether to draw the compute roof.
+
+    Raises:
+        ValueError: no roofline, or those of several devices.
     """
     points = list(points)
     one_or_more = [rooflines] if isinstance(rooflines, Roofline) else rooflines
-    figure, axes, labels = roofline_axes(one_or_more, measured, _has_pairs(points), flat)
+    figure, axes, labels = roofline_axes(one_or_more, measured, _has_pairs(points), flat, points)
     with rc_context(STYLE):
         figure.text(axes.bbox.x0 / figure.bbox.width, 0.97, title, size=TITLE_SIZE, weight="bold", va="center_baseline")
         for label in dict.fromkeys(point.label for point in points):
@@ -301,6 +318,8 @@ def roofline_scene(device: Device, dtype: str, rows: int, columns: int, operatio
     for name in operations:
         if name not in OPERATIONS:
             raise ValueError(f"unknown operation {name!r}: choose from {', '.join(OPERATIONS)}")
+        if dtype not in ITEMSIZE:
+            raise ValueError(f"{dtype} elements have no whole bytes: choose from {', '.join(ITEMSIZE)}")
         versions = OPERATIONS[name](rows, columns, ITEMSIZE[dtype])
         unfused = fused = cost(versions.unfused, device, dtype)
         if versions.fused != versions.unfused:

@@ -25,7 +25,7 @@ def timing_chart(times: dict[str, Timing], where: str) -> Chart:
     if not times:
         raise ValueError("timing_chart takes name -> Timing, got no time: pass what benchmark_together returned")
     for name, timing in times.items():
-        if timing.median <= 0:
+        if not timing.median > 0:  # NaN neither
             raise ValueError(f"{name} took {timing.median} s: too fast to time, give it more work")
     title = _finding(times)
     with rc_context(STYLE):
