@@ -25,7 +25,13 @@ def bubblewrap() -> Diagnosis:
     # As root in namespaces alone: in a user namespace that root made, root would still be root to /proc/sys.
     unshare = "--unshare-ipc --unshare-pid --unshare-net --unshare-uts" if is_root else "--unshare-all"
     command = f"bwrap {unshare} --die-with-parent --ro-bind / / --proc /proc --dev /dev true".split()
-    run = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        said = f"it does not end: {error.timeout:.0f} s" if isinstance(error, subprocess.TimeoutExpired) else str(error)
+        return Diagnosis(
+            "bubblewrap", f"not usable: {said}", "install it again: apt-get install --reinstall bubblewrap"
+        )
     if run.returncode == 0:
         return Diagnosis("bubblewrap", "usable" + "; you are root: submissions run as the user nobody" * is_root)
     said = (run.stderr.strip() or f"exit status {run.returncode}").splitlines()[-1]
