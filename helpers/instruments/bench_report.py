@@ -97,7 +97,9 @@ class BenchReport:
             lines += [("clusters", needs.clusters)] if needs.clusters else []
             lines += [("waves", repr(each.waves))]
         at_best = self.roof.time(self.work)
-        bound = f" and the FLOPs given, {self.roof.bound(self.work)}-bound on {self.roof.dtype}" * bool(self.work.flops)
+        bound = ""
+        if self.work.flops:
+            bound = f" and the FLOPs given, {self.roof.bound(self.work)}-bound on {self.roof.dtype}"
         share = f"; predicted is {self.prediction.time / at_best:.1f} times that" if at_best else ""
         lines += [("roofline", f"{at_best * 1e6:.3g} us at best for the bytes metered{bound}{share}")]
         if self.unknown_peak and self.flops:

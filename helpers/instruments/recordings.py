@@ -6,7 +6,7 @@
 import functools
 import json
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from helpers.instruments.fingerprints import is_current
@@ -125,9 +125,16 @@ class Recorded:
 
     def table(self, kernel: str, dtype: str) -> Table:
         """Return every size recorded for a kernel: GPU time, speedup, share of copy bandwidth and, for short work,
-        where it dominates, the caller's cost per call."""
+        where it dominates, the caller's cost per call.
+
+        Raises:
+            ValueError: nothing was recorded for that kernel and dtype.
+        """
         providers = ("eager", "torch.compile", "fused")
         rows = [row for row in self.rows if (row["kernel"], row["dtype"]) == (kernel, dtype)]
+        if not rows:
+            known = ", ".join(dict.fromkeys(f"{row['kernel']} in {row['dtype']}" for row in self.rows))
+            raise ValueError(f"no recorded {kernel} in {dtype}: choose from {known}")
         lines, runs, earlier = [], set(), False
         for fused in (row for row in rows if row["provider"] == "fused"):
             runs.add(fused["run"])
@@ -169,12 +176,17 @@ def recorded(gpu: str = "h200") -> Recorded:
     Raises:
         ValueError: no run of that GPU is recorded.
     """
-    path = RESULTS / f"{gpu.lower()}.json"
-    if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in RESULTS.glob("*.json"))) or "none"
+    content = _run(RESULTS / f"{str(gpu).lower()}.json")
+    if content is None:
+        known = ", ".join(sorted(file.stem for file in RESULTS.glob("*.json") if _run(file))) or "none"
         raise ValueError(f"nothing is recorded for {gpu}: choose from {known}, or run `fusion bench` on one")
-    content = json.loads(path.read_text())
     return Recorded(**content)
+
+
+def _run(path: Path) -> dict | None:
+    """Return a file's run of the benchmark; None if there is none: sweeps and others have files of their own."""
+    content = json.loads(path.read_text()) if path.is_file() else {}
+    return content if content.keys() == {each.name for each in fields(Recorded)} else None
 
 
 def recorded_page(name: str, gpu: str = "h200") -> Path:

@@ -147,3 +147,9 @@ def test_results_of_another_dtype_or_kind_are_named():
 def test_flops_that_are_no_number_are_refused(flops):
     with pytest.raises(ValueError, match="flops is a number of at least 0, got"):
         bench(torch.add, torch.ones(3), torch.ones(3), flops=flops)
+
+
+def test_a_call_that_does_nothing_has_a_report():
+    report = bench(lambda x: x, torch.ones(3), reference=lambda x: x)
+    assert "\nroofline    0 us at best for the bytes metered\n" in repr(report)
+    assert repr(report).endswith("the reference: 0 us")
