@@ -71,6 +71,7 @@ class Resources:
         num_warps: per block, including those that warp specialisation adds.
         num_ctas: blocks per program of the grid, which form a cluster.
         tensor_memory: columns per block.
+        launch_decides: whether a launch sets the size of an array in shared memory, as with CUDA's extern __shared__.
         ptx: the code that Triton hands to NVIDIA's assembler.
         cubin: the assembled code.
         file: the source of the kernel's own lines.
@@ -95,6 +96,7 @@ class Resources:
     configurations: tuple[str, ...] = ()
     num_ctas: int = 1
     tensor_memory: int = 0
+    launch_decides: bool = False
 
     @property
     def spill_bytes(self) -> int:
@@ -162,9 +164,15 @@ class Resources:
         if self.num_ctas == 1:
             return ""
         return (
-            f"{self.num_ctas} blocks per program start together, on SMs near each other: fewer blocks than the "
+            f"of {self.num_ctas} blocks, which start together on SMs near each other: fewer blocks than the "
             "occupancy's may fit"
         )
+
+    @property
+    def _launch_decides(self) -> str:
+        """Say so if a launch adds shared memory of a size that is not known."""
+        unknown = self.launch_decides and not self.dynamic_shared_memory
+        return ", and what a launch adds for extern __shared__: occupancy may be lower" if unknown else ""
 
     def __repr__(self):
         major, minor = self.device.compute_capability
@@ -175,7 +183,7 @@ class Resources:
                 f"  registers      {self.registers} per thread",
                 f"  spills         {spills}",
                 f"  stack          {self.stack} B per thread",
-                f"  shared memory  {self.shared_memory} B per block",
+                f"  shared memory  {self.shared_memory} B per block{self._launch_decides}",
                 *([f"  tensor memory  {self.tensor_memory} columns per block"] if self.tensor_memory else []),
                 f"  occupancy      {self.occupancy()}",
                 *([f"  clusters       {self.clusters}"] if self.num_ctas > 1 else []),

@@ -43,6 +43,29 @@ def test_occupancy_is_that_of_the_block():
     assert launch.resources.occupancy().blocks == 8
 
 
+def test_what_a_launch_decides_is_named():
+    source = """
+    __global__ void reversed(float* x) {
+      extern __shared__ float tile[];
+      tile[threadIdx.x] = x[threadIdx.x];
+      __syncthreads();
+      x[threadIdx.x] = tile[blockDim.x - 1 - threadIdx.x];
+    }
+    __global__ void __cluster_dims__(2, 2) in_clusters(float* x) { x[threadIdx.x] = 1; }
+    __global__ void __launch_bounds__(256) bounded(float* x) { x[threadIdx.x] = 1; }"""
+    needs = cuda_kernel(source, "reversed").resources
+    assert "0 B per block, and what a launch adds for extern __shared__: occupancy may be lower\n" in repr(needs)
+    assert "what a launch adds" not in repr(cuda_kernel(source, "reversed")[1, 256, 1024].resources)
+    assert "what a launch adds" not in repr(cuda_kernel(source, "bounded").resources)
+    clusters = cuda_kernel(source, "in_clusters").resources
+    assert clusters.num_ctas == 4
+    assert "of 4 blocks, which start together on SMs near each other" in repr(clusters)
+    assert cuda_kernel(source, "bounded").resources.num_ctas == 1
+    for threads in (0, 512, 2.5, True, None):
+        with refused_in_one_line(ValueError, "bounded takes blocks of 1 to 256 threads, got"):
+            cuda_kernel(source, "bounded").resources_for(threads)
+
+
 def test_shared_memory_spills_and_registers_of_one_kernel_among_several():
     source = """
     __global__ void small(float* x) { x[threadIdx.x] = 1; }

@@ -110,7 +110,10 @@ def test_the_recorded_add_gelu_meets_its_targets():
         (lambda: recorded("H300"), "nothing is recorded for H300: choose from cpu, h100_80gb_hbm3, h200, or run"),
         (lambda: recorded("h200_fusion"), "nothing is recorded for h200_fusion: choose from cpu, "),
         (lambda: recorded(None), "nothing is recorded for None: choose from cpu, "),
-        (lambda: recorded("h200").table("add_gelu", "int8"), "no recorded add_gelu in int8: choose from .*add_gelu in float32"),
+        (
+            lambda: recorded("h200").table("add_gelu", "int8"),
+            "no recorded add_gelu in int8: choose from .*add_gelu in float32",
+        ),
         (lambda: recorded("h200").times("add_gelu", (3,), "float32"), r"no recorded add_gelu of \(3,\) in float32"),
     ],
 )

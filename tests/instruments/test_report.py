@@ -122,7 +122,7 @@ def test_a_cluster_is_as_many_blocks():
 
     report = bench(doubled, torch.ones(1000))
     assert (report.kernels[0].waves.full, report.kernels[0].waves.tail) == (1, 0)
-    assert "\nclusters    2 blocks per program start together" in repr(report)
+    assert "\nclusters    of 2 blocks, which start together" in repr(report)
 
 
 def test_a_function_that_returns_nothing_is_judged_by_what_it_did_to_its_inputs():

@@ -772,7 +772,7 @@ def test_clusters_are_named():
     kernel, args, options = EXAMPLES["calls another"]
     found = compile_for(kernel, *args, num_ctas=2, **options)
     assert found.num_ctas == 2
-    assert repr(found).splitlines()[-1].startswith("  clusters       2 blocks per program start together")
+    assert repr(found).splitlines()[-1].startswith("  clusters       of 2 blocks, which start together on SMs")
     with pytest.raises(ValueError, match="num_ctas is at most 16, got 32"):
         compile_for(kernel, *args, num_ctas=32, **options)
 

@@ -24,6 +24,7 @@ NVRTC (executor.py), and refuses unsupported instructions by name. Differences f
 
 import ctypes
 import inspect
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -168,7 +169,18 @@ class CudaKernel:
 
     def resources_for(self, threads: int, dynamic_shared_memory: int = 0) -> Resources:
         """Return the resources for blocks of `threads` threads and `dynamic_shared_memory` bytes, which determine
-        occupancy."""
+        occupancy.
+
+        Raises:
+            ValueError: more threads than a block can have or __launch_bounds__ allows, or not a whole number.
+        """
+        if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= self.largest_block:
+            raise ValueError(f"{self.name} takes blocks of 1 to {self.largest_block} threads, got {threads!r}")
+        cluster = re.search(
+            rf"{re.escape(self._compiled.entry)}\s*\([^)]*\)[^{{]*\.reqnctapercluster ([\d, ]+)", self.ptx
+        )
+        body = self.ptx.partition(f".entry {self._compiled.entry}(")[2].partition("\n}")[0]
+        arrays = re.findall(r"\.extern \.shared [^;]*?(\w+)\[\]", self.ptx)
         log = self._compiled.log
 
         def logged(pattern: str) -> int:
@@ -185,6 +197,8 @@ class CudaKernel:
             dynamic_shared_memory=dynamic_shared_memory,
             barriers=logged(r"used (\d+) barriers"),
             num_warps=-(-threads // WARP),
+            num_ctas=math.prod(map(int, cluster[1].split(","))) if cluster else 1,
+            launch_decides=any(re.search(rf"\b{re.escape(array)}\b", body) for array in arrays),
             ptx=self.ptx,
             cubin=self._compiled.cubin,
             file=self.file,
