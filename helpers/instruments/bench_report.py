@@ -144,7 +144,7 @@ def bench(
         values[name] = own if result is None else result  # a function that returns nothing works in place
     kernels = compiled(launches["yours"], device)
     dtypes = [dtype for each in kernels for dtype in _products_of(each.resources)]
-    dtypes += [dtype for launch in launches["yours"] for dtype in _product_of(launch)]
+    dtypes += [dtype for launch in launches["yours"] for dtype in _product_of(launch, device)]
     known = [dtype for dtype in dtypes if dtype in device.peak_flops]
     difference = None
     if reference is not None:
@@ -174,13 +174,14 @@ def _products_of(needs: Resources) -> list[str]:
     return sorted(named - {""})
 
 
-def _product_of(launch: EagerLaunch | TritonLaunch) -> list[str]:
-    """Return the dtype that a matmul or convolution of PyTorch multiplies, as peaks are named."""
+def _product_of(launch: EagerLaunch | TritonLaunch, device: Device) -> list[str]:
+    """Return the dtype that a matmul or convolution of PyTorch multiplies on `device`, as peaks are named."""
     if isinstance(launch, TritonLaunch) or launch.operator.overloadpacket not in FLOP_FORMULAS:
         return []
     dtype = launch.inputs[0].dtype
     if dtype == torch.float32:
-        return ["tf32" if takes_tf32("convolution" in launch.operator.name()) else "fp32"]
+        tf32 = "tf32" in device.peak_flops and takes_tf32("convolution" in launch.operator.name())
+        return ["tf32" if tf32 else "fp32"]
     return [DTYPES.get(dtype) or ("fp8" if dtype.is_floating_point else str(dtype).removeprefix("torch."))]
 
 

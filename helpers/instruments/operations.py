@@ -91,8 +91,8 @@ class Cost:
 
     @property
     def performance(self) -> float:
-        """FLOP/s over all launches."""
-        return self.work.flops / self.time
+        """FLOP/s over all launches; 0 if they take no time."""
+        return self.work.flops / self.time if self.time else 0.0
 
 
 def cost(launches: tuple[Launch, ...], device: Device, dtype: str) -> Cost:
@@ -102,8 +102,10 @@ def cost(launches: tuple[Launch, ...], device: Device, dtype: str) -> Cost:
     multiply-adds: other arithmetic takes up to twice as long as counted here.
 
     Raises:
-        ValueError: the device has no peak for dtype, or none for fp32.
+        ValueError: no launch, or the device has no peak for dtype, or none for fp32.
     """
+    if not launches:
+        raise ValueError("cost takes at least one launch, got none")
     total, time = Work(0, 0, 0), Counter()
     for launch in launches:
         total += launch.work
@@ -249,7 +251,13 @@ def attention(rows: int, columns: int, itemsize: int) -> Versions:
 
 def attention_of_heads(tokens: int, heads: int, dim: int, itemsize: int, causal: bool = False) -> Versions:
     """Return attention's cost for that many heads of `dim` columns. If causal, another launch masks the scores; the
-    fused kernel doesn't compute masked scores."""
+    fused kernel doesn't compute masked scores.
+
+    Raises:
+        ValueError: fewer than one token, head or column.
+    """
+    if min(tokens, heads, dim) < 1:
+        raise ValueError(f"attention takes at least 1 token, head and column, got {tokens}, {heads} and {dim}")
     return _attention(tokens, heads * tokens * dim, heads * tokens**2, itemsize, causal)
 
 

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from helpers.instruments.devices import DEVICES
-from helpers.instruments.operations import OPERATIONS, Launch, cost
+from helpers.instruments.operations import OPERATIONS, Launch, attention_of_heads, cost
 from helpers.instruments.resources import compile_for
 from kernels import CATALOGUE
 
@@ -206,3 +206,11 @@ def test_special_functions_are_those_of_the_machine_code(operation, kernel, elem
 def test_an_unknown_dtype_is_refused():
     with pytest.raises(ValueError, match="T4 has no bf16 peak"):
         cost(OPERATIONS["ReLU"](1, 1, 2).unfused, DEVICES["T4"], "bf16")
+
+
+def test_nothing_has_no_cost():
+    with pytest.raises(ValueError, match="cost takes at least one launch, got none"):
+        cost((), DEVICES["A100"], "fp16")
+    assert cost(OPERATIONS["ReLU"](0, 4, 2).fused, DEVICES["A100"], "fp16").performance == 0
+    with pytest.raises(ValueError, match="at least 1 token, head and column, got 0, 1 and 64"):
+        attention_of_heads(0, 1, 64, 2, causal=True)

@@ -74,6 +74,10 @@ def multiplied(a, b):
     return out
 
 
+def convolved(image, taps):
+    return torch.nn.functional.conv2d(image[None, None], taps[None, None, :3, :3])
+
+
 @pytest.mark.parametrize(
     ("fn", "dtype", "device", "roof"),
     [
@@ -85,6 +89,8 @@ def multiplied(a, b):
         (torch.mm, torch.float32, "H100", "fp32"),
         (torch.mm, torch.float16, "T4", "fp16"),
         (torch.add, torch.float16, "H100", "fp32"),
+        (convolved, torch.float32, "H100", "tf32"),  # as PyTorch is set by default
+        (convolved, torch.float32, "T4", "fp32"),  # which has no TF32
     ],
 )
 def test_the_roof_is_that_of_the_units_that_multiply(fn, dtype, device, roof):

@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from numbers import Real
+from numbers import Integral, Real
 
 import ipywidgets as widgets
 from matplotlib import rc_context
@@ -312,8 +312,8 @@ def roofline_scene(device: Device, dtype: str, rows: int, columns: int, operatio
         ValueError: no peak for that dtype, an unknown operation, or fewer than one row or column.
     """
     tensor = Roofline(device, dtype)
-    if rows < 1 or columns < 1:
-        raise ValueError(f"{rows} rows of {columns}: both must be at least 1")
+    if not all(isinstance(each, Integral) and each >= 1 for each in (rows, columns)):
+        raise ValueError(f"{rows} rows of {columns}: both must be whole numbers of at least 1")
     points, costs = [], {}
     for name in operations:
         if name not in OPERATIONS:
