@@ -351,7 +351,9 @@ class _Shapes(EagerMeter):
         if len(self._ledger.launches) > before:
             name = self._ledger.launches[-1][0]
             inputs = [tensor for tensor, *_ in read]
-            results = [tensor for tensor in _flat(result) if isinstance(tensor, torch.Tensor)]
+            # Without holding the tensors themselves: autograd copies a gradient that somebody else holds.
+            with _disable_current_modes():
+                results = [tensor.detach() for tensor in _flat(result) if isinstance(tensor, torch.Tensor)]
             self._launches.append(EagerLaunch(name, func, given, inputs, results, self._moved))
 
     def _own(self, tensor, name, footprint):

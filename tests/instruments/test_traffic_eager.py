@@ -53,6 +53,7 @@ EAGER = {
     "uniform": (lambda x: x.uniform_(), (1, 0, 4 * N)),
     "bernoulli with tensor": (lambda x: torch.empty(N).bernoulli_(x.sigmoid_()), (2, 8 * N, 8 * N)),
     "empty": (lambda x: torch.empty_like(x), (0, 0, 0)),
+    "empty with strides": (lambda x: x.new_empty_strided((5,), (1,)), (0, 0, 0)),
     "zeros": (lambda x: torch.zeros(7), (1, 0, 28)),
     "ones_like": (lambda x: torch.ones_like(x), (1, 0, 4 * N)),
     "new_full": (lambda x: x.new_full((3,), 2.0), (1, 0, 12)),
@@ -354,3 +355,17 @@ def test_fills_for_numbers_in_torch_where_are_named_where_they_are_not_counted()
     assert plain.uncounted_fills == 0
     assert "not counted" not in str(plain)
     assert "without the fill" in repr(predict(lambda x: torch.where(x > 0, x, 0.0), x))
+
+
+def test_a_dry_run_does_not_make_autograd_copy_gradients():
+    """A gradient that nobody else holds becomes `.grad` as it is; one that a tool holds would be copied."""
+    layer = torch.nn.Linear(64, 32)
+
+    def step(x):
+        layer.zero_grad()
+        layer(x).relu().sum().backward()
+
+    x = torch.randn(8, 64)
+    launched = [name for name, _ in measure(step, x).by_launch]
+    assert [launch.name for launch in predict(step, x).launches] == launched
+    assert "copy_" not in launched

@@ -22,8 +22,8 @@ FREE = frozenset("set_ resize_ resize_as_ lift lift_fresh scalar_tensor record_s
 # Turn a Python scalar into a tensor for operators that require one.
 WRAPS_A_SCALAR = frozenset(["lift_fresh", "scalar_tensor"])
 
-# Uninitialised allocations; empty_like and the like reduce to these two.
-ALLOCATES = frozenset(["empty", "empty_strided"])
+# Uninitialised allocations; empty_like and others reduce to the first two.
+ALLOCATES = frozenset(["empty", "empty_strided", "new_empty_strided"])
 
 # PyTorch decomposes these differently from machine to machine; a GPU library runs each as one kernel.
 ONE_KERNEL = frozenset("copy_ convolution convolution_backward _grouped_mm".split())
