@@ -182,8 +182,9 @@ def count_fused(width, hidden):
 # %% [markdown]
 # ## Arrange a layer
 #
-# You've just done this by hand for one layer. Now write a function that does it for any layer, including layers with
-# norms, gates or a second matmul. An operation is a dictionary, and its result has the same name as the operation:
+# You've just done this by hand for one layer. Now write a function that does it for layers like this one, including
+# layers with norms, gates or a second matmul. An operation is a dictionary, and its result has the same name as the
+# operation:
 #
 # ```python
 # {"name": "s", "kind": "elementwise", "reads": {"x": 64, "residual": 64}, "length": 64}
@@ -355,7 +356,8 @@ hint = Hints(
     arrange=(
         "Take the operations one by one. Which launch is the last to produce one of its inputs?",
         "Add the operation to that launch or to the first later one that the rules allow. "
-        "If there's none, start a new launch.",
+        "If there's none, start a new launch. In the layers tried here, this gives the minimum; in "
+        "others, a later launch may move fewer bytes.",
         "A matmul always starts a launch. An elementwise operation can join a matmul's launch, "
         "but a norm can't.",
     ),

@@ -75,7 +75,8 @@ def gradient_cases(
             return Case(label, (grad_y, x, *more, eps), look_at, one_rounding=True, conditioning=shift_conditioning(x))
         return Case(label, (grad_y, x, *more, eps), look_at, nearby=three_deviations)
 
-    found = [call("", "that result's formula, one term after another", 2, 64)]
+    formula = "that result's formula, one term after another; if all results are wrong, first what they share"
+    found = [call("", formula, 2, 64)]
     # With fewer rows, PyTorch's own largest error, which sets the tolerance, is a matter of luck.
     found += [
         call("", f"{BLOCK}; and {PADDING}" if cols == max(widths) else PADDING, 8, cols) for cols in sorted(widths)
