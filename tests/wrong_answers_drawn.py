@@ -111,6 +111,9 @@ WRONG = {
         "variance at most 1e8": {
             "tl.rsqrt(variance + eps)": "tl.rsqrt(tl.minimum(variance, 1e12) + eps)",
         },
+        "1 / deviation at most 1e5": {
+            "tl.rsqrt(variance + eps)": "tl.minimum(tl.rsqrt(variance + eps), 1e5, propagate_nan=tl.PropagateNan.ALL)",
+        },
     },
     "05b_residual_rms_norm": {
         "eps 0 is 1e-6": {
@@ -133,6 +136,9 @@ WRONG = {
         },
         "fp16 sum saturates": {
             "tl.store(sum_ptr + start + col, s, mask=exists)": "tl.store(sum_ptr + start + col, tl.where(s > 65504.0, 65504.0, s) if sum_ptr.dtype.element_ty == tl.float16 else s, mask=exists)",
+        },
+        "1 / root at most 1e5": {
+            "tl.rsqrt(mean_square + eps)": "tl.minimum(tl.rsqrt(mean_square + eps), 1e5, propagate_nan=tl.PropagateNan.ALL)",
         },
     },
     "06_softmax_topk": {
@@ -296,6 +302,33 @@ WRONG = {
         "gradients past 1e20": {
             "grad_y = tl.load(grad_y_ptr + at, mask=exists, other=0.0).to(COMPUTE)": "grad_y = tl.load(grad_y_ptr + at, mask=exists, other=0.0).to(COMPUTE)\n        grad_y = tl.where(grad_y > 1e20, 1e20, grad_y)",
         },
+        "constant rows have no gradient": {
+            "rstd = tl.rsqrt(tl.sum(centred * centred, axis=0) / cols + eps)": "rstd = tl.rsqrt(tl.sum(centred * centred, axis=0) / cols + eps)\n        rstd = tl.where(tl.sum(centred * centred, axis=0) == 0.0, 0.0, rstd)",
+        },
+        "1 / deviation at most 1e5": {
+            "rstd = tl.rsqrt(tl.sum(centred * centred, axis=0) / cols + eps)": "rstd = tl.rsqrt(tl.sum(centred * centred, axis=0) / cols + eps)\n        rstd = tl.where(rstd > 1e5, 1e5, rstd)",
+        },
+        "weights below 1e-6 dropped": {
+            "weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(COMPUTE)": "weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(COMPUTE)\n    weight = tl.where(tl.abs(weight) < 1e-6, 0.0, weight)",
+        },
+        "a weight of 0 is 1": {
+            "weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(COMPUTE)": "weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(COMPUTE)\n    weight = tl.where(weight == 0.0, 1.0, weight)",
+        },
+        "weights at most 1e5": {
+            "weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(COMPUTE)": "weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(COMPUTE)\n    weight = tl.where(weight > 1e5, 1e5, weight)",
+        },
+        "weight gradients past 1e24": {
+            "at, grad_weight, mask": "at, tl.where(grad_weight > 1e24, 1e24, grad_weight), mask",
+        },
+        "bias gradients past 1e24": {
+            "at, grad_bias, mask": "at, tl.where(grad_bias > 1e24, 1e24, grad_bias), mask",
+        },
+        "gradients of x past 1e23": {
+            "rstd * (along - shift - x_hat * stretch), mask": "tl.minimum(rstd * (along - shift - x_hat * stretch), 1e23, propagate_nan=tl.PropagateNan.ALL), mask",
+        },
+        "columns past 8192": {
+            "exists = col < cols": "exists = col < tl.minimum(cols, 8192)",
+        },
     },
     "12_layer_norm_int8": {
         "y is 0 past the row's end, even if the row is NaN": {
@@ -358,6 +391,12 @@ WRONG = {
         "eps 0 is 1e-5": {
             "x, weight, bias, q, scale, cols, eps, clip, BLOCK": "x, weight, bias, q, scale, cols, eps or 1e-5, clip, BLOCK",
         },
+        "1 / deviation at most 1e5": {
+            "    y = centred * rstd * weight + bias": "    rstd = tl.where(rstd > 1e5, 1e5, rstd)\n    y = centred * rstd * weight + bias",
+        },
+        "columns past 12000": {
+            "exists = col < cols": "exists = col < tl.minimum(cols, 12000)",
+        },
     },
     "14_cuda_softmax": {
         "2 to 30 columns": {
@@ -393,6 +432,9 @@ WRONG = {
         "inf is the largest float": {
             "for (int w = 0; w < W; w++) peak = fmaxf(peak, v[k].of[w]);": "for (int w = 0; w < W; w++) { v[k].of[w] = fminf(v[k].of[w], 3e38f); peak = fmaxf(peak, v[k].of[w]); }",
         },
+        "spills at 4100 to 8190 columns": {
+            "each = -(-columns // (width * threads))": "each = -(-columns // (width * threads))\n    if 4100 < columns < 8190:\n        each *= 16",
+        },
     },
     "15_capstone": {
         "sums end at row 1000": {
@@ -418,6 +460,24 @@ WRONG = {
         },
         "backward: gate at most 1000": {
             "s = tl.sigmoid(gate)\n": "gate = tl.where(gate > 1e3, 1e3, gate)\n        s = tl.sigmoid(gate)\n",
+        },
+        "forward: 1 / root at most 1e5": {
+            "/ cols + eps)\n    tl.store(y_ptr": "/ cols + eps)\n    rstd = tl.minimum(rstd, 1e5, propagate_nan=tl.PropagateNan.ALL)\n    tl.store(y_ptr",
+        },
+        "backward: 1 / root at most 1e5": {
+            "        h_hat = h * rstd": "        rstd = tl.where(rstd > 1e5, 1e5, rstd)\n        h_hat = h * rstd",
+        },
+        "backward: weights below 1e-6 dropped": {
+            "    grad_weight = tl.zeros": "    weight = tl.where(tl.abs(weight) < 1e-6, 0.0, weight)\n    grad_weight = tl.zeros",
+        },
+        "backward: weights at most 1e5": {
+            "    grad_weight = tl.zeros": "    weight = tl.where(weight > 1e5, 1e5, weight)\n    grad_weight = tl.zeros",
+        },
+        "weight gradients past 1e24": {
+            "cols + col, grad_weight, mask": "cols + col, tl.where(grad_weight > 1e24, 1e24, grad_weight), mask",
+        },
+        "backward: columns past 8192": {
+            "    exists = col < cols\n    weight": "    exists = col < tl.minimum(cols, 8192)\n    weight",
         },
     },
     "16_help_the_compiler": {
@@ -468,6 +528,9 @@ WRONG = {
         },
         "eps 0 is 1e-6": {
             "x, up, weight, y, cols, eps, BLOCK": "x, up, weight, y, cols, eps or 1e-6, BLOCK",
+        },
+        "1 / root at most 1e5": {
+            "tl.rsqrt(tl.sum(x * x, axis=0) / cols + eps)": "tl.minimum(tl.rsqrt(tl.sum(x * x, axis=0) / cols + eps), 1e5, propagate_nan=tl.PropagateNan.ALL)",
         },
     },
     "17_flash_decoding": {
@@ -584,6 +647,9 @@ WRONG = {
         },
         "gate at most 1000": {
             "normed * (gate * tl.sigmoid(gate))": "normed * (tl.where(gate > 1e3, 1e3, gate) * tl.sigmoid(gate))",
+        },
+        "1 / root at most 1e5": {
+            "tl.rsqrt(mean_square + eps)": "tl.minimum(tl.rsqrt(mean_square + eps), 1e5, propagate_nan=tl.PropagateNan.ALL)",
         },
     },
 }

@@ -20,7 +20,7 @@ CLIP = "clip: any number from 0 to 1, in the scale and in the codes"
 CLAMP = "the clamp: to -127 and 127, while they are still floats; a conversion to int8 keeps the low byte of the rest"
 
 
-def quantised_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int = 9000) -> list[Case]:
+def quantised_cases(seed: int, widths: tuple[int, ...] = (1, 127, 1025), widest: int = 0) -> list[Case]:
     """Return calls of `layer_norm_int8(x, weight, bias, eps, clip)` with clip = 1: norm_cases, and rows with a mean of
     10^4. There are 16 rows, because the largest magnitudes of only two might both happen to be positive.
 

@@ -75,7 +75,10 @@ def norm_cases(
     # With fewer values, PyTorch's own largest error, which sets the tolerance, is a matter of luck.
     found.append(call("eps 0.5 and small values", eps, 8, 64, adding=0.5, scale=0.25))
     found.append(call("eps 1e-12 and small values", eps, 8, 64, adding=1e-12, scale=1e-4))
-    found.append(call("eps 0 and small values", f"{eps}; 0 is an eps like any other", 8, 64, adding=0.0, scale=1e-4))
+    # Exact: as accurate as other values. The square of two multiplied must not underflow.
+    tiny = 2.0**-20 if gate is not None else 2.0**-44
+    none = call("eps 0 and small values", f"{eps}; 0 is an eps like any other", 8, 64, adding=0.0, scale=tiny)
+    found.append(replace(none, least=tiny))
     constant = call("a constant row", "eps: without it, this row divides by zero", 2, 64)
     constant.inputs[0][0] = 3.0
     found.append(replace(constant, input_error=torch.float32))  # all that's left of it is the error of its mean
