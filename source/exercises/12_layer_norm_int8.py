@@ -124,8 +124,8 @@ def layer_norm_int8_kernel(
 # ## Its launcher
 #
 # x has any number of dimensions and any strides, in float32, float16 or bfloat16. weight and bias are vectors of finite
-# numbers, as wide as its last dimension. `q` has x's shape, in int8. `scale` has one float32 per row: x's shape, but with 1 for the last
-# dimension. There may be more than 2^31 elements.
+# numbers, as wide as its last dimension. `q` has x's shape, in int8. `scale` has one float32 per row: x's shape, but
+# with 1 for the last dimension. There may be more than 2^31 elements.
 
 
 # %% grade_id="launcher"
