@@ -424,7 +424,7 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
     k[0, 1, 7, 3], v[0, 2, 9, 5], v[0, 3, 9, 5] = torch.nan, torch.nan, torch.inf
     found.append(call("NaN or inf in one key or value", kept, (q / 4, k, v)))
     found += [call("", EDGES, _attention_call(draw, shape, 3), causal) for shape in shapes for causal in (False, True)]
-    several = between(40, 60, seed), between(66, 80, seed), 17, 16
+    several = between(20, 26, seed), between(33, 40, seed), 17, 16
     found.append(replace(call("many heads", OF_PROGRAM, _attention_call(draw, several, 3)), few=True))
     for causal in (True, False):
         long = _attention_call(draw, (1, 1, between(2010, 2048, seed), 16), 3)
