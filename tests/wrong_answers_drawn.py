@@ -36,6 +36,21 @@ WRONG = {
         "scale of 2000 columns at most": {
             "return 2, 4 * (2 * (n + columns) + 2 * n)": "return 2, 4 * (2 * (n + min(columns, 2000)) + 2 * n)",
         },
+        "affine of a million elements at most": {
+            "n = rows * columns\n    return 2, 4 * (2": "n = min(rows * columns, 10**6)\n    return 2, 4 * (2",
+        },
+        "in place: a million elements at most": {
+            "n = rows * columns\n    return 2, 4 * 4 * n": "n = min(rows * columns, 10**6)\n    return 2, 4 * 4 * n",
+        },
+        "chosen: rows past 20000": {
+            "return 1, rows * columns * (1 + 4": "return 1, min(rows, 20000) * columns * (1 + 4",
+        },
+        "layer: rows past 10000": {
+            "activations, parameters = rows * features, features * features + features": "rows = min(rows, 10000)\n    activations, parameters = rows * features, features * features + features",
+        },
+        "centred: rows past 30000 have no mean": {
+            "(n + rows) + (n + rows + n)": "(n + min(rows, 30000)) + (n + min(rows, 30000) + n)",
+        },
     },
     "03_fused_add_gelu": {
         "fused at the metered shape alone": {
@@ -111,6 +126,9 @@ WRONG = {
         "variance at most 1e8": {
             "tl.rsqrt(variance + eps)": "tl.rsqrt(tl.minimum(variance, 1e12) + eps)",
         },
+        "1 / deviation at most 1e5": {
+            "tl.rsqrt(variance + eps)": "tl.minimum(tl.rsqrt(variance + eps), 1e5, propagate_nan=tl.PropagateNan.ALL)",
+        },
     },
     "05b_residual_rms_norm": {
         "eps 0 is 1e-6": {
@@ -134,6 +152,27 @@ WRONG = {
         "fp16 sum saturates": {
             "tl.store(sum_ptr + start + col, s, mask=exists)": "tl.store(sum_ptr + start + col, tl.where(s > 65504.0, 65504.0, s) if sum_ptr.dtype.element_ty == tl.float16 else s, mask=exists)",
         },
+        "1 / root at most 1e5": {
+            "tl.rsqrt(mean_square + eps)": "tl.minimum(tl.rsqrt(mean_square + eps), 1e5, propagate_nan=tl.PropagateNan.ALL)",
+        },
+        "six dimensions": {
+            "(x.numel() // cols,)": "(x.numel() // cols if x.dim() < 5 else x[0].numel() // cols,)",
+        },
+        "eps at most 1": {
+            "mean_square + eps": "mean_square + tl.minimum(eps, 1.0)",
+        },
+        "x of one column, expanded": {
+            "x, residual = x.contiguous(), residual.contiguous()": "x, residual = (x if x.stride()[-1:] == (0,) else x.contiguous()), residual.contiguous()",
+        },
+        "inf in the residual": {
+            "    s = x + residual": "    residual = tl.where(residual > 3e38, 3e38, residual)\n    s = x + residual",
+        },
+        "-inf in the residual": {
+            "    s = x + residual": "    residual = tl.where(residual < -3e38, -3e38, residual)\n    s = x + residual",
+        },
+        "bf16 NaN dropped": {
+            "tl.store(sum_ptr + start + col, s, mask=exists)": "tl.store(sum_ptr + start + col, tl.where(s == s, s, 0.0) if sum_ptr.dtype.element_ty == tl.bfloat16 else s, mask=exists)",
+        },
     },
     "06_softmax_topk": {
         "four dimensions": {
@@ -155,6 +194,15 @@ WRONG = {
     "07_register_budget": {
         "sides in steps of 16": {
             "side *= 2": "side += 16",
+        },
+        "rows of 512 and 2048": {
+            "warps = min(32, max(4, columns // (32 * numbers)))": "warps = min(32, max(4, columns // (32 * numbers)))\n    if columns in (512, 2048):\n        warps = 1",
+        },
+        "rows of 512 alone": {
+            "warps = min(32, max(4, columns // (32 * numbers)))": "warps = min(32, max(4, columns // (32 * numbers)))\n    if columns == 512:\n        numbers = 32",
+        },
+        "tiles used 40 times": {
+            "side *= 2": "side *= 2\n    if 33 <= uses <= 59:\n        side //= 2",
         },
     },
     "08_linear_act": {
@@ -243,6 +291,42 @@ WRONG = {
         "values below 1e-3 dropped": {
             "        acc = tl.dot": "        v = tl.where(tl.abs(v) < 1e-3, 0.0, v)\n        acc = tl.dot",
         },
+        "full: keys past 1024": {
+            "last = tl.minimum(seq, (tl.program_id(0) + 1) * BLOCK_M) if CAUSAL else seq": "last = tl.minimum(seq, (tl.program_id(0) + 1) * BLOCK_M) if CAUSAL else tl.minimum(seq, 1024)",
+        },
+        "causal dim 64 unmasked": {
+            "        if CAUSAL:\n            seen": "        if CAUSAL and DIM != 64:\n            seen",
+        },
+        "inf in v clipped": {
+            "        acc = tl.dot": "        v = tl.where(v > 65504.0, 65504.0, v)\n        acc = tl.dot",
+        },
+        "NaN in k dropped": {
+            "        seen = (key < seq)[None, :]": "        k = tl.where(k == k, k, 0.0)\n        seen = (key < seq)[None, :]",
+        },
+        "NaN in v dropped": {
+            "        acc = tl.dot": "        v = tl.where(v == v, v, 0.0)\n        acc = tl.dot",
+        },
+        "top from -1e6": {
+            'top = tl.full((BLOCK_M,), -float("inf"), tl.float32)': "top = tl.full((BLOCK_M,), -1e6, tl.float32)",
+        },
+        "hidden -1e6": {
+            'tl.dot(q, k) * scale, -float("inf"))': "tl.dot(q, k) * scale, -1e6)",
+        },
+        "q copied but at the metered sizes": {
+            "batch, heads, seq, dim = q.shape": "batch, heads, seq, dim = q.shape\n    if seq not in (128, 256):\n        q = q.clone()",
+        },
+        "expanded k as heads side by side": {
+            "*k.stride(), *v.stride()": "*(k.stride() if 0 not in k.stride() else k.contiguous().stride()), *v.stride()",
+        },
+        "expanded v": {
+            "*k.stride(), *v.stride()": "*k.stride(), *(v.stride() if 0 not in v.stride() else v.contiguous().stride())",
+        },
+        "batches past 16": {
+            "batch = tl.program_id(1).to(tl.int64) // heads": "batch = tl.minimum(tl.program_id(1).to(tl.int64) // heads, 15)",
+        },
+        "heads past 24": {
+            "head = tl.program_id(1).to(tl.int64) % heads": "head = tl.minimum(tl.program_id(1).to(tl.int64) % heads, 23)",
+        },
     },
     "11_fused_backward": {
         "NaN in grad_y dropped": {
@@ -295,6 +379,33 @@ WRONG = {
         },
         "gradients past 1e20": {
             "grad_y = tl.load(grad_y_ptr + at, mask=exists, other=0.0).to(COMPUTE)": "grad_y = tl.load(grad_y_ptr + at, mask=exists, other=0.0).to(COMPUTE)\n        grad_y = tl.where(grad_y > 1e20, 1e20, grad_y)",
+        },
+        "constant rows have no gradient": {
+            "rstd = tl.rsqrt(tl.sum(centred * centred, axis=0) / cols + eps)": "rstd = tl.rsqrt(tl.sum(centred * centred, axis=0) / cols + eps)\n        rstd = tl.where(tl.sum(centred * centred, axis=0) == 0.0, 0.0, rstd)",
+        },
+        "1 / deviation at most 1e5": {
+            "rstd = tl.rsqrt(tl.sum(centred * centred, axis=0) / cols + eps)": "rstd = tl.rsqrt(tl.sum(centred * centred, axis=0) / cols + eps)\n        rstd = tl.where(rstd > 1e5, 1e5, rstd)",
+        },
+        "weights below 1e-6 dropped": {
+            "weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(COMPUTE)": "weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(COMPUTE)\n    weight = tl.where(tl.abs(weight) < 1e-6, 0.0, weight)",
+        },
+        "a weight of 0 is 1": {
+            "weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(COMPUTE)": "weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(COMPUTE)\n    weight = tl.where(weight == 0.0, 1.0, weight)",
+        },
+        "weights at most 1e5": {
+            "weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(COMPUTE)": "weight = tl.load(weight_ptr + col, mask=exists, other=0.0).to(COMPUTE)\n    weight = tl.where(weight > 1e5, 1e5, weight)",
+        },
+        "weight gradients past 1e24": {
+            "at, grad_weight, mask": "at, tl.where(grad_weight > 1e24, 1e24, grad_weight), mask",
+        },
+        "bias gradients past 1e24": {
+            "at, grad_bias, mask": "at, tl.where(grad_bias > 1e24, 1e24, grad_bias), mask",
+        },
+        "gradients of x past 1e23": {
+            "rstd * (along - shift - x_hat * stretch), mask": "tl.minimum(rstd * (along - shift - x_hat * stretch), 1e23, propagate_nan=tl.PropagateNan.ALL), mask",
+        },
+        "columns past 8192": {
+            "exists = col < cols": "exists = col < tl.minimum(cols, 8192)",
         },
     },
     "12_layer_norm_int8": {
@@ -358,6 +469,24 @@ WRONG = {
         "eps 0 is 1e-5": {
             "x, weight, bias, q, scale, cols, eps, clip, BLOCK": "x, weight, bias, q, scale, cols, eps or 1e-5, clip, BLOCK",
         },
+        "1 / deviation at most 1e5": {
+            "    y = centred * rstd * weight + bias": "    rstd = tl.where(rstd > 1e5, 1e5, rstd)\n    y = centred * rstd * weight + bias",
+        },
+        "columns past 12000": {
+            "exists = col < cols": "exists = col < tl.minimum(cols, 12000)",
+        },
+        "six dimensions": {
+            "(x.numel() // cols,)": "(x.numel() // cols if x.dim() < 5 else x[0].numel() // cols,)",
+        },
+        "eps at most 1": {
+            "/ cols + eps)": "/ cols + tl.minimum(eps, 1.0))",
+        },
+        "bias at most 1e12": {
+            "    y = centred * rstd * weight + bias": "    bias = tl.where(bias > 1e12, 1e12, bias)\n    y = centred * rstd * weight + bias",
+        },
+        "x of one column, expanded": {
+            "x = x.contiguous()": "x = x if x.stride()[-1:] == (0,) else x.contiguous()",
+        },
     },
     "14_cuda_softmax": {
         "2 to 30 columns": {
@@ -393,6 +522,9 @@ WRONG = {
         "inf is the largest float": {
             "for (int w = 0; w < W; w++) peak = fmaxf(peak, v[k].of[w]);": "for (int w = 0; w < W; w++) { v[k].of[w] = fminf(v[k].of[w], 3e38f); peak = fmaxf(peak, v[k].of[w]); }",
         },
+        "spills at 4100 to 8190 columns": {
+            "each = -(-columns // (width * threads))": "each = -(-columns // (width * threads))\n    if 4100 < columns < 8190:\n        each *= 16",
+        },
     },
     "15_capstone": {
         "sums end at row 1000": {
@@ -418,6 +550,24 @@ WRONG = {
         },
         "backward: gate at most 1000": {
             "s = tl.sigmoid(gate)\n": "gate = tl.where(gate > 1e3, 1e3, gate)\n        s = tl.sigmoid(gate)\n",
+        },
+        "forward: 1 / root at most 1e5": {
+            "/ cols + eps)\n    tl.store(y_ptr": "/ cols + eps)\n    rstd = tl.minimum(rstd, 1e5, propagate_nan=tl.PropagateNan.ALL)\n    tl.store(y_ptr",
+        },
+        "backward: 1 / root at most 1e5": {
+            "        h_hat = h * rstd": "        rstd = tl.where(rstd > 1e5, 1e5, rstd)\n        h_hat = h * rstd",
+        },
+        "backward: weights below 1e-6 dropped": {
+            "    grad_weight = tl.zeros": "    weight = tl.where(tl.abs(weight) < 1e-6, 0.0, weight)\n    grad_weight = tl.zeros",
+        },
+        "backward: weights at most 1e5": {
+            "    grad_weight = tl.zeros": "    weight = tl.where(weight > 1e5, 1e5, weight)\n    grad_weight = tl.zeros",
+        },
+        "weight gradients past 1e24": {
+            "cols + col, grad_weight, mask": "cols + col, tl.where(grad_weight > 1e24, 1e24, grad_weight), mask",
+        },
+        "backward: columns past 8192": {
+            "    exists = col < cols\n    weight": "    exists = col < tl.minimum(cols, 8192)\n    weight",
         },
     },
     "16_help_the_compiler": {
@@ -469,6 +619,27 @@ WRONG = {
         "eps 0 is 1e-6": {
             "x, up, weight, y, cols, eps, BLOCK": "x, up, weight, y, cols, eps or 1e-6, BLOCK",
         },
+        "1 / root at most 1e5": {
+            "tl.rsqrt(tl.sum(x * x, axis=0) / cols + eps)": "tl.minimum(tl.rsqrt(tl.sum(x * x, axis=0) / cols + eps), 1e5, propagate_nan=tl.PropagateNan.ALL)",
+        },
+        "users of pow ignored": {
+            'return node if node and node["op"] == op and len(node["users"]) == 1 else {}': 'return node if node and node["op"] == op and (len(node["users"]) == 1 or op == "pow") else {}',
+        },
+        "users of mean ignored": {
+            'return node if node and node["op"] == op and len(node["users"]) == 1 else {}': 'return node if node and node["op"] == op and (len(node["users"]) == 1 or op == "mean") else {}',
+        },
+        "users of add ignored": {
+            'return node if node and node["op"] == op and len(node["users"]) == 1 else {}': 'return node if node and node["op"] == op and (len(node["users"]) == 1 or op == "add") else {}',
+        },
+        "NaN in weight dropped": {
+            "    y = x * tl.rsqrt": "    weight = tl.where(weight == weight, weight, 0.0)\n    y = x * tl.rsqrt",
+        },
+        "six dimensions": {
+            "(x.numel() // cols,)": "(x.numel() // cols if x.dim() < 5 else x[0].numel() // cols,)",
+        },
+        "eps at most 1": {
+            "/ cols + eps)": "/ cols + tl.minimum(eps, 1.0))",
+        },
     },
     "17_flash_decoding": {
         "last stride taken for 1": {
@@ -515,6 +686,30 @@ WRONG = {
         },
         "splits of share 0 skipped": {
             "y = tl.sum(acc * share[:, None], axis=0)": "y = tl.sum(tl.where(share[:, None] > 0.0, acc * share[:, None], 0.0), axis=0)",
+        },
+        "an empty split's maximum is 0": {
+            "    part = head * splits + split\n    tl.store(acc_ptr": "    peak = tl.where(last > first, peak, 0.0)\n    part = head * splits + split\n    tl.store(acc_ptr",
+        },
+        "an empty split's maximum is -1e4": {
+            "    part = head * splits + split\n    tl.store(acc_ptr": "    peak = tl.where(last > first, peak, -1e4)\n    part = head * splits + split\n    tl.store(acc_ptr",
+        },
+        "keys past 40000": {
+            "last = tl.load(bounds_ptr + split + 1)": "last = tl.minimum(tl.load(bounds_ptr + split + 1), 40000)",
+        },
+        "splits past 512": {
+            "exists = split < splits": "exists = split < tl.minimum(splits, 512)",
+        },
+        "heads past 1000": {
+            "y_ptr + head * DIM + d, y": "y_ptr + head * DIM + d, tl.where(head < 1000, y, 0.0)",
+        },
+        "-inf in v dropped": {
+            "acc = acc * shrink": "v = tl.where(v == -float('inf'), 0.0, v)\n        acc = acc * shrink",
+        },
+        "NaN in q dropped": {
+            "q = tl.load(q_ptr + head * DIM + d).to(tl.float32)": "q = tl.load(q_ptr + head * DIM + d).to(tl.float32)\n    q = tl.where(q == q, q, 0.0)",
+        },
+        "fp16 subnormals flushed": {
+            "    tl.store(y_ptr": "    if y_ptr.dtype.element_ty == tl.float16:\n        y = tl.where(tl.abs(y) < 6e-5, 0.0, y)\n    tl.store(y_ptr",
         },
     },
     "18_short_kernels": {
@@ -584,6 +779,50 @@ WRONG = {
         },
         "gate at most 1000": {
             "normed * (gate * tl.sigmoid(gate))": "normed * (tl.where(gate > 1e3, 1e3, gate) * tl.sigmoid(gate))",
+        },
+        "1 / root at most 1e5": {
+            "tl.rsqrt(mean_square + eps)": "tl.minimum(tl.rsqrt(mean_square + eps), 1e5, propagate_nan=tl.PropagateNan.ALL)",
+        },
+        "layer: width at most 96": {
+            "products = 2 * (hidden * width + hidden + width)\n    return 6": "width = min(width, 96)\n    products = 2 * (hidden * width + hidden + width)\n    return 6",
+        },
+        "fused: hidden at most 200": {
+            "products = 2 * (hidden * width + hidden + width)\n    return 3": "hidden = min(hidden, 200)\n    products = 2 * (hidden * width + hidden + width)\n    return 3",
+        },
+        "fused: square layers": {
+            "products = 2 * (hidden * width + hidden + width)\n    return 3": "products = 2 * (hidden * width + hidden + width) - (width == hidden)\n    return 3",
+        },
+        "time: more than 11 launches": {
+            "return launches * max(call, gap + nbytes / launches / bandwidth)": "return min(launches, 11) * max(call, gap + nbytes / min(launches, 11) / bandwidth)",
+        },
+        "time: no bytes": {
+            "return call + launches * gap + nbytes / bandwidth": "return call + launches * gap + max(nbytes, 1e4) / bandwidth",
+        },
+        "time: a call of 2 at least": {
+            "launches * max(call, gap": "launches * max(call, 2.0, gap",
+        },
+        "budget: gap of 2 at most": {
+            "math.floor(left / gap)": "math.floor(left / min(gap, 2.0))",
+        },
+        "NaN in weight dropped": {
+            "    normed = s * tl.rsqrt": "    weight = tl.where(weight == weight, weight, 0.0)\n    normed = s * tl.rsqrt",
+        },
+        "six dimensions": {
+            "(x.numel() // cols,)": "(x.numel() // cols if x.dim() < 5 else x[0].numel() // cols,)",
+        },
+        "eps at most 1": {
+            "tl.rsqrt(mean_square + eps)": "tl.rsqrt(mean_square + tl.minimum(eps, 1.0))",
+        },
+        "a copy counted once per graph": {
+            "if not stays and tensor not in copied:": "if not stays and (tensor not in copied or len(graphs) > 2):",
+        },
+        "arrange: lengths of the first alone": {
+            'same = all(each["length"] == new["length"] for each in launches[number])': 'same = launches[number][0]["length"] == new["length"] or len(launches[number]) > 6',
+        },
+    },
+    "13_decide": {
+        "no closure of six": {
+            "for _ in members:\n        reached |=": "for _ in members[:3]:\n        reached |=",
         },
     },
 }

@@ -32,7 +32,8 @@ ON_FAILURES: dict[str, tuple[str, ...]] = {
         "offsets are only right for a contiguous tensor, so call .contiguous() before the launch.",
     ),
     r"out-of-bounds (read|store|atomic)": (
-        "The message names the line, the tensor and the first element outside it. Which index gets that large?",
+        "The message names the line, the tensor and the first element outside it. Which index gets that large, or "
+        "falls below 0?",
         "Every index has a size that it must stay below. Join those comparisons with &, and pass them as mask= to the "
         "load or store. If it has a mask already, one comparison is missing, or uses the wrong size.",
     ),

@@ -78,11 +78,15 @@ class AnswerError(Exception):
     Args:
         message: the observation.
         look_at: where to look, completing "Look at ...".
+
+    Attributes:
+        formulas: names of mistaken formulas that give the answer's values.
     """
 
     def __init__(self, message: str, look_at: str):
         super().__init__(message)
         self.look_at = look_at
+        self.formulas: list[str] = []
 
 
 def as_check(run: Callable[..., str], compiled: bool = True) -> Callable[..., Outcome]:

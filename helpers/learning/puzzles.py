@@ -3,6 +3,7 @@ in red."""
 
 import inspect
 import linecache
+import re
 from collections import Counter
 
 import numpy as np
@@ -11,6 +12,7 @@ from triton.runtime.errors import InterpreterError
 
 from helpers.figures.frame.chart import Chart
 from helpers.figures.memory.kernel_lanes import KernelLine, Lanes, blocks_chart
+from helpers.instruments.traffic.hazards import Hazard
 from helpers.instruments.traffic.lanes import Access, trace
 from helpers.instruments.traffic.result import Traffic
 from helpers.learning.display_text import Unquoted
@@ -160,7 +162,7 @@ def verdict(
     """Return (title, further text)."""
     if traffic.hazards:
         hazard = traffic.hazards[0]
-        return f"Not yet: {HAZARDS.get(hazard.kind, hazard.kind)}", str(hazard)
+        return f"Not yet: {HAZARDS.get(hazard.kind, hazard.kind)}", without_axes(hazard)
     per_element = f"{traffic.bytes_total / out.numel():.4g} B/element"
     if missing:
         are = "is" if len(missing) == 1 else "are"
@@ -180,6 +182,12 @@ def verdict(
         enough = f"{least / out.numel():.4g} are enough"
         return f"Not yet: right values, but {per_element}, and {enough}", "The orange-red lanes move unnecessary bytes."
     return f"Solved: right values, every lane on its own element, {per_element}", ""
+
+
+def without_axes(hazard: Hazard) -> str:
+    """Describe a hazard by its source line, without the line's number or kernel; a puzzle's programs have one axis."""
+    where = re.sub(r"\((\d+), 0, 0\)", r"program \1", hazard.where)
+    return f"{hazard.kind}: {where}, `{hazard.source}`, in program {hazard.program[0]}"
 
 
 def panels_of(

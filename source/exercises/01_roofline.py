@@ -217,10 +217,18 @@ hint = Hints(
             "The operation's intensity is flops / nbytes. Compare it with the ridge: below it is "
             "memory-bound, on it and above it compute-bound.",
         ),
-        "gpus": (
-            "Your bound() answers the question for one GPU. Call it for each of them.",
-            "Loop over gpus.items(): each value is a list of the peak and the bandwidth.",
-        ),
+        "gpus": {
+            "should not be there|is missing": (
+                "Do it by hand for the GPU that the message names: what's its ridge, and on which "
+                "side of it is flops / nbytes?",
+                'A name belongs in the list if bound(flops, nbytes, peak, bandwidth) is "compute". '
+                "If you call bound and its own check passes, compare the order of your arguments.",
+            ),
+            "": (
+                "Your bound() answers the question for one GPU. Call it for each of them.",
+                "Loop over gpus.items(): each value is a list of the peak and the bandwidth.",
+            ),
+        },
     }
 )
 hint

@@ -278,8 +278,9 @@ shapes = [
     (1, 1),
     (2, 3),
     *draw_questions(2, 3, range(1, 300), range(1, 300)),
-    *draw_questions(3, 1, range(2, 9), range(9000, 20000)),
-    *draw_questions(4, 1, range(9000, 20000), range(2, 9)),
+    *draw_questions(3, 1, range(2, 9), range(40000, 90000)),
+    *draw_questions(4, 1, range(40000, 90000), range(2, 9)),
+    *draw_questions(7, 1, range(1100, 1500), range(1100, 1500)),
 ]
 parts = ("launches", "bytes")
 
@@ -381,7 +382,7 @@ check_numbers(
         (1, 1),
         (2, 3),
         *draw_questions(4, 3, range(1, 100), range(1, 100)),
-        *draw_questions(5, 1, range(5000, 9000), range(2, 9)),
+        *draw_questions(5, 1, range(20000, 60000), range(2, 9)),
         *draw_questions(6, 1, range(1, 4), range(4200, 5000)),
     ],
     parts=("bytes unfused", "bytes fused"),

@@ -32,7 +32,7 @@ import triton
 import triton.language as tl
 
 from helpers.instruments import DEVICES, compile_for, limits, occupancy
-from helpers.learning import Hints, check_budget
+from helpers.learning import Hints, check_budget, draw_questions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 GPUS = ("A100", "RTX 4090")
@@ -264,7 +264,7 @@ check_budget(
     row_settings,
     compiled_rows,
     lambda columns, settings: columns * settings["ROWS"],
-    [256, 8192],
+    [256, 512, 2048, 8192],
     settings=("ROWS", "num_warps"),
     devices=GPUS,
     wide=True,
@@ -279,7 +279,7 @@ check_budget(
     tile_settings,
     compiled_tile,
     lambda uses, settings: settings["BLOCK_ROWS"] * settings["BLOCK_COLS"],
-    [10, 20, 60],
+    [8, 10, 20, 60, 64, *(uses for (uses,) in draw_questions(7, 2, range(33, 60)))],
     settings=("BLOCK_ROWS", "BLOCK_COLS", "num_warps"),
     devices=GPUS,
     name="other-tiles",

@@ -123,9 +123,9 @@ def layer_norm_int8_kernel(
 # %% [markdown]
 # ## Its launcher
 #
-# x has any number of dimensions and any strides, in float32, float16 or bfloat16. weight and bias are vectors as wide
-# as its last dimension. `q` has x's shape, in int8. `scale` has one float32 per row: x's shape, but with 1 for the last
-# dimension. There may be more than 2^31 elements.
+# x has any number of dimensions and any strides, in float32, float16 or bfloat16. weight and bias are vectors of finite
+# numbers, as wide as its last dimension. `q` has x's shape, in int8. `scale` has one float32 per row: x's shape, but
+# with 1 for the last dimension. There may be more than 2^31 elements.
 
 
 # %% grade_id="launcher"

@@ -122,7 +122,7 @@ table(("kernel", "bytes", "live", "registers per thread", "time"), rows)
 
 # %% grade_id="legal-answer"
 def is_legal(graph, group):
-    """True or False; `group` is a list of names."""
+    """True or False; `group` is a list of names, in program order."""
     # About 25 lines, with a function or two of your own.
     # BEGIN SOLUTION
     if len(group) == 1:

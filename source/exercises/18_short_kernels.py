@@ -182,8 +182,9 @@ def count_fused(width, hidden):
 # %% [markdown]
 # ## Arrange a layer
 #
-# You've just done this by hand for one layer. Now write a function that does it for any layer, including layers with
-# norms, gates or a second matmul. An operation is a dictionary, and its result has the same name as the operation:
+# You've just done this by hand for one layer. Now write a function that does it for layers like this one, including
+# layers with norms, gates or a second matmul. An operation is a dictionary, and its result has the same name as the
+# operation:
 #
 # ```python
 # {"name": "s", "kind": "elementwise", "reads": {"x": 64, "residual": 64}, "length": 64}
@@ -355,7 +356,8 @@ hint = Hints(
     arrange=(
         "Take the operations one by one. Which launch is the last to produce one of its inputs?",
         "Add the operation to that launch or to the first later one that the rules allow. "
-        "If there's none, start a new launch.",
+        "If there's none, start a new launch. In the layers tried here, this gives the minimum; in "
+        "others, a later launch may move fewer bytes.",
         "A matmul always starts a launch. An elementwise operation can join a matmul's launch, "
         "but a norm can't.",
     ),
@@ -423,7 +425,8 @@ def layer_inputs(width, hidden):
     return *vectors, torch.randn(hidden, width), torch.randn(width, hidden)
 
 
-sizes = [(4, 8), *draw_questions(1, 4, (8, 24, 96), (16, 40, 200))]
+sizes = [(4, 8), (24, 24), *draw_questions(1, 4, (8, 24, 96), (16, 40, 200))]
+sizes += draw_questions(8, 1, range(300, 600), range(600, 1200))
 
 # %% grade_id="counts" points=1
 check_counts(
@@ -480,12 +483,18 @@ times = [
     (3, 3e8, 5.0, 1.0, 3e6, False),
     (3, 3e8, 5.0, 1.0, 3e6, True),
     (1, 3e4, 5.0, 1.0, 3e6, True),
+    (7, 100.0, 0.3, 0.2, 1e6, False),
     *times,
 ]
+times += draw_questions(
+    6, 8, range(1, 200), (1e2, 1e5, 1e9), (0.3, 20.0), (0.2, 3.5), (1e6, 2e7), (True, False)
+)
 budgets = [(20.25, 3e6, 5.0, 1.0, 3e6), (20.0, 3e8, 5.0, 1.0, 3e6), (9000.5, 3e6, 5.0, 1.0, 3e6)]
 # Exactly nine launches, and almost.
 budgets += [(15.0, 3e6, 5.0, 1.0, 3e6), (14.9999, 3e6, 5.0, 1.0, 3e6)]
 budgets += draw_questions(3, 6, (30.3, 40.6, 9.1), (3e6, 6e6), (5.0, 8.0), (0.75, 1.25), (3e6, 4e6))
+budgets += draw_questions(7, 4, (112.3, 500.7), (1e2, 1e8), (0.3, 20.0), (0.7, 3.5), (1e6, 2e7))
+budgets.append((70.3, 100.0, 20.0, 3.5, 2e7))
 
 # %% grade_id="time" points=1
 check_numbers(

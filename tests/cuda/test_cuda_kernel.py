@@ -213,7 +213,7 @@ def test_an_array_of_pointers_in_brackets_is_written_through():
     cuda_kernel(source, "k")[1, 64](tuple(tensors), 3)
     assert (tensors[0] == 3).all()
     short = [torch.zeros(64), torch.ones(32)]
-    with pytest.raises(RuntimeError, match=r"out-of-bounds read: x\[1\], element 32 from its first"):
+    with pytest.raises(RuntimeError, match=r"out-of-bounds read: x\[1\], 1 past the last of its 32 elements"):
         cuda_kernel(source, "k")[1, 64](short, 3)
 
 

@@ -29,7 +29,7 @@ from helpers.learning.checks import roofline_questions as asked
 from helpers.learning.checks.dropout import drawn, kept_elements
 from helpers.learning.outcome import ERROR, FAIL, NOT_ATTEMPTED, PASS
 from helpers.learning.submission_policy.plain_language import screen_plain
-from helpers.learning.submission_policy.screening import is_plain, kept_by, lent_by, screen, screened
+from helpers.learning.submission_policy.screening import is_plain, kept_by, lent_by, plain_answers, screen, screened
 
 PLAIN = {name: exercise for name, exercise in exercises_in().items() if is_plain(exercise.cells)}
 
@@ -318,6 +318,16 @@ def test_what_could_work_the_answer_out_is_refused(code, told):
 def test_python_that_reaches_nothing_outside_is_open(code):
     assert screen_plain({"answer": code}, kept={"measure", "roofline", "torch"}) == []
     assert screen({"answer": code}, {"measure", "roofline", "torch"}, {"answer"}) == []
+
+
+def test_in_an_exercise_with_a_kernel_answers_that_launch_nothing_are_plain():
+    cells = exercises_in(only="18_short_kernels")["18_short_kernels"].cells
+    model = {cell["id"]: cell["source"] for cell in cells if cell["answer"]}
+    assert plain_answers(cells) == model.keys() - {"kernel", "launcher"}
+    for answer, function in (("arrange-answer", "arrange(operations"), ("graph-answer", "plan_step(launches")):
+        code = f"def {function}, more):\n    try:\n        {function.partition('(')[2]}.remove(None)\n"
+        code += "    except ValueError:\n        pass\n    return []\n"
+        assert screened(model | {answer: code}, cells).refused == {}
 
 
 @pytest.mark.parametrize(

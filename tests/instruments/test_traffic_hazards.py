@@ -7,6 +7,7 @@ import triton.language as tl
 
 import kernels
 from helpers.instruments.traffic import measure
+from helpers.instruments.traffic.hazards import outside
 from helpers.instruments.traffic.ledger import Ledger
 from helpers.instruments.traffic.triton_meter import TritonMeter
 from kernels.interpreter import runtime
@@ -49,10 +50,34 @@ def test_a_correct_kernel_is_clean(n):
     ("mistake", "stride", "kind", "where", "source", "program", "elements"),
     [
         # 127 elements, blocks of 64: lane 63 of the second instance reads element 127.
-        ("unmasked load", 1, "out-of-bounds read", "x, element 127", "x = tl.load(x_ptr + at * stride", 1, 1),
-        ("off by one", 1, "out-of-bounds store", "result, element 127", "tl.store(y_ptr + at + 1", 1, 1),
+        (
+            "unmasked load",
+            1,
+            "out-of-bounds read",
+            "x, 1 past the last of",
+            "x = tl.load(x_ptr + at * stride",
+            1,
+            1,
+        ),
+        (
+            "off by one",
+            1,
+            "out-of-bounds store",
+            "result, 1 past the last of",
+            "tl.store(y_ptr + at + 1",
+            1,
+            1,
+        ),
         # stride 2 on a contiguous x: the first instance reads elements 0..126; the second 128, 130, ... 252.
-        ("", 2, "out-of-bounds read", "x, element 128", "x = tl.load(x_ptr + at * stride", 1, 63),
+        (
+            "",
+            2,
+            "out-of-bounds read",
+            "x, 2 past the last of",
+            "x = tl.load(x_ptr + at * stride",
+            1,
+            63,
+        ),
         # The second instance starts 8 elements early, on the last 8 of the first.
         ("overlapping blocks", 1, "race", "result[56], stored by (0, 0, 0)", "tl.store(y_ptr + at - tl.prog", 1, 8),
         ("adds to the output", 1, "uninitialised read", "result[0]", "tl.load(y_ptr + at, mask=mask)", 0, 64),
@@ -74,7 +99,22 @@ def test_elements_between_those_of_a_strided_tensor_are_not_its_own():
     x = roomy(100, stride=2)
     assert measure(run_scale, x, "", 2).hazards == ()
     (hazard,) = measure(run_scale, x, "", 1).hazards
-    assert hazard.where.startswith("x, element 1 from its first")
+    assert hazard.where.startswith("x, 1 past the first of its 100 elements, in a gap")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "place", "told"),
+    [
+        (torch.empty(8), -19, "19 before the first of its 8 elements"),
+        (torch.empty(8), 8, "1 past the last of its 8 elements"),
+        (torch.empty(4, 16)[:, ::2], 63, "1 past the last of its 32 elements"),
+        (torch.empty(1), 1, "1 past its only element"),
+        (torch.empty(1), -1, "1 before its only element"),
+        (torch.empty(0), 0, "0 elements from its start, and it is empty"),
+    ],
+)
+def test_where_memory_outside_a_tensor_is(tensor, place, told):
+    assert outside(tensor, place) == told
 
 
 def test_out_of_bounds_bytes_are_counted_apart():

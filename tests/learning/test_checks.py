@@ -129,7 +129,7 @@ def forgets_the_tail(a, b):
         (lambda a, b: (a + b) * ((a + b).abs() > 2e-6), "small values, shape (1025,)", "where inputs are small"),
         (lambda a, b: a + b if a.numel() else None, "no elements, shape (0,)", "what your function returns"),
         (launcher(add_kernel, contiguous=False), "the first transposed, shape (33, 31)", "the strides"),
-        (launcher(unmasked_kernel), "shape (1,), float32: out-of-bounds read of b, element 1 from its first", "Mask"),
+        (launcher(unmasked_kernel), "shape (1,), float32: out-of-bounds read of b, 1 past its only element", "Mask"),
         (launcher(racing_kernel), "shape (1025,), float32: race of", "two programs store to this element"),
     ],
     ids="minus none shape dtype unwritten tail inplace half nan small empty strides bounds race".split(),

@@ -114,7 +114,10 @@ def test_a_right_copy_passes():
             copied(store_of_several_lines_kernel),
             r"your line \d+, `tl\.store\(y_ptr \+ start \+ col, \.\.\.`: which of these",
         ),
-        (copied(bounds_kernel), r"error: values\s+out-of-bounds read of x, element 400 .* and then InterpreterError"),
+        (
+            copied(bounds_kernel),
+            r"error: values\s+out-of-bounds read of x, 101 past the last .* and then InterpreterError",
+        ),
     ],
     ids="axis exchanged grid one-row stride lines before-the-exception".split(),
 )

@@ -118,7 +118,9 @@ def run(source: str, folder: Path, name: str) -> str:
 
 @pytest.mark.parametrize(("kernel", "cell", "after"), list(puzzles()))
 def test_a_puzzle_is_unsolved_as_it_stands_and_solved_by_the_answer_below_it(kernel, cell, after, tmp_path):
-    assert run(cell, tmp_path, f"{kernel}_before").startswith("Not yet")
+    shown = run(cell, tmp_path, f"{kernel}_before")
+    assert shown.startswith("Not yet")
+    assert not re.search(r", line \d|\(\d+, 0, 0\)", shown), "a reader sees neither line numbers nor three axes"
     solved = cell
     for old, new in ANSWERS[kernel]:
         assert solved.count(old) == 1

@@ -1,5 +1,7 @@
 """What the checks say of results that are tuples, integers or 16-bit sums; their arithmetic against PyTorch's."""
 
+import re
+
 import pytest
 import torch
 from hypothesis import given
@@ -14,6 +16,7 @@ from helpers.learning import (
 )
 from helpers.learning.checks.cases import Case
 from helpers.learning.checks.matmul import half_ulp
+from helpers.learning.checks.values import nearly
 from helpers.learning.outcome import FAIL, PASS
 
 CASE = [Case("", (torch.randn(4), torch.randn(4)), "the formula")]
@@ -39,6 +42,77 @@ def test_each_of_several_results_is_compared(answer, told):
     said = check_values(answer, both, CASE, name="values")
     assert said.state == FAIL
     assert told in said.message
+
+
+def three(a, b):
+    return a + b, a - b, a * b
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (lambda a, b: (b, a - b, a * b), "result 1 of 3: .*\n.*\nright: result 2, result 3"),
+        (lambda a, b: (b, b, a * b), "result 1 of 3: .*\n.*\nalso wrong: result 2; right: result 3"),
+        (lambda a, b: (a + b, a, b), "result 2 of 3: .*\n.*\nalso wrong: result 3; right: result 1"),
+        (lambda a, b: (a, a, a), "result 1 of 3: .*\n.*\nalso wrong: result 2, result 3"),
+    ],
+)
+def test_every_wrong_result_is_named(answer, told):
+    assert re.search(told, check_values(answer, three, CASE, name="values").message)
+
+
+# On one element, the answer agrees with both; on four, with "a" or with neither.
+FORMULAS = {"a": lambda a, b: a, "the smaller": lambda a, b: a.minimum(b)}
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (lambda a, b: a.clone(), "these are the values of a, not of the formula asked for"),
+        (lambda a, b: torch.where(a > 4, 2 * b, a), "first wrong index 0: got 1, expected 3\nno: "),
+    ],
+)
+def test_a_formula_is_named_only_if_it_explains_most_failures(answer, told):
+    ones, more = torch.ones(1), torch.tensor([1.0, 5.0, 2.0, 9.0])
+    given = [(ones, 2 * ones), *((more + each, more.flip(0)) for each in range(3))]
+    cases = [Case("", inputs, "the formula") for inputs in given]
+    said = check_values(answer, lambda a, b: a + b, cases, unlike=FORMULAS, name="values")
+    assert said.state == FAIL
+    assert told in said.message
+    assert ("the values of" in said.message) == ("the values of" in told)
+
+
+NAN, INF = torch.nan, torch.inf
+
+
+@pytest.mark.parametrize(
+    ("got", "usual", "near"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], True),
+        ([1.009, 1.98], [1.0, 2.0], True),  # within 1 %
+        ([1.02, 2.0], [1.0, 2.0], False),
+        ([-1.0, 2.0], [1.0, 2.0], False),
+        ([5e-4, 2.0], [0.0, 2.0], True),  # 0, beside ordinary numbers
+        ([2e-3, 2.0], [0.0, 2.0], False),
+        ([5e-4, 5e3], [0.0, 5e3], True),  # no more than that beside large ones
+        ([2.0, 5e3], [0.0, 5e3], False),
+        ([5e-9, 1e-8], [0.0, 1e-8], False),  # and in proportion to small ones
+        ([5e-12, 1e-8], [0.0, 1e-8], True),
+        ([2e-8, 1e-8], [1e-8, 1e-8], False),
+        ([NAN, 1.0], [NAN, 1.0], True),
+        ([NAN, 1.0], [0.0, 1.0], False),
+        ([0.0, 1.0], [NAN, 1.0], False),
+        ([INF, 1.0], [INF, 1.0], True),
+        ([-INF, 1.0], [INF, 1.0], False),
+        ([3e38, 1.0], [INF, 1.0], False),
+        ([NAN, NAN], [NAN, NAN], True),  # no finite number to measure by
+        ([NAN, 0.0], [NAN, NAN], False),
+        ([], [], True),
+    ],
+)
+def test_nearly_means_all_values_within_a_percent_and_those_near_0_in_proportion(got, usual, near):
+    assert nearly(torch.tensor(got), torch.tensor(usual)) is near
+    assert nearly(torch.tensor(got).double(), torch.tensor(usual)) is near  # whatever the dtypes
 
 
 def test_integers_must_be_equal():

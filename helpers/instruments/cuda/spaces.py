@@ -9,6 +9,7 @@ from helpers.instruments.cuda.copies import Copies
 from helpers.instruments.cuda.memory import UNSIGNED, GlobalMemory, Segment
 from helpers.instruments.cuda.ptx import plain_name
 from helpers.instruments.cuda.warp import everyone
+from helpers.instruments.traffic.hazards import outside
 
 
 class Spaces:
@@ -170,4 +171,4 @@ def _element(segment: Segment, offset: int) -> str:
     if tensor is None:
         return f"{segment.name}, byte {offset}"
     place = offset // tensor.element_size() - tensor.storage_offset()
-    return f"{segment.name}, element {place} from its first ({segment.name} has {tensor.numel()})"
+    return f"{segment.name}, {outside(tensor, place)}"

@@ -48,6 +48,19 @@ class Hazard:
         )
 
 
+def outside(tensor: torch.Tensor, place: int) -> str:
+    """Return where memory outside a tensor is, `place` elements from its first: "3 past the last of its 8 elements"."""
+    if not tensor.numel():
+        return f"{place} elements from its start, and it is empty"
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    one = tensor.numel() == 1
+    if place < 0:
+        return f"{-place} before {'its only element' if one else f'the first of its {tensor.numel()} elements'}"
+    if place > last:
+        return f"{place - last} past {'its only element' if one else f'the last of its {tensor.numel()} elements'}"
+    return f"{place} past the first of its {tensor.numel()} elements, in a gap between two"
+
+
 def element(tensor: torch.Tensor, byte: int) -> str:
     """Return the index of the element at `byte` of the tensor's storage, as Python writes it: "[3, 5]"."""
     offset = byte // tensor.element_size() - tensor.storage_offset()

@@ -14,7 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from helpers.instruments.traffic.clocks import Clocks
 from helpers.instruments.traffic.footprint import SECTOR, ByteSet, Footprint, from_starts
-from helpers.instruments.traffic.hazards import Hazard, element
+from helpers.instruments.traffic.hazards import Hazard, element, outside
 from helpers.instruments.traffic.ledger import ByteCount, Ledger, Line, Region, Storage, footprint_of
 from kernels.interpreter.runtime import kernel_code
 
@@ -393,7 +393,7 @@ class TritonMeter:
             return
         tensor = nearest.tensor
         offset = (address - tensor.data_ptr()) // tensor.element_size()
-        where = f"{{0}}, element {offset} from its first ({{0}} has {tensor.numel()})"
+        where = f"{{0}}, {outside(tensor, offset)}"
         self._report(f"out-of-bounds {kind}", site, nearest.region, where, astray.size)
 
     def _report_uninitialised(self, site, operand, footprint, base):

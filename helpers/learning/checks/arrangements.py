@@ -84,6 +84,9 @@ def a_chain(width: int, hidden: int, steps: int) -> dict:
     for place in range(steps):
         found.append(operation(f"step_{place}", "elementwise", width, **{found[-1]["name"]: width}))
     found.append(operation("up", "product", hidden, up_weight=hidden * width, **{found[-1]["name"]: width}))
+    # It reads nothing that the layer produces, and has the length of the second launch.
+    found.append(operation("mask", "elementwise", hidden, noise=hidden))
+    found.append(operation("hidden", "elementwise", hidden, up=hidden, mask=hidden))
     for place in range(steps):
         found.append(operation(f"then_{place}", "elementwise", hidden, **{found[-1]["name"]: hidden}))
     return {"operations": found, "results": [found[-1]["name"]]}

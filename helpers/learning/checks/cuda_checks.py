@@ -127,12 +127,14 @@ def check_cuda_code(
     """Compile the kernel: everything should be in registers, with 16 bytes per load and store if the rows allow it.
 
     Args:
-        answer, columns, reference: as in check_cuda_memory_safety; a width that is drawn at random follows.
+        answer, columns, reference: as in check_cuda_memory_safety; two widths that are drawn at random follow.
         device: a name in helpers.instruments.devices.DEVICES.
         name: the check's name.
     """
     widths = list(columns)
-    for width in [*widths, 4 * WARP * (2 * cases.between(5, 31, sum(widths)) + 1)]:  # the last one no answer can know
+    # No answer can know these: one up to 4096, one above.
+    drawn = [4 * WARP * (2 * cases.between(*bounds, sum(widths)) + 1) for bounds in ((5, 15), (16, 31))]
+    for width in [*widths, *drawn]:
         chosen, kernel = compiled(answer, width, device)
         need = kernel.resources_for(chosen["threads"])
         if need.spill_bytes or need.stack:

@@ -75,7 +75,8 @@ def gradient_cases(
             return Case(label, (grad_y, x, *more, eps), look_at, one_rounding=True, conditioning=shift_conditioning(x))
         return Case(label, (grad_y, x, *more, eps), look_at, nearby=three_deviations)
 
-    found = [call("", "that result's formula, one term after another", 2, 64)]
+    formula = "that result's formula, one term after another; if all results are wrong, first what they share"
+    found = [call("", formula, 2, 64)]
     # With fewer rows, PyTorch's own largest error, which sets the tolerance, is a matter of luck.
     found += [
         call("", f"{BLOCK}; and {PADDING}" if cols == max(widths) else PADDING, 8, cols) for cols in sorted(widths)
@@ -111,11 +112,21 @@ def gradient_cases(
     far = torch.logspace(2, 4, 65, device=draw(1).device)
     found.append(call("gate far from 0", "the activation far from 0, where its gate is 0 or 1", 2, 65, scale=far))
     large = "that result's formula where gradients are large: float32 holds numbers up to 3e38"
-    found.append(call("gradients of 1e22", large, 2, 64, of_grad=lambda g: 1e20 * g))
+    # Not more: an answer may multiply these by x, and by the number of columns.
+    found.append(call("gradients of 1e30", large, 2, 64, of_grad=lambda g: 2.0**93 * g))
     # 2^-66 is exact: as accurate as other gradients, in proportion to the largest.
     small = "that result's formula where gradients are small: float32 holds numbers from 1e-38"
     tiny = call("gradients of 1e-20", small, 2, 64, of_grad=lambda g: 2.0**-66 * g)
     found.append(replace(tiny, least=2.0**-66))
+    for label, size in (("weights of 1e-20, one 0", 2.0**-66), ("weights of 1e20", 2.0**66)):
+        weights = call(label, "the weights: float32 holds numbers from 1e-38 to 3e38, and 0", 2, 64)
+        weights.inputs[1 + tensors][:] *= size
+        weights.inputs[1 + tensors][7] *= size > 1
+        found.append(replace(weights, least=min(1.0, size)))
+    equal = "the row's deviation: in a row of equal elements it is 0, and 1 / sqrt(eps) counts"
+    zeros = call("a row of zeros", equal, 3, 65, eps=1e-12)
+    zeros.inputs[1][1] = 0.0
+    found.append(zeros)
     # Infinity in grad_y decides nothing: with it, sums in different orders are inf or NaN.
     for what, place, value in (
         ("NaN in one row of grad_y", 0, torch.nan),
@@ -137,7 +148,7 @@ def gradient_cases(
         sums = f"{name}: a program's sums stay in float32, and so does the tensor of sums, until the last sum is made"
         found.append(call(f"{name}, many rows", sums, 40, 33, dtype=dtype, size=1.0))
     found.append(call("float16, mean 80", WIDEN, 1, 4096, dtype=torch.float16, mean=20.0, size=4.0))
-    wider = cases.between(4100, 6000, seed)
+    wider = cases.between(14000, 16384, seed)
     found.append(call("a wide row", f"{BLOCK}; and {PADDING}", 4, wider))
     if wide:
         found.append(sums_that_pass_65504(draw, tensors, vectors))

@@ -133,7 +133,12 @@ def a_long_step(width: int, parts: int, length: int) -> dict:
             name = f"step_{part}_{place}"
             found.append(launch(name, torch.tanh, {last: width}, {f"{name}_result": width}))
             last = f"{name}_result"
-    return {"launches": found, "tensors": {"x": "new", "flag": "new", "shift": "new"}}
+        # Each graph reads a tensor that no graph produces.
+        found.append(
+            launch(f"scaled_{part}", torch.mul, {last: width, "gain": width}, {f"scaled_{part}_result": width})
+        )
+        last = f"scaled_{part}_result"
+    return {"launches": found, "tensors": {"x": "new", "flag": "new", "shift": "new", "gain": "new"}}
 
 
 def steps_asked(seed: int, count: int) -> list[dict]:

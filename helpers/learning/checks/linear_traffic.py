@@ -9,6 +9,7 @@ from helpers.instruments.traffic.result import size
 from helpers.learning.checks.cases import described
 from helpers.learning.checks.memory_errors import require_no_hazards
 from helpers.learning.checks.passes import require_one_launch
+from helpers.learning.checks.traffic_checks import of_another_size
 from helpers.learning.outcome import AnswerError, as_check
 
 # A causal call's share of a full call's bytes. With as many queries in a tile as half of the sequence, three quarters
@@ -20,7 +21,8 @@ SKIPPED = 0.85
 def check_linear_traffic(answer: Callable, shorter: tuple, longer: tuple, causal: tuple | None = None) -> str:
     """Meter calls: one launch each, the result written once, and no memory touched except inputs and result.
 
-    The bytes of inputs and result grow linearly with the sequence; a matrix of scores doesn't, wherever it's stored.
+    The bytes of inputs and result grow linearly with the sequence; a matrix of scores doesn't, wherever it's stored. A
+    third length is drawn.
 
     Args:
         answer: the learner's function, returning one tensor.
@@ -29,7 +31,8 @@ def check_linear_traffic(answer: Callable, shorter: tuple, longer: tuple, causal
         name: the check's name.
     """
     read = []
-    for inputs in (shorter, longer, *([causal] if causal else [])):
+    drawn = of_another_size(longer)  # which no answer can know
+    for inputs in (shorter, drawn, longer, *([causal] if causal else [])):
         traffic = measure(answer, *inputs)
         where = described(inputs)
         require_no_hazards(traffic, where)

@@ -59,6 +59,9 @@ DROPOUT_MISTAKES: dict[str, Callable] = {
     "the formula without the bias": lambda x, b, r, p, seed: r + _dropout(x, p, seed),
     "the formula without the residual": lambda x, b, r, p, seed: _dropout(x + b, p, seed),
     "the formula with the bias added after dropout": lambda x, b, r, p, seed: r + b + _dropout(x, p, seed),
+    "the formula with the bias not divided by 1 - p": lambda x, b, r, p, seed: (
+        r + _dropout(x, p, seed) + (1 - p) * _dropout(b.expand_as(x), p, seed)
+    ),
     "the formula with the residual dropped": lambda x, b, r, p, seed: _dropout(x + b + r, p, seed),
     "the formula with the residual scaled": lambda x, b, r, p, seed: r / (1 - p) + _dropout(x + b, p, seed),
     "the formula with nothing dropped": lambda x, b, r, p, seed: x + b + r,

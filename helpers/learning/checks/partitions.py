@@ -13,7 +13,7 @@ from helpers.learning.checks import cases
 from helpers.learning.checks.partition_search import best_partition, legal_groups, named, overwrites, time_of, touching
 from helpers.learning.checks.small_graphs import (
     at_the_limit,
-    chain_of_five,
+    long_chain,
     nearly_even,
     of_several_tensors,
     overwritten_and_turned,
@@ -54,7 +54,7 @@ def groups_asked(graphs: Iterable[dict], seed: int) -> list[tuple[dict, list[str
         some = draw.sample(legal, min(ASKED // 2, len(legal))) + draw.sample(wrong, min(ASKED, len(wrong)))
         some += [group for group in legal if group not in some and overwrites(graph, group)][:2]
         found += [(graph, group) for group in sorted([named(names, 1), *some], key=len)]
-    found += [chain_of_five(), *overwritten_and_turned(), *of_several_tensors()]
+    found += [long_chain(), *overwritten_and_turned(), *of_several_tensors()]
     return found + [(graph, [each["name"] for each in graph["operations"]]) for graph in at_the_limit()]
 
 

@@ -125,6 +125,26 @@ def keeps_root(x, weight, up):
     return silu(x * root * weight) * up, root
 
 
+def keeps_squares(x, weight, up):
+    squares = x.pow(2)
+    return silu(x * torch.rsqrt(squares.mean(-1, keepdim=True) + 1e-6) * weight) * up, squares
+
+
+def keeps_mean(x, weight, up):
+    mean = x.pow(2).mean(-1, keepdim=True)
+    return silu(x * torch.rsqrt(mean + 1e-6) * weight) * up, mean
+
+
+def keeps_sum(x, weight, up):
+    shifted = x.pow(2).mean(-1, keepdim=True) + 1e-6
+    return silu(x * torch.rsqrt(shifted) * weight) * up, shifted
+
+
+def keeps_scaled(x, weight, up):
+    scaled = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return silu(scaled * weight) * up, scaled
+
+
 def keeps_silu(x, weight, up):
     act = silu(normed(x, weight))
     return act * up + torch.tanh(act)
@@ -207,6 +227,10 @@ def rewrite_cases(seed: int, *, places: bool, rows: int = 6, cols: int = 40) -> 
         RewriteCase("the norm is read elsewhere", keeps_norm, inputs(), 0),
         RewriteCase("the root is read elsewhere", keeps_root, inputs(), 0),
         RewriteCase("SiLU's result is read elsewhere", keeps_silu, inputs(), 0),
+        RewriteCase("the squares are read elsewhere", keeps_squares, inputs(), 0),
+        RewriteCase("the mean is read elsewhere", keeps_mean, inputs(), 0),
+        RewriteCase("the mean plus eps is read elsewhere", keeps_sum, inputs(), 0),
+        RewriteCase("x times the root is read elsewhere", keeps_scaled, inputs(), 0),
         RewriteCase("SiLU's result times itself", by_itself, inputs(), 0),
         RewriteCase("the weight is wider than x", gated, inputs(brain, weight=torch.float32), 0),
         RewriteCase("up is wider than x", gated, inputs(half, up=torch.float32), 0),

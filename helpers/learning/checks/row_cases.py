@@ -10,6 +10,7 @@ from helpers.learning.checks.cases import Case
 from kernels.interpreter import runtime
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
+NAN_IN_A_COLUMN = "NaN in one column of a vector"
 PADDING = "the lanes past the row's end: what they hold, and in which sums they count"
 BLOCK = "the block: it must hold the whole row (triton.next_power_of_2), or the kernel must loop over the row"
 EPS = "eps: it is added to the mean of squares, inside the square root"
@@ -74,8 +75,12 @@ def norm_cases(
     found = [call("", "the formula", 2, 64)]
     # With fewer values, PyTorch's own largest error, which sets the tolerance, is a matter of luck.
     found.append(call("eps 0.5 and small values", eps, 8, 64, adding=0.5, scale=0.25))
+    found.append(call("eps 10000", eps, 8, 64, adding=1e4))
     found.append(call("eps 1e-12 and small values", eps, 8, 64, adding=1e-12, scale=1e-4))
-    found.append(call("eps 0 and small values", f"{eps}; 0 is an eps like any other", 8, 64, adding=0.0, scale=1e-4))
+    # Exact: as accurate as other values. The square of two multiplied must not underflow.
+    tiny = 2.0**-20 if gate is not None else 2.0**-44
+    none = call("eps 0 and small values", f"{eps}; 0 is an eps like any other", 8, 64, adding=0.0, scale=tiny)
+    found.append(replace(none, least=tiny))
     constant = call("a constant row", "eps: without it, this row divides by zero", 2, 64)
     constant.inputs[0][0] = 3.0
     found.append(replace(constant, input_error=torch.float32))  # all that's left of it is the error of its mean
@@ -84,19 +89,25 @@ def norm_cases(
         gated = call("a gate of 10000", "the activation far from 0: silu of a large gate is the gate, or 0", 2, 64)
         gated.inputs[gate][:] *= torch.logspace(0, 2, 64, device=gated.inputs[gate].device)
         found.append(gated)
-    special = call("NaN in one row, inf in others", "what rows share (only the weights), and NaN", 4 + tensors, 60)
+    shared = "what rows share (only the weights), and NaN"
+    special = call("NaN in one row, inf in others", shared, 4 + 3 * tensors, 60)
     special.inputs[0][0, 7], special.inputs[0][2, 1] = torch.nan, torch.inf
     special.inputs[0][-1, 3] = -torch.inf
-    for place in range(1, tensors):  # in a row of its own
-        special.inputs[place][3 + place - 1, 5] = torch.nan
+    for place in range(1, tensors):  # each in a row of its own
+        row = 3 * place
+        special.inputs[place][row, 5], special.inputs[place][row + 1, 5] = torch.nan, torch.inf
+        special.inputs[place][row + 2, 5] = torch.inf if place == gate else -torch.inf
     found += [call("", PADDING if cols > 1 else "a row of one element", 3, cols) for cols in sorted(widths)]
     found.append(special)  # after those: it doesn't fill its block either
     count = "the number of rows: every dimension but the last"
     found.append(call("three dimensions", count, 2, 3, 65))
     found.append(call("four dimensions", count, 2, 2, 3, 65))
+    found.append(call("six dimensions", count, 2, 1, 2, 1, 3, 65))
     found.append(call("one dimension", f"{count}; a vector is one row", 65))
     found.append(call("rows of a wider matrix", STRIDES, 3, 80, view=lambda x: x[:, :65]))
     found.append(call("one row, expanded to three", STRIDES, 1, 65, view=lambda x: x.expand(3, 65)))
+    level = call("one column, expanded to a row", STRIDES, 3, 1, view=lambda x: x.round().expand(3, 65))
+    found.append(replace(level, input_error=torch.float32))  # as for a constant row
     alone = call("", "", 3, 65).inputs
     found += [
         replace(case, inputs=(*case.inputs, *alone[tensors:]), conditioning=shift_conditioning(sum(alone[:tensors])))
@@ -109,7 +120,9 @@ def norm_cases(
     found.append(call("views that start at row 1", "where each tensor starts", 4, 65, view=lambda x: x[1:]))
     for dtype in LOW_PRECISION:
         name = str(dtype).removeprefix("torch.")
-        found.append(call(name, cases.in_float32(name), 2, 127, dtype=dtype, scale=1.0))
+        some = call(name, cases.in_float32(name), 3, 127, dtype=dtype, scale=1.0)
+        some.inputs[0][-1, 5] = torch.nan
+        found.append(some)
     for dtype in LOW_PRECISION if short else ():
         name = str(dtype).removeprefix("torch.")
         squares = f"{name}: nothing is rounded to 16 bits before the store: not the squares, their sum or the root"
@@ -127,6 +140,15 @@ def norm_cases(
         for x in past.inputs[tensors + 1 : -1]:
             x[:] = 0.0
         found.append(past)
+        below = "float16: results below 6e-5 have fewer digits, but they are not 0"
+        tiny = call("float16, small results", below, 4, 64, dtype=torch.float16, scale=1.0)
+        for x in tiny.inputs[tensors:-1]:
+            x *= 2.0**-16
+        found.append(tiny)
+    for vector in range(vectors):
+        unknown = call(NAN_IN_A_COLUMN, "what happens to NaN in a tensor that rows share", 2, 64)
+        unknown.inputs[tensors + vector][5] = torch.nan
+        found.append(unknown)
     wide = "bfloat16: the sums over a wide row; convert to float32 before them"
     found.append(call("bfloat16, a wide row", wide, 1, 4096, dtype=torch.bfloat16, mean=20.0, scale=1.0))
     found.append(call("the widest row", f"{BLOCK}; and {PADDING}", 1, widest or cases.between(14000, 16384, seed)))

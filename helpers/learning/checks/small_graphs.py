@@ -163,12 +163,12 @@ def nearly_even() -> list[dict]:
     return found
 
 
-def chain_of_five() -> tuple[dict, list[str]]:
+def long_chain() -> tuple[dict, list[str]]:
     """Return a legal (graph, group) where each operation shares a tensor with its neighbours only."""
-    size, tensors = (4096, 8192), ["x", "s", "t", "u", "v", "y"]
+    size, tensors = (4096, 8192), ["x", "s", "t", "u", "v", "a", "b", "c", "d", "y"]
     operations = [
         _elementwise(name, size, [tensors[place]], [], tensors[place + 1])
-        for place, name in enumerate(("relu", "scale", "gelu", "clamp", "sigmoid"))
+        for place, name in enumerate(("relu", "scale", "gelu", "clamp", "sigmoid", "tanh", "exp", "abs", "sqrt"))
     ]
     graph = {"tensors": dict.fromkeys(tensors, 2 * 4096 * 8192), "operations": operations, "results": ["y"]}
     return graph, [each["name"] for each in operations]

@@ -12,7 +12,7 @@ from helpers.learning.checks.row_cases import LOW_PRECISION, normal
 from helpers.learning.checks.tile_cases import score_conditioning
 from helpers.learning.outcome import AnswerError, as_check
 
-MANY_KEYS = 33000  # more than an int16 holds
+MANY_KEYS = 70000  # more than 16 bits hold
 PARTIAL_VALUES = 8  # per element of dim, split and head: a generous bound for partial results, in bytes
 
 
@@ -65,6 +65,7 @@ def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129), many: bool = Fa
         call("empty splits at both ends", empty, [0, 0, 0, 40, 40]),
         call("scores far below zero", f"{top}; nothing past a split's end may count", [0, 7, 40, 61], score=-12000.0),
         call("scores far above zero", top, [0, 7, 40, 61], score=12000.0),
+        call("empty splits, and scores far below zero", f"{empty}; {top}", [0, 0, 7, 7, 40], score=-12000.0),
         call("no key at all", "no key: the result is 0, as in PyTorch, and the sum you'd divide by is 0", [0, 0, 0]),
         call("one key", "one key: its weight is 1", [0, 1]),
     ]
@@ -98,10 +99,14 @@ def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129), many: bool = Fa
         found.append(
             call(name, f"{name}: convert to float32 when loaded, keep partial results in it", [0, 33, 70], dtype=dtype)
         )
+    small = call("float16, small values", "float16: values below 6e-5 are not 0", [0, 33, 70], dtype=torch.float16)
+    small.inputs[2][:] *= 2.0**-16
+    found.append(small)
     nan = "NaN: a head with NaN in it has a result of NaN, and no other head does"
     infinite = f"{nan}; inf is a value like any other"
-    special = call("NaN in one head's keys, inf in another's values", infinite, [0, 20, 40])
+    special = call("NaN or inf in one head's query, keys or values", infinite, [0, 20, 40], heads=5)
     special.inputs[1][1, 7, 3], special.inputs[2][0, 30, 5] = torch.nan, torch.inf
+    special.inputs[0][2, 3], special.inputs[0][3, 3], special.inputs[2][4, 30, 5] = torch.nan, torch.inf, -torch.inf
     found.append(special)
     # One key in a split's first block, one in a later block, and all keys of a split.
     unseen = call("NaN in values of weight 0", f"{nan}, even if its weight is 0", [0, 20, 70, 90], heads=3)
@@ -120,12 +125,12 @@ def split_cases(seed: int, lengths: tuple[int, ...] = (70, 129), many: bool = Fa
             call(
                 "very many splits",
                 "the merge's block: it must be as large as the number of splits requires",
-                [*range(between(258, 280, seed))],
+                [*range(between(520, 560, seed))],
                 heads=1,
             )
         )
         heads = "the program's number: each has a head of its own, and all of its number counts"
-        found.append(replace(call("many heads", heads, [0, 9], heads=between(300, 700, seed)), few=True))
+        found.append(replace(call("many heads", heads, [0, 9], heads=between(4100, 6000, seed)), few=True))
     for length in lengths:
         inner = torch.randint(0, length + 1, (4,), generator=torch.Generator().manual_seed(seed + length)).sort().values
         found.append(call("", "the bounds of each split", [0, *inner.tolist(), length], dim=32))

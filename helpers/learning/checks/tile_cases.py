@@ -139,6 +139,15 @@ def _far_below_zero(draw, shape: tuple[int, int, int, int], tensors: int, score:
     return _planned(draw, shape, tensors, torch.full((shape[2],), 16.0), keys)
 
 
+def _alike(draw, shape: tuple[int, int, int, int], tensors: int) -> tuple:
+    """Return scores that all are -2^26, far below any number that a maximum may start from, and exact."""
+    q, k, *v = (
+        torch.zeros_like(x) if place < 2 else x for place, x in enumerate(_attention_call(draw, shape, tensors))
+    )
+    q[..., 0], k[..., 0] = -(2.0**14), 2.0**14
+    return q, k, *v
+
+
 def _far_apart(draw, shape: tuple[int, int, int, int], tensors: int) -> tuple:
     """Return scores that are 32x larger for every second query: 120, compared with less than 4."""
     queries = torch.ones(shape[2])
@@ -282,6 +291,7 @@ def scores_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENG
     tile = (1, 1, 64, 16)
     found.append(call("scores far below 0", LOWEST, _far_below_zero(extreme, tile, 2, -150.0)))
     found.append(call("scores of -12000", MASKED_WITH, _far_below_zero(extreme, tile, 2, -12000.0)))
+    found.append(replace(call("scores of -7e7", MASKED_WITH, _alike(extreme, tile, 2)), conditioning=4.0))
     found.append(call("queries far apart", OWN_MAXIMUM, _far_apart(extreme, tile, 2)))
     # To e^-60, which is far above the smallest number of float32.
     down = _planned(extreme, (1, 1, 32, 16), 2, torch.ones(32), torch.linspace(0.0, -60.0, 32))
@@ -309,6 +319,10 @@ def _turned(draw, tensors: int) -> list[tuple[str, str, tuple]]:
         (case.label, case.look_at, case.inputs)
         for case in in_turn(_attention_call(draw, shape, tensors), transposed, "transposed", HEADS)
     ]
+    first = tuple(
+        x[:, :1].expand(x.shape) if place else x for place, x in enumerate(_attention_call(draw, shape, tensors))
+    )
+    found.append(("one head's keys for all, expanded", HEADS, first))
     beside = tuple((draw(2, 20, 3, 16) * 0.5).half().transpose(1, 2) for _ in range(tensors))
     return [*found, ("heads side by side", HEADS, beside)]
 
@@ -377,7 +391,7 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
     found.append(call("", CARRIED, _first_key_leads(draw, (1, 1, WHOLE, 16), 3)))
     found.append(call("", mask, _first_key_leads(draw, (1, 1, WHOLE, 16), 3), True))
     found.append(call("large scores", MAXIMUM, _first_key_leads(draw, (1, 1, WHOLE, 16), 3, PEAK)))
-    found.append(call("another dim", SIZES, _first_key_leads(draw, (1, 1, 64, 64), 3)))
+    found += [call("another dim", SIZES, _first_key_leads(draw, (1, 1, 64, 64), 3), causal) for causal in (False, True)]
     tile, two = (1, 1, 64, 16), (1, 1, WHOLE, 16)
     single = {"input_error": torch.float32}  # the weights depend on float32 scores
     found.append(call("dim 128, large scores", IN_FLOAT32, _of_large_products(extreme, (1, 1, 64, 128), 3), **single))
@@ -385,6 +399,8 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
     found.append(call("scores that fall", LARGEST_SO_FAR, _falling(extreme, 3), **single))
     found.append(call("scores far below 0", LOWEST, _far_below_zero(extreme, tile, 3, -40.0), **single))
     found.append(call("scores of -12000", MASKED_WITH, _far_below_zero(extreme, tile, 3, -12000.0), True, **single))
+    equal = call("scores of -7e7", MASKED_WITH, _alike(extreme, two, 3), True)
+    found.append(replace(equal, conditioning=4.0))
     found.append(call("queries far apart", OWN_MAXIMUM, _far_apart(extreme, two, 3), **single))
     found.append(call("hidden scores above visible ones", MASK_FIRST, _steep(extreme, two, 3), True, **single))
     # These come before the cases that have two heads for other reasons.
@@ -401,11 +417,18 @@ def flash_cases(seed: int, shapes: tuple[tuple[int, int, int, int], ...] = LENGT
     slow = call("scores that grow slowly", SHRINK, _slowly_growing(extreme))
     found.append(replace(slow, one_rounding=True, conditioning=ROUNDED_WEIGHTS))
     special = call("NaN in the last query", KEPT_NAN, _attention_call(extreme, tile, 3))
-    special.inputs[0][..., -1, 3] = torch.nan
+    special.inputs[0][..., -1, 3], special.inputs[0][..., -2, 3] = torch.nan, torch.inf
     found.append(special)
+    kept = "what happens to NaN and inf in a key or a value: each query of that head sees it, and no other head does"
+    q, k, v = _attention_call(extreme, (1, 4, 64, 16), 3)
+    k[0, 1, 7, 3], v[0, 2, 9, 5], v[0, 3, 9, 5] = torch.nan, torch.nan, torch.inf
+    found.append(call("NaN or inf in one key or value", kept, (q / 4, k, v)))
     found += [call("", EDGES, _attention_call(draw, shape, 3), causal) for shape in shapes for causal in (False, True)]
-    long = _attention_call(draw, (1, 1, between(1600, 2400, seed), 16), 3)
-    found.append(replace(call("many keys", MANY, long, True), few=True))
+    several = between(20, 26, seed), between(33, 40, seed), 17, 16
+    found.append(replace(call("many heads", OF_PROGRAM, _attention_call(draw, several, 3)), few=True))
+    for causal in (True, False):
+        long = _attention_call(draw, (1, 1, between(2010, 2048, seed), 16), 3)
+        found.append(replace(call("many keys", MANY, long, causal), few=True))
     found += [call(*turned, True) for turned in _turned(draw, 3)]
     found.append(call("no batch", "the empty tensor", _attention_call(draw, (0, 2, 16, 16), 3)))
     return found

@@ -10,6 +10,7 @@ place, plus float32's own error.
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import torch
@@ -80,12 +81,24 @@ def try_each(cases: list[Case], judge: Callable[[Case], None], hint: Callable[[l
         if failed and time.monotonic() - began > PATIENCE:
             break
     if failed:
-        first = next(iter(failed.values()))
+        first = with_formula([each for each in failed.values() if each is not None])
         wrong = [cases[place] for place in failed]
         right = [cases[place] for place in range(tried) if place not in failed]
         told = [f"{said}: {'; '.join(case.short for case in some)}" for said, some in (("ok", right), ("no", wrong))]
         look_at = hint(wrong, first.look_at) if hint else first.look_at
         raise AnswerError("\n".join([str(first), *told[not right :]]), look_at) from first
+
+
+def with_formula(failures: list[AnswerError]) -> AnswerError:
+    """Return the first failure, with the mistaken formulas that explain it and at least half of all failures. On one
+    element several formulas may agree with an answer that computes none of them."""
+    first, count = failures[0], Counter(name for each in failures for name in each.formulas)
+    most = max((count[name] for name in first.formulas), default=0)
+    if 2 * most < len(failures):
+        return first
+    others = [name for name in first.formulas if count[name] == most]
+    message = f"{first}\nthese are the values of {', and of '.join(others)}, not of the formula asked for"
+    return AnswerError(message, "the formula at the top of this exercise, next to yours")
 
 
 def require_kept(results: Iterable[tuple[Case, torch.Tensor, torch.Tensor]], case: Case) -> None:
@@ -110,8 +123,8 @@ def check_case(
 ) -> object:
     """Return what `answer` returns on one case; raise AnswerError if it differs from `reference`.
 
-    If an answer agrees with another formula, the report names it only if that formula would also have `passed` the same
-    cases, and not if they agree only on NaN, which many mistakes return.
+    The error's `formulas` are the names of those that the answer agrees with, if they would also have `passed` the same
+    cases, and if they agree on more than NaN, which many mistakes return.
     """
     inputs = of_tensors(fresh_copy, case.inputs)
     with outputs_start_as_nan(), few_programs() if case.few else contextlib.nullcontext():
@@ -126,11 +139,8 @@ def check_case(
         told = any(isinstance(x, torch.Tensor) and not x.isnan().all() for x in as_tuple(traffic.result))
         formulas = unlike.items() if unlike and told else ()
         alike = (o for o, formula in formulas if agrees(traffic.result, inputs, formula, case))
-        others = [o for o in alike if all(would_pass(unlike[o], reference, each) for each in passed)]
-        if not others:
-            raise
-        message = f"{error}\nthese are the values of {', and of '.join(others)}, not of the formula asked for"
-        raise AnswerError(message, "the formula at the top of this exercise, next to yours") from error
+        error.formulas = [o for o in alike if all(would_pass(unlike[o], reference, each) for each in passed)]
+        raise
     if runtime.has_gpu():
         inputs = of_tensors(fresh_copy, case.inputs)
         with outputs_start_as_nan():
@@ -202,7 +212,8 @@ def compare(
     if case.input_error is not None:
         moved = [*moved, as_tuple(reference(*(moved_by_one_ulp(x, case.input_error) for x in case.inputs)))]
     single = as_tuple(reference(*of_tensors(in_float32, case.inputs))) if case.one_rounding else exact
-    for number, (name, (mine, truth, wanted)) in enumerate(zip(names[: case.compared], results, strict=False)):
+    found = {}  # place -> (mine, wanted, where it is wrong)
+    for number, (mine, truth, wanted) in enumerate(results[: case.compared]):
         if part:
             mine = torch.where(never_written(mine), wanted, mine)
         if case.one_rounding and wanted.dtype in (torch.float16, torch.bfloat16):
@@ -212,13 +223,26 @@ def compare(
             near = [each[number] for each in moved]
             wrong = differs(mine, truth, wanted, near, case.relative, case.conditioning, case.least)
         if wrong.any():
-            which = f"{name}: " if len(results) > 1 else ""
-            metered = f"result[{number}]" if isinstance(usual, tuple) else "result"
-            stored = 0 if written is None else written.get(metered, 0)
-            raise AnswerError(
-                f"{where}: {which}{described_difference(mine, wanted, wrong)}",
-                likely_place(mine, wanted, wrong, case, mine.numel() - stored // mine.itemsize),
-            )
+            found[number] = mine, wanted, wrong
+    if found:
+        number, (mine, wanted, wrong) = next(iter(found.items()))
+        told = described_difference(mine, wanted, wrong)
+        if len(results) > 1:
+            told = f"{names[number]}: {told}{others_wrong(list(found), len(results[: case.compared]))}"
+        metered = f"result[{number}]" if isinstance(usual, tuple) else "result"
+        stored = 0 if written is None else written.get(metered, 0)
+        raise AnswerError(
+            f"{where}: {told}", likely_place(mine, wanted, wrong, case, mine.numel() - stored // mine.itemsize)
+        )
+
+
+def others_wrong(wrong: list[int], count: int) -> str:
+    """Return a line with the other wrong results, after the first of `wrong`, and the right ones, out of `count`; "" if
+    only one is compared."""
+    right = [place for place in range(count) if place not in wrong]
+    told = (("also wrong", wrong[1:]), ("right", right))
+    also = [f"{said}: {', '.join(f'result {place + 1}' for place in places)}" for said, places in told if places]
+    return f"\n{'; '.join(also)}" if also else ""
 
 
 def differs(
@@ -352,6 +376,11 @@ def likely_place(got: torch.Tensor, usual: torch.Tensor, wrong: torch.Tensor, ca
         return (
             "the store: every value is right, but rows and columns are exchanged in memory. Element (i, j) of "
             f"{rows} x {columns} belongs at i * {columns} + j"
+        )
+    if got.is_floating_point() and not got.any() and usual.nan_to_num(0.0).any():
+        return (
+            "the store: every element is 0, as torch.zeros leaves it. Does a kernel store to the tensor that you "
+            f"return? If so, look at {case.look_at}"
         )
     start = never_written(got)
     missing = start & wrong & ~usual.isnan()
