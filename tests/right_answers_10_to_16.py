@@ -109,6 +109,10 @@ RIGHT = {
         },
         "shuffle down": {"__shfl_xor_sync(0xffffffff, v, far)": "__shfl_down_sync(0xffffffff, v, far)"},
         "lowest number": {"-INFINITY, sum": "-3.402823466e38f, sum"},
+        "do while": {
+            "for (int far = 16; far > 0; far /= 2) v = op(v, __shfl_xor_sync(0xffffffff, v, far));": "int far = 16;\n  do { v = op(v, __shfl_xor_sync(0xffffffff, v, far)); far >>= 1; } while (far != 0);"
+        },
+        "conditional maximum": {"return fmaxf(a, b);": "return a > b ? a : b;"},
     },
     "15_capstone": {
         "silu by exponential": {H: "h = x * (gate / (1.0 + tl.exp(-gate)))"},

@@ -15,7 +15,7 @@ from helpers.grading.grade import REFUSED, grade
 from helpers.grading.judge import Judge
 from helpers.instruments.diagnosis import bubblewrap
 from helpers.learning.outcome import ERROR, PASS
-from helpers.learning.submission_policy.screening import kept_by, screen
+from helpers.learning.submission_policy.screening import kept_by, screen, screened
 
 KEPT = kept_by(exercises_in(only=attacks.NAME)[attacks.NAME].cells)
 
@@ -26,15 +26,14 @@ def refusals(launcher: str = attacks.LAUNCHER, kernel: str = attacks.KERNEL) -> 
 
 @pytest.mark.parametrize("answer", answers.all_answers(), ids=str)
 def test_every_answer_kept_for_the_tests_is_let_through(answer):
-    assert screen(answer.cells, KEPT) == []
+    assert not screened(answer.cells, exercises_in(only=answer.exercise)[answer.exercise].cells).refusals
 
 
 @pytest.mark.parametrize("name", exercises_in())
 def test_every_solution_is_let_through(name):
     exercise = exercises_in()[name]
-    assert (
-        screen({cell["id"]: cell["source"] for cell in exercise.cells if cell["answer"]}, kept_by(exercise.cells)) == []
-    )
+    answers = {cell["id"]: cell["source"] for cell in exercise.cells if cell["answer"]}
+    assert not screened(answers, exercise.cells).refusals
 
 
 @pytest.mark.parametrize(
@@ -216,3 +215,15 @@ def test_an_answer_that_is_left_out_costs_only_the_checks_that_need_it(source, s
         judge.close()
     assert {check.check: check.state for check in checks if check.state != PASS} == {"affine": state}
     assert all(told in check.message for check in checks if check.check == "affine")
+
+
+@pytest.mark.parametrize("name", ["wide", "x", "hint"])
+def test_a_function_with_the_name_of_a_variable_of_the_exercise_is_refused(name):
+    """`wide = ...` in a later cell would replace the function, and Python would say that a tuple is not callable."""
+    cells = exercises_in(only="18")["18_short_kernels"].cells
+    answers = {cell["id"]: cell["source"] for cell in cells if cell["answer"]}
+    assert not screened(answers, cells).refusals
+    answers["launcher"] += f"\n\ndef {name}(rows):\n    return rows\n"
+    (refusal,) = screened(answers, cells).refusals
+    assert refusal.answer == "launcher"
+    assert f"{name} is a name of the exercise: choose another" in str(refusal)

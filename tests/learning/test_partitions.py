@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from helpers.instruments.fusion import analyser
 from helpers.instruments.fusion.small_graph import RULES, illegal_reason, in_order, kernel_cost
 from helpers.learning import transformer_layer
-from helpers.learning.checks import cases, partitions
+from helpers.learning.checks import cases, numbers, partitions
 from helpers.learning.checks.partition_search import best_partition, joined, time_of
 from helpers.learning.checks.small_graphs import APART, CYCLE, GREEDY, IN_PLACE, LATE, PAIR, at_the_limit, drawn_graphs
 from helpers.learning.outcome import FAIL, PASS
@@ -204,6 +204,10 @@ SMALL = PLAIN[chain]
     [
         ([["add", "relu", "softmax"]], ""),
         ((("softmax", "add", "relu"),), ""),
+        ([{"add", "relu", "softmax"}], ""),
+        ({frozenset({"add", "relu", "softmax"})}, ""),
+        (numbers.listed({frozenset({"add", "relu", "softmax"})}), ""),  # as a submission's arrives
+        ({("add", "relu"), ("softmax",)}, "us is possible"),
         ([["add", "relu"], ["softmax"]], "us is possible"),
         ([["add", "relu"]], "leaves out softmax"),
         ([["add", "relu"], ["relu", "softmax"]], "has relu in 2 kernels"),
@@ -213,7 +217,6 @@ SMALL = PLAIN[chain]
         ([["add", "relu", "norm"]], "has 'norm', no operation of the graph"),
         (["add", "relu", "softmax"], "return a list of lists of names"),
         ([[1]], "return a list of lists of names"),
-        ([{"add", "relu", "softmax"}], "return a list of lists of names"),
         (None, "return a list of lists of names"),
         ("add", "return a list of lists of names"),
     ],

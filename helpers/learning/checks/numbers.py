@@ -150,8 +150,8 @@ def compare(got: object, expected: object, asked: str, parts: tuple[str, ...], w
         for part, mine, right in zip(parts, got, expected, strict=True):
             compare_one(mine, right, f"{asked}, {part}", within)
     elif isinstance(expected, set):
-        names = got["set"] if isinstance(got, dict) and got.keys() == {"set"} else got
-        if not isinstance(names, list | tuple) or not all(isinstance(each, str) for each in names):
+        names = unlisted(got)
+        if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
             raise AnswerError(f"{asked} gives {shown(got)}: return a list of names", "what your function returns")
         if wrong := sorted(set(names) ^ expected):
             where = "should not be there" if wrong[0] in names else "is missing"
@@ -161,12 +161,21 @@ def compare(got: object, expected: object, asked: str, parts: tuple[str, ...], w
 
 
 def listed(value: object) -> object:
-    """Return a collection or generator as a list, and a set as {"set": list}, so that JSON can hold it."""
+    """Return a collection or generator as a list, and a set as {"set": list}, so that JSON can hold it; so too if a
+    collection holds them."""
     if isinstance(value, set | frozenset):
-        return {"set": sorted(value, key=str)}
+        return {"set": sorted(map(listed, value), key=str)}
     if isinstance(value, KeysView | ValuesView | Generator | filter | map | zip | range | reversed):
-        return list(itertools.islice(value, MAX_LISTED))
+        value = list(itertools.islice(value, MAX_LISTED))
+    if isinstance(value, list | tuple) and any(isinstance(each, set | frozenset) for each in value):
+        return [listed(each) for each in value]
     return value
+
+
+def unlisted(value: object) -> object:
+    """Return a collection as a list, also one that `listed` has returned; anything else as it is."""
+    value = value["set"] if isinstance(value, dict) and value.keys() == {"set"} else value
+    return list(value) if isinstance(value, list | tuple | set | frozenset) else value
 
 
 def is_swapped(got: Sequence, expected: tuple, within: float) -> bool:

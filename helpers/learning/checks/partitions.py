@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from helpers.instruments.fusion.small_graph import RULES, illegal_reason, in_order, kernel_cost
 from helpers.learning.checks import cases
+from helpers.learning.checks.numbers import unlisted
 from helpers.learning.checks.partition_search import best_partition, legal_groups, named, overwrites, time_of, touching
 from helpers.learning.checks.small_graphs import (
     at_the_limit,
@@ -134,7 +135,7 @@ def check_partitions(answer: Callable, graphs: Iterable[dict]) -> str:
     graphs = list(graphs)
     with in_time(answer):
         for graph in graphs:
-            got = answer(copy.deepcopy(graph))
+            got = groups_of(answer(copy.deepcopy(graph)))
             require_partition(got, graph, answer.__name__)
             best = best_partition(graph)
             time, least = time_of(graph, got), time_of(graph, best)
@@ -155,10 +156,16 @@ def require_bool(got: object, asked: str) -> None:
         raise AnswerError(f"{asked} gives {got!r:.80}: return True or False", "what your function returns")
 
 
+def groups_of(got: object) -> object:
+    """Return a partition as a list of lists, whatever collections an answer takes; anything else as it is."""
+    groups = unlisted(got)
+    return [unlisted(group) for group in groups] if isinstance(groups, list) else got
+
+
 def require_partition(got: object, graph: dict, function: str) -> None:
     """Raise AnswerError unless this is a partition of the graph into kernels that can run."""
     asked = f"{function}(graph)"
-    listed = isinstance(got, list | tuple) and all(isinstance(group, list | tuple) for group in got)
+    listed = isinstance(got, list) and all(isinstance(group, list) for group in got)
     if not listed or not all(isinstance(name, str) for group in got for name in group):
         raise AnswerError(f"{asked} gives {got!r:.80}: return a list of lists of names", "what your function returns")
     known = [each["name"] for each in graph["operations"]]
@@ -172,12 +179,11 @@ def require_partition(got: object, graph: dict, function: str) -> None:
     if twice := [name for name in known if counted[name] > 1]:
         told(f"{asked} has {', '.join(twice)} in {counted[twice[0]]} kernels: {got}", "groups that overlap", graph)
     for group in got:
-        if why := illegal_reason(graph, list(group)):
-            rule = next(rule for rule in RULES if rule_of(graph, list(group), rule))
-            told(f"{asked} has the kernel {list(group)}, but {why}", LOOK_AT[rule], graph, group)
-    groups = [list(group) for group in got]
-    if len(run := in_order(graph, groups)) < len(groups):
-        waiting = [group for group in groups if group not in run]
+        if why := illegal_reason(graph, group):
+            rule = next(rule for rule in RULES if rule_of(graph, group, rule))
+            told(f"{asked} has the kernel {group}, but {why}", LOOK_AT[rule], graph, group)
+    if len(run := in_order(graph, got)) < len(got):
+        waiting = [group for group in got if group not in run]
         told(
             f"{asked}: kernels wait for each other: {waiting}",
             "whether all kernels together can run in some order",

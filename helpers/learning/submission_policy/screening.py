@@ -6,6 +6,7 @@ import re
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
+from helpers.learning.submission_policy.global_names import defined
 from helpers.learning.submission_policy.kernel_language import (
     Refusal,
     RefusedError,
@@ -67,7 +68,7 @@ def screened(answers: dict[str, str], cells: list[dict]) -> Screened:
         # Screen the code to run again: no answer may depend on definitions in one that is left out.
         missing = unreadable.keys() | refused.keys()
         promised = promised_by(cell for cell in cells if cell["answer"] and cell["id"] in missing)
-        found = screen(readable, kept, plain)
+        found = screen(readable, kept, plain) or replaced(readable, cells)
         if not found and plain:
             found = screen_plain({a: s for a, s in (readable | promised).items() if a in plain}, kept, lent)
         if not found:
@@ -109,6 +110,18 @@ def screen(answers: dict[str, str], kept: Iterable[str] = (), plain: Iterable[st
         except RecursionError:
             refusals.append(Refusal(answer, 0, "it is nested too deeply to be checked"))
     return refusals
+
+
+def replaced(answers: dict[str, str], cells: list[dict]) -> list[Refusal]:
+    """Return a refusal for each answer with a function whose name is also a variable's in the exercise: whichever of
+    the two comes later would replace the other."""
+    variables = {name for cell in cells if not cell["answer"] for name in defined(ast.parse(cell["source"]))}
+    found = {}
+    for answer, source in answers.items():
+        for each in parsed(source).body:
+            if isinstance(each, ast.FunctionDef) and each.name in variables:
+                found[answer] = Refusal(answer, each.lineno, f"{each.name} is a name of the exercise: choose another")
+    return list(found.values())
 
 
 def defining(trees: dict[str, ast.Module], why: str) -> str:
