@@ -43,8 +43,7 @@ SMALL_SIZE = 8.25
 PAGE_TEXT = 14
 PAGE_TITLE = 13
 PAGE_SMALL = 12
-PAGE_LABEL = 10.5
-PAGE_CELL = 9.5  # a value in the stepper
+PAGE_LABEL = 11  # the smallest
 
 # The `font` of a stand-alone page's body, such as a report's.
 REPORT_FONT = f"16px/1.5 system-ui, {FONT}"
@@ -85,7 +84,6 @@ _VARIABLES = {
     "title": f"{PAGE_TITLE}px",
     "small": f"{PAGE_SMALL}px",
     "label": f"{PAGE_LABEL}px",
-    "cell": f"{PAGE_CELL}px",
 }
 
 

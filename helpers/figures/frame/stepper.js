@@ -7,7 +7,7 @@ const [LEAST, WIDEST] = [300, 820]; // pixels: a picture's width, for which it i
 const NARROW = 480; // pixels: on a narrower page letters are larger, and numbers have larger cells
 const WORDS = 1.2; // how much larger
 const LABEL = 14; // above a grid
-const LETTER = 7; // pixels: an upper estimate of a label's letter
+const LETTERS = [7, 8]; // pixels: upper estimates of a label's letter, on a wide page and a narrow one
 const PINNED = 0.6; // of the view: memory that takes more of it scrolls away
 const WAYS = ["reading", "writing", "stray"];
 
@@ -98,7 +98,7 @@ function render({ model, el }) {
     const flow = (some, from) => {
       let x = 0, y = from, lowest = from;
       for (const grid of some) {
-        const width = Math.max(Math.min(grid.count, grid.columns) * grid.w, LETTER * grid.name.length);
+        const width = Math.max(Math.min(grid.count, grid.columns) * grid.w, LETTERS[Number(slim)] * grid.name.length);
         if (x && x + width > room) [x, y] = [0, lowest];
         [grid.x, grid.y] = [x, y];
         x += width + (slim ? 6 : 12);
@@ -111,7 +111,7 @@ function render({ model, el }) {
     const flowAll = (some, from) => kinds.reduce((y, kind) => flow(some.filter(kind), y), from);
     const off = placed.filter((grid, number) => grid.memory && !shared[number]).sort((one, other) => one.words - other.words);
     const chip = flow(off, 18) + 14;
-    const own = flowAll(placed.filter((grid) => !grid.memory && !grid.of), flow(placed.filter((_, number) => shared[number]), chip + 8));
+    const own = flowAll(placed.filter((grid) => !grid.memory && !grid.of), flow(placed.filter((_, number) => shared[number]), chip + 12));
     const called = [...new Set(data.functions)].filter(Boolean);
     const ends = called.map((name) => flowAll(placed.filter((grid) => grid.of === name), own));
     return [placed, chip, Math.max(own, ...ends) + 4];
