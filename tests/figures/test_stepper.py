@@ -400,7 +400,8 @@ TILE_CELLS = """() => Object.fromEntries([...document.querySelectorAll('.shaded'
         const [code, ...looks] = path.getAttribute('class').split(' ');
         const shade = parseFloat(path.style.getPropertyValue('--shade')) * 9;
         const kind = [code, Math.round(looks.includes('below') ? -shade : shade)];
-        return [...path.getAttribute('d').matchAll(/M([^ ]+) ([^h]+)/g)].map(([, x, y]) => [Number(y), Number(x), kind]);
+        const corners = path.getAttribute('d').matchAll(/M([^ ]+) ([^h]+)/g);
+        return [...corners].map(([, x, y]) => [Number(y), Number(x), kind]);
     }).sort((one, other) => one[0] - other[0] || one[1] - other[1]).map(([, , kind]) => kind)]))"""
 
 
