@@ -52,7 +52,7 @@ from helpers.figures import traffic_animation
 from helpers.instruments import recorded
 
 h200 = recorded("h200")
-traffic_animation(h200, count="tiles")
+traffic_animation(h200, count=False)
 
 # %% tags=["hide-input"]
 import torch
