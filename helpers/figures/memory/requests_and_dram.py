@@ -89,7 +89,8 @@ def _scene(elements: int, device: str) -> Animation:
     boxes += [(LEFT - 8, SMS, TILES * CELL[0] + 16, 48), (LEFT - 8, L2, TILES * CELL[0] + 16, 42)]
     boxes.append((LEFT - 8, DRAM, TILES * CELL[0] + 16, 4 * ROW + 8))
     notes = [
-        Note("SMs", 0, SMS + 28, bold=True), Note("L2", 0, L2 + 25, bold=True), Note("DRAM", 0, rows["b"] + 12, bold=True),
+        Note("SMs", 0, SMS + 28, bold=True), Note("L2", 0, L2 + 25, bold=True),
+        Note("DRAM", 0, rows["b"] + 12, bold=True),
         *(Note(name, LEFT - 14, top + 12, "right") for name, top in rows.items()),
     ]  # fmt: skip
     counters = []
