@@ -152,8 +152,8 @@ def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions, in_betwe
     # Enter keeps it and shows the answer, here and in the cells around; the other question's stays folded.
     field.fill("24/2 MB")
     field.press("Enter")
-    page.get_by_text(f"{QUESTION}: 20 MB; you said 12, 1.67 times too few").wait_for()
-    status.get_by_text("20 MB; you said 12, 1.67 times too few").wait_for()
+    page.get_by_text(f"{QUESTION}: 20 MB; you said 12, too low by a factor of 1.67").wait_for()
+    status.get_by_text("20 MB; you said 12, too low by a factor of 1.67").wait_for()
     assert page.locator(".fusion-guess svg").first.get_attribute("aria-label") == "you said 12, found 20 MB"
     chart = page.locator(".jp-OutputArea-output figure")
     assert chart.locator("svg text").text_content() == "you said 12 MB"
@@ -170,7 +170,7 @@ def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions, in_betwe
     prompts = page.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts()
     field.fill("30")
     field.press("Enter")
-    status.get_by_text("20 MB; you said 30, 1.5 times too many").wait_for()
+    status.get_by_text("20 MB; you said 30, too high by a factor of 1.5").wait_for()
     chart.get_by_text("you said 30 MB").first.wait_for()
     assert "You said 30 MB." in chart.locator("figcaption").inner_text()
     assert page.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts() == prompts

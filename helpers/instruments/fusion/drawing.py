@@ -66,9 +66,8 @@ def drawing(plan: FusionPlan) -> FusionDrawing:
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="{FONT}" font-size="{PAGE_LABEL}">'
         f"<title>{html.escape(finding)}</title>"
-        f'<text x="12" y="18" font-size="{PAGE_TITLE}" font-weight="bold" fill="currentColor">{html.escape(finding)}</text>'
-        + "".join(parts)
-        + "</svg>"
+        f'<text x="12" y="18" font-size="{PAGE_TITLE}" font-weight="bold" fill="currentColor">'
+        f"{html.escape(finding)}</text>" + "".join(parts) + "</svg>"
     )
     lines = [finding]
     for number, group in enumerate(plan.groups, 1):
