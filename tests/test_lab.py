@@ -226,6 +226,32 @@ def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions, in_betwe
     assert here.errors == []
 
 
+def test_an_answer_whose_cell_is_run_without_a_guess_stays_folded(two_questions):
+    here, page = two_questions, two_questions.page
+    expect(page.get_by_title("Click to expand")).to_have_count(5, timeout=120_000)
+    here.run_cells(2)
+    page.locator(".fusion-guess input:focus").first.wait_for()
+    for number in (2, 3, 4, 6):  # past the empty field, and the cells behind it
+        page.keyboard.press("Shift+Enter")
+        if number == 2:
+            page.keyboard.press("Shift+Enter")
+        prompt = page.locator(".jp-CodeCell").nth(number if number < 5 else 5).locator(".jp-InputPrompt")
+        expect(prompt).not_to_contain_text("*", timeout=120_000)
+    field, status = page.get_by_label(f"{QUESTION}:", exact=True), page.locator(".fusion-guess [role=status]").first
+    assert ANSWERS.findall(shown(here)) == []
+    assert status.inner_text() == ""
+    field.press("Enter")
+    assert "Type a number first" in status.inner_text()
+    field.fill("12")
+    field.press("Enter")
+    status.get_by_text("20 MB; you said 12, too low by a factor of 1.67").wait_for()
+    page.get_by_text(f"{QUESTION}: 20 MB; you said 12").first.wait_for()
+    assert "1.667" not in shown(here), "the other question's"
+    page.get_by_title("Click to expand").first.click()
+    expect(page.get_by_text("1.667").first).to_be_visible()
+    assert here.errors == []
+
+
 @pytest.mark.long
 def test_show_me_answers_without_a_guess(two_questions):
     page = two_questions.page
