@@ -17,8 +17,8 @@ from pathlib import Path
 ORANGE, SKY_BLUE, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, VERMILION, YELLOW)  # for marks that only have to differ
-TEXT = "#797979"
-LIMIT = "#7a7a7a"
+TEXT = "#797979"  # text is drawn in STILL_TEXT or currentColor: no grey has 4.5:1 on both pages
+LIMIT = "#707070"  # white text on it has 4.9:1, and it 3.8:1 on JupyterLab's dark page
 STILL_TEXT = "#1a1a1a"  # 17:1 on white; inverted, 15:1 on JupyterLab's dark #111111
 HALO = "white"
 FAINT = LIMIT + "55"  # transparent: table lines, timeline gaps
@@ -43,8 +43,7 @@ SMALL_SIZE = 8.25
 PAGE_TEXT = 14
 PAGE_TITLE = 13
 PAGE_SMALL = 12
-PAGE_LABEL = 10.5
-PAGE_CELL = 9.5  # a value in the stepper
+PAGE_LABEL = 11  # the smallest
 
 # The `font` of a stand-alone page's body, such as a report's.
 REPORT_FONT = f"16px/1.5 system-ui, {FONT}"
@@ -86,7 +85,6 @@ _VARIABLES = {
     "title": f"{PAGE_TITLE}px",
     "small": f"{PAGE_SMALL}px",
     "label": f"{PAGE_LABEL}px",
-    "cell": f"{PAGE_CELL}px",
 }
 
 

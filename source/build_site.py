@@ -613,7 +613,7 @@ def counted_by(figure: dict) -> str:
 def room_of(figure: dict) -> str:
     """Return a recorded film's height over its width, wide and narrow, as a style that keeps text from jumping."""
     data = _data(figure)
-    if "opens" not in data:
+    if "scenes" not in data:
         return ""
     (_, scene), narrow = data["scenes"][0], data["narrow"]
     (width, height), size = scene["size"], None

@@ -152,8 +152,8 @@ def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions, in_betwe
     # Enter keeps it and shows the answer, here and in the cells around; the other question's stays folded.
     field.fill("24/2 MB")
     field.press("Enter")
-    page.get_by_text(f"{QUESTION}: 20 MB; you said 12, 1.67 times too few").wait_for()
-    status.get_by_text("20 MB; you said 12, 1.67 times too few").wait_for()
+    page.get_by_text(f"{QUESTION}: 20 MB; you said 12, too low by a factor of 1.67").wait_for()
+    status.get_by_text("20 MB; you said 12, too low by a factor of 1.67").wait_for()
     assert page.locator(".fusion-guess svg").first.get_attribute("aria-label") == "you said 12, found 20 MB"
     chart = page.locator(".jp-OutputArea-output figure")
     assert chart.locator("svg text").text_content() == "you said 12 MB"
@@ -170,7 +170,7 @@ def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions, in_betwe
     prompts = page.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts()
     field.fill("30")
     field.press("Enter")
-    status.get_by_text("20 MB; you said 30, 1.5 times too many").wait_for()
+    status.get_by_text("20 MB; you said 30, too high by a factor of 1.5").wait_for()
     chart.get_by_text("you said 30 MB").first.wait_for()
     assert "You said 30 MB." in chart.locator("figcaption").inner_text()
     assert page.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts() == prompts
@@ -223,6 +223,32 @@ def test_a_guess_by_keyboard_then_closed_and_another_day(two_questions, in_betwe
     assert still.inner_text().strip() == "Run this cell to move it.", "what the picture says is said once"
     here.run_cells(2)
     assert page.get_by_label(f"{QUESTION}:", exact=True).input_value() == "30"
+    assert here.errors == []
+
+
+def test_an_answer_whose_cell_is_run_without_a_guess_stays_folded(two_questions):
+    here, page = two_questions, two_questions.page
+    expect(page.get_by_title("Click to expand")).to_have_count(5, timeout=120_000)
+    here.run_cells(2)
+    page.locator(".fusion-guess input:focus").first.wait_for()
+    for number in (2, 3, 4, 6):  # past the empty field, and the cells behind it
+        page.keyboard.press("Shift+Enter")
+        if number == 2:
+            page.keyboard.press("Shift+Enter")
+        prompt = page.locator(".jp-CodeCell").nth(number if number < 5 else 5).locator(".jp-InputPrompt")
+        expect(prompt).not_to_contain_text("*", timeout=120_000)
+    field, status = page.get_by_label(f"{QUESTION}:", exact=True), page.locator(".fusion-guess [role=status]").first
+    assert ANSWERS.findall(shown(here)) == []
+    assert status.inner_text() == ""
+    field.press("Enter")
+    assert "Type a number first" in status.inner_text()
+    field.fill("12")
+    field.press("Enter")
+    status.get_by_text("20 MB; you said 12, too low by a factor of 1.67").wait_for()
+    page.get_by_text(f"{QUESTION}: 20 MB; you said 12").first.wait_for()
+    assert "1.667" not in shown(here), "the other question's"
+    page.get_by_title("Click to expand").first.click()
+    expect(page.get_by_text("1.667").first).to_be_visible()
     assert here.errors == []
 
 

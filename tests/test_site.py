@@ -380,7 +380,7 @@ def test_figures_move_without_a_kernel(chromium, address):
     assert stepper.get_by_role("status").inner_text().startswith("Step 2 of ")
 
     before = shown(film)
-    film.get_by_role("slider").press("Home")  # it rests on its end
+    film.get_by_role("slider").press("End")  # it opens at its beginning
     assert all(one != other for one, other in zip(before, shown(film), strict=True))
 
     slider = explorer.get_by_role("slider", name="rows")
@@ -438,7 +438,7 @@ def test_an_answer_waits_for_the_guess(chromium, address):
     assert [each.is_visible() for each in answers] == [False] * 3
     field.fill("10 MB")
     field.press("Enter")
-    assert first.get_by_role("status").inner_text() == "Found: 20 MB; you said 10, 2 times too few."
+    assert first.get_by_role("status").inner_text() == "Found: 20 MB; you said 10, too low by a factor of 2."
     assert [each.is_visible() for each in answers] == [True, False, False]
     page.reload()  # another day
     assert [each.is_visible() for each in answers] == [True, False, False]
@@ -558,7 +558,7 @@ def test_the_table_at_the_end_marks_how_far_off_a_guess_was(chromium, sample):
     marks = page.locator(".fusion-table").last.get_by_role("img")
     told = [each.get_attribute("aria-label") for each in marks.all()]
     assert len(told) == page.locator(".fusion-guess[data-number]").count()
-    assert all(re.fullmatch(r"right|[\d.]+ times too (many|few)", each) for each in told)
+    assert all(re.fullmatch(r"right|too (high|low) by a factor of [\d.]+", each) for each in told)
 
 
 def test_the_contents_mark_the_section_that_is_read(chromium, sample):

@@ -1,6 +1,7 @@
 // A field for a guess, and the answer under it. Enter keeps the guess and runs the cells up to the one that answers;
 // Shift+Enter goes on behind them; Escape leaves. A cell run by Shift+Enter gives the keyboard to its field, and an empty
-// field gives it on to the next cell with the next Shift+Enter. Where the page's JupyterLab cannot be reached, the reader runs them.
+// field gives it on to the next cell with the next Shift+Enter. An answer stays folded, also when its cell is run, until
+// the reader guesses or asks for it. Where the page's JupyterLab cannot be reached, the reader runs the cells.
 const PATIENCE = 4000; // ms until a kernel that says nothing is said to do so
 
 function place(el) {
@@ -21,20 +22,37 @@ function answers({ notebook, at }) {
   return found < 0 ? at : found;
 }
 
+const waitsFor = (cell) => cell.model.getMetadata("fusion_waits") ?? [];
+
+function expose(cell) {
+  cell.model.deleteMetadata("fusion_waits");
+  const { outputs_hidden, ...rest } = cell.model.getMetadata("jupyter") ?? {};
+  cell.model.setMetadata("jupyter", rest); // read when a cell that was never in sight is drawn
+  cell.outputHidden = false;
+}
+
 // What answers this question and no other that is still open is in sight from now on.
 function unfold(notebook, question) {
   for (const cell of notebook.widgets) {
-    const waits = cell.model.getMetadata("fusion_waits");
-    if (!waits?.includes(question)) continue;
+    const waits = waitsFor(cell);
+    if (!waits.includes(question)) continue;
     const others = waits.filter((each) => each !== question);
-    if (others.length) {
-      cell.model.setMetadata("fusion_waits", others);
-      continue;
-    }
-    cell.model.deleteMetadata("fusion_waits");
-    const { outputs_hidden, ...rest } = cell.model.getMetadata("jupyter") ?? {};
-    cell.model.setMetadata("jupyter", rest); // read when a cell that was never in sight is drawn
-    cell.outputHidden = false;
+    if (others.length) cell.model.setMetadata("fusion_waits", others);
+    else expose(cell);
+  }
+}
+
+// JupyterLab shows the output of every cell that it runs. One that waits for a guess is folded again, also where it was
+// run before the question's field was there; a click on a folded output is a reader who asks for it.
+const followed = (globalThis.fusionFolded ??= new WeakSet());
+function keepFolded(notebook) {
+  for (const cell of notebook.widgets) {
+    if (followed.has(cell) || !waitsFor(cell).length) continue;
+    followed.add(cell);
+    const fold = () => waitsFor(cell).length && (cell.outputHidden = true);
+    cell.model.sharedModel.changed.connect((_, change) => change.executionStateChange && fold());
+    cell.node.addEventListener("click", ({ target }) => target.closest(".jp-OutputPlaceholder") && expose(cell), true);
+    fold();
   }
 }
 
@@ -56,10 +74,16 @@ function render({ model, el }) {
   unit.textContent = model.get("unit");
   input.value = model.get("typed");
 
+  // Found, and in sight: whoever runs the cells below without a guess has yet to ask for their answer.
+  const isTold = () => {
+    if (!model.get("found") || model.get("picture")) return model.get("found");
+    return !place(el)?.notebook.widgets.some((cell) => waitsFor(cell).includes(question));
+  };
   const show = () => {
-    line.textContent = model.get("said");
+    const told = isTold();
+    line.textContent = told || !model.get("found") ? model.get("said") : "";
     picture.innerHTML = model.get("picture");
-    reveal.hidden = model.get("found");
+    reveal.hidden = told;
   };
   model.on("change:said change:picture change:found", show);
   model.on("change:typed", () => document.activeElement === input || (input.value = model.get("typed")));
@@ -85,7 +109,8 @@ function render({ model, el }) {
       model.save_changes();
     });
 
-  const answer = async (goesOn) => {
+  // Cells that were run without the guess say that there was none: they are run again.
+  const answer = async (goesOn, told = model.get("found")) => {
     const here = place(el);
     if (!here) {
       if (!model.get("found")) line.textContent = `${model.get("said")} Run the cells below for the answer.`.trim();
@@ -93,16 +118,16 @@ function render({ model, el }) {
     }
     const { notebook, at } = here;
     const to = answers(here);
-    if (to > at && !model.get("found")) {
+    if (to > at && !told) {
       line.textContent = "…";
       notebook.deselectAll();
       notebook.activeCellIndex = at + 1;
       if (to > at + 1) notebook.extendContiguousSelectionTo(to);
       await globalThis.jupyterapp.commands.execute("notebook:run-cell");
       notebook.deselectAll();
-      show();
     }
-    unfold(notebook, model.get("question"));
+    unfold(notebook, question);
+    show();
     if (goesOn) {
       notebook.activeCellIndex = Math.min(to + 1, notebook.widgets.length - 1);
       notebook.mode = "command";
@@ -116,11 +141,12 @@ function render({ model, el }) {
   };
   const guess = async (goesOn) => {
     left = false;
-    if (!input.value.trim() && !model.get("found")) {
+    const told = isTold();
+    if (!input.value.trim() && !told) {
       line.textContent = "Type a number first, or press “Show me”.";
       return;
     }
-    if (await tell()) await answer(goesOn);
+    if (await tell()) await answer(goesOn, told);
   };
   const leave = () => {
     const here = place(el);
@@ -156,13 +182,15 @@ function render({ model, el }) {
     else if (event.key === "Enter" && event.shiftKey) {
       event.preventDefault();
       if (event.target === reveal) answer(true);
-      else if (event.target === input && !input.value.trim() && !model.get("found")) pass();
+      else if (event.target === input && !input.value.trim() && !isTold()) pass();
       else guess(true);
     }
   });
   show();
   setTimeout(() => {
     const here = place(el);
+    if (here) keepFolded(here.notebook);
+    show();
     if (!here || model.get("found") || here.notebook.mode !== "command") return;
     if (here.notebook.activeCellIndex !== here.at + 1) return; // more cells were run, or the reader is elsewhere
     input.focus({ preventScroll: true });

@@ -171,7 +171,8 @@ def _beside(guess: float | None, measured: float, unit: str) -> str:
         return f"{found}, as you said"
     if guess > 0 and measured > 0:
         ratio = max(guess, measured) / min(guess, measured)
-        return f"{found}; you said {number(guess)}, {_ratio(ratio)} times too {'many' if guess > measured else 'few'}"
+        way = "high" if guess > measured else "low"
+        return f"{found}; you said {number(guess)}, too {way} by a factor of {_ratio(ratio)}"
     return f"{found}; you said {number(guess)}"
 
 

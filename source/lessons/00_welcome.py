@@ -52,7 +52,7 @@ from helpers.figures import traffic_animation
 from helpers.instruments import recorded
 
 h200 = recorded("h200")
-traffic_animation(h200, count="tiles")
+traffic_animation(h200, count=False)
 
 # %% tags=["hide-input"]
 import torch
@@ -356,15 +356,15 @@ ridge.compare(a100.ridge)
 # %% [markdown]
 # What about `gelu(a + b)`? It isn't a matmul, so the tensor cores can't help. It does ten operations per element, one
 # for the addition and nine for GELU, and we charge all ten to the [CUDA cores](../docs/glossary.md#cuda-cores), which
-# add and multiply. Two of them, an exponential and a reciprocal, also need the special function units
-# ([SFU](../docs/glossary.md#sfu)), and there are fewer of those. All of these units can work while memory delivers
-# data. Here's the minimum time each of them needs for a million elements, at data-sheet peaks. (The CUDA cores' peak
-# counts a multiply-add as two operations. Where additions and multiplications can't be paired, they take up to twice as
-# long.)
+# add and multiply: that's the arithmetic of this lesson's first question. Two of the ten, an exponential and a
+# reciprocal, also need the special function units ([SFU](../docs/glossary.md#sfu)). There are fewer of those, so they
+# take longer. All of these units can work while memory delivers data. Here's the minimum time each of them needs for a
+# million elements, at data-sheet peaks. (The CUDA cores' peak counts a multiply-add as two operations. Where additions
+# and multiplications can't be paired, they take up to twice as long.)
 
 # %% tags=["hide-input"]
 rows = []
-for what in ("memory", "special functions", "CUDA cores"):
+for what in ("memory", "CUDA cores", "special functions"):
     rows.append((what, f"{1e6 * least[what]:.2f} us", f"{least['memory'] / least[what]:.1f}"))
 table(("unit", "minimum time", "memory time ÷ this"), rows)
 

@@ -103,7 +103,7 @@
     if (said === right || (right && Math.abs(said / right - 1) < 0.02)) return `Found: ${found}, as you said.`;
     if (!(said > 0 && right > 0)) return `Found: ${found}; you said ${said}.`;
     const ratio = Math.max(said, right) / Math.min(said, right);
-    return `Found: ${found}; you said ${said}, ${Number(ratio.toPrecision(3)).toLocaleString("en")} times too ${said > right ? "many" : "few"}.`;
+    return `Found: ${found}; you said ${said}, too ${said > right ? "high" : "low"} by a factor of ${Number(ratio.toPrecision(3)).toLocaleString("en")}.`;
   };
   const seen = new Set();
   // How far off a guess was, in the table at a lesson's end; as helpers/figures/frame/predicted_vs_measured.py draws it.
@@ -111,7 +111,7 @@
     if (!(said * right > 0)) return "";
     const ratio = said / right;
     const off = Math.max(ratio, 1 / ratio);
-    const told = off <= 1.1 ? "right" : `${Number(off.toPrecision(3)).toLocaleString("en")} times too ${ratio > 1 ? "many" : "few"}`;
+    const told = off <= 1.1 ? "right" : `too ${ratio > 1 ? "high" : "low"} by a factor of ${Number(off.toPrecision(3)).toLocaleString("en")}`;
     const x = 60 + 52 * (Math.log(Math.min(Math.max(ratio, 0.1), 10)) / Math.log(10));
     return (
       `<svg viewBox="0 0 120 16" width="120" height="16" role="img" aria-label="${told}">` +

@@ -6,6 +6,7 @@ import json
 import pytest
 from drawn import WIDE_FONT
 from test_fusion_figures import GATED, beside, record
+from test_step_waterfall import FLOORS, PREDICTED, TIMES
 
 from helpers import figures
 from helpers.figures.fusion.fusion_groups import FusionGroupsExplorer
@@ -40,6 +41,7 @@ EXPLORERS = {
     "traffic": figures.TrafficExplorer,
     "variance": VarianceExplorer,
     "warp": figures.WarpExplorer,
+    "waterfall": lambda: figures.WaterfallExplorer(TIMES, FLOORS, PREDICTED),
     "wide rows": WideRowsExplorer,
     "windows": figures.WindowsExplorer,
 }
@@ -112,6 +114,27 @@ def test_a_narrow_page_shows_all_of_it(chromium, name):
         assert page.locator(".fusion-heading").inner_text()
         assert page.evaluate(MARKS) >= 1
         assert crossing(found) == []
+    finally:
+        page.close()
+
+
+BARRED = "attention units", "checkpointing", "decoding", "expert weights", "recomputation"
+BARRED += "tile choice", "traffic", "waterfall", "wide rows"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "waterfall" else [pytest.mark.long]) for name in BARRED]
+)
+def test_bars_on_a_narrow_page_are_high_enough_to_see(chromium, name):
+    explorer = EXPLORERS[name]()
+    page = shown(chromium, explorer)
+    try:
+        # A line across a bar is no bar.
+        heights = page.locator(".fusion-moving rect").evaluate_all(f"""bars => bars
+            .filter((bar) => bar.getBBox().height >= {explorer._bar} - 0.1 && bar.getBBox().width > 3)
+            .map((bar) => bar.getBoundingClientRect().height)""")
+        assert len(heights) > 2
+        assert min(heights) >= 14
     finally:
         page.close()
 

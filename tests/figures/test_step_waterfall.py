@@ -36,10 +36,10 @@ def test_a_bar_is_what_is_kept_and_then_what_is_removed_or_added():
     }
     assert marks == {TEXT: {5}, FUSED: {35}}
     assert scene.title == "small, call: fused is the fastest, at 4.0x the minimum for its bytes"
-    assert "eager: 40.0 us, 8.0x its bytes, predicted 35.0 us; fused: 20.0 us, 4.0x its bytes;" in scene.text
+    assert "eager: 40.0 µs, 8.0x its bytes, predicted 35.0 µs; fused: 20.0 µs, 4.0x its bytes;" in scene.text
 
 
-@pytest.mark.parametrize(("seconds", "shown"), [(9.96e-6, "10.0 us"), (99.6e-6, "100 us"), (1e-3, "1000 us")])
+@pytest.mark.parametrize(("seconds", "shown"), [(9.96e-6, "10.0 µs"), (99.6e-6, "100 µs"), (1e-3, "1000 µs")])
 def test_microseconds_have_three_digits_or_one_after_the_point(seconds, shown):
     assert micro(seconds) == shown
 

@@ -605,6 +605,14 @@ def test_the_page_and_the_picture_are_whole(tmp_path):
     )
 
 
+def test_a_plans_text_takes_the_colour_of_its_page():
+    """In the grey of a chart's marks it had 4.35:1 on white."""
+    drawn = analyse(swiglu, meta(R, C), meta(C, C), meta(C, C)).draw()
+    texts = list(ElementTree.fromstring(drawn.svg).iter("{http://www.w3.org/2000/svg}text"))
+    assert {text.get("fill") for text in texts} == {"currentColor"}
+    assert drawn._repr_html_().startswith("<figure><img ")  # dark there, and inverted on a dark page
+
+
 def test_a_plan_is_drawn_in_the_colours_of_the_simulator():
     costs = costs_of(swiglu, meta(R, C), meta(C, C), meta(C, C))
     simulation = Simulation(costs)

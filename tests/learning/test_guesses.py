@@ -29,9 +29,9 @@ def guessed(text: str, unit: str = "MB") -> Guess:
         ("", 20, "bytes: 20 MB; you made no guess"),
         ("20", 20, "bytes: 20 MB, as you said"),
         (" 12,000 ", 12_100, "bytes: 12,100 MB, as you said"),
-        ("12", 20, "bytes: 20 MB; you said 12, 1.67 times too few"),
-        ("40", 20, "bytes: 20 MB; you said 40, 2 times too many"),
-        ("3", 3_446_301, "bytes: 3,446,301 MB; you said 3, 1,150,000 times too few"),
+        ("12", 20, "bytes: 20 MB; you said 12, too low by a factor of 1.67"),
+        ("40", 20, "bytes: 20 MB; you said 40, too high by a factor of 2"),
+        ("3", 3_446_301, "bytes: 3,446,301 MB; you said 3, too low by a factor of 1,150,000"),
         ("0", 20, "bytes: 20 MB; you said 0"),
         ("1", 0, "bytes: 0 MB; you said 1"),
         ("-3", 20, "bytes: 20 MB; you said -3"),
@@ -106,7 +106,7 @@ def test_the_table_as_html_says_how_far_off_each_guess_was():
     table = BeautifulSoup(predictions()._repr_html_(), "html.parser")
     cells = [[cell.text for cell in row.find_all(["th", "td"])] for row in table.select("tbody tr")]
     assert cells == [["bytes", "12", "20", "MB", ""], ["a < b", "-", "-", "times", ""]]
-    assert [svg["aria-label"] for svg in table.select("svg")] == ["1.67 times too few"]
+    assert [svg["aria-label"] for svg in table.select("svg")] == ["too low by a factor of 1.67"]
 
 
 def test_the_same_question_keeps_its_guess_and_the_table_has_all():

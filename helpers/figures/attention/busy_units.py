@@ -97,6 +97,8 @@ class AttentionUnitsExplorer(Explorer):
         ValueError: an unknown GPU or dtype, or a value that is not on its slider.
     """
 
+    _bar = HIGH
+
     def __init__(self, device: str = "H100", dtype: str = "fp16", dim: int = 64, tokens: int = 8192):
         gpus = [name for name, each in DEVICES.items() if each.special_rate]
         if device not in gpus or dtype not in ("fp16", "fp8"):

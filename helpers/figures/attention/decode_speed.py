@@ -175,6 +175,7 @@ class DecodeSpeedExplorer(SceneExplorer):
         ((0, 30, 94, 204), (392, 30, 184, 204)),
     )
     _axes = staticmethod(decode_axes)
+    _bar = BAR
 
     def __init__(self, batch: int = 1, context: int = 8192, format: str = "bf16, cache bf16", device: str = "H200"):
         devices = [name for name, each in DEVICES.items() if "fp8" in each.peak_flops]

@@ -29,7 +29,7 @@ function lettered(placed, x, y) {
 }
 
 function render({ model, el }) {
-  const { choice, opens = 0, scenes, narrow: given = [] } = model.get("data");
+  const { choice, scenes, narrow: given = [] } = model.get("data");
   const narrow = given.map((each, number) => (each.split === undefined ? each : stacked(scenes[number][1], each)));
   const make = (parent, tag, attributes = {}, text) => {
     const node = parent.appendChild(document.createElement(tag));
@@ -53,7 +53,6 @@ function render({ model, el }) {
   const status = make(el, "div", { role: "status", "aria-live": "polite" });
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
   let scene, context, canvas, moving, texts, chosen, time = 0, playing = null;
-  let opening = true; // still on the frame that it opens with
 
   const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;");
   const counted = ([, text, , , value, start, end, digits]) => {
@@ -133,7 +132,7 @@ function render({ model, el }) {
     context = canvas.getContext("2d");
     moving = chart.querySelector(".fusion-moving");
     texts = [...chart.querySelectorAll(".counter")];
-    time = opening ? opens * scene.seconds : Math.min(time, scene.seconds);
+    time = Math.min(time, scene.seconds);
     paint();
   };
   // A line that larger letters make too long has smaller ones.
@@ -147,7 +146,6 @@ function render({ model, el }) {
     });
   };
   const seek = (wanted) => {
-    opening = false;
     time = Math.max(0, Math.min(scene.seconds, wanted));
     paint();
   };
@@ -158,8 +156,7 @@ function render({ model, el }) {
     player.setAttribute("aria-label", "Play");
   };
   const play = () => {
-    if (opening || time >= scene.seconds) time = 0;
-    opening = false;
+    if (time >= scene.seconds) time = 0;
     player.textContent = "Pause ||";
     player.setAttribute("aria-label", "Pause");
     let last = null, pending = 0;

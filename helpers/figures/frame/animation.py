@@ -217,7 +217,7 @@ class Film:
     Args:
         scenes: name -> scene; with more than one, the reader chooses, and the first is shown.
         choice: the label of the names.
-        frame: the time of the still frame, as a fraction of the film. The browser opens on it. Play begins at 0.
+        frame: the time of the still picture, as a fraction of the film; never its end. A live film opens at 0.
         narrow: the layout on a narrow page: a Stack, or name -> scene.
     """
 
@@ -225,10 +225,10 @@ class Film:
         self,
         scenes: dict[str, Animation],
         choice: str = "",
-        frame: float = 1.0,
+        frame: float = 0.5,
         narrow: Stack | dict[str, Animation] | None = None,
     ):
-        self.scenes, self._choice, self._frame, self._narrow = scenes, choice, frame, narrow
+        self.scenes, self.frame, self._choice, self._narrow = scenes, frame, choice, narrow
 
     @property
     def text(self) -> str:
@@ -236,7 +236,7 @@ class Film:
 
     def chart(self) -> Chart:
         first = next(iter(self.scenes.values()))
-        return picture(first, first.seconds * self._frame)
+        return picture(first, first.seconds * self.frame)
 
     def data(self) -> dict:
         """The data that the browser's script draws."""
@@ -246,7 +246,7 @@ class Film:
             narrow = [given.layout(scene) for scene in self.scenes.values()]
         else:
             narrow = [_sent(scene) for scene in (given or {}).values()]
-        return {"choice": self._choice, "opens": self._frame, "scenes": scenes, "narrow": narrow}
+        return {"choice": self._choice, "scenes": scenes, "narrow": narrow}
 
     def __repr__(self) -> str:
         return self.text

@@ -4,6 +4,7 @@
 const WIDE = 576; // points: a picture's width
 const LETTERS = [12, 8]; // pixels of a picture's text on a narrow page: those wanted, and the fewest where it is crowded
 const TALLEST = 2.2; // times its height: a crowded picture on a narrow page
+const BAR = 15; // pixels: the fewest of a bar's height there
 const WIDEST = 1.8; // times its width: a part's window there
 const SENTENCE = 0.55; // of the page's width: a longer text that reaches beyond a part is written beside it
 const SETTLING = 9; // passes for a picture to settle, which is drawn smaller as its letters reach further
@@ -78,6 +79,7 @@ function render({ model, el }) {
   let rows = []; // of the windows through which the parts are seen: x, y, width, height
   let own = []; // the same before letters grew
   let told = []; // texts that are too long for it
+  let bar = 0; // points: the height of its lowest bars
   const letters = []; // of each part, where it has smaller ones
   const stretches = []; // of each row's height, where its letters need it
   let reached = null; // by the frames so far, where a picture has no parts: left, top, right, bottom
@@ -221,6 +223,7 @@ function render({ model, el }) {
     const drawings = layers.flat();
     for (let pass = 0, settling = SETTLING; pass < PASSES; pass++) {
       const before = scale();
+      thicken(0, before);
       heighten(drawings, stretches[0] ?? 1);
       grow(layers, drawings.map(() => before), longest);
       part();
@@ -235,6 +238,9 @@ function render({ model, el }) {
       reached = null;
       ungrow(drawings);
     }
+  };
+  const thicken = (row, scale) => {
+    if (bar) stretches[row] = Math.max(stretches[row] ?? 1, BAR / (bar * scale));
   };
   // Each part's window shows its own marks alone, so that it may become wider than it was.
   const keepOwn = (layers, windows) => {
@@ -287,6 +293,7 @@ function render({ model, el }) {
     for (let pass = 0; pass < PASSES; pass++) {
       const wide = rows.map((row) => Math.max(least, row.reduce((sum, [, , width]) => sum + width, 0)));
       const wides = windows.map((_, number) => wide[numbers.findIndex((row) => row.includes(number))]);
+      rows.forEach((_, row) => thicken(row, chart.clientWidth / wide[row]));
       rows.forEach((_, row) => heighten(ofRow(row), stretches[row] ?? 1));
       grow(layers, wides.map((each) => chart.clientWidth / each), longest);
       rows.forEach((row, place) => row.forEach((found, number) => {
@@ -365,7 +372,8 @@ function render({ model, el }) {
     work("");
     reached = null;
     still.innerHTML = model.get("still");
-    const parts = still.querySelector("svg")?.dataset.parts ?? "";
+    const { parts = "", bar: lowest = 0 } = still.querySelector("svg")?.dataset ?? {};
+    bar = Number(lowest);
     rows = parts.split(";").filter(Boolean).map((row) => row.split(",").map((each) => each.split(" ").map(Number)));
     own = structuredClone(rows);
     if (narrow) put(still, model.get("still"));

@@ -60,9 +60,11 @@ class Explorer(ABC):
     """Sliders and choices above a stage. A subclass defines the content: `text`, `chart()` and `_still_and_data()`.
 
     `_parts`: rows of windows (x, y, width, height) of the picture, as a narrow page shows it; none: all of it.
+    `_bar`: points, the height of its lowest bars; a narrow page draws them at least 14 pixels high.
     """
 
     _parts: tuple[tuple[tuple[float, float, float, float], ...], ...] = ()
+    _bar: float = 0
 
     def __init__(self, stage: Stage, sliders: Iterable[widgets.SelectionSlider], choices: list[list[widgets.Widget]]):
         self._stage, self._sliders, self._choices = stage, list(sliders), [each for row in choices for each in row]
@@ -104,6 +106,8 @@ class Explorer(ABC):
             self._stage.doing = ""
 
     def _with_parts(self, still: str) -> str:
+        if self._bar:
+            still = still.replace("<svg", f'<svg data-bar="{self._bar:g}"', 1)
         rows = (",".join(" ".join(f"{each:g}" for each in window) for window in row) for row in self._parts)
         return still.replace("<svg", f'<svg data-parts="{";".join(rows)}"', 1) if self._parts else still
 

@@ -32,13 +32,14 @@ class Box:
 
 @dataclass(frozen=True)
 class Label:
-    """Text around y; `align` is "left", "center" or "right" of x."""
+    """Text around y; `align` is "left", "center" or "right" of x. `more` follows it, but not on a narrow page."""
 
     text: str
     x: float
     y: float
     align: str
     colour: str = TEXT
+    more: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def picture(figure: Figure, axes: Axes, shown: Scene) -> Chart:
 
 
 def _write(axes: Axes, label: Label) -> None:
-    axes.text(label.x, label.y, label.text, ha=label.align, va="center_baseline", color=label.colour)
+    axes.text(label.x, label.y, label.text + label.more, ha=label.align, va="center_baseline", color=label.colour)
 
 
 def svg(opening: str, shown: Scene) -> str:
@@ -122,10 +123,14 @@ def svg(opening: str, shown: Scene) -> str:
     )
     labels = (
         f'<text x="{label.x:.1f}" y="{label.y + 3:.1f}" text-anchor="{ANCHORS[label.align]}"{_paint(label)}>'
-        f"{label.text}</text>"
+        f"{label.text}{_fine(label.more)}</text>"
         for label in shown.labels
     )
     return f"{opening}{svg_title(shown.title, LEFT, TITLE_FROM_TOP + 3)}{''.join(boxes)}{''.join(labels)}</svg>"
+
+
+def _fine(more: str) -> str:
+    return f'<tspan class="fusion-fine">{more}</tspan>' if more else ""
 
 
 def _paint(label: Label) -> str:

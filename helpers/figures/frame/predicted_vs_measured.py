@@ -15,7 +15,7 @@ AXIS = 30  # the scale's height in the picture, y downwards
 FAR = 20  # times apart: above this the scale is logarithmic
 CLOSE = 1.1  # times apart: as good as right, in the table's strip
 STRIP = 120  # pixels of the strip in the table
-STRIP_ENDS = 10  # times too few, times too many
+STRIP_ENDS = 10  # the largest factor that it shows
 
 
 def predicted_vs_measured(said: float, found: float, unit: str) -> str:
@@ -98,7 +98,7 @@ def guesses_table(rows: Sequence[tuple[str, float | None, float | None, str]], n
     return made
 
 
-COLUMNS, STRIP_TITLE = ("question", "you said", "found", "unit"), "too few ◂ right ▸ too many"
+COLUMNS, STRIP_TITLE = ("question", "you said", "found", "unit"), "too low ◂ right ▸ too high"
 SIDES = ("left", "right", "right", "left", "left")
 
 
@@ -109,7 +109,7 @@ def _strip(said: float | None, found: float | None) -> str:
     way = math.log(min(max(ratio, 1 / STRIP_ENDS), STRIP_ENDS)) / math.log(STRIP_ENDS)
     x = STRIP / 2 + way * (STRIP / 2 - 8)
     close = max(ratio, 1 / ratio) <= CLOSE
-    told = "right" if close else f"{max(ratio, 1 / ratio):.3g} times too {'many' if ratio > 1 else 'few'}"
+    told = "right" if close else f"too {'high' if ratio > 1 else 'low'} by a factor of {max(ratio, 1 / ratio):.3g}"
     return (
         f'<svg viewBox="0 0 {STRIP} 16" width="{STRIP}" height="16" role="img" aria-label="{told}">'
         f'<path d="M4 8H{STRIP - 4}M{STRIP // 2} 2V14" stroke="currentColor" stroke-opacity=".5"/>'

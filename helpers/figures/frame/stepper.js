@@ -3,9 +3,11 @@
 const FLIGHT = 420; // ms
 const PAUSE = 900; // ms between steps while playing
 const CODES = { " ": "empty", v: "value", m: "masked", o: "outside", r: "read", w: "written", g: "gap" };
-const NARROW = 340; // pixels of the picture on a narrow page
-const WORDS = 1.35; // how much larger a cell with a number is there
+const [LEAST, WIDEST] = [300, 820]; // pixels: a picture's width, for which it is laid out
+const NARROW = 480; // pixels: on a narrower page letters are larger, and numbers have larger cells
+const WORDS = 1.2; // how much larger
 const LABEL = 14; // above a grid
+const LETTERS = [7, 8]; // pixels: upper estimates of a label's letter, on a wide page and a narrow one
 const PINNED = 0.6; // of the view: memory that takes more of it scrolls away
 const WAYS = ["reading", "writing", "stray"];
 
@@ -76,59 +78,69 @@ function render({ model, el }) {
     const row = Math.round((y - grid.y - LABEL) / grid.h);
     return [grid, row * grid.columns + Math.round((x - grid.x) / grid.w), Math.round(w / grid.w), line];
   }));
-  const WIDE = [data.size[0], data.chip, data.size[1]];
-
-  // On a narrow page numbers have larger cells, fewer in a line; tiles keep their shape.
-  const narrowed = () => {
+  // Laid out for a width, so that letters keep their size: numbers have as many in a line as fit, tiles keep their shape.
+  const laidOut = (room) => {
+    const slim = room < NARROW;
     const tensors = grids.filter((grid) => grid.memory && !grid.words);
-    const side = Math.max(3, Math.floor((NARROW - 6 * tensors.length) / tensors.reduce((sum, { columns }) => sum + columns, 0)));
+    const all = tensors.reduce((sum, { columns }) => sum + columns, 0);
     const placed = grids.map((grid) => {
-      if (tensors.includes(grid)) { // beside each other, where they fit
-        return { ...grid, w: Math.min(grid.w, side), h: Math.min(grid.h, side), name: grid.name.split("  ")[0] };
+      const name = slim ? grid.name.split("  ")[0] : grid.name;
+      if (tensors.includes(grid)) { // beside each other on a narrow page, where they fit
+        const most = slim ? Math.floor((room - 6 * tensors.length) / all) : Math.floor(room / grid.columns);
+        const side = Math.min(grid.w, Math.max(3, most));
+        return { ...grid, w: side, h: side, name };
       }
-      const w = grid.words ? Math.max(grid.w * WORDS, 30) : grid.w;
-      const columns = grid.words ? Math.min(grid.columns, 2 ** Math.floor(Math.log2(NARROW / w)) || 1) : grid.columns;
-      return { ...grid, w, columns, h: grid.words ? 24 : grid.h, name: grid.name.split("  ")[0] };
+      if (!grid.words) return { ...grid, name };
+      const w = slim ? Math.max(grid.w * WORDS, 30) : grid.w;
+      const columns = Math.min(grid.columns, grid.columns * w <= room ? grid.columns : 2 ** Math.floor(Math.log2(room / w)) || 1);
+      return { ...grid, w, columns, h: slim ? 24 : grid.h, name };
     });
     const flow = (some, from) => {
       let x = 0, y = from, lowest = from;
       for (const grid of some) {
-        const width = Math.max(Math.min(grid.count, grid.columns) * grid.w, 7 * grid.name.length);
-        if (x && x + width > NARROW) [x, y] = [0, lowest];
+        const width = Math.max(Math.min(grid.count, grid.columns) * grid.w, LETTERS[Number(slim)] * grid.name.length);
+        if (x && x + width > room) [x, y] = [0, lowest];
         [grid.x, grid.y] = [x, y];
-        x += width + 6;
+        x += width + (slim ? 6 : 12);
         lowest = Math.max(lowest, y + LABEL + Math.ceil(grid.count / grid.columns) * grid.h + 6);
       }
       return lowest;
     };
     const kinds = [(grid) => grid.count === 1, (grid) => grid.count > 1 && grid.words, (grid) => !grid.words];
-    const shared = (grid) => grid.memory && grid.y >= data.chip;
+    const shared = grids.map((grid) => grid.memory && grid.y >= data.chip);
     const flowAll = (some, from) => kinds.reduce((y, kind) => flow(some.filter(kind), y), from);
-    const chip = flow(placed.filter((grid) => grid.memory && !shared(grid)), 18) + 14;
-    const own = flowAll(placed.filter((grid) => !grid.memory && !grid.of), flow(placed.filter(shared), chip + 8));
+    const off = placed.filter((grid, number) => grid.memory && !shared[number]).sort((one, other) => one.words - other.words);
+    const chip = flow(off, 18) + 14;
+    const own = flowAll(placed.filter((grid) => !grid.memory && !grid.of), flow(placed.filter((_, number) => shared[number]), chip + 12));
     const called = [...new Set(data.functions)].filter(Boolean);
     const ends = called.map((name) => flowAll(placed.filter((grid) => grid.of === name), own));
-    return [placed, [NARROW, chip, Math.max(own, ...ends) + 4]];
+    return [placed, chip, Math.max(own, ...ends) + 4];
   };
-  const isNarrow = () => chart.clientWidth > 0 && chart.clientWidth < 480;
-  let narrow, places, layout, width, chipAt, height;
+  const fitting = () => (chart.clientWidth ? Math.min(WIDEST, Math.max(LEAST, chart.clientWidth - 4)) : data.size[0]);
+  let narrow, places, layout, width, chipAt, height, outlines;
   const drawn = (grid, upper) => {
     const inset = grid.words ? 1.5 : 0.3;
+    const w = rounded(grid.w - 2 * inset), h = rounded(grid.h - 2 * inset);
     let text = "";
     for (let cell = 0; cell < grid.count; cell++) {
       const left = grid.x + (cell % grid.columns) * grid.w;
       const top = grid.y - upper + LABEL + Math.floor(cell / grid.columns) * grid.h;
-      text += `<rect x="${rounded(left + inset)}" y="${rounded(top + inset)}" width="${rounded(grid.w - 2 * inset)}" height="${rounded(grid.h - 2 * inset)}"/>`;
-      if (grid.words) text += `<text x="${rounded(left + grid.w / 2)}" y="${rounded(top + grid.h / 2 + (narrow ? 4.4 : 3.4))}"></text>`;
+      const x = rounded(left + inset), y = rounded(top + inset);
+      if (grid.words) {
+        text += `<rect x="${x}" y="${y}" width="${w}" height="${h}"/>`;
+        text += `<text x="${rounded(left + grid.w / 2)}" y="${rounded(top + grid.h / 2 + (narrow ? 4.4 : 4))}"></text>`;
+      } else outlines[grid.first + cell] = `M${x} ${y}h${w}v${h}h${-w}z`;
     }
     return `<g class="${grid.memory ? "memory" : "lanes"}${grid.words ? "" : " shaded"}" data-place="${grids.findIndex(({ first }) => first === grid.first)}">` +
-      `<text class="name" x="${grid.x}" y="${rounded(grid.y - upper + 10)}">${escaped(grid.name)}</text>${text}</g>`;
+      `<text class="name" x="${grid.x}" y="${rounded(grid.y - upper + 10)}">${escaped(grid.name)}</text><g class="cells">${text}</g></g>`;
   };
-  let groups, rects, words, moving;
+  let groups, insides, rects, words, moving;
   const lay = () => {
-    narrow = isNarrow();
+    width = fitting();
+    narrow = width < NARROW;
+    outlines = [];
     el.classList.toggle("fusion-narrow", narrow);
-    [layout, [width, chipAt, height]] = narrow ? narrowed() : [grids, WIDE];
+    [layout, chipAt, height] = laidOut(width);
     const top = chipAt - 4;
     const above = layout.filter(({ y }) => y < top), below = layout.filter(({ y }) => y >= top);
     chart.innerHTML = `<div class="fusion-stepper-memory"><svg viewBox="-2 0 ${width + 4} ${top}" aria-hidden="true">
@@ -138,9 +150,10 @@ function render({ model, el }) {
       <text class="side" x="${width}" y="12">on the chip</text>${below.map((grid) => drawn(grid, top)).join("")}</svg>`;
     moving = chart.querySelector(".fusion-moving");
     groups = [...chart.querySelectorAll("g.memory, g.lanes")].sort((one, other) => one.dataset.place - other.dataset.place);
-    rects = groups.flatMap((group) => [...group.querySelectorAll("rect")]);
-    words = groups.flatMap((group, number) =>
-      grids[number].words ? [...group.querySelectorAll("text:not(.name)")] : new Array(grids[number].count).fill(null));
+    insides = groups.map((group) => group.querySelector(".cells"));
+    const cellsOf = (kind) => grids.flatMap(({ words, count }, number) =>
+      words ? [...insides[number].querySelectorAll(kind)] : new Array(count).fill(null));
+    [rects, words] = [cellsOf("rect"), cellsOf("text")];
     places = layout.flatMap(({ x, y, columns, count, w, h }) =>
       Array.from({ length: count }, (_, cell) => [x + (cell % columns + 0.5) * w, y + LABEL + (Math.floor(cell / columns) + 0.5) * h, w, h]));
     shownClass = new Array(rects.length).fill(null);
@@ -183,20 +196,30 @@ function render({ model, el }) {
       frames[number].cells.forEach(apply);
     }
   };
+  // The cells of a tile that look alike are one shape: a page with an element for each of thousands is slow to draw.
+  const shade = (inside, first, count) => {
+    const shapes = new Map();
+    for (let cell = first; cell < first + count; cell++) {
+      const look = `class="${shownClass[cell]}" style="--shade: ${Math.abs(Number(shownText[cell])) / 9}"`;
+      shapes.set(look, (shapes.get(look) ?? "") + outlines[cell]);
+    }
+    inside.innerHTML = [...shapes].map(([look, outline]) => `<path ${look} d="${outline}"/>`).join("");
+  };
   const paint = (frame) => {
     const now = new Map(WAYS.flatMap((way, number) => frame.now[number].map((cell) => [cell, way])));
-    for (let cell = 0; cell < rects.length; cell++) {
-      let name = CODES[codes[cell]];
-      if (words[cell] === null && texts[cell] !== "" && texts[cell] !== "0") name += texts[cell][0] === "-" ? " below" : " above";
-      if (now.has(cell)) name += ` ${now.get(cell)}`;
-      const shade = words[cell] === null ? texts[cell] : "";
-      if (shownClass[cell] !== name) rects[cell].setAttribute("class", (shownClass[cell] = name));
-      if (shownText[cell] !== texts[cell]) {
-        shownText[cell] = texts[cell];
-        if (words[cell]) words[cell].textContent = texts[cell];
-        else rects[cell].style.setProperty("--shade", Math.abs(Number(shade)) / 9);
+    grids.forEach(({ first, count, words: inWords }, number) => {
+      let isShaded = false;
+      for (let cell = first; cell < first + count; cell++) {
+        let name = CODES[codes[cell]];
+        if (!inWords && texts[cell] !== "" && texts[cell] !== "0") name += texts[cell][0] === "-" ? " below" : " above";
+        if (now.has(cell)) name += ` ${now.get(cell)}`;
+        const looks = shownClass[cell] !== name, reads = shownText[cell] !== texts[cell];
+        if (inWords && looks) rects[cell].setAttribute("class", name);
+        if (inWords && reads) words[cell].textContent = texts[cell];
+        if (looks || reads) [shownClass[cell], shownText[cell], isShaded] = [name, texts[cell], !inWords];
       }
-    }
+      if (isShaded) shade(insides[number], first, count);
+    });
     const running = data.functions[frame.line];
     groups.forEach((group, number) => {
       group.classList.toggle("lit", frame.lit.includes(number));
@@ -215,14 +238,14 @@ function render({ model, el }) {
   };
 
   // Asking the page for a size after it was changed makes it lay everything out at once: it tells by itself.
-  let scale = 1, seen = Infinity, pinned = 0; // pixels of the view, and of memory, where it stays
+  let scale = 1, across = 0, seen = Infinity, pinned = 0; // pixels of the view, and of memory, where it stays
   const measured = () => {
-    if (narrow !== isNarrow()) {
+    if (width !== fitting()) {
       lay();
       if (at >= 0) paint(frames[at]);
     }
     scale = chart.clientWidth / (width + 4);
-    seen = view.clientHeight;
+    [across, seen] = [view.clientWidth, view.clientHeight];
     const upper = (chipAt - 4) * scale;
     pinned = upper < PINNED * seen ? upper : 0;
     view.classList.toggle("pinned", pinned > 0);
@@ -245,7 +268,7 @@ function render({ model, el }) {
     const still = calm.matches;
     const context = canvas.getContext("2d");
     const dense = devicePixelRatio || 1;
-    const wanted = [Math.round(view.clientWidth * dense), Math.round(Math.min(seen, height * scale) * dense)];
+    const wanted = [Math.round(across * dense), Math.round(Math.min(seen, height * scale) * dense)];
     if (canvas.width !== wanted[0] || canvas.height !== wanted[1]) {
       [canvas.width, canvas.height] = wanted;
       canvas.style.width = `${wanted[0] / dense}px`;

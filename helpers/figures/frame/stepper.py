@@ -72,7 +72,7 @@ class Grid:
         flat = np.concatenate([each.ravel() for each in values])
         if self.words:
             longest = max((len(word(value)) for value in flat), default=1)
-            self.cell = min(max(self.cell[0], 5.5 * longest + 5), WIDTH / self.columns), WORD
+            self.cell = min(max(self.cell[0], 7 * longest + 4), WIDTH / self.columns), WORD
         else:
             sizes = np.abs(flat.astype(float))
             self.largest = max(self.largest, float(np.max(sizes[np.isfinite(sizes)], initial=0)))

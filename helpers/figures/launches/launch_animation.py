@@ -65,7 +65,8 @@ def _scene(run: Recorded, numbers: int, left: float = LEFT, right: float = RIGHT
         counters.append(
             Counter(name, "{} µs", left + (right - left) * 0.3, top - 4, 1e6 * ends[name], 0.0, ends[name], 1)
         )
-        notes.append(Note(f"GPU busy {plain(100 * busy / ends[name])} %", right, top - 4, "right"))
+        gpu = "GPU busy" if right == RIGHT else "busy"  # next to the time, on a narrow page
+        notes.append(Note(f"{gpu} {plain(100 * busy / ends[name])} %", right, top - 4, "right"))
     bottom = first + 3 * WAY
     notes += [
         Note("0", left, bottom, "center"),

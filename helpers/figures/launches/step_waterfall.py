@@ -36,12 +36,12 @@ def waterfall_scene(
             colour = UNFUSED if time > before else None
             boxes.append(Box(PANEL.left + shorter * scale, y, abs(time - before) * scale, BAR, colour))
         boxes.append(Box(PANEL.left + floor * scale - 1, y, 2, BAR + 8, TEXT))
-        shown = f"{micro(time)}, {time / floor:.1f}x its bytes"
+        compared = f", {time / floor:.1f}x its bytes"
         if way in predicted:
             boxes.append(Box(PANEL.left + predicted[way] * scale - 1.5, y, 3, BAR + 4, FUSED))
-        labels.append(Label(shown, PANEL.left + max(time, before) * scale + 7, y, "left"))
+        labels.append(Label(micro(time), PANEL.left + max(time, before) * scale + 7, y, "left", more=compared))
         foreseen = f", predicted {micro(predicted[way])}" if way in predicted else ""
-        listed.append(f"{way}: {shown}{foreseen}")
+        listed.append(f"{way}: {micro(time)}{compared}{foreseen}")
         before = time
     labels += PANEL.ends(end, SIZE)
     best = min(times, key=times.get)
@@ -52,8 +52,8 @@ def waterfall_scene(
 
 def micro(seconds: float) -> str:
     """Write seconds as microseconds, to three digits or one."""
-    us = 1e6 * seconds
-    return f"{us:.0f} us" if us >= 99.5 else f"{us:.1f} us"
+    amount = 1e6 * seconds
+    return f"{amount:.0f} µs" if amount >= 99.5 else f"{amount:.1f} µs"
 
 
 class WaterfallExplorer(Explorer):
@@ -71,6 +71,8 @@ class WaterfallExplorer(Explorer):
     Raises:
         ValueError: a layer or clock without times.
     """
+
+    _bar = BAR
 
     def __init__(
         self,

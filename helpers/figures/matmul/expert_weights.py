@@ -160,6 +160,7 @@ class ExpertWeightsExplorer(SceneExplorer):
         ((0, 30, 94, 204), (390, 30, 186, 204)),
     )
     _axes = staticmethod(weights_axes)
+    _bar = BAR
 
     def __init__(
         self, tokens: int = 64, experts: int = 64, top_k: int = 8, size: str = "2048 x 768", device: str = "H200"

@@ -174,6 +174,7 @@ class TileChoiceExplorer(SceneExplorer):
     """
 
     _axes = staticmethod(_axes)
+    _bar = BAR
     _quiet = False  # the text also has the bytes of a whole matmul
 
     def __init__(self, tile: tuple[int, int] = (128, 128), warps: int = 8, stages: int = 3, step: int = 64):

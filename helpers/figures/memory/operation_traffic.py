@@ -123,6 +123,7 @@ class TrafficExplorer(SceneExplorer):
     """
 
     _axes = staticmethod(operation_axes)
+    _bar = WRITTEN
 
     def __init__(
         self,

@@ -89,7 +89,8 @@ def _scene(elements: int, device: str) -> Animation:
     boxes += [(LEFT - 8, SMS, TILES * CELL[0] + 16, 48), (LEFT - 8, L2, TILES * CELL[0] + 16, 42)]
     boxes.append((LEFT - 8, DRAM, TILES * CELL[0] + 16, 4 * ROW + 8))
     notes = [
-        Note("SMs", 0, SMS + 28, bold=True), Note("L2", 0, L2 + 25, bold=True), Note("DRAM", 0, DRAM + 56, bold=True),
+        Note("SMs", 0, SMS + 28, bold=True), Note("L2", 0, L2 + 25, bold=True),
+        Note("DRAM", 0, rows["b"] + 12, bold=True),
         *(Note(name, LEFT - 14, top + 12, "right") for name, top in rows.items()),
     ]  # fmt: skip
     counters = []
@@ -102,7 +103,7 @@ def _scene(elements: int, device: str) -> Animation:
         counters.append(Counter(name, "{} MB", SIDE, top + 2, value, 0.0, ends[-1], 0))
         # One step per tile, so that the bar pauses while L2 answers.
         bars += [
-            Bar(SIDE + number * wide / len(ends), top + 8, wide / len(ends), 9, end, end, BLUE)
+            Bar(SIDE + number * wide / len(ends), top + 8, wide / len(ends), 14, end, end, BLUE)
             for number, end in enumerate(sorted(ends))
         ]
     share = 1 - crossed / requested

@@ -99,7 +99,8 @@ class WideRows:
 
 
 READ, WRITE = 0.62, 0.38  # heights of bars, of the distance between two
-TITLE_FROM_TOP = 14  # points
+PITCH = 35.75  # points between two bars
+TITLE_FROM_TOP = 14
 PAINT = ((FUSED, 1.0), (FUSED, 0.25), (LIMIT, 1.0))  # from DRAM, from L2, written: colour and opacity
 
 
@@ -163,6 +164,8 @@ class WideRowsExplorer(Explorer):
     Raises:
         ValueError: an unknown GPU or dtype, or a value that is not on its slider.
     """
+
+    _bar = WRITE * PITCH
 
     def __init__(
         self, device: str = "H100", dtype: str = "bf16", rows: int = 8192, columns: int = 50257, warps: int = 8

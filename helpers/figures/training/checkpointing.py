@@ -132,6 +132,7 @@ class CheckpointingExplorer(SceneExplorer):
         ((0, 30, 133, 204), (418, 30, 158, 204)),
     )
     _axes = staticmethod(checkpointing_axes)
+    _bar = BAR
 
     def __init__(self, tokens: int = 8192, width: int = 4096, dtype: str = "bf16", device: str = "H200"):
         devices = [name for name, each in DEVICES.items() if set(DTYPES) <= each.peak_flops.keys()]

@@ -76,7 +76,7 @@ def mask_chart(draws: dict[str, Draw], title: str) -> Chart:
 
 
 def _box(column: int, row: int, colour: str, kept: bool, wrong: bool) -> Rectangle:
-    fill = TEXT if kept else "none"
+    fill = LIMIT if kept else "none"
     return Rectangle((column + 0.1, row + 0.12), 0.8, 0.76, facecolor=fill, edgecolor=colour, lw=2.5 if wrong else 1)
 
 

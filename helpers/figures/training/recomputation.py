@@ -168,6 +168,7 @@ class RecomputationExplorer(SceneExplorer):
         ((0, 30, 108, 166), (410, 30, 166, 166)),
     )
     _axes = staticmethod(recomputation_axes)
+    _bar = BAR
 
     def __init__(
         self,

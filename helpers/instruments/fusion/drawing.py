@@ -4,13 +4,14 @@ Colours are those of lesson 13's simulator: an operation alone in its kernel is 
 also has a number, for readers who cannot tell colours apart.
 """
 
+import base64
 import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from helpers.instruments.fusion.plan import FusionPlan
 from helpers.instruments.traffic.result import size
-from helpers.style import FONT, FUSED, JOINED, LIMIT, PAGE_LABEL, PAGE_TITLE, TEXT
+from helpers.style import FONT, FUSED, JOINED, LIMIT, PAGE_LABEL, PAGE_TITLE
 
 WIDTH, HEIGHT, GAP_X, GAP_Y = 132, 28, 24, 32  # box size and gaps, in pixels
 MAX = 150  # maximum operations drawn; a larger graph is drawn kernel by kernel
@@ -28,6 +29,12 @@ class FusionDrawing:
 
     def _repr_svg_(self) -> str:
         return self.svg
+
+    def _repr_html_(self) -> str:
+        """Return the picture as a figure, whose dark text the course's style sheets invert on a dark page."""
+        packed = base64.b64encode(self.svg.encode()).decode()
+        alt = html.escape(self.text.partition("\n")[0])
+        return f'<figure><img src="data:image/svg+xml;base64,{packed}" alt="{alt}"></figure>'
 
 
 def drawing(plan: FusionPlan) -> FusionDrawing:
@@ -59,9 +66,8 @@ def drawing(plan: FusionPlan) -> FusionDrawing:
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="{FONT}" font-size="{PAGE_LABEL}">'
         f"<title>{html.escape(finding)}</title>"
-        f'<text x="12" y="18" font-size="{PAGE_TITLE}" font-weight="bold" fill="{TEXT}">{html.escape(finding)}</text>'
-        + "".join(parts)
-        + "</svg>"
+        f'<text x="12" y="18" font-size="{PAGE_TITLE}" font-weight="bold" fill="currentColor">'
+        f"{html.escape(finding)}</text>" + "".join(parts) + "</svg>"
     )
     lines = [finding]
     for number, group in enumerate(plan.groups, 1):
@@ -128,7 +134,7 @@ def _edge(start, end, nbytes: int, fused: bool) -> str:
     path = f'<path d="{curve}" fill="none" {style}/>'
     said = "" if fused else size(nbytes)
     where = f'x="{(x1 + x2) / 2 + 4:.0f}" y="{middle + 3:.0f}"'
-    return path + (f'<text {where} fill="{TEXT}" font-size="{PAGE_LABEL}">{said}</text>' if said else "")
+    return path + (f'<text {where} fill="currentColor" font-size="{PAGE_LABEL}">{said}</text>' if said else "")
 
 
 def _box(place, name: str, number: int, plan: FusionPlan, colour: str) -> str:
@@ -139,5 +145,5 @@ def _box(place, name: str, number: int, plan: FusionPlan, colour: str) -> str:
     return (
         f'<g><title>{more}</title><rect x="{x:.0f}" y="{y:.0f}" width="{WIDTH}" height="{HEIGHT}" rx="5" '
         f'fill="{colour}" fill-opacity=".16" stroke="{colour}" stroke-width="1.5"/>'
-        f'<text x="{x + 6:.0f}" y="{y + 18:.0f}" fill="{TEXT}">{number + 1} {said}</text></g>'
+        f'<text x="{x + 6:.0f}" y="{y + 18:.0f}" fill="currentColor">{number + 1} {said}</text></g>'
     )
