@@ -110,9 +110,7 @@ def only_asks_for_hints(source: str) -> bool:
         return False
     asked = [each.value for each in statements if isinstance(each, ast.Expr)]
     functions = [each.func if isinstance(each, ast.Call) else each for each in asked]
-    return len(asked) == len(statements) and all(
-        isinstance(each, ast.Name) and each.id == "hint" for each in functions
-    )
+    return len(asked) == len(statements) and all(isinstance(each, ast.Name) and each.id == "hint" for each in functions)
 
 
 def read_notebook(path: Path) -> dict:
