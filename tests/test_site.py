@@ -21,6 +21,7 @@ from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from helpers.figures import TrafficExplorer, traffic_animation, watch
 from helpers.figures.frame.interactive_export import export_interactive
 from helpers.instruments import recorded
+from helpers.learning import self_test
 from kernels.elementwise.swiglu import swiglu_kernel
 from source import build_site, record_figures, record_puzzles
 from source.picture_openings import FIRST
@@ -104,13 +105,22 @@ def course(tmp_path_factory):
         )
     ]
     said.append(("", ""))
-    said.append(('self_test(answer, sealed=("WzMsICJvbmUi" "XQ=="))', "not answered yet: replace the dots"))
+    said.append(("self_test(answer, right)", self_test(..., 3, "one")))
     for source, told in (*said, ("predictions()", "all of it")):
         if not source:
             cells.append(nbformat.v4.new_markdown_cell("So much for the launches.\n\n### Your predictions\n\nAll."))
             continue
-        shown = nbformat.v4.new_output("execute_result", {"text/plain": told}, execution_count=1)
+        data = {"text/plain": told} if type(told) is str else told._repr_mimebundle_()
+        shown = nbformat.v4.new_output("execute_result", data, execution_count=1)
         cells.append(nbformat.v4.new_code_cell(source, outputs=[shown], execution_count=1))
+    timed = [("stream", {"text": "on this CPU: 3 ms\n"}), ("display_data", {"data": {"text/plain": "a table of it"}})]
+    cells.append(
+        nbformat.v4.new_code_cell(
+            "import time\n\nstart = time.perf_counter()",
+            outputs=[nbformat.v4.new_output(kind, **shown) for kind, shown in timed],
+            metadata={"tags": ["nbval-ignore-output"]},
+        )
+    )
     collapsed = {"jp-MarkdownHeadingCollapsed": True}
     cells.append(nbformat.v4.new_markdown_cell("## Going further\n\nOther sizes.", metadata=collapsed))
     cells.append(nbformat.v4.new_code_cell("other_sizes()"))
@@ -541,13 +551,28 @@ def test_nothing_denies_a_guess(sample, course):
 def test_the_last_question_takes_an_answer(chromium, address):
     page = Visit(chromium, address).open("notebooks/00_small")
     form = page.locator(".fusion-guess[data-right]")
-    assert not page.get_by_text("self_test(").count(), "no cell that cannot run"
+    assert not page.get_by_text("self_test(").count(), "no cell that cannot run, and no sealed answer"
     for typed, told in (("4", "Not 4: one."), ("many", "Type a number first, or press “Show me”."), ("3", "Right.")):
         form.get_by_role("textbox").fill(typed)
         form.get_by_role("textbox").press("Enter")
         assert form.get_by_role("status").inner_text() == told
     form.get_by_role("button", name="Show me").click()
     assert form.get_by_role("status").inner_text() == "3: one."
+
+
+def test_what_the_building_machine_timed_is_said_to_be_its(course, sample):
+    """A reader's own machine has other times, or none."""
+    for site, name in ((course, "notebooks/00_small"), (sample, "notebooks/00_welcome")):
+        text = " ".join(each.get_text() for each in markup(site.out, name).select(".output"))
+        assert text.count("On the machine that built this page:") == 1, "once per cell"
+        assert "on this CPU" not in text
+        assert "No GPU here" not in text
+    assert "on the CPU that built this page: 3 ms" in markup(course.out, "notebooks/00_small").get_text()
+
+
+def test_no_page_shows_a_sealed_answer(whole):
+    for path in whole.out.glob("notebooks/*.html"):
+        assert "sealed=" not in path.read_text(encoding="utf-8"), path.name
 
 
 def test_the_table_at_the_end_marks_how_far_off_a_guess_was(chromium, sample):

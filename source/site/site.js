@@ -120,7 +120,10 @@
     );
   };
   for (const form of document.querySelectorAll(".fusion-guess[data-right]")) {
-    const { right, told } = form.dataset;
+    const { told } = form.dataset;
+    const right = Number(form.dataset.right);
+    const rounded = Math.abs(right) >= 9999.5 ? Math.round(right) : Number(right.toPrecision(4));
+    const shown = rounded.toLocaleString("en", { maximumFractionDigits: 12 });
     const [input, asking, status] = [form.querySelector("input"), form.querySelector("[type=button]"), form.querySelector("[role=status]")];
     form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -129,7 +132,7 @@
       else if (Math.abs(said - right) <= 0.01 * Math.abs(right)) status.textContent = "Right.";
       else status.textContent = `Not ${input.value.trim()}: ${told}.`;
     });
-    asking.addEventListener("click", () => (status.textContent = `${right}: ${told}.`));
+    asking.addEventListener("click", () => (status.textContent = `${shown}: ${told}.`));
   }
   for (const form of document.querySelectorAll(".fusion-guess[data-number]")) {
     const { number: place, question, unit, found } = form.dataset;
