@@ -67,6 +67,7 @@ RECORD_IT = "run `make notebooks`, which records figures that move"
 ASKED = re.compile(r"(?P<question>.*): \[your guess\] ?(?P<unit>.*)")  # how a question is stored if no widget runs
 DOORS = re.compile(r"https://(?:mybinder\.org/v2|colab\.research\.google\.com/github|codespaces\.new)/[^\s)\"<>]+")
 PICTURE = re.compile(r'<img src="data:image/png;base64,([^"]+)"')
+PICTURE_CELL = "from helpers.figures.exercise_pictures import"
 TOKEN = re.compile(r'<span class="(\w+)">([^<]*)</span>')
 UNATTEMPTED = re.compile(r"not attempted|Once the check .* has passed, run this cell again")
 UNASKED = "; you made no guess"
@@ -454,6 +455,9 @@ def lead_with_the_figure(notebook: nbformat.NotebookNode) -> None:
         rest = nbformat.v4.new_markdown_cell(opening.source[found.start() :])
         opening.source = opening.source[: found.start()]
         notebook.cells = [opening, *others[at - 1 : end], rest, *others[: at - 1], *others[end:]]
+    if others and PICTURE_CELL in others[0].source:
+        rest = others[0]  # an exercise's picture belongs to its opening
+        rest.metadata["bare"] = True
     rest.metadata["how_to_run"] = True
 
 

@@ -12,7 +12,7 @@ MIME = "application/vnd.kernel-fusion.seal+json"
 
 
 class NotAnswered(Unquoted):
-    """What a question shows before it's answered. It carries the sealed answer to a page where nothing runs."""
+    """The line below an open question. It carries the sealed answer to a page where nothing runs."""
 
     def __new__(cls, correct: float, hint: str):
         shown = super().__new__(cls, "not answered yet: replace the dots with your number and run the cell")

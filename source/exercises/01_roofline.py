@@ -13,17 +13,11 @@
 # $$\text{performance at best} = \min(\text{peak},\ \text{bandwidth} \times \text{intensity})$$
 #
 # **The picture**
-#
-# ```text
-#   FLOP/s |          ridge
-#     peak |           .________________
-#          |         ./:
-#          |       ./  :
-#          |     ./    :     left of the ridge:  memory-bound
-#          |   ./      :     right of the ridge:  compute-bound
-#          | ./        :
-#          +-----------:-----------------  FLOP/byte
-# ```
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("01")
 
 # %%
 import math  # for your answers

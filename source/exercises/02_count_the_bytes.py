@@ -12,14 +12,11 @@
 # \sum_{\text{outputs}} \text{elements} \times \text{itemsize} \Bigr)$$
 #
 # **The picture**, for `y = x * scale + bias`, rows R, columns C:
-#
-# ```text
-#       x  R*C        t  R*C                  t  R*C        y  R*C
-#          \         ^                           \         ^
-#           [ launch ]                            [ launch ]
-#          /                                     /
-#   scale  C   (each value once)           bias  C
-# ```
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("02")
 
 # %%
 import math  # for your answers

@@ -14,16 +14,11 @@
 # with $u_e$ = `tl.rand(seed, e)`, a number from 0 to 1 that depends only on the seed and $e$.
 #
 # **The picture**, a row of 10 elements, blocks of 4:
-#
-# ```text
-#   e     20 21 22 23 | 24 25 26 27 | 28 29  .  .     . lanes without an element: masked
-#   b      0  1  2  3 |  4  5  6  7 |  8  9  .  .     one bias per column
-#   u     .9 .4 .1 .6 | .3 .8 .2 .7 | .5 .0           made from the seed, in registers
-#   keep   1  1  0  1 |  1  1  0  1 |  1  0           p = 0.25: kept where u >= p
-#
-#   forward   x, b, r in, y out          backward   dL/dy in, dL/dx out
-#             u made here                           u made here again: no mask in memory
-# ```
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("04")
 
 # %%
 import torch

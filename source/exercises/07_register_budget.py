@@ -14,15 +14,11 @@
 # $$\text{numbers per thread} = \frac{\text{numbers in the tile}}{32 \times \text{num\_warps}}$$
 #
 # **The picture**, for a tile of 4 rows of 256 numbers:
-#
-# ```text
-#   num_warps = 4                            num_warps = 16
-#   128 threads, 8 numbers each              512 threads, 2 numbers each
-#   +---------------------------------+      +---------------------------------+
-#   |xxxxxxxx|xxxxxxxx|xxxxxxxx| ...  |      |xx|xx|xx|xx|xx|xx|xx|xx|xx| ...  |
-#   +---------------------------------+      +---------------------------------+
-#   a load moves 16 bytes; more registers    a load moves 4 bytes; fewer registers
-# ```
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("07")
 
 # %%
 import math  # for your answers

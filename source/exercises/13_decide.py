@@ -15,20 +15,11 @@
 # $$\text{share} = \min\Big(1, \frac{\text{rows}}{\text{multiprocessors}}\Big) \text{ if it needs whole rows, else } 1$$
 #
 # **The picture** shows one graph in two partitions. Tensors between kernels are written to memory and read back:
-#
-# ```text
-#      x   y                       x   y
-#      |   |                       |   |
-#    +-v---v-+                   +-v---v-+
-#    |  add  |                   |  add  |
-#    +---+---+                   |   |   |
-#        | s: written, read      |   | s |  in registers
-#    +---v---+                   |   v   |
-#    | gelu  |                   | gelu  |
-#    +---+---+                   +---+---+
-#        v                           v
-#    two kernels                 one kernel
-# ```
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("13")
 
 # %%
 import math  # for your answers

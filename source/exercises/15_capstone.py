@@ -23,15 +23,13 @@
 # \frac{\partial L}{\partial gate} = g_h \, x \cdot s \, \big(1 + gate\,(1 - s)\big)$$
 #
 # **The picture**: traffic through memory, one row at a time.
-#
-# ```text
-#   forward    x, gate, residual --> [ h, r in registers ] --> y
-#
-#   backward   g, x, gate        --> [ h, r made again   ] --> gradients of x and gate
-#                                      sums over rows      --> one row per program
-#                                                          --> gradient of w
-# ```
-#
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("15")
+
+# %% [markdown]
 # The block is the gated RMSNorm from Dao and Gu, "Transformers are SSMs", arXiv:2405.21060.
 
 # %%

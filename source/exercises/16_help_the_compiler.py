@@ -11,18 +11,11 @@
 # $$y = \mathrm{silu}\!\left(\frac{x}{\sqrt{\tfrac1n \sum x^2 + \varepsilon}} \cdot w\right) \cdot u$$
 #
 # **The picture**, a graph before the pass and after it:
-#
-# ```text
-#   x --+-> pow -> mean -> add eps -> rsqrt --+        x --+
-#       |                                     v            |
-#       +----------------------------------> mul      w ---+--> gated_norm --> y
-#                                             v            |
-#   w -------------------------------------> mul      u ---+
-#                                             v
-#                                            silu
-#                                             v
-#   u -------------------------------------> mul --> y
-# ```
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("16")
 
 # %%
 import torch
@@ -192,7 +185,7 @@ graph_table(lambda x, weight, up: reference(x, up, weight, 1e-6), x, weight, up)
 # Return a list with one dictionary per place. It has the names of the nodes `x`, `up`, `weight` and `result`, and the
 # number `eps`. For the graph above, you'd return
 #
-# ```text
+# ```python
 # [{"x": "x_1", "up": "up_1", "weight": "weight_1", "eps": 1e-06, "result": "mul_2"}]
 # ```
 #

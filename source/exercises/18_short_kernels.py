@@ -17,20 +17,11 @@
 # t_\text{graph} = \text{call} + k \cdot \text{gap} + \frac{B}{W}$$
 #
 # **The picture**:
-#
-# ```text
-#   x  ----\
-#           + --> s --+-----------------------> s   the next residual
-#   r  ----/          |
-#                     +--> / rms, * w --> * --> y   what the next matmul reads
-#                                         ^
-#   g  ------------------> g * sigmoid(g) +
-#
-#   launched    CPU  |call|call|call|            the CPU is slower, so kernels wait for it
-#               GPU       |k|  |k|  |k|
-#   graph       CPU  |call|
-#               GPU       |k|k|k|                only the gaps remain
-# ```
+
+# %% tags=["hide-input"]
+from helpers.figures.exercise_pictures import picture
+
+picture("18")
 
 # %%
 import math  # for your answers
