@@ -60,6 +60,7 @@ from helpers.learning.self_tests import MIME as SEALED  # noqa: E402
 from helpers.learning.self_tests import unsealed  # noqa: E402
 from helpers.style import TEXT  # noqa: E402
 from source import record_puzzles  # noqa: E402
+from source.readme import total_time  # noqa: E402
 from source.record_figures import drifted, is_live, recorded  # noqa: E402
 
 HERE = Path(__file__).parent / "site"
@@ -386,16 +387,18 @@ class Site:
         # README has still versions of the map and the film, which are live here.
         opening = re.sub(r"<picture>.*?</picture>|!\[[^\]]*\]\((?!https:)[^)]*\)", "", opening, flags=re.DOTALL)
         opening, *caption = re.split(r"^(\*[^*]+\*)$", opening, maxsplit=1, flags=re.MULTILINE)  # of the film
-        sections = [re.sub(r"## The course\n.*(?=\n\[|\Z)", "", each, flags=re.DOTALL) for each in sections]
+        name = next(each for each in sections if each.startswith("## The course"))
+        sections.remove(name)
+        below_map = name.partition("<!-- end of the map of the course -->")[2]
         first = next(page for page in self.pages if page.kind == "lesson")
         lesson = nbformat.read(self.root / first.source, as_version=4)
         film = next(cell for cell in lesson.cells if cell.cell_type == "code" and is_live(cell))
         film.metadata["bare"] = True
-        # The table that it mentions is far below.
-        told = [f'<p class="small">{re.sub(" The table below.*", "", each).strip("*")}</p>' for each in caption[:1]]
-        cells = [opening, film, *told, "## The course", *sections]
+        told = [f'<p class="small">{each.strip("*")}</p>' for each in caption[:1]]
+        course = f"## The course\n\n{total_time(self.root)}"
+        cells = [opening, film, *told, course, below_map, *sections]
         front = [nbformat.v4.new_markdown_cell(each) if isinstance(each, str) else each for each in cells]
-        front[cells.index("## The course")].metadata["map"] = True
+        front[cells.index(course)].metadata["map"] = True
         self.write(self.front, nbformat.v4.new_notebook(cells=front), first)
 
     @functools.cached_property
