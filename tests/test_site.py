@@ -765,6 +765,32 @@ def test_a_phone_reaches_all_contents_and_results(chromium, sample):
     assert box["x"] + box["width"] <= 390
 
 
+@pytest.mark.parametrize("typed", ["occupancy", "Bank conflict", "bank conflicts", "wave", "cold l2", "CUDA graph"])
+def test_the_search_lists_the_very_term_first_and_shows_it_in_each_excerpt(chromium, whole, typed):
+    page = Visit(chromium, f"{whole.out.as_uri()}/").open("index")
+    page.locator("#search input").fill(typed)
+    first = page.locator("#found a").first
+    first.wait_for()
+    term = typed.lower().removesuffix("s").replace(" ", "-")
+    assert first.get_attribute("href").endswith(f"docs/glossary.html#{term}")
+    for found in page.locator("#found a").all():
+        marked = " ".join(found.locator("mark").all_inner_texts()).lower()
+        words = typed.lower().removesuffix("s").split()
+        assert all(word in marked or word in found.locator("b").inner_text().lower() for word in words), (
+            found.inner_text()
+        )
+
+
+def test_a_link_to_the_glossary_lands_on_its_entry(chromium, whole):
+    visit = Visit(chromium, f"{whole.out.as_uri()}/", viewport={"width": 1440, "height": 900})
+    for term in ("accumulator", "occupancy", "warp"):
+        visit.page.goto("about:blank")
+        visit.page.goto(f"{visit.address}docs/glossary.html#{term}")
+        top = visit.page.locator(f"#{term}").bounding_box()["y"]
+        at_end = visit.page.evaluate("scrollY + innerHeight >= document.documentElement.scrollHeight - 2")
+        assert 40 <= top < 140 or (at_end and top < 900), (term, top)
+
+
 def test_what_scrolls_can_have_the_focus_before_it_was_seen(chromium, sample):
     """Far down a page nothing is measured yet, and a checker or a reader may go there first."""
     only = {"runOnly": ["scrollable-region-focusable"], "resultTypes": ["violations"]}
