@@ -163,7 +163,8 @@ class Renderer(IPythonRenderer):
 
 def words_of(markup: str) -> str:
     """Return the text of a page's markup without headings and formulas, in one line."""
-    return " ".join(html.unescape(re.sub(r"<(math|h\d).*?</\1>|<[^>]+>", " ", markup, flags=re.DOTALL)).split())
+    text = html.unescape(re.sub(r"<(math|h\d).*?</\1>|<[^>]+>", " ", markup, flags=re.DOTALL))
+    return re.sub(r" ([.,;:!?)])(?!\w)", r"\1", " ".join(text.split()))
 
 
 # Pages

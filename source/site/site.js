@@ -211,12 +211,14 @@
     }
     return best[1];
   };
-  const excerpt = (text, words, phrase) => {
-    const found = excerptAt(text.toLowerCase(), words, phrase);
-    const at = Math.max(0, found - 40);
+  const excerpt = (text, words, phrase, title) => {
+    const found = title.toLowerCase() === phrase ? 0 : excerptAt(text.toLowerCase(), words, phrase);
+    // From one space to another: words stay whole.
+    const at = found < 40 ? 0 : text.indexOf(" ", found - 40) + 1;
+    const end = text.length > at + EXCERPT ? text.lastIndexOf(" ", at + EXCERPT) : text.length;
     const part = document.createElement("span");
     part.className = "small";
-    const shown = `${at ? "…" : ""}${text.slice(at, at + EXCERPT)}${text.length > at + EXCERPT ? "…" : ""}`;
+    const shown = `${at ? "… " : ""}${text.slice(at, Math.max(end, found + phrase.length))}${end < text.length ? " …" : ""}`;
     const marks = new RegExp(`(${words.map((word) => word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).join("|")})`, "gi");
     shown.split(marks).forEach((piece, place) => {
       if (place % 2) part.appendChild(document.createElement("mark")).textContent = piece;
@@ -252,7 +254,7 @@
       const link = document.createElement("a");
       link.href = `${document.body.dataset.root}${target}${anchor ? `#${anchor}` : ""}`;
       link.appendChild(document.createElement("b")).textContent = title && !name.endsWith(title) ? `${name}: ${title}` : name;
-      link.append(excerpt(text, words, phrase));
+      link.append(excerpt(text, words, phrase, title));
       return link;
     }));
     const told = list.appendChild(document.createElement("p"));
