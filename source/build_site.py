@@ -388,9 +388,9 @@ class Site:
         # README has still versions of the map and the film, which are live here.
         opening = re.sub(r"<picture>.*?</picture>|!\[[^\]]*\]\((?!https:)[^)]*\)", "", opening, flags=re.DOTALL)
         opening, *caption = re.split(r"^(\*[^*]+\*)$", opening, maxsplit=1, flags=re.MULTILINE)  # of the film
-        name = next(each for each in sections if each.startswith("## The course"))
-        sections.remove(name)
-        below_map = name.partition("<!-- end of the map of the course -->")[2]
+        mapped = "".join(each for each in sections if each.startswith("## The course"))
+        sections = [each for each in sections if each != mapped]
+        below_map = mapped.partition("<!-- end of the map of the course -->")[2]
         first = next(page for page in self.pages if page.kind == "lesson")
         lesson = nbformat.read(self.root / first.source, as_version=4)
         film = next(cell for cell in lesson.cells if cell.cell_type == "code" and is_live(cell))
