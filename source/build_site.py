@@ -47,6 +47,9 @@ from nbconvert.filters import Highlight2HTML
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbconvert.filters.widgetsdatatypefilter import WidgetsDataTypeFilter
 from PIL import Image
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_by_name
 from traitlets.config import Config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,6 +72,7 @@ ASKED = re.compile(r"(?P<question>.*): \[your guess\] ?(?P<unit>.*)")  # how a q
 DOORS = re.compile(r"https://(?:mybinder\.org/v2|colab\.research\.google\.com/github|codespaces\.new)/[^\s)\"<>]+")
 PICTURE = re.compile(r'<img src="data:image/png;base64,([^"]+)"')
 PICTURE_CELL = "from helpers.figures.exercise_pictures import"
+CPP = re.compile(r"^(?:#include <|using \w+ = )", re.MULTILINE)
 TOKEN = re.compile(r'<span class="(\w+)">([^<]*)</span>')
 UNATTEMPTED = re.compile(r"not attempted|Once the check .* has passed, run this cell again")
 UNASKED = "; you made no guess"
@@ -177,8 +181,8 @@ class Exporter(HTMLExporter):
     """
 
     def from_notebook_node(self, nb, resources=None, **more):
-        highlight = Highlight2HTML(pygments_lexer=nb.metadata.get("language_info", {}).get("pygments_lexer"))
-        self.register_filter("highlight_code", lambda *code, **more: plain_where_plain(highlight(*code, **more)))
+        lines = Highlight2HTML(pygments_lexer=nb.metadata.get("language_info", {}).get("pygments_lexer"))
+        self.register_filter("highlight_code", lambda *code, **more: plain_where_plain(lines(*code, **more)))
         self.register_filter("is_prose", is_prose)
         shown = self._init_resources(resources)
         self.register_filter("filter_data_type", WidgetsDataTypeFilter(self._nb_metadata, parent=self, resources=shown))
@@ -194,6 +198,34 @@ def _coloured() -> frozenset[str]:
 def plain_where_plain(code: str) -> str:
     """Return highlighted code without the elements that have no colour: three of four, half of a lesson's elements."""
     return TOKEN.sub(lambda token: token[0] if token[1] in _coloured() else token[2], code)
+
+
+def highlighted(output: dict) -> str:
+    """Return the markup of an output that is source, in Python or C++; empty for any other."""
+    kinds = set(output.get("data", {})) - {"text/plain"}
+    language = "" if kinds or output.get("name") == "stderr" else language_of(_text(output))
+    if not language:
+        return ""
+    lines = highlight(textwrap.dedent(_text(output)), get_lexer_by_name(language), HtmlFormatter(cssclass="highlight"))
+    return plain_where_plain(lines)
+
+
+def language_of(text: str) -> str:
+    """Return "cpp" or "python" if all of `text` is source; empty otherwise, and for a single line."""
+    if text.strip().count("\n") < 1:
+        return ""
+    if CPP.search(text):
+        return "cpp"
+    try:
+        statements = ast.parse(textwrap.dedent(text)).body
+    except (SyntaxError, ValueError):
+        return ""
+    is_code = any(
+        isinstance(each, ast.FunctionDef | ast.For)
+        or (isinstance(each, ast.Assign) and isinstance(each.value, ast.Call))
+        for each in statements
+    )
+    return "python" if is_code else ""
 
 
 def is_prose(printed: str) -> bool:
@@ -327,6 +359,7 @@ class Site:
                 output.built_here = False  # the first one tells
             for output in cell.get("outputs", []):
                 output.fold = folds.get(cell.id)
+                output.code = highlighted(output)
                 output.shows = shown_by(output)
                 if asked := tested_by(cell, output):
                     output.tests, cell.metadata["bare"] = asked, True

@@ -544,6 +544,26 @@ def test_code_has_elements_only_where_it_has_colours():
     assert build_site.plain_where_plain(code) == plain
 
 
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("@triton.jit\ndef kernel(x):\n    tl.store(x, 1)\n", "python"),
+        ("    tmp0 = tl.load(x)\n    tmp1 = tl.load(y)\n", "python"),
+        ("#include <torch/extension.h>\nint f();\n", "cpp"),
+        ("memory 11.5 GB/s\nridge point 9.6\n", ""),
+        ("x: 3\ny: 4\n", ""),
+        ("f(3)", ""),
+        ("@%p1 bra L;\n", ""),
+    ],
+)
+def test_printed_source_is_highlighted(text, language):
+    assert build_site.language_of(text) == language
+    shown = build_site.highlighted(nbformat.v4.new_output("stream", text=text))
+    assert ('<div class="highlight">' in shown) == bool(language)
+    table = nbformat.v4.new_output("display_data", {"text/plain": text, "text/html": "<table></table>"})
+    assert build_site.highlighted(table) == ""
+
+
 def test_nothing_denies_a_guess(sample, course):
     """Nothing runs on a page: what a notebook printed about no guess contradicts the form above it."""
     for site, name in ((sample, "notebooks/00_welcome"), (course, "notebooks/00_small")):
